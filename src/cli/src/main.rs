@@ -1,0 +1,2 @@
+//! The gantry command: parse, one engine call, exit code.
+fn main() {}

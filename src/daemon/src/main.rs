@@ -1,0 +1,2 @@
+//! The gantryd daemon: configuration, wiring, the keeper loop.
+fn main() {}

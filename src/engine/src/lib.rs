@@ -1,0 +1,1 @@
+//! What can be done with pods and images. Synchronous; no tokio, no SQL, no libcontainer.

@@ -1,0 +1,85 @@
+//! The small closed vocabulary of what can go wrong, for callers that must decide.
+//!
+//! Every error type of the workspace answers [`Kind::kind`]. It is mapped to exit codes in one place
+//! (`src/cli/src/exit.rs`) and to gRPC codes in one place (`src/api/src/status.rs`).
+
+/// What sort of failure this is, as far as a caller has to care.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The pod, app, image or file named does not exist.
+    NotFound,
+    /// It exists already.
+    AlreadyExists,
+    /// The input is malformed or out of range; the same call can never succeed.
+    Invalid,
+    /// The thing is in a state in which this cannot be done.
+    Refused,
+    /// Somebody else is at it; trying again later may help.
+    Busy,
+    /// A peer (registry, disk, kernel feature) did not deliver; trying again later may help.
+    Unavailable,
+    /// The caller may not do this (not root, file permissions, a registry's 401 or 403).
+    Denied,
+    /// No space, no memory, no descriptors, or a limit of ours was reached.
+    Exhausted,
+    /// Data on disk or from a peer is damaged (a digest or a check does not match).
+    Damaged,
+    /// The command of the app does not exist in its image (exit code 127).
+    CommandNotFound,
+    /// The command of the app exists and cannot be executed (exit code 126).
+    CommandNotExecutable,
+    /// A deadline passed.
+    TimedOut,
+    /// A bug or an unforeseen failure of the system.
+    Internal,
+}
+
+/// Implemented by every public error of the workspace.
+pub trait Kind {
+    /// Which [`ErrorKind`] this failure is.
+    fn kind(&self) -> ErrorKind;
+}
+
+impl ErrorKind {
+    /// A stable lower-case word for scripts (`error` field of JSON output).
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotFound => "not-found",
+            Self::AlreadyExists => "already-exists",
+            Self::Invalid => "invalid",
+            Self::Refused => "refused",
+            Self::Busy => "busy",
+            Self::Unavailable => "unavailable",
+            Self::Denied => "denied",
+            Self::Exhausted => "exhausted",
+            Self::Damaged => "damaged",
+            Self::CommandNotFound => "command-not-found",
+            Self::CommandNotExecutable => "command-not-executable",
+            Self::TimedOut => "timed-out",
+            Self::Internal => "internal",
+        }
+    }
+
+    /// What an I/O error means to a caller.
+    #[must_use]
+    pub fn of_io(error: &std::io::Error) -> Self {
+        use std::io::ErrorKind as Io;
+        match error.kind() {
+            Io::NotFound => Self::NotFound,
+            Io::AlreadyExists => Self::AlreadyExists,
+            Io::PermissionDenied | Io::ReadOnlyFilesystem => Self::Denied,
+            Io::StorageFull | Io::QuotaExceeded | Io::OutOfMemory | Io::FileTooLarge => Self::Exhausted,
+            Io::TimedOut => Self::TimedOut,
+            Io::InvalidData | Io::UnexpectedEof => Self::Damaged,
+            Io::ConnectionRefused
+            | Io::ConnectionReset
+            | Io::ConnectionAborted
+            | Io::HostUnreachable
+            | Io::NetworkUnreachable
+            | Io::NotConnected
+            | Io::BrokenPipe => Self::Unavailable,
+            _ => Self::Internal,
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What everybody hears: one event per step, with a number that only rises.
+
+use std::collections::BTreeMap;
+
+use crate::Timestamp;
+
+/// What happened. The nine types of rkt's `EventType` (v1alpha/api.proto).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EventKind {
+    /// A pod became Prepared.
+    PodPrepared,
+    /// A pod's preparation failed or its preparer died.
+    PodPrepareAborted,
+    /// A pod became Running.
+    PodStarted,
+    /// A pod became Exited.
+    PodExited,
+    /// A pod was removed.
+    PodGarbageCollected,
+    /// An app was started.
+    AppStarted,
+    /// An app ended.
+    AppExited,
+    /// An image was imported into the store.
+    ImageImported,
+    /// An image was removed from the store.
+    ImageRemoved,
+}
+
+impl EventKind {
+    /// All kinds, in the order of their declaration.
+    pub const ALL: [Self; 9] = [
+        Self::PodPrepared,
+        Self::PodPrepareAborted,
+        Self::PodStarted,
+        Self::PodExited,
+        Self::PodGarbageCollected,
+        Self::AppStarted,
+        Self::AppExited,
+        Self::ImageImported,
+        Self::ImageRemoved,
+    ];
+
+    /// The stable name, as stored and shown.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::PodPrepared => "pod-prepared",
+            Self::PodPrepareAborted => "pod-prepare-aborted",
+            Self::PodStarted => "pod-started",
+            Self::PodExited => "pod-exited",
+            Self::PodGarbageCollected => "pod-garbage-collected",
+            Self::AppStarted => "app-started",
+            Self::AppExited => "app-exited",
+            Self::ImageImported => "image-imported",
+            Self::ImageRemoved => "image-removed",
+        }
+    }
+
+    /// The kind with this stable name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
+    }
+}
+
+/// An event that is about to be written, in the same transaction as the step it tells of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewEvent {
+    /// What happened.
+    pub kind: EventKind,
+    /// When.
+    pub at: Timestamp,
+    /// The pod's UUID or the image's id.
+    pub id: String,
+    /// The app's name for app events, the image's name for image events, the pod's UUID otherwise.
+    pub name: String,
+    /// Facts for the reader, such as `exit_code`, `reason`, `image_id`.
+    pub data: BTreeMap<String, String>,
+}
+
+/// An event as it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Its number: rises by one within a boot, jumps ahead at each boot, is never given twice.
+    pub seq: u64,
+    /// The boot in which it was written.
+    pub boot: String,
+    /// What it says.
+    pub event: NewEvent,
+}

@@ -1,0 +1,344 @@
+//! Identities. Each is parsed once into a type that cannot be wrong; a bare `String` id in a signature is a mistake.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// A text is not the identity it claims to be.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum IdError {
+    /// Not a UUID.
+    #[error("'{}' is not a pod id: expected a UUID such as 6733c088-a507-4694-aabf-ec79c0a8ac9a", shown(.0))]
+    PodId(String),
+    /// Not the beginning of a UUID.
+    #[error("'{}' is not a pod id or the beginning of one: expected hexadecimal digits and dashes", shown(.0))]
+    PodPrefix(String),
+    /// Not an app name.
+    #[error(
+        "'{}' is not a name: expected 1 to 63 of a-z, 0-9 and '-', beginning and ending with a letter or digit",
+        shown(.0)
+    )]
+    AppName(String),
+    /// Not a digest.
+    #[error("'{}' is not a digest: expected sha256: and 64, or sha512: and 128, lower-case hexadecimal digits", shown(.0))]
+    Digest(String),
+}
+
+impl crate::Kind for IdError {
+    fn kind(&self) -> crate::ErrorKind {
+        crate::ErrorKind::Invalid
+    }
+}
+
+/// A hostile text as it may stand in a message: escaped and cut.
+#[must_use]
+pub fn shown(text: &str) -> String {
+    const MOST: usize = 80;
+    let mut out: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();
+    if text.chars().nth(MOST).is_some() {
+        out.push('…');
+    }
+    out
+}
+
+/// A pod's identity: a version 4 UUID (RFC 9562), shown in the usual 36 characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PodId([u8; 16]);
+
+impl PodId {
+    /// Makes an id from 16 random bytes (RFC 9562 section 5.4 sets six of the bits).
+    #[must_use]
+    pub fn from_random(mut bytes: [u8; 16]) -> Self {
+        bytes[6] = (bytes[6] & 0x0f) | 0x40;
+        bytes[8] = (bytes[8] & 0x3f) | 0x80;
+        Self(bytes)
+    }
+}
+
+impl fmt::Display for PodId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, byte) in self.0.iter().enumerate() {
+            if matches!(i, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for PodId {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let refuse = || IdError::PodId(text.to_owned());
+        if text.len() != 36 || !text.is_ascii() {
+            return Err(refuse());
+        }
+        let mut digits = [0u8; 32];
+        let mut n = 0;
+        for (i, c) in text.bytes().enumerate() {
+            let dash = matches!(i, 8 | 13 | 18 | 23);
+            if dash != (c == b'-') {
+                return Err(refuse());
+            }
+            if !dash {
+                digits[n] = hex_value(c).ok_or_else(refuse)?;
+                n += 1;
+            }
+        }
+        let mut bytes = [0u8; 16];
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            *byte = digits[2 * i] << 4 | digits[2 * i + 1];
+        }
+        Ok(Self(bytes))
+    }
+}
+
+fn hex_value(c: u8) -> Option<u8> {
+    match c {
+        b'0'..=b'9' => Some(c - b'0'),
+        b'a'..=b'f' => Some(c - b'a' + 10),
+        b'A'..=b'F' => Some(c - b'A' + 10),
+        _ => None,
+    }
+}
+
+/// What a person types for a pod: a whole id or its beginning (at least one digit), lower-cased.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PodPrefix(String);
+
+impl PodPrefix {
+    /// The prefix in the form in which ids are stored.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for PodPrefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for PodPrefix {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let fits = !text.is_empty()
+            && text.len() <= 36
+            && text.bytes().all(|c| c == b'-' || hex_value(c).is_some())
+            && !text.starts_with('-');
+        if fits { Ok(Self(text.to_ascii_lowercase())) } else { Err(IdError::PodPrefix(text.to_owned())) }
+    }
+}
+
+impl From<PodId> for PodPrefix {
+    fn from(id: PodId) -> Self {
+        Self(id.to_string())
+    }
+}
+
+/// The name of an app or a volume inside its pod: an appc AC Name (appc specification, "AC Name Type"),
+/// which is also an RFC 1123 label. It is safe as a file name and as a cgroup name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AppName(String);
+
+impl AppName {
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Makes a name out of any text (the last element of an image's name) as rkt does: lower-cased, what is
+    /// not allowed becomes '-', the ends are trimmed, and it is cut at 63. `None` when nothing is left.
+    #[must_use]
+    pub fn sanitized(text: &str) -> Option<Self> {
+        let mapped: String = text
+            .chars()
+            .map(|c| c.to_ascii_lowercase())
+            .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' })
+            .take(63)
+            .collect();
+        mapped.trim_matches('-').parse().ok()
+    }
+}
+
+impl fmt::Display for AppName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for AppName {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let ok = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+        let bytes = text.as_bytes();
+        let fits = (1..=63).contains(&bytes.len())
+            && bytes.iter().all(|&c| ok(c) || c == b'-')
+            && bytes.first().is_some_and(|&c| ok(c))
+            && bytes.last().is_some_and(|&c| ok(c));
+        if fits { Ok(Self(text.to_owned())) } else { Err(IdError::AppName(text.to_owned())) }
+    }
+}
+
+/// The hash function of a [`Digest`] (OCI image specification, descriptor, "Registered Algorithms").
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Algorithm {
+    /// SHA-256, 64 hexadecimal digits.
+    Sha256,
+    /// SHA-512, 128 hexadecimal digits.
+    Sha512,
+}
+
+impl Algorithm {
+    /// The name in digests: `sha256` or `sha512`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sha256 => "sha256",
+            Self::Sha512 => "sha512",
+        }
+    }
+
+    fn digits(self) -> usize {
+        match self {
+            Self::Sha256 => 64,
+            Self::Sha512 => 128,
+        }
+    }
+}
+
+/// The digest of some content: `algorithm:hex`, lower-case (OCI image specification, descriptor, "Digests").
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest {
+    algorithm: Algorithm,
+    hex: String,
+}
+
+impl Digest {
+    /// Makes a digest from the bytes a hash function returned; `None` when their number does not fit.
+    #[must_use]
+    pub fn from_hash(algorithm: Algorithm, hash: &[u8]) -> Option<Self> {
+        use fmt::Write as _;
+        if hash.len() * 2 != algorithm.digits() {
+            return None;
+        }
+        let mut hex = String::with_capacity(algorithm.digits());
+        for byte in hash {
+            // Writing to a String cannot fail.
+            let _ = write!(hex, "{byte:02x}");
+        }
+        Some(Self { algorithm, hex })
+    }
+
+    /// The hash function.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// The hexadecimal digits without the algorithm.
+    #[must_use]
+    pub fn hex(&self) -> &str {
+        &self.hex
+    }
+
+    /// The first twelve digits, as tables show it.
+    #[must_use]
+    pub fn short(&self) -> &str {
+        &self.hex[..12]
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.algorithm.as_str(), self.hex)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let refuse = || IdError::Digest(text.to_owned());
+        let (name, hex) = text.split_once(':').ok_or_else(refuse)?;
+        let algorithm = match name {
+            "sha256" => Algorithm::Sha256,
+            "sha512" => Algorithm::Sha512,
+            _ => return Err(refuse()),
+        };
+        let lower_hex = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
+        if hex.len() != algorithm.digits() || !hex.bytes().all(lower_hex) {
+            return Err(refuse());
+        }
+        Ok(Self { algorithm, hex: hex.to_owned() })
+    }
+}
+
+/// An image's identity: the digest of its platform manifest (or of the manifest gantry writes for an archive that has none).
+pub type ImageId = Digest;
+
+/// How often a pod's row has changed; a compare-and-set names the one it saw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Generation(pub u64);
+
+/// The kernel's boot id (`/proc/sys/kernel/random/boot_id`): run-time facts are true within one boot only.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct BootId(pub String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_that_must_be_refused() {
+        for bad in ["", "-", "a-", "-a", "A", "a_b", "a/b", "..", "a\n", "é", &"a".repeat(64), "a\u{202e}"] {
+            assert!(bad.parse::<AppName>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_made_from_image_names() {
+        for (from, want) in [("busybox", Some("busybox")), ("My_App.v2", Some("my-app-v2")), ("--", None), ("", None)] {
+            assert_eq!(AppName::sanitized(from).as_ref().map(AppName::as_str), want, "{from:?}");
+        }
+    }
+
+    #[test]
+    fn a_message_about_a_hostile_text_is_short_and_escaped() {
+        let text = IdError::AppName("\x1b[2J\n".repeat(1000)).to_string();
+        assert!(text.len() < 500 && !text.contains('\x1b') && !text.contains('\n'), "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn pod_ids_survive_printing(bytes: [u8; 16]) {
+            let id = PodId::from_random(bytes);
+            prop_assert_eq!(id.to_string().parse::<PodId>(), Ok(id));
+            prop_assert_eq!(&id.to_string()[14..15], "4");
+        }
+
+        #[test]
+        fn parsers_never_panic(text: String) {
+            let _ = text.parse::<PodId>();
+            let _ = text.parse::<PodPrefix>();
+            let _ = text.parse::<Digest>();
+            if let Some(name) = AppName::sanitized(&text) {
+                prop_assert_eq!(name.as_str().parse::<AppName>(), Ok(name.clone()));
+            }
+        }
+
+        #[test]
+        fn digests_survive_printing(hash: [u8; 32]) {
+            let digest = Digest::from_hash(Algorithm::Sha256, &hash).unwrap();
+            prop_assert_eq!(digest.to_string().parse::<Digest>(), Ok(digest));
+        }
+    }
+}

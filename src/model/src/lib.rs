@@ -1,0 +1,27 @@
+//! What a pod *is*: identities, specification, phases, apps, events, queries and error kinds.
+//!
+//! Imports nothing of ours and does no I/O: no clock, no file, no serde. Time and randomness come in as
+//! arguments. Everything else in the workspace speaks in these words.
+//!
+//! Start reading at [`phase`]: the state machine is the heart. Then [`spec`] (what a user asks for) and
+//! [`event`] (what everybody hears).
+
+pub mod app;
+pub mod error;
+pub mod event;
+pub mod id;
+pub mod image_ref;
+pub mod phase;
+pub mod quantity;
+pub mod query;
+pub mod spec;
+pub mod time;
+
+pub use app::{AppEnd, AppState, HowEnded};
+pub use error::{ErrorKind, Kind};
+pub use event::{Event, EventKind, NewEvent};
+pub use id::{AppName, BootId, Digest, Generation, ImageId, PodId, PodPrefix};
+pub use image_ref::{ImageRef, RegistryRef};
+pub use phase::{Edge, Phase, PodEnd, Process, Refused, Was, step};
+pub use spec::{AppSpec, PodSpec};
+pub use time::Timestamp;

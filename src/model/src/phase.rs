@@ -1,0 +1,334 @@
+//! The state machine of a pod: one enum with the data each phase owns, one pure [`step`].
+//!
+//! ```text
+//! Embryo -prepare-> Preparing -prepared-> Prepared -started-> Running -ended-> Exited -marked-> Garbage -swept-> (gone)
+//!                       \-aborted-> AbortedPrepare -marked-> Garbage    Prepared -discarded-> Garbage
+//! ```
+//!
+//! * **Embryo**: an id and a row, nothing on disk. Left by whoever was killed in between; swept by reconcile.
+//! * **Preparing**: somebody makes the pod directory and holds its lock. The lock free means: died, aborted.
+//! * **Prepared**: complete on disk, durable if `prepare` said so; nothing runs.
+//! * **Running**: a supervisor holds the lock. The lock free means: ended, read the journal.
+//! * **Exited**: all is over; logs, upper directories and journal remain until garbage collection.
+//! * **Garbage**: somebody decided that it goes. Being deleted, or will be.
+//!
+//! No clock and no I/O here. `store` makes a step durable as a compare-and-set on the row's generation.
+
+use thiserror::Error;
+
+use crate::{AppName, BootId, Timestamp};
+
+/// A process that cannot be mistaken for another one that got its number later.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Process {
+    /// Number in the host's PID namespace.
+    pub pid: u32,
+    /// Start time in clock ticks since boot (`/proc/PID/stat`, field 22).
+    pub start_ticks: u64,
+    /// The boot in which both mean something.
+    pub boot: BootId,
+}
+
+/// The end of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PodEnd {
+    /// 0, or the exit code of the first app that failed.
+    pub exit_code: i32,
+    /// The first app that failed.
+    pub failed_app: Option<AppName>,
+    /// What happened, in a few words for people (`all apps ended`, `the supervisor was killed` …).
+    pub reason: String,
+}
+
+/// What a pod was before it became garbage.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Was {
+    /// It was never complete.
+    Aborted,
+    /// It was prepared and never run.
+    Prepared,
+    /// It ran, from (when known) to, and ended so.
+    Exited {
+        /// When it was started.
+        started: Timestamp,
+        /// When it ended.
+        at: Timestamp,
+        /// How.
+        end: PodEnd,
+    },
+}
+
+/// Where a pod stands, with what belongs to that phase and no other.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// A row, nothing on disk.
+    Embryo,
+    /// The pod directory is being made.
+    Preparing,
+    /// Its preparer failed or died.
+    AbortedPrepare {
+        /// When that was seen.
+        at: Timestamp,
+    },
+    /// Ready to run.
+    Prepared {
+        /// Since when.
+        at: Timestamp,
+    },
+    /// A supervisor runs it.
+    Running {
+        /// Since when.
+        since: Timestamp,
+        /// The supervisor, which holds the lock on the pod directory.
+        supervisor: Process,
+    },
+    /// It has ended.
+    Exited {
+        /// When it was started.
+        started: Timestamp,
+        /// When it ended.
+        at: Timestamp,
+        /// How.
+        end: PodEnd,
+    },
+    /// It is to be deleted.
+    Garbage {
+        /// When that was decided.
+        marked: Timestamp,
+        /// What it was.
+        was: Was,
+    },
+}
+
+/// What moves a pod from one phase to the next.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Edge {
+    /// Somebody begins to make the pod directory.
+    Prepare,
+    /// The pod directory is complete.
+    Prepared(Timestamp),
+    /// The preparer failed or was found dead.
+    Aborted(Timestamp),
+    /// The supervisor said ready.
+    Started {
+        /// When.
+        at: Timestamp,
+        /// Who.
+        supervisor: Process,
+    },
+    /// The supervisor is gone.
+    Ended {
+        /// When.
+        at: Timestamp,
+        /// How.
+        end: PodEnd,
+    },
+    /// An ended or aborted pod is given up.
+    Marked(Timestamp),
+    /// A prepared pod is given up without having run.
+    Discarded(Timestamp),
+    /// All of it is deleted; the row goes with this edge.
+    Swept,
+}
+
+/// What became of a pod by one edge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stepped {
+    /// It is now in this phase.
+    To(Phase),
+    /// It is gone.
+    Gone,
+}
+
+/// This edge does not leave this phase.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("a pod that is {phase} cannot be {edge}")]
+pub struct Refused {
+    /// The name of the phase.
+    pub phase: &'static str,
+    /// The name of the edge.
+    pub edge: &'static str,
+}
+
+impl crate::Kind for Refused {
+    fn kind(&self) -> crate::ErrorKind {
+        crate::ErrorKind::Refused
+    }
+}
+
+/// The one place that knows which edge leaves which phase.
+///
+/// # Errors
+/// [`Refused`] when the edge does not leave the phase; losing a race looks like this too.
+pub fn step(phase: &Phase, edge: Edge) -> Result<Stepped, Refused> {
+    let refused = Refused { phase: phase.name(), edge: edge.name() };
+    let to = match (phase, edge) {
+        (Phase::Embryo, Edge::Prepare) => Phase::Preparing,
+        (Phase::Preparing, Edge::Prepared(at)) => Phase::Prepared { at },
+        (Phase::Embryo | Phase::Preparing, Edge::Aborted(at)) => Phase::AbortedPrepare { at },
+        (Phase::Prepared { .. }, Edge::Started { at, supervisor }) => Phase::Running { since: at, supervisor },
+        (Phase::Prepared { .. }, Edge::Discarded(marked)) => Phase::Garbage { marked, was: Was::Prepared },
+        (Phase::Running { since, .. }, Edge::Ended { at, end }) => Phase::Exited { started: *since, at, end },
+        (Phase::AbortedPrepare { .. }, Edge::Marked(marked)) => Phase::Garbage { marked, was: Was::Aborted },
+        (Phase::Exited { started, at, end }, Edge::Marked(marked)) => {
+            Phase::Garbage { marked, was: Was::Exited { started: *started, at: *at, end: end.clone() } }
+        }
+        (Phase::Garbage { .. }, Edge::Swept) => return Ok(Stepped::Gone),
+        _ => return Err(refused),
+    };
+    Ok(Stepped::To(to))
+}
+
+impl Phase {
+    /// The names of all phases, in the order of a life.
+    pub const NAMES: [&'static str; 7] =
+        ["embryo", "preparing", "aborted-prepare", "prepared", "running", "exited", "garbage"];
+
+    /// The stable name, as stored and shown.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Embryo => "embryo",
+            Self::Preparing => "preparing",
+            Self::AbortedPrepare { .. } => "aborted-prepare",
+            Self::Prepared { .. } => "prepared",
+            Self::Running { .. } => "running",
+            Self::Exited { .. } => "exited",
+            Self::Garbage { .. } => "garbage",
+        }
+    }
+
+    /// Whether nothing of the pod will ever run again.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::AbortedPrepare { .. } | Self::Exited { .. } | Self::Garbage { .. })
+    }
+
+    /// When it was started, if it ever was.
+    #[must_use]
+    pub fn started_at(&self) -> Option<Timestamp> {
+        match self {
+            Self::Running { since, .. } => Some(*since),
+            Self::Exited { started, .. } | Self::Garbage { was: Was::Exited { started, .. }, .. } => Some(*started),
+            _ => None,
+        }
+    }
+
+    /// When and how it ended, if it ran and did.
+    #[must_use]
+    pub fn end(&self) -> Option<(Timestamp, &PodEnd)> {
+        match self {
+            Self::Exited { at, end, .. } | Self::Garbage { was: Was::Exited { at, end, .. }, .. } => Some((*at, end)),
+            _ => None,
+        }
+    }
+}
+
+impl Edge {
+    /// The name, as in the drawing above.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Prepare => "prepare",
+            Self::Prepared(_) => "prepared",
+            Self::Aborted(_) => "aborted",
+            Self::Started { .. } => "started",
+            Self::Ended { .. } => "ended",
+            Self::Marked(_) => "marked",
+            Self::Discarded(_) => "discarded",
+            Self::Swept => "swept",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn supervisor() -> Process {
+        Process { pid: 7, start_ticks: 9, boot: BootId("b".into()) }
+    }
+
+    fn end() -> PodEnd {
+        PodEnd { exit_code: 3, failed_app: None, reason: "r".into() }
+    }
+
+    fn edges() -> Vec<Edge> {
+        let t = Timestamp(1);
+        vec![
+            Edge::Prepare,
+            Edge::Prepared(t),
+            Edge::Aborted(t),
+            Edge::Started { at: t, supervisor: supervisor() },
+            Edge::Ended { at: t, end: end() },
+            Edge::Marked(t),
+            Edge::Discarded(t),
+            Edge::Swept,
+        ]
+    }
+
+    fn phases() -> Vec<Phase> {
+        let t = Timestamp(1);
+        vec![
+            Phase::Embryo,
+            Phase::Preparing,
+            Phase::AbortedPrepare { at: t },
+            Phase::Prepared { at: t },
+            Phase::Running { since: t, supervisor: supervisor() },
+            Phase::Exited { started: t, at: t, end: end() },
+            Phase::Garbage { marked: t, was: Was::Prepared },
+        ]
+    }
+
+    /// The graph as text: a changed edge shows up as a changed picture in review.
+    #[test]
+    fn the_graph() {
+        let mut drawn = Vec::new();
+        for phase in phases() {
+            for edge in edges() {
+                let name = edge.name();
+                match step(&phase, edge) {
+                    Ok(Stepped::To(to)) => drawn.push(format!("{} -{name}-> {}", phase.name(), to.name())),
+                    Ok(Stepped::Gone) => drawn.push(format!("{} -{name}-> (gone)", phase.name())),
+                    Err(_) => {}
+                }
+            }
+        }
+        let want = "embryo -prepare-> preparing
+embryo -aborted-> aborted-prepare
+preparing -prepared-> prepared
+preparing -aborted-> aborted-prepare
+aborted-prepare -marked-> garbage
+prepared -started-> running
+prepared -discarded-> garbage
+running -ended-> exited
+exited -marked-> garbage
+garbage -swept-> (gone)";
+        assert_eq!(drawn.join("\n"), want);
+    }
+
+    proptest! {
+        /// Whatever the order of the edges: a pod never runs twice, and what has ended stays ended.
+        #[test]
+        fn no_walk_runs_twice(walk in proptest::collection::vec(0usize..8, 0..40)) {
+            let mut phase = Phase::Embryo;
+            let mut starts = 0;
+            let mut finals = false;
+            for i in walk {
+                let edge = edges().swap_remove(i);
+                match step(&phase, edge) {
+                    Ok(Stepped::To(next)) => {
+                        if matches!(next, Phase::Running { .. }) { starts += 1; }
+                        prop_assert!(!finals || next.is_final());
+                        finals = next.is_final();
+                        phase = next;
+                    }
+                    Ok(Stepped::Gone) => break,
+                    Err(_) => {}
+                }
+            }
+            prop_assert!(starts <= 1);
+        }
+    }
+}

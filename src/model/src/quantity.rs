@@ -1,0 +1,161 @@
+//! Amounts as people write them: memory, cpu, durations and sizes.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+/// A text is not the amount it should be.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("'{}' is not {what}: expected {expected}", crate::id::shown(.text))]
+pub struct QuantityError {
+    /// What was given.
+    pub text: String,
+    /// What it should have been.
+    pub what: &'static str,
+    /// How it is written.
+    pub expected: &'static str,
+}
+
+impl crate::Kind for QuantityError {
+    fn kind(&self) -> crate::ErrorKind {
+        crate::ErrorKind::Invalid
+    }
+}
+
+/// Bytes: a whole number with an optional suffix (`k M G T` powers of 1000, `Ki Mi Gi Ti` powers of 1024), as Kubernetes writes quantities.
+///
+/// # Errors
+/// [`QuantityError`] when the text is anything else, or does not fit 64 bits.
+pub fn bytes(text: &str) -> Result<u64, QuantityError> {
+    const SUFFIXES: [(&str, u64); 10] = [
+        ("Ki", 1 << 10),
+        ("Mi", 1 << 20),
+        ("Gi", 1 << 30),
+        ("Ti", 1 << 40),
+        ("k", 1_000),
+        ("K", 1_000),
+        ("M", 1_000_000),
+        ("G", 1_000_000_000),
+        ("T", 1_000_000_000_000),
+        ("", 1),
+    ];
+    let refuse = || QuantityError {
+        text: text.to_owned(),
+        what: "an amount of memory",
+        expected: "a whole number of bytes, or one with k, M, G, Ki, Mi or Gi, such as 64Mi",
+    };
+    SUFFIXES
+        .iter()
+        .find_map(|(suffix, factor)| Some((digits(text.strip_suffix(suffix)?)?, factor)))
+        .and_then(|(number, factor)| number.checked_mul(*factor))
+        .ok_or_else(refuse)
+}
+
+/// Cpu in thousandths of a core: `500m`, `2`, `0.5`.
+///
+/// # Errors
+/// [`QuantityError`] when the text is anything else, zero, or more than a million cores.
+pub fn millicpu(text: &str) -> Result<u64, QuantityError> {
+    let refuse = || QuantityError {
+        text: text.to_owned(),
+        what: "an amount of cpu",
+        expected: "cores such as 2 or 0.5, or thousandths of a core such as 500m",
+    };
+    let milli = if let Some(milli) = text.strip_suffix('m') {
+        digits(milli)
+    } else {
+        let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+        match (digits(whole), digits(fraction), fraction.len()) {
+            (Some(whole), Some(fraction), 1) => Some((whole, fraction * 100)),
+            (Some(whole), Some(fraction), 2) => Some((whole, fraction * 10)),
+            (Some(whole), Some(fraction), 3) => Some((whole, fraction)),
+            _ => None,
+        }
+        .and_then(|(whole, fraction)| whole.checked_mul(1000)?.checked_add(fraction))
+    };
+    milli.filter(|m| (1..=1_000_000_000).contains(m)).ok_or_else(refuse)
+}
+
+/// A duration as Go and systemd write it: one or more of `h m s ms`, such as `1h30m`; a bare `0` too.
+///
+/// # Errors
+/// [`QuantityError`] when the text is anything else.
+pub fn duration(text: &str) -> Result<Duration, QuantityError> {
+    let refuse =
+        || QuantityError { text: text.to_owned(), what: "a duration", expected: "such as 90s, 30m, 24h or 1h30m" };
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(refuse)?;
+        let number = digits(&rest[..end]).ok_or_else(refuse)?;
+        let unit_end = rest[end..].find(|c: char| c.is_ascii_digit()).map_or(rest.len(), |n| end + n);
+        let milliseconds: u64 = match &rest[end..unit_end] {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return Err(refuse()),
+        };
+        let part = number.checked_mul(milliseconds).map(Duration::from_millis).ok_or_else(refuse)?;
+        total = total.checked_add(part).ok_or_else(refuse)?;
+        rest = &rest[unit_end..];
+    }
+    if text.is_empty() { Err(refuse()) } else { Ok(total) }
+}
+
+/// Digits only: no sign, no space, which `u64::from_str` would let through.
+fn digits(text: &str) -> Option<u64> {
+    if text.is_empty() || !text.bytes().all(|c| c.is_ascii_digit()) {
+        return None;
+    }
+    text.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn memory() {
+        for (text, want) in
+            [("4096", Some(4096)), ("64Mi", Some(64 << 20)), ("50M", Some(50_000_000)), ("1Gi", Some(1 << 30))]
+        {
+            assert_eq!(bytes(text).ok(), want, "{text}");
+        }
+        for bad in ["", "Mi", "-1", "+1", "1.5Gi", "1 Mi", "99999999999999999999", "18446744073709551615Ti"] {
+            assert!(bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn cpu() {
+        for (text, want) in [("500m", 500), ("2", 2000), ("0.5", 500), ("1.25", 1250), ("0.001", 1)] {
+            assert_eq!(millicpu(text).ok(), Some(want), "{text}");
+        }
+        for bad in ["", "m", "0", "0m", "-1", "1.", ".5", "1.2345", "1e3"] {
+            assert!(millicpu(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn durations() {
+        for (text, want) in [("0", 0), ("90s", 90_000), ("1h30m", 5_400_000), ("250ms", 250), ("2d", 172_800_000)] {
+            assert_eq!(duration(text).ok(), Some(Duration::from_millis(want)), "{text}");
+        }
+        for bad in ["", "5", "s", "1x", "1h30", "-1s", "99999999999999999999h"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(text: String) {
+            let _ = (bytes(&text), millicpu(&text), duration(&text));
+        }
+    }
+}

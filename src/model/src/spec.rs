@@ -1,0 +1,577 @@
+//! What a user asks for: a pod of apps. Validated here, once; everything behind may rely on it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use thiserror::Error;
+
+use crate::AppName;
+use crate::id::shown;
+
+/// A pod as asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodSpec {
+    /// The apps, in the order given. At least one.
+    pub apps: Vec<AppSpec>,
+    /// The volumes that apps may mount, by name.
+    pub volumes: Vec<VolumeSpec>,
+    /// The network.
+    pub net: NetMode,
+    /// Hostname in the pod; `None`: `gantry-<uuid>`.
+    pub hostname: Option<String>,
+    /// Free-form annotations (rkt's `userAnnotations`). They never configure gantry.
+    pub user_annotations: BTreeMap<String, String>,
+    /// Free-form labels (rkt's `userLabels`).
+    pub user_labels: BTreeMap<String, String>,
+}
+
+/// One app of a pod as asked for. What is `None` comes from the image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AppSpec {
+    /// Its name in the pod.
+    pub name: AppName,
+    /// The image as written by the user, for people to read.
+    pub image: String,
+    /// Replaces the image's entrypoint and arguments.
+    pub exec: Option<String>,
+    /// Arguments after `--`: appended to `exec`, or in place of the image's command (`Cmd`) as docker and podman do.
+    pub args: Vec<String>,
+    /// User: name, number, `user:group`, or an absolute path in the image whose owner is used.
+    pub user: Option<String>,
+    /// Group: name, number, or an absolute path in the image.
+    pub group: Option<String>,
+    /// Supplementary group numbers.
+    pub supplementary_gids: Vec<u32>,
+    /// Working directory, absolute in the image.
+    pub working_dir: Option<String>,
+    /// Environment on top of the image's.
+    pub environment: Vec<(String, String)>,
+    /// Volumes mounted into this app.
+    pub mounts: Vec<MountSpec>,
+    /// Whether the root file system is read-only.
+    pub read_only_root: bool,
+    /// Resource limits.
+    pub limits: Limits,
+    /// Which capabilities it keeps.
+    pub capabilities: Capabilities,
+    /// Which system calls it may make.
+    pub seccomp: Seccomp,
+    /// Whether it may gain privileges by execve (set-user-ID programs, file capabilities). Default no.
+    pub new_privileges: bool,
+    /// `oom_score_adj`, -1000 to 1000.
+    pub oom_score_adj: Option<i32>,
+    /// Signal that asks it to stop, as a number; `None`: the image's `StopSignal`, or SIGTERM.
+    pub stop_signal: Option<u8>,
+    /// Whether it gets a pseudo-terminal as stdin, stdout and stderr.
+    pub terminal: bool,
+    /// Whether its stdin stays open for the client that starts the pod; otherwise it is empty.
+    pub stdin: bool,
+    /// Free-form annotations of the app.
+    pub user_annotations: BTreeMap<String, String>,
+    /// Free-form labels of the app.
+    pub user_labels: BTreeMap<String, String>,
+}
+
+impl AppSpec {
+    /// An app of this name and image with every default.
+    #[must_use]
+    pub fn new(name: AppName, image: String) -> Self {
+        Self {
+            name,
+            image,
+            exec: None,
+            args: Vec::new(),
+            user: None,
+            group: None,
+            supplementary_gids: Vec::new(),
+            working_dir: None,
+            environment: Vec::new(),
+            mounts: Vec::new(),
+            read_only_root: false,
+            limits: Limits::default(),
+            capabilities: Capabilities::Default,
+            seccomp: Seccomp::Default,
+            new_privileges: false,
+            oom_score_adj: None,
+            stop_signal: None,
+            terminal: false,
+            stdin: false,
+            user_annotations: BTreeMap::new(),
+            user_labels: BTreeMap::new(),
+        }
+    }
+}
+
+/// The network of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum NetMode {
+    /// A network namespace of its own with loopback only.
+    #[default]
+    None,
+    /// The host's network namespace.
+    Host,
+}
+
+impl NetMode {
+    /// The word on the command line.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// A volume that apps may mount (rkt's `--volume`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeSpec {
+    /// Its name in the pod.
+    pub name: AppName,
+    /// What it is.
+    pub kind: VolumeKind,
+    /// Read-only for every app.
+    pub read_only: bool,
+}
+
+/// What a volume is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VolumeKind {
+    /// A file or directory of the host.
+    Host {
+        /// Absolute path on the host.
+        source: String,
+        /// Whether mounts below the source come along (rbind).
+        recursive: bool,
+    },
+    /// An empty directory that lives as long as the pod.
+    Empty {
+        /// Permission bits.
+        mode: u32,
+        /// Owner.
+        uid: u32,
+        /// Group.
+        gid: u32,
+    },
+}
+
+/// A volume's place in an app (rkt's `--mount`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountSpec {
+    /// Which volume.
+    pub volume: AppName,
+    /// Where: absolute in the app's root, without `..`.
+    pub target: String,
+    /// Read-only in this app.
+    pub read_only: bool,
+}
+
+/// Resource limits of an app; `None` is no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// Bytes of memory; at least 4096.
+    pub memory: Option<u64>,
+    /// Thousandths of a core (CFS quota).
+    pub cpu_milli: Option<u64>,
+    /// Relative weight as in cgroup v1 `cpu.shares`, 2 to 262144.
+    pub cpu_shares: Option<u64>,
+    /// Number of processes and threads.
+    pub pids: Option<u64>,
+}
+
+/// The capabilities of an app.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Capabilities {
+    /// The default set.
+    #[default]
+    Default,
+    /// Exactly these (names such as `CAP_NET_RAW`).
+    Retain(BTreeSet<String>),
+    /// The default set without these.
+    Remove(BTreeSet<String>),
+}
+
+/// The system calls of an app.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Seccomp {
+    /// The default profile.
+    #[default]
+    Default,
+    /// All are allowed.
+    Unconfined,
+    /// Only these are allowed.
+    Retain {
+        /// Names of system calls.
+        names: BTreeSet<String>,
+        /// The error number others get.
+        errno: u16,
+    },
+    /// All but these are allowed, on top of the default profile.
+    Remove {
+        /// Names of system calls.
+        names: BTreeSet<String>,
+        /// The error number these get.
+        errno: u16,
+    },
+}
+
+/// A pod as asked for makes no sense.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SpecError {
+    /// No apps.
+    #[error("a pod needs at least one app: name an image")]
+    NoApps,
+    /// Two apps have one name.
+    #[error("two apps are called '{0}': give one of them another name with --name")]
+    SameAppName(AppName),
+    /// Two volumes have one name.
+    #[error("two volumes are called '{0}'")]
+    SameVolumeName(AppName),
+    /// A mount names a volume that is not there.
+    #[error("app '{app}' mounts volume '{volume}', which is not defined: add --volume {volume},kind=…")]
+    NoSuchVolume {
+        /// Which app.
+        app: AppName,
+        /// Which volume.
+        volume: AppName,
+    },
+    /// A path is not absolute, or leaves its root.
+    #[error("{what} '{}' is not an absolute path without '..' and NUL", shown(.path))]
+    Path {
+        /// What it is for.
+        what: &'static str,
+        /// As given.
+        path: String,
+    },
+    /// A mount target would cover what the runtime provides.
+    #[error("app '{app}' cannot mount over '{}': it is provided by gantry", shown(.target))]
+    Target {
+        /// Which app.
+        app: AppName,
+        /// Where.
+        target: String,
+    },
+    /// Two mounts of one app have one target.
+    #[error("app '{app}' mounts twice at '{}'", shown(.target))]
+    SameTarget {
+        /// Which app.
+        app: AppName,
+        /// Where.
+        target: String,
+    },
+    /// An environment variable cannot be one.
+    #[error("'{}' cannot be the name of an environment variable", shown(.0))]
+    EnvironmentName(String),
+    /// A text holds a NUL byte or is too long.
+    #[error("{what} is longer than {most} bytes or contains a NUL byte")]
+    Text {
+        /// What it is for.
+        what: &'static str,
+        /// How long it may be.
+        most: usize,
+    },
+    /// A hostname that is none.
+    #[error("'{}' is not a host name of at most 64 letters, digits, '-' and '.'", shown(.0))]
+    Hostname(String),
+    /// A number out of range.
+    #[error("{what} {value} is out of range: {range}")]
+    Range {
+        /// What it is.
+        what: &'static str,
+        /// As given.
+        value: i64,
+        /// What is allowed.
+        range: &'static str,
+    },
+    /// A capability that does not exist.
+    #[error("'{}' is not a capability: expected a name such as CAP_NET_RAW", shown(.0))]
+    Capability(String),
+    /// More than one app with a terminal or stdin.
+    #[error("--interactive needs exactly one app; this pod has {0}")]
+    Interactive(usize),
+    /// Too many of something.
+    #[error("{count} {what} are too many: {most} is the limit")]
+    TooMany {
+        /// What.
+        what: &'static str,
+        /// How many.
+        count: usize,
+        /// The limit.
+        most: usize,
+    },
+}
+
+impl crate::Kind for SpecError {
+    fn kind(&self) -> crate::ErrorKind {
+        crate::ErrorKind::Invalid
+    }
+}
+
+/// The capabilities Linux knows, in the order of their numbers (capabilities(7)).
+pub const CAPABILITIES: [&str; 41] = [
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETPCAP",
+    "CAP_LINUX_IMMUTABLE",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_BROADCAST",
+    "CAP_NET_ADMIN",
+    "CAP_NET_RAW",
+    "CAP_IPC_LOCK",
+    "CAP_IPC_OWNER",
+    "CAP_SYS_MODULE",
+    "CAP_SYS_RAWIO",
+    "CAP_SYS_CHROOT",
+    "CAP_SYS_PTRACE",
+    "CAP_SYS_PACCT",
+    "CAP_SYS_ADMIN",
+    "CAP_SYS_BOOT",
+    "CAP_SYS_NICE",
+    "CAP_SYS_RESOURCE",
+    "CAP_SYS_TIME",
+    "CAP_SYS_TTY_CONFIG",
+    "CAP_MKNOD",
+    "CAP_LEASE",
+    "CAP_AUDIT_WRITE",
+    "CAP_AUDIT_CONTROL",
+    "CAP_SETFCAP",
+    "CAP_MAC_OVERRIDE",
+    "CAP_MAC_ADMIN",
+    "CAP_SYSLOG",
+    "CAP_WAKE_ALARM",
+    "CAP_BLOCK_SUSPEND",
+    "CAP_AUDIT_READ",
+    "CAP_PERFMON",
+    "CAP_BPF",
+    "CAP_CHECKPOINT_RESTORE",
+];
+
+/// The default set: rkt's and docker's (the appc default), with device access confined by the device rules.
+pub const DEFAULT_CAPABILITIES: [&str; 14] = [
+    "CAP_AUDIT_WRITE",
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_MKNOD",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_RAW",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+];
+
+impl Capabilities {
+    /// The names an app ends up with, sorted.
+    #[must_use]
+    pub fn names(&self) -> BTreeSet<String> {
+        let default = || DEFAULT_CAPABILITIES.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
+        match self {
+            Self::Default => default(),
+            Self::Retain(names) => names.clone(),
+            Self::Remove(names) => default().difference(names).cloned().collect(),
+        }
+    }
+}
+
+const MOST_APPS: usize = 100;
+const MOST_MOUNTS: usize = 200;
+const MOST_TEXT: usize = 128 << 10;
+
+impl PodSpec {
+    /// Checks everything that can be checked without looking at the host or an image.
+    ///
+    /// # Errors
+    /// The first [`SpecError`] found.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        if self.apps.is_empty() {
+            return Err(SpecError::NoApps);
+        }
+        at_most("apps", self.apps.len(), MOST_APPS)?;
+        let mut names = BTreeSet::new();
+        let mut volumes = BTreeSet::new();
+        for volume in &self.volumes {
+            if !volumes.insert(&volume.name) {
+                return Err(SpecError::SameVolumeName(volume.name.clone()));
+            }
+            if let VolumeKind::Host { source, .. } = &volume.kind {
+                path("volume source", source)?;
+            }
+        }
+        for app in &self.apps {
+            if !names.insert(&app.name) {
+                return Err(SpecError::SameAppName(app.name.clone()));
+            }
+            app.validate(&volumes)?;
+        }
+        let interactive = self.apps.iter().any(|app| app.terminal || app.stdin);
+        if interactive && self.apps.len() > 1 {
+            return Err(SpecError::Interactive(self.apps.len()));
+        }
+        self.hostname.as_deref().map_or(Ok(()), hostname)
+    }
+}
+
+impl AppSpec {
+    fn validate(&self, volumes: &BTreeSet<&AppName>) -> Result<(), SpecError> {
+        for (what, value) in [("--exec", &self.exec), ("--user", &self.user), ("--group", &self.group)] {
+            value.as_deref().map_or(Ok(()), |value| text(what, value, 4096))?;
+        }
+        for arg in &self.args {
+            text("an argument", arg, MOST_TEXT)?;
+        }
+        for (name, value) in &self.environment {
+            environment_name(name)?;
+            text("an environment variable", value, MOST_TEXT)?;
+        }
+        self.working_dir.as_deref().map_or(Ok(()), |dir| path("working directory", dir))?;
+        self.limits.validate()?;
+        if let Some(adj) = self.oom_score_adj.filter(|adj| !(-1000..=1000).contains(adj)) {
+            return Err(SpecError::Range { what: "--oom-score-adj", value: adj.into(), range: "-1000 to 1000" });
+        }
+        if let Some(signal) = self.stop_signal.filter(|signal| !(1..=64).contains(signal)) {
+            return Err(SpecError::Range { what: "stop signal", value: signal.into(), range: "1 to 64" });
+        }
+        if let Capabilities::Retain(names) | Capabilities::Remove(names) = &self.capabilities {
+            let unknown = names.iter().find(|name| !CAPABILITIES.contains(&name.as_str()));
+            unknown.map_or(Ok(()), |name| Err(SpecError::Capability(name.clone())))?;
+        }
+        self.validate_mounts(volumes)
+    }
+
+    fn validate_mounts(&self, volumes: &BTreeSet<&AppName>) -> Result<(), SpecError> {
+        at_most("mounts", self.mounts.len(), MOST_MOUNTS)?;
+        let mut targets = BTreeSet::new();
+        for mount in &self.mounts {
+            let app = self.name.clone();
+            if !volumes.contains(&mount.volume) {
+                return Err(SpecError::NoSuchVolume { app, volume: mount.volume.clone() });
+            }
+            path("mount target", &mount.target)?;
+            let target = normal(&mount.target);
+            let provided = ["/proc", "/sys", "/dev"];
+            let covered =
+                provided.iter().any(|own| target == *own || (target.starts_with(&format!("{own}/")) && *own != "/dev"));
+            if target == "/" || covered {
+                return Err(SpecError::Target { app, target });
+            }
+            if !targets.insert(target.clone()) {
+                return Err(SpecError::SameTarget { app, target });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Limits {
+    fn validate(&self) -> Result<(), SpecError> {
+        let range = |what, value: Option<u64>, low: u64, high: u64, range| match value {
+            Some(v) if v < low || v > high => {
+                Err(SpecError::Range { what, value: i64::try_from(v).unwrap_or(i64::MAX), range })
+            }
+            _ => Ok(()),
+        };
+        range("--memory", self.memory, 4096, i64::MAX.unsigned_abs(), "at least 4096 bytes")?;
+        range("--cpu-shares", self.cpu_shares, 2, 262_144, "2 to 262144")?;
+        range("--pids-limit", self.pids, 1, 4_194_304, "1 to 4194304")
+    }
+}
+
+/// A path with repeated and trailing slashes and `.` elements taken out.
+#[must_use]
+pub fn normal(path: &str) -> String {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    format!("/{}", parts.join("/"))
+}
+
+/// Whether this can be the name of an environment variable: not empty, no `=`, no control characters.
+///
+/// # Errors
+/// [`SpecError::EnvironmentName`].
+pub fn environment_name(name: &str) -> Result<(), SpecError> {
+    if name.is_empty() || name.len() > 4096 || name.contains('=') || name.chars().any(char::is_control) {
+        return Err(SpecError::EnvironmentName(name.to_owned()));
+    }
+    Ok(())
+}
+
+fn at_most(what: &'static str, count: usize, most: usize) -> Result<(), SpecError> {
+    if count > most { Err(SpecError::TooMany { what, count, most }) } else { Ok(()) }
+}
+
+fn text(what: &'static str, text: &str, most: usize) -> Result<(), SpecError> {
+    if text.len() > most || text.contains('\0') { Err(SpecError::Text { what, most }) } else { Ok(()) }
+}
+
+fn path(what: &'static str, path: &str) -> Result<(), SpecError> {
+    let ok =
+        path.starts_with('/') && path.len() < 4096 && !path.contains('\0') && !path.split('/').any(|part| part == "..");
+    if ok { Ok(()) } else { Err(SpecError::Path { what, path: path.to_owned() }) }
+}
+
+fn hostname(name: &str) -> Result<(), SpecError> {
+    let ok = (1..=64).contains(&name.len())
+        && name.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'.'))
+        && !name.starts_with(['-', '.'])
+        && !name.ends_with(['-', '.']);
+    if ok { Ok(()) } else { Err(SpecError::Hostname(name.to_owned())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> AppName {
+        text.parse().unwrap()
+    }
+
+    fn pod(edit: impl FnOnce(&mut PodSpec)) -> Result<(), SpecError> {
+        let mut spec = PodSpec { apps: vec![AppSpec::new(name("a"), "x".into())], ..PodSpec::default() };
+        spec.volumes.push(VolumeSpec {
+            name: name("v"),
+            kind: VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 },
+            read_only: false,
+        });
+        edit(&mut spec);
+        spec.validate()
+    }
+
+    fn mount(target: &str) -> MountSpec {
+        MountSpec { volume: name("v"), target: target.into(), read_only: false }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        assert_eq!(pod(|_| {}), Ok(()));
+        assert_eq!(pod(|s| s.apps.clear()), Err(SpecError::NoApps));
+        assert!(matches!(pod(|s| s.apps.push(s.apps[0].clone())), Err(SpecError::SameAppName(_))));
+        for target in ["/", "/proc", "//proc/", "/proc/x", "/sys/fs", "/dev", "a", "/a/../b", "/./"] {
+            assert!(pod(|s| s.apps[0].mounts.push(mount(target))).is_err(), "{target}");
+        }
+        for target in ["/data", "/dev/mine", "/procfs"] {
+            assert_eq!(pod(|s| s.apps[0].mounts.push(mount(target))), Ok(()), "{target}");
+        }
+        assert!(pod(|s| s.apps[0].mounts.extend([mount("/d"), mount("//d/")])).is_err());
+        assert!(pod(|s| s.apps[0].environment.push(("a=b".into(), String::new()))).is_err());
+        assert!(pod(|s| s.apps[0].working_dir = Some("proc/self/fd/7".into())).is_err());
+        assert!(pod(|s| s.hostname = Some("a\nb".into())).is_err());
+        assert!(pod(|s| s.apps[0].limits.memory = Some(10)).is_err());
+        assert!(pod(|s| s.apps[0].oom_score_adj = Some(2000)).is_err());
+        assert!(pod(|s| s.apps[0].capabilities = Capabilities::Retain(["CAP_X".to_owned()].into())).is_err());
+    }
+
+    #[test]
+    fn capabilities_removed_are_gone() {
+        let left = Capabilities::Remove(["CAP_CHOWN".to_owned()].into()).names();
+        assert_eq!(left.len(), DEFAULT_CAPABILITIES.len() - 1);
+        assert!(!left.contains("CAP_CHOWN"));
+    }
+}

@@ -1,0 +1,103 @@
+//! The control socket: one request, then its answers, per Unix seqpacket message of JSON; descriptors ride along.
+//!
+//! A connection carries one request. Every request is answered by exactly one [`Answer`], but `Exec`, which is
+//! answered by `Started` and, when the process has ended, `Ended`. Closing the connection of a running `Exec` kills
+//! its process (SIGKILL): nobody is left to take its output or its code.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Failure, How, up};
+
+/// The longest message either side sends or takes, in bytes. Seqpacket messages are bounded by the socket's send
+/// buffer (212 992 by default), of which the kernel uses part for itself.
+pub const MAX_MESSAGE: usize = 128 << 10;
+
+/// What a client asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Request {
+    /// What runs?
+    Status,
+    /// End the pod: the stop signal to every app, SIGKILL after the grace. Answered at once.
+    Stop {
+        /// Milliseconds until SIGKILL; 0 kills at once.
+        grace_ms: u64,
+    },
+    /// Send a signal to the main process of one app, or of every app.
+    Kill {
+        /// Its number.
+        signal: u8,
+        /// Which app; `None`: all.
+        app: Option<String>,
+    },
+    /// Run a program in an app, confined as the app is. Without `terminal`, three descriptors come with the
+    /// request: stdin, stdout, stderr. With it, none; `Started` brings the terminal's master.
+    Exec(Exec),
+    /// Give out the other end of an app's stdin: the terminal's master, or the writing end of its pipe (once:
+    /// the supervisor lets go of it, so that the client's close is the app's end of file).
+    Attach {
+        /// Which app.
+        app: String,
+    },
+    /// Open the log file of an app anew, after somebody renamed it (CRI `ReopenContainerLog`).
+    ReopenLog {
+        /// Which app.
+        app: String,
+    },
+}
+
+/// A program to run in an app. What is `None` is as it is for the app.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exec {
+    /// Which app.
+    pub app: String,
+    /// Program (looked up in the app's PATH) and arguments.
+    pub argv: Vec<String>,
+    /// `NAME=VALUE` on top of the app's environment.
+    pub env: Vec<String>,
+    /// Working directory.
+    pub cwd: Option<String>,
+    /// User, as in a plan.
+    pub user: Option<String>,
+    /// Group, as in a plan.
+    pub group: Option<String>,
+    /// Whether it gets a pseudo-terminal, and of what size (rows, columns).
+    pub terminal: Option<(u16, u16)>,
+}
+
+/// What the supervisor answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// Done (or begun, for `Stop`). For `Attach` a descriptor comes along.
+    Done,
+    /// To `Status`.
+    Status(Status),
+    /// The program was executed. With a terminal, its master comes along.
+    Started {
+        /// Its PID on the host.
+        pid: u32,
+    },
+    /// The program has ended.
+    Ended {
+        /// How.
+        how: How,
+    },
+    /// It could not be done.
+    Failed(Failure),
+}
+
+/// What runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// [`crate::VERSION`] of the supervisor.
+    pub version: u32,
+    /// Whether it has been asked to stop.
+    pub stopping: bool,
+    /// The supervisor, PID 1 and the apps as they were started.
+    pub ready: up::Ready,
+    /// The apps that still run, by name.
+    pub running: Vec<String>,
+    /// Bytes of log dropped since the start.
+    pub log_bytes_dropped: u64,
+}

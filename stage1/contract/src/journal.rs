@@ -1,0 +1,115 @@
+//! The journal: an append-only file of one JSON line per fact, written with one `write` each.
+//!
+//! Whoever reads it after the supervisor's death takes the whole lines and ignores a torn last one (a crash of the
+//! host; a `kill -9` cannot tear a single `write`). It is what the database is brought up to.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Failure, How, up};
+
+/// One fact.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// When, in nanoseconds since the epoch.
+    pub at: i64,
+    /// What.
+    pub fact: Fact,
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fact {
+    /// The pod runs.
+    Ready(up::Ready),
+    /// Starting it failed; nothing ran.
+    Failed(Failure),
+    /// Somebody asked it to stop.
+    Stopping {
+        /// Why: `stop`, `kill`, `app-failed`, `supervisor-signal`.
+        reason: String,
+    },
+    /// An app's main process ended.
+    AppExited {
+        /// Its name.
+        app: String,
+        /// Which start.
+        attempt: u32,
+        /// How.
+        how: How,
+        /// Whether the kernel killed a process of it for want of memory.
+        oom: bool,
+    },
+    /// Log bytes were dropped because the log file could not be written.
+    LogDropped {
+        /// The app.
+        app: String,
+        /// How many bytes since the last such record.
+        bytes: u64,
+        /// Why.
+        why: String,
+    },
+    /// All apps have ended and their output is in the logs. The last record.
+    Ended,
+    /// A fact that a newer supervisor knows and this reader does not.
+    #[serde(other, skip_serializing)]
+    Unknown,
+}
+
+/// One line, with its newline.
+///
+/// # Errors
+/// Never for records made of the types here; serde's signature.
+pub fn line(record: &Record) -> Result<Vec<u8>, serde_json::Error> {
+    let mut bytes = serde_json::to_vec(record)?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+/// The records in a journal's bytes. A torn last line is left out; a damaged line in the middle is counted.
+#[must_use]
+pub fn parse(bytes: &[u8]) -> Parsed {
+    let mut parsed = Parsed::default();
+    for line in bytes.split_inclusive(|&c| c == b'\n') {
+        let Some(whole) = line.strip_suffix(b"\n") else { break };
+        match serde_json::from_slice(whole) {
+            Ok(record) => parsed.records.push(record),
+            Err(_) => parsed.damaged += 1,
+        }
+    }
+    parsed
+}
+
+/// What [`parse`] found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Parsed {
+    /// The facts, in order.
+    pub records: Vec<Record>,
+    /// Lines that were no records.
+    pub damaged: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_tail_and_an_unknown_fact_do_no_harm() {
+        let record = |fact| Record { at: 5, fact };
+        let mut bytes = line(&record(Fact::Stopping { reason: "stop".into() })).unwrap();
+        bytes.extend_from_slice(b"{\"at\":6,\"fact\":\"from-the-future\"}\nnonsense\n");
+        bytes.extend(line(&record(Fact::Ended)).unwrap());
+        bytes.extend_from_slice(b"{\"at\":7,\"fa");
+        let parsed = parse(&bytes);
+        assert_eq!(parsed.damaged, 1);
+        let facts: Vec<_> = parsed.records.iter().map(|r| &r.fact).collect();
+        assert_eq!(facts, [&Fact::Stopping { reason: "stop".into() }, &Fact::Unknown, &Fact::Ended]);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn never_panics(bytes: Vec<u8>) {
+            let _ = parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The versioned ABI between the engine and the supervisor (`gantry-stage1`): a plan goes down, one word comes up,
+//! facts go into a journal, and a control socket takes requests while the pod runs.
+//!
+//! Imports the model's words only; does no I/O. Both sides encode and decode with the functions here, so an old
+//! supervisor keeps working under a newer engine: fields are only added, with a default; [`VERSION`] rises when that
+//! is not enough.
+//!
+//! Start reading at [`plan`], then [`up`], [`journal`], [`control`].
+//!
+//! # The file descriptors of a supervisor
+//!
+//! | fd | what |
+//! |---|---|
+//! | 0 | the plan as JSON, until end of file |
+//! | 1 | one line of JSON: [`up::Word`] |
+//! | 2 | free text for a developer; the engine keeps it in `supervisor.log` of the pod directory |
+//! | `--lock-fd N` | the pod directory, opened and exclusively flocked by the engine; the lock is the supervisor's from now on |
+
+pub mod control;
+pub mod journal;
+pub mod plan;
+pub mod up;
+
+use serde::{Deserialize, Serialize};
+
+/// The version of this ABI.
+pub const VERSION: u32 = 1;
+
+/// The names of files in a pod directory. They are part of the ABI.
+pub mod files {
+    /// The plan as it was handed to the supervisor (written by the engine at prepare).
+    pub const PLAN: &str = "plan.json";
+    /// The journal.
+    pub const JOURNAL: &str = "journal";
+    /// The control socket (Unix seqpacket, mode 0600). Deep data directories make its path longer than `sun_path`:
+    /// both sides go through `/proc/self/fd/N/control`.
+    pub const CONTROL: &str = "control";
+    /// Standard error of the supervisor.
+    pub const SUPERVISOR_LOG: &str = "supervisor.log";
+    /// Directory of log files: `logs/APP/ATTEMPT.log`, older ones `ATTEMPT.log.1` …
+    pub const LOGS: &str = "logs";
+    /// Directory of the apps' writable layers: `apps/APP/upper`, `apps/APP/work`.
+    pub const APPS: &str = "apps";
+    /// Directory of empty volumes: `volumes/NAME`.
+    pub const VOLUMES: &str = "volumes";
+}
+
+/// A failure as it crosses the border.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// A word of `ErrorKind::as_str`.
+    pub kind: String,
+    /// What was attempted on what, and why it failed: the whole chain in one line.
+    pub message: String,
+    /// The app it concerns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub app: Option<String>,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum How {
+    /// It called exit with this code.
+    Code(u8),
+    /// This signal ended it.
+    Signal(u8),
+}
+
+impl From<How> for gantry_model::HowEnded {
+    fn from(how: How) -> Self {
+        match how {
+            How::Code(code) => Self::Exited(code),
+            How::Signal(signal) => Self::Signaled(signal),
+        }
+    }
+}

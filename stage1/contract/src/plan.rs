@@ -1,0 +1,186 @@
+//! The plan: everything a supervisor needs to know, decided by the engine beforehand.
+//!
+//! Names in it were validated by the engine, but the image behind `layers` is hostile: users, groups, programs and
+//! working directories are looked up by the supervisor inside the mounted root, beneath it.
+
+use serde::{Deserialize, Serialize};
+
+/// A pod to run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// [`crate::VERSION`] of the writer.
+    pub version: u32,
+    /// The pod's UUID.
+    pub pod: String,
+    /// The pod directory, absolute.
+    pub pod_dir: String,
+    /// The directory in which the layers are, absolute.
+    pub trees_dir: String,
+    /// Hostname in the pod.
+    pub hostname: String,
+    /// The network.
+    pub net: Net,
+    /// Where the pod's cgroup goes, below each hierarchy's root: `/gantry`. The pod's is `PARENT/UUID`, an app's `PARENT/UUID/APP`.
+    pub cgroup_parent: String,
+    /// Volumes by name.
+    pub volumes: Vec<Volume>,
+    /// The apps, in the order in which they are started.
+    pub apps: Vec<App>,
+    /// Rotation of log files.
+    pub log: LogLimits,
+    /// How long apps have between the stop signal and SIGKILL when one of them failed, in milliseconds.
+    pub stop_grace_ms: u64,
+}
+
+/// The network of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Net {
+    /// A namespace with loopback only.
+    None,
+    /// The host's.
+    Host,
+}
+
+/// A volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Volume {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub kind: VolumeKind,
+    /// Read-only for every app.
+    pub read_only: bool,
+}
+
+/// What a volume is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VolumeKind {
+    /// A file or directory of the host.
+    Host {
+        /// Absolute path.
+        source: String,
+        /// Whether mounts below it come along.
+        recursive: bool,
+    },
+    /// A directory below [`crate::files::VOLUMES`], made by the supervisor if it is not there.
+    Empty {
+        /// Permission bits.
+        mode: u32,
+        /// Owner.
+        uid: u32,
+        /// Group.
+        gid: u32,
+    },
+}
+
+/// A volume's place in an app.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// Name of the volume.
+    pub volume: String,
+    /// Absolute path in the app's root; made if it is not there, symlinks are followed beneath the root.
+    pub target: String,
+    /// Read-only in this app.
+    pub read_only: bool,
+    /// Whether an empty volume gets the image's content of the target when it is first made (volumes an image declares).
+    #[serde(default)]
+    pub seed: bool,
+}
+
+/// An app to run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct App {
+    /// Its name.
+    pub name: String,
+    /// Which start this is, from 0.
+    pub attempt: u32,
+    /// Directories below `trees_dir`, topmost layer first; at most 128.
+    pub layers: Vec<String>,
+    /// The command: program (looked up in PATH of `env` when it has no slash) and arguments.
+    pub argv: Vec<String>,
+    /// The whole environment, `NAME=VALUE`. HOME is added by the supervisor when it is missing.
+    pub env: Vec<String>,
+    /// Working directory; made if it is not there.
+    pub cwd: String,
+    /// User: name, number, `user:group`, or an absolute path whose owner is used; `None`: root.
+    pub user: Option<String>,
+    /// Group: name, number or an absolute path; `None`: the user's.
+    pub group: Option<String>,
+    /// Supplementary groups on top of those the image's group file gives the user.
+    pub supplementary_gids: Vec<u32>,
+    /// Volumes.
+    pub mounts: Vec<Mount>,
+    /// Whether the root is read-only.
+    pub read_only_root: bool,
+    /// Limits.
+    pub limits: Limits,
+    /// Capabilities by name, for the bounding, effective and permitted set.
+    pub capabilities: Vec<String>,
+    /// System calls.
+    pub seccomp: Seccomp,
+    /// Whether execve may gain privileges.
+    pub new_privileges: bool,
+    /// `oom_score_adj`.
+    pub oom_score_adj: Option<i32>,
+    /// Signal that asks the app to stop.
+    pub stop_signal: u8,
+    /// Whether it gets a pseudo-terminal.
+    pub terminal: bool,
+    /// Whether its stdin is a pipe that a client may attach to.
+    pub stdin: bool,
+}
+
+/// Resource limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Limits {
+    /// Bytes.
+    pub memory: Option<u64>,
+    /// Thousandths of a core.
+    pub cpu_milli: Option<u64>,
+    /// cgroup v1 shares.
+    pub cpu_shares: Option<u64>,
+    /// Processes and threads.
+    pub pids: Option<u64>,
+}
+
+/// What seccomp filter an app gets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Seccomp {
+    /// The default profile for its capabilities.
+    Default,
+    /// None.
+    Unconfined,
+    /// Only these; others fail with this error number.
+    Retain {
+        /// Names of system calls.
+        names: Vec<String>,
+        /// Error number.
+        errno: u16,
+    },
+    /// The default profile, and these fail with this error number.
+    Remove {
+        /// Names of system calls.
+        names: Vec<String>,
+        /// Error number.
+        errno: u16,
+    },
+}
+
+/// Rotation of log files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLimits {
+    /// A file that has reached this many bytes is rotated.
+    pub max_bytes: u64,
+    /// How many files are kept, the current one included.
+    pub max_files: u32,
+}
+
+impl Default for LogLimits {
+    /// The kubelet's: five files of 10 MiB.
+    fn default() -> Self {
+        Self { max_bytes: 10 << 20, max_files: 5 }
+    }
+}

@@ -1,0 +1,39 @@
+//! The one word a supervisor says up its stdout: ready, or why not.
+
+use serde::{Deserialize, Serialize};
+
+/// The word.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Word {
+    /// Every app's program was executed.
+    Ready(Ready),
+    /// Nothing runs; nothing is left but the pod directory.
+    Failed(crate::Failure),
+}
+
+/// A running pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// The supervisor's PID on the host.
+    pub supervisor: u32,
+    /// Its start time in clock ticks since boot.
+    pub start_ticks: u64,
+    /// The pod's PID 1, on the host.
+    pub init: u32,
+    /// The apps.
+    pub apps: Vec<Started>,
+}
+
+/// An app whose program was executed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Started {
+    /// Its name.
+    pub app: String,
+    /// Which start, from 0.
+    pub attempt: u32,
+    /// Its PID on the host.
+    pub pid: u32,
+    /// When, in nanoseconds since the epoch.
+    pub at: i64,
+}

@@ -1,0 +1,1 @@
+//! The outside view: harness, lifecycle, hostile images, faults, tidy.
