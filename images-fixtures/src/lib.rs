@@ -1,1 +1,39 @@
-//! The fixture app (a static program of our own) and the tiny images built from it, offline.
+//! The images of the tests, the README and the benchmarks, built offline around the fixture app.
+//!
+//! May import nothing of gantry: what it writes must be judged by somebody else than the code that reads it. It
+//! must never reach for the network. The same calls make the same bytes, so digests can be relied upon.
+//!
+//! Start reading at [`Image::builder`]; [`Layer`] makes layers, honest ones by its named methods and hostile ones
+//! with [`Layer::raw_header`] and [`Layer::raw`]; [`standard_image`] is the one most tests use; [`big`] the one
+//! for measuring.
+
+pub mod app;
+pub mod big;
+mod image;
+mod layer;
+mod standard;
+mod tar;
+mod write;
+
+pub use image::{Image, ImageBuilder, Style};
+pub use layer::{Compression, Device, Layer, PackedLayer};
+pub use standard::{STANDARD_NAME, standard_image, write_standard};
+pub use tar::Header;
+pub use write::{write_docker_archive, write_layout, write_oci_archive};
+
+/// `sha256:…` of some bytes.
+#[must_use]
+pub fn digest(bytes: &[u8]) -> String {
+    use sha2::Digest as _;
+    digest_text(&sha2::Sha256::digest(bytes))
+}
+
+/// A finished SHA-256 as OCI writes it.
+pub(crate) fn digest_text(hash: &[u8]) -> String {
+    use std::fmt::Write as _;
+    hash.iter().fold(String::from("sha256:"), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

@@ -1,2 +1,139 @@
-//! The supervisor: one per running pod, single-threaded, static, as small as it can be.
-fn main() {}
+//! `gantry-stage1`: the supervisor of one running pod.
+//!
+//! It is started by the engine with a plan on stdin and the locked pod directory as an inherited descriptor, makes the
+//! pod's namespaces, mounts, groups and PID 1, launches the apps through libcontainer, says one word up its stdout, and then
+//! writes logs, answers the control socket and keeps the journal until the last app has ended.
+//!
+//! May import: the model and the contract. Must never know: the database, images, networks of others, tokio, threads.
+//! Start reading at [`launch`] (how a pod comes to be), then [`supervise`] (how it lives and ends).
+//!
+//! # Who can overwrite this program (CVE-2019-5736)
+//!
+//! A process in an app can be this program for a moment, before its execve, or by an interpreter line of
+//! `/proc/self/exe`. Opening it for writing fails with ETXTBSY while any process executes the file, and the pod's own supervisor
+//! does for as long as a process of the pod lives.
+
+mod app;
+mod cgroup;
+mod confine;
+mod control;
+mod copy;
+mod devices;
+mod exec;
+mod failure;
+mod init;
+mod jail;
+mod journal;
+mod launch;
+mod launcher;
+mod logs;
+mod program;
+mod root;
+mod seccomp;
+mod spec;
+mod supervise;
+mod sys;
+mod terminal;
+mod trim;
+mod user;
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::process::ExitCode;
+
+use gantry_contract::Failure;
+use gantry_contract::journal::Fact;
+use gantry_contract::plan::Plan;
+use gantry_contract::up::Word;
+use gantry_model::ErrorKind;
+
+use crate::failure::{Attempt, Result, failure};
+use crate::journal::Journal;
+use crate::supervise::Supervisor;
+
+/// The longest plan, in bytes.
+const MOST_PLAN: u64 = 16 << 20;
+
+const USAGE: &str = "usage: gantry-stage1 run --lock-fd N\n       gantry-stage1 version\n\
+This is started by gantry, not by hand.";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["run", "--lock-fd", number, ..] => match number.parse().ok().and_then(sys::inherited) {
+            Some(lock) => run(lock),
+            None => usage("the lock's descriptor is not open"),
+        },
+        ["version"] => {
+            println!("gantry-stage1 {} contract {}", env!("CARGO_PKG_VERSION"), gantry_contract::VERSION);
+            ExitCode::SUCCESS
+        }
+        _ => usage("unknown arguments"),
+    }
+}
+
+fn usage(why: &str) -> ExitCode {
+    eprintln!("gantry-stage1: {why}\n{USAGE}");
+    ExitCode::from(125)
+}
+
+/// `lock` is held until this process ends; nothing has to be done with it.
+fn run(lock: OwnedFd) -> ExitCode {
+    let code = match start() {
+        Ok((supervisor, ready)) => {
+            say(&Word::Ready(ready));
+            supervisor.let_go_of_stdio();
+            trim::trim();
+            supervisor.run();
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            say(&Word::Failed(why));
+            ExitCode::FAILURE
+        }
+    };
+    drop(lock);
+    code
+}
+
+fn start() -> Result<(Supervisor, gantry_contract::up::Ready)> {
+    let plan = read_plan()?;
+    let signals = sys::signalfd(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]).attempt(|| "cannot watch for signals")?;
+    let pod = launch::launch(plan)?;
+    let journal = Journal::create(&pod.jail.pod_dir);
+    let socket = control::listen();
+    match (journal, socket) {
+        (Ok(journal), Ok(listener)) => {
+            let ready = pod.ready();
+            journal.append(Fact::Ready(ready.clone()));
+            Ok((Supervisor::new(pod, journal, signals, listener), ready))
+        }
+        (Err(why), _) | (_, Err(why)) => {
+            launch::end_init(&pod.init);
+            for app in &pod.apps {
+                pod.cgroups.remove(&app.cgroup);
+            }
+            pod.cgroups.leave_and_remove();
+            Err(why)
+        }
+    }
+}
+
+fn read_plan() -> Result<Plan> {
+    let mut bytes = Vec::new();
+    std::io::stdin().lock().take(MOST_PLAN).read_to_end(&mut bytes).attempt(|| "cannot read the plan")?;
+    serde_json::from_slice(&bytes).map_err(|error| failure(ErrorKind::Invalid, format!("the plan is damaged: {error}")))
+}
+
+/// Says the word. The engine may have gone, which is no reason to stop.
+fn say(word: &Word) {
+    let mut line = serde_json::to_vec(word).unwrap_or_else(|error| fallback(&error.to_string()));
+    line.push(b'\n');
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(&line).and_then(|()| out.flush());
+}
+
+fn fallback(why: &str) -> Vec<u8> {
+    let word = Word::Failed(Failure { kind: "internal".to_owned(), message: why.to_owned(), app: None });
+    serde_json::to_vec(&word).unwrap_or_default()
+}

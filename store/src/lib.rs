@@ -1,1 +1,68 @@
-//! Everything that survives a reboot: database, pods, events, images, blobs, layer directories, sweep, fsck.
+//! Everything that survives a reboot: pods, events, images, blobs and layers, in one data directory.
+//!
+//! May import `gantry_model` only. Must never know how an image is fetched, how a pod is run, or any wire format; and
+//! nobody else in the workspace knows SQLite. No thread outlives a call.
+//!
+//! ```text
+//! DIR/                 0700, ours, no symbolic link
+//!   gantry.db          SQLite, WAL (with -wal and -shm beside it); the schema is in migrate.rs
+//!   backups/           gantry-vN-TIME.db: from before a migration, the newest three
+//!   blobs/ALG/HEX      manifests and configurations, by digest
+//!   trees/NAME/        layers, unpacked; NAME is base32 of 128 bits of the chain id
+//!   pods/UUID/         pod directories; their contents are the engine's
+//!   tmp/               being made or deleted; unlocked means left by the dead
+//!   locks/NAME         one per layer being worked on, and `blobs`
+//!   reserve            space to be given back when the disk is full
+//! ```
+//!
+//! **Facts first.** A file or directory is durable before the row that relies on it, and a row is gone before what it
+//! relied on. So a `kill -9` leaves files without rows, never rows without files; [`Store::sweep_images`] deletes them
+//! (and the engine's `reconcile` pods without rows). Roots of the collection: the apps of pods refer to images, images
+//! to blobs and layers, layers to the layers below them. [`Store::check`] compares all of it.
+//!
+//! **Locks.** All are flock(2) or SQLite's own; the kernel ends them with their holder. In the order in which they may
+//! be taken together (a later one never waits for an earlier one):
+//!
+//! | lock | protects | waits | when the holder dies |
+//! |---|---|---|---|
+//! | `DIR` | making, migrating, entering a boot | 10 s | the next opener does it over |
+//! | `pods/UUID` | a pod: its preparer, supervisor or deleter | never | the lock is free: reconcile reads what is there |
+//! | `locks/NAME` | staging, committing or sweeping a layer; kept until its image is committed. Several: lowest layer first | the caller's deadline | its staging directory is unlocked, and swept |
+//! | `locks/blobs` | blobs without an image: shared by importers, exclusive by the sweeper | 10 s; the sweeper never | blobs without an image are swept |
+//! | `tmp` | the moment between making a name there and locking it | 10 s | nothing |
+//! | `tmp/…` | one temporary | never | it is swept |
+//! | the database's | every write is one `BEGIN IMMEDIATE` without other I/O in it | 10 s | SQLite rolls back |
+//!
+//! Start reading at `db.rs` ([`Store::open`]), then `pods.rs`: the compare-and-set.
+
+mod blobs;
+mod db;
+mod error;
+mod events;
+mod fsck;
+mod images;
+mod layout;
+mod lock;
+mod migrate;
+mod pod_dir;
+mod pods;
+mod remove;
+mod reserve;
+mod sweep;
+mod tmp;
+mod trees;
+
+#[cfg(test)]
+mod tests;
+
+pub use blobs::BlobError;
+pub use db::{OpenError, Store, now};
+pub use error::{Cause, StoreError};
+pub use events::EVENTS_KEPT;
+pub use fsck::{Finding, Severity};
+pub use images::{CommitImageError, ImageFormat, ImageRow, LayerRef, NewImage, RemoveImageError, Removed};
+pub use layout::Layout;
+pub use pod_dir::{MakePodDirError, PodLock, PodState};
+pub use pods::{AppRow, Change, InsertPodError, Moved, NewApp, NewPod, PodRow, ResolveError, StepError};
+pub use sweep::Swept;
+pub use trees::{CommitLayersError, LayerLock, LayerRow, Staging, Trees};

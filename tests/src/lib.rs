@@ -1,1 +1,23 @@
-//! The outside view: harness, lifecycle, hostile images, faults, tidy.
+//! The outside view: a harness that drives the programs as a user would type the commands, on real containers.
+//!
+//! May import the fixtures and nothing of gantry: a test that shares code with what it tests proves less. Start
+//! reading at [`Gantry`]; every test makes one, with a data directory of its own, and when it goes out of scope all
+//! its pods are removed and [`Gantry::check_invariants`] looks for anything left behind (DESIGN.md section 8). All
+//! tests may run at the same time. They need root; they use no network but loopback.
+//!
+//! Waiting is always for a fact, with a deadline ([`wait_for`]); a test that sleeps instead is refused by
+//! `tidy.rs`.
+
+mod binaries;
+pub mod faulty_registry;
+mod gantry;
+mod invariants;
+mod output;
+mod running;
+mod wait;
+
+pub use gantry::{Gantry, app, pod_id};
+pub use output::{Out, json_lines};
+pub use running::Running;
+pub use rustix::process::Signal;
+pub use wait::{DEADLINE, wait_for};

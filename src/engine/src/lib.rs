@@ -1,1 +1,86 @@
-//! What can be done with pods and images. Synchronous; no tokio, no SQL, no libcontainer.
+//! What can be done with pods and images: one file per verb, each a method of [`Engine`]. Synchronous.
+//!
+//! May import `gantry_model`, `gantry_store`, `gantry_fetch` and `gantry_contract`. Knows nothing of the command line or
+//! of any API; must never know tokio, SQL or libcontainer. It starts one process only, `gantry-stage1` (see [`mod@run`]).
+//!
+//! Start reading at [`prepare`] and [`mod@run`], then [`reconcile`]: every call begins by bringing the rows it looks at up to
+//! the facts (locks, journals), so that every command tells the truth whatever was killed before.
+//!
+//! # The operations of [`Engine`]
+//!
+//! ```text
+//! open(Options) -> Result<Engine, OpenError>              open_read_only(Options) -> Result<Engine, OpenError>
+//! store() -> &Store        options() -> &Options
+//! fetch(&ImageRef, PullPolicy, Option<&mut dyn Read>, &dyn Progress) -> Result<Fetched, FetchError>
+//! prepare(Prepare) -> Result<PodId, PrepareError>
+//! start(PodId, Option<NetMode>) -> Result<Running, StartError>
+//! run(Prepare) -> Result<Running, RunError>
+//! wait(PodId, Option<Duration>) -> Result<Option<PodView>, PodError>              None: the deadline passed
+//! wait_ready(PodId, Option<Duration>) -> Result<Option<PodView>, PodError>        running, or over for good
+//! resolve(&PodPrefix) -> Result<PodId, PodError>
+//! list(&PodQuery) -> Result<Vec<PodView>, PodError>       status(PodId) -> Result<PodView, PodError>
+//! inspect(PodId) -> Result<serde_json::Value, ManifestError>
+//! manifest(PodId) -> Result<serde_json::Value, ManifestError>
+//! stop(PodId, Duration, bool) -> Result<Stopped, StopError>
+//! kill(PodId, Option<&AppName>, u8) -> Result<(), KillError>
+//! exec(PodId, ExecRequest, Stdio) -> Result<Exec, ExecError>
+//! attach(PodId, Option<&AppName>) -> Result<OwnedFd, ExecError>
+//! logs(PodId, &LogQuery, &mut dyn FnMut(LogLine) -> io::Result<ControlFlow<()>>) -> Result<(), LogsError>
+//! rm(PodId, force: bool) -> Result<(), RmError>           gc(&GcOptions) -> Result<GcReport, GcError>
+//! image_list() -> Result<Vec<ImageRow>, ImageError>       image_find(&ImageRef) -> Result<ImageRow, ImageError>
+//! image_rm(&ImageRef) -> Result<ImageRemoved, ImageError> image_gc(Duration, dry_run) -> Result<ImageGc, ImageError>
+//! image_manifest(&ImageRef) -> Result<serde_json::Value, ImageError>
+//! doctor(deep: bool) -> Result<Vec<Finding>, PodError>
+//! ```
+
+pub mod cgroup;
+pub mod control;
+pub mod doctor;
+pub mod engine;
+pub mod error;
+pub mod exec;
+pub mod fetch;
+pub mod gc;
+pub mod images;
+pub mod kill;
+pub mod log_line;
+pub mod log_source;
+pub mod logs;
+pub mod look;
+pub mod manifest;
+mod manifest_json;
+pub mod plan;
+pub mod pod_dir;
+pub mod prepare;
+pub mod process;
+pub mod reconcile;
+pub mod rm;
+pub mod run;
+pub mod settle;
+pub mod stop;
+pub mod supervisor;
+pub mod wait;
+
+pub use control::ControlError;
+pub use engine::{Engine, OpenError, Options};
+pub use error::{Cause, PodError};
+pub use exec::{Exec, ExecError, ExecRequest, Stdio};
+pub use gc::{GcAction, GcError, GcOptions, GcReport, GcStep};
+pub use images::{ImageError, ImageGc, ImageRemoved};
+pub use kill::KillError;
+pub use log_line::LogLine;
+pub use logs::{LogQuery, LogsError};
+pub use look::PodView;
+pub use manifest::ManifestError;
+pub use plan::PlanError;
+pub use prepare::{Prepare, PrepareError};
+pub use rm::RmError;
+pub use run::{RunError, Running, StartError};
+pub use stop::{StopError, Stopped};
+pub use supervisor::SupervisorError;
+
+/// What callers need from the crates below, so that they import the engine alone.
+pub use gantry_contract::{plan::LogLimits, up::Ready};
+pub use gantry_fetch::{Config as FetchConfig, FetchError, Fetched, Insecure, Note, Platform, Progress, PullPolicy};
+pub use gantry_model as model;
+pub use gantry_store::{AppRow, Finding, ImageFormat, ImageRow, PodRow, Severity, Store, Swept, now};

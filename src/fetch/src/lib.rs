@@ -10,18 +10,25 @@
 pub mod archive;
 pub mod auth_file;
 pub mod caps;
+mod checked;
 pub mod config;
 pub mod error;
+mod import;
+mod layers;
 pub mod layout;
+mod local;
 pub mod manifest;
+pub mod platform;
 pub mod progress;
 pub mod pull;
 pub mod registry;
+pub mod settings;
 pub mod source;
 pub mod unpack;
 
 pub use caps::Caps;
-pub use config::{Config, Insecure, Platform, Timeouts};
 pub use error::FetchError;
+pub use platform::Platform;
 pub use progress::{Note, Progress};
 pub use pull::{Fetched, PullPolicy, fetch};
+pub use settings::{Config, Insecure, Timeouts};

@@ -63,13 +63,21 @@ pub trait Source: Sync {
     ///
     /// # Errors
     /// [`SourceError`]: as for [`Source::root`]. Failures while reading come as [`std::io::Error`].
-    fn open(&self, d: &Descriptor, offset: u64) -> Result<Box<dyn Read + Send>, SourceError>;
+    fn open(&self, d: &Descriptor, offset: u64) -> Result<Box<dyn Read + Send + '_>, SourceError>;
 
     /// The names this source knows for the image, as written there (`alpine:3.20`, `registry.example/app:1`,
     /// or a bare tag); the caller makes them canonical. Empty where it knows none.
     fn names(&self) -> Vec<String> {
         Vec::new()
     }
+
+    /// The format the image is reported with, where its manifest does not tell (a docker-save archive has none).
+    fn format(&self) -> Option<gantry_store::ImageFormat> {
+        None
+    }
+
+    /// Makes every read in flight, and every later one, fail soon. Called once, when another layer has failed.
+    fn cancel(&self) {}
 }
 
 /// A source could not deliver.

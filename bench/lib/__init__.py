@@ -1,0 +1,1 @@
+"""The parts of the benchmarks. Python 3.11, standard library only. Start reading at ../run."""

@@ -1,0 +1,63 @@
+"""exec: from starting the tool to its end, for one process that does nothing in an app that runs already."""
+
+from contextlib import ExitStack
+
+from .measure import Failed, alternate, summary
+from .world import APP
+
+TITLE = "exec of one trivial process in a running app"
+
+TARGETS = {"runc exec": 0.4}
+
+
+def gantry(world, stack):
+    pod = world.runner.text(world.gantry.run_args(
+        "--detach", f"docker://{world.reference}", "--exec", APP, "--", "sleep", "forever")).splitlines()[-1]
+    stack.callback(world.runner.run, world.gantry.command("rm", "--force", pod))
+    command = world.gantry.command("exec", pod, "--", APP, "true")
+    return lambda _: world.runner.run(command)["ns"]
+
+
+def low_level(world, stack, tool, runner):
+    """crun and runc: the same commands."""
+    name, base = f"bench-exec-{tool}", world.low_level(tool)
+    directory = world.bundle(f"exec-{tool}", "sleep", "forever")
+    stack.callback(runner.run, [*base, "delete", "--force", name])
+    runner.run([*base, "run", "--detach", "--bundle", directory, name])
+    return lambda _: runner.run([*base, "exec", name, APP, "true"])["ns"]
+
+
+def podman(world, stack):
+    made = world.runner.text([*world.podman.run_args("--detach", "--entrypoint", APP), world.reference,
+                              "sleep", "forever"])
+    stack.callback(world.runner.run, world.podman.command("rm", "--force", "--time", "0", made))
+    command = world.podman.command("exec", made, APP, "true")
+    return lambda _: world.runner.run(command)["ns"]
+
+
+def containerd(world, stack):
+    name, ctr = "bench-exec", world.containerd
+    world.runner.run([*ctr.run_args("--detach", "--null-io"), world.reference, name, APP, "sleep", "forever"])
+    stack.callback(world.runner.run, ctr.command("containers", "delete", name))
+    stack.callback(world.runner.run, ctr.command("tasks", "delete", "--force", name), expect=None)
+    return lambda i: world.runner.run(ctr.command("tasks", "exec", "--exec-id", f"e{i}", name, APP, "true"))["ns"]
+
+
+def run(world):
+    """Rows: name -> summary."""
+    with ExitStack() as stack:
+        made = {}
+        if world.wants("gantry"):
+            made["gantry exec"] = gantry(world, stack)
+        if world.wants("crun"):
+            made["crun exec"] = low_level(world, stack, "crun", world.crun_runner)
+        if world.wants("runc"):
+            made["runc exec"] = low_level(world, stack, "runc", world.runner)
+        if world.wants("podman"):
+            made["podman exec"] = podman(world, stack)
+        if world.wants("containerd"):
+            made["ctr tasks exec"] = containerd(world, stack)
+        if not made:
+            raise Failed("exec: nobody takes part")
+        samples = alternate(made, world.options.rounds or 40, warm=3)
+    return {name: summary(values) for name, values in samples.items()}

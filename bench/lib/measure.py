@@ -1,0 +1,109 @@
+"""Running commands, alone or in alternating rounds, and what comes out as figures."""
+
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Failed(Exception):
+    """A command of a benchmark did not do what it must; the figures would mean nothing."""
+
+
+def program(name):
+    """The absolute path of a program."""
+    path = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if path is None:
+        raise Failed(f"{name} is not installed; `./dev setup bench` brings it")
+    return path
+
+
+def wait_for(fact, what, deadline=30.0):
+    """Polls until `fact()` is true."""
+    end = time.monotonic() + deadline
+    while not fact():
+        if time.monotonic() > end:
+            raise Failed(f"{what}: not so after {deadline:.0f} s")
+        time.sleep(0.02)
+
+
+class Runner:
+    """A process that starts and times commands (see runner.py).
+
+    With `hide_unified`, in a mount namespace of its own where the unified hierarchy of a hybrid cgroup setup is not
+    mounted: crun 1.8 refuses to run where a controller is in that hierarchy.
+    """
+
+    def __init__(self, hide_unified=False):
+        command = [sys.executable, os.path.join(HERE, "runner.py")]
+        if hide_unified and os.path.ismount("/sys/fs/cgroup/unified"):
+            script = 'umount /sys/fs/cgroup/unified && exec "$@"'
+            command = [program("unshare"), "--mount", "--propagation", "private", "sh", "-c", script, "sh", *command]
+        # Answers that nobody has read, because an interrupt came while one was waited for.
+        self.unread = 0
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+        self.process.stdout.close()
+
+    def run(self, argv, deadline=120.0, keep=False, expect=0):
+        """Runs `argv` to its end; its answer, or Failed when it did not exit with `expect` (None: any code)."""
+        argv = [program(argv[0]), *argv[1:]] if not argv[0].startswith("/") else list(argv)
+        request = {"argv": argv, "deadline": deadline, "keep": keep}
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        self.unread += 1
+        while self.unread > 0:
+            line = self.process.stdout.readline()
+            if not line:
+                raise Failed(f"the measuring process has ended (code {self.process.wait()})")
+            self.unread -= 1
+        answer = json.loads(line)
+        if expect is not None and answer["code"] != expect:
+            raise Failed(f"code {answer['code']}, not {expect}: {' '.join(argv)}\n{answer['stderr']}")
+        return answer
+
+    def text(self, argv, deadline=120.0):
+        """What `argv` prints, without the white space around it."""
+        return self.run(argv, deadline, keep=True)["stdout"].strip()
+
+
+def alternate(contenders, rounds, warm=2, note=None):
+    """Times every contender once per round, in a new random order each round, so that whatever drifts hits all alike.
+
+    `contenders`: name -> function of the round's number that gives nanoseconds. Gives name -> list of nanoseconds.
+    The first `warm` rounds are not counted.
+    """
+    order, samples = list(contenders), {name: [] for name in contenders}
+    shuffle = random.Random(20)
+    for number in range(warm + rounds):
+        shuffle.shuffle(order)
+        for name in order:
+            took = contenders[name](number)
+            if number >= warm:
+                samples[name].append(took)
+        if note is not None:
+            note(number + 1, warm + rounds)
+    return samples
+
+
+def summary(samples):
+    """Median and spread of nanoseconds, in milliseconds."""
+    values = sorted(value / 1e6 for value in samples)
+    return {
+        "n": len(values),
+        "median_ms": statistics.median(values),
+        "min_ms": values[0],
+        "p90_ms": values[min(len(values) - 1, round(0.9 * (len(values) - 1)))],
+        "samples_ms": [round(value, 3) for value in values],
+    }

@@ -1,0 +1,81 @@
+"""A small process that starts commands and measures them, one at a time.
+
+All tools are started from such a process, so that they all pay the same for being started. It runs in the host's mount
+namespace or in a private one without the unified cgroup hierarchy (see measure.Runner); doing this with `unshare` in
+front of each command would charge that command for it.
+
+Protocol: one JSON request per line on standard input, one JSON answer per line on standard output.
+Request: {"argv": [...], "deadline": seconds, "keep": bool (standard output comes back as well)}.
+Answer: {"ns": start to exit, "code": exit code or -signal, "cpu": user and system seconds of it and its waited-for
+children, "stderr": its last 2000 bytes, "stdout": text or null}.
+"""
+
+import gc
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+
+
+class Overdue(Exception):
+    """The command did not end before its deadline."""
+
+
+def overdue(_number, _frame):
+    raise Overdue
+
+
+def tail(file, most):
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), most, max(0, size - most)).decode(errors="replace")
+
+
+def measure(argv, deadline, keep):
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open("/dev/null", "r+b") as null:
+        stdout = out if keep else null
+        actions = [
+            (os.POSIX_SPAWN_DUP2, null.fileno(), 0),
+            (os.POSIX_SPAWN_DUP2, stdout.fileno(), 1),
+            (os.POSIX_SPAWN_DUP2, err.fileno(), 2),
+        ]
+        signal.setitimer(signal.ITIMER_REAL, deadline)
+        pid, late = 0, False
+        begin = time.monotonic_ns()
+        try:
+            pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=actions, setpgroup=0)
+            _, status, usage = os.wait4(pid, 0)
+            end = time.monotonic_ns()
+        except Overdue:
+            late = True
+            os.killpg(pid, signal.SIGKILL)
+            _, status, usage = os.wait4(pid, 0)
+            end = time.monotonic_ns()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return {
+            "ns": end - begin,
+            "code": os.waitstatus_to_exitcode(status),
+            "cpu": usage.ru_utime + usage.ru_stime,
+            "stderr": f"not done after {deadline} s\n" * late + tail(err, 2000),
+            "stdout": tail(out, 1 << 24) if keep else None,
+        }
+
+
+def main():
+    # The bench itself handles the terminal's interrupt, and closes our input.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, overdue)
+    gc.disable()
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = measure(request["argv"], request["deadline"], request["keep"])
+        except OSError as error:
+            answer = {"ns": 0, "code": 127, "cpu": 0, "stderr": f"{request['argv'][0]}: {error}", "stdout": None}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+//! The system calls that the standard library does not offer, and the only `unsafe` of this package.
+//!
+//! `main` is here too, without the Rust runtime in front of it: the runtime would ignore SIGPIPE and open
+//! /dev/null over closed descriptors, and the verbs `sigmask` and `fds` exist to show what was inherited.
+
+#![expect(unsafe_code, reason = "the one file of this package that talks to libc")]
+
+use std::ffi::{CString, c_int, c_long};
+use std::io;
+
+/// The entry point C expects. Gathers the arguments and runs.
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
+extern "C" fn main(count: c_int, values: *const *const std::ffi::c_char) -> c_int {
+    let count = usize::try_from(count).unwrap_or(0);
+    let args: Vec<String> = (0..count)
+        .map(|i| {
+            // SAFETY: C guarantees `count` pointers to NUL-terminated strings that live as long as the process.
+            let text = unsafe { std::ffi::CStr::from_ptr(*values.add(i)) };
+            text.to_string_lossy().into_owned()
+        })
+        .collect();
+    c_int::from(crate::run(&args))
+}
+
+fn checked(result: c_int) -> io::Result<c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Forks. `None` in the child.
+pub(crate) fn fork() -> io::Result<Option<i32>> {
+    // SAFETY: this program has one thread wherever it forks, so the child may do whatever the parent may.
+    let pid = checked(unsafe { libc::fork() })?;
+    Ok((pid != 0).then_some(pid))
+}
+
+/// Waits for any child; `None` when there is none.
+pub(crate) fn wait() -> io::Result<Option<i32>> {
+    loop {
+        // SAFETY: a null status pointer is allowed (wait(2)).
+        match checked(unsafe { libc::wait(std::ptr::null_mut()) }) {
+            Ok(pid) => return Ok(Some(pid)),
+            Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Ends the process at once, without running anything else.
+pub(crate) fn exit_now(code: u8) -> ! {
+    // SAFETY: _exit has no precondition.
+    unsafe { libc::_exit(c_int::from(code)) }
+}
+
+/// Sends a signal.
+pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: kill takes plain numbers.
+    checked(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+/// Sets a signal to its default action and unblocks it.
+pub(crate) fn default_action(signal: i32) -> io::Result<()> {
+    // SAFETY: SIG_DFL is a valid disposition; the set is initialised by sigemptyset before it is read.
+    unsafe {
+        if libc::signal(signal, libc::SIG_DFL) == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+        let mut set = std::mem::zeroed::<libc::sigset_t>();
+        checked(libc::sigemptyset(&raw mut set))?;
+        checked(libc::sigaddset(&raw mut set, signal))?;
+        checked(libc::sigprocmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut())).map(drop)
+    }
+}
+
+/// Blocks signals, so that [`next_signal`] gets them.
+pub(crate) fn block(signals: &[i32]) -> io::Result<libc::sigset_t> {
+    // SAFETY: the set is initialised by sigemptyset before it is read; the old mask is not asked for.
+    unsafe {
+        let mut set = std::mem::zeroed::<libc::sigset_t>();
+        checked(libc::sigemptyset(&raw mut set))?;
+        for &signal in signals {
+            checked(libc::sigaddset(&raw mut set, signal))?;
+        }
+        checked(libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()))?;
+        Ok(set)
+    }
+}
+
+/// Waits for one of the blocked signals.
+pub(crate) fn next_signal(set: &libc::sigset_t) -> io::Result<i32> {
+    loop {
+        // SAFETY: the set is initialised (it comes from `block`); a null info pointer is allowed.
+        match checked(unsafe { libc::sigwaitinfo(set, std::ptr::null_mut()) }) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// Whether a descriptor is a terminal.
+pub(crate) fn is_terminal(fd: i32) -> bool {
+    // SAFETY: isatty takes a plain number.
+    unsafe { libc::isatty(fd) == 1 }
+}
+
+/// Rows and columns of the terminal.
+pub(crate) fn window_size(fd: i32) -> io::Result<(u16, u16)> {
+    // SAFETY: TIOCGWINSZ writes one winsize, which is plain data.
+    unsafe {
+        let mut size = std::mem::zeroed::<libc::winsize>();
+        checked(libc::ioctl(fd, libc::TIOCGWINSZ, &raw mut size))?;
+        Ok((size.ws_row, size.ws_col))
+    }
+}
+
+/// Soft and hard limit; -1 is none.
+pub(crate) fn limit(resource: u32) -> io::Result<(i64, i64)> {
+    let shown = |value: libc::rlim_t| if value == libc::RLIM_INFINITY { -1 } else { value.cast_signed() };
+    // SAFETY: getrlimit writes one rlimit, which is plain data. The type of `resource` differs between libcs.
+    unsafe {
+        let mut limit = std::mem::zeroed::<libc::rlimit>();
+        checked(libc::getrlimit(resource as _, &raw mut limit))?;
+        Ok((shown(limit.rlim_cur), shown(limit.rlim_max)))
+    }
+}
+
+/// Clears the parent-death signal and returns what it was.
+pub(crate) fn clear_parent_death_signal() -> io::Result<i32> {
+    let mut was: c_int = 0;
+    // SAFETY: PR_GET_PDEATHSIG writes one int; PR_SET_PDEATHSIG takes a number.
+    unsafe {
+        checked(libc::prctl(libc::PR_GET_PDEATHSIG, &raw mut was))?;
+        checked(libc::prctl(libc::PR_SET_PDEATHSIG, 0))?;
+    }
+    Ok(was)
+}
+
+fn c_path(path: &str) -> io::Result<CString> {
+    CString::new(path).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+}
+
+/// Makes a character device.
+pub(crate) fn make_device(path: &str, major: u32, minor: u32) -> io::Result<()> {
+    let path = c_path(path)?;
+    // SAFETY: the path is NUL-terminated and outlives the call.
+    checked(unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o600, libc::makedev(major, minor)) }).map(drop)
+}
+
+/// Mounts a tmpfs.
+pub(crate) fn mount_tmpfs(path: &str) -> io::Result<()> {
+    let path = c_path(path)?;
+    // SAFETY: all strings are NUL-terminated and outlive the call; no data is given.
+    let result = unsafe { libc::mount(c"none".as_ptr(), path.as_ptr(), c"tmpfs".as_ptr(), 0, std::ptr::null()) };
+    checked(result).map(drop)
+}
+
+/// Makes a user namespace.
+pub(crate) fn unshare_user() -> io::Result<()> {
+    // SAFETY: the process has one thread and shares nothing that this takes away.
+    checked(unsafe { libc::unshare(libc::CLONE_NEWUSER) }).map(drop)
+}
+
+fn descriptor(result: c_long) -> io::Result<()> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Whatever was made goes with the process, which ends right after.
+    Ok(())
+}
+
+/// `keyctl(KEYCTL_GET_KEYRING_ID, KEY_SPEC_SESSION_KEYRING, create)`.
+pub(crate) fn session_keyring() -> io::Result<()> {
+    // SAFETY: this operation takes numbers only (keyctl(2)).
+    descriptor(unsafe { libc::syscall(libc::SYS_keyctl, 0, -3, 1) })
+}
+
+/// `io_uring_setup` with one entry.
+pub(crate) fn io_uring() -> io::Result<()> {
+    let mut parameters = [0u8; 120];
+    // SAFETY: struct io_uring_params is 120 bytes of plain data, and zero is valid (io_uring_setup(2)).
+    descriptor(unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) })
+}
+
+/// `bpf(BPF_MAP_CREATE)` of an array of one.
+pub(crate) fn bpf_map() -> io::Result<()> {
+    // map_type array, key 4 bytes, value 4 bytes, 1 entry; the rest of the union is zero.
+    let mut attributes = [0u32; 32];
+    attributes[..4].copy_from_slice(&[2, 4, 4, 1]);
+    // SAFETY: the kernel reads the 128 bytes it is told of (bpf(2)).
+    descriptor(unsafe { libc::syscall(libc::SYS_bpf, 0, attributes.as_ptr(), size_of_val(&attributes)) })
+}
+
+/// `userfaultfd`.
+pub(crate) fn userfaultfd() -> io::Result<()> {
+    // SAFETY: it takes flags only (userfaultfd(2)).
+    descriptor(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) })
+}

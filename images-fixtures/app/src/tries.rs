@@ -1,0 +1,90 @@
+//! Verbs that try what a container should not be able to do, and say what the kernel answered.
+//!
+//! They print `WHAT: allowed` and exit with 0, or `WHAT: ERRNO` and exit with 3.
+
+use std::fs::OpenOptions;
+use std::io;
+
+use crate::output::put;
+use crate::{Failure, OK, Outcome, REFUSED, sys};
+
+/// The symbol of the error numbers that are likely here.
+fn errno_name(error: &io::Error) -> String {
+    const NAMES: &[(i32, &str)] = &[
+        (libc::EPERM, "EPERM"),
+        (libc::ENOENT, "ENOENT"),
+        (libc::EIO, "EIO"),
+        (libc::ENXIO, "ENXIO"),
+        (libc::EACCES, "EACCES"),
+        (libc::EEXIST, "EEXIST"),
+        (libc::ENODEV, "ENODEV"),
+        (libc::EISDIR, "EISDIR"),
+        (libc::EINVAL, "EINVAL"),
+        (libc::EROFS, "EROFS"),
+        (libc::ENOSYS, "ENOSYS"),
+        (libc::ENOSPC, "ENOSPC"),
+        (libc::ELOOP, "ELOOP"),
+        (libc::ENOTDIR, "ENOTDIR"),
+        (libc::EBUSY, "EBUSY"),
+        (libc::ENOKEY, "ENOKEY"),
+    ];
+    let number = error.raw_os_error().unwrap_or(0);
+    NAMES.iter().find(|(n, _)| *n == number).map_or_else(|| format!("errno {number}"), |(_, name)| (*name).to_owned())
+}
+
+fn verdict(what: &str, result: io::Result<()>) -> Outcome {
+    match result {
+        Ok(()) => {
+            put(format!("{what}: allowed\n").as_bytes())?;
+            Ok(OK)
+        }
+        Err(error) => {
+            put(format!("{what}: {}\n", errno_name(&error)).as_bytes())?;
+            Ok(REFUSED)
+        }
+    }
+}
+
+fn path(args: &[String]) -> Result<&str, Failure> {
+    args.first().map(String::as_str).ok_or(Failure::Usage)
+}
+
+pub(crate) fn open(args: &[String]) -> Outcome {
+    let path = path(args)?;
+    let read = verdict("read", OpenOptions::new().read(true).open(path).map(drop))?;
+    let write = verdict("write", OpenOptions::new().write(true).open(path).map(drop))?;
+    Ok(read.max(write))
+}
+
+pub(crate) fn mknod(args: &[String]) -> Outcome {
+    let path = path(args)?;
+    let made = verdict("mknod", sys::make_device(path, 1, 7))?;
+    if made != OK {
+        return Ok(made);
+    }
+    verdict("open", OpenOptions::new().write(true).open(path).map(drop))
+}
+
+pub(crate) fn mount(args: &[String]) -> Outcome {
+    verdict("mount", sys::mount_tmpfs(args.first().map_or("/tmp", String::as_str)))
+}
+
+pub(crate) fn unshare(_: &[String]) -> Outcome {
+    verdict("unshare", sys::unshare_user())
+}
+
+pub(crate) fn keyctl(_: &[String]) -> Outcome {
+    verdict("keyctl", sys::session_keyring())
+}
+
+pub(crate) fn io_uring(_: &[String]) -> Outcome {
+    verdict("io_uring_setup", sys::io_uring())
+}
+
+pub(crate) fn bpf(_: &[String]) -> Outcome {
+    verdict("bpf", sys::bpf_map())
+}
+
+pub(crate) fn userfaultfd(_: &[String]) -> Outcome {
+    verdict("userfaultfd", sys::userfaultfd())
+}

@@ -1,0 +1,99 @@
+//! The commands, as clap knows them. `run` and `prepare` are here for their place in the help only: their words are
+//! read by [`crate::grammar`] before clap sees them.
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::commands;
+use crate::globals::Globals;
+
+/// gantry runs pods: groups of apps that share a network and a lifetime.
+#[derive(Debug, Parser)]
+#[command(
+    name = "gantry",
+    version,
+    about = "Run pods of apps from OCI images on this host",
+    infer_subcommands = true,
+    subcommand_required = true,
+    after_help = "Commands may be shortened to what is unique. Exit codes: the app's own; 125 gantry failed, 126 and 127 \
+                  the command could not be executed or found, 128+n signal n; 1 no such pod or image."
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) globals: Globals,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// A command.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Prepare a pod and run it
+    #[command(disable_help_flag = true)]
+    Run(Words),
+    /// Prepare a pod and print its id
+    #[command(disable_help_flag = true)]
+    Prepare(Words),
+    /// Run a prepared pod
+    RunPrepared(commands::run::RunPrepared),
+    /// Fetch images into the store and print their ids
+    #[command(visible_alias = "pull")]
+    Fetch(commands::fetch::Fetch),
+    /// List pods
+    #[command(visible_alias = "ps", alias = "ls")]
+    List(commands::list::List),
+    /// Show a pod's state, or wait for it
+    Status(commands::status::Status),
+    /// Show what apps have written
+    Logs(commands::logs::Logs),
+    /// Run a program in an app
+    #[command(visible_alias = "enter")]
+    Exec(commands::exec::Exec),
+    /// Connect to an app's terminal or stdin
+    Attach(commands::attach::Attach),
+    /// Stop running pods
+    Stop(commands::stop::Stop),
+    /// Send a signal to the apps of pods
+    Kill(commands::stop::Kill),
+    /// Remove pods that do not run
+    Rm(commands::rm::Rm),
+    /// Collect garbage: pods that ended or were never run
+    Gc(commands::rm::Gc),
+    /// Show all that is known of pods, as JSON
+    Inspect(commands::inspect::Inspect),
+    /// Print a pod's manifest
+    CatManifest(commands::inspect::CatManifest),
+    /// Work with images
+    #[command(subcommand, infer_subcommands = true)]
+    Image(commands::image::Image),
+    /// List images
+    #[command(hide = true)]
+    Images(commands::image::List),
+    /// Remove images
+    #[command(hide = true)]
+    Rmi(commands::image::Rm),
+    /// Check the host and the data directory
+    Doctor(commands::doctor::Doctor),
+    /// Print a completion script for a shell
+    Completion(commands::completion::Completion),
+    /// Print the version
+    Version(commands::version::Version),
+}
+
+/// Words that clap leaves alone.
+#[derive(Debug, Args)]
+pub(crate) struct Words {
+    /// See the help of the command.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+}
+
+/// clap's description of the whole command line, with the help of the grammar's two commands.
+pub(crate) fn command() -> clap::Command {
+    use crate::grammar::{Verb, help};
+    use clap::CommandFactory as _;
+    let mut command = Cli::command();
+    for verb in [Verb::Run, Verb::Prepare] {
+        command = command.mut_subcommand(verb.as_str(), |sub| sub.override_help(help(verb)));
+    }
+    command
+}

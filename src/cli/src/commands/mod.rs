@@ -1,0 +1,16 @@
+//! One file per group of commands. Each is: arguments, one or two engine calls, a rendering.
+
+pub(crate) mod attach;
+pub(crate) mod completion;
+pub(crate) mod doctor;
+pub(crate) mod exec;
+pub(crate) mod fetch;
+pub(crate) mod image;
+pub(crate) mod inspect;
+pub(crate) mod list;
+pub(crate) mod logs;
+pub(crate) mod rm;
+pub(crate) mod run;
+pub(crate) mod status;
+pub(crate) mod stop;
+pub(crate) mod version;

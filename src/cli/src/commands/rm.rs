@@ -1,0 +1,102 @@
+//! `gantry rm` and `gantry gc`.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use gantry_engine::{GcAction, GcOptions, GcReport, GcStep};
+use serde::Serialize;
+
+use crate::context::{self, Context, Pods};
+use crate::exit::{self, Asking};
+use crate::failure::Failure;
+use crate::render::json::{self, Text};
+use crate::render::Form;
+
+/// Arguments of `rm`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Rm {
+    #[command(flatten)]
+    pods: Pods,
+    /// Stop the pod first when it runs
+    #[arg(short, long)]
+    force: bool,
+}
+
+/// Removes pods and prints their ids.
+pub(crate) fn rm(context: &Context, args: &Rm) -> Result<u8, Failure> {
+    let engine = context.open("rm")?;
+    args.pods.each(context.globals.debug, Asking::Existence, |text| {
+        let id = context::pod(&engine, text)?;
+        engine.rm(id, args.force)?;
+        json::to_stdout(|out| writeln!(out, "{id}"))?;
+        Ok(exit::OK)
+    })
+}
+
+/// Arguments of `gc`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Gc {
+    /// How long a pod stays after it was marked
+    #[arg(long, value_parser = super::stop::seconds, default_value = "30m", value_name = "DURATION")]
+    grace_period: Duration,
+    /// How long a prepared pod may wait to be run
+    #[arg(long, value_parser = super::stop::seconds, default_value = "24h", value_name = "DURATION")]
+    expire_prepared: Duration,
+    /// Mark only, remove nothing
+    #[arg(long)]
+    mark_only: bool,
+    /// Change nothing, say what would be done
+    #[arg(long)]
+    dry_run: bool,
+    /// Form of the answer
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
+    form: Form,
+}
+
+/// One step as JSON.
+#[derive(Serialize)]
+struct Document {
+    id: Text<gantry_model::PodId>,
+    action: &'static str,
+    why: &'static str,
+    done: bool,
+}
+
+/// Collects pods that ended or were never run, and says what was done.
+pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
+    let engine = context.open("gc")?;
+    let options = GcOptions {
+        grace: args.grace_period,
+        expire_prepared: args.expire_prepared,
+        mark_only: args.mark_only,
+        dry_run: args.dry_run,
+    };
+    let GcReport { steps, failures } = engine.gc(&options)?;
+    json::to_stdout(|out| match args.form {
+        Form::Table => lines(out, &steps, args.dry_run),
+        form => json::items(out, form, steps.iter().map(|step| document(step, !args.dry_run))),
+    })?;
+    let mut worst = exit::OK;
+    for (_, error) in failures {
+        let failure = Failure::from(error);
+        failure.print(context.globals.debug);
+        worst = worst.max(failure.code(Asking::Action));
+    }
+    Ok(worst)
+}
+
+fn lines(out: &mut dyn Write, steps: &[GcStep], dry_run: bool) -> io::Result<()> {
+    let lead = if dry_run { "would be " } else { "" };
+    steps.iter().try_for_each(|step| writeln!(out, "{}: {lead}{} ({})", step.id, action(step.action), step.why))
+}
+
+fn document(step: &GcStep, done: bool) -> Document {
+    Document { id: Text(step.id), action: action(step.action), why: step.why, done }
+}
+
+fn action(action: GcAction) -> &'static str {
+    match action {
+        GcAction::Mark => "marked",
+        GcAction::Delete => "deleted",
+    }
+}

@@ -1,0 +1,173 @@
+//! `gantry run`, `gantry prepare` and `gantry run-prepared`.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+
+use gantry_engine::{Engine, Prepare};
+use gantry_model::spec::NetMode;
+use gantry_model::{AppSpec, ErrorKind, PodId, PodSpec};
+
+use super::fetch::policy;
+use crate::context::{self, Context};
+use crate::failure::{CliError, Failure, io};
+use crate::foreground::{self, Interactive, Shown};
+use crate::grammar::{Pull, Request};
+use crate::progress;
+use crate::render::json;
+use crate::signals::Signals;
+use crate::{environment, exit};
+
+const SEVERAL: &str = "every word after an image is an image too; the arguments of an app follow '--': gantry run IMAGE -- ARG…";
+
+/// Prepares a pod and runs it, in the foreground or detached.
+pub(crate) fn run(request: Request) -> Result<u8, Failure> {
+    let Made { context, spec, options } = made(request, "run")?;
+    let engine = context.open("run")?;
+    let shown = shown(&spec);
+    // From the moment the pod exists, what asks us to end, ends the pod; before, it ends us and nothing is left.
+    let signals: RefCell<Option<Signals>> = RefCell::new(None);
+    let on_id = |id: PodId| {
+        if !options.detach {
+            *signals.borrow_mut() = Some(foreground::catch()?);
+        }
+        save_id(options.uuid_file.as_deref(), id)
+    };
+    let several = spec.apps.len() > 1;
+    let progress = progress::Shown::new(context.globals.progress, options.quiet);
+    let policy = policy(options.pull.unwrap_or_default());
+    let running = engine.run(Prepare { spec, policy, progress: &progress, durable: false, on_id: &on_id });
+    let running = running.map_err(|error| hinted(error.into(), several))?;
+    if options.detach {
+        return print_id(running.id);
+    }
+    show(&engine, shown(running.id), signals.into_inner(), options.remove)
+}
+
+/// Prepares a pod and prints its id.
+pub(crate) fn prepare(request: Request) -> Result<u8, Failure> {
+    let Made { context, spec, options } = made(request, "prepare")?;
+    let engine = context.open("prepare")?;
+    let on_id = |id: PodId| save_id(options.uuid_file.as_deref(), id);
+    let several = spec.apps.len() > 1;
+    let progress = progress::Shown::new(context.globals.progress, options.quiet);
+    let policy = policy(options.pull.unwrap_or(Pull::New));
+    let id = engine.prepare(Prepare { spec, policy, progress: &progress, durable: true, on_id: &on_id });
+    print_id(id.map_err(|error| hinted(error.into(), several))?)
+}
+
+/// Arguments of `run-prepared`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RunPrepared {
+    /// Id of a prepared pod, or the beginning of it
+    #[arg(value_name = "POD")]
+    pod: String,
+    /// The pod's network, in place of the one it was prepared with: none or host
+    #[arg(long, alias = "network", value_parser = net, value_name = "NET")]
+    net: Option<NetMode>,
+    /// Print the pod's id when it is ready, and return
+    #[arg(short, long, conflicts_with = "rm")]
+    detach: bool,
+    /// Remove the pod when it has ended
+    #[arg(long)]
+    rm: bool,
+}
+
+fn net(text: &str) -> Result<NetMode, String> {
+    match text {
+        "none" => Ok(NetMode::None),
+        "host" => Ok(NetMode::Host),
+        _ => Err("networks other than none and host are not there yet".to_owned()),
+    }
+}
+
+/// Runs a prepared pod.
+pub(crate) fn run_prepared(context: &Context, args: &RunPrepared) -> Result<u8, Failure> {
+    let engine = context.open("run-prepared")?;
+    let id = context::pod(&engine, &args.pod)?;
+    // Before the start: a pod that cannot be shown is not started.
+    let (apps, takers) = foreground::of_manifest(&engine.manifest(id)?);
+    let shown = Shown { id, apps, interactive: takers.into_iter().next(), own: true };
+    let signals = match args.detach {
+        true => None,
+        false => Some(foreground::catch().map_err(io("catch", "signals"))?),
+    };
+    let running = engine.start(id, args.net)?;
+    if args.detach { print_id(running.id) } else { show(&engine, shown, signals, args.rm) }
+}
+
+/// What `run` and `prepare` have in common once the command line is understood.
+struct Made {
+    context: Context,
+    spec: PodSpec,
+    options: crate::grammar::PodOptions,
+}
+
+fn made(request: Request, command: &'static str) -> Result<Made, Failure> {
+    context::need_root(command)?;
+    let Request { globals, mut spec, options } = request;
+    match &options.pod_manifest {
+        Some(path) => spec = manifest(path)?,
+        None => environment::apply(&mut spec, &options)?,
+    }
+    // Interactive pods and what came in from outside have to pass too.
+    spec.validate()?;
+    Ok(Made { context: Context::new(globals), spec, options })
+}
+
+/// A manifest is at most this long.
+const MOST_MANIFEST: u64 = 1 << 20;
+
+fn manifest(path: &Path) -> Result<PodSpec, Failure> {
+    use std::io::Read as _;
+    let failed = || io("read the pod manifest", path.display().to_string());
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(failed())?;
+    file.take(MOST_MANIFEST + 1).read_to_end(&mut bytes).map_err(failed())?;
+    if bytes.len() as u64 > MOST_MANIFEST {
+        let why = format!("is longer than {MOST_MANIFEST} bytes: it cannot be a pod manifest");
+        return Err(CliError::Content { path: path.to_owned(), why }.into());
+    }
+    Ok(gantry_engine::manifest::parse(&bytes)?)
+}
+
+/// How the pod of this specification is shown in the foreground.
+fn shown(spec: &PodSpec) -> impl FnOnce(PodId) -> Shown + use<> {
+    let wanted = |app: &&AppSpec| app.terminal || app.stdin;
+    let interactive = spec.apps.iter().find(wanted).map(|app| Interactive {
+        app: app.name.clone(),
+        stdin: app.stdin,
+        terminal: app.terminal,
+    });
+    let apps = spec.apps.len();
+    move |id| Shown { id, apps, interactive, own: true }
+}
+
+fn show(engine: &Engine, shown: Shown, signals: Option<Signals>, remove: bool) -> Result<u8, Failure> {
+    let id = shown.id;
+    let outcome = foreground::follow(engine, &shown, signals);
+    if remove {
+        // With force: should following it have failed, it may still be on its way down.
+        let removed = engine.rm(id, true);
+        // The first failure is the one that is told.
+        if outcome.is_ok() {
+            removed?;
+        }
+    }
+    outcome
+}
+
+fn hinted(failure: Failure, several: bool) -> Failure {
+    match failure.kind() {
+        ErrorKind::NotFound if several => failure.with_hint(SEVERAL),
+        _ => failure,
+    }
+}
+
+fn save_id(path: Option<&Path>, id: PodId) -> std::io::Result<()> {
+    path.map(PathBuf::from).map_or(Ok(()), |path| std::fs::write(path, id.to_string()))
+}
+
+fn print_id(id: PodId) -> Result<u8, Failure> {
+    json::to_stdout(|out| writeln!(out, "{id}"))?;
+    Ok(exit::OK)
+}

@@ -1,0 +1,125 @@
+//! `gantry status`.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use gantry_engine::PodRow;
+use gantry_model::AppState;
+
+use crate::context::{self, Context, Pods};
+use crate::exit::{self, Asking};
+use crate::failure::{CliError, Failure};
+use crate::render::pod::{self, Document};
+use crate::render::{Form, escape, json, time};
+
+/// Arguments of `status`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    pods: Pods,
+    /// Wait until the pod has ended, at most for this long
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = wait, value_name = "DURATION")]
+    wait: Option<Wait>,
+    /// Wait until the pod runs or has ended, at most for this long
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = wait, value_name = "DURATION")]
+    wait_ready: Option<Wait>,
+    /// Form of the answer
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
+    form: Form,
+}
+
+/// Whether and how long to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    No,
+    Forever,
+    For(Duration),
+}
+
+/// rkt's `--wait[=bool or duration]`.
+fn wait(text: &str) -> Result<Wait, String> {
+    match text {
+        "true" => Ok(Wait::Forever),
+        "false" => Ok(Wait::No),
+        _ => super::stop::seconds(text).map(Wait::For),
+    }
+}
+
+/// Shows where pods stand.
+pub(crate) fn status(context: &Context, args: &Status) -> Result<u8, Failure> {
+    let engine = context.look()?;
+    args.pods.each(context.globals.debug, Asking::Existence, |text| {
+        let id = context::pod(&engine, text)?;
+        if let Some((deadline, limit)) = deadline(args.wait_ready) {
+            engine.wait_ready(id, deadline)?.ok_or(CliError::TimedOut(id, "ready", limit))?;
+        }
+        if let Some((deadline, limit)) = deadline(args.wait) {
+            engine.wait(id, deadline)?.ok_or(CliError::TimedOut(id, "over", limit))?;
+        }
+        let view = engine.status(id)?;
+        json::to_stdout(|out| match args.form {
+            Form::Table => lines(out, &view.row),
+            form => json::document(out, form, &Document::of(&view.row)),
+        })?;
+        Ok(exit::OK)
+    })
+}
+
+fn deadline(wait: Option<Wait>) -> Option<(Option<Duration>, Duration)> {
+    match wait {
+        None | Some(Wait::No) => None,
+        Some(Wait::Forever) => Some((None, Duration::MAX)),
+        Some(Wait::For(limit)) => Some((Some(limit), limit)),
+    }
+}
+
+/// rkt's lines: `state=`, `created=` … and `app-NAME=CODE` for apps that have ended.
+fn lines(out: &mut dyn Write, row: &PodRow) -> io::Result<()> {
+    let run = pod::run(&row.phase);
+    writeln!(out, "state={}", row.phase.name())?;
+    writeln!(out, "created={}", time::rfc3339(row.created))?;
+    if let Some(started) = run.started {
+        writeln!(out, "started={}", time::rfc3339(started))?;
+        writeln!(out, "networks={}", row.net.as_str())?;
+        if let Some(pid) = run.pid {
+            writeln!(out, "pid={pid}")?;
+        }
+        writeln!(out, "exited={}", run.ended.is_some())?;
+    }
+    if let (Some(ended), Some(end)) = (run.ended, run.end) {
+        writeln!(out, "ended={}", time::rfc3339(ended))?;
+        writeln!(out, "exit-code={}", end.exit_code)?;
+        writeln!(out, "reason={}", escape::text(&end.reason))?;
+    }
+    for app in &row.apps {
+        if let AppState::Exited { end, .. } = app.state {
+            writeln!(out, "app-{}={}", app.name, end.how.exit_code())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_ended() {
+        let mut out = Vec::new();
+        lines(&mut out, &crate::render::pod::tests::ended()).unwrap();
+        let want = "state=exited\ncreated=1970-01-01T00:00:00.000000000Z\nstarted=1970-01-01T00:00:01.000000000Z\n\
+                    networks=none\nexited=true\nended=1970-01-01T00:00:02.000000001Z\nexit-code=139\n\
+                    reason=app b failed\napp-a=0\napp-b=139\n";
+        assert_eq!(String::from_utf8(out).unwrap(), want);
+    }
+
+    #[test]
+    fn waits() {
+        for (text, want) in
+            [("true", Wait::Forever), ("false", Wait::No), ("2s", Wait::For(Duration::from_secs(2)))]
+        {
+            assert_eq!(wait(text), Ok(want));
+        }
+        assert!(wait("maybe").is_err());
+    }
+}

@@ -1,0 +1,213 @@
+//! From the words of the command line to one command, and from its outcome to an exit code.
+//!
+//! `run` and `prepare` take the short way: their grammar is ours, and clap's description of all the others is never built.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+
+use clap::FromArgMatches as _;
+
+use crate::cli::{Cli, Command};
+use crate::commands;
+use crate::context::Context;
+use crate::exit::{self, Asking};
+use crate::failure::{CliError, Failure};
+use crate::grammar::{self, Arity, FLAGS, Parsed, Scope, Verb};
+
+/// Runs the command line (without the program's name) and returns the exit code. Failures have been said by then.
+pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
+    let mut words = Vec::new();
+    for (i, argument) in arguments.enumerate() {
+        match argument.into_string() {
+            Ok(word) => words.push(word),
+            Err(_) => return failed(&CliError::NotText(i + 1).into(), Asking::Action, false),
+        }
+    }
+    match command_at(&words).and_then(|at| Some((at, verb(&words[at])?))) {
+        Some((at, verb)) => run_or_prepare(verb, words, at),
+        None => other(words),
+    }
+}
+
+/// Where the command stands: the first word that is neither a global flag nor the value of one.
+fn command_at(words: &[String]) -> Option<usize> {
+    let mut at = 0;
+    while let Some(word) = words.get(at) {
+        if !word.starts_with('-') || word.len() == 1 {
+            return Some(at);
+        }
+        let takes_next = word.strip_prefix("--").is_some_and(|name| {
+            FLAGS.iter().any(|flag| flag.scope == Scope::Global && flag.arity == Arity::Value && flag.long() == name)
+        });
+        at += if takes_next { 2 } else { 1 };
+    }
+    None
+}
+
+/// The command of our own grammar that this word names, whole or shortened.
+fn verb(word: &str) -> Option<Verb> {
+    match word {
+        "run" => Some(Verb::Run),
+        // `p`, `pr` … `pre` could not be `pull` or `ps` from the second letter on; `ru` could be run-prepared.
+        _ if word.len() >= 2 && "prepare".starts_with(word) => Some(Verb::Prepare),
+        _ => None,
+    }
+}
+
+fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
+    words.remove(at);
+    let debug = words.iter().take_while(|word| *word != "--").any(|word| word == "--debug");
+    let parsed = grammar::parse(verb, &words, &|name| std::env::var(name).ok());
+    let outcome = match parsed {
+        Ok(Parsed::Help) => print(&grammar::help(verb)).map(|()| exit::OK),
+        Ok(Parsed::Pod(request)) => match verb {
+            Verb::Run => commands::run::run(*request),
+            Verb::Prepare => commands::run::prepare(*request),
+        },
+        Err(error) => Err(error.into()),
+    };
+    outcome.unwrap_or_else(|failure| failed(&failure, Asking::Action, debug))
+}
+
+fn other(words: Vec<String>) -> u8 {
+    let parsed = crate::cli::command()
+        .try_get_matches_from(std::iter::once("gantry".to_owned()).chain(words))
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(error) => return shown_by_clap(&error),
+    };
+    let debug = cli.globals.debug;
+    let asking = asking(&cli.command);
+    command(Context::new(cli.globals), cli.command).unwrap_or_else(|failure| failed(&failure, asking, debug))
+}
+
+/// Help and version go to standard output; a usage error to standard error, as any failure of ours.
+fn shown_by_clap(error: &clap::Error) -> u8 {
+    if error.use_stderr() {
+        let text = error.to_string();
+        let text = text.strip_prefix("error: ").unwrap_or(&text);
+        let shown: Vec<_> = text.trim_end().lines().map(crate::render::escape::text).collect();
+        // Nowhere to tell that standard error is gone.
+        let _ = writeln!(std::io::stderr(), "gantry: {}", shown.join("\n"));
+        return exit::FAILED;
+    }
+    match print(&error.to_string()) {
+        Ok(()) => exit::OK,
+        Err(failure) => failed(&failure, Asking::Action, false),
+    }
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    crate::render::json::to_stdout(|out| out.write_all(text.as_bytes()))
+}
+
+fn failed(failure: &Failure, asking: Asking, debug: bool) -> u8 {
+    crate::terminal::restore();
+    failure.print(debug);
+    failure.code(asking)
+}
+
+/// Whether absence is an answer to this command.
+fn asking(command: &Command) -> Asking {
+    match command {
+        Command::Status(_)
+        | Command::Rm(_)
+        | Command::Inspect(_)
+        | Command::CatManifest(_)
+        | Command::Image(_)
+        | Command::Rmi(_)
+        | Command::Images(_)
+        | Command::List(_) => Asking::Existence,
+        Command::Run(_)
+        | Command::Prepare(_)
+        | Command::RunPrepared(_)
+        | Command::Fetch(_)
+        | Command::Logs(_)
+        | Command::Exec(_)
+        | Command::Attach(_)
+        | Command::Stop(_)
+        | Command::Kill(_)
+        | Command::Gc(_)
+        | Command::Doctor(_)
+        | Command::Completion(_)
+        | Command::Version(_) => Asking::Action,
+    }
+}
+
+fn command(context: Context, command: Command) -> Result<u8, Failure> {
+    match command {
+        // Reached only by a spelling that `verb` does not take for its own, which there is none of.
+        Command::Run(_) | Command::Prepare(_) => Err(Failure::usage("write 'gantry run' or 'gantry prepare' in full")),
+        Command::RunPrepared(args) => commands::run::run_prepared(&context, &args),
+        Command::Fetch(args) => commands::fetch::fetch(&context, &args),
+        Command::List(args) => commands::list::list(&context, &args),
+        Command::Status(args) => commands::status::status(&context, &args),
+        Command::Logs(args) => commands::logs::logs(&context, &args),
+        Command::Exec(args) => commands::exec::exec(&context, args),
+        Command::Attach(args) => commands::attach::attach(&context, &args),
+        Command::Stop(args) => commands::stop::stop(&context, &args),
+        Command::Kill(args) => commands::stop::kill(&context, &args),
+        Command::Rm(args) => commands::rm::rm(&context, &args),
+        Command::Gc(args) => commands::rm::gc(&context, &args),
+        Command::Inspect(args) => commands::inspect::inspect(&context, &args),
+        Command::CatManifest(args) => commands::inspect::cat_manifest(&context, &args),
+        Command::Image(image) => commands::image::image(&context, &image),
+        Command::Images(args) => commands::image::list(&context, &args),
+        Command::Rmi(args) => commands::image::rm(&context, &args),
+        Command::Doctor(args) => commands::doctor::doctor(&context, &args),
+        Command::Completion(args) => commands::completion::completion(&args),
+        Command::Version(args) => commands::version::version(&args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<String> {
+        line.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_command_is_found_behind_global_flags() {
+        for (line, want) in [
+            ("run x", Some((0, Some(Verb::Run)))),
+            ("--dir /x --debug run x", Some((3, Some(Verb::Run)))),
+            ("--dir=/x prep x", Some((1, Some(Verb::Prepare)))),
+            ("--dir run", None),
+            ("--insecure-options all --progress none prepare", Some((4, Some(Verb::Prepare)))),
+            ("list run", Some((0, None))),
+            ("run-prepared x", Some((0, None))),
+            ("p", Some((0, None))),
+            ("--version", None),
+        ] {
+            let words = words(line);
+            assert_eq!(command_at(&words).map(|at| (at, verb(&words[at]))), want, "{line}");
+        }
+    }
+
+    #[test]
+    fn clap_accepts_its_own_description_and_every_alias() {
+        crate::cli::command().debug_assert();
+        for (line, want) in [
+            ("ps", "List"),
+            ("ls -q", "List"),
+            ("pull x", "Fetch"),
+            ("enter 12", "Exec"),
+            ("images", "Images"),
+            ("rmi x", "Rmi"),
+            ("image ls", "Image"),
+            ("stat 12", "Status"),
+            ("vers", "Version"),
+        ] {
+            let matches = crate::cli::command().try_get_matches_from(words(&format!("gantry {line}"))).unwrap();
+            let cli = Cli::from_arg_matches(&matches).unwrap();
+            assert!(format!("{:?}", cli.command).starts_with(want), "{line}: {:?}", cli.command);
+        }
+        for (line, want) in [("lsit", "list"), ("rmm 1", "rm"), ("stopp 1", "stop")] {
+            let error = crate::cli::command().try_get_matches_from(words(&format!("gantry {line}"))).unwrap_err();
+            assert!(error.to_string().contains(&format!("'{want}'")), "{line}: {error}");
+        }
+    }
+}

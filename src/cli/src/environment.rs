@@ -1,0 +1,95 @@
+//! Variables for every app of a pod: the caller's own, files of them, and single ones.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use gantry_model::PodSpec;
+
+use crate::failure::{CliError, Failure};
+use crate::grammar::{PodOptions, merged_environment};
+
+/// More than an execve takes in all is a mistake.
+const MOST_FILE: u64 = 1 << 20;
+
+/// What an app must not get from the caller: the first two are about the caller's file system, which is not the app's.
+const NEVER_INHERITED: [&str; 4] = ["PATH", "HOME", "PWD", "OLDPWD"];
+
+/// Puts the variables of `options` below each app's own. Low to high: inherited, files, single ones, the app's.
+///
+/// # Errors
+/// A file cannot be read or is not one of `NAME=VALUE` lines.
+pub(crate) fn apply(spec: &mut PodSpec, options: &PodOptions) -> Result<(), Failure> {
+    let inherited = if options.inherit_env { inherited(std::env::vars_os()) } else { Vec::new() };
+    let mut of_files = Vec::new();
+    for path in &options.env_files {
+        of_files.extend(read(path)?);
+    }
+    if inherited.is_empty() && of_files.is_empty() && options.set_env.is_empty() {
+        return Ok(());
+    }
+    for app in &mut spec.apps {
+        app.environment = merged_environment([&inherited[..], &of_files, &options.set_env, &app.environment]);
+    }
+    Ok(())
+}
+
+/// The caller's variables that are text and can be an app's.
+fn inherited(
+    variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>,
+) -> Vec<(String, String)> {
+    variables
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| !NEVER_INHERITED.contains(&name.as_str()))
+        .filter(|(name, _)| gantry_model::spec::environment_name(name).is_ok())
+        .collect()
+}
+
+fn read(path: &Path) -> Result<Vec<(String, String)>, Failure> {
+    let failed = || crate::failure::io("read variables from", path.display().to_string());
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(failed())?;
+    let count = file.take(MOST_FILE + 1).read_to_string(&mut text).map_err(failed())?;
+    if count as u64 > MOST_FILE {
+        let why = format!("is longer than {MOST_FILE} bytes: no app can take that many variables");
+        return Err(CliError::Content { path: path.to_owned(), why }.into());
+    }
+    lines(&text).map_err(|why| CliError::Content { path: path.to_owned(), why }.into())
+}
+
+/// `NAME=VALUE` lines; empty ones and those that begin with `#` or `;` are comments, as in rkt.
+fn lines(text: &str) -> Result<Vec<(String, String)>, String> {
+    let mut variables = Vec::new();
+    for (number, line) in text.lines().enumerate().map(|(i, line)| (i + 1, line.trim())) {
+        if line.is_empty() || line.starts_with(['#', ';']) {
+            continue;
+        }
+        let (name, value) = line.split_once('=').ok_or_else(|| format!("line {number} is not NAME=VALUE"))?;
+        gantry_model::spec::environment_name(name).map_err(|error| format!("line {number}: {error}"))?;
+        variables.push((name.to_owned(), value.to_owned()));
+    }
+    Ok(variables)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files() {
+        let text = "# comment\n; too\n\nA=1\n B=x=y \nA=2\n";
+        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        assert_eq!(lines(text), Ok(vec![pair("A", "1"), pair("B", "x=y"), pair("A", "2")]));
+        for (bad, want) in [("A=1\nB", "line 2"), ("=x", "line 1"), ("A\u{1b}=x", "line 1")] {
+            assert!(lines(bad).unwrap_err().contains(want), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_inherited() {
+        use std::os::unix::ffi::OsStringExt as _;
+        let text = |text: &str| std::ffi::OsString::from(text);
+        let odd = std::ffi::OsString::from_vec(vec![0xff]);
+        let all = [(text("PATH"), text("/x")), (text("LANG"), text("C")), (text("ODD"), odd), (text("HOME"), text("/h"))];
+        assert_eq!(inherited(all.into_iter()), [("LANG".to_owned(), "C".to_owned())]);
+    }
+}

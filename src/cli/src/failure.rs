@@ -1,0 +1,190 @@
+//! Failures on their way to the user: any error of the workspace with its kind, printed by one chain printer.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use gantry_model::{ErrorKind, Kind};
+use thiserror::Error as ThisError;
+
+use crate::exit::{self, Asking};
+use crate::render::escape;
+
+/// Why a command did not do what it was asked to.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Something failed; it is to be said.
+    Error {
+        kind: ErrorKind,
+        error: Box<dyn Error + Send + Sync>,
+        /// What may help, said on a line of its own.
+        hint: Option<&'static str>,
+    },
+    /// Nobody reads our standard output. Nothing is said, as of a program that SIGPIPE ended.
+    BrokenPipe,
+}
+
+impl<E: Error + Kind + Send + Sync + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Error { kind: error.kind(), error: Box::new(error), hint: None }
+    }
+}
+
+/// What the command line itself can run into.
+#[derive(Debug, ThisError)]
+pub(crate) enum CliError {
+    /// A file or descriptor.
+    #[error("cannot {attempt} {}", gantry_model::id::shown(.what))]
+    Io {
+        /// What was attempted.
+        attempt: &'static str,
+        /// On what.
+        what: String,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+    /// An argument that is not text.
+    #[error("argument {0} is not UTF-8: gantry takes text only")]
+    NotText(usize),
+    /// The arguments make no sense together.
+    #[error("{0}")]
+    Usage(String),
+    /// A file's content is not what it must be.
+    #[error("{} {}", .path.display(), .why)]
+    Content {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Only root may.
+    #[error("'gantry {0}' needs root")]
+    NeedsRoot(&'static str),
+    /// The wait is over and the pod is not where it was waited for.
+    #[error("pod {0} was not {1} within {2:?}")]
+    TimedOut(gantry_model::PodId, &'static str, std::time::Duration),
+    /// A pod ended before it could be done.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl Kind for CliError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Io { source, .. } => ErrorKind::of_io(source),
+            Self::NotText(_) | Self::Usage(_) | Self::Content { .. } => ErrorKind::Invalid,
+            Self::NeedsRoot(_) => ErrorKind::Denied,
+            Self::TimedOut(..) => ErrorKind::TimedOut,
+            Self::Refused(_) => ErrorKind::Refused,
+        }
+    }
+}
+
+/// For `map_err`: this was attempted on that.
+pub(crate) fn io<E: Into<std::io::Error>>(attempt: &'static str, what: impl Into<String>) -> impl FnOnce(E) -> Failure {
+    move |error| CliError::Io { attempt, what: what.into(), source: error.into() }.into()
+}
+
+/// For `map_err`: writing to standard output failed.
+pub(crate) fn output(error: std::io::Error) -> Failure {
+    match error.kind() {
+        std::io::ErrorKind::BrokenPipe => Failure::BrokenPipe,
+        _ => CliError::Io { attempt: "write to", what: "standard output".into(), source: error }.into(),
+    }
+}
+
+impl Failure {
+    /// The arguments make no sense.
+    pub(crate) fn usage(text: impl Into<String>) -> Self {
+        CliError::Usage(text.into()).into()
+    }
+
+    /// The same with something that may help.
+    pub(crate) fn with_hint(self, text: &'static str) -> Self {
+        match self {
+            Self::Error { kind, error, .. } => Self::Error { kind, error, hint: Some(text) },
+            Self::BrokenPipe => self,
+        }
+    }
+
+    /// Which kind of failure it is.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Error { kind, .. } => *kind,
+            Self::BrokenPipe => ErrorKind::Unavailable,
+        }
+    }
+
+    /// The exit code it means.
+    pub(crate) fn code(&self, asking: Asking) -> u8 {
+        match self {
+            Self::Error { kind, .. } => exit::of_failure(*kind, asking),
+            Self::BrokenPipe => exit::BROKEN_PIPE,
+        }
+    }
+
+    /// What is said of it on standard error: message and causes on one line, or one line each with `debug`.
+    pub(crate) fn text(&self, debug: bool) -> Option<String> {
+        let Self::Error { kind, error, hint } = self else { return None };
+        let mut text = format!("gantry: {}", escape::text(&error.to_string()));
+        let mut last = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            let message = error.to_string();
+            // A transparent wrapper shows as what it wraps: once is enough.
+            if message != last {
+                let lead = if debug { "\n  caused by: " } else { ": " };
+                // Writing to a String cannot fail.
+                let _ = write!(text, "{lead}{}", escape::text(&message));
+            }
+            last = message;
+            cause = error.source();
+        }
+        if debug {
+            let _ = write!(text, "\n  kind: {}", kind.as_str());
+        }
+        if let Some(hint) = hint {
+            let _ = write!(text, "\ngantry: {hint}");
+        }
+        Some(text)
+    }
+
+    /// Says it on standard error. Failing to do so has nowhere to be said.
+    pub(crate) fn print(&self, debug: bool) {
+        use std::io::Write as _;
+        if let Some(text) = self.text(debug) {
+            let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure() -> Failure {
+        let source = std::io::Error::other("no \u{1b}[31mspace");
+        CliError::Io { attempt: "write", what: "/x".into(), source }.into()
+    }
+
+    #[test]
+    fn one_line_or_a_chain_and_never_an_escape_sequence() {
+        assert_eq!(failure().text(false).unwrap(), "gantry: cannot write /x: no \\u{1b}[31mspace");
+        let debug = failure().text(true).unwrap();
+        assert_eq!(debug.lines().count(), 3, "{debug}");
+        assert!(debug.contains("\n  caused by: no \\u{1b}"));
+    }
+
+    #[test]
+    fn a_hint_comes_last() {
+        let text = failure().with_hint("do this").text(false).unwrap();
+        assert_eq!(text.lines().last(), Some("gantry: do this"));
+    }
+
+    #[test]
+    fn a_closed_pipe_is_silent() {
+        let failure = output(std::io::ErrorKind::BrokenPipe.into());
+        assert_eq!((failure.text(true), failure.code(Asking::Action)), (None, 141));
+    }
+}

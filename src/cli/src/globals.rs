@@ -1,0 +1,127 @@
+//! Flags that every command takes.
+
+use std::path::PathBuf;
+
+/// Global flags, as clap and as the grammar of `run` fill them.
+#[derive(Debug, Default, Clone, PartialEq, Eq, clap::Args)]
+pub(crate) struct Globals {
+    /// Data directory [default: /var/lib/gantry; environment: GANTRY_DIR]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Configuration file [default: /etc/gantry/config.toml; environment: GANTRY_CONFIG]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Show every cause of a failure on its own line
+    #[arg(long, global = true)]
+    pub(crate) debug: bool,
+    /// Give up protection: http, tls, image, seccomp, capabilities, all-fetch, all-run, all, none
+    #[arg(long, global = true, value_name = "OPTION,…", value_delimiter = ',', value_parser = insecure_option)]
+    pub(crate) insecure_options: Vec<InsecureOption>,
+    /// How progress is shown
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "HOW")]
+    pub(crate) progress: ProgressMode,
+}
+
+/// How progress is shown.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ProgressMode {
+    /// Bars on a terminal, lines elsewhere.
+    #[default]
+    Auto,
+    /// Lines.
+    Plain,
+    /// Nothing.
+    None,
+}
+
+/// One word of `--insecure-options`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InsecureOption {
+    None,
+    Http,
+    Tls,
+    /// Signatures and keys: there are none to check, so it changes nothing.
+    Image,
+    Seccomp,
+    Capabilities,
+    AllFetch,
+    AllRun,
+    All,
+}
+
+/// What the words of `--insecure-options` come to.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct InsecureSet {
+    pub(crate) http: bool,
+    pub(crate) tls: bool,
+    pub(crate) seccomp: bool,
+    pub(crate) capabilities: bool,
+}
+
+/// Reads one word of `--insecure-options`.
+pub(crate) fn insecure_option(word: &str) -> Result<InsecureOption, String> {
+    Ok(match word {
+        "none" => InsecureOption::None,
+        "http" => InsecureOption::Http,
+        "tls" => InsecureOption::Tls,
+        "image" | "images" | "pubkey" | "ondisk" => InsecureOption::Image,
+        "seccomp" => InsecureOption::Seccomp,
+        "capabilities" => InsecureOption::Capabilities,
+        "all-fetch" => InsecureOption::AllFetch,
+        "all-run" => InsecureOption::AllRun,
+        "all" => InsecureOption::All,
+        "paths" => return Err("'paths' is not supported yet: masked and read-only paths always are".into()),
+        _ => {
+            return Err(format!(
+                "'{}' is not known: expected http, tls, image, seccomp, capabilities, all-fetch, all-run, all or none",
+                gantry_model::id::shown(word)
+            ));
+        }
+    })
+}
+
+impl Globals {
+    /// What is given up.
+    pub(crate) fn insecure(&self) -> InsecureSet {
+        let mut set = InsecureSet::default();
+        for option in &self.insecure_options {
+            match option {
+                InsecureOption::None => set = InsecureSet::default(),
+                InsecureOption::Image => {}
+                InsecureOption::Http => set.http = true,
+                InsecureOption::Tls => set.tls = true,
+                InsecureOption::Seccomp => set.seccomp = true,
+                InsecureOption::Capabilities => set.capabilities = true,
+                InsecureOption::AllFetch => (set.http, set.tls) = (true, true),
+                InsecureOption::AllRun => (set.seccomp, set.capabilities) = (true, true),
+                InsecureOption::All => {
+                    set = InsecureSet { http: true, tls: true, seccomp: true, capabilities: true };
+                }
+            }
+        }
+        set
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_add_up() {
+        let set = |words: &[&str]| {
+            let insecure_options = words.iter().map(|word| insecure_option(word).unwrap()).collect();
+            Globals { insecure_options, ..Globals::default() }.insecure()
+        };
+        let none = InsecureSet::default();
+        assert_eq!(set(&[]), none);
+        assert_eq!(set(&["image"]), none);
+        assert_eq!(set(&["http", "none"]), none);
+        assert_eq!(set(&["http"]), InsecureSet { http: true, ..none });
+        assert_eq!(set(&["all-run"]), InsecureSet { seccomp: true, capabilities: true, ..none });
+        assert_eq!(set(&["all-fetch", "all-run"]), set(&["all"]));
+        for bad in ["paths", "HTTP", "", "htp"] {
+            assert!(insecure_option(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! What has been said so far of a pod and its apps while a command line is read, and the pod it makes in the end.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gantry_model::spec::{
+    CAPABILITIES, Capabilities, DEFAULT_CAPABILITIES, Limits, MountSpec, NetMode, Seccomp, VolumeKind, VolumeSpec,
+};
+use gantry_model::{AppName, AppSpec, ImageRef, PodSpec};
+
+use super::{PodOptions, Request, UsageError};
+use crate::globals::Globals;
+
+/// The whole command line so far.
+pub(super) struct Draft<'a> {
+    pub(super) globals: Globals,
+    pub(super) options: PodOptions,
+    pub(super) volumes: Vec<VolumeSpec>,
+    pub(super) net: Option<NetMode>,
+    pub(super) hostname: Option<String>,
+    pub(super) labels: BTreeMap<String, String>,
+    /// App flags before any image.
+    pub(super) common: AppDraft,
+    pub(super) apps: Vec<AppDraft>,
+    /// Flags given that a pod manifest takes the place of.
+    pub(super) beside_manifest: Vec<String>,
+    /// A variable of the caller's environment.
+    pub(super) lookup: &'a dyn Fn(&str) -> Option<String>,
+}
+
+/// One app so far, or what holds for all of them.
+#[derive(Default)]
+pub(super) struct AppDraft {
+    pub(super) image: String,
+    pub(super) name: Option<AppName>,
+    pub(super) exec: Option<String>,
+    pub(super) args: Option<Vec<String>>,
+    pub(super) user: Option<String>,
+    pub(super) group: Option<String>,
+    pub(super) gids: Option<Vec<u32>>,
+    pub(super) working_dir: Option<String>,
+    pub(super) environment: Vec<(String, String)>,
+    pub(super) mounts: Vec<MountSpec>,
+    /// docker's `-v`: source, target, read-only. They become a volume and a mount each.
+    pub(super) binds: Vec<Bind>,
+    pub(super) read_only_root: Option<bool>,
+    pub(super) limits: Limits,
+    pub(super) caps: CapsDraft,
+    pub(super) seccomp: Option<Seccomp>,
+    pub(super) no_new_privileges: Option<bool>,
+    pub(super) oom_score_adj: Option<i32>,
+    pub(super) stop_signal: Option<u8>,
+    pub(super) annotations: BTreeMap<String, String>,
+    pub(super) labels: BTreeMap<String, String>,
+}
+
+/// A file or directory of the host and its place in an app.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Bind {
+    pub(super) source: String,
+    pub(super) target: String,
+    pub(super) read_only: bool,
+}
+
+/// Capabilities as said: rkt's way (retain or remove) or docker's (add and drop).
+#[derive(Default, Clone, PartialEq, Eq)]
+pub(super) struct CapsDraft {
+    pub(super) retain: Option<BTreeSet<String>>,
+    pub(super) remove: Option<BTreeSet<String>>,
+    pub(super) add: BTreeSet<String>,
+    pub(super) drop: BTreeSet<String>,
+}
+
+/// docker's word for every capability.
+pub(super) const ALL: &str = "CAP_ALL";
+
+impl CapsDraft {
+    fn settled(self) -> Result<Option<Capabilities>, UsageError> {
+        let docker = !self.add.is_empty() || !self.drop.is_empty();
+        match (self.retain, self.remove) {
+            (Some(_), Some(_)) => {
+                Err(UsageError::Conflict("--caps-retain and --caps-remove exclude each other in one app".into()))
+            }
+            (Some(_), None) | (None, Some(_)) if docker => Err(UsageError::Conflict(
+                "--cap-add and --cap-drop cannot be combined with --caps-retain and --caps-remove in one app".into(),
+            )),
+            (Some(names), None) => Ok(Some(Capabilities::Retain(names))),
+            (None, Some(names)) => Ok(Some(Capabilities::Remove(names))),
+            (None, None) if docker => Ok(Some(Capabilities::Retain(added_and_dropped(&self.add, &self.drop)))),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// docker's rule: ALL first, then single names; an added one stays although ALL is dropped, and the other way round.
+fn added_and_dropped(add: &BTreeSet<String>, drop: &BTreeSet<String>) -> BTreeSet<String> {
+    let every = || CAPABILITIES.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
+    let mut names = match (add.contains(ALL), drop.contains(ALL)) {
+        (true, _) => every(),
+        (false, true) => BTreeSet::new(),
+        (false, false) => DEFAULT_CAPABILITIES.iter().map(|&name| name.to_owned()).collect(),
+    };
+    names.retain(|name| !drop.contains(name));
+    names.extend(add.iter().filter(|name| *name != ALL).cloned());
+    names
+}
+
+impl<'a> Draft<'a> {
+    pub(super) fn new(globals: Globals, lookup: &'a dyn Fn(&str) -> Option<String>) -> Self {
+        Self {
+            globals,
+            options: PodOptions::default(),
+            volumes: Vec::new(),
+            net: None,
+            hostname: None,
+            labels: BTreeMap::new(),
+            common: AppDraft::default(),
+            apps: Vec::new(),
+            beside_manifest: Vec::new(),
+            lookup,
+        }
+    }
+
+    /// Whom an app flag concerns here: the app of the image before it, or all of them.
+    pub(super) fn app(&mut self) -> &mut AppDraft {
+        match self.apps.last_mut() {
+            Some(app) => app,
+            None => &mut self.common,
+        }
+    }
+
+    /// The request it all comes to.
+    pub(super) fn finish(self) -> Result<Request, UsageError> {
+        if self.options.pod_manifest.is_some() {
+            return self.finish_with_manifest();
+        }
+        let (insecure, stdin, terminal) = (self.globals.insecure(), self.options.stdin, self.options.terminal);
+        let mut volumes = Volumes::new(self.volumes);
+        let mut apps = Vec::with_capacity(self.apps.len());
+        let common_mounts = volumes.mounts_of(&self.common.binds);
+        let common_caps = self.common.caps.clone().settled()?;
+        for draft in self.apps {
+            let mut app = draft.onto(&self.common, &common_mounts, common_caps.as_ref(), &mut volumes)?;
+            (app.stdin, app.terminal) = (stdin, terminal);
+            if insecure.capabilities && app.capabilities == Capabilities::Default {
+                app.capabilities = Capabilities::Retain(CAPABILITIES.iter().map(|&c| c.to_owned()).collect());
+            }
+            if insecure.seccomp && app.seccomp == Seccomp::Default {
+                app.seccomp = Seccomp::Unconfined;
+            }
+            apps.push(app);
+        }
+        let spec = PodSpec {
+            apps,
+            volumes: volumes.list,
+            net: self.net.unwrap_or_default(),
+            hostname: self.hostname,
+            user_annotations: BTreeMap::new(),
+            user_labels: self.labels,
+        };
+        spec.validate()?;
+        Ok(Request { globals: self.globals, spec, options: self.options })
+    }
+
+    fn finish_with_manifest(self) -> Result<Request, UsageError> {
+        let beside = match (self.apps.first(), self.beside_manifest.first()) {
+            (Some(app), _) => Some(format!("image '{}'", gantry_model::id::shown(&app.image))),
+            (None, flag) => flag.cloned(),
+        };
+        match beside {
+            Some(beside) => Err(UsageError::Conflict(format!(
+                "{beside} cannot be combined with --pod-manifest: the manifest says it all"
+            ))),
+            None => Ok(Request { globals: self.globals, spec: PodSpec::default(), options: self.options }),
+        }
+    }
+}
+
+impl AppDraft {
+    pub(super) fn of(image: &str) -> Self {
+        Self { image: image.to_owned(), ..Self::default() }
+    }
+
+    /// The app, with what holds for all of them below what was said of it.
+    fn onto(
+        self,
+        common: &AppDraft,
+        common_mounts: &[MountSpec],
+        common_caps: Option<&Capabilities>,
+        volumes: &mut Volumes,
+    ) -> Result<AppSpec, UsageError> {
+        let name = match self.name.or_else(|| common.name.clone()) {
+            Some(name) => name,
+            None => default_name(&self.image)?,
+        };
+        let mut app = AppSpec::new(name, self.image);
+        app.exec = self.exec.or_else(|| common.exec.clone());
+        app.args = self.args.unwrap_or_default();
+        app.user = self.user.or_else(|| common.user.clone());
+        app.group = self.group.or_else(|| common.group.clone());
+        app.supplementary_gids = self.gids.or_else(|| common.gids.clone()).unwrap_or_default();
+        app.working_dir = self.working_dir.or_else(|| common.working_dir.clone());
+        app.environment = merged_environment([&common.environment[..], &self.environment]);
+        app.mounts = [common_mounts, &common.mounts, &self.mounts, &volumes.mounts_of(&self.binds)].concat();
+        app.read_only_root = self.read_only_root.or(common.read_only_root).unwrap_or(false);
+        app.limits = Limits {
+            memory: self.limits.memory.or(common.limits.memory),
+            cpu_milli: self.limits.cpu_milli.or(common.limits.cpu_milli),
+            cpu_shares: self.limits.cpu_shares.or(common.limits.cpu_shares),
+            pids: self.limits.pids.or(common.limits.pids),
+        };
+        app.capabilities = self.caps.settled()?.or_else(|| common_caps.cloned()).unwrap_or_default();
+        app.seccomp = self.seccomp.or_else(|| common.seccomp.clone()).unwrap_or_default();
+        app.new_privileges = !self.no_new_privileges.or(common.no_new_privileges).unwrap_or(true);
+        app.oom_score_adj = self.oom_score_adj.or(common.oom_score_adj);
+        app.stop_signal = self.stop_signal.or(common.stop_signal);
+        app.user_annotations = common.annotations.clone().into_iter().chain(self.annotations).collect();
+        app.user_labels = common.labels.clone().into_iter().chain(self.labels).collect();
+        Ok(app)
+    }
+}
+
+/// Variables in order, where a later one of the same name takes the place of an earlier one.
+pub(crate) fn merged_environment<'a>(
+    parts: impl IntoIterator<Item = &'a [(String, String)]>,
+) -> Vec<(String, String)> {
+    let mut merged: Vec<(String, String)> = Vec::new();
+    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    for (name, value) in parts.into_iter().flatten() {
+        match places.get(name.as_str()) {
+            Some(&place) => merged[place].1.clone_from(value),
+            None => {
+                places.insert(name, merged.len());
+                merged.push((name.clone(), value.clone()));
+            }
+        }
+    }
+    merged
+}
+
+/// The last element of the image's name, as rkt does.
+fn default_name(image: &str) -> Result<AppName, UsageError> {
+    let reference: ImageRef =
+        image.parse().map_err(|error: gantry_model::image_ref::RefError| UsageError::Image(error.to_string()))?;
+    let file_name = |path: &std::path::Path| {
+        let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        stem.trim_end_matches(".tar").to_owned()
+    };
+    let name = match &reference {
+        ImageRef::Registry(registry) => registry.repository.clone(),
+        ImageRef::Short(short) => short.repository.clone(),
+        ImageRef::Id(hex) => hex.chars().take(12).collect(),
+        ImageRef::Layout(path, _)
+        | ImageRef::OciArchive(path, _)
+        | ImageRef::DockerArchive(path, _)
+        | ImageRef::Path(path) => file_name(path),
+        ImageRef::Stdin => "stdin".to_owned(),
+    };
+    let last = name.rsplit('/').next().unwrap_or(&name);
+    AppName::sanitized(last).ok_or_else(|| UsageError::NoName(image.to_owned()))
+}
+
+/// The volumes of the pod; binds get one each, under a name nobody else has.
+struct Volumes {
+    list: Vec<VolumeSpec>,
+    binds: usize,
+}
+
+impl Volumes {
+    fn new(list: Vec<VolumeSpec>) -> Self {
+        Self { list, binds: 0 }
+    }
+
+    fn mounts_of(&mut self, binds: &[Bind]) -> Vec<MountSpec> {
+        binds.iter().map(|bind| self.mount_of(bind)).collect()
+    }
+
+    fn mount_of(&mut self, bind: &Bind) -> MountSpec {
+        let volume = loop {
+            self.binds += 1;
+            let name = AppName::sanitized(&format!("bind-{}", self.binds));
+            if let Some(free) = name.filter(|name| self.list.iter().all(|volume| volume.name != *name)) {
+                break free;
+            }
+        };
+        let kind = VolumeKind::Host { source: bind.source.clone(), recursive: true };
+        self.list.push(VolumeSpec { name: volume.clone(), kind, read_only: bind.read_only });
+        MountSpec { volume, target: bind.target.clone(), read_only: bind.read_only }
+    }
+}

@@ -1,0 +1,391 @@
+//! The table of all flags of `run` and `prepare`: what each is called, takes and does, and the help made of it.
+
+use super::Pull;
+use super::draft::{Bind, Draft};
+use super::values::{self, Why};
+
+/// Whether a flag takes a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arity {
+    /// No; `--flag=false` is possible.
+    Switch,
+    /// Yes: `--flag=value` or `--flag value`.
+    Value,
+    /// Only as `--flag=value`; without, it has a meaning of its own.
+    Optional,
+}
+
+/// What a flag is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// gantry itself.
+    Global,
+    /// The pod.
+    Pod,
+    /// The app of the image before it, or all apps.
+    App,
+}
+
+type Setter = fn(&mut Draft<'_>, &str) -> Result<(), Why>;
+
+/// A flag.
+pub(crate) struct Flag {
+    /// Its name without dashes, then other names it goes by.
+    names: &'static [&'static str],
+    pub(crate) short: Option<char>,
+    pub(crate) arity: Arity,
+    pub(crate) value: &'static str,
+    pub(crate) scope: Scope,
+    /// A pod flag whose place a pod manifest takes.
+    pub(super) of_spec: bool,
+    pub(super) run_only: bool,
+    pub(crate) help: &'static str,
+    pub(super) set: Setter,
+}
+
+impl Flag {
+    pub(super) fn has_long(&self, name: &str) -> bool {
+        self.names.contains(&name)
+    }
+
+    /// Its names, the usual one first.
+    pub(crate) fn longs(&self) -> impl Iterator<Item = &'static str> + use<> {
+        self.names.iter().copied()
+    }
+
+    /// The usual name.
+    pub(crate) fn long(&self) -> &'static str {
+        self.names[0]
+    }
+}
+
+const fn switch(scope: Scope, names: &'static [&'static str], help: &'static str, set: Setter) -> Flag {
+    Flag { names, short: None, arity: Arity::Switch, value: "", scope, of_spec: false, run_only: false, help, set }
+}
+
+const fn valued(
+    scope: Scope,
+    names: &'static [&'static str],
+    value: &'static str,
+    help: &'static str,
+    set: Setter,
+) -> Flag {
+    Flag { names, short: None, arity: Arity::Value, value, scope, of_spec: false, run_only: false, help, set }
+}
+
+impl Flag {
+    const fn short(self, short: char) -> Self {
+        Self { short: Some(short), ..self }
+    }
+
+    const fn run_only(self) -> Self {
+        Self { run_only: true, ..self }
+    }
+
+    /// It says something about the pod that a pod manifest says too.
+    const fn of_spec(self) -> Self {
+        Self { of_spec: true, ..self }
+    }
+
+    const fn optional(self) -> Self {
+        Self { arity: Arity::Optional, ..self }
+    }
+}
+
+use Scope::{App, Global, Pod};
+
+/// Every flag of `run` and `prepare`.
+pub(crate) static FLAGS: &[Flag] = &[
+    // The pod.
+    valued(Pod, &["net"], "none|host", "the pod's network: loopback only (the default), or the host's", |d, v| {
+        d.net = Some(values::net(v)?);
+        Ok(())
+    })
+    .of_spec()
+    .optional(),
+    valued(Pod, &["network"], "none|host", "the same, as docker spells it", |d, v| {
+        d.net = Some(values::net(v)?);
+        Ok(())
+    })
+    .of_spec(),
+    valued(
+        Pod,
+        &["volume"],
+        "VOLUME",
+        "NAME,kind=host,source=/path[,readOnly=true][,recursive=false], or NAME,kind=empty[,mode=0755][,uid=0][,gid=0], \
+         or /host/path:/path/in/app[:ro] to define and mount it at once",
+        set_volume,
+    )
+    .short('v')
+    .of_spec(),
+    valued(Pod, &["hostname"], "NAME", "host name in the pod (gantry-UUID)", |d, v| {
+        d.hostname = Some(values::text(v)?);
+        Ok(())
+    })
+    .of_spec(),
+    switch(Pod, &["detach"], "print the pod's id when it is ready, and return", |d, v| {
+        d.options.detach = values::boolean(v)?;
+        Ok(())
+    })
+    .short('d')
+    .run_only(),
+    switch(Pod, &["rm"], "remove the pod when it has ended", |d, v| {
+        d.options.remove = values::boolean(v)?;
+        Ok(())
+    })
+    .run_only(),
+    switch(Pod, &["keep-stdin"], "keep stdin open and feed it to the app", |d, v| {
+        d.options.stdin = values::boolean(v)?;
+        Ok(())
+    })
+    .short('i')
+    .of_spec(),
+    switch(Pod, &["tty"], "give the app a terminal", |d, v| {
+        d.options.terminal = values::boolean(v)?;
+        Ok(())
+    })
+    .short('t')
+    .of_spec(),
+    switch(Pod, &["interactive"], "both: -i and -t", |d, v| {
+        d.options.stdin = values::boolean(v)?;
+        d.options.terminal = d.options.stdin;
+        Ok(())
+    })
+    .of_spec(),
+    valued(Pod, &["pull-policy", "pull"], "never|new|update", "when to ask the registry (new: what is not here)", |d, v| {
+        d.options.pull = Some(pull(v)?);
+        Ok(())
+    }),
+    switch(Pod, &["store-only"], "rkt's old spelling of --pull-policy=never", |d, v| {
+        d.options.pull = values::boolean(v)?.then_some(Pull::Never).or(d.options.pull);
+        Ok(())
+    }),
+    switch(Pod, &["no-store"], "rkt's old spelling of --pull-policy=update", |d, v| {
+        d.options.pull = values::boolean(v)?.then_some(Pull::Update).or(d.options.pull);
+        Ok(())
+    }),
+    switch(Pod, &["inherit-env"], "pass the caller's environment to the apps, but for PATH and HOME", |d, v| {
+        d.options.inherit_env = values::boolean(v)?;
+        Ok(())
+    })
+    .of_spec(),
+    valued(Pod, &["set-env"], "NAME=VALUE", "a variable for every app", |d, v| {
+        let variable = values::variable(v, d.lookup)?;
+        d.options.set_env.extend(variable);
+        Ok(())
+    })
+    .of_spec(),
+    valued(Pod, &["set-env-file", "env-file"], "FILE", "a file of NAME=VALUE lines for every app", |d, v| {
+        d.options.env_files.push(values::text(v)?.into());
+        Ok(())
+    })
+    .of_spec(),
+    valued(Pod, &["pod-manifest"], "FILE", "take the whole pod from this file, as 'gantry cat-manifest' prints it", |d, v| {
+        d.options.pod_manifest = Some(values::text(v)?.into());
+        Ok(())
+    }),
+    valued(Pod, &["uuid-file-save", "cidfile"], "FILE", "write the pod's id to this file as soon as it exists", |d, v| {
+        d.options.uuid_file = Some(values::text(v)?.into());
+        Ok(())
+    }),
+    valued(Pod, &["label"], "NAME=VALUE", "a free-form label of the pod", |d, v| {
+        d.labels.extend([values::pair(v)?]);
+        Ok(())
+    })
+    .short('l')
+    .of_spec(),
+    valued(Pod, &["ipc"], "private", "every pod has its own IPC namespace", |_, v| match v {
+        "private" | "auto" => Ok(()),
+        _ => Err(Why::NotYet("every pod has its own IPC namespace")),
+    }),
+    switch(Pod, &["quiet"], "show no progress", |d, v| {
+        d.options.quiet = values::boolean(v)?;
+        Ok(())
+    })
+    .short('q'),
+    // The apps.
+    valued(App, &["name"], "NAME", "name of the app (the last element of the image's name)", |d, v| {
+        d.app().name = Some(v.parse()?);
+        Ok(())
+    }),
+    valued(App, &["exec", "entrypoint"], "PROGRAM", "replaces the image's entrypoint and arguments", |d, v| {
+        d.app().exec = Some(values::text(v)?);
+        Ok(())
+    }),
+    valued(App, &["user"], "USER[:GROUP]", "names, numbers, or an absolute path in the image whose owner is taken", |d, v| {
+        d.app().user = Some(values::text(v)?);
+        Ok(())
+    })
+    .short('u'),
+    valued(App, &["group"], "GROUP", "name, number, or an absolute path in the image", |d, v| {
+        d.app().group = Some(values::text(v)?);
+        Ok(())
+    }),
+    valued(App, &["supplementary-gids", "group-add"], "GID[,GID]", "further group numbers", |d, v| {
+        let gids = values::gids(v)?;
+        d.app().gids.get_or_insert_default().extend(gids);
+        Ok(())
+    }),
+    valued(App, &["working-dir", "workdir"], "DIR", "working directory, absolute in the image", |d, v| {
+        d.app().working_dir = Some(values::text(v)?);
+        Ok(())
+    })
+    .short('w'),
+    valued(App, &["environment", "env"], "NAME=VALUE", "a variable; NAME alone takes the caller's", |d, v| {
+        let variable = values::variable(v, d.lookup)?;
+        d.app().environment.extend(variable);
+        Ok(())
+    })
+    .short('e'),
+    valued(App, &["mount"], "MOUNT", "volume=NAME,target=/path[,readOnly=true], or type=bind,source=/host,target=/path", set_mount),
+    switch(App, &["readonly-rootfs", "read-only"], "a read-only root", |d, v| {
+        d.app().read_only_root = Some(values::boolean(v)?);
+        Ok(())
+    }),
+    valued(App, &["memory"], "BYTES", "limit of memory: 64Mi, 50M, 1Gi", |d, v| {
+        d.app().limits.memory = Some(values::memory(v)?);
+        Ok(())
+    })
+    .short('m'),
+    valued(App, &["cpu", "cpus"], "CORES", "limit of cpu: 2, 0.5 or 500m", |d, v| {
+        d.app().limits.cpu_milli = Some(gantry_model::quantity::millicpu(v)?);
+        Ok(())
+    }),
+    valued(App, &["cpu-shares"], "N", "relative weight, 2 to 262144", |d, v| {
+        d.app().limits.cpu_shares = Some(values::number(v, "a number of shares")?);
+        Ok(())
+    }),
+    valued(App, &["pids-limit"], "N", "limit of processes and threads", |d, v| {
+        d.app().limits.pids = Some(values::number(v, "a number of processes")?);
+        Ok(())
+    }),
+    valued(App, &["caps-retain", "cap-retain"], "CAP,…", "keep exactly these capabilities", |d, v| {
+        let names = values::capabilities(v, false)?;
+        d.app().caps.retain.get_or_insert_default().extend(names);
+        Ok(())
+    }),
+    valued(App, &["caps-remove", "cap-remove"], "CAP,…", "keep the default ones without these", |d, v| {
+        let names = values::capabilities(v, false)?;
+        d.app().caps.remove.get_or_insert_default().extend(names);
+        Ok(())
+    }),
+    valued(App, &["cap-add"], "CAP", "add one to the default ones (or ALL)", |d, v| {
+        let names = values::capabilities(v, true)?;
+        d.app().caps.add.extend(names);
+        Ok(())
+    }),
+    valued(App, &["cap-drop"], "CAP", "take one from the default ones (or ALL)", |d, v| {
+        let names = values::capabilities(v, true)?;
+        d.app().caps.drop.extend(names);
+        Ok(())
+    }),
+    valued(App, &["seccomp"], "mode=…", "mode=retain or mode=remove[,errno=EPERM],CALL,…; or unconfined", |d, v| {
+        d.app().seccomp = Some(values::seccomp(v)?);
+        Ok(())
+    }),
+    valued(App, &["security-opt"], "OPT", "no-new-privileges[=BOOL] or seccomp=unconfined", set_security),
+    switch(App, &["no-new-privileges"], "execve gains no privileges (the default; =false allows it)", |d, v| {
+        d.app().no_new_privileges = Some(values::boolean(v)?);
+        Ok(())
+    }),
+    valued(App, &["oom-score-adj", "oom-score-adjust"], "N", "-1000 to 1000", |d, v| {
+        d.app().oom_score_adj = Some(values::number(v, "a number from -1000 to 1000")?);
+        Ok(())
+    }),
+    valued(App, &["stop-signal"], "SIGNAL", "asks the app to stop (the image's, or SIGTERM)", |d, v| {
+        d.app().stop_signal = Some(values::stop_signal(v)?);
+        Ok(())
+    }),
+    valued(App, &["user-annotation"], "NAME=VALUE", "a free-form annotation of the app", |d, v| {
+        d.app().annotations.extend([values::pair(v)?]);
+        Ok(())
+    }),
+    valued(App, &["user-label"], "NAME=VALUE", "a free-form label of the app", |d, v| {
+        d.app().labels.extend([values::pair(v)?]);
+        Ok(())
+    }),
+    // gantry itself.
+    valued(Global, &["dir"], "DIR", "data directory", |d, v| {
+        d.globals.dir = Some(values::text(v)?.into());
+        Ok(())
+    }),
+    valued(Global, &["config"], "FILE", "configuration file", |d, v| {
+        d.globals.config = Some(values::text(v)?.into());
+        Ok(())
+    }),
+    switch(Global, &["debug"], "show every cause of a failure on its own line", |d, v| {
+        d.globals.debug = values::boolean(v)?;
+        Ok(())
+    }),
+    valued(Global, &["insecure-options"], "OPTION,…", "give up protection: http, tls, image, seccomp, capabilities, …", |d, v| {
+        for option in v.split(',') {
+            d.globals.insecure_options.push(crate::globals::insecure_option(option).map_err(Why::Text)?);
+        }
+        Ok(())
+    }),
+    valued(Global, &["progress"], "auto|plain|none", "how progress is shown", |d, v| {
+        d.globals.progress = <crate::globals::ProgressMode as clap::ValueEnum>::from_str(v, false)
+            .map_err(|_| Why::Text(format!("'{}' is not auto, plain or none", gantry_model::id::shown(v))))?;
+        Ok(())
+    }),
+];
+
+fn pull(value: &str) -> Result<Pull, Why> {
+    <Pull as clap::ValueEnum>::from_str(value, false)
+        .map_err(|_| Why::Text(format!("'{}' is not never, new or update", gantry_model::id::shown(value))))
+}
+
+fn set_volume(draft: &mut Draft<'_>, value: &str) -> Result<(), Why> {
+    match values::volume(value)? {
+        values::Volume::Named(volume) => draft.volumes.push(volume),
+        values::Volume::Bound(bind) => push_bind(draft, bind),
+    }
+    Ok(())
+}
+
+fn set_mount(draft: &mut Draft<'_>, value: &str) -> Result<(), Why> {
+    match values::mount(value)? {
+        values::Mount::Of(mount) => draft.app().mounts.push(mount),
+        values::Mount::Bound(bind) => push_bind(draft, bind),
+    }
+    Ok(())
+}
+
+fn push_bind(draft: &mut Draft<'_>, bind: Bind) {
+    draft.app().binds.push(bind);
+}
+
+fn set_security(draft: &mut Draft<'_>, value: &str) -> Result<(), Why> {
+    match value.split_once(['=', ':']).unwrap_or((value, "true")) {
+        ("no-new-privileges", value) => draft.app().no_new_privileges = Some(values::boolean(value)?),
+        ("seccomp", "unconfined") => draft.app().seccomp = Some(values::seccomp("unconfined")?),
+        _ => return Err(Why::NotYet("known are no-new-privileges and seccomp=unconfined")),
+    }
+    Ok(())
+}
+
+/// The help text of `run` or `prepare`.
+pub(crate) fn help(verb: super::Verb) -> String {
+    let what = match verb {
+        super::Verb::Run => "Prepare a pod and run it",
+        super::Verb::Prepare => "Prepare a pod, print its id, and run nothing",
+    };
+    let verb_name = verb.as_str();
+    let mut text = format!(
+        "{what}\n\nUsage: gantry {verb_name} [flags] IMAGE [app flags] [-- ARG… [---]] [IMAGE …]\n\n\
+         App flags bind to the image before them; before any image they hold for every app.\n\
+         '--' begins the arguments of an app, '---' ends them.\n"
+    );
+    for (scope, title) in [(Pod, "Flags of the pod"), (App, "Flags of an app"), (Global, "Global flags")] {
+        text.push_str(&format!("\n{title}:\n"));
+        let shown = FLAGS.iter().filter(|flag| flag.scope == scope && (verb == super::Verb::Run || !flag.run_only));
+        for flag in shown {
+            let short = flag.short.map_or("    ".to_owned(), |short| format!("-{short}, "));
+            let value = if flag.value.is_empty() { String::new() } else { format!("={}", flag.value) };
+            text.push_str(&format!("  {short}--{}{value}\n          {}\n", flag.long(), flag.help));
+        }
+    }
+    text.push_str("\nExit code: that of the first app that failed, else 0; 125 when gantry itself failed, 126 and 127 when\n");
+    text.push_str("the command could not be executed or found, 128+n when signal n ended the app.\n");
+    text
+}

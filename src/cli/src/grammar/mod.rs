@@ -1,0 +1,171 @@
+//! The grammar of `run` and `prepare`: rkt's, with what a docker or podman hand would type.
+//!
+//! ```text
+//! gantry run [pod flags] [app flags for all apps] IMAGE [app flags] [-- arg… [---]] IMAGE …
+//! ```
+//!
+//! A flag of an app binds to the image before it; before any image it holds for every app. `--` begins the
+//! arguments of an app, `---` ends them so that another image can follow. Flags of the pod, and global ones, may
+//! stand anywhere. Pure: no file is read here, and the caller's environment comes in as a function.
+//!
+//! [`flags`] is the table of all flags, [`values`] reads what they take, [`draft`] gathers, and [`Request`] comes out.
+
+mod draft;
+mod flags;
+mod not_yet;
+mod parse;
+#[cfg(test)]
+mod tests;
+mod values;
+
+pub(crate) use flags::{Arity, FLAGS, Scope, help};
+pub(crate) use draft::merged_environment;
+pub(crate) use parse::parse;
+
+use std::path::PathBuf;
+
+use gantry_model::{ErrorKind, Kind, PodSpec};
+use thiserror::Error;
+
+use crate::globals::Globals;
+
+/// Which of the two commands is parsed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verb {
+    /// `run`: prepare and start.
+    Run,
+    /// `prepare`: make it ready, start nothing.
+    Prepare,
+}
+
+impl Verb {
+    /// The word on the command line.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Prepare => "prepare",
+        }
+    }
+}
+
+/// What a command line of `run` or `prepare` asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Parsed {
+    /// `--help`.
+    Help,
+    /// A pod.
+    Pod(Box<Request>),
+}
+
+/// A pod, and what is to be done with it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// Global flags, wherever they stood.
+    pub(crate) globals: Globals,
+    /// The pod; empty when `options.pod_manifest` is given. The variables of `options` that come from outside
+    /// (files, the caller's environment) are not in it yet.
+    pub(crate) spec: PodSpec,
+    /// Everything that is not the pod itself.
+    pub(crate) options: PodOptions,
+}
+
+/// How a pod is to be made and run.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct PodOptions {
+    /// When a registry is asked.
+    pub(crate) pull: Option<Pull>,
+    /// Return when the pod is ready, printing its id.
+    pub(crate) detach: bool,
+    /// Remove the pod when it has ended.
+    pub(crate) remove: bool,
+    /// No progress.
+    pub(crate) quiet: bool,
+    /// Keep stdin of the app open and feed it.
+    pub(crate) stdin: bool,
+    /// Give the app a terminal.
+    pub(crate) terminal: bool,
+    /// Write the id here as soon as it exists.
+    pub(crate) uuid_file: Option<PathBuf>,
+    /// The pod comes from this manifest.
+    pub(crate) pod_manifest: Option<PathBuf>,
+    /// Pass the caller's environment on.
+    pub(crate) inherit_env: bool,
+    /// Files of `NAME=VALUE` lines for every app.
+    pub(crate) env_files: Vec<PathBuf>,
+    /// Variables for every app; they win over those of the files.
+    pub(crate) set_env: Vec<(String, String)>,
+}
+
+/// When a registry is asked for an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub(crate) enum Pull {
+    /// Only what is in the store.
+    Never,
+    /// When it is not in the store.
+    #[default]
+    #[value(alias = "missing")]
+    New,
+    /// Always ask; download what changed.
+    #[value(alias = "always", alias = "newer")]
+    Update,
+}
+
+/// A command line that cannot be meant so.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub(crate) enum UsageError {
+    /// No such flag.
+    #[error("unknown flag {}{hint} (see 'gantry {verb} --help')", gantry_model::id::shown(.flag))]
+    UnknownFlag {
+        /// As given.
+        flag: String,
+        /// `: did you mean --x?`, or empty.
+        hint: String,
+        /// Of which command.
+        verb: &'static str,
+    },
+    /// A flag that belongs to later work.
+    #[error("{flag} is not supported yet: {instead}")]
+    NotYet {
+        /// The flag.
+        flag: String,
+        /// What is there.
+        instead: &'static str,
+    },
+    /// A flag without the value it needs.
+    #[error("{flag} needs a value: {flag}={value}")]
+    NoValue {
+        /// The flag.
+        flag: String,
+        /// What sort of value.
+        value: &'static str,
+    },
+    /// A flag's value is not what it takes.
+    #[error("{flag}: {why}")]
+    Value {
+        /// The flag.
+        flag: String,
+        /// Why not.
+        why: String,
+    },
+    /// Flags that exclude each other.
+    #[error("{0}")]
+    Conflict(String),
+    /// `--` or `---` where no app is.
+    #[error("'{0}' {1}")]
+    Separator(&'static str, &'static str),
+    /// An image that cannot be one.
+    #[error("{0}")]
+    Image(String),
+    /// No name can be made of an image.
+    #[error("no app name can be made of image '{}': give one with --name", gantry_model::id::shown(.0))]
+    NoName(String),
+    /// The pod makes no sense as a whole.
+    #[error(transparent)]
+    Spec(#[from] gantry_model::spec::SpecError),
+}
+
+impl Kind for UsageError {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::Invalid
+    }
+}

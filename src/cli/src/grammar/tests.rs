@@ -1,0 +1,276 @@
+//! The grammar in tables: what words mean, and what they get when they mean nothing.
+
+use std::collections::BTreeSet;
+
+use gantry_model::spec::{Capabilities, NetMode, Seccomp, VolumeKind};
+use proptest::prelude::*;
+
+use super::*;
+
+fn caller(name: &str) -> Option<String> {
+    (name == "KNOWN").then(|| "here".to_owned())
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+fn parsed(line: &str) -> Result<Request, UsageError> {
+    match parse(Verb::Run, &words(line), &caller)? {
+        Parsed::Pod(request) => Ok(*request),
+        Parsed::Help => panic!("help was not asked for: {line}"),
+    }
+}
+
+fn spec(line: &str) -> PodSpec {
+    parsed(line).unwrap_or_else(|error| panic!("{line}: {error}")).spec
+}
+
+#[test]
+fn images_and_their_arguments() {
+    let rows: &[(&str, &[(&str, &str, &[&str])])] = &[
+        ("alpine", &[("alpine", "alpine", &[])]),
+        ("docker://a/b:1", &[("b", "docker://a/b:1", &[])]),
+        ("a -- x -y --z", &[("a", "a", &["x", "-y", "--z"])]),
+        ("a -- x --- b -- y", &[("a", "a", &["x"]), ("b", "b", &["y"])]),
+        ("a -- --- b", &[("a", "a", &[]), ("b", "b", &[])]),
+        ("a b --name=c", &[("a", "a", &[]), ("c", "b", &[])]),
+        ("a -- -- x", &[("a", "a", &["--", "x"])]),
+        ("oci:/x/Img_1.d:t", &[("img-1", "oci:/x/Img_1.d:t", &[])]),
+        ("oci-archive:/x/app.tar.gz", &[("app", "oci-archive:/x/app.tar.gz", &[])]),
+        ("-", &[("stdin", "-", &[])]),
+    ];
+    for (line, want) in rows {
+        let spec = spec(line);
+        let got: Vec<(&str, &str, Vec<&str>)> = spec
+            .apps
+            .iter()
+            .map(|app| (app.name.as_str(), app.image.as_str(), app.args.iter().map(String::as_str).collect()))
+            .collect();
+        let want: Vec<(&str, &str, Vec<&str>)> = want.iter().map(|(a, b, c)| (*a, *b, c.to_vec())).collect();
+        assert_eq!(got, want, "{line}");
+    }
+}
+
+#[test]
+fn app_flags_bind_to_the_image_before_them_or_to_all() {
+    let pod = spec("--memory=1Gi -e A=all -u 7 a --memory 64Mi -e A=one -e B b --environment=B=2 -e KNOWN");
+    let [a, b] = &pod.apps[..] else { panic!("two apps") };
+    assert_eq!((a.limits.memory, b.limits.memory), (Some(64 << 20), Some(1 << 30)));
+    assert_eq!((a.user.as_deref(), b.user.as_deref()), (Some("7"), Some("7")));
+    // B alone is not known to the caller, so it is nothing, as with docker.
+    assert_eq!(a.environment, [("A".into(), "one".into())]);
+    let want = [("A", "all"), ("B", "2"), ("KNOWN", "here")].map(|(a, b)| (a.to_owned(), b.to_owned()));
+    assert_eq!(b.environment, want);
+}
+
+#[test]
+fn values_stand_behind_a_sign_or_a_space_and_short_flags_in_clusters() {
+    for line in ["-itd -w/x a", "-i -t -d --workdir=/x a", "--interactive -d a --working-dir /x", "-di a -tw /x", "-itdw=/x a"] {
+        let request = parsed(line).unwrap();
+        assert!(request.options.detach && request.options.stdin && request.options.terminal, "{line}");
+        let app = &request.spec.apps[0];
+        assert_eq!((app.working_dir.as_deref(), app.stdin, app.terminal), (Some("/x"), true, true), "{line}");
+    }
+    assert!(!parsed("--detach=false a").unwrap().options.detach);
+}
+
+#[test]
+fn pod_flags_stand_anywhere() {
+    let request = parsed("a --net=host --hostname h b --rm -q --pull=always --uuid-file-save /u -l k=v").unwrap();
+    assert_eq!((request.spec.net, request.spec.hostname.as_deref()), (NetMode::Host, Some("h")));
+    assert!(request.options.remove && request.options.quiet);
+    assert_eq!((request.options.pull, request.options.uuid_file), (Some(Pull::Update), Some("/u".into())));
+    assert_eq!(request.spec.user_labels.get("k").map(String::as_str), Some("v"));
+    assert_eq!(spec("--network none a").net, NetMode::None);
+    let globals = parsed("--dir /d a --debug --insecure-options=http,tls --progress=none").unwrap().globals;
+    assert_eq!((globals.dir, globals.debug, globals.insecure_options.len()), (Some("/d".into()), true, 2));
+}
+
+#[test]
+fn volumes_and_mounts() {
+    let pod = spec("--volume data,kind=host,source=/srv,readOnly=true --volume t,kind=empty,mode=1777 a --mount volume=data,target=/d");
+    assert_eq!(pod.volumes[0].kind, VolumeKind::Host { source: "/srv".into(), recursive: true });
+    assert!(pod.volumes[0].read_only);
+    assert_eq!(pod.volumes[1].kind, VolumeKind::Empty { mode: 0o1777, uid: 0, gid: 0 });
+    assert_eq!(pod.apps[0].mounts[0].target, "/d");
+
+    let pod = spec("--volume bind-1,kind=empty -v /all:/x a -v /h:/c:ro b --mount type=bind,source=/m,target=/n");
+    let places = |app: usize| -> Vec<(String, String, bool)> {
+        let source = |mount: &gantry_model::spec::MountSpec| {
+            let volume = pod.volumes.iter().find(|volume| volume.name == mount.volume).unwrap();
+            match &volume.kind {
+                VolumeKind::Host { source, .. } => source.clone(),
+                VolumeKind::Empty { .. } => panic!("a bind must not take a volume's name"),
+            }
+        };
+        pod.apps[app].mounts.iter().map(|m| (source(m), m.target.clone(), m.read_only)).collect()
+    };
+    assert_eq!(places(0), [("/all".into(), "/x".into(), false), ("/h".into(), "/c".into(), true)]);
+    assert_eq!(places(1), [("/all".into(), "/x".into(), false), ("/m".into(), "/n".into(), false)]);
+}
+
+#[test]
+fn limits_and_isolation() {
+    let pod = spec("a -m 64m --cpus 0.5 --pids-limit=9 --cpu-shares 512 --read-only --oom-score-adj=-5 --stop-signal INT");
+    let app = &pod.apps[0];
+    assert_eq!((app.limits.memory, app.limits.cpu_milli, app.limits.pids), (Some(64 << 20), Some(500), Some(9)));
+    assert_eq!((app.read_only_root, app.oom_score_adj, app.stop_signal), (true, Some(-5), Some(2)));
+    assert!(!app.new_privileges);
+    assert!(spec("a --no-new-privileges=false").apps[0].new_privileges);
+    assert_eq!(spec("a --group-add 1,2 --supplementary-gids 3").apps[0].supplementary_gids, [1, 2, 3]);
+    assert_eq!(spec("a --security-opt seccomp=unconfined").apps[0].seccomp, Seccomp::Unconfined);
+    let seccomp = spec("a --seccomp=mode=remove,errno=ENOSYS,mount,umount2").apps[0].seccomp.clone();
+    let names: BTreeSet<String> = ["mount", "umount2"].map(str::to_owned).into();
+    assert_eq!(seccomp, Seccomp::Remove { names, errno: 38 });
+    assert_eq!(spec("--insecure-options=seccomp a").apps[0].seccomp, Seccomp::Unconfined);
+}
+
+#[test]
+fn capabilities() {
+    let names = |line: &str| spec(line).apps[0].capabilities.names();
+    let set = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
+    assert_eq!(names("a --caps-retain=CAP_KILL,net_raw"), set(&["CAP_KILL", "CAP_NET_RAW"]));
+    assert_eq!(names("a --caps-retain="), set(&[]));
+    assert_eq!(names("a --cap-drop=ALL --cap-add=KILL"), set(&["CAP_KILL"]));
+    assert_eq!(names("a --cap-drop all"), set(&[]));
+    assert!(names("a --cap-add sys_admin").contains("CAP_SYS_ADMIN"));
+    assert!(!names("a --caps-remove=CAP_MKNOD").contains("CAP_MKNOD"));
+    assert_eq!(names("a --cap-add ALL --cap-drop KILL").len(), 40);
+    assert_eq!(names("--cap-drop=ALL a --caps-retain=CAP_KILL"), set(&["CAP_KILL"]), "an app's own word counts");
+    assert_eq!(names("--insecure-options=all-run a").len(), 41);
+    assert_eq!(spec("a").apps[0].capabilities, Capabilities::Default);
+}
+
+#[test]
+fn what_makes_no_sense_is_named() {
+    let rows = [
+        ("", "at least one app"),
+        ("a a", "two apps are called 'a'"),
+        ("-- x", "no image stands before it"),
+        ("a --- b", "none have begun"),
+        ("a -- x --- -- y", "twice"),
+        ("a --memroy=1", "did you mean --memory?"),
+        ("a --xyzzy", "unknown flag --xyzzy (see"),
+        ("a -x", "unknown flag -x"),
+        ("a --memory", "--memory needs a value: --memory=BYTES"),
+        ("a --memory=12x", "--memory: '12x' is not an amount of memory"),
+        ("a --memory=1", "--memory 1 is out of range"),
+        ("a --rm=maybe", "--rm: 'maybe' is not true or false"),
+        ("--net a", "--net= is not supported yet"),
+        ("--net=default a", "--net=default is not supported yet: networks other than none and host"),
+        ("--net=bridge:IP=1.2.3.4 a", "not supported yet"),
+        ("a --dns=1.1.1.1", "--dns is not supported yet"),
+        ("a -p 80:80", "-p is not supported yet"),
+        ("--private-users a", "--private-users is not supported yet"),
+        ("--stage1-path=/x a", "GANTRY_STAGE1"),
+        ("a --signature x", "--signature is not supported yet"),
+        ("a --mds-register", "not supported yet"),
+        ("--insecure-options=htpp a", "'htpp' is not known"),
+        ("--insecure-options=paths a", "not supported yet"),
+        ("--rm -d a", "--rm cannot be combined with --detach"),
+        ("a --caps-retain=CAP_KILL --caps-remove=CAP_KILL", "exclude each other"),
+        ("a --caps-retain=CAP_KILL --cap-add=CAP_KILL", "cannot be combined"),
+        ("a --cap-add=CAP_X", "'CAP_X' is not a capability"),
+        ("-it a b", "exactly one app"),
+        ("a --name=A_b", "is not a name"),
+        ("a --exec=", "--exec: it must not be empty"),
+        ("a -v x:/y", "is neither"),
+        ("a -v /x:/y:rx", "'rx' is not an option of a bind"),
+        ("a -v /x:/", "cannot mount over '/'"),
+        ("--volume v,kind=nfs a", "'nfs' is not a kind of volume"),
+        ("--volume v,kind=host a", "needs source"),
+        ("--volume v,kind=empty,source=/x a", "source= has no meaning"),
+        ("--volume v,kind=host,source=/x,uid=1 a", "uid= has no meaning"),
+        ("--volume v,kind=empty,mode=999 a", "permission bits"),
+        ("a --mount volume=v,target=/x", "volume 'v', which is not defined"),
+        ("a --mount type=tmpfs,target=/x", "not a type of mount"),
+        ("a --mount target=/x", "is not volume=NAME"),
+        ("a --seccomp=mount", "mode=retain or mode=remove"),
+        ("a --seccomp=mode=retain", "names no system call"),
+        ("a --seccomp=mode=retain,@docker/default", "not supported yet"),
+        ("a --seccomp=mode=retain,errno=EX,read", "'EX' is not an error"),
+        ("a --stop-signal=NOPE", "is not a signal"),
+        ("a -e =x", "environment variable"),
+        ("a --ipc=parent", "not supported yet"),
+        ("--pod-manifest=/m a", "image 'a' cannot be combined with --pod-manifest"),
+        ("--pod-manifest=/m --set-env A=1", "--set-env cannot be combined"),
+        ("--pod-manifest=/m --memory=1Gi", "--memory cannot be combined"),
+        ("http://x", "is not an image"),
+        ("a --hostname=a_b", "is not a host name"),
+        ("a --pids-limit=+5", "is not a number"),
+    ];
+    for (line, want) in rows {
+        let error = parsed(line).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(want), "{line}: {error}");
+        assert!(!error.ends_with('.') && !error.contains('\n'), "{line}: {error}");
+    }
+}
+
+#[test]
+fn hostile_words_are_escaped_in_messages() {
+    for word in ["--\u{1b}[2J", "--memory=\u{1b}[2J", "-\u{1b}", "http://\u{1b}", "--net=\u{1b}"] {
+        let words = [word.to_owned(), "a".to_owned()];
+        let error = parse(Verb::Run, &words, &caller).unwrap_err().to_string();
+        assert!(!error.contains('\u{1b}'), "{error:?}");
+    }
+}
+
+#[test]
+fn prepare_takes_no_flags_of_running() {
+    for flag in ["--detach", "-d", "--rm"] {
+        let error = parse(Verb::Prepare, &words(&format!("a {flag}")), &caller).unwrap_err();
+        assert!(error.to_string().contains("gantry run"), "{error}");
+    }
+    assert!(parse(Verb::Prepare, &words("a --net=host"), &caller).is_ok());
+}
+
+#[test]
+fn help_is_asked_for_anywhere_but_among_arguments() {
+    for line in ["--help", "a -h", "a --memory=1Gi --help"] {
+        assert_eq!(parse(Verb::Run, &words(line), &caller), Ok(Parsed::Help), "{line}");
+    }
+    assert_eq!(spec("a -- --help").apps[0].args, ["--help"]);
+}
+
+#[test]
+fn the_table_is_sound_and_the_help_complete() {
+    let mut names = BTreeSet::new();
+    let mut shorts = BTreeSet::new();
+    let text = help(Verb::Run);
+    for flag in FLAGS {
+        for name in flag.longs() {
+            assert!(names.insert(name), "two flags are called --{name}");
+            assert!(not_yet::instead(name).is_none(), "--{name} is there and not there");
+        }
+        assert!(flag.short.is_none_or(|short| shorts.insert(short)), "two flags are called -{:?}", flag.short);
+        assert!(text.contains(&format!("--{}", flag.long())), "--{} is not in the help", flag.long());
+        assert_eq!(flag.arity == Arity::Switch, flag.value.is_empty(), "--{}", flag.long());
+    }
+    assert!(!help(Verb::Prepare).contains("--detach"));
+}
+
+proptest! {
+    #[test]
+    fn never_panics(words in proptest::collection::vec(".{0,12}", 0..12)) {
+        let _ = parse(Verb::Run, &words, &caller);
+    }
+
+    #[test]
+    fn never_panics_near_the_grammar(choices in proptest::collection::vec((0..FLAGS.len(), "[a-z0-9=:,/.-]{0,16}", 0..5u8), 0..12)) {
+        let mut words = Vec::new();
+        for (flag, text, how) in choices {
+            let long = FLAGS[flag].long();
+            match how {
+                0 => words.push(format!("--{long}={text}")),
+                1 => words.extend([format!("--{long}"), text]),
+                2 => words.push(text),
+                3 => words.push(format!("-{text}")),
+                _ => words.push(if text.len() % 2 == 0 { "--".into() } else { "---".into() }),
+            }
+        }
+        if let Ok(Parsed::Pod(request)) = parse(Verb::Run, &words, &caller) {
+            prop_assert!(request.options.pod_manifest.is_some() || request.spec.validate().is_ok());
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! What flags take: one reader per sort of value.
+
+use std::collections::BTreeSet;
+
+use gantry_model::spec::{MountSpec, NetMode, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::{AppName, id::shown, quantity};
+
+use super::draft::{ALL, Bind};
+
+/// Why a value is not one.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// In words.
+    Text(String),
+    /// It is one, of something that is not there yet; what is there instead.
+    NotYet(&'static str),
+}
+
+impl From<quantity::QuantityError> for Why {
+    fn from(error: quantity::QuantityError) -> Self {
+        Self::Text(error.to_string())
+    }
+}
+
+impl From<gantry_model::id::IdError> for Why {
+    fn from(error: gantry_model::id::IdError) -> Self {
+        Self::Text(error.to_string())
+    }
+}
+
+fn not<T>(value: &str, expected: &str) -> Result<T, Why> {
+    Err(Why::Text(format!("'{}' is not {expected}", shown(value))))
+}
+
+/// `true` or `false`, as Go's flags take them.
+pub(super) fn boolean(value: &str) -> Result<bool, Why> {
+    match value {
+        "true" | "1" | "yes" | "on" => Ok(true),
+        "false" | "0" | "no" | "off" => Ok(false),
+        _ => not(value, "true or false"),
+    }
+}
+
+pub(super) fn number<T: std::str::FromStr>(value: &str, expected: &str) -> Result<T, Why> {
+    // No plus sign, no spaces: what FromStr lets through beyond digits is only a minus for signed numbers.
+    if value.starts_with('+') {
+        return not(value, expected);
+    }
+    value.parse().or_else(|_| not(value, expected))
+}
+
+/// Something that must not be empty.
+pub(super) fn text(value: &str) -> Result<String, Why> {
+    if value.is_empty() { Err(Why::Text("it must not be empty".into())) } else { Ok(value.to_owned()) }
+}
+
+/// `K=V` with a key.
+pub(super) fn pair(value: &str) -> Result<(String, String), Why> {
+    match value.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => not(value, "NAME=VALUE"),
+    }
+}
+
+/// `NAME=VALUE`, or `NAME` for the caller's variable of that name; nothing when the caller has none, as docker does.
+pub(super) fn variable(
+    value: &str,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<Option<(String, String)>, Why> {
+    let (name, value) = match value.split_once('=') {
+        Some((name, value)) => (name, Some(value.to_owned())),
+        None => (value, lookup(value)),
+    };
+    gantry_model::spec::environment_name(name).map_err(|error| Why::Text(error.to_string()))?;
+    Ok(value.map(|value| (name.to_owned(), value)))
+}
+
+/// An amount of memory; docker's `m` and `g` (powers of 1024) besides Kubernetes' suffixes.
+pub(super) fn memory(value: &str) -> Result<u64, Why> {
+    let docker = value.strip_suffix('m').map(|n| format!("{n}Mi")).or(value.strip_suffix('g').map(|n| format!("{n}Gi")));
+    match docker {
+        Some(amount) => quantity::bytes(&amount).or_else(|_| Ok(quantity::bytes(value)?)),
+        None => Ok(quantity::bytes(value)?),
+    }
+}
+
+/// `none` or `host`; rkt's other networks are named as not there yet.
+pub(super) fn net(value: &str) -> Result<NetMode, Why> {
+    match value {
+        "none" => Ok(NetMode::None),
+        "host" => Ok(NetMode::Host),
+        _ => Err(Why::NotYet("networks other than none and host are not there yet: write --net=none or --net=host")),
+    }
+}
+
+/// Names of capabilities, with or without `CAP_`, in any case, comma-separated.
+pub(super) fn capabilities(value: &str, all: bool) -> Result<BTreeSet<String>, Why> {
+    let one = |name: &str| {
+        let upper = name.trim().to_ascii_uppercase();
+        let full = if upper.starts_with("CAP_") { upper } else { format!("CAP_{upper}") };
+        let known = gantry_model::spec::CAPABILITIES.contains(&full.as_str()) || (all && full == ALL);
+        if known { Ok(full) } else { not(name, "a capability: expected a name such as CAP_NET_RAW") }
+    };
+    // An empty list is one: --caps-retain= keeps nothing.
+    value.split(',').filter(|name| !name.is_empty()).map(one).collect()
+}
+
+/// What stands behind --volume: rkt's `NAME,kind=…` is a volume, docker's `HOST:APP[:ro]` a bind.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Volume {
+    Named(VolumeSpec),
+    Bound(Bind),
+}
+
+pub(super) fn volume(value: &str) -> Result<Volume, Why> {
+    if value.contains(",kind=") {
+        return named_volume(value).map(Volume::Named);
+    }
+    let mut parts = value.split(':');
+    let (source, target) = (parts.next().unwrap_or_default(), parts.next());
+    let (Some(target), true) = (target, source.starts_with('/')) else {
+        return Err(Why::Text(format!(
+            "'{}' is neither NAME,kind=host,source=/path, NAME,kind=empty, nor /host/path:/path/in/app[:ro]",
+            shown(value)
+        )));
+    };
+    let mut read_only = false;
+    for option in parts.flat_map(|options| options.split(',')) {
+        match option {
+            "ro" => read_only = true,
+            "rw" | "rbind" => {}
+            _ => return not(option, "an option of a bind: ro or rw"),
+        }
+    }
+    Ok(Volume::Bound(Bind { source: source.to_owned(), target: target.to_owned(), read_only }))
+}
+
+fn named_volume(value: &str) -> Result<VolumeSpec, Why> {
+    let mut parts = value.split(',');
+    let name: AppName = parts.next().unwrap_or_default().parse()?;
+    let (mut kind, mut source, mut read_only, mut recursive) = (None, None, false, true);
+    let (mut mode, mut uid, mut gid) = (0o755, 0, 0);
+    let (mut of_host, mut of_empty) = (None, None);
+    for part in parts {
+        let (key, value) = pair(part)?;
+        match key.as_str() {
+            "kind" => kind = Some(value),
+            "readOnly" => read_only = boolean(&value)?,
+            "source" => source = Some(text(&value)?),
+            "recursive" => recursive = boolean(&value)?,
+            "mode" => mode = octal(&value)?,
+            "uid" => uid = number(&value, "a user number")?,
+            "gid" => gid = number(&value, "a group number")?,
+            _ => return not(&key, "a key of a volume: kind, source, readOnly, recursive, mode, uid or gid"),
+        }
+        match key.as_str() {
+            "source" | "recursive" => of_host = Some(key),
+            "mode" | "uid" | "gid" => of_empty = Some(key),
+            _ => {}
+        }
+    }
+    let kind = match (kind.as_deref(), of_host, of_empty) {
+        (Some("host"), _, None) => match source {
+            Some(source) => VolumeKind::Host { source, recursive },
+            None => return Err(Why::Text("a volume of kind host needs source=/path".into())),
+        },
+        (Some("empty"), None, _) => VolumeKind::Empty { mode, uid, gid },
+        (Some(kind @ ("host" | "empty")), of_host, of_empty) => {
+            let key = if kind == "host" { of_empty } else { of_host }.unwrap_or_default();
+            return Err(Why::Text(format!("{key}= has no meaning for a volume of kind {kind}")));
+        }
+        (kind, _, _) => return not(kind.unwrap_or_default(), "a kind of volume: host or empty"),
+    };
+    Ok(VolumeSpec { name, kind, read_only })
+}
+
+fn octal(value: &str) -> Result<u32, Why> {
+    let mode = value.bytes().all(|c| (b'0'..=b'7').contains(&c)).then(|| u32::from_str_radix(value, 8).ok()).flatten();
+    match mode.filter(|mode| *mode <= 0o7777) {
+        Some(mode) => Ok(mode),
+        None => not(value, "permission bits such as 0755"),
+    }
+}
+
+/// What stands behind --mount: rkt's `volume=NAME,target=/p`, or docker's `type=bind,source=/h,target=/p`.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Mount {
+    Of(MountSpec),
+    Bound(Bind),
+}
+
+pub(super) fn mount(value: &str) -> Result<Mount, Why> {
+    let (mut volume, mut kind, mut source, mut target, mut read_only) = (None, None, None, None, false);
+    for part in value.split(',') {
+        let (key, value) = part.split_once('=').unwrap_or((part, "true"));
+        match key {
+            "volume" => volume = Some(value.parse::<AppName>()?),
+            "type" => kind = Some(value),
+            "source" | "src" => source = Some(value.to_owned()),
+            "target" | "dst" | "destination" => target = Some(value.to_owned()),
+            "readOnly" | "readonly" | "ro" => read_only = boolean(value)?,
+            _ => return not(key, "a key of a mount: volume, target or readOnly; or type=bind, source, target"),
+        }
+    }
+    match (volume, kind, source, target) {
+        (Some(volume), None, None, Some(target)) => Ok(Mount::Of(MountSpec { volume, target, read_only })),
+        (None, Some("bind"), Some(source), Some(target)) => Ok(Mount::Bound(Bind { source, target, read_only })),
+        (None, Some(kind), _, _) if kind != "bind" => not(kind, "a type of mount: bind; for an empty one, use --volume"),
+        _ => not(value, "volume=NAME,target=/path or type=bind,source=/host/path,target=/path"),
+    }
+}
+
+/// rkt's `mode=retain|remove[,errno=E],name,name…`.
+pub(super) fn seccomp(value: &str) -> Result<Seccomp, Why> {
+    if value == "unconfined" {
+        return Ok(Seccomp::Unconfined);
+    }
+    let (mut mode, mut errno, mut names) = (None, 1, BTreeSet::new());
+    for part in value.split(',') {
+        match part.split_once('=') {
+            Some(("mode", value)) => mode = Some(value),
+            Some(("errno", value)) => errno = error_number(value)?,
+            Some((key, _)) => return not(key, "a key of --seccomp: mode or errno"),
+            None if part.starts_with('@') => {
+                return Err(Why::NotYet("groups of system calls are not there yet: name the calls"));
+            }
+            None => {
+                let fits = (1..=64).contains(&part.len())
+                    && part.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_');
+                if !fits {
+                    return not(part, "the name of a system call");
+                }
+                names.insert(part.to_owned());
+            }
+        }
+    }
+    match mode {
+        _ if names.is_empty() => Err(Why::Text("it names no system call".into())),
+        Some("retain") => Ok(Seccomp::Retain { names, errno }),
+        Some("remove") => Ok(Seccomp::Remove { names, errno }),
+        _ => not(mode.unwrap_or_default(), "a mode of --seccomp: mode=retain or mode=remove"),
+    }
+}
+
+/// The generic error numbers of Linux, from 1 (errno-base.h, and the first of errno.h).
+const ERRNO: [&str; 40] = [
+    "EPERM", "ENOENT", "ESRCH", "EINTR", "EIO", "ENXIO", "E2BIG", "ENOEXEC", "EBADF", "ECHILD", "EAGAIN", "ENOMEM",
+    "EACCES", "EFAULT", "ENOTBLK", "EBUSY", "EEXIST", "EXDEV", "ENODEV", "ENOTDIR", "EISDIR", "EINVAL", "ENFILE",
+    "EMFILE", "ENOTTY", "ETXTBSY", "EFBIG", "ENOSPC", "ESPIPE", "EROFS", "EMLINK", "EPIPE", "EDOM", "ERANGE",
+    "EDEADLK", "ENAMETOOLONG", "ENOLCK", "ENOSYS", "ENOTEMPTY", "ELOOP",
+];
+
+fn error_number(value: &str) -> Result<u16, Why> {
+    let named = ERRNO.iter().position(|name| *name == value).and_then(|at| u16::try_from(at + 1).ok());
+    let numbered = || number::<u16>(value, "").ok().filter(|n| (1..4096).contains(n));
+    match named.or_else(numbered) {
+        Some(number) => Ok(number),
+        None => not(value, "an error such as EPERM or ENOSYS, or its number"),
+    }
+}
+
+/// A signal by number or name, with or without `SIG`; real-time ones as `RTMIN+n` and `RTMAX-n`.
+pub(super) fn stop_signal(value: &str) -> Result<u8, Why> {
+    crate::signal_name::parse(value).map_err(Why::Text)
+}
+
+/// Group numbers, comma-separated.
+pub(super) fn gids(value: &str) -> Result<Vec<u32>, Why> {
+    value.split(',').map(|gid| number(gid, "a group number")).collect()
+}

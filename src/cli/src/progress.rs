@@ -1,0 +1,166 @@
+//! A fetch as it is shown: bars on a terminal, lines elsewhere, or nothing. Always on standard error.
+
+use std::collections::HashMap;
+use std::io::{IsTerminal as _, Write as _};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gantry_engine::{Note, Progress};
+use gantry_model::Digest;
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::globals::ProgressMode;
+use crate::render::{escape, size};
+
+/// Shows a fetch.
+pub(crate) enum Shown {
+    /// Not at all.
+    Nothing,
+    /// As lines.
+    Lines(Mutex<HashMap<Digest, u64>>),
+    /// As bars. Made with the first note, so that a command that fetches nothing sets up nothing.
+    Bars(Mutex<Option<Bars>>),
+}
+
+impl Shown {
+    /// How it is to be shown here.
+    pub(crate) fn new(mode: ProgressMode, quiet: bool) -> Self {
+        match mode {
+            ProgressMode::None => Self::Nothing,
+            _ if quiet => Self::Nothing,
+            ProgressMode::Auto if std::io::stderr().is_terminal() => Self::Bars(Mutex::new(None)),
+            ProgressMode::Auto | ProgressMode::Plain => Self::Lines(Mutex::new(HashMap::new())),
+        }
+    }
+}
+
+impl Progress for Shown {
+    fn notify(&self, note: Note) {
+        match self {
+            Self::Nothing => {}
+            Self::Lines(totals) => {
+                if let Some(line) = line(&mut lock(totals), &note) {
+                    // Nowhere to tell that standard error is gone.
+                    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+                }
+            }
+            Self::Bars(bars) => lock(bars).get_or_insert_with(Bars::new).notify(&note),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The line that tells of a note; bytes are told by the line of the layer that is done.
+fn line(totals: &mut HashMap<Digest, u64>, note: &Note) -> Option<String> {
+    Some(match note {
+        Note::Layer { layer, total } => {
+            totals.extend(total.map(|total| (layer.clone(), total)));
+            return None;
+        }
+        Note::LayerDone { layer } => match totals.get(layer) {
+            Some(total) => format!("layer {}: done, {}", layer.short(), size::human(*total)),
+            None => format!("layer {}: done", layer.short()),
+        },
+        Note::LayerExists { layer } => format!("layer {}: already here", layer.short()),
+        Note::Waiting { layer } => format!("layer {}: waiting for another fetch of it", layer.short()),
+        _ => return sentence(note),
+    })
+}
+
+/// What is said as a sentence in either form.
+fn sentence(note: &Note) -> Option<String> {
+    let shown = escape::text;
+    Some(match note {
+        Note::Resolving { name } => format!("fetching {}", shown(name)),
+        Note::Retrying { why, after } => format!("{}; trying again in {:.1} s", shown(why), after.as_secs_f64()),
+        Note::Offline { name, why } => format!("{}; using {} as it is in the store", shown(why), shown(name)),
+        _ => return None,
+    })
+}
+
+/// One bar per layer.
+pub(crate) struct Bars {
+    all: MultiProgress,
+    layers: HashMap<Digest, ProgressBar>,
+}
+
+impl Bars {
+    fn new() -> Self {
+        Self { all: MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(10)), layers: HashMap::new() }
+    }
+
+    fn bar(&mut self, layer: &Digest) -> &ProgressBar {
+        let all = &self.all;
+        self.layers.entry(layer.clone()).or_insert_with(|| {
+            let bar = all.add(ProgressBar::no_length());
+            bar.set_style(style("{prefix} {spinner} {bytes} {msg}"));
+            bar.set_prefix(layer.short().to_owned());
+            bar
+        })
+    }
+
+    fn notify(&mut self, note: &Note) {
+        match note {
+            Note::Layer { layer, total: Some(total) } => {
+                let bar = self.bar(layer);
+                bar.set_length(*total);
+                bar.set_style(style("{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg}"));
+            }
+            Note::Layer { layer, total: None } => self.bar(layer).tick(),
+            Note::Bytes { layer, done } => self.bar(layer).set_position(*done),
+            Note::LayerDone { layer } => self.bar(layer).finish_with_message("done"),
+            Note::LayerExists { layer } => {
+                let bar = self.bar(layer);
+                bar.set_style(style("{prefix} {msg}"));
+                bar.finish_with_message("already here");
+            }
+            Note::Waiting { layer } => self.bar(layer).set_message("waiting for another fetch of it"),
+            Note::Done { .. } => self.layers.values().for_each(ProgressBar::abandon),
+            _ => {
+                if let Some(sentence) = sentence(note) {
+                    // The bars are on a terminal; when it is gone, so is whoever would read of it.
+                    let _ = self.all.println(sentence);
+                }
+            }
+        }
+    }
+}
+
+/// A template of ours; should one be wrong, the library's own style shows the same numbers.
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("=> ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_say_what_matters_and_obey_nothing() {
+        let layer: Digest = format!("sha256:{}", "ab".repeat(32)).parse().unwrap();
+        let mut totals = HashMap::new();
+        let rows = [
+            (Note::Resolving { name: "x\u{1b}[2J".into() }, Some("fetching x\\u{1b}[2J")),
+            (Note::Layer { layer: layer.clone(), total: Some(2048) }, None),
+            (Note::Bytes { layer: layer.clone(), done: 5 }, None),
+            (Note::LayerDone { layer: layer.clone() }, Some("layer abababababab: done, 2.0KiB")),
+            (Note::LayerExists { layer }, Some("layer abababababab: already here")),
+        ];
+        for (note, want) in rows {
+            assert_eq!(line(&mut totals, &note).as_deref(), want, "{note:?}");
+        }
+    }
+
+    #[test]
+    fn templates_are_right() {
+        for template in
+            ["{prefix} {spinner} {bytes} {msg}", "{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg}", "{prefix} {msg}"]
+        {
+            assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
+        }
+    }
+}

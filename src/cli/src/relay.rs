@@ -1,0 +1,329 @@
+//! Bytes between the caller's standard descriptors and those an app got, in one poll loop: no threads.
+//!
+//! An app never gets a descriptor of a file, directory or terminal of the host: through `/proc/self/fd` it could
+//! open the thing anew, with other rights or in another direction. Pipes, sockets and `/dev/null` are passed as they are.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::terminal::DetachKeys;
+
+const CHUNK: usize = 64 << 10;
+
+/// Whether an app may have this very descriptor.
+fn may_be_passed(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let stat = fstat(fd)?;
+    Ok(match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Fifo | FileType::Socket => true,
+        FileType::CharacterDevice => (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3),
+        _ => false,
+    })
+}
+
+/// One direction of bytes.
+pub(crate) struct Flow {
+    from: Option<OwnedFd>,
+    to: Option<OwnedFd>,
+    /// Read and not written yet.
+    pending: Vec<u8>,
+    keys: Option<DetachKeys>,
+    to_app: bool,
+}
+
+impl Flow {
+    /// From the app to the caller.
+    pub(crate) fn out(from: OwnedFd, to: OwnedFd) -> Self {
+        Self { from: Some(from), to: Some(to), pending: Vec::new(), keys: None, to_app: false }
+    }
+
+    /// From the caller to the app; with `keys` the caller can get out by typing them.
+    pub(crate) fn input(from: OwnedFd, to: OwnedFd, keys: bool) -> Self {
+        Self { from: Some(from), to: Some(to), pending: Vec::new(), keys: keys.then(DetachKeys::default), to_app: true }
+    }
+
+    /// What to wait for; `None` when it has ended.
+    fn waits(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
+        if self.pending.is_empty() {
+            self.from.as_ref().map(|fd| (fd.as_fd(), PollFlags::IN))
+        } else {
+            self.to.as_ref().map(|fd| (fd.as_fd(), PollFlags::OUT))
+        }
+    }
+
+    /// One read or one write; true when the caller wants out.
+    fn turn(&mut self) -> io::Result<bool> {
+        if self.pending.is_empty() { self.read() } else { self.write().map(|()| false) }
+    }
+
+    fn read(&mut self) -> io::Result<bool> {
+        let Some(from) = &self.from else { return Ok(false) };
+        let mut chunk = vec![0; CHUNK];
+        match rustix::io::read(from, &mut chunk) {
+            // EIO: the last process has closed its side of the terminal, or ours has hung up.
+            Ok(0) | Err(Errno::IO) => self.end(),
+            Ok(count) => {
+                chunk.truncate(count);
+                match &mut self.keys {
+                    Some(keys) => {
+                        let (passed, detach) = keys.pass(&chunk);
+                        self.pending = passed;
+                        return Ok(detach);
+                    }
+                    None => self.pending = chunk,
+                }
+            }
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(false)
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        let Some(to) = &self.to else {
+            self.pending.clear();
+            return Ok(());
+        };
+        match rustix::io::write(to, &self.pending) {
+            Ok(count) => {
+                self.pending.drain(..count);
+                if self.from.is_none() && self.pending.is_empty() {
+                    self.to = None;
+                }
+            }
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            // Nobody reads: closing our end passes that on, as SIGPIPE or as the end of input.
+            Err(Errno::PIPE | Errno::IO) => {
+                self.pending.clear();
+                self.from = None;
+                self.to = None;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Its source has ended: what is pending is still written, then the end is passed on.
+    fn end(&mut self) {
+        self.from = None;
+        if self.pending.is_empty() {
+            self.to = None;
+        }
+    }
+
+    /// What is there to be had at once, to the caller. The process has ended; whoever it left behind may hold the
+    /// other end open for ever, so nothing is waited for but the caller.
+    fn drain(&mut self) -> io::Result<()> {
+        while let Some((fd, flags)) = self.waits() {
+            let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
+            let timeout = if self.pending.is_empty() { Some(&NOW) } else { None };
+            match poll(&mut fds, timeout) {
+                Ok(0) => break,
+                Ok(_) => {
+                    self.turn()?;
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+const NOW: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// The three descriptors for an app, and the flows between them and the caller's.
+pub(crate) struct Interposed {
+    pub(crate) stdin: OwnedFd,
+    pub(crate) stdout: OwnedFd,
+    pub(crate) stderr: OwnedFd,
+    pub(crate) flows: Vec<Flow>,
+}
+
+/// Makes them: the caller's own where that is harmless, pipes where it is not; `/dev/null` as stdin unless `stdin`.
+///
+/// # Errors
+/// No descriptors left.
+pub(crate) fn interpose(stdin: bool) -> io::Result<Interposed> {
+    let mut flows = Vec::new();
+    let input = if stdin { inward(rustix::stdio::stdin(), &mut flows)? } else { null(OFlags::RDONLY)? };
+    let stdout = outward(rustix::stdio::stdout(), &mut flows)?;
+    let stderr = outward(rustix::stdio::stderr(), &mut flows)?;
+    Ok(Interposed { stdin: input, stdout, stderr, flows })
+}
+
+fn null(flags: OFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open("/dev/null", flags | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn inward(ours: BorrowedFd<'_>, flows: &mut Vec<Flow>) -> io::Result<OwnedFd> {
+    if may_be_passed(ours)? {
+        return ours.try_clone_to_owned();
+    }
+    let (theirs, sink) = pipe_with(PipeFlags::CLOEXEC)?;
+    // A full pipe must not stop the flows in the other direction.
+    nonblocking(&sink)?;
+    flows.push(Flow::input(ours.try_clone_to_owned()?, sink, false));
+    Ok(theirs)
+}
+
+fn outward(ours: BorrowedFd<'_>, flows: &mut Vec<Flow>) -> io::Result<OwnedFd> {
+    if may_be_passed(ours)? {
+        return ours.try_clone_to_owned();
+    }
+    let (source, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+    flows.push(Flow::out(source, ours.try_clone_to_owned()?));
+    Ok(theirs)
+}
+
+/// Makes reads and writes of a descriptor return at once.
+///
+/// # Errors
+/// Never on a descriptor that is open; fcntl's signature.
+pub(crate) fn nonblocking(fd: impl AsFd) -> io::Result<()> {
+    let flags = fcntl_getfl(&fd)?;
+    Ok(fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?)
+}
+
+/// Why [`relay`] returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Over {
+    /// `end` became readable; what was there has been passed on.
+    Ended,
+    /// The caller typed the detach keys.
+    Detached,
+    /// `other` became readable.
+    Other,
+}
+
+/// Passes bytes on until `end` or `other` is readable or the caller wants out.
+///
+/// # Errors
+/// A descriptor failed; what was pending there is lost.
+pub(crate) fn relay(flows: &mut [Flow], end: BorrowedFd<'_>, other: Option<BorrowedFd<'_>>) -> io::Result<Over> {
+    loop {
+        let mut fds = vec![PollFd::from_borrowed_fd(end, PollFlags::IN)];
+        let mut whose = vec![None];
+        if let Some(other) = other {
+            fds.push(PollFd::from_borrowed_fd(other, PollFlags::IN));
+            whose.push(None);
+        }
+        let first_flow = fds.len();
+        for (i, flow) in flows.iter().enumerate() {
+            if let Some((fd, flags)) = flow.waits() {
+                fds.push(PollFd::from_borrowed_fd(fd, flags));
+                whose.push(Some(i));
+            }
+        }
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        for (flow, _) in whose.into_iter().zip(&ready).filter(|(_, ready)| **ready) {
+            if let Some(flow) = flow
+                && flows[flow].turn()?
+            {
+                return Ok(Over::Detached);
+            }
+        }
+        if ready[0] {
+            flows.iter_mut().filter(|flow| !flow.to_app).try_for_each(Flow::drain)?;
+            return Ok(Over::Ended);
+        }
+        if first_flow > 1 && ready[1] {
+            return Ok(Over::Other);
+        }
+    }
+}
+
+/// Writes all of `bytes`, waiting where the descriptor (shared with others) was made non-blocking.
+///
+/// # Errors
+/// Nobody reads any more, or the descriptor failed.
+pub(crate) fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::write(fd, bytes) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+                match poll(&mut fds, None) {
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read as _, Seek as _, Write as _};
+
+    #[test]
+    fn only_pipes_sockets_and_null_are_passed() {
+        let (pipe, _) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let directory = std::fs::File::open("/").unwrap();
+        let zero = std::fs::File::open("/dev/zero").unwrap();
+        assert!(may_be_passed(pipe.as_fd()).unwrap());
+        assert!(may_be_passed(socket.as_fd()).unwrap());
+        assert!(may_be_passed(null(OFlags::RDONLY).unwrap().as_fd()).unwrap());
+        for refused in [file.as_fd(), directory.as_fd(), zero.as_fd()] {
+            assert!(!may_be_passed(refused).unwrap());
+        }
+    }
+
+    #[test]
+    fn all_that_was_written_before_the_end_arrives() {
+        let (source, theirs) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (end, ender) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let mut copy = tempfile::tempfile().unwrap();
+        let mut flows = [Flow::out(source, copy.try_clone().unwrap().into())];
+        let bytes: Vec<u8> = (0..50_000u32).map(|i| i as u8).collect();
+        std::fs::File::from(theirs.try_clone().unwrap()).write_all(&bytes).unwrap();
+        // `theirs` stays open, as with a child left behind, and still the relay returns.
+        drop(ender);
+        assert_eq!(relay(&mut flows, end.as_fd(), None).unwrap(), Over::Ended);
+        let mut got = Vec::new();
+        copy.rewind().unwrap();
+        copy.read_to_end(&mut got).unwrap();
+        assert_eq!(got, bytes);
+        drop(theirs);
+    }
+
+    #[test]
+    fn the_end_of_a_file_reaches_the_app_and_output_flows_while_input_is_stuck() {
+        let mut input = tempfile::tempfile().unwrap();
+        input.write_all(&vec![b'x'; 300_000]).unwrap();
+        input.rewind().unwrap();
+        let (app_in, sink) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        nonblocking(&sink).unwrap();
+        let (source, app_out) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (end, ender) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let app = std::thread::spawn(move || {
+            // Writes more than a pipe holds before it reads anything: a relay that blocks would stand still.
+            std::fs::File::from(app_out).write_all(&vec![b'y'; 300_000]).unwrap();
+            let mut read = Vec::new();
+            std::fs::File::from(app_in).read_to_end(&mut read).unwrap();
+            drop(ender);
+            read.len()
+        });
+        let mut copy = tempfile::tempfile().unwrap();
+        let mut flows = [Flow::input(input.into(), sink, false), Flow::out(source, copy.try_clone().unwrap().into())];
+        assert_eq!(relay(&mut flows, end.as_fd(), None).unwrap(), Over::Ended);
+        assert_eq!(app.join().unwrap(), 300_000);
+        assert_eq!(copy.seek(io::SeekFrom::End(0)).unwrap(), 300_000);
+    }
+}

@@ -1,0 +1,43 @@
+//! How things are shown: tables for people, JSON for programs. Pure but for the writing itself.
+
+pub(crate) mod escape;
+pub(crate) mod json;
+pub(crate) mod pod;
+pub(crate) mod size;
+pub(crate) mod table;
+pub(crate) mod time;
+
+use clap::{Args, ValueEnum};
+
+/// The form of an answer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Form {
+    /// A table, for people.
+    #[default]
+    Table,
+    /// One JSON document.
+    Json,
+    /// One JSON document per line.
+    #[value(alias = "jsonl")]
+    JsonLines,
+    /// rkt's indented JSON.
+    #[value(hide = true)]
+    JsonPretty,
+}
+
+/// Flags of commands that list.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Output {
+    /// Form of the answer
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
+    pub(crate) form: Form,
+    /// No header line
+    #[arg(long, alias = "no-headers", alias = "noheading")]
+    pub(crate) no_legend: bool,
+    /// Whole ids and absolute times
+    #[arg(long, alias = "no-trunc")]
+    pub(crate) full: bool,
+    /// Ids only
+    #[arg(short = 'q', long)]
+    pub(crate) quiet: bool,
+}

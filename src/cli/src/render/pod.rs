@@ -1,0 +1,190 @@
+//! A pod as JSON. The names of the fields are a promise: they are added to, never changed.
+//!
+//! ```text
+//! id phase created prepared started ended exit_code reason failed_app pid net hostname
+//! apps[name state image image_id pid attempt started ended exit_code signal oom] user_annotations user_labels
+//! ```
+//!
+//! Times are RFC 3339 in UTC with nanoseconds. What is not known (yet) is null.
+
+use std::collections::BTreeMap;
+
+use gantry_engine::{AppRow, PodRow};
+use gantry_model::{AppState, HowEnded, Phase, PodEnd, Timestamp, Was};
+use serde::Serialize;
+
+use super::json::{At, Text};
+
+/// What a phase knows of the pod's run.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Run<'a> {
+    pub(crate) started: Option<Timestamp>,
+    pub(crate) ended: Option<Timestamp>,
+    pub(crate) end: Option<&'a PodEnd>,
+    pub(crate) pid: Option<u32>,
+}
+
+/// Reads it out of the phase.
+pub(crate) fn run(phase: &Phase) -> Run<'_> {
+    match phase {
+        Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Prepared { .. } => Run::default(),
+        Phase::Running { since, supervisor } => {
+            Run { started: Some(*since), pid: Some(supervisor.pid), ..Run::default() }
+        }
+        Phase::Exited { started, at, end } | Phase::Garbage { was: Was::Exited { started, at, end }, .. } => {
+            Run { started: Some(*started), ended: Some(*at), end: Some(end), pid: None }
+        }
+        Phase::Garbage { was: Was::Aborted | Was::Prepared, .. } => Run::default(),
+    }
+}
+
+/// A pod as JSON.
+#[derive(Serialize)]
+pub(crate) struct Document<'a> {
+    id: Text<gantry_model::PodId>,
+    phase: &'static str,
+    created: At,
+    prepared: Option<At>,
+    started: Option<At>,
+    ended: Option<At>,
+    exit_code: Option<i32>,
+    reason: Option<&'a str>,
+    failed_app: Option<&'a str>,
+    pid: Option<u32>,
+    net: &'static str,
+    hostname: &'a str,
+    apps: Vec<App<'a>>,
+    user_annotations: &'a BTreeMap<String, String>,
+    user_labels: &'a BTreeMap<String, String>,
+}
+
+/// An app as JSON.
+#[derive(Serialize)]
+struct App<'a> {
+    name: &'a str,
+    state: &'static str,
+    image: &'a str,
+    image_id: Text<&'a gantry_model::ImageId>,
+    pid: Option<u32>,
+    attempt: Option<u32>,
+    started: Option<At>,
+    ended: Option<At>,
+    exit_code: Option<i32>,
+    signal: Option<u8>,
+    oom: Option<bool>,
+}
+
+impl<'a> Document<'a> {
+    /// The pod of a row.
+    pub(crate) fn of(row: &'a PodRow) -> Self {
+        let run = run(&row.phase);
+        Self {
+            id: Text(row.id),
+            phase: row.phase.name(),
+            created: At(row.created),
+            prepared: row.prepared.map(At),
+            started: run.started.map(At),
+            ended: run.ended.map(At),
+            exit_code: run.end.map(|end| end.exit_code),
+            reason: run.end.map(|end| end.reason.as_str()),
+            failed_app: run.end.and_then(|end| end.failed_app.as_ref()).map(gantry_model::AppName::as_str),
+            pid: run.pid,
+            net: row.net.as_str(),
+            hostname: &row.hostname,
+            apps: row.apps.iter().map(App::of).collect(),
+            user_annotations: &row.user_annotations,
+            user_labels: &row.user_labels,
+        }
+    }
+}
+
+impl<'a> App<'a> {
+    fn of(row: &'a AppRow) -> Self {
+        let app = Self {
+            name: row.name.as_str(),
+            state: row.state.name(),
+            image: &row.image_name,
+            image_id: Text(&row.image),
+            pid: None,
+            attempt: None,
+            started: None,
+            ended: None,
+            exit_code: None,
+            signal: None,
+            oom: None,
+        };
+        match row.state {
+            AppState::Waiting => app,
+            AppState::Started { at, pid, attempt } => {
+                Self { pid: Some(pid), attempt: Some(attempt), started: Some(At(at)), ..app }
+            }
+            AppState::Exited { started, end, attempt } => Self {
+                attempt: Some(attempt),
+                started: started.map(At),
+                ended: Some(At(end.at)),
+                exit_code: Some(end.how.exit_code()),
+                signal: match end.how {
+                    HowEnded::Signaled(signal) => Some(signal),
+                    HowEnded::Exited(_) | HowEnded::Lost => None,
+                },
+                oom: Some(end.oom),
+                ..app
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use gantry_model::{AppEnd, Generation};
+
+    /// A pod that ended, of two apps with a hostile image name.
+    pub(crate) fn ended() -> PodRow {
+        let image = format!("sha256:{}", "ab".repeat(32)).parse().unwrap();
+        let how = |how| AppState::Exited {
+            started: Some(Timestamp(1_000_000_000)),
+            end: AppEnd { how, oom: false, at: Timestamp(2_000_000_000) },
+            attempt: 0,
+        };
+        let app = |name: &str, state| AppRow {
+            name: name.parse().unwrap(),
+            image: gantry_model::ImageId::clone(&image),
+            image_name: "evil\u{1b}[2J".into(),
+            state,
+        };
+        PodRow {
+            id: "6733c088-a507-4694-aabf-ec79c0a8ac9a".parse().unwrap(),
+            generation: Generation(4),
+            phase: Phase::Exited {
+                started: Timestamp(1_000_000_000),
+                at: Timestamp(2_000_000_001),
+                end: PodEnd { exit_code: 139, failed_app: Some("b".parse().unwrap()), reason: "app b failed".into() },
+            },
+            created: Timestamp(0),
+            prepared: Some(Timestamp(500_000_000)),
+            net: gantry_model::spec::NetMode::None,
+            hostname: "h".into(),
+            apps: vec![app("a", how(HowEnded::Exited(0))), app("b", how(HowEnded::Signaled(11)))],
+            user_annotations: BTreeMap::new(),
+            user_labels: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn the_names_of_the_fields_are_a_promise() {
+        let json = serde_json::to_string(&Document::of(&ended())).unwrap();
+        let image_id = format!("sha256:{}", "ab".repeat(32));
+        let app = |name, code, signal| {
+            format!(
+                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false}}"#
+            )
+        };
+        let want = format!(
+            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","hostname":"h","apps":[{},{}],"user_annotations":{{}},"user_labels":{{}}}}"#,
+            app("a", 0, "null"),
+            app("b", 139, "11"),
+        );
+        assert_eq!(json, want);
+    }
+}

@@ -1,0 +1,118 @@
+//! Times: relative for people, RFC 3339 with nanoseconds for programs, and reading what people type.
+
+use gantry_model::Timestamp;
+use gantry_model::id::shown;
+
+/// `5 seconds ago`, `in 3 minutes`: how `then` lies to `now`.
+pub(crate) fn relative(now: Timestamp, then: Timestamp) -> String {
+    const UNITS: [(u64, &str); 6] =
+        [(31_536_000, "year"), (2_592_000, "month"), (604_800, "week"), (86_400, "day"), (3600, "hour"), (60, "minute")];
+    let (past, seconds) = match now.0 >= then.0 {
+        true => (true, now.since(then).as_secs()),
+        false => (false, then.since(now).as_secs()),
+    };
+    let (count, unit) = UNITS
+        .iter()
+        .find(|(length, _)| seconds >= *length)
+        .map_or((seconds, "second"), |(length, unit)| (seconds / length, *unit));
+    if count == 0 {
+        return "just now".to_owned();
+    }
+    let plural = if count == 1 { "" } else { "s" };
+    if past { format!("{count} {unit}{plural} ago") } else { format!("in {count} {unit}{plural}") }
+}
+
+/// RFC 3339 in UTC with nine digits of the second: `2026-11-20T14:00:00.000000001Z`.
+pub(crate) fn rfc3339(at: Timestamp) -> String {
+    match jiff::Timestamp::from_nanosecond(i128::from(at.0)) {
+        Ok(at) => format!("{at:.9}"),
+        // Every 64-bit count of nanoseconds is within jiff's range (the years -9999 to 9999).
+        Err(_) => at.0.to_string(),
+    }
+}
+
+/// A time as people type it: RFC 3339, `@seconds[.fraction]` or plain seconds of the epoch, or a duration before `now`.
+pub(crate) fn parse(text: &str, now: Timestamp) -> Result<Timestamp, String> {
+    if let Ok(ago) = gantry_model::quantity::duration(text) {
+        return Ok(now.before(ago));
+    }
+    let digits = text.strip_prefix('@').unwrap_or(text);
+    if let Some(at) = seconds(digits) {
+        return Ok(at);
+    }
+    let nanoseconds = text.parse::<jiff::Timestamp>().ok().and_then(|at| i64::try_from(at.as_nanosecond()).ok());
+    nanoseconds.map(Timestamp).ok_or_else(|| {
+        format!("'{}' is not a time: expected such as 2026-11-20T14:00:00Z, 1763647200, or 10m for ten minutes ago", shown(text))
+    })
+}
+
+fn seconds(text: &str) -> Option<Timestamp> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |text: &str| text.bytes().all(|c| c.is_ascii_digit());
+    if whole.is_empty() || !digits(whole) || !digits(fraction) || fraction.len() > 9 {
+        return None;
+    }
+    let nanoseconds: i64 = format!("{fraction:0<9}").parse().ok()?;
+    whole.parse::<i64>().ok()?.checked_mul(1_000_000_000)?.checked_add(nanoseconds).map(Timestamp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NOW: Timestamp = Timestamp(1_763_647_200_000_000_000);
+
+    #[test]
+    fn relative_times() {
+        for (seconds_ago, want) in [
+            (0, "just now"),
+            (1, "1 second ago"),
+            (59, "59 seconds ago"),
+            (60, "1 minute ago"),
+            (7199, "1 hour ago"),
+            (86_400 * 2, "2 days ago"),
+            (86_400 * 14, "2 weeks ago"),
+            (86_400 * 400, "1 year ago"),
+            (-90, "in 1 minute"),
+        ] {
+            assert_eq!(relative(NOW, Timestamp(NOW.0 - seconds_ago * 1_000_000_000)), want);
+        }
+    }
+
+    #[test]
+    fn absolute_times() {
+        assert_eq!(rfc3339(Timestamp(0)), "1970-01-01T00:00:00.000000000Z");
+        assert_eq!(rfc3339(Timestamp(NOW.0 + 1)), "2025-11-20T14:00:00.000000001Z");
+        assert!(rfc3339(Timestamp(i64::MIN)).starts_with("1677-"));
+    }
+
+    #[test]
+    fn typed_times() {
+        for (text, want) in [
+            ("10m", NOW.0 - 600_000_000_000),
+            ("0", NOW.0),
+            ("1763647200", NOW.0),
+            ("@1763647200.5", NOW.0 + 500_000_000),
+            ("2025-11-20T14:00:00Z", NOW.0),
+            ("2025-11-20T15:00:00+01:00", NOW.0),
+        ] {
+            assert_eq!(parse(text, NOW), Ok(Timestamp(want)), "{text}");
+        }
+        for bad in ["", "@", "yesterday", "1.2.3", "-5", "99999999999999999999", "9999-01-01T00:00:00Z", "1.0000000001"] {
+            assert!(parse(bad, NOW).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(text: String, now: i64, then: i64) {
+            let _ = (parse(&text, Timestamp(now)), relative(Timestamp(now), Timestamp(then)), rfc3339(Timestamp(then)));
+        }
+
+        #[test]
+        fn what_is_shown_can_be_typed(at: i64) {
+            prop_assert_eq!(parse(&rfc3339(Timestamp(at)), NOW), Ok(Timestamp(at)));
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! `doctor`: whether the host has what pods need, and whether rows, locks, directories, cgroups and logs agree. Changes
+//! nothing but what every look changes: rows that were behind the facts.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use gantry_contract::files;
+use gantry_model::Phase;
+use gantry_model::query::PodQuery;
+use gantry_store::{Finding, PodRow, Severity};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+use crate::log_source::ends_in_a_whole_line;
+use crate::{Engine, PodError, cgroup, process};
+
+/// Controllers without which a limit cannot be set.
+const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+
+impl Engine {
+    /// Looks at everything; with `deep`, also at every blob, every page of the database and the end of every log.
+    ///
+    /// # Errors
+    /// [`PodError`] when something cannot be looked at. What is wrong is a finding and no error.
+    pub fn doctor(&self, deep: bool) -> Result<Vec<Finding>, PodError> {
+        let mut findings = Vec::new();
+        self.check_host(&mut findings);
+        let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
+        for row in rows {
+            if let Some(row) = self.reconcile(row)? {
+                self.check_pod(&row, deep, &mut findings);
+            }
+        }
+        // After the pods were brought up to the facts, so that it does not report what was only not noticed yet.
+        findings.extend(self.store.check(deep).map_err(PodError::store)?);
+        Ok(findings)
+    }
+
+    fn check_host(&self, findings: &mut Vec<Finding>) {
+        if !rustix::process::geteuid().is_root() {
+            fail(findings, "not running as root", "run gantry as root: pods need it");
+        }
+        if let Err(places) = self.stage1() {
+            let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+            let what = format!("there is no gantry-stage1 in {}", places.join(" or "));
+            fail(findings, what, "install it there, or name it in $GANTRY_STAGE1");
+        }
+        check_kernel(findings);
+        self.check_controllers(findings);
+    }
+
+    fn check_controllers(&self, findings: &mut Vec<Finding>) {
+        let mut known: Vec<String> = Vec::new();
+        for hierarchy in self.hierarchies() {
+            known.extend(hierarchy.controllers.iter().cloned());
+            if hierarchy.unified {
+                let text = std::fs::read_to_string(hierarchy.root.join("cgroup.controllers")).unwrap_or_default();
+                known.extend(text.split_ascii_whitespace().map(str::to_owned));
+            }
+        }
+        if self.hierarchies().is_empty() {
+            fail(findings, "no cgroup hierarchy is mounted", "mount cgroup2 on /sys/fs/cgroup");
+            return;
+        }
+        for controller in CONTROLLERS.iter().filter(|name| !known.iter().any(|known| known == *name)) {
+            let hint = "enable it in the kernel's configuration or command line; pods run, but not with such limits";
+            warn(findings, format!("the cgroup controller '{controller}' is not there"), hint);
+        }
+    }
+
+    fn check_pod(&self, row: &PodRow, deep: bool, findings: &mut Vec<Finding>) {
+        let id = row.id;
+        match &row.phase {
+            Phase::Running { .. } => self.check_running(row, findings),
+            Phase::Embryo | Phase::Preparing => {}
+            phase => {
+                for path in self.pod_cgroups(id) {
+                    let alive = if cgroup::is_populated(&path) { ", with processes in it" } else { "" };
+                    let what = format!("pod {id} is {} and has a cgroup {}{alive}", phase.name(), path.display());
+                    warn(findings, what, "run 'gantry gc', or 'gantry rm' on the pod");
+                }
+                if deep {
+                    self.check_logs(row, findings);
+                }
+            }
+        }
+    }
+
+    fn check_running(&self, row: &PodRow, findings: &mut Vec<Finding>) {
+        let id = row.id;
+        match self.supervisor_status(id) {
+            Ok(status) if status.log_bytes_dropped > 0 => {
+                let what = format!("pod {id} dropped {} bytes of its apps' output", status.log_bytes_dropped);
+                warn(findings, what, "free space where the data directory is");
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let what = format!("pod {id} runs and cannot be talked to: {error}");
+                fail(findings, what, "'gantry stop --force' ends it");
+            }
+        }
+        let control = self.pod_dir(id).join(files::CONTROL);
+        let mode = std::fs::symlink_metadata(&control).map(|meta| meta.permissions().mode() & 0o777);
+        if mode.is_ok_and(|mode| mode & 0o077 != 0) {
+            let what = format!("the control socket {} is open to others", control.display());
+            fail(findings, what, "run 'chmod 0600' on it");
+        }
+    }
+
+    fn check_logs(&self, row: &PodRow, findings: &mut Vec<Finding>) {
+        for app in &row.apps {
+            let dir = self.pod_dir(row.id).join(files::LOGS).join(app.name.as_str());
+            if !ends_in_a_whole_line(&dir).unwrap_or(true) {
+                let what = format!("the log of app '{}' of pod {} does not end in a whole line", app.name, row.id);
+                warn(findings, what, "its supervisor was killed, or the disk was full; nothing needs to be done");
+            }
+        }
+    }
+}
+
+/// What the kernel must be able to do.
+fn check_kernel(findings: &mut Vec<Finding>) {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    if let Err(errno) = rustix::fs::openat2(rustix::fs::CWD, "/", flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
+        fail(findings, format!("the kernel cannot do openat2: {errno}"), "use Linux 5.10 or newer");
+    }
+    if process::open_pid(std::process::id()).is_none() {
+        fail(findings, "the kernel cannot do pidfd_open", "use Linux 5.10 or newer");
+    }
+    let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let overlay = known.lines().any(|line| line.split_ascii_whitespace().last() == Some("overlay"));
+    if !overlay && !Path::new("/sys/module/overlay").exists() {
+        warn(findings, "the kernel does not have overlayfs loaded", "run 'modprobe overlay'");
+    }
+}
+
+fn warn(findings: &mut Vec<Finding>, what: impl Into<String>, hint: &str) {
+    findings.push(Finding { what: what.into(), severity: Severity::Warning, hint: hint.to_owned() });
+}
+
+fn fail(findings: &mut Vec<Finding>, what: impl Into<String>, hint: &str) {
+    findings.push(Finding { what: what.into(), severity: Severity::Error, hint: hint.to_owned() });
+}

@@ -1,0 +1,146 @@
+//! The engine itself: a store, and how things are to be done.
+
+use std::cell::OnceCell;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gantry_contract::plan::LogLimits;
+use gantry_model::{ErrorKind, Kind};
+use gantry_store::Store;
+use thiserror::Error;
+
+use crate::cgroup::Hierarchy;
+
+/// How an engine works. `Options::new` has the defaults.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The data directory.
+    pub dir: PathBuf,
+    /// The supervisor's program; `None`: `$GANTRY_STAGE1`, next to the running program, or in `/usr/libexec/gantry`.
+    pub stage1: Option<PathBuf>,
+    /// How images are fetched.
+    pub fetch: gantry_fetch::Config,
+    /// Where pods' cgroups go, below each hierarchy's root.
+    pub cgroup_parent: String,
+    /// Rotation of log files.
+    pub log: LogLimits,
+    /// How long apps have between the stop signal and SIGKILL, when one of them failed.
+    pub stop_grace: Duration,
+}
+
+impl Options {
+    /// The defaults, with this data directory.
+    #[must_use]
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self {
+            dir: dir.into(),
+            stage1: None,
+            fetch: gantry_fetch::Config::default(),
+            cgroup_parent: "/gantry".to_owned(),
+            log: LogLimits::default(),
+            stop_grace: Duration::from_secs(10),
+        }
+    }
+}
+
+/// The engine could not be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The store could not be opened.
+    #[error(transparent)]
+    Store(#[from] gantry_store::OpenError),
+    /// The cgroup parent would leave its hierarchy, or be its root.
+    #[error(
+        "cgroup parent '{}' is not an absolute path of at least one name without '.' and '..': expected one such as /gantry",
+        gantry_model::id::shown(.0)
+    )]
+    CgroupParent(String),
+}
+
+impl Kind for OpenError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Store(error) => error.kind(),
+            Self::CgroupParent(_) => ErrorKind::Invalid,
+        }
+    }
+}
+
+/// Everything that can be done with the pods and images of one data directory. One per thread.
+pub struct Engine {
+    pub(crate) store: Store,
+    pub(crate) options: Options,
+    /// Whether rows may be written; without it `reconcile` moves the rows it returns and leaves the stored ones alone.
+    pub(crate) writes: bool,
+    pub(crate) hierarchies: OnceCell<Vec<Hierarchy>>,
+}
+
+impl Engine {
+    /// Opens the data directory, making it if it is not there.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(options: Options) -> Result<Self, OpenError> {
+        check_parent(&options.cgroup_parent)?;
+        let store = Store::open(&options.dir)?;
+        Ok(Self { store, options, writes: true, hierarchies: OnceCell::new() })
+    }
+
+    /// Opens a data directory that is there, for looking only.
+    ///
+    /// # Errors
+    /// [`OpenError`], also when there is none.
+    pub fn open_read_only(options: Options) -> Result<Self, OpenError> {
+        check_parent(&options.cgroup_parent)?;
+        let store = Store::open_read_only(&options.dir)?;
+        Ok(Self { store, options, writes: false, hierarchies: OnceCell::new() })
+    }
+
+    /// The store behind it.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// How it works.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The supervisor's program: where it is, or the places where it was looked for.
+    pub(crate) fn stage1(&self) -> Result<PathBuf, Vec<PathBuf>> {
+        if let Some(path) = &self.options.stage1 {
+            return if path.is_file() { Ok(path.clone()) } else { Err(vec![path.clone()]) };
+        }
+        if let Some(path) = std::env::var_os("GANTRY_STAGE1").filter(|path| !path.is_empty()).map(PathBuf::from) {
+            return if path.is_file() { Ok(path) } else { Err(vec![path]) };
+        }
+        let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("gantry-stage1")));
+        let places: Vec<PathBuf> = beside.into_iter().chain([PathBuf::from(LIBEXEC)]).collect();
+        places.iter().find(|path| Path::is_file(path)).cloned().ok_or(places)
+    }
+}
+
+const LIBEXEC: &str = "/usr/libexec/gantry/gantry-stage1";
+
+fn check_parent(parent: &str) -> Result<(), OpenError> {
+    let named = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains(['\0', '\n']);
+    let fits = parent.strip_prefix('/').is_some_and(|rest| rest.split('/').all(named)) && parent.len() < 1024;
+    if fits { Ok(()) } else { Err(OpenError::CgroupParent(parent.to_owned())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cgroup_parents() {
+        for good in ["/gantry", "/a/b", "/a.slice"] {
+            assert!(check_parent(good).is_ok(), "{good}");
+        }
+        for bad in ["", "/", "gantry", "/a/", "/../a", "/a//b", "/a\nb", "/./a"] {
+            assert!(check_parent(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What every operation on a pod can run into, and the one wrapper for failures of the crates below.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use gantry_model::{ErrorKind, Kind, PodId, PodPrefix};
+use thiserror::Error;
+
+/// A failure of a crate below, with the kind it had there. Shows as that failure does.
+#[derive(Debug)]
+pub struct Cause {
+    kind: ErrorKind,
+    error: Box<dyn std::error::Error + Send + Sync>,
+}
+
+impl<E: std::error::Error + Kind + Send + Sync + 'static> From<E> for Cause {
+    fn from(error: E) -> Self {
+        Self { kind: error.kind(), error: Box::new(error) }
+    }
+}
+
+impl Cause {
+    /// An I/O failure with the kind it has for callers.
+    #[must_use]
+    pub fn io(error: std::io::Error) -> Self {
+        Self { kind: ErrorKind::of_io(&error), error: Box::new(error) }
+    }
+
+    /// Which kind of failure it is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The failure as what it was, for the one who knows its type.
+    #[must_use]
+    pub fn get<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        self.error.downcast_ref()
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for Cause {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+/// A pod could not be looked at.
+#[derive(Debug, Error)]
+pub enum PodError {
+    /// There is none.
+    #[error("there is no pod {0}: 'gantry list' shows those there are")]
+    NotFound(PodPrefix),
+    /// The store failed.
+    #[error(transparent)]
+    Store(Cause),
+    /// The file system failed.
+    #[error("cannot {attempt} {}", .path.display())]
+    Io {
+        /// What was attempted.
+        attempt: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file in the pod directory is not what it must be.
+    #[error("{} of pod {id} is damaged: {why}; remove the pod with 'gantry rm {id}'", .file)]
+    Damaged {
+        /// Which pod.
+        id: PodId,
+        /// Which file.
+        file: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Only root may.
+    #[error("cannot {0} as an ordinary user: it needs root")]
+    NeedsRoot(&'static str),
+}
+
+impl Kind for PodError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotFound(_) => ErrorKind::NotFound,
+            Self::Store(cause) => cause.kind(),
+            Self::Io { source, .. } => ErrorKind::of_io(source),
+            Self::Damaged { .. } => ErrorKind::Damaged,
+            Self::NeedsRoot(_) => ErrorKind::Denied,
+        }
+    }
+}
+
+impl PodError {
+    /// For `map_err`: the store failed.
+    pub(crate) fn store<E: std::error::Error + Kind + Send + Sync + 'static>(error: E) -> Self {
+        Self::Store(error.into())
+    }
+
+    /// For `map_err`: the file system failed at this.
+    pub(crate) fn io<E: Into<std::io::Error>>(
+        attempt: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(E) -> Self {
+        move |error| Self::Io { attempt, path: path.into(), source: error.into() }
+    }
+}
+
+/// Refuses callers that are not root, before anything is touched.
+///
+/// # Errors
+/// [`PodError::NeedsRoot`].
+pub(crate) fn need_root(what: &'static str) -> Result<(), PodError> {
+    if rustix::process::geteuid().is_root() { Ok(()) } else { Err(PodError::NeedsRoot(what)) }
+}
+
+/// The kind a supervisor named by its word (`ErrorKind::as_str`); unknown words are `Internal`.
+#[must_use]
+pub fn kind_of_word(word: &str) -> ErrorKind {
+    use ErrorKind as K;
+    [
+        K::NotFound,
+        K::AlreadyExists,
+        K::Invalid,
+        K::Refused,
+        K::Busy,
+        K::Unavailable,
+        K::Denied,
+        K::Exhausted,
+        K::Damaged,
+        K::CommandNotFound,
+        K::CommandNotExecutable,
+        K::TimedOut,
+    ]
+    .into_iter()
+    .find(|kind| kind.as_str() == word)
+    .unwrap_or(K::Internal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_survive_the_border() {
+        for kind in [ErrorKind::CommandNotFound, ErrorKind::Damaged, ErrorKind::Internal, ErrorKind::TimedOut] {
+            assert_eq!(kind_of_word(kind.as_str()), kind);
+        }
+        assert_eq!(kind_of_word("from-the-future"), ErrorKind::Internal);
+    }
+
+    #[test]
+    fn a_wrapped_failure_keeps_its_kind_and_text() {
+        let error = PodError::store("x".parse::<gantry_model::PodId>().unwrap_err());
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("UUID"), "{error}");
+        let none = PodError::NeedsRoot("run a pod");
+        assert_eq!((none.kind(), none.to_string().contains("root")), (ErrorKind::Denied, true));
+    }
+}

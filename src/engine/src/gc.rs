@@ -1,0 +1,259 @@
+//! `gc`: marks what is over, deletes what was marked long enough ago, and sweeps what the killed left (rkt's rules).
+//!
+//! 1. Exited and aborted pods are marked.
+//! 2. With `mark_only`, that is all.
+//! 3. Prepared pods older than `expire_prepared` are given up.
+//! 4. Pods that had exited are deleted when they were *marked* longer ago than `grace`, so never in the round that
+//!    marks them unless the grace is zero; aborted and expired ones at once.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use gantry_model::phase::Was;
+use gantry_model::query::PodQuery;
+use gantry_model::{Edge, ErrorKind, Kind, Phase, PodId, Timestamp};
+use gantry_store::{Change, PodRow, PodState};
+use thiserror::Error;
+
+use crate::error::need_root;
+use crate::rm::RmError;
+use crate::{Engine, PodError};
+
+/// What `gc` may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GcOptions {
+    /// How long an exited pod stays after it was marked.
+    pub grace: Duration,
+    /// How long a prepared pod may wait to be started.
+    pub expire_prepared: Duration,
+    /// Mark only.
+    pub mark_only: bool,
+    /// Change nothing, tell what would be done.
+    pub dry_run: bool,
+}
+
+impl Default for GcOptions {
+    /// rkt's: half an hour, a day.
+    fn default() -> Self {
+        let (grace, expire_prepared) = (Duration::from_secs(30 * 60), Duration::from_secs(24 * 3600));
+        Self { grace, expire_prepared, mark_only: false, dry_run: false }
+    }
+}
+
+/// What is done with a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GcAction {
+    /// It is marked as garbage.
+    Mark,
+    /// It is deleted.
+    Delete,
+}
+
+/// One pod that was (or would be) marked or deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GcStep {
+    /// Which pod.
+    pub id: PodId,
+    /// What is done.
+    pub action: GcAction,
+    /// Why, for people.
+    pub why: &'static str,
+}
+
+/// What `gc` did.
+#[derive(Debug, Default)]
+pub struct GcReport {
+    /// Pods, in the order of their creation.
+    pub steps: Vec<GcStep>,
+    /// Pods that could not be marked or deleted; the next `gc` tries again.
+    pub failures: Vec<(PodId, RmError)>,
+}
+
+/// Garbage could not be collected at all; failures of single pods are in the report.
+#[derive(Debug, Error)]
+pub enum GcError {
+    /// The store or the file system failed.
+    #[error(transparent)]
+    Pod(#[from] PodError),
+}
+
+impl Kind for GcError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Pod(error) => error.kind(),
+        }
+    }
+}
+
+/// What is to be done with a pod, first to last.
+fn decide(phase: &Phase, now: Timestamp, options: &GcOptions) -> Vec<(GcAction, &'static str)> {
+    use GcAction::{Delete, Mark};
+    let old = |at: Timestamp, age: Duration| age.is_zero() || now.since(at) >= age;
+    let mut due = match phase {
+        Phase::Embryo | Phase::Preparing | Phase::Running { .. } => vec![],
+        Phase::AbortedPrepare { .. } => {
+            vec![(Mark, "its preparation was aborted"), (Delete, "its preparation was aborted")]
+        }
+        Phase::Prepared { at } if old(*at, options.expire_prepared) && !options.mark_only => {
+            vec![(Mark, "it was prepared too long ago"), (Delete, "it was prepared too long ago")]
+        }
+        Phase::Prepared { .. } => vec![],
+        Phase::Exited { .. } if options.grace.is_zero() => vec![(Mark, "it has exited"), (Delete, "it has exited")],
+        Phase::Exited { .. } => vec![(Mark, "it has exited")],
+        Phase::Garbage { marked, was } => match was {
+            Was::Aborted => vec![(Delete, "its preparation was aborted")],
+            Was::Prepared => vec![(Delete, "it was given up before it ran")],
+            Was::Exited { .. } if old(*marked, options.grace) => vec![(Delete, "its grace period is over")],
+            Was::Exited { .. } => vec![],
+        },
+    };
+    if options.mark_only {
+        due.retain(|(action, _)| *action == Mark);
+    }
+    due
+}
+
+impl Engine {
+    /// Collects garbage.
+    ///
+    /// # Errors
+    /// [`GcError`] when nothing could be looked at. One pod's failure does not keep the others.
+    pub fn gc(&self, options: &GcOptions) -> Result<GcReport, GcError> {
+        need_root("collect garbage")?;
+        let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
+        let mut report = GcReport::default();
+        let known: HashSet<PodId> = rows.iter().map(|row| row.id).collect();
+        for row in rows {
+            let id = row.id;
+            if let Err(error) = self.collect(row, options, &mut report.steps) {
+                report.failures.push((id, error));
+            }
+        }
+        if !options.mark_only {
+            self.sweep_orphans(&known, options, &mut report)?;
+        }
+        if !options.mark_only && !options.dry_run {
+            self.store.sweep_temporaries().map_err(PodError::store)?;
+            self.store.trim_events(gantry_store::EVENTS_KEPT).map_err(PodError::store)?;
+        }
+        Ok(report)
+    }
+
+    fn collect(&self, row: PodRow, options: &GcOptions, steps: &mut Vec<GcStep>) -> Result<(), RmError> {
+        let Some(mut row) = self.reconcile(row)? else { return Ok(()) };
+        let id = row.id;
+        let now = gantry_store::now();
+        for (action, why) in decide(&row.phase, now, options) {
+            if !options.dry_run {
+                match action {
+                    GcAction::Mark => match self.mark(&row, now)? {
+                        Some(next) => row = next,
+                        None => return Ok(()),
+                    },
+                    GcAction::Delete => self.dispose_durably(id, false)?,
+                }
+            }
+            steps.push(GcStep { id, action, why });
+        }
+        Ok(())
+    }
+
+    fn mark(&self, row: &PodRow, now: Timestamp) -> Result<Option<PodRow>, RmError> {
+        let edge = match row.phase {
+            // Somebody may be starting it this very moment: not without its lock.
+            Phase::Prepared { .. } => {
+                let Some(_lock) = self.take_lock(row.id)? else { return Ok(None) };
+                return Ok(self.step(row, change(Edge::Discarded(now)))?);
+            }
+            _ => Edge::Marked(now),
+        };
+        Ok(self.step(row, change(edge))?)
+    }
+
+    /// Pod directories whose makers were killed before they wrote a row.
+    fn sweep_orphans(
+        &self,
+        known: &HashSet<PodId>,
+        options: &GcOptions,
+        report: &mut GcReport,
+    ) -> Result<(), PodError> {
+        for id in self.store.pod_dirs().map_err(PodError::store)? {
+            if known.contains(&id) || !self.is_orphan(id)? {
+                continue;
+            }
+            if !options.dry_run
+                && let Err(error) = self.dispose(id)
+            {
+                report.failures.push((id, error));
+                continue;
+            }
+            report.steps.push(GcStep { id, action: GcAction::Delete, why: "its maker was killed before it was a pod" });
+        }
+        Ok(())
+    }
+
+    /// Whether this directory has neither a row nor anybody at it. It was locked before it had its name, so a free lock
+    /// means that its maker is dead; the row is asked for under the lock, for a living maker has written it by then.
+    fn is_orphan(&self, id: PodId) -> Result<bool, PodError> {
+        let PodState::Free(_lock) = self.store.try_lock_pod(id).map_err(PodError::store)? else { return Ok(false) };
+        Ok(self.store.pod(id).map_err(PodError::store)?.is_none())
+    }
+}
+
+fn change(edge: Edge) -> Change {
+    Change { edge, apps: Vec::new(), durable: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gantry_model::{BootId, PodEnd, Process};
+
+    const MINUTE: i64 = 60_000_000_000;
+
+    fn exited(at: i64) -> Phase {
+        let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
+        Phase::Exited { started: Timestamp(at), at: Timestamp(at), end }
+    }
+
+    fn garbage(marked: i64, was: Was) -> Phase {
+        Phase::Garbage { marked: Timestamp(marked), was }
+    }
+
+    fn was_exited() -> Was {
+        let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
+        Was::Exited { started: Timestamp(0), at: Timestamp(0), end }
+    }
+
+    /// Phase, what a usual gc does after an hour, with `mark_only`, and with no grace at all. M marks, D deletes.
+    #[test]
+    fn who_goes_when() {
+        let supervisor = Process { pid: 1, start_ticks: 1, boot: BootId("b".into()) };
+        let now = Timestamp(60 * MINUTE);
+        let usual = GcOptions::default();
+        let mark_only = GcOptions { mark_only: true, ..usual };
+        let none = GcOptions { grace: Duration::ZERO, expire_prepared: Duration::ZERO, ..usual };
+        let rows = [
+            (Phase::Embryo, ["", "", ""]),
+            (Phase::Preparing, ["", "", ""]),
+            (Phase::Running { since: Timestamp(0), supervisor }, ["", "", ""]),
+            (Phase::AbortedPrepare { at: now }, ["MD", "M", "MD"]),
+            (Phase::Prepared { at: Timestamp(0) }, ["", "", "MD"]),
+            (Phase::Prepared { at: Timestamp(-24 * 60 * MINUTE) }, ["MD", "", "MD"]),
+            (exited(0), ["M", "M", "MD"]),
+            (garbage(0, was_exited()), ["D", "", "D"]),
+            (garbage(31 * MINUTE, was_exited()), ["", "", "D"]),
+            (garbage(30 * MINUTE, was_exited()), ["D", "", "D"]),
+            (garbage(90 * MINUTE, was_exited()), ["", "", "D"]),
+            (garbage(59 * MINUTE, Was::Aborted), ["D", "", "D"]),
+            (garbage(59 * MINUTE, Was::Prepared), ["D", "", "D"]),
+        ];
+        for (phase, want) in rows {
+            let got = [&usual, &mark_only, &none].map(|options| {
+                let letter = |(action, _): &(GcAction, &str)| if *action == GcAction::Mark { 'M' } else { 'D' };
+                decide(&phase, now, options).iter().map(letter).collect::<String>()
+            });
+            assert_eq!(got, want, "{phase:?}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Images in the store: list, find, remove, collect, show.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use gantry_model::query::PodQuery;
+use gantry_model::{ErrorKind, ImageId, ImageRef, Kind};
+use gantry_store::{ImageRow, RemoveImageError, Swept};
+use thiserror::Error;
+
+use crate::error::{Cause, need_root};
+use crate::{Engine, PodError};
+
+const MOST_MANIFEST: u64 = 8 << 20;
+
+/// An image could not be found, shown or removed.
+#[derive(Debug, Error)]
+pub enum ImageError {
+    /// There is none of this name.
+    #[error("there is no image '{0}' in the store: 'gantry image list' shows those there are")]
+    NotFound(String),
+    /// There are several.
+    #[error("'{name}' fits several images: {}", .some.join(", "))]
+    Ambiguous {
+        /// As asked for.
+        name: String,
+        /// Some of them.
+        some: Vec<String>,
+    },
+    /// A file, not an image in the store.
+    #[error("'{0}' names a file and not an image in the store: give a name or an id from 'gantry image list'")]
+    NotStored(String),
+    /// Its manifest is gone or no JSON.
+    #[error("the manifest of image {id} is damaged: {why}; fetch the image again")]
+    Damaged {
+        /// Which image.
+        id: ImageId,
+        /// What is wrong.
+        why: String,
+    },
+    /// It cannot be removed.
+    #[error(transparent)]
+    Remove(RemoveImageError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(Cause),
+    /// The caller may not.
+    #[error(transparent)]
+    Pod(#[from] PodError),
+}
+
+impl Kind for ImageError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotFound(_) => ErrorKind::NotFound,
+            Self::Ambiguous { .. } | Self::NotStored(_) => ErrorKind::Invalid,
+            Self::Damaged { .. } => ErrorKind::Damaged,
+            Self::Remove(error) => error.kind(),
+            Self::Store(cause) => cause.kind(),
+            Self::Pod(error) => error.kind(),
+        }
+    }
+}
+
+/// What `image_rm` did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageRemoved {
+    /// The image as it was.
+    pub image: ImageRow,
+    /// Only this name was taken away, because the image has others.
+    pub untagged: Option<String>,
+    /// What was freed.
+    pub swept: Swept,
+}
+
+/// What `image_gc` did.
+#[derive(Debug, Clone, Default)]
+pub struct ImageGc {
+    /// Images that were (or would be) removed.
+    pub removed: Vec<ImageRow>,
+    /// What was freed; nothing in a dry run.
+    pub swept: Swept,
+}
+
+impl Engine {
+    /// Images, by the time of their import.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn image_list(&self) -> Result<Vec<ImageRow>, ImageError> {
+        self.store.images().map_err(store)
+    }
+
+    /// The image in the store that is meant.
+    ///
+    /// # Errors
+    /// [`ImageError`] when there is none, or more than one.
+    pub fn image_find(&self, reference: &ImageRef) -> Result<ImageRow, ImageError> {
+        self.find(reference).map(|(image, _)| image)
+    }
+
+    /// The image, and the name by which it was found where it was found by name.
+    fn find(&self, reference: &ImageRef) -> Result<(ImageRow, Option<String>), ImageError> {
+        let shown = gantry_model::id::shown(&reference.to_string());
+        let by_id = |hex: &str| -> Result<Option<ImageRow>, ImageError> {
+            only(&shown, self.store.images_by_prefix(hex).map_err(store)?)
+        };
+        let found = match reference {
+            ImageRef::Registry(name) => self.by_name(&name.to_string())?.map(|(image, name)| (image, Some(name))),
+            ImageRef::Short(short) => match &short.digest {
+                Some(digest) => by_id(digest.hex())?.map(|image| (image, None)),
+                None => {
+                    let repository = &short.repository;
+                    let found = self.by_short(&shown, repository, short.tag.as_deref().unwrap_or("latest"))?;
+                    let hex = repository.len() >= 8 && repository.bytes().all(|c| c.is_ascii_hexdigit());
+                    match found {
+                        None if hex && short.tag.is_none() => by_id(repository)?.map(|image| (image, None)),
+                        found => found,
+                    }
+                }
+            },
+            ImageRef::Id(hex) => by_id(hex)?.map(|image| (image, None)),
+            ImageRef::Layout(..)
+            | ImageRef::OciArchive(..)
+            | ImageRef::DockerArchive(..)
+            | ImageRef::Path(_)
+            | ImageRef::Stdin => return Err(ImageError::NotStored(shown)),
+        };
+        found.ok_or(ImageError::NotFound(shown))
+    }
+
+    fn by_name(&self, name: &str) -> Result<Option<(ImageRow, String)>, ImageError> {
+        Ok(self.store.image_by_name(name).map_err(store)?.map(|image| (image, name.to_owned())))
+    }
+
+    fn by_short(
+        &self,
+        shown: &str,
+        repository: &str,
+        tag: &str,
+    ) -> Result<Option<(ImageRow, Option<String>)>, ImageError> {
+        let found = only(shown, self.store.images_by_short(repository, tag).map_err(store)?)?;
+        let end = format!("/{repository}:{tag}");
+        Ok(found.map(|image| {
+            let name = image.names.iter().find(|name| name.ends_with(&end) || name[..] == end[1..]).cloned();
+            (image, name)
+        }))
+    }
+
+    /// Removes an image that no pod uses; where it is named by one of several names, only that name.
+    ///
+    /// # Errors
+    /// [`ImageError`], also when pods use it.
+    pub fn image_rm(&self, reference: &ImageRef) -> Result<ImageRemoved, ImageError> {
+        need_root("remove an image")?;
+        let (image, name) = self.find(reference)?;
+        if let Some(name) = name.filter(|_| image.names.len() > 1) {
+            self.store.untag(&name).map_err(store)?;
+            return Ok(ImageRemoved { image, untagged: Some(name), swept: Swept::default() });
+        }
+        self.store.remove_image(&image.id).map_err(ImageError::Remove)?;
+        let swept = self.store.sweep_images().map_err(store)?;
+        Ok(ImageRemoved { image, untagged: None, swept })
+    }
+
+    /// Removes images that no pod uses and nobody has used for `grace`, and what no image refers to.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn image_gc(&self, grace: Duration, dry_run: bool) -> Result<ImageGc, ImageError> {
+        need_root("collect images")?;
+        let pods = self.store.pods(&PodQuery::default()).map_err(store)?;
+        let used: HashSet<&ImageId> = pods.iter().flat_map(|pod| pod.apps.iter().map(|app| &app.image)).collect();
+        let now = gantry_store::now();
+        let mut done = ImageGc::default();
+        for image in self.store.images().map_err(store)? {
+            let fresh = !grace.is_zero() && now.since(image.last_used) < grace;
+            if fresh || used.contains(&image.id) {
+                continue;
+            }
+            if !dry_run {
+                match self.store.remove_image(&image.id) {
+                    Ok(_) => {}
+                    // A pod took it, or somebody else removed it, since we looked.
+                    Err(RemoveImageError::InUse { .. } | RemoveImageError::NotFound(_)) => continue,
+                    Err(error) => return Err(ImageError::Remove(error)),
+                }
+            }
+            done.removed.push(image);
+        }
+        if !dry_run {
+            done.swept = self.store.sweep_images().map_err(store)?;
+        }
+        Ok(done)
+    }
+
+    /// The manifest of an image, as it came.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn image_manifest(&self, reference: &ImageRef) -> Result<serde_json::Value, ImageError> {
+        let image = self.image_find(reference)?;
+        let damaged = |why: String| ImageError::Damaged { id: image.id.clone(), why };
+        let bytes = self.store.blob(&image.id, MOST_MANIFEST).map_err(store)?;
+        let bytes = bytes.ok_or_else(|| damaged("it is not there".to_owned()))?;
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))
+    }
+}
+
+fn only(shown: &str, mut found: Vec<ImageRow>) -> Result<Option<ImageRow>, ImageError> {
+    if found.len() > 1 {
+        let some = found.iter().take(5).map(|image| image.id.to_string()).collect();
+        return Err(ImageError::Ambiguous { name: shown.to_owned(), some });
+    }
+    Ok(found.pop())
+}
+
+fn store<E: std::error::Error + Kind + Send + Sync + 'static>(error: E) -> ImageError {
+    ImageError::Store(error.into())
+}

@@ -1,0 +1,87 @@
+//! Looking at pods: `list`, `status`, `inspect`, and finding one by the beginning of its id.
+
+use std::path::PathBuf;
+
+use gantry_contract::files;
+use gantry_model::query::PodQuery;
+use gantry_model::{AppName, Phase, PodId, PodPrefix, Process};
+use gantry_store::{PodRow, ResolveError};
+
+use crate::{Engine, PodError};
+
+/// A pod as it stands now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodView {
+    /// Its row, brought up to the facts.
+    pub row: PodRow,
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Its cgroup, below each hierarchy's root; an app's is one below.
+    pub cgroup: String,
+}
+
+impl PodView {
+    /// The supervisor, while it runs.
+    #[must_use]
+    pub fn supervisor(&self) -> Option<&Process> {
+        match &self.row.phase {
+            Phase::Running { supervisor, .. } => Some(supervisor),
+            _ => None,
+        }
+    }
+
+    /// The pod's exit code, when it has ended.
+    #[must_use]
+    pub fn exit_code(&self) -> Option<i32> {
+        self.row.phase.end().map(|(_, end)| end.exit_code)
+    }
+
+    /// The log file of an app's start; earlier parts of it have `.1`, `.2` … appended.
+    #[must_use]
+    pub fn log(&self, app: &AppName, attempt: u32) -> PathBuf {
+        self.dir.join(files::LOGS).join(app.as_str()).join(format!("{attempt}.log"))
+    }
+}
+
+impl Engine {
+    /// The pod whose id begins so.
+    ///
+    /// # Errors
+    /// [`PodError`] when there is none, or more than one.
+    pub fn resolve(&self, prefix: &PodPrefix) -> Result<PodId, PodError> {
+        self.store.resolve(prefix).map_err(|error| match error {
+            ResolveError::NotFound { prefix } => PodError::NotFound(prefix),
+            other => PodError::store(other),
+        })
+    }
+
+    /// Pods, oldest first, each brought up to the facts.
+    ///
+    /// # Errors
+    /// [`PodError`].
+    pub fn list(&self, query: &PodQuery) -> Result<Vec<PodView>, PodError> {
+        let rows = self.store.pods(query).map_err(PodError::store)?;
+        let mut views = Vec::with_capacity(rows.len());
+        for row in rows {
+            let Some(row) = self.reconcile(row)? else { continue };
+            // What it became may not be what was asked for.
+            if query.phases.is_empty() || query.phases.contains(&row.phase.name()) {
+                views.push(self.view(row));
+            }
+        }
+        Ok(views)
+    }
+
+    /// One pod, brought up to the facts.
+    ///
+    /// # Errors
+    /// [`PodError`], also when there is none.
+    pub fn status(&self, id: PodId) -> Result<PodView, PodError> {
+        Ok(self.view(self.current(id)?))
+    }
+
+    pub(crate) fn view(&self, row: PodRow) -> PodView {
+        let cgroup = format!("{}/{}", self.options.cgroup_parent, row.id);
+        PodView { dir: self.pod_dir(row.id), cgroup, row }
+    }
+}

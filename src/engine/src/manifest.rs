@@ -1,0 +1,143 @@
+//! The pod manifest: a pod as it was asked for, as JSON (`cat-manifest`, `run --pod-manifest FILE`).
+//!
+//! ```json
+//! { "version": 1,
+//!   "net": "none",                              none | host
+//!   "hostname": "web-1",                        optional
+//!   "apps": [ {
+//!     "name": "web", "image": "registry.example/web:1",
+//!     "exec": "/bin/web", "args": ["-v"],
+//!     "user": "www", "group": "www", "supplementary_gids": [10],
+//!     "working_dir": "/srv",
+//!     "environment": [ { "name": "A", "value": "b" } ],
+//!     "mounts": [ { "volume": "data", "target": "/data", "read_only": false } ],
+//!     "read_only_root": false,
+//!     "limits": { "memory": 67108864, "cpu_milli": 500, "cpu_shares": 512, "pids": 100 },
+//!     "capabilities": "default",                default | {"retain": [...]} | {"remove": [...]}
+//!     "seccomp": "default",                     default | unconfined | {"retain": {"names": [...], "errno": 1}} | {"remove": ...}
+//!     "new_privileges": false, "oom_score_adj": 100, "stop_signal": 15,
+//!     "terminal": false, "stdin": false,
+//!     "annotations": {}, "labels": {} } ],
+//!   "volumes": [ { "name": "data", "read_only": false,
+//!                  "kind": { "host": { "source": "/srv/data", "recursive": false } } },
+//!                { "name": "tmp", "kind": { "empty": { "mode": 493, "uid": 0, "gid": 0 } } } ],
+//!   "annotations": {}, "labels": {} }
+//! ```
+//!
+//! What has its default may be left out, except `name` and `image`. Unknown fields are refused: a misspelt limit must not
+//! be no limit. At most 1 MiB.
+
+use gantry_model::id::IdError;
+use gantry_model::{ErrorKind, Kind, PodId, PodSpec};
+use thiserror::Error;
+
+use crate::manifest_json::Pod;
+use crate::{Engine, PodError, pod_dir};
+
+/// The longest manifest, in bytes.
+pub const MOST: usize = 1 << 20;
+/// The version written, and the only one read.
+pub const VERSION: u32 = 1;
+
+/// A manifest could not be read.
+#[derive(Debug, Error)]
+pub enum ManifestError {
+    /// It is too long.
+    #[error("the pod manifest has {0} bytes, {MOST} are allowed")]
+    TooLong(usize),
+    /// It is not JSON, or not a pod manifest.
+    #[error("this is not a pod manifest")]
+    Json(#[source] serde_json::Error),
+    /// It is of another version.
+    #[error("the pod manifest is of version {0}, this gantry knows version {VERSION} only")]
+    Version(u32),
+    /// A name in it is none.
+    #[error("a name in the pod manifest cannot be used")]
+    Name(#[from] IdError),
+    /// A pod never had one: it was aborted before.
+    #[error("pod {0} has no manifest: its preparation was aborted")]
+    None(PodId),
+    /// The pod could not be looked at.
+    #[error(transparent)]
+    Pod(#[from] PodError),
+}
+
+impl Kind for ManifestError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::TooLong(_) | Self::Json(_) | Self::Version(_) | Self::Name(_) => ErrorKind::Invalid,
+            Self::None(_) => ErrorKind::NotFound,
+            Self::Pod(error) => error.kind(),
+        }
+    }
+}
+
+/// Reads a manifest. Whether it makes sense as a pod is `PodSpec::validate`'s to say.
+///
+/// # Errors
+/// [`ManifestError`].
+pub fn parse(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
+    if bytes.len() > MOST {
+        return Err(ManifestError::TooLong(bytes.len()));
+    }
+    let pod: Pod = serde_json::from_slice(bytes).map_err(ManifestError::Json)?;
+    if pod.version != VERSION {
+        return Err(ManifestError::Version(pod.version));
+    }
+    Ok(pod.try_into()?)
+}
+
+/// The manifest of a pod as asked for.
+#[must_use]
+#[expect(clippy::expect_used, reason = "serialising plain structs with string keys into memory cannot fail")]
+pub fn to_value(spec: &PodSpec) -> serde_json::Value {
+    serde_json::to_value(Pod::from(spec)).expect("a manifest is plain data with string keys")
+}
+
+#[expect(clippy::expect_used, reason = "serialising plain structs with string keys into memory cannot fail")]
+pub(crate) fn to_bytes(spec: &PodSpec) -> Vec<u8> {
+    serde_json::to_vec(&Pod::from(spec)).expect("a manifest is plain data with string keys")
+}
+
+impl Engine {
+    /// The manifest of a pod, as it was asked for.
+    ///
+    /// # Errors
+    /// [`ManifestError`].
+    pub fn manifest(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
+        self.current(id)?;
+        let path = self.pod_dir(id).join(pod_dir::MANIFEST);
+        // Ours may be longer than what is taken from users: defaults are written out.
+        match pod_dir::read(&path, 16 << 20) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(ManifestError::Json),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(ManifestError::None(id)),
+            Err(error) => Err(PodError::io("read the manifest", path)(error).into()),
+        }
+    }
+
+    /// What there is to know about a pod beyond its status: `manifest` (as asked for), `plan` (as handed to the supervisor), `journal` (facts as
+    /// written down), `supervisor` (what it says of itself, while it runs), `dir`, `cgroup`, `supervisor_log`. What
+    /// cannot be had is null.
+    ///
+    /// # Errors
+    /// [`ManifestError`] when there is no such pod.
+    pub fn inspect(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
+        let view = self.status(id)?;
+        let journal = self.journal(id)?;
+        let status = view.supervisor().and_then(|_| self.supervisor_status(id).ok());
+        Ok(serde_json::json!({
+            "manifest": self.manifest(id).ok(),
+            "plan": self.plan(id).ok(),
+            "journal": journal.records,
+            "journal_damaged_lines": journal.damaged,
+            "supervisor": status,
+            "dir": view.dir.to_string_lossy(),
+            "cgroup": view.cgroup,
+            "supervisor_log": self.supervisor_log(id).to_string_lossy(),
+        }))
+    }
+}
+
+#[cfg(test)]
+#[path = "manifest_tests.rs"]
+mod tests;

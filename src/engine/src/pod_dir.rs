@@ -1,0 +1,161 @@
+//! The files of a pod directory: what the engine writes into a new one, and how it reads what the supervisor wrote.
+//!
+//! The directory is 0700 and ours; apps see only what is below `apps/` and `volumes/`, which nothing here follows.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use gantry_contract::{files, journal, plan::Plan};
+use gantry_model::{PodId, PodSpec};
+use rustix::fs::OFlags;
+
+use crate::{Engine, PodError, manifest};
+
+/// The pod's manifest as it was asked for (see [`crate::manifest`]). The supervisor does not know of it.
+pub const MANIFEST: &str = "pod.json";
+
+const MOST_JOURNAL: u64 = 64 << 20;
+const MOST_PLAN: u64 = 64 << 20;
+
+impl Engine {
+    pub(crate) fn pod_dir(&self, id: PodId) -> PathBuf {
+        self.store.layout().pod_dir(&id)
+    }
+
+    /// What the supervisor wrote down; empty when it has not yet.
+    pub(crate) fn journal(&self, id: PodId) -> Result<journal::Parsed, PodError> {
+        let path = self.pod_dir(id).join(files::JOURNAL);
+        match read(&path, MOST_JOURNAL) {
+            Ok(bytes) => Ok(journal::parse(&bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(journal::Parsed::default()),
+            Err(error) => Err(PodError::io("read the journal", path)(error)),
+        }
+    }
+
+    /// The plan of a prepared pod.
+    pub(crate) fn plan(&self, id: PodId) -> Result<Plan, PodError> {
+        let path = self.pod_dir(id).join(files::PLAN);
+        let damaged = |why: String| PodError::Damaged { id, file: files::PLAN, why };
+        let bytes = read(&path, MOST_PLAN).map_err(|error| match error.kind() {
+            // A pod that was made without syncing (`run`) lost its files with the power.
+            io::ErrorKind::NotFound => damaged("it is not there".to_owned()),
+            _ => PodError::io("read the plan", &path)(error),
+        })?;
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))
+    }
+
+    /// The end of what a supervisor said on stderr, for a person to read: the last lines, escaped.
+    pub(crate) fn supervisor_said(&self, id: PodId) -> String {
+        const MOST: usize = 400;
+        let bytes = read(&self.pod_dir(id).join(files::SUPERVISOR_LOG), 1 << 20).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(MOST)..]).into_owned();
+        let lines: Vec<String> =
+            text.lines().map(str::trim).filter(|line| !line.is_empty()).map(gantry_model::id::shown).collect();
+        lines[lines.len().saturating_sub(3)..].join("; ")
+    }
+}
+
+/// Makes the directories a supervisor expects and writes the plan.
+pub(crate) fn fill(dir: &Path, plan: &Plan) -> Result<(), PodError> {
+    for name in [files::LOGS, files::APPS, files::VOLUMES] {
+        let path = dir.join(name);
+        rustix::fs::mkdir(&path, rustix::fs::Mode::RWXU).map_err(PodError::io("make directory", path))?;
+    }
+    write_plan(dir, plan)
+}
+
+/// Writes the plan in place of an older one.
+pub(crate) fn write_plan(dir: &Path, plan: &Plan) -> Result<(), PodError> {
+    let path = dir.join(files::PLAN);
+    let bytes = serde_json::to_vec(plan).map_err(io::Error::from).map_err(PodError::io("write", &path))?;
+    let temp = dir.join("plan.json.new");
+    write(&temp, &bytes).map_err(PodError::io("write", &temp))?;
+    std::fs::rename(&temp, &path).map_err(PodError::io("write", path))
+}
+
+/// Writes the manifest of a new pod.
+pub(crate) fn write_manifest(dir: &Path, spec: &PodSpec) -> Result<(), PodError> {
+    let path = dir.join(MANIFEST);
+    write(&path, &manifest::to_bytes(spec)).map_err(PodError::io("write", path))
+}
+
+/// Makes a filled pod directory survive a power loss: its files, itself, and its name in `pods/`.
+pub(crate) fn sync(dir: &Path) -> Result<(), PodError> {
+    let above = dir.parent().unwrap_or(dir);
+    for path in [dir.join(files::PLAN), dir.join(MANIFEST), dir.to_owned(), above.to_owned()] {
+        File::open(&path).and_then(|file| file.sync_all()).map_err(PodError::io("sync", path))?;
+    }
+    Ok(())
+}
+
+/// The plan, to be the stdin of a supervisor.
+pub(crate) fn open_plan(dir: &Path) -> Result<File, PodError> {
+    let path = dir.join(files::PLAN);
+    open(&path).map_err(PodError::io("open", path))
+}
+
+/// Where a supervisor's stderr goes.
+pub(crate) fn open_supervisor_log(dir: &Path) -> Result<File, PodError> {
+    let path = dir.join(files::SUPERVISOR_LOG);
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(&path);
+    file.map_err(PodError::io("open", path))
+}
+
+/// Takes away what an earlier attempt to start left: its journal would tell of a start that failed.
+pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
+    for name in [files::JOURNAL, files::CONTROL] {
+        let path = dir.join(name);
+        match std::fs::remove_file(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(PodError::io("remove", path)(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Reads a regular file that may have at most this many bytes; symbolic links are not followed.
+pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+    if read as u64 > most { Err(io::Error::other(format!("it has more than {most} bytes"))) } else { Ok(bytes) }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    // NONBLOCK: if somebody put a FIFO there, opening it must not hang.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(flags)
+        .open(path)?
+        .write_all(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_read_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        write(&path, b"12345").unwrap();
+        assert_eq!(read(&path, 5).unwrap(), b"12345");
+        assert!(read(&path, 4).is_err());
+        std::os::unix::fs::symlink(&path, dir.path().join("link")).unwrap();
+        assert!(read(&dir.path().join("link"), 10).is_err());
+        let mode = std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+    }
+}

@@ -1,0 +1,141 @@
+//! Processes that cannot be mistaken for others, and waiting with a deadline.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use gantry_model::{BootId, Process, Timestamp};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// When something has to have happened; `None`: whenever.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// This long from now. Amounts beyond what a clock can show mean whenever.
+    pub(crate) fn after(duration: Duration) -> Self {
+        Self(Instant::now().checked_add(duration))
+    }
+
+    /// `None` is whenever.
+    pub(crate) fn maybe(duration: Option<Duration>) -> Self {
+        Self(duration.and_then(|duration| Instant::now().checked_add(duration)))
+    }
+
+    /// What is left; `None`: without end.
+    pub(crate) fn left(self) -> Option<Duration> {
+        self.0.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether it has passed.
+    pub(crate) fn passed(self) -> bool {
+        self.left().is_some_and(|left| left.is_zero())
+    }
+
+    /// The earlier of this and `duration` from now.
+    pub(crate) fn at_most(self, duration: Duration) -> Self {
+        Self(match (self.0, Instant::now().checked_add(duration)) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        })
+    }
+}
+
+/// Waits until one of the descriptors can be read (or is at its end). Which one, or `None` when the deadline passed.
+pub(crate) fn readable(fds: &[BorrowedFd<'_>], deadline: Deadline) -> io::Result<Option<usize>> {
+    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    loop {
+        let left = deadline.left();
+        let timeout = left.map(|left| Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        match poll(&mut polled, timeout.as_ref()) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(0) if left.is_some() => return Ok(None),
+            Ok(_) => {
+                if let Some(at) = polled.iter().position(|fd| !fd.revents().is_empty()) {
+                    return Ok(Some(at));
+                }
+            }
+        }
+    }
+}
+
+/// A descriptor of this very process, or `None` when it is gone (its number may be another's by now).
+///
+/// The order makes it safe: the descriptor is opened first, the start time read after. If the number was given to
+/// another process in between, the start time read is that one's and does not match.
+pub(crate) fn open(process: &Process, boot: &BootId) -> Option<OwnedFd> {
+    if process.boot != *boot {
+        return None;
+    }
+    let fd = open_pid(process.pid)?;
+    (start_ticks(process.pid) == Some(process.start_ticks)).then_some(fd)
+}
+
+/// A descriptor of the process that has this number now: for our own children before they are waited for.
+pub(crate) fn open_pid(pid: u32) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+/// Sends SIGKILL. That the process is gone already is no failure.
+pub(crate) fn kill(pidfd: impl AsFd) -> io::Result<()> {
+    match pidfd_send_signal(pidfd, Signal::KILL) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The start time of a process in clock ticks since boot (proc_pid_stat(5), field 22).
+fn start_ticks(pid: u32) -> Option<u64> {
+    start_ticks_in(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The command's name (field 2) is in parentheses and may hold anything: what counts begins after the last one.
+fn start_ticks_in(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// About when this boot began, by the wall clock as it is set now.
+pub(crate) fn booted_at() -> Timestamp {
+    let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let up = Duration::new(u64::try_from(up.tv_sec).unwrap_or(0), u32::try_from(up.tv_nsec).unwrap_or(0));
+    gantry_store::now().before(up)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_time_is_found_behind_any_name() {
+        let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 9 9\n";
+        assert_eq!(start_ticks_in(stat), Some(4711));
+        assert_eq!(start_ticks_in(""), None);
+        assert_eq!(start_ticks_in("1 (x) S 1"), None);
+    }
+
+    #[test]
+    fn a_process_is_known_by_its_start_time() {
+        let boot = BootId("this".to_owned());
+        let pid = std::process::id();
+        let start_ticks = start_ticks(pid).unwrap();
+        let me = Process { pid, start_ticks, boot: boot.clone() };
+        assert!(open(&me, &boot).is_some());
+        assert!(open(&Process { start_ticks: start_ticks + 1, ..me.clone() }, &boot).is_none());
+        assert!(open(&me, &BootId("another".to_owned())).is_none());
+    }
+
+    #[test]
+    fn waiting_ends_at_the_deadline() {
+        let (reading, writing) = rustix::pipe::pipe().unwrap();
+        let soon = Deadline::after(Duration::from_millis(5));
+        assert_eq!(readable(&[reading.as_fd()], soon).unwrap(), None);
+        rustix::io::write(&writing, b"x").unwrap();
+        assert_eq!(readable(&[reading.as_fd()], Deadline::maybe(None)).unwrap(), Some(0));
+    }
+}

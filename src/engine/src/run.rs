@@ -1,0 +1,210 @@
+//! `run` and `start`: from a pod on disk to one that runs.
+//!
+//! `run` spawns the supervisor as soon as the row is there that protects the images, and writes the rest while the
+//! supervisor works; the row stays Embryo or Preparing until the pod is ready, so that a `kill -9` of `run` leaves either a dead
+//! preparation or a running pod (see the table in [`crate::reconcile`]). It syncs nothing: a reboot ends the pod anyway.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::Child;
+
+use gantry_contract::files;
+use gantry_contract::up::Ready;
+use gantry_model::spec::NetMode;
+use gantry_model::{ErrorKind, Kind, Phase, PodId};
+use gantry_store::PodRow;
+use thiserror::Error;
+
+use crate::error::need_root;
+use crate::plan;
+use crate::prepare::{Made, Prepare, PrepareError};
+use crate::supervisor::{Spawned, SupervisorError};
+use crate::{Engine, PodError, pod_dir};
+
+/// A prepared pod could not be started. It stays prepared.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// It is not prepared.
+    #[error("pod {id} is {phase} and cannot be started: only a prepared pod can, and only once")]
+    NotPrepared {
+        /// Which pod.
+        id: PodId,
+        /// Where it stands.
+        phase: &'static str,
+    },
+    /// Somebody else is at it.
+    #[error("pod {0} is being started or removed by somebody else")]
+    Busy(PodId),
+    /// The supervisor.
+    #[error(transparent)]
+    Supervisor(#[from] SupervisorError),
+    /// The pod could not be looked at.
+    #[error(transparent)]
+    Pod(#[from] PodError),
+}
+
+impl Kind for StartError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotPrepared { .. } => ErrorKind::Refused,
+            Self::Busy(_) => ErrorKind::Busy,
+            Self::Supervisor(error) => error.kind(),
+            Self::Pod(error) => error.kind(),
+        }
+    }
+}
+
+/// A pod could not be run. Nothing is left of it.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// It could not be prepared.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    /// It could not be started.
+    #[error(transparent)]
+    Supervisor(#[from] SupervisorError),
+}
+
+impl From<PodError> for RunError {
+    fn from(error: PodError) -> Self {
+        Self::Prepare(error.into())
+    }
+}
+
+impl Kind for RunError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Prepare(error) => error.kind(),
+            Self::Supervisor(error) => error.kind(),
+        }
+    }
+}
+
+/// A pod that was just started. Dropping it leaves the pod running.
+#[derive(Debug)]
+pub struct Running {
+    /// Which pod.
+    pub id: PodId,
+    /// What its supervisor said.
+    pub ready: Ready,
+    pidfd: OwnedFd,
+    child: Child,
+}
+
+impl Running {
+    /// Waits for the supervisor's process to end and reaps it. `Engine::wait` tells how the pod ended.
+    ///
+    /// # Errors
+    /// What the system says; that somebody else has reaped it is no failure.
+    pub fn reap(&mut self) -> std::io::Result<()> {
+        match self.child.wait() {
+            Err(error) if error.raw_os_error() != Some(rustix::io::Errno::CHILD.raw_os_error()) => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Running {
+    /// A supervisor that has ended by now is not left as a zombie of a process that lives on.
+    fn drop(&mut self) {
+        let _still_running_or_reaped = self.child.try_wait();
+    }
+}
+
+impl AsFd for Running {
+    /// Readable when the supervisor has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+impl Engine {
+    /// Starts a prepared pod; `net` overrides the network it was prepared with.
+    ///
+    /// # Errors
+    /// [`StartError`]; the pod stays prepared then, and what was started is gone.
+    pub fn start(&self, id: PodId, net: Option<NetMode>) -> Result<Running, StartError> {
+        need_root("start a pod")?;
+        prepared(self.current(id)?)?;
+        let lock = self.take_lock(id)?.ok_or(StartError::Busy(id))?;
+        // Under the lock, what the row says stays true until we let go.
+        let row = prepared(self.current_locked(id)?)?;
+        let dir = self.pod_dir(id);
+        let mut written = self.plan(id)?;
+        if let Some(net) = net.map(plan::net).filter(|net| *net != written.net) {
+            written.net = net;
+            pod_dir::write_plan(&dir, &written)?;
+        }
+        pod_dir::forget_start(&dir)?;
+        let mut spawned = self.spawn(id, &dir, lock)?;
+        let ready = self.word(&mut spawned).inspect_err(|_| self.take_back_start(id))?;
+        self.mark_running(row, &ready)?;
+        Ok(running(spawned, ready))
+    }
+
+    /// Prepares a pod and runs it.
+    ///
+    /// # Errors
+    /// [`RunError`]; nothing is left of the pod then.
+    pub fn run(&self, request: Prepare<'_>) -> Result<Running, RunError> {
+        let made = self.make(&request)?;
+        let id = made.id;
+        self.run_made(made, &request).inspect_err(|_| self.undo(id))
+    }
+
+    fn run_made(&self, made: Made, request: &Prepare<'_>) -> Result<Running, RunError> {
+        let Made { id, dir, lock, row } = made;
+        let mut spawned = self.spawn(id, &dir, lock)?;
+        // While the supervisor works. Whatever fails here, it is let go first: its word is always heard.
+        let written = self.while_starting(&dir, row, request);
+        let ready = self.word(&mut spawned)?;
+        match written.and_then(|row| Ok(self.mark_running(row, &ready)?)) {
+            Ok(Some(_)) => Ok(running(spawned, ready)),
+            Ok(None) => Err(self.give_up(&mut spawned, PrepareError::Gone(id).into())),
+            Err(error) => Err(self.give_up(&mut spawned, error)),
+        }
+    }
+
+    fn while_starting(&self, dir: &std::path::Path, row: PodRow, request: &Prepare<'_>) -> Result<PodRow, RunError> {
+        pod_dir::write_manifest(dir, &request.spec)?;
+        Ok(self.to_preparing(row)?)
+    }
+
+    /// The pod runs but its row cannot say so: it is ended, so that nothing runs that nobody knows of.
+    fn give_up(&self, spawned: &mut Spawned, error: RunError) -> RunError {
+        let _ends_with_its_supervisor = crate::process::kill(&spawned.pidfd);
+        let _reaped = spawned.child.wait();
+        error
+    }
+
+    /// After a failed start: the cgroups go, and the socket and journal of what never ran. Under the lock, for the
+    /// next start may have begun; who cannot have it leaves all this to that one.
+    fn take_back_start(&self, id: PodId) {
+        if let Ok(Some(_lock)) = self.take_lock(id) {
+            self.remove_cgroups_or_leave(id);
+            let _tried_again_at_the_next_start = pod_dir::forget_start(&self.pod_dir(id));
+        }
+    }
+
+    /// The row as it is, for the holder of the lock (probing it would find our own).
+    fn current_locked(&self, id: PodId) -> Result<PodRow, PodError> {
+        self.store.pod(id).map_err(PodError::store)?.ok_or_else(|| PodError::NotFound(id.into()))
+    }
+
+    /// Where the supervisor's stderr of a pod is kept.
+    #[must_use]
+    pub fn supervisor_log(&self, id: PodId) -> std::path::PathBuf {
+        self.pod_dir(id).join(files::SUPERVISOR_LOG)
+    }
+}
+
+fn prepared(row: PodRow) -> Result<PodRow, StartError> {
+    match row.phase {
+        Phase::Prepared { .. } => Ok(row),
+        ref other => Err(StartError::NotPrepared { id: row.id, phase: other.name() }),
+    }
+}
+
+fn running(spawned: Spawned, ready: Ready) -> Running {
+    let (id, child, pidfd) = spawned.into_parts();
+    Running { id, ready, pidfd, child }
+}

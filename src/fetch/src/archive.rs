@@ -1,0 +1,316 @@
+//! Images in one tar file: OCI layouts and what `docker save` writes, from a file or from standard input.
+//!
+//! The archive is read through once, which gives the place of every file in it; from then on files are read at
+//! their places, by several threads at once. What cannot be read that way (standard input, a FIFO, a compressed
+//! archive) is first copied to an unnamed file, which is gone when gantry is, however it ends.
+
+mod docker;
+pub(crate) mod files;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use gantry_model::id::shown;
+use rustix::fs::{Mode, OFlags};
+
+use crate::caps::Caps;
+use crate::layout::Layout;
+use crate::source::{Source, SourceError};
+use crate::unpack::UnpackError;
+use crate::unpack::entries::{Entries, EntryKind, Stream};
+use crate::unpack::inflate::{Compression, Inflater};
+use files::Files;
+
+/// Most files of an archive: an image has a few for each layer.
+const MOST_FILES: usize = 100_000;
+/// Bytes read at once while looking through.
+const READ_AHEAD: usize = 64 << 10;
+/// Links followed from one file of the archive to another.
+const MOST_LINKS: usize = 8;
+
+/// What an archive is read as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// What it turns out to be. Docker writes both forms into one file since version 25; the OCI one, which has the
+    /// image's real manifest, then counts.
+    Auto,
+    /// An OCI image layout.
+    Oci,
+    /// `manifest.json` as `docker save` writes it.
+    Docker,
+}
+
+/// One image of the archive at `path`: the one named `tag`, or the only one. `tmp` is where a copy goes if one is needed.
+///
+/// # Errors
+/// [`SourceError`]: not readable, no such archive, no such image, or several and none named.
+pub fn open(
+    path: &Path,
+    form: Form,
+    tag: Option<&str>,
+    tmp: &Path,
+    caps: &Caps,
+) -> Result<Box<dyn Source + Send>, SourceError> {
+    let place = shown(&path.to_string_lossy());
+    let failed = |source| SourceError::Io { what: place.clone(), source };
+    let mut file = File::open(path).map_err(failed)?;
+    let kind = file.metadata().map_err(failed)?;
+    if kind.is_dir() {
+        let why = "it is a directory and neither an archive nor an OCI layout".to_owned();
+        return Err(SourceError::Invalid { what: place, why });
+    }
+    if !kind.is_file() || is_compressed(&file).map_err(failed)? {
+        file = spool(&mut file, &place, tmp, caps)?;
+    }
+    image(file, place, form, tag, caps)
+}
+
+/// As [`open`], of whatever form, from a stream; there is no way to name one image of several here.
+///
+/// # Errors
+/// As for [`open`].
+pub fn stdin(stream: &mut dyn Read, tmp: &Path, caps: &Caps) -> Result<Box<dyn Source + Send>, SourceError> {
+    let place = "standard input".to_owned();
+    let file = spool(stream, &place, tmp, caps)?;
+    image(file, place, Form::Auto, None, caps)
+}
+
+fn image(
+    file: File,
+    place: String,
+    form: Form,
+    tag: Option<&str>,
+    caps: &Caps,
+) -> Result<Box<dyn Source + Send>, SourceError> {
+    let archive = Archive::read(file, place, caps)?;
+    let oci = archive.has("oci-layout")? && archive.has("index.json")?;
+    match form {
+        Form::Auto | Form::Oci if oci => Ok(Box::new(Layout::new(archive, tag)?)),
+        Form::Auto | Form::Docker if archive.has("manifest.json")? => Ok(Box::new(docker::image(archive, tag)?)),
+        _ => {
+            let why = match form {
+                Form::Auto => "it has neither 'oci-layout' with 'index.json' (OCI) nor 'manifest.json' (docker save)",
+                Form::Oci => "it has no 'oci-layout' with 'index.json'",
+                Form::Docker => "it has no 'manifest.json'",
+            };
+            Err(SourceError::Invalid { what: archive.place, why: why.to_owned() })
+        }
+    }
+}
+
+fn is_compressed(file: &File) -> std::io::Result<bool> {
+    let mut head = [0; 4];
+    let n = file.read_at(&mut head, 0)?;
+    Ok(head[..n].starts_with(&[0x1f, 0x8b]) || head[..n] == [0x28, 0xb5, 0x2f, 0xfd])
+}
+
+/// Copies a stream, decompressed, to a file without a name.
+fn spool(stream: &mut dyn Read, place: &str, tmp: &Path, caps: &Caps) -> Result<File, SourceError> {
+    let copy = format!("a copy of {place} in {}", tmp.display());
+    let failed = |source: std::io::Error| SourceError::Io { what: copy.clone(), source };
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(tmp, flags, Mode::from_raw_mode(0o600)).map_err(|e| failed(e.into()))?;
+    let mut file = File::from(fd);
+    let mut inflater = Inflater::new(stream, Compression::Auto, caps).map_err(|e| converted(e, place))?;
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let n = inflater.fill(&mut buffer).map_err(|e| converted(e, place))?;
+        file.write_all(&buffer[..n]).map_err(failed)?;
+        if n < buffer.len() {
+            return Ok(file);
+        }
+    }
+}
+
+fn converted(error: UnpackError, place: &str) -> SourceError {
+    match error {
+        UnpackError::Read(source) => SourceError::Io { what: place.to_owned(), source },
+        UnpackError::TooMuch { what, most } => SourceError::TooLarge { what: format!("{place} ({what})"), most },
+        UnpackError::Corrupt { why } => SourceError::Invalid { what: place.to_owned(), why },
+        UnpackError::Format { why } => SourceError::Invalid { what: place.to_owned(), why: why.to_owned() },
+        UnpackError::Truncated { at } => {
+            SourceError::Invalid { what: place.to_owned(), why: format!("it ends early, {at}") }
+        }
+        other => SourceError::Invalid { what: place.to_owned(), why: other.to_string() },
+    }
+}
+
+/// A file in the archive.
+enum Member {
+    Data {
+        offset: u64,
+        size: u64,
+    },
+    /// Another path; how old versions of Docker store a layer that two images share.
+    Link(String),
+}
+
+/// An archive that was looked through.
+pub(crate) struct Archive {
+    file: Arc<File>,
+    place: String,
+    members: BTreeMap<String, Member>,
+}
+
+impl Archive {
+    fn read(file: File, place: String, caps: &Caps) -> Result<Self, SourceError> {
+        let failed = |source| SourceError::Io { what: place.clone(), source };
+        let length = file.metadata().map_err(failed)?.len();
+        let members = index(Entries::new(Scan::new(&file, length), caps)).map_err(|e| converted(e, &place))?;
+        Ok(Self { file: Arc::new(file), place, members })
+    }
+
+    /// Offset and length of a file, over links.
+    fn find(&self, path: &str) -> Result<Option<(u64, u64)>, SourceError> {
+        let mut path = path;
+        for _ in 0..=MOST_LINKS {
+            match self.members.get(path) {
+                None => return Ok(None),
+                Some(Member::Data { offset, size }) => return Ok(Some((*offset, *size))),
+                Some(Member::Link(target)) => path = target,
+            }
+        }
+        let why = format!("more than {MOST_LINKS} links lead to '{}'", shown(path));
+        Err(SourceError::Invalid { what: self.place.clone(), why })
+    }
+}
+
+impl Files for Archive {
+    fn place(&self) -> String {
+        self.place.clone()
+    }
+
+    fn has(&self, path: &str) -> Result<bool, SourceError> {
+        self.find(path).map(|found| found.is_some())
+    }
+
+    fn open(&self, path: &str, offset: u64) -> Result<(u64, Box<dyn Read + Send>), SourceError> {
+        let (start, size) = self.find(path)?.ok_or_else(|| self.missing(path))?;
+        let skip = offset.min(size);
+        let file = Arc::clone(&self.file);
+        Ok((size, Box::new(Section { file, at: start + skip, end: start + size })))
+    }
+}
+
+/// Where each file is. Names that are not clean text cannot be asked for and are left out.
+fn index<'f>(mut entries: Entries<'_, Scan<'f>>) -> Result<BTreeMap<String, Member>, UnpackError> {
+    let mut members = BTreeMap::new();
+    let mut seen = 0;
+    while let Some(entry) = entries.next()? {
+        seen += 1;
+        if seen > MOST_FILES {
+            return Err(UnpackError::TooMuch { what: "files in the archive", most: MOST_FILES as u64 });
+        }
+        let Some(path) = clean("", &entry.path) else { continue };
+        let (parent, _) = path.rsplit_once('/').unwrap_or_default();
+        let member = match entry.kind {
+            EntryKind::File if entry.sparse.is_none() => {
+                Member::Data { offset: entries.stream().position(), size: entry.size }
+            }
+            EntryKind::Symlink => match clean(parent, &entry.link) {
+                Some(target) => Member::Link(target),
+                None => continue,
+            },
+            EntryKind::HardLink => match clean("", &entry.link) {
+                Some(target) => Member::Link(target),
+                None => continue,
+            },
+            _ => continue,
+        };
+        members.insert(path, member);
+    }
+    Ok(members)
+}
+
+/// `path`, seen from `parent`, without `.` and `..`; `None` where it leads out or is no text.
+fn clean(parent: &str, path: &[u8]) -> Option<String> {
+    let path = std::str::from_utf8(path).ok()?;
+    let mut kept: Vec<&str> = if path.starts_with('/') { Vec::new() } else { parent.split('/').collect() };
+    kept.retain(|element| !element.is_empty());
+    for element in path.split('/') {
+        match element {
+            "" | "." => {}
+            ".." => {
+                kept.pop()?;
+            }
+            _ => kept.push(element),
+        }
+    }
+    Some(kept.join("/"))
+}
+
+/// Part of a file, read without moving the position that others share.
+struct Section {
+    file: Arc<File>,
+    at: u64,
+    end: u64,
+}
+
+impl Read for Section {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let most = usize::try_from(self.end - self.at).unwrap_or(usize::MAX).min(buffer.len());
+        let n = self.file.read_at(&mut buffer[..most], self.at)?;
+        if n == 0 && most > 0 {
+            // The file was complete when it was looked through: somebody cut it since.
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        self.at += n as u64;
+        Ok(n)
+    }
+}
+
+/// A file as a tar stream whose data can be skipped without reading it.
+struct Scan<'f> {
+    file: &'f File,
+    length: u64,
+    buffer: Vec<u8>,
+    at: usize,
+    /// Position of the buffer's end in the file.
+    end: u64,
+}
+
+impl<'f> Scan<'f> {
+    fn new(file: &'f File, length: u64) -> Self {
+        Self { file, length, buffer: Vec::new(), at: 0, end: 0 }
+    }
+
+    /// Where in the file the next byte is.
+    fn position(&self) -> u64 {
+        self.end - (self.buffer.len() - self.at) as u64
+    }
+}
+
+impl Stream for Scan<'_> {
+    fn fill(&mut self) -> Result<&[u8], UnpackError> {
+        if self.at >= self.buffer.len() {
+            self.buffer.resize(READ_AHEAD, 0);
+            let n = self.file.read_at(&mut self.buffer, self.end).map_err(UnpackError::Read)?;
+            self.buffer.truncate(n);
+            self.at = 0;
+            self.end += n as u64;
+        }
+        Ok(&self.buffer[self.at..])
+    }
+
+    fn consume(&mut self, n: usize) {
+        self.at += n;
+    }
+
+    fn skip(&mut self, n: u64) -> Result<bool, UnpackError> {
+        let Some(to) = self.position().checked_add(n).filter(|to| *to <= self.length) else { return Ok(false) };
+        if to <= self.end {
+            self.at += usize::try_from(n).unwrap_or(0);
+        } else {
+            self.buffer.clear();
+            (self.at, self.end) = (0, to);
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests;

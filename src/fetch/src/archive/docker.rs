@@ -1,0 +1,168 @@
+//! What `docker save` writes: `manifest.json`, a configuration, and layers as tar files (moby image/spec, "Combined
+//! Image JSON + Filesystem Changeset Format").
+//!
+//! Such an archive has no image manifest, which is what an image is known by. So one is made: an OCI manifest with
+//! the archive's own configuration and layers. The same archive always gives the same manifest, and so the same
+//! image id. A layer that is not compressed has its `diff_id` as digest; the reader verifies it as any other.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use gantry_model::Digest;
+use gantry_model::id::{Algorithm, shown};
+use gantry_store::ImageFormat;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::Archive;
+use super::files::Files;
+use crate::config::MAX_LAYERS;
+use crate::manifest::{DOCKER_CONFIG, OCI_MANIFEST};
+use crate::source::{Descriptor, Document, Hasher, MAX_DOCUMENT, Source, SourceError, digest_of};
+
+/// Names shown when one must be chosen.
+const MOST_SHOWN: usize = 10;
+
+/// One image of the archive, as `manifest.json` lists it.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Listed {
+    config: String,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
+    #[serde(default)]
+    layers: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+struct Config {
+    rootfs: RootFs,
+}
+
+#[derive(Deserialize)]
+struct RootFs {
+    #[serde(default)]
+    diff_ids: Vec<String>,
+}
+
+/// An image with the manifest made for it.
+pub(super) struct DockerArchive {
+    archive: Archive,
+    manifest: Vec<u8>,
+    config: (Digest, Vec<u8>),
+    /// Path of each layer in the archive.
+    layers: BTreeMap<Digest, String>,
+    names: Vec<String>,
+}
+
+/// Reads the image named `tag`, or the only one.
+pub(super) fn image(archive: Archive, tag: Option<&str>) -> Result<DockerArchive, SourceError> {
+    let place = archive.place();
+    let invalid = |what: &str, why: String| SourceError::Invalid { what: format!("'{}' in {place}", shown(what)), why };
+    let list = archive.small("manifest.json", MAX_DOCUMENT)?;
+    let list: Vec<Listed> = serde_json::from_slice(&list).map_err(|e| invalid("manifest.json", e.to_string()))?;
+    let listed = choose(list, tag, &place)?;
+    let config = archive.small(&listed.config, MAX_DOCUMENT)?;
+    let parsed: Config = serde_json::from_slice(&config).map_err(|e| invalid(&listed.config, e.to_string()))?;
+    let paths = listed.layers.unwrap_or_default();
+    let diff_ids = parsed.rootfs.diff_ids;
+    if paths.len() != diff_ids.len() {
+        let why = format!("it lists {} layers, the configuration {}", paths.len(), diff_ids.len());
+        return Err(invalid("manifest.json", why));
+    }
+    if paths.len() > MAX_LAYERS {
+        return Err(SourceError::TooLarge {
+            what: format!("the number of layers in {place}"),
+            most: MAX_LAYERS as u64,
+        });
+    }
+    let mut layers = BTreeMap::new();
+    let mut descriptors = Vec::new();
+    for (path, diff_id) in paths.into_iter().zip(diff_ids) {
+        let diff_id: Digest = diff_id.parse().map_err(|e| invalid(&listed.config, format!("{e}")))?;
+        let (media_type, digest, size) = describe(&archive, &path, diff_id)?;
+        descriptors.push(json!({ "mediaType": media_type, "digest": digest.to_string(), "size": size }));
+        layers.insert(digest, path);
+    }
+    let digest = digest_of(Algorithm::Sha256, &config);
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": OCI_MANIFEST,
+        "config": { "mediaType": DOCKER_CONFIG, "digest": digest.to_string(), "size": config.len() },
+        "layers": descriptors,
+    });
+    let names = listed.repo_tags.unwrap_or_default();
+    Ok(DockerArchive { archive, manifest: manifest.to_string().into_bytes(), config: (digest, config), layers, names })
+}
+
+fn choose(list: Vec<Listed>, tag: Option<&str>, place: &str) -> Result<Listed, SourceError> {
+    let tags = |listed: &Listed| listed.repo_tags.clone().unwrap_or_default();
+    let mut names: Vec<String> = list.iter().flat_map(tags).map(|name| shown(&name)).collect();
+    names.truncate(MOST_SHOWN);
+    let wanted = |listed: &Listed| match tag {
+        None => true,
+        // `name:tag` as listed, or the tag alone.
+        Some(tag) => {
+            tags(listed).iter().any(|name| name == tag || name.rsplit_once(':').is_some_and(|(_, t)| t == tag))
+        }
+    };
+    let mut found = list.into_iter().filter(wanted);
+    match (found.next(), found.next()) {
+        (Some(one), None) => Ok(one),
+        (Some(_), Some(_)) => Err(SourceError::Ambiguous { place: place.to_owned(), names }),
+        (None, _) => {
+            let what = tag.map_or_else(|| "an image".to_owned(), |tag| format!("image '{}'", shown(tag)));
+            Err(SourceError::NotFound { what, place: place.to_owned() })
+        }
+    }
+}
+
+/// Media type, digest and length of a layer's file.
+fn describe(archive: &Archive, path: &str, diff_id: Digest) -> Result<(&'static str, Digest, u64), SourceError> {
+    let (size, mut file) = archive.open(path, 0)?;
+    let failed = |source| SourceError::Io { what: format!("'{}' in {}", shown(path), archive.place()), source };
+    let mut head = Vec::new();
+    (&mut file).take(4).read_to_end(&mut head).map_err(failed)?;
+    let media_type = match head.as_slice() {
+        [0x1f, 0x8b, ..] => "application/vnd.oci.image.layer.v1.tar+gzip",
+        [0x28, 0xb5, 0x2f, 0xfd] => "application/vnd.oci.image.layer.v1.tar+zstd",
+        _ => return Ok(("application/vnd.oci.image.layer.v1.tar", diff_id, size)),
+    };
+    let mut hasher = Hasher::new(Algorithm::Sha256);
+    hasher.update(&head);
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok((media_type, hasher.finish(), size)),
+            Ok(n) => hasher.update(&buffer[..n]),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+}
+
+impl Source for DockerArchive {
+    fn root(&self) -> Result<Document, SourceError> {
+        let bytes = self.manifest.clone();
+        let digest = digest_of(Algorithm::Sha256, &bytes);
+        Ok(Document { media_type: OCI_MANIFEST.to_owned(), bytes, digest })
+    }
+
+    fn document(&self, d: &Descriptor) -> Result<Vec<u8>, SourceError> {
+        let (digest, config) = &self.config;
+        if d.digest == *digest { Ok(config.clone()) } else { Err(self.archive.missing(&d.digest.to_string())) }
+    }
+
+    fn open(&self, d: &Descriptor, offset: u64) -> Result<Box<dyn Read + Send + '_>, SourceError> {
+        let path = self.layers.get(&d.digest).ok_or_else(|| self.archive.missing(&d.digest.to_string()))?;
+        Ok(self.archive.open(path, offset)?.1)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.names.clone()
+    }
+
+    fn format(&self) -> Option<ImageFormat> {
+        Some(ImageFormat::Docker)
+    }
+}

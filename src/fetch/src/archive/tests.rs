@@ -1,0 +1,234 @@
+//! Archives and layouts made here, honest and hostile, read through the [`Source`] seam.
+
+use std::fs;
+use std::io::Write as _;
+
+use gantry_model::Digest;
+use gantry_model::id::Algorithm;
+use tempfile::TempDir;
+
+use super::*;
+use crate::layout;
+use crate::manifest::{self, Manifest, Parsed};
+use crate::source::digest_of;
+use crate::unpack::tests::build::Tar;
+
+const LAYER: &[u8] = b"not a tar, but nobody looks here";
+
+fn digest(bytes: &[u8]) -> Digest {
+    digest_of(Algorithm::Sha256, bytes)
+}
+
+fn config(diff_ids: &[Digest]) -> Vec<u8> {
+    let ids: Vec<String> = diff_ids.iter().map(ToString::to_string).collect();
+    serde_json::json!({ "os": "linux", "architecture": "amd64", "rootfs": { "type": "layers", "diff_ids": ids } })
+        .to_string()
+        .into_bytes()
+}
+
+/// `docker save` of old: a configuration, layers as `ID/layer.tar`, one of them a link to another.
+fn docker(layers: &[(&str, &[u8])], extra: Tar) -> Vec<u8> {
+    let config = config(&layers.iter().map(|(_, bytes)| digest(bytes)).collect::<Vec<_>>());
+    let paths: Vec<&str> = layers.iter().map(|(path, _)| *path).collect();
+    let list =
+        serde_json::json!([{ "Config": "c.json", "RepoTags": ["app:1", "host.example/app:2"], "Layers": paths }]);
+    let tar = extra.file("c.json", &config).file("manifest.json", list.to_string().as_bytes());
+    layers
+        .iter()
+        .filter(|(path, _)| !path.starts_with("link"))
+        .fold(tar, |tar, (path, data)| tar.file(path, data))
+        .end()
+}
+
+/// The files of a layout with one image for each name.
+fn oci(names: &[&str]) -> Vec<(String, Vec<u8>)> {
+    let mut files = vec![("oci-layout".to_owned(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec())];
+    let mut entries = Vec::new();
+    let mut blob = |bytes: Vec<u8>| {
+        let digest = digest(&bytes);
+        files.push((format!("blobs/sha256/{}", digest.hex()), bytes));
+        digest.to_string()
+    };
+    for name in names {
+        let layer = [LAYER, name.as_bytes()].concat();
+        let config = config(&[digest(&layer)]);
+        let manifest = serde_json::json!({
+            "schemaVersion": 2, "mediaType": manifest::OCI_MANIFEST,
+            "config": { "mediaType": manifest::OCI_CONFIG, "size": config.len(), "digest": blob(config) },
+            "layers": [{ "mediaType": "application/vnd.oci.image.layer.v1.tar", "size": layer.len(), "digest": blob(layer) }],
+        });
+        let bytes = manifest.to_string().into_bytes();
+        let mut entry =
+            serde_json::json!({ "mediaType": manifest::OCI_MANIFEST, "size": bytes.len(), "digest": blob(bytes) });
+        if !name.is_empty() {
+            entry["annotations"] = serde_json::json!({ "org.opencontainers.image.ref.name": name });
+        }
+        entries.push(entry);
+    }
+    let index = serde_json::json!({ "schemaVersion": 2, "manifests": entries });
+    files.push(("index.json".to_owned(), index.to_string().into_bytes()));
+    files
+}
+
+fn packed(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+    files.iter().fold(Tar::default(), |tar, (path, bytes)| tar.file(path, bytes)).end()
+}
+
+struct Case {
+    dir: TempDir,
+}
+
+impl Case {
+    fn new() -> Self {
+        Self { dir: tempfile::Builder::new().prefix("gantry-archive-").tempdir().unwrap() }
+    }
+
+    fn open(&self, tar: &[u8], form: Form, tag: Option<&str>) -> Result<Box<dyn Source + Send>, SourceError> {
+        let path = self.dir.path().join("archive.tar");
+        fs::write(&path, tar).unwrap();
+        super::open(&path, form, tag, self.dir.path(), &Caps::default())
+    }
+}
+
+/// The manifest of a source that has one at the top, with the promised digest.
+fn manifest_of(source: &dyn Source) -> Manifest {
+    let root = source.root().unwrap();
+    assert_eq!(root.digest, digest(&root.bytes));
+    match manifest::parse(&root.media_type, &root.bytes).unwrap() {
+        Parsed::Manifest(manifest) => manifest,
+        Parsed::Index(_) => panic!("an index"),
+    }
+}
+
+/// Reads everything the manifest names, from the beginning and from the middle.
+fn check_all(source: &dyn Source, layers: &[Vec<u8>]) {
+    let manifest = manifest_of(source);
+    assert_eq!(digest(&source.document(&manifest.config).unwrap()), manifest.config.digest);
+    assert_eq!(manifest.layers.len(), layers.len());
+    for (d, want) in manifest.layers.iter().zip(layers) {
+        assert_eq!((d.size, &d.digest), (want.len() as u64, &digest(want)));
+        for offset in [0, 5, d.size, d.size + 5] {
+            let mut got = Vec::new();
+            source.open(d, offset).unwrap().read_to_end(&mut got).unwrap();
+            assert_eq!(got, want[offset.min(d.size) as usize..], "{offset}");
+        }
+    }
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn docker_archives_get_a_manifest_that_is_always_the_same() {
+    let zipped = gzip(LAYER);
+    let extra = || Tar::default().link(b'2', "link/layer.tar", "../a/layer.tar");
+    let layers: [(&str, &[u8]); 3] = [("a/layer.tar", LAYER), ("b/layer.tar", &zipped), ("link/layer.tar", LAYER)];
+    // A compressed layer's diff_id is another digest than its blob's.
+    let tar = docker(&layers, extra());
+    let case = Case::new();
+    let source = case.open(&tar, Form::Auto, None).unwrap();
+    check_all(&*source, &[LAYER.to_vec(), zipped.clone(), LAYER.to_vec()]);
+    assert_eq!(source.names(), ["app:1", "host.example/app:2"]);
+    assert_eq!(manifest_of(&*source).format, gantry_store::ImageFormat::Docker);
+    let id = source.root().unwrap().digest;
+    for (what, tar, tag) in
+        [("gzip", gzip(&tar), None), ("tag", tar.clone(), Some("2")), ("name", tar.clone(), Some("app:1"))]
+    {
+        assert_eq!(case.open(&tar, Form::Docker, tag).unwrap().root().unwrap().digest, id, "{what}");
+    }
+    let source = stdin(&mut &tar[..], case.dir.path(), &Caps::default()).unwrap();
+    assert_eq!(source.root().unwrap().digest, id);
+    check_all(&*source, &[LAYER.to_vec(), zipped, LAYER.to_vec()]);
+    // The copy had no name.
+    let left: Vec<_> = fs::read_dir(case.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["archive.tar"]);
+}
+
+#[test]
+fn layouts_in_directories_and_archives() {
+    for (names, tag, want) in
+        [(&[""][..], None, ""), (&["v1"], None, "v1"), (&["v1"], Some("v1"), "v1"), (&["v1", "v2"], Some("v2"), "v2")]
+    {
+        let case = Case::new();
+        let files = oci(names);
+        for (path, bytes) in &files {
+            let path = case.dir.path().join("layout").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
+        assert!(layout::is_layout(&case.dir.path().join("layout")));
+        let layer = [LAYER, want.as_bytes()].concat();
+        check_all(&*layout::open(&case.dir.path().join("layout"), tag).unwrap(), std::slice::from_ref(&layer));
+        let source = case.open(&packed(&files), Form::Oci, tag).unwrap();
+        check_all(&*source, &[layer]);
+        assert_eq!(source.names(), if want.is_empty() { vec![] } else { vec![want.to_owned()] });
+    }
+}
+
+#[test]
+fn an_archive_in_both_forms_is_read_as_asked() {
+    let mut tar = docker(&[("a", LAYER)], oci(&["v1"]).iter().fold(Tar::default(), |t, (p, b)| t.file(p, b)));
+    tar.extend_from_slice(&[0; 8192]);
+    let case = Case::new();
+    let root = |form| case.open(&tar, form, None).unwrap().root().unwrap().digest;
+    assert_eq!(root(Form::Auto), root(Form::Oci));
+    assert_ne!(root(Form::Auto), root(Form::Docker));
+}
+
+#[test]
+fn refused() {
+    let large = vec![b' '; (crate::source::MAX_DOCUMENT + 1) as usize];
+    let two =
+        serde_json::json!([{ "Config": "c.json", "RepoTags": ["a:1"] }, { "Config": "c.json", "RepoTags": null }]);
+    let loops = Tar::default().link(b'2', "manifest.json", "x").link(b'2', "x", "manifest.json").end();
+    let up = serde_json::json!([{ "Config": "../../etc/passwd", "Layers": [] }]).to_string();
+    let count = serde_json::json!([{ "Config": "c.json", "Layers": ["a"] }]).to_string();
+    let whole = docker(&[("a", LAYER)], Tar::default());
+    let listed = |list: &str| Tar::default().file("c.json", &config(&[])).file("manifest.json", list.as_bytes()).end();
+    for (what, tar, form, tag, kind) in [
+        ("no archive", b"hello".repeat(300), Form::Auto, None, "Invalid"),
+        ("empty", Vec::new(), Form::Auto, None, "Invalid"),
+        ("a tar of something", Tar::default().file("x", b"").end(), Form::Auto, None, "Invalid"),
+        ("wrong form", whole.clone(), Form::Oci, None, "Invalid"),
+        ("wrong form", packed(&oci(&["v1"])), Form::Docker, None, "Invalid"),
+        ("no such tag", whole.clone(), Form::Auto, Some("9"), "NotFound"),
+        ("no such tag", packed(&oci(&["v1"])), Form::Auto, Some("9"), "NotFound"),
+        ("several", packed(&oci(&["v1", "v2"])), Form::Auto, None, "Ambiguous"),
+        ("several", listed(&two.to_string()), Form::Auto, None, "Ambiguous"),
+        ("large", Tar::default().file("manifest.json", &large).end(), Form::Auto, None, "TooLarge"),
+        ("links in a circle", loops, Form::Auto, None, "Invalid"),
+        ("path upwards", listed(&up), Form::Auto, None, "NotFound"),
+        ("layer count", listed(&count), Form::Auto, None, "Invalid"),
+        ("not JSON", listed("[{"), Form::Auto, None, "Invalid"),
+        ("deep JSON", listed(&"[".repeat(100_000)), Form::Auto, None, "Invalid"),
+        ("cut off", whole[..whole.len() - 1024].to_vec(), Form::Auto, None, "Invalid"),
+        ("damaged gzip", gzip(&whole)[..300].to_vec(), Form::Auto, None, "Invalid"),
+    ] {
+        let case = Case::new();
+        let error = case.open(&tar, form, tag).err().unwrap_or_else(|| panic!("{what}: taken"));
+        assert!(format!("{error:?}").starts_with(kind), "{what}: {error:?}");
+    }
+}
+
+#[test]
+fn a_layout_does_not_lead_out_of_its_directory() {
+    let case = Case::new();
+    fs::write(case.dir.path().join("secret"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+    let dir = case.dir.path().join("layout");
+    fs::create_dir(&dir).unwrap();
+    std::os::unix::fs::symlink("../secret", dir.join("oci-layout")).unwrap();
+    assert!(matches!(layout::open(&dir, None), Err(SourceError::Io { .. })));
+    fs::remove_file(dir.join("oci-layout")).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        dir.join("oci-layout"),
+        rustix::fs::FileType::Fifo,
+        Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    assert!(matches!(layout::open(&dir, None), Err(SourceError::Invalid { .. })));
+}

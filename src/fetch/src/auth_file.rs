@@ -1,0 +1,377 @@
+//! Credentials as podman and docker file them: `auth.json` (containers-auth.json(5)) and `config.json`.
+//!
+//! The first file that has something for the registry decides. Within a file: a helper named for the host
+//! (`credHelpers`), then the entry whose key is the longest prefix of `host/repository` (`auths`), then the
+//! helper for everything (`credsStore`). No message quotes a file's content: it may be the password.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use gantry_model::id::shown;
+use gantry_model::{ErrorKind, Kind};
+use serde::Deserialize;
+use thiserror::Error;
+
+/// Most bytes of a credential file.
+const MAX_FILE: u64 = 1 << 20;
+
+/// Most bytes of a helper's answer.
+const MAX_ANSWER: u64 = 64 << 10;
+
+/// How long a helper may think; some ask a keyring, none may ask a person.
+const HELPER_TIME: Duration = Duration::from_secs(20);
+
+/// How one proves who one is. `Debug` shows nothing of it.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Credentials {
+    /// User name and password.
+    Basic {
+        /// The user.
+        user: String,
+        /// The password.
+        password: String,
+    },
+    /// A refresh token (`identitytoken`), to be exchanged at the token server.
+    Identity(String),
+    /// A token to be sent as it is (`registrytoken`).
+    Bearer(String),
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Credentials(…)")
+    }
+}
+
+/// Credentials are there and cannot be used.
+#[derive(Debug, Error)]
+pub enum AuthFileError {
+    /// The file cannot be read.
+    #[error("cannot read the credentials in {}", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is larger than any such file is.
+    #[error("the credential file {} is larger than 1 MiB", .path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file breaks its format.
+    #[error("the credential file {} is malformed near line {line}; log in again with `podman login` or `docker login`", .path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Where, as far as that is known.
+        line: usize,
+    },
+    /// A helper failed.
+    #[error("the credential helper docker-credential-{name}, named in {}, failed: {why}", .path.display())]
+    Helper {
+        /// The file that names it.
+        path: PathBuf,
+        /// The helper (escaped).
+        name: String,
+        /// What happened (escaped).
+        why: String,
+    },
+}
+
+impl Kind for AuthFileError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Read { source, .. } => ErrorKind::of_io(source),
+            Self::TooLarge { .. } => ErrorKind::Exhausted,
+            Self::Malformed { .. } => ErrorKind::Invalid,
+            Self::Helper { .. } => ErrorKind::Unavailable,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct File {
+    #[serde(default)]
+    auths: Option<BTreeMap<String, Entry>>,
+    #[serde(default, rename = "credHelpers")]
+    helpers: Option<BTreeMap<String, String>>,
+    #[serde(default, rename = "credsStore")]
+    store: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+struct Entry {
+    #[serde(default)]
+    auth: Option<String>,
+    #[serde(default)]
+    username: Option<String>,
+    #[serde(default)]
+    password: Option<String>,
+    #[serde(default, rename = "identitytoken")]
+    identity: Option<String>,
+    #[serde(default, rename = "registrytoken")]
+    registry: Option<String>,
+}
+
+/// Finds the credentials for a repository; none when no file has any. `host` is as the reference has it.
+///
+/// # Errors
+/// [`AuthFileError`]: a file that is there cannot be used. Missing files are skipped.
+pub fn find(files: &[PathBuf], host: &str, repository: &str) -> Result<Option<Credentials>, AuthFileError> {
+    for path in files {
+        let Some(file) = read(path)? else { continue };
+        if let Some(found) = in_file(path, &file, host, repository)? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+fn read(path: &Path) -> Result<Option<File>, AuthFileError> {
+    let failed = |source| AuthFileError::Read { path: path.to_owned(), source };
+    let file = match std::fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
+        Err(source) => return Err(failed(source)),
+    };
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(AuthFileError::TooLarge { path: path.to_owned() });
+    }
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        return Ok(None);
+    }
+    let malformed = |error: serde_json::Error| AuthFileError::Malformed { path: path.to_owned(), line: error.line() };
+    serde_json::from_slice(&bytes).map(Some).map_err(malformed)
+}
+
+fn in_file(path: &Path, file: &File, host: &str, repository: &str) -> Result<Option<Credentials>, AuthFileError> {
+    let helper = file.helpers.iter().flatten().find(|(key, _)| same_host(key, host));
+    if let Some((key, name)) = helper {
+        return ask(path, name, key);
+    }
+    let wanted = format!("{}/{repository}", canonical_host(host));
+    let prefix = |key: &str| {
+        let key = canonical_key(key);
+        let rest = wanted.strip_prefix(key.as_str())?;
+        (rest.is_empty() || rest.starts_with('/')).then_some(key.len())
+    };
+    let entries = file.auths.iter().flatten();
+    let mut fitting: Vec<(usize, &Entry)> = entries.filter_map(|(key, e)| Some((prefix(key)?, e))).collect();
+    fitting.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
+    for (_, entry) in fitting {
+        if let Some(found) = of_entry(path, entry)? {
+            return Ok(Some(found));
+        }
+    }
+    match &file.store {
+        Some(name) if !name.is_empty() => {
+            let key = if canonical_host(host) == "docker.io" { "https://index.docker.io/v1/" } else { host };
+            ask(path, name, key)
+        }
+        _ => Ok(None),
+    }
+}
+
+fn of_entry(path: &Path, entry: &Entry) -> Result<Option<Credentials>, AuthFileError> {
+    let full = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    if let Some(token) = full(&entry.identity) {
+        return Ok(Some(Credentials::Identity(token)));
+    }
+    if let Some(token) = full(&entry.registry) {
+        return Ok(Some(Credentials::Bearer(token)));
+    }
+    if let Some(auth) = full(&entry.auth) {
+        let decoded = base64::engine::general_purpose::STANDARD.decode(auth.trim()).ok();
+        let text = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
+        let pair = text.as_deref().and_then(|text| text.split_once(':'));
+        let (user, password) = pair.ok_or_else(|| AuthFileError::Malformed { path: path.to_owned(), line: 0 })?;
+        // Docker pads the password with NUL bytes in some versions.
+        let password = password.trim_end_matches('\0').to_owned();
+        return Ok(Some(Credentials::Basic { user: user.to_owned(), password }));
+    }
+    let pair = full(&entry.username).zip(full(&entry.password));
+    Ok(pair.map(|(user, password)| Credentials::Basic { user, password }))
+}
+
+/// One name for all names of Docker Hub.
+fn canonical_host(host: &str) -> &str {
+    if matches!(host, "index.docker.io" | "registry-1.docker.io" | "registry.hub.docker.com") {
+        "docker.io"
+    } else {
+        host
+    }
+}
+
+/// A key of `auths` as `host[/path]`: old keys are URLs with a version at the end.
+fn canonical_key(key: &str) -> String {
+    let bare = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://"));
+    let text = match bare {
+        // A URL never had more than a host to say.
+        Some(url) => url.split('/').next().unwrap_or_default(),
+        None => key.trim_end_matches('/'),
+    };
+    let (host, path) = text.split_once('/').map_or((text, None), |(host, path)| (host, Some(path)));
+    match path {
+        Some("v1" | "v2") | None => canonical_host(host).to_owned(),
+        Some(path) => format!("{}/{path}", canonical_host(host)),
+    }
+}
+
+fn same_host(key: &str, host: &str) -> bool {
+    canonical_key(key) == canonical_host(host)
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct HelperAnswer {
+    username: String,
+    secret: String,
+}
+
+/// Asks a credential helper (docker-credential-helpers, "get"): the key on stdin, JSON on stdout.
+fn ask(path: &Path, name: &str, key: &str) -> Result<Option<Credentials>, AuthFileError> {
+    let failed = |why: String| AuthFileError::Helper { path: path.to_owned(), name: shown(name), why };
+    let plain = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
+    if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
+        return Err(failed("the name is not made of letters, digits, '-', '_' and '.'".to_owned()));
+    }
+    let (success, output) = run_helper(name, key).map_err(failed)?;
+    if !success {
+        let text = String::from_utf8_lossy(&output);
+        if text.contains("credentials not found") {
+            return Ok(None);
+        }
+        return Err(failed("it ended with an error".to_owned()));
+    }
+    let answer: HelperAnswer = serde_json::from_slice(&output)
+        .map_err(|_| failed("its answer is not JSON with Username and Secret".into()))?;
+    Ok(match answer.username.as_str() {
+        "<token>" => Some(Credentials::Identity(answer.secret)),
+        _ if answer.secret.is_empty() => None,
+        _ => Some(Credentials::Basic { user: answer.username, password: answer.secret }),
+    })
+}
+
+/// Runs a helper under a deadline; on its passing, the helper and all it started are killed, so that the thread
+/// that reads its answer ends before we return.
+fn run_helper(name: &str, key: &str) -> Result<(bool, Vec<u8>), String> {
+    let mut child = Command::new(format!("docker-credential-{name}"))
+        .arg("get")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .map_err(|error| format!("it cannot be started: {error}"))?;
+    let group = rustix::process::Pid::from_child(&child);
+    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+    std::thread::scope(|scope| {
+        let (send, ended) = mpsc::channel();
+        scope.spawn(move || {
+            let mut output = Vec::new();
+            // A helper that does not want its key closes the pipe; its answer tells whether that was right.
+            let told = stdin.map_or(Ok(()), |mut stdin| stdin.write_all(key.as_bytes()));
+            let told =
+                told.or_else(|error| if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) });
+            let read = stdout.map_or(Ok(0), |stdout| stdout.take(MAX_ANSWER).read_to_end(&mut output));
+            let status = child.wait();
+            // The receiver is gone only after the deadline, when nobody wants the answer.
+            let _ = send.send(told.and(read).and(status).map(|status| (status.success(), output)));
+        });
+        match ended.recv_timeout(HELPER_TIME) {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(format!("its answer cannot be read: {error}")),
+            Err(_) => {
+                // It fails only when the helper has just ended by itself, which is as good.
+                let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+                Err(format!("it gave no answer within {} s", HELPER_TIME.as_secs()))
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn found(json: &str, host: &str, repository: &str) -> Option<String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), json).unwrap();
+        match find(&[PathBuf::from("/nonexistent/auth.json"), file.path().to_owned()], host, repository).unwrap()? {
+            Credentials::Basic { user, password } => Some(format!("{user}:{password}")),
+            Credentials::Identity(token) => Some(format!("identity {token}")),
+            Credentials::Bearer(token) => Some(format!("bearer {token}")),
+        }
+    }
+
+    #[test]
+    fn the_longest_prefix_wins() {
+        let auth = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
+        let json = format!(
+            r#"{{"auths":{{"reg.example":{{"auth":"{}"}},"reg.example/team":{{"auth":"{}"}},"reg.example:5000":{{"auth":"{}"}},
+            "https://index.docker.io/v1/":{{"username":"hub","password":"h"}},"https://old.example/v1/":{{"auth":"{}"}},
+            "empty.example":{{}},"id.example":{{"identitytoken":"t"}},"raw.example":{{"registrytoken":"r"}}}}}}"#,
+            auth("host:a:b"),
+            auth("team:t"),
+            auth("port:p"),
+            auth("old:o"),
+        );
+        for (host, repository, want) in [
+            ("reg.example", "x", Some("host:a:b")),
+            ("reg.example", "team/x", Some("team:t")),
+            ("reg.example", "teammate/x", Some("host:a:b")),
+            ("reg.example:5000", "team/x", Some("port:p")),
+            ("docker.io", "library/x", Some("hub:h")),
+            ("old.example", "x", Some("old:o")),
+            ("empty.example", "x", None),
+            ("id.example", "x", Some("identity t")),
+            ("raw.example", "x", Some("bearer r")),
+            ("eg.example", "x", None),
+            ("reg.example.evil", "x", None),
+        ] {
+            assert_eq!(found(&json, host, repository).as_deref(), want, "{host}/{repository}");
+        }
+    }
+
+    #[test]
+    fn a_malformed_file_is_named_and_not_quoted() {
+        for json in [r#"{"auths":{"h":"hunter2"}}"#, "hunter2", r#"{"auths":{"h":{"auth":"hunter2"}}}"#] {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), json).unwrap();
+            let error = find(&[file.path().to_owned()], "h", "x").unwrap_err();
+            let text = format!("{error} {error:?}");
+            assert!(text.contains(&file.path().display().to_string()) && !text.contains("hunter2"), "{text}");
+        }
+    }
+
+    #[test]
+    fn helpers_with_strange_names_are_not_run() {
+        for name in ["../../bin/sh", "a b", ""] {
+            let json = format!(r#"{{"credHelpers":{{"h":"{name}"}}}}"#);
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), json).unwrap();
+            assert!(matches!(find(&[file.path().to_owned()], "h", "x"), Err(AuthFileError::Helper { .. })), "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn keys_never_panic(key: String, host: String) {
+            let _ = (canonical_key(&key), same_host(&key, &host));
+        }
+    }
+}

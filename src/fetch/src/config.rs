@@ -1,0 +1,268 @@
+//! The image configuration (OCI image specification, config.md; the same document as Docker's v1.2 image JSON),
+//! parsed once into what the engine needs.
+
+use std::collections::BTreeMap;
+
+use gantry_model::id::shown;
+use gantry_model::{Digest, ErrorKind, Kind};
+use serde::Deserialize;
+use thiserror::Error;
+
+pub use crate::platform::Platform;
+pub use crate::settings::{Config, Insecure, Timeouts};
+
+/// Most layers of an image. The kernel takes a little over a hundred and twenty lower directories in one
+/// overlay mount's option page, and images beyond this do not exist in practice.
+pub const MAX_LAYERS: usize = 128;
+
+/// What an image says about how it is run. Nothing here is trusted: the engine validates users, paths and signals.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ImageConfig {
+    /// The fixed beginning of the command; may be empty.
+    pub entrypoint: Vec<String>,
+    /// The default arguments, or the whole command when there is no entry point; may be empty.
+    pub cmd: Vec<String>,
+    /// The environment in the order of the document; entries without `=` are left out, as Docker does.
+    pub env: Vec<(String, String)>,
+    /// `user`, `uid`, `user:group` or `uid:gid`, as written; none means root.
+    pub user: Option<String>,
+    /// The working directory, as written; none means `/`.
+    pub working_dir: Option<String>,
+    /// The signal that asks the app to end.
+    pub stop_signal: Option<u8>,
+    /// Paths that are volumes, sorted.
+    pub volumes: Vec<String>,
+    /// Ports such as `80/tcp`, sorted.
+    pub exposed_ports: Vec<String>,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// The digests of the unpacked layers, bottom first; at most [`MAX_LAYERS`].
+    pub diff_ids: Vec<Digest>,
+    /// Operating system; empty where the document does not say.
+    pub os: String,
+    /// Architecture; empty where the document does not say.
+    pub architecture: String,
+    /// Variant of the architecture.
+    pub variant: Option<String>,
+}
+
+impl ImageConfig {
+    /// What the image says it runs on; none when it does not say.
+    #[must_use]
+    pub fn platform(&self) -> Option<Platform> {
+        let said = !self.os.is_empty() && !self.architecture.is_empty();
+        said.then(|| Platform {
+            os: self.os.clone(),
+            architecture: self.architecture.clone(),
+            variant: self.variant.clone(),
+        })
+    }
+}
+
+/// A document is not an image configuration.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// It is not JSON of the right shape.
+    #[error("the image configuration is not valid JSON for one")]
+    Json(#[source] serde_json::Error),
+    /// A value is out of its range.
+    #[error("the image configuration is refused: {0}")]
+    Value(String),
+    /// More layers than [`MAX_LAYERS`].
+    #[error("the image has {0} layers; gantry takes at most {MAX_LAYERS}, because they are mounted as one overlay")]
+    TooManyLayers(usize),
+}
+
+impl Kind for ConfigError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Json(_) => ErrorKind::Damaged,
+            Self::Value(_) => ErrorKind::Invalid,
+            Self::TooManyLayers(_) => ErrorKind::Exhausted,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Raw {
+    #[serde(default)]
+    os: String,
+    #[serde(default)]
+    architecture: String,
+    #[serde(default)]
+    variant: Option<String>,
+    #[serde(default)]
+    config: Option<RawRun>,
+    rootfs: RawRootfs,
+}
+
+#[derive(Deserialize)]
+struct RawRootfs {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    diff_ids: Option<Vec<String>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "PascalCase", default)]
+struct RawRun {
+    entrypoint: Option<Vec<String>>,
+    cmd: Option<Vec<String>>,
+    env: Option<Vec<String>>,
+    user: Option<String>,
+    working_dir: Option<String>,
+    stop_signal: Option<String>,
+    volumes: Option<BTreeMap<String, serde::de::IgnoredAny>>,
+    exposed_ports: Option<BTreeMap<String, serde::de::IgnoredAny>>,
+    labels: Option<BTreeMap<String, String>>,
+}
+
+/// Parses an image configuration.
+///
+/// # Errors
+/// [`ConfigError`]: not such a document, a value no image can have, or too many layers.
+pub fn parse(bytes: &[u8]) -> Result<ImageConfig, ConfigError> {
+    let raw: Raw = serde_json::from_slice(bytes).map_err(ConfigError::Json)?;
+    if raw.rootfs.kind != "layers" {
+        return Err(ConfigError::Value(format!("rootfs type '{}' is not 'layers'", shown(&raw.rootfs.kind))));
+    }
+    let run = raw.config.unwrap_or_default();
+    let config = ImageConfig {
+        entrypoint: run.entrypoint.unwrap_or_default(),
+        cmd: run.cmd.unwrap_or_default(),
+        env: environment(run.env.unwrap_or_default()),
+        user: run.user.filter(|user| !user.is_empty()),
+        working_dir: run.working_dir.filter(|dir| !dir.is_empty()),
+        stop_signal: run.stop_signal.filter(|name| !name.is_empty()).map(|name| signal(&name)).transpose()?,
+        volumes: run.volumes.unwrap_or_default().into_keys().collect(),
+        exposed_ports: run.exposed_ports.unwrap_or_default().into_keys().collect(),
+        labels: run.labels.unwrap_or_default(),
+        diff_ids: diff_ids(raw.rootfs.diff_ids.unwrap_or_default())?,
+        os: raw.os,
+        architecture: raw.architecture,
+        variant: raw.variant.filter(|variant| !variant.is_empty()),
+    };
+    refuse_nul(&config)?;
+    Ok(config)
+}
+
+fn environment(lines: Vec<String>) -> Vec<(String, String)> {
+    let pair = |line: String| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    lines.into_iter().filter_map(pair).filter(|(name, _)| !name.is_empty()).collect()
+}
+
+fn diff_ids(texts: Vec<String>) -> Result<Vec<Digest>, ConfigError> {
+    if texts.len() > MAX_LAYERS {
+        return Err(ConfigError::TooManyLayers(texts.len()));
+    }
+    let parse = |text: String| text.parse().map_err(|e| ConfigError::Value(format!("in rootfs.diff_ids: {e}")));
+    texts.into_iter().map(parse).collect()
+}
+
+/// Nothing that reaches execve or a mount may hold a NUL byte: it would be cut there.
+fn refuse_nul(config: &ImageConfig) -> Result<(), ConfigError> {
+    let texts = config.entrypoint.iter().chain(&config.cmd).chain(&config.user).chain(&config.working_dir);
+    let texts = texts.chain(&config.volumes).chain(config.env.iter().flat_map(|(name, value)| [name, value]));
+    match texts.into_iter().find(|text| text.contains('\0')) {
+        Some(text) => Err(ConfigError::Value(format!("'{}' contains a NUL byte", shown(text)))),
+        None => Ok(()),
+    }
+}
+
+/// A signal as images write it: a number, or a name with or without `SIG`, real-time ones as `RTMIN+n` and `RTMAX-n`.
+fn signal(text: &str) -> Result<u8, ConfigError> {
+    const NAMES: [&str; 31] = [
+        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM",
+        "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF",
+        "WINCH", "IO", "PWR", "SYS",
+    ];
+    const RTMIN: u8 = 34;
+    const RTMAX: u8 = 64;
+    let upper = text.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let number = |text: &str| text.parse::<u8>().ok();
+    let found = match name {
+        "RTMIN" => Some(RTMIN),
+        "RTMAX" => Some(RTMAX),
+        "POLL" => Some(29),
+        "CLD" => Some(17),
+        "IOT" => Some(6),
+        _ => NAMES
+            .iter()
+            .position(|known| *known == name)
+            .and_then(|at| u8::try_from(at + 1).ok())
+            .or_else(|| name.strip_prefix("RTMIN+").and_then(number).and_then(|n| RTMIN.checked_add(n)))
+            .or_else(|| name.strip_prefix("RTMAX-").and_then(number).and_then(|n| RTMAX.checked_sub(n)))
+            .or_else(|| number(name)),
+    };
+    found
+        .filter(|n| (1..=RTMAX).contains(n))
+        .ok_or_else(|| ConfigError::Value(format!("the stop signal '{}' is not a signal", shown(text))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ID: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    #[test]
+    fn a_whole_configuration() {
+        let text = format!(
+            r#"{{"os":"linux","architecture":"arm64","variant":"v8","config":{{"Entrypoint":["/a"],"Cmd":null,
+            "Env":["A=1=2","B=","odd"],"User":"","WorkingDir":"/w","StopSignal":"SIGQUIT","Volumes":{{"/v":{{}}}},
+            "ExposedPorts":{{"80/tcp":{{}}}},"Labels":{{"x":"y"}}}},"rootfs":{{"type":"layers","diff_ids":["{ID}"]}}}}"#
+        );
+        let config = parse(text.as_bytes()).unwrap();
+        assert_eq!(config.env, [("A".into(), "1=2".into()), ("B".into(), String::new())]);
+        assert_eq!((config.user, config.working_dir, config.stop_signal), (None, Some("/w".into()), Some(3)));
+        assert_eq!((config.entrypoint, config.cmd), (vec!["/a".to_owned()], Vec::new()));
+        assert_eq!((config.volumes, config.exposed_ports), (vec!["/v".to_owned()], vec!["80/tcp".to_owned()]));
+        assert_eq!(config.diff_ids, [ID.parse().unwrap()]);
+    }
+
+    #[test]
+    fn signals() {
+        for (text, want) in [
+            ("SIGTERM", Some(15)),
+            ("term", Some(15)),
+            ("9", Some(9)),
+            ("RTMIN+3", Some(37)),
+            ("SIGRTMAX-14", Some(50)),
+        ] {
+            assert_eq!(signal(text).ok(), want, "{text}");
+        }
+        for bad in ["0", "65", "SIG", "-9", "RTMIN+99", "RTMAX-64", "256", "SIGNOPE", "RTMIN+300"] {
+            assert!(signal(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn refused() {
+        let many =
+            format!(r#"{{"rootfs":{{"type":"layers","diff_ids":[{}]}}}}"#, vec![format!("\"{ID}\""); 129].join(","));
+        let rows = [
+            "{}",
+            "[]",
+            r#"{"rootfs":{"type":"tree","diff_ids":[]}}"#,
+            r#"{"rootfs":{"type":"layers","diff_ids":["md5:00"]}}"#,
+            r#"{"config":{"User":"a\u0000b"},"rootfs":{"type":"layers"}}"#,
+            r#"{"config":{"Env":["A=\u0000"]},"rootfs":{"type":"layers"}}"#,
+            many.as_str(),
+        ];
+        for bad in rows {
+            assert!(parse(bad.as_bytes()).is_err(), "{bad}");
+        }
+        let deep = "[".repeat(100_000);
+        assert!(parse(deep.as_bytes()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(bytes: Vec<u8>, name: String) {
+            let _ = (parse(&bytes), signal(&name));
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! From a source to a committed image: the manifest for this host, its configuration, its layers, and only then
+//! the image's row, so that nothing half-fetched is ever seen.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use gantry_model::Digest;
+use gantry_model::id::Algorithm;
+use gantry_store::{CommitImageError, CommitLayersError, ImageFormat, ImageRow, LayerRef, NewImage, Store};
+
+use crate::checked::Watch;
+use crate::config::{self, ImageConfig};
+use crate::error::FetchError;
+use crate::layers::{self, Job, Planned};
+use crate::manifest::{self, MAX_DEPTH, Manifest, ManifestError, Parsed};
+use crate::progress::Progress;
+use crate::settings::Config;
+use crate::source::{self, Mismatch, Source, SourceError};
+
+/// How often a fetch begins again because a collection has taken a layer from under it.
+const COLLECTED: usize = 3;
+
+/// What is known of an image before its layers are fetched.
+struct Found {
+    id: Digest,
+    bytes: Vec<u8>,
+    manifest: Manifest,
+    config_bytes: Vec<u8>,
+    plans: Vec<Planned>,
+}
+
+/// Brings the image of `source` into the store under `names` (the first of which stands in messages). Returns its
+/// row, and the bytes of layers that were read.
+pub(crate) fn import(
+    store: &Store,
+    config: &Config,
+    source: &dyn Source,
+    names: &[String],
+    progress: &dyn Progress,
+) -> Result<(ImageRow, u64), FetchError> {
+    let name = names.first().map(String::as_str).unwrap_or_default();
+    let (id, bytes, manifest) = find_manifest(source, config, name)?;
+    let watch = Watch { progress, cancelled: AtomicBool::new(false), read: AtomicU64::new(0) };
+    if let Some(row) = store.image(&id).map_err(FetchError::store("look for an image"))? {
+        // Known under another name, perhaps; all of its parts are there as long as its row is.
+        let image = NewImage {
+            id: row.id,
+            config: row.config,
+            format: row.format,
+            layers: row.layers,
+            size: row.size,
+            names: names.to_vec(),
+        };
+        match store.commit_image(&image, gantry_store::now()) {
+            Ok(row) => return Ok((row, 0)),
+            // It has been removed a moment ago.
+            Err(CommitImageError::NoSuchLayer { .. } | CommitImageError::NoSuchBlob { .. }) => {}
+            Err(source) => return Err(FetchError::Commit { name: name.to_owned(), source }),
+        }
+    }
+    let found = complete(source, config, name, id, bytes, manifest)?;
+    let job = Job { source, caps: &config.caps, parallel: config.parallel, plans: &found.plans, watch: &watch };
+    let mut tries = 1;
+    loop {
+        match bring(store, &job, &found, source.format(), names) {
+            Ok(row) => return Ok((row, watch.read.load(Ordering::Relaxed))),
+            Err(error) if tries < COLLECTED && is_collected(&error) => tries += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn is_collected(error: &FetchError) -> bool {
+    matches!(
+        error,
+        FetchError::LayerGone { .. }
+            | FetchError::CommitLayers(CommitLayersError::NoParent { .. })
+            | FetchError::Commit {
+                source: CommitImageError::NoSuchLayer { .. } | CommitImageError::NoSuchBlob { .. },
+                ..
+            }
+    )
+}
+
+/// Fetches what is missing and commits the image. A kill before the last step leaves layers and blobs that no
+/// image refers to; the next fetch uses them, or the next sweep removes them.
+fn bring(
+    store: &Store,
+    job: &Job<'_>,
+    found: &Found,
+    format: Option<ImageFormat>,
+    names: &[String],
+) -> Result<ImageRow, FetchError> {
+    layers::fetch(store, job)?;
+    let refused = |what| move |source| FetchError::Blob { what, source };
+    store.put_blob(&found.id, &found.bytes).map_err(refused("the manifest"))?;
+    let config = &found.manifest.config.digest;
+    store.put_blob(config, &found.config_bytes).map_err(refused("the image configuration"))?;
+    let layer = |plan: &Planned| LayerRef {
+        chain: plan.chain.clone(),
+        diff_id: plan.diff_id.clone(),
+        blob: plan.blob.digest.clone(),
+    };
+    let compressed = found.plans.iter().fold(0u64, |sum, plan| sum.saturating_add(plan.blob.size));
+    let documents = (found.bytes.len() + found.config_bytes.len()) as u64;
+    let image = NewImage {
+        id: found.id.clone(),
+        config: config.clone(),
+        format: format.unwrap_or(found.manifest.format),
+        layers: found.plans.iter().map(layer).collect(),
+        size: compressed.saturating_add(documents),
+        names: names.to_vec(),
+    };
+    let name = names.first().cloned().unwrap_or_default();
+    store.commit_image(&image, gantry_store::now()).map_err(|source| FetchError::Commit { name, source })
+}
+
+/// Follows the index (or indexes) to the manifest for this host. Every step is pinned by the digest in the one before.
+fn find_manifest(source: &dyn Source, config: &Config, name: &str) -> Result<(Digest, Vec<u8>, Manifest), FetchError> {
+    let refused = |source: ManifestError| FetchError::Manifest { name: name.to_owned(), source };
+    let top = source.root().map_err(FetchError::source(name))?;
+    let (mut id, mut bytes, mut media_type) = (top.digest, top.bytes, top.media_type);
+    let got = source::digest_of(id.algorithm(), &bytes);
+    if got != id {
+        let source = Box::new(Mismatch::Digest { want: id, got });
+        return Err(FetchError::Mismatch { name: name.to_owned(), what: "the manifest", source });
+    }
+    for _ in 0..=MAX_DEPTH {
+        let entries = match manifest::parse(&media_type, &bytes).map_err(refused)? {
+            Parsed::Manifest(manifest) => return Ok((id, bytes, manifest)),
+            Parsed::Index(entries) => entries,
+        };
+        let chosen = manifest::choose(&entries, &config.platform).map_err(refused)?;
+        bytes = document(source, chosen, name, "the manifest")?;
+        (id, media_type) = (chosen.digest.clone(), chosen.media_type.clone());
+    }
+    Err(refused(ManifestError::TooDeep))
+}
+
+/// A document by its descriptor, verified.
+fn document(
+    source: &dyn Source,
+    d: &source::Descriptor,
+    name: &str,
+    what: &'static str,
+) -> Result<Vec<u8>, FetchError> {
+    let failed = FetchError::source(name);
+    if d.size > source::MAX_DOCUMENT {
+        return Err(failed(SourceError::TooLarge { what: what.to_owned(), most: source::MAX_DOCUMENT }));
+    }
+    let bytes = source.document(d).map_err(failed)?;
+    source::verify(d, &bytes).map_err(|wrong| {
+        let source = Box::new(wrong);
+        FetchError::Mismatch { name: name.to_owned(), what, source }
+    })?;
+    Ok(bytes)
+}
+
+/// Reads the configuration and checks that it fits the manifest and this host.
+fn complete(
+    source: &dyn Source,
+    settings: &Config,
+    name: &str,
+    id: Digest,
+    bytes: Vec<u8>,
+    manifest: Manifest,
+) -> Result<Found, FetchError> {
+    let owned = || name.to_owned();
+    let config_bytes = document(source, &manifest.config, name, "the image configuration")?;
+    let config = config::parse(&config_bytes).map_err(|source| FetchError::Config { name: owned(), source })?;
+    let (layers, diff_ids) = (manifest.layers.len(), config.diff_ids.len());
+    if layers != diff_ids {
+        return Err(FetchError::LayerCount { name: owned(), layers, diff_ids });
+    }
+    if let Some(has) = config.platform()
+        && has.fitness(&settings.platform).is_none()
+    {
+        return Err(FetchError::Platform {
+            name: owned(),
+            has: Box::new(has),
+            want: Box::new(settings.platform.clone()),
+        });
+    }
+    // The unpacker hashes with the one algorithm that every image uses.
+    if let Some(odd) = config.diff_ids.iter().find(|diff_id| diff_id.algorithm() != Algorithm::Sha256) {
+        return Err(FetchError::DiffAlgorithm { name: owned(), algorithm: odd.algorithm().as_str() });
+    }
+    let plans = plan(&manifest, &config);
+    Ok(Found { id, bytes, manifest, config_bytes, plans })
+}
+
+/// Names each layer by what lies below it too (OCI image specification, config.md, "Layer ChainID").
+fn plan(manifest: &Manifest, config: &ImageConfig) -> Vec<Planned> {
+    let mut plans: Vec<Planned> = Vec::with_capacity(manifest.layers.len());
+    for (blob, diff_id) in manifest.layers.iter().zip(&config.diff_ids) {
+        let parent = plans.last().map(|plan| plan.chain.clone());
+        let chain = match &parent {
+            Some(parent) => source::digest_of(Algorithm::Sha256, format!("{parent} {diff_id}").as_bytes()),
+            None => diff_id.clone(),
+        };
+        plans.push(Planned { blob: blob.clone(), diff_id: diff_id.clone(), chain, parent });
+    }
+    plans
+}

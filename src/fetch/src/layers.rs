@@ -1,0 +1,277 @@
+//! The layers of one image, fetched and unpacked side by side and committed from the bottom up.
+//!
+//! Workers (up to `Config::parallel` threads, joined before this returns) take layers bottom first. Each locks its
+//! layer, asks the calling thread whether somebody has committed it meanwhile, and unpacks it into a staging
+//! directory straight from the source's stream. The calling thread owns the [`Store`]: it commits every run of
+//! layers whose parents are there.
+//!
+//! Locks: a layer's lock (`Store::lock_layer`, across processes) is held from before the check until the layer is
+//! committed. Nobody waits for a lock above one that he holds back: a worker waits for the lock of its own layer
+//! only, a finished layer waits only for layers below it, and every fetch begins at the bottom. So of all
+//! unfinished layers the lowest always gets on, and two fetches of images that share layers cannot block each
+//! other. A holder that dies loses its locks and its staging directories, which the next sweep removes.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use gantry_model::Digest;
+use gantry_store::{LayerLock, LayerRow, Staging, Store, StoreError, Trees};
+
+use crate::Caps;
+use crate::checked::{Checked, Watch};
+use crate::error::FetchError;
+use crate::progress::Note;
+use crate::source::{Descriptor, Source};
+use crate::unpack::{self, Compression, Unpacked};
+
+/// How long we wait for somebody else who fetches the same layer.
+const OTHERS: Duration = Duration::from_secs(3600);
+
+/// How often a wait for somebody else looks whether it is still wanted.
+const LOOK_UP: Duration = Duration::from_secs(1);
+
+/// A layer that must be in the store.
+#[derive(Debug, Clone)]
+pub(crate) struct Planned {
+    pub(crate) blob: Descriptor,
+    pub(crate) diff_id: Digest,
+    pub(crate) chain: Digest,
+    /// The chain of the layer below.
+    pub(crate) parent: Option<Digest>,
+}
+
+/// What the workers share.
+pub(crate) struct Job<'a> {
+    pub(crate) source: &'a dyn Source,
+    pub(crate) caps: &'a Caps,
+    pub(crate) parallel: usize,
+    pub(crate) plans: &'a [Planned],
+    pub(crate) watch: &'a Watch<'a>,
+}
+
+struct Finished {
+    lock: LayerLock,
+    staging: Staging,
+    unpacked: Unpacked,
+}
+
+enum Event {
+    /// A worker has the lock of a layer: is it there by now? No answer means: give up.
+    Locked { at: usize, there: mpsc::SyncSender<bool> },
+    /// A layer is verified and unpacked.
+    Finished { at: usize, layer: Box<Finished> },
+    /// A layer failed.
+    Failed(FetchError),
+}
+
+enum State {
+    Missing,
+    Present,
+    Finished(Box<Finished>),
+}
+
+/// Brings all layers into the store.
+pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<(), FetchError> {
+    let mut states = Vec::with_capacity(job.plans.len());
+    for plan in job.plans {
+        states.push(if present(store, plan)? { State::Present } else { State::Missing });
+    }
+    let missing: Vec<usize> = (0..states.len()).filter(|at| matches!(states[*at], State::Missing)).collect();
+    for (plan, _) in job.plans.iter().zip(&states).filter(|(_, state)| matches!(state, State::Present)) {
+        job.watch.progress.notify(Note::LayerExists { layer: plan.blob.digest.clone() });
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let mut committer = Committer { store, plans: job.plans, states, committed: 0, below: Vec::new() };
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let (send, events) = mpsc::channel();
+        for _ in 0..job.parallel.clamp(1, 16).min(missing.len()) {
+            let (send, trees, next, missing) = (send.clone(), store.trees(), &next, missing.as_slice());
+            scope.spawn(move || work(job, &trees, next, missing, &send));
+        }
+        drop(send);
+        let mut failure = None;
+        // Ends when the last worker has gone. After a failure the events are dropped, and with them their locks,
+        // staging directories and the answers that workers wait for.
+        for event in events {
+            if failure.is_none()
+                && let Err(error) = committer.take(event)
+            {
+                failure = Some(error);
+                job.watch.cancelled.store(true, Ordering::Relaxed);
+                job.source.cancel();
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    })?;
+    if committer.committed == job.plans.len() { Ok(()) } else { Err(FetchError::Lost) }
+}
+
+fn present(store: &Store, plan: &Planned) -> Result<bool, FetchError> {
+    Ok(store.layer(&plan.chain).map_err(FetchError::store("look for a layer"))?.is_some())
+}
+
+struct Committer<'a> {
+    store: &'a Store,
+    plans: &'a [Planned],
+    states: Vec<State>,
+    /// Layers from the bottom that are in the store.
+    committed: usize,
+    /// Their directories, topmost first.
+    below: Vec<OwnedFd>,
+}
+
+impl Committer<'_> {
+    fn take(&mut self, event: Event) -> Result<(), FetchError> {
+        match event {
+            Event::Failed(error) => Err(error),
+            Event::Locked { at, there } => {
+                let present = present(self.store, &self.plans[at])?;
+                if present {
+                    self.states[at] = State::Present;
+                }
+                // The worker waits for nothing but this.
+                there.send(present).map_err(|_| FetchError::Lost)?;
+                self.commit()
+            }
+            Event::Finished { at, layer } => {
+                self.states[at] = State::Finished(layer);
+                self.commit()
+            }
+        }
+    }
+
+    /// Commits the layers that stand on committed ones, all in one step.
+    fn commit(&mut self) -> Result<(), FetchError> {
+        let (mut batch, mut locks) = (Vec::new(), Vec::new());
+        let mut at = self.committed;
+        while at < self.states.len() {
+            match std::mem::replace(&mut self.states[at], State::Present) {
+                State::Missing => {
+                    self.states[at] = State::Missing;
+                    break;
+                }
+                State::Present => self.open_below(at)?,
+                State::Finished(layer) => {
+                    let Finished { lock, staging, unpacked } = *layer;
+                    let row = self.finish(at, &staging, unpacked)?;
+                    batch.push((staging, row));
+                    locks.push(lock);
+                }
+            }
+            at += 1;
+        }
+        self.committed = at;
+        if !batch.is_empty() {
+            self.store.commit_layers(batch).map_err(FetchError::CommitLayers)?;
+        }
+        drop(locks);
+        Ok(())
+    }
+
+    fn open_below(&mut self, at: usize) -> Result<(), FetchError> {
+        use rustix::fs::{Mode, OFlags};
+        let chain = &self.plans[at].chain;
+        let path = self.store.layout().tree_dir(chain);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::open(&path, flags, Mode::empty()) {
+            Ok(dir) => {
+                self.below.insert(0, dir);
+                Ok(())
+            }
+            // A collection has taken it: no image referred to it yet.
+            Err(rustix::io::Errno::NOENT) => Err(FetchError::LayerGone { layer: chain.clone() }),
+            Err(errno) => {
+                let source = StoreError::Io { doing: "open", path, source: errno.into() };
+                Err(FetchError::Store { doing: "open a layer", source })
+            }
+        }
+    }
+
+    fn finish(&mut self, at: usize, staging: &Staging, unpacked: Unpacked) -> Result<LayerRow, FetchError> {
+        let plan = &self.plans[at];
+        let Unpacked { diff_id, size, entries, deferred } = unpacked;
+        let layer = plan.blob.digest.clone();
+        unpack::finish(deferred, staging.dir(), &self.below).map_err(|source| FetchError::Layer { layer, source })?;
+        let copy = staging.dir().try_clone().map_err(|source| {
+            let path = staging.path().to_owned();
+            FetchError::Store { doing: "keep a layer open", source: StoreError::Io { doing: "open", path, source } }
+        })?;
+        self.below.insert(0, copy);
+        Ok(LayerRow { chain: plan.chain.clone(), diff_id, parent: plan.parent.clone(), size, entries })
+    }
+}
+
+/// A worker's life: one layer after the other, until there is none left or one failed.
+fn work(job: &Job<'_>, trees: &Trees, next: &AtomicUsize, missing: &[usize], send: &mpsc::Sender<Event>) {
+    while let Some(&at) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+        let event = match one(job, trees, at, send) {
+            Ok(Some(layer)) => Event::Finished { at, layer: Box::new(layer) },
+            Ok(None) => continue,
+            Err(error) => Event::Failed(error),
+        };
+        let failed = matches!(event, Event::Failed(_));
+        // The receiver outlives the workers.
+        if send.send(event).is_err() || failed {
+            return;
+        }
+    }
+}
+
+/// Fetches one layer; `None` when somebody else has done so.
+fn one(job: &Job<'_>, trees: &Trees, at: usize, send: &mpsc::Sender<Event>) -> Result<Option<Finished>, FetchError> {
+    let plan = &job.plans[at];
+    let blob = &plan.blob;
+    let layer = || blob.digest.clone();
+    let lock = lock(job, trees, plan)?;
+    let (there, answer) = mpsc::sync_channel(1);
+    send.send(Event::Locked { at, there }).map_err(|_| FetchError::Lost)?;
+    match answer.recv() {
+        Ok(true) => {
+            job.watch.progress.notify(Note::LayerExists { layer: layer() });
+            return Ok(None);
+        }
+        Ok(false) => {}
+        Err(_) => return Err(FetchError::Cancelled { layer: layer() }),
+    }
+    let staging = trees.stage_layer(&lock).map_err(FetchError::store("make a directory for a layer"))?;
+    job.watch.progress.notify(Note::Layer { layer: layer(), total: Some(blob.size) });
+    let stream = job
+        .source
+        .open(blob, 0)
+        .map_err(|error| FetchError::LayerSource { layer: layer(), source: Box::new(error) })?;
+    let mut checked = Checked::new(stream, blob, job.watch);
+    let result = unpack::layer(&mut checked, Compression::Auto, staging.dir(), job.caps);
+    let unpacked = checked.conclude(result)?;
+    if unpacked.diff_id != plan.diff_id {
+        return Err(FetchError::DiffId { layer: layer(), want: plan.diff_id.clone(), got: unpacked.diff_id });
+    }
+    job.watch.progress.notify(Note::LayerDone { layer: layer() });
+    Ok(Some(Finished { lock, staging, unpacked }))
+}
+
+fn lock(job: &Job<'_>, trees: &Trees, plan: &Planned) -> Result<LayerLock, FetchError> {
+    let begun = Instant::now();
+    let mut told = false;
+    let mut waiting = || {
+        if !std::mem::replace(&mut told, true) {
+            job.watch.progress.notify(Note::Waiting { layer: plan.blob.digest.clone() });
+        }
+    };
+    loop {
+        if job.watch.cancelled.load(Ordering::Relaxed) {
+            return Err(FetchError::Cancelled { layer: plan.blob.digest.clone() });
+        }
+        match trees.lock_layer(&plan.chain, LOOK_UP, &mut waiting) {
+            Err(StoreError::Locked { .. }) if begun.elapsed() < OTHERS => {}
+            Err(StoreError::Locked { .. }) => {
+                return Err(FetchError::LayerBusy { layer: plan.blob.digest.clone(), waited: begun.elapsed() });
+            }
+            other => return other.map_err(FetchError::store("lock a layer")),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Images from this machine: archives, layout directories, standard input; and what they are called in the store.
+
+use std::io::Read;
+use std::path::Path;
+
+use gantry_model::ImageRef;
+use gantry_store::Store;
+
+use crate::archive::{self, Form};
+use crate::error::FetchError;
+use crate::source::Source;
+use crate::{Caps, layout};
+
+/// A local source, opened.
+pub(crate) struct Local {
+    pub(crate) source: Box<dyn Source + Send>,
+    /// Canonical names for the store; at least one.
+    pub(crate) names: Vec<String>,
+}
+
+/// Opens what a local reference names.
+pub(crate) fn open(
+    store: &Store,
+    reference: &ImageRef,
+    stdin: Option<&mut dyn Read>,
+    caps: &Caps,
+) -> Result<Local, FetchError> {
+    let name = reference.to_string();
+    let failed = FetchError::source(&name);
+    let tmp = store.layout().tmp_dir();
+    let archived = |path: &Path, form, tag: &Option<String>| archive::open(path, form, tag.as_deref(), &tmp, caps);
+    let (source, stem): (Result<Box<dyn Source + Send>, _>, String) = match reference {
+        ImageRef::Layout(path, tag) => (layout::open(path, tag.as_deref()), stem(path)),
+        ImageRef::OciArchive(path, tag) => (archived(path, Form::Oci, tag), stem(path)),
+        ImageRef::DockerArchive(path, tag) => (archived(path, Form::Docker, tag), stem(path)),
+        ImageRef::Path(path) if path.is_dir() => (layout::open(path, None), stem(path)),
+        ImageRef::Path(path) => (archived(path, Form::Auto, &None), stem(path)),
+        _ => (archive::stdin(stdin.ok_or(FetchError::NoStdin)?, &tmp, caps), "stdin".to_owned()),
+    };
+    let source = source.map_err(failed)?;
+    let docker = source.format() == Some(gantry_store::ImageFormat::Docker);
+    let mut names: Vec<String> = source.names().iter().filter_map(|name| canonical(name, &stem, docker)).collect();
+    if names.is_empty() {
+        let tag = match reference {
+            ImageRef::Layout(_, tag) | ImageRef::OciArchive(_, tag) | ImageRef::DockerArchive(_, tag) => tag.as_deref(),
+            _ => None,
+        };
+        names.extend(canonical(tag.unwrap_or("latest"), &stem, false));
+    }
+    if names.is_empty() {
+        names.push(format!("{stem}:latest"));
+    }
+    Ok(Local { source, names })
+}
+
+/// A name from an archive as the store has it; `None` when it is no name. `docker save` writes `alpine:3` for
+/// Docker Hub's `alpine`, so it means that one again. An OCI layout may have a bare tag, which belongs to the
+/// layout's own name (its `stem`).
+fn canonical(name: &str, stem: &str, docker: bool) -> Option<String> {
+    if !docker && !name.contains([':', '/', '@']) {
+        return format!("{stem}:{name}").parse::<ImageRef>().ok().map(|_| format!("{stem}:{name}"));
+    }
+    match name.parse().ok()? {
+        ImageRef::Registry(reference) => Some(reference.to_string()),
+        ImageRef::Short(short) if docker => Some(short.at("docker.io").to_string()),
+        ImageRef::Short(short) if short.tag.is_none() && short.digest.is_none() => Some(format!("{short}:latest")),
+        ImageRef::Short(short) => Some(short.to_string()),
+        _ => None,
+    }
+}
+
+/// A file's name without its endings, as far as it can be a repository's name.
+fn stem(path: &Path) -> String {
+    let name = path.file_name().map(|name| name.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
+    let name = [".gz", ".zst", ".tgz", ".tar", ".oci"]
+        .iter()
+        .fold(name.as_str(), |name, end| name.strip_suffix(end).unwrap_or(name));
+    let mapped: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let mut parts = mapped.split('-').filter(|part| !part.is_empty());
+    let joined = parts.by_ref().take(32).collect::<Vec<_>>().join("-");
+    if joined.is_empty() {
+        "image".to_owned()
+    } else {
+        joined.chars().take(128).collect::<String>().trim_end_matches('-').to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_from_archives() {
+        for (name, docker, want) in [
+            ("alpine:3", true, Some("docker.io/library/alpine:3")),
+            ("alpine", true, Some("docker.io/library/alpine:latest")),
+            ("reg.example/a/b:1", true, Some("reg.example/a/b:1")),
+            ("latest", false, Some("stem:latest")),
+            ("V1.0", false, Some("stem:V1.0")),
+            ("app:2", false, Some("app:2")),
+            ("team/app", false, Some("team/app:latest")),
+            ("reg.example/a", false, Some("reg.example/a:latest")),
+            ("../x:1", false, None),
+            ("a b", false, None),
+            ("-", true, None),
+            ("", false, None),
+        ] {
+            assert_eq!(canonical(name, "stem", docker).as_deref(), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn stems() {
+        for (path, want) in [
+            ("/x/My App_v2.tar.gz", "my-app-v2"),
+            ("app.oci.tar", "app"),
+            ("/", "image"),
+            ("...", "image"),
+            ("é.tar", "image"),
+        ] {
+            assert_eq!(stem(Path::new(path)), want, "{path}");
+        }
+    }
+}

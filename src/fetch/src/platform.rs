@@ -1,0 +1,96 @@
+//! What an image runs on, and which of several is the best for this host.
+
+use std::fmt;
+
+use gantry_model::id::shown;
+use serde::Deserialize;
+
+/// Operating system, architecture and variant in the words of Go (OCI image specification, image-index.md, "platform").
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Platform {
+    /// `linux`.
+    #[serde(default)]
+    pub os: String,
+    /// `amd64`, `arm64`, `arm` …
+    #[serde(default)]
+    pub architecture: String,
+    /// `v8` of arm64, `v7` of arm, `v2` to `v4` of amd64; none for the baseline.
+    #[serde(default)]
+    pub variant: Option<String>,
+}
+
+impl Platform {
+    /// The platform of this program.
+    #[must_use]
+    pub fn host() -> Self {
+        let (architecture, variant) = match std::env::consts::ARCH {
+            "x86_64" => ("amd64", None),
+            "aarch64" => ("arm64", Some("v8")),
+            "arm" => ("arm", Some("v7")),
+            "x86" => ("386", None),
+            "powerpc64" => ("ppc64le", None),
+            other => (other, None),
+        };
+        Self { os: "linux".to_owned(), architecture: architecture.to_owned(), variant: variant.map(str::to_owned) }
+    }
+
+    /// How well something for `self` runs on `host`: `None` not at all, more is better. Within an architecture
+    /// an older variant runs on a newer host, never the other way round; no variant means the baseline.
+    #[must_use]
+    pub fn fitness(&self, host: &Self) -> Option<u32> {
+        if self.os != host.os || self.architecture != host.architecture {
+            return None;
+        }
+        let (mine, most) = (self.level()?, host.level()?);
+        (mine <= most).then_some(mine)
+    }
+
+    /// The variant as a number: `v7` is 7. An unknown variant has none and fits nowhere.
+    fn level(&self) -> Option<u32> {
+        match self.variant.as_deref().filter(|v| !v.is_empty()) {
+            Some(variant) => variant.strip_prefix('v').unwrap_or(variant).parse().ok(),
+            None => Some(match self.architecture.as_str() {
+                "arm64" => 8,
+                "arm" => 7,
+                _ => 1,
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Platform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", shown(&self.os), shown(&self.architecture))?;
+        self.variant.as_ref().map_or(Ok(()), |variant| write!(f, "/{}", shown(variant)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn platform(text: &str) -> Platform {
+        let mut parts = text.split('/').map(str::to_owned);
+        let mut next = || parts.next();
+        Platform { os: next().unwrap(), architecture: next().unwrap(), variant: next() }
+    }
+
+    #[test]
+    fn what_runs_where() {
+        for (image, host, want) in [
+            ("linux/amd64", "linux/amd64", Some(1)),
+            ("linux/amd64/v3", "linux/amd64", None),
+            ("linux/amd64/v2", "linux/amd64/v3", Some(2)),
+            ("linux/arm64", "linux/arm64/v8", Some(8)),
+            ("linux/arm64/v8", "linux/arm64", Some(8)),
+            ("linux/arm/v6", "linux/arm/v7", Some(6)),
+            ("linux/arm/v7", "linux/arm/v6", None),
+            ("linux/arm64", "linux/amd64", None),
+            ("windows/amd64", "linux/amd64", None),
+            ("unknown/unknown", "linux/amd64", None),
+            ("linux/amd64/strange", "linux/amd64", None),
+        ] {
+            assert_eq!(platform(image).fitness(&platform(host)), want, "{image} on {host}");
+        }
+    }
+}

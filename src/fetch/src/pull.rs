@@ -1,0 +1,211 @@
+//! One fetch: from what a person typed to an image in the store.
+//!
+//! | reference | policy `never` | `new` | `update` |
+//! |---|---|---|---|
+//! | id | the store's | the store's | the store's |
+//! | `host/name:tag` | the store's or an error | the store's, else fetched | asked for; fetched when it differs; the store's when the registry cannot be reached |
+//! | `host/name@digest` | the store's or an error | the store's, else fetched | like `new`: a digest does not change |
+//! | short name | as its one full name in the store; else as in the default registry; else an error that says what to write | | |
+//! | archive, layout, standard input | an error | imported | imported |
+
+use std::io::Read;
+
+use gantry_model::image_ref::ShortName;
+use gantry_model::{ImageRef, RegistryRef};
+use gantry_store::{ImageRow, Store};
+
+use crate::error::FetchError;
+use crate::import::import;
+use crate::local;
+use crate::progress::{Note, Progress};
+use crate::registry::Registry;
+use crate::settings::Config;
+
+/// When the source of an image is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum PullPolicy {
+    /// Never: what is in the store or nothing.
+    Never,
+    /// When the name is not in the store.
+    #[default]
+    New,
+    /// Always, and what is there already is not fetched again.
+    Update,
+}
+
+/// An image that is in the store now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetched {
+    /// The image.
+    pub image: ImageRow,
+    /// The canonical name under which it was asked for, or its id.
+    pub name: String,
+    /// Bytes of layers that were read from the source.
+    pub downloaded: u64,
+}
+
+/// What every way of fetching needs.
+struct Context<'a> {
+    store: &'a Store,
+    config: &'a Config,
+    policy: PullPolicy,
+    progress: &'a dyn Progress,
+}
+
+/// Makes sure that the image `reference` names is in the store. `stdin` is read for [`ImageRef::Stdin`] only.
+///
+/// Threads are started for the layers and joined before this returns. Killed at any point, it leaves nothing
+/// visible: layers without an image are used by the next fetch or removed by the next sweep.
+///
+/// # Errors
+/// [`FetchError`]; the first failure of several.
+pub fn fetch(
+    store: &Store,
+    config: &Config,
+    reference: &ImageRef,
+    policy: PullPolicy,
+    stdin: Option<&mut dyn Read>,
+    progress: &dyn Progress,
+) -> Result<Fetched, FetchError> {
+    let context = Context { store, config, policy, progress };
+    let fetched = match reference {
+        ImageRef::Id(prefix) => context.by_id(prefix),
+        ImageRef::Registry(reference) => context.registry(reference),
+        ImageRef::Short(name) => context.short(name),
+        local => context.local(local, stdin),
+    }?;
+    store.touch_image(&fetched.image.id, gantry_store::now()).map_err(FetchError::store("note the use of an image"))?;
+    progress.notify(Note::Done { name: fetched.name.clone() });
+    Ok(fetched)
+}
+
+impl Context<'_> {
+    fn by_id(&self, prefix: &str) -> Result<Fetched, FetchError> {
+        let mut found = self.store.images_by_prefix(prefix).map_err(FetchError::store("look for an image"))?;
+        match found.len() {
+            0 => Err(FetchError::NoSuchId { prefix: prefix.to_owned() }),
+            1 => {
+                let image = found.remove(0);
+                Ok(Fetched { name: image.id.to_string(), image, downloaded: 0 })
+            }
+            _ => {
+                let ids = found.iter().take(5).map(|image| image.id.to_string()).collect();
+                Err(FetchError::AmbiguousId { prefix: prefix.to_owned(), ids })
+            }
+        }
+    }
+
+    fn registry(&self, reference: &RegistryRef) -> Result<Fetched, FetchError> {
+        let name = reference.to_string();
+        let known = self.known(reference, &name)?;
+        let settled = self.policy != PullPolicy::Update || reference.digest.is_some();
+        match (self.policy, known) {
+            (_, Some(image)) if settled => Ok(Fetched { image, name, downloaded: 0 }),
+            (PullPolicy::Never, _) => Err(FetchError::NotInStore { name }),
+            (_, known) => match (self.download(reference, &name), known) {
+                (Err(error), Some(image)) if error.is_offline() => {
+                    let why = chain(&error);
+                    self.progress.notify(Note::Offline { name: name.clone(), why });
+                    Ok(Fetched { image, name, downloaded: 0 })
+                }
+                (outcome, _) => outcome,
+            },
+        }
+    }
+
+    fn known(&self, reference: &RegistryRef, name: &str) -> Result<Option<ImageRow>, FetchError> {
+        let looked = FetchError::store("look for an image");
+        match self.store.image_by_name(name).map_err(looked)? {
+            Some(image) => Ok(Some(image)),
+            // The same bytes under another name are the same image.
+            None => match &reference.digest {
+                Some(digest) => self.store.image(digest).map_err(FetchError::store("look for an image")),
+                None => Ok(None),
+            },
+        }
+    }
+
+    fn download(&self, reference: &RegistryRef, name: &str) -> Result<Fetched, FetchError> {
+        self.progress.notify(Note::Resolving { name: name.to_owned() });
+        let registry = Registry::new(reference, self.config, self.progress)
+            .map_err(|error| FetchError::source(name)(error.into()))?;
+        let names = [name.to_owned()];
+        let (image, downloaded) = import(self.store, self.config, &registry, &names, self.progress)?;
+        Ok(Fetched { image, name: name.to_owned(), downloaded })
+    }
+
+    fn short(&self, short: &ShortName) -> Result<Fetched, FetchError> {
+        let mut names = self.full_names(short)?;
+        let preferred = self.config.default_registry.as_ref().map(|host| short.at(host));
+        if let Some(preferred) = &preferred
+            && (names.is_empty() || names.contains(&preferred.to_string()))
+        {
+            return self.registry(preferred);
+        }
+        match names.len() {
+            0 if self.policy == PullPolicy::Never => Err(FetchError::NotInStore { name: short.to_string() }),
+            0 => Err(FetchError::NoRegistry { name: short.to_string() }),
+            1 => self.full(names.remove(0)),
+            _ => {
+                names.truncate(10);
+                Err(FetchError::AmbiguousName { name: short.to_string(), names })
+            }
+        }
+    }
+
+    /// The full names in the store that a short one may mean.
+    fn full_names(&self, short: &ShortName) -> Result<Vec<String>, FetchError> {
+        let looked = || FetchError::store("look for an image");
+        let tail = match (&short.digest, &short.tag) {
+            (Some(digest), _) => format!("{}@{digest}", short.repository),
+            (None, tag) => format!("{}:{}", short.repository, tag.as_deref().unwrap_or("latest")),
+        };
+        let images = match &short.digest {
+            Some(digest) => self.store.image(digest).map_err(looked())?.into_iter().collect(),
+            None => {
+                let tag = short.tag.as_deref().unwrap_or("latest");
+                self.store.images_by_short(&short.repository, tag).map_err(looked())?
+            }
+        };
+        let means = |name: &String| *name == tail || name.ends_with(&format!("/{tail}"));
+        let mut names: Vec<String> = images.into_iter().flat_map(|image| image.names).filter(means).collect();
+        names.sort();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// An image of the store by one of its names; with a registry in it, that one is asked where the policy says so.
+    fn full(&self, name: String) -> Result<Fetched, FetchError> {
+        if let Ok(ImageRef::Registry(reference)) = name.parse() {
+            return self.registry(&reference);
+        }
+        match self.store.image_by_name(&name).map_err(FetchError::store("look for an image"))? {
+            Some(image) => Ok(Fetched { image, name, downloaded: 0 }),
+            None => Err(FetchError::NotInStore { name }),
+        }
+    }
+
+    fn local(&self, reference: &ImageRef, stdin: Option<&mut dyn Read>) -> Result<Fetched, FetchError> {
+        let shown = reference.to_string();
+        if self.policy == PullPolicy::Never {
+            return Err(FetchError::NotInStore { name: shown });
+        }
+        self.progress.notify(Note::Resolving { name: shown });
+        let local = local::open(self.store, reference, stdin, &self.config.caps)?;
+        let (image, downloaded) = import(self.store, self.config, &*local.source, &local.names, self.progress)?;
+        let name = local.names.into_iter().next().unwrap_or_else(|| image.id.to_string());
+        Ok(Fetched { image, name, downloaded })
+    }
+}
+
+/// An error with its causes, on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        cause = inner.source();
+    }
+    text
+}

@@ -1,0 +1,288 @@
+//! Who we are to a registry: nobody, until it asks; then a token of its token server, or user and password.
+//!
+//! The registry names its token server (the Docker token specification), and that server gets the credentials
+//! that were found for the registry, as docker and podman do: a registry that is trusted with a password is
+//! trusted to say who checks it. The server must be reached by https (by http only from loopback to loopback, or
+//! where plain http was allowed), and a redirect away from it loses the credentials ([`super::http`]).
+
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use base64::Engine as _;
+use gantry_model::id::shown;
+use serde::Deserialize;
+
+use super::challenge::{self, Challenge};
+use super::error::RegistryError;
+use super::http::{Answer, Http, Method, Request};
+use super::url::Url;
+use crate::auth_file::{self, Credentials};
+use crate::settings::Insecure;
+
+/// Most bytes of a token server's answer.
+const MAX_TOKEN: u64 = 1 << 20;
+
+/// Our standing with one repository of one registry.
+pub(crate) struct Auth {
+    /// The host under which credentials are filed: as the reference has it.
+    host: String,
+    repository: String,
+    files: Vec<PathBuf>,
+    insecure: Insecure,
+    /// Held while a token is fetched, so that four downloads that find it stale fetch one new one.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    generation: u64,
+    header: Option<String>,
+    known: bool,
+}
+
+/// What is sent, and which renewal it comes from.
+pub(crate) struct Standing {
+    pub(crate) generation: u64,
+    pub(crate) header: Option<String>,
+    /// Whether credentials (not only an anonymous token) are behind it.
+    pub(crate) known: bool,
+}
+
+#[derive(Deserialize)]
+struct TokenAnswer {
+    #[serde(default)]
+    token: Option<String>,
+    #[serde(default)]
+    access_token: Option<String>,
+}
+
+impl Auth {
+    pub(crate) fn new(host: &str, repository: &str, files: Vec<PathBuf>, insecure: Insecure) -> Self {
+        Self { host: host.to_owned(), repository: repository.to_owned(), files, insecure, state: Mutex::default() }
+    }
+
+    pub(crate) fn standing(&self) -> Standing {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Standing { generation: state.generation, header: state.header.clone(), known: state.known }
+    }
+
+    /// Meets the demand of a 401. `seen` is the generation that was refused; if somebody has renewed since, theirs is used.
+    pub(crate) fn renew(&self, http: &Http, origin: &Url, refused: &Answer, seen: u64) -> Result<(), RegistryError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.generation != seen {
+            return Ok(());
+        }
+        let refuse = |why: &str| RegistryError::Challenge { host: origin.place(), why: why.to_owned() };
+        let headers: Vec<&str> = refused
+            .response
+            .headers()
+            .get_all("www-authenticate")
+            .iter()
+            .map(|value| value.to_str().map_err(|_| refuse("the WWW-Authenticate header is not text")))
+            .collect::<Result<_, _>>()?;
+        let challenge = challenge::parse(&headers).map_err(refuse)?;
+        let credentials = auth_file::find(&self.files, &self.host, &self.repository)?;
+        let header = match (challenge, &credentials) {
+            (Challenge::Basic, Some(Credentials::Basic { user, password })) => basic(user, password),
+            (Challenge::Basic, _) => return Err(self.denied(origin, 401, false)),
+            (Challenge::Bearer { .. }, Some(Credentials::Bearer(token))) => bearer(token).ok_or_else(|| {
+                RegistryError::Token { host: origin.place(), why: "the token on file is malformed".to_owned() }
+            })?,
+            (Challenge::Bearer { realm, service, scope }, _) => {
+                let realm = self.realm(origin, &realm)?;
+                self.token(http, &realm, service.as_deref(), &self.scopes(scope), credentials.as_ref())?
+            }
+        };
+        *state = State { generation: seen + 1, header: Some(header), known: credentials.is_some() };
+        Ok(())
+    }
+
+    fn denied(&self, origin: &Url, status: u16, known: bool) -> RegistryError {
+        let what = self.repository.clone();
+        RegistryError::Denied { host: origin.place(), what, status, known, message: String::new() }
+    }
+
+    fn realm(&self, origin: &Url, text: &str) -> Result<Url, RegistryError> {
+        let refuse = |why: &str| RegistryError::Challenge {
+            host: origin.place(),
+            why: format!("its token server is refused: {why}"),
+        };
+        let realm = Url::parse(text).map_err(refuse)?;
+        let local = origin.is_loopback() && realm.is_loopback();
+        if !realm.https && !local && !self.insecure.http {
+            return Err(refuse("it is not reached by https"));
+        }
+        Ok(realm)
+    }
+
+    /// What we ask to be allowed: to pull this repository, and what the registry says is needed for it as long
+    /// as that is pulling too. Never more, whatever a registry demands in our name.
+    fn scopes(&self, demanded: Option<String>) -> Vec<String> {
+        let own = format!("repository:{}:pull", self.repository);
+        let pulls = |scope: &String| {
+            scope.starts_with("repository:") && scope.ends_with(":pull") && scope.len() < 1024 && *scope != own
+        };
+        let further = demanded.into_iter().filter(pulls).collect::<Vec<_>>();
+        [vec![own.clone()], further].concat()
+    }
+
+    fn token(
+        &self,
+        http: &Http,
+        realm: &Url,
+        service: Option<&str>,
+        scopes: &[String],
+        credentials: Option<&Credentials>,
+    ) -> Result<String, RegistryError> {
+        let mut query: Vec<(&str, &str)> = service.map(|service| ("service", service)).into_iter().collect();
+        let joined = scopes.join(" ");
+        let what = "a token";
+        let answer = match credentials {
+            Some(Credentials::Identity(refresh)) => {
+                // OAuth 2 (RFC 6749 section 6), as the Docker registry's oauth2 specification has it.
+                query.extend([("grant_type", "refresh_token"), ("refresh_token", refresh), ("client_id", "gantry")]);
+                query.push(("scope", &joined));
+                let form = encode(&query);
+                let request = Request {
+                    url: realm.clone(),
+                    method: Method::Post(&form),
+                    accept: None,
+                    from: 0,
+                    authorization: None,
+                    what,
+                };
+                http.send(&request)?
+            }
+            _ => {
+                query.extend(scopes.iter().map(|scope| ("scope", scope.as_str())));
+                let header = match credentials {
+                    Some(Credentials::Basic { user, password }) => Some(basic(user, password)),
+                    _ => None,
+                };
+                let mark = if realm.path.contains('?') { '&' } else { '?' };
+                let url = realm.at(format!("{}{mark}{}", realm.path, encode(&query)));
+                let authorization = header.as_deref();
+                http.send(&Request { url, method: Method::Get, accept: None, from: 0, authorization, what })?
+            }
+        };
+        self.read_token(http, realm, answer, credentials.is_some())
+    }
+
+    fn read_token(&self, http: &Http, realm: &Url, answer: Answer, known: bool) -> Result<String, RegistryError> {
+        let refuse = |why: &str| RegistryError::Token { host: realm.place(), why: why.to_owned() };
+        match answer.status() {
+            200 => {}
+            status @ (400 | 401 | 403) => return Err(self.denied(realm, status, known)),
+            status => {
+                return Err(RegistryError::Status {
+                    host: realm.place(),
+                    what: "a token".to_owned(),
+                    status,
+                    message: String::new(),
+                    retry_after: super::asked_wait(&answer),
+                });
+            }
+        }
+        let mut bytes = Vec::new();
+        let reader = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
+        let read = reader.take(MAX_TOKEN + 1).read_to_end(&mut bytes);
+        read.map_err(|error| http.read_failure(realm, "a token", error))?;
+        if bytes.len() as u64 > MAX_TOKEN {
+            return Err(refuse("its answer is larger than 1 MiB"));
+        }
+        // The parser's own message is left out: it may quote the token.
+        let parsed: TokenAnswer = serde_json::from_slice(&bytes).map_err(|_| refuse("its answer is not JSON"))?;
+        let token = parsed.token.or(parsed.access_token).filter(|token| !token.is_empty());
+        let token = token.ok_or_else(|| refuse("its answer has none"))?;
+        bearer(&token).ok_or_else(|| refuse("it is malformed"))
+    }
+}
+
+fn basic(user: &str, password: &str) -> String {
+    format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}")))
+}
+
+/// The header for a token, unless the token would break out of it.
+fn bearer(token: &str) -> Option<String> {
+    let fits = token.len() <= 64 << 10 && token.bytes().all(|c| c.is_ascii_graphic());
+    fits.then(|| format!("Bearer {token}"))
+}
+
+/// `application/x-www-form-urlencoded`.
+fn encode(pairs: &[(&str, &str)]) -> String {
+    use std::fmt::Write as _;
+    let mut out = String::new();
+    for (name, value) in pairs {
+        if !out.is_empty() {
+            out.push('&');
+        }
+        out.push_str(name);
+        out.push('=');
+        for byte in value.bytes() {
+            if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+                out.push(char::from(byte));
+            } else {
+                // Writing to a String cannot fail.
+                let _ = write!(out, "%{byte:02X}");
+            }
+        }
+    }
+    out
+}
+
+/// What a registry's error body says (OCI distribution specification, "Error Codes"), escaped; empty when nothing.
+pub(crate) fn message_of(answer: Answer) -> String {
+    #[derive(Deserialize)]
+    struct Errors {
+        errors: Vec<One>,
+    }
+    #[derive(Deserialize)]
+    struct One {
+        #[serde(default)]
+        code: String,
+        #[serde(default)]
+        message: String,
+    }
+    let mut bytes = Vec::new();
+    let reader = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
+    // A body that breaks off explains nothing; the status does.
+    if reader.take(4096).read_to_end(&mut bytes).is_err() {
+        return String::new();
+    }
+    let errors = serde_json::from_slice::<Errors>(&bytes).map(|errors| errors.errors).unwrap_or_default();
+    match errors.first() {
+        Some(One { code, message }) if message.is_empty() => shown(code),
+        Some(One { code, message }) => format!("{}: {}", shown(code), shown(message)),
+        None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_are_encoded() {
+        assert_eq!(encode(&[("a", "x y&z=1/ü"), ("b", "")]), "a=x%20y%26z%3D1%2F%C3%BC&b=");
+    }
+
+    #[test]
+    fn only_pulling_is_asked_for() {
+        let auth = Auth::new("h", "a/b", Vec::new(), Insecure::default());
+        for (demanded, want) in [
+            (None, vec!["repository:a/b:pull"]),
+            (Some("repository:a/b:pull"), vec!["repository:a/b:pull"]),
+            (Some("repository:base:pull"), vec!["repository:a/b:pull", "repository:base:pull"]),
+            (Some("repository:a/b:pull,push"), vec!["repository:a/b:pull"]),
+            (Some("registry:catalog:*"), vec!["repository:a/b:pull"]),
+        ] {
+            assert_eq!(auth.scopes(demanded.map(str::to_owned)), want, "{demanded:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_cannot_break_out_of_its_header() {
+        assert!(bearer("a\r\nHost: evil").is_none() && bearer("ab.c").is_some());
+    }
+}

@@ -1,0 +1,252 @@
+//! A registry as a [`Source`] (OCI distribution specification 1.1, "Pull"; the Docker registry HTTP API V2).
+//!
+//! [`Registry`] knows one repository. Below it: [`http`] (one exchange, redirects), [`auth`] (tokens), [`blob`]
+//! (a stream that goes on after a broken connection), [`retry`] (when to try again). All of it works in the
+//! caller's thread; several threads may use one `Registry`.
+
+mod auth;
+mod blob;
+mod challenge;
+mod error;
+mod http;
+mod retry;
+mod url;
+
+use std::io::Read;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use gantry_model::RegistryRef;
+use gantry_model::id::Algorithm;
+
+use self::auth::Auth;
+use self::blob::BlobReader;
+pub use self::error::{MAX_RETRY_AFTER, RegistryError};
+use self::http::{Answer, Http, Method, Request};
+use self::retry::{Attempts, Cancel};
+use self::url::Url;
+use crate::manifest;
+use crate::progress::{Note, Progress};
+use crate::settings::{Config, Insecure, Timeouts};
+use crate::source::{Descriptor, Document, MAX_DOCUMENT, Source, SourceError, digest_of};
+
+/// The longest a small document may take as a whole; a peer that drips would otherwise hold us with a byte per silence.
+const DOCUMENT_TIME: Duration = Duration::from_secs(300);
+
+/// One repository of a registry, and what it is asked for.
+pub struct Registry<'a> {
+    reference: RegistryRef,
+    /// The address of the registry if it speaks https.
+    secure: Url,
+    /// The address it turned out to have; found once.
+    origin: Mutex<Option<Url>>,
+    http: Http,
+    auth: Auth,
+    insecure: Insecure,
+    timeouts: Timeouts,
+    cancel: Cancel,
+    progress: &'a dyn Progress,
+}
+
+impl<'a> Registry<'a> {
+    /// Makes a client for the repository of `reference`. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// [`RegistryError::Answer`] when the host is none.
+    pub fn new(reference: &RegistryRef, config: &Config, progress: &'a dyn Progress) -> Result<Self, RegistryError> {
+        // Docker Hub's name is not its address.
+        let host = if reference.host == "docker.io" { "registry-1.docker.io" } else { &reference.host };
+        let secure = Url::of_registry(host, true).ok_or_else(|| RegistryError::Answer {
+            host: gantry_model::id::shown(host),
+            what: "anything".to_owned(),
+            why: "it is not a host name".to_owned(),
+        })?;
+        Ok(Self {
+            reference: reference.clone(),
+            http: Http::new(&secure, config.insecure, config.timeouts),
+            secure,
+            origin: Mutex::default(),
+            auth: Auth::new(&reference.host, &reference.repository, config.auth_files.clone(), config.insecure),
+            insecure: config.insecure,
+            timeouts: config.timeouts,
+            cancel: Cancel::default(),
+            progress,
+        })
+    }
+
+    /// Where the registry is. https, unless plain http is allowed there and https is not spoken.
+    fn origin(&self) -> Result<Url, RegistryError> {
+        let mut origin = self.origin.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(origin) = &*origin {
+            return Ok(origin.clone());
+        }
+        let may_be_plain = self.insecure.http || self.secure.is_loopback();
+        let found = if may_be_plain { self.probe()? } else { self.secure.clone() };
+        Ok(origin.insert(found).clone())
+    }
+
+    fn probe(&self) -> Result<Url, RegistryError> {
+        let url = self.secure.at("/v2/".to_owned());
+        let what = "its version";
+        let probe = Request { url, method: Method::Get, accept: None, from: 0, authorization: None, what };
+        // https on the standard port and http on its standard port are two doors; a named port is one.
+        let host = if self.secure.port == 443 { self.secure.host.clone() } else { self.secure.place() };
+        match self.http.send(&probe) {
+            Err(error) if http::is_no_tls(&error) || (http::is_refused(&error) && self.secure.port == 443) => {
+                Url::of_registry(&host, false).ok_or(error)
+            }
+            // A redirect of the probe may fail for reasons of its own; that https is spoken is all we wanted to know.
+            Ok(_) | Err(RegistryError::Redirect { .. }) => Ok(self.secure.clone()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Asks for `path` below the repository, with what standing we have; meets one demand for a better one.
+    fn get(&self, path: &str, accept: Option<&str>, from: u64, what: &str) -> Result<Answer, RegistryError> {
+        let origin = self.origin()?;
+        let url = origin.at(format!("/v2/{}/{path}", self.reference.repository));
+        let mut renewed = false;
+        loop {
+            let standing = self.auth.standing();
+            let authorization = standing.header.as_deref();
+            let request = Request { url: url.clone(), method: Method::Get, accept, from, authorization, what };
+            let answer = self.http.send(&request)?;
+            if answer.status() == 401 && answer.url.same_origin(&origin) && !renewed {
+                self.auth.renew(&self.http, &origin, &answer, standing.generation)?;
+                renewed = true;
+                continue;
+            }
+            return accepted(answer, what, standing.known);
+        }
+    }
+
+    /// Runs `once` until it succeeds, fails for good, or has been tried often enough.
+    fn retried<T>(&self, mut once: impl FnMut() -> Result<T, RegistryError>) -> Result<T, RegistryError> {
+        let mut attempts = Attempts::default();
+        loop {
+            match once() {
+                Ok(value) => return Ok(value),
+                Err(error) => self.pause(&mut attempts, error)?,
+            }
+        }
+    }
+
+    /// After a failure: tells, and waits for the next try; or gives the failure back.
+    fn pause(&self, attempts: &mut Attempts, error: RegistryError) -> Result<(), RegistryError> {
+        if self.cancel.is_raised() {
+            return Err(RegistryError::Cancelled);
+        }
+        let why = error.to_string();
+        let after = attempts.next(error, &self.timeouts)?;
+        self.progress.notify(Note::Retrying { why, after });
+        self.cancel.wait(after)
+    }
+
+    /// Reads a document, at most `most` bytes of it.
+    fn read(&self, answer: Answer, most: u64, what: &str) -> Result<Vec<u8>, RegistryError> {
+        let url = answer.url;
+        let too_large = || RegistryError::TooLarge { host: url.place(), what: what.to_owned(), most };
+        let mut reader = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
+        let begun = Instant::now();
+        let (mut bytes, mut buffer) = (Vec::new(), [0u8; 16 << 10]);
+        loop {
+            match reader.read(&mut buffer) {
+                Ok(0) => return Ok(bytes),
+                Ok(n) => bytes.extend_from_slice(&buffer[..n]),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.http.read_failure(&url, what, error)),
+            }
+            if bytes.len() as u64 > most {
+                return Err(too_large());
+            }
+            if begun.elapsed() > DOCUMENT_TIME {
+                return Err(RegistryError::Stalled { host: url.place(), what: what.to_owned(), after: DOCUMENT_TIME });
+            }
+        }
+    }
+
+    fn root_once(&self) -> Result<Document, RegistryError> {
+        let named = match (&self.reference.digest, &self.reference.tag) {
+            (Some(digest), _) => digest.to_string(),
+            (None, Some(tag)) => tag.clone(),
+            (None, None) => "latest".to_owned(),
+        };
+        let what = format!("manifest {}", self.reference);
+        let answer = self.get(&format!("manifests/{named}"), Some(manifest::ACCEPT), 0, &what)?;
+        let (place, media_type) = (answer.url.place(), answer.header("content-type").unwrap_or_default());
+        let media_type = manifest::bare_media_type(media_type);
+        let claimed = answer.header("docker-content-digest").and_then(|text| text.parse().ok());
+        let bytes = self.read(answer, MAX_DOCUMENT, &what)?;
+        let wanted = self.reference.digest.clone().or(claimed);
+        let algorithm = wanted.as_ref().map_or(Algorithm::Sha256, gantry_model::Digest::algorithm);
+        let digest = digest_of(algorithm, &bytes);
+        match wanted {
+            Some(wanted) if wanted != digest => {
+                let why = format!("the digest of what came is {digest}, not {wanted}");
+                Err(RegistryError::Answer { host: place, what, why })
+            }
+            _ => Ok(Document { media_type, bytes, digest }),
+        }
+    }
+
+    fn document_once(&self, d: &Descriptor) -> Result<Vec<u8>, RegistryError> {
+        let known = manifest::is_manifest(&d.media_type) || manifest::is_index(&d.media_type);
+        let (path, accept) = if known { ("manifests", Some(d.media_type.as_str())) } else { ("blobs", None) };
+        let what = format!("document {}", d.digest.short());
+        let answer = self.get(&format!("{path}/{}", d.digest), accept, 0, &what)?;
+        let host = answer.url.place();
+        let bytes = match self.read(answer, d.size, &what) {
+            Err(RegistryError::TooLarge { host, .. }) => {
+                return Err(RegistryError::TooLong { host, digest: d.digest.clone(), want: d.size });
+            }
+            other => other?,
+        };
+        let got = bytes.len() as u64;
+        if got < d.size {
+            return Err(RegistryError::TooShort { host, digest: d.digest.clone(), got, want: d.size });
+        }
+        Ok(bytes)
+    }
+}
+
+impl Source for Registry<'_> {
+    fn root(&self) -> Result<Document, SourceError> {
+        Ok(self.retried(|| self.root_once())?)
+    }
+
+    fn document(&self, d: &Descriptor) -> Result<Vec<u8>, SourceError> {
+        if d.size > MAX_DOCUMENT {
+            return Err(SourceError::TooLarge { what: format!("document {}", d.digest), most: MAX_DOCUMENT });
+        }
+        Ok(self.retried(|| self.document_once(d))?)
+    }
+
+    fn open(&self, d: &Descriptor, offset: u64) -> Result<Box<dyn Read + Send + '_>, SourceError> {
+        Ok(Box::new(BlobReader::open(self, &d.digest, d.size, offset)?))
+    }
+
+    fn cancel(&self) {
+        self.cancel.raise();
+        self.http.stop();
+    }
+}
+
+/// Turns an answer that says no into the error it is.
+fn accepted(answer: Answer, what: &str, known: bool) -> Result<Answer, RegistryError> {
+    let (status, host, what) = (answer.status(), answer.url.place(), what.to_owned());
+    match status {
+        200 | 206 => Ok(answer),
+        404 => Err(RegistryError::NotFound { host, what, message: auth::message_of(answer) }),
+        401 | 403 => Err(RegistryError::Denied { host, what, status, known, message: auth::message_of(answer) }),
+        _ => {
+            let retry_after = asked_wait(&answer);
+            Err(RegistryError::Status { host, what, status, message: auth::message_of(answer), retry_after })
+        }
+    }
+}
+
+/// The wait an answer asks for.
+fn asked_wait(answer: &Answer) -> Option<Duration> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    retry::retry_after(answer.header("retry-after")?, i64::try_from(now).unwrap_or(i64::MAX))
+}

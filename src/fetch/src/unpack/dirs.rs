@@ -1,0 +1,268 @@
+//! The directories of a layer that is being written: opened once, made where missing, never left through a link.
+//!
+//! A parent that is a symbolic link inside the layer (`lib -> usr/lib`) is followed the way a chroot would, by
+//! hand: each step opens one element beneath a directory already held, with `O_NOFOLLOW`, and a link's target is
+//! walked from the layer's root. So neither a link nor one swapped in meanwhile can lead out of the layer.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::entries::Meta;
+use super::error::UnpackError;
+use super::meta;
+use super::names::{MOST_PATH, join};
+use crate::caps::Caps;
+
+/// Directories held open. Archives are written depth first, so few are in use at a time.
+const MOST_OPEN: usize = 128;
+/// Links followed on the way to one directory, as in Linux.
+const MOST_LINKS: usize = 40;
+/// Memory for the names of all directories.
+const MOST_NAME_BYTES: u64 = 256 << 20;
+
+const OPEN_DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// An open directory of the layer.
+pub(crate) struct Dir {
+    pub fd: OwnedFd,
+    /// Its path below the root, free of links.
+    pub path: Vec<u8>,
+}
+
+/// All directories of the layer.
+pub(crate) struct Dirs<'c> {
+    root: Rc<Dir>,
+    caps: &'c Caps,
+    /// By the path as the archive writes it (which may lead over links).
+    open: HashMap<Vec<u8>, Rc<Dir>>,
+    /// By real path: what to apply at the end; `None` for one that no entry described.
+    known: BTreeMap<Vec<u8>, Option<Meta>>,
+    name_bytes: u64,
+    /// Files, directories, links and whiteouts made.
+    pub made: u64,
+}
+
+/// Opens a directory by its real path; a link anywhere on it is an error.
+pub(crate) fn open_real(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd, Errno> {
+    let path = if path.is_empty() { b"." } else { path };
+    rustix::fs::openat2(root, path, OPEN_DIR, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)
+}
+
+/// Opens one element as a directory.
+pub(crate) fn open_child(dir: &OwnedFd, element: &[u8]) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(dir, element, OPEN_DIR, Mode::empty())
+}
+
+/// `stat` of the element itself, not of what a link names; `None` when there is none.
+pub(crate) fn stat(dir: &OwnedFd, element: &[u8]) -> Result<Option<rustix::fs::Stat>, Errno> {
+    match rustix::fs::statat(dir, element, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Overlay's mark for "gone": a character device 0:0.
+pub(crate) fn is_whiteout(stat: &rustix::fs::Stat) -> bool {
+    kind(stat) == FileType::CharacterDevice && stat.st_rdev == 0
+}
+
+/// The type of file.
+pub(crate) fn kind(stat: &rustix::fs::Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+impl<'c> Dirs<'c> {
+    pub(crate) fn new(root: &OwnedFd, caps: &'c Caps) -> Result<Self, UnpackError> {
+        let fd = open_real(root, b"").map_err(|e| UnpackError::write("open", b".", e))?;
+        let root = Rc::new(Dir { fd, path: Vec::new() });
+        let known = BTreeMap::from([(Vec::new(), None)]);
+        Ok(Self { root, caps, open: HashMap::new(), known, name_bytes: 0, made: 0 })
+    }
+
+    /// Counts one thing made, against the limit.
+    pub(crate) fn count(&mut self) -> Result<(), UnpackError> {
+        self.made += 1;
+        if self.made > self.caps.max_entries {
+            return Err(UnpackError::TooMuch { what: "entries", most: self.caps.max_entries });
+        }
+        Ok(())
+    }
+
+    /// The directory at `path` (clean, as an archive names it), with all that is missing on the way made.
+    pub(crate) fn get(&mut self, path: &[u8]) -> Result<Rc<Dir>, UnpackError> {
+        if path.is_empty() {
+            return Ok(Rc::clone(&self.root));
+        }
+        if let Some(dir) = self.open.get(path) {
+            return Ok(Rc::clone(dir));
+        }
+        let dir = match open_real(&self.root.fd, path) {
+            Ok(fd) => Rc::new(Dir { fd, path: path.to_vec() }),
+            Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => self.walk(path)?,
+            Err(error) => return Err(UnpackError::write("open", path, error)),
+        };
+        if self.open.len() >= MOST_OPEN {
+            self.open.clear();
+        }
+        self.open.insert(path.to_vec(), Rc::clone(&dir));
+        Ok(dir)
+    }
+
+    /// The directory at `path` if it is there, with links followed inside the layer; makes nothing.
+    pub(crate) fn find(&self, path: &[u8]) -> Result<Option<Rc<Dir>>, UnpackError> {
+        if path.is_empty() {
+            return Ok(Some(Rc::clone(&self.root)));
+        }
+        if let Some(dir) = self.open.get(path) {
+            return Ok(Some(Rc::clone(dir)));
+        }
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::openat2(&self.root.fd, path, flags, Mode::empty(), resolve) {
+            Ok(fd) => Ok(Some(Rc::new(Dir { fd, path: path.to_vec() }))),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+            Err(error) => Err(UnpackError::write("open", path, error)),
+        }
+    }
+
+    fn walk(&mut self, path: &[u8]) -> Result<Rc<Dir>, UnpackError> {
+        let mut here = Rc::clone(&self.root);
+        let mut links = 0;
+        let mut ahead: VecDeque<Vec<u8>> = elements(path).collect();
+        while let Some(element) = ahead.pop_front() {
+            if element == b".." {
+                let up = here.path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+                let real = here.path[..up].to_vec();
+                let fd = open_real(&self.root.fd, &real).map_err(|e| UnpackError::write("open", &real, e))?;
+                here = Rc::new(Dir { fd, path: real });
+                continue;
+            }
+            match open_child(&here.fd, &element) {
+                Ok(fd) => here = Rc::new(Dir { fd, path: self.extended(&here, &element)? }),
+                Err(Errno::NOENT) => here = self.make_implicit(&here, &element, false)?,
+                Err(Errno::NOTDIR | Errno::LOOP) => match self.through(&here, &element, path)? {
+                    Through::Dir(dir) => here = dir,
+                    Through::Link(target) => {
+                        links += 1;
+                        if links > MOST_LINKS {
+                            return Err(UnpackError::entry(path, "more than 40 symbolic links lead to it"));
+                        }
+                        if target.starts_with(b"/") {
+                            here = Rc::clone(&self.root);
+                        }
+                        for element in elements(&target).collect::<Vec<_>>().into_iter().rev() {
+                            ahead.push_front(element);
+                        }
+                    }
+                },
+                Err(error) => return Err(UnpackError::write("open", path, error)),
+            }
+        }
+        Ok(here)
+    }
+
+    /// What to do at an element that is there and is not a directory.
+    fn through(&mut self, here: &Rc<Dir>, element: &[u8], path: &[u8]) -> Result<Through, UnpackError> {
+        let failed = |e| UnpackError::write("look at", path, e);
+        let found = stat(&here.fd, element).map_err(failed)?;
+        match found {
+            Some(found) if is_whiteout(&found) => {
+                rustix::fs::unlinkat(&here.fd, element, AtFlags::empty()).map_err(failed)?;
+                self.make_implicit(here, element, true).map(Through::Dir)
+            }
+            Some(found) if kind(&found) == FileType::Symlink => {
+                let target = rustix::fs::readlinkat(&here.fd, element, Vec::new()).map_err(failed)?;
+                Ok(Through::Link(target.into_bytes()))
+            }
+            _ => Err(UnpackError::entry(path, "an entry before it made a file where it needs a directory")),
+        }
+    }
+
+    fn extended(&self, dir: &Dir, element: &[u8]) -> Result<Vec<u8>, UnpackError> {
+        let path = join(&dir.path, element);
+        if path.len() > MOST_PATH {
+            return Err(UnpackError::entry(&path, "links lead to a path longer than 4095 bytes"));
+        }
+        Ok(path)
+    }
+
+    fn make_implicit(&mut self, dir: &Rc<Dir>, element: &[u8], opaque: bool) -> Result<Rc<Dir>, UnpackError> {
+        self.count()?;
+        let path = self.extended(dir, element)?;
+        self.remember(path.clone(), None)?;
+        let failed = |e| UnpackError::write("make directory", &path, e);
+        rustix::fs::mkdirat(&dir.fd, element, Mode::from_raw_mode(0o755)).map_err(failed)?;
+        let fd = open_child(&dir.fd, element).map_err(failed)?;
+        // The process's umask has no say in a layer.
+        rustix::fs::fchmod(&fd, Mode::from_raw_mode(0o755)).map_err(failed)?;
+        if opaque {
+            meta::set_opaque(&fd).map_err(failed)?;
+        }
+        Ok(Rc::new(Dir { fd, path }))
+    }
+
+    /// Notes a directory, with what to apply to it at the end if an entry said.
+    pub(crate) fn remember(&mut self, path: Vec<u8>, meta: Option<Meta>) -> Result<(), UnpackError> {
+        let attributes: usize = meta.iter().flat_map(|m| &m.xattrs).map(|(name, value)| name.len() + value.len()).sum();
+        self.name_bytes += (path.len() + attributes) as u64;
+        if self.name_bytes > MOST_NAME_BYTES {
+            return Err(UnpackError::TooMuch { what: "bytes of directory names", most: MOST_NAME_BYTES });
+        }
+        self.known.insert(path, meta);
+        Ok(())
+    }
+
+    /// Forgets a directory that was removed, and all below it.
+    pub(crate) fn forget_below(&mut self, path: &[u8]) {
+        // What was reached over this path may be another directory from now on.
+        self.open.clear();
+        let below = join(path, b"");
+        let gone: Vec<_> = self
+            .known
+            .range(path.to_vec()..)
+            .map(|(known, _)| known)
+            .take_while(|known| known.starts_with(path))
+            .filter(|known| known.as_slice() == path || known.starts_with(&below))
+            .cloned()
+            .collect();
+        for path in gone {
+            self.known.remove(&path);
+        }
+    }
+
+    /// Forgets every open directory: a link that one may have been reached over has changed.
+    pub(crate) fn forget_links(&mut self) {
+        self.open.clear();
+    }
+
+    /// Applies what the entries said of directories, the deepest first, so that making files in them is over. Gives
+    /// the paths of those that no entry described, parents first.
+    pub(crate) fn finish(self) -> Result<Vec<Vec<u8>>, UnpackError> {
+        let mut implicit = Vec::new();
+        for (path, meta) in self.known.into_iter().rev() {
+            match meta {
+                None => implicit.push(path),
+                Some(meta) => {
+                    let dir = open_real(&self.root.fd, &path).map_err(|e| UnpackError::write("open", &path, e))?;
+                    meta::apply(&dir, &meta, &path)?;
+                }
+            }
+        }
+        implicit.reverse();
+        Ok(implicit)
+    }
+}
+
+enum Through {
+    Dir(Rc<Dir>),
+    Link(Vec<u8>),
+}
+
+fn elements(path: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
+    path.split(|&byte| byte == b'/').filter(|e| !matches!(*e, b"" | b".")).map(<[u8]>::to_vec)
+}

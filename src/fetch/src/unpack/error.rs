@@ -1,0 +1,94 @@
+//! Why a layer was not unpacked.
+
+use gantry_model::{ErrorKind, Kind, id::shown};
+use thiserror::Error;
+
+/// A layer (or an archive) could not be unpacked. What was written so far is for the caller to remove.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum UnpackError {
+    /// The compressed stream could not be read (a registry or a disk failed).
+    #[error("cannot read the layer")]
+    Read(#[source] std::io::Error),
+    /// The stream does not decompress.
+    #[error("the layer's compressed data is damaged: {why}")]
+    Corrupt {
+        /// What the decompressor said.
+        why: String,
+    },
+    /// The stream ends in the middle.
+    #[error("the layer's tar stream ends early, {at}")]
+    Truncated {
+        /// Where in the archive.
+        at: &'static str,
+    },
+    /// The tar stream breaks the format.
+    #[error("the layer is not a valid tar archive: {why}")]
+    Format {
+        /// Which rule is broken.
+        why: &'static str,
+    },
+    /// An entry is refused.
+    #[error("entry '{}' of the layer is refused: {why}", shown(.path))]
+    Entry {
+        /// The entry's name, as it came.
+        path: String,
+        /// Which rule it breaks.
+        why: &'static str,
+    },
+    /// A hard link names a file that neither this layer nor one below it has.
+    #[error("hard link '{}' of the layer names '{}', which no layer has", shown(.path), shown(.target))]
+    LinkTarget {
+        /// The link.
+        path: String,
+        /// What it should link.
+        target: String,
+    },
+    /// A limit was reached.
+    #[error("the layer has {what} above the limit of {most}")]
+    TooMuch {
+        /// What is counted.
+        what: &'static str,
+        /// The limit.
+        most: u64,
+    },
+    /// The file system refused.
+    #[error("cannot {doing} '{}' of the layer", shown(.path))]
+    Write {
+        /// What was attempted.
+        doing: &'static str,
+        /// The path in the layer.
+        path: String,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl UnpackError {
+    /// An entry that breaks a rule.
+    pub(crate) fn entry(path: &[u8], why: &'static str) -> Self {
+        Self::Entry { path: lossy(path), why }
+    }
+
+    /// A system call that failed on a path of the layer.
+    pub(crate) fn write(doing: &'static str, path: &[u8], errno: rustix::io::Errno) -> Self {
+        Self::Write { doing, path: lossy(path), source: errno.into() }
+    }
+}
+
+impl Kind for UnpackError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Read(source) | Self::Write { source, .. } => ErrorKind::of_io(source),
+            Self::Corrupt { .. } | Self::Truncated { .. } | Self::Format { .. } => ErrorKind::Damaged,
+            Self::Entry { .. } | Self::LinkTarget { .. } => ErrorKind::Invalid,
+            Self::TooMuch { .. } => ErrorKind::Exhausted,
+        }
+    }
+}
+
+/// A name as text for a message; `shown` escapes it there.
+pub(crate) fn lossy(path: &[u8]) -> String {
+    String::from_utf8_lossy(path).into_owned()
+}

@@ -1,0 +1,322 @@
+//! What a layer can only get once the layers below it are there: hard links to their files, the metadata of
+//! directories it goes through without describing them, and the emptying of an opaque root.
+//!
+//! Layers are stored one by one, so "below" is asked here the way overlayfs would answer: topmost layer first,
+//! stopped by whiteouts and opaque directories.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
+use rustix::io::Errno;
+
+use super::dirs::{is_whiteout, kind, open_child, open_real, stat};
+use super::error::{UnpackError, lossy};
+use super::meta;
+use super::names::{Name, join};
+
+/// Links followed in looking for a file in the layers below, as in Linux.
+const MOST_LINKS: usize = 40;
+
+/// What [`super::finish`] has to do for a layer.
+#[derive(Debug, Default)]
+pub struct Deferred {
+    /// Directories no entry described, parents first.
+    pub(crate) implicit: Vec<Vec<u8>>,
+    /// Hard links whose target is not in the layer.
+    pub(crate) links: Vec<DeferredLink>,
+    /// Nothing of the layers below is to be seen.
+    pub(crate) opaque_root: bool,
+}
+
+impl Deferred {
+    /// True when the layers below are not needed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.implicit.is_empty() && self.links.is_empty() && !self.opaque_root
+    }
+}
+
+/// A hard link to a file of a lower layer.
+#[derive(Debug)]
+pub(crate) struct DeferredLink {
+    /// Real path of its directory.
+    pub dir: Vec<u8>,
+    pub base: Vec<u8>,
+    pub target: Name,
+    /// The entry's name for messages.
+    pub raw: String,
+}
+
+/// Does it; see [`super::finish`].
+pub(crate) fn run(deferred: Deferred, into: &OwnedFd, parents: &[OwnedFd]) -> Result<(), UnpackError> {
+    let mut copied = HashMap::new();
+    for link in &deferred.links {
+        let dir = open_real(into, &link.dir).map_err(|e| UnpackError::write("open", &link.dir, e))?;
+        keeping_time(&dir, &link.dir, || place(link, &dir, into, parents, &mut copied))?;
+    }
+    if deferred.opaque_root {
+        keeping_time(into, b".", || hide_all(into, parents))?;
+    }
+    for path in &deferred.implicit {
+        inherit(path, into, parents)?;
+    }
+    Ok(())
+}
+
+/// Making a name in a directory moves its time, which was set already.
+fn keeping_time(dir: &OwnedFd, path: &[u8], work: impl FnOnce() -> Result<(), UnpackError>) -> Result<(), UnpackError> {
+    let failed = |e| UnpackError::write("keep the time of", path, e);
+    let before = rustix::fs::fstat(dir).map_err(failed)?;
+    work()?;
+    let real = open_real(dir, b"").map_err(failed)?;
+    rustix::fs::futimens(&real, &meta::times(meta::of_stat(&before).mtime)).map_err(failed)
+}
+
+/// Targets that were copied into this layer already, and where: further links to one are links.
+type Copied = HashMap<Name, (Vec<u8>, Vec<u8>)>;
+
+fn place(
+    link: &DeferredLink,
+    dir: &OwnedFd,
+    into: &OwnedFd,
+    parents: &[OwnedFd],
+    copied: &mut Copied,
+) -> Result<(), UnpackError> {
+    let path = join(&link.dir, &link.base);
+    let failed = |e| UnpackError::write("make hard link", &path, e);
+    if stat(dir, &link.base).map_err(failed)?.is_some() {
+        // A later entry of the same name: the last one wins.
+        return Ok(());
+    }
+    if let Some((first_dir, first)) = copied.get(&link.target) {
+        let from = open_real(into, first_dir).map_err(failed)?;
+        return rustix::fs::linkat(&from, first.as_slice(), dir, link.base.as_slice(), AtFlags::empty())
+            .map_err(failed);
+    }
+    // The target may have come later in this layer.
+    let layers = || std::iter::once(into).chain(parents);
+    let mut found = look_up(std::iter::once(into), &link.target).map_err(failed)?;
+    let own = found.is_some();
+    if !own {
+        found = look_up(layers().skip(1), &link.target).map_err(failed)?;
+    }
+    let missing = || UnpackError::LinkTarget { path: link.raw.clone(), target: lossy(link.target.path()) };
+    let found = found.ok_or_else(missing)?;
+    if kind(&found.stat) == FileType::Directory {
+        return Err(UnpackError::entry(&path, "it is a hard link to a directory"));
+    }
+    if own {
+        return rustix::fs::linkat(&found.dir, found.base.as_slice(), dir, link.base.as_slice(), AtFlags::empty())
+            .map_err(failed);
+    }
+    copy(&found, dir, &link.base, &path)?;
+    copied.insert(link.target.clone(), (link.dir.clone(), link.base.clone()));
+    Ok(())
+}
+
+/// Something in a layer: its directory there, its name, what it is.
+struct Found {
+    dir: OwnedFd,
+    base: Vec<u8>,
+    stat: Stat,
+}
+
+enum Step {
+    /// Not in this layer, which does not hide it either.
+    Absent,
+    /// Not there, and whatever lower layers have is hidden.
+    Hidden,
+    /// On the way is a link: the path to look for instead.
+    Elsewhere(Vec<u8>),
+    Here(Found),
+}
+
+/// Finds a path in layers stacked topmost first. Links on the way are followed within the stack; the last element
+/// is taken as it is.
+fn look_up<'l>(layers: impl Iterator<Item = &'l OwnedFd> + Clone, name: &Name) -> Result<Option<Found>, Errno> {
+    let mut path = name.path().to_vec();
+    'again: for _ in 0..=MOST_LINKS {
+        for layer in layers.clone() {
+            match look_in(layer, &path)? {
+                Step::Absent => {}
+                Step::Hidden => return Ok(None),
+                Step::Here(found) => return Ok(Some(found)),
+                Step::Elsewhere(other) => {
+                    path = other;
+                    continue 'again;
+                }
+            }
+        }
+        return Ok(None);
+    }
+    Err(Errno::LOOP)
+}
+
+fn look_in(layer: &OwnedFd, path: &[u8]) -> Result<Step, Errno> {
+    let mut dir = open_real(layer, b"")?;
+    let mut opaque = meta::is_opaque(&dir)?;
+    let mut done = 0;
+    let mut elements = path.split(|&byte| byte == b'/').peekable();
+    while let Some(element) = elements.next() {
+        let Some(found) = stat(&dir, element)? else {
+            return Ok(if opaque { Step::Hidden } else { Step::Absent });
+        };
+        if is_whiteout(&found) {
+            return Ok(Step::Hidden);
+        }
+        if elements.peek().is_none() {
+            return Ok(Step::Here(Found { dir, base: element.to_vec(), stat: found }));
+        }
+        match kind(&found) {
+            FileType::Directory => {
+                dir = open_child(&dir, element)?;
+                opaque |= meta::is_opaque(&dir)?;
+            }
+            FileType::Symlink => {
+                let target = rustix::fs::readlinkat(&dir, element, Vec::new())?.into_bytes();
+                let rest = &path[done + element.len()..];
+                let from = if target.starts_with(b"/") { &[] as &[u8] } else { &path[..done] };
+                return Ok(Step::Elsewhere(resolved(&[from, b"/", &target, rest].concat())));
+            }
+            _ => return Ok(Step::Hidden),
+        }
+        done += element.len() + 1;
+    }
+    Ok(Step::Absent)
+}
+
+/// Takes `.`, `..` and empty elements out; the root's parent is the root. (What comes before a `..` here is a
+/// directory, because the walk went through it, or a link's target, whose own links are few and tame in real layers.)
+fn resolved(path: &[u8]) -> Vec<u8> {
+    let mut kept: Vec<&[u8]> = Vec::new();
+    for element in path.split(|&byte| byte == b'/') {
+        match element {
+            b"" | b"." => {}
+            b".." => {
+                kept.pop();
+            }
+            _ => kept.push(element),
+        }
+    }
+    kept.join(&b'/')
+}
+
+/// Copies a file, link or device of a lower layer with all it has: layers share no inodes, so that one can be
+/// removed or repaired without the other.
+fn copy(found: &Found, dir: &OwnedFd, base: &[u8], path: &[u8]) -> Result<(), UnpackError> {
+    let failed = |e| UnpackError::write("copy from a lower layer", path, e);
+    let name = found.base.as_slice();
+    let of_stat = meta::of_stat(&found.stat);
+    match kind(&found.stat) {
+        FileType::RegularFile => {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let from = rustix::fs::openat(&found.dir, name, flags, Mode::empty()).map_err(failed)?;
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let to = rustix::fs::openat(dir, base, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
+            copy_data(&from, &to).map_err(failed)?;
+            meta::apply(&to, &meta::read(&from).map_err(failed)?, path)
+        }
+        FileType::Symlink => {
+            let target = rustix::fs::readlinkat(&found.dir, name, Vec::new()).map_err(failed)?;
+            rustix::fs::symlinkat(target, dir, base).map_err(failed)?;
+            meta::apply_unopened(dir, base, &of_stat, true).map_err(failed)
+        }
+        other => {
+            let private = Mode::from_raw_mode(0o600);
+            rustix::fs::mknodat(dir, base, other, private, found.stat.st_rdev).map_err(failed)?;
+            meta::apply_unopened(dir, base, &of_stat, false).map_err(failed)
+        }
+    }
+}
+
+/// Copies the spans that hold data, inside the kernel; holes stay holes.
+fn copy_data(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
+    let length = u64::try_from(rustix::fs::fstat(from)?.st_size).unwrap_or(0);
+    rustix::fs::ftruncate(to, length)?;
+    let mut at = 0;
+    while at < length {
+        at = match rustix::fs::seek(from, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(Errno::NXIO) => break,
+            Err(error) => return Err(error),
+        };
+        let end = rustix::fs::seek(from, SeekFrom::Hole(at))?;
+        while at < end {
+            let (mut source, mut sink) = (at, at);
+            let most = usize::try_from(end - at).unwrap_or(usize::MAX).min(1 << 30);
+            let n = rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut sink), most)?;
+            if n == 0 {
+                return Err(Errno::IO);
+            }
+            at += n as u64;
+        }
+    }
+    Ok(())
+}
+
+/// Gives a directory that no entry described the owner, mode, attributes and time it has below.
+fn inherit(path: &[u8], into: &OwnedFd, parents: &[OwnedFd]) -> Result<(), UnpackError> {
+    let failed = |e| UnpackError::write("take over the metadata of", path, e);
+    let below = if path.is_empty() {
+        parents.first().map(|top| open_real(top, b"")).transpose().map_err(failed)?
+    } else if hidden_below(path, into).map_err(failed)? {
+        None
+    } else {
+        below(path, parents).map_err(failed)?
+    };
+    let Some(below) = below else { return Ok(()) };
+    let dir = open_real(into, path).map_err(failed)?;
+    meta::apply(&dir, &meta::read(&below).map_err(failed)?, path)
+}
+
+/// The directory at exactly this path below; a link in its place is not it.
+fn below(path: &[u8], parents: &[OwnedFd]) -> Result<Option<OwnedFd>, Errno> {
+    for layer in parents {
+        match look_in(layer, path)? {
+            Step::Absent => {}
+            Step::Hidden | Step::Elsewhere(_) => return Ok(None),
+            Step::Here(found) if kind(&found.stat) == FileType::Directory => {
+                return open_child(&found.dir, &found.base).map(Some);
+            }
+            Step::Here(_) => return Ok(None),
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a directory of this layer is opaque on the way to `path`: then what is below is another directory.
+fn hidden_below(path: &[u8], into: &OwnedFd) -> Result<bool, Errno> {
+    let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+    for end in std::iter::once(0).chain(ends) {
+        if meta::is_opaque(&open_real(into, &path[..end])?)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Overlayfs merges the roots of all layers whatever their attributes say, so an opaque root becomes one whiteout,
+/// or one opaque directory, for each name below.
+fn hide_all(into: &OwnedFd, parents: &[OwnedFd]) -> Result<(), UnpackError> {
+    let failed = |e| UnpackError::write("hide the lower layers in", b".", e);
+    for parent in parents {
+        let root = open_real(parent, b"").map_err(failed)?;
+        for entry in Dir::read_from(root.as_fd()).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name().to_bytes();
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            match stat(into, name).map_err(failed)? {
+                None => rustix::fs::mknodat(into, name, FileType::CharacterDevice, Mode::empty(), 0),
+                Some(own) if kind(&own) == FileType::Directory => {
+                    open_child(into, name).and_then(|dir| meta::set_opaque(&dir))
+                }
+                Some(_) => Ok(()),
+            }
+            .map_err(failed)?;
+        }
+    }
+    Ok(())
+}

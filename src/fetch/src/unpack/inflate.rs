@@ -1,0 +1,176 @@
+//! Decompression: gzip (RFC 1952), zstd (RFC 8878) or none, told or found by the first bytes.
+
+use std::cell::Cell;
+use std::io::{self, BufRead, BufReader, Chain, Cursor, Read};
+use std::rc::Rc;
+
+use flate2::bufread::GzDecoder;
+
+use super::error::UnpackError;
+use crate::caps::Caps;
+
+/// Largest zstd window taken (2^27 bytes, 128 MiB): what the format asks every decoder for at most is 8 MiB, what
+/// `--ultra -22` uses is 2^27. More would let a small stream ask for gigabytes of memory.
+const MAX_WINDOW_LOG: u32 = 27;
+/// Bytes asked of the source at once.
+const READ_AHEAD: usize = 256 << 10;
+
+/// How a layer's stream is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Compression {
+    /// Found out from the first bytes.
+    #[default]
+    Auto,
+    /// gzip, of one or more members; anything but zeros after the last one is refused.
+    Gzip,
+    /// zstd, of one or more frames.
+    Zstd,
+    /// Not compressed.
+    Plain,
+}
+
+/// Counts what the source gives and remembers that it was the source that failed.
+#[derive(Debug, Default)]
+struct Tally {
+    bytes: Cell<u64>,
+    failed: Cell<bool>,
+}
+
+struct Counted<R> {
+    inner: R,
+    tally: Rc<Tally>,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self.inner.read(buffer) {
+            Ok(n) => {
+                self.tally.bytes.set(self.tally.bytes.get() + n as u64);
+                Ok(n)
+            }
+            Err(error) => {
+                self.tally.failed.set(error.kind() != io::ErrorKind::Interrupted);
+                Err(error)
+            }
+        }
+    }
+}
+
+type Input<R> = BufReader<Chain<Cursor<Vec<u8>>, Counted<R>>>;
+
+enum Decoder<R: Read> {
+    Plain(Input<R>),
+    Gzip(Box<Members<Input<R>>>),
+    Zstd(Box<zstd::stream::read::Decoder<'static, Input<R>>>),
+}
+
+/// A decompressed stream that holds the limits of [`Caps`].
+pub(crate) struct Inflater<R: Read> {
+    decoder: Decoder<R>,
+    tally: Rc<Tally>,
+    most: u64,
+    most_ratio: u64,
+    out: u64,
+}
+
+impl<R: Read> Inflater<R> {
+    pub(crate) fn new(source: R, media: Compression, caps: &Caps) -> Result<Self, UnpackError> {
+        let tally = Rc::new(Tally::default());
+        let mut source = Counted { inner: source, tally: Rc::clone(&tally) };
+        let mut head = Vec::new();
+        (&mut source).take(4).read_to_end(&mut head).map_err(UnpackError::Read)?;
+        let media = if media == Compression::Auto { detected(&head) } else { media };
+        let input = BufReader::with_capacity(READ_AHEAD, Cursor::new(head).chain(source));
+        let decoder = match media {
+            Compression::Gzip => Decoder::Gzip(Box::new(Members { member: Some(GzDecoder::new(input)) })),
+            Compression::Zstd => {
+                let mut decoder = zstd::stream::read::Decoder::with_buffer(input).map_err(UnpackError::Read)?;
+                decoder.window_log_max(MAX_WINDOW_LOG).map_err(UnpackError::Read)?;
+                Decoder::Zstd(Box::new(decoder))
+            }
+            Compression::Plain | Compression::Auto => Decoder::Plain(input),
+        };
+        Ok(Self { decoder, tally, most: caps.max_layer_bytes, most_ratio: caps.max_ratio, out: 0 })
+    }
+
+    /// Fills `buffer` as far as the stream goes; less than its length means the end.
+    pub(crate) fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, UnpackError> {
+        let mut have = 0;
+        while have < buffer.len() {
+            match self.step(&mut buffer[have..]) {
+                Ok(0) => break,
+                Ok(n) => have += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if self.tally.failed.get() => return Err(UnpackError::Read(error)),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Err(UnpackError::Truncated { at: "in its compressed data" });
+                }
+                Err(error) => return Err(UnpackError::Corrupt { why: error.to_string() }),
+            }
+        }
+        self.out += have as u64;
+        if self.out > self.most {
+            return Err(UnpackError::TooMuch { what: "bytes after decompression", most: self.most });
+        }
+        if self.out > Caps::RATIO_FREE && self.out / self.tally.bytes.get().max(1) > self.most_ratio {
+            return Err(UnpackError::TooMuch { what: "a ratio of compression", most: self.most_ratio });
+        }
+        Ok(have)
+    }
+
+    fn step(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match &mut self.decoder {
+            Decoder::Plain(input) => input.read(buffer),
+            Decoder::Gzip(members) => members.read(buffer),
+            Decoder::Zstd(decoder) => decoder.read(buffer),
+        }
+    }
+}
+
+fn detected(head: &[u8]) -> Compression {
+    match head {
+        [0x1f, 0x8b, ..] => Compression::Gzip,
+        // A frame, or a skippable frame in front of one.
+        [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
+        _ => Compression::Plain,
+    }
+}
+
+/// The members of a gzip stream, one after the other, and the rule for what follows the last one: nothing or zeros.
+struct Members<R: BufRead> {
+    /// `None` once the stream has ended.
+    member: Option<GzDecoder<R>>,
+}
+
+impl<R: BufRead> Members<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let slot = &mut self.member;
+        loop {
+            let Some(member) = slot else { return Ok(0) };
+            let n = member.read(buffer)?;
+            if n > 0 || buffer.is_empty() {
+                return Ok(n);
+            }
+            let more = member.get_mut().fill_buf()?.first().copied();
+            match (more, slot.take()) {
+                (Some(0x1f), Some(member)) => *slot = Some(GzDecoder::new(member.into_inner())),
+                (Some(_), Some(member)) => only_zeros(member.into_inner())?,
+                _ => {}
+            }
+        }
+    }
+}
+
+fn only_zeros(mut rest: impl BufRead) -> io::Result<()> {
+    loop {
+        let bytes = rest.fill_buf()?;
+        let n = bytes.len();
+        if n == 0 {
+            return Ok(());
+        }
+        if bytes.iter().any(|&byte| byte != 0) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "there is garbage behind the gzip stream"));
+        }
+        rest.consume(n);
+    }
+}

@@ -1,0 +1,91 @@
+//! Turns the stream of one layer into a directory that overlayfs takes as a lower one.
+//!
+//! Read in this order: `pipeline` (decompress, hash and write at the same time), `entries` (the tar format, put
+//! together from `header`, `pax` and `sparse`), `tree` (what each entry makes), `dirs` (how parents are reached
+//! without ever leaving the layer), `finish` (what needs the layers below).
+//!
+//! What is kept and what is not:
+//!
+//! | in the archive | in the directory |
+//! |---|---|
+//! | file, directory, symbolic and hard link, device, FIFO | the same; a FIFO or device is never opened |
+//! | `.wh.NAME`, `.wh..wh..opq` | character device 0:0; `trusted.overlay.opaque=y` |
+//! | `.wh..wh.*` otherwise | nothing: book-keeping of AUFS |
+//! | owner, mode with setuid, modification time | the same; times clamped to 1901…2446 |
+//! | extended attributes | `security.capability`, `user.*` (not `user.overlay.*`), access control lists; others dropped |
+//! | absolute name | taken from the layer's root |
+//! | `..` in a name | refused |
+//! | one name twice | the last one wins, also between file and directory |
+//! | parent that is a link | followed inside the layer's root |
+//! | parent that is a file | refused |
+//! | bytes after the end of the archive | part of the digest, otherwise ignored |
+//! | bytes after the gzip stream | zeros are ignored, others refused |
+//!
+//! Nothing is synced here: the store syncs once, when it commits the layers.
+
+mod dirs;
+pub(crate) mod entries;
+mod error;
+mod finish;
+mod header;
+pub(crate) mod inflate;
+mod meta;
+mod names;
+mod pax;
+mod pipeline;
+mod remove;
+mod sparse;
+mod tree;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::io::Read;
+use std::os::fd::OwnedFd;
+
+use gantry_model::Digest;
+
+pub use error::UnpackError;
+pub use finish::Deferred;
+pub use inflate::Compression;
+
+use crate::caps::Caps;
+
+/// One layer, written.
+#[derive(Debug)]
+pub struct Unpacked {
+    /// The sha256 of the whole uncompressed stream, to be compared with the image's configuration by the caller.
+    pub diff_id: Digest,
+    /// Bytes of the files' data, without holes.
+    pub size: u64,
+    /// Files, directories, links and whiteouts.
+    pub entries: u64,
+    /// What is left for [`finish`].
+    pub deferred: Deferred,
+}
+
+/// Unpacks one layer from `stream`, as it came, into the empty directory `into`. The calling thread writes; two more
+/// decompress and hash, and are joined before this returns, so `stream` must have deadlines of its own.
+///
+/// # Errors
+/// [`UnpackError`]; `into` then holds a part of the layer, which the caller removes.
+pub fn layer(
+    stream: &mut (dyn Read + Send),
+    media: Compression,
+    into: &OwnedFd,
+    caps: &Caps,
+) -> Result<Unpacked, UnpackError> {
+    let (written, diff_id) = pipeline::run(stream, media, caps, |chunks| tree::write(chunks, into, caps))?;
+    let tree::Written { size, entries, deferred } = written;
+    Ok(Unpacked { diff_id, size, entries, deferred })
+}
+
+/// Does what needs the layers below, which must be finished themselves: `parents` are their directories, the
+/// topmost first. Hard links to their files become copies; directories that no entry described, the root included,
+/// take over owner, mode, attributes and time from there (without one there they stay root's, mode 0755).
+///
+/// # Errors
+/// [`UnpackError::LinkTarget`] when no layer has what a hard link names; [`UnpackError::Write`].
+pub fn finish(deferred: Deferred, into: &OwnedFd, parents: &[OwnedFd]) -> Result<(), UnpackError> {
+    finish::run(deferred, into, parents)
+}

@@ -1,0 +1,104 @@
+//! Layers on top of one another: what [`finish`] takes from below.
+
+use std::os::unix::fs::MetadataExt as _;
+
+use super::build::{Head, Tar};
+use super::*;
+
+/// Unpacks and finishes layers, bottom first.
+fn stack(tars: &[Vec<u8>]) -> Result<Vec<Place>, UnpackError> {
+    let mut places: Vec<Place> = Vec::new();
+    for tar in tars {
+        let place = Place::new();
+        let deferred = unpack(tar, &place)?.deferred;
+        let parents: Vec<OwnedFd> = places.iter().rev().map(|p| p.dir.try_clone().unwrap()).collect();
+        finish(deferred, &place.dir, &parents)?;
+        places.push(place);
+    }
+    Ok(places)
+}
+
+#[test]
+fn hard_links_to_lower_layers_become_copies() {
+    let bottom = Tar::default()
+        .dir("usr")
+        .head(&Head { size: 3, mode: 0o4755, uid: 7, ..Head::new(b'0', "usr/x") }, b"old")
+        .link(b'2', "lib", "usr")
+        .link(b'2', "s", "target")
+        .end();
+    let top = Tar::default()
+        .dir("b")
+        .link(b'1', "b/1", "usr/x")
+        .link(b'1', "b/2", "usr/x")
+        .link(b'1', "b/3", "lib/x")
+        .link(b'1', "b/4", "s")
+        .end();
+    let places = stack(&[bottom, Tar::default().end(), top]).unwrap();
+    let top = &places[2];
+    assert_eq!(top.listing(), ["b/", "b/1 old", "b/2 old", "b/3 old", "b/4 -> target"]);
+    let stat = |path: &str| top.path().join(path).symlink_metadata().unwrap();
+    assert_eq!((stat("b/1").mode() & 0o7777, stat("b/1").uid(), stat("b/1").nlink()), (0o4755, 7, 2));
+    // The directory's own time was not moved by the late files.
+    assert_eq!(stat("b").mtime(), 1_000_000_000);
+    assert_eq!(places[0].path().join("usr/x").symlink_metadata().unwrap().nlink(), 1);
+}
+
+#[test]
+fn hard_links_to_what_is_hidden_are_refused() {
+    let file = Tar::default().dir("d").file("d/x", b"1").end();
+    let link = Tar::default().link(b'1', "h", "d/x").end();
+    for (case, middle) in [
+        ("whiteout", Tar::default().file("d/.wh.x", b"").end()),
+        ("whiteout of the directory", Tar::default().file(".wh.d", b"").end()),
+        ("opaque", Tar::default().file("d/.wh..wh..opq", b"").end()),
+        ("opaque root", Tar::default().file(".wh..wh..opq", b"").end()),
+        ("file over the directory", Tar::default().file("d", b"").end()),
+    ] {
+        let result = stack(&[file.clone(), middle, link.clone()]);
+        assert!(matches!(result, Err(UnpackError::LinkTarget { .. })), "{case}");
+    }
+    stack(&[file, Tar::default().dir("d").end(), link]).unwrap();
+}
+
+#[test]
+fn directories_without_an_entry_take_over_what_they_have_below() {
+    let below = |name: &str, mode| Head { mode, uid: 42, mtime: 77, ..Head::new(b'5', name) };
+    let bottom = Tar::default()
+        .head(&below("./", 0o1755), b"")
+        .head(&below("tmp", 0o1777), b"")
+        .head(&below("tmp/in", 0o700), b"")
+        .head(&below("hidden", 0o711), b"")
+        .head(&below("hidden/in", 0o711), b"")
+        .end();
+    let top = Tar::default()
+        .file("tmp/in/x", b"")
+        .dir("hidden")
+        .file("hidden/.wh..wh..opq", b"")
+        .file("hidden/in/x", b"")
+        .file("new/x", b"")
+        .end();
+    let places = stack(&[bottom, top]).unwrap();
+    let got = |path: &str| {
+        let stat = places[1].path().join(path).symlink_metadata().unwrap();
+        (stat.mode() & 0o7777, stat.uid())
+    };
+    for (path, want) in [
+        (".", (0o1755, 42)),
+        ("tmp", (0o1777, 42)),
+        ("tmp/in", (0o700, 42)),
+        ("hidden", (0o755, 0)),
+        ("hidden/in", (0o755, 0)),
+        ("new", (0o755, 0)),
+    ] {
+        assert_eq!(got(path), want, "{path}");
+    }
+    assert_eq!(places[1].path().join("tmp").symlink_metadata().unwrap().mtime(), 77);
+}
+
+#[test]
+fn an_opaque_root_hides_each_name_below() {
+    let bottom = Tar::default().dir("a").file("a/1", b"").file("b", b"").dir("c").end();
+    let top = Tar::default().file(".wh..wh..opq", b"").dir("a").file("a/2", b"").file("b", b"new").end();
+    let places = stack(&[bottom, top]).unwrap();
+    assert_eq!(places[1].listing(), ["a/ opaque", "a/2 ", "b new", "c gone"]);
+}

@@ -1,0 +1,98 @@
+//! The server's side of the control socket: connections, requests with their descriptors, answers.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use gantry_contract::control::{Answer, MAX_MESSAGE, Request};
+use gantry_contract::files;
+use gantry_model::ErrorKind;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::failure::{Attempt, Result, failure};
+
+/// More connections than this wait in the socket's backlog.
+pub(crate) const MOST_CONNECTIONS: usize = 128;
+
+/// A connection that has sent no request by then is closed.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Makes the socket in the pod directory. A dead supervisor's is replaced: the lock says that it is dead.
+pub(crate) fn listen() -> Result<OwnedFd> {
+    let what = || "cannot make the control socket";
+    let path = format!("/pod/{}", files::CONTROL);
+    let _ = rustix::fs::unlink(&path);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).attempt(what)?;
+    let address = SocketAddrUnix::new(path.as_str()).attempt(what)?;
+    let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let bound = rustix::net::bind(&socket, &address);
+    rustix::process::umask(mask);
+    bound.attempt(what)?;
+    rustix::net::listen(&socket, 64).attempt(what)?;
+    Ok(socket)
+}
+
+/// A connection whose request has not come yet.
+pub(crate) struct Connection {
+    /// The socket, non-blocking.
+    pub(crate) socket: OwnedFd,
+    /// When it is given up.
+    pub(crate) deadline: Instant,
+}
+
+impl Connection {
+    /// Takes the next connection, if there is one.
+    pub(crate) fn accept(listener: &OwnedFd) -> Option<Self> {
+        let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
+        Some(Self { socket, deadline: Instant::now() + REQUEST_DEADLINE })
+    }
+
+    /// Reads the request and the descriptors that came with it. `None`: the client went away.
+    pub(crate) fn request(&self) -> Option<Result<(Request, Vec<OwnedFd>)>> {
+        let mut bytes = vec![0u8; MAX_MESSAGE];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let received =
+            rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags).ok()?;
+        let fds: Vec<OwnedFd> = ancillary
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if received.bytes == 0 {
+            return None;
+        }
+        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Some(Err(failure(
+                ErrorKind::Invalid,
+                format!("a request has at most {MAX_MESSAGE} bytes and four descriptors"),
+            )));
+        }
+        let request = serde_json::from_slice(&bytes[..received.bytes]);
+        Some(request.map(|request| (request, fds)).map_err(|error| {
+            failure(ErrorKind::Invalid, format!("the supervisor does not understand the request: {error}"))
+        }))
+    }
+}
+
+/// Sends an answer, with a descriptor if there is one. A client that has gone or does not read gets none: it is not waited for.
+pub(crate) fn answer(socket: &OwnedFd, answer: &Answer, fd: Option<&OwnedFd>) {
+    let Ok(bytes) = serde_json::to_vec(answer) else { return };
+    let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let _ = rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut ancillary, flags);
+}

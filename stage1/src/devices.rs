@@ -1,0 +1,113 @@
+//! Which devices a pod may use: the list of the OCI runtime specification ("Default Devices" and pseudo-terminals),
+//! enforced by an eBPF program on cgroup v2, by the devices controller on v1. Making (mknod) any node is allowed, as
+//! docker and runc do: without the right to open it, a node is an empty name.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use crate::sys::{self, EbpfInsn};
+
+/// Character devices that may be read and written: major and minor (`None`: any).
+const ALLOWED: [(i32, Option<i32>); 9] = [
+    (1, Some(3)), // null
+    (1, Some(5)), // zero
+    (1, Some(7)), // full
+    (1, Some(8)), // random
+    (1, Some(9)), // urandom
+    (5, Some(0)), // tty
+    (5, Some(1)), // console
+    (5, Some(2)), // ptmx
+    (136, None),  // pseudo-terminals
+];
+
+/// Attaches the program to a cgroup2 directory.
+pub(crate) fn attach(cgroup: BorrowedFd<'_>) -> io::Result<()> {
+    sys::attach_device_program(&program(), cgroup)
+}
+
+/// Writes the list to the devices controller of cgroup v1 at `path`.
+pub(crate) fn confine_v1(parent: &str, path: &str) -> io::Result<()> {
+    const ROOT: &str = "/sys/fs/cgroup/devices";
+    if !std::path::Path::new(&format!("{ROOT}/devices.list")).exists() {
+        return Err(io::Error::from(io::ErrorKind::NotFound));
+    }
+    for dir in [format!("{ROOT}/{parent}"), format!("{ROOT}/{path}")] {
+        match std::fs::create_dir(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+    }
+    let write = |file: &str, text: &str| std::fs::write(format!("{ROOT}/{path}/{file}"), text);
+    write("devices.deny", "a")?;
+    for text in ["c *:* m", "b *:* m"] {
+        write("devices.allow", text)?;
+    }
+    for (major, minor) in ALLOWED {
+        let minor = minor.map_or("*".to_owned(), |minor| minor.to_string());
+        write("devices.allow", &format!("c {major}:{minor} rwm"))?;
+    }
+    write("cgroup.procs", "0")
+}
+
+const R0: u8 = 0;
+const R1: u8 = 1;
+const R2: u8 = 2;
+const R3: u8 = 3;
+const R4: u8 = 4;
+const R5: u8 = 5;
+
+const BPF_DEVCG_ACC_MKNOD: i32 = 1;
+const BPF_DEVCG_DEV_CHAR: i32 = 2;
+
+/// The program over `struct bpf_cgroup_dev_ctx { access_type (access << 16 | type), major, minor }`; 1 allows.
+fn program() -> Vec<EbpfInsn> {
+    let mut program = vec![
+        load(R2, 0),                // r2 = access_type
+        op(0xbf, R3, R2, 0, 0),     // r3 = r2
+        op(0x54, R2, 0, 0, 0xffff), // w2 &= 0xffff: the type
+        op(0x74, R3, 0, 0, 16),     // w3 >>= 16: the access
+        load(R4, 4),                // r4 = major
+        load(R5, 8),                // r5 = minor
+        // Only mknod is asked for: allowed.
+        jump_unless(R3, BPF_DEVCG_ACC_MKNOD, 2),
+        set(R0, 1),
+        exit(),
+        // Everything below is about character devices.
+        jump_if(R2, BPF_DEVCG_DEV_CHAR, 2),
+        set(R0, 0),
+        exit(),
+    ];
+    for (major, minor) in ALLOWED {
+        match minor {
+            Some(minor) => program.extend([jump_unless(R4, major, 3), jump_unless(R5, minor, 2), set(R0, 1), exit()]),
+            None => program.extend([jump_unless(R4, major, 2), set(R0, 1), exit()]),
+        }
+    }
+    program.extend([set(R0, 0), exit()]);
+    program
+}
+
+fn op(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> EbpfInsn {
+    EbpfInsn { code, registers: source << 4 | destination, offset, immediate }
+}
+
+/// `destination = *(u32 *)(r1 + offset)`
+fn load(destination: u8, offset: i16) -> EbpfInsn {
+    op(0x61, destination, R1, offset, 0)
+}
+
+fn set(register: u8, value: i32) -> EbpfInsn {
+    op(0xb7, register, 0, 0, value)
+}
+
+fn exit() -> EbpfInsn {
+    op(0x95, 0, 0, 0, 0)
+}
+
+fn jump_if(register: u8, value: i32, skip: i16) -> EbpfInsn {
+    op(0x15, register, 0, skip, value)
+}
+
+fn jump_unless(register: u8, value: i32, skip: i16) -> EbpfInsn {
+    op(0x55, register, 0, skip, value)
+}

@@ -1,0 +1,42 @@
+//! Failures of the supervisor: what was attempted on what, why, and of which kind; ready to cross the border.
+
+use std::fmt::Display;
+use std::io;
+
+use gantry_contract::Failure;
+use gantry_model::ErrorKind;
+
+/// The result of a step.
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+/// A failure of this kind.
+pub(crate) fn failure(kind: ErrorKind, message: impl Into<String>) -> Failure {
+    Failure { kind: kind.as_str().to_owned(), message: message.into(), app: None }
+}
+
+/// Says what was attempted when a system call failed.
+pub(crate) trait Attempt<T> {
+    /// `what` in the form "cannot make the pod's cgroup /x".
+    fn attempt<W: Display>(self, what: impl FnOnce() -> W) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> Attempt<T> for std::result::Result<T, E> {
+    fn attempt<W: Display>(self, what: impl FnOnce() -> W) -> Result<T> {
+        self.map_err(|error| {
+            let error = error.into();
+            failure(ErrorKind::of_io(&error), format!("{}: {error}", what()))
+        })
+    }
+}
+
+/// Says which app a failure concerns.
+pub(crate) trait OfApp<T> {
+    /// Adds the app's name.
+    fn of_app(self, app: &str) -> Result<T>;
+}
+
+impl<T> OfApp<T> for Result<T> {
+    fn of_app(self, app: &str) -> Self {
+        self.map_err(|failure| Failure { app: Some(app.to_owned()), ..failure })
+    }
+}

@@ -1,0 +1,139 @@
+//! The supervisor's own place: namespaces of the pod, and a mount tree that holds the pod's things and nothing else.
+//!
+//! ```text
+//! /                tmpfs, ours; gone with the last process of this mount namespace
+//! /proc            the host's PID namespace, for /proc/PID/ns/pid
+//! /sys/fs/cgroup   empty: libcontainer finds no hierarchy (see cgroup.rs)
+//! /pod /trees      the pod directory and the layers, bound
+//! /volumes/NAME    host volumes, cloned before the host's tree was let go
+//! /shm             /dev/shm of every app of the pod
+//! /bundles/APP     config.json, root (the overlay); /state: libcontainer's
+//! ```
+//!
+//! Since the host's mounts are not in it, a pod pins none of them, its overlay mounts are seen by nobody else, the cost
+//! of starting an app does not grow with the host's mount table, and a `kill -9` unmounts everything.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use gantry_contract::plan::{Net, Plan, VolumeKind};
+use gantry_model::ErrorKind;
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind, mount_change,
+    move_mount, open_tree, unmount,
+};
+
+use crate::failure::{Attempt, Result, failure};
+use crate::sys;
+
+/// What was opened on the host before its tree was let go.
+pub(crate) struct Jail {
+    /// The pod directory.
+    pub(crate) pod_dir: OwnedFd,
+    /// `/dev/null` of the host.
+    pub(crate) null: OwnedFd,
+}
+
+/// Leaves the host's namespaces and mount tree for the pod's. A straight list of steps; the order is the security property.
+pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .attempt(|| "cannot open /dev/null")?;
+    let network = if plan.net == Net::None { libc::CLONE_NEWNET } else { 0 };
+    sys::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | network)
+        .attempt(|| "cannot make the pod's namespaces")?;
+    if plan.net == Net::None {
+        sys::loopback_up().attempt(|| "cannot bring the pod's loopback interface up")?;
+    }
+    rustix::system::sethostname(plan.hostname.as_bytes()).attempt(|| "cannot set the pod's hostname")?;
+    mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
+        .attempt(|| "cannot make the pod's mounts invisible to the host")?;
+    // Opened in this mount namespace: the kernel binds nothing out of another one.
+    let pod_dir = open_dir(&plan.pod_dir).attempt(|| format!("cannot open the pod directory {}", plan.pod_dir))?;
+    let trees = open_dir(&plan.trees_dir).attempt(|| format!("cannot open the layers in {}", plan.trees_dir))?;
+    let volumes = clone_volumes(plan)?;
+    build_root(&plan.pod_dir, &pod_dir, &trees)?;
+    for (name, (tree, is_file)) in volumes {
+        place_volume(&name, &tree, is_file)?;
+    }
+    let pod_dir = open_dir("/pod").attempt(|| "cannot open the pod directory from inside")?;
+    Ok(Jail { pod_dir, null })
+}
+
+/// A detached copy of each host volume's mount tree, made while the host's paths can still be seen. A source is opened
+/// once and judged by that descriptor, so that swapping it meanwhile changes nothing.
+fn clone_volumes(plan: &Plan) -> Result<BTreeMap<String, (OwnedFd, bool)>> {
+    let mut trees = BTreeMap::new();
+    for volume in &plan.volumes {
+        let VolumeKind::Host { source, recursive } = &volume.kind else { continue };
+        let what = || format!("cannot use '{}' as volume '{}'", gantry_model::id::shown(source), volume.name);
+        let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        if *recursive {
+            flags |= OpenTreeFlags::AT_RECURSIVE;
+        }
+        let tree = open_tree(CWD, source.as_str(), flags).attempt(what)?;
+        let stat = rustix::fs::fstat(&tree).attempt(what)?;
+        let is_dir = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Directory;
+        trees.insert(volume.name.clone(), (tree, !is_dir));
+    }
+    Ok(trees)
+}
+
+/// Puts the new root over the pod directory's place, fills it and makes it the root.
+fn build_root(over: &str, pod_dir: &OwnedFd, trees: &OwnedFd) -> Result<()> {
+    let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("tmpfs", over, "tmpfs", quiet, c"mode=0700,size=16m").attempt(|| "cannot mount the supervisor's root")?;
+    rustix::process::chdir(over).attempt(|| "cannot enter the supervisor's root")?;
+    for dir in ["proc", "sys", "sys/fs", "sys/fs/cgroup", "pod", "trees", "volumes", "shm", "bundles", "state"] {
+        rustix::fs::mkdirat(CWD, dir, Mode::from_raw_mode(0o700))
+            .attempt(|| format!("cannot make /{dir} of the supervisor's root"))?;
+    }
+    mount_bind(fd_path(pod_dir), "pod").attempt(|| "cannot bind the pod directory")?;
+    mount_bind(fd_path(trees), "trees").attempt(|| "cannot bind the layers")?;
+    mount("proc", "proc", "proc", quiet, None).attempt(|| "cannot mount /proc for the supervisor")?;
+    mount("shm", "shm", "tmpfs", quiet, c"mode=1777,size=64m").attempt(|| "cannot mount the pod's /dev/shm")?;
+    rustix::process::pivot_root(".", ".").attempt(|| "cannot make the supervisor's root the root")?;
+    unmount(".", UnmountFlags::DETACH).attempt(|| "cannot let go of the host's mounts")?;
+    rustix::process::chdir("/").attempt(|| "cannot enter /")
+}
+
+fn place_volume(name: &str, tree: &OwnedFd, is_file: bool) -> Result<()> {
+    let what = || format!("cannot place volume '{name}'");
+    let at = volume_path(name);
+    if is_file {
+        rustix::fs::open(
+            &at,
+            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC,
+            Mode::from_raw_mode(0o600),
+        )
+        .attempt(what)?;
+    } else {
+        rustix::fs::mkdirat(CWD, &at, Mode::from_raw_mode(0o700)).attempt(what)?;
+    }
+    move_mount(tree, "", CWD, &at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).attempt(what)
+}
+
+/// Where a host volume is in the supervisor's tree.
+pub(crate) fn volume_path(name: &str) -> String {
+    format!("/volumes/{name}")
+}
+
+fn fd_path(fd: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+fn open_dir(path: &str) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+}
+
+/// The kernel must have openat2, pidfds and the mount calls used here.
+pub(crate) fn check_kernel() -> Result<()> {
+    let release = rustix::system::uname();
+    let release = release.release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version < (5, 12) {
+        return Err(failure(ErrorKind::Unavailable, format!("Linux {release} is too old: gantry needs 5.12 or newer")));
+    }
+    Ok(())
+}

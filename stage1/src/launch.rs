@@ -1,0 +1,278 @@
+//! From a plan to a running pod: a straight list of steps. Whatever fails, what was made before is unmade.
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use gantry_contract::plan::{self, Net, Plan};
+use gantry_contract::up::{Ready, Started};
+use gantry_model::ErrorKind;
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::pipe::PipeFlags;
+use rustix::process::{DumpableBehavior, Signal};
+use rustix::thread::CapabilitySet;
+
+use crate::app::{App, Input, Output, Source};
+use crate::cgroup::{AppCgroup, Cgroups};
+use crate::confine::{self, Command, Confinement};
+use crate::failure::{Attempt, OfApp, Result, failure};
+use crate::init::{self, Init};
+use crate::jail::{self, Jail};
+use crate::journal::now;
+use crate::launcher::{self, Created, Stdio, reap_all};
+use crate::logs::{Log, Pending, Stream};
+use crate::user::{self, Ids};
+use crate::{root, seccomp, spec, terminal};
+
+/// A pod whose apps run.
+pub(crate) struct Pod {
+    /// What was asked for.
+    pub(crate) plan: Plan,
+    /// Descriptors of the pod's place.
+    pub(crate) jail: Jail,
+    /// Its groups.
+    pub(crate) cgroups: Cgroups,
+    /// Its PID 1.
+    pub(crate) init: Init,
+    /// Its apps.
+    pub(crate) apps: Vec<App>,
+}
+
+/// Runs the plan.
+pub(crate) fn launch(plan: Plan) -> Result<Pod> {
+    jail::check_kernel()?;
+    if plan.version != gantry_contract::VERSION {
+        return Err(failure(
+            ErrorKind::Unavailable,
+            format!(
+                "this supervisor speaks version {}, the plan is of version {}",
+                gantry_contract::VERSION,
+                plan.version
+            ),
+        ));
+    }
+    // Fails only for a process that leads a group already; then it has no terminal to lose either.
+    let _ = rustix::process::setsid();
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).attempt(|| "cannot become not dumpable")?;
+    let resolv_conf = if plan.net == Net::Host { root::host_file("/etc/resolv.conf") } else { None };
+    let cgroups = Cgroups::make(&plan.cgroup_parent, &plan.pod)?;
+    let mut starting = Starting { cgroups, init: None, groups: Vec::new() };
+    match starting.run(&plan, resolv_conf.as_deref()) {
+        Ok((jail, apps)) => match starting.init {
+            Some(init) => Ok(Pod { plan, jail, cgroups: starting.cgroups, init, apps }),
+            None => Err(failure(ErrorKind::Internal, "the pod runs without a PID 1")),
+        },
+        Err(why) => {
+            starting.undo();
+            Err(why)
+        }
+    }
+}
+
+/// What was made so far.
+struct Starting {
+    cgroups: Cgroups,
+    init: Option<Init>,
+    groups: Vec<String>,
+}
+
+impl Starting {
+    fn run(&mut self, plan: &Plan, resolv_conf: Option<&[u8]>) -> Result<(Jail, Vec<App>)> {
+        let devices_confined = self.cgroups.confine_devices();
+        let jail = jail::enter(plan)?;
+        let init = self.init.insert(init::start()?);
+        let init_pid = init.pid.as_raw_nonzero().get();
+        let mut created = Vec::with_capacity(plan.apps.len());
+        for app in &plan.apps {
+            self.groups.push(app.name.clone());
+            let making = Making { plan, jail: &jail, app, devices_confined, init: init_pid, resolv_conf };
+            created.push(making.create(&self.cgroups).of_app(&app.name)?);
+        }
+        let mut apps = Vec::with_capacity(created.len());
+        for app in created {
+            let name = app.plan.name.clone();
+            apps.push(app.start().of_app(&name)?);
+        }
+        Ok((jail, apps))
+    }
+
+    /// Ends what was started and removes the groups. The mounts and namespaces go with this process.
+    fn undo(self) {
+        if let Some(init) = &self.init {
+            end_init(init);
+        }
+        for name in &self.groups {
+            if let Ok(group) = self.cgroups.app(name, &plan::Limits::default()) {
+                self.cgroups.remove(&group);
+            }
+        }
+        self.cgroups.leave_and_remove();
+    }
+}
+
+/// Kills PID 1, and with it every process of the pod, and waits until the kernel has done so. A process that cannot die
+/// (stuck in the kernel) is not waited for longer than some seconds.
+pub(crate) fn end_init(init: &Init) {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let _ = rustix::process::pidfd_send_signal(&init.pidfd, Signal::KILL);
+    while Instant::now() < deadline {
+        // The kernel waits for every process of the namespace to be reaped: the apps and execs are children of this process.
+        reap_all();
+        let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+        let mut fds = [rustix::event::PollFd::new(&init.pidfd, rustix::event::PollFlags::IN)];
+        if rustix::event::poll(&mut fds, Some(&wait)).is_ok_and(|ready| ready > 0) {
+            reap_all();
+            return;
+        }
+    }
+}
+
+/// One app while it is made.
+struct Making<'a> {
+    plan: &'a Plan,
+    jail: &'a Jail,
+    app: &'a plan::App,
+    devices_confined: bool,
+    init: i32,
+    resolv_conf: Option<&'a [u8]>,
+}
+
+/// An app that waits for its start.
+struct Waiting {
+    plan: plan::App,
+    root: OwnedFd,
+    ids: Ids,
+    confinement: Confinement,
+    cgroup: AppCgroup,
+    created: Created,
+    output: Output,
+    input: Input,
+}
+
+impl Making<'_> {
+    fn create(&self, cgroups: &Cgroups) -> Result<Waiting> {
+        let root = root::mount_root(self.app)?;
+        let ids =
+            user::resolve(&root, self.app.user.as_deref(), self.app.group.as_deref(), &self.app.supplementary_gids)?;
+        root::working_dir(&root, &self.app.cwd)?;
+        root::write_etc(self.plan, &root, self.resolv_conf)?;
+        root::make_volumes(self.plan, self.app, &self.jail.pod_dir, &root)?;
+        let confinement = self.confinement()?;
+        self.write_config(&ids, &confinement)?;
+        let cgroup = cgroups.app(&self.app.name, &self.app.limits)?;
+        let mut stdio = self.stdio()?;
+        let command = Command { argv: self.app.argv.clone(), env: spec::environment(&self.app.env, &ids) };
+        let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
+        let created = launcher::create(&self.app.name, command, &confinement, ids.uid, given)?;
+        cgroup.add(created.pid)?;
+        self.set_oom_score(&created)?;
+        let (sources, input) = stdio.ours()?;
+        let eager = self.app.terminal || self.app.stdin;
+        let output = Output { log: self.log()?, sources, eager };
+        Ok(Waiting { plan: self.app.clone(), root, ids, confinement, cgroup, created, output, input })
+    }
+
+    fn confinement(&self) -> Result<Confinement> {
+        let mut capabilities = confine::capability_set(&self.app.capabilities);
+        if !self.devices_confined {
+            // Nothing would keep the app from a node it makes for the host's disk.
+            capabilities -= CapabilitySet::MKNOD;
+        }
+        let filter = seccomp::filter(&self.app.seccomp, &self.app.capabilities)?;
+        Ok(Confinement { capabilities, filter: filter.map(Rc::new), new_privileges: self.app.new_privileges })
+    }
+
+    fn write_config(&self, ids: &Ids, confinement: &Confinement) -> Result<()> {
+        let config = spec::config(self.plan, self.app, ids, confinement, self.init);
+        let path = format!("/bundles/{}/config.json", self.app.name);
+        std::fs::write(&path, config.to_string()).attempt(|| format!("cannot write {path}"))
+    }
+
+    /// Written to the process, never to the configuration: libcontainer would set it for the supervisor.
+    fn set_oom_score(&self, created: &Created) -> Result<()> {
+        let Some(score) = self.app.oom_score_adj else { return Ok(()) };
+        let path = format!("/proc/{}/oom_score_adj", created.pid.as_raw_nonzero());
+        std::fs::write(path, score.to_string()).attempt(|| format!("cannot set oom_score_adj to {score}"))
+    }
+
+    fn log(&self) -> Result<Log> {
+        let name = &self.app.name;
+        let path = format!("/pod/{}/{name}", gantry_contract::files::LOGS);
+        match rustix::fs::mkdirat(CWD, &path, Mode::from_raw_mode(0o750)) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error).attempt(|| format!("cannot make the log directory of '{name}'")),
+        }
+        let dir = rustix::fs::open(&path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+            .attempt(|| format!("cannot open the log directory of '{name}'"))?;
+        Ok(Log::open(dir, format!("{}.log", self.app.attempt), self.plan.log))
+    }
+
+    fn stdio(&self) -> Result<terminal::Ends> {
+        if self.app.terminal {
+            return terminal::Ends::terminal(&self.app.name);
+        }
+        let what = || "cannot make the app's pipes";
+        let (out, out_app) = pipe().attempt(what)?;
+        let (err, err_app) = pipe().attempt(what)?;
+        let (stdin_app, input) = if self.app.stdin {
+            let (stdin_app, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(what)?;
+            (stdin_app, Input::Pipe(Some(writer)))
+        } else {
+            (rustix::io::dup(&self.jail.null).attempt(what)?, Input::None)
+        };
+        let source = |fd, stream| Source { fd, stream, pending: Pending::default() };
+        let sources = vec![source(out, Stream::Stdout), source(err, Stream::Stderr)];
+        Ok(terminal::Ends::pipes((stdin_app, out_app, err_app), sources, input))
+    }
+}
+
+/// A pipe whose reading end, ours, does not block.
+fn pipe() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK)?;
+    Ok((reader, writer))
+}
+
+impl Waiting {
+    fn start(self) -> Result<App> {
+        let (pid, pidfd) = self.created.start()?;
+        Ok(App {
+            plan: self.plan,
+            root: self.root,
+            ids: self.ids,
+            confinement: self.confinement,
+            cgroup: self.cgroup,
+            pid,
+            running: Some(pidfd),
+            started: now(),
+            output: self.output,
+            input: self.input,
+        })
+    }
+}
+
+impl Pod {
+    /// What there is to tell about the running pod.
+    pub(crate) fn ready(&self) -> Ready {
+        let number = |pid: rustix::process::Pid| pid.as_raw_nonzero().get().unsigned_abs();
+        let apps = self.apps.iter().map(|app| Started {
+            app: app.plan.name.clone(),
+            attempt: app.plan.attempt,
+            pid: number(app.pid),
+            at: app.started,
+        });
+        Ready {
+            supervisor: std::process::id(),
+            start_ticks: start_ticks().unwrap_or(0),
+            init: number(self.init.pid),
+            apps: apps.collect(),
+        }
+    }
+}
+
+/// This process's start time in clock ticks since boot: field 22 of /proc/self/stat, counted behind the command's name.
+fn start_ticks() -> Option<u64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}

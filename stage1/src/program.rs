@@ -1,0 +1,80 @@
+//! Finds the program to execute, from inside the app's root, as the app's user.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::fs::{Access, AtFlags, CWD, FileType};
+use rustix::io::Errno;
+
+/// Used when an app's environment has no PATH.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Why a program cannot be executed. Travels through a pipe as one line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unexecutable {
+    /// A word of `ErrorKind::as_str`.
+    pub(crate) kind: &'static str,
+    /// What was attempted and why not.
+    pub(crate) message: String,
+}
+
+/// The path to execute for `program`: itself when it has a slash, else the first executable file of that name in PATH,
+/// as execvp(3) searches.
+pub(crate) fn find(program: &str, env: &[String]) -> Result<CString, Unexecutable> {
+    let shown = gantry_model::id::shown(program);
+    if program.contains('/') {
+        return match usable(program) {
+            Ok(()) => text(program),
+            Err(error) => Err(unexecutable(&shown, error)),
+        };
+    }
+    let path = env.iter().find_map(|entry| entry.strip_prefix("PATH=")).unwrap_or(DEFAULT_PATH);
+    let mut refused = None;
+    for dir in path.split(':') {
+        let candidate = if dir.is_empty() { format!("./{program}") } else { format!("{dir}/{program}") };
+        match usable(&candidate) {
+            Ok(()) => return text(&candidate),
+            Err(Errno::NOENT | Errno::NOTDIR) => {}
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    match refused {
+        Some(error) => Err(unexecutable(&shown, error)),
+        None => Err(Unexecutable {
+            kind: "command-not-found",
+            message: format!("'{shown}' is in no directory of the app's PATH ({})", gantry_model::id::shown(path)),
+        }),
+    }
+}
+
+/// What an error of execve or of looking for the program means.
+pub(crate) fn unexecutable(shown: &str, error: Errno) -> Unexecutable {
+    let (kind, why) = match error {
+        Errno::NOENT | Errno::NOTDIR => ("command-not-found", "there is no such file in the image".to_owned()),
+        Errno::ACCESS | Errno::PERM => ("command-not-executable", "it is not executable for the app's user".to_owned()),
+        Errno::ISDIR => ("command-not-executable", "it is a directory".to_owned()),
+        Errno::NOEXEC => ("command-not-executable", "it is not a program of this machine's architecture".to_owned()),
+        other => ("command-not-executable", other.to_string()),
+    };
+    Unexecutable { kind, message: format!("cannot execute '{shown}': {why}") }
+}
+
+fn usable(path: &str) -> Result<(), Errno> {
+    let stat = rustix::fs::stat(path)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => {
+            rustix::fs::accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS).or_else(|error| match error {
+                // Kernels before 5.8 lack faccessat2; execve itself will tell.
+                Errno::NOSYS | Errno::INVAL => Ok(()),
+                error => Err(error),
+            })
+        }
+        FileType::Directory => Err(Errno::ISDIR),
+        _ => Err(Errno::ACCESS),
+    }
+}
+
+fn text(path: &str) -> Result<CString, Unexecutable> {
+    CString::new(std::ffi::OsStr::new(path).as_bytes())
+        .map_err(|_| Unexecutable { kind: "invalid", message: "the program's name holds a NUL byte".to_owned() })
+}

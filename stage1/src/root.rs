@@ -1,0 +1,170 @@
+//! An app's root: its layers and its writable directory as one overlay, and the few files gantry puts into it.
+//!
+//! Everything below the root is hostile: it is opened beneath it (openat2 with RESOLVE_IN_ROOT), never by a joined path,
+//! and nothing of it that could block (a FIFO) is opened.
+
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+
+use gantry_contract::plan::{App, Net, Plan, Volume, VolumeKind};
+use gantry_model::ErrorKind;
+use gantry_model::id::shown;
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::mount::{MountFlags, mount};
+
+use crate::copy;
+use crate::failure::{Attempt, Result, failure};
+
+/// The kernel takes one page of mount options.
+const MOST_OPTIONS: usize = 4095;
+
+/// Mounts the overlay of an app at `/bundles/APP/root` and opens it. The mount is nodev: device nodes that an image
+/// brings cannot be opened; those in /dev are gantry's.
+pub(crate) fn mount_root(app: &App) -> Result<OwnedFd> {
+    let name = &app.name;
+    for dir in ["", "upper", "work"] {
+        let path = format!("/pod/apps/{name}/{dir}");
+        make_dir(&path, 0o755).attempt(|| format!("cannot make {path}"))?;
+    }
+    for dir in [format!("/bundles/{name}"), root_path(name)] {
+        make_dir(&dir, 0o700).attempt(|| format!("cannot make {dir}"))?;
+    }
+    let bad = |layer: &String| layer.is_empty() || !layer.bytes().all(|c| c.is_ascii_alphanumeric());
+    if app.layers.is_empty() || app.layers.iter().any(bad) {
+        return Err(failure(ErrorKind::Invalid, "the plan names no layers, or one that is no name"));
+    }
+    let lower = app.layers.join(":");
+    let options = format!("lowerdir={lower},upperdir=../pod/apps/{name}/upper,workdir=../pod/apps/{name}/work");
+    if options.len() > MOST_OPTIONS {
+        return Err(failure(
+            ErrorKind::Invalid,
+            format!("the image has {} layers: too many for one overlay mount", app.layers.len()),
+        ));
+    }
+    // Relative names keep the options of 128 layers within a page.
+    rustix::process::chdir("/trees").attempt(|| "cannot enter the layers")?;
+    let options = CString::new(options).map_err(|_| failure(ErrorKind::Internal, "a layer's name holds a NUL byte"))?;
+    let mounted = mount("overlay", root_path(name), "overlay", MountFlags::NODEV, options.as_c_str());
+    rustix::process::chdir("/").attempt(|| "cannot enter /")?;
+    mounted.attempt(|| "cannot mount the app's root (overlayfs over the pod directory)")?;
+    rustix::fs::open(root_path(name), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .attempt(|| "cannot open the app's root")
+}
+
+/// Where an app's root is in the supervisor's tree.
+pub(crate) fn root_path(app: &str) -> String {
+    format!("/bundles/{app}/root")
+}
+
+fn make_dir(path: &str, mode: u32) -> rustix::io::Result<()> {
+    match rustix::fs::mkdirat(CWD, path, Mode::from_raw_mode(mode)) {
+        Err(rustix::io::Errno::EXIST) => Ok(()),
+        other => other,
+    }
+}
+
+/// Opens something beneath an app's root.
+pub(crate) fn open_in(root: &OwnedFd, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
+}
+
+/// Makes a directory and its parents beneath a root, following links inside it. Existing ones are left as they are.
+pub(crate) fn make_dirs(root: &OwnedFd, path: &str) -> Result<OwnedFd> {
+    let what = || format!("cannot make the directory '{}' in the image", shown(path));
+    let mut done = String::new();
+    let mut dir = open_in(root, "/", OFlags::DIRECTORY).attempt(what)?;
+    for part in path.split('/').filter(|part| !part.is_empty() && *part != ".") {
+        done = format!("{done}/{part}");
+        dir = match open_in(root, &done, OFlags::DIRECTORY) {
+            Err(rustix::io::Errno::NOENT) => {
+                rustix::fs::mkdirat(&dir, part, Mode::from_raw_mode(0o755)).attempt(what)?;
+                open_in(root, &done, OFlags::DIRECTORY).attempt(what)?
+            }
+            other => other.attempt(what)?,
+        };
+    }
+    Ok(dir)
+}
+
+/// The working directory: made if the image lacks it, and never one that is only there because /proc is.
+pub(crate) fn working_dir(root: &OwnedFd, path: &str) -> Result<()> {
+    let normal = gantry_model::spec::normal(path);
+    if normal == "/proc" || normal.starts_with("/proc/") {
+        return Err(failure(ErrorKind::Invalid, format!("the working directory '{}' is below /proc", shown(path))));
+    }
+    make_dirs(root, &normal).map(drop)
+}
+
+/// Writes /etc/hosts, /etc/hostname and, with the host's network, /etc/resolv.conf. Whatever the image has in their
+/// place is removed, not followed; a directory there is left alone, and so is an image whose /etc is no directory.
+pub(crate) fn write_etc(plan: &Plan, root: &OwnedFd, resolv_conf: Option<&[u8]>) -> Result<()> {
+    let Ok(etc) = open_in(root, "etc", OFlags::DIRECTORY) else { return Ok(()) };
+    let host = &plan.hostname;
+    let hosts = format!("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{host}\n");
+    place(&etc, "hosts", hosts.as_bytes())?;
+    place(&etc, "hostname", format!("{host}\n").as_bytes())?;
+    match (plan.net, resolv_conf) {
+        (Net::Host, Some(text)) => place(&etc, "resolv.conf", text),
+        _ => Ok(()),
+    }
+}
+
+fn place(dir: &OwnedFd, name: &str, text: &[u8]) -> Result<()> {
+    let what = || format!("cannot write /etc/{name} of the app");
+    match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
+        Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+        Err(rustix::io::Errno::ISDIR) => return Ok(()),
+        Err(error) => return Err(error).attempt(what),
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644)).attempt(what)?;
+    std::io::Write::write_all(&mut std::fs::File::from(file), text).attempt(what)
+}
+
+/// Makes the empty volumes that an app mounts and that are not there yet, with the image's content where asked.
+pub(crate) fn make_volumes(plan: &Plan, app: &App, pod_dir: &OwnedFd, root: &OwnedFd) -> Result<()> {
+    for mount in &app.mounts {
+        let Some(volume) = plan.volumes.iter().find(|volume| volume.name == mount.volume) else {
+            return Err(failure(
+                ErrorKind::Invalid,
+                format!("the plan mounts a volume '{}' that it lacks", mount.volume),
+            ));
+        };
+        let VolumeKind::Empty { mode, uid, gid } = volume.kind else { continue };
+        let path = empty_volume(volume);
+        let what = || format!("cannot make volume '{}'", volume.name);
+        match rustix::fs::mkdirat(pod_dir, &path, Mode::from_raw_mode(0o700)) {
+            Err(rustix::io::Errno::EXIST) => continue,
+            other => other.attempt(what)?,
+        }
+        let dir =
+            rustix::fs::openat(pod_dir, &path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+                .attempt(what)?;
+        rustix::fs::fchown(&dir, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).attempt(what)?;
+        rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode & 0o7777)).attempt(what)?;
+        if mount.seed
+            && let Ok(source) = open_in(root, &mount.target, OFlags::DIRECTORY)
+        {
+            copy::tree(&source, &dir).attempt(|| format!("cannot fill volume '{}' from the image", volume.name))?;
+        }
+    }
+    Ok(())
+}
+
+/// An empty volume's path in the pod directory.
+pub(crate) fn empty_volume(volume: &Volume) -> String {
+    format!("{}/{}", gantry_contract::files::VOLUMES, volume.name)
+}
+
+/// A small file of the host, read before its tree is let go; `None` when it is not a small regular file.
+pub(crate) fn host_file(path: &str) -> Option<Vec<u8>> {
+    const MOST: i64 = 64 << 10;
+    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let stat = rustix::fs::fstat(&fd).ok()?;
+    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size <= MOST;
+    let mut bytes = Vec::new();
+    let mut limited = std::io::Read::take(std::fs::File::from(fd), MOST.unsigned_abs());
+    (regular && std::io::Read::read_to_end(&mut limited, &mut bytes).is_ok()).then_some(bytes)
+}

@@ -1,0 +1,123 @@
+//! The OCI runtime configuration that libcontainer reads, made from the plan. It holds only what 0.7.0 honours; what it
+//! would ignore (seccomp, resources, propagation) is done by gantry or not offered.
+
+use gantry_contract::plan::{App, Plan, Volume, VolumeKind};
+use rustix::thread::CapabilitySet;
+use serde_json::{Value, json};
+
+use crate::confine::Confinement;
+use crate::root::{empty_volume, root_path};
+use crate::user::Ids;
+
+/// Paths hidden from apps: the OCI list of docker and podman with rkt's additions.
+const MASKED: [&str; 14] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+    "/sys/fs/selinux",
+];
+
+/// Paths that apps may only read.
+const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// The `config.json` of an app.
+pub(crate) fn config(plan: &Plan, app: &App, ids: &Ids, confinement: &Confinement, init: i32) -> Value {
+    json!({
+        "ociVersion": "1.0.2",
+        "root": { "path": root_path(&app.name), "readonly": app.read_only_root },
+        "process": process(app, ids, confinement),
+        "mounts": mounts(plan, app),
+        "linux": {
+            // Never empty and never the root: libcontainer kills what is in a container's group when it cleans up.
+            "cgroupsPath": format!("/{}/{}/{}", plan.cgroup_parent.trim_matches('/'), plan.pod, app.name),
+            "namespaces": [ { "type": "mount" }, { "type": "pid", "path": format!("/proc/{init}/ns/pid") } ],
+            "maskedPaths": MASKED,
+            "readonlyPaths": READ_ONLY,
+        },
+    })
+}
+
+fn process(app: &App, ids: &Ids, confinement: &Confinement) -> Value {
+    let mut own = if ids.uid == 0 { confinement.capabilities } else { CapabilitySet::empty() };
+    let mut bounding = confinement.capabilities;
+    if confinement.needs_admin() {
+        // Dropped right after the filter is loaded (confine.rs).
+        own |= CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP;
+        bounding |= own;
+    }
+    let mut process = json!({
+        "terminal": app.terminal,
+        "user": { "uid": ids.uid, "gid": ids.gid, "additionalGids": ids.groups, "umask": 0o022 },
+        "args": app.argv,
+        "env": environment(&app.env, ids),
+        "cwd": app.cwd,
+        "capabilities": { "bounding": names(bounding), "effective": names(own), "permitted": names(own) },
+    });
+    // Written only when it is true: libcontainer takes an explicit false for true.
+    if !confinement.new_privileges {
+        process["noNewPrivileges"] = json!(true);
+    }
+    process
+}
+
+/// The app's environment, with HOME (libcontainer would otherwise look it up with code of the image's).
+pub(crate) fn environment(env: &[String], ids: &Ids) -> Vec<String> {
+    let mut env = env.to_vec();
+    if !env.iter().any(|entry| entry.starts_with("HOME=")) {
+        env.push(format!("HOME={}", ids.home));
+    }
+    env
+}
+
+fn names(set: CapabilitySet) -> Vec<&'static str> {
+    let all = gantry_model::spec::CAPABILITIES;
+    all.iter().enumerate().filter(|(i, _)| set.bits() >> i & 1 == 1).map(|(_, name)| *name).collect()
+}
+
+fn mounts(plan: &Plan, app: &App) -> Vec<Value> {
+    let mount = |target: &str, kind: &str, source: &str, options: &[&str]| json!({ "destination": target, "type": kind, "source": source, "options": options });
+    let quiet = ["nosuid", "noexec", "nodev"];
+    let mut mounts = vec![
+        mount("/proc", "proc", "proc", &quiet),
+        mount("/dev", "tmpfs", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        mount(
+            "/dev/pts",
+            "devpts",
+            "devpts",
+            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        ),
+        mount("/dev/shm", "bind", "/shm", &["bind", "nosuid", "noexec", "nodev"]),
+        mount("/dev/mqueue", "mqueue", "mqueue", &quiet),
+        mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+    ];
+    // Outer targets first, so that no mount hides one made before it.
+    let mut volumes: Vec<_> = app.mounts.iter().collect();
+    volumes.sort_by_key(|mount| gantry_model::spec::normal(&mount.target).matches('/').count());
+    for wanted in volumes {
+        let Some(volume) = plan.volumes.iter().find(|volume| volume.name == wanted.volume) else { continue };
+        let read_only = volume.read_only || wanted.read_only;
+        let mut options = vec!["rbind", "nodev", "nosuid"];
+        if read_only {
+            options.push("rro");
+        }
+        mounts.push(mount(&wanted.target, "bind", &source(volume), &options));
+    }
+    mounts
+}
+
+fn source(volume: &Volume) -> String {
+    match volume.kind {
+        VolumeKind::Host { .. } => crate::jail::volume_path(&volume.name),
+        VolumeKind::Empty { .. } => format!("/pod/{}", empty_volume(volume)),
+    }
+}

@@ -1,0 +1,389 @@
+//! The life of a running pod: one loop that waits for everything at once.
+//!
+//! What it waits for, each a descriptor in one `poll`: signals to the supervisor, PID 1, the control socket and its
+//! connections, the main process and the outputs of each app, the processes and clients of execs. Nothing blocks it:
+//! pipes and sockets do not wait, and every deadline is a bound on the poll.
+//!
+//! The rule of an immutable pod (rkt): it ends when its last app has ended, or when one fails; then the others are
+//! stopped.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use gantry_contract::How;
+use gantry_contract::control::{Answer, Request, Status};
+use gantry_contract::journal::Fact;
+use gantry_model::ErrorKind;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
+
+use crate::app::{Input, reap};
+use crate::control::{self, Connection, MOST_CONNECTIONS};
+use crate::failure::{Result, failure};
+use crate::journal::Journal;
+use crate::launch::{Pod, end_init};
+use crate::{exec, sys};
+
+/// How long output is waited for after everything that could write it was killed.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// A program executed on request of a client.
+struct Session {
+    client: OwnedFd,
+    pidfd: OwnedFd,
+}
+
+/// The loop's state.
+pub(crate) struct Supervisor {
+    pod: Pod,
+    journal: Journal,
+    signals: OwnedFd,
+    listener: OwnedFd,
+    connections: Vec<Connection>,
+    sessions: Vec<Session>,
+    /// When apps that were asked to stop are killed.
+    kill_at: Option<Instant>,
+    stopping: bool,
+    log_bytes_dropped: u64,
+    buffer: Vec<u8>,
+}
+
+/// Who a descriptor of the poll belongs to.
+#[derive(Debug, Clone, Copy)]
+enum Who {
+    Signals,
+    Init,
+    Listener,
+    Connection(usize),
+    App(usize),
+    Output(usize, usize),
+    Program(usize),
+    Client(usize),
+}
+
+impl Supervisor {
+    /// A supervisor of a pod that runs.
+    pub(crate) fn new(pod: Pod, journal: Journal, signals: OwnedFd, listener: OwnedFd) -> Self {
+        Self {
+            pod,
+            journal,
+            signals,
+            listener,
+            connections: Vec::new(),
+            sessions: Vec::new(),
+            kill_at: None,
+            stopping: false,
+            log_bytes_dropped: 0,
+            buffer: vec![0; 64 << 10],
+        }
+    }
+
+    /// Puts /dev/null in the place of stdin and stdout: whoever reads the word must see its end.
+    pub(crate) fn let_go_of_stdio(&self) {
+        let _ = rustix::stdio::dup2_stdin(&self.pod.jail.null);
+        let _ = rustix::stdio::dup2_stdout(&self.pod.jail.null);
+    }
+
+    /// Runs until the pod has ended and everything it had is gone or in its files.
+    pub(crate) fn run(mut self) {
+        while self.pod.apps.iter().any(|app| app.running.is_some()) {
+            for who in self.wait() {
+                self.handle(who);
+            }
+            self.check_deadlines();
+        }
+        self.finish();
+    }
+
+    /// Everything that has something to say.
+    fn wait(&mut self) -> Vec<Who> {
+        let (whos, mut fds): (Vec<Who>, Vec<PollFd<'_>>) =
+            self.watched().into_iter().map(|(who, fd)| (who, PollFd::from_borrowed_fd(fd, PollFlags::IN))).unzip();
+        let timeout = self.timeout().map(|left| Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        if poll(&mut fds, timeout.as_ref()).is_err() {
+            return Vec::new();
+        }
+        // Later connections and sessions first: handling one may remove it from its list.
+        let mut ready: Vec<Who> =
+            whos.into_iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty()).map(|(who, _)| who).collect();
+        ready.reverse();
+        ready
+    }
+
+    fn watched(&self) -> Vec<(Who, BorrowedFd<'_>)> {
+        let mut fds = vec![(Who::Signals, self.signals.as_fd()), (Who::Init, self.pod.init.pidfd.as_fd())];
+        if self.connections.len() + self.sessions.len() < MOST_CONNECTIONS {
+            fds.push((Who::Listener, self.listener.as_fd()));
+        }
+        // An app's end comes before its output here, so after it in the reversed list: what it printed is taken first.
+        for (i, app) in self.pod.apps.iter().enumerate() {
+            fds.extend(app.running.as_ref().map(|pidfd| (Who::App(i), pidfd.as_fd())));
+            fds.extend(app.output.sources.iter().enumerate().map(|(n, source)| (Who::Output(i, n), source.fd.as_fd())));
+        }
+        fds.extend(self.connections.iter().enumerate().map(|(i, c)| (Who::Connection(i), c.socket.as_fd())));
+        for (i, session) in self.sessions.iter().enumerate() {
+            fds.push((Who::Program(i), session.pidfd.as_fd()));
+            fds.push((Who::Client(i), session.client.as_fd()));
+        }
+        fds
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let deadlines = self.connections.iter().map(|c| c.deadline).chain(self.kill_at);
+        deadlines.min().map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    fn handle(&mut self, who: Who) {
+        match who {
+            Who::Signals => self.take_signals(),
+            // PID 1 cannot end by itself: somebody killed it from outside, and the apps with it. Their ends follow.
+            Who::Init => self.stop("pid-1-killed", Duration::ZERO),
+            Who::Listener => self.connections.extend(Connection::accept(&self.listener)),
+            Who::Connection(i) => self.serve(i),
+            Who::App(i) => self.app_ended(i),
+            Who::Output(i, n) => self.pump(i, n),
+            Who::Program(i) => self.program_ended(i),
+            Who::Client(i) => self.client_spoke(i),
+        }
+    }
+
+    fn take_signals(&mut self) {
+        let asked = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+        let taken = sys::take_signals(&self.signals);
+        if taken.iter().any(|&signal| asked.iter().any(|&stop| stop.unsigned_abs() == signal)) {
+            self.stop("supervisor-signal", Duration::from_millis(self.pod.plan.stop_grace_ms));
+        }
+    }
+
+    fn pump(&mut self, i: usize, n: usize) {
+        let Some(app) = self.pod.apps.get_mut(i) else { return };
+        if app.output.pump(n, &mut self.buffer) && n < app.output.sources.len() {
+            app.output.sources.remove(n);
+        }
+        self.note_dropped(i);
+    }
+
+    fn note_dropped(&mut self, i: usize) {
+        let Some(app) = self.pod.apps.get_mut(i) else { return };
+        if let Some((bytes, why)) = app.output.log.take_dropped() {
+            // The first loss is told at once, further ones by the counter and at the end: a full disk must not be filled with complaints.
+            if self.log_bytes_dropped == 0 {
+                self.journal.append(Fact::LogDropped { app: app.plan.name.clone(), bytes, why });
+            }
+            self.log_bytes_dropped += bytes;
+        }
+    }
+
+    fn app_ended(&mut self, i: usize) {
+        let Some(app) = self.pod.apps.get_mut(i) else { return };
+        let Some(how) = app.running.as_ref().and_then(reap) else { return };
+        app.running = None;
+        app.input = Input::None;
+        let oom = app.cgroup.oom_kills() > 0;
+        self.journal.append(Fact::AppExited { app: app.plan.name.clone(), attempt: app.plan.attempt, how, oom });
+        let last = self.pod.apps.iter().all(|app| app.running.is_none());
+        if last {
+            return;
+        }
+        // What the app left behind ends with it. With the last app, PID 1's end does that for all.
+        if let Some(app) = self.pod.apps.get(i)
+            && !app.cgroup.is_empty()
+        {
+            app.cgroup.kill();
+        }
+        if how != How::Code(0) {
+            self.stop("app-failed", Duration::from_millis(self.pod.plan.stop_grace_ms));
+        }
+    }
+
+    /// Asks every app to end, and kills what is left after the grace. Asked again with less time: the shorter holds.
+    fn stop(&mut self, reason: &str, grace: Duration) {
+        if !self.stopping {
+            self.stopping = true;
+            self.journal.append(Fact::Stopping { reason: reason.to_owned() });
+            for app in &self.pod.apps {
+                app.signal(Signal::from_named_raw(i32::from(app.plan.stop_signal)).unwrap_or(Signal::TERM));
+            }
+        }
+        let at = Instant::now() + grace;
+        self.kill_at = Some(self.kill_at.map_or(at, |before| before.min(at)));
+    }
+
+    fn check_deadlines(&mut self) {
+        let now = Instant::now();
+        self.connections.retain(|connection| connection.deadline > now);
+        if self.kill_at.is_some_and(|at| at <= now) {
+            self.kill_at = None;
+            for app in self.pod.apps.iter().filter(|app| app.running.is_some()) {
+                app.signal(Signal::KILL);
+                app.cgroup.kill();
+            }
+        }
+    }
+
+    fn serve(&mut self, i: usize) {
+        if i >= self.connections.len() {
+            return;
+        }
+        let connection = self.connections.swap_remove(i);
+        let Some(request) = connection.request() else { return };
+        let outcome = request.and_then(|(request, fds)| self.fulfil(request, fds, &connection.socket));
+        match outcome {
+            Ok(None) => {}
+            Ok(Some(session)) => self.sessions.push(Session { client: connection.socket, pidfd: session }),
+            Err(why) => control::answer(&connection.socket, &Answer::Failed(why), None),
+        }
+    }
+
+    /// Does what was asked and answers; gives back the process of an exec.
+    fn fulfil(&mut self, request: Request, fds: Vec<OwnedFd>, client: &OwnedFd) -> Result<Option<OwnedFd>> {
+        match request {
+            Request::Status => control::answer(client, &Answer::Status(self.status()), None),
+            Request::Stop { grace_ms } => {
+                self.stop("stop", Duration::from_millis(grace_ms));
+                control::answer(client, &Answer::Done, None);
+            }
+            Request::Kill { signal, app } => {
+                self.kill(signal, app.as_deref())?;
+                control::answer(client, &Answer::Done, None);
+            }
+            Request::Exec(request) => {
+                let i = self.find(&request.app)?;
+                let executed = exec::exec(&self.pod.apps[i], &self.pod.init.pidfd, &request, fds)?;
+                let pid = executed.pid.as_raw_nonzero().get().unsigned_abs();
+                control::answer(client, &Answer::Started { pid }, executed.master.as_ref());
+                return Ok(Some(executed.pidfd));
+            }
+            Request::Attach { app } => self.attach(&app, client)?,
+            Request::ReopenLog { app } => {
+                let i = self.find(&app)?;
+                self.pod.apps[i].output.log.reopen();
+                control::answer(client, &Answer::Done, None);
+            }
+        }
+        Ok(None)
+    }
+
+    fn find(&self, name: &str) -> Result<usize> {
+        let found = self.pod.apps.iter().position(|app| app.plan.name == name);
+        found.ok_or_else(|| {
+            failure(ErrorKind::NotFound, format!("the pod has no app '{}'", gantry_model::id::shown(name)))
+        })
+    }
+
+    fn kill(&self, signal: u8, app: Option<&str>) -> Result<()> {
+        let signal = Signal::from_named_raw(i32::from(signal))
+            .ok_or_else(|| failure(ErrorKind::Invalid, format!("{signal} is not the number of a signal")))?;
+        let one = app.map(|name| self.find(name)).transpose()?;
+        let hit = (0..self.pod.apps.len())
+            .filter(|i| one.is_none_or(|one| one == *i))
+            .filter(|i| self.pod.apps[*i].signal(signal))
+            .count();
+        if hit == 0 { Err(failure(ErrorKind::Refused, "no app runs that could get the signal")) } else { Ok(()) }
+    }
+
+    fn attach(&mut self, app: &str, client: &OwnedFd) -> Result<()> {
+        let i = self.find(app)?;
+        let app = &mut self.pod.apps[i];
+        match &mut app.input {
+            Input::Terminal(master) => control::answer(client, &Answer::Done, Some(master)),
+            Input::Pipe(writer) => {
+                let taken = writer.take();
+                let writer = taken.ok_or_else(|| failure(ErrorKind::Busy, "another client has the app's stdin"))?;
+                control::answer(client, &Answer::Done, Some(&writer));
+            }
+            Input::None => {
+                return Err(failure(
+                    ErrorKind::Refused,
+                    format!("app '{}' was started without stdin and terminal", app.plan.name),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> Status {
+        let running = self.pod.apps.iter().filter(|app| app.running.is_some());
+        Status {
+            version: gantry_contract::VERSION,
+            stopping: self.stopping,
+            ready: self.pod.ready(),
+            running: running.map(|app| app.plan.name.clone()).collect(),
+            log_bytes_dropped: self.log_bytes_dropped,
+        }
+    }
+
+    fn program_ended(&mut self, i: usize) {
+        let Some(how) = self.sessions.get(i).and_then(|session| reap(&session.pidfd)) else { return };
+        let session = self.sessions.swap_remove(i);
+        control::answer(&session.client, &Answer::Ended { how }, None);
+    }
+
+    /// A client of an exec has nothing more to say: a message is ignored, its going away ends the program.
+    fn client_spoke(&mut self, i: usize) {
+        let Some(session) = self.sessions.get(i) else { return };
+        let mut scrap = [0u8; 16];
+        let gone = !matches!(rustix::net::recv(&session.client, &mut scrap, rustix::net::RecvFlags::DONTWAIT), Ok((n, _)) if n > 0);
+        if gone {
+            let _ = rustix::process::pidfd_send_signal(&session.pidfd, Signal::KILL);
+            let session = self.sessions.swap_remove(i);
+            // Reaped by the sweep at the end of the pod at the latest; now, if the kernel is quick.
+            let _ = reap(&session.pidfd);
+        }
+    }
+
+    /// The last app has ended: end everything else of the pod, save the output, remove the groups, say so, go.
+    fn finish(mut self) {
+        let codes: Vec<(usize, How)> =
+            (0..self.sessions.len()).filter_map(|i| Some((i, reap(&self.sessions[i].pidfd)?))).collect();
+        for (i, how) in codes {
+            control::answer(&self.sessions[i].client, &Answer::Ended { how }, None);
+        }
+        end_init(&self.pod.init);
+        self.drain();
+        let total = self.log_bytes_dropped;
+        if total > 0 {
+            let app = self.pod.apps.first().map(|app| app.plan.name.clone()).unwrap_or_default();
+            self.journal.append(Fact::LogDropped { app, bytes: total, why: "in all".to_owned() });
+        }
+        self.journal.append(Fact::Ended);
+        let _ = rustix::fs::unlink(format!("/pod/{}", gantry_contract::files::CONTROL));
+        for app in &self.pod.apps {
+            self.pod.cgroups.remove(&app.cgroup);
+        }
+        self.pod.cgroups.leave_and_remove();
+    }
+
+    /// Takes the rest of every app's output. All writers are dead, so the pipes end by themselves; the deadline is for one that hangs in the kernel.
+    fn drain(&mut self) {
+        let deadline = Instant::now() + DRAIN;
+        for i in 0..self.pod.apps.len() {
+            while !self.pod.apps[i].output.sources.is_empty() && Instant::now() < deadline {
+                if !self.drain_some(i) {
+                    break;
+                }
+            }
+            self.pod.apps[i].output.close(&mut self.buffer);
+            self.note_dropped(i);
+        }
+    }
+
+    /// Waits for output of app `i` and takes it; `false` when none came in time.
+    fn drain_some(&mut self, i: usize) -> bool {
+        let output = &self.pod.apps[i].output;
+        let mut fds: Vec<PollFd<'_>> =
+            output.sources.iter().map(|source| PollFd::new(&source.fd, PollFlags::IN)).collect();
+        let wait = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+        if !poll(&mut fds, Some(&wait)).is_ok_and(|ready| ready > 0) {
+            return false;
+        }
+        let ready: Vec<usize> = (0..fds.len()).filter(|&n| !fds[n].revents().is_empty()).collect();
+        for n in ready.into_iter().rev() {
+            self.pump(i, n);
+        }
+        true
+    }
+}

@@ -1,0 +1,307 @@
+//! The only `unsafe` of the project: system calls that have no safe wrapper in rustix, each block argued.
+//!
+//! Nothing here decides anything. A function does one call, or the few that belong together, and returns its error.
+//! The supervisor has one thread ([`assert_single_threaded`]); several arguments below rest on that.
+#![expect(unsafe_code, reason = "this module is the fence around it")]
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::process::Pid;
+
+/// Which side of a fork this is.
+pub(crate) enum Fork {
+    /// The new process.
+    Child,
+    /// The old one, with the new one's PID.
+    Parent(Pid),
+}
+
+fn check(result: libc::c_long) -> io::Result<libc::c_long> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Refuses to go on with more than one thread: a fork of a threaded process, and libcontainer's raw `clone3`, deadlock.
+pub(crate) fn assert_single_threaded() -> io::Result<()> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    if status.lines().any(|line| line.split_whitespace().eq(["Threads:", "1"])) {
+        Ok(())
+    } else {
+        Err(io::Error::other("the supervisor has more than one thread"))
+    }
+}
+
+/// `clone` with these namespace flags and SIGCHLD, as fork does.
+pub(crate) fn fork(namespaces: libc::c_int) -> io::Result<Fork> {
+    let flags = libc::c_long::from(namespaces | libc::SIGCHLD);
+    // SAFETY: a null stack with neither CLONE_VM nor CLONE_THREAD makes this a fork: the child gets a copy of the
+    // address space. There is one thread, so no lock can be held by a thread that the child lacks.
+    let pid = check(unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) })?;
+    match i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        Some(pid) => Ok(Fork::Parent(pid)),
+        None => Ok(Fork::Child),
+    }
+}
+
+/// Ends this process without running destructors or flushing: what a forked child must do.
+pub(crate) fn exit_now(code: i32) -> ! {
+    // SAFETY: _exit has no preconditions and does not return.
+    unsafe { libc::_exit(code) }
+}
+
+/// `unshare` of namespaces (not of the descriptor table).
+pub(crate) fn unshare(namespaces: libc::c_int) -> io::Result<()> {
+    // SAFETY: only namespace flags are passed, so no table shared with other code is affected; there is one thread.
+    check(unsafe { libc::unshare(namespaces) }.into()).map(drop)
+}
+
+/// `setns` with a namespace file or a pidfd.
+pub(crate) fn setns(fd: BorrowedFd<'_>, namespaces: libc::c_int) -> io::Result<()> {
+    // SAFETY: the descriptor is open for the call; there is one thread.
+    check(unsafe { libc::setns(fd.as_raw_fd(), namespaces) }.into()).map(drop)
+}
+
+/// Takes over a descriptor that was inherited by number. `None` when it is not open.
+///
+/// The caller passes each number once, before anything else could have opened it.
+pub(crate) fn inherited(fd: RawFd) -> Option<OwnedFd> {
+    // SAFETY: F_GETFD reads a flag; a closed descriptor gives an error.
+    if fd < 3 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return None;
+    }
+    // SAFETY: it is open (just checked), above stdio, and nobody else in this process owns it: it was inherited and
+    // this is called first thing in main.
+    let owned = unsafe { OwnedFd::from_raw_fd(fd) };
+    rustix::io::fcntl_setfd(&owned, rustix::io::FdFlags::CLOEXEC).ok()?;
+    Some(owned)
+}
+
+/// Groups, group and user, in the order that leaves the right to do the next.
+pub(crate) fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
+    // SAFETY: the pointer and the length are those of one slice; the kernel copies it.
+    check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) })?;
+    // SAFETY: plain numbers. Raw system calls, since there is one thread and nothing to synchronise.
+    check(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }).map(drop)
+}
+
+/// One instruction of a classic BPF program (`struct sock_filter` of linux/filter.h).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Insn {
+    /// Operation.
+    pub(crate) code: u16,
+    /// Instructions to skip when true.
+    pub(crate) jt: u8,
+    /// Instructions to skip when false.
+    pub(crate) jf: u8,
+    /// Operand.
+    pub(crate) k: u32,
+}
+
+/// Installs a seccomp filter for this process and all it becomes.
+pub(crate) fn load_seccomp(program: &[Insn]) -> io::Result<()> {
+    #[repr(C)]
+    struct Program {
+        len: u16,
+        filter: *const Insn,
+    }
+    let len = u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
+    let program = Program { len, filter: program.as_ptr() };
+    // SAFETY: `program` has the layout of struct sock_fprog and outlives the call; `filter` points to `len` instructions.
+    check(unsafe { libc::syscall(libc::SYS_seccomp, 1, 0, &raw const program) }).map(drop)
+}
+
+/// Replaces this process; returns only the error.
+pub(crate) fn execve(program: &CStr, argv: &[CString], env: &[CString]) -> io::Error {
+    let pointers = |list: &[CString]| {
+        list.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect::<Vec<*const libc::c_char>>()
+    };
+    let (argv, env) = (pointers(argv), pointers(env));
+    // SAFETY: both lists end with a null pointer and their strings live in the slices of the caller.
+    unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), env.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Puts the signal mask and every disposition back to what a fresh process has. Children of a supervisor would
+/// otherwise inherit its blocked signals and the ignored SIGPIPE of Rust programs.
+pub(crate) fn reset_signals() {
+    for signal in 1..=64 {
+        // SAFETY: SIG_DFL is a valid disposition; for signals that cannot be set (9, 19, 32, 33) it fails and changes nothing.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    // SAFETY: the all-zero bit pattern is a valid sigset_t (empty); both pointers are valid for the call.
+    unsafe {
+        let empty: libc::sigset_t = std::mem::zeroed();
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const empty, std::ptr::null_mut());
+    }
+}
+
+/// Blocks these signals and gives a non-blocking descriptor that becomes readable when one of them is pending.
+pub(crate) fn signalfd(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
+    // SAFETY: an all-zero sigset_t is the empty set; the calls get valid pointers; the descriptor returned is new and ours.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        for &signal in signals {
+            libc::sigaddset(&raw mut set, signal);
+        }
+        check(libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()).into())?;
+        let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        check(fd.into())?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// The numbers of the signals pending on a [`signalfd`]; takes them off.
+pub(crate) fn take_signals(fd: &OwnedFd) -> Vec<u32> {
+    let mut buffer = [0u8; 128 * 16];
+    let taken = rustix::io::read(fd, &mut buffer).unwrap_or(0);
+    buffer[..taken].chunks_exact(128).map(|info| u32::from_ne_bytes([info[0], info[1], info[2], info[3]])).collect()
+}
+
+/// Marks every descriptor from 3 on as close-on-exec, whoever opened it (CVE-2024-21626).
+pub(crate) fn close_all_on_exec() -> io::Result<()> {
+    const CLOEXEC: libc::c_uint = 4;
+    // SAFETY: only sets a flag on descriptors; closes none.
+    check(unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, CLOEXEC) }).map(drop)
+}
+
+/// Brings the loopback interface of this network namespace up.
+pub(crate) fn loopback_up() -> io::Result<()> {
+    let socket = rustix::net::socket_with(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::DGRAM,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // SAFETY: an all-zero ifreq is valid; "lo" and its terminator fit the name; the request outlives both calls.
+    unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        request.ifr_name[0] = b'l' as libc::c_char;
+        request.ifr_name[1] = b'o' as libc::c_char;
+        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request).into())?;
+        request.ifr_ifru.ifru_flags |= libc::IFF_UP as libc::c_short;
+        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw mut request).into()).map(drop)
+    }
+}
+
+/// Makes this terminal the controlling one of the session this process leads.
+pub(crate) fn controlling_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: TIOCSCTTY takes an integer.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCSCTTY as _, 0) }.into()).map(drop)
+}
+
+/// Opens the other end of a pseudo-terminal by its master, not by a path that somebody could have replaced.
+pub(crate) fn terminal_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const TIOCGPTPEER: libc::c_int = 0x5441;
+    let unlock: libc::c_int = 0;
+    // SAFETY: TIOCSPTLCK reads an int; TIOCGPTPEER takes open flags as an integer and returns a new descriptor, ours.
+    unsafe {
+        check(libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK as _, &raw const unlock).into())?;
+        let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+        let peer = libc::ioctl(master.as_raw_fd(), TIOCGPTPEER as _, flags);
+        check(peer.into())?;
+        Ok(OwnedFd::from_raw_fd(peer))
+    }
+}
+
+/// Gives the page cache back the clean pages of this range of our address space; they come again when touched.
+///
+/// # Safety argument for callers
+/// The range must be a file mapping without private changes: those would be lost.
+pub(crate) fn drop_clean_pages(start: usize, len: usize) {
+    // SAFETY: the caller read from smaps that the range is a read-only file mapping with no anonymous page, so every
+    // page comes back from the file with the same bytes. No reference can observe a difference.
+    unsafe { libc::madvise(start as *mut libc::c_void, len, libc::MADV_DONTNEED) };
+}
+
+/// One instruction of an eBPF program (`struct bpf_insn`).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EbpfInsn {
+    /// Operation.
+    pub(crate) code: u8,
+    /// Destination register in the low, source register in the high four bits.
+    pub(crate) registers: u8,
+    /// Offset.
+    pub(crate) offset: i16,
+    /// Immediate.
+    pub(crate) immediate: i32,
+}
+
+/// Loads a `BPF_PROG_TYPE_CGROUP_DEVICE` program and attaches it to a cgroup2 directory. It lives as long as the cgroup.
+pub(crate) fn attach_device_program(program: &[EbpfInsn], cgroup: BorrowedFd<'_>) -> io::Result<()> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct Load {
+        prog_type: u32,
+        insn_cnt: u32,
+        insns: u64,
+        license: u64,
+        rest: [u64; 12],
+    }
+    #[repr(C)]
+    #[derive(Default)]
+    struct Attach {
+        target: u32,
+        program: u32,
+        attach_type: u32,
+        flags: u32,
+        rest: [u64; 4],
+    }
+    const PROG_LOAD: libc::c_long = 5;
+    const PROG_ATTACH: libc::c_long = 8;
+    const TYPE_CGROUP_DEVICE: u32 = 15;
+    const ATTACH_DEVICE: u32 = 6;
+    const ALLOW_MULTI: u32 = 2;
+    let load = Load {
+        prog_type: TYPE_CGROUP_DEVICE,
+        insn_cnt: u32::try_from(program.len()).unwrap_or(u32::MAX),
+        insns: program.as_ptr() as u64,
+        license: c"Apache-2.0".as_ptr() as u64,
+        ..Load::default()
+    };
+    // SAFETY: `load` begins like union bpf_attr for BPF_PROG_LOAD, the rest is zero, its size is passed; the pointers in it
+    // live until the call returns. The descriptor returned is new and ours.
+    let loaded = unsafe {
+        let fd = check(libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<Load>()))?;
+        OwnedFd::from_raw_fd(RawFd::try_from(fd).unwrap_or(-1))
+    };
+    let attach = Attach {
+        target: cgroup.as_raw_fd().unsigned_abs(),
+        program: loaded.as_raw_fd().unsigned_abs(),
+        attach_type: ATTACH_DEVICE,
+        flags: ALLOW_MULTI,
+        ..Attach::default()
+    };
+    // SAFETY: as above, for BPF_PROG_ATTACH; both descriptors are open.
+    check(unsafe { libc::syscall(libc::SYS_bpf, PROG_ATTACH, &raw const attach, size_of::<Attach>()) }).map(drop)
+}
+
+/// Blocks SIGCHLD, so that [`wait_for_child_signal`] cannot miss one.
+pub(crate) fn block_child_signal() {
+    // SAFETY: an all-zero sigset_t is empty; the pointers are valid for the calls.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&raw mut set, libc::SIGCHLD);
+        libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+    }
+}
+
+/// Sleeps until a child has ended; returns at once when one ended since the last call.
+pub(crate) fn wait_for_child_signal() {
+    // SAFETY: as in block_child_signal; sigwaitinfo may be given no place for the details.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&raw mut set, libc::SIGCHLD);
+        libc::sigwaitinfo(&raw const set, std::ptr::null_mut());
+    }
+}
+
+/// Closes every descriptor from `first` on. Only for a process that owns none of them in Rust's sense any more.
+pub(crate) fn close_from(first: u32) -> io::Result<()> {
+    // SAFETY: called by PID 1 right after its fork, in a function that never returns: no OwnedFd of it is used or dropped later.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0) }).map(drop)
+}

@@ -1,0 +1,90 @@
+//! Both ends of an app's stdio: pipes, or a pseudo-terminal of the app's own /dev/pts.
+
+use std::io::IoSliceMut;
+use std::os::fd::OwnedFd;
+
+use gantry_model::ErrorKind;
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::app::{Input, Source};
+use crate::failure::{Attempt, Result, failure};
+use crate::logs::{Pending, Stream};
+
+/// The ends before and after libcontainer took the app's.
+pub(crate) struct Ends {
+    /// What the app is given; `None` with a terminal.
+    pub(crate) given: Option<(OwnedFd, OwnedFd, OwnedFd)>,
+    pipes: Option<(Vec<Source>, Input)>,
+    console: Option<(String, OwnedFd)>,
+}
+
+impl Ends {
+    /// Pipes: the app's three, and ours.
+    pub(crate) fn pipes(given: (OwnedFd, OwnedFd, OwnedFd), sources: Vec<Source>, input: Input) -> Self {
+        Self { given: Some(given), pipes: Some((sources, input)), console: None }
+    }
+
+    /// A socket to which libcontainer will send the master of the app's terminal.
+    pub(crate) fn terminal(app: &str) -> Result<Self> {
+        let what = || "cannot make the console socket";
+        let path = format!("/bundles/{app}/console");
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).attempt(what)?;
+        let address = SocketAddrUnix::new(path.as_str()).attempt(what)?;
+        rustix::net::bind(&listener, &address).attempt(what)?;
+        rustix::net::listen(&listener, 1).attempt(what)?;
+        Ok(Self { given: None, pipes: None, console: Some((path, listener)) })
+    }
+
+    /// Where libcontainer sends the master.
+    pub(crate) fn console_path(&self) -> Option<String> {
+        self.console.as_ref().map(|(path, _)| path.clone())
+    }
+
+    /// Our ends, once libcontainer has made the container.
+    pub(crate) fn ours(self) -> Result<(Vec<Source>, Input)> {
+        match (self.pipes, self.console) {
+            (Some(ours), _) => Ok(ours),
+            (None, Some((path, listener))) => {
+                let master = receive_master(&listener)?;
+                let _ = rustix::fs::unlink(&path);
+                let what = || "cannot set up the app's terminal";
+                let reader = rustix::io::dup(&master).attempt(what)?;
+                // Shared with whoever attaches: they poll before they write.
+                rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK).attempt(what)?;
+                let source = Source { fd: reader, stream: Stream::Stdout, pending: Pending::default() };
+                Ok((vec![source], Input::Terminal(master)))
+            }
+            (None, None) => Err(failure(ErrorKind::Internal, "an app has neither pipes nor a terminal")),
+        }
+    }
+}
+
+fn receive_master(listener: &OwnedFd) -> Result<OwnedFd> {
+    let what = || "cannot receive the app's terminal";
+    let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC).attempt(what)?;
+    let mut text = [0u8; 64];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(&mut text)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        .attempt(what)?;
+    let received = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    received.ok_or_else(|| failure(ErrorKind::Internal, "libcontainer sent no terminal"))
+}
+
+/// Opens a new pseudo-terminal from inside an app's root: its master. Only devpts itself is trusted to make one.
+pub(crate) fn open_master() -> std::io::Result<OwnedFd> {
+    const DEVPTS: u64 = 0x1cd1;
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let master = rustix::fs::openat(CWD, "/dev/pts/ptmx", flags, Mode::empty())?;
+    if u64::try_from(rustix::fs::fstatfs(&master)?.f_type) != Ok(DEVPTS) {
+        return Err(std::io::Error::other("/dev/pts of the app is not a devpts file system"));
+    }
+    Ok(master)
+}

@@ -1,0 +1,259 @@
+//! Users and groups, looked up in the image's own files, strictly.
+//!
+//! The files are hostile: opened beneath the root without following anything out of it, only regular files, at most
+//! 1 MiB. Numbers are digits only and below 2^32 - 1 (containerd CVE-2024-40635); a name that two lines give different
+//! numbers is refused.
+
+use std::os::fd::OwnedFd;
+
+use gantry_model::ErrorKind;
+use gantry_model::id::shown;
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+
+use crate::failure::{Attempt, Result, failure};
+
+const MOST_BYTES: i64 = 1 << 20;
+const MOST_GROUPS: usize = 1024;
+
+/// Who a process runs as.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Ids {
+    /// User number.
+    pub(crate) uid: u32,
+    /// Group number.
+    pub(crate) gid: u32,
+    /// Supplementary groups, sorted, without doubles.
+    pub(crate) groups: Vec<u32>,
+    /// Home directory; `/` when the image does not know the user.
+    pub(crate) home: String,
+}
+
+/// The `user`, `group` and further groups of an app or an exec, in the image at `root`.
+pub(crate) fn resolve(root: &OwnedFd, user: Option<&str>, group: Option<&str>, further: &[u32]) -> Result<Ids> {
+    let (user, own_group) = match user {
+        Some(text) if !text.starts_with('/') => match text.split_once(':') {
+            Some((user, group)) => (Some(user), Some(group)),
+            None => (Some(text), None),
+        },
+        other => (other, None),
+    };
+    let passwd = read(root, "etc/passwd")?;
+    let groups = read(root, "etc/group")?;
+    let found = find_user(root, &passwd, user.filter(|text| !text.is_empty()).unwrap_or("0"))?;
+    let gid = match group.or(own_group).filter(|text| !text.is_empty()) {
+        Some(text) => find_group(root, &groups, text)?,
+        None => found.gid,
+    };
+    let mut all: Vec<u32> = further.to_vec();
+    if let Some(name) = &found.name {
+        all.extend(memberships(&groups, name));
+    }
+    all.sort_unstable();
+    all.dedup();
+    if all.len() > MOST_GROUPS {
+        return Err(failure(
+            ErrorKind::Invalid,
+            format!("{} supplementary groups are too many: {MOST_GROUPS} is the limit", all.len()),
+        ));
+    }
+    Ok(Ids { uid: found.uid, gid, groups: all, home: found.home })
+}
+
+struct Found {
+    name: Option<String>,
+    uid: u32,
+    gid: u32,
+    home: String,
+}
+
+struct Entry<'a> {
+    name: &'a str,
+    id: u32,
+    rest: Vec<&'a str>,
+}
+
+/// The entries of passwd(5) and group(5): `name:password:number:…`. Other lines are passed over.
+fn entries(text: &str) -> impl Iterator<Item = Entry<'_>> {
+    text.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next().filter(|name| !name.is_empty())?;
+        let id = number(fields.nth(1)?)?;
+        Some(Entry { name, id, rest: fields.collect() })
+    })
+}
+
+/// A user or group number: digits only, not 2^32 - 1, which system calls take for "leave it".
+fn number(text: &str) -> Option<u32> {
+    let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+    text.parse().ok().filter(|&id| digits && id != u32::MAX)
+}
+
+/// The one entry of this name; an error when two of them differ.
+fn by_name<'a>(text: &'a str, what: &str, name: &str) -> Result<Option<Entry<'a>>> {
+    let mut matching = entries(text).filter(|entry| entry.name == name);
+    let first = matching.next();
+    if let Some(entry) = &first
+        && matching.any(|other| other.id != entry.id)
+    {
+        return Err(failure(
+            ErrorKind::Invalid,
+            format!("the image gives {what} '{}' two different numbers", shown(name)),
+        ));
+    }
+    Ok(first)
+}
+
+fn find_user(root: &OwnedFd, passwd: &str, text: &str) -> Result<Found> {
+    if text.starts_with('/') {
+        let (uid, gid) = owner(root, text)?;
+        return Ok(Found { name: None, uid, gid, home: home_of(passwd, uid) });
+    }
+    let all_digits = text.bytes().all(|c| c.is_ascii_digit());
+    let entry = match number(text) {
+        Some(uid) => entries(passwd).find(|entry| entry.id == uid),
+        None if all_digits => return Err(unknown("user", text)),
+        None => Some(by_name(passwd, "user", text)?.ok_or_else(|| unknown("user", text))?),
+    };
+    match (entry, number(text)) {
+        (Some(entry), _) => Ok(Found {
+            name: Some(entry.name.to_owned()),
+            uid: entry.id,
+            gid: entry.rest.first().and_then(|text| number(text)).unwrap_or(0),
+            home: checked_home(entry.rest.get(2).copied()),
+        }),
+        (None, Some(uid)) => Ok(Found { name: None, uid, gid: 0, home: "/".to_owned() }),
+        (None, None) => Err(unknown("user", text)),
+    }
+}
+
+fn find_group(root: &OwnedFd, groups: &str, text: &str) -> Result<u32> {
+    if text.starts_with('/') {
+        return owner(root, text).map(|(_, gid)| gid);
+    }
+    if let Some(gid) = number(text) {
+        return Ok(gid);
+    }
+    by_name(groups, "group", text)?.map(|entry| entry.id).ok_or_else(|| unknown("group", text))
+}
+
+fn memberships<'a>(groups: &'a str, user: &'a str) -> impl Iterator<Item = u32> + 'a {
+    entries(groups)
+        .filter(move |entry| entry.rest.first().is_some_and(|members| members.split(',').any(|name| name == user)))
+        .map(|entry| entry.id)
+}
+
+fn home_of(passwd: &str, uid: u32) -> String {
+    checked_home(entries(passwd).find(|entry| entry.id == uid).and_then(|entry| entry.rest.get(2).copied()))
+}
+
+/// A home directory becomes an environment variable; one that is no path does not.
+fn checked_home(home: Option<&str>) -> String {
+    home.filter(|home| home.starts_with('/') && !home.chars().any(char::is_control)).unwrap_or("/").to_owned()
+}
+
+fn unknown(what: &str, text: &str) -> gantry_contract::Failure {
+    failure(
+        ErrorKind::Invalid,
+        format!("{what} '{}' is neither in the image nor a number below 4294967295", shown(text)),
+    )
+}
+
+fn open(root: &OwnedFd, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    rustix::fs::openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS)
+}
+
+fn owner(root: &OwnedFd, path: &str) -> Result<(u32, u32)> {
+    let what = || format!("cannot look up the owner of '{}' in the image", shown(path));
+    let fd = open(root, path, OFlags::PATH).attempt(what)?;
+    let stat = rustix::fs::fstat(&fd).attempt(what)?;
+    Ok((stat.st_uid, stat.st_gid))
+}
+
+/// A small text file of the image; empty when it is not there. What is not UTF-8 is replaced.
+fn read(root: &OwnedFd, path: &str) -> Result<String> {
+    let what = || format!("cannot read /{path} of the image");
+    let fd = match open(root, path, OFlags::RDONLY) {
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(String::new()),
+        other => other.attempt(what)?,
+    };
+    let stat = rustix::fs::fstat(&fd).attempt(what)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(failure(ErrorKind::Invalid, format!("/{path} of the image is not a regular file")));
+    }
+    if stat.st_size > MOST_BYTES {
+        return Err(failure(
+            ErrorKind::Invalid,
+            format!("/{path} of the image has {} bytes; {MOST_BYTES} is the limit", stat.st_size),
+        ));
+    }
+    let mut bytes = Vec::new();
+    let mut limited = std::io::Read::take(std::fs::File::from(fd), MOST_BYTES.unsigned_abs());
+    std::io::Read::read_to_end(&mut limited, &mut bytes).attempt(what)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nweb:x:1000:1001::/home/web:/bin/sh\ntwin:x:5:5::/:\ntwin:x:6:6::/:\nbad:x:4294967295:1::/:\nevil:x:9:9::/a\x01b:\n";
+    const GROUP: &str = "root:x:0:\nwww:x:33:web,other\nweb:x:1001:\nplugdev:x:46:web\n";
+
+    fn image() -> (std::path::PathBuf, OwnedFd) {
+        static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let n = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("gantry-user-{}-{n}", std::process::id()));
+        std::fs::create_dir_all(dir.join("etc")).unwrap();
+        std::fs::write(dir.join("etc/passwd"), PASSWD).unwrap();
+        std::fs::write(dir.join("etc/group"), GROUP).unwrap();
+        let fd = rustix::fs::open(&dir, OFlags::DIRECTORY, Mode::empty()).unwrap();
+        (dir, fd)
+    }
+
+    #[test]
+    fn users_and_groups() {
+        let (dir, root) = image();
+        let rows: [(Option<&str>, Option<&str>, Option<(u32, u32, &[u32], &str)>); 16] = [
+            (None, None, Some((0, 0, &[], "/root"))),
+            (Some("web"), None, Some((1000, 1001, &[33, 46], "/home/web"))),
+            (Some("1000"), None, Some((1000, 1001, &[33, 46], "/home/web"))),
+            (Some("web:www"), None, Some((1000, 33, &[33, 46], "/home/web"))),
+            (Some("web:7"), None, Some((1000, 7, &[33, 46], "/home/web"))),
+            (Some("4000"), None, Some((4000, 0, &[], "/"))),
+            (Some("web"), Some("root"), Some((1000, 0, &[33, 46], "/home/web"))),
+            (Some("evil"), None, Some((9, 9, &[], "/"))),
+            (Some("4294967295"), None, None),
+            (Some("4294967296"), None, None),
+            (Some("-1"), None, None),
+            (Some("0x0"), None, None),
+            (Some("root\n"), None, None),
+            (Some("nobody"), None, None),
+            (Some("twin"), None, None),
+            (Some("web"), Some("nogroup"), None),
+        ];
+        for (user, group, want) in rows {
+            let got = resolve(&root, user, group, &[]).ok();
+            let want =
+                want.map(|(uid, gid, groups, home)| Ids { uid, gid, groups: groups.to_vec(), home: home.to_owned() });
+            assert_eq!(got, want, "{user:?} {group:?}");
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_hostile_passwd_neither_hangs_nor_leads_out() {
+        let (dir, root) = image();
+        let passwd = dir.join("etc/passwd");
+        std::fs::remove_file(&passwd).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &passwd, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        assert!(resolve(&root, Some("web"), None, &[]).is_err(), "a FIFO");
+        std::fs::remove_file(&passwd).unwrap();
+        std::os::unix::fs::symlink("/etc/shadow", &passwd).unwrap();
+        assert!(resolve(&root, Some("root"), None, &[]).is_err(), "a link to a file that the image lacks");
+        std::fs::remove_file(&passwd).unwrap();
+        std::fs::File::create(&passwd).unwrap().set_len(2 << 20).unwrap();
+        assert!(resolve(&root, Some("web"), None, &[]).is_err(), "too large");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,373 @@
+//! Opening the data directory and its database; transactions.
+//!
+//! Opening an existing store costs a handful of system calls and three small statements, because every command does
+//! it. Whatever has to be made, migrated or moved to a new boot is done on a slow path under the lock on the data
+//! directory, and then looked at again.
+
+mod error;
+
+use std::cell::RefCell;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::time::Duration;
+
+use gantry_model::{BootId, Timestamp};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Transaction, TransactionBehavior};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+pub use error::OpenError;
+
+use crate::lock::lock_within;
+use crate::migrate::{self, APPLICATION_ID, FEATURES, STEPS};
+use crate::{Layout, StoreError, reserve};
+
+/// How long a statement waits for other writers, and opening for the lock on the data directory.
+pub(crate) const BUSY: Duration = Duration::from_secs(10);
+
+/// Event numbers jump by at least this much at a new boot. More events than this cannot be written between two syncs,
+/// so the numbers of events that a power cut took back are never given to others.
+pub(crate) const BOOT_JUMP: u64 = 1_000_000;
+
+/// A WAL is checkpointed when it has this many pages (of 4 KiB). The first opener after all others are gone reads the
+/// whole of it, so that it must be short for [`Store::open`] to be fast.
+const WAL_PAGES: u32 = 256;
+
+pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// A data directory, opened. `Send`, not `Sync`: open one per thread.
+#[derive(Debug)]
+pub struct Store {
+    pub(crate) conn: Connection,
+    pub(crate) layout: Layout,
+    pub(crate) boot: BootId,
+    /// Held from the first `put_blob` to the next `commit_image`; see `blobs.rs`.
+    pub(crate) blob_lease: RefCell<Option<OwnedFd>>,
+}
+
+/// How far a commit is on its way to the disk when it is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sync {
+    /// Survives the death of every process; a power cut may take it back.
+    Soon,
+    /// Survives a power cut, and so does all that was committed before it.
+    Now,
+}
+
+/// What a look at the database found.
+enum Look {
+    Ready,
+    /// New, old, or of another boot.
+    Behind(usize),
+}
+
+/// The wall clock.
+#[must_use]
+pub fn now() -> Timestamp {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Timestamp(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
+}
+
+impl Store {
+    /// Opens the data directory, making it if it is absent, migrating it if it is old.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(dir: &Path) -> Result<Self, OpenError> {
+        let boot = current_boot()?;
+        Self::open_as(dir, boot, STEPS)
+    }
+
+    /// [`Self::open`] in a given boot and with a given list of steps, so that tests can have others.
+    pub(crate) fn open_as(dir: &Path, boot: BootId, steps: &[&str]) -> Result<Self, OpenError> {
+        match Self::open_once(dir, &boot, steps) {
+            Err(OpenError::Store(error)) if error.is_full() => {
+                // What opening needs (shared memory, a page of the WAL) fits into what was set aside for this.
+                let layout = Layout::new(dir);
+                reserve::spend(&layout)?;
+                Self::open_once(dir, &boot, steps)
+            }
+            other => other,
+        }
+    }
+
+    fn open_once(dir: &Path, boot: &BootId, steps: &[&str]) -> Result<Self, OpenError> {
+        let layout = Layout::new(dir);
+        let root = match open_root(dir) {
+            Err(OpenError::Absent { .. }) => make_root(dir)?,
+            other => other?,
+        };
+        if layout.db().exists() {
+            let conn = connect(&layout)?;
+            if matches!(look(&conn, &layout, boot, steps)?, Look::Ready) {
+                return Ok(Self { conn, layout, boot: boot.clone(), blob_lease: RefCell::new(None) });
+            }
+        }
+        let conn = make_ready(&root, &layout, boot, steps)?;
+        Ok(Self { conn, layout, boot: boot.clone(), blob_lease: RefCell::new(None) })
+    }
+
+    /// Opens an existing data directory for reading. Every writing operation fails with [`StoreError::ReadOnly`].
+    ///
+    /// # Errors
+    /// [`OpenError`]; [`OpenError::Absent`] when there is no store yet.
+    pub fn open_read_only(dir: &Path) -> Result<Self, OpenError> {
+        let boot = current_boot()?;
+        let layout = Layout::new(dir);
+        open_root(dir)?;
+        if !layout.db().exists() {
+            return Err(OpenError::Absent { dir: dir.to_owned() });
+        }
+        let conn = connect(&layout)?;
+        match look(&conn, &layout, &boot, STEPS)? {
+            // Killed between making the file and its first table: nothing was ever stored.
+            Look::Behind(0) => return Err(OpenError::Absent { dir: dir.to_owned() }),
+            Look::Behind(found) if found < STEPS.len() => return Err(OpenError::Older { path: layout.db(), found }),
+            // A new boot matters to writers only.
+            Look::Behind(_) | Look::Ready => {}
+        }
+        conn.execute_batch("PRAGMA query_only = ON").map_err(StoreError::sql("open the database"))?;
+        Ok(Self { conn, layout, boot, blob_lease: RefCell::new(None) })
+    }
+
+    /// Where everything is.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The current boot.
+    #[must_use]
+    pub fn boot(&self) -> &BootId {
+        &self.boot
+    }
+
+    /// Runs `body` in one write transaction, which is rolled back when `body` fails.
+    pub(crate) fn write<T, E: From<StoreError>>(
+        &self,
+        doing: &'static str,
+        sync: Sync,
+        body: impl FnOnce(&Transaction<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let _synced = (sync == Sync::Now).then(|| Synced::begin(&self.conn, doing)).transpose()?;
+        let tx =
+            Transaction::new_unchecked(&self.conn, TransactionBehavior::Immediate).map_err(StoreError::sql(doing))?;
+        let value = body(&tx)?;
+        tx.commit().map_err(StoreError::sql(doing))?;
+        Ok(value)
+    }
+
+    /// Runs `body` on one snapshot of the database.
+    pub(crate) fn read<T, E: From<StoreError>>(
+        &self,
+        doing: &'static str,
+        body: impl FnOnce(&Transaction<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let tx = self.conn.unchecked_transaction().map_err(StoreError::sql(doing))?;
+        body(&tx)
+    }
+}
+
+/// While this lives, a commit is synced before it returns.
+struct Synced<'a>(&'a Connection);
+
+impl<'a> Synced<'a> {
+    fn begin(conn: &'a Connection, doing: &'static str) -> Result<Self, StoreError> {
+        conn.execute_batch("PRAGMA synchronous = FULL").map_err(StoreError::sql(doing))?;
+        Ok(Self(conn))
+    }
+}
+
+impl Drop for Synced<'_> {
+    fn drop(&mut self) {
+        // Should this ever fail, commits stay synced: slower, and as safe.
+        let _ = self.0.execute_batch("PRAGMA synchronous = NORMAL");
+    }
+}
+
+fn current_boot() -> Result<BootId, OpenError> {
+    let text = fs::read_to_string(BOOT_ID).map_err(|source| OpenError::Boot { source })?;
+    Ok(BootId(text.trim().to_owned()))
+}
+
+/// Opens the data directory if it is one we may use.
+fn open_root(dir: &Path) -> Result<File, OpenError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = rustix::fs::open(dir, flags, Mode::empty()).map_err(|errno| match errno {
+        rustix::io::Errno::NOENT => OpenError::Absent { dir: dir.to_owned() },
+        rustix::io::Errno::NOTDIR | rustix::io::Errno::LOOP => OpenError::NotADirectory { dir: dir.to_owned() },
+        errno => OpenError::Directory { doing: "open", dir: dir.to_owned(), source: errno.into() },
+    })?;
+    let root = File::from(root);
+    let found =
+        root.metadata().map_err(|source| OpenError::Directory { doing: "look at", dir: dir.to_owned(), source })?;
+    let user = rustix::process::geteuid().as_raw();
+    if found.uid() != user {
+        return Err(OpenError::Owner { dir: dir.to_owned(), owner: found.uid(), user });
+    }
+    if found.mode() & 0o077 != 0 {
+        return Err(OpenError::Mode { dir: dir.to_owned(), mode: found.mode() & 0o7777 });
+    }
+    Ok(root)
+}
+
+fn make_root(dir: &Path) -> Result<File, OpenError> {
+    let failed = |source| OpenError::Directory { doing: "make", dir: dir.to_owned(), source };
+    if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        fs::create_dir_all(parent).map_err(failed)?;
+    }
+    make_dir(dir).map_err(failed)?;
+    open_root(dir)
+}
+
+/// Makes a directory for us alone, unless somebody was faster.
+fn make_dir(dir: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+/// Opens the database file, which exists.
+fn connect(layout: &Layout) -> Result<Connection, StoreError> {
+    let sql = || StoreError::sql("open the database");
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let conn = Connection::open_with_flags(layout.db(), flags).map_err(sql())?;
+    conn.busy_timeout(BUSY).map_err(sql())?;
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_FKEY, true).map_err(sql())?;
+    // Without this every command would copy the WAL into the database, with two fsyncs, on its way out.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(sql())?;
+    conn.set_prepared_statement_cache_capacity(64);
+    conn.execute_batch(&format!(
+        "PRAGMA synchronous = NORMAL; PRAGMA mmap_size = 67108864; PRAGMA wal_autocheckpoint = {WAL_PAGES}"
+    ))
+    .map_err(sql())?;
+    Ok(conn)
+}
+
+/// Looks whether the database can be used as it is, and refuses what can never be.
+fn look(conn: &Connection, layout: &Layout, boot: &BootId, steps: &[&str]) -> Result<Look, OpenError> {
+    let sql = || StoreError::sql("open the database");
+    let path = || layout.db();
+    let version = migrate::version(conn).map_err(sql())?;
+    if version == 0 {
+        // Ours, cut short before its first step; or an empty database of anybody's, which harms nobody.
+        let tables: u32 = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(sql())?;
+        return if tables == 0 { Ok(Look::Behind(0)) } else { Err(OpenError::Foreign { path: path() }) };
+    }
+    let id: i32 = conn.query_row("PRAGMA application_id", [], |row| row.get(0)).map_err(sql())?;
+    if id != APPLICATION_ID {
+        return Err(OpenError::Foreign { path: path() });
+    }
+    if version > steps.len() {
+        return Err(OpenError::Newer { path: path(), found: version, known: steps.len() });
+    }
+    if let Some(feature) = unknown_feature(conn).map_err(sql())? {
+        return Err(OpenError::Feature { path: path(), feature });
+    }
+    let same_boot: bool = conn
+        .query_row("SELECT boot = ?1 FROM state", [&boot.0], |row| row.get(0))
+        .optional()
+        .map_err(sql())?
+        .unwrap_or(false);
+    Ok(if version == steps.len() && same_boot { Look::Ready } else { Look::Behind(version) })
+}
+
+fn unknown_feature(conn: &Connection) -> rusqlite::Result<Option<String>> {
+    let mut statement = conn.prepare("SELECT name FROM feature WHERE kind = 'incompatible'")?;
+    let names = statement.query_map([], |row| row.get::<_, String>(0))?;
+    for name in names {
+        let name = name?;
+        if !FEATURES.contains(&name.as_str()) {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+/// The slow path: makes what is missing, migrates, and moves to a new boot, one process at a time.
+/// A `kill -9` at any point leaves less than everything, and the next opener comes here again.
+fn make_ready(root: &File, layout: &Layout, boot: &BootId, steps: &[&str]) -> Result<Connection, OpenError> {
+    lock_within(root, FlockOperation::NonBlockingLockExclusive, layout.root(), BUSY, &mut || {})?;
+    let conn = make_files(root, layout).and_then(|()| connect(layout));
+    let done = conn.map_err(OpenError::from).and_then(|conn| {
+        if let Look::Behind(version) = look(&conn, layout, boot, steps)? {
+            if version < steps.len() {
+                // Writers of another version may not come in between: WAL mode is set before the first step.
+                migrate::migrate(&conn, layout, steps)?;
+            }
+            enter_boot(&conn, boot)?;
+            reserve::fill(layout)?;
+        }
+        Ok(conn)
+    });
+    // The lock goes with `root`, which the caller drops; let go at once, whatever happened.
+    rustix::fs::flock(root, FlockOperation::Unlock).map_err(StoreError::io("unlock", layout.root()))?;
+    done
+}
+
+/// Makes the directories and the database file, all synced, so that a committed row never outlives its directory.
+fn make_files(root: &File, layout: &Layout) -> Result<(), StoreError> {
+    let blobs = layout.blobs_dir();
+    let dirs = [
+        layout.backups_dir(),
+        layout.pods_dir(),
+        layout.trees_dir(),
+        layout.tmp_dir(),
+        layout.locks_dir(),
+        blobs.join("sha256"),
+        blobs.join("sha512"),
+    ];
+    make_dir(&blobs).map_err(StoreError::io("make", &blobs))?;
+    for dir in dirs {
+        make_dir(&dir).map_err(StoreError::io("make", &dir))?;
+    }
+    let path = layout.db();
+    if !path.exists() {
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(StoreError::io("make", &path))?;
+    }
+    // Stays in the file's header; setting it again costs one read.
+    let conn = connect(layout)?;
+    let mode: String = conn
+        .query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))
+        .map_err(StoreError::sql("make the database"))?;
+    if mode != "wal" {
+        let source = format!("journal mode is '{mode}' and must be 'wal'").into();
+        return Err(StoreError::Database { doing: "set the journal mode", source });
+    }
+    rustix::fs::syncfs(root).map_err(StoreError::io("sync the file system of", layout.root()))
+}
+
+/// Notes the boot and moves the event sequence ahead. Synced, because a jump that a power cut took back would give
+/// the same numbers again.
+fn enter_boot(conn: &Connection, boot: &BootId) -> Result<(), StoreError> {
+    let sql = || StoreError::sql("note the new boot");
+    let _synced = Synced::begin(conn, "note the new boot")?;
+    let tx = Transaction::new_unchecked(conn, TransactionBehavior::Immediate).map_err(sql())?;
+    let state = tx
+        .query_row("SELECT boot, next_seq FROM state", [], |row| Ok((row.get::<_, String>(0)?, row.get::<_, u64>(1)?)))
+        .optional()
+        .map_err(sql())?;
+    match state {
+        None => tx.execute("INSERT INTO state (one, boot, next_seq) VALUES (1, ?1, 1)", [&boot.0]),
+        Some((known, _)) if known == boot.0 => Ok(0),
+        Some((_, next)) => {
+            tx.execute("UPDATE state SET boot = ?1, next_seq = ?2", rusqlite::params![boot.0, after_boot(next)])
+        }
+    }
+    .map_err(sql())?;
+    tx.commit().map_err(sql())
+}
+
+/// The first number of a new boot: a multiple of [`BOOT_JUMP`] that is at least that much above what was given.
+pub(crate) fn after_boot(next: u64) -> u64 {
+    (next / BOOT_JUMP + 2) * BOOT_JUMP
+}

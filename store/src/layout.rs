@@ -1,0 +1,141 @@
+//! Where everything is below the data directory. Pure paths, no I/O. The drawing is in `lib.rs`.
+
+use std::path::{Path, PathBuf};
+
+use gantry_model::{Digest, PodId};
+
+/// The paths of one data directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    /// The paths below `root`.
+    #[must_use]
+    pub fn new(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    /// The data directory.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The database file. SQLite keeps two more beside it (`-wal`, `-shm`).
+    #[must_use]
+    pub fn db(&self) -> PathBuf {
+        self.root.join("gantry.db")
+    }
+
+    /// Copies of the database from before each migration.
+    #[must_use]
+    pub fn backups_dir(&self) -> PathBuf {
+        self.root.join("backups")
+    }
+
+    /// One directory per pod.
+    #[must_use]
+    pub fn pods_dir(&self) -> PathBuf {
+        self.root.join("pods")
+    }
+
+    /// The directory of a pod.
+    #[must_use]
+    pub fn pod_dir(&self, id: &PodId) -> PathBuf {
+        self.pods_dir().join(id.to_string())
+    }
+
+    /// One directory per layer.
+    #[must_use]
+    pub fn trees_dir(&self) -> PathBuf {
+        self.root.join("trees")
+    }
+
+    /// The directory of a layer, by its chain id (OCI image specification, config, "Layer `ChainID`").
+    #[must_use]
+    pub fn tree_dir(&self, chain: &Digest) -> PathBuf {
+        self.trees_dir().join(Self::tree_name(chain))
+    }
+
+    /// The name of a layer's directory: the first 128 bits of its chain id in lower-case base32 (RFC 4648 section 6,
+    /// no padding), 26 characters. Short, because overlayfs takes all lower directories in one page of options.
+    #[must_use]
+    pub fn tree_name(chain: &Digest) -> String {
+        base32(&chain.hex().as_bytes()[..32])
+    }
+
+    /// Manifests and configs, in one directory per algorithm.
+    #[must_use]
+    pub fn blobs_dir(&self) -> PathBuf {
+        self.root.join("blobs")
+    }
+
+    /// The file of a blob.
+    #[must_use]
+    pub fn blob(&self, digest: &Digest) -> PathBuf {
+        self.blobs_dir().join(digest.algorithm().as_str()).join(digest.hex())
+    }
+
+    /// What is being made or deleted.
+    #[must_use]
+    pub fn tmp_dir(&self) -> PathBuf {
+        self.root.join("tmp")
+    }
+
+    /// Empty files to lock.
+    #[must_use]
+    pub fn locks_dir(&self) -> PathBuf {
+        self.root.join("locks")
+    }
+
+    /// The lock that protects blobs nobody refers to yet.
+    #[must_use]
+    pub(crate) fn blobs_lock(&self) -> PathBuf {
+        self.locks_dir().join("blobs")
+    }
+}
+
+/// Base32 of bytes that are given as pairs of lower-case hexadecimal digits.
+fn base32(hex: &[u8]) -> String {
+    const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+    let mut out = String::with_capacity(hex.len() * 4 / 5 + 1);
+    let (mut bits, mut held) = (0u32, 0u32);
+    for &c in hex {
+        let nibble = if c.is_ascii_digit() { c - b'0' } else { c - b'a' + 10 };
+        bits = bits << 4 | u32::from(nibble);
+        held += 4;
+        if held >= 5 {
+            held -= 5;
+            out.push(char::from(ALPHABET[(bits >> held & 31) as usize]));
+        }
+    }
+    if held > 0 {
+        out.push(char::from(ALPHABET[(bits << (5 - held) & 31) as usize]));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base32_is_that_of_the_rfc() {
+        // RFC 4648 section 10, lower-cased and without padding.
+        let rows = [("", ""), ("66", "my"), ("666f", "mzxq"), ("666f6f", "mzxw6"), ("666f6f626172", "mzxw6ytboi")];
+        for (hex, want) in rows {
+            assert_eq!(base32(hex.as_bytes()), want, "{hex}");
+        }
+    }
+
+    #[test]
+    fn tree_names_have_26_characters_and_differ() {
+        let digest = |c: &str| format!("sha256:{}", c.repeat(64)).parse::<Digest>().unwrap();
+        let (zero, full) = (Layout::tree_name(&digest("0")), Layout::tree_name(&digest("f")));
+        assert_eq!((zero.len(), full.len()), (26, 26));
+        assert_eq!(zero, "a".repeat(26));
+        assert_eq!(full, format!("{}4", "7".repeat(25)));
+    }
+}

@@ -1,0 +1,224 @@
+//! The schema, as a list of steps that is only ever appended to. `user_version` counts the steps a database has had.
+//!
+//! * A step that has been released is never edited: `fixtures/vN.sql` holds a database of each past format, and a test
+//!   compares the schema it has with the one the steps make.
+//! * All missing steps run in one transaction; a `kill -9` in between leaves the database as it was.
+//! * Before the first step a copy of the database is put into `backups/` (the newest three are kept).
+//! * A database with more steps than this program knows is refused, never guessed at. Rows in `feature` let a later
+//!   program say so without a new format: an unknown feature of kind `incompatible` refuses too.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, backup::Backup};
+
+use crate::StoreError;
+use crate::layout::Layout;
+
+/// The mark of our databases in the SQLite header (`application_id`): "gant".
+pub(crate) const APPLICATION_ID: i32 = 0x6761_6e74;
+
+/// The features this program knows.
+pub(crate) const FEATURES: [&str; 0] = [];
+
+const BACKUPS_KEPT: usize = 3;
+
+/// The steps. Append only.
+pub(crate) const STEPS: &[&str] = &[V1];
+
+const V1: &str = "
+CREATE TABLE feature (
+    name TEXT PRIMARY KEY,
+    kind TEXT NOT NULL CHECK (kind IN ('compatible', 'incompatible'))
+) STRICT, WITHOUT ROWID;
+
+-- One row. `next_seq` is the number of the next event; `trimmed` is the highest number that was trimmed away.
+CREATE TABLE state (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    boot TEXT NOT NULL,
+    next_seq INTEGER NOT NULL CHECK (next_seq > 0),
+    trimmed INTEGER NOT NULL DEFAULT 0 CHECK (trimmed >= 0 AND trimmed < next_seq)
+) STRICT;
+
+CREATE TABLE event (
+    seq INTEGER PRIMARY KEY,
+    boot TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    subject TEXT NOT NULL,
+    name TEXT NOT NULL,
+    data TEXT NOT NULL CHECK (json_type(data) = 'object')
+) STRICT;
+
+-- Committed layers. A parent outlives its children; children may come first within one transaction.
+CREATE TABLE layer (
+    chain TEXT PRIMARY KEY,
+    diff_id TEXT NOT NULL,
+    parent TEXT REFERENCES layer (chain) DEFERRABLE INITIALLY DEFERRED,
+    size INTEGER NOT NULL CHECK (size >= 0),
+    entries INTEGER NOT NULL CHECK (entries >= 0)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX layer_parent ON layer (parent);
+
+CREATE TABLE image (
+    id TEXT PRIMARY KEY,
+    config TEXT NOT NULL,
+    format TEXT NOT NULL CHECK (format IN ('oci', 'docker', 'appc')),
+    size INTEGER NOT NULL CHECK (size >= 0),
+    imported INTEGER NOT NULL,
+    last_used INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX image_imported ON image (imported);
+
+-- Bottom first: position 0 is the lowest.
+CREATE TABLE image_layer (
+    image TEXT NOT NULL REFERENCES image (id) ON DELETE CASCADE,
+    position INTEGER NOT NULL CHECK (position >= 0),
+    chain TEXT NOT NULL REFERENCES layer (chain),
+    blob TEXT NOT NULL,
+    PRIMARY KEY (image, position)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX image_layer_chain ON image_layer (chain);
+
+CREATE TABLE image_name (
+    name TEXT PRIMARY KEY,
+    image TEXT NOT NULL REFERENCES image (id) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+CREATE INDEX image_name_image ON image_name (image);
+
+-- Each phase owns the columns its CHECK names, and no other phase has them (model, phase.rs).
+CREATE TABLE pod (
+    id TEXT PRIMARY KEY CHECK (length(id) = 36),
+    generation INTEGER NOT NULL CHECK (generation >= 0),
+    phase TEXT NOT NULL CHECK (phase IN
+        ('embryo', 'preparing', 'aborted-prepare', 'prepared', 'running', 'exited', 'garbage')),
+    created INTEGER NOT NULL,
+    net TEXT NOT NULL,
+    hostname TEXT NOT NULL,
+    user_annotations TEXT NOT NULL CHECK (json_type(user_annotations) = 'object'),
+    user_labels TEXT NOT NULL CHECK (json_type(user_labels) = 'object'),
+    prepared_at INTEGER,
+    aborted_at INTEGER,
+    started_at INTEGER,
+    supervisor_pid INTEGER,
+    supervisor_start INTEGER,
+    supervisor_boot TEXT,
+    ended_at INTEGER,
+    exit_code INTEGER,
+    failed_app TEXT,
+    reason TEXT,
+    marked_at INTEGER,
+    was TEXT CHECK (was IN ('aborted', 'prepared', 'exited')),
+    CHECK (phase NOT IN ('embryo', 'preparing', 'aborted-prepare') OR prepared_at IS NULL),
+    CHECK (phase NOT IN ('prepared', 'running', 'exited') OR prepared_at IS NOT NULL),
+    CHECK ((phase = 'aborted-prepare') = (aborted_at IS NOT NULL)),
+    CHECK ((phase = 'running') = (supervisor_pid IS NOT NULL)),
+    CHECK ((phase = 'running') = (supervisor_start IS NOT NULL)),
+    CHECK ((phase = 'running') = (supervisor_boot IS NOT NULL)),
+    CHECK ((phase IN ('running', 'exited') OR was IS 'exited') = (started_at IS NOT NULL)),
+    CHECK ((phase = 'exited' OR was IS 'exited') = (ended_at IS NOT NULL)),
+    CHECK ((ended_at IS NULL) = (exit_code IS NULL)),
+    CHECK ((ended_at IS NULL) = (reason IS NULL)),
+    CHECK (ended_at IS NOT NULL OR failed_app IS NULL),
+    CHECK ((phase = 'garbage') = (marked_at IS NOT NULL)),
+    CHECK ((phase = 'garbage') = (was IS NOT NULL))
+) STRICT, WITHOUT ROWID;
+CREATE INDEX pod_created ON pod (created, id);
+CREATE INDEX pod_phase ON pod (phase);
+
+-- The reference to the image is what protects it: it cannot be removed while this row is there.
+CREATE TABLE app (
+    pod TEXT NOT NULL REFERENCES pod (id) ON DELETE CASCADE,
+    position INTEGER NOT NULL CHECK (position >= 0),
+    name TEXT NOT NULL,
+    image TEXT NOT NULL REFERENCES image (id),
+    image_name TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('waiting', 'running', 'exited')),
+    attempt INTEGER CHECK (attempt >= 0),
+    started_at INTEGER,
+    pid INTEGER,
+    ended_at INTEGER,
+    exit_code INTEGER CHECK (exit_code BETWEEN 0 AND 255),
+    signal INTEGER CHECK (signal BETWEEN 0 AND 255),
+    oom INTEGER CHECK (oom IN (0, 1)),
+    PRIMARY KEY (pod, position),
+    UNIQUE (pod, name),
+    CHECK ((state = 'waiting') = (attempt IS NULL)),
+    CHECK (state <> 'waiting' OR started_at IS NULL),
+    CHECK (state <> 'running' OR started_at IS NOT NULL),
+    CHECK ((state = 'running') = (pid IS NOT NULL)),
+    CHECK ((state = 'exited') = (ended_at IS NOT NULL)),
+    CHECK ((state = 'exited') = (oom IS NOT NULL)),
+    CHECK (state = 'exited' OR (exit_code IS NULL AND signal IS NULL)),
+    CHECK (exit_code IS NULL OR signal IS NULL)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX app_image ON app (image);
+CREATE INDEX app_name ON app (name);
+";
+
+/// The number of steps a database has had.
+pub(crate) fn version(conn: &Connection) -> rusqlite::Result<usize> {
+    conn.query_row("PRAGMA user_version", [], |row| row.get::<_, u32>(0)).map(|version| version as usize)
+}
+
+/// Brings a database from whatever version it has to the last of `steps`. The caller holds the lock on the data
+/// directory, and has refused a version beyond the steps.
+pub(crate) fn migrate(conn: &Connection, layout: &Layout, steps: &[&str]) -> Result<(), StoreError> {
+    let sql = || StoreError::sql("migrate the database");
+    let tx = Transaction::new_unchecked(conn, TransactionBehavior::Immediate).map_err(sql())?;
+    let from = version(&tx).map_err(sql())?;
+    if from > 0 {
+        back_up(layout, from)?;
+    }
+    for step in steps.iter().skip(from) {
+        tx.execute_batch(step).map_err(sql())?;
+    }
+    tx.execute_batch(&format!("PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {}", steps.len()))
+        .map_err(sql())?;
+    tx.commit().map_err(sql())
+}
+
+/// Copies the database (as committed) to `backups/`. A copy that a `kill -9` cut short keeps its temporary name and is
+/// overwritten by the next.
+fn back_up(layout: &Layout, version: usize) -> Result<(), StoreError> {
+    let sql = || StoreError::sql("back up the database");
+    let dir = layout.backups_dir();
+    let temporary = dir.join("copying.tmp");
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(StoreError::io("remove the unfinished copy", &temporary)(error));
+        }
+        _ => {}
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let from = Connection::open_with_flags(layout.db(), flags).map_err(sql())?;
+    let mut to = Connection::open_with_flags(&temporary, flags | OpenFlags::SQLITE_OPEN_CREATE).map_err(sql())?;
+    let copy = Backup::new(&from, &mut to).map_err(sql())?;
+    copy.run_to_completion(1024, std::time::Duration::from_millis(1), None).map_err(sql())?;
+    drop(copy);
+    to.close().map_err(|(_, error)| error).map_err(sql())?;
+    let path = dir.join(format!("gantry-v{version}-{:020}.db", crate::now().0));
+    let sync = |path: &Path| File::open(path).and_then(|file| file.sync_all());
+    sync(&temporary).map_err(StoreError::io("sync", &temporary))?;
+    fs::rename(&temporary, &path).map_err(StoreError::io("rename the copy to", &path))?;
+    sync(&dir).map_err(StoreError::io("sync", &dir))?;
+    drop_old_backups(&dir)
+}
+
+fn drop_old_backups(dir: &Path) -> Result<(), StoreError> {
+    let mut copies: Vec<(String, PathBuf)> = Vec::new();
+    for entry in fs::read_dir(dir).map_err(StoreError::io("list", dir))? {
+        let path = entry.map_err(StoreError::io("list", dir))?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        // gantry-vN-TIME.db: the time has a fixed width, so that its text sorts as the number does.
+        if let Some(time) = name.strip_prefix("gantry-v").and_then(|rest| rest.split_once('-')) {
+            copies.push((time.1.to_owned(), path.clone()));
+        }
+    }
+    copies.sort();
+    let surplus = copies.len().saturating_sub(BACKUPS_KEPT);
+    for (_, path) in copies.into_iter().take(surplus) {
+        fs::remove_file(&path).map_err(StoreError::io("remove the old copy", &path))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! Pod directories and the lock on them: held means somebody prepares, runs or deletes the pod; free means whoever did
+//! is dead or done. The lock is on the directory itself, so it can be handed to the supervisor as a descriptor.
+//!
+//! A directory is made and locked in `tmp/` and renamed into place, so that nobody ever sees it unlocked; it is deleted
+//! by renaming it to `tmp/` first, so that nobody ever sees half of it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use gantry_model::{ErrorKind, Kind, PodId};
+use rustix::fs::{FlockOperation, Mode, RenameFlags};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::lock::{open_dir, still_named, sync_dir, try_lock};
+use crate::tmp::{self, Scrap};
+use crate::{Store, StoreError};
+
+/// The exclusive lock on a pod directory. Ends when the last duplicate of its descriptor is closed.
+#[derive(Debug)]
+pub struct PodLock {
+    fd: OwnedFd,
+}
+
+impl PodLock {
+    /// The descriptor of the directory, which holds the lock.
+    #[must_use]
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+}
+
+impl AsFd for PodLock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// What the lock of a pod directory says.
+#[derive(Debug)]
+pub enum PodState {
+    /// Nobody had it; the caller has it now.
+    Free(PodLock),
+    /// Somebody has it.
+    Held,
+    /// There is no directory.
+    Absent,
+}
+
+/// A pod directory could not be made.
+#[derive(Debug, Error)]
+pub enum MakePodDirError {
+    /// There is one.
+    #[error("there is a directory for pod {0} already")]
+    Exists(PodId),
+    /// The disk.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Kind for MakePodDirError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Exists(_) => ErrorKind::AlreadyExists,
+            Self::Store(error) => error.kind(),
+        }
+    }
+}
+
+impl Store {
+    /// Makes the directory of a pod, mode 0700, and locks it. Its name is not durable yet: who prepares syncs.
+    ///
+    /// # Errors
+    /// [`MakePodDirError`].
+    pub fn make_pod_dir(&self, id: PodId) -> Result<PodLock, MakePodDirError> {
+        let (fd, temporary) = tmp::make_dir(&self.layout, "pod", Mode::RWXU)?;
+        let scrap = Scrap::new(&self.layout, temporary.clone());
+        let path = self.layout.pod_dir(&id);
+        let cwd = rustix::fs::CWD;
+        match rustix::fs::renameat_with(cwd, &temporary, cwd, &path, RenameFlags::NOREPLACE) {
+            Ok(()) => scrap.keep(),
+            Err(Errno::EXIST) => return Err(MakePodDirError::Exists(id)),
+            Err(errno) => return Err(StoreError::io("make", &path)(errno).into()),
+        }
+        Ok(PodLock { fd })
+    }
+
+    /// Takes the lock of a pod directory if it is free.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn try_lock_pod(&self, id: PodId) -> Result<PodState, StoreError> {
+        let path = self.layout.pod_dir(&id);
+        let fd = match open_dir(&path) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(PodState::Absent),
+            Err(errno) => return Err(StoreError::io("open", &path)(errno)),
+        };
+        if !try_lock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))? {
+            return Ok(PodState::Held);
+        }
+        // Somebody may have deleted it between the two calls above.
+        let named = still_named(&fd, &path).map_err(StoreError::io("look at", &path))?;
+        Ok(if named { PodState::Free(PodLock { fd }) } else { PodState::Absent })
+    }
+
+    /// Deletes the directory of a pod, durably, whatever its apps have put there. Needs no space. When it fails after
+    /// the rename, the rest is in `tmp/`, and the next sweep goes on.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn delete_pod_dir(&self, lock: PodLock, id: PodId) -> Result<(), StoreError> {
+        let path = self.layout.pod_dir(&id);
+        if !still_named(&lock, &path).map_err(StoreError::io("look at", &path))? {
+            // A lock on something else would delete what others hold.
+            return match rustix::fs::lstat(&path) {
+                Err(Errno::NOENT) => Ok(()),
+                Err(errno) => Err(StoreError::io("look at", &path)(errno)),
+                Ok(_) => Err(StoreError::Locked { path, seconds: 0 }),
+            };
+        }
+        let aside = self.layout.tmp_dir().join(tmp::fresh_name("deleted-pod")?);
+        rustix::fs::rename(&path, &aside).map_err(StoreError::io("move away", &path))?;
+        sync_dir(&self.layout.pods_dir())?;
+        tmp::delete(&self.layout, &aside)?;
+        drop(lock);
+        Ok(())
+    }
+
+    /// The pods that have a directory, with or without a row. Names that are no pod ids are left to `check`.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn pod_dirs(&self) -> Result<Vec<PodId>, StoreError> {
+        let dir = self.layout.pods_dir();
+        let mut ids = Vec::new();
+        for entry in std::fs::read_dir(&dir).map_err(StoreError::io("list", &dir))? {
+            let name = entry.map_err(StoreError::io("list", &dir))?.file_name();
+            ids.extend(name.to_str().and_then(|name| name.parse::<PodId>().ok()));
+        }
+        ids.sort();
+        Ok(ids)
+    }
+}

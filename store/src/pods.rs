@@ -1,0 +1,430 @@
+//! Pods: their rows, and the one way in which they change.
+//!
+//! A change names the generation it saw. It is made in one `BEGIN IMMEDIATE` transaction which looks again, asks the
+//! model's `step`, and writes the phase, the apps and the events; so of several processes that want the same change
+//! exactly one makes it, and the others learn what the row is now. Losing is normal and no error.
+
+pub(crate) mod row;
+
+use std::collections::BTreeMap;
+
+use gantry_model::phase::Stepped;
+use gantry_model::query::PodQuery;
+use gantry_model::spec::NetMode;
+use gantry_model::{
+    AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, Phase, PodId, PodPrefix, Refused, Timestamp, step,
+};
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension as _, Transaction, params, params_from_iter};
+use thiserror::Error;
+
+use crate::db::Sync;
+use crate::{Store, StoreError, events};
+
+/// A pod that is about to exist.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewPod {
+    /// Its identity.
+    pub id: PodId,
+    /// When it was asked for.
+    pub created: Timestamp,
+    /// Its network.
+    pub net: NetMode,
+    /// Its host name.
+    pub hostname: String,
+    /// Its apps, in the order of the request.
+    pub apps: Vec<NewApp>,
+    /// Annotations of the user.
+    pub user_annotations: BTreeMap<String, String>,
+    /// Labels of the user.
+    pub user_labels: BTreeMap<String, String>,
+}
+
+/// An app of a pod that is about to exist.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewApp {
+    /// Its name in the pod.
+    pub name: AppName,
+    /// Its image, which must be in the store.
+    pub image: ImageId,
+    /// The name by which the image was asked for.
+    pub image_name: String,
+}
+
+/// A pod as the store knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodRow {
+    /// Its identity.
+    pub id: PodId,
+    /// How often the row has changed.
+    pub generation: Generation,
+    /// Where it stands.
+    pub phase: Phase,
+    /// When it was asked for.
+    pub created: Timestamp,
+    /// When it was complete on disk, if it ever was.
+    pub prepared: Option<Timestamp>,
+    /// Its network.
+    pub net: NetMode,
+    /// Its host name.
+    pub hostname: String,
+    /// Its apps, in the order of the request.
+    pub apps: Vec<AppRow>,
+    /// Annotations of the user.
+    pub user_annotations: BTreeMap<String, String>,
+    /// Labels of the user.
+    pub user_labels: BTreeMap<String, String>,
+}
+
+/// An app as the store knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AppRow {
+    /// Its name in the pod.
+    pub name: AppName,
+    /// Its image.
+    pub image: ImageId,
+    /// The name by which the image was asked for.
+    pub image_name: String,
+    /// Where it stands.
+    pub state: AppState,
+}
+
+/// What is to become of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The step.
+    pub edge: Edge,
+    /// What its apps become with it.
+    pub apps: Vec<(AppName, AppState)>,
+    /// Whether it must survive a power cut before this is acknowledged.
+    pub durable: bool,
+}
+
+/// What became of a compare-and-set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Moved {
+    /// Done; the row now. `None`: the pod was swept, and its row is gone.
+    Yes(Option<PodRow>),
+    /// Somebody else was faster; the row now, `None` when it is gone.
+    Lost(Option<PodRow>),
+}
+
+/// A pod could not be inserted.
+#[derive(Debug, Error)]
+pub enum InsertPodError {
+    /// An image was removed in between, or never was there.
+    #[error("image {image} of app '{app}' is not in the store: fetch it again")]
+    NoSuchImage {
+        /// Which app.
+        app: AppName,
+        /// Which image.
+        image: ImageId,
+    },
+    /// The id is taken.
+    #[error("there is a pod {0} already")]
+    Exists(PodId),
+    /// The database.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Kind for InsertPodError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoSuchImage { .. } => ErrorKind::NotFound,
+            Self::Exists(_) => ErrorKind::AlreadyExists,
+            Self::Store(error) => error.kind(),
+        }
+    }
+}
+
+/// A pod could not be changed; losing a race is not among the reasons.
+#[derive(Debug, Error)]
+pub enum StepError {
+    /// The edge does not leave the phase that was seen.
+    #[error("pod {id} stays as it is")]
+    Refused {
+        /// Which pod.
+        id: PodId,
+        /// Why.
+        #[source]
+        source: Refused,
+    },
+    /// A change for an app it does not have.
+    #[error("pod {id} has no app '{app}'")]
+    NoSuchApp {
+        /// Which pod.
+        id: PodId,
+        /// Which app.
+        app: AppName,
+    },
+    /// The database.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Kind for StepError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Refused { source, .. } => source.kind(),
+            Self::NoSuchApp { .. } => ErrorKind::NotFound,
+            Self::Store(error) => error.kind(),
+        }
+    }
+}
+
+/// The beginning of an id does not name one pod.
+#[derive(Debug, Error)]
+pub enum ResolveError {
+    /// No pod's id begins so.
+    #[error("there is no pod {prefix}: 'gantry list' shows those there are")]
+    NotFound {
+        /// What was asked for.
+        prefix: PodPrefix,
+    },
+    /// Several do.
+    #[error("{prefix} is the beginning of several pods, among them {}: give more digits", listed(some))]
+    Ambiguous {
+        /// What was asked for.
+        prefix: PodPrefix,
+        /// Some of them.
+        some: Vec<PodId>,
+    },
+    /// The database.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Kind for ResolveError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotFound { .. } => ErrorKind::NotFound,
+            Self::Ambiguous { .. } => ErrorKind::Invalid,
+            Self::Store(error) => error.kind(),
+        }
+    }
+}
+
+fn listed(ids: &[PodId]) -> String {
+    ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl Store {
+    /// Inserts a pod as an Embryo. From now on its images cannot be removed.
+    ///
+    /// # Errors
+    /// [`InsertPodError`].
+    pub fn insert_pod(&self, pod: &NewPod) -> Result<PodRow, InsertPodError> {
+        self.write("insert the pod", Sync::Soon, |tx| {
+            insert(tx, pod)?;
+            load(tx, pod.id).map_err(|error| InsertPodError::Store(StoreError::sql("insert the pod")(error)))
+        })?
+        .ok_or(InsertPodError::Exists(pod.id))
+    }
+
+    /// Moves a pod along an edge if nobody has changed it since `seen`.
+    ///
+    /// # Errors
+    /// [`StepError`].
+    pub fn step(&self, id: PodId, seen: Generation, change: Change) -> Result<Moved, StepError> {
+        let sync = if change.durable { Sync::Now } else { Sync::Soon };
+        self.change(id, seen, sync, Some(change.edge), &change.apps)
+    }
+
+    /// Changes the states of apps of a running pod if nobody has changed it since `seen`.
+    ///
+    /// # Errors
+    /// [`StepError`].
+    pub fn update_apps(&self, id: PodId, seen: Generation, apps: &[(AppName, AppState)]) -> Result<Moved, StepError> {
+        self.change(id, seen, Sync::Soon, None, apps)
+    }
+
+    fn change(
+        &self,
+        id: PodId,
+        seen: Generation,
+        sync: Sync,
+        edge: Option<Edge>,
+        apps: &[(AppName, AppState)],
+    ) -> Result<Moved, StepError> {
+        const DOING: &str = "change the pod";
+        self.write(DOING, sync, |tx| {
+            let pod = match load(tx, id).map_err(StoreError::sql(DOING))? {
+                Some(pod) if pod.generation == seen => pod,
+                other => return Ok(Moved::Lost(other)),
+            };
+            let refused = |source| StepError::Refused { id, source };
+            let to = match &edge {
+                Some(edge) => step(&pod.phase, edge.clone()).map_err(refused)?,
+                None if matches!(pod.phase, Phase::Running { .. }) => Stepped::To(pod.phase.clone()),
+                None => return Err(refused(Refused { phase: pod.phase.name(), edge: "updated in its apps" })),
+            };
+            let apps = events::matched(&pod.apps, apps).map_err(|app| StepError::NoSuchApp { id, app })?;
+            let told = events::of_step(id, edge.as_ref(), &apps, crate::now());
+            let after = after(&pod, to, &apps);
+            store(tx, id, after.as_ref())
+                .and_then(|()| events::append(tx, &self.boot, &told))
+                .map_err(StoreError::sql(DOING))?;
+            Ok(Moved::Yes(after))
+        })
+    }
+
+    /// A pod by its whole id.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn pod(&self, id: PodId) -> Result<Option<PodRow>, StoreError> {
+        self.read("read the pod", |tx| load(tx, id).map_err(StoreError::sql("read the pod")))
+    }
+
+    /// The one pod whose id begins so.
+    ///
+    /// # Errors
+    /// [`ResolveError`].
+    pub fn resolve(&self, prefix: &PodPrefix) -> Result<PodId, ResolveError> {
+        /// Enough to recognise the one that was meant.
+        const SHOWN: usize = 5;
+        let sql = || StoreError::sql("find the pod");
+        // In the order of bytes every id that begins with the prefix lies before the prefix and a 'g'.
+        let mut statement = self
+            .conn
+            .prepare_cached("SELECT id FROM pod WHERE id >= ?1 AND id < ?1 || 'g' ORDER BY id LIMIT ?2")
+            .map_err(sql())?;
+        let ids: Vec<PodId> = statement
+            .query_map(params![prefix.as_str(), SHOWN], |row| row::Columns::new(row).parsed())
+            .and_then(Iterator::collect)
+            .map_err(sql())?;
+        match ids[..] {
+            [] => Err(ResolveError::NotFound { prefix: prefix.clone() }),
+            [id] => Ok(id),
+            _ => Err(ResolveError::Ambiguous { prefix: prefix.clone(), some: ids }),
+        }
+    }
+
+    /// The pods that were asked for, by the time of their creation, then by id.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn pods(&self, query: &PodQuery) -> Result<Vec<PodRow>, StoreError> {
+        const DOING: &str = "list the pods";
+        self.read(DOING, |tx| list(tx, query).map_err(StoreError::sql(DOING)))
+    }
+}
+
+fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
+    let sql = || StoreError::sql("insert the pod");
+    let id = pod.id.to_string();
+    let inserted = tx
+        .prepare_cached(
+            "INSERT INTO pod (id, generation, phase, created, net, hostname, user_annotations, user_labels)
+                VALUES (?1, 0, 'embryo', ?2, ?3, ?4, ?5, ?6) ON CONFLICT DO NOTHING",
+        )
+        .and_then(|mut insert| {
+            let (annotations, labels) = (row::map_text(&pod.user_annotations)?, row::map_text(&pod.user_labels)?);
+            insert.execute(params![id, pod.created.0, pod.net.as_str(), pod.hostname, annotations, labels])
+        })
+        .map_err(sql())?;
+    if inserted == 0 {
+        return Err(InsertPodError::Exists(pod.id));
+    }
+    // A select instead of the foreign key alone, whose message could not say which image it was.
+    let mut insert = tx
+        .prepare_cached(
+            "INSERT INTO app (pod, position, name, image, image_name, state)
+                SELECT ?1, ?2, ?3, id, ?5, 'waiting' FROM image WHERE id = ?4",
+        )
+        .map_err(sql())?;
+    for (position, app) in pod.apps.iter().enumerate() {
+        let inserted = insert
+            .execute(params![id, position, app.name.as_str(), app.image.to_string(), app.image_name])
+            .map_err(sql())?;
+        if inserted == 0 {
+            return Err(InsertPodError::NoSuchImage { app: app.name.clone(), image: app.image.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// The row after a change; `None` when it is gone.
+fn after(pod: &PodRow, to: Stepped, apps: &[(&AppRow, AppState)]) -> Option<PodRow> {
+    let Stepped::To(phase) = to else { return None };
+    let mut pod = PodRow { generation: Generation(pod.generation.0 + 1), phase, ..pod.clone() };
+    if let Phase::Prepared { at } = pod.phase {
+        pod.prepared = Some(at);
+    }
+    for (changed, state) in apps {
+        for app in pod.apps.iter_mut().filter(|app| app.name == changed.name) {
+            app.state = *state;
+        }
+    }
+    Some(pod)
+}
+
+fn store(tx: &Transaction<'_>, id: PodId, after: Option<&PodRow>) -> rusqlite::Result<()> {
+    let id = id.to_string();
+    let Some(pod) = after else {
+        return tx.prepare_cached("DELETE FROM pod WHERE id = ?1")?.execute([id]).map(drop);
+    };
+    row::write_phase(tx, pod)?;
+    pod.apps.iter().try_for_each(|app| row::write_app(tx, &id, app))
+}
+
+fn load(conn: &Connection, id: PodId) -> rusqlite::Result<Option<PodRow>> {
+    let id = id.to_string();
+    let mut statement = conn.prepare_cached(&format!("SELECT {} FROM pod WHERE id = ?1", row::POD))?;
+    let Some(mut pod) = statement.query_row([&id], row::pod).optional()? else { return Ok(None) };
+    let query = format!("SELECT {} FROM app WHERE pod = ?1 ORDER BY position", row::APP);
+    pod.apps = conn.prepare_cached(&query)?.query_map([&id], row::app)?.collect::<rusqlite::Result<_>>()?;
+    Ok(Some(pod))
+}
+
+/// Two statements, whatever the number of pods: the pods, and the apps of those pods. Both come in the order of the
+/// primary key, which costs SQLite neither a sort nor a look-up per row, and are merged; the order by time is made last.
+fn list(conn: &Connection, query: &PodQuery) -> rusqlite::Result<Vec<PodRow>> {
+    let (wanted, values) = condition(query);
+    let mut statement = conn.prepare_cached(&format!("SELECT {} FROM pod {wanted} ORDER BY pod.id", row::POD))?;
+    let mut pods: Vec<PodRow> =
+        statement.query_map(params_from_iter(&values), row::pod)?.collect::<rusqlite::Result<_>>()?;
+    let of_these =
+        if wanted.is_empty() { String::new() } else { format!("WHERE pod IN (SELECT id FROM pod {wanted})") };
+    let mut statement =
+        conn.prepare_cached(&format!("SELECT {} FROM app {of_these} ORDER BY app.pod, app.position", row::APP))?;
+    let mut rows = statement.query(params_from_iter(&values))?;
+    // The bytes of ids sort as their texts do, so each list is walked once.
+    let mut place = 0;
+    while let Some(found) = rows.next()? {
+        let id: PodId = row::Columns::new(found).parsed()?;
+        while pods.get(place).is_some_and(|pod| pod.id < id) {
+            place += 1;
+        }
+        if let Some(pod) = pods.get_mut(place).filter(|pod| pod.id == id) {
+            pod.apps.push(row::app(found)?);
+        }
+    }
+    pods.sort_by_key(|pod| (pod.created, pod.id));
+    Ok(pods)
+}
+
+/// The WHERE clause of a query and the values in it, in order.
+fn condition(query: &PodQuery) -> (String, Vec<Value>) {
+    let PodQuery { phases, created_since, app, image } = query;
+    let mut all = Vec::new();
+    let mut values: Vec<Value> = Vec::new();
+    if !phases.is_empty() {
+        all.push(format!("pod.phase IN ({})", vec!["?"; phases.len()].join(", ")));
+        values.extend(phases.iter().map(|&phase| Value::from(phase.to_owned())));
+    }
+    if let Some(since) = created_since {
+        all.push("pod.created >= ?".to_owned());
+        values.push(since.0.into());
+    }
+    if let Some(name) = app {
+        all.push("EXISTS (SELECT 1 FROM app AS a WHERE a.pod = pod.id AND a.name = ?)".to_owned());
+        values.push(name.to_string().into());
+    }
+    if let Some(image) = image {
+        all.push("EXISTS (SELECT 1 FROM app AS a WHERE a.pod = pod.id AND a.image = ?)".to_owned());
+        values.push(image.to_string().into());
+    }
+    if all.is_empty() { (String::new(), values) } else { (format!("WHERE {}", all.join(" AND ")), values) }
+}

@@ -1,0 +1,305 @@
+//! Rows of pods and apps, to and from the words of the model.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use gantry_model::spec::NetMode;
+use gantry_model::{AppEnd, AppState, BootId, Generation, HowEnded, Phase, PodEnd, Process, Timestamp, Was, id::shown};
+use rusqlite::types::{FromSql, Type};
+use rusqlite::{Connection, Row, params};
+
+use super::{AppRow, PodRow};
+
+/// The columns of a pod, in the order in which [`pod`] reads them.
+pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.hostname, pod.user_annotations, \
+    pod.user_labels, pod.prepared_at, pod.phase, pod.aborted_at, pod.started_at, pod.supervisor_pid, \
+    pod.supervisor_start, pod.supervisor_boot, pod.ended_at, pod.exit_code, pod.failed_app, pod.reason, \
+    pod.marked_at, pod.was";
+
+/// The columns of an app, in the order in which [`app`] reads them, after the pod's id.
+pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.state, app.attempt, app.started_at, \
+    app.pid, app.ended_at, app.exit_code, app.signal, app.oom";
+
+/// The columns of a row, read from left to right.
+pub(crate) struct Columns<'a, 'b> {
+    row: &'a Row<'b>,
+    next: usize,
+}
+
+impl<'a, 'b> Columns<'a, 'b> {
+    pub(crate) fn new(row: &'a Row<'b>) -> Self {
+        Self { row, next: 0 }
+    }
+
+    /// The next column as SQLite has it.
+    pub(crate) fn get<T: FromSql>(&mut self) -> rusqlite::Result<T> {
+        self.next += 1;
+        self.row.get(self.next - 1)
+    }
+
+    /// The next column as text, which lives as long as the row does.
+    pub(crate) fn text(&mut self) -> rusqlite::Result<&'a str> {
+        self.next += 1;
+        Ok(self.row.get_ref(self.next - 1)?.as_str()?)
+    }
+
+    /// The next column as a type that is parsed from text.
+    pub(crate) fn parsed<T>(&mut self) -> rusqlite::Result<T>
+    where
+        T: FromStr<Err: std::error::Error + Send + Sync + 'static>,
+    {
+        let text = self.text()?;
+        text.parse().map_err(|error| self.not(error))
+    }
+
+    /// The same for a column that may be NULL.
+    pub(crate) fn parsed_option<T>(&mut self) -> rusqlite::Result<Option<T>>
+    where
+        T: FromStr<Err: std::error::Error + Send + Sync + 'static>,
+    {
+        match self.get::<Option<String>>()? {
+            None => Ok(None),
+            Some(text) => text.parse().map(Some).map_err(|error| self.not(error)),
+        }
+    }
+
+    /// The next column as one of some known words.
+    pub(crate) fn named<T>(&mut self, known: impl FnOnce(&str) -> Option<T>) -> rusqlite::Result<T> {
+        let text = self.text()?;
+        known(text).ok_or_else(|| self.not(format!("'{}' is not a word gantry writes here", shown(text))))
+    }
+
+    /// The next column as a JSON object of strings.
+    pub(crate) fn map(&mut self) -> rusqlite::Result<BTreeMap<String, String>> {
+        match self.text()? {
+            "{}" => Ok(BTreeMap::new()),
+            text => serde_json::from_str(text).map_err(|error| self.not(error)),
+        }
+    }
+
+    /// The next column as a time, or NULL.
+    pub(crate) fn time(&mut self) -> rusqlite::Result<Option<Timestamp>> {
+        Ok(self.get::<Option<i64>>()?.map(Timestamp))
+    }
+
+    /// The column just read is not what it should be.
+    fn not(&self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> rusqlite::Error {
+        rusqlite::Error::FromSqlConversionFailure(self.next - 1, Type::Text, why.into())
+    }
+
+    /// A value that the CHECK constraints promise beside the one just read.
+    fn present<T>(&self, value: Option<T>) -> rusqlite::Result<T> {
+        value.ok_or_else(|| self.not("a column that belongs to this state is NULL"))
+    }
+}
+
+/// A map as the text of a column.
+pub(crate) fn map_text(map: &BTreeMap<String, String>) -> rusqlite::Result<String> {
+    serde_json::to_string(map).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
+}
+
+fn net(word: &str) -> Option<NetMode> {
+    [NetMode::None, NetMode::Host].into_iter().find(|mode| mode.as_str() == word)
+}
+
+/// Reads a pod, without its apps.
+pub(crate) fn pod(row: &Row<'_>) -> rusqlite::Result<PodRow> {
+    let mut columns = Columns::new(row);
+    let mut pod = PodRow {
+        id: columns.parsed()?,
+        generation: Generation(columns.get()?),
+        created: Timestamp(columns.get()?),
+        net: columns.named(net)?,
+        hostname: columns.get()?,
+        user_annotations: columns.map()?,
+        user_labels: columns.map()?,
+        prepared: columns.time()?,
+        phase: Phase::Embryo,
+        apps: Vec::new(),
+    };
+    pod.phase = phase(&mut columns, pod.prepared)?;
+    Ok(pod)
+}
+
+fn phase(columns: &mut Columns<'_, '_>, prepared: Option<Timestamp>) -> rusqlite::Result<Phase> {
+    let name = columns.text()?;
+    let aborted = columns.time()?;
+    let started = columns.time()?;
+    Ok(match name {
+        "embryo" => Phase::Embryo,
+        "preparing" => Phase::Preparing,
+        "aborted-prepare" => Phase::AbortedPrepare { at: columns.present(aborted)? },
+        "prepared" => Phase::Prepared { at: columns.present(prepared)? },
+        "running" => {
+            let since = columns.present(started)?;
+            let supervisor = Process { pid: columns.get()?, start_ticks: columns.get()?, boot: BootId(columns.get()?) };
+            Phase::Running { since, supervisor }
+        }
+        "exited" => {
+            columns.next += 3;
+            let (at, end) = ended(columns)?;
+            Phase::Exited { started: columns.present(started)?, at, end }
+        }
+        "garbage" => garbage(columns, started)?,
+        other => return Err(columns.not(format!("'{}' is not a phase", shown(other)))),
+    })
+}
+
+fn ended(columns: &mut Columns<'_, '_>) -> rusqlite::Result<(Timestamp, PodEnd)> {
+    let at = Timestamp(columns.get()?);
+    let end = PodEnd { exit_code: columns.get()?, failed_app: columns.parsed_option()?, reason: columns.get()? };
+    Ok((at, end))
+}
+
+fn garbage(columns: &mut Columns<'_, '_>, started: Option<Timestamp>) -> rusqlite::Result<Phase> {
+    columns.next += 3;
+    let mut last = Columns { row: columns.row, next: columns.next + 4 };
+    let marked = Timestamp(last.get()?);
+    let was = match last.text()? {
+        "aborted" => Was::Aborted,
+        "prepared" => Was::Prepared,
+        "exited" => {
+            let (at, end) = ended(columns)?;
+            Was::Exited { started: columns.present(started)?, at, end }
+        }
+        other => return Err(last.not(format!("'{}' is not what a pod was", shown(other)))),
+    };
+    Ok(Phase::Garbage { marked, was })
+}
+
+/// Reads an app; its pod's id is the first column.
+pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
+    let mut columns = Columns { row, next: 1 };
+    Ok(AppRow {
+        name: columns.parsed()?,
+        image: columns.parsed()?,
+        image_name: columns.get()?,
+        state: app_state(&mut columns)?,
+    })
+}
+
+fn app_state(columns: &mut Columns<'_, '_>) -> rusqlite::Result<AppState> {
+    let name = columns.text()?;
+    if name == "waiting" {
+        return Ok(AppState::Waiting);
+    }
+    let attempt = columns.get()?;
+    let started = columns.time()?;
+    match name {
+        "running" => Ok(AppState::Started { at: columns.present(started)?, pid: columns.get()?, attempt }),
+        "exited" => {
+            columns.next += 1;
+            let at = Timestamp(columns.get()?);
+            let how = match (columns.get::<Option<u8>>()?, columns.get::<Option<u8>>()?) {
+                (Some(code), None) => HowEnded::Exited(code),
+                (None, Some(signal)) => HowEnded::Signaled(signal),
+                (None, None) => HowEnded::Lost,
+                (Some(_), Some(_)) => return Err(columns.not("an app has both an exit code and a signal")),
+            };
+            Ok(AppState::Exited { started, end: AppEnd { how, oom: columns.get()?, at }, attempt })
+        }
+        other => Err(columns.not(format!("'{}' is not a state of an app", shown(other)))),
+    }
+}
+
+/// The columns a phase owns; all others are NULL.
+#[derive(Default)]
+struct PhaseColumns<'a> {
+    prepared: Option<i64>,
+    aborted: Option<i64>,
+    started: Option<i64>,
+    supervisor: Option<&'a Process>,
+    ended: Option<(i64, &'a PodEnd)>,
+    marked: Option<i64>,
+    was: Option<&'static str>,
+}
+
+impl<'a> PhaseColumns<'a> {
+    fn of(phase: &'a Phase) -> Self {
+        let none = Self::default();
+        match phase {
+            Phase::Embryo | Phase::Preparing => none,
+            Phase::AbortedPrepare { at } => Self { aborted: Some(at.0), ..none },
+            Phase::Prepared { at } => Self { prepared: Some(at.0), ..none },
+            Phase::Running { since, supervisor } => {
+                Self { started: Some(since.0), supervisor: Some(supervisor), ..none }
+            }
+            Phase::Exited { started, at, end } => Self { started: Some(started.0), ended: Some((at.0, end)), ..none },
+            Phase::Garbage { marked, was } => {
+                let none = Self { marked: Some(marked.0), ..none };
+                match was {
+                    Was::Aborted => Self { was: Some("aborted"), ..none },
+                    Was::Prepared => Self { was: Some("prepared"), ..none },
+                    Was::Exited { started, at, end } => {
+                        Self { was: Some("exited"), started: Some(started.0), ended: Some((at.0, end)), ..none }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Writes the phase and the generation of a pod. When it was prepared is kept through all later phases.
+pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<()> {
+    let columns = PhaseColumns::of(&pod.phase);
+    let (ended, end) = columns.ended.unzip();
+    conn.prepare_cached(
+        "UPDATE pod SET generation = ?2, phase = ?3, prepared_at = coalesce(?4, prepared_at), aborted_at = ?5,
+            started_at = ?6, supervisor_pid = ?7, supervisor_start = ?8, supervisor_boot = ?9, ended_at = ?10,
+            exit_code = ?11, failed_app = ?12, reason = ?13, marked_at = ?14, was = ?15 WHERE id = ?1",
+    )?
+    .execute(params![
+        pod.id.to_string(),
+        pod.generation.0,
+        pod.phase.name(),
+        columns.prepared,
+        columns.aborted,
+        columns.started,
+        columns.supervisor.map(|process| process.pid),
+        columns.supervisor.map(|process| process.start_ticks),
+        columns.supervisor.map(|process| &process.boot.0),
+        ended,
+        end.map(|end| end.exit_code),
+        end.and_then(|end| end.failed_app.as_ref()).map(gantry_model::AppName::as_str),
+        end.map(|end| &end.reason),
+        columns.marked,
+        columns.was,
+    ])
+    .map(drop)
+}
+
+/// Writes the state of an app.
+pub(crate) fn write_app(conn: &Connection, pod: &str, app: &AppRow) -> rusqlite::Result<()> {
+    let (mut attempt, mut started, mut pid, mut end) = (None, None, None, None);
+    match app.state {
+        AppState::Waiting => {}
+        AppState::Started { at, pid: number, attempt: n } => {
+            (attempt, started, pid) = (Some(n), Some(at.0), Some(number));
+        }
+        AppState::Exited { started: at, end: how, attempt: n } => {
+            (attempt, started, end) = (Some(n), at.map(|at| at.0), Some(how));
+        }
+    }
+    let (code, signal) = match end.map(|end| end.how) {
+        Some(HowEnded::Exited(code)) => (Some(code), None),
+        Some(HowEnded::Signaled(signal)) => (None, Some(signal)),
+        Some(HowEnded::Lost) | None => (None, None),
+    };
+    conn.prepare_cached(
+        "UPDATE app SET state = ?3, attempt = ?4, started_at = ?5, pid = ?6, ended_at = ?7, exit_code = ?8,
+            signal = ?9, oom = ?10 WHERE pod = ?1 AND name = ?2",
+    )?
+    .execute(params![
+        pod,
+        app.name.as_str(),
+        app.state.name(),
+        attempt,
+        started,
+        pid,
+        end.map(|end| end.at.0),
+        code,
+        signal,
+        end.map(|end| end.oom),
+    ])
+    .map(drop)
+}

@@ -1,0 +1,145 @@
+//! Deleting a directory whose contents an app has made: any depth, any number of names, symbolic links anywhere.
+//!
+//! Every directory is opened beneath its parent and never across a mount (openat2(2), `RESOLVE_NO_XDEV`), so that
+//! nothing outside the tree is ever reached, not even through a mount somebody forgot there. At most [`DEEPEST`]
+//! descriptors are open: what lies deeper is first moved up to the top of the tree.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::io::{Errno, Result};
+
+/// How many levels are walked with their parents open.
+const DEEPEST: usize = 64;
+
+/// Deletes `name` beneath `parent`, whatever it is, and tells how many bytes of the disk that freed. What is absent
+/// already is fine.
+pub(crate) fn remove(parent: BorrowedFd<'_>, name: &CStr) -> Result<u64> {
+    let mut freed = 0;
+    match unlink(parent, name, &mut freed) {
+        Err(Errno::ISDIR) => {}
+        Err(Errno::NOENT) => return Ok(0),
+        other => return other.map(|()| freed),
+    }
+    let top = open_beneath(parent, name)?;
+    let mut walk = Walk { top: top.as_fd(), moved: 0, freed: 0 };
+    loop {
+        walk.empty(top.as_fd(), 0)?;
+        match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+            // Something was moved up, or names came in behind the reader: once more.
+            Err(Errno::NOTEMPTY | Errno::EXIST) => {}
+            Err(Errno::NOENT) | Ok(()) => return Ok(walk.freed),
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+struct Walk<'a> {
+    top: BorrowedFd<'a>,
+    /// How many directories were moved to the top; their names there.
+    moved: u64,
+    freed: u64,
+}
+
+impl Walk<'_> {
+    fn empty(&mut self, dir: BorrowedFd<'_>, depth: usize) -> Result<()> {
+        for entry in Dir::read_from(dir)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            match unlink(dir, name, &mut self.freed) {
+                Err(Errno::ISDIR) if depth == DEEPEST => self.move_up(dir, name)?,
+                Err(Errno::ISDIR) => self.descend(dir, name, depth)?,
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    fn descend(&mut self, dir: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<()> {
+        let child = open_beneath(dir, name)?;
+        loop {
+            self.empty(child.as_fd(), depth + 1)?;
+            match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
+                Err(Errno::NOTEMPTY | Errno::EXIST) => {}
+                Err(Errno::NOENT) | Ok(()) => return Ok(()),
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    fn move_up(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> Result<()> {
+        loop {
+            let free = format!("deep-{}", self.moved);
+            self.moved += 1;
+            match rustix::fs::renameat_with(dir, name, self.top, &free, RenameFlags::NOREPLACE) {
+                // The app had the same idea for a name.
+                Err(Errno::EXIST) => {}
+                other => return other,
+            }
+        }
+    }
+}
+
+/// Unlinks what is not a directory; `ISDIR` when it is one.
+fn unlink(dir: BorrowedFd<'_>, name: &CStr, freed: &mut u64) -> Result<()> {
+    let found = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir() {
+        return Err(Errno::ISDIR);
+    }
+    rustix::fs::unlinkat(dir, name, AtFlags::empty())?;
+    if found.st_nlink == 1 {
+        *freed += u64::try_from(found.st_blocks).unwrap_or(0) * 512;
+    }
+    Ok(())
+}
+
+/// Opens a directory beneath another without following anything and without crossing a mount.
+pub(crate) fn open_beneath(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd> {
+    rustix::fs::openat2(
+        parent,
+        name,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_hostile_tree_is_deleted_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("outside")).unwrap();
+        fs::write(dir.path().join("outside/kept"), "x").unwrap();
+        let tree = dir.path().join("tree");
+        fs::create_dir_all(tree.join("a/b")).unwrap();
+        // Names the deleter would like to use itself.
+        fs::write(tree.join("deep-0"), vec![1; 8192]).unwrap();
+        symlink("../outside", tree.join("link")).unwrap();
+        symlink("/", tree.join("a/root")).unwrap();
+        // Far deeper than there are descriptors, and than a path may be long.
+        let mut at = open_dir(&tree);
+        for _ in 0..3000 {
+            rustix::fs::mkdirat(&at, "d", Mode::RWXU).unwrap();
+            at = open_beneath(at.as_fd(), c"d").unwrap();
+        }
+        let parent = open_dir(dir.path());
+        assert_eq!(remove(parent.as_fd(), c"tree"), Ok(8192));
+        assert!(!tree.exists());
+        assert_eq!(fs::read_to_string(dir.path().join("outside/kept")).unwrap(), "x");
+        assert_eq!(remove(parent.as_fd(), c"tree"), Ok(0));
+    }
+
+    fn open_dir(path: &std::path::Path) -> OwnedFd {
+        crate::lock::open_dir(path).unwrap()
+    }
+}

@@ -1,0 +1,40 @@
+//! A megabyte of disk set aside, to be given back when the disk is full: opening a database and writing down a removal
+//! both need a few pages, and without them a full disk could not be emptied.
+//!
+//! `DIR/reserve` is made when there is room (by the first opener and by each sweep) and deleted when there is none.
+//! It contains nothing, so neither a crash nor its absence matters.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+
+use rustix::fs::FallocateFlags;
+
+use crate::{Layout, StoreError};
+
+const BYTES: u64 = 1 << 20;
+
+fn path(layout: &Layout) -> PathBuf {
+    layout.root().join("reserve")
+}
+
+/// Sets the space aside if it is not yet. Without room, or on a file system that cannot allocate, there is none.
+pub(crate) fn fill(layout: &Layout) -> Result<(), StoreError> {
+    let path = path(layout);
+    let file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::StorageFull => return Ok(()),
+        Err(error) => return Err(StoreError::io("make", &path)(error)),
+    };
+    if rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, BYTES).is_err() { spend(layout) } else { Ok(()) }
+}
+
+/// Gives the space back.
+pub(crate) fn spend(layout: &Layout) -> Result<(), StoreError> {
+    let path = path(layout);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(StoreError::io("delete", &path)(error)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,224 @@
+//! Deleting what nobody refers to and nobody works on. Sweeping twice changes nothing; a sweep that is killed leaves
+//! what the next one finds.
+//!
+//! Nothing is deleted without its lock, and under the lock everything is looked at again. A lock that is held is not
+//! waited for: its holder is about to make what it covers needed.
+
+use std::collections::{BTreeSet, HashSet};
+use std::ffi::CString;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+
+use gantry_model::Digest;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use crate::db::Sync;
+use crate::lock::{open_dir, open_lock_file, sync_dir, try_lock};
+use crate::pods::row::Columns;
+use crate::trees::try_lock_tree;
+use crate::{Layout, Store, StoreError, remove, reserve, tmp};
+
+/// What a sweep has deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Swept {
+    /// Bytes of the disk that were freed.
+    pub bytes: u64,
+    /// Layers, with and without a row.
+    pub layers: u64,
+    /// Manifests and configurations.
+    pub blobs: u64,
+}
+
+/// A layer that no image and no other layer refers to.
+const UNUSED: &str = "NOT EXISTS (SELECT 1 FROM image_layer WHERE image_layer.chain = layer.chain)
+    AND NOT EXISTS (SELECT 1 FROM layer AS child WHERE child.parent = layer.chain)";
+
+impl Store {
+    /// Deletes layers and blobs that no image refers to and nobody works on, and temporaries of the dead. Data goes
+    /// before rows where the disk is full. Ends this store's own claim on blobs it has put and not committed.
+    ///
+    /// # Errors
+    /// [`StoreError`]; what was deleted until then stays deleted.
+    pub fn sweep_images(&self) -> Result<Swept, StoreError> {
+        self.end_blob_lease();
+        let mut swept = Swept { bytes: self.sweep_temporaries()?, ..Swept::default() };
+        self.sweep_orphans(&mut swept)?;
+        self.sweep_layers(&mut swept)?;
+        self.sweep_blobs(&mut swept)?;
+        self.sweep_locks()?;
+        reserve::fill(&self.layout)?;
+        Ok(swept)
+    }
+
+    /// Deletes what is left in `tmp/` of processes that died; tells the bytes freed.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn sweep_temporaries(&self) -> Result<u64, StoreError> {
+        tmp::sweep(&self.layout)
+    }
+
+    /// Frees what can be freed without writing to the database.
+    pub(crate) fn make_room(&self) -> Result<(), StoreError> {
+        reserve::spend(&self.layout)?;
+        self.sweep_temporaries()?;
+        self.sweep_orphans(&mut Swept::default())
+    }
+
+    /// Trees without a row.
+    fn sweep_orphans(&self, swept: &mut Swept) -> Result<(), StoreError> {
+        let known = self.tree_names()?;
+        for name in names(&self.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
+            let Some(_lock) = try_lock_tree(&self.layout, &name)? else { continue };
+            // It may have been committed before it was locked here.
+            if !self.tree_names()?.contains(&name) {
+                swept.bytes += delete_tree(&self.layout, &name)?;
+                swept.layers += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Layers without a reference. A child goes before its parent, so one pass may free the next.
+    fn sweep_layers(&self, swept: &mut Swept) -> Result<(), StoreError> {
+        let mut tried = HashSet::new();
+        loop {
+            let before = tried.len();
+            for chain in self.unused_layers()? {
+                if tried.insert(chain.clone()) {
+                    self.sweep_layer(&chain, swept)?;
+                }
+            }
+            if tried.len() == before {
+                return Ok(());
+            }
+        }
+    }
+
+    fn unused_layers(&self) -> Result<Vec<Digest>, StoreError> {
+        self.conn
+            .prepare_cached(&format!("SELECT chain FROM layer WHERE {UNUSED} ORDER BY chain"))
+            .and_then(|mut all| all.query_map([], |row| Columns::new(row).parsed())?.collect())
+            .map_err(StoreError::sql("list the layers"))
+    }
+
+    /// The row first, so that a kill in between leaves a tree without a row; except on a full disk, where the tree has
+    /// to make room for the row's removal. A row without a tree counts as absent ([`Store::layer`]).
+    fn sweep_layer(&self, chain: &Digest, swept: &mut Swept) -> Result<(), StoreError> {
+        let name = Layout::tree_name(chain);
+        let Some(_lock) = try_lock_tree(&self.layout, &name)? else { return Ok(()) };
+        let gone = match self.remove_layer_row(chain) {
+            Err(error) if error.is_full() && self.is_unused(chain)? => {
+                swept.bytes += delete_tree(&self.layout, &name)?;
+                self.remove_layer_row(chain)?
+            }
+            other => other?,
+        };
+        if gone {
+            swept.bytes += delete_tree(&self.layout, &name)?;
+            swept.layers += 1;
+        }
+        Ok(())
+    }
+
+    fn is_unused(&self, chain: &Digest) -> Result<bool, StoreError> {
+        self.conn
+            .query_row(
+                &format!("SELECT count(*) FROM layer WHERE chain = ?1 AND {UNUSED}"),
+                [chain.to_string()],
+                |row| row.get::<_, u32>(0),
+            )
+            .map(|count| count == 1)
+            .map_err(StoreError::sql("look at the layer"))
+    }
+
+    fn remove_layer_row(&self, chain: &Digest) -> Result<bool, StoreError> {
+        const DOING: &str = "remove the layer";
+        self.write(DOING, Sync::Soon, |tx| {
+            tx.prepare_cached(&format!("DELETE FROM layer WHERE chain = ?1 AND {UNUSED}"))
+                .and_then(|mut delete| delete.execute([chain.to_string()]))
+                .map(|deleted| deleted == 1)
+                .map_err(StoreError::sql(DOING))
+        })
+    }
+
+    fn sweep_blobs(&self, swept: &mut Swept) -> Result<(), StoreError> {
+        let path = self.layout.blobs_lock();
+        let lock = open_lock_file(&path)?;
+        if !try_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))? {
+            return Ok(());
+        }
+        let needed = self.needed_blobs()?;
+        for algorithm in ["sha256", "sha512"] {
+            let dir = self.layout.blobs_dir().join(algorithm);
+            let mut changed = false;
+            for hex in names(&dir)?.into_iter().filter(|hex| !needed.contains(&format!("{algorithm}:{hex}"))) {
+                swept.bytes += delete(&dir, &hex)?;
+                swept.blobs += 1;
+                changed = true;
+            }
+            if changed {
+                sync_dir(&dir)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The manifests and configurations of all images.
+    pub(crate) fn needed_blobs(&self) -> Result<BTreeSet<String>, StoreError> {
+        self.conn
+            .prepare_cached("SELECT id FROM image UNION SELECT config FROM image")
+            .and_then(|mut all| all.query_map([], |row| row.get(0))?.collect())
+            .map_err(StoreError::sql("list the blobs"))
+    }
+
+    /// The names of the directories of all layers that have a row.
+    pub(crate) fn tree_names(&self) -> Result<BTreeSet<String>, StoreError> {
+        self.conn
+            .prepare_cached("SELECT chain FROM layer")
+            .and_then(|mut all| all.query_map([], |row| Ok(Layout::tree_name(&Columns::new(row).parsed()?)))?.collect())
+            .map_err(StoreError::sql("list the layers"))
+    }
+
+    /// Lock files of layers that are gone. Whoever waits for one sees that its name is gone, and makes a new one.
+    fn sweep_locks(&self) -> Result<(), StoreError> {
+        let (dir, known) = (self.layout.locks_dir(), self.tree_names()?);
+        for name in names(&dir)?.into_iter().filter(|name| name != "blobs" && !known.contains(name)) {
+            if let Some(_lock) = try_lock_tree(&self.layout, &name)? {
+                delete(&dir, &name)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The names in a directory of ours.
+pub(crate) fn names(dir: &Path) -> Result<Vec<String>, StoreError> {
+    let entries = std::fs::read_dir(dir).map_err(StoreError::io("list", dir))?;
+    let name = |entry: std::io::Result<std::fs::DirEntry>| {
+        // What is not UTF-8 is not ours; `check` reports what it does not know.
+        entry.map(|entry| entry.file_name().into_string().ok()).transpose()
+    };
+    entries.filter_map(name).collect::<std::io::Result<_>>().map_err(StoreError::io("list", dir))
+}
+
+/// Moves a tree to `tmp/`, durably, and deletes it there.
+fn delete_tree(layout: &Layout, name: &str) -> Result<u64, StoreError> {
+    let (trees, aside) = (layout.trees_dir(), layout.tmp_dir().join(tmp::fresh_name("deleted-layer")?));
+    let path = trees.join(name);
+    match rustix::fs::rename(&path, &aside) {
+        Ok(()) => {}
+        Err(Errno::NOENT) => return Ok(0),
+        Err(errno) => return Err(StoreError::io("move away", &path)(errno)),
+    }
+    sync_dir(&trees)?;
+    tmp::delete(layout, &aside)
+}
+
+fn delete(dir: &Path, name: &str) -> Result<u64, StoreError> {
+    let path = dir.join(name);
+    let parent = open_dir(dir).map_err(StoreError::io("open", dir))?;
+    let name = CString::new(name).map_err(|error| StoreError::io("delete", &path)(std::io::Error::other(error)))?;
+    remove::remove(parent.as_fd(), &name).map_err(StoreError::io("delete", &path))
+}

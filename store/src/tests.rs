@@ -1,0 +1,123 @@
+//! The store from outside its modules: real directories, real databases, several threads with stores of their own.
+
+mod changing;
+mod checking;
+mod opening;
+mod speed;
+mod sweeping;
+
+use std::path::Path;
+use std::time::Duration;
+
+use gantry_model::spec::NetMode;
+use gantry_model::{Digest, Edge, Generation, PodEnd, PodId, Process, Timestamp, id::Algorithm};
+use sha2::Digest as _;
+
+use crate::{Change, ImageFormat, LayerLock, LayerRef, LayerRow, Moved, NewApp, NewImage, NewPod, PodRow, Store};
+
+/// A data directory that goes with the test.
+struct Home {
+    dir: tempfile::TempDir,
+    store: Store,
+}
+
+impl Home {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("data")).unwrap();
+        Self { dir, store }
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.dir.path().join("data")
+    }
+
+    fn another(&self) -> Store {
+        Store::open(&self.path()).unwrap()
+    }
+}
+
+fn digest(text: &str) -> Digest {
+    Digest::from_hash(Algorithm::Sha256, &sha2::Sha256::digest(text)).unwrap()
+}
+
+fn pod_id(n: u128) -> PodId {
+    PodId::from_random(n.to_be_bytes())
+}
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Stages and commits layers of these names, each on top of the one before; the locks are the caller's.
+fn layers(store: &Store, names: &[&str]) -> (Vec<LayerLock>, Vec<LayerRef>) {
+    let (mut locks, mut refs, mut fresh, mut parent) = (Vec::new(), Vec::new(), Vec::new(), None);
+    for name in names {
+        let chain = digest(name);
+        let lock = store.lock_layer(&chain, DEADLINE, &mut || {}).unwrap();
+        if store.layer(&chain).unwrap().is_none() {
+            let staging = store.stage_layer(&lock).unwrap();
+            std::fs::write(staging.path().join("file"), name).unwrap();
+            let row = LayerRow { chain: chain.clone(), diff_id: digest(name), parent, size: 1, entries: 1 };
+            fresh.push((staging, row));
+        }
+        refs.push(LayerRef { chain: chain.clone(), diff_id: digest(name), blob: digest(&format!("gz {name}")) });
+        parent = Some(chain);
+        locks.push(lock);
+    }
+    store.commit_layers(fresh).unwrap();
+    (locks, refs)
+}
+
+/// Commits an image whose manifest is its name, with these layers.
+fn image(store: &Store, name: &str, names: &[&str]) -> Digest {
+    let (_locks, layers) = layers(store, names);
+    let config = format!("config of {name}");
+    for blob in [name, &config] {
+        store.put_blob(&digest(blob), blob.as_bytes()).unwrap();
+    }
+    let image = NewImage {
+        id: digest(name),
+        config: digest(&config),
+        format: ImageFormat::Oci,
+        layers,
+        size: 10,
+        names: vec![format!("docker.io/library/{name}:1")],
+    };
+    store.commit_image(&image, Timestamp(5)).unwrap().id
+}
+
+fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
+    let app = |name: &&str| NewApp { name: name.parse().unwrap(), image: image.clone(), image_name: "i".into() };
+    NewPod {
+        id,
+        created: Timestamp(10),
+        net: NetMode::None,
+        hostname: "h".into(),
+        apps: apps.iter().map(app).collect(),
+        user_annotations: [("k".to_owned(), "v\n\"".to_owned())].into(),
+        user_labels: Default::default(),
+    }
+}
+
+fn edge(edge: Edge) -> Change {
+    Change { edge, apps: vec![], durable: false }
+}
+
+fn supervisor() -> Process {
+    Process { pid: 7, start_ticks: 9, boot: gantry_model::BootId("b".into()) }
+}
+
+fn end() -> PodEnd {
+    PodEnd { exit_code: 3, failed_app: Some("a".parse().unwrap()), reason: "an app failed".into() }
+}
+
+fn moved(store: &Store, id: PodId, seen: Generation, change: Change) -> PodRow {
+    match store.step(id, seen, change).unwrap() {
+        Moved::Yes(Some(pod)) => pod,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Everything below a directory, with the modes.
+fn entries(dir: &Path) -> usize {
+    std::fs::read_dir(dir).unwrap().count()
+}

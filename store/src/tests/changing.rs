@@ -1,0 +1,332 @@
+//! Steps, races, events, images in use.
+
+use std::sync::Barrier;
+
+use gantry_model::query::PodQuery;
+use gantry_model::{AppEnd, AppName, AppState, ErrorKind, EventKind, HowEnded, Kind as _, Phase};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{CommitImageError, InsertPodError, RemoveImageError, ResolveError, StepError, StoreError};
+
+fn name(text: &str) -> AppName {
+    text.parse().unwrap()
+}
+
+fn started(attempt: u32) -> AppState {
+    AppState::Started { at: Timestamp(20), pid: 8, attempt }
+}
+
+fn exited(how: HowEnded, attempt: u32) -> AppState {
+    AppState::Exited { started: Some(Timestamp(20)), end: AppEnd { how, oom: true, at: Timestamp(30) }, attempt }
+}
+
+/// Walks a new pod to Running; returns the row.
+fn running(store: &Store, id: PodId, image: &Digest) -> PodRow {
+    let pod = store.insert_pod(&new_pod(id, image, &["a", "b"])).unwrap();
+    let pod = moved(store, id, pod.generation, edge(Edge::Prepare));
+    let change = Change { durable: true, ..edge(Edge::Prepared(Timestamp(11))) };
+    let pod = moved(store, id, pod.generation, change);
+    assert_eq!(pod.prepared, Some(Timestamp(11)));
+    let apps = vec![(name("a"), started(0)), (name("b"), started(0))];
+    let start = Edge::Started { at: Timestamp(12), supervisor: supervisor() };
+    moved(store, id, pod.generation, Change { apps, ..edge(start) })
+}
+
+#[test]
+fn a_whole_life_and_its_events() {
+    let home = Home::new();
+    let (store, id) = (&home.store, pod_id(1));
+    let image = image(store, "i", &["l"]);
+    let pod = running(store, id, &image);
+    assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
+    let apps = [(name("b"), exited(HowEnded::Exited(0), 0))];
+    let Moved::Yes(Some(pod)) = store.update_apps(id, pod.generation, &apps).unwrap() else { panic!() };
+    let apps = vec![(name("a"), exited(HowEnded::Signaled(9), 1)), (name("b"), exited(HowEnded::Exited(0), 0))];
+    let pod = moved(store, id, pod.generation, Change { apps, ..edge(Edge::Ended { at: Timestamp(31), end: end() }) });
+    assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
+    let pod = moved(store, id, pod.generation, edge(Edge::Marked(Timestamp(40))));
+    assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
+    assert_eq!(pod.generation, Generation(6));
+    assert_eq!(store.step(id, pod.generation, edge(Edge::Swept)).unwrap(), Moved::Yes(None));
+    assert_eq!(store.pod(id).unwrap(), None);
+
+    let events = store.events_after(0, 100).unwrap();
+    let told: Vec<_> = events.iter().map(|e| (e.seq, e.event.kind.as_str(), e.event.name.as_str())).collect();
+    let uuid = id.to_string();
+    let want = [
+        (1, "image-imported", "docker.io/library/i:1"),
+        (2, "pod-prepared", &uuid),
+        (3, "pod-started", &uuid),
+        (4, "app-started", "a"),
+        (5, "app-started", "b"),
+        (6, "app-exited", "b"),
+        // Attempt 1 of `a` came and went between two looks.
+        (7, "app-started", "a"),
+        (8, "app-exited", "a"),
+        (9, "pod-exited", &uuid),
+        (10, "pod-garbage-collected", &uuid),
+    ];
+    assert_eq!(told, want);
+    let data = |seq: usize| events[seq - 1].event.data.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>();
+    assert_eq!(data(9), ["exit_code=3", "failed_app=a", "reason=an app failed"]);
+    let exit = ["attempt=1", "exit_code=137", &format!("image_id={image}"), "oom=true", "signal=9"];
+    assert_eq!(data(8), exit);
+    assert!(events.iter().all(|event| event.boot == store.boot().0));
+}
+
+#[test]
+fn the_other_ends_of_a_life() {
+    let home = Home::new();
+    let (store, image) = (&home.store, image(&home.store, "i", &[]));
+    let pod = store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap();
+    let pod = moved(store, pod.id, pod.generation, edge(Edge::Aborted(Timestamp(1))));
+    let pod = moved(store, pod.id, pod.generation, edge(Edge::Marked(Timestamp(2))));
+    assert_eq!(store.pod(pod.id).unwrap().unwrap(), pod);
+    let pod = store.insert_pod(&new_pod(pod_id(2), &image, &["a"])).unwrap();
+    let pod = moved(store, pod.id, pod.generation, edge(Edge::Prepare));
+    let pod = moved(store, pod.id, pod.generation, edge(Edge::Prepared(Timestamp(3))));
+    let pod = moved(store, pod.id, pod.generation, edge(Edge::Discarded(Timestamp(4))));
+    assert_eq!(store.pod(pod.id).unwrap().unwrap(), pod);
+    let kinds: Vec<_> = store.events_after(1, 9).unwrap().into_iter().map(|event| event.event.kind).collect();
+    assert_eq!(kinds, [EventKind::PodPrepareAborted, EventKind::PodPrepared]);
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let home = Home::new();
+    let (store, image) = (&home.store, image(&home.store, "i", &[]));
+    let absent = store.insert_pod(&new_pod(pod_id(1), &digest("absent"), &["a"])).unwrap_err();
+    assert!(matches!(absent, InsertPodError::NoSuchImage { .. }));
+    assert_eq!(store.pod(pod_id(1)).unwrap(), None);
+    let pod = store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap();
+    let again = store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap_err();
+    assert!(matches!(again, InsertPodError::Exists(_)));
+
+    let last = store.last_seq().unwrap();
+    let refused = store.step(pod.id, pod.generation, edge(Edge::Swept)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Refused);
+    let change = Change { apps: vec![(name("x"), started(0))], ..edge(Edge::Prepare) };
+    assert!(matches!(store.step(pod.id, pod.generation, change), Err(StepError::NoSuchApp { .. })));
+    let refused = store.update_apps(pod.id, pod.generation, &[(name("a"), started(0))]).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Refused);
+    assert_eq!(store.step(pod.id, Generation(9), edge(Edge::Prepare)).unwrap(), Moved::Lost(Some(pod.clone())));
+    assert_eq!(store.step(pod_id(5), Generation(0), edge(Edge::Prepare)).unwrap(), Moved::Lost(None));
+    assert_eq!((store.pod(pod.id).unwrap(), store.last_seq().unwrap()), (Some(pod), last));
+}
+
+#[test]
+fn of_many_that_want_one_step_exactly_one_makes_it() {
+    let home = Home::new();
+    let image = image(&home.store, "i", &[]);
+    let (begin, path) = (Barrier::new(8), home.path());
+    for round in 0..20 {
+        let pod = home.store.insert_pod(&new_pod(pod_id(round), &image, &["a"])).unwrap();
+        let won = std::thread::scope(|scope| {
+            let race = || {
+                let store = Store::open(&path).unwrap();
+                begin.wait();
+                matches!(store.step(pod.id, pod.generation, edge(Edge::Aborted(Timestamp(1)))), Ok(Moved::Yes(_)))
+            };
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(race)).collect();
+            all.into_iter().map(|one| one.join().unwrap()).filter(|&won| won).count()
+        });
+        assert_eq!(won, 1);
+    }
+    assert_eq!(home.store.last_seq().unwrap(), 21);
+}
+
+#[test]
+fn the_sequence_has_no_gaps_whoever_writes() {
+    let home = Home::new();
+    let image = image(&home.store, "i", &[]);
+    std::thread::scope(|scope| {
+        for thread in 0..4u128 {
+            let (path, image) = (home.path(), &image);
+            scope.spawn(move || {
+                let store = Store::open(&path).unwrap();
+                for n in 0..25 {
+                    let pod = store.insert_pod(&new_pod(pod_id(thread << 32 | n), image, &["a"])).unwrap();
+                    let durable = n % 5 == 0;
+                    moved(&store, pod.id, pod.generation, Change { durable, ..edge(Edge::Aborted(Timestamp(1))) });
+                    // Rolled back: takes no number.
+                    assert!(store.step(pod.id, Generation(1), edge(Edge::Prepare)).is_err());
+                }
+            });
+        }
+    });
+    let seqs: Vec<u64> = home.store.events_after(0, 1000).unwrap().into_iter().map(|event| event.seq).collect();
+    assert_eq!(seqs, (1..=101).collect::<Vec<_>>());
+    assert_eq!(home.store.trim_events(10).unwrap(), 91);
+    assert_eq!(home.store.trim_events(10).unwrap(), 0);
+    assert_eq!((home.store.trimmed_seq().unwrap(), home.store.last_seq().unwrap()), (91, 101));
+    assert_eq!(home.store.events_after(0, 3).unwrap()[0].seq, 92);
+    assert_eq!(home.store.check(true).unwrap(), []);
+}
+
+#[test]
+fn pods_are_found() {
+    let home = Home::new();
+    let (store, other) = (&home.store, image(&home.store, "other", &[]));
+    let image = image(store, "i", &[]);
+    let first = running(store, pod_id(1), &image);
+    let second = store.insert_pod(&NewPod { created: Timestamp(5), ..new_pod(pod_id(2), &other, &["z"]) }).unwrap();
+    let all = PodQuery::default();
+    let rows = [
+        (all.clone(), vec![second.clone(), first.clone()]),
+        (PodQuery::in_phases(&["running", "exited"]), vec![first.clone()]),
+        (PodQuery { created_since: Some(Timestamp(6)), ..all.clone() }, vec![first.clone()]),
+        (PodQuery { app: Some(name("z")), ..all.clone() }, vec![second.clone()]),
+        (PodQuery { image: Some(image.clone()), ..all.clone() }, vec![first.clone()]),
+        (PodQuery { image: Some(image), app: Some(name("z")), ..all }, vec![]),
+    ];
+    for (query, want) in rows {
+        assert_eq!(store.pods(&query).unwrap(), want, "{query:?}");
+    }
+    let resolve = |text: &str| store.resolve(&text.parse().unwrap());
+    assert_eq!(resolve(&first.id.to_string()).unwrap(), first.id);
+    assert!(matches!(resolve("0000"), Err(ResolveError::Ambiguous { some, .. }) if some.len() == 2));
+    assert!(matches!(resolve("f"), Err(ResolveError::NotFound { .. })));
+}
+
+#[test]
+fn images_are_named_found_and_removed_unless_in_use() {
+    let home = Home::new();
+    let store = &home.store;
+    let (one, two) = (image(store, "app", &["l"]), image(store, "two", &["l", "m"]));
+    // Once more: nothing new but a name, and the other image's name moves.
+    let (_locks, refs) = layers(store, &["l"]);
+    let again = NewImage {
+        id: one.clone(),
+        config: digest("config of app"),
+        format: ImageFormat::Oci,
+        layers: refs,
+        size: 10,
+        names: vec!["docker.io/library/two:1".into(), "localhost/x/app:2".into()],
+    };
+    let row = store.commit_image(&again, Timestamp(9)).unwrap();
+    assert_eq!(row.names, ["docker.io/library/app:1", "docker.io/library/two:1", "localhost/x/app:2"]);
+    assert_eq!((row.imported, row.last_used, store.last_seq().unwrap()), (Timestamp(5), Timestamp(9), 2));
+    assert_eq!(store.images().unwrap().iter().map(|i| i.names.len()).sum::<usize>(), 3);
+    assert_eq!(store.image_by_name("docker.io/library/two:1").unwrap().unwrap().id, one);
+    let short = |repository, tag| store.images_by_short(repository, tag).unwrap().len();
+    assert_eq!((short("app", "1"), short("library/app", "1"), short("pp", "1"), short("app", "3")), (1, 1, 0, 0));
+    assert_eq!(store.images_by_prefix(two.short()).unwrap()[0].id, two);
+    assert_eq!(store.images_by_prefix("%").unwrap(), []);
+    assert!(store.untag("localhost/x/app:2").unwrap() && !store.untag("localhost/x/app:2").unwrap());
+
+    store.touch_image(&one, Timestamp(10)).unwrap();
+    assert_eq!(store.image(&one).unwrap().unwrap().last_used, Timestamp(9));
+    store.touch_image(&one, Timestamp(60_000_000_009)).unwrap();
+    assert_eq!(store.image(&one).unwrap().unwrap().last_used, Timestamp(60_000_000_009));
+
+    let pod = store.insert_pod(&new_pod(pod_id(1), &one, &["a"])).unwrap();
+    let used = store.remove_image(&one).unwrap_err();
+    assert!(matches!(&used, RemoveImageError::InUse { pods, .. } if *pods == [pod.id]));
+    assert!(store.conn.execute("DELETE FROM image", []).is_err(), "the foreign key protects it too");
+    for change in [Edge::Aborted(Timestamp(1)), Edge::Marked(Timestamp(2)), Edge::Swept] {
+        let seen = store.pod(pod.id).unwrap().unwrap().generation;
+        store.step(pod.id, seen, edge(change)).unwrap();
+    }
+    assert_eq!(store.remove_image(&one).unwrap().image.id, one);
+    assert!(matches!(store.remove_image(&one), Err(RemoveImageError::NotFound(_))));
+    let last = store.events_after(store.last_seq().unwrap() - 1, 1).unwrap().remove(0);
+    assert_eq!(last.event.kind, EventKind::ImageRemoved);
+}
+
+#[test]
+fn an_image_is_not_committed_without_its_parts() {
+    let home = Home::new();
+    let store = &home.store;
+    let (_locks, refs) = layers(store, &["l"]);
+    let missing = LayerRef { chain: digest("none"), ..refs[0].clone() };
+    let image = |layers| NewImage {
+        id: digest("i"),
+        config: digest("c"),
+        format: ImageFormat::Docker,
+        layers,
+        size: 1,
+        names: vec![],
+    };
+    let commit = |layers| store.commit_image(&image(layers), Timestamp(1));
+    assert!(matches!(commit(refs.clone()), Err(CommitImageError::NoSuchBlob { .. })));
+    assert!(store.put_blob(&digest("i"), b"x").is_err());
+    store.put_blob(&digest("i"), b"i").unwrap();
+    store.put_blob(&digest("c"), b"c").unwrap();
+    assert!(matches!(commit(vec![missing]), Err(CommitImageError::NoSuchLayer { .. })));
+    assert_eq!(store.images().unwrap(), []);
+    assert_eq!(commit(refs).unwrap().format, ImageFormat::Docker);
+}
+
+#[test]
+fn with_a_full_disk_removing_still_works() {
+    let home = Home::new();
+    let (store, image) = (&home.store, image(&home.store, "i", &["l", "m"]));
+    let pages: u32 = store.conn.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
+    store.conn.pragma_update(None, "max_page_count", pages).unwrap();
+    let error = (0..1000).find_map(|n| {
+        let pod = NewPod { hostname: "h".repeat(3000), apps: vec![], ..new_pod(pod_id(n), &image, &[]) };
+        store.insert_pod(&pod).err()
+    });
+    assert!(matches!(error, Some(InsertPodError::Store(StoreError::Full { .. }))), "{error:?}");
+    let lock = store.make_pod_dir(pod_id(1)).unwrap();
+    store.delete_pod_dir(lock, pod_id(1)).unwrap();
+    store.remove_image(&image).unwrap();
+    let reserve = home.path().join("reserve");
+    assert_eq!(std::fs::metadata(&reserve).unwrap().len(), 1 << 20);
+    store.make_room().unwrap();
+    assert!(!reserve.exists());
+    assert_eq!(store.sweep_images().unwrap().layers, 2);
+    assert!(reserve.exists());
+}
+
+fn any_app() -> impl Strategy<Value = AppState> {
+    let how = prop_oneof![
+        any::<u8>().prop_map(HowEnded::Exited),
+        any::<u8>().prop_map(HowEnded::Signaled),
+        Just(HowEnded::Lost)
+    ];
+    prop_oneof![
+        Just(AppState::Waiting),
+        (any::<i64>(), any::<u32>(), any::<u32>()).prop_map(|(at, pid, attempt)| AppState::Started {
+            at: Timestamp(at),
+            pid,
+            attempt
+        }),
+        (any::<Option<i64>>(), how, any::<bool>(), any::<i64>(), any::<u32>()).prop_map(
+            |(start, how, oom, at, attempt)| {
+                AppState::Exited { started: start.map(Timestamp), end: AppEnd { how, oom, at: Timestamp(at) }, attempt }
+            }
+        ),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Every phase and app state is read as it was written, whatever the numbers and texts in it.
+    #[test]
+    fn rows_survive_the_database(
+        app in any_app(), at: i64, pid: u32, ticks in 0..u64::MAX / 2, code: i32, reason: String, label: String,
+    ) {
+        let home = Home::new();
+        let (store, image) = (&home.store, image(&home.store, "i", &[]));
+        let mut new = new_pod(pod_id(1), &image, &["a"]);
+        new.user_labels = [(label, reason.clone())].into();
+        let mut pod = store.insert_pod(&new).unwrap();
+        let end = PodEnd { exit_code: code, failed_app: None, reason };
+        let supervisor = Process { pid, start_ticks: ticks, boot: gantry_model::BootId("b".into()) };
+        let edges = [
+            Edge::Prepare, Edge::Prepared(Timestamp(at)), Edge::Started { at: Timestamp(at), supervisor },
+            Edge::Ended { at: Timestamp(at), end }, Edge::Marked(Timestamp(at)),
+        ];
+        for step in edges {
+            let apps = vec![(name("a"), app)];
+            pod = moved(store, pod.id, pod.generation, Change { apps, ..edge(step) });
+            let read = store.pod(pod.id).unwrap();
+            prop_assert_eq!(read.as_ref(), Some(&pod));
+            prop_assert_eq!(&store.pods(&PodQuery::default()).unwrap()[0], &pod);
+        }
+        prop_assert!(matches!(pod.phase, Phase::Garbage { .. }), "{:?}", pod.phase);
+    }
+}

@@ -1,0 +1,195 @@
+//! Making, refusing, migrating, entering a boot.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+use gantry_model::query::PodQuery;
+use gantry_model::{BootId, ErrorKind, Kind as _, Phase, Timestamp, Was};
+use rusqlite::Connection;
+
+use super::*;
+use crate::migrate::STEPS;
+use crate::{OpenError, StoreError};
+
+const V1: &str = include_str!("../../fixtures/v1.sql");
+
+fn boot(name: &str) -> BootId {
+    BootId(name.into())
+}
+
+/// A data directory with a database of format 1.
+fn v1() -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    drop(Store::open(&data).unwrap());
+    for name in ["gantry.db", "gantry.db-wal", "gantry.db-shm"] {
+        let path = data.join(name);
+        assert!(!path.exists() || fs::remove_file(path).is_ok());
+    }
+    Connection::open(data.join("gantry.db")).unwrap().execute_batch(V1).unwrap();
+    (dir, data)
+}
+
+#[test]
+fn a_new_store_is_ours_alone_and_is_there_the_next_time() {
+    let home = Home::new();
+    for dir in ["", "pods", "trees", "blobs", "tmp", "locks", "backups"] {
+        let mode = fs::metadata(home.path().join(dir)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o700, "{dir}");
+    }
+    assert_eq!(fs::metadata(home.path().join("gantry.db")).unwrap().permissions().mode() & 0o777, 0o600);
+    let id = image(&home.store, "i", &["l"]);
+    assert_eq!(home.another().image(&id).unwrap().unwrap().id, id);
+    assert_eq!(home.another().last_seq().unwrap(), 1);
+    assert_eq!(home.store.check(true).unwrap(), []);
+}
+
+#[test]
+fn directories_others_could_write_to_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for mode in [0o777, 0o755, 0o710] {
+        let open = at(&format!("{mode:o}"));
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(mode)).unwrap();
+        assert!(matches!(Store::open(&open), Err(OpenError::Mode { mode: found, .. }) if found == mode));
+        assert_eq!(entries(&open), 0);
+    }
+    fs::create_dir(at("real")).unwrap();
+    fs::set_permissions(at("real"), fs::Permissions::from_mode(0o700)).unwrap();
+    symlink("real", at("link")).unwrap();
+    assert!(matches!(Store::open(&at("link")), Err(OpenError::NotADirectory { .. })));
+    fs::write(at("file"), "").unwrap();
+    assert!(matches!(Store::open(&at("file")), Err(OpenError::NotADirectory { .. })));
+    fs::create_dir(at("theirs")).unwrap();
+    fs::set_permissions(at("theirs"), fs::Permissions::from_mode(0o700)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(at("theirs"), Some(4711), None).unwrap();
+        assert!(matches!(Store::open(&at("theirs")), Err(OpenError::Owner { owner: 4711, .. })));
+    }
+}
+
+#[test]
+fn reading_makes_nothing_and_writes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let absent = Store::open_read_only(&data).unwrap_err();
+    assert_eq!(absent.kind(), ErrorKind::NotFound);
+    assert!(!data.exists());
+    let home = Home::new();
+    let id = image(&home.store, "i", &["l"]);
+    let reader = Store::open_read_only(&home.path()).unwrap();
+    assert!(reader.image(&id).unwrap().is_some());
+    let refused = reader.untag("docker.io/library/i:1").unwrap_err();
+    assert!(matches!(refused, StoreError::ReadOnly { .. }), "{refused:?}");
+    assert!(reader.insert_pod(&new_pod(pod_id(1), &id, &["a"])).is_err());
+    assert_eq!(home.store.pods(&PodQuery::default()).unwrap(), []);
+}
+
+#[test]
+fn what_is_not_our_database_is_refused_with_a_word_on_what_to_do() {
+    let change = |sql: &str| {
+        let home = Home::new();
+        home.store.conn.execute_batch(sql).unwrap();
+        Store::open(&home.path()).map(drop).unwrap_err()
+    };
+    assert!(matches!(change("PRAGMA user_version = 99"), OpenError::Newer { found: 99, .. }));
+    assert!(matches!(change("PRAGMA application_id = 1"), OpenError::Foreign { .. }));
+    let sql = "INSERT INTO feature VALUES ('x\x1b[2J', 'incompatible'), ('y', 'compatible')";
+    let unknown = change(sql);
+    assert!(matches!(unknown, OpenError::Feature { .. }) && !unknown.to_string().contains('\x1b'), "{unknown}");
+
+    let home = Home::new();
+    let path = home.path();
+    drop(home.store);
+    fs::write(path.join("gantry.db"), "this is no database, and long enough to be seen as none".repeat(100)).unwrap();
+    fs::remove_file(path.join("gantry.db-wal")).unwrap();
+    let damaged = Store::open(&path).unwrap_err();
+    assert_eq!(damaged.kind(), ErrorKind::Damaged);
+    assert!(damaged.to_string().contains("backups"), "{damaged}");
+}
+
+#[test]
+fn the_steps_make_the_schema_of_the_fixture() {
+    let schema = |conn: &Connection| -> Vec<(String, String)> {
+        let mut all = conn.prepare("SELECT name, coalesce(sql, '') FROM sqlite_schema ORDER BY name").unwrap();
+        all.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().collect::<Result<_, _>>().unwrap()
+    };
+    let (released, made) = (Connection::open_in_memory().unwrap(), Connection::open_in_memory().unwrap());
+    released.execute_batch(V1).unwrap();
+    made.execute_batch(STEPS[0]).unwrap();
+    assert_eq!(schema(&released), schema(&made));
+}
+
+#[test]
+fn format_1_is_read_and_migrated_with_a_copy_made_before() {
+    let (_dir, data) = v1();
+    let check = |store: &Store| {
+        let pods = store.pods(&PodQuery::default()).unwrap();
+        let names: Vec<_> = pods.iter().map(|pod| pod.phase.name()).collect();
+        assert_eq!(names, Phase::NAMES.to_vec());
+        let Phase::Garbage { was: Was::Exited { at, .. }, .. } = &pods[6].phase else { panic!("{:?}", pods[6]) };
+        assert_eq!((*at, pods[3].user_annotations["k"].as_str()), (Timestamp(140), "v"));
+        assert_eq!(store.images().unwrap()[0].layers.len(), 2);
+        assert_eq!(store.events_after(0, 10).unwrap().len(), 2);
+    };
+    check(&Store::open(&data).unwrap());
+    let steps = [STEPS, &["ALTER TABLE pod ADD COLUMN extra TEXT NOT NULL DEFAULT 'x'"]].concat();
+    for _ in 0..2 {
+        check(&Store::open_as(&data, boot("new"), &steps).unwrap());
+        assert_eq!(entries(&data.join("backups")), 1);
+    }
+    assert!(matches!(Store::open(&data), Err(OpenError::Newer { .. })));
+    let copy = fs::read_dir(data.join("backups")).unwrap().next().unwrap().unwrap().path();
+    let version: u32 = Connection::open(&copy).unwrap().query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap();
+    assert_eq!(version, 1);
+    // Three copies are kept, the newest ones.
+    let mut steps: Vec<&str> = steps;
+    for _ in 0..4 {
+        steps.push("CREATE INDEX IF NOT EXISTS another ON pod (extra)");
+        drop(Store::open_as(&data, boot("new"), &steps).unwrap());
+    }
+    assert_eq!(entries(&data.join("backups")), 3);
+    assert!(!copy.exists());
+}
+
+#[test]
+fn a_step_that_fails_leaves_the_database_as_it_was() {
+    let (_dir, data) = v1();
+    let steps = [STEPS, &["CREATE TABLE more (a INTEGER)", "this is no SQL"]].concat();
+    assert!(Store::open_as(&data, boot("new"), &steps).is_err());
+    let store = Store::open(&data).unwrap();
+    assert_eq!(store.pods(&PodQuery::default()).unwrap().len(), 7);
+    assert!(store.conn.execute_batch("SELECT * FROM more").is_err());
+}
+
+#[test]
+fn at_a_new_boot_numbers_jump_once_and_never_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let open = |name: &str| Store::open_as(&data, boot(name), STEPS).unwrap();
+    image(&open("a"), "one", &[]);
+    assert_eq!(open("a").last_seq().unwrap(), 1);
+    image(&open("b"), "two", &[]);
+    image(&open("b"), "three", &[]);
+    image(&open("c"), "four", &[]);
+    let events = open("c").events_after(0, 10).unwrap();
+    let seen: Vec<_> = events.iter().map(|event| (event.seq, event.boot.as_str())).collect();
+    assert_eq!(seen, [(1, "a"), (2_000_000, "b"), (2_000_001, "b"), (4_000_000, "c")]);
+    assert_eq!(open("c").check(true).unwrap(), []);
+    for last in [0, 1, 999_999, 1_000_000, 1_999_999, 2_000_000] {
+        assert!(crate::db::after_boot(last) - last > crate::db::BOOT_JUMP - 1, "{last}");
+    }
+}
+
+#[test]
+fn many_may_make_the_store_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..8).map(|_| scope.spawn(|| Store::open(&data).and_then(|s| Ok(s.last_seq()?)))).collect();
+        for one in all {
+            assert_eq!(one.join().unwrap().unwrap(), 0);
+        }
+    });
+}

@@ -1,0 +1,67 @@
+//! How long the two things take that every command and every list does. Printed, not asserted: run with
+//! `cargo test --release -p gantry-store speed -- --nocapture`. Targets: open < 1 ms, list of 10 000 pods < 25 ms.
+
+use std::time::Instant;
+
+use gantry_model::query::PodQuery;
+
+use super::*;
+
+#[test]
+fn speed() {
+    let home = Home::new();
+    let image = image(&home.store, "i", &[]);
+    for n in 0..200 {
+        home.store.insert_pod(&new_pod(pod_id(n), &image, &["a", "b"])).unwrap();
+    }
+    let begun = Instant::now();
+    for n in 200..300 {
+        home.store.insert_pod(&new_pod(pod_id(n), &image, &["a", "b"])).unwrap();
+    }
+    println!("insert a pod: {:?}", begun.elapsed() / 100);
+    let durable = |n| {
+        let change = Change { durable: true, ..edge(Edge::Aborted(Timestamp(1))) };
+        moved(&home.store, pod_id(n), Generation(0), change);
+    };
+    let begun = Instant::now();
+    (0..20).for_each(durable);
+    println!("a durable step: {:?}", begun.elapsed() / 20);
+    home.store.conn.execute_batch("BEGIN").unwrap();
+    for n in 300..10_000u128 {
+        let sql = "INSERT INTO pod (id, generation, phase, created, net, hostname, user_annotations, user_labels,
+            prepared_at, started_at, ended_at, exit_code, reason) VALUES (?1, 4, 'exited', ?2, 'none', 'host', '{}',
+            '{}', 1, 2, 3, 0, 'all apps ended')";
+        let id = pod_id(n).to_string();
+        home.store.conn.prepare_cached(sql).unwrap().execute(rusqlite::params![id, n as i64]).unwrap();
+        let sql =
+            "INSERT INTO app VALUES (?1, 0, 'app', ?2, 'docker.io/library/i:1', 'exited', 0, 1, NULL, 2, 0, NULL, 0)";
+        home.store.conn.prepare_cached(sql).unwrap().execute([id, image.to_string()]).unwrap();
+    }
+    home.store.conn.execute_batch("COMMIT; PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    // A WAL as ordinary work leaves it, at about its longest.
+    for n in 100..180 {
+        moved(&home.store, pod_id(n), Generation(0), edge(Edge::Aborted(Timestamp(1))));
+    }
+    for others in ["with another process at work", "as the only one"] {
+        let keep = (others != "as the only one").then(|| home.another());
+        for _ in 0..3 {
+            let begun = Instant::now();
+            let store = home.another();
+            let opened = begun.elapsed();
+            let begun = Instant::now();
+            let pods = store.pods(&PodQuery::default()).unwrap();
+            println!("{others}: open {opened:?}, list {} pods {:?}", pods.len(), begun.elapsed());
+            assert_eq!((pods.len(), pods[9_999].apps.len()), (10_000, 1));
+        }
+        drop(keep);
+    }
+    let path = home.path();
+    drop(home.store);
+    println!("the WAL has {} bytes", std::fs::metadata(path.join("gantry.db-wal")).unwrap().len());
+    for _ in 0..5 {
+        let begun = Instant::now();
+        let store = Store::open(&path).unwrap();
+        println!("alone: open {:?}", begun.elapsed());
+        drop(store);
+    }
+}

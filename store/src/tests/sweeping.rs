@@ -1,0 +1,172 @@
+//! Layers, pod directories, blobs: staging, locks, and what sweeps take and leave.
+
+use std::fs;
+use std::sync::mpsc;
+
+use super::*;
+use crate::{BlobError, CommitLayersError, MakePodDirError, PodState, StoreError};
+
+fn trees(home: &Home) -> usize {
+    entries(&home.store.layout().trees_dir())
+}
+
+#[test]
+fn a_sweep_takes_what_nobody_needs_and_only_that() {
+    let home = Home::new();
+    let store = &home.store;
+    let kept = image(store, "kept", &["base", "kept"]);
+    let gone = image(store, "gone", &["base", "gone"]);
+    // Committed, its image not yet: its lock protects it.
+    let (locks, _) = layers(store, &["coming"]);
+    // Put, its image not yet: this other store's lease protects it.
+    let other = home.another();
+    other.put_blob(&digest("new"), b"new").unwrap();
+    store.remove_image(&gone).unwrap();
+    let swept = home.another().sweep_images().unwrap();
+    assert_eq!((swept.layers, swept.blobs), (1, 0));
+    assert!(swept.bytes >= 4, "{swept:?}");
+    assert!(store.layer(&digest("coming")).unwrap().is_some() && store.layer(&digest("gone")).unwrap().is_none());
+    assert_eq!(trees(&home), 3);
+    drop((locks, other));
+    let swept = store.sweep_images().unwrap();
+    assert_eq!((swept.layers, swept.blobs), (1, 3));
+    assert_eq!(store.sweep_images().unwrap(), crate::Swept::default());
+    store.remove_image(&kept).unwrap();
+    assert_eq!(store.sweep_images().unwrap().layers, 2);
+    assert_eq!(trees(&home), 0);
+    assert_eq!(entries(&store.layout().locks_dir()), 1);
+    assert_eq!(store.check(true).unwrap(), []);
+}
+
+#[test]
+fn a_killed_stager_is_swept_and_a_live_one_is_not() {
+    let home = Home::new();
+    let store = &home.store;
+    let lock = store.lock_layer(&digest("l"), DEADLINE, &mut || {}).unwrap();
+    let staging = store.stage_layer(&lock).unwrap();
+    fs::write(staging.path().join("file"), "x").unwrap();
+    // As a killed process leaves it: there, and unlocked. A temporary file, a link and a FIFO as well.
+    let tmp = store.layout().tmp_dir();
+    fs::create_dir_all(tmp.join("layer-dead/deep")).unwrap();
+    fs::write(tmp.join("layer-dead/deep/file"), "x").unwrap();
+    fs::write(tmp.join("blob-dead"), "x").unwrap();
+    std::os::unix::fs::symlink("/", tmp.join("link")).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, tmp.join("fifo"), rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
+    // A tree without its row: the kill came between the rename and the commit.
+    fs::create_dir(store.layout().trees_dir().join("orphan")).unwrap();
+    assert_eq!(home.another().sweep_images().unwrap().layers, 1);
+    assert_eq!((entries(&tmp), trees(&home)), (1, 0));
+    drop(staging);
+    assert_eq!(entries(&tmp), 0);
+}
+
+#[test]
+fn the_tree_of_a_killed_committer_is_replaced() {
+    let home = Home::new();
+    let tree = home.store.layout().tree_dir(&digest("l"));
+    fs::create_dir(&tree).unwrap();
+    fs::write(tree.join("half"), "x").unwrap();
+    assert_eq!(home.store.layer(&digest("l")).unwrap(), None);
+    drop(layers(&home.store, &["l"]));
+    assert_eq!((tree.join("half").exists(), tree.join("file").exists()), (false, true));
+    // And a row whose tree was lost counts as no layer, and becomes true again.
+    fs::remove_dir_all(&tree).unwrap();
+    assert_eq!(home.store.layer(&digest("l")).unwrap(), None);
+    drop(layers(&home.store, &["l"]));
+    assert!(home.store.layer(&digest("l")).unwrap().is_some());
+    assert_eq!(entries(&home.store.layout().tmp_dir()), 0);
+}
+
+#[test]
+fn one_at_a_time_works_on_a_layer() {
+    let home = Home::new();
+    let (trees, chain) = (home.store.trees(), digest("l"));
+    let lock = trees.lock_layer(&chain, DEADLINE, &mut || panic!("nobody has it")).unwrap();
+    let late = trees.lock_layer(&chain, Duration::from_millis(20), &mut || {});
+    assert!(matches!(late, Err(StoreError::Locked { .. })));
+    let (told, heard) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| trees.lock_layer(&chain, DEADLINE, &mut || told.send(()).unwrap()));
+        heard.recv().unwrap();
+        drop(lock);
+        assert_eq!(waiter.join().unwrap().unwrap().chain(), &chain);
+    });
+    // A waiter whose lock file was swept away under it makes a new one.
+    let layout = home.store.layout().clone();
+    let path = layout.locks_dir().join(crate::Layout::tree_name(&chain));
+    let lock = trees.lock_layer(&chain, DEADLINE, &mut || {}).unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| trees.lock_layer(&chain, DEADLINE, &mut || told.send(()).unwrap()));
+        heard.recv().unwrap();
+        fs::remove_file(&path).unwrap();
+        drop(lock);
+        let _held = waiter.join().unwrap().unwrap();
+        assert!(path.exists());
+        assert!(crate::trees::try_lock_tree(&layout, &crate::Layout::tree_name(&chain)).unwrap().is_none());
+    });
+}
+
+#[test]
+fn layers_that_do_not_fit_are_not_committed() {
+    let home = Home::new();
+    let store = &home.store;
+    let lock = store.lock_layer(&digest("l"), DEADLINE, &mut || {}).unwrap();
+    let row = |chain: &str, parent: Option<&str>| LayerRow {
+        chain: digest(chain),
+        diff_id: digest("d"),
+        parent: parent.map(digest),
+        size: 0,
+        entries: 0,
+    };
+    let commit = |row| store.commit_layers(vec![(store.stage_layer(&lock).unwrap(), row)]);
+    assert!(matches!(commit(row("other", None)), Err(CommitLayersError::Mismatch { .. })));
+    assert!(matches!(commit(row("l", Some("none"))), Err(CommitLayersError::NoParent { .. })));
+    assert_eq!((trees(&home), entries(&store.layout().tmp_dir())), (0, 0));
+    commit(row("l", None)).unwrap();
+    commit(row("l", None)).unwrap();
+    assert_eq!((trees(&home), entries(&store.layout().tmp_dir())), (1, 0));
+}
+
+#[test]
+fn a_pod_directory_is_somebodys_as_long_as_it_is_locked() {
+    let home = Home::new();
+    let (store, id) = (&home.store, pod_id(1));
+    assert!(matches!(store.try_lock_pod(id).unwrap(), PodState::Absent));
+    let lock = store.make_pod_dir(id).unwrap();
+    assert!(matches!(store.make_pod_dir(id), Err(MakePodDirError::Exists(_))));
+    assert!(matches!(home.another().try_lock_pod(id).unwrap(), PodState::Held));
+    let dir = store.layout().pod_dir(&id);
+    fs::create_dir_all(dir.join("upper/a/b")).unwrap();
+    std::os::unix::fs::symlink("/", dir.join("upper/root")).unwrap();
+    assert_eq!(store.pod_dirs().unwrap(), [id]);
+    // Handing the descriptor on keeps the lock; closing the last one frees it.
+    let fd = lock.into_fd();
+    let copy = fd.try_clone().unwrap();
+    drop(fd);
+    assert!(matches!(store.try_lock_pod(id).unwrap(), PodState::Held));
+    drop(copy);
+    let PodState::Free(lock) = store.try_lock_pod(id).unwrap() else { panic!() };
+    store.delete_pod_dir(lock, id).unwrap();
+    assert!(matches!(store.try_lock_pod(id).unwrap(), PodState::Absent));
+    assert_eq!(entries(&store.layout().tmp_dir()), 0);
+}
+
+#[test]
+fn blobs_are_verified_capped_and_repaired() {
+    let home = Home::new();
+    let store = &home.store;
+    let sha512 = Digest::from_hash(Algorithm::Sha512, &sha2::Sha512::digest("b")).unwrap();
+    for blob in [digest("b"), sha512] {
+        assert_eq!(store.blob(&blob, 10).unwrap(), None);
+        assert!(matches!(store.put_blob(&blob, b"x"), Err(BlobError::Mismatch { .. })));
+        store.put_blob(&blob, b"b").unwrap();
+        assert_eq!(store.blob(&blob, 1).unwrap().as_deref(), Some(&b"b"[..]));
+        assert!(matches!(store.blob(&blob, 0), Err(BlobError::TooLarge { size: 1, .. })));
+        fs::write(store.layout().blob(&blob), "y").unwrap();
+        assert!(matches!(store.blob(&blob, 10), Err(BlobError::Damaged { .. })));
+        store.put_blob(&blob, b"b").unwrap();
+        assert!(store.blob(&blob, 10).unwrap().is_some());
+    }
+    assert_eq!(entries(&store.layout().tmp_dir()), 0);
+}

@@ -1,0 +1,158 @@
+//! `tmp/`: what is being made or deleted. Everything there is locked by whoever works on it; what is not locked was
+//! left by somebody who died, and is swept.
+//!
+//! Making a name and locking it are two steps. A maker therefore holds `tmp/` itself shared in between, and a sweeper
+//! holds it exclusively while it looks which names are unlocked.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::db::BUSY;
+use crate::lock::{lock_within, open_dir, still_named, try_lock};
+use crate::{Layout, StoreError, remove};
+
+/// No more are swept at once: each is a descriptor.
+const MOST: usize = 200;
+
+/// A fresh name such as `layer-0f4c…`.
+pub(crate) fn fresh_name(what: &str) -> Result<String, StoreError> {
+    let mut bytes = [0u8; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(StoreError::io("get random bytes for", Path::new(what)))?;
+    Ok(format!("{what}-{:032x}", u128::from_ne_bytes(bytes)))
+}
+
+/// Makes an empty directory in `tmp/` and locks it.
+pub(crate) fn make_dir(layout: &Layout, what: &str, mode: Mode) -> Result<(OwnedFd, PathBuf), StoreError> {
+    make(layout, what, |path| {
+        rustix::fs::mkdir(path, Mode::RWXU)?;
+        let dir = open_dir(path)?;
+        // Not by mkdir, which the umask would change.
+        rustix::fs::fchmod(&dir, mode)?;
+        Ok(dir)
+    })
+}
+
+/// Makes an empty file in `tmp/` and locks it.
+pub(crate) fn make_file(layout: &Layout, what: &str) -> Result<(File, PathBuf), StoreError> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let (file, path) = make(layout, what, |path| rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR))?;
+    Ok((File::from(file), path))
+}
+
+fn make(
+    layout: &Layout,
+    what: &str,
+    open: impl FnOnce(&Path) -> rustix::io::Result<OwnedFd>,
+) -> Result<(OwnedFd, PathBuf), StoreError> {
+    let dir = layout.tmp_dir();
+    let tmp = open_dir(&dir).map_err(StoreError::io("open", &dir))?;
+    lock_within(&tmp, FlockOperation::NonBlockingLockShared, &dir, BUSY, &mut || {})?;
+    let path = dir.join(fresh_name(what)?);
+    let made = open(&path).map_err(StoreError::io("make", &path))?;
+    match try_lock(&made, FlockOperation::NonBlockingLockExclusive) {
+        Ok(true) => Ok((made, path)),
+        Ok(false) => Err(StoreError::Locked { path, seconds: 0 }),
+        Err(errno) => Err(StoreError::io("lock", &path)(errno)),
+    }
+}
+
+/// Deletes a name in `tmp/`, whatever it is; tells the bytes freed.
+pub(crate) fn delete(layout: &Layout, path: &Path) -> Result<u64, StoreError> {
+    let dir = layout.tmp_dir();
+    let tmp = open_dir(&dir).map_err(StoreError::io("open", &dir))?;
+    let name = path.file_name().map(std::ffi::OsStr::as_encoded_bytes).unwrap_or_default();
+    let name = CString::new(name).map_err(|error| StoreError::io("delete", path)(std::io::Error::other(error)))?;
+    remove::remove(tmp.as_fd(), &name).map_err(StoreError::io("delete", path))
+}
+
+/// Deletes everything in `tmp/` that nobody works on; tells the bytes freed. What cannot be deleted does not keep the
+/// rest: its error is returned at the end.
+pub(crate) fn sweep(layout: &Layout) -> Result<u64, StoreError> {
+    let mut freed = 0;
+    loop {
+        // The locks are kept until all is deleted, so that two sweepers do not get into each other's way.
+        let claimed = claim(layout)?;
+        let all = claimed.len() < MOST;
+        let mut failed = None;
+        for (_lock, path) in &claimed {
+            match delete(layout, path) {
+                Ok(bytes) => freed += bytes,
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        match failed {
+            Some(error) => return Err(error),
+            None if all => return Ok(freed),
+            None => {}
+        }
+    }
+}
+
+/// What is unlocked in `tmp/`.
+pub(crate) fn left(layout: &Layout) -> Result<Vec<PathBuf>, StoreError> {
+    Ok(claim(layout)?.into_iter().map(|(_, path)| path).collect())
+}
+
+/// Locks what is unlocked in `tmp/`.
+fn claim(layout: &Layout) -> Result<Vec<(OwnedFd, PathBuf)>, StoreError> {
+    let dir = layout.tmp_dir();
+    let tmp = open_dir(&dir).map_err(StoreError::io("open", &dir))?;
+    lock_within(&tmp, FlockOperation::NonBlockingLockExclusive, &dir, BUSY, &mut || {})?;
+    let mut claimed = Vec::new();
+    for entry in std::fs::read_dir(&dir).map_err(StoreError::io("list", &dir))? {
+        let path = entry.map_err(StoreError::io("list", &dir))?.path();
+        // O_NONBLOCK: a FIFO somebody put here does not stop us.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let lock = match rustix::fs::open(&path, flags, Mode::empty()) {
+            Ok(lock) => lock,
+            // Renamed into place or deleted by its owner meanwhile.
+            Err(Errno::NOENT) => continue,
+            // A link or a socket, which nobody of ours makes and nobody can lock: `tmp/` itself stands for it.
+            Err(Errno::LOOP | Errno::NXIO) => open_dir(&dir).map_err(StoreError::io("open", &dir))?,
+            Err(errno) => return Err(StoreError::io("open", &path)(errno)),
+        };
+        let stands_in = still_named(&lock, &dir).map_err(StoreError::io("look at", &dir))?;
+        if stands_in
+            || try_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))?
+        {
+            claimed.push((lock, path));
+        }
+        if claimed.len() == MOST {
+            break;
+        }
+    }
+    Ok(claimed)
+}
+
+/// Removes a file or directory in `tmp/` on drop; for what was made there and did not find its place.
+#[derive(Debug)]
+pub(crate) struct Scrap {
+    layout: Layout,
+    path: Option<PathBuf>,
+}
+
+impl Scrap {
+    pub(crate) fn new(layout: &Layout, path: PathBuf) -> Self {
+        Self { layout: layout.clone(), path: Some(path) }
+    }
+
+    /// It found its place: there is nothing to remove any more.
+    pub(crate) fn keep(mut self) {
+        self.path = None;
+    }
+}
+
+impl Drop for Scrap {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            // What cannot be removed now is unlocked from now on, and the next sweep reports why.
+            let _ = delete(&self.layout, path);
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Layers: one directory each, shared by all images that contain it, as overlayfs takes it.
+//!
+//! The life of one: lock its name, ask whether it is committed ([`Store::layer`]), else [`Trees::stage_layer`], fill
+//! the staging directory, [`Store::commit_layers`], and keep the lock until the image that refers to it is committed.
+//!
+//! What a `kill -9` leaves: a staging directory without a lock; or, after the rename, a tree without a row. Neither is
+//! ever taken for a layer, and both are swept.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gantry_model::{Digest, ErrorKind, Kind};
+use rusqlite::{OptionalExtension as _, Transaction, params};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::db::Sync;
+use crate::lock::{lock_within, open_dir, open_lock_file, still_named, sync_dir, try_lock};
+use crate::pods::row::Columns;
+use crate::tmp::{self, Scrap};
+use crate::{Layout, Store, StoreError};
+
+/// A committed layer, or one that is about to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerRow {
+    /// Its chain id (OCI image specification, config, "Layer `ChainID`").
+    pub chain: Digest,
+    /// The digest of its tar archive.
+    pub diff_id: Digest,
+    /// The chain id of the layer below; `None` for the lowest.
+    pub parent: Option<Digest>,
+    /// Bytes of its files.
+    pub size: u64,
+    /// Number of its files, directories and links.
+    pub entries: u64,
+}
+
+/// Layers could not be committed.
+#[derive(Debug, Error)]
+pub enum CommitLayersError {
+    /// The directory was staged for another layer.
+    #[error("layer {row} cannot be committed from what was staged for {staged}")]
+    Mismatch {
+        /// What it was staged for.
+        staged: Digest,
+        /// What it should become.
+        row: Digest,
+    },
+    /// The layer below is not committed, and not among these.
+    #[error("layer {chain} cannot be committed without the layer below it, {parent}")]
+    NoParent {
+        /// Which layer.
+        chain: Digest,
+        /// The layer below.
+        parent: Digest,
+    },
+    /// The database or the disk.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Kind for CommitLayersError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Mismatch { .. } => ErrorKind::Internal,
+            Self::NoParent { .. } => ErrorKind::NotFound,
+            Self::Store(error) => error.kind(),
+        }
+    }
+}
+
+/// The exclusive right to a layer: to stage and commit it, or to sweep it. Ends on drop, and with its process.
+#[derive(Debug)]
+pub struct LayerLock {
+    chain: Digest,
+    _file: OwnedFd,
+}
+
+impl LayerLock {
+    /// Which layer.
+    #[must_use]
+    pub fn chain(&self) -> &Digest {
+        &self.chain
+    }
+}
+
+/// An empty directory to unpack a layer into. Removed on drop unless it was committed.
+#[derive(Debug)]
+pub struct Staging {
+    chain: Digest,
+    path: PathBuf,
+    // Before `dir`: it is removed while it is still locked.
+    scrap: Scrap,
+    dir: OwnedFd,
+}
+
+impl Staging {
+    /// The directory, opened (and locked through this descriptor: duplicates keep the lock).
+    #[must_use]
+    pub fn dir(&self) -> &OwnedFd {
+        &self.dir
+    }
+
+    /// Where it is until it is committed.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Which layer it is staged for.
+    #[must_use]
+    pub fn chain(&self) -> &Digest {
+        &self.chain
+    }
+}
+
+/// What of the layers needs no database: locks and staging directories. For threads, which share no [`Store`].
+#[derive(Debug, Clone)]
+pub struct Trees {
+    layout: Layout,
+}
+
+impl Trees {
+    /// Locks a layer, waiting until the deadline; `waiting` is called once when somebody else has it.
+    ///
+    /// # Errors
+    /// [`StoreError::Locked`] when the deadline has passed; [`StoreError::Io`].
+    pub fn lock_layer(
+        &self,
+        chain: &Digest,
+        deadline: Duration,
+        waiting: &mut dyn FnMut(),
+    ) -> Result<LayerLock, StoreError> {
+        let path = self.layout.locks_dir().join(Layout::tree_name(chain));
+        loop {
+            let file = open_lock_file(&path)?;
+            lock_within(&file, FlockOperation::NonBlockingLockExclusive, &path, deadline, waiting)?;
+            // A sweeper removes the files of layers that are gone, and may just have done so.
+            if still_named(&file, &path).map_err(StoreError::io("look at", &path))? {
+                return Ok(LayerLock { chain: chain.clone(), _file: file });
+            }
+        }
+    }
+
+    /// Makes an empty directory, mode 0755, to unpack the locked layer into.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn stage_layer(&self, lock: &LayerLock) -> Result<Staging, StoreError> {
+        let mode = Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH;
+        let (dir, path) = tmp::make_dir(&self.layout, "layer", mode)?;
+        let scrap = Scrap::new(&self.layout, path.clone());
+        Ok(Staging { chain: lock.chain.clone(), path, scrap, dir })
+    }
+}
+
+/// The right to sweep the tree of this name, if nobody else has it.
+pub(crate) fn try_lock_tree(layout: &Layout, name: &str) -> Result<Option<OwnedFd>, StoreError> {
+    let path = layout.locks_dir().join(name);
+    let file = open_lock_file(&path)?;
+    let ours = try_lock(&file, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))?
+        && still_named(&file, &path).map_err(StoreError::io("look at", &path))?;
+    Ok(ours.then_some(file))
+}
+
+/// Whether somebody works on the tree of this name; makes no file.
+pub(crate) fn is_locked(layout: &Layout, name: &str) -> Result<bool, StoreError> {
+    let path = layout.locks_dir().join(name);
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::open(&path, flags, Mode::empty()) {
+        Ok(file) => {
+            let free = try_lock(&file, FlockOperation::NonBlockingLockShared).map_err(StoreError::io("lock", &path))?;
+            Ok(!free)
+        }
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(StoreError::io("open the lock", &path)(errno)),
+    }
+}
+
+impl Store {
+    /// Locks and staging directories without the database.
+    #[must_use]
+    pub fn trees(&self) -> Trees {
+        Trees { layout: self.layout.clone() }
+    }
+
+    /// [`Trees::lock_layer`].
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn lock_layer(
+        &self,
+        chain: &Digest,
+        deadline: Duration,
+        waiting: &mut dyn FnMut(),
+    ) -> Result<LayerLock, StoreError> {
+        self.trees().lock_layer(chain, deadline, waiting)
+    }
+
+    /// [`Trees::stage_layer`].
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn stage_layer(&self, lock: &LayerLock) -> Result<Staging, StoreError> {
+        self.trees().stage_layer(lock)
+    }
+
+    /// A committed layer: one that has both its row and its directory.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn layer(&self, chain: &Digest) -> Result<Option<LayerRow>, StoreError> {
+        let row = self
+            .conn
+            .prepare_cached("SELECT chain, diff_id, parent, size, entries FROM layer WHERE chain = ?1")
+            .and_then(|mut one| one.query_row([chain.to_string()], read).optional())
+            .map_err(StoreError::sql("read the layer"))?;
+        let path = self.layout.tree_dir(chain);
+        match rustix::fs::lstat(&path) {
+            Ok(_) => Ok(row),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(StoreError::io("look at", &path)(errno)),
+        }
+    }
+
+    /// Commits layers, durably: all of the file system is synced, the directories are renamed into place, then the
+    /// rows are written. The caller holds their locks. One that is committed already is left as it is.
+    ///
+    /// # Errors
+    /// [`CommitLayersError`]; then no row was written, and what was renamed is swept or replaced later.
+    pub fn commit_layers(&self, layers: Vec<(Staging, LayerRow)>) -> Result<(), CommitLayersError> {
+        const DOING: &str = "commit the layers";
+        let among: BTreeSet<Digest> = layers.iter().map(|(_, row)| row.chain.clone()).collect();
+        let mut fresh = Vec::new();
+        for (staging, row) in layers {
+            if staging.chain != row.chain {
+                return Err(CommitLayersError::Mismatch { staged: staging.chain.clone(), row: row.chain });
+            }
+            for parent in row.parent.iter().filter(|&parent| !among.contains(parent)) {
+                if self.layer(parent)?.is_none() {
+                    return Err(CommitLayersError::NoParent { chain: row.chain, parent: parent.clone() });
+                }
+            }
+            if self.layer(&row.chain)?.is_none() {
+                fresh.push((staging, row));
+            }
+        }
+        if fresh.is_empty() {
+            return Ok(());
+        }
+        let trees = self.layout.trees_dir();
+        let dir = open_dir(&trees).map_err(StoreError::io("open", &trees))?;
+        rustix::fs::syncfs(&dir).map_err(StoreError::io("sync the file system of", &trees))?;
+        let mut rows = Vec::new();
+        for (staging, row) in fresh {
+            self.place(staging)?;
+            rows.push(row);
+        }
+        sync_dir(&trees)?;
+        self.write(DOING, Sync::Now, |tx| insert(tx, &rows).map_err(StoreError::sql(DOING)))?;
+        Ok(())
+    }
+
+    /// Renames a staged directory to its place. What is there has no row: a `kill -9` left it, and it goes.
+    fn place(&self, staging: Staging) -> Result<(), StoreError> {
+        let path = self.layout.tree_dir(&staging.chain);
+        let aside = self.layout.tmp_dir().join(tmp::fresh_name("orphan")?);
+        let _left = match rustix::fs::rename(&path, &aside) {
+            Ok(()) => Some(Scrap::new(&self.layout, aside)),
+            Err(Errno::NOENT) => None,
+            Err(errno) => return Err(StoreError::io("move out of the way", &path)(errno)),
+        };
+        rustix::fs::rename(&staging.path, &path).map_err(StoreError::io("rename a layer to", &path))?;
+        staging.scrap.keep();
+        Ok(())
+    }
+}
+
+fn insert(tx: &Transaction<'_>, rows: &[LayerRow]) -> rusqlite::Result<()> {
+    // A row whose directory was lost is there already, and is now true again.
+    let mut insert = tx.prepare_cached(
+        "INSERT INTO layer (chain, diff_id, parent, size, entries) VALUES (?1, ?2, ?3, ?4, ?5)
+            ON CONFLICT (chain) DO UPDATE SET diff_id = excluded.diff_id, parent = excluded.parent,
+                size = excluded.size, entries = excluded.entries",
+    )?;
+    for row in rows {
+        let parent = row.parent.as_ref().map(ToString::to_string);
+        insert.execute(params![row.chain.to_string(), row.diff_id.to_string(), parent, row.size, row.entries])?;
+    }
+    Ok(())
+}
+
+fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<LayerRow> {
+    let mut columns = Columns::new(row);
+    Ok(LayerRow {
+        chain: columns.parsed()?,
+        diff_id: columns.parsed()?,
+        parent: columns.parsed_option()?,
+        size: columns.get()?,
+        entries: columns.get()?,
+    })
+}

@@ -1,0 +1,144 @@
+//! `kill -9` at awkward moments: every later command tells the truth, and nothing is left.
+
+use gantry_tests::{Gantry, Signal, wait_for};
+use rustix::process::{Pid, kill_process};
+
+/// Kills a process of ours by its number, which `status` has just told.
+fn kill(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    kill_process(pid.unwrap_or_else(|| panic!("no such process id")), Signal::KILL)
+        .unwrap_or_else(|error| panic!("cannot kill: {error}"));
+}
+
+#[test]
+fn the_supervisor_dies() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--name=it"], &["seq", "fork-orphans", "3", "--", "ignore", "SIGTERM"]);
+    g.wait_log(&pod, "ignoring");
+    kill(g.supervisor(&pod));
+    let status = g.wait_state(&pod, "exited");
+    assert_eq!(status["exit_code"], 137, "{status}");
+    assert!(status["reason"].as_str().is_some_and(|reason| reason.contains("supervisor")), "{status}");
+    g.check_invariants();
+    assert!(g.run(&["logs", &pod]).ok().stdout.contains("ignoring"), "what was written stays");
+}
+
+#[test]
+fn an_app_clears_its_parent_death_signal_and_the_supervisor_dies() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["seq", "pdeathsig-clear", "--", "print", "cleared", "--", "sleep", "forever"]);
+    g.wait_log(&pod, "cleared");
+    kill(g.supervisor(&pod));
+    g.wait_state(&pod, "exited");
+    g.check_invariants();
+}
+
+#[test]
+fn an_app_is_killed_from_outside() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--name=it"], &["sleep", "forever"]);
+    kill(g.app_pid(&pod, "it"));
+    let status = g.wait_state(&pod, "exited");
+    assert_eq!(status["exit_code"], 137, "{status}");
+}
+
+#[test]
+fn the_command_line_dies_and_the_pod_runs_on() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let mut run = g.spawn(&["run", "--net=none", &image, "--", "obey", "SIGTERM", "7"]);
+    run.wait_for_output("obeying");
+    run.signal(Signal::KILL);
+    let _ = run.wait().exits(137);
+    let pods = g.list();
+    assert_eq!((pods.len(), pods[0]["phase"].as_str()), (1, Some("running")));
+    let pod = pods[0]["id"].as_str().unwrap();
+    g.check_invariants();
+    g.run(&["stop", pod]).succeeded();
+    assert_eq!(g.wait_state(pod, "exited")["exit_code"], 7);
+}
+
+#[test]
+fn run_dies_at_any_moment() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let whole = g.app(&[], &["true"]).duration;
+    // Twenty moments over the time that a whole run takes.
+    for step in 0..20u32 {
+        let run = g.spawn(&["run", "--net=none", &image, "--", "obey", "SIGTERM"]);
+        let begin = std::time::Instant::now();
+        wait_for("the moment", || (begin.elapsed() >= whole * step / 20).then_some(()));
+        run.signal(Signal::KILL);
+        let _ = run.wait();
+        // Whatever there is must be told as what it is, and be removable.
+        for pod in g.list() {
+            let id = pod["id"].as_str().unwrap_or_default();
+            let phase = g.status(id)["phase"].clone();
+            assert!(["aborted-prepare", "prepared", "running", "exited"].iter().any(|p| phase == *p), "{phase}");
+        }
+        g.check_invariants();
+        g.remove_all();
+        assert_eq!(g.list().len(), 0);
+    }
+}
+
+#[test]
+fn fetch_dies_at_any_moment() {
+    let g = Gantry::new();
+    let layer = |i: u8| gantry_fixtures::Layer::new().file(format!("file{i}"), vec![i; 3_000_000], 0o644);
+    let image = gantry_fixtures::Image::builder().layer(layer(1)).layer(layer(2)).layer(layer(3)).entrypoint(&["/x"]);
+    let image = image.build().unwrap();
+    let reference = g.layout("image", &image);
+    let whole = {
+        let other = Gantry::new();
+        let reference = other.layout("image", &image);
+        other.run(&["fetch", &reference]).ok().duration
+    };
+    for step in 0..12u32 {
+        let fetch = g.spawn(&["fetch", &reference]);
+        let begin = std::time::Instant::now();
+        wait_for("the moment", || (begin.elapsed() >= whole * step / 12).then_some(()));
+        fetch.signal(Signal::KILL);
+        let _ = fetch.wait();
+        let images = g.json(&["image", "list"]);
+        let count = images.as_array().map_or(0, Vec::len);
+        assert!(count <= 1, "{images}");
+    }
+    assert!(g.run(&["fetch", &reference]).ok().stdout.contains(&image.id()));
+    g.run(&["image", "gc"]).succeeded();
+    g.check_invariants();
+}
+
+#[test]
+fn rm_dies_and_is_finished_by_the_next_command() {
+    let g = Gantry::new();
+    for _ in 0..5 {
+        g.app(&[], &["write", "/tmp/x", "x"]).succeeded();
+        let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+        let rm = g.spawn(&["rm", &pod]);
+        rm.signal(Signal::KILL);
+        let _ = rm.wait();
+        g.run(&["gc", "--grace-period=0s"]).succeeded();
+        g.run(&["gc", "--grace-period=0s"]).succeeded();
+        assert!(g.list().is_empty());
+        g.check_invariants();
+    }
+}
+
+#[test]
+fn two_hands_on_one_pod() {
+    let g = Gantry::new();
+    for _ in 0..5 {
+        let pod = g.detached(&[], &["obey", "SIGTERM"]);
+        g.wait_log(&pod, "obeying");
+        let all: Vec<_> = (0..4).map(|_| g.spawn(&["stop", &pod])).collect();
+        for stop in all {
+            let out = stop.wait();
+            assert!(out.code == 0 || out.stderr.contains("exited"), "{out}");
+        }
+        let removers: Vec<_> = (0..3).map(|_| g.spawn(&["rm", &pod])).collect();
+        let codes: Vec<i32> = removers.into_iter().map(|rm| rm.wait().code).collect();
+        assert!(codes.contains(&0) && codes.iter().all(|code| matches!(code, 0 | 1 | 125)), "{codes:?}");
+        assert!(g.list().is_empty());
+    }
+}

@@ -1,0 +1,268 @@
+//! What bad input gets: a message that names what was attempted on what and what to do, a fitting exit code, and
+//! nothing left behind.
+
+use gantry_fixtures::{Image, Layer};
+use gantry_tests::{Gantry, pod_id};
+
+/// An exit code of gantry's own failures.
+const FAILED: i32 = 125;
+
+#[test]
+fn commands_that_cannot_be_executed() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    for (exec, code, says) in [
+        ("/bin/missing", 127, "/bin/missing"),
+        ("missing", 127, "missing"),
+        ("/bin/dangling", 127, "/bin/dangling"),
+        ("/bin/noint", 127, "/bin/noint"),
+        ("/bin/notexec", 126, "/bin/notexec"),
+        ("/bin/directory", 126, "/bin/directory"),
+        ("/bin/garbage", 126, "/bin/garbage"),
+        ("/bin/loop", 126, "/bin/loop"),
+    ] {
+        let out = g.run(&["run", "--net=none", &image, "--exec", exec]);
+        assert!(out.code == code || (exec == "/bin/loop" && out.code == 127), "{exec}: {out}");
+        let _ = out.complains(&[says]);
+    }
+    let _ = g.run(&["run", "--net=none", &image, "--user=app", "--exec=/bin/rootonly"]).exits(126);
+}
+
+#[test]
+fn users_are_resolved_strictly() {
+    let g = Gantry::new();
+    for user in
+        ["stranger", "4294967296", "-1", "0x0", "root\n", "", "app:stranger", "/no/such/file", "app:-1", ":", "app:"]
+    {
+        let out = g.app(&["--user", user], &["ids"]).exits(FAILED);
+        assert_eq!(out.stdout, "", "user '{user}' ran");
+        let _ = out.complains(&["user"]);
+    }
+    let layer = Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755).dir("etc", 0o755);
+    for (i, passwd) in
+        ["twice:x:1:1::/:\ntwice:x:0:0::/:\n", "bad:x:-1:0::/:\n", "bad:x:4294967296:0::/:\n"].into_iter().enumerate()
+    {
+        let image =
+            Image::builder().layer(layer.clone().file("etc/passwd", passwd, 0o644)).entrypoint(&["/bin/app"]).build();
+        let image = g.import(&format!("passwd-{i}"), &image.unwrap());
+        let name = passwd.split(':').next().unwrap();
+        let out = g.run(&["run", "--net=none", &image, "--user", name, "--", "ids"]);
+        // The first line of a name counts, as in glibc; a number out of range never does.
+        assert!(out.code == FAILED || out.stdout.contains("Uid: 1 1 1 1"), "{passwd:?}: {out}");
+    }
+}
+
+#[test]
+fn unknown_flags_and_commands() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    for (line, says) in [
+        (&["run", "--no-such-flag", "x"][..], &["--no-such-flag"][..]),
+        (&["run", "--hostnam=x", "x"], &["--hostnam", "--hostname"]),
+        (&["no-such-command"], &["no-such-command"]),
+        (&["run"], &["image"]),
+        (&["run", "--net=none"], &["image"]),
+        (&["run", "--net=bridge", &image], &["bridge", "none"]),
+        (&["run", "--net", &image], &["net"]),
+        (&["run", "--private-users", &image], &["--private-users"]),
+        (&["run", "--port=http:80", &image], &["--port"]),
+        (&["run", &image, "--memory=lots"], &["lots", "64Mi"]),
+        (&["run", &image, "--memory=4095"], &["memory"]),
+        (&["run", &image, "--cpu=0"], &["cpu"]),
+        (&["run", &image, "--oom-score-adj=1001"], &["1001"]),
+        (&["run", &image, "--caps-retain=CAP_NO_SUCH"], &["CAP_NO_SUCH"]),
+        (&["run", &image, "--caps-retain=CAP_KILL", "--caps-remove=CAP_CHOWN"], &["caps"]),
+        (&["--insecure-options=sloppy", "list"], &["sloppy"]),
+    ] {
+        let out = g.run(line);
+        assert_ne!(out.code, 0, "{out}");
+        let out = out.exits(FAILED).complains(says);
+        assert_eq!(out.stdout, "", "complaints belong on stderr: {out}");
+    }
+    assert!(g.list().is_empty(), "a pod was made of nonsense");
+}
+
+#[test]
+fn pods_that_are_not_there() {
+    let g = Gantry::new();
+    let _ = g.fixture();
+    let unknown = "00000000-0000-4000-8000-000000000000";
+    for (line, code) in [
+        (&["status", unknown][..], 1),
+        (&["rm", unknown], 1),
+        (&["stop", unknown], 1),
+        (&["kill", unknown], 1),
+        (&["logs", unknown], 1),
+        (&["inspect", unknown], 1),
+        (&["cat-manifest", unknown], 1),
+        (&["exec", unknown, "--", "/bin/app", "true"], FAILED),
+        (&["run-prepared", unknown], FAILED),
+    ] {
+        let out = g.run(line);
+        assert!(out.code == code || out.code == FAILED, "expected {code} or {FAILED}: {out}");
+        let _ = out.complains(&["00000000"]);
+    }
+    for bad in ["xyz", "../../etc", "-", "", "00000000-0000-4000-8000-0000000000000", "\u{1b}[31m"] {
+        let out = g.run(&["status", "--", bad]);
+        assert_ne!(out.code, 0, "{out}");
+        let _ = out.complains(&["pod"]);
+    }
+}
+
+#[test]
+fn ambiguous_prefixes_are_refused() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    // Seventeen ids must share a first digit.
+    let all: Vec<String> = (0..17).map(|_| pod_id(&g.run(&["prepare", &image]).ok())).collect();
+    let shared = all.iter().map(|id| &id[..1]).find(|digit| all.iter().filter(|id| id.starts_with(digit)).count() > 1);
+    let _ = g.run(&["rm", shared.unwrap()]).exits(FAILED).complains(&["more than one"]);
+    assert_eq!(g.list().len(), 17, "nothing may be removed by half a name");
+}
+
+#[test]
+fn names_that_cannot_be() {
+    let g = Gantry::new();
+    let long = "a".repeat(64);
+    for name in ["", "..", "a/b", "a b", "-a", "a-", "A", "a\nb", "\u{202e}gnp", "\u{1b}[31mred", &long] {
+        let _ = g.app(&["--name", name], &["true"]).exits(FAILED).complains(&["name"]);
+    }
+    for name in ["", "a b", "a\nb", &"h".repeat(65), "../x"] {
+        let _ = g.app(&["--hostname", name], &["true"]).exits(FAILED).complains(&["host"]);
+    }
+    let image = g.fixture();
+    let _ = g.run(&["run", &image, "--name=same", &image, "--name=same"]).exits(FAILED).complains(&["same", "--name"]);
+    assert!(g.list().is_empty());
+}
+
+#[test]
+fn environment_that_cannot_be() {
+    let g = Gantry::new();
+    for entry in ["", "=x", "no-value-and-no-variable=", "A B=x"] {
+        let out = g.app(&["--environment", entry], &["true"]);
+        assert!(out.code == FAILED || entry.ends_with('='), "{entry}: {out}");
+    }
+    let out = g.app(&["--environment=HOME=/x\nroot2:x:0:0::/:/bin/app"], &["cat", "/etc/passwd"]);
+    assert!(!out.stdout.contains("root2"), "a line of the environment reached /etc/passwd: {out}");
+    let out = g.app(&["--environment=MULTI=one\ntwo=3"], &["env"]).ok();
+    assert!(out.stdout.contains("MULTI=one\ntwo=3"), "newlines are allowed in values: {out}");
+    let mut command = g.command(&["run", "--net=none", &g.fixture()]);
+    command.arg(format!("--environment=BIG={}", "x".repeat(120_000))).args(["--", "true"]);
+    let big = command.output().unwrap();
+    assert!(big.status.success(), "120 kB fit the kernel's limit: {}", String::from_utf8_lossy(&big.stderr));
+}
+
+#[test]
+fn working_directories_that_cannot_be() {
+    let g = Gantry::new();
+    for path in ["relative", "/proc/self/fd/7", "/proc/1/root", "/../..", "/etc/passwd", "/procself/etc", ""] {
+        let out = g.app(&["--working-dir", path], &["cwd"]);
+        let host = std::fs::read_dir("/").unwrap().count();
+        assert!(out.code == FAILED, "{path} (the host has {host} names in /): {out}");
+        let _ = out.complains(&[]);
+    }
+}
+
+#[test]
+fn mounts_that_cannot_be() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let volume = format!("--volume=v,kind=host,source={}", g.scratch().display());
+    for target in ["/", "/proc", "/proc/sys", "/sys", "/dev", "/a/../../b", "relative", ""] {
+        let mount = format!("--mount=volume=v,target={target}");
+        let _ = g.run(&["run", "--net=none", &volume, &image, &mount, "--", "true"]).exits(FAILED).complains(&[]);
+    }
+    for (volume, mount, says) in [
+        ("--volume=v,kind=host,source=/does/not/exist", "--mount=volume=v,target=/m", "/does/not/exist"),
+        ("--volume=v,kind=host,source=relative", "--mount=volume=v,target=/m", "relative"),
+        ("--volume=v,kind=magic", "--mount=volume=v,target=/m", "magic"),
+        ("--volume=v,kind=empty", "--mount=volume=w,target=/m", "w"),
+    ] {
+        let _ = g.run(&["run", "--net=none", volume, &image, mount, "--", "true"]).exits(FAILED).complains(&[says]);
+    }
+    g.check_invariants();
+}
+
+#[test]
+fn images_that_are_not_there() {
+    let g = Gantry::new();
+    let empty = g.scratch().join("empty");
+    std::fs::create_dir_all(&empty).unwrap();
+    let empty = format!("oci:{}", empty.display());
+    for (reference, says) in [
+        ("oci:/does/not/exist", "/does/not/exist"),
+        ("oci-archive:/does/not/exist.tar", "/does/not/exist.tar"),
+        ("docker-archive:/does/not/exist.tar", "/does/not/exist.tar"),
+        (empty.as_str(), "empty"),
+        ("sha256:0123456789abcdef", "0123456789abcdef"),
+        ("sha256:xyz", "xyz"),
+        ("docker://127.0.0.1:1/nobody/there:1", "127.0.0.1:1"),
+        ("Not A Name", "Not A Name"),
+        ("ftp://host/x", "ftp://"),
+        ("", "image"),
+    ] {
+        for command in ["fetch", "run"] {
+            let out = g.run(&[command, reference]);
+            assert_ne!(out.code, 0, "{out}");
+            let _ = out.complains(&[says]);
+        }
+    }
+    let _ = g.run(&["run", "no-such-short-name"]).exits(FAILED).complains(&["no-such-short-name"]);
+    assert!(g.list().is_empty());
+}
+
+#[test]
+fn image_without_a_command() {
+    let g = Gantry::new();
+    let image = Image::builder().layer(Layer::new().file("x", b"x", 0o644)).build().unwrap();
+    let image = g.import("mute", &image);
+    let _ = g.run(&["run", "--net=none", &image]).exits(FAILED).complains(&["--exec"]);
+}
+
+#[test]
+fn data_directories_that_cannot_be_trusted() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let g = Gantry::new();
+    let open = g.scratch().join("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let link = g.scratch().join("link");
+    std::os::unix::fs::symlink("/tmp", &link).unwrap();
+    let file = g.scratch().join("file");
+    std::fs::write(&file, "x").unwrap();
+    for dir in [&open, &link, &file] {
+        // The last --dir counts, so the harness's own is given up here.
+        let out = std::process::Command::new(g.command(&[]).get_program()).arg("--dir").arg(dir).arg("gc").output();
+        let out = out.unwrap();
+        let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(FAILED), "{}: {stderr}", dir.display());
+        assert!(stderr.contains(&dir.display().to_string()), "{stderr}");
+    }
+}
+
+#[test]
+fn nobody_but_root() {
+    use std::os::unix::process::CommandExt as _;
+    let g = Gantry::new();
+    let image = g.fixture();
+    // The test's own directory is not for others, so the program is told to come from where it can be reached.
+    let out = g.command(&["run", &image, "--", "true"]).uid(65534).gid(65534).current_dir("/").output();
+    match out {
+        Ok(out) => {
+            let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+            assert_eq!(out.status.code(), Some(FAILED), "{stderr}");
+            assert!(stderr.contains("root"), "{stderr}");
+        }
+        // Built below a directory that only root can enter, it cannot even be started by others.
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied),
+    }
+}
+
+#[test]
+fn failures_leave_nothing() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let _ = g.run(&["run", "--net=none", "--rm", &image, "--exec=/bin/missing"]).exits(127);
+    let _ = g.run(&["run", "--net=none", &image, "--name=one", "--exec=/bin/missing", &image, "--name=two"]).exits(127);
+    g.check_invariants();
+}

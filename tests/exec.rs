@@ -1,0 +1,169 @@
+//! Commands in running pods.
+
+use gantry_tests::{Gantry, Signal, pod_id};
+
+#[test]
+fn output_and_exit_code() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let exec = |verb: &[&str]| g.run(&[&["exec", &pod, "--", "/bin/app"], verb].concat());
+    let out = exec(&["seq", "print", "good", "--", "eprint", "bad", "--", "exit", "17"]).exits(17);
+    assert_eq!((out.stdout.as_str(), out.stderr.as_str()), ("good\n", "bad\n"));
+    let _ = exec(&["raise", "SIGTERM"]).exits(143);
+    assert_eq!(exec(&["flood", "3000000"]).ok().bytes.len(), 3_000_000);
+    assert_eq!(exec(&["binary"]).ok().bytes, (0..=255).collect::<Vec<u8>>());
+}
+
+#[test]
+fn the_same_place_as_the_app() {
+    let g = Gantry::new();
+    let flags = ["--user=app", "--environment=A=1", "--working-dir=/data", "--caps-retain=", "--name=it"];
+    let verb = [
+        "seq", "caps", "--", "ids", "--", "ns", "--", "cgroup", "--", "rlimits", "--", "print", "over", "--", "sleep",
+        "forever",
+    ];
+    let pod = g.detached(&flags, &verb);
+    let app = g.wait_log(&pod, "over");
+    let inside =
+        ["exec", &pod, "--", "/bin/app", "seq", "caps", "--", "ids", "--", "ns", "--", "cgroup", "--", "rlimits"];
+    let exec = g.run(&inside).ok().stdout;
+    assert_eq!(exec.lines().collect::<Vec<_>>(), app.trim_end().trim_end_matches("\nover").lines().collect::<Vec<_>>());
+    assert_eq!(g.run(&["exec", &pod, "--", "/bin/app", "cwd"]).ok().text(), "/data");
+    let env = g.run(&["exec", &pod, "--", "/bin/app", "env"]).ok().stdout;
+    assert!(env.contains("A=1\n") && env.contains("HOME=/home/app\n"), "{env}");
+}
+
+#[test]
+fn another_user_directory_and_variable() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let line = [
+        "exec",
+        "--user=app",
+        "--workdir=/home/app",
+        "--env=B=2",
+        &pod,
+        "--",
+        "app",
+        "seq",
+        "ids",
+        "--",
+        "cwd",
+        "--",
+        "env",
+    ];
+    let out = g.run(&line).ok();
+    assert!(out.stdout.contains("Uid: 1000 1000 1000 1000\n"), "{out}");
+    assert!(out.stdout.contains("\n/home/app\n") && out.stdout.contains("B=2\n"), "{out}");
+}
+
+#[test]
+fn stdin_goes_in_and_ends() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let mut cat = g.spawn_with_stdin(&["exec", "-i", &pod, "--", "/bin/app", "echo-stdin"]);
+    cat.write("first\n");
+    cat.wait_for_output("first");
+    cat.write("second\n");
+    cat.close_stdin();
+    assert_eq!(cat.wait().ok().stdout, "first\nsecond\n");
+    let none = g.run(&["exec", &pod, "--", "/bin/app", "echo-stdin"]).ok();
+    assert_eq!(none.stdout, "", "without -i stdin is empty");
+    let big = vec![b'x'; 2_000_000];
+    let out = g.run_with_input(&["exec", "-i", &pod, "--", "/bin/app", "echo-stdin"], &big).ok();
+    assert_eq!(out.bytes.len(), big.len());
+}
+
+#[test]
+fn files_of_the_caller_do_not_get_in() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let out = g.run_with_input(&["exec", "-i", &pod, "--", "/bin/app", "fds"], b"secret").ok();
+    let scratch = g.scratch().display().to_string();
+    assert!(!out.stdout.contains(&scratch), "a file of the host is open inside: {out}");
+    assert_eq!(out.stdout.lines().count(), 3, "{out}");
+}
+
+#[test]
+fn a_terminal() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let out = g.run(&["exec", "-t", &pod, "--", "/bin/app", "tty"]).ok();
+    assert!(out.stdout.contains("tty 0=true 1=true 2=true"), "{out}");
+}
+
+#[test]
+fn commands_that_cannot_be_executed() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    for (command, code) in
+        [("/bin/missing", 127), ("missing", 127), ("/bin/notexec", 126), ("/bin/garbage", 126), ("/bin/directory", 126)]
+    {
+        let _ = g.run(&["exec", &pod, "--", command]).exits(code).complains(&[command]);
+    }
+    let _ = g.run(&["exec", &pod, "--user=stranger", "--", "/bin/app", "true"]).exits(125).complains(&["stranger"]);
+    let _ = g.run(&["exec", &pod, "--app=none", "--", "/bin/app", "true"]).exits(125).complains(&["none"]);
+    assert_eq!(g.status(&pod)["phase"], "running", "a failed exec does no harm");
+}
+
+#[test]
+fn only_in_running_pods_and_chosen_apps() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let prepared = pod_id(&g.run(&["prepare", &image]).ok());
+    let _ = g.run(&["exec", &prepared, "--", "/bin/app", "true"]).exits(125).complains(&["prepared"]);
+    let two = pod_id(
+        &g.run(&[
+            "run",
+            "--net=none",
+            "--detach",
+            &image,
+            "--name=one",
+            "--",
+            "sleep",
+            "forever",
+            "---",
+            &image,
+            "--name=two",
+            "--environment=WHICH=two",
+            "--",
+            "sleep",
+            "forever",
+        ])
+        .ok(),
+    );
+    let _ = g.run(&["exec", &two, "--", "/bin/app", "true"]).exits(125).complains(&["one", "two", "--app"]);
+    let env = g.run(&["exec", "--app=two", &two, "--", "/bin/app", "env"]).ok().stdout;
+    assert!(env.contains("WHICH=two"), "{env}");
+}
+
+#[test]
+fn the_client_dies_and_its_command_too() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let mut exec =
+        g.spawn_with_stdin(&["exec", "-i", &pod, "--", "/bin/app", "seq", "print", "in", "--", "echo-stdin"]);
+    exec.wait_for_output("in");
+    exec.signal(Signal::KILL);
+    let _ = exec.wait().exits(137);
+    gantry_tests::wait_for("the command to end with its client", || {
+        let pids = g.run(&["exec", &pod, "--", "/bin/app", "pids"]).ok().stdout;
+        // PID 1, the app, and this listing.
+        (pids.lines().count() <= 3).then_some(())
+    });
+}
+
+#[test]
+fn many_at_once_and_the_end_of_the_pod() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let all: Vec<_> = (0..10).map(|i| g.spawn(&["exec", &pod, "--", "/bin/app", "exit", &format!("{i}")])).collect();
+    for (i, exec) in (0..).zip(all) {
+        let _ = exec.wait().exits(i);
+    }
+    let mut held = g.spawn(&["exec", &pod, "--", "/bin/app", "seq", "print", "in", "--", "sleep", "forever"]);
+    held.wait_for_output("in");
+    g.run(&["kill", &pod]).succeeded();
+    let _ = held.wait().exits(137);
+    g.check_invariants();
+}

@@ -1,0 +1,183 @@
+//! Images from layouts and archives, and their care. Registries are tested beside the code that speaks to them.
+
+use gantry_fixtures::{Compression, Image, Layer, STANDARD_NAME, Style, digest};
+use gantry_tests::{Gantry, pod_id};
+use serde_json::json;
+
+fn tiny(text: &str) -> gantry_fixtures::ImageBuilder {
+    Image::builder().layer(Layer::new().file("file", text, 0o644)).entrypoint(&["/none"])
+}
+
+#[test]
+fn every_source_gives_the_same_image() {
+    let g = Gantry::new();
+    let id = g.fixture();
+    let standard = g.scratch().join("standard");
+    let same = [
+        format!("oci:{}", standard.join("layout").display()),
+        format!("oci:{}:latest", standard.join("layout").display()),
+        format!("oci-archive:{}", standard.join("oci.tar").display()),
+        standard.join("layout").display().to_string(),
+        standard.join("oci.tar").display().to_string(),
+    ];
+    for reference in &same {
+        assert!(g.run(&["fetch", reference]).ok().stdout.contains(&id), "{reference}");
+    }
+    let archive = std::fs::read(standard.join("oci.tar")).unwrap();
+    assert!(g.run_with_input(&["fetch", "-"], &archive).ok().stdout.contains(&id), "stdin");
+    assert_eq!(g.json(&["image", "list"]).as_array().map(Vec::len), Some(1));
+
+    let docker = format!("docker-archive:{}", standard.join("docker.tar").display());
+    g.run(&["fetch", &docker]).succeeded();
+    let out = g.run(&["run", "--net=none", STANDARD_NAME, "--", "cat", "/lower/kept"]).ok();
+    assert_eq!(out.stdout, "from the lower layer\n");
+}
+
+#[test]
+fn every_compression_and_both_styles() {
+    let g = Gantry::new();
+    for (i, (compression, style)) in [Compression::Gzip, Compression::Zstd, Compression::Plain]
+        .into_iter()
+        .flat_map(|c| [(c, Style::Oci), (c, Style::Docker)])
+        .enumerate()
+    {
+        let layer = Layer::new().compression(compression).dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755);
+        let image = Image::builder().layer(layer).entrypoint(&["/bin/app"]).style(style).build().unwrap();
+        let id = g.import(&format!("image-{i}"), &image);
+        assert_eq!(g.run(&["run", "--net=none", &id, "--", "args", "in"]).ok().stdout, "[\"in\"]\n", "{compression:?}");
+    }
+}
+
+#[test]
+fn images_are_listed_shown_and_removed() {
+    let g = Gantry::new();
+    let id = g.fixture();
+    let list = g.json(&["image", "list"]);
+    assert_eq!(list[0]["id"], id.as_str());
+    assert!(g.run(&["images"]).ok().stdout.contains(&id[7..19]));
+    assert_eq!(g.run(&["image", "cat-manifest", &id]).ok().json()["schemaVersion"], 2);
+    let short = &id[..7 + 12];
+    assert_eq!(g.run(&["run", "--net=none", short, "--", "args"]).ok().stdout, "[]\n");
+    g.remove_all();
+    g.run(&["image", "rm", short]).succeeded();
+    assert_eq!(g.json(&["image", "list"]), json!([]));
+    for dir in ["trees", "blobs"] {
+        let left = walk(&g.dir().join(dir));
+        assert_eq!(left, Vec::<String>::new(), "{dir} is not empty");
+    }
+}
+
+/// Every file below a directory.
+fn walk(dir: &std::path::Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let mut found = Vec::new();
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        match path.is_dir() && !path.is_symlink() {
+            true => found.extend(walk(&path)),
+            false => found.push(path.display().to_string()),
+        }
+    }
+    found
+}
+
+#[test]
+fn an_image_in_use_stays() {
+    let g = Gantry::new();
+    let id = g.fixture();
+    let pod = pod_id(&g.run(&["prepare", "--net=none", &id, "--", "args"]).ok());
+    let _ = g.run(&["image", "rm", &id]).exits(125).complains(&[&pod[..8]]);
+    g.run(&["image", "gc", "--grace-period=0s"]).succeeded();
+    assert_eq!(g.run(&["run-prepared", &pod]).ok().stdout, "[]\n");
+    g.run(&["rm", &pod]).succeeded();
+    g.run(&["image", "gc", "--grace-period=0s"]).succeeded();
+    assert_eq!(g.json(&["image", "list"]), json!([]));
+}
+
+#[test]
+fn images_that_lie_are_refused() {
+    let g = Gantry::new();
+    let edited = |edit: fn(&mut serde_json::Value)| tiny("x").edit_manifest(edit).build().unwrap();
+    let wrong = format!("sha256:{}", "0".repeat(64));
+    let mut images = vec![
+        ("a layer larger than its blob", edited(|m| m["layers"][0]["size"] = json!(1_000_000))),
+        ("a layer smaller than its blob", edited(|m| m["layers"][0]["size"] = json!(1))),
+        ("no layers", edited(|m| m["layers"] = json!([]))),
+        ("a layer twice", edited(|m| m["layers"] = json!([m["layers"][0], m["layers"][0]]))),
+        ("a strange digest", edited(|m| m["layers"][0]["digest"] = json!("md5:0123"))),
+        ("a digest with a path", edited(|m| m["layers"][0]["digest"] = json!("sha256:../../../../etc/passwd"))),
+        ("index and manifest at once", edited(|m| m["manifests"] = json!([]))),
+        ("a config of a strange type", edited(|m| m["config"] = json!(7))),
+    ];
+    let lie = tiny("x").edit_config(move |config| config["rootfs"]["diff_ids"][0] = json!(wrong));
+    images.push(("a diff_id that is not the layer's", lie.build().unwrap()));
+    let other = tiny("x").platform("plan9", "mips");
+    images.push(("another platform", other.build().unwrap()));
+    for (i, (what, image)) in images.iter().enumerate() {
+        let out = g.run(&["fetch", &g.layout(&format!("lie-{i}"), image)]);
+        assert_eq!(out.code, 125, "{what}: {out}");
+        let _ = out.complains(&[]);
+    }
+    assert_eq!(g.json(&["image", "list"]), json!([]));
+    g.check_invariants();
+}
+
+#[test]
+fn damaged_layouts_are_refused() {
+    let g = Gantry::new();
+    let image = tiny("x").build().unwrap();
+    let blob = digest(&image.layers[0].blob).replace(':', "/");
+    for (i, damage) in [&b""[..], b"garbage", &image.layers[0].blob[..20]].into_iter().enumerate() {
+        let name = format!("damaged-{i}");
+        let reference = g.layout(&name, &image);
+        std::fs::write(g.scratch().join(name).join("blobs").join(&blob), damage).unwrap();
+        let _ = g.run(&["fetch", &reference]).exits(125).complains(&["sha256"]);
+    }
+    let reference = g.layout("deep", &image);
+    let index = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    std::fs::write(g.scratch().join("deep/index.json"), index).unwrap();
+    let _ = g.run(&["fetch", &reference]).exits(125).complains(&["index.json"]);
+    let reference = g.layout("link", &image);
+    let manifest = g.scratch().join("link/blobs").join(image.id().replace(':', "/"));
+    std::fs::remove_file(&manifest).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", &manifest).unwrap();
+    let out = g.run(&["fetch", &reference]).exits(125);
+    assert!(!out.stderr.contains("root:"), "a file of the host is in the message: {out}");
+}
+
+#[test]
+fn layers_that_attack_never_leave_their_directory() {
+    let g = Gantry::new();
+    let marker = g.scratch().join("marker");
+    let name = marker.display().to_string();
+    let up = "../".repeat(30);
+    let rows = [
+        ("dots", Layer::new().file(format!("{up}{}", &name[1..]), b"x", 0o644)),
+        ("absolute", Layer::new().file(&name, b"x", 0o644)),
+        ("through a link", Layer::new().symlink("a", "/").file(format!("a{name}"), b"x", 0o644)),
+        ("hard link out", Layer::new().hardlink("a", format!("{up}etc/shadow"))),
+        ("whiteout of dots", Layer::new().file("a/.wh...", b"", 0o644)),
+        ("cut short", Layer::new().file("a", vec![0; 4096], 0o644).unfinished()),
+    ];
+    for (what, layer) in rows {
+        let image = Image::builder().layer(layer).entrypoint(&["/a"]).build().unwrap();
+        let out = g.run(&["fetch", &g.layout(&what.replace(' ', "-"), &image)]);
+        assert!(matches!(out.code, 0 | 125), "{what}: {out}");
+        assert!(!marker.exists(), "{what}: written outside");
+        let _ = out.complains(&[]);
+    }
+    g.check_invariants();
+}
+
+#[test]
+fn one_pull_at_a_time() {
+    let g = Gantry::new();
+    let layer = Layer::new().file("noise", vec![7u8; 20_000_000], 0o644);
+    let image = Image::builder().layer(layer).entrypoint(&["/x"]).build().unwrap();
+    let reference = g.layout("shared", &image);
+    let all: Vec<_> = (0..4).map(|_| g.spawn(&["fetch", &reference])).collect();
+    for fetch in all {
+        assert!(fetch.wait().ok().stdout.contains(&image.id()));
+    }
+    assert_eq!(g.json(&["image", "list"]).as_array().map(Vec::len), Some(1));
+    g.check_invariants();
+}

@@ -1,0 +1,284 @@
+//! What an app sees and may do.
+
+use gantry_fixtures::{Image, Layer};
+use gantry_tests::{Gantry, app, pod_id};
+
+#[test]
+fn users_and_groups() {
+    let g = Gantry::new();
+    for (flags, uid, gid, groups) in [
+        (&[][..], "0", "0", &["0"][..]),
+        (&["--user=app"], "1000", "1000", &["50", "1000", "2000"]),
+        (&["--user=1000"], "1000", "1000", &["50", "1000", "2000"]),
+        (&["--user=app:staff"], "1000", "50", &["50"]),
+        (&["--user=1234"], "1234", "0", &["0"]),
+        (&["--user=1234:5678"], "1234", "5678", &["5678"]),
+        (&["--user=app", "--group=other"], "1000", "1001", &["1001"]),
+        (&["--user=/data/owned"], "1000", "50", &["50"]),
+        (&["--user=other", "--supplementary-gids=7,8"], "1001", "1001", &["7", "8"]),
+    ] {
+        let out = g.app(flags, &["ids"]).ok();
+        let row = |name: &str| {
+            let line = out.stdout.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+            line.split_whitespace().skip(1).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(row("Uid"), [uid; 4], "{flags:?}");
+        assert_eq!(row("Gid"), [gid; 4], "{flags:?}");
+        // Whether the primary group is repeated among the supplementary ones is nobody's business; others are.
+        for group in groups.iter().filter(|group| **group != gid) {
+            assert!(row("Groups").iter().any(|have| have == group), "{flags:?}: {group} in {out}");
+        }
+        let strange = row("Groups").into_iter().find(|have| have != gid && !groups.contains(&have.as_str()));
+        assert_eq!(strange, None, "{flags:?}: {out}");
+    }
+}
+
+#[test]
+fn environment_and_working_directory() {
+    let g = Gantry::new();
+    let out = g.app(&["--user=app", "--environment=A=1", "--environment=FIXTURE=over"], &["env"]).ok();
+    let has = |line: &str| out.stdout.lines().any(|have| have == line);
+    assert!(has("A=1") && has("FIXTURE=over") && has("PATH=/usr/local/bin:/bin") && has("HOME=/home/app"), "{out}");
+    for secret in ["LISTEN_FDS", "GANTRY", "CARGO", "SSH_"] {
+        assert!(!out.stdout.contains(secret), "the caller's environment came through: {out}");
+    }
+    assert_eq!(g.app(&[], &["cwd"]).ok().text(), "/");
+    assert_eq!(g.app(&["--working-dir=/data"], &["cwd"]).ok().text(), "/data");
+}
+
+#[test]
+fn hostname() {
+    let g = Gantry::new();
+    assert_eq!(g.app(&["--hostname=box"], &["hostname"]).ok().text(), "box");
+    let out = g.app(&[], &["hostname"]).ok();
+    assert!(out.text().starts_with("gantry-"), "{out}");
+}
+
+#[test]
+fn default_confinement() {
+    let g = Gantry::new();
+    let out = g.app(&[], &["caps"]).ok();
+    let of = |name: &str| {
+        let line = out.stdout.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+        line.split_whitespace().nth(1).unwrap_or_default().to_owned()
+    };
+    assert_eq!((of("NoNewPrivs").as_str(), of("Seccomp").as_str()), ("1", "2"), "{out}");
+    assert_eq!(of("CapInh"), "0000000000000000", "{out}");
+    let sys_admin = 1u64 << 21;
+    assert_eq!(u64::from_str_radix(&of("CapBnd"), 16).unwrap() & sys_admin, 0, "{out}");
+    let as_user = g.app(&["--user=app"], &["caps"]).ok();
+    assert!(as_user.stdout.contains("CapEff: 0000000000000000"), "{as_user}");
+    let none = g.app(&["--caps-retain="], &["caps"]).ok();
+    assert!(none.stdout.contains("CapBnd: 0000000000000000"), "{none}");
+}
+
+#[test]
+fn refused_system_calls() {
+    let g = Gantry::new();
+    for (verb, what) in [
+        (&["mount-try"][..], "mount: E"),
+        (&["unshare-try"], "unshare: EPERM"),
+        (&["keyctl-try"], "keyctl: E"),
+        (&["io-uring-try"], "io_uring_setup: E"),
+        (&["bpf-try"], "bpf: E"),
+        (&["userfaultfd-try"], "userfaultfd: E"),
+    ] {
+        let _ = g.app(&[], verb).exits(3).says(what);
+    }
+}
+
+#[test]
+fn masked_and_read_only_paths() {
+    let g = Gantry::new();
+    assert_eq!(g.app(&[], &["cat", "/proc/kcore"]).ok().stdout, "");
+    assert_eq!(g.app(&[], &["ls", "/sys/firmware"]).ok().stdout, "");
+    let _ = g.app(&[], &["write", "/proc/sys/kernel/hostname", "x"]).exits(1);
+    let _ = g.app(&[], &["write", "/proc/sysrq-trigger", "x"]).exits(1);
+    let _ = g.app(&[], &["open-try", "/dev/null"]).ok();
+    assert_eq!(g.app(&[], &["stat", "/dev/null"]).ok().text(), "char 0666 0 0 0 1:3 1 /dev/null");
+    let _ = g.app(&["--cap-add=MKNOD"], &["seq", "mknod-try", "/tmp/null"]).ok();
+}
+
+#[test]
+fn nothing_is_inherited() {
+    let g = Gantry::new();
+    let fds = g.app(&[], &["fds"]).ok();
+    assert_eq!(fds.stdout.lines().count(), 3, "descriptors beyond stdin, stdout and stderr: {fds}");
+    let mask = g.app(&[], &["sigmask"]).ok();
+    for line in ["SigBlk: 0000000000000000", "SigIgn: 0000000000000000", "SigCgt: 0000000000000000"] {
+        assert!(mask.stdout.contains(line), "{mask}");
+    }
+    let mounts = g.app(&[], &["mounts"]).ok();
+    let home = g.dir().parent().unwrap().display().to_string();
+    let visible = mounts.stdout.lines().filter(|line| line.split(' ').nth(4).is_some_and(|at| at.contains(&home)));
+    assert_eq!(visible.count(), 0, "{mounts}");
+}
+
+#[test]
+fn processes_of_the_host_are_not_seen() {
+    let g = Gantry::new();
+    let out = g.app(&[], &["pids"]).ok();
+    assert!(out.stdout.lines().count() <= 3, "{out}");
+    assert!(!out.stdout.contains("cargo"), "{out}");
+}
+
+#[test]
+fn network_none_and_host() {
+    let g = Gantry::new();
+    let _ = g.app(&[], &["connect", "127.0.0.1", "1"]).exits(1).complains(&["refused"]);
+    assert_eq!(g.app(&[], &["cat", "/proc/net/dev"]).ok().stdout.lines().count(), 3, "loopback alone");
+    let host = std::fs::read_link("/proc/self/ns/net").unwrap().display().to_string();
+    let image = g.fixture();
+    let out = g.run(&["run", "--net=host", &image, "--", "ns"]).ok();
+    assert!(out.stdout.contains(&format!("net {host}")), "{out}");
+    assert!(!g.app(&[], &["ns"]).ok().stdout.contains(&host));
+}
+
+#[test]
+fn layers_are_one_root() {
+    let g = Gantry::new();
+    let out = g.app(&[], &["cat", "/lower/kept", "/replaced/new", "/etc/gantry-fixture"]).ok();
+    assert_eq!(out.stdout, "from the lower layer\nfrom the upper layer\nstandard\n");
+    assert_eq!(g.app(&[], &["ls", "/lower"]).ok().stdout, "kept\n", "a whiteout removes");
+    assert_eq!(g.app(&[], &["ls", "/replaced"]).ok().stdout, "new\n", "an opaque directory hides");
+    let stat = g.app(&[], &["stat", "/data/owned", "/tmp", "/bin/app-hard"]).ok().stdout;
+    assert!(stat.contains("file 0640 1000 50 ") && stat.contains("dir 1777 0 0 "), "{stat}");
+}
+
+#[test]
+fn writes_stay_in_the_pod() {
+    let g = Gantry::new();
+    let _ = g.app(&[], &["seq", "write", "/etc/gantry-fixture", "changed", "--", "rm", "/lower"]).ok();
+    assert_eq!(
+        g.app(&[], &["cat", "/etc/gantry-fixture", "/lower/kept"]).ok().stdout,
+        "standard\nfrom the lower layer\n"
+    );
+}
+
+#[test]
+fn read_only_root() {
+    let g = Gantry::new();
+    let _ = g.app(&["--readonly-rootfs"], &["write", "/etc/x", "x"]).exits(1).complains(&["Read-only"]);
+}
+
+#[test]
+fn links_that_lead_astray_stay_inside() {
+    let g = Gantry::new();
+    assert!(g.app(&[], &["ls", "/escape"]).ok().stdout.contains("gantry-fixture"));
+    let source = g.scratch().join("vol");
+    std::fs::create_dir_all(&source).unwrap();
+    std::fs::write(source.join("file"), "host\n").unwrap();
+    let volume = format!("--volume=v,kind=host,source={}", source.display());
+    let image = g.fixture();
+    let mount = "--mount=volume=v,target=/escape/deep";
+    let out = g.run(&["run", "--net=none", &volume, mount, &image, "--", "cat", "/etc/deep/file"]);
+    assert!(!std::path::Path::new("/etc/deep").exists(), "the mount point was made on the host");
+    assert!(out.code == 125 || out.stdout == "host\n", "{out}");
+}
+
+#[test]
+fn volumes() {
+    let g = Gantry::new();
+    let source = g.scratch().join("vol");
+    std::fs::create_dir_all(&source).unwrap();
+    std::fs::write(source.join("file"), "host\n").unwrap();
+    let host = format!("--volume=v,kind=host,source={}", source.display());
+    let image = g.fixture();
+    let run = |volume: &str, mount: &str, verb: &[&str]| {
+        g.run(&[&["run", "--net=none", volume, mount, &image, "--"], verb].concat())
+    };
+    assert_eq!(run(&host, "--mount=volume=v,target=/new/deep", &["cat", "/new/deep/file"]).ok().stdout, "host\n");
+    run(&host, "--mount=volume=v,target=/m", &["write", "/m/back", "app"]).succeeded();
+    assert_eq!(std::fs::read_to_string(source.join("back")).unwrap(), "app\n");
+    let read_only = format!("{host},readOnly=true");
+    let _ = run(&read_only, "--mount=volume=v,target=/m", &["write", "/m/x", "x"]).exits(1).complains(&["Read-only"]);
+    let empty = "--volume=v,kind=empty,mode=0750,uid=1000,gid=50";
+    let out = run(empty, "--mount=volume=v,target=/m", &["seq", "stat", "/m", "--", "ls", "/m"]).ok();
+    assert!(out.stdout.starts_with("dir 0750 1000 50 "), "{out}");
+    assert_eq!(out.stdout.lines().count(), 1, "an empty volume is empty: {out}");
+}
+
+#[test]
+fn limits_hold() {
+    let g = Gantry::new();
+    let _ = g.app(&["--memory=32Mi"], &["alloc", "8"]).ok();
+    let _ = g.app(&["--memory=32Mi", "--name=fat"], &["alloc", "256"]).exits(137);
+    let status = g.list().into_iter().find(|pod| pod["exit_code"] == 137).unwrap();
+    assert_eq!(app(&g.status(status["id"].as_str().unwrap()), "fat")["oom"], true);
+    let _ = g.app(&["--pids-limit=30"], &["fork-bomb", "200"]).exits(3).says("of 200");
+    let _ = g.app(&["--pids-limit=30"], &["threads", "200"]).exits(3);
+    assert_eq!(g.app(&["--oom-score-adj=500"], &["oom-adj"]).ok().text(), "500");
+}
+
+#[test]
+fn orphans_are_reaped_and_end_with_the_app() {
+    let g = Gantry::new();
+    let pod = g.detached(
+        &[],
+        &[
+            "seq",
+            "fork-orphans",
+            "5",
+            "0",
+            "--",
+            "fork-children",
+            "1",
+            "0.2",
+            "--",
+            "pids",
+            "--",
+            "print",
+            "over",
+            "--",
+            "sleep",
+            "forever",
+        ],
+    );
+    let log = g.wait_log(&pod, "over");
+    assert!(!log.lines().any(|line| line.split_whitespace().nth(2) == Some("Z")), "zombies:\n{log}");
+    let _ = g.app(&[], &["seq", "fork-orphans", "3", "forever", "--", "exit", "2"]).exits(2);
+    let _ = g.run(&["kill", &pod]).ok();
+    g.wait_state(&pod, "exited");
+    g.check_invariants();
+}
+
+/// Puts one strange thing into a root.
+type Change = fn(Layer) -> Layer;
+
+#[test]
+fn strange_roots_start_or_are_refused() {
+    let rows: [(&str, Change); 7] = [
+        ("proc is a link", |layer| layer.symlink("proc", "/etc")),
+        ("dev is a link", |layer| layer.symlink("dev", "/../../etc")),
+        ("sys is a file", |layer| layer.file("sys", b"x", 0o644)),
+        ("passwd is a fifo", |layer| layer.device("etc/passwd", gantry_fixtures::Device::Fifo, 0o644)),
+        ("passwd is a directory", |layer| layer.dir("etc/passwd", 0o755)),
+        ("passwd is a link out", |layer| layer.symlink("etc/passwd", "/../../../etc/passwd")),
+        ("etc/resolv.conf is a link", |layer| layer.symlink("etc/resolv.conf", "/proc/self/mem")),
+    ];
+    let g = Gantry::new();
+    for (i, (what, change)) in rows.into_iter().enumerate() {
+        let layer = Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755).dir("etc", 0o755);
+        let image = Image::builder().layer(change(layer)).entrypoint(&["/bin/app"]).build().unwrap();
+        let image = g.import(&format!("strange-{i}"), &image);
+        let out = g.run(&["run", "--net=none", "--user=nobody", &image, "--", "true"]);
+        let by_number = g.run(&["run", "--net=none", "--user=1:1", &image, "--", "true"]);
+        assert!(out.code == 125, "{what}: nobody is known to no file here: {out}");
+        assert!(matches!(by_number.code, 0 | 125), "{what}: {by_number}");
+    }
+}
+
+#[test]
+fn pods_of_other_images_keep_their_layers_apart() {
+    let g = Gantry::new();
+    let image = |text: &str| {
+        let layer = Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755);
+        Image::builder().layer(layer).layer(Layer::new().file("which", text, 0o644)).entrypoint(&["/bin/app"]).build()
+    };
+    let one = g.import("one", &image("one\n").unwrap());
+    let two = g.import("two", &image("two\n").unwrap());
+    let run = |image: &str| g.run(&["run", "--net=none", image, "--", "cat", "/which"]).ok().stdout;
+    assert_eq!((run(&one).as_str(), run(&two).as_str()), ("one\n", "two\n"));
+    let both = pod_id(&g.run(&["prepare", &one, "--name=one", &two, "--name=two"]).ok());
+    assert_eq!(g.status(&both)["apps"].as_array().map(Vec::len), Some(2));
+}

@@ -1,0 +1,330 @@
+//! One gantry with a data directory of its own.
+
+use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::binaries::binaries;
+use crate::output::Out;
+use crate::running::Running;
+use crate::wait::{DEADLINE, wait_for, within};
+
+/// How long one command may take while a failed test is tidied up.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A gantry of one's own: a fresh `--dir`, swept and checked at the end.
+#[derive(Debug)]
+pub struct Gantry {
+    home: TempDir,
+    fixture: OnceCell<String>,
+    pods: RefCell<BTreeSet<String>>,
+}
+
+impl Gantry {
+    /// A gantry with an empty data directory.
+    ///
+    /// # Panics
+    /// Without root, or without a place for temporary files.
+    #[must_use]
+    #[track_caller]
+    #[expect(clippy::new_without_default, reason = "it makes directories; a default should not")]
+    pub fn new() -> Self {
+        assert!(rustix::process::geteuid().is_root(), "these tests run containers: run them as root");
+        let home = match tempfile::Builder::new().prefix("gantry-test-").tempdir() {
+            Ok(home) => home,
+            Err(error) => panic!("cannot make a temporary directory: {error}"),
+        };
+        Self { home, fixture: OnceCell::new(), pods: RefCell::default() }
+    }
+
+    /// Its data directory.
+    #[must_use]
+    pub fn dir(&self) -> PathBuf {
+        self.home.path().join("data")
+    }
+
+    /// A directory for the test's own files; it goes with this gantry.
+    #[must_use]
+    #[track_caller]
+    pub fn scratch(&self) -> PathBuf {
+        let path = self.home.path().join("scratch");
+        if let Err(error) = std::fs::create_dir_all(&path) {
+            panic!("cannot make {}: {error}", path.display());
+        }
+        path
+    }
+
+    /// The command line `gantry --dir DIR ARGS`, to be changed before it is started.
+    #[must_use]
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&binaries().gantry);
+        command.arg("--dir").arg(self.dir()).args(args);
+        // Nothing of the machine's own configuration may change what the tests see.
+        command.env("NO_COLOR", "1").env("HOME", self.home.path()).env("TMPDIR", self.home.path());
+        command.env_remove("XDG_RUNTIME_DIR").env_remove("DOCKER_CONFIG").env_remove("REGISTRY_AUTH_FILE");
+        command.current_dir(self.home.path());
+        command
+    }
+
+    /// Runs a command to its end.
+    #[track_caller]
+    pub fn run(&self, args: &[&str]) -> Out {
+        self.run_within(DEADLINE, args)
+    }
+
+    /// Runs a command to its end, which must come within this time.
+    #[track_caller]
+    pub fn run_within(&self, time: Duration, args: &[&str]) -> Out {
+        let out = Running::start(&mut self.command(args), false).wait_within(time);
+        self.remember(&out.stdout);
+        out
+    }
+
+    /// Runs a command with this standard input.
+    #[track_caller]
+    pub fn run_with_input(&self, args: &[&str], input: &[u8]) -> Out {
+        let file = self.scratch().join("stdin");
+        let opened = std::fs::write(&file, input).and_then(|()| std::fs::File::open(&file));
+        let input = match opened {
+            Ok(file) => file,
+            Err(error) => panic!("cannot write {}: {error}", file.display()),
+        };
+        let out = Running::start_with(&mut self.command(args), input.into()).wait();
+        self.remember(&out.stdout);
+        out
+    }
+
+    /// Starts a command and leaves it running.
+    #[track_caller]
+    #[must_use]
+    pub fn spawn(&self, args: &[&str]) -> Running {
+        Running::start(&mut self.command(args), false)
+    }
+
+    /// Starts a command with a pipe as standard input.
+    #[track_caller]
+    #[must_use]
+    pub fn spawn_with_stdin(&self, args: &[&str]) -> Running {
+        Running::start(&mut self.command(args), true)
+    }
+
+    /// Runs a command with `-o json` that must succeed.
+    #[track_caller]
+    pub fn json(&self, args: &[&str]) -> Value {
+        self.run(&[args, &["-o", "json"]].concat()).ok().json()
+    }
+
+    /// Imports the standard image, once, and returns its id (`sha256:…`).
+    #[track_caller]
+    pub fn fixture(&self) -> String {
+        self.fixture
+            .get_or_init(|| {
+                let dir = self.scratch().join("standard");
+                let image = match gantry_fixtures::write_standard(&dir, &binaries().app) {
+                    Ok(image) => image,
+                    Err(error) => panic!("cannot write the standard image to {}: {error}", dir.display()),
+                };
+                let reference = format!("oci:{}", dir.join("layout").display());
+                let id = image_id(&self.run(&["fetch", &reference]).ok());
+                assert_eq!(id, image.id(), "the image has another id than its manifest's digest");
+                id
+            })
+            .clone()
+    }
+
+    /// The fixture app's bytes, for images of one's own.
+    #[must_use]
+    pub fn app_bytes(&self) -> &'static [u8] {
+        &binaries().app
+    }
+
+    /// Writes an image as a layout below the scratch directory and imports it; returns its id.
+    #[track_caller]
+    pub fn import(&self, name: &str, image: &gantry_fixtures::Image) -> String {
+        image_id(&self.run(&["fetch", &self.layout(name, image)]).ok())
+    }
+
+    /// Writes an image as a layout below the scratch directory; returns the reference to it.
+    #[track_caller]
+    pub fn layout(&self, name: &str, image: &gantry_fixtures::Image) -> String {
+        let dir = self.scratch().join(name);
+        if let Err(error) = gantry_fixtures::write_layout(&dir, &[(image, "latest")]) {
+            panic!("cannot write {}: {error}", dir.display());
+        }
+        format!("oci:{}", dir.display())
+    }
+
+    /// Runs the standard image in the foreground: `gantry run --net=none --quiet FLAGS IMAGE -- VERB`.
+    #[track_caller]
+    pub fn app(&self, flags: &[&str], verb: &[&str]) -> Out {
+        let image = self.fixture();
+        self.run(&run_line("--quiet", &image, flags, verb))
+    }
+
+    /// Starts the standard image in the background and returns the pod's id.
+    #[track_caller]
+    pub fn detached(&self, flags: &[&str], verb: &[&str]) -> String {
+        let image = self.fixture();
+        pod_id(&self.run(&run_line("--detach", &image, flags, verb)).ok())
+    }
+
+    /// The pod as `status -o json` shows it.
+    #[track_caller]
+    pub fn status(&self, pod: &str) -> Value {
+        self.json(&["status", pod])
+    }
+
+    /// Waits until the pod is in this state, and returns its status.
+    #[track_caller]
+    pub fn wait_state(&self, pod: &str, state: &str) -> Value {
+        wait_for(&format!("pod {pod} to be {state}"), || {
+            Some(self.status(pod)).filter(|status| status["phase"] == state)
+        })
+    }
+
+    /// Waits until the pod's log contains a text, and returns the log.
+    #[track_caller]
+    pub fn wait_log(&self, pod: &str, text: &str) -> String {
+        wait_for(&format!("'{text}' in the log of {pod}"), || {
+            Some(self.run(&["logs", pod]).ok().stdout).filter(|log| log.contains(text))
+        })
+    }
+
+    /// All pods, as `list -o json` shows them.
+    #[track_caller]
+    pub fn list(&self) -> Vec<Value> {
+        let list = self.json(&["list"]);
+        match list.as_array() {
+            Some(pods) => pods.clone(),
+            None => panic!("list -o json is not an array: {list}"),
+        }
+    }
+
+    /// The supervisor's process id, of a running pod.
+    #[track_caller]
+    pub fn supervisor(&self, pod: &str) -> u32 {
+        number(&self.status(pod)["supervisor_pid"], "supervisor_pid")
+    }
+
+    /// The host's process id of a running app.
+    #[track_caller]
+    pub fn app_pid(&self, pod: &str, name: &str) -> u32 {
+        number(&app(&self.status(pod), name)["pid"], "pid")
+    }
+
+    /// Kills and removes every pod, as a user would.
+    #[track_caller]
+    pub fn remove_all(&self) {
+        for pod in self.list() {
+            let Some(id) = pod["id"].as_str() else { panic!("a pod without an id: {pod}") };
+            self.pods.borrow_mut().insert(id.to_owned());
+            if pod["phase"] == "running" {
+                self.run(&["kill", id]).succeeded();
+                self.run(&["status", "--wait", id]).succeeded();
+            }
+            self.run(&["rm", id]).succeeded();
+        }
+    }
+
+    /// After a failure: removes what can be removed, without judging and without waiting for long.
+    fn give_up(&self) {
+        let names = std::fs::read_dir(self.dir().join("pods")).into_iter().flatten().flatten();
+        let mut pods = self.known_pods();
+        pods.extend(names.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_uuid(name)));
+        for pod in pods {
+            let Ok(mut child) = self.command(&["rm", "--force", &pod]).stderr(Stdio::null()).spawn() else { continue };
+            if within(PATIENCE, || child.try_wait().ok().flatten()).is_none() {
+                // Both fail only when it has ended after all.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+
+    /// Pods that were ever seen here, so that what they left can be found after their rows are gone.
+    pub(crate) fn known_pods(&self) -> BTreeSet<String> {
+        self.pods.borrow().clone()
+    }
+
+    pub(crate) fn home(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// Remembers every pod id in some output.
+    pub(crate) fn remember(&self, text: &str) {
+        let words = text.split(|c: char| !c.is_ascii_hexdigit() && c != '-').filter(|word| is_uuid(word));
+        self.pods.borrow_mut().extend(words.map(str::to_owned));
+    }
+}
+
+impl Drop for Gantry {
+    fn drop(&mut self) {
+        if !self.dir().exists() {
+            return;
+        }
+        if std::thread::panicking() {
+            self.give_up();
+            return;
+        }
+        self.remove_all();
+        self.check_invariants();
+    }
+}
+
+fn run_line<'a>(how: &'a str, image: &'a str, flags: &[&'a str], verb: &[&'a str]) -> Vec<&'a str> {
+    [&["run", "--net=none", how, image], flags, &["--"], verb].concat()
+}
+
+fn is_uuid(word: &str) -> bool {
+    let dashes = |(i, c): (usize, u8)| matches!(i, 8 | 13 | 18 | 23) == (c == b'-');
+    word.len() == 36 && word.bytes().enumerate().all(dashes)
+}
+
+/// The one image id in some output.
+#[track_caller]
+fn image_id(out: &Out) -> String {
+    match out.stdout.split_whitespace().rev().find(|word| word.starts_with("sha256:")) {
+        Some(id) => id.to_owned(),
+        None => panic!("no image id in the output of {out}"),
+    }
+}
+
+/// The pod id a command printed.
+///
+/// # Panics
+/// When there is none.
+#[track_caller]
+#[must_use]
+pub fn pod_id(out: &Out) -> String {
+    match out.stdout.split_whitespace().find(|word| is_uuid(word)) {
+        Some(id) => id.to_owned(),
+        None => panic!("no pod id in the output of {out}"),
+    }
+}
+
+/// The app of this name in a pod's status.
+///
+/// # Panics
+/// When there is none.
+#[track_caller]
+#[must_use]
+pub fn app(status: &Value, name: &str) -> Value {
+    let apps = status["apps"].as_array();
+    match apps.and_then(|apps| apps.iter().find(|app| app["name"] == name)) {
+        Some(app) => app.clone(),
+        None => panic!("no app {name} in {status}"),
+    }
+}
+
+#[track_caller]
+fn number(value: &Value, what: &str) -> u32 {
+    match value.as_u64().and_then(|number| u32::try_from(number).ok()) {
+        Some(number) => number,
+        None => panic!("{what} is {value}, not a process id"),
+    }
+}

@@ -1,0 +1,118 @@
+//! What a command said and how it ended.
+
+use std::fmt;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// A command that has ended.
+#[derive(Debug)]
+pub struct Out {
+    /// Exit code as a shell shows it: 128 + n for signal n.
+    pub code: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+    /// Standard output, byte for byte.
+    pub bytes: Vec<u8>,
+    /// From start to end.
+    pub duration: Duration,
+    /// The command line, for messages.
+    pub command: String,
+}
+
+impl Out {
+    pub(crate) fn new(command: String, status: ExitStatus, stdout: Vec<u8>, stderr: &[u8], duration: Duration) -> Self {
+        let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+        Self {
+            code,
+            stdout: String::from_utf8_lossy(&stdout).into_owned(),
+            stderr: String::from_utf8_lossy(stderr).into_owned(),
+            bytes: stdout,
+            duration,
+            command,
+        }
+    }
+
+    /// Demands exit code 0.
+    #[track_caller]
+    #[must_use = "look at what it said, or call `succeeded`"]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code, 0, "expected success of {self}");
+        self
+    }
+
+    /// Demands exit code 0, and nothing else.
+    #[track_caller]
+    pub fn succeeded(&self) {
+        assert_eq!(self.code, 0, "expected success of {self}");
+    }
+
+    /// Demands this exit code.
+    #[track_caller]
+    pub fn exits(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "expected exit code {code} of {self}");
+        self
+    }
+
+    /// Demands that standard output contains a text.
+    #[track_caller]
+    pub fn says(self, text: &str) -> Self {
+        assert!(self.stdout.contains(text), "expected '{text}' in the output of {self}");
+        self
+    }
+
+    /// Demands that standard error contains all these texts, and that it is fit for people: one `error` and no
+    /// panic, no raw control characters.
+    #[track_caller]
+    pub fn complains(self, texts: &[&str]) -> Self {
+        for text in texts {
+            assert!(self.stderr.contains(text), "expected '{text}' in the complaint of {self}");
+        }
+        assert!(!self.stderr.contains("panicked"), "it panicked: {self}");
+        let raw = self.stderr.chars().any(|c| c.is_control() && c != '\n' && c != '\t');
+        assert!(!raw, "control characters reached the terminal: {self}");
+        self
+    }
+
+    /// Standard output without the last newline.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        self.stdout.trim_end_matches('\n')
+    }
+
+    /// Standard output as JSON.
+    #[track_caller]
+    #[must_use]
+    pub fn json(&self) -> Value {
+        match serde_json::from_str(&self.stdout) {
+            Ok(value) => value,
+            Err(error) => panic!("not JSON ({error}): {self}"),
+        }
+    }
+}
+
+impl fmt::Display for Out {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` (exit code {}, {} ms)", self.command, self.code, self.duration.as_millis())?;
+        write!(f, "\n--- stdout\n{}\n--- stderr\n{}", self.stdout, self.stderr)
+    }
+}
+
+/// Lines of standard output as JSON values, one each.
+///
+/// # Panics
+/// When one is not JSON.
+#[track_caller]
+#[must_use]
+pub fn json_lines(text: &str) -> Vec<Value> {
+    text.lines()
+        .map(|line| match serde_json::from_str(line) {
+            Ok(value) => value,
+            Err(error) => panic!("not JSON ({error}): {line}"),
+        })
+        .collect()
+}

@@ -1,0 +1,161 @@
+//! A command that runs while the test goes on.
+
+use std::io::{Read, Write as _};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::output::Out;
+use crate::wait::{DEADLINE, wait_for, within};
+
+/// A command in the background. Killed when it goes out of scope before its end.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: Stream,
+    stderr: Stream,
+    begin: Instant,
+    command: String,
+    ended: bool,
+}
+
+/// What came out of a pipe so far, and the thread that reads it.
+#[derive(Debug)]
+struct Stream {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
+}
+
+impl Stream {
+    fn read(mut from: impl Read + Send + 'static) -> Self {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let into = Arc::clone(&bytes);
+        let reader = std::thread::spawn(move || {
+            let mut buffer = [0; 65_536];
+            // A pipe whose writers are gone reads as the end; there is no other way for it to fail.
+            while let Ok(n @ 1..) = from.read(&mut buffer) {
+                into.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&buffer[..n]);
+            }
+        });
+        Self { bytes, reader }
+    }
+
+    fn so_far(&self) -> Vec<u8> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Running {
+    /// Starts a command. `stdin` says whether it gets a pipe; otherwise it is empty.
+    #[track_caller]
+    pub(crate) fn start(command: &mut Command, stdin: bool) -> Self {
+        Self::start_with(command, if stdin { Stdio::piped() } else { Stdio::null() })
+    }
+
+    /// Starts a command with this as standard input.
+    #[track_caller]
+    pub(crate) fn start_with(command: &mut Command, stdin: Stdio) -> Self {
+        let text = format!("{command:?}");
+        let begin = Instant::now();
+        let mut child = match command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
+            Ok(child) => child,
+            Err(error) => panic!("cannot start {text}: {error}"),
+        };
+        let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
+            unreachable!("both were asked for as pipes")
+        };
+        let stdin = child.stdin.take();
+        let (stdout, stderr) = (Stream::read(stdout), Stream::read(stderr));
+        Self { child, stdin, stdout, stderr, begin, command: text, ended: false }
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has written to standard output so far.
+    #[must_use]
+    pub fn stdout(&self) -> String {
+        String::from_utf8_lossy(&self.stdout.so_far()).into_owned()
+    }
+
+    /// Waits until standard output contains a text, and returns all of it.
+    #[track_caller]
+    pub fn wait_for_output(&mut self, text: &str) -> String {
+        let found = within(DEADLINE, || {
+            let now = self.stdout();
+            let over = !now.contains(text) && matches!(self.child.try_wait(), Ok(Some(_)));
+            (now.contains(text) || over).then(|| self.stdout())
+        });
+        match found {
+            Some(now) if now.contains(text) => now,
+            _ => panic!("'{text}' never came from {}", self.picture()),
+        }
+    }
+
+    /// Writes to its standard input.
+    #[track_caller]
+    pub fn write(&mut self, text: &str) {
+        let Some(stdin) = &mut self.stdin else { panic!("{} was started without stdin", self.command) };
+        if let Err(error) = stdin.write_all(text.as_bytes()).and_then(|()| stdin.flush()) {
+            panic!("cannot write to {}: {error}", self.command);
+        }
+    }
+
+    /// Ends its standard input.
+    pub fn close_stdin(&mut self) {
+        self.stdin = None;
+    }
+
+    /// Sends it a signal.
+    #[track_caller]
+    pub fn signal(&self, signal: Signal) {
+        assert!(!self.ended, "{} has ended", self.command);
+        // The child has not been waited for, so the number is still its own.
+        if let Err(error) = kill_process(Pid::from_child(&self.child), signal) {
+            panic!("cannot signal {}: {error}", self.command);
+        }
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub fn wait(self) -> Out {
+        self.wait_within(DEADLINE)
+    }
+
+    /// Waits for its end, no longer than this; then it is killed and the test fails.
+    #[track_caller]
+    pub fn wait_within(mut self, time: Duration) -> Out {
+        let status: Option<ExitStatus> = within(time, || self.child.try_wait().ok().flatten());
+        let Some(status) = status else { panic!("still running after {time:?}: {}", self.picture()) };
+        self.ended = true;
+        let duration = self.begin.elapsed();
+        // Whoever still holds its pipes was left behind by it.
+        wait_for(&format!("everybody to close the output of {}", self.command), || {
+            (self.stdout.reader.is_finished() && self.stderr.reader.is_finished()).then_some(())
+        });
+        let (stdout, stderr) = (self.stdout.so_far(), self.stderr.so_far());
+        Out::new(self.command.clone(), status, stdout, &stderr, duration)
+    }
+
+    fn picture(&self) -> String {
+        let stderr = self.stderr.so_far();
+        format!("`{}`\n--- stdout\n{}\n--- stderr\n{}", self.command, self.stdout(), String::from_utf8_lossy(&stderr))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.ended {
+            // Both fail only when it has ended by itself.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

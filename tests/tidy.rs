@@ -1,0 +1,429 @@
+//! The house rules (DESIGN.md section 1), each with its reason. They read files and manifests; nothing is run but
+//! cargo and git.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use toml::{Table, Value};
+
+/// Which crate of ours may import which (without `gantry-`). Those that are not there yet are listed too.
+const EDGES: &[(&str, &[&str])] = &[
+    ("model", &[]),
+    ("contract", &["model"]),
+    ("store", &["model"]),
+    ("fetch", &["model", "store"]),
+    ("engine", &["model", "store", "fetch", "contract"]),
+    ("proto", &[]),
+    ("api", &["model", "engine", "proto"]),
+    ("cli", &["model", "engine"]),
+    ("daemon", &["model", "engine", "api"]),
+    ("stage1", &["model", "contract"]),
+    ("fixtures", &[]),
+    ("fixture-app", &[]),
+    ("tests", &["proto", "fixtures"]),
+];
+
+/// What must not be anywhere below a crate, and why.
+const TREE_BANS: &[(&str, &[&str], &str)] = &[
+    (
+        "model",
+        &["serde", "rusqlite", "tokio", "rustix", "libc"],
+        "the model is pure: no I/O, and no promise of a format",
+    ),
+    (
+        "engine",
+        &["tokio", "tonic", "prost", "libcontainer"],
+        "the engine is synchronous and starts no container itself",
+    ),
+    ("cli", &["tokio", "tonic", "prost", "libcontainer"], "a short-lived command pays for no runtime"),
+    ("stage1", &["rusqlite", "tokio"], "there is one supervisor per pod: small, one thread, never in the database"),
+];
+
+/// Who alone may name a crate in its own manifest, and why.
+const DIRECT_BANS: &[(&str, &[&str], &str)] = &[
+    ("rusqlite", &["store"], "SQL lives in one crate, so that its rules can be kept in one place"),
+    ("libcontainer", &["stage1"], "it forks and changes the process it is called in"),
+    ("ureq", &["fetch"], "one crate speaks to registries"),
+    ("clap", &["cli", "daemon"], "arguments are for programs"),
+    ("anyhow", &["cli", "daemon", "fixtures", "tests"], "a library's errors have types"),
+];
+
+/// The files that may hold `unsafe`.
+const UNSAFE: &[&str] = &["stage1/src/sys.rs", "images-fixtures/app/src/sys.rs"];
+
+/// The files that may let time pass in tests: waiting is for facts, with a deadline.
+const SLEEP: &[&str] = &["tests/src/wait.rs"];
+
+/// The most production lines of a file.
+const MOST_LINES: usize = 700;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
+}
+
+fn manifest(path: &Path) -> Table {
+    read(path).parse().unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All files below the workspace with this ending, as (path from the root, text); not what is built or hidden.
+fn files(ending: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut rest = vec![root()];
+    while let Some(dir) = rest.pop() {
+        let entries = fs::read_dir(&dir).unwrap_or_else(|error| panic!("cannot list {}: {error}", dir.display()));
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let skipped = name.starts_with('.') || path.join("CACHEDIR.TAG").exists() || path.is_symlink();
+            if path.is_dir() && !skipped {
+                rest.push(path);
+            } else if name.ends_with(ending) && !skipped {
+                let shown = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
+                found.push((shown, read(&path)));
+            }
+        }
+    }
+    // Documents may be missing from a partial checkout; code may not.
+    assert!(
+        !found.is_empty() || ending == ".md",
+        "no {ending} files below {}: this test looks in the wrong place",
+        root().display()
+    );
+    found.sort();
+    found
+}
+
+/// Each member of the workspace: its name without `gantry-`, and its manifest.
+fn members() -> BTreeMap<String, Table> {
+    let workspace = manifest(&root().join("Cargo.toml"));
+    let list = workspace["workspace"]["members"].as_array().cloned().unwrap_or_default();
+    list.iter()
+        .filter_map(Value::as_str)
+        .map(|member| {
+            let table = manifest(&root().join(member).join("Cargo.toml"));
+            let name = table["package"]["name"].as_str().unwrap_or_default();
+            (name.trim_start_matches("gantry-").to_owned(), table.clone())
+        })
+        .collect()
+}
+
+/// The dependencies of a manifest, of every kind and target: kind, name, value.
+fn dependencies(table: &Table) -> Vec<(&'static str, String, Value)> {
+    let mut tables = vec![table];
+    if let Some(targets) = table.get("target").and_then(Value::as_table) {
+        tables.extend(targets.values().filter_map(Value::as_table));
+    }
+    let kinds = ["dependencies", "dev-dependencies", "build-dependencies"];
+    let of = |table: &Table, kind: &'static str| {
+        let entries = table.get(kind).and_then(Value::as_table).cloned().unwrap_or_default();
+        entries.into_iter().map(move |(name, value)| (kind, name, value)).collect::<Vec<_>>()
+    };
+    tables.iter().flat_map(|table| kinds.into_iter().flat_map(|kind| of(table, kind))).collect()
+}
+
+/// Fails with all that was found, and the reason of the rule.
+#[track_caller]
+fn none(found: &[String], reason: &str) {
+    let list = found.iter().fold(String::new(), |mut text, line| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "\n  {line}");
+        text
+    });
+    assert!(found.is_empty(), "{reason}:{list}");
+}
+
+/// The code of a file: comments and the insides of texts and characters are blanked, lines stay where they are.
+fn code(text: &str) -> String {
+    let chars: Vec<char> = text.chars().collect();
+    let mut out = String::with_capacity(text.len());
+    let mut i = 0;
+    while i < chars.len() {
+        let end = skipped(&chars, i);
+        if end > i {
+            out.extend(chars[i..end].iter().map(|&c| if c == '\n' { '\n' } else { ' ' }));
+            i = end;
+        } else {
+            out.push(chars[i]);
+            i += 1;
+        }
+    }
+    out
+}
+
+/// Where the comment, text or character that begins at `i` ends; `i` when none does.
+fn skipped(chars: &[char], i: usize) -> usize {
+    let at = |n: usize| chars.get(i + n).copied().unwrap_or('\0');
+    let find = |from: usize, what: &[char]| {
+        let found = chars[from.min(chars.len())..].windows(what.len()).position(|window| window == what);
+        found.map_or(chars.len(), |n| from + n + what.len())
+    };
+    match (at(0), at(1)) {
+        ('/', '/') => find(i, &['\n']) - usize::from(find(i, &['\n']) < chars.len()),
+        ('/', '*') => find(i + 2, &['*', '/']),
+        ('"', _) => end_of_text(chars, i + 1, '"'),
+        ('\'', '\\') => end_of_text(chars, i + 1, '\''),
+        ('\'', _) if at(2) == '\'' => i + 3,
+        ('r', '"' | '#') if i == 0 || !is_word(chars[i - 1]) || chars[i - 1] == 'b' => {
+            let hashes = chars[i + 1..].iter().take_while(|&&c| c == '#').count();
+            if at(hashes + 1) != '"' {
+                return i;
+            }
+            let close: Vec<char> = std::iter::once('"').chain(std::iter::repeat_n('#', hashes)).collect();
+            find(i + hashes + 2, &close)
+        }
+        _ => i,
+    }
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+fn end_of_text(chars: &[char], mut i: usize, quote: char) -> usize {
+    while i < chars.len() && chars[i] != quote {
+        i += if chars[i] == '\\' { 2 } else { 1 };
+    }
+    (i + 1).min(chars.len())
+}
+
+/// Lines with their numbers.
+type Lines = Vec<(usize, String)>;
+
+/// Splits a file into production and test lines: a module behind `#[cfg(test)]` is test, and so are files of tests.
+fn split(path: &str, code: &str) -> (Lines, Lines) {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let all_tests = path.split('/').any(|part| part == "tests") || name == "tests.rs" || name.ends_with("_tests.rs");
+    let (mut production, mut tests) = (Vec::new(), Vec::new());
+    let mut inside = false;
+    let lines: Vec<&str> = code.lines().collect();
+    for (i, line) in lines.iter().enumerate() {
+        let opens = line.trim_end() == "#[cfg(test)]"
+            && lines[i + 1..]
+                .iter()
+                .find(|next| !next.starts_with("#["))
+                .is_some_and(|next| next.trim_end().ends_with('{'));
+        inside |= opens;
+        if inside || all_tests { &mut tests } else { &mut production }.push((i + 1, (*line).to_owned()));
+        inside &= *line != "}";
+    }
+    (production, tests)
+}
+
+/// Whether a word stands in a line, not as a part of another.
+fn has_word(line: &str, word: &str) -> bool {
+    line.match_indices(word).any(|(at, _)| {
+        let before = line[..at].chars().next_back().is_some_and(is_word);
+        let after = line[at + word.len()..].chars().next().is_some_and(is_word);
+        !before && !after
+    })
+}
+
+#[test]
+fn crates_import_only_what_they_may() {
+    let edges: BTreeMap<_, _> = EDGES.iter().copied().collect();
+    let mut found = Vec::new();
+    for (name, table) in members() {
+        let Some(allowed) = edges.get(name.as_str()) else {
+            found.push(format!("{name} is not in the table of edges"));
+            continue;
+        };
+        for (kind, dependency, _) in dependencies(&table) {
+            let Some(ours) = dependency.strip_prefix("gantry-") else { continue };
+            let for_tests = kind == "dev-dependencies" && ours == "fixtures";
+            if !allowed.contains(&ours) && !for_tests {
+                found.push(format!("{name} imports {ours}"));
+            }
+        }
+    }
+    none(&found, "who may know what is the architecture (DESIGN.md section 1); change the table there first");
+}
+
+#[test]
+fn every_crate_is_a_member_and_keeps_the_lints() {
+    let names: BTreeSet<String> = members().into_keys().collect();
+    let mut found = Vec::new();
+    for (path, text) in files("Cargo.toml") {
+        let table: Table = text.parse().unwrap_or_else(|error| panic!("{path}: {error}"));
+        let Some(package) = table.get("package") else { continue };
+        let name = package["name"].as_str().unwrap_or_default();
+        if !names.contains(name.trim_start_matches("gantry-")) {
+            found.push(format!("{path}: not a member of the workspace"));
+        }
+        if table.get("lints").and_then(|lints| lints.get("workspace")).and_then(Value::as_bool) != Some(true) {
+            found.push(format!("{path}: no [lints] workspace = true"));
+        }
+        for field in ["version", "edition", "rust-version", "license"] {
+            if package.get(field).and_then(|value| value.get("workspace")).is_none() {
+                found.push(format!("{path}: {field} is not the workspace's"));
+            }
+        }
+    }
+    none(&found, "one lint table and one set of facts for all crates, so that no crate has looser rules");
+}
+
+#[test]
+fn dependencies_come_through_the_workspace() {
+    let mut found = Vec::new();
+    for (name, table) in members() {
+        for (_, dependency, value) in dependencies(&table) {
+            let through = value.get("workspace").and_then(Value::as_bool) == Some(true);
+            let own = ["version", "path", "git", "registry"].iter().any(|key| value.get(key).is_some());
+            if !through || own {
+                found.push(format!("{name}: {dependency} does not say workspace = true"));
+            }
+        }
+    }
+    none(&found, "one table of versions in the root manifest, so that one crate cannot bring a second copy");
+}
+
+#[test]
+fn some_crates_are_for_some_of_us_alone() {
+    let mut found = Vec::new();
+    for (name, table) in members() {
+        for (_, dependency, _) in dependencies(&table) {
+            let ban =
+                DIRECT_BANS.iter().find(|(banned, may, _)| *banned == dependency && !may.contains(&name.as_str()));
+            if let Some((banned, may, why)) = ban {
+                found.push(format!("{name} uses {banned}, which only {} may: {why}", may.join(", ")));
+            }
+        }
+    }
+    none(&found, "a dependency behind one door can be replaced and audited there");
+}
+
+#[test]
+fn trees_are_free_of_what_is_banned() {
+    let mut found = Vec::new();
+    for (name, banned, why) in TREE_BANS {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let package = format!("gantry-{name}");
+        let tree = Command::new(cargo)
+            .args(["tree", "--locked", "--edges=normal", "--prefix=none", "--format={lib}|{p}", "--package", &package])
+            .current_dir(root())
+            .output()
+            .unwrap_or_else(|error| panic!("cannot run cargo tree: {error}"));
+        let text = String::from_utf8_lossy(&tree.stdout).into_owned();
+        assert!(tree.status.success(), "cargo tree of {name}: {}", String::from_utf8_lossy(&tree.stderr));
+        assert!(text.contains(&package), "cargo tree says nothing of {package}: {text}");
+        let names: BTreeSet<&str> =
+            text.lines().filter_map(|line| line.split('|').nth(1)?.split_whitespace().next()).collect();
+        found.extend(banned.iter().filter(|ban| names.contains(**ban)).map(|ban| format!("{name} → … → {ban}: {why}")));
+    }
+    none(&found, "not even through somebody else (see `cargo tree -i`)");
+}
+
+#[test]
+fn unsafe_has_an_address() {
+    let mut found = Vec::new();
+    for (path, text) in files(".rs") {
+        let code = code(&text);
+        let hits = code.lines().enumerate().filter(|(_, line)| has_word(line, "unsafe") && !UNSAFE.contains(&&*path));
+        found.extend(hits.map(|(i, _)| format!("{path}:{}", i + 1)));
+    }
+    none(
+        &found,
+        "unsafe code is in stage1/src/sys.rs (and the fixture app's sys.rs) alone, where each block is argued",
+    );
+}
+
+#[test]
+fn the_supervisor_has_one_thread() {
+    let mut found = Vec::new();
+    for (path, text) in files(".rs").into_iter().filter(|(path, _)| path.starts_with("stage1/src/")) {
+        let (production, _) = split(&path, &code(&text));
+        let hits = production.iter().filter(|(_, line)| line.contains("thread::") && !line.contains("rustix::thread"));
+        let makes = |line: &str| ["spawn", "scope", "Builder"].iter().any(|word| has_word(line, word));
+        found.extend(hits.filter(|(_, line)| makes(line)).map(|(i, _)| format!("{path}:{i}")));
+    }
+    none(&found, "the supervisor forks and changes namespaces, which only a process of one thread can do safely");
+}
+
+#[test]
+fn libraries_do_not_print() {
+    let libraries = ["src/model/", "src/fetch/", "src/engine/", "store/", "stage1/contract/"];
+    let mut found = Vec::new();
+    for (path, text) in files(".rs").into_iter().filter(|(path, _)| libraries.iter().any(|of| path.starts_with(of))) {
+        let (production, _) = split(&path, &code(&text));
+        let prints = |line: &str| ["println!", "eprintln!", "print!", "eprint!"].iter().any(|it| line.contains(it));
+        found.extend(production.iter().filter(|(_, line)| prints(line)).map(|(i, _)| format!("{path}:{i}")));
+    }
+    none(&found, "a library returns what it has to say; programs decide where it is shown");
+}
+
+#[test]
+fn files_are_short_enough_to_know() {
+    let mut found = Vec::new();
+    for (path, text) in files(".rs") {
+        let (production, _) = split(&path, &code(&text));
+        if production.len() > MOST_LINES {
+            found.push(format!("{path}: {} lines", production.len()));
+        }
+    }
+    none(&found, &format!("at most {MOST_LINES} production lines a file: split it by what its parts do"));
+}
+
+#[test]
+fn files_say_what_they_are() {
+    let silent = files(".rs").into_iter().filter(|(_, text)| !text.starts_with("//! ")).map(|(path, _)| path);
+    none(&silent.collect::<Vec<_>>(), "the first line of a file tells a newcomer what is in it (`//! …`)");
+}
+
+#[test]
+fn open_ends_have_an_issue() {
+    let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X"), concat!("HA", "CK")];
+    let mut found = Vec::new();
+    let all = files(".rs").into_iter().chain(files(".toml")).chain(files(".md"));
+    for (path, text) in all {
+        for (i, line) in text.lines().enumerate() {
+            let open = |mark: &&str| has_word(line, mark) && !line.contains(&format!("{mark}(#"));
+            if marks.iter().any(open) {
+                found.push(format!("{path}:{}: {}", i + 1, line.trim()));
+            }
+        }
+    }
+    none(&found, "an open end without an issue number, as in (#12), is forgotten");
+}
+
+#[test]
+fn tests_wait_for_facts() {
+    let mut found = Vec::new();
+    for (path, text) in files(".rs").into_iter().filter(|(path, _)| !SLEEP.contains(&&**path)) {
+        let (_, tests) = split(&path, &code(&text));
+        found.extend(tests.iter().filter(|(_, line)| line.contains("sleep(")).map(|(i, _)| format!("{path}:{i}")));
+    }
+    none(&found, "a sleep is too short on a slow machine and too long on a fast one: use gantry_tests::wait_for");
+}
+
+#[test]
+fn the_lock_file_is_committed() {
+    let lock = root().join("Cargo.lock");
+    assert!(lock.exists(), "Cargo.lock pins what is built and tested; it is missing");
+    if root().join(".git").exists() {
+        let out = Command::new("git").args(["ls-files", "Cargo.lock"]).current_dir(root()).output();
+        let out = out.unwrap_or_else(|error| panic!("cannot run git: {error}"));
+        assert!(!out.stdout.is_empty(), "Cargo.lock pins what is built and tested; it is not in the repository");
+    }
+}
+
+#[test]
+fn this_test_can_see() {
+    let text =
+        "let a = \"unsafe\"; // unsafe\nlet b = r#\"unsafe \" \"#; /* unsafe\n */ let c = '\\''; let d: &'a str = x;\n";
+    let blanked = code(text);
+    assert!(!blanked.contains("unsafe"), "{blanked}");
+    assert!(blanked.contains("let c =") && blanked.contains("let d: &'a str = x;"), "{blanked}");
+    assert_eq!(blanked.lines().count(), text.lines().count());
+    assert!(has_word("    unsafe {", "unsafe") && has_word("#[unsafe(no_mangle)]", "unsafe"));
+    assert!(!has_word("unsafe_code", "unsafe"));
+    let file = "fn a() {\n}\n#[cfg(test)]\nmod tests {\n    fn b() {}\n}\nfn c() {}\n";
+    let (production, tests) = split("src/x.rs", file);
+    assert_eq!((production.len(), tests.len()), (3, 4));
+    assert_eq!(split("tests/x.rs", file).0.len(), 0);
+    assert_eq!(split("src/x.rs", "#[cfg(test)]\nmod tests;\nfn a() {}\n").0.len(), 3);
+}
