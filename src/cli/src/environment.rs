@@ -34,9 +34,7 @@ pub(crate) fn apply(spec: &mut PodSpec, options: &PodOptions) -> Result<(), Fail
 }
 
 /// The caller's variables that are text and can be an app's.
-fn inherited(
-    variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>,
-) -> Vec<(String, String)> {
+fn inherited(variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>) -> Vec<(String, String)> {
     variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| !NEVER_INHERITED.contains(&name.as_str()))
@@ -89,7 +87,8 @@ mod tests {
         use std::os::unix::ffi::OsStringExt as _;
         let text = |text: &str| std::ffi::OsString::from(text);
         let odd = std::ffi::OsString::from_vec(vec![0xff]);
-        let all = [(text("PATH"), text("/x")), (text("LANG"), text("C")), (text("ODD"), odd), (text("HOME"), text("/h"))];
+        let all =
+            [(text("PATH"), text("/x")), (text("LANG"), text("C")), (text("ODD"), odd), (text("HOME"), text("/h"))];
         assert_eq!(inherited(all.into_iter()), [("LANG".to_owned(), "C".to_owned())]);
     }
 }

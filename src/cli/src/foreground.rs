@@ -41,11 +41,8 @@ pub(crate) fn of_manifest(manifest: &serde_json::Value) -> (usize, Vec<Interacti
     let apps = manifest["apps"].as_array().map_or(&[][..], Vec::as_slice);
     let interactive = apps.iter().filter_map(|app| {
         let is = |key: &str| app[key].as_bool().unwrap_or(false);
-        let interactive = Interactive {
-            app: app["name"].as_str()?.parse().ok()?,
-            stdin: is("stdin"),
-            terminal: is("terminal"),
-        };
+        let interactive =
+            Interactive { app: app["name"].as_str()?.parse().ok()?, stdin: is("stdin"), terminal: is("terminal") };
         (interactive.stdin || interactive.terminal).then_some(interactive)
     });
     (apps.len(), interactive.collect())
@@ -338,8 +335,13 @@ mod tests {
 
     #[test]
     fn with_several_apps_no_line_is_mistaken_for_anothers() {
-        let lines =
-            [line("a", "x", true), line("a", "y", true), line("b", "z", false), line("a", "w", false), line("b", "", false)];
+        let lines = [
+            line("a", "x", true),
+            line("a", "y", true),
+            line("b", "z", false),
+            line("a", "w", false),
+            line("b", "", false),
+        ];
         assert_eq!(printed(true, &lines), "[a] xy\n[b] z\n[a] w\n[b] \n");
     }
 }

@@ -130,9 +130,7 @@ impl Bars {
 
 /// A template of ours; should one be wrong, the library's own style shows the same numbers.
 fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template)
-        .unwrap_or_else(|_| ProgressStyle::default_bar())
-        .progress_chars("=> ")
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
 }
 
 #[cfg(test)]
@@ -157,9 +155,11 @@ mod tests {
 
     #[test]
     fn templates_are_right() {
-        for template in
-            ["{prefix} {spinner} {bytes} {msg}", "{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg}", "{prefix} {msg}"]
-        {
+        for template in [
+            "{prefix} {spinner} {bytes} {msg}",
+            "{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg}",
+            "{prefix} {msg}",
+        ] {
             assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
         }
     }

@@ -58,9 +58,9 @@ pub(crate) fn options(globals: &Globals) -> Result<Options, Failure> {
         None => File::default(),
     };
     let registry = match environment("GANTRY_DEFAULT_REGISTRY") {
-        Some(text) => Some(
-            text.into_string().map_err(|_| CliError::Usage("GANTRY_DEFAULT_REGISTRY is not UTF-8".to_owned()))?,
-        ),
+        Some(text) => {
+            Some(text.into_string().map_err(|_| CliError::Usage("GANTRY_DEFAULT_REGISTRY is not UTF-8".to_owned()))?)
+        }
         None => file.default_registry.clone(),
     };
     let dir = globals.dir.clone().or_else(|| environment("GANTRY_DIR").map(PathBuf::from)).or(file.dir.clone());

@@ -21,9 +21,9 @@ pub(crate) fn parse(text: &str) -> Result<u8, String> {
         .or_else(|| offset("RTMIN+").and_then(|n| RTMIN.checked_add(n)))
         .or_else(|| offset("RTMAX-").and_then(|n| RTMAX.checked_sub(n)))
         .or_else(|| digits(text));
-    number
-        .filter(|n| (1..=RTMAX).contains(n))
-        .ok_or_else(|| format!("'{}' is not a signal: expected a name such as SIGTERM, or 1 to 64", gantry_model::id::shown(text)))
+    number.filter(|n| (1..=RTMAX).contains(n)).ok_or_else(|| {
+        format!("'{}' is not a signal: expected a name such as SIGTERM, or 1 to 64", gantry_model::id::shown(text))
+    })
 }
 
 #[cfg(test)]
@@ -32,7 +32,8 @@ mod tests {
 
     #[test]
     fn names_and_numbers() {
-        for (text, want) in [("SIGTERM", 15), ("term", 15), ("9", 9), ("RTMIN+3", 37), ("SIGRTMAX-14", 50), ("64", 64)] {
+        for (text, want) in [("SIGTERM", 15), ("term", 15), ("9", 9), ("RTMIN+3", 37), ("SIGRTMAX-14", 50), ("64", 64)]
+        {
             assert_eq!(parse(text), Ok(want), "{text}");
         }
         for bad in ["", "0", "65", "-9", "+9", "SIG", "SIG9", "TERMX", "RTMIN+99", "9 ", "é"] {

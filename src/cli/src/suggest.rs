@@ -41,9 +41,13 @@ mod tests {
     #[test]
     fn what_was_meant() {
         let known = ["memory", "mount", "name", "net", "volume"];
-        for (word, want) in
-            [("memroy", Some("memory")), ("volumes", Some("volume")), ("nme", Some("name")), ("xyzzy", None), ("", None)]
-        {
+        for (word, want) in [
+            ("memroy", Some("memory")),
+            ("volumes", Some("volume")),
+            ("nme", Some("name")),
+            ("xyzzy", None),
+            ("", None),
+        ] {
             assert_eq!(nearest(word, known), want, "{word}");
         }
         assert_eq!(nearest(&"m".repeat(100_000), known), None);

@@ -33,7 +33,8 @@ impl RawMode {
             restore();
             before(info);
         }));
-        tcsetattr(stdin, OptionalActions::Flush, &raw)?;
+        // Not with a flush: what was typed ahead is meant for the app.
+        tcsetattr(stdin, OptionalActions::Now, &raw)?;
         Ok(Some(Self(())))
     }
 }
@@ -104,9 +105,12 @@ impl DetachKeys {
 mod tests {
     use super::*;
 
+    /// Pieces typed, bytes passed on, and whether that led out.
+    type Row<'a> = (&'a [&'a [u8]], &'a [u8], bool);
+
     #[test]
     fn the_way_out() {
-        let rows: [(&[&[u8]], &[u8], bool); 6] = [
+        let rows: [Row<'_>; 6] = [
             (&[b"abc"], b"abc", false),
             (&[b"a\x10\x11b"], b"a", true),
             (&[b"a\x10", b"\x11"], b"a", true),

@@ -11,7 +11,7 @@ use gantry_store::{Finding, PodRow, Severity};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::log_source::ends_in_a_whole_line;
-use crate::{Engine, PodError, cgroup, process};
+use crate::{Engine, PodError, cgroup, process, supervisor};
 
 /// Controllers without which a limit cannot be set.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
@@ -25,6 +25,7 @@ impl Engine {
         let mut findings = Vec::new();
         self.check_host(&mut findings);
         let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
+        self.sweep_orphans_if_any(&rows);
         for row in rows {
             if let Some(row) = self.reconcile(row)? {
                 self.check_pod(&row, deep, &mut findings);
@@ -39,13 +40,27 @@ impl Engine {
         if !rustix::process::geteuid().is_root() {
             fail(findings, "not running as root", "run gantry as root: pods need it");
         }
-        if let Err(places) = self.stage1() {
-            let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
-            let what = format!("there is no gantry-stage1 in {}", places.join(" or "));
-            fail(findings, what, "install it there, or name it in $GANTRY_STAGE1");
-        }
+        self.check_stage1(findings);
         check_kernel(findings);
         self.check_controllers(findings);
+    }
+
+    fn check_stage1(&self, findings: &mut Vec<Finding>) {
+        let program = match self.stage1() {
+            Ok(program) => program,
+            Err(places) => {
+                let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+                let what = format!("there is no gantry-stage1 in {}", places.join(" or "));
+                return fail(findings, what, "install it there, or name it in $GANTRY_STAGE1");
+            }
+        };
+        let ours = format!("contract {}", gantry_contract::VERSION);
+        let hint = "install gantry and gantry-stage1 of one version";
+        match supervisor::version_of(&program) {
+            Ok(said) if said.ends_with(&ours) => {}
+            Ok(said) => fail(findings, format!("{} is '{said}', this gantry speaks {ours}", program.display()), hint),
+            Err(error) => fail(findings, format!("{} does not tell its version: {error}", program.display()), hint),
+        }
     }
 
     fn check_controllers(&self, findings: &mut Vec<Finding>) {

@@ -192,6 +192,17 @@ impl Engine {
         Ok(())
     }
 
+    /// What a killed preparer left before it had a row, told by one look at the link count of the pods' directory (two
+    /// and one per directory in it, where the file system counts them). What cannot be swept now waits for `gc`.
+    pub(crate) fn sweep_orphans_if_any(&self, rows: &[PodRow]) {
+        let links = rustix::fs::stat(self.store.layout().pods_dir())
+            .map_or(0, |stat| usize::try_from(stat.st_nlink).unwrap_or(0));
+        if self.writes && links > rows.len() + 2 {
+            let known = rows.iter().map(|row| row.id).collect();
+            let _left_for_gc = self.sweep_orphans(&known, &GcOptions::default(), &mut GcReport::default());
+        }
+    }
+
     /// Whether this directory has neither a row nor anybody at it. It was locked before it had its name, so a free lock
     /// means that its maker is dead; the row is asked for under the lock, for a living maker has written it by then.
     fn is_orphan(&self, id: PodId) -> Result<bool, PodError> {

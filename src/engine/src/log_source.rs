@@ -4,6 +4,7 @@
 //! Files are `ATTEMPT.log`, and older parts `ATTEMPT.log.1` (newest) to `.N`. A file that is rotated keeps its inode: that is how
 //! the reader knows which one comes next. Memory is bounded by a block and one line.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -16,6 +17,11 @@ use crate::log_line::{self, LogLine};
 const BLOCK: usize = 64 << 10;
 /// A line longer than this was not written by a supervisor; it is given out in pieces.
 const MOST_LINE: usize = 1 << 20;
+/// So many newer files are held open ahead of the reader, so that a writer who is faster for a while (and deletes
+/// what it rotates away) takes nothing from it. They may keep that many deleted files on the disk.
+const AHEAD: usize = 16;
+/// Newer files are looked for whenever so much was read.
+const LOOK_EVERY: usize = 1 << 20;
 /// Enough of a line's beginning to tell its tag: time, stream, tag.
 const HEAD: usize = 64;
 
@@ -35,6 +41,10 @@ pub(crate) struct AppLog {
     app: AppName,
     dir: PathBuf,
     open: Option<Open>,
+    /// The files after it, opened before they can be deleted.
+    ahead: VecDeque<Open>,
+    /// Bytes read since newer files were looked for.
+    unlooked: usize,
     buffer: Vec<u8>,
     /// What of the buffer has been given out.
     taken: usize,
@@ -53,7 +63,8 @@ struct Open {
 impl AppLog {
     /// The log in `dir`, from its beginning. A directory that is not there is an empty log.
     pub(crate) fn new(app: AppName, dir: PathBuf) -> Self {
-        Self { app, dir, open: None, buffer: Vec::new(), taken: 0, at: Timestamp(0), next: None }
+        let (open, ahead, unlooked) = (None, VecDeque::new(), 0);
+        Self { app, dir, open, ahead, unlooked, buffer: Vec::new(), taken: 0, at: Timestamp(0), next: None }
     }
 
     /// Begins at the first line that is not older than `since`.
@@ -93,10 +104,15 @@ impl AppLog {
 
     fn go(&mut self, file: File, offset: u64) -> io::Result<()> {
         let inode = file.metadata()?.ino();
-        self.open = Some(Open { file, inode, offset });
+        self.ahead.clear();
+        self.enter(Open { file, inode, offset });
+        Ok(())
+    }
+
+    fn enter(&mut self, next: Open) {
+        self.open = Some(next);
         self.buffer.clear();
         self.taken = 0;
-        Ok(())
     }
 
     /// The next line that is there, without taking it.
@@ -156,31 +172,49 @@ impl AppLog {
         self.buffer.truncate(held + read.as_ref().map_or(0, |read| *read));
         let read = read?;
         open.offset += read as u64;
+        self.unlooked += read;
+        if self.unlooked >= LOOK_EVERY {
+            self.look_ahead()?;
+        }
         Ok(read > 0)
     }
 
     /// Goes on in the next file; whether there is one, or more in this one.
     fn go_on(&mut self) -> io::Result<bool> {
-        let parts = parts(&self.dir)?;
-        let next = match &self.open {
-            None => parts.first(),
-            // One that is not there any more was older than all that are.
-            Some(open) => match parts.iter().position(|part| part.inode == open.inode) {
-                Some(here) => parts.get(here + 1),
-                None => parts.first(),
-            },
-        };
-        let Some(next) = next else { return Ok(false) };
+        self.look_ahead()?;
+        if self.ahead.is_empty() {
+            return Ok(false);
+        }
         // Nothing is written to a file once it has a successor; but it may have been between our two looks.
         if self.fill()? {
             return Ok(true);
         }
-        match open(&next.path)? {
-            // An unfinished line at the end of a rotated file was torn by a full disk: it has no end and goes.
-            Some(file) => self.go(file, 0).map(|()| true),
-            // Rotated away since: the next look finds out.
-            None => Ok(true),
+        // An unfinished line at the end of a rotated file was torn by a full disk: it has no end and goes.
+        if let Some(next) = self.ahead.pop_front() {
+            self.enter(next);
         }
+        Ok(true)
+    }
+
+    /// Opens the files that are newer than the newest one we have.
+    fn look_ahead(&mut self) -> io::Result<()> {
+        self.unlooked = 0;
+        let parts = parts(&self.dir)?;
+        let newest = self.ahead.back().or(self.open.as_ref()).map(|open| open.inode);
+        // One that is not there any more was older than all that are.
+        let known = newest.and_then(|inode| parts.iter().position(|part| part.inode == inode));
+        for part in parts.iter().skip(known.map_or(0, |at| at + 1)) {
+            if self.ahead.len() >= AHEAD {
+                break;
+            }
+            let Some(file) = open(&part.path)? else { break };
+            // Rotated since we looked: this is another one, and its turn comes at the next look.
+            if file.metadata()?.ino() != part.inode {
+                break;
+            }
+            self.ahead.push_back(Open { file, inode: part.inode, offset: 0 });
+        }
+        Ok(())
     }
 }
 
@@ -270,7 +304,8 @@ fn bisect(file: &File, size: u64, since: Timestamp) -> io::Result<u64> {
     let (mut low, mut high) = (0, size);
     while low < high {
         let middle = low + (high - low) / 2;
-        let start = if middle == low { low } else { next_line(file, middle, high)? };
+        // The byte before decides whether a line starts right in the middle.
+        let start = if middle == low { low } else { next_line(file, middle - 1, high)? };
         let at =
             if start < high { line_at(file, start, size)?.and_then(|line| log_line::time_of(&line)) } else { None };
         match at {

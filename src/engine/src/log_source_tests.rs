@@ -97,16 +97,27 @@ fn rotation_while_reading_loses_and_doubles_nothing() {
 }
 
 #[test]
-fn a_reader_whose_file_was_deleted_goes_on_with_the_oldest() {
+fn files_that_are_deleted_behind_the_reader_are_read_all_the_same() {
     let dir = tempfile::tempdir().unwrap();
-    generate(dir.path(), 30, 10);
+    generate(dir.path(), 40, 10);
     let mut log = log(dir.path());
     log.peek().unwrap();
-    std::fs::remove_file(dir.path().join("0.log.2")).unwrap();
-    std::fs::remove_file(dir.path().join("0.log.1")).unwrap();
-    let mut want = numbers(0..10);
-    want.extend(numbers(20..30));
-    assert_eq!(rest(&mut log), want);
+    for age in 1..4 {
+        std::fs::remove_file(dir.path().join(format!("0.log.{age}"))).unwrap();
+    }
+    assert_eq!(rest(&mut log), numbers(0..40));
+}
+
+#[test]
+fn a_reader_that_comes_too_late_goes_on_with_the_oldest() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines: String = (0..10).map(|i| line(i, "F", &i.to_string())).collect();
+    std::fs::write(dir.path().join("0.log"), lines).unwrap();
+    let mut log = log(dir.path());
+    assert_eq!(rest(&mut log), numbers(0..10));
+    std::fs::remove_file(dir.path().join("0.log")).unwrap();
+    generate(dir.path(), 20, 10);
+    assert_eq!(rest(&mut log), numbers(0..20));
 }
 
 #[test]

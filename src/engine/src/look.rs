@@ -61,6 +61,9 @@ impl Engine {
     /// [`PodError`].
     pub fn list(&self, query: &PodQuery) -> Result<Vec<PodView>, PodError> {
         let rows = self.store.pods(query).map_err(PodError::store)?;
+        if *query == PodQuery::default() {
+            self.sweep_orphans_if_any(&rows);
+        }
         let mut views = Vec::with_capacity(rows.len());
         for row in rows {
             let Some(row) = self.reconcile(row)? else { continue };

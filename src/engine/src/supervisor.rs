@@ -230,6 +230,32 @@ impl Spawned {
     }
 }
 
+/// What a supervisor's program says of itself: `gantry-stage1 VERSION contract N`.
+pub(crate) fn version_of(program: &Path) -> io::Result<String> {
+    let mut command = Command::new(program);
+    command
+        .arg("version")
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .stdout(Stdio::piped());
+    let mut child = command.spawn()?;
+    let Some(stdout) = child.stdout.take().map(OwnedFd::from) else {
+        return Err(io::Error::from(io::ErrorKind::BrokenPipe));
+    };
+    let line = read_line(&stdout, Deadline::after(GONE_WITHIN));
+    if !matches!(line, Ok(Line::Ended)) {
+        // It has said its line, or never will.
+        child.kill()?;
+    }
+    child.wait()?;
+    match line? {
+        Line::Whole(bytes) => Ok(printable(&String::from_utf8_lossy(&bytes))),
+        Line::Ended | Line::Late => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+    }
+}
+
 /// Runs `spawn` while the lock's descriptor is inherited by what it starts.
 fn inheriting<T>(lock: &PodLock, spawn: impl FnOnce() -> T) -> io::Result<T> {
     let _alone = SPAWNING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

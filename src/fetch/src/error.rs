@@ -227,6 +227,11 @@ impl FetchError {
         move |source| Self::Source { name: name.to_owned(), source: Box::new(source) }
     }
 
+    /// Whether a collection took a layer on which another one was to stand.
+    pub(crate) fn is_layer_gone(&self) -> bool {
+        matches!(self, Self::LayerGone { .. } | Self::CommitLayers(CommitLayersError::NoParent { .. }))
+    }
+
     /// Whether the registry could not be asked at all (and not: it gave an answer that is refused).
     #[must_use]
     pub fn is_offline(&self) -> bool {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gantry_model::Digest;
 use gantry_model::id::Algorithm;
-use gantry_store::{CommitImageError, CommitLayersError, ImageFormat, ImageRow, LayerRef, NewImage, Store};
+use gantry_store::{CommitImageError, ImageFormat, ImageRow, LayerRef, NewImage, Store};
 
 use crate::checked::Watch;
 use crate::config::{self, ImageConfig};
@@ -17,7 +17,7 @@ use crate::settings::Config;
 use crate::source::{self, Mismatch, Source, SourceError};
 
 /// How often a fetch begins again because a collection has taken a layer from under it.
-const COLLECTED: usize = 3;
+pub(crate) const COLLECTED: usize = 3;
 
 /// What is known of an image before its layers are fetched.
 struct Found {
@@ -63,6 +63,7 @@ pub(crate) fn import(
     loop {
         match bring(store, &job, &found, source.format(), names) {
             Ok(row) => return Ok((row, watch.read.load(Ordering::Relaxed))),
+            // Before that, a failure has cancelled the source: only the caller can begin again, with a fresh one.
             Err(error) if tries < COLLECTED && is_collected(&error) => tries += 1,
             Err(error) => return Err(error),
         }
@@ -72,12 +73,7 @@ pub(crate) fn import(
 fn is_collected(error: &FetchError) -> bool {
     matches!(
         error,
-        FetchError::LayerGone { .. }
-            | FetchError::CommitLayers(CommitLayersError::NoParent { .. })
-            | FetchError::Commit {
-                source: CommitImageError::NoSuchLayer { .. } | CommitImageError::NoSuchBlob { .. },
-                ..
-            }
+        FetchError::Commit { source: CommitImageError::NoSuchLayer { .. } | CommitImageError::NoSuchBlob { .. }, .. }
     )
 }
 

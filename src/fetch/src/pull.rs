@@ -15,7 +15,7 @@ use gantry_model::{ImageRef, RegistryRef};
 use gantry_store::{ImageRow, Store};
 
 use crate::error::FetchError;
-use crate::import::import;
+use crate::import::{COLLECTED, import};
 use crate::local;
 use crate::progress::{Note, Progress};
 use crate::registry::Registry;
@@ -127,11 +127,18 @@ impl Context<'_> {
 
     fn download(&self, reference: &RegistryRef, name: &str) -> Result<Fetched, FetchError> {
         self.progress.notify(Note::Resolving { name: name.to_owned() });
-        let registry = Registry::new(reference, self.config, self.progress)
-            .map_err(|error| FetchError::source(name)(error.into()))?;
         let names = [name.to_owned()];
-        let (image, downloaded) = import(self.store, self.config, &registry, &names, self.progress)?;
-        Ok(Fetched { image, name: name.to_owned(), downloaded })
+        let mut tries = 1;
+        loop {
+            // A fresh one each time: a failed fetch has cancelled its source.
+            let registry = Registry::new(reference, self.config, self.progress)
+                .map_err(|error| FetchError::source(name)(error.into()))?;
+            match import(self.store, self.config, &registry, &names, self.progress) {
+                Ok((image, downloaded)) => return Ok(Fetched { image, name: name.to_owned(), downloaded }),
+                Err(error) if tries < COLLECTED && error.is_layer_gone() => tries += 1,
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn short(&self, short: &ShortName) -> Result<Fetched, FetchError> {

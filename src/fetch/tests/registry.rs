@@ -488,6 +488,30 @@ fn a_hundred_and_twenty_eight_layers() {
     bench.assert_clean("tall");
 }
 
+#[test]
+fn a_layer_that_vanishes_is_fetched_again() {
+    /// Takes the layer's directory away right after it was found there, as a collection may.
+    struct Collector(PathBuf);
+    impl Progress for Collector {
+        fn notify(&self, note: Note) {
+            if matches!(note, Note::LayerExists { .. }) && self.0.exists() {
+                std::fs::remove_dir_all(&self.0).unwrap();
+            }
+        }
+    }
+    let bench = Bench::new();
+    let first = bench.fetch().unwrap().image;
+    bench.store.remove_image(&first.id).unwrap();
+    let more = Image::with_layers(vec![bench.image.layers[0].clone(), tar("c", b"new")]);
+    bench.registry.put_image("app", "more", &more);
+    let tree = bench.store.layout().tree_dir(&first.layers[0].chain);
+    let fetched = bench.fetch_as("app:more", PullPolicy::New, &Collector(tree.clone())).unwrap();
+    assert_eq!(fetched.image.id.to_string(), digest(&more.manifest));
+    assert_eq!(std::fs::read(tree.join("small")).unwrap(), b"hello");
+    assert_eq!(bench.registry.count("/v2/app/manifests/more"), 2, "the fetch was begun again");
+    bench.assert_clean("vanished");
+}
+
 /// A TLS server with a certificate of its own making, by Debian's openssl. Ends on drop.
 struct TlsServer(std::process::Child, u16);
 

@@ -132,7 +132,8 @@ fn fish(entries: &[Entry]) -> String {
             let _ = writeln!(script, "complete -c gantry -n '__fish_seen_subcommand_from {name}' -l {long}");
         }
     }
-    script.push_str("complete -c gantry -n '__fish_seen_subcommand_from status stop rm logs exec kill attach inspect' ");
+    script
+        .push_str("complete -c gantry -n '__fish_seen_subcommand_from status stop rm logs exec kill attach inspect' ");
     script.push_str("-a '(gantry list -q --full 2>/dev/null)'\n");
     script
 }
@@ -156,7 +157,8 @@ mod tests {
 
     #[test]
     fn bash_accepts_its_script() {
-        let mut bash = std::process::Command::new("bash").arg("-n").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let mut bash =
+            std::process::Command::new("bash").arg("-n").stdin(std::process::Stdio::piped()).spawn().unwrap();
         std::io::Write::write_all(&mut bash.stdin.take().unwrap(), script(Shell::Bash).as_bytes()).unwrap();
         assert!(bash.wait().unwrap().success());
     }

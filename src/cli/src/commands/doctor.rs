@@ -1,6 +1,5 @@
 //! `gantry doctor`.
 
-
 use gantry_engine::{Finding, Severity};
 use serde::Serialize;
 

@@ -6,11 +6,11 @@ use gantry_engine::{Engine, Exec as Process, ExecRequest, Stdio};
 use gantry_model::{AppName, ErrorKind, HowEnded, PodId};
 
 use crate::context::{self, Context};
+use crate::exit;
 use crate::failure::{Failure, io};
 use crate::relay::{self, Flow, Over};
 use crate::signals::{ENDING, Signals};
 use crate::terminal::{self, RawMode};
-use crate::exit;
 
 /// Arguments of `exec`.
 #[derive(Debug, clap::Args)]

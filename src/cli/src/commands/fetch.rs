@@ -1,6 +1,5 @@
 //! `gantry fetch`.
 
-
 use gantry_model::ImageRef;
 
 use crate::context::{self, Context};
@@ -19,8 +18,8 @@ pub(crate) struct Fetch {
     /// When to ask the registry
     #[arg(long, alias = "pull", value_enum, default_value_t = Pull::Update, value_name = "WHEN")]
     pull_policy: Pull,
-    /// Print whole ids
-    #[arg(long, alias = "no-trunc")]
+    /// Print whole ids; they always are (accepted for the sake of rkt's scripts)
+    #[arg(long, alias = "no-trunc", hide = true)]
     full: bool,
     /// Show no progress
     #[arg(short, long)]
@@ -41,9 +40,7 @@ pub(crate) fn fetch(context: &Context, args: &Fetch) -> Result<u8, Failure> {
         let input = (reference == ImageRef::Stdin).then_some(&mut stdin as &mut dyn std::io::Read);
         let fetched = engine.fetch(&reference, policy(args.pull_policy), input, &progress)?;
         let id = &fetched.image.id;
-        json::to_stdout(|out| {
-            if args.full { writeln!(out, "{id}") } else { writeln!(out, "{}:{}", id.algorithm().as_str(), id.short()) }
-        })?;
+        json::to_stdout(|out| writeln!(out, "{id}"))?;
         Ok(crate::exit::OK)
     }))
 }

@@ -79,7 +79,9 @@ impl<'a> Document<'a> {
 pub(crate) fn list(context: &Context, args: &List) -> Result<u8, Failure> {
     let images = context.look()?.image_list()?;
     json::to_stdout(|out| match args.output.form {
-        _ if args.output.quiet => images.iter().try_for_each(|row| writeln!(out, "{}", shown_id(row, args.output.full))),
+        _ if args.output.quiet => {
+            images.iter().try_for_each(|row| writeln!(out, "{}", shown_id(row, args.output.full)))
+        }
         Form::Table => table(out, &images, &args.output, gantry_engine::now()),
         form => json::items(out, form, images.iter().map(Document::of)),
     })?;
@@ -217,9 +219,13 @@ mod tests {
         let images = [row(&["docker.io/library/alpine:3", "x\n:1"]), row(&[])];
         table(&mut out, &images, &output, Timestamp(7_200_000_000_000)).unwrap();
         let text = String::from_utf8(out).unwrap();
-        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split("  ").map(str::trim).filter(|c| !c.is_empty()).collect()).collect();
+        let lines: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split("  ").map(str::trim).filter(|c| !c.is_empty()).collect()).collect();
         assert_eq!(lines[0], ["ID", "NAME", "SIZE", "IMPORTED", "LAST USED"]);
-        assert_eq!(lines[1], ["sha256:abababababab", "docker.io/library/alpine:3", "5.0MiB", "2 hours ago", "1 hour ago"]);
+        assert_eq!(
+            lines[1],
+            ["sha256:abababababab", "docker.io/library/alpine:3", "5.0MiB", "2 hours ago", "1 hour ago"]
+        );
         assert_eq!((lines[2][1], lines[3][1], lines.len()), ("x\\u{a}:1", "-", 4));
 
         let json = serde_json::to_value(Document::of(&images[0])).unwrap();

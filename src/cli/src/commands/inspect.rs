@@ -14,7 +14,14 @@ pub(crate) struct Inspect {
     #[command(flatten)]
     pods: Pods,
     /// Form of the answer; indented unless it says otherwise
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value = "json-pretty", value_name = "FORM")]
+    #[arg(
+        short = 'o',
+        long = "output",
+        alias = "format",
+        value_enum,
+        default_value = "json-pretty",
+        value_name = "FORM"
+    )]
     form: Form,
 }
 

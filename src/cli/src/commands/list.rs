@@ -29,12 +29,13 @@ pub(crate) struct List {
     all: bool,
 }
 
-const PHASES: [&str; 7] =
-    ["embryo", "preparing", "aborted-prepare", "prepared", "running", "exited", "garbage"];
+const PHASES: [&str; 7] = ["embryo", "preparing", "aborted-prepare", "prepared", "running", "exited", "garbage"];
 
 fn phase(text: &str) -> Result<&'static str, String> {
     let known = PHASES.into_iter().find(|name| *name == text);
-    known.ok_or_else(|| format!("'{}' is not a phase: expected one of {}", gantry_model::id::shown(text), PHASES.join(", ")))
+    known.ok_or_else(|| {
+        format!("'{}' is not a phase: expected one of {}", gantry_model::id::shown(text), PHASES.join(", "))
+    })
 }
 
 /// Lists pods.
@@ -109,7 +110,7 @@ mod tests {
         let output = |full| Output { form: Form::Table, no_legend: false, full, quiet: false };
         let mut out = Vec::new();
         table(&mut out, [ended()].iter(), &output(false), Timestamp(61_000_000_000)).unwrap();
-        let want = "UUID      APP  IMAGE NAME      STATE         CREATED       STARTED       NETWORKS\n\
+        let want = "UUID      APP  IMAGE NAME     STATE         CREATED       STARTED       NETWORKS\n\
                     6733c088  a    evil\\u{1b}[2J  exited (139)  1 minute ago  1 minute ago  none\n          \
                     b    evil\\u{1b}[2J\n";
         assert_eq!(String::from_utf8(out).unwrap(), want);
@@ -122,7 +123,9 @@ mod tests {
     fn phases_are_the_models() {
         use gantry_model::Phase;
         let at = Timestamp(0);
-        for phase in [Phase::Embryo, Phase::Preparing, Phase::AbortedPrepare { at }, Phase::Prepared { at }, ended().phase] {
+        for phase in
+            [Phase::Embryo, Phase::Preparing, Phase::AbortedPrepare { at }, Phase::Prepared { at }, ended().phase]
+        {
             assert!(PHASES.contains(&phase.name()), "{phase:?}");
         }
         assert!(phase("Running").is_err());

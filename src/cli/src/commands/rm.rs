@@ -9,8 +9,8 @@ use serde::Serialize;
 use crate::context::{self, Context, Pods};
 use crate::exit::{self, Asking};
 use crate::failure::Failure;
-use crate::render::json::{self, Text};
 use crate::render::Form;
+use crate::render::json::{self, Text};
 
 /// Arguments of `rm`.
 #[derive(Debug, clap::Args)]

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
-use gantry_engine::{Engine, Prepare};
+use gantry_engine::{Engine, Prepare, PrepareError, RunError};
 use gantry_model::spec::NetMode;
 use gantry_model::{AppSpec, ErrorKind, PodId, PodSpec};
 
@@ -17,7 +17,8 @@ use crate::render::json;
 use crate::signals::Signals;
 use crate::{environment, exit};
 
-const SEVERAL: &str = "every word after an image is an image too; the arguments of an app follow '--': gantry run IMAGE -- ARG…";
+const SEVERAL: &str =
+    "every word after an image is an image too; the arguments of an app follow '--': gantry run IMAGE -- ARG…";
 
 /// Prepares a pod and runs it, in the foreground or detached.
 pub(crate) fn run(request: Request) -> Result<u8, Failure> {
@@ -36,7 +37,10 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
     let progress = progress::Shown::new(context.globals.progress, options.quiet);
     let policy = policy(options.pull.unwrap_or_default());
     let running = engine.run(Prepare { spec, policy, progress: &progress, durable: false, on_id: &on_id });
-    let running = running.map_err(|error| hinted(error.into(), several))?;
+    let running = running.map_err(|error| {
+        let of_image = matches!(error, RunError::Prepare(PrepareError::Fetch { .. }));
+        hinted(error.into(), several && of_image)
+    })?;
     if options.detach {
         return print_id(running.id);
     }
@@ -52,7 +56,10 @@ pub(crate) fn prepare(request: Request) -> Result<u8, Failure> {
     let progress = progress::Shown::new(context.globals.progress, options.quiet);
     let policy = policy(options.pull.unwrap_or(Pull::New));
     let id = engine.prepare(Prepare { spec, policy, progress: &progress, durable: true, on_id: &on_id });
-    print_id(id.map_err(|error| hinted(error.into(), several))?)
+    print_id(id.map_err(|error| {
+        let of_image = matches!(error, PrepareError::Fetch { .. });
+        hinted(error.into(), several && of_image)
+    })?)
 }
 
 /// Arguments of `run-prepared`.
@@ -156,9 +163,10 @@ fn show(engine: &Engine, shown: Shown, signals: Option<Signals>, remove: bool) -
     outcome
 }
 
-fn hinted(failure: Failure, several: bool) -> Failure {
+/// An image that cannot be had, among several, may have been meant as an argument of the one before it.
+fn hinted(failure: Failure, of_several: bool) -> Failure {
     match failure.kind() {
-        ErrorKind::NotFound if several => failure.with_hint(SEVERAL),
+        ErrorKind::NotFound | ErrorKind::Invalid if of_several => failure.with_hint(SEVERAL),
         _ => failure,
     }
 }

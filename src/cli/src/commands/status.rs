@@ -115,9 +115,7 @@ mod tests {
 
     #[test]
     fn waits() {
-        for (text, want) in
-            [("true", Wait::Forever), ("false", Wait::No), ("2s", Wait::For(Duration::from_secs(2)))]
-        {
+        for (text, want) in [("true", Wait::Forever), ("false", Wait::No), ("2s", Wait::For(Duration::from_secs(2)))] {
             assert_eq!(wait(text), Ok(want));
         }
         assert!(wait("maybe").is_err());

@@ -1,6 +1,5 @@
 //! `gantry version`.
 
-
 use serde::Serialize;
 
 use crate::exit;
@@ -25,11 +24,8 @@ struct Document {
 
 /// Prints the version.
 pub(crate) fn version(args: &Version) -> Result<u8, Failure> {
-    let document = Document {
-        version: env!("CARGO_PKG_VERSION"),
-        os: std::env::consts::OS,
-        architecture: std::env::consts::ARCH,
-    };
+    let document =
+        Document { version: env!("CARGO_PKG_VERSION"), os: std::env::consts::OS, architecture: std::env::consts::ARCH };
     json::to_stdout(|out| match args.form {
         Form::Table => writeln!(out, "gantry {} {}/{}", document.version, document.os, document.architecture),
         form => json::document(out, form, &document),

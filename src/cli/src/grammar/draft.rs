@@ -220,9 +220,7 @@ impl AppDraft {
 }
 
 /// Variables in order, where a later one of the same name takes the place of an earlier one.
-pub(crate) fn merged_environment<'a>(
-    parts: impl IntoIterator<Item = &'a [(String, String)]>,
-) -> Vec<(String, String)> {
+pub(crate) fn merged_environment<'a>(parts: impl IntoIterator<Item = &'a [(String, String)]>) -> Vec<(String, String)> {
     let mut merged: Vec<(String, String)> = Vec::new();
     let mut places: BTreeMap<&str, usize> = BTreeMap::new();
     for (name, value) in parts.into_iter().flatten() {

@@ -385,7 +385,9 @@ pub(crate) fn help(verb: super::Verb) -> String {
             text.push_str(&format!("  {short}--{}{value}\n          {}\n", flag.long(), flag.help));
         }
     }
-    text.push_str("\nExit code: that of the first app that failed, else 0; 125 when gantry itself failed, 126 and 127 when\n");
+    text.push_str(
+        "\nExit code: that of the first app that failed, else 0; 125 when gantry itself failed, 126 and 127 when\n",
+    );
     text.push_str("the command could not be executed or found, 128+n when signal n ended the app.\n");
     text
 }

@@ -18,8 +18,8 @@ mod parse;
 mod tests;
 mod values;
 
-pub(crate) use flags::{Arity, FLAGS, Scope, help};
 pub(crate) use draft::merged_environment;
+pub(crate) use flags::{Arity, FLAGS, Scope, help};
 pub(crate) use parse::parse;
 
 use std::path::PathBuf;

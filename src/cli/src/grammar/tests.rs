@@ -26,9 +26,12 @@ fn spec(line: &str) -> PodSpec {
     parsed(line).unwrap_or_else(|error| panic!("{line}: {error}")).spec
 }
 
+/// Name, image and arguments of an app.
+type App<'a> = (&'a str, &'a str, &'a [&'a str]);
+
 #[test]
 fn images_and_their_arguments() {
-    let rows: &[(&str, &[(&str, &str, &[&str])])] = &[
+    let rows: &[(&str, &[App<'_>])] = &[
         ("alpine", &[("alpine", "alpine", &[])]),
         ("docker://a/b:1", &[("b", "docker://a/b:1", &[])]),
         ("a -- x -y --z", &[("a", "a", &["x", "-y", "--z"])]),
@@ -66,7 +69,9 @@ fn app_flags_bind_to_the_image_before_them_or_to_all() {
 
 #[test]
 fn values_stand_behind_a_sign_or_a_space_and_short_flags_in_clusters() {
-    for line in ["-itd -w/x a", "-i -t -d --workdir=/x a", "--interactive -d a --working-dir /x", "-di a -tw /x", "-itdw=/x a"] {
+    for line in
+        ["-itd -w/x a", "-i -t -d --workdir=/x a", "--interactive -d a --working-dir /x", "-di a -tw /x", "-itdw=/x a"]
+    {
         let request = parsed(line).unwrap();
         assert!(request.options.detach && request.options.stdin && request.options.terminal, "{line}");
         let app = &request.spec.apps[0];
@@ -89,7 +94,9 @@ fn pod_flags_stand_anywhere() {
 
 #[test]
 fn volumes_and_mounts() {
-    let pod = spec("--volume data,kind=host,source=/srv,readOnly=true --volume t,kind=empty,mode=1777 a --mount volume=data,target=/d");
+    let pod = spec(
+        "--volume data,kind=host,source=/srv,readOnly=true --volume t,kind=empty,mode=1777 a --mount volume=data,target=/d",
+    );
     assert_eq!(pod.volumes[0].kind, VolumeKind::Host { source: "/srv".into(), recursive: true });
     assert!(pod.volumes[0].read_only);
     assert_eq!(pod.volumes[1].kind, VolumeKind::Empty { mode: 0o1777, uid: 0, gid: 0 });
@@ -112,7 +119,8 @@ fn volumes_and_mounts() {
 
 #[test]
 fn limits_and_isolation() {
-    let pod = spec("a -m 64m --cpus 0.5 --pids-limit=9 --cpu-shares 512 --read-only --oom-score-adj=-5 --stop-signal INT");
+    let pod =
+        spec("a -m 64m --cpus 0.5 --pids-limit=9 --cpu-shares 512 --read-only --oom-score-adj=-5 --stop-signal INT");
     let app = &pod.apps[0];
     assert_eq!((app.limits.memory, app.limits.cpu_milli, app.limits.pids), (Some(64 << 20), Some(500), Some(9)));
     assert_eq!((app.read_only_root, app.oom_score_adj, app.stop_signal), (true, Some(-5), Some(2)));

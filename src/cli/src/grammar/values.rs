@@ -63,10 +63,7 @@ pub(super) fn pair(value: &str) -> Result<(String, String), Why> {
 }
 
 /// `NAME=VALUE`, or `NAME` for the caller's variable of that name; nothing when the caller has none, as docker does.
-pub(super) fn variable(
-    value: &str,
-    lookup: &dyn Fn(&str) -> Option<String>,
-) -> Result<Option<(String, String)>, Why> {
+pub(super) fn variable(value: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Option<(String, String)>, Why> {
     let (name, value) = match value.split_once('=') {
         Some((name, value)) => (name, Some(value.to_owned())),
         None => (value, lookup(value)),
@@ -77,7 +74,8 @@ pub(super) fn variable(
 
 /// An amount of memory; docker's `m` and `g` (powers of 1024) besides Kubernetes' suffixes.
 pub(super) fn memory(value: &str) -> Result<u64, Why> {
-    let docker = value.strip_suffix('m').map(|n| format!("{n}Mi")).or(value.strip_suffix('g').map(|n| format!("{n}Gi")));
+    let docker =
+        value.strip_suffix('m').map(|n| format!("{n}Mi")).or(value.strip_suffix('g').map(|n| format!("{n}Gi")));
     match docker {
         Some(amount) => quantity::bytes(&amount).or_else(|_| Ok(quantity::bytes(value)?)),
         None => Ok(quantity::bytes(value)?),
@@ -205,7 +203,9 @@ pub(super) fn mount(value: &str) -> Result<Mount, Why> {
     match (volume, kind, source, target) {
         (Some(volume), None, None, Some(target)) => Ok(Mount::Of(MountSpec { volume, target, read_only })),
         (None, Some("bind"), Some(source), Some(target)) => Ok(Mount::Bound(Bind { source, target, read_only })),
-        (None, Some(kind), _, _) if kind != "bind" => not(kind, "a type of mount: bind; for an empty one, use --volume"),
+        (None, Some(kind), _, _) if kind != "bind" => {
+            not(kind, "a type of mount: bind; for an empty one, use --volume")
+        }
         _ => not(value, "volume=NAME,target=/path or type=bind,source=/host/path,target=/path"),
     }
 }
@@ -244,10 +244,46 @@ pub(super) fn seccomp(value: &str) -> Result<Seccomp, Why> {
 
 /// The generic error numbers of Linux, from 1 (errno-base.h, and the first of errno.h).
 const ERRNO: [&str; 40] = [
-    "EPERM", "ENOENT", "ESRCH", "EINTR", "EIO", "ENXIO", "E2BIG", "ENOEXEC", "EBADF", "ECHILD", "EAGAIN", "ENOMEM",
-    "EACCES", "EFAULT", "ENOTBLK", "EBUSY", "EEXIST", "EXDEV", "ENODEV", "ENOTDIR", "EISDIR", "EINVAL", "ENFILE",
-    "EMFILE", "ENOTTY", "ETXTBSY", "EFBIG", "ENOSPC", "ESPIPE", "EROFS", "EMLINK", "EPIPE", "EDOM", "ERANGE",
-    "EDEADLK", "ENAMETOOLONG", "ENOLCK", "ENOSYS", "ENOTEMPTY", "ELOOP",
+    "EPERM",
+    "ENOENT",
+    "ESRCH",
+    "EINTR",
+    "EIO",
+    "ENXIO",
+    "E2BIG",
+    "ENOEXEC",
+    "EBADF",
+    "ECHILD",
+    "EAGAIN",
+    "ENOMEM",
+    "EACCES",
+    "EFAULT",
+    "ENOTBLK",
+    "EBUSY",
+    "EEXIST",
+    "EXDEV",
+    "ENODEV",
+    "ENOTDIR",
+    "EISDIR",
+    "EINVAL",
+    "ENFILE",
+    "EMFILE",
+    "ENOTTY",
+    "ETXTBSY",
+    "EFBIG",
+    "ENOSPC",
+    "ESPIPE",
+    "EROFS",
+    "EMLINK",
+    "EPIPE",
+    "EDOM",
+    "ERANGE",
+    "EDEADLK",
+    "ENAMETOOLONG",
+    "ENOLCK",
+    "ENOSYS",
+    "ENOTEMPTY",
+    "ELOOP",
 ];
 
 fn error_number(value: &str) -> Result<u16, Why> {

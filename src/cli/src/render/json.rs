@@ -82,7 +82,9 @@ mod tests {
 
     #[test]
     fn forms() {
-        for (form, want) in [(Form::Json, "[1,2]\n"), (Form::JsonLines, "1\n2\n"), (Form::JsonPretty, "[\n  1,\n  2\n]\n")] {
+        for (form, want) in
+            [(Form::Json, "[1,2]\n"), (Form::JsonLines, "1\n2\n"), (Form::JsonPretty, "[\n  1,\n  2\n]\n")]
+        {
             let mut out = Vec::new();
             items(&mut out, form, [1, 2]).unwrap();
             assert_eq!(String::from_utf8(out).unwrap(), want);

@@ -5,8 +5,14 @@ use gantry_model::id::shown;
 
 /// `5 seconds ago`, `in 3 minutes`: how `then` lies to `now`.
 pub(crate) fn relative(now: Timestamp, then: Timestamp) -> String {
-    const UNITS: [(u64, &str); 6] =
-        [(31_536_000, "year"), (2_592_000, "month"), (604_800, "week"), (86_400, "day"), (3600, "hour"), (60, "minute")];
+    const UNITS: [(u64, &str); 6] = [
+        (31_536_000, "year"),
+        (2_592_000, "month"),
+        (604_800, "week"),
+        (86_400, "day"),
+        (3600, "hour"),
+        (60, "minute"),
+    ];
     let (past, seconds) = match now.0 >= then.0 {
         true => (true, now.since(then).as_secs()),
         false => (false, then.since(now).as_secs()),
@@ -42,7 +48,10 @@ pub(crate) fn parse(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     }
     let nanoseconds = text.parse::<jiff::Timestamp>().ok().and_then(|at| i64::try_from(at.as_nanosecond()).ok());
     nanoseconds.map(Timestamp).ok_or_else(|| {
-        format!("'{}' is not a time: expected such as 2026-11-20T14:00:00Z, 1763647200, or 10m for ten minutes ago", shown(text))
+        format!(
+            "'{}' is not a time: expected such as 2026-11-20T14:00:00Z, 1763647200, or 10m for ten minutes ago",
+            shown(text)
+        )
     })
 }
 
@@ -99,7 +108,8 @@ mod tests {
         ] {
             assert_eq!(parse(text, NOW), Ok(Timestamp(want)), "{text}");
         }
-        for bad in ["", "@", "yesterday", "1.2.3", "-5", "99999999999999999999", "9999-01-01T00:00:00Z", "1.0000000001"] {
+        for bad in ["", "@", "yesterday", "1.2.3", "-5", "99999999999999999999", "9999-01-01T00:00:00Z", "1.0000000001"]
+        {
             assert!(parse(bad, NOW).is_err(), "{bad}");
         }
     }
