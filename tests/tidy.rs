@@ -235,7 +235,8 @@ fn crates_import_only_what_they_may() {
         };
         for (kind, dependency, _) in dependencies(&table) {
             let Some(ours) = dependency.strip_prefix("gantry-") else { continue };
-            let for_tests = kind == "dev-dependencies" && ours == "fixtures";
+            // The faulty registry of the test crate serves the fetch crate's own tests too.
+            let for_tests = kind == "dev-dependencies" && matches!(ours, "fixtures" | "tests");
             if !allowed.contains(&ours) && !for_tests {
                 found.push(format!("{name} imports {ours}"));
             }

@@ -1,14 +1,19 @@
 //! Writes what an app prints to its log file, in the format of the Kubernetes CRI
 //! (`RFC3339Nano stream P|F text`), and rotates it.
 //!
-//! A line longer than [`PIECE`] is written in pieces marked `P`; the last piece of every line is marked `F`, also when the
-//! app ended without a newline. Trouble with the file never reaches the app: bytes are dropped and counted.
+//! A line longer than [`PIECE`] is written in pieces marked `P`; the last piece of every line is marked `F`, and `F:noeol` when
+//! the app ended without a newline. Trouble with the file never reaches the app: bytes are dropped and counted.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
 use gantry_contract::plan::LogLimits;
 use rustix::fs::{Mode, OFlags};
+
+const PIECE_OF_LINE: &str = "P";
+const WHOLE: &str = "F";
+/// Tags are a list separated by colons, of which readers know the first: a whole line whose newline was never written.
+const NO_NEWLINE: &str = "F:noeol";
 
 /// The longest text of one record, in bytes.
 const PIECE: usize = 16 << 10;
@@ -104,22 +109,22 @@ impl Log {
         while pending.text.len() > PIECE {
             let rest = pending.text.split_off(PIECE);
             let piece = std::mem::replace(&mut pending.text, rest);
-            self.record(stream, b'P', &piece, now);
+            self.record(stream, PIECE_OF_LINE, &piece, now);
             pending.begun = true;
         }
         if eager && !pending.text.is_empty() {
             let piece = std::mem::take(&mut pending.text);
-            self.record(stream, b'P', &piece, now);
+            self.record(stream, PIECE_OF_LINE, &piece, now);
             pending.begun = true;
         }
         self.flush();
     }
 
-    /// The app will print no more on this stream: its last line is closed.
+    /// The app will print no more on this stream: its last line is closed, marked as one without a newline.
     pub(crate) fn end(&mut self, stream: Stream, pending: &mut Pending, now: i64) {
         if pending.begun || !pending.text.is_empty() {
             let text = std::mem::take(&mut pending.text);
-            self.line(stream, &text, now);
+            self.record(stream, NO_NEWLINE, &text, now);
             pending.begun = false;
         }
         self.flush();
@@ -134,17 +139,19 @@ impl Log {
         let mut rest = text;
         while rest.len() > PIECE {
             let (piece, more) = rest.split_at(PIECE);
-            self.record(stream, b'P', piece, now);
+            self.record(stream, PIECE_OF_LINE, piece, now);
             rest = more;
         }
-        self.record(stream, b'F', rest, now);
+        self.record(stream, WHOLE, rest, now);
     }
 
-    fn record(&mut self, stream: Stream, tag: u8, text: &[u8], now: i64) {
+    fn record(&mut self, stream: Stream, tag: &str, text: &[u8], now: i64) {
         self.records.extend_from_slice(self.stamp.of(now));
         self.records.push(b' ');
         self.records.extend_from_slice(stream.name().as_bytes());
-        self.records.extend_from_slice(&[b' ', tag, b' ']);
+        self.records.push(b' ');
+        self.records.extend_from_slice(tag.as_bytes());
+        self.records.push(b' ');
         self.records.extend_from_slice(text);
         self.records.push(b'\n');
         if self.records.len() >= 64 << 10 {
@@ -321,7 +328,7 @@ mod tests {
         let lines = texts(&path, "0.log");
         assert_eq!(&lines[..3], ["stdout F one", "stdout F two", "stdout F "]);
         assert_eq!(lines[3].len(), "stdout P ".len() + PIECE);
-        assert_eq!(&lines[4..], ["stdout F xxxxx"]);
+        assert_eq!(&lines[4..], ["stdout F:noeol xxxxx"]);
         std::fs::remove_dir_all(path).unwrap();
     }
 

@@ -29,7 +29,8 @@ const DRAIN: Duration = Duration::from_secs(2);
 
 /// A program executed on request of a client.
 struct Session {
-    client: OwnedFd,
+    /// `None`: it has gone, and the program was killed.
+    client: Option<OwnedFd>,
     pidfd: OwnedFd,
 }
 
@@ -126,7 +127,7 @@ impl Supervisor {
         fds.extend(self.connections.iter().enumerate().map(|(i, c)| (Who::Connection(i), c.socket.as_fd())));
         for (i, session) in self.sessions.iter().enumerate() {
             fds.push((Who::Program(i), session.pidfd.as_fd()));
-            fds.push((Who::Client(i), session.client.as_fd()));
+            fds.extend(session.client.as_ref().map(|client| (Who::Client(i), client.as_fd())));
         }
         fds
     }
@@ -233,7 +234,7 @@ impl Supervisor {
         let outcome = request.and_then(|(request, fds)| self.fulfil(request, fds, &connection.socket));
         match outcome {
             Ok(None) => {}
-            Ok(Some(session)) => self.sessions.push(Session { client: connection.socket, pidfd: session }),
+            Ok(Some(session)) => self.sessions.push(Session { client: Some(connection.socket), pidfd: session }),
             Err(why) => control::answer(&connection.socket, &Answer::Failed(why), None),
         }
     }
@@ -319,29 +320,26 @@ impl Supervisor {
     fn program_ended(&mut self, i: usize) {
         let Some(how) = self.sessions.get(i).and_then(|session| reap(&session.pidfd)) else { return };
         let session = self.sessions.swap_remove(i);
-        control::answer(&session.client, &Answer::Ended { how }, None);
+        if let Some(client) = &session.client {
+            control::answer(client, &Answer::Ended { how }, None);
+        }
     }
 
     /// A client of an exec has nothing more to say: a message is ignored, its going away ends the program.
     fn client_spoke(&mut self, i: usize) {
-        let Some(session) = self.sessions.get(i) else { return };
+        let Some(session) = self.sessions.get_mut(i) else { return };
+        let Some(client) = &session.client else { return };
         let mut scrap = [0u8; 16];
-        let gone = !matches!(rustix::net::recv(&session.client, &mut scrap, rustix::net::RecvFlags::DONTWAIT), Ok((n, _)) if n > 0);
-        if gone {
+        let spoke = rustix::net::recv(client, &mut scrap, rustix::net::RecvFlags::DONTWAIT);
+        if !matches!(spoke, Ok((n, _)) if n > 0) {
             let _ = rustix::process::pidfd_send_signal(&session.pidfd, Signal::KILL);
-            let session = self.sessions.swap_remove(i);
-            // Reaped by the sweep at the end of the pod at the latest; now, if the kernel is quick.
-            let _ = reap(&session.pidfd);
+            session.client = None;
         }
     }
 
     /// The last app has ended: end everything else of the pod, save the output, remove the groups, say so, go.
     fn finish(mut self) {
-        let codes: Vec<(usize, How)> =
-            (0..self.sessions.len()).filter_map(|i| Some((i, reap(&self.sessions[i].pidfd)?))).collect();
-        for (i, how) in codes {
-            control::answer(&self.sessions[i].client, &Answer::Ended { how }, None);
-        }
+        self.end_sessions();
         end_init(&self.pod.init);
         self.drain();
         let total = self.log_bytes_dropped;
@@ -355,6 +353,21 @@ impl Supervisor {
             self.pod.cgroups.remove(&app.cgroup);
         }
         self.pod.cgroups.leave_and_remove();
+    }
+
+    /// Kills what was executed in the pod and gives every client the end of its program, while nobody else reaps it.
+    fn end_sessions(&mut self) {
+        for session in &self.sessions {
+            let _ = rustix::process::pidfd_send_signal(&session.pidfd, Signal::KILL);
+        }
+        let deadline = Instant::now() + DRAIN;
+        while !self.sessions.is_empty() && Instant::now() < deadline {
+            let mut fds: Vec<PollFd<'_>> = self.sessions.iter().map(|s| PollFd::new(&s.pidfd, PollFlags::IN)).collect();
+            let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 200_000_000 }));
+            for i in (0..self.sessions.len()).rev() {
+                self.program_ended(i);
+            }
+        }
     }
 
     /// Takes the rest of every app's output. All writers are dead, so the pipes end by themselves; the deadline is for one that hangs in the kernel.

@@ -128,9 +128,12 @@ pub(crate) fn execve(program: &CStr, argv: &[CString], env: &[CString]) -> io::E
 /// Puts the signal mask and every disposition back to what a fresh process has. Children of a supervisor would
 /// otherwise inherit its blocked signals and the ignored SIGPIPE of Rust programs.
 pub(crate) fn reset_signals() {
+    // struct kernel_sigaction, all zero: SIG_DFL, no flags, empty mask.
+    let default = [0u64; 4];
     for signal in 1..=64 {
-        // SAFETY: SIG_DFL is a valid disposition; for signals that cannot be set (9, 19, 32, 33) it fails and changes nothing.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        // SAFETY: `default` is at least as large as the kernel's structure, which has a mask of 8 bytes. The raw call,
+        // because libc keeps signals 32 and 33 to itself. For 9 and 19 it fails and changes nothing.
+        unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), std::ptr::null::<u64>(), 8) };
     }
     // SAFETY: the all-zero bit pattern is a valid sigset_t (empty); both pointers are valid for the call.
     unsafe {

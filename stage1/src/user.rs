@@ -39,15 +39,16 @@ pub(crate) fn resolve(root: &OwnedFd, user: Option<&str>, group: Option<&str>, f
     };
     let passwd = read(root, "etc/passwd")?;
     let groups = read(root, "etc/group")?;
-    let found = find_user(root, &passwd, user.filter(|text| !text.is_empty()).unwrap_or("0"))?;
-    let gid = match group.or(own_group).filter(|text| !text.is_empty()) {
-        Some(text) => find_group(root, &groups, text)?,
-        None => found.gid,
-    };
+    let found = find_user(root, &passwd, user.unwrap_or("0"))?;
     let mut all: Vec<u32> = further.to_vec();
-    if let Some(name) = &found.name {
-        all.extend(memberships(&groups, name));
-    }
+    let gid = match group.or(own_group) {
+        // A group that is named is the only one, as with docker and podman.
+        Some(text) => find_group(root, &groups, text)?,
+        None => {
+            all.extend(found.name.iter().flat_map(|name| memberships(&groups, name)));
+            found.gid
+        }
+    };
     all.sort_unstable();
     all.dedup();
     if all.len() > MOST_GROUPS {
@@ -214,18 +215,20 @@ mod tests {
     #[test]
     fn users_and_groups() {
         let (dir, root) = image();
-        let rows: [(Option<&str>, Option<&str>, Option<(u32, u32, &[u32], &str)>); 16] = [
+        let rows: [(Option<&str>, Option<&str>, Option<(u32, u32, &[u32], &str)>); 18] = [
             (None, None, Some((0, 0, &[], "/root"))),
             (Some("web"), None, Some((1000, 1001, &[33, 46], "/home/web"))),
             (Some("1000"), None, Some((1000, 1001, &[33, 46], "/home/web"))),
-            (Some("web:www"), None, Some((1000, 33, &[33, 46], "/home/web"))),
-            (Some("web:7"), None, Some((1000, 7, &[33, 46], "/home/web"))),
+            (Some("web:www"), None, Some((1000, 33, &[], "/home/web"))),
+            (Some("web:7"), None, Some((1000, 7, &[], "/home/web"))),
             (Some("4000"), None, Some((4000, 0, &[], "/"))),
-            (Some("web"), Some("root"), Some((1000, 0, &[33, 46], "/home/web"))),
+            (Some("web"), Some("root"), Some((1000, 0, &[], "/home/web"))),
             (Some("evil"), None, Some((9, 9, &[], "/"))),
             (Some("4294967295"), None, None),
             (Some("4294967296"), None, None),
             (Some("-1"), None, None),
+            (Some(""), None, None),
+            (Some("web:"), None, None),
             (Some("0x0"), None, None),
             (Some("root\n"), None, None),
             (Some("nobody"), None, None),

@@ -208,7 +208,7 @@ impl Gantry {
     /// The supervisor's process id, of a running pod.
     #[track_caller]
     pub fn supervisor(&self, pod: &str) -> u32 {
-        number(&self.status(pod)["supervisor_pid"], "supervisor_pid")
+        number(&self.status(pod)["pid"], "pid")
     }
 
     /// The host's process id of a running app.

@@ -25,6 +25,8 @@ pub(crate) struct Parsed<'a> {
     pub(crate) at: Timestamp,
     pub(crate) stderr: bool,
     pub(crate) partial: bool,
+    /// Whether this is a piece that another one of the same line follows (tag `P`).
+    pub(crate) piece: bool,
     pub(crate) text: &'a [u8],
 }
 
@@ -38,13 +40,15 @@ pub(crate) fn parse(line: &[u8]) -> Option<Parsed<'_>> {
         b"stderr" => true,
         _ => return None,
     };
-    // Tags are separated by colons; only the first is defined.
-    let partial = match tag.split(|&c| c == b':').next()? {
+    // Tags are separated by colons. The first is CRI's; `noeol` is the supervisor's: the app wrote no newline.
+    let mut tags = tag.split(|&c| c == b':');
+    let piece = match tags.next()? {
         b"F" => false,
         b"P" => true,
         _ => return None,
     };
-    Some(Parsed { at: time(at)?, stderr, partial, text })
+    let partial = piece || tags.any(|tag| tag == b"noeol");
+    Some(Parsed { at: time(at)?, stderr, partial, piece, text })
 }
 
 /// Only the time of a line.

@@ -327,7 +327,7 @@ pub(crate) fn ends_in_a_whole_line(dir: &Path) -> io::Result<bool> {
     file.read_exact_at(&mut bytes, from)?;
     let Some(whole) = bytes.strip_suffix(b"\n") else { return Ok(bytes.is_empty()) };
     let last = whole.rsplit(|&c| c == b'\n').next().unwrap_or(whole);
-    Ok(log_line::parse(last).is_some_and(|line| !line.partial))
+    Ok(log_line::parse(last).is_some_and(|line| !line.piece))
 }
 
 /// Counts whole lines backwards over several files.
@@ -366,7 +366,7 @@ impl Tail {
     fn count(&mut self, file: &File, start: u64, end: Option<u64>, size: u64) -> io::Result<Option<u64>> {
         let Some(end) = end.filter(|end| *end > start) else { return Ok(None) };
         let head = line_at(file, start, size)?.unwrap_or_default();
-        let piece = log_line::parse(&head).is_some_and(|line| line.partial);
+        let piece = log_line::parse(&head).is_some_and(|line| line.piece);
         // A line is counted at its last piece; the newest may have none yet.
         if !piece || self.newest {
             self.seen += 1;

@@ -43,6 +43,16 @@ fn numbers(range: std::ops::Range<u32>) -> Vec<String> {
 }
 
 #[test]
+fn a_line_without_a_newline_counts_as_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = line(1, "F", "a") + &line(2, "F:noeol", "b") + &line(3, "F", "c");
+    std::fs::write(dir.path().join("0.log"), text).unwrap();
+    let mut log = log(dir.path());
+    log.tail(2).unwrap();
+    assert_eq!(rest(&mut log), ["b", "c"]);
+}
+
+#[test]
 fn names_of_files() {
     for (text, want) in [
         ("0.log", Some((0, 0))),
@@ -192,6 +202,7 @@ fn the_end_of_a_log() {
     for (text, want) in [
         (String::new(), true),
         (line(1, "F", "x"), true),
+        (line(1, "F:noeol", "x"), true),
         (line(1, "F", "x") + &line(2, "P", "y"), false),
         (line(1, "F", "x") + "torn", false),
         ("strange\n".to_owned(), false),

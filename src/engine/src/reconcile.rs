@@ -254,30 +254,5 @@ fn with_apps(mut row: PodRow, states: &[(AppName, AppState)]) -> PodRow {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use gantry_model::{PodEnd, phase::Was};
-
-    #[test]
-    fn what_the_facts_ask_for() {
-        let t = Timestamp(1);
-        let supervisor = Process { pid: 1, start_ticks: 1, boot: BootId("b".into()) };
-        let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
-        let running = Phase::Running { since: t, supervisor };
-        let rows = [
-            // phase, (held, ready): yes yes, yes no, no yes, no no
-            (Phase::Embryo, [Due::Run, Due::Nothing, Due::RunAndEnd, Due::Abort]),
-            (Phase::Preparing, [Due::Run, Due::Nothing, Due::RunAndEnd, Due::Abort]),
-            (Phase::Prepared { at: t }, [Due::Run, Due::Nothing, Due::RunAndEnd, Due::Nothing]),
-            (running, [Due::Apps, Due::Apps, Due::End, Due::End]),
-            (Phase::AbortedPrepare { at: t }, [Due::Nothing; 4]),
-            (Phase::Exited { started: t, at: t, end }, [Due::Nothing; 4]),
-            (Phase::Garbage { marked: t, was: Was::Prepared }, [Due::Nothing; 4]),
-        ];
-        for (phase, want) in rows {
-            let facts = [(true, true), (true, false), (false, true), (false, false)];
-            let got = facts.map(|(held, ready)| due(&phase, held, ready));
-            assert_eq!(got, want, "{}", phase.name());
-        }
-    }
-}
+#[path = "reconcile_tests.rs"]
+mod tests;

@@ -1,0 +1,170 @@
+//! Dead preparers and dead supervisors, on a real store: what the next look makes of them.
+
+use std::path::Path;
+
+use gantry_contract::journal::{self, Fact, Record};
+use gantry_contract::{How, files};
+use gantry_model::query::PodQuery;
+use gantry_model::{Digest, PodEnd, phase::Was};
+use gantry_store::{ImageFormat, NewApp, NewImage, NewPod};
+
+use super::*;
+use crate::Options;
+
+#[test]
+fn what_the_facts_ask_for() {
+    let t = Timestamp(1);
+    let supervisor = Process { pid: 1, start_ticks: 1, boot: BootId("b".into()) };
+    let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
+    let running = Phase::Running { since: t, supervisor };
+    let rows = [
+        // phase, (held, ready): yes yes, yes no, no yes, no no
+        (Phase::Embryo, [Due::Run, Due::Nothing, Due::RunAndEnd, Due::Abort]),
+        (Phase::Preparing, [Due::Run, Due::Nothing, Due::RunAndEnd, Due::Abort]),
+        (Phase::Prepared { at: t }, [Due::Run, Due::Nothing, Due::RunAndEnd, Due::Nothing]),
+        (running, [Due::Apps, Due::Apps, Due::End, Due::End]),
+        (Phase::AbortedPrepare { at: t }, [Due::Nothing; 4]),
+        (Phase::Exited { started: t, at: t, end }, [Due::Nothing; 4]),
+        (Phase::Garbage { marked: t, was: Was::Prepared }, [Due::Nothing; 4]),
+    ];
+    for (phase, want) in rows {
+        let facts = [(true, true), (true, false), (false, true), (false, false)];
+        let got = facts.map(|(held, ready)| due(&phase, held, ready));
+        assert_eq!(got, want, "{}", phase.name());
+    }
+}
+
+/// An engine on an empty store with one image, which has no layers.
+fn engine(dir: &Path) -> (Engine, Digest) {
+    let options = Options { cgroup_parent: "/gantry-engine-test".into(), ..Options::new(dir.join("data")) };
+    let engine = Engine::open(options).unwrap();
+    let blob = |bytes: &[u8]| {
+        let digest = gantry_fetch::source::digest_of(gantry_model::id::Algorithm::Sha256, bytes);
+        engine.store.put_blob(&digest, bytes).unwrap();
+        digest
+    };
+    let (id, config) = (blob(b"{}"), blob(b"{\"x\":1}"));
+    let image =
+        NewImage { id: id.clone(), config, format: ImageFormat::Oci, layers: Vec::new(), size: 2, names: Vec::new() };
+    engine.store.commit_image(&image, Timestamp(1)).unwrap();
+    (engine, id)
+}
+
+/// A pod with one app, `a`, as Embryo, and its lock.
+fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
+    let id = PodId::from_random([n; 16]);
+    let lock = engine.store.make_pod_dir(id).unwrap();
+    let app = NewApp { name: "a".parse().unwrap(), image: image.clone(), image_name: "x".into() };
+    let pod = NewPod {
+        id,
+        created: gantry_store::now(),
+        net: gantry_model::spec::NetMode::None,
+        hostname: "h".into(),
+        apps: vec![app],
+        user_annotations: std::collections::BTreeMap::new(),
+        user_labels: std::collections::BTreeMap::new(),
+    };
+    (engine.store.insert_pod(&pod).unwrap(), lock)
+}
+
+fn ready() -> up::Ready {
+    let at = gantry_store::now().0;
+    let app = up::Started { app: "a".into(), attempt: 0, pid: 7, at };
+    up::Ready { supervisor: std::process::id(), start_ticks: 1, init: 7, apps: vec![app] }
+}
+
+fn write_journal(engine: &Engine, id: PodId, facts: Vec<Fact>) {
+    let at = gantry_store::now().0;
+    let lines = facts.into_iter().flat_map(|fact| journal::line(&Record { at, fact }).unwrap());
+    std::fs::write(engine.pod_dir(id).join(files::JOURNAL), lines.collect::<Vec<u8>>()).unwrap();
+}
+
+fn exited(code: u8) -> Fact {
+    Fact::AppExited { app: "a".into(), attempt: 0, how: How::Code(code), oom: false }
+}
+
+fn phase(engine: &Engine, id: PodId) -> Phase {
+    engine.current(id).unwrap().phase
+}
+
+#[test]
+fn a_dead_preparer_is_noticed_and_a_living_one_left_alone() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    assert_eq!(phase(&engine, row.id), Phase::Embryo);
+    drop(lock);
+    assert!(matches!(phase(&engine, row.id), Phase::AbortedPrepare { .. }));
+    assert!(matches!(phase(&engine, row.id), Phase::AbortedPrepare { .. }), "twice changes nothing");
+}
+
+#[test]
+fn a_pod_whose_starter_was_killed_is_running_and_then_over() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    write_journal(&engine, row.id, vec![Fact::Ready(ready())]);
+    let seen = engine.current(row.id).unwrap();
+    assert!(matches!(seen.phase, Phase::Running { .. }));
+    assert!(matches!(seen.apps[0].state, AppState::Started { pid: 7, .. }));
+    // The app ends while the supervisor still holds the lock.
+    write_journal(&engine, row.id, vec![Fact::Ready(ready()), exited(3)]);
+    drop(lock);
+    let Phase::Exited { end, .. } = phase(&engine, row.id) else { panic!("it has ended") };
+    assert_eq!((end.exit_code, end.failed_app.as_ref().map(AppName::as_str)), (3, Some("a")));
+    let events: Vec<_> =
+        engine.store.events_after(0, 100).unwrap().into_iter().map(|e| e.event.kind.as_str()).collect();
+    for kind in ["pod-prepared", "pod-started", "app-started", "app-exited", "pod-exited"] {
+        assert_eq!(events.iter().filter(|seen| **seen == kind).count(), 1, "{kind}: {events:?}");
+    }
+}
+
+#[test]
+fn a_pod_that_ran_and_ended_unnoticed_is_over_at_once() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    write_journal(&engine, row.id, vec![Fact::Ready(ready()), exited(0), Fact::Ended]);
+    drop(lock);
+    let Phase::Exited { end, .. } = phase(&engine, row.id) else { panic!("it has ended") };
+    assert_eq!((end.exit_code, end.reason.as_str()), (0, "all apps ended"));
+}
+
+#[test]
+fn a_killed_supervisor_leaves_its_apps_lost() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    engine.mark_running(row.clone(), &ready()).unwrap();
+    drop(lock);
+    let row = engine.current(row.id).unwrap();
+    let (_, end) = row.phase.end().unwrap();
+    assert_eq!((end.exit_code, end.reason.as_str()), (137, "the supervisor was killed"));
+    assert!(matches!(row.apps[0].state, AppState::Exited { end, .. } if end.how == gantry_model::HowEnded::Lost));
+}
+
+#[test]
+fn a_read_only_engine_tells_the_truth_and_writes_nothing() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    drop(lock);
+    let reader = Engine::open_read_only(Options::new(temp.path().join("data"))).unwrap();
+    assert!(matches!(phase(&reader, row.id), Phase::AbortedPrepare { .. }));
+    assert_eq!(engine.store.pod(row.id).unwrap().unwrap().phase, Phase::Embryo);
+}
+
+#[test]
+fn what_is_disposed_of_leaves_neither_row_nor_directory() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    assert!(engine.dispose(row.id).is_err(), "somebody is at it");
+    drop(lock);
+    engine.dispose(row.id).unwrap();
+    assert!(engine.store.pod(row.id).unwrap().is_none() && !engine.pod_dir(row.id).exists());
+    // A maker that was killed before its row: the next list sweeps what it left.
+    drop(engine.store.make_pod_dir(PodId::from_random([2; 16])).unwrap());
+    assert!(engine.list(&PodQuery::default()).unwrap().is_empty());
+    assert!(engine.store.pod_dirs().unwrap().is_empty());
+}
