@@ -120,7 +120,7 @@ fn files_are_in_cri_format() {
     let rows: Vec<Vec<&str>> = text.lines().map(|line| line.splitn(4, ' ').collect()).collect();
     let [full, rest @ ..] = rows.as_slice() else { panic!("no lines in {text}") };
     assert_eq!(full[1..], ["stdout", "F", "full"], "{text}");
-    assert_eq!(rest.last().map(|row| row[2]), Some("F"), "logs end in F: {text}");
+    assert_eq!(rest.last().map(|row| row[2]), Some("F:noeol"), "logs end in F, and tell of a missing newline: {text}");
     assert!(rest.iter().any(|row| row[3] == "rest"), "{text}");
     assert!(full[0].ends_with('Z') || full[0].contains('+'), "RFC 3339: {text}");
 }

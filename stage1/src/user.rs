@@ -160,7 +160,9 @@ fn unknown(what: &str, text: &str) -> gantry_contract::Failure {
 }
 
 fn open(root: &OwnedFd, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    // openat2 takes nothing beside O_PATH that does not go with it.
+    let careful = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK | OFlags::NOCTTY };
+    let flags = flags | OFlags::CLOEXEC | careful;
     rustix::fs::openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS)
 }
 

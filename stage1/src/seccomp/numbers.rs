@@ -46,7 +46,7 @@ const COMMON: &[(&str, libc::c_long)] = &[
     ("inotify_add_watch", libc::SYS_inotify_add_watch), ("inotify_init1", libc::SYS_inotify_init1),
     ("inotify_rm_watch", libc::SYS_inotify_rm_watch), ("io_cancel", libc::SYS_io_cancel),
     ("io_destroy", libc::SYS_io_destroy), ("io_getevents", libc::SYS_io_getevents),
-    ("io_pgetevents", libc::SYS_io_pgetevents), ("io_setup", libc::SYS_io_setup), ("io_submit", libc::SYS_io_submit),
+    ("io_setup", libc::SYS_io_setup), ("io_submit", libc::SYS_io_submit),
     ("io_uring_enter", libc::SYS_io_uring_enter), ("io_uring_register", libc::SYS_io_uring_register),
     ("io_uring_setup", libc::SYS_io_uring_setup), ("ioctl", libc::SYS_ioctl), ("ioprio_get", libc::SYS_ioprio_get),
     ("ioprio_set", libc::SYS_ioprio_set), ("kcmp", libc::SYS_kcmp), ("kexec_load", libc::SYS_kexec_load),
