@@ -15,7 +15,7 @@ fn users_and_groups() {
         (&["--user=1234:5678"], "1234", "5678", &["5678"]),
         (&["--user=app", "--group=other"], "1000", "1001", &["1001"]),
         (&["--user=/data/owned"], "1000", "50", &["50"]),
-        (&["--user=other", "--supplementary-gids=7,8"], "1001", "1001", &["7", "8"]),
+        (&["--user=other", "--supplementary-gids=7,8"], "1001", "1001", &["7", "8", "50"]),
     ] {
         let out = g.app(flags, &["ids"]).ok();
         let row = |name: &str| {
