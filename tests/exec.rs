@@ -167,3 +167,53 @@ fn many_at_once_and_the_end_of_the_pod() {
     let _ = held.wait().exits(137);
     g.check_invariants();
 }
+
+/// Through /proc/self/fd a program could change the mode of the host's /dev/null for everybody.
+#[test]
+fn the_null_device_is_the_apps_own() {
+    use std::os::linux::fs::MetadataExt as _;
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let out = g.run(&["exec", &pod, "--", "/bin/app", "mounts"]).ok().stdout;
+    assert!(out.contains(" /dev "), "{out}");
+    let mut held = g.spawn(&["exec", &pod, "--", "/bin/app", "seq", "print", "in", "--", "sleep", "forever"]);
+    held.wait_for_output("in");
+    let host = std::fs::metadata("/dev/null").unwrap();
+    let host = (host.st_dev(), host.st_ino());
+    let mut looked = 0;
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let group = std::fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
+        if !group.contains(&pod) || group.contains("_supervisor") {
+            continue;
+        }
+        if let Ok(stdin) = std::fs::metadata(process.path().join("fd/0")) {
+            assert_ne!((stdin.st_dev(), stdin.st_ino()), host, "{} has the host's /dev/null", process.path().display());
+            looked += 1;
+        }
+    }
+    assert!(looked >= 2, "the app and the program were to be looked at, not {looked} processes");
+    held.signal(Signal::KILL);
+    let _ = held.wait();
+}
+
+/// An app can stop every process it sees, also one that is on its way to become a program; a frozen cgroup does the
+/// same. Nobody waits for such a one.
+#[test]
+fn an_exec_that_does_not_get_on_holds_up_nobody() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--name=it"], &["sleep", "forever"]);
+    let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", g.app_pid(&pod, "it"))).unwrap();
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).expect("a cgroup v2 hierarchy");
+    let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(std::path::Path::new);
+    let root = roots.into_iter().find(|root| root.join(group).exists()).expect("the app's cgroup");
+    std::fs::write(root.join(group).join("cgroup.freeze"), "1").unwrap();
+    let _stuck = g.spawn(&["exec", &pod, "--", "/bin/app", "true"]);
+    gantry_tests::wait_for("the process of the exec", || {
+        let members = std::fs::read_to_string(root.join(group).join("cgroup.procs")).unwrap_or_default();
+        (members.lines().count() >= 2).then_some(())
+    });
+    let begin = std::time::Instant::now();
+    let _ = g.run(&["stop", "--force", &pod]).ok();
+    assert!(begin.elapsed() < std::time::Duration::from_secs(5), "the supervisor was held up");
+    g.check_invariants();
+}

@@ -284,3 +284,27 @@ fn pods_of_other_images_keep_their_layers_apart() {
     let both = pod_id(&g.run(&["prepare", &one, "--name=one", &two, "--name=two"]).ok());
     assert_eq!(g.status(&both)["apps"].as_array().map(Vec::len), Some(2));
 }
+
+/// CAP_SYS_PTRACE looks into every process of the pod. PID 1 must have nothing to see: from the supervisor's root the
+/// host's /proc, and from there the host, would be a path away.
+#[test]
+fn the_right_to_trace_leads_nowhere() {
+    let g = Gantry::new();
+    let flags = ["--cap-add=CAP_SYS_PTRACE"];
+    assert_eq!(g.app(&flags, &["ls", "/proc/1/root"]).ok().stdout, "", "PID 1 sees files");
+    assert_eq!(g.app(&flags, &["ls", "/proc/1/root/.."]).ok().stdout, "", "PID 1 sees files");
+    assert_eq!(g.app(&flags, &["ls", "/proc/1/fd"]).ok().stdout, "", "PID 1 has descriptors");
+    let status = g.app(&flags, &["cat", "/proc/1/status"]).ok().stdout;
+    assert!(status.contains("Seccomp:\t2") && status.contains("NoNewPrivs:\t1"), "PID 1 is not filtered: {status}");
+    let _ = g.app(&[], &["ls", "/proc/1/root"]).exits(1).complains(&["denied"]);
+}
+
+#[test]
+fn another_user_can_open_its_output_by_name() {
+    let g = Gantry::new();
+    let out = g.app(&["--user=app"], &["write", "/proc/self/fd/1", "by name"]).ok();
+    assert_eq!(out.stdout, "by name\n");
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let line = ["exec", "--user=app", &pod, "--", "/bin/app", "write", "/proc/self/fd/1", "by name"];
+    assert_eq!(g.run(&line).ok().stdout, "by name\n");
+}

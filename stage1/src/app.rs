@@ -1,10 +1,10 @@
 //! An app of the running pod: what it was made with, its process, its output.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use gantry_contract::How;
 use gantry_contract::plan;
-use rustix::process::{Pid, Signal};
+use rustix::process::Pid;
 
 use crate::cgroup::AppCgroup;
 use crate::confine::Confinement;
@@ -99,16 +99,15 @@ impl Output {
 }
 
 impl App {
-    /// Sends a signal to the main process; whether it runs.
-    pub(crate) fn signal(&self, signal: Signal) -> bool {
-        self.running.as_ref().is_some_and(|pidfd| rustix::process::pidfd_send_signal(pidfd, signal).is_ok())
+    /// Sends a signal, by its number, to the main process; whether it runs.
+    pub(crate) fn signal(&self, number: u8) -> bool {
+        self.running.as_ref().is_some_and(|pidfd| crate::sys::send_signal(pidfd.as_fd(), number).is_ok())
     }
 }
 
 /// How a process that has ended did; takes its exit status. `None` when it has not.
 pub(crate) fn reap(pidfd: &OwnedFd) -> Option<How> {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
-    use std::os::fd::AsFd;
     let status = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten()?;
     let small = |number: i32| u8::try_from(number & 0xff).unwrap_or(0);
     match (status.exit_status(), status.terminating_signal()) {

@@ -8,7 +8,9 @@
 //! | v2 beside v1 (`unified`) | as v2, without controllers: to kill and to confine devices | as v2 |
 //!
 //! libcontainer is shown no hierarchy at all: it would parse the mount table 24 times and cannot leave a group alone.
-//! A process joins between its creation and its start. What a `kill -9` leaves are empty directories under
+//! A process joins between its creation and its start. Moving a process makes the kernel wait for a grace period (some
+//! 10 ms), once for moves in quick succession, and while it waits nobody can make a group; so every group is made
+//! first, and a helper moves the supervisor while the supervisor works on. What a `kill -9` leaves are empty directories under
 //! `PARENT/UUID`; the engine removes them by the pod's UUID.
 
 use std::io;
@@ -20,6 +22,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::process::Pid;
 
 use crate::failure::{Attempt, Result, failure};
+use crate::sys::{self, Fork};
 
 const ROOT: &str = "/sys/fs/cgroup";
 const CONTROLLERS: [&str; 5] = ["memory", "cpu", "cpuacct", "pids", "blkio"];
@@ -51,6 +54,8 @@ pub(crate) struct Cgroups {
     /// `PARENT/UUID`, relative to a hierarchy's root.
     path: String,
     parent: String,
+    /// The process that moves this one, while it does.
+    mover: Option<OwnedFd>,
 }
 
 /// The groups of one app: a directory in each hierarchy.
@@ -60,8 +65,7 @@ pub(crate) struct AppCgroup {
 }
 
 impl Cgroups {
-    /// Makes the pod's groups and moves this process out of the group it was started in, so that the session or unit
-    /// that started the pod can end without it.
+    /// Makes the pod's groups.
     pub(crate) fn make(parent: &str, pod: &str) -> Result<Self> {
         let parent = parent.trim_matches('/').to_owned();
         if parent.is_empty() || parent.split('/').any(|part| part.is_empty() || part == "." || part == "..") {
@@ -77,9 +81,8 @@ impl Cgroups {
         if hierarchies.is_empty() {
             return Err(failure(ErrorKind::Unavailable, format!("no cgroup hierarchy is mounted below {ROOT}")));
         }
-        let mut cgroups = Self { hierarchies, path, parent };
+        let cgroups = Self { hierarchies, path, parent, mover: None };
         cgroups.enable_controllers();
-        cgroups.move_self()?;
         Ok(cgroups)
     }
 
@@ -104,22 +107,55 @@ impl Cgroups {
         }
     }
 
-    fn move_self(&mut self) -> Result<()> {
+    /// Begins to move this process out of the group it was started in, so that the session or unit that started the pod
+    /// can end without it. No group can be made until [`Self::end_move`].
+    pub(crate) fn begin_move(&mut self) -> Result<()> {
         let own = std::fs::read_to_string("/proc/self/cgroup").attempt(|| "cannot read /proc/self/cgroup")?;
+        let mut files = Vec::new();
         for hierarchy in &mut self.hierarchies {
             let leaf = matches!(hierarchy.kind, Kind::Unified | Kind::Tracking);
             if !leaf && in_root(&own, hierarchy.kind) {
                 continue;
             }
+            let what = || format!("cannot open the supervisor's cgroup below {}", shown(hierarchy.kind, &self.path));
+            let dir = if leaf { &make_dir(&hierarchy.pod, SUPERVISOR).attempt(what)? } else { &hierarchy.pod };
+            let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+            files.push(rustix::fs::openat(dir, "cgroup.procs", flags, Mode::empty()).attempt(what)?);
             hierarchy.moved = true;
-            let moved = if leaf {
-                make_dir(&hierarchy.pod, SUPERVISOR).and_then(|dir| write(dir.as_fd(), "cgroup.procs", "0"))
-            } else {
-                write(hierarchy.pod.as_fd(), "cgroup.procs", "0")
-            };
-            moved.attempt(|| {
-                format!("cannot move the supervisor to the cgroup {}", shown(hierarchy.kind, &self.path))
-            })?;
+        }
+        let pid = std::process::id().to_string();
+        match sys::fork(0).attempt(|| "cannot start moving the supervisor to its cgroup")? {
+            Fork::Child => {
+                let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+                let moved = files.iter().all(|file| rustix::io::write(file, pid.as_bytes()).is_ok());
+                sys::exit_now(i32::from(!moved))
+            }
+            Fork::Parent(mover) => {
+                let flags = rustix::process::PidfdFlags::empty();
+                self.mover =
+                    Some(rustix::process::pidfd_open(mover, flags).attempt(|| "cannot watch the move to the cgroup")?);
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits until the supervisor has been moved, and moves PID 1 after it, which may have been made before.
+    pub(crate) fn end_move(&mut self, init: Pid) -> Result<()> {
+        use rustix::process::{WaitId, WaitIdOptions, waitid};
+        let Some(mover) = self.mover.take() else { return Ok(()) };
+        let status = waitid(WaitId::PidFd(mover.as_fd()), WaitIdOptions::EXITED)
+            .attempt(|| "cannot wait for the move to the cgroup")?;
+        if status.and_then(|status| status.exit_status()) != Some(0) {
+            return Err(failure(
+                ErrorKind::Internal,
+                format!("cannot move the supervisor to the cgroup {}", self.path),
+            ));
+        }
+        let pid = init.as_raw_nonzero().to_string();
+        for hierarchy in self.hierarchies.iter().filter(|hierarchy| hierarchy.moved) {
+            let leaf = matches!(hierarchy.kind, Kind::Unified | Kind::Tracking);
+            let file = if leaf { format!("{SUPERVISOR}/cgroup.procs") } else { "cgroup.procs".to_owned() };
+            write(hierarchy.pod.as_fd(), &file, &pid).attempt(|| "cannot move the pod's PID 1 to its cgroup")?;
         }
         Ok(())
     }
@@ -159,6 +195,10 @@ impl Cgroups {
     /// Removes the pod's groups as far as they are empty: this process moves back to the root of each hierarchy to
     /// make them so. The last thing a supervisor does.
     pub(crate) fn leave_and_remove(&self) {
+        if let Some(mover) = &self.mover {
+            let id = rustix::process::WaitId::PidFd(mover.as_fd());
+            let _ = rustix::process::waitid(id, rustix::process::WaitIdOptions::EXITED);
+        }
         for hierarchy in &self.hierarchies {
             if hierarchy.moved {
                 let _ = write(hierarchy.root.as_fd(), "cgroup.procs", "0");
@@ -264,9 +304,18 @@ impl AppCgroup {
                 return;
             }
             for pid in pids {
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                kill_member(dir, pid);
             }
         }
+    }
+}
+
+/// By a descriptor opened before the membership is looked at again: the number may be another's by now.
+fn kill_member(dir: &OwnedFd, pid: Pid) {
+    let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else { return };
+    let number = pid.as_raw_nonzero().to_string();
+    if read(dir, "cgroup.procs").is_ok_and(|text| text.lines().any(|line| line == number)) {
+        let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
     }
 }
 

@@ -85,9 +85,8 @@ fn lock_down(confinement: &Confinement, uid: u32) -> io::Result<()> {
         sys::load_seccomp(filter)?;
     }
     if confinement.needs_admin() {
-        if !confinement.capabilities.contains(CapabilitySet::SYS_ADMIN) {
-            drop_bounding(!confinement.capabilities)?;
-        }
+        // SYS_ADMIN or SETPCAP, whichever the app does not have: root would get it back at execve.
+        drop_bounding(!confinement.capabilities)?;
         rustix::thread::set_capabilities(None, confinement.sets(uid))?;
     }
     Ok(())

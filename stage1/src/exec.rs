@@ -3,6 +3,7 @@
 //! half a millisecond.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use gantry_contract::control;
 use gantry_model::ErrorKind;
@@ -18,20 +19,41 @@ use rustix::thread::CapabilitySet;
 use crate::app::App;
 use crate::confine::{self, Command};
 use crate::failure::{Attempt, Result, failure};
-use crate::launcher::{tell, wait_for_execve};
+use crate::launcher::{EXECVE_DEADLINE, refusal, tell};
 use crate::program::Unexecutable;
 use crate::sys::{self, Fork};
 use crate::user::{self, Ids};
 use crate::{spec, terminal};
 
-/// A program that was executed.
+/// A process on its way to become the program.
 pub(crate) struct Executed {
-    /// Its PID on the host.
-    pub(crate) pid: Pid,
     /// To wait for it and to end it.
     pub(crate) pidfd: OwnedFd,
-    /// The master of its terminal.
-    pub(crate) master: Option<OwnedFd>,
+    /// What is left of the way.
+    pub(crate) starting: Starting,
+}
+
+/// Until execve. Never waited for: a process of the app can stop this one (SIGSTOP), for as long as it likes.
+pub(crate) struct Starting {
+    /// Its PID on the host.
+    pub(crate) pid: Pid,
+    /// Closed by execve; readable when it comes to that, or when it did not.
+    pub(crate) failed: OwnedFd,
+    /// When it is given up.
+    pub(crate) deadline: Instant,
+    /// Brings the master of its terminal, if it has one.
+    terminal: Option<OwnedFd>,
+}
+
+impl Starting {
+    /// What became of it, once `failed` is readable: the master of the terminal, if there is one.
+    pub(crate) fn outcome(&self) -> Result<Option<OwnedFd>> {
+        let mut text = [0u8; 4096];
+        match rustix::io::read(&self.failed, &mut text).attempt(|| "cannot learn whether the program was executed")? {
+            0 => self.terminal.as_ref().map(receive).transpose(),
+            n => Err(refusal(&text[..n])),
+        }
+    }
 }
 
 /// Executes `request` in `app`; `init` is the pod's PID 1, `stdio` the client's descriptors (none with a terminal).
@@ -60,16 +82,8 @@ pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Ve
     };
     drop((teller, theirs, child));
     let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(what)?;
-    if let Err(why) = wait_for_execve(&failed) {
-        let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
-        let _ = rustix::process::waitid(
-            rustix::process::WaitId::PidFd(pidfd.as_fd()),
-            rustix::process::WaitIdOptions::EXITED,
-        );
-        return Err(why);
-    }
-    let master = if request.terminal.is_some() { Some(receive(&ours)?) } else { None };
-    Ok(Executed { pid, pidfd, master })
+    let terminal = request.terminal.is_some().then_some(ours);
+    Ok(Executed { pidfd, starting: Starting { pid, failed, deadline: Instant::now() + EXECVE_DEADLINE, terminal } })
 }
 
 /// The app's ids unless the request names others.
@@ -129,7 +143,7 @@ impl Child<'_> {
         rustix::process::setsid()?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         match (&self.stdio, self.request.terminal) {
-            (Some([stdin, stdout, stderr]), _) => set_stdio(stdin, stdout, stderr),
+            (Some(given), _) => take_stdio(given, self.ids.uid),
             (None, size) => self.open_terminal(terminal, size.unwrap_or((24, 80))),
         }
     }
@@ -194,6 +208,17 @@ impl Child<'_> {
         }
         spec::environment(&env, &self.ids)
     }
+}
+
+/// The client's descriptors, made fit for the program: pipes become its user's, and the host's null device the app's own.
+fn take_stdio(given: &[OwnedFd; 3], uid: u32) -> std::io::Result<()> {
+    let mut own = [None, None, None];
+    for (own, fd) in own.iter_mut().zip(given) {
+        *own = terminal::own_null(fd)?;
+        terminal::give(fd, uid)?;
+    }
+    let [stdin, stdout, stderr] = [0, 1, 2].map(|n| own[n].as_ref().unwrap_or(&given[n]));
+    set_stdio(stdin, stdout, stderr)
 }
 
 fn set_stdio(stdin: &OwnedFd, stdout: &OwnedFd, stderr: &OwnedFd) -> std::io::Result<()> {

@@ -3,14 +3,25 @@
 //! It dies with the supervisor (parent-death signal) and then the kernel kills every process of the PID namespace. An
 //! app cannot touch it: signals to PID 1 from inside are dropped by the kernel, it is not dumpable, and it keeps
 //! capabilities that no app has, so that ptrace, /proc/1/root and /proc/1/exe are refused.
+//!
+//! None of that holds against an app with CAP_SYS_PTRACE, which may look into and take over every process it sees. So
+//! there is nothing to be had: its root is an empty file system in a mount namespace of its own (the supervisor's has the
+//! host's /proc), and a system call filter leaves it waiting for children and nothing else, whoever steers it.
 
 use std::os::fd::OwnedFd;
 
+use gantry_contract::plan::Seccomp;
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
 use rustix::pipe::PipeFlags;
 use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions};
 
 use crate::failure::{Attempt, Result, failure};
-use crate::sys::{self, Fork};
+use crate::seccomp;
+use crate::sys::{self, Fork, Insn};
+
+/// All that PID 1 still has to do: say that it is ready, let go of its descriptors, wait, and end.
+const SYSTEM_CALLS: [&str; 8] =
+    ["close_range", "exit", "exit_group", "restart_syscall", "rt_sigreturn", "rt_sigtimedwait", "wait4", "write"];
 
 /// The running PID 1.
 pub(crate) struct Init {
@@ -23,10 +34,12 @@ pub(crate) struct Init {
 /// Starts PID 1 of a new PID namespace.
 pub(crate) fn start() -> Result<Init> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(|| "cannot make a pipe")?;
+    let names = SYSTEM_CALLS.map(str::to_owned).to_vec();
+    let filter = seccomp::filter(&Seccomp::Retain { names, errno: libc::EPERM as u16 }, &[])?.unwrap_or_default();
     match sys::fork(libc::CLONE_NEWPID).attempt(|| "cannot make the pod's PID namespace")? {
         Fork::Child => {
             drop(reader);
-            run(writer)
+            run(&writer, &filter)
         }
         Fork::Parent(pid) => {
             drop(writer);
@@ -41,8 +54,8 @@ pub(crate) fn start() -> Result<Init> {
     }
 }
 
-fn run(ready: OwnedFd) -> ! {
-    if prepare(&ready).is_err() {
+fn run(ready: &OwnedFd, filter: &[Insn]) -> ! {
+    if prepare(ready, filter).is_err() {
         sys::exit_now(1);
     }
     // From here on it owns nothing: not the lock (the supervisor's descriptor keeps that), not the socket, not the logs.
@@ -53,14 +66,31 @@ fn run(ready: OwnedFd) -> ! {
     }
 }
 
-fn prepare(ready: &OwnedFd) -> rustix::io::Result<()> {
+fn prepare(ready: &OwnedFd, filter: &[Insn]) -> std::io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let _ = rustix::thread::set_name(c"gantry-init");
     sys::reset_signals();
     sys::block_child_signal();
+    leave_all_files()?;
+    rustix::thread::set_no_new_privs(true)?;
+    sys::load_seccomp(filter)?;
     // If the supervisor died before the parent-death signal was set, nobody reads: EPIPE (or SIGPIPE) ends this process.
-    rustix::io::write(ready, b"1").map(drop)
+    rustix::io::write(ready, b"1")?;
+    Ok(())
+}
+
+/// A mount namespace of its own with nothing in it. Not a chroot: `..` leads out of another process's.
+fn leave_all_files() -> std::io::Result<()> {
+    sys::unshare(libc::CLONE_NEWNS)?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    let nothing = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("tmpfs", "/state", "tmpfs", nothing, c"mode=0555,size=4k,nr_inodes=2")?;
+    rustix::process::chdir("/state")?;
+    rustix::process::pivot_root(".", ".")?;
+    unmount(".", UnmountFlags::DETACH)?;
+    rustix::process::chdir("/")?;
+    Ok(())
 }
 
 fn close_everything() -> std::io::Result<()> {

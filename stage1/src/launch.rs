@@ -80,17 +80,23 @@ struct Starting {
 impl Starting {
     fn run(&mut self, plan: &Plan, resolv_conf: Option<&[u8]>) -> Result<(Jail, Vec<App>)> {
         let devices_confined = self.cgroups.confine_devices();
-        let jail = jail::enter(plan)?;
-        let init = self.init.insert(init::start()?);
-        let init_pid = init.pid.as_raw_nonzero().get();
-        let mut created = Vec::with_capacity(plan.apps.len());
+        let mut groups = Vec::with_capacity(plan.apps.len());
         for app in &plan.apps {
             self.groups.push(app.name.clone());
-            let making = Making { plan, jail: &jail, app, devices_confined, init: init_pid, resolv_conf };
-            created.push(making.create(&self.cgroups).of_app(&app.name)?);
+            groups.push(self.cgroups.app(&app.name, &app.limits).of_app(&app.name)?);
         }
-        let mut apps = Vec::with_capacity(created.len());
-        for app in created {
+        self.cgroups.begin_move()?;
+        let jail = jail::enter(plan)?;
+        let init = self.init.insert(init::start()?).pid;
+        let mut waiting = Vec::with_capacity(plan.apps.len());
+        for (app, cgroup) in plan.apps.iter().zip(groups) {
+            let init = init.as_raw_nonzero().get();
+            let making = Making { plan, jail: &jail, app, devices_confined, init, resolv_conf };
+            waiting.push(making.create(cgroup).of_app(&app.name)?);
+        }
+        self.cgroups.end_move(init)?;
+        let mut apps = Vec::with_capacity(waiting.len());
+        for app in waiting {
             let name = app.plan.name.clone();
             apps.push(app.start().of_app(&name)?);
         }
@@ -151,7 +157,7 @@ struct Waiting {
 }
 
 impl Making<'_> {
-    fn create(&self, cgroups: &Cgroups) -> Result<Waiting> {
+    fn create(&self, cgroup: AppCgroup) -> Result<Waiting> {
         let root = root::mount_root(self.app)?;
         let ids =
             user::resolve(&root, self.app.user.as_deref(), self.app.group.as_deref(), &self.app.supplementary_gids)?;
@@ -160,12 +166,10 @@ impl Making<'_> {
         root::make_volumes(self.plan, self.app, &self.jail.pod_dir, &root)?;
         let confinement = self.confinement()?;
         self.write_config(&ids, &confinement)?;
-        let cgroup = cgroups.app(&self.app.name, &self.app.limits)?;
-        let mut stdio = self.stdio()?;
+        let mut stdio = self.stdio(ids.uid)?;
         let command = Command { argv: self.app.argv.clone(), env: spec::environment(&self.app.env, &ids) };
         let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
         let created = launcher::create(&self.app.name, command, &confinement, ids.uid, given)?;
-        cgroup.add(created.pid)?;
         self.set_oom_score(&created)?;
         let (sources, input) = stdio.ours()?;
         let eager = self.app.terminal || self.app.stdin;
@@ -208,15 +212,20 @@ impl Making<'_> {
         Ok(Log::open(dir, format!("{}.log", self.app.attempt), self.plan.log))
     }
 
-    fn stdio(&self) -> Result<terminal::Ends> {
+    /// The app's ends are its user's, so that it can open /dev/stdout by name, as with docker and podman.
+    fn stdio(&self, uid: u32) -> Result<terminal::Ends> {
         if self.app.terminal {
             return terminal::Ends::terminal(&self.app.name);
         }
         let what = || "cannot make the app's pipes";
         let (out, out_app) = pipe().attempt(what)?;
         let (err, err_app) = pipe().attempt(what)?;
+        for end in [&out_app, &err_app] {
+            terminal::give(end, uid).attempt(what)?;
+        }
         let (stdin_app, input) = if self.app.stdin {
             let (stdin_app, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(what)?;
+            terminal::give(&stdin_app, uid).attempt(what)?;
             (stdin_app, Input::Pipe(Some(writer)))
         } else {
             (rustix::io::dup(&self.jail.null).attempt(what)?, Input::None)
@@ -236,6 +245,7 @@ fn pipe() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 
 impl Waiting {
     fn start(self) -> Result<App> {
+        self.cgroup.add(self.created.pid)?;
         let (pid, pidfd) = self.created.start()?;
         Ok(App {
             plan: self.plan,

@@ -30,7 +30,7 @@ use crate::failure::{Attempt, Result, failure};
 use crate::sys;
 
 /// How long a started process may take to reach its execve.
-const EXECVE_DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const EXECVE_DEADLINE: Duration = Duration::from_secs(20);
 
 /// What an app's process is given.
 pub(crate) struct Stdio {
@@ -104,7 +104,7 @@ impl Created {
 }
 
 /// Reads the pipe that execve closes: nothing in it means that the program runs.
-pub(crate) fn wait_for_execve(pipe: &OwnedFd) -> Result<()> {
+fn wait_for_execve(pipe: &OwnedFd) -> Result<()> {
     let deadline = Instant::now() + EXECVE_DEADLINE;
     let mut text = Vec::new();
     loop {
@@ -125,12 +125,14 @@ pub(crate) fn wait_for_execve(pipe: &OwnedFd) -> Result<()> {
             Err(error) => return Err(error).attempt(|| "cannot learn whether the program was executed"),
         }
     }
-    if text.is_empty() {
-        return Ok(());
-    }
-    let text = String::from_utf8_lossy(&text);
+    if text.is_empty() { Ok(()) } else { Err(refusal(&text)) }
+}
+
+/// What [`tell`] said.
+pub(crate) fn refusal(text: &[u8]) -> gantry_contract::Failure {
+    let text = String::from_utf8_lossy(text);
     let (kind, message) = text.split_once('\t').unwrap_or(("internal", &text));
-    Err(gantry_contract::Failure { kind: kind.to_owned(), message: message.to_owned(), app: None })
+    gantry_contract::Failure { kind: kind.to_owned(), message: message.to_owned(), app: None }
 }
 
 /// Says through the pipe why a program was not executed.

@@ -106,7 +106,8 @@ fn mounts(plan: &Plan, app: &App) -> Vec<Value> {
     for wanted in volumes {
         let Some(volume) = plan.volumes.iter().find(|volume| volume.name == wanted.volume) else { continue };
         let read_only = volume.read_only || wanted.read_only;
-        let mut options = vec!["rbind", "nodev", "nosuid"];
+        // For the mounts below it as well.
+        let mut options = vec!["rbind", "rnodev", "rnosuid"];
         if read_only {
             options.push("rro");
         }

@@ -10,28 +10,36 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use gantry_contract::How;
 use gantry_contract::control::{Answer, Request, Status};
 use gantry_contract::journal::Fact;
+use gantry_contract::{Failure, How};
 use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
 use crate::app::{Input, reap};
 use crate::control::{self, Connection, MOST_CONNECTIONS};
+use crate::exec::{Executed, Starting};
 use crate::failure::{Result, failure};
 use crate::journal::Journal;
 use crate::launch::{Pod, end_init};
 use crate::{exec, sys};
 
+const SIGKILL: u8 = libc::SIGKILL as u8;
+
 /// How long output is waited for after everything that could write it was killed.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// How many programs are executed at a time. They do not count as connections: a pod full of them can be stopped.
+const MOST_SESSIONS: usize = 128;
+
 /// A program executed on request of a client.
 struct Session {
-    /// `None`: it has gone, and the program was killed.
+    /// `None`: it has gone, and the program was killed; or it was told that the program could not be executed.
     client: Option<OwnedFd>,
     pidfd: OwnedFd,
+    /// Until the program is executed.
+    starting: Option<Starting>,
 }
 
 /// The loop's state.
@@ -60,6 +68,29 @@ enum Who {
     Output(usize, usize),
     Program(usize),
     Client(usize),
+    Start(usize),
+}
+
+impl Session {
+    fn answer(&self, answer: &Answer, fd: Option<&OwnedFd>) {
+        if let Some(client) = &self.client {
+            control::answer(client, answer, fd);
+        }
+    }
+
+    /// Ends a session whose program was not executed. It stays until the process has ended, which nobody waits for.
+    fn refuse(&mut self, why: Failure) {
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+        self.answer(&Answer::Failed(why), None);
+        self.client = None;
+    }
+
+    fn give_up_if_late(&mut self, now: Instant) {
+        if self.starting.as_ref().is_some_and(|starting| starting.deadline <= now) {
+            self.starting = None;
+            self.refuse(failure(ErrorKind::TimedOut, "the program was not executed in time"));
+        }
+    }
 }
 
 impl Supervisor {
@@ -116,7 +147,7 @@ impl Supervisor {
 
     fn watched(&self) -> Vec<(Who, BorrowedFd<'_>)> {
         let mut fds = vec![(Who::Signals, self.signals.as_fd()), (Who::Init, self.pod.init.pidfd.as_fd())];
-        if self.connections.len() + self.sessions.len() < MOST_CONNECTIONS {
+        if self.connections.len() < MOST_CONNECTIONS {
             fds.push((Who::Listener, self.listener.as_fd()));
         }
         // An app's end comes before its output here, so after it in the reversed list: what it printed is taken first.
@@ -128,12 +159,15 @@ impl Supervisor {
         for (i, session) in self.sessions.iter().enumerate() {
             fds.push((Who::Program(i), session.pidfd.as_fd()));
             fds.extend(session.client.as_ref().map(|client| (Who::Client(i), client.as_fd())));
+            // Last, so first in the reversed list: a program that has ended already was started before.
+            fds.extend(session.starting.as_ref().map(|starting| (Who::Start(i), starting.failed.as_fd())));
         }
         fds
     }
 
     fn timeout(&self) -> Option<Duration> {
-        let deadlines = self.connections.iter().map(|c| c.deadline).chain(self.kill_at);
+        let starting = self.sessions.iter().filter_map(|session| Some(session.starting.as_ref()?.deadline));
+        let deadlines = self.connections.iter().map(|c| c.deadline).chain(self.kill_at).chain(starting);
         deadlines.min().map(|at| at.saturating_duration_since(Instant::now()))
     }
 
@@ -148,6 +182,7 @@ impl Supervisor {
             Who::Output(i, n) => self.pump(i, n),
             Who::Program(i) => self.program_ended(i),
             Who::Client(i) => self.client_spoke(i),
+            Who::Start(i) => self.program_started(i),
         }
     }
 
@@ -206,7 +241,7 @@ impl Supervisor {
             self.stopping = true;
             self.journal.append(Fact::Stopping { reason: reason.to_owned() });
             for app in &self.pod.apps {
-                app.signal(Signal::from_named_raw(i32::from(app.plan.stop_signal)).unwrap_or(Signal::TERM));
+                app.signal(app.plan.stop_signal);
             }
         }
         let at = Instant::now() + grace;
@@ -216,10 +251,11 @@ impl Supervisor {
     fn check_deadlines(&mut self) {
         let now = Instant::now();
         self.connections.retain(|connection| connection.deadline > now);
+        self.sessions.iter_mut().for_each(|session| session.give_up_if_late(now));
         if self.kill_at.is_some_and(|at| at <= now) {
             self.kill_at = None;
             for app in self.pod.apps.iter().filter(|app| app.running.is_some()) {
-                app.signal(Signal::KILL);
+                app.signal(SIGKILL);
                 app.cgroup.kill();
             }
         }
@@ -234,13 +270,15 @@ impl Supervisor {
         let outcome = request.and_then(|(request, fds)| self.fulfil(request, fds, &connection.socket));
         match outcome {
             Ok(None) => {}
-            Ok(Some(session)) => self.sessions.push(Session { client: Some(connection.socket), pidfd: session }),
+            Ok(Some(Executed { pidfd, starting })) => {
+                self.sessions.push(Session { client: Some(connection.socket), pidfd, starting: Some(starting) });
+            }
             Err(why) => control::answer(&connection.socket, &Answer::Failed(why), None),
         }
     }
 
-    /// Does what was asked and answers; gives back the process of an exec.
-    fn fulfil(&mut self, request: Request, fds: Vec<OwnedFd>, client: &OwnedFd) -> Result<Option<OwnedFd>> {
+    /// Does what was asked and answers; gives back the process of an exec, which is answered later.
+    fn fulfil(&mut self, request: Request, fds: Vec<OwnedFd>, client: &OwnedFd) -> Result<Option<Executed>> {
         match request {
             Request::Status => control::answer(client, &Answer::Status(self.status()), None),
             Request::Stop { grace_ms } => {
@@ -253,10 +291,11 @@ impl Supervisor {
             }
             Request::Exec(request) => {
                 let i = self.find(&request.app)?;
-                let executed = exec::exec(&self.pod.apps[i], &self.pod.init.pidfd, &request, fds)?;
-                let pid = executed.pid.as_raw_nonzero().get().unsigned_abs();
-                control::answer(client, &Answer::Started { pid }, executed.master.as_ref());
-                return Ok(Some(executed.pidfd));
+                if self.sessions.len() >= MOST_SESSIONS {
+                    let why = format!("{MOST_SESSIONS} programs are being run in the pod already, which is the limit");
+                    return Err(failure(ErrorKind::Busy, why));
+                }
+                return exec::exec(&self.pod.apps[i], &self.pod.init.pidfd, &request, fds).map(Some);
             }
             Request::Attach { app } => self.attach(&app, client)?,
             Request::ReopenLog { app } => {
@@ -276,8 +315,9 @@ impl Supervisor {
     }
 
     fn kill(&self, signal: u8, app: Option<&str>) -> Result<()> {
-        let signal = Signal::from_named_raw(i32::from(signal))
-            .ok_or_else(|| failure(ErrorKind::Invalid, format!("{signal} is not the number of a signal")))?;
+        if !(1..=64).contains(&signal) {
+            return Err(failure(ErrorKind::Invalid, format!("{signal} is not the number of a signal")));
+        }
         let one = app.map(|name| self.find(name)).transpose()?;
         let hit = (0..self.pod.apps.len())
             .filter(|i| one.is_none_or(|one| one == *i))
@@ -317,12 +357,24 @@ impl Supervisor {
         }
     }
 
+    /// Tells the client of an exec that its program runs, or why not. What did not become the program ends by itself.
+    fn program_started(&mut self, i: usize) {
+        let Some(session) = self.sessions.get_mut(i) else { return };
+        let Some(starting) = session.starting.take() else { return };
+        match starting.outcome() {
+            Ok(master) => {
+                let pid = starting.pid.as_raw_nonzero().get().unsigned_abs();
+                session.answer(&Answer::Started { pid }, master.as_ref());
+            }
+            Err(why) => session.refuse(why),
+        }
+    }
+
     fn program_ended(&mut self, i: usize) {
         let Some(how) = self.sessions.get(i).and_then(|session| reap(&session.pidfd)) else { return };
-        let session = self.sessions.swap_remove(i);
-        if let Some(client) = &session.client {
-            control::answer(client, &Answer::Ended { how }, None);
-        }
+        // Its pipe was closed before its end: what it said there is told first.
+        self.program_started(i);
+        self.sessions.swap_remove(i).answer(&Answer::Ended { how }, None);
     }
 
     /// A client of an exec has nothing more to say: a message is ignored, its going away ends the program.

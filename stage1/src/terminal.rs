@@ -78,6 +78,38 @@ fn receive_master(listener: &OwnedFd) -> Result<OwnedFd> {
     received.ok_or_else(|| failure(ErrorKind::Internal, "libcontainer sent no terminal"))
 }
 
+/// Makes a pipe the user's. Only a pipe without a name: a FIFO of the host stays whose it is.
+pub(crate) fn give(end: &OwnedFd, uid: u32) -> std::io::Result<()> {
+    const PIPEFS: u64 = 0x5049_5045;
+    if u64::try_from(rustix::fs::fstatfs(end)?.f_type) == Ok(PIPEFS) {
+        rustix::fs::fchown(end, Some(rustix::fs::Uid::from_raw(uid)), None)?;
+    }
+    Ok(())
+}
+
+/// Whether this is the null device.
+fn is_null(fd: &OwnedFd) -> std::io::Result<bool> {
+    let stat = rustix::fs::fstat(fd)?;
+    let device = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::CharacterDevice;
+    Ok(device && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3))
+}
+
+/// In place of the host's /dev/null the one of the app's root, from inside it: through /proc/self/fd the program could
+/// change the mode and the owner of the host's, for everybody. `None`: the descriptor is another file.
+pub(crate) fn own_null(given: &OwnedFd) -> std::io::Result<Option<OwnedFd>> {
+    if !is_null(given)? {
+        return Ok(None);
+    }
+    // Neither followed nor waited for: the app may have put anything there.
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let own = rustix::fs::openat(CWD, "/dev/null", flags, Mode::empty())?;
+    if is_null(&own)? {
+        Ok(Some(own))
+    } else {
+        Err(std::io::Error::other("/dev/null of the app is not the null device"))
+    }
+}
+
 /// Opens a new pseudo-terminal from inside an app's root: its master. Only devpts itself is trusted to make one.
 pub(crate) fn open_master() -> std::io::Result<OwnedFd> {
     const DEVPTS: u64 = 0x1cd1;

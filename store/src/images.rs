@@ -306,11 +306,21 @@ impl Store {
         })
     }
 
-    /// Takes a name away from whatever image has it. `false`: none has it.
+    /// Takes a name away from whatever image has it. `false`: none has it. On a full disk as [`Self::remove_image`].
     ///
     /// # Errors
     /// [`StoreError`].
     pub fn untag(&self, name: &str) -> Result<bool, StoreError> {
+        match self.remove_name(name) {
+            Err(error) if error.is_full() => {
+                self.make_room()?;
+                self.remove_name(name)
+            }
+            other => other,
+        }
+    }
+
+    fn remove_name(&self, name: &str) -> Result<bool, StoreError> {
         const DOING: &str = "remove the name of the image";
         self.write(DOING, Sync::Now, |tx| {
             tx.execute("DELETE FROM image_name WHERE name = ?1", [name])

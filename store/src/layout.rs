@@ -29,6 +29,12 @@ impl Layout {
         self.root.join("gantry.db")
     }
 
+    /// What was committed and not yet copied into the database file. It changes with every commit.
+    #[must_use]
+    pub fn wal(&self) -> PathBuf {
+        self.root.join("gantry.db-wal")
+    }
+
     /// Copies of the database from before each migration.
     #[must_use]
     pub fn backups_dir(&self) -> PathBuf {

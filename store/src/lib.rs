@@ -11,7 +11,7 @@
 //!   trees/NAME/        layers, unpacked; NAME is base32 of 128 bits of the chain id
 //!   pods/UUID/         pod directories; their contents are the engine's
 //!   tmp/               being made or deleted; unlocked means left by the dead
-//!   locks/NAME         one per layer being worked on, and `blobs`
+//!   locks/NAME         one per layer being worked on, `blobs` and `gantryd.lock`
 //!   reserve            space to be given back when the disk is full
 //! ```
 //!
@@ -29,6 +29,7 @@
 //! | `pods/UUID` | a pod: its preparer, supervisor or deleter | never | the lock is free: reconcile reads what is there |
 //! | `locks/NAME` | staging, committing or sweeping a layer; kept until its image is committed. Several: lowest layer first | the caller's deadline | its staging directory is unlocked, and swept |
 //! | `locks/blobs` | blobs without an image: shared by importers, exclusive by the sweeper | 10 s; the sweeper never | blobs without an image are swept |
+//! | `locks/gantryd.lock` | the one keeper of the directory; held for its life, before everything else | never | the next keeper takes over |
 //! | `tmp` | the moment between making a name there and locking it | 10 s | nothing |
 //! | `tmp/…` | one temporary | never | it is swept |
 //! | the database's | every write is one `BEGIN IMMEDIATE` without other I/O in it | 10 s | SQLite rolls back |
@@ -41,6 +42,7 @@ mod error;
 mod events;
 mod fsck;
 mod images;
+mod keeper;
 mod layout;
 mod lock;
 mod migrate;
@@ -61,6 +63,7 @@ pub use error::{Cause, StoreError};
 pub use events::EVENTS_KEPT;
 pub use fsck::{Finding, Severity};
 pub use images::{CommitImageError, ImageFormat, ImageRow, LayerRef, NewImage, RemoveImageError, Removed};
+pub use keeper::{Keeper, KeeperLock};
 pub use layout::Layout;
 pub use pod_dir::{MakePodDirError, PodLock, PodState};
 pub use pods::{AppRow, Change, InsertPodError, Moved, NewApp, NewPod, PodRow, ResolveError, StepError};

@@ -239,7 +239,42 @@ impl Store {
         self.change(id, seen, Sync::Soon, None, apps)
     }
 
+    /// Changes the network of a prepared pod: what `run-prepared --net` asks for. `None`: it is not prepared any more, or gone.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn set_net(&self, id: PodId, net: NetMode) -> Result<Option<PodRow>, StoreError> {
+        const DOING: &str = "change the pod's network";
+        self.write(DOING, Sync::Soon, |tx| {
+            tx.prepare_cached(
+                "UPDATE pod SET net = ?2, generation = generation + 1 WHERE id = ?1 AND phase = 'prepared'",
+            )
+            .and_then(|mut update| update.execute([id.to_string().as_str(), net.as_str()]))
+            .and_then(|changed| if changed == 0 { Ok(None) } else { load(tx, id) })
+            .map_err(StoreError::sql(DOING))
+        })
+    }
+
+    /// A pod on its way out must get there on a full disk too: what was set aside is given back for it.
     fn change(
+        &self,
+        id: PodId,
+        seen: Generation,
+        sync: Sync,
+        edge: Option<Edge>,
+        apps: &[(AppName, AppState)],
+    ) -> Result<Moved, StepError> {
+        let begins = matches!(edge, Some(Edge::Prepare | Edge::Prepared(_) | Edge::Started { .. }));
+        match self.change_once(id, seen, sync, edge.clone(), apps) {
+            Err(StepError::Store(error)) if error.is_full() && !begins => {
+                self.make_room()?;
+                self.change_once(id, seen, sync, edge, apps)
+            }
+            other => other,
+        }
+    }
+
+    fn change_once(
         &self,
         id: PodId,
         seen: Generation,

@@ -1,6 +1,6 @@
 //! Finding or building what is tested, once per test process.
 //!
-//! `GANTRY_BIN_DIR` names a directory with `gantry`, `gantry-stage1` and `gantry-fixture-app`, for instance an
+//! `GANTRY_BIN_DIR` names a directory with `gantry`, `gantryd`, `gantry-stage1` and `gantry-fixture-app`, for instance an
 //! installation. Without it cargo builds them (its own lock makes that safe from many test processes at a time),
 //! and hard links beside each other in `<target>/gantry-tests/` stand for an installation: `gantry` looks for the
 //! supervisor beside itself.
@@ -17,6 +17,8 @@ use gantry_fixtures::app::{MUSL, build, cargo_build};
 pub(crate) struct Binaries {
     /// The command line.
     pub(crate) gantry: PathBuf,
+    /// The node daemon.
+    pub(crate) gantryd: PathBuf,
     /// The fixture app's bytes.
     pub(crate) app: Vec<u8>,
 }
@@ -40,16 +42,17 @@ fn find() -> Result<Binaries> {
     };
     let app = dir.join("gantry-fixture-app");
     let app = fs::read(&app).with_context(|| format!("cannot read {}", app.display()))?;
-    Ok(Binaries { gantry: dir.join("gantry"), app })
+    Ok(Binaries { gantry: dir.join("gantry"), gantryd: dir.join("gantryd"), app })
 }
 
 fn install() -> Result<PathBuf> {
     let gantry = cargo_build(&["-p", "gantry-cli", "--bin", "gantry"], "gantry")?;
+    let gantryd = cargo_build(&["-p", "gantry-daemon", "--bin", "gantryd"], "gantryd")?;
     let stage1 = cargo_build(&["-p", "gantry-stage1", "--target", MUSL], "gantry-stage1")?;
     let app = build()?;
     let dir = gantry.parent().and_then(Path::parent).context("cargo's target directory")?.join("gantry-tests");
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    for program in [gantry, stage1, app] {
+    for program in [gantry, gantryd, stage1, app] {
         let name = program.file_name().context("a program without a name")?;
         replace_link(&program, &dir.join(name))?;
     }

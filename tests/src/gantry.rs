@@ -62,11 +62,26 @@ impl Gantry {
     /// The command line `gantry --dir DIR ARGS`, to be changed before it is started.
     #[must_use]
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(&binaries().gantry);
+        self.program(&binaries().gantry, args)
+    }
+
+    /// The node daemon `gantryd --dir DIR ARGS`, to be changed before it is started. It has to be ended before the
+    /// invariants are checked: it is a process that knows of the directory.
+    #[must_use]
+    pub fn daemon(&self, args: &[&str]) -> Command {
+        self.program(&binaries().gantryd, args)
+    }
+
+    fn program(&self, program: &Path, args: &[&str]) -> Command {
+        let mut command = Command::new(program);
         command.arg("--dir").arg(self.dir()).args(args);
         // Nothing of the machine's own configuration may change what the tests see.
         command.env("NO_COLOR", "1").env("HOME", self.home.path()).env("TMPDIR", self.home.path());
-        command.env_remove("XDG_RUNTIME_DIR").env_remove("DOCKER_CONFIG").env_remove("REGISTRY_AUTH_FILE");
+        command
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("XDG_RUNTIME_DIR")
+            .env_remove("DOCKER_CONFIG")
+            .env_remove("REGISTRY_AUTH_FILE");
         command.current_dir(self.home.path());
         command
     }
@@ -104,6 +119,13 @@ impl Gantry {
     #[must_use]
     pub fn spawn(&self, args: &[&str]) -> Running {
         Running::start(&mut self.command(args), false)
+    }
+
+    /// Starts a command that was changed, and leaves it running.
+    #[track_caller]
+    #[must_use]
+    pub fn spawn_command(&self, command: &mut Command) -> Running {
+        Running::start(command, false)
     }
 
     /// Starts a command with a pipe as standard input.

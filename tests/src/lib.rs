@@ -9,15 +9,19 @@
 //! `tidy.rs`.
 
 mod binaries;
+mod debian_registry;
 pub mod faulty_registry;
 mod gantry;
 mod invariants;
 mod output;
 mod running;
+mod small_disk;
 mod wait;
 
+pub use debian_registry::{DebianRegistry, PASSWORD, USER, write_index};
 pub use gantry::{Gantry, app, pod_id};
 pub use output::{Out, json_lines};
 pub use running::Running;
 pub use rustix::process::Signal;
+pub use small_disk::SmallDisk;
 pub use wait::{DEADLINE, wait_for};

@@ -99,6 +99,26 @@ impl Running {
         }
     }
 
+    /// What it has written to standard error so far.
+    #[must_use]
+    pub fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.stderr.so_far()).into_owned()
+    }
+
+    /// Waits until standard error contains a text, and returns all of it.
+    #[track_caller]
+    pub fn wait_for_complaint(&mut self, text: &str) -> String {
+        let found = within(DEADLINE, || {
+            let over = matches!(self.child.try_wait(), Ok(Some(_))) && self.stderr.reader.is_finished();
+            let now = self.stderr();
+            (now.contains(text) || over).then_some(now)
+        });
+        match found {
+            Some(now) if now.contains(text) => now,
+            _ => panic!("'{text}' never came on the standard error of {}", self.picture()),
+        }
+    }
+
     /// Writes to its standard input.
     #[track_caller]
     pub fn write(&mut self, text: &str) {
@@ -121,6 +141,12 @@ impl Running {
         if let Err(error) = kill_process(Pid::from_child(&self.child), signal) {
             panic!("cannot signal {}: {error}", self.command);
         }
+    }
+
+    /// Whether it has ended by now.
+    pub fn has_ended(&mut self) -> bool {
+        self.ended = self.ended || matches!(self.child.try_wait(), Ok(Some(_)));
+        self.ended
     }
 
     /// Waits for its end.

@@ -116,12 +116,16 @@ impl Engine {
         if let Some(path) = std::env::var_os("GANTRY_STAGE1").filter(|path| !path.is_empty()).map(PathBuf::from) {
             return if path.is_file() { Ok(path) } else { Err(vec![path]) };
         }
-        let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("gantry-stage1")));
-        let places: Vec<PathBuf> = beside.into_iter().chain([PathBuf::from(LIBEXEC)]).collect();
+        let exe = std::env::current_exe().ok();
+        let own = exe.as_deref().and_then(Path::parent);
+        // Beside the program (a build), below its prefix (/usr/local), in the system's place (a package).
+        let places = own.into_iter().flat_map(|dir| [dir.join("gantry-stage1"), dir.join(BELOW_PREFIX)]);
+        let places: Vec<PathBuf> = places.chain([PathBuf::from(LIBEXEC)]).collect();
         places.iter().find(|path| Path::is_file(path)).cloned().ok_or(places)
     }
 }
 
+const BELOW_PREFIX: &str = "../libexec/gantry/gantry-stage1";
 const LIBEXEC: &str = "/usr/libexec/gantry/gantry-stage1";
 
 fn check_parent(parent: &str) -> Result<(), OpenError> {

@@ -31,6 +31,7 @@
 //! image_rm(&ImageRef) -> Result<ImageRemoved, ImageError> image_gc(Duration, dry_run) -> Result<ImageGc, ImageError>
 //! image_manifest(&ImageRef) -> Result<serde_json::Value, ImageError>
 //! doctor(deep: bool) -> Result<Vec<Finding>, PodError>
+//! supervisor_fd(&PodRow) -> Option<OwnedFd>               readable when the supervisor has ended
 //! ```
 
 pub mod cgroup;
@@ -56,6 +57,7 @@ pub mod process;
 pub mod reconcile;
 pub mod rm;
 pub mod run;
+pub mod settings;
 pub mod settle;
 pub mod stop;
 pub mod supervisor;
@@ -76,6 +78,7 @@ pub use plan::PlanError;
 pub use prepare::{Prepare, PrepareError};
 pub use rm::RmError;
 pub use run::{RunError, Running, StartError};
+pub use settings::{KeeperSettings, Settings, SettingsError};
 pub use stop::{StopError, Stopped};
 pub use supervisor::SupervisorError;
 
@@ -83,4 +86,6 @@ pub use supervisor::SupervisorError;
 pub use gantry_contract::{plan::LogLimits, up::Ready};
 pub use gantry_fetch::{Config as FetchConfig, FetchError, Fetched, Insecure, Note, Platform, Progress, PullPolicy};
 pub use gantry_model as model;
-pub use gantry_store::{AppRow, Finding, ImageFormat, ImageRow, PodRow, Severity, Store, Swept, now};
+pub use gantry_store::{
+    AppRow, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Severity, Store, Swept, now,
+};

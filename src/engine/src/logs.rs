@@ -24,6 +24,10 @@ use crate::{Engine, PodError};
 /// How often files are looked at where the kernel cannot tell (no inotify left, or a directory that is not there yet).
 const LOOK: Duration = Duration::from_millis(50);
 
+/// The pauses before the kernel is asked to tell, each twice as long as the one before: 63 ms in all.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LAST_PAUSE: Duration = Duration::from_millis(32);
+
 /// Which lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogQuery {
@@ -121,7 +125,10 @@ impl Engine {
             Phase::Running { supervisor, .. } => process::open(supervisor, self.store.boot()),
             _ => None,
         };
-        let watch = Watch::new(dir, merge.logs.iter().map(|(name, _)| name));
+        // Letting go of a watch costs the kernel's grace period of some 10 ms, at the very end of a `run`: an app that
+        // is soon over is looked at a few times instead.
+        let mut watch: Option<Watch> = None;
+        let mut pause = FIRST_PAUSE;
         loop {
             // First whether it is over, then what it wrote: nothing is written after.
             let over = match &supervisor {
@@ -131,10 +138,18 @@ impl Engine {
             if merge.drain(sink)?.is_break() || over || merge.is_past() {
                 return Ok(());
             }
-            let fds: Vec<BorrowedFd<'_>> = supervisor.iter().chain(watch.fd.as_ref()).map(AsFd::as_fd).collect();
-            let deadline = merge.deadline(watch.complete);
+            let fds = supervisor.iter().chain(watch.as_ref().and_then(|watch| watch.fd.as_ref()));
+            let fds: Vec<BorrowedFd<'_>> = fds.map(AsFd::as_fd).collect();
+            let deadline = match &watch {
+                Some(watch) => merge.deadline(watch.complete),
+                None => merge.deadline(true).at_most(pause),
+            };
             process::readable(&fds, deadline).map_err(PodError::io("wait for changes in", dir))?;
-            watch.forget();
+            match &watch {
+                Some(watch) => watch.forget(),
+                None if pause >= LAST_PAUSE => watch = Some(Watch::new(dir, merge.logs.iter().map(|(name, _)| name))),
+                None => pause *= 2,
+            }
         }
     }
 }

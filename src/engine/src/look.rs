@@ -1,5 +1,6 @@
 //! Looking at pods: `list`, `status`, `inspect`, and finding one by the beginning of its id.
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use gantry_contract::files;
@@ -7,7 +8,7 @@ use gantry_model::query::PodQuery;
 use gantry_model::{AppName, Phase, PodId, PodPrefix, Process};
 use gantry_store::{PodRow, ResolveError};
 
-use crate::{Engine, PodError};
+use crate::{Engine, PodError, process};
 
 /// A pod as it stands now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +82,16 @@ impl Engine {
     /// [`PodError`], also when there is none.
     pub fn status(&self, id: PodId) -> Result<PodView, PodError> {
         Ok(self.view(self.current(id)?))
+    }
+
+    /// A descriptor that becomes readable when the supervisor of this running pod has ended; `None` when it has ended
+    /// already, or the row does not name one. For waiting for many pods at once.
+    #[must_use]
+    pub fn supervisor_fd(&self, row: &PodRow) -> Option<OwnedFd> {
+        match &row.phase {
+            Phase::Running { supervisor, .. } => process::open(supervisor, self.store.boot()),
+            _ => None,
+        }
     }
 
     pub(crate) fn view(&self, row: PodRow) -> PodView {

@@ -127,12 +127,14 @@ impl Engine {
         prepared(self.current(id)?)?;
         let lock = self.take_lock(id)?.ok_or(StartError::Busy(id))?;
         // Under the lock, what the row says stays true until we let go.
-        let row = prepared(self.current_locked(id)?)?;
+        let mut row = prepared(self.current_locked(id)?)?;
         let dir = self.pod_dir(id);
-        let mut written = self.plan(id)?;
-        if let Some(net) = net.map(plan::net).filter(|net| *net != written.net) {
-            written.net = net;
+        if let Some(net) = net.filter(|net| *net != row.net) {
+            let mut written = self.plan(id)?;
+            written.net = plan::net(net);
             pod_dir::write_plan(&dir, &written)?;
+            let changed = self.store.set_net(id, net).map_err(PodError::store)?;
+            row = changed.ok_or(StartError::Busy(id))?;
         }
         pod_dir::forget_start(&dir)?;
         let mut spawned = self.spawn(id, &dir, lock)?;

@@ -95,13 +95,13 @@ fn old_spans(bytes: &[u8], spans: &mut Vec<(u64, u64)>) -> Result<(), UnpackErro
 /// The sum of all bytes with the sum's own field as spaces; very old programs summed signed bytes.
 fn check_sum(block: &[u8; BLOCK]) -> Result<(), UnpackError> {
     let said = number(&block[148..156], "a header's checksum is not a number")?;
-    let (mut unsigned, mut signed) = (0i128, 0i128);
-    for (i, &byte) in block.iter().enumerate() {
-        let byte = if (148..156).contains(&i) { b' ' } else { byte };
-        unsigned += i128::from(byte);
-        signed += i128::from(byte.cast_signed());
+    let unsigned = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
+    let spaces = u32::from(b' ') * 8;
+    if said == i128::from(unsigned(block) - unsigned(&block[148..156]) + spaces) {
+        return Ok(());
     }
-    if said == unsigned || said == signed {
+    let signed = |bytes: &[u8]| bytes.iter().map(|&byte| i32::from(byte.cast_signed())).sum::<i32>();
+    if said == i128::from(signed(block) - signed(&block[148..156]) + spaces.cast_signed()) {
         return Ok(());
     }
     Err(UnpackError::Format { why: "a header's checksum is wrong" })

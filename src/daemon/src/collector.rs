@@ -1,0 +1,79 @@
+//! Collecting garbage in a thread of its own, so that deleting a big pod delays nobody's end.
+
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use gantry_engine::{Engine, GcAction, KeeperSettings, Options};
+
+use crate::log;
+
+/// At most one collection at a time.
+#[derive(Debug)]
+pub(crate) struct Collector {
+    under_way: Option<JoinHandle<()>>,
+    /// When layers and blobs without an image were swept last.
+    swept: Instant,
+}
+
+impl Collector {
+    /// One that has nothing to do yet.
+    pub(crate) fn new() -> Self {
+        Self { under_way: None, swept: Instant::now() }
+    }
+
+    /// Begins a collection, unless one is under way.
+    pub(crate) fn begin(&mut self, options: &Options, settings: KeeperSettings) {
+        if self.under_way.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            return;
+        }
+        if let Some(Err(_)) = self.under_way.take().map(JoinHandle::join) {
+            log::error("the last collection of garbage panicked");
+        }
+        // Layers of a fetch that was cut short are worth keeping for a while: the next one starts from them.
+        let images = self.swept.elapsed() >= settings.gc.grace.max(settings.interval);
+        if images {
+            self.swept = Instant::now();
+        }
+        let options = options.clone();
+        let thread = std::thread::Builder::new().name("collector".to_owned());
+        match thread.spawn(move || collect(options, settings, images)) {
+            Ok(thread) => self.under_way = Some(thread),
+            Err(error) => log::warning(&format!("cannot start a thread to collect garbage: {error}")),
+        }
+    }
+}
+
+fn collect(options: Options, settings: KeeperSettings, images: bool) {
+    let result = Engine::open(options).map_err(anyhow::Error::from).and_then(|engine| {
+        collect_pods(&engine, settings)?;
+        if images { sweep_images(&engine) } else { Ok(()) }
+    });
+    if let Err(error) = result {
+        log::warning(&format!("cannot collect garbage: {error:#}"));
+    }
+}
+
+fn collect_pods(engine: &Engine, settings: KeeperSettings) -> anyhow::Result<()> {
+    let report = engine.gc(&settings.gc)?;
+    for step in report.steps {
+        let done = match step.action {
+            GcAction::Mark => "marked",
+            GcAction::Delete => "removed",
+        };
+        log::info(&format!("{done} pod {}: {}", step.id, step.why));
+    }
+    for (id, error) in report.failures {
+        // Wrapped only for the chain of its causes.
+        log::warning(&format!("cannot collect pod {id}: {:#}", anyhow::Error::from(error)));
+    }
+    Ok(())
+}
+
+fn sweep_images(engine: &Engine) -> anyhow::Result<()> {
+    let swept = engine.store().sweep_images()?;
+    if swept.layers + swept.blobs > 0 {
+        let (layers, blobs, bytes) = (swept.layers, swept.blobs, swept.bytes);
+        log::info(&format!("swept {layers} layers and {blobs} blobs that no image needs: {bytes} bytes"));
+    }
+    Ok(())
+}

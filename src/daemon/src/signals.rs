@@ -1,0 +1,83 @@
+//! Signals as something to poll: handlers that only set flags and write to a pipe.
+
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+/// What signals ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// To end.
+    pub(crate) end: bool,
+    /// To read the configuration again.
+    pub(crate) reload: bool,
+}
+
+/// SIGTERM, SIGINT and SIGHUP, caught until the process ends.
+pub(crate) struct Signals {
+    pipe: UnixStream,
+    end: Arc<AtomicBool>,
+    reload: Arc<AtomicBool>,
+}
+
+impl Signals {
+    /// Catches them. A second SIGTERM or SIGINT ends the process at once, with 0 as the first would have.
+    ///
+    /// # Errors
+    /// No descriptors left.
+    pub(crate) fn catch() -> io::Result<Self> {
+        let (pipe, writer) = UnixStream::pair()?;
+        pipe.set_nonblocking(true)?;
+        let (end, reload) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        for signal in [SIGTERM, SIGINT] {
+            // In this order: the first one finds the flag unset, and whoever is woken by the pipe finds it set.
+            signal_hook::flag::register_conditional_shutdown(signal, 0, Arc::clone(&end))?;
+            signal_hook::flag::register(signal, Arc::clone(&end))?;
+            signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
+        }
+        signal_hook::flag::register(SIGHUP, Arc::clone(&reload))?;
+        signal_hook::low_level::pipe::register(SIGHUP, writer)?;
+        Ok(Self { pipe, end, reload })
+    }
+
+    /// Whether we are to end. Once asked, always.
+    pub(crate) fn end(&self) -> bool {
+        self.end.load(Ordering::SeqCst)
+    }
+
+    /// What was asked for since the last call.
+    pub(crate) fn take(&self) -> Asked {
+        let mut bytes = [0; 64];
+        // Drained until it would block; any other failure leaves the flags, which are what counts.
+        while matches!((&self.pipe).read(&mut bytes), Ok(count) if count > 0) {}
+        Asked { end: self.end(), reload: self.reload.swap(false, Ordering::SeqCst) }
+    }
+}
+
+impl AsFd for Signals {
+    /// Readable when a signal came.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reload_is_asked_for_once_and_an_end_for_good() {
+        let signals = Signals::catch().unwrap();
+        assert_eq!(signals.take(), Asked { end: false, reload: false });
+        signal_hook::low_level::raise(SIGHUP).unwrap();
+        assert_eq!(signals.take(), Asked { end: false, reload: true });
+        assert_eq!(signals.take(), Asked { end: false, reload: false });
+        signal_hook::low_level::raise(SIGTERM).unwrap();
+        assert_eq!(signals.take(), Asked { end: true, reload: false });
+        assert!(signals.end());
+    }
+}

@@ -1,0 +1,313 @@
+//! How gantry works here: flags win over the environment, which wins over one optional configuration file. One file
+//! for all programs; each takes from it what is its own.
+//!
+//! ```toml
+//! # /etc/gantry/config.toml
+//! dir = "/var/lib/gantry"
+//! default-registry = "docker.io"   # completes short names such as alpine; none by default
+//! cgroup-parent = "/gantry"
+//! stop-grace = "10s"
+//! gc-interval = "1m"               # gantryd: how often garbage is collected
+//! gc-grace = "30m"                 # gantryd: how long an exited pod stays after it was marked
+//! expire-prepared = "24h"          # gantryd: how long a prepared pod may wait to be run
+//! [log]
+//! max-size = "10Mi"                # a log file of an app is rotated at this size
+//! max-files = 5                    # and so many are kept, the current one included
+//! [fetch]
+//! connect-timeout = "15s"          # name resolution and connection set-up, each
+//! stall-timeout = "30s"            # the longest silence of a registry
+//! retry-for = "3m"                 # how long one request is tried again
+//! ```
+
+use std::ffi::OsString;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gantry_contract::plan::LogLimits;
+use gantry_model::{ErrorKind, Kind, quantity};
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::{GcOptions, Options};
+
+const DEFAULT_DIR: &str = "/var/lib/gantry";
+const DEFAULT_CONFIG: &str = "/etc/gantry/config.toml";
+/// A configuration file is never bigger; whatever is, is something else.
+const MOST_CONFIG: u64 = 1 << 20;
+/// Collecting reads all rows; more often than this it would do nothing else.
+const LEAST_INTERVAL: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct File {
+    dir: Option<PathBuf>,
+    default_registry: Option<String>,
+    cgroup_parent: Option<String>,
+    stop_grace: Option<String>,
+    gc_interval: Option<String>,
+    gc_grace: Option<String>,
+    expire_prepared: Option<String>,
+    #[serde(default)]
+    log: Log,
+    #[serde(default)]
+    fetch: Fetch,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Log {
+    max_size: Option<String>,
+    max_files: Option<u32>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Fetch {
+    connect_timeout: Option<String>,
+    stall_timeout: Option<String>,
+    retry_for: Option<String>,
+}
+
+/// What flags, environment and file come to.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// For the engine.
+    pub options: Options,
+    /// For gantryd.
+    pub keeper: KeeperSettings,
+}
+
+/// How gantryd collects garbage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeeperSettings {
+    /// How often.
+    pub interval: Duration,
+    /// What it may take.
+    pub gc: GcOptions,
+}
+
+impl Default for KeeperSettings {
+    /// Every minute, with the graces that `gantry gc` has by default.
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(60), gc: GcOptions::default() }
+    }
+}
+
+/// It cannot be told how gantry is to work here.
+#[derive(Debug, Error)]
+pub enum SettingsError {
+    /// The file cannot be read.
+    #[error("cannot read configuration {}", .path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The file's content is not what it must be.
+    #[error("{} {why}", .path.display())]
+    Content {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A variable is not text.
+    #[error("{0} is not UTF-8")]
+    NotText(&'static str),
+    /// The data directory has no absolute path.
+    #[error("cannot use data directory {}", .path.display())]
+    Dir {
+        /// As it was given.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Kind for SettingsError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Read { source, .. } | Self::Dir { source, .. } => ErrorKind::of_io(source),
+            Self::Content { .. } | Self::NotText(_) => ErrorKind::Invalid,
+        }
+    }
+}
+
+impl Settings {
+    /// Reads them: `dir` and `config` are the flags of these names.
+    ///
+    /// # Errors
+    /// [`SettingsError`], also when a file that was named is not there.
+    pub fn read(dir: Option<&Path>, config: Option<&Path>) -> Result<Self, SettingsError> {
+        Self::read_in(dir, config, |name| std::env::var_os(name).filter(|value| !value.is_empty()))
+    }
+
+    fn read_in(
+        dir: Option<&Path>,
+        config: Option<&Path>,
+        environment: impl Fn(&'static str) -> Option<OsString>,
+    ) -> Result<Self, SettingsError> {
+        let named = config.map(Path::to_owned).or_else(|| environment("GANTRY_CONFIG").map(PathBuf::from));
+        let path = named.clone().unwrap_or_else(|| DEFAULT_CONFIG.into());
+        let file = match read(&path)? {
+            Some(text) => parse(&text).map_err(|why| SettingsError::Content { path: path.clone(), why })?,
+            None if named.is_some() => {
+                return Err(SettingsError::Read { path, source: io::ErrorKind::NotFound.into() });
+            }
+            None => File::default(),
+        };
+        let registry = match environment("GANTRY_DEFAULT_REGISTRY") {
+            Some(text) => Some(text.into_string().map_err(|_| SettingsError::NotText("GANTRY_DEFAULT_REGISTRY"))?),
+            None => file.default_registry.clone(),
+        };
+        let dir = dir.map(Path::to_owned).or_else(|| environment("GANTRY_DIR").map(PathBuf::from));
+        let dir = dir.or(file.dir.clone()).unwrap_or_else(|| DEFAULT_DIR.into());
+        let dir = std::path::absolute(&dir).map_err(|source| SettingsError::Dir { path: dir, source })?;
+        let mut settings = Self { options: Options::new(dir), keeper: KeeperSettings::default() };
+        settings.options.fetch.default_registry = registry;
+        apply(file, &mut settings).map_err(|why| SettingsError::Content { path, why })?;
+        Ok(settings)
+    }
+}
+
+/// The file's text; `None` when there is no such file.
+fn read(path: &Path) -> Result<Option<String>, SettingsError> {
+    let failed = |source| SettingsError::Read { path: path.to_owned(), source };
+    let file = match std::fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut text = String::new();
+    let read = file.take(MOST_CONFIG + 1).read_to_string(&mut text).map_err(failed)?;
+    if read as u64 > MOST_CONFIG {
+        let why = format!("is longer than {MOST_CONFIG} bytes: it cannot be a configuration of gantry");
+        return Err(SettingsError::Content { path: path.to_owned(), why });
+    }
+    Ok(Some(text))
+}
+
+fn parse(text: &str) -> Result<File, String> {
+    toml::from_str(text).map_err(|error| {
+        let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+        format!("is not a configuration of gantry: line {line}: {}", error.message())
+    })
+}
+
+/// What the file says beyond what flags and environment can.
+fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
+    if let Some(parent) = file.cgroup_parent {
+        settings.options.cgroup_parent = parent;
+    }
+    apply_fetch(file.fetch, &mut settings.options.fetch.timeouts)?;
+    let keeper = &mut settings.keeper;
+    for (key, text, place) in [
+        ("stop-grace", file.stop_grace, &mut settings.options.stop_grace),
+        ("gc-interval", file.gc_interval, &mut keeper.interval),
+        ("gc-grace", file.gc_grace, &mut keeper.gc.grace),
+        ("expire-prepared", file.expire_prepared, &mut keeper.gc.expire_prepared),
+    ] {
+        if let Some(text) = text {
+            *place = quantity::duration(&text).map_err(|error| format!("{key}: {error}"))?;
+        }
+    }
+    if keeper.interval < LEAST_INTERVAL {
+        return Err(format!("gc-interval: must be at least {LEAST_INTERVAL:?}"));
+    }
+    let defaults = LogLimits::default();
+    let max_bytes = file.log.max_size.map(|size| quantity::bytes(&size).map_err(|e| format!("log.max-size: {e}")));
+    let max_bytes = max_bytes.transpose()?.unwrap_or(defaults.max_bytes);
+    let max_files = file.log.max_files.unwrap_or(defaults.max_files);
+    if max_bytes < 4096 || !(1..=1000).contains(&max_files) {
+        return Err("log: max-size must be at least 4Ki, and max-files 1 to 1000".to_owned());
+    }
+    settings.options.log = LogLimits { max_bytes, max_files };
+    Ok(())
+}
+
+fn apply_fetch(fetch: Fetch, timeouts: &mut gantry_fetch::Timeouts) -> Result<(), String> {
+    for (key, text, place) in [
+        ("fetch.connect-timeout", fetch.connect_timeout, &mut timeouts.connect),
+        ("fetch.stall-timeout", fetch.stall_timeout, &mut timeouts.no_progress),
+        ("fetch.retry-for", fetch.retry_for, &mut timeouts.total_retry),
+    ] {
+        let Some(text) = text else { continue };
+        *place = quantity::duration(&text).map_err(|error| format!("{key}: {error}"))?;
+        // For a socket no time at all would mean: for ever.
+        if place.is_zero() {
+            return Err(format!("{key}: must be more than nothing"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(text: &str) -> Result<Settings, String> {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("config.toml");
+        std::fs::write(&path, text).unwrap();
+        Settings::read_in(None, Some(&path), |_| None).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_whole_file() {
+        let all = "dir = '/d'\ndefault-registry = 'docker.io'\ncgroup-parent = '/a/b'\nstop-grace = '3s'\n\
+                   gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
+        let Settings { options, keeper } = settings(all).unwrap();
+        assert_eq!((options.dir.as_path(), options.cgroup_parent.as_str()), (Path::new("/d"), "/a/b"));
+        assert_eq!(options.fetch.default_registry.as_deref(), Some("docker.io"));
+        assert_eq!((options.log.max_bytes, options.log.max_files), (1 << 20, 2));
+        assert_eq!((options.stop_grace, keeper.interval), (Duration::from_secs(3), Duration::from_secs(300)));
+        assert_eq!((keeper.gc.grace, keeper.gc.expire_prepared), (Duration::ZERO, Duration::from_secs(3600)));
+        let none = settings("").unwrap();
+        assert_eq!((none.options.log, none.keeper), (LogLimits::default(), KeeperSettings::default()));
+        assert_eq!(none.options.dir, Path::new(DEFAULT_DIR));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, want) in [
+            ("\nstop-grce = '3s'", "line 2"),
+            ("stop-grace = 'x'", "stop-grace"),
+            ("stop-grace = 3", "line 1"),
+            ("gc-interval = '0'", "gc-interval"),
+            ("gc-grace = 'soon'", "gc-grace"),
+            ("expire-prepared = '1'", "expire-prepared"),
+            ("[log]\nmax-files = 0", "max-files"),
+            ("[log]\nmax-size = '1'", "max-size"),
+            ("= =", "line 1"),
+        ] {
+            let why = settings(text).unwrap_err();
+            assert!(why.contains(want) && why.contains("config.toml"), "{text:?}: {why}");
+        }
+    }
+
+    #[test]
+    fn flags_win_over_the_environment_and_it_over_the_file() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("config.toml");
+        std::fs::write(&path, "dir = '/file'\ndefault-registry = 'file'").unwrap();
+        let environment = |name: &'static str| match name {
+            "GANTRY_CONFIG" => Some(path.clone().into_os_string()),
+            "GANTRY_DIR" => Some("/environment".into()),
+            "GANTRY_DEFAULT_REGISTRY" => Some("environment".into()),
+            _ => None,
+        };
+        let dir = |flag: Option<&str>| Settings::read_in(flag.map(Path::new), None, environment).unwrap().options.dir;
+        assert_eq!(dir(Some("/flag")), Path::new("/flag"));
+        assert_eq!(dir(None), Path::new("/environment"));
+        let registry = Settings::read_in(None, None, environment).unwrap().options.fetch.default_registry;
+        assert_eq!(registry.as_deref(), Some("environment"));
+        let of_file = Settings::read_in(None, Some(&path), |_| None).unwrap().options;
+        assert_eq!(of_file.dir, Path::new("/file"));
+        let absent = Settings::read_in(None, Some(&home.path().join("none")), environment).unwrap_err();
+        assert_eq!(absent.kind(), ErrorKind::NotFound);
+    }
+}

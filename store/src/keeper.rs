@@ -1,0 +1,102 @@
+//! What the node daemon needs of the store: to be the only one, and to make what others committed survive a power cut.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _, Write as _};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::FlockOperation;
+
+use crate::lock::{open_lock_file, try_lock};
+use crate::{Store, StoreError};
+
+/// The name of the lock below `locks/`. Never swept.
+pub(crate) const KEEPER_LOCK: &str = "gantryd.lock";
+
+/// Who keeps a data directory.
+#[derive(Debug)]
+pub enum Keeper {
+    /// The caller, from now on.
+    Ours(KeeperLock),
+    /// Somebody else.
+    Other {
+        /// Its process id as it wrote it down; for people only.
+        pid: Option<u32>,
+    },
+}
+
+/// The right to keep a data directory; ends when this is dropped or its holder dies.
+#[derive(Debug)]
+pub struct KeeperLock {
+    _file: OwnedFd,
+}
+
+impl Store {
+    /// Takes the lock of the keeper, if nobody has it.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn lock_keeper(&self) -> Result<Keeper, StoreError> {
+        let path = self.layout.locks_dir().join(KEEPER_LOCK);
+        let fd = open_lock_file(&path)?;
+        let ours = try_lock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))?;
+        let mut file = File::from(fd);
+        if !ours {
+            let mut text = String::new();
+            // What cannot be read is only not told; a number has far fewer digits.
+            let read = (&file).take(32).read_to_string(&mut text);
+            return Ok(Keeper::Other { pid: read.ok().and_then(|_| text.trim().parse().ok()) });
+        }
+        file.set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| writeln!(file, "{}", std::process::id()))
+            .map_err(StoreError::io("write", &path))?;
+        Ok(Keeper::Ours(KeeperLock { _file: file.into() }))
+    }
+
+    /// Makes all that any process has committed so far survive a power cut.
+    ///
+    /// Syncs the WAL and copies nothing: its frames carry checksums, so synced frames are what recovery reads. A
+    /// checkpoint would do more, and make the next command that writes pay for a sync of the WAL's new header.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn make_durable(&self) -> Result<(), StoreError> {
+        let path = self.layout.wal();
+        // Closing this drops the process's POSIX locks on the file (fcntl(2)); SQLite takes none on the WAL.
+        match File::open(&path) {
+            Ok(wal) => wal.sync_data().map_err(StoreError::io("sync", &path)),
+            // No WAL: everything is in the database file, synced before the WAL was removed.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(StoreError::io("open", &path)(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_keeper_at_a_time_and_its_lock_is_not_swept() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(&home.path().join("data")).unwrap();
+        let Keeper::Ours(lock) = store.lock_keeper().unwrap() else { panic!("nobody had it") };
+        store.sweep_images().unwrap();
+        let second = store.lock_keeper().unwrap();
+        assert!(matches!(second, Keeper::Other { pid } if pid == Some(std::process::id())), "{second:?}");
+        drop(lock);
+        store.sweep_images().unwrap();
+        assert!(store.layout().locks_dir().join(KEEPER_LOCK).exists());
+        assert!(matches!(store.lock_keeper().unwrap(), Keeper::Ours(_)));
+    }
+
+    #[test]
+    fn durable_with_and_without_a_wal() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(&home.path().join("data")).unwrap();
+        assert!(store.layout().wal().exists(), "the test sees a WAL");
+        store.make_durable().unwrap();
+        std::fs::rename(store.layout().wal(), home.path().join("aside")).unwrap();
+        store.make_durable().unwrap();
+    }
+}

@@ -1,0 +1,219 @@
+//! gantryd: rows are true without any command, garbage goes by itself, and pods do not depend on it.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gantry_tests::{Gantry, Out, Running, Signal, pod_id, wait_for};
+
+/// A gantryd that has begun to keep the directory of `g`.
+#[track_caller]
+fn daemon(g: &Gantry, args: &[&str]) -> Running {
+    let mut daemon = g.spawn_command(&mut g.daemon(args));
+    daemon.wait_for_complaint("info: keeping");
+    daemon
+}
+
+/// Ends it by this signal, which must take less than a second, of which half is for the slow machine.
+#[track_caller]
+fn end(daemon: Running, signal: Signal) -> Out {
+    let begin = std::time::Instant::now();
+    daemon.signal(signal);
+    let out = daemon.wait().ok();
+    assert!(begin.elapsed() < Duration::from_millis(1500), "{:?}: {out}", begin.elapsed());
+    assert!(!out.stderr.contains("error:") && !out.stderr.contains("panicked"), "{out}");
+    out
+}
+
+fn config(g: &Gantry, text: &str) -> String {
+    let path = g.scratch().join("config.toml");
+    std::fs::write(&path, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+    path.display().to_string()
+}
+
+/// Whether the database's WAL has this text: what is stored, seen without asking any command, which would settle.
+fn stored(g: &Gantry, text: &str) -> bool {
+    let wal = std::fs::read(g.dir().join("gantry.db-wal")).unwrap_or_default();
+    wal.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
+fn cgroups(pod: &str) -> Vec<PathBuf> {
+    let hierarchies = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
+    let all = hierarchies.chain([PathBuf::from("/sys/fs/cgroup")]);
+    all.map(|root| root.join("gantry").join(pod)).filter(|path| path.exists()).collect()
+}
+
+#[test]
+fn a_pod_is_settled_without_any_command() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let mut keeper = daemon(&g, &[]);
+    let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--name=it", "--", "obey", "SIGTERM", "7"]).ok());
+    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    assert!(!cgroups(&pod).is_empty(), "the test sees cgroups");
+    g.wait_log(&pod, "obeying");
+    g.run(&["kill", "-s", "SIGTERM", &pod]).succeeded();
+    keeper.wait_for_complaint(&format!("info: pod {pod} exited with code 7: app it failed"));
+    assert_eq!(cgroups(&pod), Vec::<PathBuf>::new());
+    assert!(stored(&g, r#""exit_code":"7""#));
+    end(keeper, Signal::TERM);
+    assert_eq!(g.status(&pod)["exit_code"], 7);
+}
+
+#[test]
+fn a_dead_supervisor_is_noticed() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let mut keeper = daemon(&g, &[]);
+    let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "ignore", "SIGTERM"]).ok());
+    let supervisor = i32::try_from(g.supervisor(&pod)).unwrap();
+    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    let supervisor = rustix::process::Pid::from_raw(supervisor).unwrap();
+    rustix::process::kill_process(supervisor, Signal::KILL).unwrap();
+    keeper.wait_for_complaint(&format!("pod {pod} exited with code 137: the supervisor was killed"));
+    assert!(stored(&g, "the supervisor was killed"));
+    end(keeper, Signal::INT);
+}
+
+#[test]
+fn an_app_that_ends_before_its_pod_is_noted() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let mut keeper = daemon(&g, &[]);
+    let short = ["run", "--net=none", "-d", &image, "--name=short", "--", "obey", "SIGTERM", "0", "---"];
+    let long = [&image, "--name=long", "--", "sleep", "forever"];
+    let pod = pod_id(&g.run(&[&short[..], &long[..]].concat()).ok());
+    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    g.wait_log(&pod, "obeying");
+    g.run(&["kill", "-s", "SIGTERM", "--app=short", &pod]).succeeded();
+    keeper.wait_for_complaint(&format!("app short of pod {pod} ended"));
+    assert!(stored(&g, r#""exit_code":"0""#));
+    g.run(&["kill", &pod]).succeeded();
+    keeper.wait_for_complaint(&format!("pod {pod} exited"));
+    end(keeper, Signal::TERM);
+}
+
+#[test]
+fn it_dies_and_the_next_one_takes_over() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let keeper = daemon(&g, &[]);
+    let run = |code: &str| pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "obey", "SIGTERM", code]).ok());
+    let (stays, ends) = (run("5"), run("6"));
+    g.wait_log(&stays, "obeying");
+    g.wait_log(&ends, "obeying");
+    let pid = g.supervisor(&ends);
+    keeper.signal(Signal::KILL);
+    let _ = keeper.wait().exits(137);
+    // Nobody keeps it now, and the row says that it runs.
+    g.run(&["kill", "-s", "SIGTERM", &ends]).succeeded();
+    let gone = PathBuf::from(format!("/proc/{pid}"));
+    wait_for("the supervisor to be gone", || (!gone.exists()).then_some(()));
+    let mut next = daemon(&g, &[]);
+    next.wait_for_complaint(&format!("pod {ends} exited with code 6"));
+    let said = next.wait_for_complaint("running pods: 1");
+    assert!(said.contains(&format!("pod {stays} runs")), "{said}");
+    g.run(&["kill", "-s", "SIGTERM", &stays]).succeeded();
+    next.wait_for_complaint(&format!("pod {stays} exited with code 5"));
+    end(next, Signal::TERM);
+}
+
+#[test]
+fn expired_and_ended_pods_go() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
+    let exited = g.detached(&[], &["exit", "0"]);
+    g.wait_state(&exited, "exited");
+    let config = config(&g, "gc-interval = '200ms'\ngc-grace = '1s'\nexpire-prepared = '1s'\n");
+    let mut keeper = daemon(&g, &["--config", &config]);
+    keeper.wait_for_complaint(&format!("removed pod {prepared}: it was prepared too long ago"));
+    keeper.wait_for_complaint(&format!("removed pod {exited}: its grace period is over"));
+    assert!(!g.dir().join("pods").join(&prepared).exists() && !g.dir().join("pods").join(&exited).exists());
+    end(keeper, Signal::TERM);
+    assert!(g.list().is_empty());
+    // The same file is good for the command line.
+    g.run(&["--config", &config, "list"]).succeeded();
+}
+
+#[test]
+fn it_ends_and_pods_run_on() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let mut keeper = daemon(&g, &[]);
+    let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "sleep", "forever"]).ok());
+    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    assert!(end(keeper, Signal::TERM).stderr.contains("pods run on"));
+    assert_eq!(g.status(&pod)["phase"], "running");
+    g.check_invariants();
+}
+
+#[test]
+fn only_one_keeps_a_directory() {
+    let g = Gantry::new();
+    let keeper = daemon(&g, &[]);
+    let dir = g.dir().display().to_string();
+    let pid = format!("process {}", keeper.pid());
+    let _ = g.spawn_command(&mut g.daemon(&[])).wait().exits(1).complains(&["another gantryd", &pid, &dir]);
+    // Sweeping takes no lock away.
+    g.run(&["image", "gc"]).succeeded();
+    let _ = g.spawn_command(&mut g.daemon(&[])).wait().exits(1).complains(&["another gantryd"]);
+    end(keeper, Signal::INT);
+    end(daemon(&g, &[]), Signal::INT);
+}
+
+#[test]
+fn a_damaged_configuration_is_refused() {
+    let g = Gantry::new();
+    for (text, want) in [
+        ("gc-interval = ", "line 1"),
+        ("dir = '/x'\ngc-intervall = '1m'", "line 2"),
+        ("gc-interval = '0'", "gc-interval"),
+        ("gc-grace = 'soon'", "gc-grace"),
+        ("cgroup-parent = '../x'", "cgroup parent"),
+    ] {
+        let path = config(&g, text);
+        let out = g.spawn_command(&mut g.daemon(&["--config", &path])).wait().exits(1);
+        assert!(out.complains(&["error: ", want]).stderr.lines().count() == 1, "{text}");
+    }
+    let none = g.spawn_command(&mut g.daemon(&["--config", "/no/such/file"])).wait();
+    let _ = none.exits(1).complains(&["cannot read configuration /no/such/file"]);
+    let _ = g.spawn_command(&mut g.daemon(&["--no-such-flag"])).wait().exits(2);
+    assert!(!g.dir().exists(), "nothing was made");
+}
+
+#[test]
+fn the_configuration_is_read_again() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let path = config(&g, "gc-interval = '1h'\n");
+    let mut keeper = daemon(&g, &["--config", &path]);
+    config(&g, "gc-interval = 'often'\n");
+    keeper.signal(Signal::HUP);
+    keeper.wait_for_complaint("configuration not read again");
+    config(&g, "gc-interval = '100ms'\ngc-grace = '0'\n");
+    keeper.signal(Signal::HUP);
+    keeper.wait_for_complaint("info: configuration read again");
+    let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "true"]).ok());
+    keeper.wait_for_complaint(&format!("removed pod {pod}"));
+    keeper.signal(Signal::TERM);
+    let out = keeper.wait().ok();
+    assert_eq!(out.stderr.lines().filter(|line| line.starts_with("error:")).count(), 1, "{out}");
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let g = Gantry::new();
+    let path = g.scratch().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(gantry_tests::DEADLINE)).unwrap();
+    let told = || {
+        let mut bytes = [0; 64];
+        let count = manager.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..count]).into_owned()
+    };
+    let keeper = g.spawn_command(g.daemon(&[]).env("NOTIFY_SOCKET", &path));
+    assert_eq!(told(), "READY=1");
+    end(keeper, Signal::TERM);
+    assert_eq!(told(), "STOPPING=1");
+}

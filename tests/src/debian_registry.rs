@@ -1,0 +1,226 @@
+//! Debian's `docker-registry` on loopback, filled by `skopeo`: a registry nobody of us wrote.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::running::Running;
+use crate::wait::wait_for;
+
+/// A user who may have everything, when the registry asks for one.
+pub const USER: &str = "user";
+/// Their password.
+pub const PASSWORD: &str = "secret";
+
+/// `USER:PASSWORD` as htpasswd(1) writes it; bcrypt, the only scheme the registry takes.
+const HTPASSWD: &str = "user:$2b$04$abcdefghijklmnopqrstuu2r9OfJnfCsdneAXAGHnS4UpFFP8WIrW\n";
+
+/// How often another port is tried: somebody may take the free one before the registry does.
+const TRIES: usize = 5;
+
+/// The registry; its process is killed and its storage deleted when it goes out of scope.
+#[derive(Debug)]
+pub struct DebianRegistry {
+    home: TempDir,
+    port: u16,
+    child: Option<Child>,
+    protected: bool,
+}
+
+impl DebianRegistry {
+    /// Starts an empty one on a free port of 127.0.0.1.
+    ///
+    /// # Panics
+    /// When it is not installed or does not start.
+    #[must_use]
+    #[track_caller]
+    pub fn start() -> Self {
+        Self::start_with(false)
+    }
+
+    /// Starts an empty one that [`USER`] alone may use.
+    ///
+    /// # Panics
+    /// When it is not installed or does not start.
+    #[must_use]
+    #[track_caller]
+    pub fn protected() -> Self {
+        Self::start_with(true)
+    }
+
+    #[track_caller]
+    fn start_with(protected: bool) -> Self {
+        let home = match tempfile::Builder::new().prefix("gantry-registry-").tempdir() {
+            Ok(home) => home,
+            Err(error) => panic!("cannot make a temporary directory: {error}"),
+        };
+        let mut registry = Self { home, port: 0, child: None, protected };
+        if (0..TRIES).any(|_| registry.serve()) {
+            return registry;
+        }
+        panic!("docker-registry does not start; it says:\n{}", registry.log());
+    }
+
+    /// Starts the process; false when it ended at once.
+    #[track_caller]
+    fn serve(&mut self) -> bool {
+        let started = self.configure().and_then(|(config, log)| {
+            let mut command = Command::new("docker-registry");
+            command.arg("serve").arg(config).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+            Ok(command.spawn())
+        });
+        let mut child = match started {
+            Ok(Ok(child)) => child,
+            Ok(Err(error)) => panic!("{}", missing("docker-registry", &error)),
+            Err(error) => panic!("cannot write below {}: {error}", self.home.path().display()),
+        };
+        let up = wait_for("docker-registry to listen", || {
+            if matches!(child.try_wait(), Ok(Some(_))) {
+                return Some(false);
+            }
+            self.log().contains("listening on").then_some(true)
+        });
+        self.child = Some(child);
+        up
+    }
+
+    fn configure(&mut self) -> std::io::Result<(PathBuf, File)> {
+        self.port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let home = self.home.path();
+        let mut config = format!(
+            "version: 0.1\nlog: {{level: info, accesslog: {{disabled: false}}}}\n\
+             storage: {{filesystem: {{rootdirectory: {}}}, delete: {{enabled: true}}}}\n\
+             http: {{addr: '127.0.0.1:{}'}}\n",
+            home.join("storage").display(),
+            self.port
+        );
+        if self.protected {
+            fs::write(home.join("htpasswd"), HTPASSWD)?;
+            config += &format!("auth: {{htpasswd: {{realm: test, path: {}}}}}\n", home.join("htpasswd").display());
+        }
+        let path = home.join("config.yml");
+        fs::write(&path, config)?;
+        Ok((path, File::create(home.join("log"))?))
+    }
+
+    /// `127.0.0.1:PORT`
+    #[must_use]
+    pub fn host(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Copies an image into it, byte for byte. `from` is what skopeo takes, such as `oci:DIR:TAG`.
+    ///
+    /// # Panics
+    /// When skopeo is not installed or fails.
+    #[track_caller]
+    pub fn push(&self, from: &str, name: &str) {
+        self.copy(&["--preserve-digests", "--all"], from, name);
+    }
+
+    /// Copies an image into it as Docker's schema 2.
+    ///
+    /// # Panics
+    /// When skopeo is not installed or fails.
+    #[track_caller]
+    pub fn push_as_docker(&self, from: &str, name: &str) {
+        self.copy(&["--format", "v2s2"], from, name);
+    }
+
+    #[track_caller]
+    fn copy(&self, how: &[&str], from: &str, name: &str) {
+        let mut command = Command::new("skopeo");
+        command.args(["copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false"]).args(how);
+        if self.protected {
+            command.arg(format!("--dest-creds={USER}:{PASSWORD}"));
+        }
+        command.arg(from).arg(format!("docker://{}/{name}", self.host()));
+        command.env("HOME", self.home.path()).env("TMPDIR", self.home.path());
+        if let Err(error) = Command::new("skopeo").arg("--version").stdout(Stdio::null()).status() {
+            panic!("{}", missing("skopeo", &error));
+        }
+        Running::start(&mut command, false).wait().succeeded();
+    }
+
+    /// What it has written to its log.
+    #[must_use]
+    #[track_caller]
+    fn log(&self) -> String {
+        match fs::read(self.home.path().join("log")) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) => panic!("cannot read the registry's log: {error}"),
+        }
+    }
+
+    /// How often somebody was given the whole or a part of this path, such as `/v2/app/blobs/sha256:…`, before now.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    #[must_use]
+    #[track_caller]
+    pub fn gets(&self, path: &str) -> usize {
+        // It writes the log after the answer, one request after the other of a client: once it has written of a
+        // request made now, it has written of those before.
+        let marker = format!("/v2/marker-{}", self.log().len());
+        if let Err(error) = self.ask(&marker) {
+            panic!("{} does not answer: {error}", self.host());
+        }
+        let log = wait_for("the registry to log a request", || Some(self.log()).filter(|log| log.contains(&marker)));
+        let get = format!("\"GET {path} HTTP/1.1\" 2");
+        log.lines().filter(|line| line.contains(&get)).count()
+    }
+
+    fn ask(&self, path: &str) -> std::io::Result<()> {
+        let mut stream = TcpStream::connect(self.host())?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.host())?;
+        stream.read_to_end(&mut Vec::new()).map(drop)
+    }
+
+    /// Ends its process, as a crash does.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // Both fail only when it has ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for DebianRegistry {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn missing(program: &str, error: &std::io::Error) -> String {
+    format!("cannot start {program} ({error}); install what the tests need with `./dev setup tests`")
+}
+
+/// Writes an OCI layout whose tag `latest` is an index of these images, each with its platform.
+///
+/// # Panics
+/// When a file cannot be written.
+#[track_caller]
+pub fn write_index(dir: &Path, images: &[&gantry_fixtures::Image]) {
+    let kind = "application/vnd.oci.image.index.v1+json";
+    let entries: Vec<_> = images.iter().map(|image| image.descriptor()).collect();
+    let index = serde_json::json!({ "schemaVersion": 2, "mediaType": kind, "manifests": entries }).to_string();
+    let id = gantry_fixtures::digest(index.as_bytes());
+    let top = serde_json::json!({ "schemaVersion": 2, "manifests": [{
+        "mediaType": kind, "digest": id, "size": index.len(),
+        "annotations": { "org.opencontainers.image.ref.name": "latest" },
+    }] });
+    let tagged: Vec<_> = images.iter().map(|image| (*image, "part")).collect();
+    let written = gantry_fixtures::write_layout(dir, &tagged)
+        .and_then(|()| fs::write(dir.join("blobs").join(id.replace(':', "/")), index))
+        .and_then(|()| fs::write(dir.join("index.json"), top.to_string()));
+    if let Err(error) = written {
+        panic!("cannot write {}: {error}", dir.display());
+    }
+}

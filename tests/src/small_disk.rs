@@ -1,0 +1,110 @@
+//! A data directory on a file system that is soon full: a small tmpfs in a mount namespace of its own, so that the
+//! machine's mount table never shows it.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::gantry::Gantry;
+use crate::output::Out;
+use crate::running::Running;
+use crate::wait::DEADLINE;
+
+/// The disk. Its namespace is held by a process that ends, and with it the disk, when this goes out of scope.
+#[derive(Debug)]
+pub struct SmallDisk<'g> {
+    gantry: &'g Gantry,
+    holder: Running,
+    mount: PathBuf,
+}
+
+impl<'g> SmallDisk<'g> {
+    /// Mounts one of this size (`mount -o size=`).
+    ///
+    /// # Panics
+    /// When it cannot be mounted.
+    #[must_use]
+    #[track_caller]
+    pub fn new(gantry: &'g Gantry, size: &str) -> Self {
+        let mount = gantry.scratch().join("disk");
+        if let Err(error) = fs::create_dir_all(&mount) {
+            panic!("cannot make {}: {error}", mount.display());
+        }
+        let script = r#"mount -t tmpfs -o size="$1",mode=0700 small "$2" && echo mounted && exec cat"#;
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation=private", "sh", "-c", script, "sh", size]).arg(&mount);
+        // Ends when its input does, so also when the test is killed.
+        let mut holder = Running::start(&mut command, true);
+        holder.wait_for_output("mounted");
+        Self { gantry, holder, mount }
+    }
+
+    /// Its data directory as seen from outside.
+    #[must_use]
+    pub fn data(&self) -> PathBuf {
+        let inside = self.mount.strip_prefix("/").unwrap_or(&self.mount);
+        Path::new("/proc").join(self.holder.pid().to_string()).join("root").join(inside).join("data")
+    }
+
+    /// Runs gantry with its data directory on this disk.
+    #[track_caller]
+    pub fn run(&self, args: &[&str]) -> Out {
+        self.run_within(DEADLINE, args)
+    }
+
+    /// The same with another deadline.
+    #[track_caller]
+    pub fn run_within(&self, time: Duration, args: &[&str]) -> Out {
+        let model = self.gantry.command(&[]);
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--mount=/proc/{}/ns/mnt", self.holder.pid())).arg("--").arg(model.get_program());
+        command.arg("--dir").arg(self.mount.join("data")).args(args);
+        for (name, value) in model.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let out = Running::start(&mut command, false).wait_within(time);
+        self.gantry.remember(&out.stdout);
+        out
+    }
+
+    /// Writes a file until the disk takes no more, not a byte.
+    ///
+    /// # Panics
+    /// When something else than space is missing.
+    #[track_caller]
+    pub fn fill(&self) {
+        let path = self.data().join("../filler");
+        let filled = File::options().create(true).append(true).open(&path).map(|mut file| {
+            let full = |error: &std::io::Error| error.kind() == std::io::ErrorKind::StorageFull;
+            for size in [1 << 20, 4096, 1] {
+                let block = vec![7u8; size];
+                loop {
+                    match file.write_all(&block) {
+                        Ok(()) => {}
+                        Err(error) if full(&error) => break,
+                        Err(error) => panic!("cannot fill {}: {error}", path.display()),
+                    }
+                }
+            }
+        });
+        if let Err(error) = filled {
+            panic!("cannot make {}: {error}", path.display());
+        }
+    }
+
+    /// Takes away what [`SmallDisk::fill`] wrote.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[track_caller]
+    pub fn drain(&self) {
+        if let Err(error) = fs::remove_file(self.data().join("../filler")) {
+            panic!("cannot delete the filler: {error}");
+        }
+    }
+}
