@@ -246,7 +246,14 @@ impl AppCgroup {
                     ));
                 }
             };
-            write(dir.as_fd(), file, &value).attempt(|| format!("cannot set {file} to {value}"))
+            match write(dir.as_fd(), file, &value) {
+                // The group is there and the controller's file is not: switched off at boot, or not passed on.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Err(failure(
+                    ErrorKind::Unavailable,
+                    format!("a {controller} limit was asked for and the {controller} cgroup controller is not enabled"),
+                )),
+                other => other.attempt(|| format!("cannot set {file} to {value}")),
+            }
         };
         if let Some(bytes) = limits.memory {
             set("memory", ("memory.max", bytes.to_string()), ("memory.limit_in_bytes", bytes.to_string()))?;
@@ -259,8 +266,12 @@ impl AppCgroup {
         if let Some(shares) = limits.cpu_shares {
             set("cpu", ("cpu.weight", weight(shares).to_string()), ("cpu.shares", shares.to_string()))?;
         }
-        if let Some(pids) = limits.pids {
-            set("pids", ("pids.max", pids.to_string()), ("pids.max", pids.to_string()))?;
+        if let Some(pids) = limits.pids.or(limits.pids_default) {
+            let limited = set("pids", ("pids.max", pids.to_string()), ("pids.max", pids.to_string()));
+            // Nobody asked for the default: a kernel that cannot do it is no reason to fail.
+            if limits.pids.is_some() {
+                limited?;
+            }
         }
         Ok(())
     }

@@ -46,10 +46,15 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Takes the next connection, if there is one.
-    pub(crate) fn accept(listener: &OwnedFd) -> Option<Self> {
-        let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
-        Some(Self { socket, deadline: Instant::now() + REQUEST_DEADLINE })
+    /// Takes the next connection, if there is one. An error is that no descriptor is left to take it with.
+    pub(crate) fn accept(listener: &OwnedFd) -> std::io::Result<Option<Self>> {
+        match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => Ok(Some(Self { socket, deadline: Instant::now() + REQUEST_DEADLINE })),
+            Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOMEM) => {
+                Err(std::io::Error::other("no descriptor is left"))
+            }
+            Err(_) => Ok(None),
+        }
     }
 
     /// Reads the request and the descriptors that came with it. `None`: the client went away.

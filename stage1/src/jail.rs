@@ -92,7 +92,10 @@ fn build_root(over: &str, pod_dir: &OwnedFd, trees: &OwnedFd) -> Result<()> {
     mount_bind(fd_path(trees), "trees").attempt(|| "cannot bind the layers")?;
     mount("proc", "proc", "proc", quiet, None).attempt(|| "cannot mount /proc for the supervisor")?;
     mount("shm", "shm", "tmpfs", quiet, c"mode=1777,size=64m").attempt(|| "cannot mount the pod's /dev/shm")?;
-    rustix::process::pivot_root(".", ".").attempt(|| "cannot make the supervisor's root the root")?;
+    rustix::process::pivot_root(".", ".").attempt(|| {
+        // EINVAL is what the kernel says of a root that is its initramfs, which cannot be left.
+        "cannot make the supervisor's root the root (a host that runs from its initramfs must switch_root to a tmpfs first)"
+    })?;
     unmount(".", UnmountFlags::DETACH).attempt(|| "cannot let go of the host's mounts")?;
     rustix::process::chdir("/").attempt(|| "cannot enter /")
 }

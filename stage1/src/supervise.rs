@@ -30,6 +30,9 @@ const SIGKILL: u8 = libc::SIGKILL as u8;
 /// How long output is waited for after everything that could write it was killed.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// How long no connection is taken after descriptors had run out.
+const DEAF: Duration = Duration::from_millis(200);
+
 /// How many programs are executed at a time. They do not count as connections: a pod full of them can be stopped.
 const MOST_SESSIONS: usize = 128;
 
@@ -52,6 +55,8 @@ pub(crate) struct Supervisor {
     sessions: Vec<Session>,
     /// When apps that were asked to stop are killed.
     kill_at: Option<Instant>,
+    /// No connection is taken until then: descriptors have run out.
+    deaf_until: Option<Instant>,
     stopping: bool,
     log_bytes_dropped: u64,
     buffer: Vec<u8>,
@@ -104,6 +109,7 @@ impl Supervisor {
             connections: Vec::new(),
             sessions: Vec::new(),
             kill_at: None,
+            deaf_until: None,
             stopping: false,
             log_bytes_dropped: 0,
             buffer: vec![0; 64 << 10],
@@ -147,7 +153,7 @@ impl Supervisor {
 
     fn watched(&self) -> Vec<(Who, BorrowedFd<'_>)> {
         let mut fds = vec![(Who::Signals, self.signals.as_fd()), (Who::Init, self.pod.init.pidfd.as_fd())];
-        if self.connections.len() < MOST_CONNECTIONS {
+        if self.connections.len() < MOST_CONNECTIONS && self.deaf_until.is_none() {
             fds.push((Who::Listener, self.listener.as_fd()));
         }
         // An app's end comes before its output here, so after it in the reversed list: what it printed is taken first.
@@ -167,7 +173,8 @@ impl Supervisor {
 
     fn timeout(&self) -> Option<Duration> {
         let starting = self.sessions.iter().filter_map(|session| Some(session.starting.as_ref()?.deadline));
-        let deadlines = self.connections.iter().map(|c| c.deadline).chain(self.kill_at).chain(starting);
+        let deadlines =
+            self.connections.iter().map(|c| c.deadline).chain(self.kill_at).chain(self.deaf_until).chain(starting);
         deadlines.min().map(|at| at.saturating_duration_since(Instant::now()))
     }
 
@@ -176,13 +183,21 @@ impl Supervisor {
             Who::Signals => self.take_signals(),
             // PID 1 cannot end by itself: somebody killed it from outside, and the apps with it. Their ends follow.
             Who::Init => self.stop("pid-1-killed", Duration::ZERO),
-            Who::Listener => self.connections.extend(Connection::accept(&self.listener)),
+            Who::Listener => self.take_connection(),
             Who::Connection(i) => self.serve(i),
             Who::App(i) => self.app_ended(i),
             Who::Output(i, n) => self.pump(i, n),
             Who::Program(i) => self.program_ended(i),
             Who::Client(i) => self.client_spoke(i),
             Who::Start(i) => self.program_started(i),
+        }
+    }
+
+    /// Without a descriptor to take it with, a connection waits for some time in which others end; the loop must not spin.
+    fn take_connection(&mut self) {
+        match Connection::accept(&self.listener) {
+            Ok(connection) => self.connections.extend(connection),
+            Err(_) => self.deaf_until = Some(Instant::now() + DEAF),
         }
     }
 
@@ -251,6 +266,7 @@ impl Supervisor {
     fn check_deadlines(&mut self) {
         let now = Instant::now();
         self.connections.retain(|connection| connection.deadline > now);
+        self.deaf_until = self.deaf_until.filter(|at| *at > now);
         self.sessions.iter_mut().for_each(|session| session.give_up_if_late(now));
         if self.kill_at.is_some_and(|at| at <= now) {
             self.kill_at = None;

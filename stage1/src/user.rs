@@ -217,7 +217,8 @@ mod tests {
     #[test]
     fn users_and_groups() {
         let (dir, root) = image();
-        let rows: [(Option<&str>, Option<&str>, Option<(u32, u32, &[u32], &str)>); 18] = [
+        type Want<'a> = (u32, u32, &'a [u32], &'a str);
+        let rows: [(Option<&str>, Option<&str>, Option<Want<'_>>); 18] = [
             (None, None, Some((0, 0, &[], "/root"))),
             (Some("web"), None, Some((1000, 1001, &[33, 46], "/home/web"))),
             (Some("1000"), None, Some((1000, 1001, &[33, 46], "/home/web"))),

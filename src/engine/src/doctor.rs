@@ -1,8 +1,10 @@
 //! `doctor`: whether the host has what pods need, and whether rows, locks, directories, cgroups and logs agree. Changes
 //! nothing but what every look changes: rows that were behind the facts.
 
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use gantry_contract::files;
 use gantry_model::Phase;
@@ -11,7 +13,11 @@ use gantry_store::{Finding, PodRow, Severity};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::log_source::ends_in_a_whole_line;
+use crate::process::Deadline;
 use crate::{Engine, PodError, cgroup, process, supervisor};
+
+/// How long a supervisor may take from closing its socket to its end.
+const ENDING: Duration = Duration::from_secs(5);
 
 /// Controllers without which a limit cannot be set.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
@@ -108,6 +114,8 @@ impl Engine {
                 warn(findings, what, "free space where the data directory is");
             }
             Ok(_) => {}
+            // A pod that is just ending has no socket any more.
+            Err(_) if self.ends_soon(row) => {}
             Err(error) => {
                 let what = format!("pod {id} runs and cannot be talked to: {error}");
                 fail(findings, what, "'gantry stop --force' ends it");
@@ -119,6 +127,13 @@ impl Engine {
             let what = format!("the control socket {} is open to others", control.display());
             fail(findings, what, "run 'chmod 0600' on it");
         }
+    }
+
+    /// Whether the pod's supervisor is gone within some seconds.
+    fn ends_soon(&self, row: &PodRow) -> bool {
+        let Phase::Running { supervisor, .. } = &row.phase else { return true };
+        let Some(fd) = process::open(supervisor, self.store.boot()) else { return true };
+        matches!(process::readable(&[fd.as_fd()], Deadline::after(ENDING)), Ok(Some(_)))
     }
 
     fn check_logs(&self, row: &PodRow, findings: &mut Vec<Finding>) {

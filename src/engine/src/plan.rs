@@ -156,7 +156,9 @@ fn plan_app(
             memory: app.limits.memory,
             cpu_milli: app.limits.cpu_milli,
             cpu_shares: app.limits.cpu_shares,
-            pids: app.limits.pids,
+            // 0 asks for no limit, as with docker and podman.
+            pids: app.limits.pids.filter(|&pids| pids > 0),
+            pids_default: if app.limits.pids.is_none() { Some(PIDS_DEFAULT) } else { None },
         },
         capabilities: capabilities(&app.capabilities),
         seccomp: seccomp(&app.seccomp),
@@ -167,6 +169,9 @@ fn plan_app(
         stdin: app.stdin,
     })
 }
+
+/// A fork bomb must not take the host's process numbers; podman's default is 2048.
+const PIDS_DEFAULT: u64 = 4096;
 
 fn layers(app: &AppSpec, image: &Image<'_>) -> Result<Vec<String>, PlanError> {
     match image.chains.len() {

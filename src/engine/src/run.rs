@@ -139,8 +139,14 @@ impl Engine {
         pod_dir::forget_start(&dir)?;
         let mut spawned = self.spawn(id, &dir, lock)?;
         let ready = self.word(&mut spawned).inspect_err(|_| self.take_back_start(id))?;
-        self.mark_running(row, &ready)?;
-        Ok(running(spawned, ready))
+        match self.mark_running(row, &ready) {
+            Ok(_) => Ok(running(spawned, ready)),
+            Err(error) => {
+                end_unknown(&mut spawned);
+                self.take_back_start(id);
+                Err(error.into())
+            }
+        }
     }
 
     /// Prepares a pod and runs it.
@@ -161,21 +167,20 @@ impl Engine {
         let ready = self.word(&mut spawned)?;
         match written.and_then(|row| Ok(self.mark_running(row, &ready)?)) {
             Ok(Some(_)) => Ok(running(spawned, ready)),
-            Ok(None) => Err(self.give_up(&mut spawned, PrepareError::Gone(id).into())),
-            Err(error) => Err(self.give_up(&mut spawned, error)),
+            Ok(None) => {
+                end_unknown(&mut spawned);
+                Err(PrepareError::Gone(id).into())
+            }
+            Err(error) => {
+                end_unknown(&mut spawned);
+                Err(error)
+            }
         }
     }
 
     fn while_starting(&self, dir: &std::path::Path, row: PodRow, request: &Prepare<'_>) -> Result<PodRow, RunError> {
         pod_dir::write_manifest(dir, &request.spec)?;
         Ok(self.to_preparing(row)?)
-    }
-
-    /// The pod runs but its row cannot say so: it is ended, so that nothing runs that nobody knows of.
-    fn give_up(&self, spawned: &mut Spawned, error: RunError) -> RunError {
-        let _ends_with_its_supervisor = crate::process::kill(&spawned.pidfd);
-        let _reaped = spawned.child.wait();
-        error
     }
 
     /// After a failed start: the cgroups go, and the socket and journal of what never ran. Under the lock, for the
@@ -197,6 +202,12 @@ impl Engine {
     pub fn supervisor_log(&self, id: PodId) -> std::path::PathBuf {
         self.pod_dir(id).join(files::SUPERVISOR_LOG)
     }
+}
+
+/// The pod runs but its row cannot say so: it is ended, so that nothing runs that nobody knows of.
+fn end_unknown(spawned: &mut Spawned) {
+    let _ends_with_its_supervisor = crate::process::kill(&spawned.pidfd);
+    spawned.end();
 }
 
 fn prepared(row: PodRow) -> Result<PodRow, StartError> {

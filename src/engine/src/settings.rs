@@ -272,6 +272,15 @@ mod tests {
     }
 
     #[test]
+    fn deadlines_of_fetching() {
+        let text = "[fetch]\nconnect-timeout = '1s'\nstall-timeout = '500ms'\nretry-for = '1m'\n";
+        let timeouts = settings(text).unwrap().options.fetch.timeouts;
+        let times = [timeouts.connect, timeouts.no_progress, timeouts.total_retry];
+        assert_eq!(times.map(|time| time.as_millis()), [1000, 500, 60_000]);
+        assert_eq!(settings("").unwrap().options.fetch.timeouts, gantry_fetch::Timeouts::default());
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (text, want) in [
             ("\nstop-grce = '3s'", "line 2"),
@@ -282,6 +291,9 @@ mod tests {
             ("expire-prepared = '1'", "expire-prepared"),
             ("[log]\nmax-files = 0", "max-files"),
             ("[log]\nmax-size = '1'", "max-size"),
+            ("[fetch]\nstall-timeout = '0s'", "fetch.stall-timeout"),
+            ("[fetch]\nretry-for = 'soon'", "fetch.retry-for"),
+            ("[fetch]\nretry = '1s'", "line 2"),
             ("= =", "line 1"),
         ] {
             let why = settings(text).unwrap_err();

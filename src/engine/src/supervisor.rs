@@ -219,7 +219,7 @@ impl Spawned {
     }
 
     /// Makes sure that it is gone, and reaps it. One that failed is ending by itself; SIGKILL only makes that sure.
-    fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         let short = Deadline::after(Duration::from_millis(500));
         if !matches!(process::readable(&[self.pidfd.as_fd()], short), Ok(Some(_))) {
             let _ = process::kill(&self.pidfd);

@@ -174,7 +174,7 @@ pub struct Limits {
     pub cpu_milli: Option<u64>,
     /// Relative weight as in cgroup v1 `cpu.shares`, 2 to 262144.
     pub cpu_shares: Option<u64>,
-    /// Number of processes and threads.
+    /// Number of processes and threads; 0 is no limit, `None` gantry's default of 4096.
     pub pids: Option<u64>,
 }
 
@@ -481,7 +481,7 @@ impl Limits {
         };
         range("--memory", self.memory, 4096, i64::MAX.unsigned_abs(), "at least 4096 bytes")?;
         range("--cpu-shares", self.cpu_shares, 2, 262_144, "2 to 262144")?;
-        range("--pids-limit", self.pids, 1, 4_194_304, "1 to 4194304")
+        range("--pids-limit", self.pids, 0, 4_194_304, "0 (none) to 4194304")
     }
 }
 

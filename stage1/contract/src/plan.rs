@@ -143,6 +143,9 @@ pub struct Limits {
     pub cpu_shares: Option<u64>,
     /// Processes and threads.
     pub pids: Option<u64>,
+    /// Processes and threads where `pids` says nothing; passed over where the kernel cannot limit them.
+    #[serde(default)]
+    pub pids_default: Option<u64>,
 }
 
 /// What seccomp filter an app gets.

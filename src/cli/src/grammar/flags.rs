@@ -255,7 +255,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         d.app().limits.cpu_shares = Some(values::number(v, "a number of shares")?);
         Ok(())
     }),
-    valued(App, &["pids-limit"], "N", "limit of processes and threads", |d, v| {
+    valued(App, &["pids-limit"], "N", "limit of processes and threads (default 4096, 0: none)", |d, v| {
         d.app().limits.pids = Some(values::number(v, "a number of processes")?);
         Ok(())
     }),
