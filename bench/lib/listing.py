@@ -22,8 +22,9 @@ TARGETS_MS = {"gantry list, 10000 pods, table": 60, "gantry list, 10000 pods, js
 def database(directory):
     """The one SQLite file of a data directory."""
     found = []
-    for path in glob.glob(os.path.join(directory, "**"), recursive=True):
-        if os.path.isfile(path) and not path.endswith(("-wal", "-shm")) and "/backups/" not in path:
+    # Only the top: layers hold links to anywhere.
+    for path in glob.glob(os.path.join(directory, "*")):
+        if os.path.isfile(path) and not path.endswith(("-wal", "-shm")):
             with open(path, "rb") as file:
                 if file.read(16) == b"SQLite format 3\0":
                     found.append(path)

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use gantry_contract::plan::LogLimits;
+use gantry_model::Timestamp;
 use rustix::fs::{Mode, OFlags};
 
 const PIECE_OF_LINE: &str = "P";
@@ -54,7 +55,6 @@ pub(crate) struct Log {
     dropped: u64,
     why: String,
     records: Vec<u8>,
-    stamp: Stamp,
 }
 
 impl Log {
@@ -69,7 +69,6 @@ impl Log {
             dropped: 0,
             why: String::new(),
             records: Vec::with_capacity(4096),
-            stamp: Stamp::default(),
         };
         log.reopen();
         log
@@ -146,7 +145,7 @@ impl Log {
     }
 
     fn record(&mut self, stream: Stream, tag: &str, text: &[u8], now: i64) {
-        self.records.extend_from_slice(self.stamp.of(now));
+        self.records.extend_from_slice(Timestamp(now).rfc3339().as_bytes());
         self.records.push(b' ');
         self.records.extend_from_slice(stream.name().as_bytes());
         self.records.push(b' ');
@@ -234,57 +233,6 @@ fn memchr(bytes: &[u8]) -> Option<usize> {
     bytes.iter().position(|&c| c == b'\n')
 }
 
-/// Renders times as RFC 3339 with nanoseconds in UTC; the text of the current second is kept.
-#[derive(Debug)]
-struct Stamp {
-    second: i64,
-    text: [u8; 30],
-}
-
-impl Default for Stamp {
-    fn default() -> Self {
-        Self { second: i64::MIN, text: *b"0000-00-00T00:00:00.000000000Z" }
-    }
-}
-
-impl Stamp {
-    fn of(&mut self, nanos: i64) -> &[u8] {
-        let second = nanos.div_euclid(1_000_000_000);
-        if second != self.second {
-            self.second = second;
-            self.render_second(second);
-        }
-        digits(&mut self.text[20..29], nanos.rem_euclid(1_000_000_000));
-        &self.text
-    }
-
-    /// Days to a date by Howard Hinnant's `civil_from_days`.
-    fn render_second(&mut self, second: i64) {
-        let (day, time) = (second.div_euclid(86_400), second.rem_euclid(86_400));
-        let shifted = day + 719_468;
-        let era = shifted.div_euclid(146_097);
-        let day_of_era = shifted.rem_euclid(146_097);
-        let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-        let shifted_month = (5 * day_of_year + 2) / 153;
-        let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-        let year = year_of_era + era * 400 + i64::from(month <= 2);
-        digits(&mut self.text[0..4], year);
-        digits(&mut self.text[5..7], month);
-        digits(&mut self.text[8..10], day_of_year - (153 * shifted_month + 2) / 5 + 1);
-        digits(&mut self.text[11..13], time / 3600);
-        digits(&mut self.text[14..16], time / 60 % 60);
-        digits(&mut self.text[17..19], time % 60);
-    }
-}
-
-fn digits(place: &mut [u8], mut value: i64) {
-    for digit in place.iter_mut().rev() {
-        *digit = b'0' + u8::try_from(value.rem_euclid(10)).unwrap_or(0);
-        value /= 10;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -301,19 +249,6 @@ mod tests {
     fn texts(path: &std::path::Path, name: &str) -> Vec<String> {
         let bytes = std::fs::read(path.join(name)).unwrap_or_default();
         String::from_utf8_lossy(&bytes).lines().map(|line| line.split_once(' ').unwrap().1.to_owned()).collect()
-    }
-
-    #[test]
-    fn times_are_rendered() {
-        let mut stamp = Stamp::default();
-        for (nanos, want) in [
-            (0, "1970-01-01T00:00:00.000000000Z"),
-            (951_782_400_000_000_001, "2000-02-29T00:00:00.000000001Z"),
-            (1_795_181_696_123_456_789, "2026-11-20T13:34:56.123456789Z"),
-            (-1, "1969-12-31T23:59:59.999999999Z"),
-        ] {
-            assert_eq!(std::str::from_utf8(stamp.of(nanos)).unwrap(), want);
-        }
     }
 
     #[test]

@@ -96,7 +96,7 @@ fn shown_id(row: &ImageRow, full: bool) -> String {
 /// One line per name; an image without one has one line all the same.
 fn table(out: &mut dyn Write, images: &[ImageRow], output: &Output, now: Timestamp) -> io::Result<()> {
     let mut table = Table::new(&["ID", "NAME", "SIZE", "IMPORTED", "LAST USED"]);
-    let shown_time = |at: Timestamp| if output.full { time::rfc3339(at) } else { time::relative(now, at) };
+    let shown_time = |at: Timestamp| if output.full { at.rfc3339().to_string() } else { time::relative(now, at) };
     let nameless = ["-".to_owned()];
     for row in images {
         let names = if row.names.is_empty() { &nameless[..] } else { &row.names };

@@ -73,7 +73,7 @@ fn table<'a>(
     } else {
         &["UUID", "APP", "IMAGE NAME", "STATE", "CREATED", "STARTED", "NETWORKS"]
     });
-    let shown_time = |at: Timestamp| if output.full { time::rfc3339(at) } else { time::relative(now, at) };
+    let shown_time = |at: Timestamp| if output.full { at.rfc3339().to_string() } else { time::relative(now, at) };
     for row in rows {
         let run = pod::run(&row.phase);
         let mut of_pod = vec![shown_state(row)];

@@ -87,7 +87,7 @@ impl Sink {
         let stamped;
         let whole = &mut self.whole[usize::from(line.stderr)];
         let line = if self.timestamps && *whole {
-            let mut text = format!("{} ", time::rfc3339(line.at)).into_bytes();
+            let mut text = format!("{} ", line.at.rfc3339()).into_bytes();
             text.extend(&line.text);
             stamped = LogLine { text, ..line.clone() };
             &stamped

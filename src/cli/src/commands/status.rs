@@ -10,7 +10,7 @@ use crate::context::{self, Context, Pods};
 use crate::exit::{self, Asking};
 use crate::failure::{CliError, Failure};
 use crate::render::pod::{self, Document};
-use crate::render::{Form, escape, json, time};
+use crate::render::{Form, escape, json};
 
 /// Arguments of `status`.
 #[derive(Debug, clap::Args)]
@@ -77,9 +77,9 @@ fn deadline(wait: Option<Wait>) -> Option<(Option<Duration>, Duration)> {
 fn lines(out: &mut dyn Write, row: &PodRow) -> io::Result<()> {
     let run = pod::run(&row.phase);
     writeln!(out, "state={}", row.phase.name())?;
-    writeln!(out, "created={}", time::rfc3339(row.created))?;
+    writeln!(out, "created={}", row.created.rfc3339())?;
     if let Some(started) = run.started {
-        writeln!(out, "started={}", time::rfc3339(started))?;
+        writeln!(out, "started={}", started.rfc3339())?;
         writeln!(out, "networks={}", row.net.as_str())?;
         if let Some(pid) = run.pid {
             writeln!(out, "pid={pid}")?;
@@ -87,7 +87,7 @@ fn lines(out: &mut dyn Write, row: &PodRow) -> io::Result<()> {
         writeln!(out, "exited={}", run.ended.is_some())?;
     }
     if let (Some(ended), Some(end)) = (run.ended, run.end) {
-        writeln!(out, "ended={}", time::rfc3339(ended))?;
+        writeln!(out, "ended={}", ended.rfc3339())?;
         writeln!(out, "exit-code={}", end.exit_code)?;
         writeln!(out, "reason={}", escape::text(&end.reason))?;
     }

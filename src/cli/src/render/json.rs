@@ -12,7 +12,7 @@ pub(crate) struct At(pub(crate) gantry_model::Timestamp);
 
 impl Serialize for At {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&super::time::rfc3339(self.0))
+        serializer.serialize_str(self.0.rfc3339().as_str())
     }
 }
 
