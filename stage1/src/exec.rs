@@ -25,39 +25,88 @@ use crate::sys::{self, Fork};
 use crate::user::{self, Ids};
 use crate::{spec, terminal};
 
-/// A process on its way to become the program.
-pub(crate) struct Executed {
-    /// To wait for it and to end it.
-    pub(crate) pidfd: OwnedFd,
-    /// What is left of the way.
-    pub(crate) starting: Starting,
-}
-
-/// Until execve. Never waited for: a process of the app can stop this one (SIGSTOP), for as long as it likes.
+/// An exec until its program runs. Nothing of it is waited for: a process of the app can stop it (SIGSTOP), for as long
+/// as it likes.
+///
+/// Two processes are on the way. The carrier is outside of the pod's PID namespace, where no app can see it; it enters
+/// the app's cgroups and mounts, lets go of every right and every descriptor that is not the program's, and only then
+/// forks the process that becomes the program. So an app that may trace what it sees finds nothing in it to take.
 pub(crate) struct Starting {
-    /// Its PID on the host.
-    pub(crate) pid: Pid,
-    /// Closed by execve; readable when it comes to that, or when it did not.
+    carrier: OwnedFd,
+    /// Closed by the carrier's end and the program's execve; readable then, or when one of them says why not.
     pub(crate) failed: OwnedFd,
     /// When it is given up.
     pub(crate) deadline: Instant,
-    /// Brings the master of its terminal, if it has one.
-    terminal: Option<OwnedFd>,
+    messages: OwnedFd,
+}
+
+/// A program that was executed.
+pub(crate) struct Program {
+    /// Its PID on the host.
+    pub(crate) pid: Pid,
+    /// To wait for it and to end it.
+    pub(crate) pidfd: OwnedFd,
+    /// The master of its terminal, if it has one.
+    pub(crate) master: Option<OwnedFd>,
 }
 
 impl Starting {
-    /// What became of it, once `failed` is readable: the master of the terminal, if there is one.
-    pub(crate) fn outcome(&self) -> Result<Option<OwnedFd>> {
+    /// Whether its outcome is known.
+    pub(crate) fn is_decided(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.failed, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// What became of it, once `failed` is readable; and processes that are ending and have to be reaped.
+    pub(crate) fn outcome(self) -> (Result<Program>, Vec<OwnedFd>) {
         let mut text = [0u8; 4096];
-        match rustix::io::read(&self.failed, &mut text).attempt(|| "cannot learn whether the program was executed")? {
-            0 => self.terminal.as_ref().map(receive).transpose(),
-            n => Err(refusal(&text[..n])),
+        let told =
+            rustix::io::read(&self.failed, &mut text).attempt(|| "cannot learn whether the program was executed");
+        match told {
+            Ok(0) => match self.program() {
+                Some(program) => (Ok(program), vec![self.carrier]),
+                None => (Err(failure(ErrorKind::Internal, "an exec ended before its program began")), self.kill()),
+            },
+            Ok(n) => (Err(refusal(&text[..n])), self.kill()),
+            Err(why) => (Err(why), self.kill()),
         }
+    }
+
+    /// Kills what there is of it; gives back what has to be reaped.
+    pub(crate) fn kill(self) -> Vec<OwnedFd> {
+        let program = self.program().map(|program| program.pidfd);
+        let all: Vec<OwnedFd> = program.into_iter().chain([self.carrier]).collect();
+        for process in &all {
+            let _ = rustix::process::pidfd_send_signal(process, rustix::process::Signal::KILL);
+        }
+        all
+    }
+
+    /// The process that the carrier forked, as far as it has said so.
+    fn program(&self) -> Option<Program> {
+        let (mut master, mut pid) = (None, None);
+        while let Ok(message) = receive(&self.messages) {
+            match message {
+                Message::Terminal(fd) => master = Some(fd),
+                Message::Pid(number) => pid = Pid::from_raw(number),
+            }
+        }
+        let pid = pid.filter(|pid| is_child(*pid))?;
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        Some(Program { pid, pidfd, master })
     }
 }
 
+/// Whether this is a child of ours, running or not reaped yet. The number came from a process that an app may have
+/// taken over by then; what is not our child is none of our business.
+fn is_child(pid: Pid) -> bool {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT).is_ok()
+}
+
 /// Executes `request` in `app`; `init` is the pod's PID 1, `stdio` the client's descriptors (none with a terminal).
-pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Vec<OwnedFd>) -> Result<Executed> {
+pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Vec<OwnedFd>) -> Result<Starting> {
     let Some(target) = &app.running else {
         return Err(failure(ErrorKind::Refused, format!("app '{}' has ended", app.plan.name)));
     };
@@ -66,24 +115,35 @@ pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Ve
         (Err(none), Some(_)) if none.is_empty() => None,
         _ => return Err(failure(ErrorKind::Invalid, "an exec takes three descriptors, or a terminal and none")),
     };
-    let child = Child { app, target, request, ids: ids(app, request)?, stdio };
     let what = || "cannot set up an exec";
     let (failed, teller) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(what)?;
-    let (ours, theirs) =
+    let (messages, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).attempt(what)?;
-    let pid = match fork_into(init).attempt(|| "cannot enter the pod's PID namespace")? {
+    sys::assert_single_threaded().attempt(what)?;
+    let carrier = Carrier { app, target, init, request, ids: ids(app, request)?, stdio };
+    let pid = match sys::fork(0).attempt(what)? {
         Fork::Child => {
-            drop((failed, ours));
-            let why = child.run(&theirs);
-            tell(&teller, &why);
-            sys::exit_now(127)
+            // It is in no PID namespace of the pod's, whose end would end it.
+            let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+            let (teller, theirs) = out_of_the_way(teller, theirs).unwrap_or_else(|_| sys::exit_now(127));
+            if let Err(why) = carrier.run(&teller, &theirs) {
+                tell(&teller, &why);
+                sys::exit_now(127)
+            }
+            sys::exit_now(0)
         }
         Fork::Parent(pid) => pid,
     };
-    drop((teller, theirs, child));
-    let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(what)?;
-    let terminal = request.terminal.is_some().then_some(ours);
-    Ok(Executed { pidfd, starting: Starting { pid, failed, deadline: Instant::now() + EXECVE_DEADLINE, terminal } })
+    let carrier = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(what)?;
+    Ok(Starting { carrier, failed, deadline: Instant::now() + EXECVE_DEADLINE, messages })
+}
+
+/// The two descriptors that a carrier keeps, at numbers that nothing else has.
+fn out_of_the_way(teller: OwnedFd, messages: OwnedFd) -> std::io::Result<(OwnedFd, OwnedFd)> {
+    const HIGH: i32 = 500;
+    let teller = rustix::io::fcntl_dupfd_cloexec(&teller, HIGH)?;
+    let messages = rustix::io::fcntl_dupfd_cloexec(&messages, HIGH)?;
+    Ok((teller, messages))
 }
 
 /// The app's ids unless the request names others.
@@ -95,56 +155,54 @@ fn ids(app: &App, request: &control::Exec) -> Result<Ids> {
     user::resolve(&app.root, user, request.group.as_deref(), &app.plan.supplementary_gids)
 }
 
-/// A fork whose child is in the pod's PID namespace; this process stays where it is.
-fn fork_into(init: &OwnedFd) -> std::io::Result<Fork> {
-    sys::assert_single_threaded()?;
-    let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
-    sys::setns(init.as_fd(), libc::CLONE_NEWPID)?;
-    let forked = sys::fork(0);
-    if !matches!(forked, Ok(Fork::Child)) {
-        sys::setns(own.as_fd(), libc::CLONE_NEWPID)?;
-    }
-    forked
-}
-
-/// What the child of the fork does before it is the program.
-struct Child<'a> {
+/// The process that goes into the app and forks the program there.
+struct Carrier<'a> {
     app: &'a App,
     target: &'a OwnedFd,
+    init: &'a OwnedFd,
     request: &'a control::Exec,
     ids: Ids,
     stdio: Option<[OwnedFd; 3]>,
 }
 
-impl Child<'_> {
-    /// Becomes the program; returns only why it could not.
-    fn run(&self, terminal: &OwnedFd) -> Unexecutable {
-        if let Err(error) = self.enter(terminal) {
-            let message = format!("cannot enter app '{}': {error}", self.app.plan.name);
-            return Unexecutable { kind: ErrorKind::of_io(&error).as_str(), message };
-        }
-        if let Some(why) = self.change_dir() {
-            return why;
-        }
-        if let Err(error) = self.take_identity() {
-            return Unexecutable { kind: "internal", message: format!("cannot become user {}: {error}", self.ids.uid) };
-        }
+impl Carrier<'_> {
+    /// Goes into the app and forks the program. In the fork this does not return.
+    fn run(&self, teller: &OwnedFd, messages: &OwnedFd) -> std::result::Result<(), Unexecutable> {
+        let entered = |error: std::io::Error| Unexecutable {
+            kind: ErrorKind::of_io(&error).as_str(),
+            message: format!("cannot enter app '{}': {error}", self.app.plan.name),
+        };
         let command = Command { argv: self.request.argv.clone(), env: self.environment() };
-        confine::become_program(&command, &self.app.confinement, self.ids.uid)
+        self.enter(messages).map_err(entered)?;
+        self.change_dir().map_or(Ok(()), Err)?;
+        self.take_identity().map_err(|error| Unexecutable {
+            kind: "internal",
+            message: format!("cannot become user {}: {error}", self.ids.uid),
+        })?;
+        sys::close_all_but(teller.as_fd(), messages.as_fd()).map_err(entered)?;
+        match sys::fork(libc::CLONE_PARENT).map_err(entered)? {
+            Fork::Child => {
+                let why = self.become_program(&command);
+                tell(teller, &why);
+                sys::exit_now(127)
+            }
+            Fork::Parent(pid) => send_pid(messages, pid).map_err(entered),
+        }
     }
 
-    /// cgroups first, while they can be reached; then the app's mount namespace (the others are the supervisor's own).
-    fn enter(&self, terminal: &OwnedFd) -> std::io::Result<()> {
+    /// cgroups first, while they can be reached; then the pod's PID namespace, in which only what is forked from here on
+    /// will be; then the app's mount namespace. The others are the supervisor's own.
+    fn enter(&self, messages: &OwnedFd) -> std::io::Result<()> {
         self.app.cgroup.join()?;
         if let Some(score) = self.app.plan.oom_score_adj {
             std::fs::write("/proc/self/oom_score_adj", score.to_string())?;
         }
+        sys::setns(self.init.as_fd(), libc::CLONE_NEWPID)?;
         sys::setns(self.target.as_fd(), libc::CLONE_NEWNS)?;
-        rustix::process::setsid()?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         match (&self.stdio, self.request.terminal) {
             (Some(given), _) => take_stdio(given, self.ids.uid),
-            (None, size) => self.open_terminal(terminal, size.unwrap_or((24, 80))),
+            (None, size) => self.open_terminal(messages, size.unwrap_or((24, 80))),
         }
     }
 
@@ -154,9 +212,20 @@ impl Child<'_> {
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         rustix::termios::tcsetwinsize(&master, size)?;
         rustix::fs::fchown(&peer, Some(rustix::fs::Uid::from_raw(self.ids.uid)), None)?;
-        sys::controlling_terminal(peer.as_fd())?;
         send(to, &master)?;
         set_stdio(&peer, &peer, &peer)
+    }
+
+    /// In the pod's PID namespace, with the app's rights: a session of its own, then the program.
+    fn become_program(&self, command: &Command) -> Unexecutable {
+        let session = rustix::process::setsid().map_err(std::io::Error::from).and_then(|_| match &self.stdio {
+            Some(_) => Ok(()),
+            None => sys::controlling_terminal(rustix::stdio::stdin()),
+        });
+        if let Err(error) = session {
+            return Unexecutable { kind: "internal", message: format!("cannot begin a session: {error}") };
+        }
+        confine::become_program(command, &self.app.confinement, self.ids.uid)
     }
 
     /// The working directory must be inside the root: the kernel says so of one that is not by a path without a slash.
@@ -237,16 +306,34 @@ fn send(socket: &OwnedFd, fd: &OwnedFd) -> std::io::Result<()> {
     Ok(())
 }
 
-fn receive(socket: &OwnedFd) -> Result<OwnedFd> {
-    let mut text = [0u8; 8];
+/// What a carrier says.
+enum Message {
+    /// The master of the program's terminal.
+    Terminal(OwnedFd),
+    /// The PID of the process that becomes the program.
+    Pid(i32),
+}
+
+fn send_pid(socket: &OwnedFd, pid: Pid) -> std::io::Result<()> {
+    let number = pid.as_raw_nonzero().get().to_ne_bytes();
+    rustix::net::send(socket, &number, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// The next message that is there already.
+fn receive(socket: &OwnedFd) -> std::io::Result<Message> {
+    let mut text = [0u8; 4];
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    rustix::net::recvmsg(socket, &mut [std::io::IoSliceMut::new(&mut text)], &mut ancillary, flags)
-        .attempt(|| "cannot receive the terminal of an exec")?;
+    let received = rustix::net::recvmsg(socket, &mut [std::io::IoSliceMut::new(&mut text)], &mut ancillary, flags)?;
     let fd = ancillary.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
-    fd.ok_or_else(|| failure(ErrorKind::Internal, "an exec with a terminal sent none"))
+    match (fd, received.bytes) {
+        (Some(fd), _) => Ok(Message::Terminal(fd)),
+        (None, 4) => Ok(Message::Pid(i32::from_ne_bytes(text))),
+        (None, _) => Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof)),
+    }
 }

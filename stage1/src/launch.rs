@@ -159,6 +159,7 @@ struct Waiting {
 impl Making<'_> {
     fn create(&self, cgroup: AppCgroup) -> Result<Waiting> {
         let root = root::mount_root(self.app)?;
+        root::check_mount_points(&root)?;
         let ids =
             user::resolve(&root, self.app.user.as_deref(), self.app.group.as_deref(), &self.app.supplementary_gids)?;
         root::working_dir(&root, &self.app.cwd)?;

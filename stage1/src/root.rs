@@ -97,6 +97,24 @@ pub(crate) fn working_dir(root: &OwnedFd, path: &str) -> Result<()> {
     make_dirs(root, &normal).map(drop)
 }
 
+/// What gantry mounts at /proc, /sys and /dev needs directories there; libcontainer would say only that it failed.
+pub(crate) fn check_mount_points(root: &OwnedFd) -> Result<()> {
+    for name in ["proc", "sys", "dev"] {
+        match rustix::fs::statat(root, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(rustix::io::Errno::NOENT) => {}
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {}
+            Ok(_) => {
+                return Err(failure(
+                    ErrorKind::Invalid,
+                    format!("/{name} of the image is not a directory, as it must be"),
+                ));
+            }
+            Err(error) => return Err(error).attempt(|| format!("cannot look at /{name} of the image")),
+        }
+    }
+    Ok(())
+}
+
 /// Writes /etc/hosts, /etc/hostname and, with the host's network, /etc/resolv.conf. Whatever the image has in their
 /// place is removed, not followed; a directory there is left alone, and so is an image whose /etc is no directory.
 pub(crate) fn write_etc(plan: &Plan, root: &OwnedFd, resolv_conf: Option<&[u8]>) -> Result<()> {

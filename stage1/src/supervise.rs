@@ -10,16 +10,16 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use gantry_contract::How;
 use gantry_contract::control::{Answer, Request, Status};
 use gantry_contract::journal::Fact;
-use gantry_contract::{Failure, How};
 use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
 use crate::app::{Input, reap};
 use crate::control::{self, Connection, MOST_CONNECTIONS};
-use crate::exec::{Executed, Starting};
+use crate::exec::Starting;
 use crate::failure::{Result, failure};
 use crate::journal::Journal;
 use crate::launch::{Pod, end_init};
@@ -40,7 +40,8 @@ const MOST_SESSIONS: usize = 128;
 struct Session {
     /// `None`: it has gone, and the program was killed; or it was told that the program could not be executed.
     client: Option<OwnedFd>,
-    pidfd: OwnedFd,
+    /// The program, once it was executed.
+    pidfd: Option<OwnedFd>,
     /// Until the program is executed.
     starting: Option<Starting>,
 }
@@ -53,6 +54,8 @@ pub(crate) struct Supervisor {
     listener: OwnedFd,
     connections: Vec<Connection>,
     sessions: Vec<Session>,
+    /// Processes of execs that have nothing left to do but end.
+    ending: Vec<OwnedFd>,
     /// When apps that were asked to stop are killed.
     kill_at: Option<Instant>,
     /// No connection is taken until then: descriptors have run out.
@@ -74,6 +77,7 @@ enum Who {
     Program(usize),
     Client(usize),
     Start(usize),
+    Ending,
 }
 
 impl Session {
@@ -83,18 +87,17 @@ impl Session {
         }
     }
 
-    /// Ends a session whose program was not executed. It stays until the process has ended, which nobody waits for.
-    fn refuse(&mut self, why: Failure) {
-        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
-        self.answer(&Answer::Failed(why), None);
-        self.client = None;
+    /// Kills what there is of it; gives back what has to be reaped apart from it.
+    fn kill(&mut self) -> Vec<OwnedFd> {
+        if let Some(pidfd) = &self.pidfd {
+            let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
+        }
+        self.starting.take().map(Starting::kill).unwrap_or_default()
     }
 
-    fn give_up_if_late(&mut self, now: Instant) {
-        if self.starting.as_ref().is_some_and(|starting| starting.deadline <= now) {
-            self.starting = None;
-            self.refuse(failure(ErrorKind::TimedOut, "the program was not executed in time"));
-        }
+    /// Whether there is nothing of it left to wait for.
+    fn is_over(&self) -> bool {
+        self.starting.is_none() && self.pidfd.is_none()
     }
 }
 
@@ -108,6 +111,7 @@ impl Supervisor {
             listener,
             connections: Vec::new(),
             sessions: Vec::new(),
+            ending: Vec::new(),
             kill_at: None,
             deaf_until: None,
             stopping: false,
@@ -161,9 +165,10 @@ impl Supervisor {
             fds.extend(app.running.as_ref().map(|pidfd| (Who::App(i), pidfd.as_fd())));
             fds.extend(app.output.sources.iter().enumerate().map(|(n, source)| (Who::Output(i, n), source.fd.as_fd())));
         }
+        fds.extend(self.ending.iter().map(|process| (Who::Ending, process.as_fd())));
         fds.extend(self.connections.iter().enumerate().map(|(i, c)| (Who::Connection(i), c.socket.as_fd())));
         for (i, session) in self.sessions.iter().enumerate() {
-            fds.push((Who::Program(i), session.pidfd.as_fd()));
+            fds.extend(session.pidfd.as_ref().map(|pidfd| (Who::Program(i), pidfd.as_fd())));
             fds.extend(session.client.as_ref().map(|client| (Who::Client(i), client.as_fd())));
             // Last, so first in the reversed list: a program that has ended already was started before.
             fds.extend(session.starting.as_ref().map(|starting| (Who::Start(i), starting.failed.as_fd())));
@@ -190,6 +195,8 @@ impl Supervisor {
             Who::Program(i) => self.program_ended(i),
             Who::Client(i) => self.client_spoke(i),
             Who::Start(i) => self.program_started(i),
+            // Reaped after every round.
+            Who::Ending => {}
         }
     }
 
@@ -267,7 +274,8 @@ impl Supervisor {
         let now = Instant::now();
         self.connections.retain(|connection| connection.deadline > now);
         self.deaf_until = self.deaf_until.filter(|at| *at > now);
-        self.sessions.iter_mut().for_each(|session| session.give_up_if_late(now));
+        self.give_up_late_execs(now);
+        self.ending.retain(|process| reap(process).is_none());
         if self.kill_at.is_some_and(|at| at <= now) {
             self.kill_at = None;
             for app in self.pod.apps.iter().filter(|app| app.running.is_some()) {
@@ -286,15 +294,15 @@ impl Supervisor {
         let outcome = request.and_then(|(request, fds)| self.fulfil(request, fds, &connection.socket));
         match outcome {
             Ok(None) => {}
-            Ok(Some(Executed { pidfd, starting })) => {
-                self.sessions.push(Session { client: Some(connection.socket), pidfd, starting: Some(starting) });
+            Ok(Some(starting)) => {
+                self.sessions.push(Session { client: Some(connection.socket), pidfd: None, starting: Some(starting) });
             }
             Err(why) => control::answer(&connection.socket, &Answer::Failed(why), None),
         }
     }
 
     /// Does what was asked and answers; gives back the process of an exec, which is answered later.
-    fn fulfil(&mut self, request: Request, fds: Vec<OwnedFd>, client: &OwnedFd) -> Result<Option<Executed>> {
+    fn fulfil(&mut self, request: Request, fds: Vec<OwnedFd>, client: &OwnedFd) -> Result<Option<Starting>> {
         match request {
             Request::Status => control::answer(client, &Answer::Status(self.status()), None),
             Request::Stop { grace_ms } => {
@@ -373,23 +381,39 @@ impl Supervisor {
         }
     }
 
-    /// Tells the client of an exec that its program runs, or why not. What did not become the program ends by itself.
+    /// Tells the client of an exec that its program runs, or why not.
     fn program_started(&mut self, i: usize) {
         let Some(session) = self.sessions.get_mut(i) else { return };
-        let Some(starting) = session.starting.take() else { return };
-        match starting.outcome() {
-            Ok(master) => {
-                let pid = starting.pid.as_raw_nonzero().get().unsigned_abs();
-                session.answer(&Answer::Started { pid }, master.as_ref());
+        // Asked again: another session may have come into this one's place since the poll.
+        let Some(starting) = session.starting.take_if(|starting| starting.is_decided()) else { return };
+        let (outcome, ending) = starting.outcome();
+        self.ending.extend(ending);
+        match outcome {
+            Ok(program) => {
+                let pid = program.pid.as_raw_nonzero().get().unsigned_abs();
+                session.answer(&Answer::Started { pid }, program.master.as_ref());
+                session.pidfd = Some(program.pidfd);
             }
-            Err(why) => session.refuse(why),
+            Err(why) => {
+                session.answer(&Answer::Failed(why), None);
+                self.sessions.swap_remove(i);
+            }
+        }
+    }
+
+    fn give_up_late_execs(&mut self, now: Instant) {
+        for i in (0..self.sessions.len()).rev() {
+            if self.sessions[i].starting.as_ref().is_some_and(|starting| starting.deadline <= now) {
+                let mut session = self.sessions.swap_remove(i);
+                self.ending.extend(session.kill());
+                let why = failure(ErrorKind::TimedOut, "the program was not executed in time");
+                session.answer(&Answer::Failed(why), None);
+            }
         }
     }
 
     fn program_ended(&mut self, i: usize) {
-        let Some(how) = self.sessions.get(i).and_then(|session| reap(&session.pidfd)) else { return };
-        // Its pipe was closed before its end: what it said there is told first.
-        self.program_started(i);
+        let Some(how) = self.sessions.get(i).and_then(|session| reap(session.pidfd.as_ref()?)) else { return };
         self.sessions.swap_remove(i).answer(&Answer::Ended { how }, None);
     }
 
@@ -399,9 +423,13 @@ impl Supervisor {
         let Some(client) = &session.client else { return };
         let mut scrap = [0u8; 16];
         let spoke = rustix::net::recv(client, &mut scrap, rustix::net::RecvFlags::DONTWAIT);
-        if !matches!(spoke, Ok((n, _)) if n > 0) {
-            let _ = rustix::process::pidfd_send_signal(&session.pidfd, Signal::KILL);
+        let silent = matches!(spoke, Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR));
+        if !silent && !matches!(spoke, Ok((n, _)) if n > 0) {
+            self.ending.extend(session.kill());
             session.client = None;
+            if session.is_over() {
+                self.sessions.swap_remove(i);
+            }
         }
     }
 
@@ -425,12 +453,18 @@ impl Supervisor {
 
     /// Kills what was executed in the pod and gives every client the end of its program, while nobody else reaps it.
     fn end_sessions(&mut self) {
-        for session in &self.sessions {
-            let _ = rustix::process::pidfd_send_signal(&session.pidfd, Signal::KILL);
+        for session in &mut self.sessions {
+            if session.starting.is_some() {
+                session.answer(&Answer::Failed(failure(ErrorKind::Refused, "the pod has ended")), None);
+            }
+            // What is left over of those is reaped with PID 1.
+            drop(session.kill());
         }
+        self.sessions.retain(|session| session.pidfd.is_some());
         let deadline = Instant::now() + DRAIN;
         while !self.sessions.is_empty() && Instant::now() < deadline {
-            let mut fds: Vec<PollFd<'_>> = self.sessions.iter().map(|s| PollFd::new(&s.pidfd, PollFlags::IN)).collect();
+            let programs = self.sessions.iter().filter_map(|session| session.pidfd.as_ref());
+            let mut fds: Vec<PollFd<'_>> = programs.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)).collect();
             let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 200_000_000 }));
             for i in (0..self.sessions.len()).rev() {
                 self.program_ended(i);

@@ -227,6 +227,21 @@ pub(crate) fn drop_clean_pages(start: usize, len: usize) {
     unsafe { libc::madvise(start as *mut libc::c_void, len, libc::MADV_DONTNEED) };
 }
 
+/// Closes every descriptor above stdio but these two. Only for a forked process that goes on in a function which never
+/// returns to their owners.
+pub(crate) fn close_all_but(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<()> {
+    let number = |fd: BorrowedFd<'_>| libc::c_uint::try_from(fd.as_raw_fd()).unwrap_or(libc::c_uint::MAX);
+    let (low, high) = (number(one).min(number(other)), number(one).max(number(other)));
+    for (first, last) in [(3, low - 1), (low + 1, high.saturating_sub(1)), (high + 1, libc::c_uint::MAX)] {
+        if first <= last {
+            // SAFETY: the carrier of an exec calls this; the closed descriptors' owners are on its stack below a call
+            // that ends in _exit or execve, so none of them is used or dropped afterwards.
+            check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })?;
+        }
+    }
+    Ok(())
+}
+
 /// One instruction of an eBPF program (`struct bpf_insn`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

@@ -192,9 +192,14 @@ impl Engine {
         Ok(())
     }
 
-    /// What a killed preparer left before it had a row, told by one look at the link count of the pods' directory (two
-    /// and one per directory in it, where the file system counts them). What cannot be swept now waits for `gc`.
+    /// What a killed command left before there was a row for it. Temporaries show by one look into their directory, pod
+    /// directories by the link count of theirs (two and one per directory in it, where the file system counts them).
+    /// What cannot be swept now waits for `gc`.
     pub(crate) fn sweep_orphans_if_any(&self, rows: &[PodRow]) {
+        let temporaries = std::fs::read_dir(self.store.layout().tmp_dir());
+        if self.writes && temporaries.is_ok_and(|mut entries| entries.next().is_some()) {
+            let _left_for_gc = self.store.sweep_temporaries();
+        }
         let links = rustix::fs::stat(self.store.layout().pods_dir())
             .map_or(0, |stat| usize::try_from(stat.st_nlink).unwrap_or(0));
         if self.writes && links > rows.len() + 2 {
