@@ -118,7 +118,16 @@ impl Gantry {
     #[track_caller]
     #[must_use]
     pub fn spawn(&self, args: &[&str]) -> Running {
-        Running::start(&mut self.command(args), false)
+        // Whoever runs the tests in the background has SIGINT or SIGHUP ignored, and an ignored signal stays ignored.
+        let plain = self.command(args);
+        let mut command = Command::new("env");
+        command.arg("--default-signal=HUP,INT,TERM").arg(plain.get_program()).args(plain.get_args());
+        command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        for (name, _) in plain.get_envs().filter(|(_, value)| value.is_none()) {
+            command.env_remove(name);
+        }
+        command.current_dir(plain.get_current_dir().unwrap_or(self.home()));
+        Running::start(&mut command, false)
     }
 
     /// Starts a command that was changed, and leaves it running.
