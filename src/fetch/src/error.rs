@@ -40,7 +40,7 @@ pub enum FetchError {
     /// A short name that nothing completes.
     #[error(
         "'{}' names no registry, and no image in the store is called so; write docker://{name} for Docker Hub, \
-         HOST/{name} for another registry, or set default_registry",
+         HOST/{name} for another registry, or set default-registry in /etc/gantry/config.toml",
         shown(.name)
     )]
     NoRegistry {
