@@ -264,6 +264,14 @@ impl Waiting {
 }
 
 impl Pod {
+    /// Removes the groups of a pod in which nothing runs any more.
+    pub(crate) fn remove_groups(&self) {
+        for app in &self.apps {
+            self.cgroups.remove(&app.cgroup);
+        }
+        self.cgroups.leave_and_remove();
+    }
+
     /// What there is to tell about the running pod.
     pub(crate) fn ready(&self) -> Ready {
         let number = |pid: rustix::process::Pid| pid.as_raw_nonzero().get().unsigned_abs();

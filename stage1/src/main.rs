@@ -110,10 +110,7 @@ fn start() -> Result<(Supervisor, gantry_contract::up::Ready)> {
         }
         (Err(why), _) | (_, Err(why)) => {
             launch::end_init(&pod.init);
-            for app in &pod.apps {
-                pod.cgroups.remove(&app.cgroup);
-            }
-            pod.cgroups.leave_and_remove();
+            pod.remove_groups();
             Err(why)
         }
     }

@@ -63,9 +63,11 @@ fn make_dir(path: &str, mode: u32) -> rustix::io::Result<()> {
     }
 }
 
-/// Opens something beneath an app's root.
+/// Opens something beneath an app's root, without ever waiting for it.
 pub(crate) fn open_in(root: &OwnedFd, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    // openat2 takes nothing beside O_PATH that does not go with it.
+    let careful = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK | OFlags::NOCTTY };
+    let flags = flags | OFlags::CLOEXEC | careful;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
 }

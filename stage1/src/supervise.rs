@@ -445,10 +445,7 @@ impl Supervisor {
         }
         self.journal.append(Fact::Ended);
         let _ = rustix::fs::unlink(format!("/pod/{}", gantry_contract::files::CONTROL));
-        for app in &self.pod.apps {
-            self.pod.cgroups.remove(&app.cgroup);
-        }
-        self.pod.cgroups.leave_and_remove();
+        self.pod.remove_groups();
     }
 
     /// Kills what was executed in the pod and gives every client the end of its program, while nobody else reaps it.

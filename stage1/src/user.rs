@@ -8,9 +8,10 @@ use std::os::fd::OwnedFd;
 
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{FileType, OFlags};
 
 use crate::failure::{Attempt, Result, failure};
+use crate::root::open_in;
 
 const MOST_BYTES: i64 = 1 << 20;
 const MOST_GROUPS: usize = 1024;
@@ -159,16 +160,9 @@ fn unknown(what: &str, text: &str) -> gantry_contract::Failure {
     )
 }
 
-fn open(root: &OwnedFd, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    // openat2 takes nothing beside O_PATH that does not go with it.
-    let careful = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK | OFlags::NOCTTY };
-    let flags = flags | OFlags::CLOEXEC | careful;
-    rustix::fs::openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS)
-}
-
 fn owner(root: &OwnedFd, path: &str) -> Result<(u32, u32)> {
     let what = || format!("cannot look up the owner of '{}' in the image", shown(path));
-    let fd = open(root, path, OFlags::PATH).attempt(what)?;
+    let fd = open_in(root, path, OFlags::PATH).attempt(what)?;
     let stat = rustix::fs::fstat(&fd).attempt(what)?;
     Ok((stat.st_uid, stat.st_gid))
 }
@@ -176,7 +170,7 @@ fn owner(root: &OwnedFd, path: &str) -> Result<(u32, u32)> {
 /// A small text file of the image; empty when it is not there. What is not UTF-8 is replaced.
 fn read(root: &OwnedFd, path: &str) -> Result<String> {
     let what = || format!("cannot read /{path} of the image");
-    let fd = match open(root, path, OFlags::RDONLY) {
+    let fd = match open_in(root, path, OFlags::RDONLY) {
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(String::new()),
         other => other.attempt(what)?,
     };
@@ -199,6 +193,7 @@ fn read(root: &OwnedFd, path: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::Mode;
 
     const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nweb:x:1000:1001::/home/web:/bin/sh\ntwin:x:5:5::/:\ntwin:x:6:6::/:\nbad:x:4294967295:1::/:\nevil:x:9:9::/a\x01b:\n";
     const GROUP: &str = "root:x:0:\nwww:x:33:web,other\nweb:x:1001:\nplugdev:x:46:web\n";
