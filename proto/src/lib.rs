@@ -1,0 +1,38 @@
+//! The contracts of others, one folder each, as Rust types: what goes over the wire and nothing else.
+//!
+//! Imports nothing of ours, and must never: what these words mean is told in `api`, where each surface converts them
+//! from and to the model. The texts are compiled at build time by protox, so no protoc is needed.
+//!
+//! Start reading at `rkt/v1alpha/api.proto`.
+
+pub mod encoded;
+
+/// rkt's PublicAPI.
+pub mod rkt {
+    /// Package `v1alpha`: messages, and a client.
+    #[allow(
+        missing_docs,
+        clippy::allow_attributes_without_reason,
+        clippy::too_many_lines,
+        clippy::unwrap_used,
+        reason = "generated; what fields mean is in api.proto, which comes along as documentation"
+    )]
+    pub mod v1alpha {
+        include!(concat!(env!("OUT_DIR"), "/client/v1alpha.rs"));
+    }
+
+    /// Package `v1alpha`: the server's side, whose streams take messages that are encoded already.
+    #[allow(
+        missing_docs,
+        clippy::allow_attributes_without_reason,
+        clippy::too_many_lines,
+        clippy::unwrap_used,
+        reason = "generated"
+    )]
+    pub mod server {
+        include!(concat!(env!("OUT_DIR"), "/server/v1alpha.rs"));
+    }
+
+    /// The contract as a `google.protobuf.FileDescriptorSet`, for reflection.
+    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rkt.bin"));
+}
