@@ -193,13 +193,23 @@ fn images_by_each_field() {
         assert_eq!(found(&home, &images, &[never, filter.clone()]), want, "{filter:?}");
         assert_eq!(found(&home, &images, &[filter, f()]), [0, 1, 2]);
     }
-    let several: [(Vec<ImageFilter>, &[usize]); 4] = [
+}
+
+#[test]
+fn images_by_any_of_several_filters() {
+    let home = Home::new();
+    let images = three(&home);
+    let full = |name| ImageFilter { full_names: texts(&[name]), ..ImageFilter::default() };
+    let tier = |value| ImageFilter { labels: pairs(&[("tier", value)]), ..ImageFilter::default() };
+    let author = ImageFilter { annotations: pairs(&[("author", "me")]), ..ImageFilter::default() };
+    let after = ImageFilter { imported_after: Some(11), ..ImageFilter::default() };
+    let rows: [(Vec<ImageFilter>, &[usize]); 4] = [
         (vec![], &[0, 1, 2]),
-        (vec![full(&["x"]), labels(&[("tier", "x")])], &[]),
-        (vec![full(&["x"]), labels(&[("tier", "ops")])], &[1]),
-        (vec![after(11), notes(&[("author", "me")]), full(&["x"])], &[0, 2]),
+        (vec![full("x"), tier("x")], &[]),
+        (vec![full("x"), tier("ops")], &[1]),
+        (vec![after, author, full("x")], &[0, 2]),
     ];
-    for (filters, want) in several {
+    for (filters, want) in rows {
         assert_eq!(found(&home, &images, &filters), want, "{filters:?}");
     }
 }
@@ -335,7 +345,8 @@ fn pods_by_cgroup_and_by_the_beginning_of_an_id() {
         (PodFilter { cgroups: texts(&["", &cgroup]), ..below(&[&cgroup]) }, vec![running]),
     ];
     for (filter, want) in rows {
-        let got: Vec<PodId> = home.observer.pods(&[filter.clone()]).unwrap().iter().map(|view| view.row.id).collect();
+        let got: Vec<PodId> =
+            home.observer.pods(std::slice::from_ref(&filter)).unwrap().iter().map(|view| view.row.id).collect();
         assert_eq!(got, want, "{filter:?}");
     }
     let pod = |prefix: &str| home.observer.pod(&prefix.parse().unwrap());
