@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+"""Asks gantryd for its pods, by rkt's PublicAPI; with --follow, stays and tells what happens.
+
+    pods.py [--follow] [ADDRESS]        127.0.0.1:15441, or unix:/run/gantry/api.sock
+
+Needs grpcio-tools (`pip install grpcio-tools`), which compiles the contract while this runs.
+"""
+
+import pathlib
+import sys
+
+import grpc
+
+CONTRACT = pathlib.Path(__file__).resolve().parents[2] / "proto" / "rkt" / "v1alpha"
+sys.path.insert(0, str(CONTRACT))
+rkt, services = grpc.protos_and_services("api.proto")
+
+# The answer to a list is one message: with thousands of pods it is longer than the 4 MiB that clients take by default.
+OPTIONS = [("grpc.max_receive_message_length", 64 << 20)]
+
+
+def main(address, follow):
+    with grpc.insecure_channel(address, options=OPTIONS) as channel:
+        api = services.PublicAPIStub(channel)
+        for pod in api.ListPods(rkt.ListPodsRequest()).pods:
+            print(pod.id, rkt.PodState.Name(pod.state).removeprefix("POD_STATE_"), pod.pid, pod.cgroup)
+            for app in pod.apps:
+                state = rkt.AppState.Name(app.state).removeprefix("APP_STATE_")
+                print(" ", app.name, f"{app.image.name}:{app.image.version}", state, app.exit_code)
+        if follow:
+            for answer in api.ListenEvents(rkt.ListenEventsRequest()):
+                for event in answer.events:
+                    data = {pair.Key: pair.value for pair in event.data}
+                    print(rkt.EventType.Name(event.type).removeprefix("EVENT_TYPE_"), getattr(event, "from"), data)
+
+
+if __name__ == "__main__":
+    words = [word for word in sys.argv[1:] if word != "--follow"]
+    try:
+        main(words[0] if words else "127.0.0.1:15441", "--follow" in sys.argv)
+    except KeyboardInterrupt:
+        pass
+    except grpc.RpcError as error:
+        sys.exit(f"pods.py: {error.code().name}: {error.details()}")
