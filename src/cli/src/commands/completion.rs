@@ -166,7 +166,7 @@ mod tests {
     fn every_command_and_every_flag_of_run_is_in_every_script() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = script(shell);
-            for word in ["run-prepared", "cat-manifest", "doctor", "image", "gc", "events", "--filter", "pod-exited"] {
+            for word in ["run-prepared", "cat-manifest", "doctor", "image", "gc", "events", "filter", "pod-exited"] {
                 assert!(script.contains(word), "{shell:?}: {word}");
             }
             for flag in FLAGS {
