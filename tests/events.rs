@@ -20,11 +20,15 @@ const ALL: [&str; 9] = [
     "image-removed",
 ];
 
+/// The value, where a test cannot go on without it.
+#[track_caller]
+fn must<T, E: std::fmt::Display>(what: &str, outcome: Result<T, E>) -> T {
+    outcome.unwrap_or_else(|error| panic!("cannot {what}: {error}"))
+}
+
 /// The documents among some output.
 fn documents(text: &str) -> Vec<Value> {
-    text.lines()
-        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("not a document: {error}: {line}")))
-        .collect()
+    text.lines().map(|line| must(&format!("read {line}"), serde_json::from_str(line))).collect()
 }
 
 /// What `gantry events FLAGS -o json` says.
@@ -57,7 +61,7 @@ fn end(daemon: Running) -> Out {
 
 fn config(g: &Gantry, text: &str) -> String {
     let path = g.scratch().join("config.toml");
-    std::fs::write(&path, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+    must("write the configuration", std::fs::write(&path, text));
     path.display().to_string()
 }
 
@@ -65,7 +69,8 @@ fn config(g: &Gantry, text: &str) -> String {
 fn killed_prepare(g: &Gantry, image: &str) {
     // Nobody reads from it, so the preparer waits for ever where it gives the pod's id away.
     let fifo = g.scratch().join("fifo");
-    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let made = rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0);
+    must("make a fifo", made);
     let path = fifo.display().to_string();
     let prepare = g.spawn(&["prepare", "--net=none", "--uuid-file-save", &path, image, "--", "true"]);
     wait_for("the pod's row", || {
@@ -76,7 +81,7 @@ fn killed_prepare(g: &Gantry, image: &str) {
     let _ = prepare.wait();
     wait_for("somebody to notice", || g.list().iter().any(|pod| pod["phase"] == "aborted-prepare").then_some(()));
     g.remove_all();
-    std::fs::remove_file(fifo).unwrap();
+    must("remove the fifo", std::fs::remove_file(fifo));
 }
 
 /// All that can happen, by commands only.
@@ -207,8 +212,8 @@ struct Follower {
 impl Follower {
     fn start(g: &Gantry, flags: &[&str]) -> Self {
         let mut command = g.command(&[&["events", "-f", "-o", "json"], flags].concat());
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let from = BufReader::new(child.stdout.take().unwrap());
+        let mut child = must("follow", command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn());
+        let from = BufReader::new(must("read", child.stdout.take().ok_or("no pipe")));
         let (into, lines) = channel();
         std::thread::spawn(move || {
             for line in from.lines().map_while(Result::ok) {
@@ -223,7 +228,7 @@ impl Follower {
 
     #[track_caller]
     fn next(&self) -> (Duration, Value) {
-        self.lines.recv_timeout(DEADLINE).unwrap_or_else(|error| panic!("no event came: {error}"))
+        must("get an event", self.lines.recv_timeout(DEADLINE))
     }
 }
 
@@ -237,7 +242,7 @@ impl Drop for Follower {
 
 /// An RFC 3339 time in UTC with nanoseconds, as nanoseconds since midnight: enough for differences within a day.
 fn since_midnight(time: &str) -> u64 {
-    let number = |range: std::ops::Range<usize>| time[range].parse::<u64>().unwrap();
+    let number = |range: std::ops::Range<usize>| must("read a time", time[range].parse::<u64>());
     ((number(11..13) * 60 + number(14..16)) * 60 + number(17..19)) * 1_000_000_000 + number(20..29)
 }
 
