@@ -3,6 +3,7 @@
 mod changing;
 mod checking;
 mod filtering;
+mod history;
 mod opening;
 mod speed;
 mod sweeping;
