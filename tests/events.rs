@@ -41,7 +41,7 @@ fn text<'a>(event: &'a Value, field: &str) -> &'a str {
     event[field].as_str().unwrap_or_else(|| panic!("no {field} in {event}"))
 }
 
-/// The types, in order, joined by spaces, without what stands before the dash of each.
+/// The types, in order.
 fn types(events: &[Value]) -> Vec<&str> {
     events.iter().map(|event| text(event, "type")).collect()
 }
