@@ -2,6 +2,7 @@
 
 mod changing;
 mod checking;
+mod history;
 mod opening;
 mod speed;
 mod sweeping;

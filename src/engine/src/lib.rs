@@ -30,6 +30,8 @@
 //! image_list() -> Result<Vec<ImageRow>, ImageError>       image_find(&ImageRef) -> Result<ImageRow, ImageError>
 //! image_rm(&ImageRef) -> Result<ImageRemoved, ImageError> image_gc(Duration, dry_run) -> Result<ImageGc, ImageError>
 //! image_manifest(&ImageRef) -> Result<serde_json::Value, ImageError>
+//! events_start(&EventQuery, now) -> Result<u64, PodError>
+//! events_after(cursor, most) -> Result<EventPage, PodError>                       commits() -> io::Result<Commits>
 //! doctor(deep: bool) -> Result<Vec<Finding>, PodError>
 //! supervisor_fd(&PodRow) -> Option<OwnedFd>               readable when the supervisor has ended
 //! ```
