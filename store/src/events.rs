@@ -57,7 +57,7 @@ fn of_edge(pod: PodId, edge: &Edge, now: Timestamp) -> Option<NewEvent> {
             (EventKind::PodExited, *at)
         }
         Edge::Swept => (EventKind::PodGarbageCollected, now),
-        Edge::Prepare | Edge::Marked(_) | Edge::Discarded(_) => return None,
+        Edge::Prepare | Edge::Marked(_) | Edge::Discarded(_) | Edge::Deleting(_) => return None,
     };
     Some(NewEvent { kind, at, id: pod.to_string(), name: pod.to_string(), data })
 }
