@@ -111,7 +111,6 @@ pub(super) async fn read(
     let mut stream = Stream {
         news: shared.hub.news(),
         shared: Arc::clone(shared),
-        until,
         follow,
         waits: None,
         fresh: false,
