@@ -153,7 +153,8 @@ fn logs_are_rotated_by_the_supervisor_and_read_as_one() {
 /// A pod whose app writes this many lines of 100 bytes, which fill a file of its log after 400.
 fn rotating(g: &Gantry, lines: &[&str]) -> String {
     let config = g.scratch().join("config.toml");
-    std::fs::write(&config, "[log]\nmax-size = \"64Ki\"\nmax-files = 3\n").unwrap();
+    let written = std::fs::write(&config, "[log]\nmax-size = \"64Ki\"\nmax-files = 3\n");
+    assert!(written.is_ok(), "{written:?}");
     let (config, image) = (config.display().to_string(), g.fixture());
     let run = ["--config", &config, "run", "--net=none", "--detach", &image, "--name=it", "--", "lines"];
     pod_id(&g.run(&[&run[..], lines].concat()).ok())

@@ -153,6 +153,10 @@ impl LogDir {
             Some(Crossing::At(place) | Crossing::Behind(place)) => place,
             None => oldest,
         };
+        if start.inode == end.inode {
+            // One descriptor is enough for both.
+            start.file = Arc::clone(&end.file);
+        }
         let order = |place: &Place| (parts.iter().position(|part| part.inode == place.inode), place.offset);
         if order(&start) > order(&end) {
             start = end.clone();
