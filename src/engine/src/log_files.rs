@@ -1,9 +1,9 @@
 //! The files of one app's log: which there are and in which order, and places in them, found without reading what lies
 //! between.
 //!
-//! Files are `ATTEMPT.log`, and older parts `ATTEMPT.log.1` (newest) to `.N`. A file that is rotated keeps its inode: that is
-//! how a reader knows which one comes next. The directory is opened beneath the pod's; symbolic links are not followed, and
-//! what is not a regular file is no part of the log.
+//! Files are `ATTEMPT.log`, and older parts `ATTEMPT.log.1` (newest) to `.N`. A file that is rotated keeps its inode: that
+//! is how a reader knows which one comes next. The directory is opened beneath the pod's; symbolic links are not followed,
+//! and what is not a regular file is no part of the log.
 
 use std::fs::File;
 use std::io;
