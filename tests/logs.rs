@@ -1,6 +1,8 @@
 //! What apps write, and where it goes.
 
-use gantry_tests::{Gantry, pod_id};
+use std::path::PathBuf;
+
+use gantry_tests::{Gantry, json_lines, pod_id, wait_for};
 
 #[test]
 fn everything_arrives_in_order() {
@@ -146,4 +148,113 @@ fn logs_are_rotated_by_the_supervisor_and_read_as_one() {
     for (want, line) in (first..).zip(log.lines()) {
         assert!(line.starts_with(&format!("line {want:06}")), "a gap before {line}");
     }
+}
+
+/// A pod whose app writes this many lines of 100 bytes, which fill a file of its log after 400.
+fn rotating(g: &Gantry, lines: &[&str]) -> String {
+    let config = g.scratch().join("config.toml");
+    let written = std::fs::write(&config, "[log]\nmax-size = \"64Ki\"\nmax-files = 3\n");
+    assert!(written.is_ok(), "{written:?}");
+    let (config, image) = (config.display().to_string(), g.fixture());
+    let run = ["--config", &config, "run", "--net=none", "--detach", &image, "--name=it", "--", "lines"];
+    pod_id(&g.run(&[&run[..], lines].concat()).ok())
+}
+
+fn log_dir(g: &Gantry, pod: &str) -> PathBuf {
+    g.dir().join("pods").join(pod).join("logs/it")
+}
+
+#[test]
+fn following_goes_across_rotation_to_the_end_of_the_pod() {
+    let g = Gantry::new();
+    let pod = rotating(&g, &["4000", "100", "4000"]);
+    let follow = g.spawn(&["logs", "--follow", &pod]);
+    let out = follow.wait().ok();
+    assert!(log_dir(&g, &pod).join("0.log.2").exists(), "it was rotated");
+    assert!(!log_dir(&g, &pod).join("0.log.3").exists(), "what was shown first is deleted by now");
+    assert_eq!(out.stdout.lines().count(), 4000);
+    for (i, line) in out.stdout.lines().enumerate() {
+        assert!(line.starts_with(&format!("line {i:06}")), "line {i} is {line}");
+    }
+}
+
+#[test]
+fn what_writes_without_end_is_shown_up_to_now() {
+    let g = Gantry::new();
+    let pod = rotating(&g, &["forever", "100"]);
+    wait_for("rotation", || log_dir(&g, &pod).join("0.log.2").exists().then_some(()));
+    let out = g.run(&["logs", &pod]).ok();
+    let first: u64 = out.stdout[5..11].parse().unwrap();
+    for (want, line) in (first..).zip(out.stdout.lines().take(400)) {
+        assert!(line.starts_with(&format!("line {want:06}")), "a gap before {line}");
+    }
+    assert_eq!(g.run(&["logs", "--tail=10", &pod]).ok().stdout.lines().count(), 10);
+    g.run(&["stop", "--force", &pod]).succeeded();
+}
+
+#[test]
+fn documents_and_bounds() {
+    let g = Gantry::new();
+    g.app(&["--name=it"], &["seq", "print", "good", "--", "eprint", "bad", "--", "no-newline", "end"]).succeeded();
+    let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+    let documents = json_lines(&g.run(&["logs", "-o", "json", &pod]).ok().stdout);
+    let mut rows: Vec<String> =
+        documents.iter().map(|d| format!("{} {} {} {}", d["app"], d["stream"], d["partial"], d["text"])).collect();
+    rows.sort();
+    let row = |stream: &str, partial: bool, text: &str| format!("\"it\" \"{stream}\" {partial} \"{text}\"");
+    assert_eq!(rows, [row("stderr", false, "bad"), row("stdout", false, "good"), row("stdout", true, "end")]);
+    let mut times: Vec<&str> = documents.iter().map(|d| d["time"].as_str().unwrap()).collect();
+    assert!(times.is_sorted(), "{times:?}");
+    times.dedup();
+    let last = times.last().unwrap();
+    let count = |bound: String| json_lines(&g.run(&["logs", "-o", "json", &bound, &pod]).ok().stdout).len();
+    let (from, before) = (count(format!("--since={last}")), count(format!("--until={last}")));
+    assert!(from >= 1 && from + before == 3, "{from} from {last} on, {before} before");
+}
+
+#[test]
+fn following_begins_before_the_pod_and_ends_when_it_is_removed() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let prepare = || pod_id(&g.run(&["prepare", "--net=none", &image, "--", "print", "hello"]).ok());
+    let (started, removed) = (prepare(), prepare());
+    let following = g.spawn(&["logs", "--follow", &started]);
+    let waiting = g.spawn(&["logs", "--follow", &removed]);
+    // They have the database open before they can wait for a pod.
+    let has_database = |pid: u32| {
+        let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+        let mut names = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+        names.any(|name| name.ends_with("gantry.db")).then_some(())
+    };
+    wait_for("the first follower", || has_database(following.pid()));
+    wait_for("the second follower", || has_database(waiting.pid()));
+    g.run(&["run-prepared", &started]).succeeded();
+    g.run(&["rm", &removed]).succeeded();
+    assert_eq!(following.wait().ok().stdout, "hello\n");
+    // Whether it had found the pod by then or not: it does not wait for ever.
+    let _ = waiting.wait();
+    let pod = g.detached(&[], &["seq", "print", "here", "--", "obey", "SIGTERM"]);
+    let mut follow = g.spawn(&["logs", "--follow", &pod]);
+    follow.wait_for_output("here");
+    g.run(&["rm", "--force", &pod]).succeeded();
+    assert!(follow.wait().ok().stdout.starts_with("here\n"));
+}
+
+#[test]
+fn nothing_that_lies_in_a_log_directory_makes_reading_hang_or_leave_it() {
+    let g = Gantry::new();
+    g.app(&["--name=it"], &["print", "good"]).succeeded();
+    let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+    let dir = log_dir(&g, &pod);
+    std::fs::create_dir(dir.join("1.log")).unwrap();
+    let fifo = std::process::Command::new("mkfifo").arg(dir.join("2.log")).status();
+    assert!(fifo.is_ok_and(|status| status.success()));
+    std::os::unix::fs::symlink("/etc/passwd", dir.join("3.log")).unwrap();
+    std::fs::write(dir.join("4.log"), b"strange \0 line\n1970-01-01T00:00:00Z stdout F torn").unwrap();
+    assert_eq!(g.run(&["logs", &pod]).ok().stdout, "good\nstrange \0 line\n");
+    std::fs::rename(&dir, dir.with_file_name("elsewhere")).unwrap();
+    std::os::unix::fs::symlink("elsewhere", &dir).unwrap();
+    let _ = g.run(&["logs", &pod]).exits(125).complains(&["it", &pod]);
+    std::fs::remove_file(&dir).unwrap();
+    assert_eq!(g.run(&["logs", "--follow", &pod]).ok().stdout, "");
 }

@@ -1,9 +1,9 @@
 //! The files of one app's log: which there are and in which order, and places in them, found without reading what lies
 //! between.
 //!
-//! Files are `ATTEMPT.log`, and older parts `ATTEMPT.log.1` (newest) to `.N`. A file that is rotated keeps its inode: that is
-//! how a reader knows which one comes next. The directory is opened beneath the pod's; symbolic links are not followed, and
-//! what is not a regular file is no part of the log.
+//! Files are `ATTEMPT.log`, and older parts `ATTEMPT.log.1` (newest) to `.N`. A file that is rotated keeps its inode: that
+//! is how a reader knows which one comes next. The directory is opened beneath the pod's; symbolic links are not followed,
+//! and what is not a regular file is no part of the log.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +16,7 @@ use gantry_model::Timestamp;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use crate::log_line;
+use crate::log_line::{self, Parser};
 
 const BLOCK: usize = 64 << 10;
 /// A line longer than this was not written by a supervisor; it is given out in pieces.
@@ -153,6 +153,10 @@ impl LogDir {
             Some(Crossing::At(place) | Crossing::Behind(place)) => place,
             None => oldest,
         };
+        if start.inode == end.inode {
+            // One descriptor is enough for both.
+            start.file = Arc::clone(&end.file);
+        }
         let order = |place: &Place| (parts.iter().position(|part| part.inode == place.inode), place.offset);
         if order(&start) > order(&end) {
             start = end.clone();
@@ -196,7 +200,7 @@ impl LogDir {
     /// Where the last `lines` whole lines of a span begin (its start when there are no more), and how many those are.
     pub(crate) fn tail(&self, span: &Span, lines: usize) -> io::Result<(usize, Place)> {
         let (start, end) = (&span.start, &span.end);
-        let mut counter = Tail { wanted: lines, seen: 0, newest: true };
+        let mut counter = Tail { wanted: lines, seen: 0, newest: true, parser: Parser::default() };
         let least = |place: &Place| if place.inode == start.inode { start.offset } else { 0 };
         if let Some(found) = counter.scan(&end.file, least(end), end.offset)? {
             return Ok((lines, end.at(found)));
@@ -405,13 +409,14 @@ struct Tail {
     seen: usize,
     /// Nothing was looked at yet.
     newest: bool,
+    parser: Parser,
 }
 
 impl Tail {
     /// Counts in a file from `end` down to `least`. Where the wanted lines begin, if it is in this file.
     fn scan(&mut self, file: &File, least: u64, end: u64) -> io::Result<Option<u64>> {
         backwards(file, least, end, |head, next| {
-            let piece = log_line::parse(head).is_some_and(|line| line.piece);
+            let piece = self.parser.parse(head).is_some_and(|line| line.piece);
             // The newest may have no last piece yet.
             if !piece || self.newest {
                 self.seen += 1;

@@ -11,9 +11,9 @@
 //!
 //! # Bounds
 //!
-//! They are found by bisection, then every line is checked, so none is ever given out that is not within them. Where a clock was
-//! set back the log crosses a bound several times; lines within the bounds may then be missing before the place that is found for
-//! `since`, and behind the one for `until`. Without a bound none is ever missing.
+//! They are found by bisection, then every line is checked, so none is ever given out that is not within them. Where a
+//! clock was set back the log crosses a bound several times; lines within the bounds may then be missing before the place
+//! that is found for `since`, and behind the one for `until`. Without a bound the clock plays no part.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -131,7 +131,8 @@ impl LogReader {
         Ok(reader)
     }
 
-    /// Finds out what may still come. `row` says how the pod stands (`None`: it is gone) and is asked only where that matters.
+    /// Finds out what may still come. `row` says how the pod stands (`None`: it is gone) and is asked only where that
+    /// matters.
     fn advance(&mut self, row: impl FnOnce() -> Result<Option<PodRow>, PodError>) -> Result<(), PodError> {
         if matches!(self.stage, Stage::Waiting) {
             self.stage = row()?.map_or(Stage::Over, |row| stage_of(&row, &self.boot));
@@ -353,11 +354,10 @@ impl Observer {
         reader.pull(|| self.engine.store.pod(id).map_err(PodError::store), most, sink)
     }
 
-    /// A descriptor that becomes readable when the pod's supervisor ends; `None` when none runs or none is waited for.
-    /// It is for the caller to keep; look again after [`Pulled::Waiting`].
+    /// A descriptor that becomes readable when the pod's supervisor ends. `None` when none runs or none is waited for (ask
+    /// again after [`Pulled::Waiting`]), or when there are no descriptors left: then pull again after a while.
     #[must_use]
     pub fn supervisor_of(&self, reader: &LogReader) -> Option<OwnedFd> {
-        // Without descriptors left, waiting goes on without this one: the caller looks again anyway when its own run out.
         reader.supervisor()?.try_clone_to_owned().ok()
     }
 }

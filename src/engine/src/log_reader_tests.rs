@@ -294,14 +294,93 @@ fn readers_go_from_thread_to_thread() {
 
 #[test]
 fn apps_are_chosen_by_name() {
-    let id = PodId::from_random([0; 16]);
-    let mut row = row_of(id, Phase::Preparing);
-    assert_eq!(chosen(&row, &[]).unwrap(), []);
-    assert!(matches!(chosen(&row, &[name(1)]), Err(LogsError::NoSuchApp { app, .. }) if app == name(1)));
-    row.apps = vec![];
-    assert!(
-        matches!(LogReader::open(&row, Path::new("/nonexistent"), &BootId("x".to_owned()), &LogQuery::default()), Ok(reader) if reader.dirs().is_empty())
-    );
+    let mut row = row_of(PodId::from_random([0; 16]), Phase::Preparing);
+    row.apps = [2, 1].map(app_row).into();
+    for (asked, want) in [(&[][..], &[2, 1][..]), (&[1], &[1]), (&[1, 2, 1], &[2, 1])] {
+        let asked: Vec<AppName> = asked.iter().copied().map(name).collect();
+        assert_eq!(chosen(&row, &asked).unwrap(), want.iter().copied().map(name).collect::<Vec<_>>());
+    }
+    assert!(matches!(chosen(&row, &[name(3)]), Err(LogsError::NoSuchApp { app, .. }) if app == name(3)));
+}
+
+fn app_row(app: usize) -> gantry_store::AppRow {
+    let image = gantry_model::Digest::from_hash(gantry_model::id::Algorithm::Sha256, &[0; 32]).unwrap();
+    gantry_store::AppRow { name: name(app), image, image_name: "x".to_owned(), state: gantry_model::AppState::Waiting }
+}
+
+/// A row that says that `child` is the supervisor.
+fn running(child: &std::process::Child, boot: &BootId) -> PodRow {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+    let start_ticks = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(19).unwrap().parse().unwrap();
+    let supervisor = gantry_model::Process { pid: child.id(), start_ticks, boot: boot.clone() };
+    let phase = Phase::Running { since: Timestamp(0), supervisor };
+    PodRow { apps: vec![app_row(0)], ..row_of(PodId::from_random([0; 16]), phase) }
+}
+
+#[test]
+fn following_ends_with_the_supervisor_and_gives_what_it_wrote_last() {
+    use std::process::{Command, Stdio};
+    let dir = tempfile::tempdir().unwrap();
+    let lines = |n: usize| {
+        let record = Record { step: Some(1), stderr: false, tag: "F", length: 0, rotated: (false, false) };
+        write(dir.path(), 0, &vec![record; n], false)
+    };
+    lines(2);
+    let boot = BootId("x".to_owned());
+    let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let row = running(&child, &boot);
+    let query = LogQuery { follow: true, tail: Some(1), ..LogQuery::default() };
+    let mut reader = LogReader::open(&row, dir.path(), &boot, &query).unwrap();
+    let mut pull = || {
+        let mut seen = 0;
+        // Who follows a pod that runs needs its row no more.
+        let pulled = reader.pull(|| panic!("it asks for the row"), 1 << 20, &mut |_| seen += 1).unwrap();
+        (pulled, seen, reader.supervisor().is_some())
+    };
+    assert_eq!(pull(), (Pulled::Dry, 1, true));
+    lines(5);
+    assert_eq!(pull(), (Pulled::Dry, 3, true));
+    lines(6);
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    assert_eq!(pull(), (Pulled::End, 1, false));
+    assert_eq!(pull(), (Pulled::End, 0, false));
+    let mut late = LogReader::open(&row, dir.path(), &boot, &query).unwrap();
+    assert_eq!(late.pull(|| Ok(None), 1 << 20, &mut |_| {}).unwrap(), Pulled::End, "the row says it runs; it does not");
+}
+
+#[test]
+fn following_ends_when_its_time_has_passed() {
+    let dir = tempfile::tempdir().unwrap();
+    let boot = BootId("x".to_owned());
+    let row = PodRow { apps: vec![app_row(0)], ..row_of(PodId::from_random([0; 16]), Phase::Preparing) };
+    let open = |until: Timestamp| {
+        let query = LogQuery { follow: true, until: Some(until), ..LogQuery::default() };
+        LogReader::open(&row, dir.path(), &boot, &query).unwrap()
+    };
+    let mut past = open(gantry_store::now().before(Duration::from_secs(1)));
+    assert_eq!(past.pull(|| Ok(Some(row.clone())), 100, &mut |_| {}).unwrap(), Pulled::End);
+    let mut future = open(Timestamp(gantry_store::now().0 + 100_000_000));
+    assert_eq!(future.dirs(), [dir.path().join("logs/app0")]);
+    let mut wait = future.wait_at_most();
+    assert!(wait.is_some_and(|wait| wait > Duration::from_millis(10)), "{wait:?}");
+    while future.pull(|| Ok(Some(row.clone())), 100, &mut |_| {}).unwrap() == Pulled::Waiting {
+        assert!(process::readable(&[], Deadline::maybe(wait)).unwrap().is_none());
+        wait = future.wait_at_most();
+    }
+    assert!(wait.is_none_or(|wait| wait <= WRITTEN + Duration::from_millis(1)), "it ended in time: {wait:?}");
+}
+
+#[test]
+fn an_observer_says_that_there_is_no_such_pod() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = crate::Options::new(dir.path().join("data"));
+    let engine = Engine::open(options.clone()).unwrap();
+    let id = PodId::from_random([7; 16]);
+    let observer = Observer::open(options).unwrap();
+    for opened in [observer.open_logs(id, &LogQuery::default()), engine.open_logs(id, &LogQuery::default())] {
+        assert!(matches!(opened, Err(LogsError::Pod(PodError::NotFound(_)))));
+    }
 }
 
 /// Prints MB/s; for a release build: `cargo test --release -p gantry-engine --lib log_speed -- --ignored --nocapture`.

@@ -1,8 +1,8 @@
 //! The log of one app, read as one stream: all attempts, all rotated files, oldest first, and onwards while the
 //! supervisor writes and rotates. Starts anywhere without reading what comes before.
 //!
-//! Lines are found in a block that is read in one piece, and given out borrowed from it. Memory is bounded by a block and one
-//! line; a log that is waited for holds none.
+//! Lines are found in a block that is read in one piece, and given out borrowed from it. Memory is bounded by a block and
+//! one line; a log that is waited for holds none.
 
 use std::collections::VecDeque;
 use std::io;

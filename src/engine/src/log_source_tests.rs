@@ -85,6 +85,23 @@ fn rotation_while_reading_loses_and_doubles_nothing() {
 }
 
 #[test]
+fn a_new_attempt_is_seen_also_where_nothing_changed_for_long() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, second: u32| std::fs::write(dir.path().join(name), line(second, "F", name)).unwrap();
+    let mut log = log(dir.path());
+    assert_eq!(rest(&mut log), Vec::<String>::new());
+    for name in ["0.log", "1.log", "2.log"] {
+        write(name, 1);
+        assert_eq!(rest(&mut log), [name]);
+        // A directory whose time is trusted.
+        let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+        File::open(dir.path()).unwrap().set_modified(long_ago).unwrap();
+        assert_eq!(rest(&mut log), Vec::<String>::new());
+        assert!(log.complete && !log.dir.changed().unwrap(), "it is not listed again");
+    }
+}
+
+#[test]
 fn files_that_are_deleted_behind_the_reader_are_read_all_the_same() {
     let dir = tempfile::tempdir().unwrap();
     generate(dir.path(), 40, 10);

@@ -1,7 +1,7 @@
 //! `logs`: what the apps of a pod wrote, merged in the order of time, and onwards while it runs.
 //!
-//! Reading is [`crate::log_reader`]'s. Here is the waiting, for callers that do nothing else meanwhile: it sleeps until the kernel
-//! says that a log directory changed or that the supervisor is gone.
+//! Reading is [`crate::log_reader`]'s. Here is the waiting, for callers that do nothing else meanwhile: it sleeps until
+//! the kernel says that a log directory changed or that the supervisor is gone.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -36,8 +36,8 @@ pub struct LogQuery {
     pub since: Option<Timestamp>,
     /// Older than this.
     pub until: Option<Timestamp>,
-    /// Only so many lines of each app, the last ones of those within the bounds. A line written in pieces is one; it counts where
-    /// its last piece is. Where the pieces are mixed with lines of the app's other stream, the first may be missing.
+    /// Only so many lines of each app, the last ones of those within the bounds. A line written in pieces is one; it counts
+    /// where its last piece is. Where the pieces are mixed with lines of the app's other stream, the first may be missing.
     pub tail: Option<usize>,
     /// Only so many lines of all apps together, the last ones.
     pub tail_total: Option<usize>,
