@@ -47,6 +47,10 @@ const DIRECT_BANS: &[(&str, &[&str], &str)] = &[
     ("rusqlite", &["store"], "SQL lives in one crate, so that its rules can be kept in one place"),
     ("libcontainer", &["stage1"], "it forks and changes the process it is called in"),
     ("ureq", &["fetch"], "one crate speaks to registries"),
+    ("tokio", &["api", "tests"], "what is not served is synchronous; only the surfaces have a runtime"),
+    ("tonic", &["api", "proto", "tests"], "gRPC is the surfaces' business"),
+    ("prost", &["api", "proto", "tests"], "wire types stop at the door: the model and the engine have their own"),
+    ("listenfd", &["api"], "one place takes over what a service manager passes"),
     ("clap", &["cli", "daemon"], "arguments are for programs"),
     ("anyhow", &["cli", "daemon", "fixtures", "tests"], "a library's errors have types"),
 ];
@@ -347,7 +351,7 @@ fn the_supervisor_has_one_thread() {
 
 #[test]
 fn libraries_do_not_print() {
-    let libraries = ["src/model/", "src/fetch/", "src/engine/", "store/", "stage1/contract/"];
+    let libraries = ["src/model/", "src/fetch/", "src/engine/", "src/api/", "proto/src/", "store/", "stage1/contract/"];
     let mut found = Vec::new();
     for (path, text) in files(".rs").into_iter().filter(|(path, _)| libraries.iter().any(|of| path.starts_with(of))) {
         let (production, _) = split(&path, &code(&text));

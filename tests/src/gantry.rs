@@ -66,10 +66,24 @@ impl Gantry {
     }
 
     /// The node daemon `gantryd --dir DIR ARGS`, to be changed before it is started. It has to be ended before the
-    /// invariants are checked: it is a process that knows of the directory.
+    /// invariants are checked: it is a process that knows of the directory. Unless the arguments say where it listens,
+    /// it does on [`Self::api_socket`] alone, so that tests never meet.
     #[must_use]
+    #[track_caller]
     pub fn daemon(&self, args: &[&str]) -> Command {
-        self.program(&binaries().gantryd, args)
+        let mut command = self.program(&binaries().gantryd, args);
+        command.arg("--run-dir").arg(self.scratch());
+        if !args.contains(&"--listen") && !args.iter().any(|arg| arg.starts_with("--listen=")) {
+            command.arg(format!("--listen=unix:{}", self.api_socket().display()));
+        }
+        command
+    }
+
+    /// The socket on which its node daemon listens.
+    #[must_use]
+    #[track_caller]
+    pub fn api_socket(&self) -> PathBuf {
+        self.scratch().join("api.sock")
     }
 
     fn program(&self, program: &Path, args: &[&str]) -> Command {

@@ -1,31 +1,35 @@
-//! The gantryd daemon: configuration, wiring, the keeper loop. Synchronous.
+//! The gantryd daemon: configuration, wiring, the keeper loop. Synchronous; the server of the API has its own threads.
 //!
-//! May import `gantry_model` and `gantry_engine`. Holds no policy of its own: what is done with a pod is the engine's,
+//! May import `gantry_model`, `gantry_engine` and `gantry_api`. Holds no policy of its own: what is done with a pod is the engine's,
 //! when it is done is here. Pods never depend on it: it may be killed, upgraded and started again while they run, and
 //! whatever it leaves undone is found by the next look at the facts, its own or a command's.
 //!
-//! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it) and [`collector`] (the garbage).
+//! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it), [`collector`] (the garbage) and
+//! [`serve`] (the API).
 #![forbid(unsafe_code)]
 
 mod collector;
 mod keeper;
 mod log;
 mod notify;
+mod serve;
 mod signals;
 mod watcher;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
+use gantry_api::{ListenError, Listener};
 use gantry_engine::{Engine, Keeper as Lock, Settings};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::keeper::Keeper;
+use crate::serve::Api;
 use crate::signals::Signals;
 
-/// gantryd keeps the rows of pods true and collects garbage. Pods run without it.
+/// gantryd keeps the rows of pods true, collects garbage and serves the API. Pods run without it.
 #[derive(Debug, Clone, clap::Parser)]
 #[command(name = "gantryd", version, after_help = "Exit codes: 0 told to end, 1 failed, 2 bad command line.")]
 pub(crate) struct Args {
@@ -35,6 +39,13 @@ pub(crate) struct Args {
     /// Configuration file [default: /etc/gantry/config.toml; environment: GANTRY_CONFIG]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Serve the API there: HOST:PORT, [IPV6]:PORT or unix:/PATH, any number of times; or 'none' [default:
+    /// 127.0.0.1:15441 and unix:/run/gantry/api.sock]
+    #[arg(long, value_name = "ADDR")]
+    listen: Vec<String>,
+    /// Directory of the default socket, made if it is absent [default: /run/gantry]
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
 }
 
 impl Args {
@@ -42,10 +53,17 @@ impl Args {
     pub(crate) fn settings(&self) -> Result<Settings, gantry_engine::SettingsError> {
         Settings::read(self.dir.as_deref(), self.config.as_deref())
     }
+
+    /// Where the API is to be served, if anything is said of it: flags win over the configuration.
+    fn listen<'a>(&'a self, settings: &'a Settings) -> Option<&'a [String]> {
+        if self.listen.is_empty() { settings.listen.as_deref() } else { Some(&self.listen) }
+    }
 }
 
 fn main() -> ExitCode {
-    match run(Args::parse()) {
+    // First of all, while there is one thread: it takes variables out of the environment.
+    let passed = Listener::passed();
+    match run(Args::parse(), passed) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::error(&format!("{error:#}"));
@@ -56,8 +74,9 @@ fn main() -> ExitCode {
 
 /// Returns when a signal asked for it. A collection that is under way then ends with the process, as it would with a
 /// `kill -9`: the next one goes on where it was.
-fn run(args: Args) -> anyhow::Result<()> {
+fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result<()> {
     let settings = args.settings()?;
+    let passed = passed?;
     if !rustix::process::geteuid().is_root() {
         bail!("gantryd needs root");
     }
@@ -73,15 +92,28 @@ fn run(args: Args) -> anyhow::Result<()> {
         }
     };
     raise_descriptor_limit();
+    let listeners = serve::listeners(passed, args.listen(&settings), args.run_dir.as_deref())?;
+    let api = Api::start(api_config(&settings, &engine), listeners)?;
     let mut keeper = Keeper::new(args, settings.clone(), engine, signals)?;
     keeper.begin();
     log::info(&format!("keeping {dir}"));
     notify::tell("READY=1");
     let ended = keeper.run();
     notify::tell("STOPPING=1");
+    api.drain();
     ended?;
     log::info("told to end; pods run on");
     Ok(())
+}
+
+/// What the API is to tell.
+fn api_config(settings: &Settings, engine: &Engine) -> gantry_api::Config {
+    gantry_api::Config {
+        options: settings.options.clone(),
+        database: engine.store().layout().db(),
+        config_dir: settings.config.parent().map(Path::to_owned).unwrap_or_default(),
+        keeps: true,
+    }
 }
 
 /// One descriptor per running pod: the soft limit that services usually get would end at about a thousand of them.

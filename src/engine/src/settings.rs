@@ -10,6 +10,7 @@
 //! gc-interval = "1m"               # gantryd: how often garbage is collected
 //! gc-grace = "30m"                 # gantryd: how long an exited pod stays after it was marked
 //! expire-prepared = "24h"          # gantryd: how long a prepared pod may wait to be run
+//! listen = ["127.0.0.1:15441"]     # gantryd: where the API is served, or ["none"]
 //! [log]
 //! max-size = "10Mi"                # a log file of an app is rotated at this size
 //! max-files = 5                    # and so many are kept, the current one included
@@ -48,6 +49,7 @@ struct File {
     gc_interval: Option<String>,
     gc_grace: Option<String>,
     expire_prepared: Option<String>,
+    listen: Option<Vec<String>>,
     #[serde(default)]
     log: Log,
     #[serde(default)]
@@ -76,6 +78,10 @@ pub struct Settings {
     pub options: Options,
     /// For gantryd.
     pub keeper: KeeperSettings,
+    /// Where gantryd serves its API, as it is written; `None`: nothing is said of it.
+    pub listen: Option<Vec<String>>,
+    /// The configuration file, whether it is there or not. An absolute path.
+    pub config: PathBuf,
 }
 
 /// How gantryd collects garbage.
@@ -167,7 +173,8 @@ impl Settings {
         let dir = dir.map(Path::to_owned).or_else(|| environment("GANTRY_DIR").map(PathBuf::from));
         let dir = dir.or(file.dir.clone()).unwrap_or_else(|| DEFAULT_DIR.into());
         let dir = std::path::absolute(&dir).map_err(|source| SettingsError::Dir { path: dir, source })?;
-        let mut settings = Self { options: Options::new(dir), keeper: KeeperSettings::default() };
+        let config = std::path::absolute(&path).map_err(|source| SettingsError::Read { path: path.clone(), source })?;
+        let mut settings = Self { options: Options::new(dir), keeper: KeeperSettings::default(), listen: None, config };
         settings.options.fetch.default_registry = registry;
         apply(file, &mut settings).map_err(|why| SettingsError::Content { path, why })?;
         Ok(settings)
@@ -203,6 +210,7 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     if let Some(parent) = file.cgroup_parent {
         settings.options.cgroup_parent = parent;
     }
+    settings.listen = file.listen;
     apply_fetch(file.fetch, &mut settings.options.fetch.timeouts)?;
     let keeper = &mut settings.keeper;
     for (key, text, place) in [
@@ -259,8 +267,10 @@ mod tests {
     #[test]
     fn a_whole_file() {
         let all = "dir = '/d'\ndefault-registry = 'docker.io'\ncgroup-parent = '/a/b'\nstop-grace = '3s'\n\
-                   gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
-        let Settings { options, keeper } = settings(all).unwrap();
+                   gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\nlisten = ['unix:/a']\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
+        let Settings { options, keeper, listen, config } = settings(all).unwrap();
+        assert_eq!(listen.as_deref(), Some(&["unix:/a".to_owned()][..]));
+        assert!(config.is_absolute() && config.ends_with("config.toml"), "{config:?}");
         assert_eq!((options.dir.as_path(), options.cgroup_parent.as_str()), (Path::new("/d"), "/a/b"));
         assert_eq!(options.fetch.default_registry.as_deref(), Some("docker.io"));
         assert_eq!((options.log.max_bytes, options.log.max_files), (1 << 20, 2));
@@ -268,7 +278,7 @@ mod tests {
         assert_eq!((keeper.gc.grace, keeper.gc.expire_prepared), (Duration::ZERO, Duration::from_secs(3600)));
         let none = settings("").unwrap();
         assert_eq!((none.options.log, none.keeper), (LogLimits::default(), KeeperSettings::default()));
-        assert_eq!(none.options.dir, Path::new(DEFAULT_DIR));
+        assert_eq!((none.options.dir.as_path(), none.listen), (Path::new(DEFAULT_DIR), None));
     }
 
     #[test]
@@ -288,6 +298,7 @@ mod tests {
             ("stop-grace = 3", "line 1"),
             ("gc-interval = '0'", "gc-interval"),
             ("gc-grace = 'soon'", "gc-grace"),
+            ("listen = 'unix:/a'", "line 1"),
             ("expire-prepared = '1'", "expire-prepared"),
             ("[log]\nmax-files = 0", "max-files"),
             ("[log]\nmax-size = '1'", "max-size"),

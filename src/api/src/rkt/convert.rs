@@ -1,0 +1,121 @@
+//! The enums of the contract and what they are in gantry, each by a match without a wildcard; keys and values.
+
+use std::collections::BTreeMap;
+
+use gantry_engine::ImageFormat;
+use gantry_engine::model::phase::Was;
+use gantry_engine::model::{AppState, EventKind, Phase, Timestamp};
+use gantry_proto::rkt::v1alpha::{self as wire, EventType, ImageType, KeyValue, PodState};
+
+/// Where a pod stands.
+pub(super) fn pod_state(phase: &Phase) -> PodState {
+    match phase {
+        Phase::Embryo => PodState::Embryo,
+        Phase::Preparing => PodState::Preparing,
+        Phase::AbortedPrepare { .. } => PodState::AbortedPrepare,
+        Phase::Prepared { .. } => PodState::Prepared,
+        Phase::Running { .. } => PodState::Running,
+        Phase::Exited { .. } => PodState::Exited,
+        // Garbage has another name from the moment on at which its deletion begins.
+        Phase::Garbage { .. } if phase.name() == DELETING => PodState::Deleting,
+        Phase::Garbage { .. } => PodState::Garbage,
+    }
+}
+
+const DELETING: &str = "deleting";
+
+/// The name of the phase that is shown as this state; none for the one that no pod is in.
+pub(super) fn phase_of(state: PodState) -> Option<&'static str> {
+    match state {
+        PodState::Undefined => None,
+        PodState::Embryo => Some("embryo"),
+        PodState::Preparing => Some("preparing"),
+        PodState::Prepared => Some("prepared"),
+        PodState::Running => Some("running"),
+        PodState::AbortedPrepare => Some("aborted-prepare"),
+        PodState::Exited => Some("exited"),
+        PodState::Deleting => Some(DELETING),
+        PodState::Garbage => Some("garbage"),
+    }
+}
+
+/// When a pod was started; `None` if it never was.
+pub(super) fn started(phase: &Phase) -> Option<Timestamp> {
+    match phase {
+        Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Prepared { .. } => None,
+        Phase::Running { since, .. } => Some(*since),
+        Phase::Exited { started, .. } => Some(*started),
+        Phase::Garbage { was, .. } => match was {
+            Was::Aborted | Was::Prepared => None,
+            Was::Exited { started, .. } => Some(*started),
+        },
+    }
+}
+
+/// When a pod was given up; `None` if it was not.
+pub(super) fn marked(phase: &Phase) -> Option<Timestamp> {
+    match phase {
+        Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Prepared { .. } => None,
+        Phase::Running { .. } | Phase::Exited { .. } => None,
+        Phase::Garbage { marked, .. } => Some(*marked),
+    }
+}
+
+/// Where an app stands, and its exit code.
+pub(super) fn app_state(state: &AppState) -> (wire::AppState, i32) {
+    match state {
+        AppState::Waiting => (wire::AppState::Undefined, 0),
+        AppState::Started { .. } => (wire::AppState::Running, 0),
+        AppState::Exited { end, .. } => (wire::AppState::Exited, end.how.exit_code()),
+    }
+}
+
+/// The format in which an image came, with the version of its specification.
+pub(super) fn image_format(format: ImageFormat) -> wire::ImageFormat {
+    let (kind, version) = match format {
+        ImageFormat::Appc => (ImageType::Appc, "0.8.11"),
+        ImageFormat::Docker => (ImageType::Docker, "2.2"),
+        ImageFormat::Oci => (ImageType::Oci, "1.1.0"),
+    };
+    wire::ImageFormat { r#type: kind.into(), version: version.to_owned() }
+}
+
+/// What happened.
+pub(super) fn event_type(kind: EventKind) -> EventType {
+    match kind {
+        EventKind::PodPrepared => EventType::PodPrepared,
+        EventKind::PodPrepareAborted => EventType::PodPrepareAborted,
+        EventKind::PodStarted => EventType::PodStarted,
+        EventKind::PodExited => EventType::PodExited,
+        EventKind::PodGarbageCollected => EventType::PodGarbageCollected,
+        EventKind::AppStarted => EventType::AppStarted,
+        EventKind::AppExited => EventType::AppExited,
+        EventKind::ImageImported => EventType::ImageImported,
+        EventKind::ImageRemoved => EventType::ImageRemoved,
+    }
+}
+
+/// The kind of event of this type; none for the one that never happens.
+pub(super) fn event_kind(kind: EventType) -> Option<EventKind> {
+    match kind {
+        EventType::Undefined => None,
+        EventType::PodPrepared => Some(EventKind::PodPrepared),
+        EventType::PodPrepareAborted => Some(EventKind::PodPrepareAborted),
+        EventType::PodStarted => Some(EventKind::PodStarted),
+        EventType::PodExited => Some(EventKind::PodExited),
+        EventType::PodGarbageCollected => Some(EventKind::PodGarbageCollected),
+        EventType::AppStarted => Some(EventKind::AppStarted),
+        EventType::AppExited => Some(EventKind::AppExited),
+        EventType::ImageImported => Some(EventKind::ImageImported),
+        EventType::ImageRemoved => Some(EventKind::ImageRemoved),
+    }
+}
+
+/// Keys and values, by key.
+pub(super) fn pairs(map: &BTreeMap<String, String>) -> Vec<KeyValue> {
+    map.iter().map(|(key, value)| KeyValue { key: key.clone(), value: value.clone() }).collect()
+}
+
+#[cfg(test)]
+#[path = "convert_tests.rs"]
+mod tests;

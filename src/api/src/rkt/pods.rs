@@ -1,0 +1,178 @@
+//! ListPods and InspectPod.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use gantry_engine::model::id::shown;
+use gantry_engine::model::query::PodFilter;
+use gantry_engine::model::spec::NetMode;
+use gantry_engine::model::{ErrorKind, ImageId, Kind as _, PodPrefix};
+use gantry_engine::{AppRow, Observer, PodError, PodView};
+use gantry_proto::encoded::Encoded;
+use gantry_proto::rkt::v1alpha::{self as wire, InspectPodResponse, Network};
+use prost::Message;
+use prost::encoding::{WireType, encode_key, encode_varint};
+use tonic::Status;
+
+use super::convert;
+use crate::status;
+
+/// The most bytes of the answer to a list.
+const MOST_ANSWER: usize = 64 << 20;
+
+/// An answer to a list: one field, of messages, encoded where it is made. The threads of the server only copy it.
+#[derive(Default)]
+pub(super) struct Answer {
+    bytes: Vec<u8>,
+}
+
+impl Answer {
+    /// Adds an element.
+    pub(super) fn add(&mut self, element: &impl Message) -> Result<(), Status> {
+        let length = element.encoded_len();
+        if self.bytes.len() + length > MOST_ANSWER {
+            let text = format!("the answer has more than {MOST_ANSWER} bytes: ask with filters, or without detail");
+            return Err(Status::resource_exhausted(text));
+        }
+        put(&mut self.bytes, length);
+        element.encode_raw(&mut self.bytes);
+        Ok(())
+    }
+
+    /// All of it.
+    pub(super) fn done(self) -> Encoded {
+        Encoded(Bytes::from(self.bytes))
+    }
+}
+
+/// The head of an element of field 1, of this length: all answers of ours that are encoded by hand have that field alone.
+pub(super) fn put(bytes: &mut Vec<u8>, length: usize) {
+    encode_key(1, WireType::LengthDelimited, bytes);
+    encode_varint(length as u64, bytes);
+}
+
+/// The pods for which any filter holds, by id.
+pub(super) fn list(observer: &Observer, filters: &[PodFilter], detail: bool) -> Result<Encoded, Status> {
+    let pods = observer.pods(filters).map_err(|error| status::of(&error))?;
+    let mut images = Images::new(observer);
+    let mut answer = Answer::default();
+    for view in pods {
+        let pod = pod(&mut images, &view, detail)?;
+        answer.add(&pod)?;
+    }
+    Ok(answer.done())
+}
+
+/// The pod whose id begins so.
+pub(super) fn inspect(observer: &Observer, id: &str) -> Result<InspectPodResponse, Status> {
+    let view = resolve(observer, id)?;
+    let pod = pod(&mut Images::new(observer), &view, true)?;
+    Ok(InspectPodResponse { pod: Some(pod) })
+}
+
+/// The pod whose id begins so, or why there is none, in rkt's words.
+pub(super) fn resolve(observer: &Observer, id: &str) -> Result<PodView, Status> {
+    if id.is_empty() {
+        return Err(Status::invalid_argument("unable to resolve UUID: UUID cannot be empty"));
+    }
+    let none = || {
+        let id = shown(&id.chars().take(100).collect::<String>().to_lowercase());
+        Status::not_found(format!("unable to resolve UUID: no matches found for \"{id}\""))
+    };
+    let prefix: PodPrefix = id.parse().map_err(|_| none())?;
+    observer.pod(&prefix).map_err(|error| match &error {
+        PodError::NotFound(_) => none(),
+        other if other.kind() == ErrorKind::Invalid => ambiguous(other),
+        other => status::of(other),
+    })
+}
+
+fn ambiguous(error: &PodError) -> Status {
+    Status::invalid_argument(format!("unable to resolve UUID: {error}"))
+}
+
+/// What apps' images are called, asked once for each image.
+struct Images<'a> {
+    observer: &'a Observer,
+    known: HashMap<ImageId, wire::Image>,
+}
+
+impl<'a> Images<'a> {
+    fn new(observer: &'a Observer) -> Self {
+        Self { observer, known: HashMap::new() }
+    }
+
+    /// The image of an app: format, id, name and version.
+    fn of(&mut self, app: &AppRow) -> Result<wire::Image, Status> {
+        if let Some(image) = self.known.get(&app.image) {
+            return Ok(image.clone());
+        }
+        let (base_format, name, version) = match self.observer.image(&app.image) {
+            Ok(view) => (Some(convert::image_format(view.row.format)), view.name, view.version),
+            // It cannot be removed while a pod has it, so its row is lost; what the pod remembers is told.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let (name, version) = name_and_version(&app.image_name);
+                (None, name, version)
+            }
+            Err(error) => return Err(status::of(&error)),
+        };
+        let image = wire::Image { base_format, id: app.image.to_string(), name, version, ..wire::Image::default() };
+        self.known.insert(app.image.clone(), image.clone());
+        Ok(image)
+    }
+}
+
+/// A reference as it was asked for, without tag and digest, and the tag.
+fn name_and_version(reference: &str) -> (String, String) {
+    let name = reference.split_once('@').map_or(reference, |(name, _)| name);
+    match name.rsplit_once(':') {
+        Some((name, tag)) if !tag.contains('/') => (name.to_owned(), tag.to_owned()),
+        Some(_) | None => (name.to_owned(), "latest".to_owned()),
+    }
+}
+
+fn pod(images: &mut Images<'_>, view: &PodView, detail: bool) -> Result<wire::Pod, Status> {
+    let row = &view.row;
+    let supervisor = view.supervisor();
+    let started = convert::started(&row.phase);
+    let manifest = match detail {
+        true => images.observer.pod_manifest(row.id).map_err(|error| status::of(&error))?.unwrap_or_default(),
+        false => Vec::new(),
+    };
+    Ok(wire::Pod {
+        id: row.id.to_string(),
+        pid: supervisor.and_then(|process| i32::try_from(process.pid).ok()).unwrap_or(-1),
+        state: convert::pod_state(&row.phase).into(),
+        apps: row.apps.iter().map(|row| app(images, row)).collect::<Result<_, _>>()?,
+        networks: if started.is_some() { networks(row.net) } else { Vec::new() },
+        manifest,
+        annotations: convert::pairs(&row.user_annotations),
+        cgroup: supervisor.map(|_| view.cgroup.clone()).unwrap_or_default(),
+        created_at: row.created.0,
+        started_at: started.map_or(0, |at| at.0),
+        gc_marked_at: convert::marked(&row.phase).map_or(0, |at| at.0),
+    })
+}
+
+fn app(images: &mut Images<'_>, row: &AppRow) -> Result<wire::App, Status> {
+    let (state, exit_code) = convert::app_state(&row.state);
+    Ok(wire::App {
+        name: row.name.to_string(),
+        image: Some(images.of(row)?),
+        state: state.into(),
+        exit_code,
+        annotations: Vec::new(),
+    })
+}
+
+/// The networks of a pod that was started.
+fn networks(net: NetMode) -> Vec<Network> {
+    match net {
+        NetMode::None => Vec::new(),
+        NetMode::Host => vec![Network { name: net.as_str().to_owned(), ..Network::default() }],
+    }
+}
+
+#[cfg(test)]
+#[path = "pods_tests.rs"]
+mod tests;

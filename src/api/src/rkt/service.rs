@@ -1,0 +1,100 @@
+//! The methods: what comes in is checked here, what goes out is made on the bridge's threads.
+
+use std::sync::Arc;
+
+use gantry_proto::encoded::Encoded;
+use gantry_proto::rkt::server::public_api_server::PublicApi;
+use gantry_proto::rkt::v1alpha::{
+    GetInfoRequest, GetInfoResponse, GetLogsRequest, GlobalFlags, Info, InspectImageRequest, InspectImageResponse,
+    InspectPodRequest, InspectPodResponse, ListImagesRequest, ListPodsRequest, ListenEventsRequest,
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::{filters, images, pods};
+use crate::bridge::Weight;
+use crate::server::{Config, Shared};
+
+/// See the module.
+pub(crate) struct Service {
+    shared: Arc<Shared>,
+    info: Info,
+}
+
+impl Service {
+    pub(super) fn new(shared: Arc<Shared>, config: &Config) -> Self {
+        Self { shared, info: info(config) }
+    }
+}
+
+/// What does not change while the server runs.
+fn info(config: &Config) -> Info {
+    // The directory is there: the daemon holds its lock.
+    let dir = config.options.dir.canonicalize().unwrap_or_else(|_| config.options.dir.clone());
+    Info {
+        rkt_version: concat!("1.30.0+gantry.", env!("CARGO_PKG_VERSION")).to_owned(),
+        appc_version: "0.8.11".to_owned(),
+        api_version: "1.0.0-alpha".to_owned(),
+        global_flags: Some(GlobalFlags {
+            dir: dir.display().to_string(),
+            system_config_dir: config.config_dir.display().to_string(),
+            local_config_dir: String::new(),
+            user_config_dir: String::new(),
+            insecure_flags: "none".to_owned(),
+            trust_keys_from_https: false,
+        }),
+    }
+}
+
+#[tonic::async_trait]
+impl PublicApi for Service {
+    type ListenEventsStream = ReceiverStream<Result<Encoded, Status>>;
+    type GetLogsStream = ReceiverStream<Result<Encoded, Status>>;
+
+    async fn get_info(&self, request: Request<GetInfoRequest>) -> Result<Response<GetInfoResponse>, Status> {
+        let GetInfoRequest {} = request.into_inner();
+        Ok(Response::new(GetInfoResponse { info: Some(self.info.clone()) }))
+    }
+
+    async fn list_pods(&self, request: Request<ListPodsRequest>) -> Result<Response<Encoded>, Status> {
+        let ListPodsRequest { filters, detail } = request.into_inner();
+        let filters = filters::pods(filters)?;
+        let answer = self.shared.bridge.ask(Weight::Heavy, move |observer| pods::list(observer, &filters, detail));
+        Ok(Response::new(answer.await?))
+    }
+
+    async fn inspect_pod(&self, request: Request<InspectPodRequest>) -> Result<Response<InspectPodResponse>, Status> {
+        let InspectPodRequest { id } = request.into_inner();
+        let answer = self.shared.bridge.ask(Weight::Light, move |observer| pods::inspect(observer, &id));
+        Ok(Response::new(answer.await?))
+    }
+
+    async fn list_images(&self, request: Request<ListImagesRequest>) -> Result<Response<Encoded>, Status> {
+        let ListImagesRequest { filters, detail } = request.into_inner();
+        let filters = filters::images(filters)?;
+        let answer = self.shared.bridge.ask(Weight::Heavy, move |observer| images::list(observer, &filters, detail));
+        Ok(Response::new(answer.await?))
+    }
+
+    async fn inspect_image(
+        &self,
+        request: Request<InspectImageRequest>,
+    ) -> Result<Response<InspectImageResponse>, Status> {
+        let InspectImageRequest { id } = request.into_inner();
+        let answer = self.shared.bridge.ask(Weight::Light, move |observer| images::inspect(observer, &id));
+        Ok(Response::new(answer.await?))
+    }
+
+    async fn listen_events(
+        &self,
+        request: Request<ListenEventsRequest>,
+    ) -> Result<Response<Self::ListenEventsStream>, Status> {
+        let ListenEventsRequest { filter: _ } = request.into_inner();
+        Err(Status::unimplemented("not served yet"))
+    }
+
+    async fn get_logs(&self, request: Request<GetLogsRequest>) -> Result<Response<Self::GetLogsStream>, Status> {
+        drop(request);
+        Err(Status::unimplemented("not served yet"))
+    }
+}
