@@ -83,9 +83,24 @@ fn one_table_per_field() {
     let api = served.api();
     let it = three(&g, &api);
     let cgroup = api.inspect_pod(&it.a).cgroup;
+    ids_and_states(&api, &it);
+    apps_and_images(&api, &it);
+    networks_and_annotations(&api, &it);
+    cgroups(&api, &it, &cgroup);
+    together(&api, &it, &cgroup);
+    // What is shown of a pod that is picked out is all there is to show.
+    let picked = api.list_pods(vec![PodFilter { app_names: texts(&["web", "job"]), ..any() }], true);
+    assert_eq!(picked, [api.inspect_pod(&it.a)]);
+    assert_eq!(app(&g.status(&it.a), "job")["image_id"], it.other);
+    drop(api);
+    served.end();
+}
+
+#[track_caller]
+fn ids_and_states(api: &Api, it: &Three) {
     let ids = |ids: &[&str]| PodFilter { ids: texts(ids), ..any() };
     it.hold(
-        &api,
+        api,
         vec![
             ("one", ids(&[&it.a]), "a"),
             ("any of them", ids(&[&it.c, &it.a]), "ac"),
@@ -99,7 +114,7 @@ fn one_table_per_field() {
     );
     let in_state = |list: &[PodState]| PodFilter { states: states(list), ..any() };
     it.hold(
-        &api,
+        api,
         vec![
             ("running", in_state(&[PodState::Running]), "a"),
             ("exited", in_state(&[PodState::Exited]), "b"),
@@ -108,9 +123,13 @@ fn one_table_per_field() {
             ("no pod is in no state", in_state(&[PodState::Undefined]), ""),
         ],
     );
+}
+
+#[track_caller]
+fn apps_and_images(api: &Api, it: &Three) {
     let apps = |names: &[&str]| PodFilter { app_names: texts(names), ..any() };
     it.hold(
-        &api,
+        api,
         vec![
             ("one", apps(&["web"]), "ab"),
             ("all of them", apps(&["web", "job"]), "a"),
@@ -121,7 +140,7 @@ fn one_table_per_field() {
     );
     let images = |ids: &[&str]| PodFilter { image_ids: texts(ids), ..any() };
     it.hold(
-        &api,
+        api,
         vec![
             ("one", images(&[&it.image]), "ab"),
             ("the other", images(&[&it.other]), "ac"),
@@ -130,9 +149,13 @@ fn one_table_per_field() {
             ("no id", images(&[&it.image, "?"]), ""),
         ],
     );
+}
+
+#[track_caller]
+fn networks_and_annotations(api: &Api, it: &Three) {
     let nets = |names: &[&str]| PodFilter { network_names: texts(names), ..any() };
     it.hold(
-        &api,
+        api,
         vec![
             ("one that was never run is in none", nets(&["host"]), "a"),
             ("none is no network", nets(&["none"]), ""),
@@ -141,7 +164,7 @@ fn one_table_per_field() {
     );
     let noted = |list: &[(&str, &str)]| PodFilter { annotations: pairs(list), ..any() };
     it.hold(
-        &api,
+        api,
         vec![
             ("one", noted(&[("tier", "1")]), "ab"),
             ("key and value", noted(&[("k", "w")]), "b"),
@@ -153,22 +176,26 @@ fn one_table_per_field() {
             ("quotes", noted(&[("k\"'", "v")]), ""),
         ],
     );
+}
+
+#[track_caller]
+fn cgroups(api: &Api, it: &Three, cgroup: &str) {
     let exact = |list: &[&str]| PodFilter { cgroups: texts(list), ..any() };
     it.hold(
-        &api,
+        api,
         vec![
-            ("the pod's", exact(&[&cgroup]), "a"),
-            ("any of them", exact(&["/x", &cgroup]), "a"),
+            ("the pod's", exact(&[cgroup]), "a"),
+            ("any of them", exact(&["/x", cgroup]), "a"),
             ("every pod that does not run", exact(&[""]), "bc"),
-            ("both", exact(&["", &cgroup]), "abc"),
+            ("both", exact(&["", cgroup]), "abc"),
             ("not what is below", exact(&[&format!("{cgroup}/web")]), ""),
         ],
     );
     let below = |list: &[&str]| PodFilter { pod_sub_cgroups: texts(list), ..any() };
     it.hold(
-        &api,
+        api,
         vec![
-            ("the pod's own", below(&[&cgroup]), "a"),
+            ("the pod's own", below(&[cgroup]), "a"),
             ("an app's", below(&[&format!("{cgroup}/web")]), "a"),
             ("the boundary", below(&[&format!("{cgroup}x/web")]), ""),
             ("the boundary", below(&[&cgroup[..cgroup.len() - 1]]), ""),
@@ -176,13 +203,6 @@ fn one_table_per_field() {
             ("what lies above", below(&["/gantry"]), ""),
         ],
     );
-    together(&api, &it, &cgroup);
-    // What is shown of a pod that is picked out is all there is to show.
-    let picked = api.list_pods(vec![apps(&["web", "job"])], true);
-    assert_eq!(picked, [api.inspect_pod(&it.a)]);
-    assert_eq!(app(&g.status(&it.a), "job")["image_id"], it.other);
-    drop(api);
-    served.end();
 }
 
 /// And inside a filter, or between filters.

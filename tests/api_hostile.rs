@@ -280,8 +280,8 @@ fn streams_that_are_reset_in_a_loop() {
     let api = served.api();
     beside(&served, "streams that are reset at once", || {
         let mut client = api.raw();
-        let mut refused = 0;
-        api.block_on(async move {
+        let refused = api.block_on(async move {
+            let mut refused = 0;
             for _ in 0..RESETS {
                 // Dropped before its answer: the client resets the stream. A server that has enough of it says so.
                 let call = client.listen_events(ListenEventsRequest { filter: None });
@@ -289,6 +289,7 @@ fn streams_that_are_reset_in_a_loop() {
                     refused += 1;
                 }
             }
+            refused
         });
         println!("{refused} of {RESETS} were refused before they were reset");
     });

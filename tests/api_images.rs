@@ -137,36 +137,100 @@ fn one_table_per_field() {
     };
     let shown = api.inspect_image(&first);
     assert_eq!((shown.name, shown.version), (format!("{host}/coreos.com/etcd"), "v1".to_owned()));
-    let ids = |list: &[&str]| ImageFilter { ids: texts(list), ..any() };
-    let prefixes =
-        |list: &[&str]| ImageFilter { prefixes: list.iter().map(|it| format!("{host}/{it}")).collect(), ..any() };
-    let bases = |list: &[&str]| ImageFilter { base_names: texts(list), ..any() };
-    let words = |list: &[&str]| ImageFilter { keywords: texts(list), ..any() };
-    let full =
-        |list: &[&str]| ImageFilter { full_names: list.iter().map(|it| format!("{host}/{it}")).collect(), ..any() };
-    let labels = |list: &[(&str, &str)]| ImageFilter { labels: pairs(list), ..any() };
-    let notes = |list: &[(&str, &str)]| ImageFilter { annotations: pairs(list), ..any() };
-    let after = |time: i64| ImageFilter { imported_after: time, ..any() };
-    let before = |time: i64| ImageFilter { imported_before: time, ..any() };
-    let (t1, t2) = (at(&first), at(&second));
-    assert!(t1 < t2);
-    for (what, filter, want) in [
+    let it = Two { host, times: (at(&first), at(&second)), first, second };
+    assert!(it.times.0 < it.times.1);
+    it.hold(&api, names(&it.host));
+    it.hold(&api, facts(&it));
+    let either = |filters: Vec<ImageFilter>| api.list_images(filters, false).len();
+    assert_eq!(either(vec![bases(&["etcd"]), notes(&[("note", "y")])]), 2);
+    assert_eq!(either(vec![bases(&["etcd"]), notes(&[("note", "x")])]), 1);
+    assert_eq!(either(vec![bases(&["x"]), any()]), 2);
+    assert_eq!(either(vec![bases(&["x"]), words(&["y"])]), 0);
+    drop(api);
+    served.end();
+}
+
+/// Two images by names of a registry on `host`, and the seconds in which they were imported.
+struct Two {
+    host: String,
+    first: String,
+    second: String,
+    times: (i64, i64),
+}
+
+impl Two {
+    /// What is asked, the filter, and the numbers of the images for which it holds.
+    #[track_caller]
+    fn hold(&self, api: &Api, rows: Vec<(&str, ImageFilter, &str)>) {
+        for (what, filter, want) in rows {
+            let ids = api.image_ids(filter.clone());
+            let both = [(&self.first, '1'), (&self.second, '2')];
+            let found: String = both.iter().filter(|(id, _)| ids.contains(id)).map(|(_, it)| *it).collect();
+            assert_eq!(found, want, "{what}: {filter:?}");
+        }
+    }
+}
+
+fn bases(list: &[&str]) -> ImageFilter {
+    ImageFilter { base_names: texts(list), ..any() }
+}
+
+fn words(list: &[&str]) -> ImageFilter {
+    ImageFilter { keywords: texts(list), ..any() }
+}
+
+fn labels(list: &[(&str, &str)]) -> ImageFilter {
+    ImageFilter { labels: pairs(list), ..any() }
+}
+
+fn notes(list: &[(&str, &str)]) -> ImageFilter {
+    ImageFilter { annotations: pairs(list), ..any() }
+}
+
+/// Filters by name.
+fn names(host: &str) -> Vec<(&'static str, ImageFilter, &'static str)> {
+    let on_host = |list: &[&str]| list.iter().map(|it| format!("{host}/{it}")).collect();
+    let prefixes = |list: &[&str]| ImageFilter { prefixes: on_host(list), ..any() };
+    let full = |list: &[&str]| ImageFilter { full_names: on_host(list), ..any() };
+    vec![
         ("nothing asked for", any(), "12"),
-        ("id", ids(&[&first]), "1"),
-        ("any id", ids(&[&first, &second, "x"]), "12"),
-        ("whole ids", ids(&[&first[..20]]), ""),
         ("prefix", prefixes(&["core"]), "1"),
         ("any prefix", prefixes(&["x", "k8s.io/", "core"]), "12"),
-        ("prefix of the whole name", ImageFilter { prefixes: texts(&["coreos.com"]), ..any() }, ""),
+        ("of the whole name", ImageFilter { prefixes: texts(&["coreos.com"]), ..any() }, ""),
         ("base name", bases(&["etcd"]), "1"),
         ("any base name", bases(&["etcd", "etcd-backup"]), "12"),
         ("no part of it", bases(&["coreos.com/etcd", "backup"]), ""),
         ("keyword", words(&["etcd"]), "12"),
         ("any keyword", words(&["nothing", "back"]), "2"),
         ("not the tag", words(&["v1"]), ""),
+        ("no pattern", words(&["et%"]), ""),
         ("full name", full(&["coreos.com/etcd"]), "1"),
         ("any full name", full(&["coreos.com/etcd", "k8s.io/etcd-backup"]), "12"),
         ("without tag", full(&["coreos.com/etcd:v1"]), ""),
+    ]
+}
+
+/// Filters by the rest, and by several fields at once.
+fn facts(it: &Two) -> Vec<(&'static str, ImageFilter, &'static str)> {
+    let ids = |list: &[&str]| ImageFilter { ids: texts(list), ..any() };
+    let after = |time: i64| ImageFilter { imported_after: time, ..any() };
+    let before = |time: i64| ImageFilter { imported_before: time, ..any() };
+    let (t1, t2) = it.times;
+    let all = ImageFilter {
+        base_names: texts(&["etcd"]),
+        prefixes: vec![format!("{}/c", it.host)],
+        full_names: vec![format!("{}/coreos.com/etcd", it.host)],
+        keywords: texts(&["core"]),
+        labels: pairs(&[("kind", "one")]),
+        annotations: pairs(&[("note", "x")]),
+        imported_after: t1 - 1,
+        imported_before: t2,
+        ids: texts(&[&it.first]),
+    };
+    vec![
+        ("id", ids(&[&it.first]), "1"),
+        ("any id", ids(&[&it.first, &it.second, "x"]), "12"),
+        ("whole ids", ids(&[&it.first[..20]]), ""),
         ("label", labels(&[("kind", "one")]), "1"),
         ("all labels", labels(&[("kind", "one"), ("all", "1")]), "1"),
         ("all labels", labels(&[("kind", "one"), ("all", "2")]), ""),
@@ -184,29 +248,6 @@ fn one_table_per_field() {
         ("between", ImageFilter { imported_after: t1 - 1, imported_before: t1 + 1, ..any() }, "1"),
         ("both hold", ImageFilter { keywords: texts(&["etcd"]), ..labels(&[("kind", "two")]) }, "2"),
         ("one does not", ImageFilter { keywords: texts(&["backup"]), ..labels(&[("kind", "one")]) }, ""),
-        (
-            "all fields",
-            ImageFilter {
-                base_names: texts(&["etcd"]),
-                prefixes: vec![format!("{host}/c")],
-                full_names: vec![format!("{host}/coreos.com/etcd")],
-                keywords: texts(&["core"]),
-                labels: pairs(&[("kind", "one")]),
-                annotations: pairs(&[("note", "x")]),
-                imported_after: t1 - 1,
-                imported_before: t2,
-                ids: texts(&[&first]),
-            },
-            "1",
-        ),
-    ] {
-        assert_eq!(letters(filter.clone()), want, "{what}: {filter:?}");
-    }
-    let either = |filters: Vec<ImageFilter>| api.list_images(filters, false).len();
-    assert_eq!(either(vec![bases(&["etcd"]), notes(&[("note", "y")])]), 2);
-    assert_eq!(either(vec![bases(&["etcd"]), notes(&[("note", "x")])]), 1);
-    assert_eq!(either(vec![bases(&["x"]), any()]), 2);
-    assert_eq!(either(vec![bases(&["x"]), words(&["y"])]), 0);
-    drop(api);
-    served.end();
+        ("all fields", all, "1"),
+    ]
 }

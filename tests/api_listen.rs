@@ -277,7 +277,7 @@ fn sockets_may_come_from_a_service_manager() {
         .spawn_command(&mut activated(&g, "tcp", &["--listen", "127.0.0.1:0"]))
         .wait()
         .exits(1)
-        .complains(&["error:", "--listen"]);
+        .complains(&["error:", "passed sockets"]);
     for kind in ["udp", "file", "connected"] {
         let out = g.spawn_command(&mut activated(&g, kind, &[])).wait();
         assert!(out.code == 1 && out.stderr.contains("error:") && !out.stderr.contains("panicked"), "{kind}: {out}");

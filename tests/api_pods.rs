@@ -4,10 +4,11 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use gantry_proto::rkt::v1alpha::{AppState, KeyValue, Pod, PodFilter, PodState};
-use gantry_tests::api::{Api, Served};
+use gantry_tests::api::{Api, Served, copy_setting};
 use gantry_tests::{Gantry, Signal, nanos, now_ns, pod_id, wait_for};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use serde_json::{Value, json};
@@ -79,25 +80,29 @@ fn end(api: Api, served: Served) {
 #[test]
 fn info_tells_who_serves_what() {
     let g = Gantry::new();
-    // What is served is told by its own name, not by that of a link to it.
-    let real = g.scratch().join("real");
-    std::fs::create_dir(&real).unwrap();
-    std::os::unix::fs::symlink(&real, g.dir()).unwrap();
-    let served = g.serve(&[]);
+    // Named by a way through a link; told by its own name.
+    let home = g.dir().parent().unwrap().to_owned();
+    let link = g.scratch().join("link");
+    std::os::unix::fs::symlink(&home, &link).unwrap();
+    let config = g.write("config.toml", "");
+    let told = g.daemon(&["--config", &config]);
+    let mut command = Command::new(told.get_program());
+    let through = link.join("data");
+    command.args(told.get_args().map(|arg| if arg == g.dir() { through.as_os_str() } else { arg }));
+    copy_setting(&told, &mut command);
+    let served = Served::of(g.spawn_command(&mut command));
     let api = served.api();
     let info = api.info();
     assert_eq!(info.api_version, "1.0.0-alpha");
     assert_eq!(info.appc_version, "0.8.11");
     assert!(info.rkt_version.starts_with("1.30.0+gantry."), "{}", info.rkt_version);
     let flags = info.global_flags.unwrap();
-    assert_eq!(flags.dir, real.display().to_string());
+    assert_eq!(flags.dir, g.dir().display().to_string());
     assert_eq!(flags.system_config_dir, g.scratch().display().to_string());
     assert_eq!((&*flags.local_config_dir, &*flags.user_config_dir, &*flags.insecure_flags), ("", "", "none"));
     assert!(!flags.trust_keys_from_https);
     assert!(api.pods().is_empty() && api.list_images(Vec::new(), true).is_empty());
     end(api, served);
-    std::fs::remove_file(g.dir()).unwrap();
-    std::fs::rename(real, g.dir()).unwrap();
 }
 
 #[test]

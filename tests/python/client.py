@@ -107,8 +107,12 @@ def main():
     extra = sys.argv[3] if len(sys.argv) == 4 else ""
     try:
         # Lists are one message, however long; what streams is held to the limit that every gRPC has by default.
-        limit = [("grpc.max_receive_message_length", -1)] if what.startswith("list-") and what != "listen-events" else []
-        with grpc.insecure_channel(address, options=limit) as channel:
+        options = [("grpc.max_receive_message_length", -1)] if what in ("list-pods", "list-images") else []
+        if address.startswith("unix:"):
+            # gRPC's C core makes an :authority of the socket's path, which HTTP/2 does not allow and the server's
+            # HTTP/2 refuses (grpc/grpc#38142, hyperium/h2#487). Every client of C core needs this option there.
+            options.append(("grpc.default_authority", "localhost"))
+        with grpc.insecure_channel(address, options=options) as channel:
             if what == "health":
                 health(channel, extra)
             elif what == "reflect":
