@@ -207,7 +207,7 @@ fn filters(api: &Api, all: &[Event], image: &str, pod: &str, aborted: &str) {
         (1, last, all.iter().filter(|event| event.time < last).count()),
     ] {
         let filter = EventFilter { since_time: since, until_time: until, ..EventFilter::default() };
-        assert_eq!(api.listen(filter).rest().len(), want, "{filter:?}");
+        assert_eq!(api.listen(filter.clone()).rest().len(), want, "{filter:?}");
     }
 }
 
