@@ -131,10 +131,6 @@ fn one_table_per_field() {
     wait_for("the next second", || (gantry_tests::now_ns() / 1_000_000_000 > second_of_first).then_some(()));
     let second = fetch(&g.layout("two", &two), "k8s.io/etcd-backup:v2");
     let host = registry.host();
-    let letters = |filter: ImageFilter| {
-        let ids = api.image_ids(filter);
-        [(&first, '1'), (&second, '2')].iter().filter(|(id, _)| ids.contains(id)).map(|(_, it)| *it).collect::<String>()
-    };
     let shown = api.inspect_image(&first);
     assert_eq!((shown.name, shown.version), (format!("{host}/coreos.com/etcd"), "v1".to_owned()));
     let it = Two { host, times: (at(&first), at(&second)), first, second };

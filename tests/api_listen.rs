@@ -1,5 +1,4 @@
 //! Where gantryd listens, what it tells of itself there, and that a client which shares nothing with us understands it.
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixDatagram, UnixListener};
