@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
+use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
 use gantry_proto::rkt::v1alpha::{AppState, KeyValue, Pod, PodFilter, PodState};
@@ -186,12 +187,12 @@ fn cgroups_of_running_pods() {
     let below = |path: String| api.pod_ids(PodFilter { pod_sub_cgroups: vec![path], ..PodFilter::default() });
     let mut both = vec![one.clone(), two.clone()];
     both.sort();
-    assert_eq!(exact(vec![cgroup(0)]), [one.clone()]);
+    assert_eq!(exact(vec![cgroup(0)]), from_ref(&one));
     assert_eq!(exact(vec![cgroup(0), "/elsewhere".into(), cgroup(1)]), both);
     assert!(exact(vec![String::new()]).is_empty(), "all run");
-    assert_eq!(below(cgroup(1)), [two.clone()]);
-    assert_eq!(below(format!("{}/it", cgroup(1))), [two.clone()]);
-    assert_eq!(below(format!("{}/it/deeper", cgroup(1))), [two.clone()]);
+    assert_eq!(below(cgroup(1)), from_ref(&two));
+    assert_eq!(below(format!("{}/it", cgroup(1))), from_ref(&two));
+    assert_eq!(below(format!("{}/it/deeper", cgroup(1))), from_ref(&two));
     // What rkt took for the same: a path that only begins like the pod's.
     assert!(below(format!("{}0/it", cgroup(1))).is_empty());
     assert!(below("/".into()).is_empty() && exact(vec!["/".into()]).is_empty());
