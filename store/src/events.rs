@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use gantry_model::{AppName, AppState, BootId, Edge, Event, EventKind, HowEnded, NewEvent, PodId, Timestamp};
-use rusqlite::{Transaction, params};
+use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use crate::db::Sync;
 use crate::pods::row;
@@ -14,6 +14,21 @@ use crate::{AppRow, Store, StoreError};
 
 /// How many events [`Store::trim_events`] is usually asked to keep.
 pub const EVENTS_KEPT: u64 = 100_000;
+
+/// So many events are deleted in one transaction.
+const TRIM_CHUNK: usize = 5_000;
+
+/// The kinds of events whose time is that of their writing, for SQL. (A pod that ran before its row said so is Prepared
+/// late; only a `run` that was killed at that very moment makes one.)
+const PUNCTUAL: &str =
+    "'pod-prepared', 'pod-prepare-aborted', 'pod-garbage-collected', 'image-imported', 'image-removed'";
+
+/// The time of an event is read a moment before its number is given: two writers may differ in both by so many
+/// nanoseconds.
+const SKEW: i64 = 1_000_000_000;
+
+/// The plus makes SQLite take the index of times, where it would look through the history from its beginning.
+pub(crate) const FIRST_SINCE: &str = "SELECT min(+seq) FROM event WHERE at >= ?1";
 
 /// The events of one step of a pod: of its apps first when it ends, after it otherwise. An app's start and its end are
 /// told once per attempt; who looks late and finds both at once tells both.
@@ -42,7 +57,7 @@ fn of_edge(pod: PodId, edge: &Edge, now: Timestamp) -> Option<NewEvent> {
             (EventKind::PodExited, *at)
         }
         Edge::Swept => (EventKind::PodGarbageCollected, now),
-        Edge::Prepare | Edge::Marked(_) | Edge::Discarded(_) => return None,
+        Edge::Prepare | Edge::Marked(_) | Edge::Discarded(_) | Edge::Deleting(_) => return None,
     };
     Some(NewEvent { kind, at, id: pod.to_string(), name: pod.to_string(), data })
 }
@@ -121,6 +136,43 @@ impl Store {
         rows.collect::<rusqlite::Result<_>>().map_err(sql())
     }
 
+    /// The same, and the highest number that was trimmed away when it is above `seq`: events are missing before these.
+    /// Both of one snapshot, so that no trimming comes in between.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn events_page(&self, seq: u64, limit: usize) -> Result<(Vec<Event>, Option<u64>), StoreError> {
+        self.read("read events", |_snapshot| {
+            let trimmed = self.trimmed_seq()?;
+            Ok((self.events_after(seq, limit)?, (trimmed > seq).then_some(trimmed)))
+        })
+    }
+
+    /// The number behind which every kept event of `since` or later lies; a number that was trimmed away, when events
+    /// of that time may be gone, so that [`Self::events_page`] tells of the gap.
+    ///
+    /// Times do not rise strictly with numbers: the end of a pod may be noticed hours later, with the time at which it
+    /// happened. So the first number is looked for, and not the first time. For the same reason the oldest kept event
+    /// does not say how young a trimmed one may be. What does is the oldest one of a kind that is written when it
+    /// happens ([`PUNCTUAL`]): what has a smaller number was written before. Without such a one, anything may be gone.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn seq_before(&self, since: Timestamp) -> Result<u64, StoreError> {
+        let sql = || StoreError::sql("find the first event of that time");
+        self.read("find the first event of that time", |tx| {
+            let trimmed = self.trimmed_seq()?;
+            if trimmed > 0 && trimmed_until(tx).map_err(sql())?.is_none_or(|until| since < until) {
+                return Ok(trimmed - 1);
+            }
+            let first: Option<u64> = tx
+                .prepare_cached(FIRST_SINCE)
+                .and_then(|mut one| one.query_row([since.0], |row| row.get(0)))
+                .map_err(sql())?;
+            first.map_or_else(|| self.last_seq(), |first| Ok(first.saturating_sub(1)))
+        })
+    }
+
     /// The highest number that was given; 0 when none was.
     ///
     /// # Errors
@@ -145,25 +197,50 @@ impl Store {
 
     /// Deletes all events but the newest `keep` (usually [`EVENTS_KEPT`]); tells how many were deleted.
     ///
+    /// Goes on in short transactions, so that no writer waits for long. Killed in between, it has deleted less; what is
+    /// gone is noted together with each deletion.
+    ///
     /// # Errors
     /// [`StoreError`].
     pub fn trim_events(&self, keep: u64) -> Result<usize, StoreError> {
-        let sql = || StoreError::sql("trim the events");
-        let keep = keep.min(i64::MAX.unsigned_abs());
-        let newest_to_go = "SELECT seq FROM event ORDER BY seq DESC LIMIT 1 OFFSET ?1";
-        let find = |conn: &rusqlite::Connection| {
-            use rusqlite::OptionalExtension as _;
-            conn.prepare_cached(newest_to_go)?.query_row([keep], |row| row.get::<_, u64>(0)).optional()
-        };
-        if find(&self.conn).map_err(sql())?.is_none() {
-            return Ok(0);
+        const DOING: &str = "trim the events";
+        let newest_to_go: Option<u64> = self
+            .conn
+            .prepare_cached("SELECT seq FROM event ORDER BY seq DESC LIMIT 1 OFFSET ?1")
+            .and_then(|mut one| one.query_row([keep.min(i64::MAX.unsigned_abs())], |row| row.get(0)).optional())
+            .map_err(StoreError::sql(DOING))?;
+        // More events may have come since: then some more than asked for are kept until the next time.
+        let Some(upto) = newest_to_go else { return Ok(0) };
+        let mut deleted = 0;
+        loop {
+            let chunk = self.write(DOING, Sync::Soon, |tx| trim_chunk(tx, upto).map_err(StoreError::sql(DOING)))?;
+            deleted += chunk;
+            if chunk < TRIM_CHUNK {
+                return Ok(deleted);
+            }
         }
-        self.write("trim the events", Sync::Soon, |tx| {
-            let Some(upto) = find(tx).map_err(sql())? else { return Ok(0) };
-            tx.execute("UPDATE state SET trimmed = ?1", [upto]).map_err(sql())?;
-            tx.execute("DELETE FROM event WHERE seq <= ?1", [upto]).map_err(sql())
-        })
     }
+}
+
+/// Deletes the oldest events, at most [`TRIM_CHUNK`] and none above `upto`; tells how many.
+fn trim_chunk(tx: &Transaction<'_>, upto: u64) -> rusqlite::Result<usize> {
+    let last: Option<u64> = tx
+        .prepare_cached("SELECT max(seq) FROM (SELECT seq FROM event WHERE seq <= ?1 ORDER BY seq LIMIT ?2)")?
+        .query_row(params![upto, TRIM_CHUNK], |row| row.get(0))?;
+    let Some(last) = last else { return Ok(0) };
+    tx.execute("UPDATE state SET trimmed = ?1", [last])?;
+    tx.execute("DELETE FROM event WHERE seq <= ?1", [last])
+}
+
+/// No event that was trimmed away is as young as this; `None` when that cannot be told.
+fn trimmed_until(tx: &Transaction<'_>) -> rusqlite::Result<Option<Timestamp>> {
+    let until: Option<i64> = tx
+        .prepare_cached(&format!(
+            "SELECT max(at) FROM event
+                WHERE seq <= (SELECT seq FROM event WHERE kind IN ({PUNCTUAL}) ORDER BY seq LIMIT 1)"
+        ))?
+        .query_row([], |row| row.get(0))?;
+    Ok(until.map(|at| Timestamp(at.saturating_add(SKEW))))
 }
 
 fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Event> {

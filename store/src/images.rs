@@ -4,6 +4,8 @@
 //! and [`Store::sweep_images`] deletes what nobody refers to any more. A pod's app refers to its image by a foreign
 //! key, so an image in use cannot be removed, whoever tries and however the two race.
 
+mod candidates;
+
 use gantry_model::{Digest, ErrorKind, EventKind, ImageId, Kind, NewEvent, PodId, Timestamp};
 use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
 use thiserror::Error;

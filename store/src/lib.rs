@@ -66,6 +66,8 @@ pub use images::{CommitImageError, ImageFormat, ImageRow, LayerRef, NewImage, Re
 pub use keeper::{Keeper, KeeperLock};
 pub use layout::Layout;
 pub use pod_dir::{MakePodDirError, PodLock, PodState};
-pub use pods::{AppRow, Change, InsertPodError, Moved, NewApp, NewPod, PodRow, ResolveError, StepError};
+pub use pods::{
+    AppRow, Change, InCgroups, InsertPodError, Moved, NewApp, NewPod, PodRow, PodWhere, ResolveError, StepError,
+};
 pub use sweep::Swept;
 pub use trees::{CommitLayersError, LayerLock, LayerRow, Staging, Trees};

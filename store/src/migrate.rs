@@ -24,7 +24,7 @@ pub(crate) const FEATURES: [&str; 0] = [];
 const BACKUPS_KEPT: usize = 3;
 
 /// The steps. Append only.
-pub(crate) const STEPS: &[&str] = &[V1];
+pub(crate) const STEPS: &[&str] = &[V1, V2];
 
 const V1: &str = "
 CREATE TABLE feature (
@@ -154,6 +154,18 @@ CREATE TABLE app (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX app_image ON app (image);
 CREATE INDEX app_name ON app (name);
+";
+
+const V2: &str = "
+-- Garbage that somebody has begun to delete.
+ALTER TABLE pod ADD COLUMN deleting_at INTEGER CHECK (deleting_at IS NULL OR phase = 'garbage');
+CREATE INDEX pod_deleting ON pod (deleting_at) WHERE deleting_at IS NOT NULL;
+
+-- NULL: made by format 1; they are in the pod's manifest only. The index finds those apps, and is empty before long.
+ALTER TABLE app ADD COLUMN annotations TEXT CHECK (annotations IS NULL OR json_type(annotations) = 'object');
+CREATE INDEX app_of_format_1 ON app (pod) WHERE annotations IS NULL;
+
+CREATE INDEX event_at ON event (at);
 ";
 
 /// The number of steps a database has had.

@@ -4,22 +4,25 @@
 //! model's `step`, and writes the phase, the apps and the events; so of several processes that want the same change
 //! exactly one makes it, and the others learn what the row is now. Losing is normal and no error.
 
+pub(crate) mod condition;
+pub(crate) mod list;
 pub(crate) mod row;
 
 use std::collections::BTreeMap;
 
 use gantry_model::phase::Stepped;
-use gantry_model::query::PodQuery;
 use gantry_model::spec::NetMode;
 use gantry_model::{
     AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, Phase, PodId, PodPrefix, Refused, Timestamp, step,
 };
-use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension as _, Transaction, params, params_from_iter};
+use rusqlite::{Connection, Transaction, params};
 use thiserror::Error;
 
 use crate::db::Sync;
 use crate::{Store, StoreError, events};
+use list::load;
+
+pub use condition::{InCgroups, PodWhere};
 
 /// A pod that is about to exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +52,8 @@ pub struct NewApp {
     pub image: ImageId,
     /// The name by which the image was asked for.
     pub image_name: String,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
 }
 
 /// A pod as the store knows it.
@@ -85,6 +90,8 @@ pub struct AppRow {
     pub image: ImageId,
     /// The name by which the image was asked for.
     pub image_name: String,
+    /// Its annotations. Not known of pods that format 1 has made, see [`Store::pods_of_format_1`].
+    pub annotations: BTreeMap<String, String>,
     /// Where it stands.
     pub state: AppState,
 }
@@ -183,10 +190,12 @@ pub enum ResolveError {
         prefix: PodPrefix,
     },
     /// Several do.
-    #[error("{prefix} is the beginning of several pods, among them {}: give more digits", listed(some))]
+    #[error("{prefix} is the beginning of {matches} pods, among them {}: give more digits", listed(some))]
     Ambiguous {
         /// What was asked for.
         prefix: PodPrefix,
+        /// How many pods' ids begin so.
+        matches: u64,
         /// Some of them.
         some: Vec<PodId>,
     },
@@ -304,14 +313,6 @@ impl Store {
         })
     }
 
-    /// A pod by its whole id.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub fn pod(&self, id: PodId) -> Result<Option<PodRow>, StoreError> {
-        self.read("read the pod", |tx| load(tx, id).map_err(StoreError::sql("read the pod")))
-    }
-
     /// The one pod whose id begins so.
     ///
     /// # Errors
@@ -319,32 +320,31 @@ impl Store {
     pub fn resolve(&self, prefix: &PodPrefix) -> Result<PodId, ResolveError> {
         /// Enough to recognise the one that was meant.
         const SHOWN: usize = 5;
-        let sql = || StoreError::sql("find the pod");
-        // In the order of bytes every id that begins with the prefix lies before the prefix and a 'g'.
-        let mut statement = self
-            .conn
-            .prepare_cached("SELECT id FROM pod WHERE id >= ?1 AND id < ?1 || 'g' ORDER BY id LIMIT ?2")
-            .map_err(sql())?;
-        let ids: Vec<PodId> = statement
-            .query_map(params![prefix.as_str(), SHOWN], |row| row::Columns::new(row).parsed())
-            .and_then(Iterator::collect)
-            .map_err(sql())?;
+        const DOING: &str = "find the pod";
+        let found = |conn: &Connection| -> rusqlite::Result<(Vec<PodId>, u64)> {
+            let mut some =
+                conn.prepare_cached(&format!("SELECT id FROM pod WHERE {BEGINS_SO} ORDER BY id LIMIT ?2"))?;
+            let some = some.query_map(params![prefix.as_str(), SHOWN], |row| row::Columns::new(row).parsed())?;
+            let ids: Vec<PodId> = some.collect::<rusqlite::Result<_>>()?;
+            let matches = match ids.len() {
+                SHOWN => conn
+                    .prepare_cached(&format!("SELECT count(*) FROM pod WHERE {BEGINS_SO}"))?
+                    .query_row([prefix.as_str()], |row| row.get(0))?,
+                fewer => u64::try_from(fewer).unwrap_or(u64::MAX),
+            };
+            Ok((ids, matches))
+        };
+        let (ids, matches) = self.read(DOING, |tx| found(tx).map_err(StoreError::sql(DOING)))?;
         match ids[..] {
             [] => Err(ResolveError::NotFound { prefix: prefix.clone() }),
             [id] => Ok(id),
-            _ => Err(ResolveError::Ambiguous { prefix: prefix.clone(), some: ids }),
+            _ => Err(ResolveError::Ambiguous { prefix: prefix.clone(), matches, some: ids }),
         }
     }
-
-    /// The pods that were asked for, by the time of their creation, then by id.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub fn pods(&self, query: &PodQuery) -> Result<Vec<PodRow>, StoreError> {
-        const DOING: &str = "list the pods";
-        self.read(DOING, |tx| list(tx, query).map_err(StoreError::sql(DOING)))
-    }
 }
+
+/// In the order of bytes every id that begins with the prefix lies before the prefix and a 'g'.
+const BEGINS_SO: &str = "id >= ?1 AND id < ?1 || 'g'";
 
 fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     let sql = || StoreError::sql("insert the pod");
@@ -365,13 +365,16 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     // A select instead of the foreign key alone, whose message could not say which image it was.
     let mut insert = tx
         .prepare_cached(
-            "INSERT INTO app (pod, position, name, image, image_name, state)
-                SELECT ?1, ?2, ?3, id, ?5, 'waiting' FROM image WHERE id = ?4",
+            "INSERT INTO app (pod, position, name, image, image_name, annotations, state)
+                SELECT ?1, ?2, ?3, id, ?5, ?6, 'waiting' FROM image WHERE id = ?4",
         )
         .map_err(sql())?;
     for (position, app) in pod.apps.iter().enumerate() {
-        let inserted = insert
-            .execute(params![id, position, app.name.as_str(), app.image.to_string(), app.image_name])
+        let inserted = row::map_text(&app.annotations)
+            .and_then(|annotations| {
+                let image = app.image.to_string();
+                insert.execute(params![id, position, app.name.as_str(), image, app.image_name, annotations])
+            })
             .map_err(sql())?;
         if inserted == 0 {
             return Err(InsertPodError::NoSuchImage { app: app.name.clone(), image: app.image.clone() });
@@ -402,64 +405,4 @@ fn store(tx: &Transaction<'_>, id: PodId, after: Option<&PodRow>) -> rusqlite::R
     };
     row::write_phase(tx, pod)?;
     pod.apps.iter().try_for_each(|app| row::write_app(tx, &id, app))
-}
-
-fn load(conn: &Connection, id: PodId) -> rusqlite::Result<Option<PodRow>> {
-    let id = id.to_string();
-    let mut statement = conn.prepare_cached(&format!("SELECT {} FROM pod WHERE id = ?1", row::POD))?;
-    let Some(mut pod) = statement.query_row([&id], row::pod).optional()? else { return Ok(None) };
-    let query = format!("SELECT {} FROM app WHERE pod = ?1 ORDER BY position", row::APP);
-    pod.apps = conn.prepare_cached(&query)?.query_map([&id], row::app)?.collect::<rusqlite::Result<_>>()?;
-    Ok(Some(pod))
-}
-
-/// Two statements, whatever the number of pods: the pods, and the apps of those pods. Both come in the order of the
-/// primary key, which costs SQLite neither a sort nor a look-up per row, and are merged; the order by time is made last.
-fn list(conn: &Connection, query: &PodQuery) -> rusqlite::Result<Vec<PodRow>> {
-    let (wanted, values) = condition(query);
-    let mut statement = conn.prepare_cached(&format!("SELECT {} FROM pod {wanted} ORDER BY pod.id", row::POD))?;
-    let mut pods: Vec<PodRow> =
-        statement.query_map(params_from_iter(&values), row::pod)?.collect::<rusqlite::Result<_>>()?;
-    let of_these =
-        if wanted.is_empty() { String::new() } else { format!("WHERE pod IN (SELECT id FROM pod {wanted})") };
-    let mut statement =
-        conn.prepare_cached(&format!("SELECT {} FROM app {of_these} ORDER BY app.pod, app.position", row::APP))?;
-    let mut rows = statement.query(params_from_iter(&values))?;
-    // The bytes of ids sort as their texts do, so each list is walked once.
-    let mut place = 0;
-    while let Some(found) = rows.next()? {
-        let id: PodId = row::Columns::new(found).parsed()?;
-        while pods.get(place).is_some_and(|pod| pod.id < id) {
-            place += 1;
-        }
-        if let Some(pod) = pods.get_mut(place).filter(|pod| pod.id == id) {
-            pod.apps.push(row::app(found)?);
-        }
-    }
-    pods.sort_by_key(|pod| (pod.created, pod.id));
-    Ok(pods)
-}
-
-/// The WHERE clause of a query and the values in it, in order.
-fn condition(query: &PodQuery) -> (String, Vec<Value>) {
-    let PodQuery { phases, created_since, app, image } = query;
-    let mut all = Vec::new();
-    let mut values: Vec<Value> = Vec::new();
-    if !phases.is_empty() {
-        all.push(format!("pod.phase IN ({})", vec!["?"; phases.len()].join(", ")));
-        values.extend(phases.iter().map(|&phase| Value::from(phase.to_owned())));
-    }
-    if let Some(since) = created_since {
-        all.push("pod.created >= ?".to_owned());
-        values.push(since.0.into());
-    }
-    if let Some(name) = app {
-        all.push("EXISTS (SELECT 1 FROM app AS a WHERE a.pod = pod.id AND a.name = ?)".to_owned());
-        values.push(name.to_string().into());
-    }
-    if let Some(image) = image {
-        all.push("EXISTS (SELECT 1 FROM app AS a WHERE a.pod = pod.id AND a.image = ?)".to_owned());
-        values.push(image.to_string().into());
-    }
-    if all.is_empty() { (String::new(), values) } else { (format!("WHERE {}", all.join(" AND ")), values) }
 }

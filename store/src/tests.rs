@@ -2,6 +2,8 @@
 
 mod changing;
 mod checking;
+mod filtering;
+mod history;
 mod opening;
 mod speed;
 mod sweeping;
@@ -86,7 +88,13 @@ fn image(store: &Store, name: &str, names: &[&str]) -> Digest {
 }
 
 fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
-    let app = |name: &&str| NewApp { name: name.parse().unwrap(), image: image.clone(), image_name: "i".into() };
+    let annotations = |name: &str| [("of".to_owned(), name.to_owned())].into();
+    let app = |name: &&str| NewApp {
+        name: name.parse().unwrap(),
+        image: image.clone(),
+        image_name: "i".into(),
+        annotations: annotations(name),
+    };
     NewPod {
         id,
         created: Timestamp(10),

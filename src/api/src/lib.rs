@@ -10,6 +10,7 @@
 //! server   tonic with its limits; start and drain
 //! bridge   from tasks to the synchronous observers, a few threads with a bounded queue
 //! hub      events as they are committed, encoded once for all who listen
+//! places   how many streams
 //! watch    which log directories changed, for all who follow
 //! status   from our kinds of errors to gRPC's codes, the one place
 //! health   grpc.health.v1
@@ -23,10 +24,13 @@
 mod accept;
 mod bridge;
 mod health;
+mod hub;
 pub mod listen;
+mod places;
 mod rkt;
 pub mod server;
 mod status;
+mod watch;
 
 pub use listen::{Address, AddressError, ListenError, Listener};
 pub use server::{Config, Running, ServeError, serve};

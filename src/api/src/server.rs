@@ -19,8 +19,10 @@ use tokio::task::JoinHandle;
 use crate::accept::Acceptors;
 use crate::bridge::{Bridge, Source};
 use crate::health::Health;
+use crate::hub::Hub;
 use crate::listen::Listener;
 use crate::rkt;
+use crate::watch::Watch;
 
 /// Threads of the runtime.
 const THREADS: usize = 2;
@@ -89,6 +91,10 @@ impl ServeError {
 pub(crate) struct Shared {
     /// To the engine.
     pub(crate) bridge: Bridge,
+    /// To the events.
+    pub(crate) hub: Hub,
+    /// To the log directories.
+    pub(crate) watch: Watch,
     /// Becomes true when streams are to end.
     pub(crate) ending: watch::Receiver<bool>,
 }
@@ -130,6 +136,8 @@ pub fn serve(config: Config, listeners: Vec<Listener>) -> Result<Running, ServeE
     let inside = runtime.enter();
     let shared = Arc::new(Shared {
         bridge: Bridge::start(source.clone()).map_err(ServeError::system("start the threads that ask the engine"))?,
+        hub: Hub::start(source, rkt::encode_event).map_err(ServeError::system("start the thread that reads events"))?,
+        watch: Watch::new().map_err(ServeError::system("watch log directories"))?,
         ending: is_ending,
     });
     let (reporter, health_service) = tonic_health::server::health_reporter();

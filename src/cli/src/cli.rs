@@ -45,6 +45,8 @@ pub(crate) enum Command {
     Status(commands::status::Status),
     /// Show what apps have written
     Logs(commands::logs::Logs),
+    /// Show what has happened, and what happens
+    Events(commands::events::Events),
     /// Run a program in an app
     #[command(visible_alias = "enter")]
     Exec(commands::exec::Exec),

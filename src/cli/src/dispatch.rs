@@ -124,6 +124,7 @@ fn asking(command: &Command) -> Asking {
         | Command::RunPrepared(_)
         | Command::Fetch(_)
         | Command::Logs(_)
+        | Command::Events(_)
         | Command::Exec(_)
         | Command::Attach(_)
         | Command::Stop(_)
@@ -144,6 +145,7 @@ fn command(context: Context, command: Command) -> Result<u8, Failure> {
         Command::List(args) => commands::list::list(&context, &args),
         Command::Status(args) => commands::status::status(&context, &args),
         Command::Logs(args) => commands::logs::logs(&context, &args),
+        Command::Events(args) => commands::events::events(&context, &args),
         Command::Exec(args) => commands::exec::exec(&context, args),
         Command::Attach(args) => commands::attach::attach(&context, &args),
         Command::Stop(args) => commands::stop::stop(&context, &args),
@@ -200,6 +202,8 @@ mod tests {
             ("image ls", "Image"),
             ("stat 12", "Status"),
             ("vers", "Version"),
+            ("events -f --filter type=pod-exited --filter app=x", "Events"),
+            ("ev", "Events"),
         ] {
             let matches = crate::cli::command().try_get_matches_from(words(&format!("gantry {line}"))).unwrap();
             let cli = Cli::from_arg_matches(&matches).unwrap();

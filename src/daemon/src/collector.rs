@@ -1,4 +1,5 @@
-//! Collecting garbage in a thread of its own, so that deleting a big pod delays nobody's end.
+//! Collecting garbage, and trimming the history of events, in a thread of its own, so that deleting a big pod delays
+//! nobody's end.
 
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -44,13 +45,28 @@ impl Collector {
 }
 
 fn collect(options: Options, settings: KeeperSettings, images: bool) {
-    let result = Engine::open(options).map_err(anyhow::Error::from).and_then(|engine| {
-        collect_pods(&engine, settings)?;
-        if images { sweep_images(&engine) } else { Ok(()) }
-    });
-    if let Err(error) = result {
+    let engine = match Engine::open(options) {
+        Ok(engine) => engine,
+        Err(error) => return log::warning(&format!("cannot collect garbage: {:#}", anyhow::Error::from(error))),
+    };
+    if let Err(error) = collect_pods(&engine, settings) {
         log::warning(&format!("cannot collect garbage: {error:#}"));
     }
+    if let Err(error) = trim_events(&engine, settings) {
+        log::warning(&format!("cannot trim the history of events: {error:#}"));
+    }
+    if images && let Err(error) = sweep_images(&engine) {
+        log::warning(&format!("cannot sweep images: {error:#}"));
+    }
+}
+
+/// After the pods: their removal is told by events too.
+fn trim_events(engine: &Engine, settings: KeeperSettings) -> anyhow::Result<()> {
+    let trimmed = engine.store().trim_events(settings.events_kept)?;
+    if trimmed > 0 {
+        log::info(&format!("deleted the {trimmed} oldest events: events-kept is {}", settings.events_kept));
+    }
+    Ok(())
 }
 
 fn collect_pods(engine: &Engine, settings: KeeperSettings) -> anyhow::Result<()> {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use gantry_model::{ErrorKind, Kind, PodId, PodPrefix};
+use gantry_store::ResolveError;
 use thiserror::Error;
 
 /// A failure of a crate below, with the kind it had there. Shows as that failure does.
@@ -99,6 +100,18 @@ impl Kind for PodError {
 }
 
 impl PodError {
+    /// How many pods' ids begin so, when it was asked for one by a beginning that several have.
+    #[must_use]
+    pub fn ambiguous(&self) -> Option<u64> {
+        match self {
+            Self::Store(cause) => match cause.get::<ResolveError>()? {
+                ResolveError::Ambiguous { matches, .. } => Some(*matches),
+                ResolveError::NotFound { .. } | ResolveError::Store(_) => None,
+            },
+            _ => None,
+        }
+    }
+
     /// For `map_err`: the store failed.
     pub(crate) fn store<E: std::error::Error + Kind + Send + Sync + 'static>(error: E) -> Self {
         Self::Store(error.into())

@@ -1,12 +1,36 @@
-//! What happened, from the store's history: pages of it, and waiting for more. (PLACEHOLDER bodies.)
+//! What happened, from the store's history: pages of it, and waiting for more.
+//!
+//! A reader has a cursor and nothing else: it reads what has higher numbers, and waits when there is nothing. So a slow
+//! one costs nothing and loses nothing, and what was deleted before it came to it shows as a gap that has a number.
+//!
+//! ```text
+//! commits = watch             before the first read, or a commit in between would be waited for in vain
+//! cursor = events_start(query)
+//! loop: page = events_after(cursor); cursor = page.cursor; if the page is empty, commits.wait
+//! ```
 
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
 use gantry_model::query::EventQuery;
 use gantry_model::{Event, Timestamp};
+use gantry_store::Layout;
+use rustix::fs::inotify;
+use rustix::io::Errno;
 
-use crate::{Observer, PodError};
+use crate::process::{self, Deadline};
+use crate::{Engine, Observer, PodError};
+
+/// After a wake-up it is looked again after so many milliseconds each, without another one.
+const LOOKS: [u64; 6] = [1, 2, 4, 8, 16, 32];
+/// How often it is looked when nothing wakes us.
+const NET: Duration = Duration::from_secs(1);
+/// How often it is looked where the kernel cannot wake us.
+const BLIND: Duration = Duration::from_millis(50);
 
 /// Some events, in the order of their numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,13 +39,25 @@ pub struct EventPage {
     pub events: Vec<Event>,
     /// Where to go on: the number of the last one, or what was asked for.
     pub cursor: u64,
-    /// Events after the asked-for cursor were deleted: the highest number that is gone.
+    /// Events after the asked-for cursor were deleted: the highest number that is gone. A sequence that jumped at a
+    /// boot has lost nothing and says nothing.
     pub trimmed: Option<u64>,
 }
 
 /// Waits for commits to the database by any process.
+///
+/// The kernel tells of writes to the WAL (inotify on the data directory, for the file is replaced now and then). A
+/// writer writes there a moment before its commit can be seen: the commit is published in shared memory, of which
+/// nobody is told. So a wake-up is followed by a few more looks.
 #[derive(Debug)]
-pub struct Commits {}
+pub struct Commits {
+    /// Where the kernel can tell.
+    inotify: Option<OwnedFd>,
+    /// The name of the WAL.
+    wal: OsString,
+    /// How many looks there were since the last wake-up.
+    looks: usize,
+}
 
 impl Commits {
     /// Begins to watch; what is committed from now on wakes the next [`Self::wait`].
@@ -29,8 +65,19 @@ impl Commits {
     /// # Errors
     /// None that would make waiting impossible: where the kernel cannot tell, it is looked every 50 ms.
     pub fn watch(observer: &Observer) -> io::Result<Self> {
-        let _ = observer;
-        Ok(Self {})
+        observer.engine.commits()
+    }
+
+    fn of(layout: &Layout) -> Self {
+        let watched = || -> rustix::io::Result<OwnedFd> {
+            let fd = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
+            let flags = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::ONLYDIR;
+            inotify::add_watch(&fd, layout.root(), flags)?;
+            Ok(fd)
+        };
+        let wal = layout.wal().file_name().map(OsStr::to_owned).unwrap_or_default();
+        // As after a wake-up: a writer may have written to the WAL already and not published it yet.
+        Self { inotify: watched().ok(), wal, looks: 0 }
     }
 
     /// Waits until there may be something new, at most this long. Waking too often is allowed, too late is not.
@@ -38,20 +85,82 @@ impl Commits {
     /// # Errors
     /// What the kernel says.
     pub fn wait(&mut self, most: Duration) -> io::Result<()> {
-        std::thread::sleep(most.min(Duration::from_millis(20)));
-        Ok(())
+        let pause = self.pause();
+        let deadline = Deadline::after(most.min(pause));
+        loop {
+            let fds: Vec<_> = self.inotify.iter().map(OwnedFd::as_fd).collect();
+            if process::readable(&fds, deadline)?.is_none() {
+                if pause <= most {
+                    self.looks = self.looks.saturating_add(1);
+                }
+                return Ok(());
+            }
+            if self.take_notices() {
+                self.looks = 0;
+                return Ok(());
+            }
+        }
+    }
+
+    fn pause(&self) -> Duration {
+        match &self.inotify {
+            Some(_) => LOOKS.get(self.looks).map_or(NET, |ms| Duration::from_millis(*ms)),
+            None => BLIND,
+        }
+    }
+
+    /// Takes away what the kernel tells; whether it may be about a commit.
+    fn take_notices(&mut self) -> bool {
+        let Some(fd) = &self.inotify else { return true };
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = inotify::Reader::new(fd, &mut buffer);
+        let mut news = false;
+        loop {
+            let event = match reader.next() {
+                Ok(event) => event,
+                Err(Errno::WOULDBLOCK | Errno::INTR) => return news,
+                Err(_) => break,
+            };
+            // The directory went away, or was unmounted.
+            if event.events().contains(inotify::ReadFlags::IGNORED) {
+                break;
+            }
+            let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
+            news |= event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) || name == Some(&self.wal);
+        }
+        // It tells nothing any more.
+        self.inotify = None;
+        true
     }
 }
 
-impl Observer {
-    /// The cursor from which to read so that no event is missed that this query asks for: of the past where it says so,
-    /// else from now on.
+impl Engine {
+    /// Begins to watch for commits; see [`Commits`].
+    ///
+    /// # Errors
+    /// See [`Commits::watch`].
+    pub fn commits(&self) -> io::Result<Commits> {
+        Ok(Commits::of(self.store.layout()))
+    }
+
+    /// The cursor from which to read so that no event is missed that this query asks for:
+    ///
+    /// * with `since`: of the past too. When events of that time may have been deleted, the first page says so; it says
+    ///   nothing when all that is gone is older.
+    /// * with an `until` that lies not after `now`: from the beginning of what is kept, which is no gap.
+    /// * else from now on.
+    ///
+    /// The pages have all events behind the cursor: the query is asked again for each of them.
     ///
     /// # Errors
     /// [`PodError`].
     pub fn events_start(&self, query: &EventQuery, now: Timestamp) -> Result<u64, PodError> {
-        let _ = (query, now);
-        self.engine.store.last_seq().map_err(PodError::store)
+        let start = match (query.since, query.until) {
+            (Some(since), _) => self.store.seq_before(since),
+            (None, Some(until)) if until <= now => self.store.trimmed_seq(),
+            (None, _) => self.store.last_seq(),
+        };
+        start.map_err(PodError::store)
     }
 
     /// At most `most` events with numbers above `cursor`.
@@ -59,8 +168,30 @@ impl Observer {
     /// # Errors
     /// [`PodError`].
     pub fn events_after(&self, cursor: u64, most: usize) -> Result<EventPage, PodError> {
-        let events = self.engine.store.events_after(cursor, most).map_err(PodError::store)?;
+        let (events, trimmed) = self.store.events_page(cursor, most).map_err(PodError::store)?;
         let last = events.last().map_or(cursor, |event| event.seq);
-        Ok(EventPage { events, cursor: last, trimmed: None })
+        Ok(EventPage { events, cursor: last, trimmed })
     }
 }
+
+impl Observer {
+    /// See [`Engine::events_start`].
+    ///
+    /// # Errors
+    /// [`PodError`].
+    pub fn events_start(&self, query: &EventQuery, now: Timestamp) -> Result<u64, PodError> {
+        self.engine.events_start(query, now)
+    }
+
+    /// See [`Engine::events_after`].
+    ///
+    /// # Errors
+    /// [`PodError`].
+    pub fn events_after(&self, cursor: u64, most: usize) -> Result<EventPage, PodError> {
+        self.engine.events_after(cursor, most)
+    }
+}
+
+#[cfg(test)]
+#[path = "events_tests.rs"]
+mod tests;

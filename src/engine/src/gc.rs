@@ -4,7 +4,7 @@
 //! 2. With `mark_only`, that is all.
 //! 3. Prepared pods older than `expire_prepared` are given up.
 //! 4. Pods that had exited are deleted when they were *marked* longer ago than `grace`, so never in the round that
-//!    marks them unless the grace is zero; aborted and expired ones at once.
+//!    marks them unless the grace is zero; aborted and expired ones at once, and what somebody began to delete too.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -100,7 +100,8 @@ fn decide(phase: &Phase, now: Timestamp, options: &GcOptions) -> Vec<(GcAction, 
         Phase::Prepared { .. } => vec![],
         Phase::Exited { .. } if options.grace.is_zero() => vec![(Mark, "it has exited"), (Delete, "it has exited")],
         Phase::Exited { .. } => vec![(Mark, "it has exited")],
-        Phase::Garbage { marked, was } => match was {
+        Phase::Garbage { deleting: Some(_), .. } => vec![(Delete, "its deletion was begun")],
+        Phase::Garbage { marked, was, deleting: None } => match was {
             Was::Aborted => vec![(Delete, "its preparation was aborted")],
             Was::Prepared => vec![(Delete, "it was given up before it ran")],
             Was::Exited { .. } if old(*marked, options.grace) => vec![(Delete, "its grace period is over")],
@@ -150,7 +151,13 @@ impl Engine {
                         Some(next) => row = next,
                         None => return Ok(()),
                     },
-                    GcAction::Delete => self.dispose_durably(id, false)?,
+                    GcAction::Delete => match self.dispose_durably(id, false) {
+                        // Who began it lives and goes on.
+                        Err(RmError::Busy(_)) if matches!(row.phase, Phase::Garbage { deleting: Some(_), .. }) => {
+                            return Ok(());
+                        }
+                        done => done?,
+                    },
                 }
             }
             steps.push(GcStep { id, action, why });
@@ -233,7 +240,11 @@ mod tests {
     }
 
     fn garbage(marked: i64, was: Was) -> Phase {
-        Phase::Garbage { marked: Timestamp(marked), was }
+        Phase::Garbage { marked: Timestamp(marked), was, deleting: None }
+    }
+
+    fn deleting(was: Was) -> Phase {
+        Phase::Garbage { marked: Timestamp(59 * MINUTE), was, deleting: Some(Timestamp(59 * MINUTE)) }
     }
 
     fn was_exited() -> Was {
@@ -263,6 +274,8 @@ mod tests {
             (garbage(90 * MINUTE, was_exited()), ["", "", "D"]),
             (garbage(59 * MINUTE, Was::Aborted), ["D", "", "D"]),
             (garbage(59 * MINUTE, Was::Prepared), ["D", "", "D"]),
+            (deleting(was_exited()), ["D", "", "D"]),
+            (deleting(Was::Prepared), ["D", "", "D"]),
         ];
         for (phase, want) in rows {
             let got = [&usual, &mark_only, &none].map(|options| {

@@ -30,6 +30,8 @@
 //! image_list() -> Result<Vec<ImageRow>, ImageError>       image_find(&ImageRef) -> Result<ImageRow, ImageError>
 //! image_rm(&ImageRef) -> Result<ImageRemoved, ImageError> image_gc(Duration, dry_run) -> Result<ImageGc, ImageError>
 //! image_manifest(&ImageRef) -> Result<serde_json::Value, ImageError>
+//! events_start(&EventQuery, now) -> Result<u64, PodError>
+//! events_after(cursor, most) -> Result<EventPage, PodError>                       commits() -> io::Result<Commits>
 //! doctor(deep: bool) -> Result<Vec<Finding>, PodError>
 //! supervisor_fd(&PodRow) -> Option<OwnedFd>               readable when the supervisor has ended
 //! ```
@@ -43,6 +45,7 @@ pub mod events;
 pub mod exec;
 pub mod fetch;
 pub mod gc;
+pub mod image_view;
 pub mod images;
 pub mod kill;
 pub mod log_line;
@@ -55,6 +58,7 @@ mod manifest_json;
 pub mod observer;
 pub mod plan;
 pub mod pod_dir;
+mod pod_filter;
 pub mod prepare;
 pub mod process;
 pub mod reconcile;
@@ -72,6 +76,7 @@ pub use error::{Cause, PodError};
 pub use events::{Commits, EventPage};
 pub use exec::{Exec, ExecError, ExecRequest, Stdio};
 pub use gc::{GcAction, GcError, GcOptions, GcReport, GcStep};
+pub use image_view::ImageView;
 pub use images::{ImageError, ImageGc, ImageRemoved};
 pub use kill::KillError;
 pub use log_line::LogLine;
@@ -79,7 +84,7 @@ pub use log_reader::{LineRef, LogReader, Pulled};
 pub use logs::{LogQuery, LogsError};
 pub use look::PodView;
 pub use manifest::ManifestError;
-pub use observer::{ImageView, Observer};
+pub use observer::Observer;
 pub use plan::PlanError;
 pub use prepare::{Prepare, PrepareError};
 pub use rm::RmError;

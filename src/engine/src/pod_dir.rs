@@ -117,17 +117,32 @@ pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
     Ok(())
 }
 
-/// Reads a regular file that may have at most this many bytes; symbolic links are not followed.
+/// Reads a regular file that may have at most this many bytes; symbolic links are not followed, and nothing else (a
+/// FIFO, a device) is opened. What is no such file fails as [`io::ErrorKind::InvalidData`].
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let read = open(path)?.take(most + 1).read_to_end(&mut bytes)?;
-    if read as u64 > most { Err(io::Error::other(format!("it has more than {most} bytes"))) } else { Ok(bytes) }
+    let (file, size) = open_sized(path)?;
+    let mut bytes = Vec::with_capacity(usize::try_from(size.min(most)).unwrap_or(0) + 1);
+    let read = file.take(most + 1).read_to_end(&mut bytes)?;
+    if read as u64 > most { Err(invalid(format!("it has more than {most} bytes"))) } else { Ok(bytes) }
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // NONBLOCK: if somebody put a FIFO there, opening it must not hang.
+    open_sized(path).map(|(file, _)| file)
+}
+
+/// The file and how long it is.
+fn open_sized(path: &Path) -> io::Result<(File, u64)> {
+    let found = std::fs::symlink_metadata(path)?;
+    if !found.is_file() {
+        return Err(invalid("it is not a regular file"));
+    }
+    // NONBLOCK: should somebody put a FIFO there this very moment, opening it must not hang.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-    OpenOptions::new().read(true).custom_flags(flags).open(path)
+    Ok((OpenOptions::new().read(true).custom_flags(flags).open(path)?, found.len()))
+}
+
+fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -154,7 +169,12 @@ mod tests {
         assert_eq!(read(&path, 5).unwrap(), b"12345");
         assert!(read(&path, 4).is_err());
         std::os::unix::fs::symlink(&path, dir.path().join("link")).unwrap();
-        assert!(read(&dir.path().join("link"), 10).is_err());
+        rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .unwrap();
+        for other in ["link", "fifo", "."] {
+            let error = read(&dir.path().join(other), 10).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{other}: {error}");
+        }
         let mode = std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
     }

@@ -264,6 +264,7 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
         name: app.name.clone(),
         image: image.id.clone(),
         image_name: app.image.clone(),
+        annotations: app.user_annotations.clone(),
     };
     NewPod {
         id,

@@ -25,7 +25,8 @@ fn what_the_facts_ask_for() {
         (running, [Due::Apps, Due::Apps, Due::End, Due::End]),
         (Phase::AbortedPrepare { at: t }, [Due::Nothing; 4]),
         (Phase::Exited { started: t, at: t, end }, [Due::Nothing; 4]),
-        (Phase::Garbage { marked: t, was: Was::Prepared }, [Due::Nothing; 4]),
+        (Phase::Garbage { marked: t, was: Was::Prepared, deleting: None }, [Due::Nothing; 4]),
+        (Phase::Garbage { marked: t, was: Was::Prepared, deleting: Some(t) }, [Due::Nothing; 4]),
     ];
     for (phase, want) in rows {
         let facts = [(true, true), (true, false), (false, true), (false, false)];
@@ -54,7 +55,8 @@ fn engine(dir: &Path) -> (Engine, Digest) {
 fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
     let id = PodId::from_random([n; 16]);
     let lock = engine.store.make_pod_dir(id).unwrap();
-    let app = NewApp { name: "a".parse().unwrap(), image: image.clone(), image_name: "x".into() };
+    let (image, annotations) = (image.clone(), std::collections::BTreeMap::new());
+    let app = NewApp { name: "a".parse().unwrap(), image, image_name: "x".into(), annotations };
     let pod = NewPod {
         id,
         created: gantry_store::now(),

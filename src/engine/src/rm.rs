@@ -1,6 +1,7 @@
-//! `rm`, and the one way in which a pod goes: cgroups, row to Garbage, directory, row.
+//! `rm`, and the one way in which a pod goes: row to Garbage and on to deleting, cgroups, directory, row.
 //!
-//! A `kill -9` after the first step leaves a pod that is Garbage or still what it was; `gc` or the next `rm` goes on.
+//! A `kill -9` leaves a pod that is still what it was, or garbage, or (from the moment before the first thing of it goes)
+//! deleting; the next `gc` or `rm` goes on.
 
 use gantry_model::{Edge, ErrorKind, Kind, Phase, PodId};
 use gantry_store::{Change, PodLock, PodRow, PodState};
@@ -92,7 +93,7 @@ impl Engine {
         };
         // Read under the lock: nobody starts it from here on.
         let row = self.store.pod(id).map_err(PodError::store)?;
-        let row = row.map(|row| self.to_garbage(row)).transpose()?.flatten();
+        let row = row.map(|row| self.to_deleting(row)).transpose()?.flatten();
         self.remove_cgroups(id).map_err(|source| RmError::Cgroup { id, source })?;
         if let Some(lock) = lock {
             self.delete_dir(lock, id)?;
@@ -107,8 +108,9 @@ impl Engine {
         self.store.delete_pod_dir(lock, id).map_err(PodError::store)
     }
 
-    /// Walks a row to Garbage; the caller holds the lock, or there is no directory to lock. `None`: it is gone.
-    fn to_garbage(&self, mut row: PodRow) -> Result<Option<PodRow>, RmError> {
+    /// Walks a row to Garbage that is being deleted; the caller holds the lock, or there is no directory to lock. `None`:
+    /// it is gone.
+    fn to_deleting(&self, mut row: PodRow) -> Result<Option<PodRow>, RmError> {
         loop {
             let now = gantry_store::now();
             let edge = match row.phase {
@@ -123,7 +125,9 @@ impl Engine {
                     }
                     None => return Ok(None),
                 },
-                Phase::Garbage { .. } => return Ok(Some(row)),
+                Phase::Garbage { deleting: None, .. } => Edge::Deleting(now),
+                // Begun by somebody who was killed since.
+                Phase::Garbage { deleting: Some(_), .. } => return Ok(Some(row)),
             };
             match self.step(&row, Change { edge, apps: Vec::new(), durable: false })? {
                 Some(next) => row = next,

@@ -11,6 +11,7 @@
 //! gc-grace = "30m"                 # gantryd: how long an exited pod stays after it was marked
 //! expire-prepared = "24h"          # gantryd: how long a prepared pod may wait to be run
 //! listen = ["127.0.0.1:15441"]     # gantryd: where the API is served, or ["none"]
+//! events-kept = 100000             # gantryd: how many events stay when older ones are deleted
 //! [log]
 //! max-size = "10Mi"                # a log file of an app is rotated at this size
 //! max-files = 5                    # and so many are kept, the current one included
@@ -38,6 +39,8 @@ const DEFAULT_CONFIG: &str = "/etc/gantry/config.toml";
 const MOST_CONFIG: u64 = 1 << 20;
 /// Collecting reads all rows; more often than this it would do nothing else.
 const LEAST_INTERVAL: Duration = Duration::from_millis(100);
+/// With fewer a follower that stops for a moment on a busy host would miss some; more make the database slow to back up.
+const EVENTS_KEPT: std::ops::RangeInclusive<u64> = 1000..=10_000_000;
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -50,6 +53,7 @@ struct File {
     gc_grace: Option<String>,
     expire_prepared: Option<String>,
     listen: Option<Vec<String>>,
+    events_kept: Option<u64>,
     #[serde(default)]
     log: Log,
     #[serde(default)]
@@ -91,12 +95,14 @@ pub struct KeeperSettings {
     pub interval: Duration,
     /// What it may take.
     pub gc: GcOptions,
+    /// How many events it leaves.
+    pub events_kept: u64,
 }
 
 impl Default for KeeperSettings {
-    /// Every minute, with the graces that `gantry gc` has by default.
+    /// Every minute, with the graces that `gantry gc` has by default and the store's number of events.
     fn default() -> Self {
-        Self { interval: Duration::from_secs(60), gc: GcOptions::default() }
+        Self { interval: Duration::from_secs(60), gc: GcOptions::default(), events_kept: gantry_store::EVENTS_KEPT }
     }
 }
 
@@ -226,14 +232,22 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     if keeper.interval < LEAST_INTERVAL {
         return Err(format!("gc-interval: must be at least {LEAST_INTERVAL:?}"));
     }
+    keeper.events_kept = file.events_kept.unwrap_or(keeper.events_kept);
+    if !EVENTS_KEPT.contains(&keeper.events_kept) {
+        return Err(format!("events-kept: must be {} to {}", EVENTS_KEPT.start(), EVENTS_KEPT.end()));
+    }
+    apply_log(file.log, &mut settings.options.log)
+}
+
+fn apply_log(log: Log, limits: &mut LogLimits) -> Result<(), String> {
     let defaults = LogLimits::default();
-    let max_bytes = file.log.max_size.map(|size| quantity::bytes(&size).map_err(|e| format!("log.max-size: {e}")));
+    let max_bytes = log.max_size.map(|size| quantity::bytes(&size).map_err(|e| format!("log.max-size: {e}")));
     let max_bytes = max_bytes.transpose()?.unwrap_or(defaults.max_bytes);
-    let max_files = file.log.max_files.unwrap_or(defaults.max_files);
+    let max_files = log.max_files.unwrap_or(defaults.max_files);
     if max_bytes < 4096 || !(1..=1000).contains(&max_files) {
         return Err("log: max-size must be at least 4Ki, and max-files 1 to 1000".to_owned());
     }
-    settings.options.log = LogLimits { max_bytes, max_files };
+    *limits = LogLimits { max_bytes, max_files };
     Ok(())
 }
 
@@ -267,7 +281,8 @@ mod tests {
     #[test]
     fn a_whole_file() {
         let all = "dir = '/d'\ndefault-registry = 'docker.io'\ncgroup-parent = '/a/b'\nstop-grace = '3s'\n\
-                   gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\nlisten = ['unix:/a']\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
+                   gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\nevents-kept = 5000\n\
+                   listen = ['unix:/a']\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
         let Settings { options, keeper, listen, config } = settings(all).unwrap();
         assert_eq!(listen.as_deref(), Some(&["unix:/a".to_owned()][..]));
         assert!(config.is_absolute() && config.ends_with("config.toml"), "{config:?}");
@@ -276,6 +291,7 @@ mod tests {
         assert_eq!((options.log.max_bytes, options.log.max_files), (1 << 20, 2));
         assert_eq!((options.stop_grace, keeper.interval), (Duration::from_secs(3), Duration::from_secs(300)));
         assert_eq!((keeper.gc.grace, keeper.gc.expire_prepared), (Duration::ZERO, Duration::from_secs(3600)));
+        assert_eq!(keeper.events_kept, 5000);
         let none = settings("").unwrap();
         assert_eq!((none.options.log, none.keeper), (LogLimits::default(), KeeperSettings::default()));
         assert_eq!((none.options.dir.as_path(), none.listen), (Path::new(DEFAULT_DIR), None));
@@ -300,6 +316,10 @@ mod tests {
             ("gc-grace = 'soon'", "gc-grace"),
             ("listen = 'unix:/a'", "line 1"),
             ("expire-prepared = '1'", "expire-prepared"),
+            ("events-kept = 999", "events-kept: must be 1000 to 10000000"),
+            ("events-kept = 10000001", "events-kept"),
+            ("events-kept = -1", "line 1"),
+            ("events-kept = '5000'", "line 1"),
             ("[log]\nmax-files = 0", "max-files"),
             ("[log]\nmax-size = '1'", "max-size"),
             ("[fetch]\nstall-timeout = '0s'", "fetch.stall-timeout"),

@@ -1,8 +1,9 @@
 //! The state machine of a pod: one enum with the data each phase owns, one pure [`step`].
 //!
 //! ```text
-//! Embryo -prepare-> Preparing -prepared-> Prepared -started-> Running -ended-> Exited -marked-> Garbage -swept-> (gone)
+//! Embryo -prepare-> Preparing -prepared-> Prepared -started-> Running -ended-> Exited -marked-> Garbage
 //!                       \-aborted-> AbortedPrepare -marked-> Garbage    Prepared -discarded-> Garbage
+//! Garbage -deleting-> Garbage, being deleted -swept-> (gone)
 //! ```
 //!
 //! * **Embryo**: an id and a row, nothing on disk. Left by whoever was killed in between; swept by reconcile.
@@ -10,7 +11,8 @@
 //! * **Prepared**: complete on disk, durable if `prepare` said so; nothing runs.
 //! * **Running**: a supervisor holds the lock. The lock free means: ended, read the journal.
 //! * **Exited**: all is over; logs, upper directories and journal remain until garbage collection.
-//! * **Garbage**: somebody decided that it goes. Being deleted, or will be.
+//! * **Garbage**: somebody decided that it goes. All of it is still there until somebody begins to delete it: from then
+//!   on it is called `deleting`, whether that somebody lives or was killed.
 //!
 //! No clock and no I/O here. `store` makes a step durable as a compare-and-set on the row's generation.
 
@@ -97,6 +99,8 @@ pub enum Phase {
         marked: Timestamp,
         /// What it was.
         was: Was,
+        /// Since when it is being deleted: parts of it may be gone.
+        deleting: Option<Timestamp>,
     },
 }
 
@@ -127,6 +131,8 @@ pub enum Edge {
     Marked(Timestamp),
     /// A prepared pod is given up without having run.
     Discarded(Timestamp),
+    /// Somebody begins to delete it, or goes on where somebody else was killed.
+    Deleting(Timestamp),
     /// All of it is deleted; the row goes with this edge.
     Swept,
 }
@@ -167,24 +173,32 @@ pub fn step(phase: &Phase, edge: Edge) -> Result<Stepped, Refused> {
         (Phase::Preparing, Edge::Prepared(at)) => Phase::Prepared { at },
         (Phase::Embryo | Phase::Preparing, Edge::Aborted(at)) => Phase::AbortedPrepare { at },
         (Phase::Prepared { .. }, Edge::Started { at, supervisor }) => Phase::Running { since: at, supervisor },
-        (Phase::Prepared { .. }, Edge::Discarded(marked)) => Phase::Garbage { marked, was: Was::Prepared },
+        (Phase::Prepared { .. }, Edge::Discarded(marked)) => garbage(marked, Was::Prepared),
         (Phase::Running { since, .. }, Edge::Ended { at, end }) => Phase::Exited { started: *since, at, end },
-        (Phase::AbortedPrepare { .. }, Edge::Marked(marked)) => Phase::Garbage { marked, was: Was::Aborted },
+        (Phase::AbortedPrepare { .. }, Edge::Marked(marked)) => garbage(marked, Was::Aborted),
         (Phase::Exited { started, at, end }, Edge::Marked(marked)) => {
-            Phase::Garbage { marked, was: Was::Exited { started: *started, at: *at, end: end.clone() } }
+            garbage(marked, Was::Exited { started: *started, at: *at, end: end.clone() })
         }
-        (Phase::Garbage { .. }, Edge::Swept) => return Ok(Stepped::Gone),
+        // Who goes on deleting keeps the time at which it was begun.
+        (Phase::Garbage { marked, was, deleting }, Edge::Deleting(at)) => {
+            Phase::Garbage { marked: *marked, was: was.clone(), deleting: Some(deleting.unwrap_or(at)) }
+        }
+        (Phase::Garbage { deleting: Some(_), .. }, Edge::Swept) => return Ok(Stepped::Gone),
         _ => return Err(refused),
     };
     Ok(Stepped::To(to))
 }
 
+fn garbage(marked: Timestamp, was: Was) -> Phase {
+    Phase::Garbage { marked, was, deleting: None }
+}
+
 impl Phase {
     /// The names of all phases, in the order of a life.
-    pub const NAMES: [&'static str; 7] =
-        ["embryo", "preparing", "aborted-prepare", "prepared", "running", "exited", "garbage"];
+    pub const NAMES: [&'static str; 8] =
+        ["embryo", "preparing", "aborted-prepare", "prepared", "running", "exited", "garbage", "deleting"];
 
-    /// The stable name, as stored and shown.
+    /// The stable name, as shown and asked for. Garbage that is being deleted has a name of its own.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -194,7 +208,8 @@ impl Phase {
             Self::Prepared { .. } => "prepared",
             Self::Running { .. } => "running",
             Self::Exited { .. } => "exited",
-            Self::Garbage { .. } => "garbage",
+            Self::Garbage { deleting: None, .. } => "garbage",
+            Self::Garbage { deleting: Some(_), .. } => "deleting",
         }
     }
 
@@ -236,6 +251,7 @@ impl Edge {
             Self::Ended { .. } => "ended",
             Self::Marked(_) => "marked",
             Self::Discarded(_) => "discarded",
+            Self::Deleting(_) => "deleting",
             Self::Swept => "swept",
         }
     }
@@ -264,6 +280,7 @@ mod tests {
             Edge::Ended { at: t, end: end() },
             Edge::Marked(t),
             Edge::Discarded(t),
+            Edge::Deleting(t),
             Edge::Swept,
         ]
     }
@@ -277,7 +294,8 @@ mod tests {
             Phase::Prepared { at: t },
             Phase::Running { since: t, supervisor: supervisor() },
             Phase::Exited { started: t, at: t, end: end() },
-            Phase::Garbage { marked: t, was: Was::Prepared },
+            garbage(t, Was::Prepared),
+            Phase::Garbage { marked: t, was: Was::Prepared, deleting: Some(Timestamp(0)) },
         ]
     }
 
@@ -304,14 +322,28 @@ prepared -started-> running
 prepared -discarded-> garbage
 running -ended-> exited
 exited -marked-> garbage
-garbage -swept-> (gone)";
+garbage -deleting-> deleting
+deleting -deleting-> deleting
+deleting -swept-> (gone)";
         assert_eq!(drawn.join("\n"), want);
+        assert_eq!(phases().iter().map(Phase::name).collect::<Vec<_>>(), Phase::NAMES);
+    }
+
+    #[test]
+    fn who_goes_on_deleting_keeps_the_time_of_the_first() {
+        let mut phase = garbage(Timestamp(1), Was::Aborted);
+        for at in [2, 3] {
+            let Ok(Stepped::To(next)) = step(&phase, Edge::Deleting(Timestamp(at))) else { panic!("{phase:?}") };
+            assert_eq!(next, Phase::Garbage { marked: Timestamp(1), was: Was::Aborted, deleting: Some(Timestamp(2)) });
+            phase = next;
+        }
     }
 
     proptest! {
-        /// Whatever the order of the edges: a pod never runs twice, and what has ended stays ended.
+        /// Whatever the order of the edges: a pod never runs twice, what has ended stays ended, and nothing is gone
+        /// before it was said that it is being deleted.
         #[test]
-        fn no_walk_runs_twice(walk in proptest::collection::vec(0usize..8, 0..40)) {
+        fn no_walk_runs_twice(walk in proptest::collection::vec(0usize..9, 0..40)) {
             let mut phase = Phase::Embryo;
             let mut starts = 0;
             let mut finals = false;
@@ -324,7 +356,10 @@ garbage -swept-> (gone)";
                         finals = next.is_final();
                         phase = next;
                     }
-                    Ok(Stepped::Gone) => break,
+                    Ok(Stepped::Gone) => {
+                        prop_assert_eq!(phase.name(), "deleting");
+                        break;
+                    }
                     Err(_) => {}
                 }
             }

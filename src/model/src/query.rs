@@ -41,7 +41,8 @@ pub struct PodFilter {
     pub annotations: Vec<(String, String)>,
     /// Something no pod has was asked for: the filter holds for none. (A text that is no id, for example.)
     pub never: bool,
-    /// Its cgroup is any of these; the empty text means every pod that does not run.
+    /// Its cgroup is any of these; the empty text means every pod that does not run. (Where cgroups are is the engine's
+    /// to know: it turns these texts and the next ones into ids.)
     pub cgroups: Vec<String>,
     /// Its cgroup is any of these or lies above one of them.
     pub sub_cgroups: Vec<String>,

@@ -14,11 +14,14 @@ use super::{AppRow, PodRow};
 pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.hostname, pod.user_annotations, \
     pod.user_labels, pod.prepared_at, pod.phase, pod.aborted_at, pod.started_at, pod.supervisor_pid, \
     pod.supervisor_start, pod.supervisor_boot, pod.ended_at, pod.exit_code, pod.failed_app, pod.reason, \
-    pod.marked_at, pod.was";
+    pod.marked_at, pod.was, pod.deleting_at";
 
 /// The columns of an app, in the order in which [`app`] reads them, after the pod's id.
-pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.state, app.attempt, app.started_at, \
-    app.pid, app.ended_at, app.exit_code, app.signal, app.oom";
+pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.annotations, app.state, app.attempt, \
+    app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom";
+
+/// What the column `phase` says of garbage, being deleted or not.
+pub(crate) const GARBAGE: &str = "garbage";
 
 /// The columns of a row, read from left to right.
 pub(crate) struct Columns<'a, 'b> {
@@ -71,7 +74,21 @@ impl<'a, 'b> Columns<'a, 'b> {
 
     /// The next column as a JSON object of strings.
     pub(crate) fn map(&mut self) -> rusqlite::Result<BTreeMap<String, String>> {
-        match self.text()? {
+        let text = self.text()?;
+        self.object(text)
+    }
+
+    /// The same for a column that may be NULL, which is read as an empty object.
+    pub(crate) fn map_or_empty(&mut self) -> rusqlite::Result<BTreeMap<String, String>> {
+        self.next += 1;
+        match self.row.get_ref(self.next - 1)?.as_str_or_null()? {
+            None => Ok(BTreeMap::new()),
+            Some(text) => self.object(text),
+        }
+    }
+
+    fn object(&self, text: &str) -> rusqlite::Result<BTreeMap<String, String>> {
+        match text {
             "{}" => Ok(BTreeMap::new()),
             text => serde_json::from_str(text).map_err(|error| self.not(error)),
         }
@@ -140,7 +157,7 @@ fn phase(columns: &mut Columns<'_, '_>, prepared: Option<Timestamp>) -> rusqlite
             let (at, end) = ended(columns)?;
             Phase::Exited { started: columns.present(started)?, at, end }
         }
-        "garbage" => garbage(columns, started)?,
+        GARBAGE => garbage(columns, started)?,
         other => return Err(columns.not(format!("'{}' is not a phase", shown(other)))),
     })
 }
@@ -164,7 +181,7 @@ fn garbage(columns: &mut Columns<'_, '_>, started: Option<Timestamp>) -> rusqlit
         }
         other => return Err(last.not(format!("'{}' is not what a pod was", shown(other)))),
     };
-    Ok(Phase::Garbage { marked, was })
+    Ok(Phase::Garbage { marked, was, deleting: last.time()? })
 }
 
 /// Reads an app; its pod's id is the first column.
@@ -174,6 +191,7 @@ pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
         name: columns.parsed()?,
         image: columns.parsed()?,
         image_name: columns.get()?,
+        annotations: columns.map_or_empty()?,
         state: app_state(&mut columns)?,
     })
 }
@@ -212,6 +230,7 @@ struct PhaseColumns<'a> {
     ended: Option<(i64, &'a PodEnd)>,
     marked: Option<i64>,
     was: Option<&'static str>,
+    deleting: Option<i64>,
 }
 
 impl<'a> PhaseColumns<'a> {
@@ -225,8 +244,8 @@ impl<'a> PhaseColumns<'a> {
                 Self { started: Some(since.0), supervisor: Some(supervisor), ..none }
             }
             Phase::Exited { started, at, end } => Self { started: Some(started.0), ended: Some((at.0, end)), ..none },
-            Phase::Garbage { marked, was } => {
-                let none = Self { marked: Some(marked.0), ..none };
+            Phase::Garbage { marked, was, deleting } => {
+                let none = Self { marked: Some(marked.0), deleting: deleting.map(|at| at.0), ..none };
                 match was {
                     Was::Aborted => Self { was: Some("aborted"), ..none },
                     Was::Prepared => Self { was: Some("prepared"), ..none },
@@ -239,6 +258,14 @@ impl<'a> PhaseColumns<'a> {
     }
 }
 
+/// The word in the column `phase`: what is being deleted is garbage there, as it was in format 1.
+fn stored_name(phase: &Phase) -> &'static str {
+    match phase {
+        Phase::Garbage { .. } => GARBAGE,
+        other => other.name(),
+    }
+}
+
 /// Writes the phase and the generation of a pod. When it was prepared is kept through all later phases.
 pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<()> {
     let columns = PhaseColumns::of(&pod.phase);
@@ -246,12 +273,13 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
     conn.prepare_cached(
         "UPDATE pod SET generation = ?2, phase = ?3, prepared_at = coalesce(?4, prepared_at), aborted_at = ?5,
             started_at = ?6, supervisor_pid = ?7, supervisor_start = ?8, supervisor_boot = ?9, ended_at = ?10,
-            exit_code = ?11, failed_app = ?12, reason = ?13, marked_at = ?14, was = ?15 WHERE id = ?1",
+            exit_code = ?11, failed_app = ?12, reason = ?13, marked_at = ?14, was = ?15, deleting_at = ?16
+            WHERE id = ?1",
     )?
     .execute(params![
         pod.id.to_string(),
         pod.generation.0,
-        pod.phase.name(),
+        stored_name(&pod.phase),
         columns.prepared,
         columns.aborted,
         columns.started,
@@ -264,6 +292,7 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
         end.map(|end| &end.reason),
         columns.marked,
         columns.was,
+        columns.deleting,
     ])
     .map(drop)
 }

@@ -47,7 +47,14 @@ fn a_whole_life_and_its_events() {
     assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
     let pod = moved(store, id, pod.generation, edge(Edge::Marked(Timestamp(40))));
     assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
-    assert_eq!(pod.generation, Generation(6));
+    let early = store.step(id, pod.generation, edge(Edge::Swept)).unwrap_err();
+    assert_eq!(early.kind(), ErrorKind::Refused);
+    let pod = moved(store, id, pod.generation, edge(Edge::Deleting(Timestamp(41))));
+    assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
+    // Who goes on where the first was killed.
+    let pod = moved(store, id, pod.generation, edge(Edge::Deleting(Timestamp(42))));
+    assert!(matches!(pod.phase, Phase::Garbage { deleting: Some(Timestamp(41)), .. }), "{pod:?}");
+    assert_eq!(pod.generation, Generation(8));
     assert_eq!(store.step(id, pod.generation, edge(Edge::Swept)).unwrap(), Moved::Yes(None));
     assert_eq!(store.pod(id).unwrap(), None);
 
@@ -185,7 +192,13 @@ fn pods_are_found() {
     }
     let resolve = |text: &str| store.resolve(&text.parse().unwrap());
     assert_eq!(resolve(&first.id.to_string()).unwrap(), first.id);
-    assert!(matches!(resolve("0000"), Err(ResolveError::Ambiguous { some, .. }) if some.len() == 2));
+    let several = |n: u64, shown: usize| {
+        let Err(ResolveError::Ambiguous { matches, some, .. }) = resolve("0000") else { panic!("{n}") };
+        assert_eq!((matches, some.len()), (n, shown));
+    };
+    several(2, 2);
+    (3..10).for_each(|n| drop(store.insert_pod(&new_pod(pod_id(n), &other, &[])).unwrap()));
+    several(9, 5);
     assert!(matches!(resolve("f"), Err(ResolveError::NotFound { .. })));
 }
 
@@ -224,7 +237,7 @@ fn images_are_named_found_and_removed_unless_in_use() {
     let used = store.remove_image(&one).unwrap_err();
     assert!(matches!(&used, RemoveImageError::InUse { pods, .. } if *pods == [pod.id]));
     assert!(store.conn.execute("DELETE FROM image", []).is_err(), "the foreign key protects it too");
-    for change in [Edge::Aborted(Timestamp(1)), Edge::Marked(Timestamp(2)), Edge::Swept] {
+    for change in [Edge::Aborted(Timestamp(1)), Edge::Marked(Timestamp(2)), Edge::Deleting(Timestamp(3)), Edge::Swept] {
         let seen = store.pod(pod.id).unwrap().unwrap().generation;
         store.step(pod.id, seen, edge(change)).unwrap();
     }
@@ -262,6 +275,7 @@ fn an_image_is_not_committed_without_its_parts() {
 fn with_a_full_disk_removing_still_works() {
     let home = Home::new();
     let (store, image) = (&home.store, image(&home.store, "i", &["l", "m"]));
+    let pod = store.insert_pod(&new_pod(pod_id(2000), &image, &["a"])).unwrap();
     let pages: u32 = store.conn.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
     store.conn.pragma_update(None, "max_page_count", pages).unwrap();
     let error = (0..1000).find_map(|n| {
@@ -271,6 +285,9 @@ fn with_a_full_disk_removing_still_works() {
     assert!(matches!(error, Some(InsertPodError::Store(StoreError::Full { .. }))), "{error:?}");
     let lock = store.make_pod_dir(pod_id(1)).unwrap();
     store.delete_pod_dir(lock, pod_id(1)).unwrap();
+    let out = [Edge::Aborted(Timestamp(1)), Edge::Marked(Timestamp(2)), Edge::Deleting(Timestamp(3))];
+    let pod = out.into_iter().fold(pod, |pod, out| moved(store, pod.id, pod.generation, edge(out)));
+    assert_eq!(store.step(pod.id, pod.generation, edge(Edge::Swept)).unwrap(), Moved::Yes(None));
     store.remove_image(&image).unwrap();
     let reserve = home.path().join("reserve");
     assert_eq!(std::fs::metadata(&reserve).unwrap().len(), 1 << 20);
@@ -313,12 +330,13 @@ proptest! {
         let (store, image) = (&home.store, image(&home.store, "i", &[]));
         let mut new = new_pod(pod_id(1), &image, &["a"]);
         new.user_labels = [(label, reason.clone())].into();
+        new.apps[0].annotations = new.user_labels.clone();
         let mut pod = store.insert_pod(&new).unwrap();
         let end = PodEnd { exit_code: code, failed_app: None, reason };
         let supervisor = Process { pid, start_ticks: ticks, boot: gantry_model::BootId("b".into()) };
         let edges = [
             Edge::Prepare, Edge::Prepared(Timestamp(at)), Edge::Started { at: Timestamp(at), supervisor },
-            Edge::Ended { at: Timestamp(at), end }, Edge::Marked(Timestamp(at)),
+            Edge::Ended { at: Timestamp(at), end }, Edge::Marked(Timestamp(at)), Edge::Deleting(Timestamp(at)),
         ];
         for step in edges {
             let apps = vec![(name("a"), app)];

@@ -12,13 +12,14 @@ use crate::migrate::STEPS;
 use crate::{OpenError, StoreError};
 
 const V1: &str = include_str!("../../fixtures/v1.sql");
+const V2: &str = include_str!("../../fixtures/v2.sql");
 
 fn boot(name: &str) -> BootId {
     BootId(name.into())
 }
 
-/// A data directory with a database of format 1.
-fn v1() -> (tempfile::TempDir, std::path::PathBuf) {
+/// A data directory with the database of a fixture.
+fn old(fixture: &str) -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     drop(Store::open(&data).unwrap());
@@ -26,7 +27,7 @@ fn v1() -> (tempfile::TempDir, std::path::PathBuf) {
         let path = data.join(name);
         assert!(!path.exists() || fs::remove_file(path).is_ok());
     }
-    Connection::open(data.join("gantry.db")).unwrap().execute_batch(V1).unwrap();
+    Connection::open(data.join("gantry.db")).unwrap().execute_batch(fixture).unwrap();
     (dir, data)
 }
 
@@ -115,36 +116,49 @@ fn the_steps_make_the_schema_of_the_fixture() {
         let mut all = conn.prepare("SELECT name, coalesce(sql, '') FROM sqlite_schema ORDER BY name").unwrap();
         all.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().collect::<Result<_, _>>().unwrap()
     };
-    let (released, made) = (Connection::open_in_memory().unwrap(), Connection::open_in_memory().unwrap());
-    released.execute_batch(V1).unwrap();
-    made.execute_batch(STEPS[0]).unwrap();
-    assert_eq!(schema(&released), schema(&made));
+    for (n, fixture) in [V1, V2].into_iter().enumerate() {
+        let (released, made) = (Connection::open_in_memory().unwrap(), Connection::open_in_memory().unwrap());
+        released.execute_batch(fixture).unwrap();
+        STEPS[..=n].iter().for_each(|step| made.execute_batch(step).unwrap());
+        assert_eq!(schema(&released), schema(&made), "format {}", n + 1);
+        assert_eq!(crate::migrate::version(&released).unwrap(), n + 1);
+    }
+    assert_eq!(STEPS.len(), 2, "a format without a fixture");
+}
+
+/// What both fixtures have in common.
+fn check_fixture(store: &Store) {
+    let pods = store.pods(&PodQuery::default()).unwrap();
+    let names: Vec<_> = pods.iter().map(|pod| pod.phase.name()).collect();
+    assert_eq!(names, Phase::NAMES[..pods.len()]);
+    let Phase::Garbage { was: Was::Exited { at, .. }, .. } = &pods[6].phase else { panic!("{:?}", pods[6]) };
+    assert_eq!((*at, pods[3].user_annotations["k"].as_str()), (Timestamp(140), "v"));
+    assert_eq!(store.images().unwrap()[0].layers.len(), 2);
+    assert_eq!(store.events_after(0, 10).unwrap().len(), 2);
 }
 
 #[test]
 fn format_1_is_read_and_migrated_with_a_copy_made_before() {
-    let (_dir, data) = v1();
-    let check = |store: &Store| {
-        let pods = store.pods(&PodQuery::default()).unwrap();
-        let names: Vec<_> = pods.iter().map(|pod| pod.phase.name()).collect();
-        assert_eq!(names, Phase::NAMES.to_vec());
-        let Phase::Garbage { was: Was::Exited { at, .. }, .. } = &pods[6].phase else { panic!("{:?}", pods[6]) };
-        assert_eq!((*at, pods[3].user_annotations["k"].as_str()), (Timestamp(140), "v"));
-        assert_eq!(store.images().unwrap()[0].layers.len(), 2);
-        assert_eq!(store.events_after(0, 10).unwrap().len(), 2);
-    };
-    check(&Store::open(&data).unwrap());
-    let steps = [STEPS, &["ALTER TABLE pod ADD COLUMN extra TEXT NOT NULL DEFAULT 'x'"]].concat();
-    for _ in 0..2 {
-        check(&Store::open_as(&data, boot("new"), &steps).unwrap());
-        assert_eq!(entries(&data.join("backups")), 1);
-    }
-    assert!(matches!(Store::open(&data), Err(OpenError::Newer { .. })));
+    let (_dir, data) = old(V1);
+    assert!(matches!(Store::open_read_only(&data), Err(OpenError::Older { found: 1, .. })));
+    let store = Store::open(&data).unwrap();
+    check_fixture(&store);
+    assert_eq!(store.pods(&PodQuery::default()).unwrap().len(), 7, "format 1 did not say who is being deleted");
+    let (fifth, sixth) = (pods_n(5), pods_n(6));
+    assert_eq!(store.pods_of_format_1().unwrap(), [fifth, sixth].into());
+    assert!(store.pod(sixth).unwrap().unwrap().apps[0].annotations.is_empty());
     let copy = fs::read_dir(data.join("backups")).unwrap().next().unwrap().unwrap().path();
     let version: u32 = Connection::open(&copy).unwrap().query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap();
-    assert_eq!(version, 1);
+    assert_eq!((version, entries(&data.join("backups"))), (1, 1));
+    // The same again; then later formats.
+    check_fixture(&Store::open(&data).unwrap());
+    let mut steps = [STEPS, &["ALTER TABLE pod ADD COLUMN extra TEXT NOT NULL DEFAULT 'x'"]].concat();
+    for _ in 0..2 {
+        check_fixture(&Store::open_as(&data, boot("new"), &steps).unwrap());
+        assert_eq!(entries(&data.join("backups")), 2);
+    }
+    assert!(matches!(Store::open(&data), Err(OpenError::Newer { .. })));
     // Three copies are kept, the newest ones.
-    let mut steps: Vec<&str> = steps;
     for _ in 0..4 {
         steps.push("CREATE INDEX IF NOT EXISTS another ON pod (extra)");
         drop(Store::open_as(&data, boot("new"), &steps).unwrap());
@@ -154,8 +168,26 @@ fn format_1_is_read_and_migrated_with_a_copy_made_before() {
 }
 
 #[test]
+fn format_2_is_read() {
+    let (_dir, data) = old(V2);
+    let store = Store::open(&data).unwrap();
+    check_fixture(&store);
+    let pods = store.pods(&PodQuery::default()).unwrap();
+    let Phase::Garbage { was: Was::Prepared, deleting, .. } = &pods[7].phase else { panic!("{:?}", pods[7]) };
+    assert_eq!((pods.len(), *deleting), (8, Some(Timestamp(160))));
+    assert_eq!(pods[5].apps[0].annotations["a"], "b");
+    assert_eq!(store.pods_of_format_1().unwrap(), [pods_n(8)].into());
+    assert_eq!(entries(&data.join("backups")), 0);
+}
+
+/// The pods of the fixtures.
+fn pods_n(n: u32) -> gantry_model::PodId {
+    format!("00000000-0000-4000-8000-{n:012}").parse().unwrap()
+}
+
+#[test]
 fn a_step_that_fails_leaves_the_database_as_it_was() {
-    let (_dir, data) = v1();
+    let (_dir, data) = old(V1);
     let steps = [STEPS, &["CREATE TABLE more (a INTEGER)", "this is no SQL"]].concat();
     assert!(Store::open_as(&data, boot("new"), &steps).is_err());
     let store = Store::open(&data).unwrap();

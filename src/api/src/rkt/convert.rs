@@ -16,13 +16,10 @@ pub(super) fn pod_state(phase: &Phase) -> PodState {
         Phase::Prepared { .. } => PodState::Prepared,
         Phase::Running { .. } => PodState::Running,
         Phase::Exited { .. } => PodState::Exited,
-        // Garbage has another name from the moment on at which its deletion begins.
-        Phase::Garbage { .. } if phase.name() == DELETING => PodState::Deleting,
-        Phase::Garbage { .. } => PodState::Garbage,
+        Phase::Garbage { deleting: Some(_), .. } => PodState::Deleting,
+        Phase::Garbage { deleting: None, .. } => PodState::Garbage,
     }
 }
-
-const DELETING: &str = "deleting";
 
 /// The name of the phase that is shown as this state; none for the one that no pod is in.
 pub(super) fn phase_of(state: PodState) -> Option<&'static str> {
@@ -34,7 +31,7 @@ pub(super) fn phase_of(state: PodState) -> Option<&'static str> {
         PodState::Running => Some("running"),
         PodState::AbortedPrepare => Some("aborted-prepare"),
         PodState::Exited => Some("exited"),
-        PodState::Deleting => Some(DELETING),
+        PodState::Deleting => Some("deleting"),
         PodState::Garbage => Some("garbage"),
     }
 }

@@ -1,8 +1,11 @@
 //! rkt's PublicAPI, package `v1alpha`: what its words mean in gantry's. The contract is `proto/rkt/v1alpha/api.proto`.
 
 mod convert;
+mod events;
 mod filters;
 mod images;
+mod lines;
+mod logs;
 mod pods;
 mod service;
 
@@ -11,6 +14,8 @@ use std::sync::Arc;
 use gantry_proto::rkt::server::public_api_server::PublicApiServer;
 
 use crate::server::{Config, Shared};
+
+pub(crate) use events::encode as encode_event;
 
 /// Its name in reflection and health.
 pub(crate) const NAME: &str = "v1alpha.PublicAPI";

@@ -80,15 +80,13 @@ pub(super) fn resolve(observer: &Observer, id: &str) -> Result<PodView, Status> 
         Status::not_found(format!("unable to resolve UUID: no matches found for \"{id}\""))
     };
     let prefix: PodPrefix = id.parse().map_err(|_| none())?;
-    observer.pod(&prefix).map_err(|error| match &error {
-        PodError::NotFound(_) => none(),
-        other if other.kind() == ErrorKind::Invalid => ambiguous(other),
-        other => status::of(other),
+    observer.pod(&prefix).map_err(|error| match (&error, error.ambiguous()) {
+        (PodError::NotFound(_), _) => none(),
+        (_, Some(matches)) => {
+            Status::invalid_argument(format!("unable to resolve UUID: ambiguous uuid, {matches} matches"))
+        }
+        (other, None) => status::of(other),
     })
-}
-
-fn ambiguous(error: &PodError) -> Status {
-    Status::invalid_argument(format!("unable to resolve UUID: {error}"))
 }
 
 /// What apps' images are called, asked once for each image.
@@ -161,7 +159,7 @@ fn app(images: &mut Images<'_>, row: &AppRow) -> Result<wire::App, Status> {
         image: Some(images.of(row)?),
         state: state.into(),
         exit_code,
-        annotations: Vec::new(),
+        annotations: convert::pairs(&row.annotations),
     })
 }
 

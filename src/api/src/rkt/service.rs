@@ -11,19 +11,25 @@ use gantry_proto::rkt::v1alpha::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::{filters, images, pods};
+use super::{events, filters, images, logs, pods};
 use crate::bridge::Weight;
+use crate::places::Places;
 use crate::server::{Config, Shared};
+
+/// How many streams of logs there may be.
+const MOST_READERS: usize = 1024;
 
 /// See the module.
 pub(crate) struct Service {
     shared: Arc<Shared>,
     info: Info,
+    listeners: Arc<events::Listeners>,
+    readers: Places,
 }
 
 impl Service {
     pub(super) fn new(shared: Arc<Shared>, config: &Config) -> Self {
-        Self { shared, info: info(config) }
+        Self { shared, info: info(config), listeners: Arc::default(), readers: Places::new(MOST_READERS) }
     }
 }
 
@@ -89,12 +95,14 @@ impl PublicApi for Service {
         &self,
         request: Request<ListenEventsRequest>,
     ) -> Result<Response<Self::ListenEventsStream>, Status> {
-        let ListenEventsRequest { filter: _ } = request.into_inner();
-        Err(Status::unimplemented("not served yet"))
+        let wanted = events::Wanted::of(request.into_inner())?;
+        let stream = events::listen(&self.shared, &self.listeners, wanted).await?;
+        Ok(Response::new(stream))
     }
 
     async fn get_logs(&self, request: Request<GetLogsRequest>) -> Result<Response<Self::GetLogsStream>, Status> {
-        drop(request);
-        Err(Status::unimplemented("not served yet"))
+        let wanted = logs::Wanted::of(request.into_inner())?;
+        let stream = logs::read(&self.shared, &self.readers, wanted).await?;
+        Ok(Response::new(stream))
     }
 }

@@ -2,6 +2,9 @@
 
 use std::fmt::Write as _;
 
+use gantry_model::EventKind;
+
+use super::events::filter::KEYS;
 use crate::exit;
 use crate::failure::Failure;
 use crate::grammar::FLAGS;
@@ -89,7 +92,7 @@ fn bash(entries: &[Entry]) -> String {
     format!(
         r#"# completion of gantry for bash: source it, or install it as bash-completion/completions/gantry
 _gantry() {{
-  local word command='' sub='' flags='' current="${{COMP_WORDS[COMP_CWORD]}}" i
+  local word command='' sub='' flags='' current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[*]:0:COMP_CWORD}}" i
   for ((i = 1; i < COMP_CWORD; i++)); do
     word="${{COMP_WORDS[i]}}"
     [[ $word == -* ]] && continue
@@ -108,6 +111,13 @@ _gantry() {{
   fi
   case "$command" in
     run|prepare) COMPREPLY=($(compgen -f -- "$current")) ;;
+    events)
+      # bash takes '=' for a word of its own.
+      [[ $current == = ]] && before+=' =' current=''
+      case "$before" in
+        *' --filter type =') COMPREPLY=($(compgen -W '{types}' -- "$current")) ;;
+        *' --filter') COMPREPLY=($(compgen -S = -W '{keys}' -- "$current")); compopt -o nospace ;;
+      esac ;;
     *) COMPREPLY=($(compgen -W "$(gantry list -q --full 2>/dev/null)" -- "$current")) ;;
   esac
 }}
@@ -115,6 +125,8 @@ complete -o default -F _gantry gantry
 "#,
         commands = names(1, ""),
         images = names(2, "image "),
+        types = EventKind::ALL.map(EventKind::as_str).join(" "),
+        keys = KEYS.join(" "),
     )
 }
 
@@ -132,6 +144,14 @@ fn fish(entries: &[Entry]) -> String {
             let _ = writeln!(script, "complete -c gantry -n '__fish_seen_subcommand_from {name}' -l {long}");
         }
     }
+    let types = EventKind::ALL.map(|kind| format!("type={}", kind.as_str()));
+    let keys = KEYS.iter().filter(|key| **key != "type").map(|key| format!("{key}="));
+    let words: Vec<_> = types.into_iter().chain(keys).collect();
+    let _ = writeln!(
+        script,
+        "complete -c gantry -n '__fish_seen_subcommand_from events' -l filter -x -a '{}'",
+        words.join(" ")
+    );
     script
         .push_str("complete -c gantry -n '__fish_seen_subcommand_from status stop rm logs exec kill attach inspect' ");
     script.push_str("-a '(gantry list -q --full 2>/dev/null)'\n");
@@ -146,7 +166,7 @@ mod tests {
     fn every_command_and_every_flag_of_run_is_in_every_script() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = script(shell);
-            for word in ["run-prepared", "cat-manifest", "doctor", "image", "gc"] {
+            for word in ["run-prepared", "cat-manifest", "doctor", "image", "gc", "events", "filter", "pod-exited"] {
                 assert!(script.contains(word), "{shell:?}: {word}");
             }
             for flag in FLAGS {

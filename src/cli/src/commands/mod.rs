@@ -3,6 +3,7 @@
 pub(crate) mod attach;
 pub(crate) mod completion;
 pub(crate) mod doctor;
+pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod fetch;
 pub(crate) mod image;

@@ -151,6 +151,7 @@ pub(crate) mod tests {
             name: name.parse().unwrap(),
             image: gantry_model::ImageId::clone(&image),
             image_name: "evil\u{1b}[2J".into(),
+            annotations: BTreeMap::new(),
             state,
         };
         PodRow {

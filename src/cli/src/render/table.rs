@@ -40,7 +40,8 @@ impl Table {
     }
 }
 
-fn line(out: &mut dyn Write, cells: &[impl AsRef<str>], widths: &[usize]) -> io::Result<()> {
+/// Writes one line of cells, which the caller has escaped.
+pub(crate) fn line(out: &mut dyn Write, cells: &[impl AsRef<str>], widths: &[usize]) -> io::Result<()> {
     // What follows the last cell with text is not padded: no spaces at the end of a line.
     let last = cells.iter().rposition(|cell| !cell.as_ref().is_empty()).unwrap_or(0);
     for (i, (cell, width)) in cells.iter().zip(widths).enumerate().take(last + 1) {

@@ -1,0 +1,348 @@
+//! `gantry events`: the history, and what goes on.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::io::{self, BufWriter, Write};
+use std::time::{Duration, Instant};
+
+use gantry_engine::Engine;
+use gantry_model::query::{EventQuery, PodQuery};
+use gantry_model::{Digest, Event, NewEvent, Timestamp};
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::exit;
+use crate::failure::{Failure, io as failed, output};
+use crate::render::json::{self, At};
+use crate::render::{Form, escape, table, time};
+
+pub(crate) mod filter;
+
+use filter::{Condition, Filter};
+
+/// So many events are read at once.
+const PAGE: usize = 500;
+/// How often a follower looks at facts of which no commit tells: pods that nobody has settled, a reader that has gone.
+const LOOK: Duration = Duration::from_secs(1);
+/// Phases that facts can move on.
+const OPEN: [&str; 4] = ["embryo", "preparing", "prepared", "running"];
+
+/// Arguments of `events`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Events {
+    /// Go on with what comes; without --since only with that
+    #[arg(short, long)]
+    follow: bool,
+    /// Only from this time on: RFC 3339, seconds of the epoch, or a duration ago such as 10m
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Only before this time; a follower ends then
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// Only these: type=pod-exited, id=, name=, pod=, app= or image=; any of one key, and all keys
+    #[arg(long, value_parser = filter::parse, value_name = "KEY=VALUE")]
+    filter: Vec<Condition>,
+    /// Form of the answer; JSON is one document per line
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
+    form: Form,
+    /// No header line
+    #[arg(long, alias = "no-headers", alias = "noheading")]
+    no_legend: bool,
+    /// Whole ids
+    #[arg(long, alias = "no-trunc")]
+    full: bool,
+}
+
+/// Shows what happened, and goes on with what happens.
+pub(crate) fn events(context: &Context, args: &Events) -> Result<u8, Failure> {
+    let now = gantry_engine::now();
+    let at = |text: &Option<String>| text.as_deref().map(|text| time::parse(text, now)).transpose();
+    let since = at(&args.since).map_err(Failure::usage)?;
+    let until = at(&args.until).map_err(Failure::usage)?;
+    if since.zip(until).is_some_and(|(since, until)| until < since) {
+        return Err(Failure::usage("--until lies before --since: nothing can be between them"));
+    }
+    let engine = context.look()?;
+    let mut reader = Reader {
+        engine: &engine,
+        query: EventQuery { since, until, ..EventQuery::default() },
+        filter: Filter::of(&args.filter, &engine)?,
+        cursor: 0,
+        settler: Settler { engine: &engine, debug: context.globals.debug, trouble: None },
+        sink: Sink::new(args),
+    };
+    // What ended while nobody looked is of the past, also for those who want only what is new.
+    reader.settler.settle();
+    if args.follow {
+        reader.follow(now)?
+    } else {
+        reader.read(now)?
+    }
+    reader.sink.end().map_err(output)?;
+    Ok(exit::OK)
+}
+
+/// Somebody's way through the history.
+struct Reader<'a> {
+    engine: &'a Engine,
+    /// The times only.
+    query: EventQuery,
+    filter: Filter,
+    cursor: u64,
+    settler: Settler<'a>,
+    sink: Sink,
+}
+
+impl Reader<'_> {
+    /// What is there now.
+    fn read(&mut self, now: Timestamp) -> Result<(), Failure> {
+        let upto = self.engine.events_start(&EventQuery::default(), now)?;
+        // Where no time is asked for: from the beginning of what is kept, as for a time that has come.
+        let whole = EventQuery { until: Some(now), ..EventQuery::default() };
+        let query = if self.query.since.is_some() { &self.query } else { &whole };
+        self.cursor = self.engine.events_start(query, now)?;
+        self.drain(upto)
+    }
+
+    /// What is asked for of the past, then what comes, until the time to end.
+    fn follow(&mut self, now: Timestamp) -> Result<(), Failure> {
+        let waiting = || failed("wait for events in", self.engine.store().layout().root().display().to_string());
+        // Before the first look, so that nothing comes unnoticed in between.
+        let mut commits = self.engine.commits().map_err(waiting())?;
+        self.cursor = self.engine.events_start(&self.query, now)?;
+        let mut looked = Instant::now();
+        loop {
+            // First whether it is over, then what there was until then.
+            let left = self.query.until.map(|until| until.since(gantry_engine::now()));
+            self.drain(u64::MAX)?;
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(());
+            }
+            commits.wait(left.unwrap_or(LOOK).min(LOOK)).map_err(waiting())?;
+            if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                self.settler.settle();
+                if nobody_reads() {
+                    return Err(Failure::BrokenPipe);
+                }
+            }
+        }
+    }
+
+    /// Shows all there is behind the cursor, up to this number.
+    fn drain(&mut self, upto: u64) -> Result<(), Failure> {
+        loop {
+            let page = self.engine.events_after(self.cursor, PAGE)?;
+            if let Some(gone) = page.trimmed {
+                self.sink.gap(gone).map_err(output)?;
+            }
+            let wanted = |event: &&Event| self.query.holds(&event.event) && self.filter.holds(&event.event);
+            for event in page.events.iter().take_while(|event| event.seq <= upto).filter(wanted) {
+                self.sink.show(event).map_err(output)?;
+            }
+            self.cursor = page.cursor;
+            if page.events.is_empty() || page.cursor >= upto {
+                return self.sink.out.flush().map_err(output);
+            }
+            if self.sink.live {
+                self.sink.out.flush().map_err(output)?;
+            }
+        }
+    }
+}
+
+/// Whether our standard output has no reader any more, which is else noticed only when something is written.
+fn nobody_reads() -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let stdout = rustix::stdio::stdout();
+    let mut fds = [PollFd::from_borrowed_fd(stdout, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|_| fds[0].revents().contains(PollFlags::ERR))
+}
+
+/// Brings rows up to the facts where no gantryd does, so that what has happened is told.
+struct Settler<'a> {
+    engine: &'a Engine,
+    debug: bool,
+    /// What was said the last time.
+    trouble: Option<String>,
+}
+
+impl Settler<'_> {
+    /// A pod that cannot be settled keeps nobody from seeing the history: it is said once.
+    fn settle(&mut self) {
+        let trouble = self.engine.list(&PodQuery::in_phases(&OPEN)).err().map(Failure::from);
+        let text = trouble.as_ref().and_then(|failure| failure.text(self.debug));
+        if let Some(failure) = trouble.filter(|_| text != self.trouble) {
+            failure.print(self.debug);
+        }
+        self.trouble = text;
+    }
+}
+
+/// An event as JSON. The names of the fields are a promise.
+#[derive(Serialize)]
+struct Document<'a> {
+    seq: u64,
+    boot: &'a str,
+    time: At,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    id: &'a str,
+    name: &'a str,
+    data: &'a BTreeMap<String, String>,
+    /// Events before this one are gone: the highest number of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trimmed: Option<u64>,
+}
+
+/// Where events go.
+struct Sink {
+    out: BufWriter<io::StdoutLock<'static>>,
+    form: Form,
+    /// Whether a header is still to be written.
+    legend: bool,
+    full: bool,
+    /// Whether somebody watches them come.
+    live: bool,
+    /// The last gap there was, and whether it was told.
+    gap: Option<(u64, bool)>,
+}
+
+const HEADER: [&str; 5] = ["TIME", "TYPE", "ID", "NAME", "DATA"];
+
+impl Sink {
+    fn new(args: &Events) -> Self {
+        let out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
+        let legend = args.form == Form::Table && !args.no_legend;
+        Self { out, form: args.form, legend, full: args.full, live: args.follow, gap: None }
+    }
+
+    /// Events up to this number are gone, from where we are.
+    fn gap(&mut self, gone: u64) -> io::Result<()> {
+        if self.gap.is_some_and(|(known, _)| known >= gone) {
+            return Ok(());
+        }
+        self.gap = Some((gone, false));
+        // In a table there is no place for it; with JSON the next event has it.
+        if self.form == Form::Table { self.tell_gap() } else { Ok(()) }
+    }
+
+    fn tell_gap(&mut self) -> io::Result<()> {
+        if let Some((gone, told @ false)) = &mut self.gap {
+            *told = true;
+            self.out.flush()?;
+            writeln!(
+                io::stderr(),
+                "gantry: events up to number {gone} are missing here: they were deleted as the oldest"
+            )?;
+        }
+        Ok(())
+    }
+
+    fn show(&mut self, event: &Event) -> io::Result<()> {
+        self.legend()?;
+        if self.form == Form::Table {
+            return table::line(&mut self.out, &cells(event, self.full), &widths(self.full));
+        }
+        let trimmed = self.gap.as_mut().filter(|(_, told)| !told).map(|(gone, told)| {
+            *told = true;
+            *gone
+        });
+        let NewEvent { kind, at, id, name, data } = &event.event;
+        let (seq, boot, time) = (event.seq, event.boot.as_str(), At(*at));
+        let document = Document { seq, boot, time, kind: kind.as_str(), id, name, data, trimmed };
+        let form = if self.form == Form::JsonPretty { self.form } else { Form::JsonLines };
+        json::document(&mut self.out, form, &document)
+    }
+
+    fn legend(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.legend) { table::line(&mut self.out, &HEADER, &widths(self.full)) } else { Ok(()) }
+    }
+
+    /// A header also when there was nothing; a gap that no event came to tell of.
+    fn end(&mut self) -> io::Result<()> {
+        self.legend()?;
+        self.tell_gap()?;
+        self.out.flush()
+    }
+}
+
+/// The columns' widths: events come one by one, so they are not measured.
+fn widths(full: bool) -> [usize; 5] {
+    [30, 21, if full { 36 } else { 19 }, 24, 0]
+}
+
+/// A pod has no name but its id, which stands before it; so too with an image's id among the data.
+fn cells(event: &Event, full: bool) -> [String; 5] {
+    let NewEvent { kind, at, id, name, data } = &event.event;
+    let shown = |text: &str| escape::text(text).into_owned();
+    let fact = |(key, value): (&String, &String)| format!("{key}={}", fact(value, full));
+    let data: Vec<_> = data.iter().filter(|(_, value)| *value != id).map(fact).collect();
+    [
+        at.rfc3339().to_string(),
+        kind.as_str().to_owned(),
+        shown(&short(id, full)),
+        if name == id { String::new() } else { shown(name) },
+        shown(&data.join(" ")),
+    ]
+}
+
+/// The beginning of an id, as other tables have it.
+fn short(id: &str, full: bool) -> Cow<'_, str> {
+    match id.parse::<Digest>() {
+        _ if full => id.into(),
+        Ok(digest) => format!("{}:{}", digest.algorithm().as_str(), digest.short()).into(),
+        Err(_) => id.get(..8).unwrap_or(id).into(),
+    }
+}
+
+/// A value among the data, so that its end is seen.
+fn fact(value: &str, full: bool) -> Cow<'_, str> {
+    if value.is_empty() || value.contains([' ', '"', '=', '\\']) {
+        return format!("{value:?}").into();
+    }
+    if value.parse::<Digest>().is_ok() { short(value, full) } else { value.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gantry_model::EventKind;
+
+    pub(super) fn event(kind: EventKind, id: &str, name: &str, data: &[(&str, &str)]) -> Event {
+        let data = data.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let at = Timestamp(1_795_181_696_123_456_789);
+        let event = NewEvent { kind, at, id: id.to_owned(), name: name.to_owned(), data };
+        Event { seq: 7, boot: "b".to_owned(), event }
+    }
+
+    const POD: &str = "6733c088-a507-4694-aabf-ec79c0a8ac9a";
+
+    fn row(event: &Event, full: bool) -> String {
+        let mut out = Vec::new();
+        table::line(&mut out, &cells(event, full), &widths(full)).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn rows_of_the_table() {
+        let digest = format!("sha256:{}", "ab".repeat(32));
+        let exited = event(EventKind::PodExited, POD, POD, &[("exit_code", "3"), ("reason", "app a failed")]);
+        let want = format!(
+            "2026-11-20T13:34:56.123456789Z  {:<23}{:<21}{:<26}exit_code=3 reason=\"app a failed\"\n",
+            "pod-exited", "6733c088", ""
+        );
+        assert_eq!(row(&exited, false), want);
+        assert!(row(&exited, true).contains(&format!("{POD}  ")), "{}", row(&exited, true));
+        let app = event(EventKind::AppStarted, POD, "a", &[("image_id", &digest)]);
+        assert!(row(&app, false).ends_with("image_id=sha256:abababababab\n"), "{}", row(&app, false));
+        assert!(row(&app, true).ends_with(&format!("image_id={digest}\n")), "{}", row(&app, true));
+        let image =
+            event(EventKind::ImageImported, &digest, "evil\u{1b}[2J\n", &[("image_id", &digest), ("x", "\u{7}=")]);
+        let shown = row(&image, false);
+        assert!(shown.contains(r"sha256:abababababab  evil\u{1b}[2J\u{a}") && !shown.contains("image_id"), "{shown}");
+        assert!(shown.lines().count() == 1 && shown.ends_with("x=\"\\u{7}=\"\n"), "{shown}");
+        let nothing = event(EventKind::PodStarted, POD, POD, &[]);
+        assert!(row(&nothing, false).ends_with("  6733c088\n"), "no spaces at the end");
+    }
+}

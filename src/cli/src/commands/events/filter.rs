@@ -1,0 +1,302 @@
+//! `--filter KEY=VALUE` of `gantry events`: any of those with one key, and all keys.
+
+use std::collections::BTreeMap;
+
+use gantry_engine::{Engine, ImageError, PodError};
+use gantry_model::id::shown;
+use gantry_model::{AppName, EventKind, ImageId, ImageRef, NewEvent, PodId, PodPrefix};
+
+use crate::failure::Failure;
+
+/// The keys there are.
+pub(crate) const KEYS: [&str; 6] = ["type", "id", "name", "pod", "app", "image"];
+
+/// What was typed, as far as it can be understood without looking at what there is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// Of this kind.
+    Type(EventKind),
+    /// Of the pod or image whose id begins so.
+    Id(String),
+    /// With this name.
+    Name(String),
+    /// Of this pod and its apps.
+    Pod(PodPrefix),
+    /// Of apps of this name.
+    App(AppName),
+    /// Of this image, and of apps that were made from it.
+    Image(String),
+}
+
+/// Reads `KEY=VALUE`.
+pub(crate) fn parse(text: &str) -> Result<Condition, String> {
+    let (key, value) = text.split_once('=').ok_or_else(|| format!("expected KEY=VALUE with {}", keys()))?;
+    if value.is_empty() {
+        return Err(format!("the value of '{}' is missing", shown(key)));
+    }
+    let value = value.to_owned();
+    match key {
+        "type" => kind(&value).map(Condition::Type),
+        "id" => id(&value).map(Condition::Id),
+        "name" => Ok(Condition::Name(value)),
+        "pod" => value.parse().map(Condition::Pod).map_err(|error| error.to_string()),
+        "app" => value.parse().map(Condition::App).map_err(|error| error.to_string()),
+        "image" => Ok(Condition::Image(value)),
+        _ => Err(format!("'{}' is not a key: expected {}", shown(key), keys())),
+    }
+}
+
+fn keys() -> String {
+    format!("one of {}", KEYS.join(", "))
+}
+
+/// A kind by our name for it or by rkt's: `pod-exited`, `POD_EXITED`, `EVENT_TYPE_POD_EXITED`.
+fn kind(text: &str) -> Result<EventKind, String> {
+    let name = text.to_ascii_lowercase().replace('_', "-");
+    EventKind::from_name(name.strip_prefix("event-type-").unwrap_or(&name)).ok_or_else(|| {
+        let all = EventKind::ALL.map(EventKind::as_str).join(", ");
+        format!("'{}' is not a type of events: expected one of {all}", shown(text))
+    })
+}
+
+fn id(text: &str) -> Result<String, String> {
+    let lower = text.to_ascii_lowercase();
+    let digits = lower.strip_prefix("sha256:").or_else(|| lower.strip_prefix("sha512:"));
+    let is_hex = |digits: &str| digits.bytes().all(|c| c.is_ascii_hexdigit());
+    if digits.map_or_else(|| text.parse::<PodPrefix>().is_ok() || is_hex(&lower), is_hex) {
+        Ok(lower)
+    } else {
+        Err(format!("'{}' is not the id of a pod or image, or the beginning of one", shown(text)))
+    }
+}
+
+/// What an event must be, with what is known of the pods and images that there are.
+#[derive(Debug)]
+enum Test {
+    Kind(EventKind),
+    /// Exactly this.
+    Id(String),
+    IdPrefix(String),
+    Name(String),
+    App(AppName),
+    Image {
+        typed: String,
+        found: Option<ImageId>,
+    },
+}
+
+/// All conditions, by their keys.
+#[derive(Debug, Default)]
+pub(crate) struct Filter(BTreeMap<&'static str, Vec<Test>>);
+
+/// The pods and images that there are.
+trait Known {
+    /// The pod whose id begins so; `None`: none now. It may have gone, or be still to come.
+    fn pod(&self, prefix: &PodPrefix) -> Result<Option<PodId>, Failure>;
+    /// The image of this name; `None`: none, or several.
+    fn image(&self, text: &str) -> Result<Option<ImageId>, Failure>;
+}
+
+impl Known for Engine {
+    fn pod(&self, prefix: &PodPrefix) -> Result<Option<PodId>, Failure> {
+        match self.resolve(prefix) {
+            Err(PodError::NotFound(_)) => Ok(None),
+            found => Ok(Some(found?)),
+        }
+    }
+
+    fn image(&self, text: &str) -> Result<Option<ImageId>, Failure> {
+        let reference: ImageRef = text.parse()?;
+        match self.image_find(&reference) {
+            Err(ImageError::NotFound(_) | ImageError::Ambiguous { .. }) => Ok(None),
+            found => Ok(Some(found?.id)),
+        }
+    }
+}
+
+impl Filter {
+    /// Looks up what the conditions name.
+    pub(crate) fn of(conditions: &[Condition], engine: &Engine) -> Result<Self, Failure> {
+        Self::with(conditions, engine)
+    }
+
+    fn with(conditions: &[Condition], known: &dyn Known) -> Result<Self, Failure> {
+        let mut filter = Self::default();
+        for condition in conditions {
+            let (key, test) = match condition {
+                Condition::Type(kind) => ("type", Test::Kind(*kind)),
+                Condition::Id(id) => ("id", by_id(id, known)?),
+                Condition::Name(name) => ("name", Test::Name(name.clone())),
+                Condition::Pod(prefix) => ("pod", by_pod(prefix, known)?),
+                Condition::App(app) => ("app", Test::App(app.clone())),
+                Condition::Image(typed) => ("image", Test::Image { found: known.image(typed)?, typed: typed.clone() }),
+            };
+            filter.0.entry(key).or_default().push(test);
+        }
+        Ok(filter)
+    }
+
+    /// Whether the event is asked for.
+    pub(crate) fn holds(&self, event: &NewEvent) -> bool {
+        self.0.values().all(|any| any.iter().any(|test| test.holds(event)))
+    }
+}
+
+fn by_id(id: &str, known: &dyn Known) -> Result<Test, Failure> {
+    match id.parse() {
+        Ok(prefix) => by_pod(&prefix, known),
+        // Of an image: longer than a pod's, or with its algorithm.
+        Err(_) => Ok(Test::IdPrefix(id.to_owned())),
+    }
+}
+
+/// One of several pods that there are is an error; of those that are gone nobody knows how many began so.
+fn by_pod(prefix: &PodPrefix, known: &dyn Known) -> Result<Test, Failure> {
+    Ok(match known.pod(prefix)? {
+        Some(id) => Test::Id(id.to_string()),
+        None => Test::IdPrefix(prefix.to_string()),
+    })
+}
+
+impl Test {
+    fn holds(&self, event: &NewEvent) -> bool {
+        match self {
+            Self::Kind(kind) => event.kind == *kind,
+            Self::Id(id) => event.id == *id,
+            Self::IdPrefix(prefix) => begins(&event.id, prefix),
+            Self::Name(name) => event.name == *name || (of_image(event) && is_named(&event.name, name)),
+            Self::App(name) => {
+                matches!(event.kind, EventKind::AppStarted | EventKind::AppExited) && event.name == name.as_str()
+            }
+            Self::Image { typed, found } => {
+                // Events of apps have the image's id among their data, and those of images too.
+                let Some(id) = event.data.get("image_id") else { return false };
+                found.as_ref().is_some_and(|found| found.to_string() == *id)
+                    || begins(id, typed)
+                    || (of_image(event) && is_named(&event.name, typed))
+            }
+        }
+    }
+}
+
+fn of_image(event: &NewEvent) -> bool {
+    matches!(event.kind, EventKind::ImageImported | EventKind::ImageRemoved)
+}
+
+/// Whether an id begins so, with or without its algorithm.
+fn begins(id: &str, text: &str) -> bool {
+    id.starts_with(text) || id.split_once(':').is_some_and(|(_, hex)| hex.starts_with(text))
+}
+
+/// Whether an image's whole name is meant by this one, which may lack the registry, the first elements, and the tag.
+fn is_named(name: &str, typed: &str) -> bool {
+    let ends = |name: &str| name.strip_suffix(typed).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'));
+    let untagged = match (name.split_once('@'), name.rsplit_once(':')) {
+        (Some((untagged, _digest)), _) => untagged,
+        // What follows a host's colon has a slash.
+        (None, Some((untagged, tag))) if !tag.contains('/') => untagged,
+        (None, _) => name,
+    };
+    ends(name) || ends(untagged)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::event;
+    use super::*;
+    use EventKind::{AppExited, AppStarted, ImageImported, PodExited, PodStarted};
+
+    const POD: &str = "6733c088-a507-4694-aabf-ec79c0a8ac9a";
+    const GONE: &str = "abcdef01-a507-4694-aabf-ec79c0a8ac9a";
+
+    /// One pod, and one image that is found by name.
+    struct World;
+
+    impl Known for World {
+        fn pod(&self, prefix: &PodPrefix) -> Result<Option<PodId>, Failure> {
+            Ok(if POD.starts_with(prefix.as_str()) { POD.parse().ok() } else { None })
+        }
+
+        fn image(&self, text: &str) -> Result<Option<ImageId>, Failure> {
+            Ok(if text == "web" { digest('1').parse().ok() } else { None })
+        }
+    }
+
+    fn digest(c: char) -> String {
+        format!("sha256:{}", c.to_string().repeat(64))
+    }
+
+    #[test]
+    fn conditions() {
+        let (one, two) = (digest('1'), digest('2'));
+        let events = [
+            event(ImageImported, &one, "docker.io/library/web:1.2", &[("image_id", &one)]),
+            event(ImageImported, &two, "host:5000/other/web", &[("image_id", &two)]),
+            event(PodStarted, POD, POD, &[]),
+            event(AppStarted, POD, "web", &[("image_id", &one)]),
+            event(AppExited, POD, "log", &[("image_id", &two)]),
+            event(PodExited, POD, POD, &[]),
+            event(PodExited, GONE, GONE, &[]),
+            event(EventKind::ImageRemoved, "sha512:3", "host/tool@sha512:3", &[("image_id", "sha512:3")]),
+        ];
+        let rows: [(&[&str], &[usize]); 25] = [
+            (&[], &[0, 1, 2, 3, 4, 5, 6, 7]),
+            (&["image=tool"], &[7]),
+            (&["type=pod-exited"], &[5, 6]),
+            (&["type=POD_EXITED", "type=EVENT_TYPE_POD_STARTED"], &[2, 5, 6]),
+            (&["type=pod-exited", "pod=6733"], &[5]),
+            (&["pod=6733C088"], &[2, 3, 4, 5]),
+            (&["pod=abcdef"], &[6]),
+            (&["pod=0"], &[]),
+            (&["id=6733", "id=abcdef01"], &[2, 3, 4, 5, 6]),
+            (&["id=sha256:1111"], &[0]),
+            (&["id=222222222222"], &[1]),
+            (&[&format!("id={two}")], &[1]),
+            (&[&format!("id={}", &two[7..])], &[1]),
+            (&["name=web"], &[0, 1, 3]),
+            (&["name=docker.io/library/web:1.2"], &[0]),
+            (&[&format!("name={POD}")], &[2, 5]),
+            (&["app=web"], &[3]),
+            (&["app=web", "app=log", "type=app-exited"], &[4]),
+            (&["image=web"], &[0, 1, 3]),
+            (&["image=library/web"], &[0]),
+            (&["image=web:1.2"], &[0]),
+            (&["image=eb"], &[]),
+            (&["image=222222222222"], &[1, 4]),
+            (&["image=web", "pod=6733"], &[3]),
+            (&["image=sha256:2222", "type=image-imported"], &[1]),
+        ];
+        for (texts, want) in rows {
+            let conditions: Vec<_> = texts.iter().map(|text| parse(text).unwrap()).collect();
+            let filter = Filter::with(&conditions, &World).unwrap();
+            let got: Vec<usize> = (0..events.len()).filter(|i| filter.holds(&events[*i].event)).collect();
+            assert_eq!(got, want, "{texts:?}");
+        }
+    }
+
+    #[test]
+    fn mistakes_say_what_would_be_right() {
+        for (text, want) in [
+            ("type", "type, id, name, pod, app, image"),
+            ("label=x", "type, id, name, pod, app, image"),
+            ("type=died", "pod-exited, pod-garbage-collected"),
+            ("id=", "value of 'id'"),
+            ("id=xyz", "'xyz'"),
+            ("id=sha256:xyz", "sha256:xyz"),
+            ("pod=xyz", "pod id"),
+            ("app=X Y", "name"),
+            ("\u{1b}=x", r"\u{1b}"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(want), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        for key in KEYS {
+            let value = if key == "type" { "pod-exited" } else { "abc" };
+            assert!(parse(&format!("{key}={value}")).is_ok(), "{key}");
+        }
+    }
+}

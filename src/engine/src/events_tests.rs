@@ -1,0 +1,176 @@
+//! Cursors, gaps and waking, on a real store with several writers.
+
+use std::time::Instant;
+
+use gantry_model::EventKind;
+use gantry_store::{ImageFormat, NewImage, Store};
+
+use super::*;
+use crate::Options;
+
+/// Commits an image without layers: one event at this time.
+fn happen(store: &Store, n: u32, at: i64) {
+    let blob = |text: String| {
+        let digest = gantry_fetch::source::digest_of(gantry_model::id::Algorithm::Sha256, text.as_bytes());
+        store.put_blob(&digest, text.as_bytes()).unwrap();
+        digest
+    };
+    let (id, config) = (blob(format!("{{\"n\":{n}}}")), blob("{}".to_owned()));
+    let image = NewImage { id, config, format: ImageFormat::Oci, layers: Vec::new(), size: 2, names: Vec::new() };
+    store.commit_image(&image, Timestamp(at)).unwrap();
+}
+
+/// An engine on a new store, and an observer of it.
+fn both(dir: &std::path::Path) -> (Engine, Observer) {
+    let options = Options::new(dir.join("data"));
+    let engine = Engine::open(options.clone()).unwrap();
+    (engine, Observer::open(options).unwrap())
+}
+
+const SECOND: i64 = 1_000_000_000;
+
+#[test]
+fn cursors_of_queries() {
+    let home = tempfile::tempdir().unwrap();
+    let (engine, observer) = both(home.path());
+    // The third was noticed late.
+    for (n, at) in [10, 20, 12, 30, 40].into_iter().enumerate() {
+        happen(&engine.store, n as u32, at * SECOND);
+    }
+    let now = Timestamp(50 * SECOND);
+    let ask = |since: Option<i64>, until: Option<i64>| {
+        let at = |seconds: Option<i64>| seconds.map(|seconds| Timestamp(seconds * SECOND));
+        let query = EventQuery { since: at(since), until: at(until), ..EventQuery::default() };
+        let start = observer.events_start(&query, now).unwrap();
+        let page = observer.events_after(start, 100).unwrap();
+        (start, page.trimmed)
+    };
+    for (since, until, want) in [
+        (None, None, 5),
+        (None, Some(51), 5),
+        (None, Some(50), 0),
+        (Some(0), None, 0),
+        (Some(11), None, 1),
+        // All that is younger than 12 lies behind the first, although the third is the one of 12.
+        (Some(12), Some(13), 1),
+        (Some(21), None, 3),
+        (Some(41), None, 5),
+        (Some(99), None, 5),
+    ] {
+        assert_eq!(ask(since, until), (want, None), "{since:?} {until:?}");
+    }
+    // Of 10, 20, 12, 30, 40 the first three go.
+    assert_eq!(engine.store.trim_events(2).unwrap(), 3);
+    for (since, until, want) in [
+        (None, None, (5, None)),
+        (None, Some(50), (3, None)),
+        (Some(0), None, (2, Some(3))),
+        (Some(30), None, (2, Some(3))),
+        // What is gone was written before 30.
+        (Some(32), None, (4, None)),
+        (Some(99), None, (5, None)),
+    ] {
+        assert_eq!(ask(since, until), want, "{since:?} {until:?}");
+    }
+}
+
+#[test]
+fn pages_go_on_and_tell_of_gaps() {
+    let home = tempfile::tempdir().unwrap();
+    let (engine, observer) = both(home.path());
+    for n in 0..10 {
+        happen(&engine.store, n, i64::from(n));
+    }
+    let page = observer.events_after(2, 3).unwrap();
+    let seqs = |page: &EventPage| page.events.iter().map(|event| event.seq).collect::<Vec<_>>();
+    assert_eq!((seqs(&page), page.cursor, page.trimmed), (vec![3, 4, 5], 5, None));
+    assert_eq!(page.events[0].event.kind, EventKind::ImageImported);
+    engine.store.trim_events(3).unwrap();
+    let page = observer.events_after(5, 2).unwrap();
+    assert_eq!((seqs(&page), page.cursor, page.trimmed), (vec![8, 9], 9, Some(7)));
+    let page = observer.events_after(7, 9).unwrap();
+    assert_eq!((page.cursor, page.trimmed), (10, None), "nothing is missing between 7 and 8");
+    let page = observer.events_after(10, 9).unwrap();
+    assert_eq!(page, EventPage { cursor: 10, ..EventPage::default() });
+    assert_eq!(observer.events_after(u64::MAX, 9).unwrap().cursor, u64::MAX);
+}
+
+/// Reads on until there are so many events; how long each wait took is nobody's promise, but none may be missed.
+fn follow(observer: &Observer, commits: &mut Commits, want: usize) -> Vec<u64> {
+    let (mut cursor, mut seqs) = (0, Vec::new());
+    let begin = Instant::now();
+    while seqs.len() < want {
+        assert!(begin.elapsed() < Duration::from_secs(60), "only {seqs:?} came");
+        let page = observer.events_after(cursor, 7).unwrap();
+        seqs.extend(page.events.iter().map(|event| event.seq));
+        cursor = page.cursor;
+        if page.events.is_empty() {
+            commits.wait(Duration::from_secs(10)).unwrap();
+        }
+    }
+    seqs
+}
+
+#[test]
+fn a_follower_misses_nothing_with_and_without_the_kernels_word() {
+    for blind in [false, true] {
+        let home = tempfile::tempdir().unwrap();
+        let (engine, observer) = both(home.path());
+        let mut commits = Commits::watch(&observer).unwrap();
+        assert!(commits.inotify.is_some(), "the test sees inotify");
+        if blind {
+            commits.inotify = None;
+        }
+        let options = engine.options.clone();
+        let writers: Vec<_> = (0..2)
+            .map(|writer| {
+                let options = options.clone();
+                std::thread::spawn(move || {
+                    let engine = Engine::open(options).unwrap();
+                    (0..20).for_each(|n| happen(&engine.store, writer * 100 + n, 1));
+                })
+            })
+            .collect();
+        let seqs = follow(&observer, &mut commits, 40);
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        assert_eq!(seqs, (1..=40).collect::<Vec<_>>(), "blind: {blind}");
+    }
+}
+
+#[test]
+fn waits_get_longer_and_end_at_the_callers_time() {
+    let home = tempfile::tempdir().unwrap();
+    let (engine, observer) = both(home.path());
+    let mut commits = Commits::watch(&observer).unwrap();
+    for _ in 0..LOOKS.len() {
+        commits.wait(NET).unwrap();
+    }
+    assert_eq!(commits.pause(), NET);
+    let begin = Instant::now();
+    commits.wait(Duration::from_millis(5)).unwrap();
+    assert!(begin.elapsed() >= Duration::from_millis(5) && commits.pause() == NET, "{:?}", begin.elapsed());
+    // Other files of the directory are nobody's commits; the WAL's are.
+    std::fs::write(home.path().join("data/other"), b"x").unwrap();
+    commits.wait(Duration::from_millis(5)).unwrap();
+    assert_eq!(commits.pause(), NET);
+    happen(&engine.store, 1, 1);
+    commits.wait(NET).unwrap();
+    assert_eq!(commits.pause(), Duration::from_millis(LOOKS[0]));
+}
+
+#[test]
+fn a_directory_that_goes_away_is_no_end_of_waiting() {
+    let home = tempfile::tempdir().unwrap();
+    let both = both(home.path());
+    let mut commits = Commits::watch(&both.1).unwrap();
+    // Files that are open keep the kernel from telling of their directory's end.
+    drop(both);
+    std::fs::remove_dir_all(home.path().join("data")).unwrap();
+    let begin = Instant::now();
+    while commits.inotify.is_some() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the kernel does not tell of the end of the directory");
+        commits.wait(BLIND).unwrap();
+    }
+    assert_eq!(commits.pause(), BLIND);
+    commits.wait(Duration::from_millis(1)).unwrap();
+}

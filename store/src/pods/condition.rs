@@ -1,0 +1,170 @@
+//! Filters of pods as conditions of SQL: the one place that says which pods a filter means.
+//!
+//! Every list is one value, a JSON array that `json_each` takes apart. So the text of a statement depends only on which
+//! fields a filter has, not on how much is in them: statements are few and cached, and neither SQLite's limit of
+//! variables nor that of the depth of expressions is ever near. Several filters are asked one after the other.
+
+use std::collections::BTreeSet;
+
+use gantry_model::query::{PodFilter, PodQuery};
+use gantry_model::{AppName, ImageId, PodId};
+use rusqlite::types::Value;
+use serde_json::json;
+
+use super::row::GARBAGE;
+
+/// Pods by where their cgroups are; a pod has one while it runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct InCgroups {
+    /// Any of these, while it runs.
+    pub running: Vec<PodId>,
+    /// And every pod that does not run.
+    pub not_running: bool,
+}
+
+/// A filter, with what its cgroups mean, which the caller knows: their texts are not looked at here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodWhere<'a> {
+    /// The filter.
+    pub filter: &'a PodFilter,
+    /// What `cgroups` and `sub_cgroups` of the filter mean, where they are not empty. Each must hold.
+    pub cgroups: Vec<InCgroups>,
+}
+
+/// The name under which the phase of a pod that is being deleted is asked for (`Phase::name`).
+const DELETING: &str = "deleting";
+
+const IDS: &str = "pod.id IN (SELECT value FROM json_each(?))";
+const PHASES: &str = "pod.phase IN (SELECT value FROM json_each(?))";
+const BEING_DELETED: &str = "pod.id IN (SELECT d.id FROM pod AS d WHERE d.deleting_at IS NOT NULL)";
+const APPS: &str = "pod.id IN (SELECT a.pod FROM app AS a WHERE a.name IN (SELECT value FROM json_each(?))
+    GROUP BY a.pod HAVING count(DISTINCT a.name) = ?)";
+const IMAGES: &str = "pod.id IN (SELECT a.pod FROM app AS a WHERE a.image IN (SELECT value FROM json_each(?))
+    GROUP BY a.pod HAVING count(DISTINCT a.image) = ?)";
+/// No wanted network is missing from those the pod is in. These are told by the innermost select alone: `host` once the
+/// pod was started, and none for a pod without network.
+const NETWORKS: &str = "NOT EXISTS (SELECT 1 FROM json_each(?) AS wanted WHERE wanted.value NOT IN
+    (SELECT 'host' WHERE pod.net = 'host' AND pod.started_at IS NOT NULL))";
+/// No wanted pair is missing from the pod's annotations.
+const ANNOTATIONS: &str = "NOT EXISTS (SELECT 1 FROM json_each(?) AS wanted WHERE NOT EXISTS
+    (SELECT 1 FROM json_each(pod.user_annotations) AS has
+        WHERE has.key = wanted.value ->> 0 AND has.value = wanted.value ->> 1))";
+const IN_CGROUPS: &str = "pod.phase = 'running' AND pod.id IN (SELECT value FROM json_each(?))";
+const IN_CGROUPS_OR_NOT_RUNNING: &str = "(pod.phase <> 'running' OR pod.id IN (SELECT value FROM json_each(?)))";
+
+/// A condition on rows of `pod`: terms that must all hold, and the values in them, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Condition {
+    terms: Vec<&'static str>,
+    pub(crate) values: Vec<Value>,
+}
+
+impl Condition {
+    pub(super) fn of_query(query: &PodQuery) -> Self {
+        let PodQuery { phases, created_since, app, image } = query;
+        let mut condition = Self::default();
+        condition.phases(phases);
+        if let Some(since) = created_since {
+            condition.and("pod.created >= ?", [since.0.into()]);
+        }
+        condition.apps(app);
+        condition.images(image);
+        condition
+    }
+
+    pub(crate) fn of_filter(wanted: &PodWhere<'_>) -> Self {
+        let PodWhere { filter, cgroups } = wanted;
+        // The last two are texts of which `cgroups` has the meaning.
+        let PodFilter { ids, phases, app_names, images, networks, annotations, never, cgroups: _, sub_cgroups: _ } =
+            filter;
+        let mut condition = Self::default();
+        if *never {
+            condition.and("0", []);
+        }
+        if !ids.is_empty() {
+            condition.of_these(ids);
+        }
+        condition.phases(phases);
+        condition.apps(app_names);
+        condition.images(images);
+        if !networks.is_empty() {
+            condition.and(NETWORKS, [json!(networks).to_string().into()]);
+        }
+        if !annotations.is_empty() {
+            condition.and(ANNOTATIONS, [json!(annotations).to_string().into()]);
+        }
+        for InCgroups { running, not_running } in cgroups {
+            let term = if *not_running { IN_CGROUPS_OR_NOT_RUNNING } else { IN_CGROUPS };
+            condition.and(term, [texts(running)]);
+        }
+        condition
+    }
+
+    /// The pods with these ids.
+    pub(super) fn of_ids<'a>(ids: impl IntoIterator<Item = &'a PodId>) -> Self {
+        let mut condition = Self::default();
+        condition.of_these(ids);
+        condition
+    }
+
+    /// Whether it holds for every pod.
+    pub(super) fn is_all(&self) -> bool {
+        self.terms.is_empty()
+    }
+
+    /// The WHERE clause; empty where all are wanted.
+    pub(super) fn clause(&self) -> String {
+        if self.is_all() { String::new() } else { format!("WHERE {}", self.terms.join(" AND ")) }
+    }
+
+    fn and<const N: usize>(&mut self, term: &'static str, values: [Value; N]) {
+        self.terms.push(term);
+        self.values.extend(values);
+    }
+
+    fn of_these<'a>(&mut self, ids: impl IntoIterator<Item = &'a PodId>) {
+        self.and(IDS, [texts(ids)]);
+    }
+
+    /// What is being deleted is garbage with a time in a column of its own.
+    fn phases(&mut self, names: &[&'static str]) {
+        let (garbage, deleting) = (names.contains(&GARBAGE), names.contains(&DELETING));
+        let stored: BTreeSet<&str> = names.iter().map(|&name| if name == DELETING { GARBAGE } else { name }).collect();
+        if stored.is_empty() {
+            return;
+        }
+        if deleting && !garbage && stored.len() == 1 {
+            // Few, and in an index of their own.
+            return self.and(BEING_DELETED, []);
+        }
+        self.and(PHASES, [json!(stored).to_string().into()]);
+        match (garbage, deleting) {
+            (true, false) => self.and("pod.deleting_at IS NULL", []),
+            (false, true) => self.and("(pod.phase <> 'garbage' OR pod.deleting_at IS NOT NULL)", []),
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    fn apps<'a>(&mut self, names: impl IntoIterator<Item = &'a AppName>) {
+        self.all_of(APPS, names);
+    }
+
+    fn images<'a>(&mut self, ids: impl IntoIterator<Item = &'a ImageId>) {
+        self.all_of(IMAGES, ids);
+    }
+
+    /// A term that counts how many of the wanted are there, each once.
+    fn all_of<T: ToString>(&mut self, term: &'static str, wanted: impl IntoIterator<Item = T>) {
+        let wanted: BTreeSet<String> = wanted.into_iter().map(|one| one.to_string()).collect();
+        if !wanted.is_empty() {
+            let many = i64::try_from(wanted.len()).unwrap_or(i64::MAX);
+            self.and(term, [json!(wanted).to_string().into(), many.into()]);
+        }
+    }
+}
+
+/// Ids as one value for `json_each`.
+pub(super) fn texts<'a>(ids: impl IntoIterator<Item = &'a PodId>) -> Value {
+    let ids: Vec<String> = ids.into_iter().map(ToString::to_string).collect();
+    json!(ids).to_string().into()
+}

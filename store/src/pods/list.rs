@@ -1,0 +1,114 @@
+//! Reading pods: one, some, all.
+
+use std::collections::BTreeSet;
+
+use gantry_model::PodId;
+use gantry_model::query::PodQuery;
+use rusqlite::{Connection, OptionalExtension as _, params_from_iter};
+
+use super::condition::{Condition, PodWhere, texts};
+use super::{PodRow, row};
+use crate::{Store, StoreError};
+
+impl Store {
+    /// A pod by its whole id.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn pod(&self, id: PodId) -> Result<Option<PodRow>, StoreError> {
+        self.read("read the pod", |tx| load(tx, id).map_err(StoreError::sql("read the pod")))
+    }
+
+    /// The pods that were asked for, by the time of their creation, then by id.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn pods(&self, query: &PodQuery) -> Result<Vec<PodRow>, StoreError> {
+        const DOING: &str = "list the pods";
+        let mut pods = self.read(DOING, |tx| list(tx, &Condition::of_query(query)).map_err(StoreError::sql(DOING)))?;
+        pods.sort_by_key(|pod| (pod.created, pod.id));
+        Ok(pods)
+    }
+
+    /// The pods for which any of the filters holds (all, where there is none), by id.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn pods_where(&self, filters: &[PodWhere<'_>]) -> Result<Vec<PodRow>, StoreError> {
+        const DOING: &str = "list the pods";
+        self.read(DOING, |tx| any(tx, filters).and_then(|of| list(tx, &of)).map_err(StoreError::sql(DOING)))
+    }
+
+    /// The pods with apps of which the store does not know the annotations, because format 1 had no place for them.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn pods_of_format_1(&self) -> Result<BTreeSet<PodId>, StoreError> {
+        self.conn
+            .prepare_cached("SELECT DISTINCT app.pod FROM app WHERE app.annotations IS NULL")
+            .and_then(|mut of| of.query_map([], |found| row::Columns::new(found).parsed())?.collect())
+            .map_err(StoreError::sql("list the pods of format 1"))
+    }
+}
+
+/// One condition for all filters; where there are several, on the ids for which any of them holds.
+fn any(conn: &Connection, filters: &[PodWhere<'_>]) -> rusqlite::Result<Condition> {
+    let several = match filters {
+        [] => return Ok(Condition::default()),
+        [only] => return Ok(Condition::of_filter(only)),
+        several => several,
+    };
+    let mut ids: BTreeSet<PodId> = BTreeSet::new();
+    for one in several {
+        let condition = Condition::of_filter(one);
+        if condition.is_all() {
+            return Ok(condition);
+        }
+        let mut statement = conn.prepare_cached(&format!("SELECT pod.id FROM pod {}", condition.clause()))?;
+        for id in statement.query_map(params_from_iter(&condition.values), |found| row::Columns::new(found).parsed())? {
+            ids.insert(id?);
+        }
+    }
+    Ok(Condition::of_ids(&ids))
+}
+
+pub(super) fn load(conn: &Connection, id: PodId) -> rusqlite::Result<Option<PodRow>> {
+    let id = id.to_string();
+    let mut statement = conn.prepare_cached(&format!("SELECT {} FROM pod WHERE id = ?1", row::POD))?;
+    let Some(mut pod) = statement.query_row([&id], row::pod).optional()? else { return Ok(None) };
+    let query = format!("SELECT {} FROM app WHERE pod = ?1 ORDER BY position", row::APP);
+    pod.apps = conn.prepare_cached(&query)?.query_map([&id], row::app)?.collect::<rusqlite::Result<_>>()?;
+    Ok(Some(pod))
+}
+
+/// The statement for the pods themselves.
+pub(crate) fn text(condition: &Condition) -> String {
+    format!("SELECT {} FROM pod {} ORDER BY pod.id", row::POD, condition.clause())
+}
+
+const OF_THESE: &str = "WHERE app.pod IN (SELECT value FROM json_each(?))";
+
+/// Two statements, whatever the number of pods: the pods, and the apps of those pods. Both come in the order of the
+/// primary key, which costs SQLite neither a sort nor a look-up per row, and are merged.
+fn list(conn: &Connection, condition: &Condition) -> rusqlite::Result<Vec<PodRow>> {
+    let mut statement = conn.prepare_cached(&text(condition))?;
+    let mut pods: Vec<PodRow> =
+        statement.query_map(params_from_iter(&condition.values), row::pod)?.collect::<rusqlite::Result<_>>()?;
+    let (of_these, values) =
+        if condition.is_all() { ("", vec![]) } else { (OF_THESE, vec![texts(pods.iter().map(|pod| &pod.id))]) };
+    let mut statement =
+        conn.prepare_cached(&format!("SELECT {} FROM app {of_these} ORDER BY app.pod, app.position", row::APP))?;
+    let mut rows = statement.query(params_from_iter(values))?;
+    // The bytes of ids sort as their texts do, so each list is walked once.
+    let mut place = 0;
+    while let Some(found) = rows.next()? {
+        let id: PodId = row::Columns::new(found).parsed()?;
+        while pods.get(place).is_some_and(|pod| pod.id < id) {
+            place += 1;
+        }
+        if let Some(pod) = pods.get_mut(place).filter(|pod| pod.id == id) {
+            pod.apps.push(row::app(found)?);
+        }
+    }
+    Ok(pods)
+}
