@@ -133,7 +133,7 @@ fn requests_that_make_no_sense() {
     let image = g.fixture();
     let served = g.serve(&[]);
     let api = served.api();
-    let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
+    let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--name=app", "--", "true"]).ok());
     let list = |filter: PodFilter| api.try_list_pods(vec![filter], false).unwrap_err();
     let pairs = |key: &str, value: &str| vec![KeyValue { key: key.to_owned(), value: value.to_owned() }];
     let long = "x".repeat(5000);

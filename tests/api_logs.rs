@@ -36,6 +36,18 @@ fn texts(elements: &[String]) -> Vec<&str> {
     cut.into_iter().map(|(_, text)| text).collect()
 }
 
+/// Demands the same on both sides; says where they part, not all of it.
+#[track_caller]
+fn alike<T: PartialEq<U> + std::fmt::Debug, U: std::fmt::Debug>(what: &str, got: &[T], want: &[U]) {
+    let parts = got.iter().zip(want).position(|(got, want)| got != want);
+    if parts.is_some() || got.len() != want.len() {
+        let at = parts.unwrap_or_else(|| got.len().min(want.len()));
+        let shown = |text: String| text.chars().take(200).collect::<String>();
+        let (left, right) = (shown(format!("{:?}", got.get(at))), shown(format!("{:?}", want.get(at))));
+        panic!("{what}: {} instead of {}; at {at}: {left} instead of {right}", got.len(), want.len());
+    }
+}
+
 fn numbered(count: usize) -> Vec<String> {
     (0..count).map(|i| format!("line {i:06}")).collect()
 }
@@ -50,20 +62,20 @@ fn whole_logs_of_a_pod_that_has_ended() {
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--name=it", "--", "lines", "1000"]).ok());
     api.wait_state(&pod, PodState::Exited);
     let all = api.logs(of(&pod)).rest();
-    assert_eq!(texts(&all), numbered(1000));
+    alike("all lines", &texts(&all), &numbered(1000));
     assert!(all.iter().all(|element| (begin..=now_ns()).contains(&cut(element).0)), "true times");
     // The same by the name of its app, and by the beginning of its id where that is enough.
-    assert_eq!(api.logs(GetLogsRequest { app_name: "it".into(), ..of(&pod) }).rest(), all);
-    assert_eq!(api.logs(of(&pod[..13].to_uppercase())).rest(), all);
+    alike("by name", &api.logs(GetLogsRequest { app_name: "it".into(), ..of(&pod) }).rest(), &all);
+    alike("by the beginning", &api.logs(of(&pod[..13].to_uppercase())).rest(), &all);
     // Following what has ended ends.
-    assert_eq!(api.logs(follow(&pod)).rest(), all);
+    alike("followed", &api.logs(follow(&pod)).rest(), &all);
     // A pod that never ran has written nothing.
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "--name=it", "--", "true"]).ok());
     assert_eq!(api.logs(of(&prepared)).rest(), Vec::<String>::new());
     // Marked as garbage, its logs are still there.
     g.run(&["gc", "--mark-only"]).succeeded();
     api.wait_state(&pod, PodState::Garbage);
-    assert_eq!(api.logs(of(&pod)).rest(), all);
+    alike("garbage", &api.logs(of(&pod)).rest(), &all);
     for (what, request) in [
         ("an app it has not", GetLogsRequest { app_name: "other".into(), ..of(&pod) }),
         ("a name that is none", GetLogsRequest { app_name: "NO\nNAME".into(), ..of(&pod) }),
@@ -156,7 +168,7 @@ fn bounds_alone_and_together() {
                 let got = api.logs(request).rest();
                 let got: Vec<(i64, &str)> = got.iter().map(|element| cut(element)).collect();
                 let want: Vec<(i64, &str)> = want.iter().map(|(at, text)| (*at, text.as_str())).collect();
-                assert_eq!(got, want, "{shown}");
+                alike(&shown, &got, &want);
             }
         }
     }
@@ -206,7 +218,7 @@ fn followed_across_rotation_to_the_end_of_the_pod() {
     let tail = texts(&tail);
     assert!(all.ends_with(&tail) && !tail.is_empty(), "from where it began to the end, without a gap");
     assert!(g.dir().join("pods").join(&pod).join("logs/it/0.log.1").exists(), "the test has seen a rotation");
-    assert_eq!(texts(&api.logs(of(&pod)).rest()), all);
+    alike("read again", &texts(&api.logs(of(&pod)).rest()), &all);
     drop((early, api));
     served.end();
 }
@@ -265,9 +277,9 @@ fn what_an_app_may_write() {
     assert_eq!(texts(&logs(&["no-newline", "half a line"])), ["half a line"]);
     assert_eq!(texts(&logs(&["seq", "print", "", "--", "print", "MESSAGE=x"])), ["", "MESSAGE=x"]);
     let words = "ü".repeat(50_000);
-    assert_eq!(texts(&logs(&["print", &words])), [words.as_str()], "pieces of 16 KiB are one line again");
+    alike("pieces of 16 KiB are one line again", &texts(&logs(&["print", &words])), &[words.as_str()]);
     long_lines(&logs(&["lines", "3", "2500000"]));
-    assert_eq!(texts(&logs(&["flood", "8000000"])), vec!["x".repeat(79); 100_000]);
+    alike("a flood", &texts(&logs(&["flood", "8000000"])), &vec!["x".repeat(79); 100_000]);
     drop(api);
     served.end();
 }
