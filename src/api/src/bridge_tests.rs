@@ -1,1 +1,108 @@
-//! .
+//! The queue: what is skipped, refused, kept apart, and what survives a panic.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+use super::*;
+
+struct Home {
+    dir: tempfile::TempDir,
+    runtime: tokio::runtime::Runtime,
+}
+
+fn home() -> (Home, Arc<Bridge>) {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = gantry_engine::Engine::open(Options::new(dir.path().join("data"))).unwrap();
+    let source = Source { options: engine.options().clone(), database: engine.store().layout().db() };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+    (Home { dir, runtime }, Arc::new(Bridge::start(source).unwrap()))
+}
+
+type Asked = tokio::task::JoinHandle<Result<(), Status>>;
+
+/// Jobs that are under way until the sender is dropped.
+fn hold(home: &Home, bridge: &Arc<Bridge>, weight: Weight, count: usize) -> (mpsc::Sender<()>, Vec<Asked>) {
+    let (release, held) = mpsc::channel::<()>();
+    let held = Arc::new(Mutex::new(held));
+    let begun = Arc::new(AtomicUsize::new(0));
+    let asked = (0..count).map(|_| {
+        let (bridge, held, begun) = (Arc::clone(bridge), Arc::clone(&held), Arc::clone(&begun));
+        home.runtime.spawn(async move {
+            let job = move |_: &Observer| {
+                begun.fetch_add(1, Ordering::SeqCst);
+                // Ends with the sender.
+                let _ = held.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                Ok(())
+            };
+            bridge.ask(weight, job).await
+        })
+    });
+    let asked = asked.collect();
+    let busy = count.min(if weight == Weight::Heavy { HEAVY } else { WORKERS });
+    gantry_tests::wait_for("the jobs to begin", || (begun.load(Ordering::SeqCst) == busy).then_some(()));
+    (release, asked)
+}
+
+#[test]
+fn heavy_jobs_leave_room_for_small_ones() {
+    let (home, bridge) = home();
+    let (release, asked) = hold(&home, &bridge, Weight::Heavy, WORKERS + 1);
+    let answer = home.runtime.block_on(bridge.ask(Weight::Light, |_| Ok(7)));
+    assert_eq!(answer.unwrap(), 7);
+    drop(release);
+    for one in asked {
+        home.runtime.block_on(one).unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_job_without_a_caller_is_skipped_and_too_many_are_refused() {
+    let (home, bridge) = home();
+    let (release, asked) = hold(&home, &bridge, Weight::Light, WORKERS);
+    let done = Arc::new(AtomicUsize::new(0));
+    let waiting: Vec<Asked> = (0..MOST_WAITING)
+        .map(|_| {
+            let (bridge, done) = (Arc::clone(&bridge), Arc::clone(&done));
+            let job = move |_: &Observer| {
+                done.fetch_add(1, Ordering::SeqCst);
+                Ok(())
+            };
+            home.runtime.spawn(async move { bridge.ask(Weight::Light, job).await })
+        })
+        .collect();
+    gantry_tests::wait_for("the queue to be full", || (bridge.shared.lock().light.len() == MOST_WAITING).then_some(()));
+    let refused = home.runtime.block_on(bridge.ask(Weight::Light, |_| Ok(()))).unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    for one in waiting {
+        one.abort();
+        assert!(home.runtime.block_on(one).is_err());
+    }
+    drop(release);
+    for one in asked {
+        home.runtime.block_on(one).unwrap().unwrap();
+    }
+    home.runtime.block_on(bridge.ask(Weight::Light, |_| Ok(()))).unwrap();
+    assert_eq!(done.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_panic_is_told_to_its_caller_and_ends_no_thread() {
+    let (home, bridge) = home();
+    for _ in 0..WORKERS * 2 {
+        let answer = home.runtime.block_on(bridge.ask::<()>(Weight::Heavy, |_| panic!("as this test wants it")));
+        assert_eq!(answer.unwrap_err().code(), Code::Internal);
+    }
+    home.runtime.block_on(bridge.ask(Weight::Heavy, |_| Ok(()))).unwrap();
+}
+
+#[test]
+fn another_database_in_its_place_is_opened() {
+    let (home, bridge) = home();
+    let count =
+        || home.runtime.block_on(bridge.ask(Weight::Light, |observer| Ok(observer.pods(&[]).map(|all| all.len()))));
+    assert_eq!(count().unwrap().unwrap(), 0);
+    std::fs::rename(home.dir.path().join("data"), home.dir.path().join("old")).unwrap();
+    assert_eq!(count().unwrap_err().code(), Code::NotFound);
+    gantry_engine::Engine::open(Options::new(home.dir.path().join("data"))).unwrap();
+    assert_eq!(count().unwrap().unwrap(), 0);
+}

@@ -305,8 +305,8 @@ impl SocketFile {
         Ok(Self { path: path.to_owned(), identity: (found.dev(), found.ino()) })
     }
 
-    /// Removes it if it is still the one that we made. To be called while it is still listened: nobody takes it for a
-    /// stale one and puts another in its place between the look and the removal.
+    /// Removes it if it is still the one that we made. To be called while it is still listened: until then nobody takes
+    /// it for a stale one, and the number of its inode is not given to another.
     pub(crate) fn remove(&self) -> io::Result<()> {
         match Self::of(&self.path) {
             Ok(now) if now.identity == self.identity => std::fs::remove_file(&self.path),

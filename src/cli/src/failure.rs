@@ -94,6 +94,14 @@ pub(crate) fn output(error: std::io::Error) -> Failure {
     }
 }
 
+/// For `map_err`: logs could not be shown.
+pub(crate) fn logs(error: gantry_engine::LogsError) -> Failure {
+    match error {
+        gantry_engine::LogsError::Write { source, .. } => output(source),
+        error => error.into(),
+    }
+}
+
 impl Failure {
     /// The arguments make no sense.
     pub(crate) fn usage(text: impl Into<String>) -> Self {

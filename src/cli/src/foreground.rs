@@ -4,15 +4,15 @@
 //! feeds stdin when an app wants it. They end with the process.
 
 use std::io::{self, Write as _};
-use std::ops::ControlFlow;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
-use gantry_engine::{Engine, LogLine, LogQuery, Options};
+use gantry_engine::{Engine, LogQuery, Options};
 use gantry_model::{AppName, Phase, PodId, Was};
 use signal_hook::consts::SIGWINCH;
 
-use crate::failure::{CliError, Failure, output};
+use crate::failure::{CliError, Failure, logs};
+use crate::printer::Printer;
 use crate::signals::{ENDING, Signals};
 use crate::terminal::{self, DetachKeys, RawMode};
 use crate::{exit, relay};
@@ -230,97 +230,15 @@ fn feed(channel: &OwnedFd, id: PodId, raw: bool, terminal: bool) {
 
 /// Prints what the apps write until the pod has ended.
 fn print_output(engine: &Engine, shown: &Shown) -> Result<(), Failure> {
-    let mut printer = Printer::new(shown.apps > 1);
-    let mut failed = None;
     // Whoever attaches sees what comes from now on; whoever runs a pod sees all of it.
     let tail = if shown.own { None } else { Some(0) };
     let query = LogQuery { follow: true, tail, ..LogQuery::default() };
-    engine.logs(shown.id, &query, &mut |line| match printer.print(&line) {
-        Ok(()) => Ok(ControlFlow::Continue(())),
-        Err(error) => {
-            failed = Some(error);
-            Ok(ControlFlow::Break(()))
-        }
-    })?;
-    failed.map_or(Ok(()), |error| Err(output(error)))
-}
-
-/// Writes log lines to standard output and standard error as the apps wrote them.
-pub(crate) struct Printer {
-    prefixed: bool,
-    /// Whose unfinished line stands on standard output and on standard error.
-    open: [Option<AppName>; 2],
-    buffer: Vec<u8>,
-}
-
-impl Printer {
-    /// With several apps every line begins with the name of its own.
-    pub(crate) fn new(prefixed: bool) -> Self {
-        Self { prefixed, open: [None, None], buffer: Vec::new() }
-    }
-
-    /// Writes one line, or a piece of one, with one write.
-    pub(crate) fn print(&mut self, line: &LogLine) -> io::Result<()> {
-        let stderr = line.stderr;
-        let bytes = self.compose(line);
-        if stderr {
-            io::stderr().write_all(bytes)
-        } else {
-            // Not through `Stdout`, which would hold back pieces without a newline.
-            relay::write_all(rustix::stdio::stdout(), bytes)
-        }
-    }
-
-    /// The bytes of one line as they are to be written.
-    pub(crate) fn compose(&mut self, line: &LogLine) -> &[u8] {
-        self.buffer.clear();
-        let open = &mut self.open[usize::from(line.stderr)];
-        if self.prefixed {
-            let goes_on = open.as_ref() == Some(&line.app);
-            if !goes_on && open.is_some() {
-                self.buffer.push(b'\n');
-            }
-            if !goes_on {
-                self.buffer.extend(format!("[{}] ", line.app).as_bytes());
-            }
-            *open = line.partial.then(|| line.app.clone());
-        }
-        self.buffer.extend(&line.text);
-        if !line.partial {
-            self.buffer.push(b'\n');
-        }
-        &self.buffer
-    }
+    engine.logs(shown.id, &query, &mut Printer::new(shown.apps > 1)).map_err(logs)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn line(app: &str, text: &str, partial: bool) -> LogLine {
-        LogLine {
-            app: app.parse().unwrap(),
-            at: gantry_model::Timestamp(0),
-            stderr: false,
-            partial,
-            text: text.as_bytes().to_vec(),
-        }
-    }
-
-    fn printed(prefixed: bool, lines: &[LogLine]) -> String {
-        let mut printer = Printer::new(prefixed);
-        let mut all = Vec::new();
-        for line in lines {
-            all.extend(printer.compose(line));
-        }
-        String::from_utf8(all).unwrap()
-    }
-
-    #[test]
-    fn one_apps_bytes_are_as_it_wrote_them() {
-        let lines = [line("a", "x", false), line("a", "piece ", true), line("a", "rest", false), line("a", "$ ", true)];
-        assert_eq!(printed(false, &lines), "x\npiece rest\n$ ");
-    }
 
     #[test]
     fn manifests_say_who_takes_input() {
@@ -331,17 +249,5 @@ mod tests {
         let b = Interactive { app: "b".parse().unwrap(), stdin: false, terminal: true };
         assert_eq!(of_manifest(&gantry_engine::manifest::to_value(&spec)), (2, vec![b]));
         assert_eq!(of_manifest(&serde_json::Value::Null), (0, Vec::new()));
-    }
-
-    #[test]
-    fn with_several_apps_no_line_is_mistaken_for_anothers() {
-        let lines = [
-            line("a", "x", true),
-            line("a", "y", true),
-            line("b", "z", false),
-            line("a", "w", false),
-            line("b", "", false),
-        ];
-        assert_eq!(printed(true, &lines), "[a] xy\n[b] z\n[a] w\n[b] \n");
     }
 }

@@ -15,6 +15,7 @@ mod failure;
 mod foreground;
 mod globals;
 mod grammar;
+mod printer;
 mod progress;
 mod relay;
 mod render;

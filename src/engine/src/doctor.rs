@@ -12,7 +12,7 @@ use gantry_model::query::PodQuery;
 use gantry_store::{Finding, PodRow, Severity};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-use crate::log_source::ends_in_a_whole_line;
+use crate::log_files::ends_in_a_whole_line;
 use crate::process::Deadline;
 use crate::{Engine, PodError, cgroup, process, supervisor};
 

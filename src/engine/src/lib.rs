@@ -25,7 +25,9 @@
 //! kill(PodId, Option<&AppName>, u8) -> Result<(), KillError>
 //! exec(PodId, ExecRequest, Stdio) -> Result<Exec, ExecError>
 //! attach(PodId, Option<&AppName>) -> Result<OwnedFd, ExecError>
-//! logs(PodId, &LogQuery, &mut dyn FnMut(LogLine) -> io::Result<ControlFlow<()>>) -> Result<(), LogsError>
+//! logs(PodId, &LogQuery, &mut dyn LogSink) -> Result<(), LogsError>
+//! open_logs(PodId, &LogQuery) -> Result<LogReader, LogsError>
+//! pull_logs(&mut LogReader, most: usize, &mut dyn FnMut(LineRef)) -> Result<Pulled, LogsError>
 //! rm(PodId, force: bool) -> Result<(), RmError>           gc(&GcOptions) -> Result<GcReport, GcError>
 //! image_list() -> Result<Vec<ImageRow>, ImageError>       image_find(&ImageRef) -> Result<ImageRow, ImageError>
 //! image_rm(&ImageRef) -> Result<ImageRemoved, ImageError> image_gc(Duration, dry_run) -> Result<ImageGc, ImageError>
@@ -48,9 +50,11 @@ pub mod gc;
 pub mod image_view;
 pub mod images;
 pub mod kill;
-pub mod log_line;
+mod log_files;
+mod log_line;
+mod log_merge;
 pub mod log_reader;
-pub mod log_source;
+mod log_source;
 pub mod logs;
 pub mod look;
 pub mod manifest;
@@ -79,9 +83,8 @@ pub use gc::{GcAction, GcError, GcOptions, GcReport, GcStep};
 pub use image_view::ImageView;
 pub use images::{ImageError, ImageGc, ImageRemoved};
 pub use kill::KillError;
-pub use log_line::LogLine;
 pub use log_reader::{LineRef, LogReader, Pulled};
-pub use logs::{LogQuery, LogsError};
+pub use logs::{LogQuery, LogSink, LogsError};
 pub use look::PodView;
 pub use manifest::ManifestError;
 pub use observer::Observer;

@@ -2,22 +2,12 @@
 //! `stdout` or `stderr`, TAG `F` (whole line, or its last piece) or `P` (a piece; more follows).
 //! (Kubernetes, `kubelet-cri-logging`.) Parsed by hand: a log of a gigabyte is read at the speed of the disk.
 
-use gantry_model::{AppName, Timestamp};
+use gantry_model::Timestamp;
 
-/// A line, or a piece of one, that an app wrote.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LogLine {
-    /// Which app.
-    pub app: AppName,
-    /// When the supervisor read it.
-    pub at: Timestamp,
-    /// Whether it came from stderr.
-    pub stderr: bool,
-    /// Whether the line goes on in the next one of the same stream, or ended without a newline.
-    pub partial: bool,
-    /// The bytes as written, without the newline.
-    pub text: Vec<u8>,
-}
+/// How long a head of the supervisor's is: time, stream, tag, and the blanks behind them.
+const HEAD: usize = 40;
+/// The part of a time that says the second.
+const SECOND: usize = 19;
 
 /// A parsed line, borrowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +18,49 @@ pub(crate) struct Parsed<'a> {
     /// Whether this is a piece that another one of the same line follows (tag `P`).
     pub(crate) piece: bool,
     pub(crate) text: &'a [u8],
+}
+
+/// Parses many lines. Those in the very form of the supervisor take the short way, on which the second of the line before
+/// is remembered: most lines have the same.
+#[derive(Debug, Default)]
+pub(crate) struct Parser {
+    second: Option<([u8; SECOND], i64)>,
+}
+
+impl Parser {
+    /// As [`parse`].
+    pub(crate) fn parse<'a>(&mut self, line: &'a [u8]) -> Option<Parsed<'a>> {
+        self.fixed(line).or_else(|| parse(line))
+    }
+
+    /// `2016-10-06T00:17:09.669794202Z stdout F text`, and nothing else.
+    fn fixed<'a>(&mut self, line: &'a [u8]) -> Option<Parsed<'a>> {
+        let (head, text) = line.split_first_chunk::<HEAD>()?;
+        if head[SECOND] != b'.' || head[29] != b'Z' || head[30] != b' ' || head[37] != b' ' || head[39] != b' ' {
+            return None;
+        }
+        let stderr = match &head[31..37] {
+            b"stdout" => false,
+            b"stderr" => true,
+            _ => return None,
+        };
+        let piece = match head[38] {
+            b'F' => false,
+            b'P' => true,
+            _ => return None,
+        };
+        let nanos = number(&head[SECOND + 1..29])?;
+        let second = head.first_chunk::<SECOND>()?;
+        let begin = match &self.second {
+            Some((known, begin)) if known == second => *begin,
+            _ => {
+                let begin = seconds(second)?.checked_mul(1_000_000_000)?;
+                self.second = Some((*second, begin));
+                begin
+            }
+        };
+        Some(Parsed { at: Timestamp(begin.checked_add(nanos)?), stderr, partial: piece, piece, text })
+    }
 }
 
 /// The line without its newline; `None` when it is not in the format.
@@ -63,7 +96,14 @@ fn word(line: &[u8]) -> Option<(&[u8], &[u8])> {
 
 /// An RFC 3339 time: `2016-10-06T00:17:09.669794202Z`, or with an offset such as `+02:00`.
 pub(crate) fn time(text: &[u8]) -> Option<Timestamp> {
-    let (stamp, rest) = text.split_at_checked(19)?;
+    let (second, rest) = text.split_first_chunk::<SECOND>()?;
+    let (nanos, rest) = fraction(rest)?;
+    let seconds = seconds(second)? - offset(rest)?;
+    seconds.checked_mul(1_000_000_000)?.checked_add(nanos).map(Timestamp)
+}
+
+/// `2016-10-06T00:17:09`, in seconds since 1970.
+fn seconds(stamp: &[u8; SECOND]) -> Option<i64> {
     let fits = stamp[4] == b'-' && stamp[7] == b'-' && stamp[10] == b'T' && stamp[13] == b':' && stamp[16] == b':';
     if !fits {
         return None;
@@ -73,10 +113,7 @@ pub(crate) fn time(text: &[u8]) -> Option<Timestamp> {
     if !(1..=12).contains(&month) || !(1..=31).contains(&day) || hour > 23 || minute > 59 || second > 60 {
         return None;
     }
-    let (nanos, rest) = fraction(rest)?;
-    let offset = offset(rest)?;
-    let seconds = days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second - offset;
-    seconds.checked_mul(1_000_000_000)?.checked_add(nanos).map(Timestamp)
+    Some(days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second)
 }
 
 fn number(digits: &[u8]) -> Option<i64> {
@@ -156,10 +193,40 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_short_way_says_what_the_long_one_does() {
+        let mut parser = Parser::default();
+        let good = "2016-10-06T00:17:09.669794202Z stdout F text";
+        let with = |at: usize, with: u8| {
+            let mut line = good.as_bytes().to_vec();
+            line[at] = with;
+            line
+        };
+        let mut lines: Vec<Vec<u8>> = [
+            good,
+            "2016-10-06T00:17:09.669794203Z stderr P piece",
+            "2016-10-06T00:17:10.000000000Z stdout F ",
+            "2016-10-06T00:17:10.000000000Z stdout F",
+            "2016-10-06T00:17:10.000000000Z stdout F:noeol x",
+            "2016-10-06T00:17:09.66Z stdout F short fraction",
+            "9999-10-06T00:17:09.669794202Z stdout F beyond the clock",
+        ]
+        .map(|line| line.as_bytes().to_vec())
+        .into();
+        for place in 0..HEAD {
+            lines.extend([b'0', b' ', b'Z', 0, 0xff].map(|byte| with(place, byte)));
+        }
+        lines.push(vec![0; 80]);
+        for line in lines {
+            assert_eq!(parser.parse(&line), parse(&line), "{}", String::from_utf8_lossy(&line));
+            assert_eq!(Parser::default().parse(&line), parse(&line), "{}", String::from_utf8_lossy(&line));
+        }
+    }
+
     proptest! {
         #[test]
         fn never_panics(bytes: Vec<u8>) {
-            let _ = (parse(&bytes), time(&bytes), time_of(&bytes));
+            let _ = (Parser::default().parse(&bytes), parse(&bytes), time(&bytes), time_of(&bytes));
         }
 
         /// Every day of the calendar has the number that follows its predecessor's.

@@ -1,176 +1,200 @@
 //! The log of one app, read as one stream: all attempts, all rotated files, oldest first, and onwards while the
 //! supervisor writes and rotates. Starts anywhere without reading what comes before.
 //!
-//! Files are `ATTEMPT.log`, and older parts `ATTEMPT.log.1` (newest) to `.N`. A file that is rotated keeps its inode: that is how
-//! the reader knows which one comes next. Memory is bounded by a block and one line.
+//! Lines are found in a block that is read in one piece, and given out borrowed from it. Memory is bounded by a block and one
+//! line; a log that is waited for holds none.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::{Path, PathBuf};
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 
 use gantry_model::{AppName, Timestamp};
 
-use crate::log_line::{self, LogLine};
+use crate::log_files::{LogDir, MOST_LINE, Place};
+use crate::log_line::Parser;
+use crate::log_reader::LineRef;
 
-const BLOCK: usize = 64 << 10;
-/// A line longer than this was not written by a supervisor; it is given out in pieces.
-const MOST_LINE: usize = 1 << 20;
+/// What is read at once by one who reads a lot, and at first.
+pub(crate) const BLOCK: usize = 256 << 10;
+pub(crate) const FIRST_BLOCK: usize = 16 << 10;
 /// So many newer files are held open ahead of the reader, so that a writer who is faster for a while (and deletes
 /// what it rotates away) takes nothing from it. They may keep that many deleted files on the disk.
 const AHEAD: usize = 16;
 /// Newer files are looked for whenever so much was read.
 const LOOK_EVERY: usize = 1 << 20;
-/// Enough of a line's beginning to tell its tag: time, stream, tag.
-const HEAD: usize = 64;
-
-/// A file of the log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Part {
-    attempt: u32,
-    /// 0 is the current one.
-    age: u32,
-    inode: u64,
-    path: PathBuf,
-}
 
 /// The log of one app.
 #[derive(Debug)]
 pub(crate) struct AppLog {
-    app: AppName,
-    dir: PathBuf,
-    open: Option<Open>,
-    /// The files after it, opened before they can be deleted.
-    ahead: VecDeque<Open>,
+    pub(crate) app: AppName,
+    dir: LogDir,
+    open: Option<Place>,
+    /// Where to end.
+    stop: Option<Place>,
+    /// Whether it ends there; else it goes on.
+    ends: bool,
+    /// The files after the open one, opened before they can be deleted.
+    ahead: VecDeque<Place>,
+    /// Whether all newer files that there were at the last look are in `ahead`.
+    complete: bool,
     /// Bytes read since newer files were looked for.
     unlooked: usize,
-    buffer: Vec<u8>,
-    /// What of the buffer has been given out.
-    taken: usize,
-    /// The time of the last line, for lines that have none.
-    at: Timestamp,
-    next: Option<LogLine>,
+    /// All that was there has been given out.
+    dry: bool,
+    buffer: Buffer,
+    parser: Parser,
+    /// The time of the last line that had one, for lines that have none.
+    at: Option<Timestamp>,
+    /// The line of which only the beginning was given out, because it is too long.
+    cut: Option<Line>,
+    next: Option<Line>,
 }
 
-#[derive(Debug)]
-struct Open {
-    file: File,
-    inode: u64,
-    offset: u64,
+/// What was read and not given out: `bytes[taken..filled]`.
+#[derive(Debug, Default)]
+struct Buffer {
+    bytes: Vec<u8>,
+    taken: usize,
+    filled: usize,
+    /// The most that is read at once.
+    block: usize,
+    /// Whether the last read got as much as it could take.
+    brimful: bool,
+}
+
+/// A line, or a piece of one, in the buffer.
+#[derive(Debug, Clone)]
+struct Line {
+    at: Option<Timestamp>,
+    stderr: bool,
+    piece: bool,
+    partial: bool,
+    text: Range<usize>,
+    /// Bytes of the file that it covers.
+    size: usize,
 }
 
 impl AppLog {
-    /// The log in `dir`, from its beginning. A directory that is not there is an empty log.
-    pub(crate) fn new(app: AppName, dir: PathBuf) -> Self {
-        let (open, ahead, unlooked) = (None, VecDeque::new(), 0);
-        Self { app, dir, open, ahead, unlooked, buffer: Vec::new(), taken: 0, at: Timestamp(0), next: None }
-    }
-
-    /// Begins at the first line that is not older than `since`.
-    pub(crate) fn since(&mut self, since: Timestamp) -> io::Result<()> {
-        for part in parts(&self.dir)?.iter().rev() {
-            let Some(file) = open(&part.path)? else { continue };
-            let size = file.metadata()?.len();
-            let first = line_at(&file, 0, size)?.and_then(|line| log_line::time_of(&line));
-            if first.is_none_or(|first| first >= since) {
-                // It may begin in an older one still; if there is none, here. So too with an empty file.
-                self.go(file, 0)?;
-                continue;
-            }
-            let offset = bisect(&file, size, since)?;
-            return self.go(file, offset);
-        }
-        Ok(())
-    }
-
-    /// Begins so that `lines` whole lines are left, or fewer if there are no more; not before where it stands.
-    pub(crate) fn tail(&mut self, lines: usize) -> io::Result<()> {
-        let floor = self.open.as_ref().map(|open| (open.inode, open.offset));
-        let mut counter = Tail { wanted: lines, seen: 0, newest: true };
-        for part in parts(&self.dir)?.iter().rev() {
-            let Some(file) = open(&part.path)? else { continue };
-            let least = floor.filter(|(inode, _)| *inode == part.inode).map(|(_, offset)| offset);
-            let found = counter.scan(&file, least.unwrap_or(0))?;
-            if let Some(offset) = found {
-                return self.go(file, offset);
-            }
-            if least.is_some() {
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-
-    fn go(&mut self, file: File, offset: u64) -> io::Result<()> {
-        let inode = file.metadata()?.ino();
-        self.ahead.clear();
-        self.enter(Open { file, inode, offset });
-        Ok(())
-    }
-
-    fn enter(&mut self, next: Open) {
-        self.open = Some(next);
-        self.buffer.clear();
-        self.taken = 0;
-    }
-
-    /// The next line that is there, without taking it.
-    pub(crate) fn peek(&mut self) -> io::Result<Option<&LogLine>> {
-        if self.next.is_none() {
-            self.next = self.read()?;
-        }
-        Ok(self.next.as_ref())
-    }
-
-    /// Takes the line that `peek` showed.
-    pub(crate) fn take(&mut self) -> Option<LogLine> {
-        self.next.take()
-    }
-
-    fn read(&mut self) -> io::Result<Option<LogLine>> {
-        loop {
-            let rest = &self.buffer[self.taken..];
-            if let Some(end) = rest.iter().position(|&c| c == b'\n') {
-                let line = self.line(self.taken, self.taken + end);
-                self.taken += end + 1;
-                return Ok(Some(line));
-            }
-            if rest.len() >= MOST_LINE {
-                let line = self.line(self.taken, self.buffer.len());
-                self.taken = self.buffer.len();
-                return Ok(Some(line));
-            }
-            if !self.fill()? && !self.go_on()? {
-                return Ok(None);
-            }
+    /// The log in `dir` from `start` on (without: from the beginning), reading at most `block` bytes at once.
+    pub(crate) fn new(app: AppName, dir: LogDir, start: Option<Place>, block: usize) -> Self {
+        Self {
+            app,
+            dir,
+            open: start,
+            stop: None,
+            ends: false,
+            ahead: VecDeque::new(),
+            complete: false,
+            unlooked: 0,
+            dry: false,
+            buffer: Buffer { block, ..Buffer::default() },
+            parser: Parser::default(),
+            at: None,
+            cut: None,
+            next: None,
         }
     }
 
-    /// A line of the buffer. What is not in the format (somebody edited the file) is shown as it is.
-    fn line(&mut self, start: usize, end: usize) -> LogLine {
-        let bytes = &self.buffer[start..end];
-        let app = self.app.clone();
-        match log_line::parse(bytes) {
-            Some(parsed) => {
-                self.at = parsed.at;
-                let text = parsed.text.to_vec();
-                LogLine { app, at: parsed.at, stderr: parsed.stderr, partial: parsed.partial, text }
+    /// The same, with a time for lines that come before the first that has one.
+    pub(crate) fn after(self, at: Option<Timestamp>) -> Self {
+        Self { at, ..self }
+    }
+
+    /// The same, ending there. Without a place there is nothing to read.
+    pub(crate) fn ending(self, stop: Option<Place>) -> Self {
+        Self { ends: true, dry: stop.is_none(), stop, ..self }
+    }
+
+    /// Where it is.
+    pub(crate) fn dir(&self) -> &LogDir {
+        &self.dir
+    }
+
+    /// A log that goes on may have more by now.
+    pub(crate) fn wake(&mut self) {
+        self.dry &= self.ends;
+    }
+
+    /// Whether all that was there has been given out.
+    pub(crate) fn is_dry(&self) -> bool {
+        self.dry
+    }
+
+    /// Whether a line is shown, and its time, if it or one before it has one.
+    pub(crate) fn shown(&self) -> Option<Option<Timestamp>> {
+        self.next.as_ref().map(|line| line.at)
+    }
+
+    /// The line that is shown, and how many bytes of the file it covers.
+    pub(crate) fn line(&self) -> Option<(LineRef<'_>, usize)> {
+        let line = self.next.as_ref()?;
+        let at = line.at.unwrap_or_default();
+        let text = self.buffer.bytes.get(line.text.clone())?;
+        let (stderr, piece, partial) = (line.stderr, line.piece, line.partial);
+        Some((LineRef { app: &self.app, at, stderr, piece, partial, text }, line.size))
+    }
+
+    /// Goes on to the next line, which is shown if it was read already.
+    pub(crate) fn pass(&mut self) {
+        self.next = None;
+        self.scan();
+    }
+
+    /// Reads until a line is shown; whether one is. If none is, all that was there has been given out.
+    pub(crate) fn poll(&mut self) -> io::Result<bool> {
+        while !self.dry && self.next.is_none() && !self.scan() {
+            if !(self.fill()? || self.go_on()?) {
+                self.rest();
             }
-            None => LogLine { app, at: self.at, stderr: false, partial: false, text: bytes.to_vec() },
         }
+        Ok(self.next.is_some())
+    }
+
+    /// Shows the next line of those in the buffer. What is not in the format (somebody edited the file) is shown as it is.
+    fn scan(&mut self) -> bool {
+        let Buffer { bytes, taken, filled, .. } = &self.buffer;
+        let held = &bytes[*taken..*filled];
+        let window = &held[..held.len().min(MOST_LINE)];
+        let (length, whole) = match memchr::memchr(b'\n', window) {
+            Some(at) => (at, true),
+            None if window.len() == MOST_LINE => (MOST_LINE, false),
+            None => return false,
+        };
+        let (start, end) = (*taken, *taken + length);
+        let size = length + usize::from(whole);
+        let line = match self.cut.take() {
+            Some(begun) => Line { text: start..end, size, ..begun },
+            None => match self.parser.parse(&window[..length]) {
+                Some(parsed) => {
+                    self.at = Some(parsed.at);
+                    let (stderr, piece, partial) = (parsed.stderr, parsed.piece, parsed.partial);
+                    Line { at: self.at, stderr, piece, partial, text: end - parsed.text.len()..end, size }
+                }
+                None => Line { at: self.at, stderr: false, piece: false, partial: false, text: start..end, size },
+            },
+        };
+        self.buffer.taken += size;
+        self.next = Some(if whole {
+            line
+        } else {
+            self.cut = Some(line.clone());
+            Line { piece: true, partial: true, ..line }
+        });
+        true
     }
 
     /// Reads on in the open file; whether there was something.
     fn fill(&mut self) -> io::Result<bool> {
         let Some(open) = &mut self.open else { return Ok(false) };
-        self.buffer.drain(..self.taken);
-        self.taken = 0;
-        let held = self.buffer.len();
-        self.buffer.resize(held + BLOCK, 0);
-        let read = open.file.read_at(&mut self.buffer[held..], open.offset);
-        self.buffer.truncate(held + read.as_ref().map_or(0, |read| *read));
-        let read = read?;
+        let most = match &self.stop {
+            Some(stop) if stop.inode == open.inode => stop.offset.saturating_sub(open.offset),
+            _ => u64::MAX,
+        };
+        let room = self.buffer.room();
+        let most = usize::try_from(most).unwrap_or(usize::MAX).min(room.len());
+        let read = open.file.read_at(&mut room[..most], open.offset)?;
+        self.buffer.took(read);
         open.offset += read as u64;
         self.unlooked += read;
         if self.unlooked >= LOOK_EVERY {
@@ -190,189 +214,81 @@ impl AppLog {
             return Ok(true);
         }
         // An unfinished line at the end of a rotated file was torn by a full disk: it has no end and goes.
-        if let Some(next) = self.ahead.pop_front() {
-            self.enter(next);
-        }
+        self.open = self.ahead.pop_front();
+        self.buffer.empty();
+        self.cut = None;
         Ok(true)
     }
 
-    /// Opens the files that are newer than the newest one we have.
+    /// All that was there has been given out. An unfinished line is read again when it has an end: a full disk may
+    /// have it cut off until then. Nobody knows how long that takes, so the memory is given back.
+    fn rest(&mut self) {
+        self.dry = true;
+        if let Some(open) = &mut self.open {
+            open.offset -= (self.buffer.filled - self.buffer.taken) as u64;
+        }
+        self.buffer = Buffer { block: self.buffer.block, ..Buffer::default() };
+        if self.ends {
+            self.open = None;
+            self.ahead.clear();
+        }
+    }
+
+    /// Opens the files that are newer than the newest one we have, up to the one in which to end.
     fn look_ahead(&mut self) -> io::Result<()> {
         self.unlooked = 0;
-        let parts = parts(&self.dir)?;
+        let last = self.stop.as_ref().map(|stop| stop.inode);
         let newest = self.ahead.back().or(self.open.as_ref()).map(|open| open.inode);
+        if (newest.is_some() && newest == last) || (self.complete && !self.dir.changed()?) {
+            return Ok(());
+        }
+        self.complete = false;
+        let parts = self.dir.parts()?;
         // One that is not there any more was older than all that are.
         let known = newest.and_then(|inode| parts.iter().position(|part| part.inode == inode));
-        for part in parts.iter().skip(known.map_or(0, |at| at + 1)) {
-            if self.ahead.len() >= AHEAD {
-                break;
-            }
-            let Some(file) = open(&part.path)? else { break };
-            // Rotated since we looked: this is another one, and its turn comes at the next look.
-            if file.metadata()?.ino() != part.inode {
-                break;
-            }
-            self.ahead.push_back(Open { file, inode: part.inode, offset: 0 });
+        let newer = parts.get(known.map_or(0, |at| at + 1)..).unwrap_or_default();
+        if let Some(stop) = self.stop.as_ref().filter(|stop| newer.iter().all(|part| part.inode != stop.inode)) {
+            // It was deleted, and so was all between; what is there now came later.
+            self.ahead.push_back(Place { offset: 0, ..stop.clone() });
+            return Ok(());
         }
+        for part in newer {
+            if self.ahead.len() >= AHEAD {
+                return Ok(());
+            }
+            let Some(place) = self.dir.open(part)? else { return Ok(()) };
+            self.ahead.push_back(place);
+            if Some(part.inode) == last {
+                break;
+            }
+        }
+        self.complete = true;
         Ok(())
     }
 }
 
-/// All files of a log, oldest first, as they were at one moment: looked at until two looks agree.
-fn parts(dir: &Path) -> io::Result<Vec<Part>> {
-    let mut before = look(dir)?;
-    for _ in 0..50 {
-        let now = look(dir)?;
-        if now == before {
-            break;
+impl Buffer {
+    /// Where to read to. What is held (less than a line) moves to the front.
+    fn room(&mut self) -> &mut [u8] {
+        self.bytes.copy_within(self.taken..self.filled, 0);
+        self.filled -= self.taken;
+        self.taken = 0;
+        // Twice what was enough for the last read, or for a line that is longer than that.
+        let wanted = if self.brimful { self.bytes.len() * 2 } else { self.bytes.len() };
+        let wanted = wanted.clamp(FIRST_BLOCK, self.block.max(FIRST_BLOCK)).max(self.filled * 2);
+        if wanted > self.bytes.len() {
+            self.bytes.resize(wanted, 0);
         }
-        before = now;
-    }
-    Ok(before)
-}
-
-fn look(dir: &Path) -> io::Result<Vec<Part>> {
-    let entries = match std::fs::read_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    let mut parts = Vec::new();
-    for entry in entries {
-        let entry = entry?;
-        let Some((attempt, age)) = entry.file_name().to_str().and_then(name) else { continue };
-        match entry.metadata() {
-            Ok(meta) if meta.is_file() => {
-                parts.push(Part { attempt, age, inode: meta.ino(), path: entry.path() });
-            }
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    parts.sort_by_key(|part| (part.attempt, std::cmp::Reverse(part.age)));
-    Ok(parts)
-}
-
-/// `ATTEMPT.log` or `ATTEMPT.log.AGE`.
-fn name(name: &str) -> Option<(u32, u32)> {
-    let (attempt, rest) = name.split_once(".log")?;
-    let age = if rest.is_empty() { 0 } else { rest.strip_prefix('.')?.parse().ok().filter(|age| *age > 0)? };
-    Some((attempt.parse().ok()?, age))
-}
-
-fn open(path: &Path) -> io::Result<Option<File>> {
-    match File::open(path) {
-        Ok(file) => Ok(Some(file)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// The beginning of the line that starts at `offset`: at most [`HEAD`] bytes of it.
-fn line_at(file: &File, offset: u64, size: u64) -> io::Result<Option<Vec<u8>>> {
-    if offset >= size {
-        return Ok(None);
-    }
-    let mut bytes = vec![0; HEAD];
-    let read = file.read_at(&mut bytes, offset)?;
-    bytes.truncate(read);
-    if let Some(end) = bytes.iter().position(|&c| c == b'\n') {
-        bytes.truncate(end);
-    }
-    Ok(Some(bytes))
-}
-
-/// Where the line after the one that covers `offset` starts.
-fn next_line(file: &File, mut offset: u64, size: u64) -> io::Result<u64> {
-    let mut block = [0; 4096];
-    while offset < size {
-        let read = file.read_at(&mut block, offset)?;
-        if read == 0 {
-            break;
-        }
-        if let Some(end) = block[..read].iter().position(|&c| c == b'\n') {
-            return Ok(offset + end as u64 + 1);
-        }
-        offset += read as u64;
-    }
-    Ok(size)
-}
-
-/// Where the first line starts that is not older than `since`, in a file whose lines are in the order of time.
-fn bisect(file: &File, size: u64, since: Timestamp) -> io::Result<u64> {
-    // Every line before `low` is older; `low` is the start of a line. No older line starts at or after `high`.
-    let (mut low, mut high) = (0, size);
-    while low < high {
-        let middle = low + (high - low) / 2;
-        // The byte before decides whether a line starts right in the middle.
-        let start = if middle == low { low } else { next_line(file, middle - 1, high)? };
-        let at =
-            if start < high { line_at(file, start, size)?.and_then(|line| log_line::time_of(&line)) } else { None };
-        match at {
-            Some(at) if at < since => low = next_line(file, start, size)?,
-            // No line starts between the middle and the end, or it is young enough.
-            _ => high = middle,
-        }
-    }
-    Ok(low)
-}
-
-/// Whether the newest file of a log ends with the last piece of a line (or is empty).
-pub(crate) fn ends_in_a_whole_line(dir: &Path) -> io::Result<bool> {
-    let Some(part) = parts(dir)?.pop() else { return Ok(true) };
-    let Some(file) = open(&part.path)? else { return Ok(true) };
-    let size = file.metadata()?.len();
-    let from = size.saturating_sub(MOST_LINE as u64);
-    let mut bytes = vec![0; usize::try_from(size - from).unwrap_or(MOST_LINE)];
-    file.read_exact_at(&mut bytes, from)?;
-    let Some(whole) = bytes.strip_suffix(b"\n") else { return Ok(bytes.is_empty()) };
-    let last = whole.rsplit(|&c| c == b'\n').next().unwrap_or(whole);
-    Ok(log_line::parse(last).is_some_and(|line| !line.piece))
-}
-
-/// Counts whole lines backwards over several files.
-struct Tail {
-    wanted: usize,
-    seen: usize,
-    /// Nothing was looked at yet.
-    newest: bool,
-}
-
-impl Tail {
-    /// Scans a file from its end down to `least`. Where the wanted lines begin, if it is in this file.
-    fn scan(&mut self, file: &File, least: u64) -> io::Result<Option<u64>> {
-        let size = file.metadata()?.len();
-        let mut low = size;
-        let mut block: Vec<u8> = Vec::new();
-        // The end of the line whose start is looked for; what follows the last newline is no line yet.
-        let mut end: Option<u64> = None;
-        while low > least {
-            let step = (low - least).min(BLOCK as u64);
-            low -= step;
-            block.resize(usize::try_from(step).unwrap_or(BLOCK), 0);
-            file.read_exact_at(&mut block, low)?;
-            let breaks = block.iter().enumerate().rev().filter(|(_, c)| **c == b'\n');
-            for start in breaks.map(|(at, _)| low + at as u64 + 1) {
-                if let Some(found) = self.count(file, start, end, size)? {
-                    return Ok(Some(found));
-                }
-                end = Some(start);
-            }
-        }
-        self.count(file, least, end, size)
+        &mut self.bytes[self.filled..]
     }
 
-    /// Takes note of the line from `start` to `end`. Where to begin, if it is one line too many.
-    fn count(&mut self, file: &File, start: u64, end: Option<u64>, size: u64) -> io::Result<Option<u64>> {
-        let Some(end) = end.filter(|end| *end > start) else { return Ok(None) };
-        let head = line_at(file, start, size)?.unwrap_or_default();
-        let piece = log_line::parse(&head).is_some_and(|line| line.piece);
-        // A line is counted at its last piece; the newest may have none yet.
-        if !piece || self.newest {
-            self.seen += 1;
-        }
-        self.newest = false;
-        Ok((self.seen > self.wanted).then_some(end))
+    fn took(&mut self, read: usize) {
+        self.filled += read;
+        self.brimful = self.filled == self.bytes.len();
+    }
+
+    fn empty(&mut self) {
+        (self.taken, self.filled) = (0, 0);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Reading generated log files from anywhere, across rotations.
 
+use std::fs::File;
 use std::io::Write as _;
-
-use proptest::prelude::*;
+use std::path::Path;
 
 use super::*;
 
@@ -27,44 +27,22 @@ fn generate(dir: &Path, count: u32, each: u32) {
 }
 
 fn log(dir: &Path) -> AppLog {
-    AppLog::new("a".parse().unwrap(), dir.to_owned())
+    AppLog::new("a".parse().unwrap(), LogDir::new(dir.parent().unwrap(), dir.file_name().unwrap()), None, BLOCK)
 }
 
+/// The texts of all lines that are there now.
 fn rest(log: &mut AppLog) -> Vec<String> {
     let mut texts = Vec::new();
-    while log.peek().unwrap().is_some() {
-        texts.push(String::from_utf8(log.take().unwrap().text).unwrap());
+    log.wake();
+    while log.poll().unwrap() {
+        texts.push(String::from_utf8(log.line().unwrap().0.text.to_vec()).unwrap());
+        log.pass();
     }
     texts
 }
 
 fn numbers(range: std::ops::Range<u32>) -> Vec<String> {
     range.map(|i| i.to_string()).collect()
-}
-
-#[test]
-fn a_line_without_a_newline_counts_as_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let text = line(1, "F", "a") + &line(2, "F:noeol", "b") + &line(3, "F", "c");
-    std::fs::write(dir.path().join("0.log"), text).unwrap();
-    let mut log = log(dir.path());
-    log.tail(2).unwrap();
-    assert_eq!(rest(&mut log), ["b", "c"]);
-}
-
-#[test]
-fn names_of_files() {
-    for (text, want) in [
-        ("0.log", Some((0, 0))),
-        ("12.log.3", Some((12, 3))),
-        ("0.log.0", None),
-        ("0.log.", None),
-        ("x.log", None),
-        ("0.logx", None),
-        ("0.txt", None),
-    ] {
-        assert_eq!(name(text), want, "{text}");
-    }
 }
 
 #[test]
@@ -111,7 +89,7 @@ fn files_that_are_deleted_behind_the_reader_are_read_all_the_same() {
     let dir = tempfile::tempdir().unwrap();
     generate(dir.path(), 40, 10);
     let mut log = log(dir.path());
-    log.peek().unwrap();
+    assert!(log.poll().unwrap());
     for age in 1..4 {
         std::fs::remove_file(dir.path().join(format!("0.log.{age}"))).unwrap();
     }
@@ -136,80 +114,123 @@ fn unfinished_lines_wait_and_strange_ones_are_shown() {
     let path = dir.path().join("0.log");
     std::fs::write(&path, format!("{}strange\n1970-01-01T00:0", line(1, "P", "x"))).unwrap();
     let mut log = log(dir.path());
-    assert!(log.peek().unwrap().unwrap().partial);
-    log.take();
+    assert!(log.poll().unwrap() && log.line().unwrap().0.partial);
+    log.pass();
     assert_eq!(rest(&mut log), ["strange"]);
     let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
     file.write_all(b"0:05Z stderr F y\n").unwrap();
-    let line = log.peek().unwrap().unwrap();
-    assert_eq!((line.at, line.stderr, &line.text[..]), (at(5), true, &b"y"[..]));
+    log.wake();
+    assert!(log.poll().unwrap());
+    let line = log.line().unwrap().0;
+    assert_eq!((line.at, line.stderr, line.text), (at(5), true, &b"y"[..]));
 }
 
 #[test]
-fn an_endless_line_is_cut() {
+fn a_torn_end_that_is_cut_off_leaves_no_trace() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("0.log"), vec![b'x'; 3 * MOST_LINE]).unwrap();
+    let path = dir.path().join("0.log");
+    let whole = line(1, "F", "a");
+    std::fs::write(&path, format!("{whole}1970-01-01T00:00:01Z stdout F to")).unwrap();
     let mut log = log(dir.path());
-    let longest = std::iter::from_fn(|| log.peek().unwrap().is_some().then(|| log.take().unwrap().text.len())).max();
-    assert!(longest.unwrap() <= MOST_LINE + BLOCK);
+    assert_eq!(rest(&mut log), ["a"]);
+    let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+    file.set_len(whole.len() as u64).unwrap();
+    file.write_all(line(2, "F", "b").as_bytes()).unwrap();
+    assert_eq!(rest(&mut log), ["b"]);
 }
 
 #[test]
-fn a_tail_counts_lines_and_not_pieces() {
+fn lines_of_any_length_are_whole_once_their_pieces_are_joined() {
     let dir = tempfile::tempdir().unwrap();
-    let pieces = [("F", "a"), ("P", "b1"), ("P", "b2"), ("F", "b3"), ("F", "c"), ("P", "d1")];
-    let text: String = pieces.iter().zip(0..).map(|((tag, text), i)| line(i, tag, text)).collect();
-    std::fs::write(dir.path().join("0.log"), text).unwrap();
-    for (lines, want) in [
-        (0, vec![]),
-        (1, vec!["d1"]),
-        (2, vec!["c", "d1"]),
-        (3, vec!["b1", "b2", "b3", "c", "d1"]),
-        (9, vec!["a", "b1", "b2", "b3", "c", "d1"]),
-    ] {
-        let mut log = log(dir.path());
-        log.tail(lines).unwrap();
-        assert_eq!(rest(&mut log), want, "{lines}");
+    let lengths =
+        [0, 1, FIRST_BLOCK - 41, FIRST_BLOCK, BLOCK + 1, MOST_LINE - 41, MOST_LINE - 40, MOST_LINE, 3 * MOST_LINE];
+    let mut file = File::create(dir.path().join("0.log")).unwrap();
+    for (second, length) in (0..).zip(lengths) {
+        let head = format!("1970-01-01T00:00:{second:02}.000000000Z stderr F ");
+        file.write_all(&[head.into_bytes(), vec![b'a' + second; length], b"\n".to_vec()].concat()).unwrap();
     }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-    #[test]
-    fn since_and_tail_begin_where_reading_all_would(
-        count in 0u32..3000, each in 1u32..800, since in 0u32..3100, tail in 0usize..3100,
-    ) {
-        let dir = tempfile::tempdir().unwrap();
-        generate(dir.path(), count, each);
-        let all = numbers(0..count);
-        let from = since.min(count) as usize;
-        let mut by_time = log(dir.path());
-        by_time.since(at(since)).unwrap();
-        prop_assert_eq!(&rest(&mut by_time)[..], &all[from..]);
-        let last = all.len().saturating_sub(tail);
-        let mut by_number = log(dir.path());
-        by_number.tail(tail).unwrap();
-        prop_assert_eq!(&rest(&mut by_number)[..], &all[last..]);
-        let mut both = log(dir.path());
-        both.since(at(since)).unwrap();
-        both.tail(tail).unwrap();
-        prop_assert_eq!(&rest(&mut both)[..], &all[from.max(last)..]);
+    let mut log = log(dir.path());
+    let mut joined: Vec<Vec<u8>> = vec![Vec::new()];
+    while log.poll().unwrap() {
+        let (line, size) = log.line().unwrap();
+        assert!(size <= MOST_LINE + 1 && line.stderr && line.piece == line.partial);
+        assert_eq!(line.at.seconds() as usize, joined.len() - 1);
+        joined.last_mut().unwrap().extend(line.text);
+        if !line.piece {
+            joined.push(Vec::new());
+        }
+        log.pass();
     }
+    joined.pop();
+    for (second, (text, length)) in (0..).zip(joined.iter().zip(lengths)) {
+        assert!(text.len() == length && text.iter().all(|c| *c == b'a' + second), "{second}: {}", text.len());
+    }
+    assert_eq!(joined.len(), lengths.len());
+    assert_eq!(log.buffer.bytes.len(), 0, "a log that is waited for holds no memory");
 }
 
 #[test]
-fn the_end_of_a_log() {
-    for (text, want) in [
-        (String::new(), true),
-        (line(1, "F", "x"), true),
-        (line(1, "F:noeol", "x"), true),
-        (line(1, "F", "x") + &line(2, "P", "y"), false),
-        (line(1, "F", "x") + "torn", false),
-        ("strange\n".to_owned(), false),
-    ] {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("0.log"), &text).unwrap();
-        assert_eq!(ends_in_a_whole_line(dir.path()).unwrap(), want, "{text}");
+fn an_endless_line_comes_in_pieces() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("0.log"), vec![b'x'; 3 * MOST_LINE + 7]).unwrap();
+    let mut log = log(dir.path());
+    for _ in 0..3 {
+        assert!(log.poll().unwrap());
+        let line = log.line().unwrap().0;
+        assert!(line.text.len() == MOST_LINE && line.piece);
+        log.pass();
     }
-    assert!(ends_in_a_whole_line(Path::new("/nonexistent")).unwrap());
+    assert!(!log.poll().unwrap());
+    assert!(log.buffer.bytes.capacity() < 5 * MOST_LINE);
+    let mut file = std::fs::OpenOptions::new().append(true).open(dir.path().join("0.log")).unwrap();
+    file.write_all(b"\n").unwrap();
+    assert_eq!(rest(&mut log), ["x".repeat(7)]);
+}
+
+/// What a reader of all that is there gives when `meanwhile` happens before its first read.
+fn bounded(dir: &Path, meanwhile: impl FnOnce()) -> Vec<String> {
+    let mut files = LogDir::new(dir, ".");
+    let span = files.span(None, None).unwrap().unwrap();
+    let mut log = AppLog::new("a".parse().unwrap(), files, Some(span.start), BLOCK).ending(Some(span.end));
+    meanwhile();
+    let got = rest(&mut log);
+    assert!(log.is_dry() && log.open.is_none() && rest(&mut log).is_empty(), "it does not begin again");
+    got
+}
+
+#[test]
+fn one_that_ends_does_not_follow_a_writer_who_rotates() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    generate(dir.path(), 30, 10);
+    let write_on = || {
+        let mut file = std::fs::OpenOptions::new().append(true).open(path("0.log")).unwrap();
+        file.write_all(line(30, "F", "too late").as_bytes()).unwrap();
+    };
+    let rotated = bounded(dir.path(), || {
+        write_on();
+        for age in (1..3).rev() {
+            std::fs::rename(path(&format!("0.log.{age}")), path(&format!("0.log.{}", age + 1))).unwrap();
+        }
+        std::fs::rename(path("0.log"), path("0.log.1")).unwrap();
+        std::fs::write(path("0.log"), line(31, "F", "later still")).unwrap();
+    });
+    assert_eq!(rotated, numbers(0..30));
+}
+
+#[test]
+fn one_that_ends_comes_to_its_end_though_that_was_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    generate(dir.path(), 30, 10);
+    let deleted = bounded(dir.path(), || {
+        for name in ["0.log.2", "0.log.1", "0.log"] {
+            std::fs::remove_file(path(name)).unwrap();
+        }
+        std::fs::write(path("0.log"), line(31, "F", "later")).unwrap();
+    });
+    assert_eq!(deleted, [numbers(0..10), numbers(20..30)].concat(), "those held open: the first and the last");
+    std::fs::write(path("0.log"), line(31, "F", "x")).unwrap();
+    let truncated = bounded(dir.path(), || std::fs::write(path("0.log"), "").unwrap());
+    assert_eq!(truncated, Vec::<String>::new());
 }

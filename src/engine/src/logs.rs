@@ -1,23 +1,19 @@
 //! `logs`: what the apps of a pod wrote, merged in the order of time, and onwards while it runs.
 //!
-//! Following sleeps until the kernel says that a log directory changed or that the supervisor is gone. It ends when the
-//! pod has ended and all was given out. `tail` counts for each app by itself, as it does for containers elsewhere.
+//! Reading is [`crate::log_reader`]'s. Here is the waiting, for callers that do nothing else meanwhile: it sleeps until the kernel
+//! says that a log directory changed or that the supervisor is gone.
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use gantry_contract::files;
-use gantry_model::{AppName, ErrorKind, Kind, Phase, PodId, Timestamp};
-use gantry_store::PodRow;
+use gantry_model::{AppName, ErrorKind, Kind, PodId, Timestamp};
 use rustix::fs::inotify;
 use thiserror::Error;
 
-use crate::log_line::LogLine;
-use crate::log_source::AppLog;
+use crate::log_reader::{LineRef, LogReader, Pulled};
 use crate::process::{self, Deadline};
 use crate::{Engine, PodError};
 
@@ -28,19 +24,47 @@ const LOOK: Duration = Duration::from_millis(50);
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(32);
 
+/// How much is read between two looks at whether the receiver still takes it.
+const MOST: usize = 1 << 20;
+
 /// Which lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogQuery {
     /// Of these apps; empty: of all.
     pub apps: Vec<AppName>,
-    /// Not older than this.
+    /// Not older than this. Lines that are not in the format have the time of the one before.
     pub since: Option<Timestamp>,
-    /// Not younger than this.
+    /// Older than this.
     pub until: Option<Timestamp>,
-    /// Only so many lines of each app, the last ones.
+    /// Only so many lines of each app, the last ones of those within the bounds. A line written in pieces is one; it counts where
+    /// its last piece is. Where the pieces are mixed with lines of the app's other stream, the first may be missing.
     pub tail: Option<usize>,
+    /// Only so many lines of all apps together, the last ones.
+    pub tail_total: Option<usize>,
     /// Go on while the pod runs.
     pub follow: bool,
+}
+
+impl LogQuery {
+    /// No app gives more whole lines than this at first.
+    pub(crate) fn most_lines(&self) -> Option<usize> {
+        self.tail.into_iter().chain(self.tail_total).min()
+    }
+}
+
+/// Takes what [`Engine::logs`] gives.
+pub trait LogSink {
+    /// Takes a line, or a piece of one.
+    ///
+    /// # Errors
+    /// It could not be taken; no more will be given.
+    fn line(&mut self, line: LineRef<'_>) -> io::Result<()>;
+
+    /// All that is there was given: what was held back to be written at once has to be written now.
+    ///
+    /// # Errors
+    /// It could not be written; no more will be given.
+    fn flush(&mut self) -> io::Result<()>;
 }
 
 /// Logs could not be read or given out.
@@ -89,127 +113,70 @@ impl Kind for LogsError {
     }
 }
 
-type Sink<'a> = dyn FnMut(LogLine) -> io::Result<ControlFlow<()>> + 'a;
-
 impl Engine {
-    /// Gives the sink every line asked for, until it breaks off. With `follow`, a pod that was not started yet is
-    /// waited for.
+    /// Gives the sink every line asked for, until it fails. With `follow`, a pod that was not started yet is waited for.
     ///
     /// # Errors
     /// [`LogsError`].
-    pub fn logs(&self, id: PodId, query: &LogQuery, sink: &mut Sink<'_>) -> Result<(), LogsError> {
-        let mut row = self.current(id)?;
-        let names = chosen(&row, &query.apps)?;
-        let dir = self.pod_dir(id).join(files::LOGS);
-        let mut merge = Merge { id, logs: Vec::new(), until: query.until };
-        for name in names {
-            let mut log = AppLog::new(name.clone(), dir.join(name.as_str()));
-            let started = query.since.map_or(Ok(()), |since| log.since(since));
-            started
-                .and_then(|()| query.tail.map_or(Ok(()), |lines| log.tail(lines)))
-                .map_err(|source| LogsError::Read { id, app: name.clone(), source })?;
-            merge.logs.push((name, log));
-        }
-        if query.follow && !row.phase.is_final() {
-            if let Some(view) = self.wait_ready(id, None)? {
-                row = view.row;
-            }
-            self.follow(&row, &dir, &mut merge, sink)
-        } else {
-            merge.drain(sink).map(drop)
-        }
-    }
-
-    fn follow(&self, row: &PodRow, dir: &Path, merge: &mut Merge, sink: &mut Sink<'_>) -> Result<(), LogsError> {
-        let supervisor = match &row.phase {
-            Phase::Running { supervisor, .. } => process::open(supervisor, self.store.boot()),
-            _ => None,
-        };
-        // Letting go of a watch costs the kernel's grace period of some 10 ms, at the very end of a `run`: an app that
-        // is soon over is looked at a few times instead.
-        let mut watch: Option<Watch> = None;
-        let mut pause = FIRST_PAUSE;
+    pub fn logs(&self, id: PodId, query: &LogQuery, sink: &mut dyn LogSink) -> Result<(), LogsError> {
+        let mut reader = self.open_logs(id, query)?;
+        let mut waiting = Waiting { watch: None, pause: FIRST_PAUSE };
         loop {
-            // First whether it is over, then what it wrote: nothing is written after.
-            let over = match &supervisor {
-                Some(fd) => is_readable(fd.as_fd()).map_err(PodError::io("watch the supervisor of", dir))?,
-                None => true,
-            };
-            if merge.drain(sink)?.is_break() || over || merge.is_past() {
-                return Ok(());
+            let mut taken = Ok(());
+            let pulled = self.pull_logs(&mut reader, MOST, &mut |line| {
+                if taken.is_ok() {
+                    taken = sink.line(line);
+                }
+            });
+            if taken.is_ok() && !matches!(pulled, Ok(Pulled::More)) {
+                taken = sink.flush();
             }
-            let fds = supervisor.iter().chain(watch.as_ref().and_then(|watch| watch.fd.as_ref()));
-            let fds: Vec<BorrowedFd<'_>> = fds.map(AsFd::as_fd).collect();
-            let deadline = match &watch {
-                Some(watch) => merge.deadline(watch.complete),
-                None => merge.deadline(true).at_most(pause),
-            };
-            process::readable(&fds, deadline).map_err(PodError::io("wait for changes in", dir))?;
-            match &watch {
-                Some(watch) => watch.forget(),
-                None if pause >= LAST_PAUSE => watch = Some(Watch::new(dir, merge.logs.iter().map(|(name, _)| name))),
-                None => pause *= 2,
-            }
-        }
-    }
-}
-
-fn chosen(row: &PodRow, asked: &[AppName]) -> Result<Vec<AppName>, LogsError> {
-    let has = |name: &AppName| row.apps.iter().any(|app| app.name == *name);
-    match asked.iter().find(|name| !has(name)) {
-        Some(app) => Err(LogsError::NoSuchApp { id: row.id, app: app.clone() }),
-        None if asked.is_empty() => Ok(row.apps.iter().map(|app| app.name.clone()).collect()),
-        None => Ok(asked.to_vec()),
-    }
-}
-
-fn is_readable(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    Ok(process::readable(&[fd], Deadline::after(Duration::ZERO))?.is_some())
-}
-
-/// Several logs as one, in the order of time.
-struct Merge {
-    id: PodId,
-    logs: Vec<(AppName, AppLog)>,
-    until: Option<Timestamp>,
-}
-
-impl Merge {
-    /// Gives out all that is there. Breaks when the sink does.
-    fn drain(&mut self, sink: &mut Sink<'_>) -> Result<ControlFlow<()>, LogsError> {
-        let id = self.id;
-        while let Some(line) = self.next()? {
-            if sink(line).map_err(|source| LogsError::Write { id, source })?.is_break() {
-                return Ok(ControlFlow::Break(()));
+            // What could not be read is told before what could not be written: that comes after it.
+            let pulled = pulled?;
+            taken.map_err(|source| LogsError::Write { id, source })?;
+            match pulled {
+                Pulled::More => {}
+                Pulled::End => return Ok(()),
+                Pulled::Dry => waiting.more(&reader).map_err(PodError::io("wait for changes in", self.pod_dir(id)))?,
+                Pulled::Waiting => match self.wait_ready(id, reader.wait_at_most()) {
+                    // Removed without having run: the reader will see.
+                    Ok(_) | Err(PodError::NotFound(_)) => {}
+                    Err(error) => return Err(error.into()),
+                },
             }
         }
-        Ok(ControlFlow::Continue(()))
     }
+}
 
-    fn next(&mut self) -> Result<Option<LogLine>, LogsError> {
-        let mut first: Option<(usize, Timestamp)> = None;
-        for (i, (name, log)) in self.logs.iter_mut().enumerate() {
-            let peeked = log.peek();
-            let peeked = peeked.map_err(|source| LogsError::Read { id: self.id, app: name.clone(), source })?;
-            let Some(at) = peeked.map(|line| line.at) else { continue };
-            if self.until.is_some_and(|until| at > until) {
-                continue;
-            }
-            if first.is_none_or(|(_, earliest)| at < earliest) {
-                first = Some((i, at));
-            }
+/// Waiting for more.
+///
+/// Letting go of a watch costs the kernel's grace period of some 10 ms, at the very end of a `run`: an app that is soon over
+/// is looked at a few times instead.
+struct Waiting {
+    watch: Option<Watch>,
+    pause: Duration,
+}
+
+impl Waiting {
+    /// Waits until there may be more.
+    fn more(&mut self, reader: &LogReader) -> io::Result<()> {
+        let supervisor = reader.supervisor();
+        let fds =
+            supervisor.into_iter().chain(self.watch.as_ref().and_then(|watch| watch.fd.as_ref().map(AsFd::as_fd)));
+        let fds: Vec<BorrowedFd<'_>> = fds.collect();
+        let deadline = Deadline::maybe(reader.wait_at_most());
+        let deadline = match &self.watch {
+            Some(watch) if watch.complete => deadline,
+            Some(_) => deadline.at_most(LOOK),
+            None => deadline.at_most(self.pause),
+        };
+        process::readable(&fds, deadline)?;
+        match &self.watch {
+            Some(watch) => watch.forget(),
+            None if self.pause >= LAST_PAUSE => self.watch = Some(Watch::new(&reader.dirs())),
+            None => self.pause *= 2,
         }
-        Ok(first.and_then(|(i, _)| self.logs[i].1.take()))
-    }
-
-    /// Whether no line that is written from now on is wanted.
-    fn is_past(&self) -> bool {
-        self.until.is_some_and(|until| gantry_store::now() > until)
-    }
-
-    fn deadline(&self, watched: bool) -> Deadline {
-        let end = Deadline::maybe(self.until.map(|until| until.since(gantry_store::now()) + Duration::from_millis(1)));
-        if watched { end } else { end.at_most(LOOK) }
+        Ok(())
     }
 }
 
@@ -221,15 +188,13 @@ struct Watch {
 }
 
 impl Watch {
-    fn new<'a>(dir: &Path, apps: impl Iterator<Item = &'a AppName>) -> Self {
+    fn new(dirs: &[PathBuf]) -> Self {
         let Ok(fd) = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK) else {
             return Self { fd: None, complete: false };
         };
         let what = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
-        let mut complete = true;
-        for app in apps {
-            complete &= inotify::add_watch(&fd, dir.join(app.as_str()), what).is_ok();
-        }
+        let watched = |dir: &PathBuf| inotify::add_watch(&fd, dir, what).is_ok();
+        let complete = dirs.iter().filter(|dir| !watched(dir)).count() == 0;
         Self { fd: Some(fd), complete }
     }
 

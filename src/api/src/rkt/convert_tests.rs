@@ -1,1 +1,78 @@
-//! .
+//! Every enum, both ways.
+
+use gantry_engine::model::{AppEnd, HowEnded, PodEnd, Process};
+
+use super::*;
+
+fn end() -> PodEnd {
+    PodEnd { exit_code: 0, failed_app: None, reason: String::new() }
+}
+
+fn garbage(was: Was, deleting: Option<Timestamp>) -> Phase {
+    Phase::Garbage { marked: Timestamp(9), was, deleting }
+}
+
+fn exited() -> Was {
+    Was::Exited { started: Timestamp(5), at: Timestamp(6), end: end() }
+}
+
+#[test]
+fn phases_and_states() {
+    let supervisor = Process { pid: 1, start_ticks: 2, boot: gantry_engine::model::BootId("b".to_owned()) };
+    let t = Timestamp(5);
+    for (phase, state, started_at, marked_at) in [
+        (Phase::Embryo, PodState::Embryo, None, None),
+        (Phase::Preparing, PodState::Preparing, None, None),
+        (Phase::AbortedPrepare { at: t }, PodState::AbortedPrepare, None, None),
+        (Phase::Prepared { at: t }, PodState::Prepared, None, None),
+        (Phase::Running { since: t, supervisor }, PodState::Running, Some(t), None),
+        (Phase::Exited { started: t, at: Timestamp(6), end: end() }, PodState::Exited, Some(t), None),
+        (garbage(Was::Aborted, None), PodState::Garbage, None, Some(Timestamp(9))),
+        (garbage(Was::Prepared, None), PodState::Garbage, None, Some(Timestamp(9))),
+        (garbage(exited(), None), PodState::Garbage, Some(t), Some(Timestamp(9))),
+        (garbage(exited(), Some(t)), PodState::Deleting, Some(t), Some(Timestamp(9))),
+    ] {
+        assert_eq!(pod_state(&phase), state);
+        assert_eq!(phase_of(state), Some(phase.name()), "{phase:?}");
+        assert_eq!((started(&phase), marked(&phase)), (started_at, marked_at), "{phase:?}");
+    }
+    assert_eq!(phase_of(PodState::Undefined), None);
+    let all = (0..9).filter_map(|n| phase_of(PodState::try_from(n).unwrap())).collect::<Vec<_>>();
+    let mut names = Phase::NAMES.to_vec();
+    names.retain(|name| !all.contains(name));
+    assert_eq!((all.len(), names.len()), (Phase::NAMES.len(), 0), "a phase without a state: {names:?}");
+}
+
+#[test]
+fn apps() {
+    let at = Timestamp(1);
+    let ended = |how| AppState::Exited { started: Some(at), end: AppEnd { how, oom: false, at }, attempt: 0 };
+    for (state, want) in [
+        (AppState::Waiting, (wire::AppState::Undefined, 0)),
+        (AppState::Started { at, pid: 1, attempt: 2 }, (wire::AppState::Running, 0)),
+        (ended(HowEnded::Exited(7)), (wire::AppState::Exited, 7)),
+        (ended(HowEnded::Signaled(9)), (wire::AppState::Exited, 137)),
+        (ended(HowEnded::Lost), (wire::AppState::Exited, 137)),
+    ] {
+        assert_eq!(app_state(&state), want, "{state:?}");
+    }
+}
+
+#[test]
+fn events_and_formats() {
+    for kind in EventKind::ALL {
+        let wire = event_type(kind);
+        assert_eq!(event_kind(wire), Some(kind));
+        let name = wire.as_str_name().trim_start_matches("EVENT_TYPE_").to_lowercase().replace('_', "-");
+        assert_eq!(name, kind.as_str());
+    }
+    assert_eq!(event_kind(EventType::Undefined), None);
+    for (format, want) in [
+        (ImageFormat::Appc, (ImageType::Appc, "0.8.11")),
+        (ImageFormat::Docker, (ImageType::Docker, "2.2")),
+        (ImageFormat::Oci, (ImageType::Oci, "1.1.0")),
+    ] {
+        let wire = image_format(format);
+        assert_eq!((wire.r#type(), wire.version.as_str()), want);
+    }
+}

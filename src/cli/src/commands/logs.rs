@@ -1,16 +1,17 @@
 //! `gantry logs`.
 
-use std::io::{self, BufWriter, Write};
-use std::ops::ControlFlow;
+use std::io::{self, Write as _};
 
-use gantry_engine::{LogLine, LogQuery};
+use clap::ValueEnum;
+use gantry_engine::{LineRef, LogQuery, LogSink};
 use gantry_model::AppName;
+use serde::Serialize;
 
 use crate::context::{self, Context};
-use crate::exit;
-use crate::failure::{Failure, output};
-use crate::foreground::Printer;
+use crate::failure::{self, Failure};
+use crate::printer::Printer;
 use crate::render::time;
+use crate::{exit, relay};
 
 /// Arguments of `logs`.
 #[derive(Debug, clap::Args)]
@@ -21,13 +22,13 @@ pub(crate) struct Logs {
     /// Go on with what comes, until the pod has ended
     #[arg(short, long)]
     follow: bool,
-    /// Only the last lines
+    /// Only the last lines of each app
     #[arg(short = 'n', long, alias = "lines", value_name = "N")]
     tail: Option<usize>,
     /// Only from this time on: RFC 3339, seconds of the epoch, or a duration ago such as 10m
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Only up to this time
+    /// Only before this time
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// Only of these apps
@@ -36,6 +37,20 @@ pub(crate) struct Logs {
     /// Put the time before every line
     #[arg(short, long)]
     timestamps: bool,
+    /// Form of the answer
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
+    form: Form,
+}
+
+/// How lines are shown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Form {
+    /// As the apps wrote them
+    #[default]
+    Text,
+    /// One JSON document per line, all on standard output
+    #[value(alias = "json-lines", alias = "jsonl")]
+    Json,
 }
 
 /// Shows what apps have written: standard output to ours, standard error to ours.
@@ -47,61 +62,87 @@ pub(crate) fn logs(context: &Context, args: &Logs) -> Result<u8, Failure> {
         since: at(&args.since).map_err(Failure::usage)?,
         until: at(&args.until).map_err(Failure::usage)?,
         tail: args.tail,
+        tail_total: None,
         follow: args.follow,
     };
     let engine = context.look()?;
     let id = context::pod(&engine, &args.pod)?;
     let apps = engine.status(id)?.row.apps.len();
-    let mut sink = Sink::new(apps > 1 && args.app.len() != 1, args.timestamps, args.follow);
-    let mut failed = None;
-    engine.logs(id, &query, &mut |line| match sink.take(&line) {
-        Ok(()) => Ok(ControlFlow::Continue(())),
-        Err(error) => {
-            failed = Some(error);
-            Ok(ControlFlow::Break(()))
-        }
-    })?;
-    match failed.map_or_else(|| sink.out.flush(), Err) {
-        Ok(()) => Ok(exit::OK),
-        Err(error) => Err(output(error)),
-    }
+    let mut text = Printer::new(apps > 1 && args.app.len() != 1).with_timestamps(args.timestamps);
+    let mut json = Documents::default();
+    let sink: &mut dyn LogSink = match args.form {
+        Form::Text => &mut text,
+        Form::Json => &mut json,
+    };
+    engine.logs(id, &query, sink).map_err(failure::logs)?;
+    Ok(exit::OK)
 }
 
-/// Where lines go: buffered, unless somebody watches them come.
-struct Sink {
-    out: BufWriter<io::StdoutLock<'static>>,
-    printer: Printer,
-    timestamps: bool,
-    follow: bool,
-    /// Whether the last piece of each stream ended its line.
-    whole: [bool; 2],
+/// So much is written at once, where that much is there.
+const CHUNK: usize = 64 << 10;
+
+/// Lines as JSON, one document each.
+#[derive(Default)]
+struct Documents {
+    held: Vec<u8>,
 }
 
-impl Sink {
-    fn new(prefixed: bool, timestamps: bool, follow: bool) -> Self {
-        let out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
-        Self { out, printer: Printer::new(prefixed), timestamps, follow, whole: [true; 2] }
-    }
+/// A line, or a piece of one. The names of the fields are for programs, and stable.
+#[derive(Serialize)]
+struct Document<'a> {
+    time: &'a str,
+    app: &'a str,
+    stream: &'static str,
+    /// Whether it ended without a newline.
+    partial: bool,
+    text: &'a str,
+}
 
-    fn take(&mut self, line: &LogLine) -> io::Result<()> {
-        let stamped;
-        let whole = &mut self.whole[usize::from(line.stderr)];
-        let line = if self.timestamps && *whole {
-            let mut text = format!("{} ", line.at.rfc3339()).into_bytes();
-            text.extend(&line.text);
-            stamped = LogLine { text, ..line.clone() };
-            &stamped
-        } else {
-            line
+impl Documents {
+    fn compose(&mut self, line: LineRef<'_>) -> io::Result<()> {
+        let time = line.at.rfc3339();
+        let document = Document {
+            time: time.as_str(),
+            app: line.app.as_str(),
+            stream: if line.stderr { "stderr" } else { "stdout" },
+            partial: line.partial,
+            text: &String::from_utf8_lossy(line.text),
         };
-        *whole = !line.partial;
-        let bytes = self.printer.compose(line);
-        if line.stderr {
-            // In the order in which they were written, where both go to one place.
-            self.out.flush()?;
-            return io::stderr().write_all(bytes);
+        serde_json::to_writer(&mut self.held, &document)?;
+        self.held.write_all(b"\n")
+    }
+}
+
+impl LogSink for Documents {
+    fn line(&mut self, line: LineRef<'_>) -> io::Result<()> {
+        self.compose(line)?;
+        if self.held.len() >= CHUNK { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let written = relay::write_all(rustix::stdio::stdout(), &self.held);
+        self.held.clear();
+        written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents() {
+        let app = "web".parse().unwrap();
+        let at = gantry_model::Timestamp(1_500_000_000);
+        let mut documents = Documents::default();
+        for (stderr, partial, text) in [(false, false, &b"a \"b\"\0"[..]), (true, true, b"\xff\n")] {
+            documents.compose(LineRef { app: &app, at, stderr, piece: partial, partial, text }).unwrap();
         }
-        self.out.write_all(bytes)?;
-        if self.follow { self.out.flush() } else { Ok(()) }
+        let time = "1970-01-01T00:00:01.500000000Z";
+        let want = format!(
+            "{{\"time\":\"{time}\",\"app\":\"web\",\"stream\":\"stdout\",\"partial\":false,\"text\":\"a \\\"b\\\"\\u0000\"}}\n\
+             {{\"time\":\"{time}\",\"app\":\"web\",\"stream\":\"stderr\",\"partial\":true,\"text\":\"\u{fffd}\\n\"}}\n"
+        );
+        assert_eq!(String::from_utf8(documents.held).unwrap(), want);
     }
 }

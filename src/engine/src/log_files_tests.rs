@@ -1,0 +1,179 @@
+//! Finding files, and places in them.
+
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+fn line(second: u32, tag: &str, text: &str) -> String {
+    format!("1970-01-01T{:02}:{:02}:{:02}.5Z stdout {tag} {text}\n", second / 3600, second / 60 % 60, second % 60)
+}
+
+fn at(second: i64) -> Timestamp {
+    Timestamp(second * 1_000_000_000)
+}
+
+fn text_from(place: &Place) -> String {
+    let size = place.size().unwrap();
+    let mut bytes = vec![0; usize::try_from(size - place.offset).unwrap()];
+    place.file.read_exact_at(&mut bytes, place.offset).unwrap();
+    String::from_utf8(bytes).unwrap().lines().map(|line| line.rsplit(' ').next().unwrap_or_default()).collect()
+}
+
+#[test]
+fn names_of_files() {
+    for (text, want) in [
+        ("0.log", Some((0, 0))),
+        ("12.log.3", Some((12, 3))),
+        ("0.log.0", None),
+        ("0.log.01", None),
+        ("00.log", None),
+        ("+1.log", None),
+        ("0.log.", None),
+        ("x.log", None),
+        ("0.logx", None),
+        ("0.txt", None),
+    ] {
+        assert_eq!(name(text), want, "{text}");
+    }
+}
+
+#[test]
+fn only_regular_files_of_the_directory_itself_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::create_dir_all(path("logs/a/0.log")).unwrap();
+    std::fs::write(path("secret"), line(1, "F", "secret")).unwrap();
+    symlink(path("secret"), path("logs/a/1.log")).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, path("logs/a/2.log"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    std::fs::write(path("logs/a/3.log"), line(1, "F", "x")).unwrap();
+    symlink(path("logs/a"), path("logs/b")).unwrap();
+    symlink(path("logs"), path("link")).unwrap();
+    let mut good = LogDir::new(dir.path(), "logs/a");
+    let parts = good.parts().unwrap();
+    assert_eq!(parts.iter().map(Part::name).collect::<Vec<_>>(), ["3.log"]);
+    // As if it had been put there between the look and the opening.
+    let fd = good.fd.as_ref().unwrap();
+    for name in ["0.log", "1.log", "2.log", "9.log"] {
+        assert!(open_file(fd, name).unwrap().is_none(), "{name}");
+    }
+    for bad in ["logs/b", "link/a", "secret"] {
+        assert!(LogDir::new(dir.path(), bad).parts().is_err(), "{bad}");
+    }
+    assert_eq!(LogDir::new(dir.path(), "logs/absent").parts().unwrap(), []);
+    assert_eq!(LogDir::new(path("absent"), "logs/a").parts().unwrap(), []);
+}
+
+#[test]
+fn a_directory_says_when_it_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+    let mut logs = LogDir::new(dir.path(), ".");
+    assert!(logs.changed().unwrap(), "never looked at");
+    logs.parts().unwrap();
+    assert!(logs.changed().unwrap(), "it was just made, and the clock of a file system is coarse");
+    File::open(dir.path()).unwrap().set_modified(long_ago).unwrap();
+    logs.parts().unwrap();
+    assert!(!logs.changed().unwrap());
+    std::fs::write(dir.path().join("0.log"), "x").unwrap();
+    assert!(logs.changed().unwrap());
+}
+
+#[test]
+fn a_file_is_opened_under_its_new_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::write(path("0.log"), line(1, "F", "x")).unwrap();
+    let mut logs = LogDir::new(dir.path(), ".");
+    let parts = logs.parts().unwrap();
+    std::fs::rename(path("0.log"), path("0.log.1")).unwrap();
+    std::fs::write(path("0.log"), line(2, "F", "y")).unwrap();
+    assert_eq!(text_from(&logs.open(&parts[0]).unwrap().unwrap()), "x");
+    std::fs::remove_file(path("0.log.1")).unwrap();
+    assert!(logs.open(&parts[0]).unwrap().is_none());
+}
+
+#[test]
+fn a_tail_counts_lines_and_not_pieces() {
+    let pieces = [("F", "a"), ("P", "b1"), ("P", "b2"), ("F", "b3"), ("F:noeol", "c"), ("P", "d1")];
+    let text: String = pieces.iter().zip(0..).map(|((tag, text), i)| line(i, tag, text)).collect();
+    let dir = tempfile::tempdir().unwrap();
+    // In one file, and with every piece in its own.
+    std::fs::write(dir.path().join("0.log"), &text).unwrap();
+    let split = tempfile::tempdir().unwrap();
+    for (age, line) in text.lines().rev().enumerate() {
+        let name = if age == 0 { "0.log".to_owned() } else { format!("0.log.{age}") };
+        std::fs::write(split.path().join(name), format!("{line}\n")).unwrap();
+    }
+    for (lines, want, place) in
+        [(0, 0, ""), (1, 1, "d1"), (2, 2, "cd1"), (3, 3, "b1b2b3cd1"), (4, 4, "ab1b2b3cd1"), (9, 4, "ab1b2b3cd1")]
+    {
+        for dir in [&dir, &split] {
+            let mut logs = LogDir::new(dir.path(), ".");
+            let span = logs.span(None, None).unwrap().unwrap();
+            let (count, found) = logs.tail(&span, lines).unwrap();
+            assert_eq!(count, want, "{lines}");
+            assert!(place.starts_with(&text_from(&found)), "{lines}: {}", text_from(&found));
+        }
+    }
+}
+
+#[test]
+fn bounds_lie_between_lines() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: String| std::fs::write(dir.path().join(name), text).unwrap();
+    write("0.log.2", line(1, "F", "a") + "untimed1\n" + &line(3, "F", "b"));
+    write("0.log.1", "untimed2\nuntimed3\n".to_owned());
+    write("0.log", "untimed4\n".to_owned() + &line(5, "F", "c") + &line(7, "F", "d") + "untimed5\ntorn");
+    let mut logs = LogDir::new(dir.path(), ".");
+    for (second, want) in [
+        (0, "auntimed1b"),
+        (1, "auntimed1b"),
+        (2, "b"),
+        (3, "b"),
+        // What has no time is as old as what is before it: the next line with a time is in the newest file.
+        (4, "cduntimed5torn"),
+        (6, "duntimed5torn"),
+        (8, "torn"),
+    ] {
+        let span = logs.span(Some(at(second)), None).unwrap().unwrap();
+        assert_eq!(text_from(&span.start), want, "since {second}");
+        let span = logs.span(None, Some(at(second))).unwrap().unwrap();
+        let want = if second == 8 { "" } else { want };
+        assert_eq!(text_from(&span.end), want, "until {second}");
+        let span = logs.span(Some(at(6)), Some(at(second))).unwrap().unwrap();
+        assert!(second > 6 || (span.start.inode, span.start.offset) == (span.end.inode, span.end.offset), "{second}");
+    }
+}
+
+#[test]
+fn a_clock_that_was_set_back_confuses_only_bounds() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines: String = [1, 2, 9, 3, 4, 5].iter().map(|second| line(*second, "F", &second.to_string())).collect();
+    std::fs::write(dir.path().join("0.log"), lines).unwrap();
+    let mut logs = LogDir::new(dir.path(), ".");
+    let whole = logs.span(None, None).unwrap().unwrap();
+    assert_eq!(text_from(&whole.start), "129345");
+    for second in 0..12 {
+        let span = logs.span(Some(at(second)), None).unwrap().unwrap();
+        let from = text_from(&span.start);
+        assert!("129345".ends_with(&from), "a place in the log: {from}");
+        assert!(second < 3 || !from.starts_with('1'), "since {second}: {from}");
+    }
+}
+
+#[test]
+fn the_end_of_a_log() {
+    for (text, want) in [
+        (String::new(), true),
+        (line(1, "F", "x"), true),
+        (line(1, "F:noeol", "x"), true),
+        (line(1, "F", "x") + &line(2, "P", "y"), false),
+        (line(1, "F", "x") + "torn", false),
+        ("strange\n".to_owned(), false),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("0.log"), &text).unwrap();
+        assert_eq!(ends_in_a_whole_line(dir.path()).unwrap(), want, "{text}");
+    }
+    assert!(ends_in_a_whole_line(Path::new("/nonexistent/x")).unwrap());
+}

@@ -1,0 +1,353 @@
+//! Readers over generated files, against reading everything and leaving out.
+
+use std::fmt::Write as _;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A record of a log file as it is generated: with a time and a tag, or a line that is not in the format.
+#[derive(Debug, Clone)]
+struct Record {
+    /// Nanoseconds after the one before; `None`: it has no time.
+    step: Option<i64>,
+    stderr: bool,
+    tag: &'static str,
+    length: usize,
+    /// Whether a new file begins with it, and whether that is of a new attempt.
+    rotated: (bool, bool),
+}
+
+/// What is expected of a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    app: usize,
+    at: Option<i64>,
+    piece: bool,
+    text: String,
+}
+
+fn record() -> impl Strategy<Value = Record> {
+    let step = prop_oneof![8 => (0i64..3).prop_map(|n| Some(n * 1_000_000_000)), 1 => Just(None)];
+    let tag = prop_oneof![6 => Just("F"), 3 => Just("P"), 1 => Just("F:noeol")];
+    let length = prop_oneof![20 => 0usize..60, 1 => 0usize..30_000];
+    let rotated = (prop::bool::weighted(0.1), prop::bool::weighted(0.3));
+    (step, any::<bool>(), tag, length, rotated).prop_map(|(step, stderr, tag, length, rotated)| Record {
+        step,
+        stderr,
+        tag,
+        length,
+        rotated,
+    })
+}
+
+/// Writes an app's files, each torn at its end if that is asked for; what is in them.
+fn write(dir: &Path, app: usize, records: &[Record], torn: bool) -> Vec<Seen> {
+    let dir = dir.join(files::LOGS).join(name(app).as_str());
+    std::fs::create_dir_all(&dir).unwrap();
+    let (mut now, mut timed, mut seen) = (0, false, Vec::new());
+    let mut attempts = vec![vec![String::new()]];
+    for (i, record) in records.iter().enumerate() {
+        match record.rotated {
+            (true, true) => attempts.push(vec![String::new()]),
+            (true, false) => attempts.last_mut().unwrap().push(String::new()),
+            _ => {}
+        }
+        let mut text = format!("{i}{}", "\0x".repeat(record.length / 2));
+        let file = attempts.last_mut().unwrap().last_mut().unwrap();
+        if let Some(step) = record.step {
+            (now, timed) = (now + step, true);
+            let stream = if record.stderr { "stderr" } else { "stdout" };
+            write!(file, "{} {stream} {} ", Timestamp(now).rfc3339().as_str(), record.tag).unwrap();
+        } else {
+            text = format!("strange {text}");
+        }
+        writeln!(file, "{text}").unwrap();
+        let piece = record.step.is_some() && record.tag == "P";
+        seen.push(Seen { app, at: timed.then_some(now), piece, text });
+    }
+    for (attempt, parts) in attempts.iter().enumerate() {
+        for (age, text) in parts.iter().rev().enumerate() {
+            let suffix = if age == 0 { String::new() } else { format!(".{age}") };
+            let end = if torn { "1970-01-01T00:00:00.000000000Z stdout F torn" } else { "" };
+            std::fs::write(dir.join(format!("{attempt}.log{suffix}")), format!("{text}{end}")).unwrap();
+        }
+    }
+    seen
+}
+
+fn name(app: usize) -> AppName {
+    format!("app{app}").parse().unwrap()
+}
+
+/// The records whose lines are among the last `most`, in the order given. A line is where its last piece is, or at the end.
+fn last(records: Vec<Seen>, most: Option<usize>) -> Vec<Seen> {
+    let Some(most) = most else { return records };
+    // For each record the place of its line.
+    let line = |i: usize| {
+        let end = records[i..].iter().position(|other| other.app == records[i].app && !other.piece);
+        end.map_or((usize::MAX, records[i].app), |end| (i + end, 0))
+    };
+    let lines: Vec<(usize, usize)> = (0..records.len()).map(line).collect();
+    let mut all = lines.clone();
+    all.sort_unstable();
+    all.dedup();
+    let kept = &all[all.len().saturating_sub(most)..];
+    records.into_iter().zip(lines).filter(|(_, line)| kept.contains(line)).map(|(record, _)| record).collect()
+}
+
+fn naive(apps: &[Vec<Seen>], query: &LogQuery) -> Vec<Seen> {
+    let fits = |record: &Seen| {
+        query.since.is_none_or(|since| record.at >= Some(since.0))
+            && query.until.is_none_or(|until| record.at < Some(until.0))
+    };
+    let within = |app: &Vec<Seen>| last(app.iter().filter(|record| fits(record)).cloned().collect(), query.tail);
+    let mut merged: Vec<Seen> = apps.iter().flat_map(within).collect();
+    merged.sort_by_key(|record| (record.at, record.app));
+    last(merged, query.tail_total)
+}
+
+fn reader(dir: &Path, apps: usize, query: &LogQuery) -> LogReader {
+    let id = PodId::from_random([0; 16]);
+    let mut opening = Opening { query, id, over: true, logs: Vec::new() };
+    (0..apps).for_each(|app| opening.add(&name(app), dir).unwrap());
+    let merge = Merge { id, logs: opening.finish().unwrap(), since: query.since, until: query.until };
+    LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Over }
+}
+
+/// All that a reader gives, and after how many pulls.
+fn all(reader: &mut LogReader, most: usize) -> (Vec<Seen>, usize) {
+    let mut seen = Vec::new();
+    for pulls in 1.. {
+        let pulled = reader.pull(|| Ok(None), most, &mut |line| {
+            let app = line.app.as_str().strip_prefix("app").unwrap().parse().unwrap();
+            let text = String::from_utf8(line.text.to_vec()).unwrap();
+            seen.push(Seen { app, at: Some(line.at.0), piece: line.piece, text });
+        });
+        match pulled.unwrap() {
+            Pulled::More => {}
+            Pulled::End => return (seen, pulls),
+            other => panic!("nothing will ever come, and it says {other:?}"),
+        }
+    }
+    unreachable!("pulls end");
+}
+
+/// As it is shown: what has no time is at the beginning of time.
+fn shown(records: Vec<Seen>) -> Vec<Seen> {
+    records.into_iter().map(|record| Seen { at: Some(record.at.unwrap_or(0)), ..record }).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+    #[test]
+    fn a_reader_gives_what_leaving_out_would(
+        apps in prop::collection::vec((prop::collection::vec(record(), 0..60), any::<bool>()), 1..4),
+        bounds in (prop::option::of(0i64..70), prop::option::of(0i64..70)),
+        tails in (prop::option::of(0usize..70), prop::option::of(0usize..70)),
+        most in 1usize..5000,
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let written: Vec<Vec<Seen>> =
+            apps.iter().enumerate().map(|(app, (records, torn))| write(dir.path(), app, records, *torn)).collect();
+        let time = |second: i64| Timestamp(second * 1_000_000_000);
+        let query = LogQuery {
+            since: bounds.0.map(time),
+            until: bounds.1.map(time),
+            tail: tails.0,
+            tail_total: tails.1,
+            ..LogQuery::default()
+        };
+        let (got, _) = all(&mut reader(dir.path(), apps.len(), &query), most);
+        prop_assert_eq!(got, shown(naive(&written, &query)), "{:?}", query);
+    }
+}
+
+/// The texts that a query gives of apps with these files.
+fn texts(apps: &[&str], query: &LogQuery) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    for (app, text) in apps.iter().enumerate() {
+        let logs = dir.path().join(files::LOGS).join(name(app).as_str());
+        std::fs::create_dir_all(&logs).unwrap();
+        std::fs::write(logs.join("0.log"), text).unwrap();
+    }
+    let (seen, _) = all(&mut reader(dir.path(), apps.len(), query), 1);
+    seen.into_iter().map(|record| record.text).collect()
+}
+
+#[test]
+fn bounds_and_tails() {
+    let a = "1970-01-01T00:00:01Z stdout F a\n1970-01-01T00:00:02Z stdout P b\n1970-01-01T00:00:03Z stdout F c\n";
+    let b = "1970-01-01T00:00:02Z stderr F x\n1970-01-01T00:00:02.5Z stdout F y\n1970-01-01T00:00:09Z stdout P z\n";
+    let second = |second: i64| Some(Timestamp(second * 1_000_000_000));
+    let query = LogQuery::default;
+    for (query, want) in [
+        (query(), "abxycz"),
+        (LogQuery { since: second(2), ..query() }, "bxycz"),
+        (LogQuery { until: second(2), ..query() }, "a"),
+        (LogQuery { since: second(2), until: second(3), ..query() }, "bxy"),
+        (LogQuery { since: second(3), until: second(2), ..query() }, ""),
+        (LogQuery { since: second(10), ..query() }, ""),
+        (LogQuery { tail: Some(1), ..query() }, "bcz"),
+        (LogQuery { tail: Some(0), ..query() }, ""),
+        (LogQuery { tail_total: Some(0), ..query() }, ""),
+        (LogQuery { tail_total: Some(1), ..query() }, "z"),
+        (LogQuery { tail_total: Some(2), ..query() }, "bcz"),
+        (LogQuery { tail_total: Some(3), ..query() }, "bycz"),
+        (LogQuery { tail_total: Some(9), ..query() }, "abxycz"),
+        (LogQuery { tail_total: Some(2), until: second(3), ..query() }, "by"),
+        (LogQuery { tail_total: Some(2), since: second(2), until: second(9), ..query() }, "byc"),
+        (LogQuery { tail: Some(1), tail_total: Some(1), ..query() }, "z"),
+    ] {
+        assert_eq!(texts(&[a, b], &query), want, "{query:?}");
+    }
+    assert_eq!(texts(&[], &query()), "");
+    assert_eq!(texts(&["", "strange\n"], &query()), "strange");
+}
+
+#[test]
+fn a_pull_ends_when_it_has_given_enough() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = vec![Record { step: Some(1), stderr: false, tag: "F", length: 0, rotated: (false, false) }; 100];
+    write(dir.path(), 0, &records, false);
+    let query = LogQuery::default();
+    let (seen, pulls) = all(&mut reader(dir.path(), 1, &query), 1);
+    assert_eq!((seen.len(), pulls), (100, 101), "one line a pull: empty lines count too");
+    let (seen, pulls) = all(&mut reader(dir.path(), 1, &query), 1 << 20);
+    assert_eq!((seen.len(), pulls), (100, 1));
+    // Lines that are passed over count as well: no pull takes long.
+    let none = LogQuery { until: Some(Timestamp(1)), ..LogQuery::default() };
+    let mut follower = reader(dir.path(), 1, &query);
+    follower.merge.until = none.until;
+    assert_eq!(all(&mut follower, 1), (Vec::new(), 101));
+}
+
+#[test]
+fn an_app_that_never_wrote_has_an_empty_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let query = LogQuery { tail: Some(3), since: Some(Timestamp(5)), ..LogQuery::default() };
+    assert_eq!(all(&mut reader(dir.path(), 2, &query), 100), (Vec::new(), 1));
+}
+
+#[test]
+fn what_is_written_later_comes_in_the_order_of_time() {
+    use std::io::Write as _;
+    let dir = tempfile::tempdir().unwrap();
+    let records = [Record { step: Some(1), stderr: false, tag: "F", length: 0, rotated: (false, false) }];
+    write(dir.path(), 0, &records, false);
+    write(dir.path(), 1, &[], false);
+    let id = PodId::from_random([0; 16]);
+    let query = LogQuery { follow: true, ..LogQuery::default() };
+    let mut opening = Opening { query: &query, id, over: false, logs: Vec::new() };
+    (0..2).for_each(|app| opening.add(&name(app), dir.path()).unwrap());
+    let merge = Merge { id, logs: opening.finish().unwrap(), since: None, until: None };
+    let mut reader = LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Waiting };
+    let append = |app: usize, second: i64| {
+        let path = dir.path().join(files::LOGS).join(name(app).as_str()).join("0.log");
+        let mut file = std::fs::OpenOptions::new().append(true).open(path).unwrap();
+        let at = Timestamp(second * 1_000_000_000);
+        writeln!(file, "{} stdout F {second}", at.rfc3339().as_str()).unwrap();
+    };
+    // The supervisor writes between our reading the one log and the other.
+    let mut seen = Vec::new();
+    let mut wrote = false;
+    let pulled = reader.merge.give(|app, line, _| {
+        let text = String::from_utf8(line.unwrap().text.to_vec()).unwrap();
+        if !std::mem::replace(&mut wrote, true) {
+            append(1, 4);
+            append(0, 5);
+            append(1, 6);
+        }
+        seen.push((app, text));
+        true
+    });
+    assert!(!pulled.unwrap());
+    assert_eq!(seen, [(0, "0"), (1, "4"), (0, "5"), (1, "6")].map(|(app, text)| (app, text.to_owned())));
+    let waiting = row_of(id, Phase::Preparing);
+    assert_eq!(reader.pull(|| Ok(Some(waiting)), 100, &mut |_| {}).unwrap(), Pulled::Waiting);
+    append(0, 7);
+    let mut last = 0;
+    let pulled = reader.pull(|| Ok(None), 100, &mut |line| last = line.at.seconds());
+    assert_eq!((pulled.unwrap(), last), (Pulled::End, 7), "the pod was removed; what it wrote is given all the same");
+}
+
+fn row_of(id: PodId, phase: Phase) -> PodRow {
+    PodRow {
+        id,
+        generation: gantry_model::Generation(0),
+        phase,
+        created: Timestamp(0),
+        prepared: None,
+        net: gantry_model::spec::NetMode::None,
+        hostname: String::new(),
+        apps: Vec::new(),
+        user_annotations: std::collections::BTreeMap::new(),
+        user_labels: std::collections::BTreeMap::new(),
+    }
+}
+
+#[test]
+fn readers_go_from_thread_to_thread() {
+    fn is_send<T: Send>() {}
+    is_send::<LogReader>();
+}
+
+#[test]
+fn apps_are_chosen_by_name() {
+    let id = PodId::from_random([0; 16]);
+    let mut row = row_of(id, Phase::Preparing);
+    assert_eq!(chosen(&row, &[]).unwrap(), []);
+    assert!(matches!(chosen(&row, &[name(1)]), Err(LogsError::NoSuchApp { app, .. }) if app == name(1)));
+    row.apps = vec![];
+    assert!(
+        matches!(LogReader::open(&row, Path::new("/nonexistent"), &BootId("x".to_owned()), &LogQuery::default()), Ok(reader) if reader.dirs().is_empty())
+    );
+}
+
+/// Prints MB/s; for a release build: `cargo test --release -p gantry-engine --lib log_speed -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn log_speed() {
+    const LINES: usize = 4_000_000;
+    let dir = tempfile::tempdir().unwrap();
+    let mut sizes = Vec::new();
+    for app in 0..3 {
+        let logs = dir.path().join(files::LOGS).join(name(app).as_str());
+        std::fs::create_dir_all(&logs).unwrap();
+        let mut text = Vec::new();
+        for i in 0..LINES {
+            let at = Timestamp(1_700_000_000_000_000_000 + (i * 3 + app) as i64 * 100_000);
+            text.extend(at.rfc3339().as_bytes());
+            text.extend(format!(" stdout F line {i:09} {}\n", "x".repeat(45)).as_bytes());
+        }
+        std::fs::write(logs.join("0.log"), &text).unwrap();
+        sizes.push(text.len());
+    }
+    let middle = Timestamp(1_700_000_000_000_000_000 + (LINES * 3 / 2) as i64 * 100_000);
+    let query = LogQuery::default;
+    let cases = [
+        ("one app", 1, query()),
+        ("three apps", 3, query()),
+        ("one app since the middle", 1, LogQuery { since: Some(middle), ..query() }),
+        ("the last million of three apps", 3, LogQuery { tail_total: Some(1_000_000), ..query() }),
+    ];
+    for (what, apps, query) in cases {
+        for _ in 0..3 {
+            let begin = std::time::Instant::now();
+            let mut reader = reader(dir.path(), apps, &query);
+            let opened = begin.elapsed();
+            let (mut bytes, mut lines) = (0, 0);
+            while reader
+                .pull(|| Ok(None), 1 << 20, &mut |line| {
+                    bytes += line.text.len() + 41;
+                    lines += 1;
+                })
+                .unwrap()
+                == Pulled::More
+            {}
+            let took = begin.elapsed();
+            let speed = bytes as f64 / took.as_secs_f64() / 1e6;
+            println!("{what}: {lines} lines, {bytes} bytes, open {opened:?}, {took:?}, {speed:.0} MB/s");
+        }
+    }
+}
