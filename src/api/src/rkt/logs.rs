@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use gantry_engine::model::AppName;
 use gantry_engine::model::id::shown;
-use gantry_engine::model::{AppName, Timestamp};
-use gantry_engine::{LogQuery, LogReader, LogsError, Observer, Pulled, now};
+use gantry_engine::{LogQuery, LogReader, LogsError, Observer, Pulled};
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::GetLogsRequest;
 use tokio::io::unix::AsyncFd;
@@ -32,8 +32,6 @@ use crate::watch::{Subscription, readable};
 const PIECE: (usize, usize) = (32 << 10, 256 << 10);
 /// A pod that was not started yet is looked at so often, whatever is heard of it.
 const LOOK: Duration = Duration::from_secs(1);
-/// Time is given to what is written in the last moment before an asked-for end.
-const GRACE: Duration = Duration::from_millis(2);
 
 /// What is asked for.
 pub(super) struct Wanted {
@@ -53,8 +51,9 @@ impl Wanted {
         check_text("app_name", &app_name)?;
         let (since, until) = times("since_time", since_time, "until_time", until_time)?;
         let lines = usize::try_from(lines).map_err(|_| invalid("lines", "a number of lines is not less than 0"))?;
-        let tail = Some(lines).filter(|lines| *lines > 0);
-        Ok(Self { pod: pod_id, app: app_name, query: LogQuery { apps: Vec::new(), since, until, tail, follow } })
+        let tail_total = Some(lines).filter(|lines| *lines > 0);
+        let query = LogQuery { since, until, tail_total, follow, ..LogQuery::default() };
+        Ok(Self { pod: pod_id, app: app_name, query })
     }
 
     /// Opens the logs.
@@ -106,7 +105,7 @@ pub(super) async fn read(
     wanted: Wanted,
 ) -> Result<ReceiverStream<Result<Encoded, Status>>, Status> {
     let place = readers.take()?;
-    let (follow, until) = (wanted.query.follow, wanted.query.until);
+    let follow = wanted.query.follow;
     let reading = shared.bridge.ask(Weight::Heavy, move |observer| wanted.open(observer)).await?;
     let (sender, receiver) = mpsc::channel(1);
     let mut stream = Stream {
@@ -132,7 +131,6 @@ pub(super) async fn read(
 struct Stream {
     shared: Arc<Shared>,
     news: watch::Receiver<u64>,
-    until: Option<Timestamp>,
     follow: bool,
     waits: Option<Waits>,
     /// Whether those were made a moment ago.
@@ -190,7 +188,7 @@ impl Stream {
         }
         self.fresh = false;
         let most = if waiting { Some(LOOK) } else { None };
-        let most = most.into_iter().chain(self.until.map(|until| until.since(now()) + GRACE)).min();
+        let most = most.into_iter().chain(reading.reader.wait_at_most()).min();
         let waits = self.waits.as_mut().filter(|_| !waiting);
         tokio::select! {
             // Fails with the hub, at the end of all.

@@ -1,5 +1,7 @@
 //! What may be asked of logs; the streams are tested by the server's tests.
 
+use gantry_engine::model::Timestamp;
+
 use super::*;
 
 #[test]
@@ -16,7 +18,7 @@ fn requests() {
     assert_eq!((wanted.pod.as_str(), wanted.app.as_str()), ("6733", "web"));
     let query = wanted.query;
     assert_eq!((query.since, query.until), (Some(Timestamp(1_000_000_000)), Some(Timestamp(2_000_000_000))));
-    assert!(query.follow);
+    assert_eq!((query.follow, query.tail_total, query.tail), (true, Some(5), None));
     for (request, want) in [
         (GetLogsRequest { lines: -1, ..request.clone() }, "lines: "),
         (GetLogsRequest { since_time: -1, ..request.clone() }, "since_time: "),
