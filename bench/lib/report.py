@@ -63,6 +63,8 @@ def table(name, benchmark, result):
         lines = list(memory_rows(benchmark, rows))
     elif name == "fetch":
         lines = list(fetch_rows(benchmark, rows, ours))
+    elif name == "api":
+        lines = list(benchmark.table_rows(rows))
     else:
         lines = list(time_rows(benchmark, rows, ours))
     # A bar inside a cell would end it.

@@ -1,21 +1,24 @@
 //! The outside view: a harness that drives the programs as a user would type the commands, on real containers.
 //!
-//! May import the fixtures and nothing of gantry: a test that shares code with what it tests proves less. Start
-//! reading at [`Gantry`]; every test makes one, with a data directory of its own, and when it goes out of scope all
-//! its pods are removed and [`Gantry::check_invariants`] looks for anything left behind (DESIGN.md section 8). All
-//! tests may run at the same time. They need root; they use no network but loopback.
+//! May import the fixtures, the messages of the API, and nothing else of gantry: a test that shares code with what it
+//! tests proves less. Start reading at [`Gantry`]; every test makes one, with a data directory of its own, and when it
+//! goes out of scope all its pods are removed and [`Gantry::check_invariants`] looks for anything left behind (DESIGN.md
+//! section 8). All tests may run at the same time. They need root; they use no network but loopback.
 //!
 //! Waiting is always for a fact, with a deadline ([`wait_for`]); a test that sleeps instead is refused by
 //! `tidy.rs`.
 
+pub mod api;
 mod binaries;
 mod debian_registry;
 pub mod faulty_registry;
 mod gantry;
 mod invariants;
 mod output;
+pub mod python;
 mod running;
 mod small_disk;
+mod time;
 mod wait;
 
 pub use debian_registry::{DebianRegistry, PASSWORD, USER, write_index};
@@ -24,4 +27,5 @@ pub use output::{Out, json_lines};
 pub use running::Running;
 pub use rustix::process::Signal;
 pub use small_disk::SmallDisk;
+pub use time::{nanos, now_ns};
 pub use wait::{DEADLINE, wait_for};

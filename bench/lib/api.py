@@ -1,0 +1,272 @@
+"""api: what gantryd's API costs its callers: lists of 10 to 10 000 pods, events to 1 to 1 000 listeners, a log of 1 GB.
+
+The client is `api-load`, a program of the tests on the same machine; it speaks to a gantryd of its own data directory
+over a unix socket. Pods are copied rows, as for `list`, each with a directory and a manifest of its own. Events are
+written straight into the database, 1 000 transactions a second: how many listen must not matter to who writes.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+from .gantry import Gantry
+from .listing import database, multiply
+from .measure import HERE, Failed, wait_for
+from .world import APP
+
+TITLE = "gantryd's API"
+
+# What -> which figure, and what it must be: of milliseconds at most, of MB/s at least.
+TARGETS = {
+    "ListPods by state, 5 of 10000 pods": ("p50", 5),
+    "ListPods with detail, 10000 pods": ("p50", 250),
+    "events to 1000 listeners, 1000 a second": ("p99", 100),
+    "GetLogs, all of 1.00 GB": ("p50", 300),
+    "GetLogs, to the first line of the last minute of 1.00 GB": ("p50", 20),
+}
+
+PREPARED = 5
+RATE = 1000
+SECONDS = 10
+LOG_HOURS = 3
+APP_NAME = "it"
+
+
+class Daemon:
+    """A gantryd of a data directory that serves on a unix socket."""
+
+    def __init__(self, world, gantry):
+        self.world, self.gantry = world, gantry
+        self.address = "unix:" + os.path.join(gantry.directory + "-run", "api.sock")
+        self.log = gantry.directory + "-gantryd.log"
+        self.process = None
+
+    def __enter__(self):
+        run_dir = self.gantry.directory + "-run"
+        os.makedirs(run_dir, exist_ok=True)
+        config = os.path.join(run_dir, "config.toml")
+        with open(config, "w", encoding="utf-8") as file:
+            # No collection in the middle of a measurement, and nothing trimmed that is still to be sent.
+            file.write("gc-interval = '24h'\nevents-kept = 1000000\n")
+        with open(self.log, "w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                [os.path.join(self.gantry.programs, "gantryd"), "--dir", self.gantry.directory, "--config", config,
+                 "--run-dir", run_dir, "--listen", self.address],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        wait_for(self.serves, "gantryd to serve")
+        self.rest()
+        return self
+
+    def serves(self):
+        if self.process.poll() is not None:
+            with open(self.log, encoding="utf-8") as log:
+                raise Failed(f"gantryd ended with {self.process.returncode}: {log.read()[-2000:]}")
+        with open(self.log, encoding="utf-8") as log:
+            return "API service running" in log.read()
+
+    def rest(self):
+        """Waits until it has done what a start brings with it: a second without work."""
+        def idle():
+            before = self.cpu()
+            time.sleep(1.0)
+            return self.cpu() - before <= 2
+        wait_for(idle, "gantryd to come to rest", 120.0)
+
+    def cpu(self):
+        """Clock ticks it has used."""
+        with open(f"/proc/{self.process.pid}/stat", encoding="utf-8") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+
+    def rss_mib(self):
+        """Its resident memory."""
+        with open(f"/proc/{self.process.pid}/status", encoding="utf-8") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("VmRSS:")) / 1024
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        if code != 0:
+            raise Failed(f"gantryd ended with {code}, see {self.log}")
+
+
+def load(world):
+    """The client's program."""
+    program = os.path.join(world.options.programs, "api-load")
+    if not os.access(program, os.X_OK):
+        raise Failed(f"{program} is not there: `./dev bench api` makes it")
+    return program
+
+
+def ask(world, *args):
+    """What the client measured."""
+    done = subprocess.run([load(world), *map(str, args)], stdout=subprocess.PIPE, text=True, timeout=900, check=False)
+    if done.returncode != 0:
+        raise Failed(f"api-load {' '.join(map(str, args))}: code {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def millis(samples):
+    """Percentiles of nanoseconds."""
+    values = sorted(value / 1e6 for value in samples)
+    return {"unit": "ms", "n": len(values), "p50": statistics.median(values),
+            "p99": values[round(0.99 * (len(values) - 1))], "samples": [round(value, 3) for value in values]}
+
+
+def store(world, count):
+    """A gantry of `count` pods, of which some are prepared and all others have ended; the id of one of these."""
+    made = Gantry(world.runner, world.options.programs, os.path.join(world.work, f"api-{count}"))
+    world.runner.run(made.fetch(world.reference))
+    image = f"docker://{world.reference}"
+    for _ in range(PREPARED):
+        world.runner.run(made.command("prepare", "--net=none", "--quiet", image, "--exec", APP, "--", "true"))
+    prepared = {pod["id"] for pod in made.pods()}
+    world.runner.run(made.run_args(image, f"--name={APP_NAME}", "--exec", APP, "--", "true"))
+    (pod,) = {pod["id"] for pod in made.pods()} - prepared
+    multiply(database(made.directory), pod, count - PREPARED)
+    with closing(sqlite3.connect(database(made.directory))) as db, db:
+        # What the first collection would do, one after the other.
+        db.execute("UPDATE pod SET phase = 'garbage', was = 'exited', marked_at = ?, generation = generation + 1"
+                   " WHERE phase = 'exited'", (time.time_ns(),))
+        ids = [row[0] for row in db.execute("SELECT id FROM pod")]
+    pods = os.path.join(made.directory, "pods")
+    for other in ids:
+        into = os.path.join(pods, other)
+        if not os.path.exists(into):
+            os.mkdir(into, 0o700)
+            shutil.copy(os.path.join(pods, pod, "pod.json"), into)
+    return made, pod
+
+
+def lists(world, rows):
+    """The unary calls."""
+    for count in world.options.rows:
+        if count <= PREPARED:
+            raise Failed(f"api: --rows must be more than {PREPARED}")
+        made, pod = store(world, count)
+        with Daemon(world, made) as daemon:
+            rounds = world.options.rounds or (200 if count <= 1000 else 50)
+            result = ask(world, "calls", daemon.address, rounds, pod)
+            memory = daemon.rss_mib()
+        if result["pods"] != {"all": count, "by state": PREPARED, "detail": count}:
+            raise Failed(f"api: of {count} pods the client saw {result['pods']}")
+        for key, name in (("all", f"ListPods, {count} pods"),
+                          ("by state", f"ListPods by state, {PREPARED} of {count} pods"),
+                          ("detail", f"ListPods with detail, {count} pods"),
+                          ("inspect", f"InspectPod, one of {count} pods")):
+            rows[name] = {**millis(result["ns"][key]), "rss_mib": memory}
+        world.note(f"api: {count} pods")
+
+
+def events(world, rows):
+    """Delivery to many listeners at once."""
+    made = Gantry(world.runner, world.options.programs, os.path.join(world.work, "api-events"))
+    world.runner.run(made.fetch(world.reference))
+    count = RATE * SECONDS
+    for listeners in world.options.listeners:
+        with Daemon(world, made) as daemon:
+            client = subprocess.Popen([load(world), "events", daemon.address, str(listeners), str(count)],
+                                      stdout=subprocess.PIPE, text=True)
+            try:
+                if client.stdout.readline() != "ready\n":
+                    raise Failed(f"api: {listeners} listeners could not begin")
+                producer = [sys.executable, os.path.join(HERE, "producer.py"), database(made.directory), str(count),
+                            str(RATE)]
+                wrote = json.loads(subprocess.run(producer, stdout=subprocess.PIPE, check=True).stdout)
+                memory = daemon.rss_mib()
+                answer, _ = client.communicate(timeout=300)
+            finally:
+                client.kill()
+                client.wait()
+            if client.returncode != 0:
+                raise Failed(f"api: the client of {listeners} listeners ended with {client.returncode}")
+        heard = json.loads(answer)
+        rows[f"events to {listeners} listener{'s' * (listeners > 1)}, {RATE} a second"] = {
+            "unit": "ms", "n": heard["received"], "p50": heard["p50_ns"] / 1e6, "p99": heard["p99_ns"] / 1e6,
+            "most": heard["most_ns"] / 1e6, "lost": count * listeners - heard["received"],
+            "twice": heard["twice"], "written_per_second": wrote["rate"], "rss_mib": memory}
+        world.note(f"api: {listeners} listeners")
+
+
+def write_log(path, size):
+    """A log of lines of about 100 bytes, evenly over the last hours; the second of its last line."""
+    text = b"x" * 47
+    end = int(time.time())
+    begin = end - LOG_HOURS * 3600
+    line = len(b"2026-01-01T00:00:00.000000000Z stdout F 0000000 " + text) + 1
+    each = max(1, size // line // (end - begin))
+    mark = b"@" * 19
+    second = b"".join(b"%s.%09dZ stdout F %07d %s\n" % (mark, number * (10**9 // each), number, text)
+                      for number in range(each))
+    written = 0
+    with open(path, "wb", buffering=1 << 20) as file:
+        for now in range(begin, end):
+            written += file.write(second.replace(mark, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)).encode()))
+    return end - 1, written, each * (end - begin)
+
+
+def logs(world, rows):
+    """A large log, from its beginning and from near its end."""
+    made = Gantry(world.runner, world.options.programs, os.path.join(world.work, "api-logs"))
+    world.runner.run(made.fetch(world.reference))
+    world.runner.run(made.run_args(f"docker://{world.reference}", f"--name={APP_NAME}", "--exec", APP, "--", "true"))
+    (pod,) = (pod["id"] for pod in made.pods())
+    path = os.path.join(made.directory, "pods", pod, "logs", APP_NAME, "0.log")
+    last, size, lines = write_log(path, world.options.log_bytes)
+    shown = f"{size / 1e9:.2f} GB"
+    with Daemon(world, made) as daemon:
+        whole, first = [], []
+        for number in range(2 + (world.options.rounds or 5)):
+            answer = ask(world, "logs", daemon.address, pod, 0)
+            if answer["lines"] != lines:
+                raise Failed(f"api: {answer['lines']} of {lines} lines of the log came")
+            if number >= 2:
+                whole.append(size / 1e6 / (answer["ns"] / 1e9))
+        memory = daemon.rss_mib()
+        for number in range(2 + (world.options.rounds or 20)):
+            answer = ask(world, "logs", daemon.address, pod, last - 59)
+            if answer["lines"] != lines // (LOG_HOURS * 3600) * 60:
+                raise Failed(f"api: {answer['lines']} lines of the last minute came")
+            if number >= 2:
+                first.append(answer["first_ns"])
+    rows[f"GetLogs, all of {shown}"] = {
+        "unit": "MB/s", "n": len(whole), "p50": statistics.median(whole), "p99": min(whole), "rss_mib": memory}
+    rows[f"GetLogs, to the first line of the last minute of {shown}"] = millis(first)
+
+
+def run(world):
+    """Rows: what -> figures."""
+    if not world.wants("gantry"):
+        raise Failed("api: only gantry takes part")
+    load(world)
+    rows = {}
+    for part, name in ((lists, "lists"), (events, "events"), (logs, "logs")):
+        if name in world.options.api:
+            part(world, rows)
+    return rows
+
+
+def table_rows(rows):
+    """For people."""
+    yield ["", "p50", "p99", "n", "lost", "twice", "gantryd's memory", "target"]
+    for name, row in rows.items():
+        unit, target = row["unit"], ""
+        if name in TARGETS:
+            figure, limit = TARGETS[name]
+            met = row[figure] >= limit if unit == "MB/s" else row[figure] <= limit
+            met = met and not row.get("lost") and not row.get("twice")
+            target = f"{figure} {limit} {unit}: {'met' if met else 'MISSED'}"
+        memory = f"{row['rss_mib']:.0f} MiB" if "rss_mib" in row else ""
+        yield [name, f"{row['p50']:.2f} {unit}", f"{row['p99']:.2f} {unit}", str(row["n"]), str(row.get("lost", "")),
+               str(row.get("twice", "")), memory, target]

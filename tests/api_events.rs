@@ -1,0 +1,404 @@
+//! ListenEvents: the past, then the future, in order, none twice, none lost, whoever caused them and however slowly a
+//! client reads.
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use gantry_proto::rkt::v1alpha::{Event, EventFilter, EventType, PodState};
+use gantry_tests::api::{Api, data, sequence};
+use gantry_tests::python::{run_script, spawn_script};
+use gantry_tests::{DEADLINE, Gantry, Signal, now_ns, pod_id, wait_for};
+
+/// Everything that is kept and all that comes.
+fn since_ever() -> EventFilter {
+    EventFilter { since_time: 1, ..EventFilter::default() }
+}
+
+fn now_seconds() -> i64 {
+    now_ns().div_euclid(1_000_000_000)
+}
+
+/// Numbers rise by one: none is missing, none comes twice.
+#[track_caller]
+fn gapless(events: &[Event]) {
+    for pair in events.windows(2) {
+        assert_eq!(sequence(&pair[1]), sequence(&pair[0]) + 1, "{pair:?}");
+    }
+}
+
+fn kinds(events: &[Event]) -> Vec<EventType> {
+    events.iter().map(Event::r#type).collect()
+}
+
+/// All that is kept now.
+#[track_caller]
+fn history(api: &Api) -> Vec<Event> {
+    // An end that has passed: the stream ends by itself.
+    api.listen(EventFilter { since_time: 1, until_time: now_seconds() + 1, ..EventFilter::default() }).rest()
+}
+
+#[test]
+fn none_lost_and_none_twice_while_eight_commands_make_pods() {
+    const COMMANDS: usize = 8;
+    const PODS: usize = 3;
+    let g = Gantry::new();
+    let image = g.fixture();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let mut listeners = vec![api.listen(since_ever())];
+    // How many events of the whole history each has taken already.
+    let mut earliest = vec![0];
+    for _ in 0..PODS {
+        let run = ["run", "--net=none", "--quiet", "--rm", &image, "--name=it", "--", "true"];
+        let mut makers: Vec<_> = (0..COMMANDS).map(|_| g.spawn(&run)).collect();
+        // Some come in the middle of it, with a connection of their own.
+        while makers.iter_mut().any(|maker| !maker.has_ended()) {
+            let mut late = served.api().listen(since_ever());
+            late.take_one();
+            if listeners.len() < 12 {
+                listeners.push(late);
+                earliest.push(1);
+            }
+        }
+        makers.into_iter().for_each(|maker| maker.wait().succeeded());
+    }
+    let last = g.import("last", &gantry_fixtures::Image::builder().label("last", "1").build().unwrap());
+    let all: Vec<Vec<Event>> = listeners.iter_mut().map(|it| it.until(|event| event.id == last)).collect();
+    gapless(&all[0]);
+    for (one, taken) in all.iter().zip(earliest) {
+        assert_eq!(one[..], all[0][taken..], "everybody hears the same");
+    }
+    assert_eq!(history(&api), all[0]);
+    let mut count: BTreeMap<EventType, usize> = BTreeMap::new();
+    for event in &all[0] {
+        *count.entry(event.r#type()).or_default() += 1;
+    }
+    let pods = COMMANDS * PODS;
+    for kind in [
+        EventType::PodPrepared,
+        EventType::PodStarted,
+        EventType::AppStarted,
+        EventType::AppExited,
+        EventType::PodExited,
+        EventType::PodGarbageCollected,
+    ] {
+        assert_eq!(count.get(&kind), Some(&pods), "{kind:?} in {count:?}");
+    }
+    drop((listeners, api));
+    served.end();
+}
+
+/// Makes all nine happen by commands; the pod that was run and the one whose preparation was killed.
+fn all_nine(g: &Gantry, api: &Api) -> (String, String, String) {
+    let image = g.fixture();
+    let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--name=it", "--", "exit", "7"]).ok());
+    api.wait_state(&pod, PodState::Exited);
+    g.run(&["rm", &pod]).succeeded();
+    let path = g.scratch().join("id");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let path = path.display().to_string();
+    // It waits for a reader of the id, and is killed there.
+    let preparing = g.spawn(&["prepare", "--net=none", "--uuid-file-save", &path, &image, "--", "true"]);
+    let aborted = wait_for("the pod that is being prepared", || api.pods().pop()).id;
+    preparing.signal(Signal::KILL);
+    let _ = preparing.wait();
+    api.wait_state(&aborted, PodState::AbortedPrepare);
+    g.run(&["rm", &aborted]).succeeded();
+    g.run(&["image", "rm", &image]).succeeded();
+    (image, pod, aborted)
+}
+
+#[test]
+fn all_nine_types_with_their_facts() {
+    use EventType::{
+        AppExited, AppStarted, ImageImported, ImageRemoved, PodExited, PodGarbageCollected, PodPrepareAborted,
+        PodPrepared, PodStarted,
+    };
+    let g = Gantry::new();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let mut listener = api.listen(EventFilter::default());
+    let begin = now_ns();
+    let (image, pod, aborted) = all_nine(&g, &api);
+    let events = listener.until(|event| event.r#type() == ImageRemoved);
+    gapless(&events);
+    let want = [
+        ImageImported,
+        PodPrepared,
+        PodStarted,
+        AppStarted,
+        AppExited,
+        PodExited,
+        PodGarbageCollected,
+        PodPrepareAborted,
+        PodGarbageCollected,
+        ImageRemoved,
+    ];
+    assert_eq!(kinds(&events), want);
+    for event in &events {
+        let at: i64 = data(event, "time_ns").unwrap().parse().unwrap();
+        assert!((begin..=now_ns()).contains(&at) && event.time == at.div_euclid(1_000_000_000), "{event:?}");
+        let (id, from) = match event.r#type() {
+            ImageImported | ImageRemoved => (&image, None),
+            AppStarted | AppExited => (&pod, Some("it")),
+            PodPrepareAborted => (&aborted, Some(&*aborted)),
+            _ if event.id == aborted => (&aborted, Some(&*aborted)),
+            _ => (&pod, Some(&*pod)),
+        };
+        assert_eq!(event.id, *id, "{event:?}");
+        assert!(from.is_none_or(|from| event.from == from), "{event:?}");
+    }
+    let fact = |kind: EventType, key: &str| data(events.iter().find(|event| event.r#type() == kind).unwrap(), key);
+    for (kind, key, value) in [
+        (PodExited, "exit_code", "7"),
+        (PodExited, "failed_app", "it"),
+        (AppStarted, "image_id", &image),
+        (AppStarted, "attempt", "0"),
+        (AppExited, "image_id", &image),
+        (AppExited, "exit_code", "7"),
+        (AppExited, "oom", "false"),
+        (ImageImported, "image_id", &image),
+        (ImageRemoved, "image_id", &image),
+    ] {
+        assert_eq!(fact(kind, key), Some(value), "{key} of {kind:?}");
+    }
+    assert!(fact(PodExited, "reason").is_some() && fact(ImageImported, "size").is_some());
+    filters(&api, &events, &image, &pod, &aborted);
+    drop((listener, api));
+    served.end();
+}
+
+/// Each field of the filter, over the same history.
+#[track_caller]
+fn filters(api: &Api, all: &[Event], image: &str, pod: &str, aborted: &str) {
+    let until = || EventFilter { since_time: 1, until_time: now_seconds() + 1, ..EventFilter::default() };
+    let types = |list: &[EventType]| EventFilter { types: list.iter().map(|&it| it.into()).collect(), ..until() };
+    let ids = |list: &[&str]| EventFilter { ids: list.iter().map(|&it| it.into()).collect(), ..until() };
+    let names = |list: &[&str]| EventFilter { names: list.iter().map(|&it| it.into()).collect(), ..until() };
+    for (what, filter, want) in [
+        ("nothing asked for", until(), 10),
+        ("one type", types(&[EventType::AppExited]), 1),
+        ("any type", types(&[EventType::AppExited, EventType::PodGarbageCollected]), 3),
+        ("no event is of no type", types(&[EventType::Undefined]), 0),
+        ("one id", ids(&[pod]), 6),
+        ("any id", ids(&[pod, image]), 8),
+        ("whole ids", ids(&[&pod[..8]]), 0),
+        ("one name", names(&["it"]), 2),
+        ("any name", names(&["it", aborted]), 4),
+        ("both hold", EventFilter { ids: vec![pod.into()], ..names(&["it"]) }, 2),
+        ("one does not", EventFilter { ids: vec![image.into()], ..names(&["it"]) }, 0),
+        (
+            "all hold",
+            EventFilter { ids: vec![pod.into()], names: vec!["it".into()], ..types(&[EventType::AppStarted]) },
+            1,
+        ),
+    ] {
+        let found = api.listen(filter.clone()).rest();
+        assert_eq!(found.len(), want, "{what}: {filter:?}");
+        assert!(found.iter().all(|event| all.contains(event)), "{what}");
+    }
+    // A history that ends before it begins to be kept, and one that begins after its last.
+    let last = all.last().unwrap().time;
+    for (since, until, want) in [
+        (1, all[0].time, 0),
+        (all[0].time, last + 1, 10),
+        (0, last + 1, if last < now_seconds() { 10 } else { 0 }),
+        (1, last, all.iter().filter(|event| event.time < last).count()),
+    ] {
+        let filter = EventFilter { since_time: since, until_time: until, ..EventFilter::default() };
+        assert_eq!(api.listen(filter.clone()).rest().len(), want, "{filter:?}");
+    }
+}
+
+#[test]
+fn it_ends_by_itself_when_it_was_asked_to() {
+    let g = Gantry::new();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let until = now_seconds() + 3;
+    let mut listener = api.listen(EventFilter { until_time: until, ..EventFilter::default() });
+    g.fixture();
+    let events = listener.rest();
+    let over = now_ns();
+    assert_eq!(kinds(&events), [EventType::ImageImported]);
+    assert!(
+        (0..2_000_000_000).contains(&(over - until * 1_000_000_000)),
+        "it ended {} ns late",
+        over - until * 1_000_000_000
+    );
+    // One that begins later hears nothing of what comes before.
+    let since = now_seconds() + 2;
+    let mut later = api.listen(EventFilter { since_time: since, until_time: since + 2, ..EventFilter::default() });
+    g.import("early", &gantry_fixtures::Image::builder().label("n", "1").build().unwrap());
+    wait_for("the second", || (now_seconds() >= since).then_some(()));
+    let late = g.import("late", &gantry_fixtures::Image::builder().label("n", "2").build().unwrap());
+    let heard = later.rest();
+    assert!(heard.iter().all(|event| event.id == late && event.time >= since), "{heard:?}");
+    drop(api);
+    served.end();
+}
+
+#[test]
+fn an_event_of_a_command_is_heard_at_once() {
+    const EVENTS: usize = 40;
+    let g = Gantry::new();
+    let image = g.fixture();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let mut listener = api.listen(EventFilter { types: vec![EventType::PodPrepared.into()], ..EventFilter::default() });
+    let mut late: Vec<i64> = (0..EVENTS)
+        .map(|_| {
+            let made = g.spawn(&["prepare", "--net=none", "--quiet", &image, "--", "true"]);
+            let event = listener.take_one();
+            let late = now_ns() - data(&event, "time_ns").unwrap().parse::<i64>().unwrap();
+            let pod = pod_id(&made.wait().ok());
+            assert_eq!(event.id, pod);
+            g.run(&["rm", &pod]).succeeded();
+            late
+        })
+        .collect();
+    late.sort_unstable();
+    let ms = |at: usize| late[at] as f64 / 1e6;
+    let (p50, p99) = (ms(EVENTS / 2), ms(EVENTS - 1));
+    println!(
+        "from the event's own time (before its commit is synced) to the client: p50 {p50:.1} ms, most {p99:.1} ms"
+    );
+    assert!(p99 < 1000.0, "{late:?}");
+    drop((listener, api));
+    served.end();
+}
+
+/// Writes so many events of so many bytes straight into the database.
+#[track_caller]
+fn write_events(g: &Gantry, count: usize, size: usize) {
+    let dir = g.dir().display().to_string();
+    run_script("database.py", &[&dir, "events", &count.to_string(), &size.to_string()]).succeeded();
+}
+
+#[test]
+fn a_listener_that_does_not_read_costs_little_and_loses_nothing() {
+    const LISTENERS: usize = 20;
+    const COUNT: usize = 12_000;
+    let g = Gantry::new();
+    let served = g.serve(&[]);
+    let quick = served.api();
+    let mut reads = quick.listen(EventFilter::default());
+    // Each has a connection of its own, and takes 64 KiB before its client reads.
+    let stuck: Vec<Api> = (0..LISTENERS).map(|_| Api::narrow(served.address())).collect();
+    let mut stuck: Vec<_> = stuck.iter().map(|api| api.listen(EventFilter::default())).collect();
+    let before = served.rss_kib();
+    write_events(&g, COUNT, 1000);
+    let mut count = 0;
+    let all = reads.until(|_| {
+        count += 1;
+        count == COUNT
+    });
+    gapless(&all);
+    assert!(reads.largest < 1 << 20, "{} bytes in one message", reads.largest);
+    let grown = served.rss_kib().saturating_sub(before);
+    println!("{LISTENERS} listeners that do not read, {} MiB of events: {grown} KiB more", COUNT / 1000);
+    assert!(grown < 64 * 1024, "{grown} KiB more for {LISTENERS} listeners");
+    for (i, listener) in stuck.iter_mut().enumerate() {
+        for want in &all {
+            assert_eq!(listener.take_one(), *want, "listener {i}");
+        }
+    }
+    drop((stuck, reads, quick));
+    served.end();
+}
+
+#[test]
+fn what_was_trimmed_is_told() {
+    const KEPT: usize = 1000;
+    let g = Gantry::new();
+    let config = g.write("trim.toml", &format!("events-kept = {KEPT}\ngc-interval = '200ms'\n"));
+    let served = g.serve(&["--config", &config]);
+    let api = served.api();
+    let narrow = Api::narrow(served.address());
+    let mut stuck = narrow.listen(EventFilter::default());
+    // More than any buffer on the way: what the listener has not been sent is trimmed before it reads on.
+    write_events(&g, 8000, 4096);
+    let kept = |api: &Api| history(api).len();
+    wait_for("the history to be trimmed", || (kept(&api) <= KEPT).then_some(()));
+    let last = sequence(history(&api).last().unwrap());
+    let heard = stuck.until(|event| sequence(event) == last);
+    let gaps: Vec<(u64, u64)> = heard
+        .windows(2)
+        .map(|pair| (sequence(&pair[0]), sequence(&pair[1]), data(&pair[1], "trimmed")))
+        .filter_map(|(before, after, told)| {
+            assert_eq!(told.is_some(), after != before + 1, "a gap is told, and nothing else: {before}, {after}");
+            told.map(|told| (told.parse().unwrap(), after))
+        })
+        .collect();
+    assert!(!gaps.is_empty(), "the test has seen a gap");
+    for (told, after) in gaps {
+        assert_eq!(told + 1, after, "the highest number that is gone");
+    }
+    // Who asks for what is gone is told with the first event.
+    let asked = history(&api);
+    let told: u64 = data(&asked[0], "trimmed").expect("told").parse().unwrap();
+    assert_eq!(told + 1, sequence(&asked[0]));
+    assert!(asked[1..].iter().all(|event| data(event, "trimmed").is_none()));
+    gapless(&asked);
+    // Who asks for less has lost nothing.
+    let mut fresh = api.listen(EventFilter::default());
+    write_events(&g, 1, 0);
+    assert_eq!(data(&fresh.take_one(), "trimmed"), None);
+    drop((stuck, fresh, api, narrow));
+    served.end();
+}
+
+#[test]
+fn the_end_of_gantryd_is_told_and_numbers_go_on() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let mut listener = api.listen(since_ever());
+    let first = listener.take_one();
+    let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--name=it", "--", "sleep", "forever"]).ok());
+    let heard = listener.until(|event| event.r#type() == EventType::AppStarted);
+    let mut logs = api.logs(gantry_proto::rkt::v1alpha::GetLogsRequest {
+        pod_id: pod.clone(),
+        follow: true,
+        ..Default::default()
+    });
+    served.end();
+    for status in [listener.try_next().unwrap_err(), logs.try_next().unwrap_err()] {
+        assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
+        assert_eq!(status.message(), "gantryd is ending: ask again");
+    }
+    drop((listener, logs, api));
+    // What happens while nobody serves is not lost.
+    g.run(&["kill", &pod]).succeeded();
+    g.wait_state(&pod, "exited");
+    let served = g.serve(&[]);
+    let api = served.api();
+    let mut again = api.listen(since_ever());
+    let all = again.until(|event| event.r#type() == EventType::PodExited);
+    gapless(&all);
+    assert_eq!(all[0], first);
+    assert_eq!(all[1..=heard.len()], heard[..]);
+    drop((again, api));
+    served.end();
+}
+
+#[test]
+fn the_answer_begins_before_the_first_event() {
+    let g = Gantry::new();
+    let served = g.serve(&[]);
+    let api = served.api();
+    for _ in 0..20 {
+        let begin = Instant::now();
+        let mut listener = api.listen(EventFilter::default());
+        assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+        // From the moment it has begun to answer, nothing is missed.
+        let dir = g.dir().display().to_string();
+        let writer = spawn_script("database.py", &[&dir, "events", "1"]);
+        assert!(matches!(listener.next_within(DEADLINE), Ok(Some(_))));
+        writer.wait().succeeded();
+    }
+    drop(api);
+    served.end();
+}

@@ -1,0 +1,362 @@
+//! Clients that ask for what makes no sense, for too much, or that never stop: each gets a clear status, memory stays
+//! bounded, and every other client is served as if they were not there.
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use gantry_proto::rkt::v1alpha::{
+    EventFilter, GetLogsRequest, ImageFilter, KeyValue, ListPodsRequest, ListenEventsRequest, PodFilter,
+};
+use gantry_tests::api::{Api, Served};
+use gantry_tests::{Gantry, pod_id};
+use tonic::{Code, Status};
+
+/// How long another client's GetInfo may take, whatever else happens.
+const SOON: Duration = Duration::from_secs(1);
+/// How much the server may grow, in KiB.
+const MOST_GROWTH: u64 = 96 * 1024;
+
+fn pods() -> PodFilter {
+    PodFilter::default()
+}
+
+fn images() -> ImageFilter {
+    ImageFilter::default()
+}
+
+/// Does something hostile while another client asks for GetInfo again and again: it must always be answered soon, and
+/// the server must not have grown beyond bounds afterwards.
+#[track_caller]
+fn beside<T>(served: &Served, what: &str, deed: impl FnOnce() -> T) -> T {
+    let before = served.rss_kib();
+    let other = served.api();
+    let over = AtomicBool::new(false);
+    let (result, (calls, slowest)) = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let (mut calls, mut slowest) = (0, Duration::ZERO);
+            while calls == 0 || !over.load(Ordering::Relaxed) {
+                let begin = Instant::now();
+                other.info();
+                (calls, slowest) = (calls + 1, slowest.max(begin.elapsed()));
+            }
+            (calls, slowest)
+        });
+        let result = deed();
+        over.store(true, Ordering::Relaxed);
+        (result, asking.join().unwrap())
+    });
+    let grown = served.rss_kib().saturating_sub(before);
+    println!("{what}: {calls} calls beside it, the slowest {slowest:?}; {grown} KiB more");
+    assert!(slowest < SOON, "{what}: a GetInfo beside it took {slowest:?}");
+    assert!(grown < MOST_GROWTH, "{what}: {grown} KiB more");
+    result
+}
+
+/// A status that is fit for people.
+#[track_caller]
+fn fit(what: &str, status: &Status, code: Code, text: &str) {
+    assert_eq!(status.code(), code, "{what}: {status}");
+    let message = status.message();
+    assert!(message.contains(text), "{what}: '{text}' is not in {message:?}");
+    assert!(message.len() < 2000, "{what}: {} bytes", message.len());
+    assert!(!message.chars().any(char::is_control), "{what}: {message:?}");
+}
+
+#[test]
+fn ids_that_are_none() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let served = g.serve(&[]);
+    let api = served.api();
+    // Until two begin with the same digit: after seventeen at the latest.
+    let mut made: Vec<String> = Vec::new();
+    let digit = loop {
+        let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
+        let same = made.iter().any(|other| other[..1] == pod[..1]);
+        made.push(pod.clone());
+        if same {
+            break pod[..1].to_owned();
+        }
+    };
+    let long = "a".repeat(1 << 20);
+    let half = "b".repeat(4000);
+    let logs = |id: &str| {
+        let request = GetLogsRequest { pod_id: id.to_owned(), ..GetLogsRequest::default() };
+        api.try_logs(request).map(|mut logs| logs.try_next()).unwrap_or_else(Err).unwrap_err()
+    };
+    let many = format!("ambiguous uuid, {} matches", made.iter().filter(|pod| pod.starts_with(&digit)).count());
+    for (what, id, code, text) in [
+        (
+            "unknown",
+            "00000000-0000-4000-8000-000000000000",
+            Code::NotFound,
+            "no matches found for \"00000000-0000-4000-8000-000000000000\"",
+        ),
+        (
+            "unknown, in capitals",
+            "ABCDEF00-0000-4000-8000-000000000000",
+            Code::NotFound,
+            "no matches found for \"abcdef00-",
+        ),
+        ("no id", "zzz", Code::NotFound, "no matches found for \"zzz\""),
+        ("half", &half, Code::NotFound, "no matches found"),
+        ("empty", "", Code::InvalidArgument, "UUID cannot be empty"),
+        ("of two", &digit, Code::InvalidArgument, &many),
+        ("a pattern", "%", Code::NotFound, "no matches found"),
+        ("a path", "../../etc", Code::NotFound, "no matches found"),
+        ("a terminal's", "\u{1b}[2J\n", Code::NotFound, "no matches found"),
+    ] {
+        let inspected = beside(&served, what, || api.try_inspect_pod(id)).unwrap_err();
+        fit(what, &inspected, code, "unable to resolve UUID: ");
+        fit(what, &inspected, code, text);
+        fit(what, &logs(id), code, text);
+    }
+    for status in [
+        beside(&served, "an id of 1 MiB", || api.try_inspect_pod(&long)).unwrap_err(),
+        logs(&long),
+        api.try_inspect_image(&long).unwrap_err(),
+    ] {
+        assert!(
+            matches!(status.code(), Code::InvalidArgument | Code::ResourceExhausted | Code::OutOfRange),
+            "{status}"
+        );
+        assert!(status.message().len() < 2000, "{} bytes", status.message().len());
+    }
+    drop(api);
+    served.end();
+}
+
+#[test]
+fn requests_that_make_no_sense() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--name=app", "--", "true"]).ok());
+    let list = |filter: PodFilter| api.try_list_pods(vec![filter], false).unwrap_err();
+    let pairs = |key: &str, value: &str| vec![KeyValue { key: key.to_owned(), value: value.to_owned() }];
+    let long = "x".repeat(5000);
+    let most = |count: usize| vec!["x".to_owned(); count];
+    for (what, status, text) in [
+        ("state 99", list(PodFilter { states: vec![99], ..pods() }), "99"),
+        ("state -1", list(PodFilter { states: vec![1, -1], ..pods() }), "-1"),
+        ("a long id", list(PodFilter { ids: vec![long.clone()], ..pods() }), "ids"),
+        ("a long name", list(PodFilter { app_names: vec![long.clone()], ..pods() }), "app_names"),
+        ("a long image", list(PodFilter { image_ids: vec![long.clone()], ..pods() }), "image_ids"),
+        ("a long network", list(PodFilter { network_names: vec![long.clone()], ..pods() }), "network_names"),
+        ("a long key", list(PodFilter { annotations: pairs(&long, "v"), ..pods() }), "annotations"),
+        ("a long value", list(PodFilter { annotations: pairs("k", &long), ..pods() }), "annotations"),
+        ("a long cgroup", list(PodFilter { cgroups: vec![long.clone()], ..pods() }), "cgroups"),
+        ("a long subcgroup", list(PodFilter { pod_sub_cgroups: vec![long.clone()], ..pods() }), "pod_sub_cgroups"),
+        ("10 001 values", list(PodFilter { ids: most(10_001), ..pods() }), ""),
+        ("257 filters", api.try_list_pods(vec![pods(); 257], false).unwrap_err(), "filters"),
+        ("10 000 filters", api.try_list_pods(vec![pods(); 10_000], true).unwrap_err(), "filters"),
+        ("10 000 filters of images", api.try_list_images(vec![images(); 10_000], true).unwrap_err(), "filters"),
+        (
+            "a long prefix",
+            api.try_list_images(vec![ImageFilter { prefixes: vec![long.clone()], ..images() }], false).unwrap_err(),
+            "prefixes",
+        ),
+    ] {
+        fit(what, &status, Code::InvalidArgument, text);
+    }
+    let listen =
+        |filter: EventFilter| api.try_listen(Some(filter)).map(|mut it| it.try_next()).unwrap_or_else(Err).unwrap_err();
+    let any = EventFilter::default;
+    for (what, status, text) in [
+        ("type 10", listen(EventFilter { types: vec![10], ..any() }), "10"),
+        ("type -5", listen(EventFilter { types: vec![-5], ..any() }), "-5"),
+        ("since below zero", listen(EventFilter { since_time: -1, ..any() }), "since_time"),
+        ("until below zero", listen(EventFilter { until_time: -1, ..any() }), "until_time"),
+        ("until before since", listen(EventFilter { since_time: 10, until_time: 5, ..any() }), "until_time"),
+        ("a long name", listen(EventFilter { names: vec![long.clone()], ..any() }), "names"),
+        ("10 001 ids", listen(EventFilter { ids: most(10_001), ..any() }), ""),
+    ] {
+        fit(what, &status, Code::InvalidArgument, text);
+    }
+    let logs = |request: GetLogsRequest| {
+        let request = GetLogsRequest { pod_id: pod.clone(), ..request };
+        api.try_logs(request).map(|mut it| it.try_next()).unwrap_or_else(Err).unwrap_err()
+    };
+    let any = GetLogsRequest::default;
+    for (what, status, text) in [
+        ("negative lines", logs(GetLogsRequest { lines: -1, ..any() }), "lines"),
+        ("since below zero", logs(GetLogsRequest { since_time: -1, ..any() }), "since_time"),
+        ("until below zero", logs(GetLogsRequest { until_time: i64::MIN, ..any() }), "until_time"),
+        ("until before since", logs(GetLogsRequest { since_time: 10, until_time: 5, ..any() }), "until_time"),
+        ("a long name", logs(GetLogsRequest { app_name: long.clone(), ..any() }), "app_name"),
+    ] {
+        fit(what, &status, Code::InvalidArgument, text);
+    }
+    // Times beyond what a clock can show are far away, not wrong.
+    let far = EventFilter { since_time: 1, until_time: i64::MAX, ..EventFilter::default() };
+    let mut listener = api.listen(far);
+    assert_eq!(listener.take_one().id, image);
+    assert!(api.try_logs(GetLogsRequest { pod_id: pod.clone(), since_time: i64::MAX, ..any() }).is_ok());
+    // What is just allowed.
+    let full = PodFilter { ids: vec![pod.clone(); 9000], app_names: vec!["app".to_owned(); 900], ..pods() };
+    assert_eq!(beside(&served, "9 900 values", || api.try_list_pods(vec![full], true)).unwrap().len(), 1);
+    assert_eq!(beside(&served, "256 filters", || api.try_list_pods(vec![pods(); 256], true)).unwrap().len(), 1);
+    drop((listener, api));
+    served.end();
+}
+
+#[test]
+fn a_request_of_many_megabytes() {
+    let g = Gantry::new();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let huge =
+        ListPodsRequest { filters: vec![PodFilter { ids: vec!["a".repeat(1000); 32_000], ..pods() }], detail: true };
+    let status = beside(&served, "a request of 32 MB", || api.block_on(api.raw().list_pods(huge))).unwrap_err();
+    assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::InvalidArgument), "{status}");
+    // The connection is good for more.
+    assert_eq!(api.info().api_version, "1.0.0-alpha");
+    drop(api);
+    served.end();
+}
+
+#[test]
+fn ten_thousand_streams_over_one_connection() {
+    const STREAMS: usize = 10_000;
+    let g = Gantry::new();
+    g.fixture();
+    let served = g.serve(&[]);
+    let api = served.api();
+    beside(&served, "10 000 streams at once", || {
+        let begun: Vec<_> = (0..STREAMS)
+            .map(|_| {
+                let mut client = api.raw();
+                let request = ListenEventsRequest { filter: None };
+                api.spawn(async move {
+                    let call = client.listen_events(request);
+                    tokio::time::timeout(Duration::from_secs(3), call).await
+                })
+            })
+            .collect();
+        let mut served = 0;
+        for one in begun {
+            // In time, refused, or waiting for a place: the connection has a bound.
+            if let Ok(Ok(Ok(_))) = api.block_on(one) {
+                served += 1;
+            }
+        }
+        assert!(served > 0, "some were served");
+        println!("{served} of {STREAMS} had begun within 3 s");
+    });
+    // And 10 000 short calls, all at once: each is answered, or told that there are too many.
+    let (mut done, mut refused) = (0, 0);
+    beside(&served, "10 000 calls at once", || {
+        let calls: Vec<_> = (0..STREAMS)
+            .map(|_| {
+                let mut client = api.raw();
+                api.spawn(async move { client.list_pods(ListPodsRequest::default()).await })
+            })
+            .collect();
+        for call in calls {
+            match api.block_on(call).unwrap() {
+                Ok(_) => done += 1,
+                Err(status) => {
+                    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+                    refused += 1;
+                }
+            }
+        }
+    });
+    println!("{done} answered, {refused} refused");
+    assert!(done > 0);
+    assert_eq!(served.api().info().api_version, "1.0.0-alpha");
+    drop(api);
+    served.end();
+}
+
+#[test]
+fn streams_that_are_reset_in_a_loop() {
+    const RESETS: usize = 10_000;
+    let g = Gantry::new();
+    g.fixture();
+    let served = g.serve(&[]);
+    let api = served.api();
+    beside(&served, "streams that are reset at once", || {
+        let mut client = api.raw();
+        let refused = api.block_on(async move {
+            let mut refused = 0;
+            for _ in 0..RESETS {
+                // Dropped before its answer: the client resets the stream. A server that has enough of it says so.
+                let call = client.listen_events(ListenEventsRequest { filter: None });
+                if let Ok(Err(_)) = tokio::time::timeout(Duration::from_micros(50), call).await {
+                    refused += 1;
+                }
+            }
+            refused
+        });
+        println!("{refused} of {RESETS} were refused before they were reset");
+    });
+    beside(&served, "streams that are dropped after they began", || {
+        let mut client = api.raw();
+        api.block_on(async move {
+            for _ in 0..RESETS / 10 {
+                // The connection may have been closed for what was done before.
+                let _ = client.listen_events(ListenEventsRequest { filter: None }).await;
+            }
+        });
+    });
+    assert_eq!(served.api().info().api_version, "1.0.0-alpha");
+    drop(api);
+    served.end();
+}
+
+#[test]
+fn bytes_that_are_no_grpc() {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+    let g = Gantry::new();
+    let served = g.serve(&[]);
+    let connect = || UnixStream::connect(g.api_socket()).unwrap();
+    beside(&served, "noise", || {
+        let mut open = Vec::new();
+        for (i, noise) in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &[0xff; 65_536], b""]
+            .iter()
+            .cycle()
+            .take(400)
+            .enumerate()
+        {
+            let mut stream = connect();
+            // It may be closed before all of it is written.
+            let _ = stream.write_all(noise);
+            if i % 2 == 0 {
+                open.push(stream);
+            }
+        }
+        let mut stream = connect();
+        let _ = stream.write_all(&[0xff; 1 << 16]);
+        stream.set_read_timeout(Some(gantry_tests::DEADLINE)).unwrap();
+        // Closed, not waited for.
+        let _ = stream.read_to_end(&mut Vec::new());
+        drop(open);
+    });
+    let api = served.api();
+    assert_eq!(api.info().api_version, "1.0.0-alpha");
+    drop(api);
+    served.end();
+}
+
+#[test]
+fn more_connections_than_it_takes() {
+    let g = Gantry::new();
+    let served = g.serve(&[]);
+    let used = served.api();
+    used.info();
+    let idle: Vec<_> = (0..1500).map(|_| std::os::unix::net::UnixStream::connect(g.api_socket())).collect();
+    let came = idle.iter().filter(|it| it.is_ok()).count();
+    println!("{came} of 1500 idle connections");
+    let begin = Instant::now();
+    assert_eq!(used.info().api_version, "1.0.0-alpha");
+    assert!(begin.elapsed() < SOON, "who is connected is served: {:?}", begin.elapsed());
+    drop(idle);
+    let api: Api = served.api();
+    assert_eq!(api.info().api_version, "1.0.0-alpha");
+    drop((api, used));
+    served.end();
+}

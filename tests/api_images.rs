@@ -1,0 +1,249 @@
+//! ListImages and InspectImage: as the command line tells them, and the filters, one table per field.
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
+
+use gantry_fixtures::{Image as Made, Layer, Style};
+use gantry_proto::rkt::v1alpha::{Image, ImageFilter, ImageType, KeyValue};
+use gantry_tests::api::Api;
+use gantry_tests::{DebianRegistry, Gantry, nanos, wait_for};
+use serde_json::Value;
+
+fn any() -> ImageFilter {
+    ImageFilter::default()
+}
+
+fn texts(words: &[&str]) -> Vec<String> {
+    words.iter().map(|&word| word.to_owned()).collect()
+}
+
+fn pairs(pairs: &[(&str, &str)]) -> Vec<KeyValue> {
+    pairs.iter().map(|&(key, value)| KeyValue { key: key.to_owned(), value: value.to_owned() }).collect()
+}
+
+fn get<'a>(pairs: &'a [KeyValue], key: &str) -> Option<&'a str> {
+    pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value.as_str())
+}
+
+/// An image that differs from others by its words.
+fn image(style: Style, label: (&str, &str), note: Option<(&'static str, &'static str)>) -> Made {
+    let layer = Layer::new().file("hello", format!("{label:?}\n"), 0o644);
+    let built = Made::builder().layer(layer).style(style).label(label.0, label.1).label("all", "1");
+    let built = built.edit_manifest(move |manifest| {
+        if let Some((key, value)) = note {
+            manifest["annotations"] = serde_json::json!({ key: value, "common": "yes" });
+        }
+    });
+    built.build().unwrap()
+}
+
+/// Holds one image against what `image list` and `image cat-manifest` say.
+#[track_caller]
+fn same(g: &Gantry, image: &Image, listed: &[Value]) {
+    let row =
+        listed.iter().find(|row| row["id"] == image.id).unwrap_or_else(|| panic!("{} is not in {listed:?}", image.id));
+    assert_eq!(image.import_timestamp, nanos(row["imported"].as_str().unwrap()).div_euclid(1_000_000_000), "{row}");
+    assert_eq!(image.size, row["size"].as_i64().unwrap(), "{row}");
+    let names: Vec<&str> = row["names"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if image.name.is_empty() {
+        assert!(names.is_empty(), "{row}");
+    } else {
+        assert!(names.contains(&&*format!("{}:{}", image.name, image.version)), "{row} {image:?}");
+    }
+    let manifest: Value = serde_json::from_slice(&image.manifest).unwrap();
+    assert_eq!(manifest, g.run(&["image", "cat-manifest", &image.id]).ok().json());
+}
+
+#[test]
+fn images_are_told_as_the_command_line_tells_them() {
+    let g = Gantry::new();
+    let served = g.serve(&[]);
+    let api = served.api();
+    assert!(api.list_images(Vec::new(), true).is_empty());
+    let oci = image(Style::Oci, ("kind", "oci"), Some(("note", "x")));
+    let docker = image(Style::Docker, ("kind", "docker"), None);
+    let ids = [g.import("first", &oci), g.import("second", &docker), g.fixture()];
+    let listed = g.json(&["image", "list"]).as_array().unwrap().clone();
+    let images = api.list_images(Vec::new(), false);
+    assert_eq!(images.len(), 3, "{images:?}");
+    assert!(images.is_sorted_by(|a, b| a.id < b.id), "by id");
+    let detailed = api.list_images(Vec::new(), true);
+    for (plain, detailed) in images.iter().zip(&detailed) {
+        assert!(plain.manifest.is_empty(), "only with detail");
+        same(&g, detailed, &listed);
+        assert_eq!(*detailed, api.inspect_image(&plain.id));
+        assert_eq!(Image { manifest: Vec::new(), ..detailed.clone() }, *plain);
+        assert_eq!((get(&plain.labels, "os"), get(&plain.labels, "arch")), (Some("linux"), Some("amd64")));
+    }
+    let [oci, docker, standard] = ids.map(|id| api.inspect_image(&id));
+    let format = |image: &Image| image.base_format.as_ref().map(|format| (format.r#type(), format.version.clone()));
+    assert_eq!(format(&oci), Some((ImageType::Oci, "1.1.0".into())));
+    assert_eq!(format(&docker), Some((ImageType::Docker, "2.2".into())));
+    assert_eq!((get(&oci.annotations, "note"), get(&oci.annotations, "common")), (Some("x"), Some("yes")));
+    assert_eq!((get(&oci.labels, "kind"), get(&docker.labels, "kind")), (Some("oci"), Some("docker")));
+    assert!(docker.annotations.is_empty());
+    assert_eq!(get(&standard.labels, "org.opencontainers.image.title"), Some("gantry-fixture"));
+
+    for id in [&oci.id[..30], "sha256:", "", "no id", "\u{1b}[2J", &format!("sha256:{}", "0".repeat(64))] {
+        let status = api.try_inspect_image(id).unwrap_err();
+        assert_eq!(status.code(), tonic::Code::NotFound, "{id}: {status}");
+        assert!(status.message().starts_with("ACI info not found with blob key \""), "{status}");
+        assert!(!status.message().contains('\u{1b}'), "{status:?}");
+    }
+    damaged(&g, &api, &oci.id);
+    g.run(&["image", "rm", &docker.id]).succeeded();
+    assert_eq!(api.try_inspect_image(&docker.id).unwrap_err().code(), tonic::Code::NotFound);
+    assert_eq!(api.list_images(Vec::new(), false).len(), 2);
+    drop(api);
+    served.end();
+}
+
+/// An image whose manifest is lost is told with what the row knows.
+#[track_caller]
+fn damaged(g: &Gantry, api: &Api, id: &str) {
+    let blobs = g.dir().join("blobs");
+    let path = blobs.join("sha256").join(id.trim_start_matches("sha256:"));
+    let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    std::fs::remove_file(&path).unwrap();
+    // Another server: this one may remember what it has read.
+    let listed = api.list_images(Vec::new(), true);
+    assert_eq!(listed.len(), 3, "it is listed all the same");
+    assert!(api.try_inspect_image(id).is_ok());
+    std::fs::write(&path, bytes).unwrap();
+    g.run(&["doctor"]).succeeded();
+}
+
+#[test]
+fn one_table_per_field() {
+    let g = Gantry::new();
+    let registry = DebianRegistry::start();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let one = image(Style::Oci, ("kind", "one"), Some(("note", "x")));
+    let two = image(Style::Oci, ("kind", "two"), Some(("note", "y")));
+    // The first two are imported in seconds of their own; the third has no name.
+    let fetch = |layout: &str, name: &str| {
+        registry.push(layout, name);
+        let reference = format!("{}/{name}", registry.host());
+        g.run(&["--insecure-options=http", "fetch", &reference]).ok().stdout.trim().to_owned()
+    };
+    let first = fetch(&g.layout("one", &one), "coreos.com/etcd:v1");
+    let at = |id: &str| api.inspect_image(id).import_timestamp;
+    let second_of_first = at(&first);
+    wait_for("the next second", || (gantry_tests::now_ns() / 1_000_000_000 > second_of_first).then_some(()));
+    let second = fetch(&g.layout("two", &two), "k8s.io/etcd-backup:v2");
+    let host = registry.host();
+    let shown = api.inspect_image(&first);
+    assert_eq!((shown.name, shown.version), (format!("{host}/coreos.com/etcd"), "v1".to_owned()));
+    let it = Two { host, times: (at(&first), at(&second)), first, second };
+    assert!(it.times.0 < it.times.1);
+    it.hold(&api, names(&it.host));
+    it.hold(&api, facts(&it));
+    let either = |filters: Vec<ImageFilter>| api.list_images(filters, false).len();
+    assert_eq!(either(vec![bases(&["etcd"]), notes(&[("note", "y")])]), 2);
+    assert_eq!(either(vec![bases(&["etcd"]), notes(&[("note", "x")])]), 1);
+    assert_eq!(either(vec![bases(&["x"]), any()]), 2);
+    assert_eq!(either(vec![bases(&["x"]), words(&["y"])]), 0);
+    drop(api);
+    served.end();
+}
+
+/// Two images by names of a registry on `host`, and the seconds in which they were imported.
+struct Two {
+    host: String,
+    first: String,
+    second: String,
+    times: (i64, i64),
+}
+
+impl Two {
+    /// What is asked, the filter, and the numbers of the images for which it holds.
+    #[track_caller]
+    fn hold(&self, api: &Api, rows: Vec<(&str, ImageFilter, &str)>) {
+        for (what, filter, want) in rows {
+            let ids = api.image_ids(filter.clone());
+            let both = [(&self.first, '1'), (&self.second, '2')];
+            let found: String = both.iter().filter(|(id, _)| ids.contains(id)).map(|(_, it)| *it).collect();
+            assert_eq!(found, want, "{what}: {filter:?}");
+        }
+    }
+}
+
+fn bases(list: &[&str]) -> ImageFilter {
+    ImageFilter { base_names: texts(list), ..any() }
+}
+
+fn words(list: &[&str]) -> ImageFilter {
+    ImageFilter { keywords: texts(list), ..any() }
+}
+
+fn labels(list: &[(&str, &str)]) -> ImageFilter {
+    ImageFilter { labels: pairs(list), ..any() }
+}
+
+fn notes(list: &[(&str, &str)]) -> ImageFilter {
+    ImageFilter { annotations: pairs(list), ..any() }
+}
+
+/// Filters by name.
+fn names(host: &str) -> Vec<(&'static str, ImageFilter, &'static str)> {
+    let on_host = |list: &[&str]| list.iter().map(|it| format!("{host}/{it}")).collect();
+    let prefixes = |list: &[&str]| ImageFilter { prefixes: on_host(list), ..any() };
+    let full = |list: &[&str]| ImageFilter { full_names: on_host(list), ..any() };
+    vec![
+        ("nothing asked for", any(), "12"),
+        ("prefix", prefixes(&["core"]), "1"),
+        ("any prefix", prefixes(&["x", "k8s.io/", "core"]), "12"),
+        ("of the whole name", ImageFilter { prefixes: texts(&["coreos.com"]), ..any() }, ""),
+        ("base name", bases(&["etcd"]), "1"),
+        ("any base name", bases(&["etcd", "etcd-backup"]), "12"),
+        ("no part of it", bases(&["coreos.com/etcd", "backup"]), ""),
+        ("keyword", words(&["etcd"]), "12"),
+        ("any keyword", words(&["nothing", "back"]), "2"),
+        ("not the tag", words(&["v1"]), ""),
+        ("no pattern", words(&["et%"]), ""),
+        ("full name", full(&["coreos.com/etcd"]), "1"),
+        ("any full name", full(&["coreos.com/etcd", "k8s.io/etcd-backup"]), "12"),
+        ("without tag", full(&["coreos.com/etcd:v1"]), ""),
+    ]
+}
+
+/// Filters by the rest, and by several fields at once.
+fn facts(it: &Two) -> Vec<(&'static str, ImageFilter, &'static str)> {
+    let ids = |list: &[&str]| ImageFilter { ids: texts(list), ..any() };
+    let after = |time: i64| ImageFilter { imported_after: time, ..any() };
+    let before = |time: i64| ImageFilter { imported_before: time, ..any() };
+    let (t1, t2) = it.times;
+    let all = ImageFilter {
+        base_names: texts(&["etcd"]),
+        prefixes: vec![format!("{}/c", it.host)],
+        full_names: vec![format!("{}/coreos.com/etcd", it.host)],
+        keywords: texts(&["core"]),
+        labels: pairs(&[("kind", "one")]),
+        annotations: pairs(&[("note", "x")]),
+        imported_after: t1 - 1,
+        imported_before: t2,
+        ids: texts(&[&it.first]),
+    };
+    vec![
+        ("id", ids(&[&it.first]), "1"),
+        ("any id", ids(&[&it.first, &it.second, "x"]), "12"),
+        ("whole ids", ids(&[&it.first[..20]]), ""),
+        ("label", labels(&[("kind", "one")]), "1"),
+        ("all labels", labels(&[("kind", "one"), ("all", "1")]), "1"),
+        ("all labels", labels(&[("kind", "one"), ("all", "2")]), ""),
+        ("label of both", labels(&[("all", "1"), ("os", "linux")]), "12"),
+        ("annotation", notes(&[("note", "y")]), "2"),
+        ("all annotations", notes(&[("note", "y"), ("common", "yes")]), "2"),
+        ("all annotations", notes(&[("note", "y"), ("common", "no")]), ""),
+        ("after", after(t1), "2"),
+        ("after is not at", after(t2), ""),
+        ("after", after(t1 - 1), "12"),
+        ("before", before(t2), "1"),
+        ("before is not at", before(t1), ""),
+        ("before", before(t2 + 1), "12"),
+        ("0 and less ask for nothing", ImageFilter { imported_after: 0, imported_before: -5, ..any() }, "12"),
+        ("between", ImageFilter { imported_after: t1 - 1, imported_before: t1 + 1, ..any() }, "1"),
+        ("both hold", ImageFilter { keywords: texts(&["etcd"]), ..labels(&[("kind", "two")]) }, "2"),
+        ("one does not", ImageFilter { keywords: texts(&["backup"]), ..labels(&[("kind", "one")]) }, ""),
+        ("all fields", all, "1"),
+    ]
+}

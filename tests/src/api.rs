@@ -1,0 +1,547 @@
+//! A gantryd that serves its API, and a client of it whose calls block.
+//!
+//! [`Gantry::serve`] starts one on a unix socket of its own; [`Served::api`] connects. Calls come in two forms: the plain
+//! ones fail the test when the call fails, those that begin with `try_` give its status. A stream is taken message by
+//! message ([`Incoming`]), so that a test decides when its client reads.
+
+use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gantry_proto::rkt::v1alpha::public_api_client::PublicApiClient;
+use gantry_proto::rkt::v1alpha::{
+    Event, EventFilter, GetInfoRequest, GetLogsRequest, GetLogsResponse, Image, ImageFilter, Info, InspectImageRequest,
+    InspectPodRequest, ListImagesRequest, ListPodsRequest, ListenEventsRequest, ListenEventsResponse, Pod, PodFilter,
+    PodState,
+};
+use prost::Message;
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Response, Status, Streaming};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+use crate::gantry::Gantry;
+use crate::output::Out;
+use crate::running::Running;
+use crate::wait::{DEADLINE, wait_for};
+
+/// The most bytes of a list. A stream's message is held to the 4 MiB that every gRPC client has by default.
+const MOST_LIST: usize = 256 << 20;
+
+/// A gantryd that serves. Killed when it goes out of scope before [`Served::end`].
+#[derive(Debug)]
+pub struct Served {
+    daemon: Running,
+    address: String,
+}
+
+impl Gantry {
+    /// Starts gantryd with its API on a unix socket of this gantry, and waits until it serves. It marks no garbage
+    /// after its first round, so that a pod which has ended stays Exited, unless `args` have a configuration.
+    #[track_caller]
+    #[must_use]
+    pub fn serve(&self, args: &[&str]) -> Served {
+        let address = format!("unix:{}", self.api_socket().display());
+        if args.contains(&"--config") {
+            return self.serve_on(&[&["--listen", &address], args].concat());
+        }
+        let config = self.write("gantryd.toml", "gc-interval = '1h'\n");
+        self.serve_on(&[&["--listen", &address, "--config", &config], args].concat())
+    }
+
+    /// The same, listening where `args` say; the client connects to the first address it tells.
+    #[track_caller]
+    #[must_use]
+    pub fn serve_on(&self, args: &[&str]) -> Served {
+        Served::of(self.spawn_command(&mut self.daemon(args)))
+    }
+
+    /// The command line of a gantryd that is not told where to listen.
+    #[track_caller]
+    #[must_use]
+    pub fn untold_daemon(&self, args: &[&str]) -> Command {
+        let told = self.daemon(args);
+        let mut command = Command::new(told.get_program());
+        let own = |arg: &&OsStr| !arg.as_encoded_bytes().starts_with(b"--listen=");
+        copy_setting(&told, command.args(told.get_args().filter(own)));
+        command
+    }
+
+    /// Writes a file below the scratch directory; returns its path.
+    #[track_caller]
+    #[must_use]
+    pub fn write(&self, name: &str, text: &str) -> String {
+        let path = self.scratch().join(name);
+        match std::fs::write(&path, text) {
+            Ok(()) => path.display().to_string(),
+            Err(error) => panic!("cannot write {}: {error}", path.display()),
+        }
+    }
+}
+
+/// Gives one command the environment and the working directory of another.
+pub fn copy_setting(from: &Command, to: &mut Command) {
+    for (name, value) in from.get_envs() {
+        match value {
+            Some(value) => to.env(name, value),
+            None => to.env_remove(name),
+        };
+    }
+    if let Some(dir) = from.get_current_dir() {
+        to.current_dir(dir);
+    }
+}
+
+impl Served {
+    /// A gantryd that was started, once it serves.
+    #[track_caller]
+    #[must_use]
+    pub fn of(mut daemon: Running) -> Self {
+        daemon.wait_for_complaint("info: API service running");
+        let mut served = Self { daemon, address: String::new() };
+        served.address = served.addresses().first().cloned().unwrap_or_default();
+        served
+    }
+
+    /// Where it says that it serves, in its order: `unix:/path`, `tcp:HOST:PORT`.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<String> {
+        let said = self.daemon.stderr();
+        said.lines().filter_map(|line| line.split_once("info: serving on ")).map(|(_, to)| to.to_owned()).collect()
+    }
+
+    /// The first of them.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// A client with a connection of its own.
+    #[track_caller]
+    #[must_use]
+    pub fn api(&self) -> Api {
+        Api::connect(&self.address)
+    }
+
+    /// The process.
+    pub fn daemon(&mut self) -> &mut Running {
+        &mut self.daemon
+    }
+
+    /// Its resident memory in KiB.
+    #[must_use]
+    #[track_caller]
+    pub fn rss_kib(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.daemon.pid());
+        let status = std::fs::read_to_string(&path).unwrap_or_default();
+        let found =
+            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
+        found.unwrap_or_else(|| panic!("{path} says nothing of memory: {status}"))
+    }
+
+    /// Asks it to end, which it must do within five seconds, with exit code 0 and without an error.
+    #[track_caller]
+    pub fn end(self) -> Out {
+        let begin = Instant::now();
+        self.daemon.signal(crate::Signal::TERM);
+        let out = self.daemon.wait().ok();
+        assert!(begin.elapsed() < Duration::from_secs(5), "it took {:?} to end: {out}", begin.elapsed());
+        assert!(!out.stderr.contains("error:") && !out.stderr.contains("panicked"), "{out}");
+        out
+    }
+
+    /// Kills it: it can tidy up nothing.
+    #[track_caller]
+    pub fn kill(self) {
+        self.daemon.signal(crate::Signal::KILL);
+        let _ = self.daemon.wait().exits(137);
+    }
+}
+
+/// A client with one connection. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Api {
+    runtime: Arc<Runtime>,
+    channel: Channel,
+}
+
+/// Where an address leads, for [`Endpoint`].
+fn uri(address: &str) -> String {
+    match address.strip_prefix("tcp:") {
+        Some(rest) => format!("http://{rest}"),
+        None => address.to_owned(),
+    }
+}
+
+impl Api {
+    /// Connects to `unix:/path` or `tcp:HOST:PORT`.
+    ///
+    /// # Panics
+    /// When nobody answers.
+    #[track_caller]
+    #[must_use]
+    pub fn connect(address: &str) -> Self {
+        match Self::try_connect(address, None) {
+            Ok(api) => api,
+            Err(error) => panic!("cannot connect to {address}: {error:?}"),
+        }
+    }
+
+    /// A client that takes at most 64 KiB before it reads: what the server then wants to send, it must keep.
+    #[track_caller]
+    #[must_use]
+    pub fn narrow(address: &str) -> Self {
+        match Self::try_connect(address, Some(65_535)) {
+            Ok(api) => api,
+            Err(error) => panic!("cannot connect to {address}: {error:?}"),
+        }
+    }
+
+    /// Connects, with a receive window of this many bytes.
+    ///
+    /// # Errors
+    /// When nobody answers.
+    ///
+    /// # Panics
+    /// When the address is none.
+    pub fn try_connect(address: &str, window: Option<u32>) -> Result<Self, tonic::transport::Error> {
+        // One thread besides the test's: it answers pings while the test does something else.
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = Arc::new(runtime.unwrap_or_else(|error| panic!("cannot start a runtime: {error}")));
+        let endpoint = Endpoint::from_shared(uri(address)).unwrap_or_else(|error| panic!("{address}: {error}"));
+        let endpoint = endpoint.initial_stream_window_size(window).initial_connection_window_size(window);
+        let channel = runtime.block_on(endpoint.connect_timeout(DEADLINE).connect())?;
+        Ok(Self { runtime, channel })
+    }
+
+    /// The generated client, for what has no method here; run its calls with [`Self::block_on`].
+    #[must_use]
+    pub fn raw(&self) -> PublicApiClient<Channel> {
+        PublicApiClient::new(self.channel.clone()).max_encoding_message_size(usize::MAX)
+    }
+
+    /// Drives a future to its end, no longer than [`DEADLINE`].
+    ///
+    /// # Panics
+    /// When the time is over.
+    #[track_caller]
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        match self.runtime.block_on(async { tokio::time::timeout(DEADLINE, future).await }) {
+            Ok(output) => output,
+            Err(_) => panic!("no answer within {} s", DEADLINE.as_secs()),
+        }
+    }
+
+    /// Starts a future on this client's own thread.
+    pub fn spawn<F>(&self, future: F) -> tokio::task::JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        self.runtime.spawn(future)
+    }
+
+    #[track_caller]
+    fn unary<T>(&self, call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Status> {
+        self.block_on(call).map(Response::into_inner)
+    }
+
+    /// GetInfo.
+    ///
+    /// # Errors
+    /// The call's status.
+    #[track_caller]
+    pub fn try_info(&self) -> Result<Info, Status> {
+        self.unary(self.raw().get_info(GetInfoRequest {})).map(|answer| answer.info.unwrap_or_default())
+    }
+
+    /// GetInfo.
+    #[track_caller]
+    pub fn info(&self) -> Info {
+        self.try_info().unwrap_or_else(|status| panic!("GetInfo: {status}"))
+    }
+
+    /// ListPods.
+    ///
+    /// # Errors
+    /// The call's status.
+    #[track_caller]
+    pub fn try_list_pods(&self, filters: Vec<PodFilter>, detail: bool) -> Result<Vec<Pod>, Status> {
+        let mut client = self.raw().max_decoding_message_size(MOST_LIST);
+        self.unary(client.list_pods(ListPodsRequest { filters, detail })).map(|answer| answer.pods)
+    }
+
+    /// ListPods.
+    #[track_caller]
+    #[must_use]
+    pub fn list_pods(&self, filters: Vec<PodFilter>, detail: bool) -> Vec<Pod> {
+        self.try_list_pods(filters, detail).unwrap_or_else(|status| panic!("ListPods: {status}"))
+    }
+
+    /// All pods without detail.
+    #[track_caller]
+    #[must_use]
+    pub fn pods(&self) -> Vec<Pod> {
+        self.list_pods(Vec::new(), false)
+    }
+
+    /// The ids of the pods for which one filter holds.
+    #[track_caller]
+    #[must_use]
+    pub fn pod_ids(&self, filter: PodFilter) -> Vec<String> {
+        self.list_pods(vec![filter], false).into_iter().map(|pod| pod.id).collect()
+    }
+
+    /// InspectPod.
+    ///
+    /// # Errors
+    /// The call's status.
+    #[track_caller]
+    pub fn try_inspect_pod(&self, id: &str) -> Result<Pod, Status> {
+        let answer = self.unary(self.raw().inspect_pod(InspectPodRequest { id: id.to_owned() }))?;
+        Ok(answer.pod.unwrap_or_default())
+    }
+
+    /// InspectPod.
+    #[track_caller]
+    #[must_use]
+    pub fn inspect_pod(&self, id: &str) -> Pod {
+        self.try_inspect_pod(id).unwrap_or_else(|status| panic!("InspectPod {id}: {status}"))
+    }
+
+    /// Waits until the pod is in this state, as the server tells it, and returns it.
+    #[track_caller]
+    pub fn wait_state(&self, id: &str, state: PodState) -> Pod {
+        self.wait_pod(id, &format!("be {state:?}"), |pod| pod.state() == state)
+    }
+
+    /// Waits until this holds for the pod, as the server tells it, and returns it.
+    #[track_caller]
+    pub fn wait_pod(&self, id: &str, what: &str, holds: impl Fn(&Pod) -> bool) -> Pod {
+        let one = || PodFilter { ids: vec![id.to_owned()], ..PodFilter::default() };
+        wait_for(&format!("pod {id} to {what}"), || self.list_pods(vec![one()], false).into_iter().find(&holds))
+    }
+
+    /// ListImages.
+    ///
+    /// # Errors
+    /// The call's status.
+    #[track_caller]
+    pub fn try_list_images(&self, filters: Vec<ImageFilter>, detail: bool) -> Result<Vec<Image>, Status> {
+        let mut client = self.raw().max_decoding_message_size(MOST_LIST);
+        self.unary(client.list_images(ListImagesRequest { filters, detail })).map(|answer| answer.images)
+    }
+
+    /// ListImages.
+    #[track_caller]
+    #[must_use]
+    pub fn list_images(&self, filters: Vec<ImageFilter>, detail: bool) -> Vec<Image> {
+        self.try_list_images(filters, detail).unwrap_or_else(|status| panic!("ListImages: {status}"))
+    }
+
+    /// The ids of the images for which one filter holds.
+    #[track_caller]
+    #[must_use]
+    pub fn image_ids(&self, filter: ImageFilter) -> Vec<String> {
+        self.list_images(vec![filter], false).into_iter().map(|image| image.id).collect()
+    }
+
+    /// InspectImage.
+    ///
+    /// # Errors
+    /// The call's status.
+    #[track_caller]
+    pub fn try_inspect_image(&self, id: &str) -> Result<Image, Status> {
+        let answer = self.unary(self.raw().inspect_image(InspectImageRequest { id: id.to_owned() }))?;
+        Ok(answer.image.unwrap_or_default())
+    }
+
+    /// InspectImage.
+    #[track_caller]
+    #[must_use]
+    pub fn inspect_image(&self, id: &str) -> Image {
+        self.try_inspect_image(id).unwrap_or_else(|status| panic!("InspectImage {id}: {status}"))
+    }
+
+    /// ListenEvents; returns when the server has begun to answer.
+    ///
+    /// # Errors
+    /// The call's status.
+    #[track_caller]
+    pub fn try_listen(&self, filter: Option<EventFilter>) -> Result<Incoming<ListenEventsResponse>, Status> {
+        let stream = self.unary(self.raw().listen_events(ListenEventsRequest { filter }))?;
+        Ok(Incoming::new(self.clone(), stream))
+    }
+
+    /// ListenEvents; returns when the server has begun to answer.
+    #[track_caller]
+    #[must_use]
+    pub fn listen(&self, filter: EventFilter) -> Incoming<ListenEventsResponse> {
+        self.try_listen(Some(filter)).unwrap_or_else(|status| panic!("ListenEvents: {status}"))
+    }
+
+    /// GetLogs; returns when the server has begun to answer.
+    ///
+    /// # Errors
+    /// The call's status.
+    #[track_caller]
+    pub fn try_logs(&self, request: GetLogsRequest) -> Result<Incoming<GetLogsResponse>, Status> {
+        let stream = self.unary(self.raw().get_logs(request))?;
+        Ok(Incoming::new(self.clone(), stream))
+    }
+
+    /// GetLogs; returns when the server has begun to answer.
+    #[track_caller]
+    #[must_use]
+    pub fn logs(&self, request: GetLogsRequest) -> Incoming<GetLogsResponse> {
+        let shown = format!("{request:?}");
+        self.try_logs(request).unwrap_or_else(|status| panic!("GetLogs of {shown}: {status}"))
+    }
+
+    /// What grpc.health.v1 says of a service: 1 serving, 2 not serving.
+    ///
+    /// # Errors
+    /// The call's status; NOT_FOUND for a service that is not known.
+    #[track_caller]
+    pub fn health(&self, service: &str) -> Result<i32, Status> {
+        let mut client = HealthClient::new(self.channel.clone());
+        let request = HealthCheckRequest { service: service.to_owned() };
+        self.unary(client.check(request)).map(|answer| answer.status)
+    }
+}
+
+/// A streamed message that holds several of what the caller wants.
+pub trait Batch: Message + Default {
+    /// What.
+    type Item;
+    /// All of them.
+    fn items(self) -> Vec<Self::Item>;
+}
+
+impl Batch for ListenEventsResponse {
+    type Item = Event;
+
+    fn items(self) -> Vec<Event> {
+        self.events
+    }
+}
+
+impl Batch for GetLogsResponse {
+    type Item = String;
+
+    fn items(self) -> Vec<String> {
+        self.lines
+    }
+}
+
+/// A stream that the server sends. Dropping it ends the call.
+#[derive(Debug)]
+pub struct Incoming<T: Batch> {
+    api: Api,
+    stream: Streaming<T>,
+    ready: VecDeque<T::Item>,
+    /// How many messages have come.
+    pub messages: usize,
+    /// The size of the largest, in bytes.
+    pub largest: usize,
+}
+
+impl<T: Batch> Incoming<T> {
+    fn new(api: Api, stream: Streaming<T>) -> Self {
+        Self { api, stream, ready: VecDeque::new(), messages: 0, largest: 0 }
+    }
+
+    /// The next one, within this time; `Ok(None)` when the stream has ended, `Err(None)` when the time is over.
+    ///
+    /// # Errors
+    /// How the stream was broken off, if it was.
+    pub fn next_within(&mut self, time: Duration) -> Result<Option<T::Item>, Option<Status>> {
+        let end = Instant::now() + time;
+        while self.ready.is_empty() {
+            let left = end.saturating_duration_since(Instant::now());
+            let stream = &mut self.stream;
+            let came = self.api.runtime.block_on(async { tokio::time::timeout(left, stream.message()).await });
+            match came {
+                Err(_) => return Err(None),
+                Ok(Err(status)) => return Err(Some(status)),
+                Ok(Ok(None)) => return Ok(None),
+                Ok(Ok(Some(message))) => {
+                    self.messages += 1;
+                    self.largest = self.largest.max(message.encoded_len());
+                    self.ready.extend(message.items());
+                }
+            }
+        }
+        Ok(self.ready.pop_front())
+    }
+
+    /// The next one, or how the stream ended.
+    ///
+    /// # Errors
+    /// How the stream was broken off.
+    #[track_caller]
+    pub fn try_next(&mut self) -> Result<Option<T::Item>, Status> {
+        match self.next_within(DEADLINE) {
+            Ok(item) => Ok(item),
+            Err(Some(status)) => Err(status),
+            Err(None) => panic!("the stream gave nothing more for {} s", DEADLINE.as_secs()),
+        }
+    }
+
+    /// The next one, which must come.
+    #[track_caller]
+    pub fn take_one(&mut self) -> T::Item {
+        match self.try_next() {
+            Ok(Some(item)) => item,
+            Ok(None) => panic!("the stream has ended"),
+            Err(status) => panic!("the stream was broken off: {status}"),
+        }
+    }
+
+    /// Everything until the stream ends, which it must do well.
+    #[track_caller]
+    pub fn rest(&mut self) -> Vec<T::Item> {
+        let mut all = Vec::new();
+        loop {
+            match self.try_next() {
+                Ok(Some(item)) => all.push(item),
+                Ok(None) => return all,
+                Err(status) => panic!("the stream was broken off after {} items: {status}", all.len()),
+            }
+        }
+    }
+
+    /// Everything up to and with the first for which this holds.
+    #[track_caller]
+    pub fn until(&mut self, mut last: impl FnMut(&T::Item) -> bool) -> Vec<T::Item> {
+        let mut all = Vec::new();
+        loop {
+            let item = self.take_one();
+            let over = last(&item);
+            all.push(item);
+            if over {
+                return all;
+            }
+        }
+    }
+}
+
+/// The value of a key in an event's data.
+#[must_use]
+pub fn data<'a>(event: &'a Event, key: &str) -> Option<&'a str> {
+    event.data.iter().find(|pair| pair.key == key).map(|pair| pair.value.as_str())
+}
+
+/// An event's number.
+///
+/// # Panics
+/// When it has none.
+#[must_use]
+#[track_caller]
+pub fn sequence(event: &Event) -> u64 {
+    let found = data(event, "sequence").and_then(|text| text.parse().ok());
+    found.unwrap_or_else(|| panic!("no sequence number in {event:?}"))
+}

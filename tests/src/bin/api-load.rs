@@ -1,0 +1,196 @@
+//! A client that measures gantryd's API, for `bench/run`: one task, one line of JSON on standard output.
+//!
+//! ```text
+//! api-load calls ADDRESS ROUNDS POD             each unary call ROUNDS times, one after the other: nanoseconds of each
+//! api-load events ADDRESS LISTENERS EVENTS      LISTENERS streams; `ready`, then how EVENTS events came to each
+//! api-load logs ADDRESS POD SINCE               GetLogs of all from second SINCE on (0: all) to the end
+//! ```
+//!
+//! Messages of streams are not decoded, but looked through where they lie: a thousand listeners share this machine with
+//! the server that is measured.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, bail};
+use gantry_proto::rkt::v1alpha::public_api_client::PublicApiClient;
+use gantry_proto::rkt::v1alpha::{
+    GetLogsRequest, InspectPodRequest, ListPodsRequest, ListenEventsRequest, PodFilter, PodState,
+};
+use prost::bytes::Bytes;
+use serde_json::{Value, json};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Streaming};
+use tonic_prost::ProstCodec;
+
+/// Streams of one connection; the server allows a few more.
+const STREAMS: usize = 200;
+/// How long the events of a measurement may take.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// `ListenEventsResponse` and `GetLogsResponse` alike: their only field, each element as it lies in the message.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+struct Elements {
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    list: Vec<Bytes>,
+}
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let result = runtime.block_on(async {
+        match words[..] {
+            ["calls", address, rounds, pod] => calls(address, rounds.parse()?, pod).await,
+            ["events", address, listeners, events] => listen(address, listeners.parse()?, events.parse()?).await,
+            ["logs", address, pod, since] => logs(address, pod, since.parse()?).await,
+            _ => bail!("usage: api-load calls|events|logs ADDRESS …"),
+        }
+    })?;
+    println!("{result}");
+    Ok(())
+}
+
+async fn connect(address: &str) -> Result<Channel> {
+    let uri = address.strip_prefix("tcp:").map_or_else(|| address.to_owned(), |rest| format!("http://{rest}"));
+    Endpoint::from_shared(uri)?.connect().await.with_context(|| format!("cannot connect to {address}"))
+}
+
+/// Nanoseconds of each call, by name; the first two of each are not counted.
+async fn calls(address: &str, rounds: usize, pod: &str) -> Result<Value> {
+    const WARM: usize = 2;
+    let mut client = PublicApiClient::new(connect(address).await?).max_decoding_message_size(usize::MAX);
+    let prepared = PodFilter { states: vec![PodState::Prepared.into()], ..PodFilter::default() };
+    let all = |filters: Vec<PodFilter>, detail| ListPodsRequest { filters, detail };
+    let lists =
+        [("all", all(Vec::new(), false)), ("by state", all(vec![prepared], false)), ("detail", all(Vec::new(), true))];
+    let (mut times, mut counts) = (json!({}), json!({}));
+    for (name, request) in lists {
+        let mut taken = Vec::with_capacity(rounds);
+        for _ in 0..WARM + rounds {
+            let begin = Instant::now();
+            let answer = client.list_pods(request.clone()).await?;
+            taken.push(nanos(begin.elapsed()));
+            counts[name] = answer.into_inner().pods.len().into();
+        }
+        times[name] = taken[WARM..].into();
+    }
+    let mut taken = Vec::with_capacity(rounds);
+    for _ in 0..WARM + rounds {
+        let begin = Instant::now();
+        client.inspect_pod(InspectPodRequest { id: pod.to_owned() }).await?;
+        taken.push(nanos(begin.elapsed()));
+    }
+    times["inspect"] = taken[WARM..].into();
+    Ok(json!({ "ns": times, "pods": counts }))
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A stream of a method, its messages undecoded.
+async fn stream<T>(channel: &Channel, method: &'static str, request: T) -> Result<Streaming<Elements>>
+where
+    T: prost::Message + Default + 'static,
+{
+    let mut client = tonic::client::Grpc::new(channel.clone());
+    client.ready().await?;
+    let codec: ProstCodec<T, Elements> = ProstCodec::default();
+    let path = PathAndQuery::from_static(method);
+    Ok(client.server_streaming(Request::new(request), path, codec).await?.into_inner())
+}
+
+/// What all listeners have counted.
+#[derive(Default)]
+struct Counts {
+    received: AtomicU64,
+    lost: AtomicU64,
+    twice: AtomicU64,
+}
+
+/// Listens with many at once; how late the events came, in nanoseconds, and what did not come or came twice.
+async fn listen(address: &str, listeners: usize, events: u64) -> Result<Value> {
+    let counts = Arc::new(Counts::default());
+    let mut channel = connect(address).await?;
+    let mut tasks = Vec::with_capacity(listeners);
+    for i in 0..listeners {
+        if i > 0 && i % STREAMS == 0 {
+            channel = connect(address).await?;
+        }
+        let method = "/v1alpha.PublicAPI/ListenEvents";
+        let stream = stream(&channel, method, ListenEventsRequest { filter: None }).await?;
+        tasks.push(tokio::spawn(hear(stream, events, Arc::clone(&counts))));
+    }
+    println!("ready");
+    let mut late = Vec::new();
+    for task in tasks {
+        late.extend(tokio::time::timeout(PATIENCE, task).await.context("events are missing for minutes")???);
+    }
+    late.sort_unstable();
+    let at = |of: f64| late.get(((late.len().saturating_sub(1)) as f64 * of).round() as usize).copied();
+    Ok(json!({
+        "received": counts.received.load(Ordering::Relaxed),
+        "lost": counts.lost.load(Ordering::Relaxed),
+        "twice": counts.twice.load(Ordering::Relaxed),
+        "p50_ns": at(0.5), "p99_ns": at(0.99), "most_ns": at(1.0),
+    }))
+}
+
+/// One listener: from the first event to the one with a number that much higher.
+async fn hear(mut stream: Streaming<Elements>, events: u64, counts: Arc<Counts>) -> Result<Vec<u32>> {
+    let mut late = Vec::with_capacity(usize::try_from(events)?);
+    let (mut last, mut end) = (None, u64::MAX);
+    while last.is_none_or(|last| last < end) {
+        let message = stream.message().await?.context("the server ended the stream")?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+        for event in &message.list {
+            let number: u64 = fact(event, b"sequence")?;
+            let sent: u128 = fact(event, b"sent_ns")?;
+            match last {
+                None => end = number + events - 1,
+                Some(last) if number <= last => {
+                    counts.twice.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                }
+                Some(last) => {
+                    counts.lost.fetch_add(number - last - 1, Ordering::Relaxed);
+                }
+            }
+            last = Some(number);
+            counts.received.fetch_add(1, Ordering::Relaxed);
+            // Four seconds late is as bad as later.
+            late.push(u32::try_from(now.saturating_sub(sent)).unwrap_or(u32::MAX));
+        }
+    }
+    Ok(late)
+}
+
+/// The value of a key in an encoded event: what follows the key is the tag of `value`, its length, its text.
+fn fact<T: std::str::FromStr>(event: &[u8], key: &[u8]) -> Result<T> {
+    let named = || {
+        let at = event.windows(key.len()).position(|window| window == key)? + key.len();
+        let length = usize::from(*event.get(at + 1)?);
+        std::str::from_utf8(event.get(at + 2..at + 2 + length)?).ok()?.parse().ok()
+    };
+    named().with_context(|| format!("an event without {}", String::from_utf8_lossy(key)))
+}
+
+/// Reads a log to its end.
+async fn logs(address: &str, pod: &str, since: i64) -> Result<Value> {
+    let channel = connect(address).await?;
+    let request = GetLogsRequest { pod_id: pod.to_owned(), since_time: since, ..GetLogsRequest::default() };
+    let begin = Instant::now();
+    let mut stream = stream(&channel, "/v1alpha.PublicAPI/GetLogs", request).await?;
+    let (mut lines, mut bytes, mut messages, mut first) = (0, 0, 0_u64, None);
+    while let Some(message) = stream.message().await? {
+        first.get_or_insert_with(|| nanos(begin.elapsed()));
+        messages += 1;
+        lines += message.list.len();
+        bytes += message.list.iter().map(Bytes::len).sum::<usize>();
+    }
+    let ns = nanos(begin.elapsed());
+    Ok(json!({ "ns": ns, "first_ns": first, "lines": lines, "bytes": bytes, "messages": messages }))
+}
