@@ -305,7 +305,13 @@ fn apps_are_chosen_by_name() {
 
 fn app_row(app: usize) -> gantry_store::AppRow {
     let image = gantry_model::Digest::from_hash(gantry_model::id::Algorithm::Sha256, &[0; 32]).unwrap();
-    gantry_store::AppRow { name: name(app), image, image_name: "x".to_owned(), state: gantry_model::AppState::Waiting }
+    gantry_store::AppRow {
+        name: name(app),
+        image,
+        image_name: "x".to_owned(),
+        state: gantry_model::AppState::Waiting,
+        annotations: std::collections::BTreeMap::new(),
+    }
 }
 
 /// A row that says that `child` is the supervisor.
