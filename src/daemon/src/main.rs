@@ -4,10 +4,12 @@
 //! when it is done is here. Pods never depend on it: it may be killed, upgraded and started again while they run, and
 //! whatever it leaves undone is found by the next look at the facts, its own or a command's.
 //!
-//! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it) and [`collector`] (the garbage).
+//! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it) and [`collector`] (garbage and backups).
+//! It always starts: [`condition`] is what it says of a damaged database, `open_for_keeping` what it does about it.
 #![forbid(unsafe_code)]
 
 mod collector;
+mod condition;
 mod keeper;
 mod log;
 mod notify;
@@ -19,13 +21,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
-use gantry_engine::{Engine, Keeper as Lock, Settings};
+use gantry_engine::{Keeping, Settings};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::keeper::Keeper;
 use crate::signals::Signals;
 
-/// gantryd keeps the rows of pods true and collects garbage. Pods run without it.
+/// gantryd keeps the rows of pods true, collects garbage and backs up the database. Pods run without it.
 #[derive(Debug, Clone, clap::Parser)]
 #[command(name = "gantryd", version, after_help = "Exit codes: 0 told to end, 1 failed, 2 bad command line.")]
 pub(crate) struct Args {
@@ -63,21 +65,22 @@ fn run(args: Args) -> anyhow::Result<()> {
     }
     // Before anything is done, so that a signal never finds it half-way.
     let signals = Signals::catch().context("cannot catch signals")?;
-    let engine = Engine::open(settings.options.clone())?;
+    let keeping = gantry_engine::open_for_keeping(settings.options.clone())?;
+    condition::say(&keeping);
+    let Keeping { engine, condition, lock: _lock, .. } = keeping;
     let dir = settings.options.dir.display();
-    let _lock = match engine.store().lock_keeper()? {
-        Lock::Ours(lock) => lock,
-        Lock::Other { pid } => {
-            let who = pid.map_or(String::new(), |pid| format!(" (process {pid})"));
-            bail!("another gantryd{who} keeps {dir}: only one can; end it, or give --dir another directory");
-        }
-    };
     raise_descriptor_limit();
-    let mut keeper = Keeper::new(args, settings.clone(), engine, signals)?;
-    keeper.begin();
-    log::info(&format!("keeping {dir}"));
-    notify::tell("READY=1");
-    let ended = keeper.run();
+    let ended = if condition.can_write() {
+        let mut keeper = Keeper::new(args, settings.clone(), engine, signals)?;
+        keeper.begin();
+        log::info(&format!("keeping {dir}"));
+        notify::tell("READY=1");
+        keeper.run()
+    } else {
+        log::warning(&format!("only serving {dir}: pods run on, nobody settles them"));
+        notify::tell("READY=1");
+        condition::only_serve(&signals, &condition)
+    };
     notify::tell("STOPPING=1");
     ended?;
     log::info("told to end; pods run on");

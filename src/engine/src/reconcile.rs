@@ -131,7 +131,8 @@ impl Engine {
         }
     }
 
-    fn bring(&self, row: PodRow, held: bool, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
+    /// Moves a row to what its lock and its journal say.
+    pub(crate) fn bring(&self, row: PodRow, held: bool, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
         let ready = settle::ready(journal);
         match (due(&row.phase, held, ready.is_some()), ready) {
             (Due::Nothing, _) => Ok(Some(row)),

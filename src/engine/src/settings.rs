@@ -10,6 +10,7 @@
 //! gc-interval = "1m"               # gantryd: how often garbage is collected
 //! gc-grace = "30m"                 # gantryd: how long an exited pod stays after it was marked
 //! expire-prepared = "24h"          # gantryd: how long a prepared pod may wait to be run
+//! backup-interval = "1h"           # gantryd: how often a changed database is copied to DIR/backups; "0": never
 //! [log]
 //! max-size = "10Mi"                # a log file of an app is rotated at this size
 //! max-files = 5                    # and so many are kept, the current one included
@@ -48,6 +49,7 @@ struct File {
     gc_interval: Option<String>,
     gc_grace: Option<String>,
     expire_prepared: Option<String>,
+    backup_interval: Option<String>,
     #[serde(default)]
     log: Log,
     #[serde(default)]
@@ -78,19 +80,21 @@ pub struct Settings {
     pub keeper: KeeperSettings,
 }
 
-/// How gantryd collects garbage.
+/// How gantryd collects garbage and makes backups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeeperSettings {
     /// How often.
     pub interval: Duration,
     /// What it may take.
     pub gc: GcOptions,
+    /// How old the newest backup of a database that has changed may be; zero: none is made.
+    pub backup: Duration,
 }
 
 impl Default for KeeperSettings {
-    /// Every minute, with the graces that `gantry gc` has by default.
+    /// Every minute, with the graces that `gantry gc` has by default; a backup every hour.
     fn default() -> Self {
-        Self { interval: Duration::from_secs(60), gc: GcOptions::default() }
+        Self { interval: Duration::from_secs(60), gc: GcOptions::default(), backup: Duration::from_secs(3600) }
     }
 }
 
@@ -210,6 +214,7 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
         ("gc-interval", file.gc_interval, &mut keeper.interval),
         ("gc-grace", file.gc_grace, &mut keeper.gc.grace),
         ("expire-prepared", file.expire_prepared, &mut keeper.gc.expire_prepared),
+        ("backup-interval", file.backup_interval, &mut keeper.backup),
     ] {
         if let Some(text) = text {
             *place = quantity::duration(&text).map_err(|error| format!("{key}: {error}"))?;
@@ -217,6 +222,9 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     }
     if keeper.interval < LEAST_INTERVAL {
         return Err(format!("gc-interval: must be at least {LEAST_INTERVAL:?}"));
+    }
+    if !keeper.backup.is_zero() && keeper.backup < LEAST_INTERVAL {
+        return Err(format!("backup-interval: must be 0 (never) or at least {LEAST_INTERVAL:?}"));
     }
     let defaults = LogLimits::default();
     let max_bytes = file.log.max_size.map(|size| quantity::bytes(&size).map_err(|e| format!("log.max-size: {e}")));
@@ -259,13 +267,16 @@ mod tests {
     #[test]
     fn a_whole_file() {
         let all = "dir = '/d'\ndefault-registry = 'docker.io'\ncgroup-parent = '/a/b'\nstop-grace = '3s'\n\
-                   gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
+                   gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\n\
+                   backup-interval = '2h'\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
         let Settings { options, keeper } = settings(all).unwrap();
         assert_eq!((options.dir.as_path(), options.cgroup_parent.as_str()), (Path::new("/d"), "/a/b"));
         assert_eq!(options.fetch.default_registry.as_deref(), Some("docker.io"));
         assert_eq!((options.log.max_bytes, options.log.max_files), (1 << 20, 2));
         assert_eq!((options.stop_grace, keeper.interval), (Duration::from_secs(3), Duration::from_secs(300)));
         assert_eq!((keeper.gc.grace, keeper.gc.expire_prepared), (Duration::ZERO, Duration::from_secs(3600)));
+        assert_eq!(keeper.backup, Duration::from_secs(7200));
+        assert_eq!(settings("backup-interval = '0'").unwrap().keeper.backup, Duration::ZERO);
         let none = settings("").unwrap();
         assert_eq!((none.options.log, none.keeper), (LogLimits::default(), KeeperSettings::default()));
         assert_eq!(none.options.dir, Path::new(DEFAULT_DIR));
@@ -288,6 +299,7 @@ mod tests {
             ("stop-grace = 3", "line 1"),
             ("gc-interval = '0'", "gc-interval"),
             ("gc-grace = 'soon'", "gc-grace"),
+            ("backup-interval = '1ms'", "backup-interval"),
             ("expire-prepared = '1'", "expire-prepared"),
             ("[log]\nmax-files = 0", "max-files"),
             ("[log]\nmax-size = '1'", "max-size"),
