@@ -175,13 +175,12 @@ impl Store {
     /// [`StoreError`]; [`StoreError::Damaged`] when the copy, and so the database, is damaged. The older copies stay.
     pub fn back_up_if_due(&self, interval: Duration) -> Result<Option<Backup>, StoreError> {
         let now = crate::now();
-        let newest = backups(&self.layout)?.into_iter().find(|backup| backup.timed);
-        if let Some(newest) = newest {
-            // One from the future was made before the clock was set back: nobody knows how old it is.
-            let old = newest.at > now || now.since(newest.at) >= interval;
-            if !old || !self.changed_since(newest.at)? {
-                return Ok(None);
-            }
+        // One from the future was made before the clock was set back: nobody knows how old it is.
+        let newest = backups(&self.layout)?.into_iter().find(|backup| backup.timed && backup.at <= now);
+        if let Some(newest) = newest
+            && (now.since(newest.at) < interval || !self.changed_since(newest.at)?)
+        {
+            return Ok(None);
         }
         let version = migrate::version(&self.conn).map_err(StoreError::sql(DOING))?;
         copy(&self.conn, &self.layout, "timed", version).map(Some)
@@ -219,8 +218,9 @@ fn copy(from: &Connection, layout: &Layout, kind: &str, version: usize) -> Resul
     });
     // The first failure is the one to tell of; what cannot be removed now is removed by the next copy.
     let path = made.inspect_err(|_| drop(remove(&temporary)))?;
-    drop_old(layout, kind == "timed")?;
-    Ok(Backup { path, at, format: version, timed: kind == "timed" })
+    let made = Backup { path, at, format: version, timed: kind == "timed" };
+    drop_old(layout, &made)?;
+    Ok(made)
 }
 
 /// Copies one snapshot, and checks the copy.
@@ -263,9 +263,10 @@ fn remove(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-fn drop_old(layout: &Layout, timed: bool) -> Result<(), StoreError> {
-    let of_kind = backups(layout)?.into_iter().filter(|backup| backup.timed == timed);
-    for backup in of_kind.skip(KEPT) {
+/// Deletes all but the newest of a kind. The one just made stays, whatever the clock says.
+fn drop_old(layout: &Layout, made: &Backup) -> Result<(), StoreError> {
+    let others = backups(layout)?.into_iter().filter(|other| other.timed == made.timed && other.path != made.path);
+    for backup in others.skip(KEPT - 1) {
         fs::remove_file(&backup.path).map_err(StoreError::io("remove the old copy", &backup.path))?;
     }
     Ok(())

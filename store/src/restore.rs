@@ -132,7 +132,8 @@ impl Home {
             Verdict::Good { next_seq } => Some((backup, next_seq)),
             Verdict::Bad { .. } => None,
         };
-        let newest = backups(&self.layout)?.into_iter().find_map(good);
+        // By the number of the next event, for clocks are set back; of equal ones the newest.
+        let newest = backups(&self.layout)?.into_iter().rev().filter_map(good).max_by_key(|(_, next_seq)| *next_seq);
         let own = if damage.only_wal { self.without_wal() } else { None };
         Ok(match (own, newest) {
             // What knows of more events is the newer one: the file may not have been written to for long.

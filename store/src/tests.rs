@@ -3,6 +3,7 @@
 mod changing;
 mod checking;
 mod opening;
+mod restoring;
 mod speed;
 mod sweeping;
 
