@@ -331,6 +331,55 @@ fn a_restore_that_was_killed_is_finished() {
 }
 
 #[test]
+fn kill_nine_anywhere_in_a_restore() {
+    let world = World::new(HOURLY, "backed up the database");
+    let g = &world.g;
+    overwrite(g, 0, 100);
+    let some = |dir: &str| fs::read_dir(g.dir().join(dir)).is_ok_and(|mut entries| entries.next().is_some());
+    let facts: [&dyn Fn() -> bool; 5] = [
+        &|| some("tmp"),
+        &|| g.dir().join("restored.new").exists(),
+        &|| g.dir().join("restored").exists(),
+        &|| some("damaged"),
+        &|| !db(g, "").exists(),
+    ];
+    for fact in facts {
+        // Where it was too fast to be caught, it has finished; then the next one has to begin again.
+        let keeper = daemon(g, HOURLY);
+        gantry_tests::wait_for("a step of the restore", || {
+            (fact() || keeper.stderr().contains("keeping")).then_some(())
+        });
+        keeper.signal(Signal::KILL);
+        let _ = keeper.wait().exits(137);
+        fs::write(db(g, ""), [7; 50_000]).unwrap();
+        for record in ["restored", "restored.new"] {
+            let _was_there = fs::remove_file(g.dir().join(record));
+        }
+    }
+    let mut keeper = daemon(g, HOURLY);
+    keeper.wait_for_complaint("info: keeping");
+    world.is_whole(true);
+    world.is_told("the damaged one is in");
+    end(keeper);
+}
+
+#[test]
+fn who_waits_for_a_pod_is_told_its_end() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let mut run = g.spawn(&["run", "--net=none", &image, "--", "obey", "SIGTERM", "7"]);
+    run.wait_for_output("obeying");
+    let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+    fs::remove_file(db(&g, "")).unwrap();
+    let mut keeper = daemon(&g, NEVER);
+    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    g.run(&["kill", "-s", "SIGTERM", &pod]).succeeded();
+    let _ = run.wait().exits(7);
+    keeper.wait_for_complaint(&format!("pod {pod} exited with code 7"));
+    end(keeper);
+}
+
+#[test]
 fn backups_are_made_while_something_changes() {
     let g = Gantry::new();
     let mut keeper = daemon(&g, "backup-interval = '100ms'\n");

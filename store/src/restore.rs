@@ -47,7 +47,7 @@ use crate::lock::{lock_within, open_dir, sync_dir};
 use crate::migrate::{self, STEPS};
 use crate::record::{self, Record};
 use crate::tmp::{self, Scrap};
-use crate::{Layout, OpenError, Store, StoreError};
+use crate::{Layout, OpenError, Store, StoreError, reserve};
 
 /// So many damaged databases are kept.
 const KEPT: usize = 3;
@@ -200,6 +200,8 @@ impl Home {
         source: Option<&Backup>,
         fill: impl FnOnce(Store) -> Result<Store, E>,
     ) -> Result<Record, E> {
+        // Room for the copy, should the disk be full.
+        reserve::spend(&self.layout)?;
         let (lock, dir) = tmp::make_dir(&self.layout, "restore", Mode::RWXU)?;
         let scrap = Scrap::new(&self.layout, dir.clone());
         let path = dir.join("gantry.db");
@@ -223,6 +225,7 @@ impl Home {
         drop(scrap);
         drop(lock);
         self.drop_old()?;
+        reserve::fill(&self.layout)?;
         Ok(record)
     }
 

@@ -6,14 +6,15 @@
 //! | damaged | there is a good backup | [`Condition::Restored`] from the newest |
 //! | damaged | there is none, and all its rows can be read | [`Condition::ReadOnly`]: nothing is lost that was not lost before |
 //! | damaged | there is none, and it cannot be read, or is gone | [`Condition::Restored`] from the disk alone |
-//! | unknown, because the disk fails or is full | it can be read | [`Condition::ReadOnly`] |
+//! | damaged | it cannot be restored (the disk is full), and can be read | [`Condition::ReadOnly`] |
+//! | unknown, because the disk fails or is full | it can be read | [`Condition::ReadOnly`], for gantryd only |
 //! | another program's, newer, or not ours to use | | refused |
 //!
 //! How a restore is made, step by step, is told in the store's `restore.rs`; what its rows are made of, in
 //! [`crate::adopt`]. Pods run on through all of it: nothing here touches one that is locked.
 
 use gantry_model::{ErrorKind, Kind as _, Timestamp};
-use gantry_store::{Damage, Home, Keeper, KeeperLock, Record};
+use gantry_store::{Home, Keeper, KeeperLock, Record};
 
 use crate::adopt::Adopted;
 use crate::engine::check_parent;
@@ -100,7 +101,7 @@ fn put_in_order(home: &Home, options: &Options) -> Result<Condition, OpenError> 
     };
     let source = home.source(&damage).map_err(store)?;
     if source.is_none() && home.can_be_read() {
-        return serve_read_only(home, &damage);
+        return serve_read_only(home, format!("{}, and there is no good backup", damage.what));
     }
     let mut adopted = Adopted::default();
     let restored = home.restore(&damage, source.as_ref(), |store| -> Result<_, PodError> {
@@ -113,20 +114,24 @@ fn put_in_order(home: &Home, options: &Options) -> Result<Condition, OpenError> 
             home.open_for_writing().map_err(store)?;
             Ok(Condition::Restored { record, adopted })
         }
-        Err(error) => Err(OpenError::Recover(error)),
+        Err(error) => {
+            let error = OpenError::Recover(error);
+            if !home.can_be_read() {
+                return Err(error);
+            }
+            serve_read_only(home, format!("{}, and it cannot be restored: {}", damage.what, chain(&error)))
+        }
     }
 }
 
-fn serve_read_only(home: &Home, damage: &Damage) -> Result<Condition, OpenError> {
-    let why = format!("{}, and there is no good backup", damage.what);
+fn serve_read_only(home: &Home, why: String) -> Result<Condition, OpenError> {
     home.close_for_writing(&why).map_err(gantry_store::OpenError::from)?;
     Ok(Condition::ReadOnly { why })
 }
 
-/// Whether the disk did not do what it should, which says nothing of the database, or a restore failed.
+/// Whether the disk did not do what it should, which says nothing of the database.
 fn is_failure(error: &OpenError) -> bool {
     match error {
-        OpenError::Recover(_) => true,
         OpenError::Store(gantry_store::OpenError::Store(error)) => {
             matches!(error.kind(), ErrorKind::Internal | ErrorKind::Exhausted | ErrorKind::Unavailable)
         }
