@@ -1,8 +1,8 @@
 //! A damaged database: gantryd always starts, pods run on and are on record again, and everybody is told.
 
-use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
+use std::{fs, io};
 
 use gantry_fixtures::{Image, Layer};
 use gantry_tests::{Gantry, Out, Running, Signal, pod_id};
@@ -29,10 +29,9 @@ fn db(g: &Gantry, suffix: &str) -> PathBuf {
 }
 
 /// Copies the WAL into the database and removes it, so that what a test overwrites is what is read.
-#[track_caller]
-fn checkpoint(g: &Gantry) {
+fn checkpoint(g: &Gantry) -> io::Result<fs::File> {
     let wal = fs::read(db(g, "-wal")).unwrap_or_default();
-    let file = fs::File::options().write(true).open(db(g, "")).unwrap();
+    let file = fs::File::options().write(true).open(db(g, ""))?;
     // A header of 32 bytes, then frames: a header of 24 bytes and a page. See SQLite's file format, section 4.
     let mut waiting: Vec<(u64, &[u8])> = Vec::new();
     for frame in wal.get(32..).unwrap_or_default().chunks_exact(24 + PAGE) {
@@ -44,35 +43,32 @@ fn checkpoint(g: &Gantry) {
         waiting.push((number(0), &frame[24..]));
         if number(4) > 0 {
             for (page, bytes) in waiting.drain(..) {
-                file.write_all_at(bytes, (page - 1) * PAGE as u64).unwrap();
+                file.write_all_at(bytes, (page - 1) * PAGE as u64)?;
             }
-            file.set_len(number(4) * PAGE as u64).unwrap();
+            file.set_len(number(4) * PAGE as u64)?;
         }
     }
     for suffix in ["-wal", "-shm"] {
-        fs::remove_file(db(g, suffix)).unwrap_or_else(|error| panic!("there is no {suffix}: {error}"));
+        fs::remove_file(db(g, suffix))?;
     }
+    Ok(file)
 }
 
-fn overwrite(g: &Gantry, at: usize, bytes: usize) {
-    checkpoint(g);
+fn overwrite(g: &Gantry, at: usize, bytes: usize) -> io::Result<()> {
     let garbage: Vec<u8> = (0..bytes).map(|i| (i * 31 % 251) as u8).collect();
-    let file = fs::File::options().write(true).open(db(g, "")).unwrap();
-    file.write_all_at(&garbage, at as u64).unwrap();
+    let file = checkpoint(g)?;
+    file.write_all_at(&garbage, at as u64)
 }
 
-fn truncate(g: &Gantry, keep: u64) {
-    checkpoint(g);
-    let file = fs::File::options().write(true).open(db(g, "")).unwrap();
-    let pages = file.metadata().unwrap().len() / PAGE as u64;
-    file.set_len(pages * keep / 100 * PAGE as u64).unwrap();
+fn truncate(g: &Gantry, keep: u64) -> io::Result<()> {
+    let file = checkpoint(g)?;
+    let pages = file.metadata()?.len() / PAGE as u64;
+    file.set_len(pages * keep / 100 * PAGE as u64)
 }
 
 /// Makes the free list a wrong one: every row can still be read.
-fn hurt_a_little(g: &Gantry) {
-    checkpoint(g);
-    let file = fs::File::options().write(true).open(db(g, "")).unwrap();
-    file.write_all_at(&[0, 0, 0, 9], 36).unwrap();
+fn hurt_a_little(g: &Gantry) -> io::Result<()> {
+    checkpoint(g)?.write_all_at(&[0, 0, 0, 9], 36)
 }
 
 /// Pods from before and after the backup, in every state that a pod can wait in.
@@ -106,7 +102,8 @@ impl World {
             Layer::new().file("since", "the backup", 0o644),
         ];
         let image = layers.into_iter().fold(Image::builder(), |image, layer| image.layer(layer));
-        let image = g.import("later", &image.entrypoint(&["/bin/app"]).build().unwrap());
+        let image = image.entrypoint(&["/bin/app"]).build().unwrap_or_else(|error| panic!("no image: {error}"));
+        let image = g.import("later", &image);
         let run = ["run", "--net=none", "-d", &image, "--name=later", "--"];
         let later = pod_id(&g.run(&[&run[..], &["obey", "SIGTERM", "7"]].concat()).ok());
         let fixture = g.fixture();
@@ -153,7 +150,9 @@ impl World {
     fn is_told(&self, want: &str) {
         let said = self.g.run(&["doctor"]).ok().stdout;
         assert!(said.contains("it was restored at") && said.contains(want), "{said}");
-        fs::remove_file(self.g.dir().join("restored")).unwrap();
+        if let Err(error) = fs::remove_file(self.g.dir().join("restored")) {
+            panic!("cannot delete the record: {error}");
+        }
         let said = self.g.run(&["doctor", "--deep"]).ok().stdout;
         assert!(!said.contains("restored at"), "{said}");
     }
@@ -163,10 +162,12 @@ const HOURLY: &str = "backup-interval = '1h'\ngc-interval = '1h'\n";
 const NEVER: &str = "backup-interval = '0'\ngc-interval = '1h'\n";
 
 /// The database is damaged, gantryd starts, and everything is there again.
-fn comes_back(hit: impl Fn(&Gantry), seen_by_commands: bool) {
+fn comes_back(hit: impl Fn(&Gantry) -> io::Result<()>, seen_by_commands: bool) {
     let world = World::new(HOURLY, "backed up the database");
     let g = &world.g;
-    hit(g);
+    if let Err(error) = hit(g) {
+        panic!("cannot damage it: {error}");
+    }
     if seen_by_commands {
         let said = g.run(&["list"]).exits(125).stderr;
         assert!(said.contains("gantryd"), "{said}");
@@ -212,20 +213,20 @@ fn half_of_it_is_gone() {
 
 #[test]
 fn it_is_gone() {
-    comes_back(|g| fs::remove_file(db(g, "")).unwrap(), true);
+    comes_back(|g| fs::remove_file(db(g, "")), true);
 }
 
 #[test]
 fn its_wal_is_overwritten() {
-    comes_back(|g| fs::write(db(g, "-wal"), vec![7; 40_000]).unwrap(), false);
+    comes_back(|g| fs::write(db(g, "-wal"), vec![7; 40_000]), false);
 }
 
 #[test]
 fn the_end_of_its_wal_is_gone() {
     comes_back(
         |g| {
-            let wal = fs::File::options().write(true).open(db(g, "-wal")).unwrap();
-            wal.set_len(wal.metadata().unwrap().len() / 2).unwrap();
+            let wal = fs::File::options().write(true).open(db(g, "-wal"))?;
+            wal.set_len(wal.metadata()?.len() / 2)
         },
         false,
     );
@@ -236,7 +237,7 @@ fn without_a_backup_what_can_be_read_is_served_read_only() {
     let world = World::new(NEVER, "info: keeping");
     let g = &world.g;
     assert_eq!(fs::read_dir(g.dir().join("backups")).unwrap().count(), 0, "none were to be made");
-    hurt_a_little(g);
+    hurt_a_little(g).unwrap();
     let mut keeper = daemon(g, NEVER);
     let said = keeper.wait_for_complaint("only serving");
     assert!(said.contains("read-only") && said.contains("error: the database is damaged"), "{said}");
@@ -271,7 +272,7 @@ fn without_a_backup_what_can_be_read_is_served_read_only() {
 fn without_a_backup_what_cannot_be_read_is_made_from_the_disk() {
     let world = World::new(NEVER, "info: keeping");
     let g = &world.g;
-    overwrite(g, 0, 100);
+    overwrite(g, 0, 100).unwrap();
     let doctor = g.run(&["doctor"]).exits(1).stdout;
     assert!(doctor.contains("there is no good backup"), "{doctor}");
     let mut keeper = daemon(g, NEVER);
@@ -293,7 +294,7 @@ fn what_cannot_be_a_pod_again_is_kept_aside() {
     for (pod, file) in [(&exited, "plan.json"), (&prepared, "pod.json"), (&running, "pod.json")] {
         fs::write(g.dir().join("pods").join(pod).join(file), "{").unwrap();
     }
-    overwrite(&g, 0, 100);
+    overwrite(&g, 0, 100).unwrap();
     let mut keeper = daemon(&g, NEVER);
     let said = keeper.wait_for_complaint("info: keeping");
     for lost in [&exited, &prepared] {
@@ -334,7 +335,7 @@ fn a_restore_that_was_killed_is_finished() {
 fn kill_nine_anywhere_in_a_restore() {
     let world = World::new(HOURLY, "backed up the database");
     let g = &world.g;
-    overwrite(g, 0, 100);
+    overwrite(g, 0, 100).unwrap();
     let some = |dir: &str| fs::read_dir(g.dir().join(dir)).is_ok_and(|mut entries| entries.next().is_some());
     let facts: [&dyn Fn() -> bool; 5] = [
         &|| some("tmp"),

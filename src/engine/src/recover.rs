@@ -30,7 +30,7 @@ pub enum Condition {
         /// What was damaged, by what it was replaced.
         record: Record,
         /// What was found on the disk and is on record again.
-        adopted: Adopted,
+        adopted: Box<Adopted>,
     },
     /// It is damaged and there is nothing better: it can be read, and every command that changes something fails.
     ReadOnly {
@@ -83,7 +83,7 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
         Condition::Restored { record, adopted } => {
             // Commands that had the damaged database open may have made pods until it was replaced.
             let adopted = adopted.and(engine.adopt_pods().map_err(OpenError::Recover)?);
-            Condition::Restored { record, adopted }
+            Condition::Restored { record, adopted: Box::new(adopted) }
         }
         other => other,
     };
@@ -112,7 +112,7 @@ fn put_in_order(home: &Home, options: &Options) -> Result<Condition, OpenError> 
     match restored {
         Ok(record) => {
             home.open_for_writing().map_err(store)?;
-            Ok(Condition::Restored { record, adopted })
+            Ok(Condition::Restored { record, adopted: Box::new(adopted) })
         }
         Err(error) => {
             let error = OpenError::Recover(error);
