@@ -381,6 +381,19 @@ fn who_waits_for_a_pod_is_told_its_end() {
 }
 
 #[test]
+fn it_is_removed_while_gantryd_runs() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["obey", "SIGTERM", "7"]);
+    let mut keeper = daemon(&g, HOURLY);
+    keeper.wait_for_complaint("backed up the database");
+    fs::remove_file(db(&g, "")).unwrap();
+    let _ = keeper.wait().exits(1).complains(&["was removed or replaced", "start again"]);
+    let mut keeper = daemon(&g, HOURLY);
+    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    end(keeper);
+}
+
+#[test]
 fn backups_are_made_while_something_changes() {
     let g = Gantry::new();
     let mut keeper = daemon(&g, "backup-interval = '100ms'\n");

@@ -50,8 +50,21 @@ impl Store {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn has_files_of(&self, image: &ImageRow) -> Result<bool, StoreError> {
-        let trees = image.layers.iter().all(|layer| self.layout.tree_dir(&layer.chain).is_dir());
-        Ok(trees && self.has_blob(&image.id)? && self.has_blob(&image.config)?)
+        for layer in &image.layers {
+            if !self.has_tree(&layer.chain)? {
+                return Ok(false);
+            }
+        }
+        Ok(self.has_blob(&image.id)? && self.has_blob(&image.config)?)
+    }
+
+    fn has_tree(&self, chain: &Digest) -> Result<bool, StoreError> {
+        let path = self.layout.tree_dir(chain);
+        match rustix::fs::lstat(&path) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(StoreError::io("look at", &path)(errno)),
+        }
     }
 
     /// Deletes the rows of layers whose directories are gone, as far as no image refers to them; tells how many.
@@ -63,8 +76,10 @@ impl Store {
         loop {
             let mut now = 0;
             // A layer above another keeps it: one round frees the next.
-            for chain in self.unused_layers()?.iter().filter(|chain| !self.layout.tree_dir(chain).exists()) {
-                now += usize::from(self.remove_layer_row(chain)?);
+            for chain in self.unused_layers()? {
+                if !self.has_tree(&chain)? {
+                    now += usize::from(self.remove_layer_row(&chain)?);
+                }
             }
             if now == 0 {
                 return Ok(forgotten);

@@ -51,8 +51,8 @@ pub enum StoreError {
         #[source]
         source: Cause,
     },
-    /// A restored database has taken the place of the one that was opened.
-    #[error("cannot {doing}: gantryd has restored the database meanwhile; try again")]
+    /// A restored database has taken the place of the one that was opened, or somebody has removed it.
+    #[error("cannot {doing}: the database was replaced or removed meanwhile; try again")]
     Replaced {
         /// What was attempted.
         doing: &'static str,

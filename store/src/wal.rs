@@ -1,6 +1,9 @@
 //! What of the WAL SQLite will not say: it takes the frames of a WAL up to the first that does not fit and is silent
 //! about the rest, because after a power cut that is how a WAL ends. Where there was no power cut, it is damage.
 //!
+//! Only for a process that does not have the database open yet: closing a file drops the locks that the process holds
+//! on it (fcntl(2)), and SQLite's are on these files.
+//!
 //! The formats are SQLite's (<https://sqlite.org/fileformat2.html#walformat> and <https://sqlite.org/walformat.html>).
 
 use std::fs::File;

@@ -62,6 +62,8 @@ pub(crate) struct Keeper {
     later: BTreeMap<PodId, String>,
     /// Why the rows could not be looked at or synced the last time.
     trouble: Option<String>,
+    /// Whether the database is not the one in the directory any more. Going on would write where nobody reads.
+    removed: bool,
     /// Whether somebody was preparing at the last look.
     preparing: bool,
     seen: Stamp,
@@ -90,6 +92,7 @@ impl Keeper {
             told: HashMap::new(),
             later: BTreeMap::new(),
             trouble: None,
+            removed: false,
             preparing: false,
             seen: None,
             // What was committed while nobody kept the directory.
@@ -128,6 +131,10 @@ impl Keeper {
             }
             let woken = self.watcher.wait(self.until_due()).context("cannot wait for events")?;
             self.react(&woken);
+            if self.removed {
+                let db = self.engine.store().layout().db();
+                anyhow::bail!("{} was removed or replaced while it was used; start again to restore it", db.display());
+            }
         }
     }
 
@@ -184,6 +191,8 @@ impl Keeper {
 
     /// Once a second: what failed, and what no wake-up told.
     fn catch_up(&mut self, now: Instant) {
+        // What cannot be looked at is not known to be gone.
+        self.removed = self.engine.store().is_current().is_ok_and(|current| !current);
         for id in self.later.keys().copied().collect::<Vec<_>>() {
             self.settle(id);
         }

@@ -28,7 +28,9 @@ use gantry_model::id::Algorithm;
 use gantry_model::query::PodQuery;
 use gantry_model::spec::NetMode;
 use gantry_model::{Digest, Edge, ErrorKind, ImageId, Kind as _, Phase, PodId, PodSpec, Timestamp};
-use gantry_store::{Change, ImageRow, LayerRef, LayerRow, Layout, NewApp, NewImage, NewPod, PodRow, PodState, Store};
+use gantry_store::{
+    Change, CommitImageError, ImageRow, LayerRef, LayerRow, Layout, NewApp, NewImage, NewPod, PodRow, PodState, Store,
+};
 
 use crate::{Engine, PodError, manifest, pod_dir, settle};
 
@@ -133,8 +135,12 @@ impl Engine {
     fn forget_pods(&self) -> Result<Vec<PodId>, PodError> {
         let mut gone = Vec::new();
         for row in self.store.pods(&PodQuery::default()).map_err(PodError::store)? {
-            if self.pod_dir(row.id).exists() {
-                continue;
+            // Only where it is known to be gone: a disk that fails says nothing.
+            let dir = self.pod_dir(row.id);
+            match std::fs::symlink_metadata(&dir) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(PodError::io("look at", dir)(error)),
+                Ok(_) => continue,
             }
             match self.dispose(row.id) {
                 Ok(()) => gone.push(row.id),
@@ -171,8 +177,12 @@ impl Engine {
             let Some((image, layers)) = self.read_image(&id)? else { continue };
             let at = modified(&self.store.layout().blob(&id)).unwrap_or_else(gantry_store::now);
             self.store.adopt_layers(&layers).map_err(PodError::store)?;
-            self.store.commit_image(&image, at).map_err(PodError::store)?;
-            adopted.push(id);
+            match self.store.commit_image(&image, at) {
+                Ok(_) => adopted.push(id),
+                // Swept meanwhile by a command that had the damaged database open.
+                Err(CommitImageError::NoSuchLayer { .. } | CommitImageError::NoSuchBlob { .. }) => {}
+                Err(error) => return Err(PodError::store(error)),
+            }
         }
         Ok(adopted)
     }

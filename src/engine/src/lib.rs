@@ -101,5 +101,5 @@ pub use gantry_contract::{plan::LogLimits, up::Ready};
 pub use gantry_fetch::{Config as FetchConfig, FetchError, Fetched, Insecure, Note, Platform, Progress, PullPolicy};
 pub use gantry_model as model;
 pub use gantry_store::{
-    AppRow, Backup, Finding, ImageFormat, ImageRow, KeeperLock, PodRow, Record, Severity, Store, Swept, now,
+    AppRow, Backup, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, Severity, Store, Swept, now,
 };

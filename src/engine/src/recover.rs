@@ -196,3 +196,38 @@ fn images_since(record: &Record) -> String {
 fn shown(at: Timestamp) -> String {
     at.rfc3339().as_str().get(..19).unwrap_or_default().to_owned() + "Z"
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gantry_store::StoreError;
+
+    #[test]
+    fn a_disk_that_fails_says_nothing_of_the_database() {
+        let cause = || "disk I/O error".to_owned().into();
+        let of = |error: StoreError| OpenError::Store(gantry_store::OpenError::Store(error));
+        let doing = "check the database";
+        for (error, want) in [
+            (of(StoreError::Database { doing, source: cause() }), true),
+            (of(StoreError::Full { doing, source: cause() }), true),
+            (of(StoreError::Damaged { doing, source: cause() }), false),
+            (of(StoreError::ReadOnly { doing, source: cause() }), false),
+            (OpenError::CgroupParent("x".to_owned()), false),
+        ] {
+            assert_eq!(is_failure(&error), want, "{error}");
+        }
+        let failed = chain(&of(StoreError::Database { doing, source: cause() }));
+        assert_eq!(failed, "cannot check the database: the database failed: disk I/O error");
+    }
+
+    #[test]
+    fn one_keeper_and_a_fresh_directory_is_sound() {
+        let home = tempfile::tempdir().unwrap();
+        let options = Options::new(home.path().join("data"));
+        let keeping = open_for_keeping(options.clone()).map_err(|error| error.to_string()).unwrap();
+        assert_eq!((&keeping.condition, keeping.condition.lines().len()), (&Condition::Sound, 0));
+        assert!(keeping.condition.can_write() && keeping.restored_before.is_none());
+        let second = open_for_keeping(options).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(second.contains(&format!("process {}", std::process::id())), "{second}");
+    }
+}

@@ -20,7 +20,7 @@ fn kept() -> (tempfile::TempDir, std::path::PathBuf, u64) {
     store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap();
     store.back_up_if_due(NEVER_OLD).unwrap().unwrap();
     store.insert_pod(&new_pod(pod_id(2), &image, &["a"])).unwrap();
-    for n in 100..300 {
+    for n in 100..200 {
         store.insert_pod(&new_pod(pod_id(n), &image, &["a", "b"])).unwrap();
         moved(&store, pod_id(n), Generation(0), edge(Edge::Aborted(Timestamp(1))));
     }
