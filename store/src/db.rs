@@ -23,7 +23,7 @@ pub use error::OpenError;
 
 use crate::lock::lock_within;
 use crate::migrate::{self, APPLICATION_ID, FEATURES, STEPS};
-use crate::{Layout, StoreError, reserve};
+use crate::{Layout, StoreError, backup, reserve};
 
 /// How long a statement waits for other writers, and opening for the lock on the data directory.
 pub(crate) const BUSY: Duration = Duration::from_secs(10);
@@ -44,8 +44,34 @@ pub struct Store {
     pub(crate) conn: Connection,
     pub(crate) layout: Layout,
     pub(crate) boot: BootId,
+    /// Which file was opened; `None` while a database is built that has no name yet (`restore.rs`).
+    pub(crate) file: Option<FileId>,
     /// Held from the first `put_blob` to the next `commit_image`; see `blobs.rs`.
     pub(crate) blob_lease: RefCell<Option<OwnedFd>>,
+}
+
+/// Which file a path names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileId {
+    dev: u64,
+    ino: u64,
+    /// Bytes, at that moment.
+    pub(crate) len: u64,
+}
+
+impl FileId {
+    /// The file of this name; `None` when there is none.
+    pub(crate) fn of(path: &Path) -> Result<Option<Self>, StoreError> {
+        match fs::symlink_metadata(path) {
+            Ok(found) => Ok(Some(Self { dev: found.dev(), ino: found.ino(), len: found.len() })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(StoreError::io("look at", path)(error)),
+        }
+    }
+
+    fn is(self, other: Self) -> bool {
+        (self.dev, self.ino) == (other.dev, other.ino)
+    }
 }
 
 /// How far a commit is on its way to the disk when it is acknowledged.
@@ -58,7 +84,7 @@ pub(crate) enum Sync {
 }
 
 /// What a look at the database found.
-enum Look {
+pub(crate) enum Look {
     Ready,
     /// New, old, or of another boot.
     Behind(usize),
@@ -100,14 +126,20 @@ impl Store {
             Err(OpenError::Absent { .. }) => make_root(dir)?,
             other => other?,
         };
-        if layout.db().exists() {
+        refuse_read_only(&layout)?;
+        // An empty database is not opened: SQLite would take its WAL for that of another file and delete it.
+        if let Some(file) = FileId::of(&layout.db())?.filter(|file| file.len > 0) {
             let conn = connect(&layout)?;
             if matches!(look(&conn, &layout, boot, steps)?, Look::Ready) {
-                return Ok(Self { conn, layout, boot: boot.clone(), blob_lease: RefCell::new(None) });
+                return Ok(Self::of(conn, layout, boot, Some(file)));
             }
         }
-        let conn = make_ready(&root, &layout, boot, steps)?;
-        Ok(Self { conn, layout, boot: boot.clone(), blob_lease: RefCell::new(None) })
+        let (conn, file) = make_ready(&root, &layout, boot, steps)?;
+        Ok(Self::of(conn, layout, boot, file))
+    }
+
+    pub(crate) fn of(conn: Connection, layout: Layout, boot: &BootId, file: Option<FileId>) -> Self {
+        Self { conn, layout, boot: boot.clone(), file, blob_lease: RefCell::new(None) }
     }
 
     /// Opens an existing data directory for reading. Every writing operation fails with [`StoreError::ReadOnly`].
@@ -118,7 +150,9 @@ impl Store {
         let boot = current_boot()?;
         let layout = Layout::new(dir);
         open_root(dir)?;
-        if !layout.db().exists() {
+        let file = FileId::of(&layout.db())?;
+        if file.is_none_or(|file| file.len == 0) {
+            refuse_lost(&layout)?;
             return Err(OpenError::Absent { dir: dir.to_owned() });
         }
         let conn = connect(&layout)?;
@@ -130,7 +164,17 @@ impl Store {
             Look::Behind(_) | Look::Ready => {}
         }
         conn.execute_batch("PRAGMA query_only = ON").map_err(StoreError::sql("open the database"))?;
-        Ok(Self { conn, layout, boot, blob_lease: RefCell::new(None) })
+        Ok(Self::of(conn, layout, &boot, file))
+    }
+
+    /// Whether the database that was opened is still the one of its directory: gantryd may have replaced a damaged one
+    /// by a restored one. Who reads for long has to open it again then; writing fails with [`StoreError::Replaced`].
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn is_current(&self) -> Result<bool, StoreError> {
+        let Some(ours) = self.file else { return Ok(true) };
+        Ok(FileId::of(&self.layout.db())?.is_some_and(|named| named.is(ours)))
     }
 
     /// Where everything is.
@@ -155,6 +199,10 @@ impl Store {
         let _synced = (sync == Sync::Now).then(|| Synced::begin(&self.conn, doing)).transpose()?;
         let tx =
             Transaction::new_unchecked(&self.conn, TransactionBehavior::Immediate).map_err(StoreError::sql(doing))?;
+        // What is written into a database that was moved away would be acknowledged and lost.
+        if !self.is_current()? {
+            return Err(StoreError::Replaced { doing }.into());
+        }
         let value = body(&tx)?;
         tx.commit().map_err(StoreError::sql(doing))?;
         Ok(value)
@@ -188,13 +236,48 @@ impl Drop for Synced<'_> {
     }
 }
 
-fn current_boot() -> Result<BootId, OpenError> {
+/// Refuses to write while gantryd serves a damaged database.
+fn refuse_read_only(layout: &Layout) -> Result<(), OpenError> {
+    let path = layout.read_only();
+    match fs::read_to_string(&path) {
+        Ok(why) => Err(OpenError::ReadOnly { dir: layout.root().to_owned(), why: why.trim().to_owned() }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(StoreError::io("read", &path)(error).into()),
+    }
+}
+
+/// Refuses a database without content whose directory has some: a new one in its place would know nothing of it, and
+/// all of it would be swept.
+fn refuse_lost(layout: &Layout) -> Result<(), OpenError> {
+    let how = if FileId::of(&layout.db())?.is_some() { "empty" } else { "missing" };
+    match remains(layout)? {
+        Some(what) => Err(OpenError::Lost { path: layout.db(), how, what }),
+        None => Ok(()),
+    }
+}
+
+/// What a data directory has that a database must know of.
+pub(crate) fn remains(layout: &Layout) -> Result<Option<&'static str>, StoreError> {
+    for (dir, what) in [(layout.pods_dir(), "pods"), (layout.trees_dir(), "layers")] {
+        let entry = match fs::read_dir(&dir) {
+            Ok(mut entries) => entries.next().transpose(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        };
+        if entry.map_err(StoreError::io("list", &dir))?.is_some() {
+            return Ok(Some(what));
+        }
+    }
+    Ok((!backup::backups(layout)?.is_empty()).then_some("backups"))
+}
+
+pub(crate) fn current_boot() -> Result<BootId, OpenError> {
     let text = fs::read_to_string(BOOT_ID).map_err(|source| OpenError::Boot { source })?;
     Ok(BootId(text.trim().to_owned()))
 }
 
 /// Opens the data directory if it is one we may use.
-fn open_root(dir: &Path) -> Result<File, OpenError> {
+pub(crate) fn open_root(dir: &Path) -> Result<File, OpenError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = rustix::fs::open(dir, flags, Mode::empty()).map_err(|errno| match errno {
         rustix::io::Errno::NOENT => OpenError::Absent { dir: dir.to_owned() },
@@ -214,7 +297,7 @@ fn open_root(dir: &Path) -> Result<File, OpenError> {
     Ok(root)
 }
 
-fn make_root(dir: &Path) -> Result<File, OpenError> {
+pub(crate) fn make_root(dir: &Path) -> Result<File, OpenError> {
     let failed = |source| OpenError::Directory { doing: "make", dir: dir.to_owned(), source };
     if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         fs::create_dir_all(parent).map_err(failed)?;
@@ -232,10 +315,15 @@ fn make_dir(dir: &Path) -> io::Result<()> {
 }
 
 /// Opens the database file, which exists.
-fn connect(layout: &Layout) -> Result<Connection, StoreError> {
+pub(crate) fn connect(layout: &Layout) -> Result<Connection, StoreError> {
+    connect_to(&layout.db())
+}
+
+/// The same for a database file anywhere.
+pub(crate) fn connect_to(path: &Path) -> Result<Connection, StoreError> {
     let sql = || StoreError::sql("open the database");
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    let conn = Connection::open_with_flags(layout.db(), flags).map_err(sql())?;
+    let conn = Connection::open_with_flags(path, flags).map_err(sql())?;
     conn.busy_timeout(BUSY).map_err(sql())?;
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_FKEY, true).map_err(sql())?;
     // Without this every command would copy the WAL into the database, with two fsyncs, on its way out.
@@ -249,7 +337,7 @@ fn connect(layout: &Layout) -> Result<Connection, StoreError> {
 }
 
 /// Looks whether the database can be used as it is, and refuses what can never be.
-fn look(conn: &Connection, layout: &Layout, boot: &BootId, steps: &[&str]) -> Result<Look, OpenError> {
+pub(crate) fn look(conn: &Connection, layout: &Layout, boot: &BootId, steps: &[&str]) -> Result<Look, OpenError> {
     let sql = || StoreError::sql("open the database");
     let path = || layout.db();
     let version = migrate::version(conn).map_err(sql())?;
@@ -276,7 +364,7 @@ fn look(conn: &Connection, layout: &Layout, boot: &BootId, steps: &[&str]) -> Re
     Ok(if version == steps.len() && same_boot { Look::Ready } else { Look::Behind(version) })
 }
 
-fn unknown_feature(conn: &Connection) -> rusqlite::Result<Option<String>> {
+pub(crate) fn unknown_feature(conn: &Connection) -> rusqlite::Result<Option<String>> {
     let mut statement = conn.prepare("SELECT name FROM feature WHERE kind = 'incompatible'")?;
     let names = statement.query_map([], |row| row.get::<_, String>(0))?;
     for name in names {
@@ -290,27 +378,52 @@ fn unknown_feature(conn: &Connection) -> rusqlite::Result<Option<String>> {
 
 /// The slow path: makes what is missing, migrates, and moves to a new boot, one process at a time.
 /// A `kill -9` at any point leaves less than everything, and the next opener comes here again.
-fn make_ready(root: &File, layout: &Layout, boot: &BootId, steps: &[&str]) -> Result<Connection, OpenError> {
+fn make_ready(
+    root: &File,
+    layout: &Layout,
+    boot: &BootId,
+    steps: &[&str],
+) -> Result<(Connection, Option<FileId>), OpenError> {
     lock_within(root, FlockOperation::NonBlockingLockExclusive, layout.root(), BUSY, &mut || {})?;
-    let conn = make_files(root, layout).and_then(|()| connect(layout));
-    let done = conn.map_err(OpenError::from).and_then(|conn| {
-        if let Look::Behind(version) = look(&conn, layout, boot, steps)? {
-            if version < steps.len() {
-                // Writers of another version may not come in between: WAL mode is set before the first step.
-                migrate::migrate(&conn, layout, steps)?;
-            }
-            enter_boot(&conn, boot)?;
-            reserve::fill(layout)?;
-        }
-        Ok(conn)
-    });
+    let done = make_ready_locked(root, layout, boot, steps);
     // The lock goes with `root`, which the caller drops; let go at once, whatever happened.
     rustix::fs::flock(root, FlockOperation::Unlock).map_err(StoreError::io("unlock", layout.root()))?;
     done
 }
 
-/// Makes the directories and the database file, all synced, so that a committed row never outlives its directory.
-fn make_files(root: &File, layout: &Layout) -> Result<(), StoreError> {
+fn make_ready_locked(
+    root: &File,
+    layout: &Layout,
+    boot: &BootId,
+    steps: &[&str],
+) -> Result<(Connection, Option<FileId>), OpenError> {
+    // Again: gantryd may have found the database damaged, or restored it, while we waited.
+    refuse_read_only(layout)?;
+    if FileId::of(&layout.db())?.is_none_or(|file| file.len == 0) {
+        refuse_lost(layout)?;
+    }
+    make_dirs(layout)?;
+    make_file(root, layout)?;
+    let file = FileId::of(&layout.db())?;
+    let conn = connect(layout)?;
+    if let Look::Behind(version) = look(&conn, layout, boot, steps)? {
+        if version == 0
+            && let Some(what) = remains(layout)?
+        {
+            return Err(OpenError::Lost { path: layout.db(), how: "empty", what });
+        }
+        if version < steps.len() {
+            // Writers of another version may not come in between: WAL mode is set before the first step.
+            migrate::migrate(&conn, steps, |from| backup::before_migration(layout, from))?;
+        }
+        enter_boot(&conn, boot)?;
+        reserve::fill(layout)?;
+    }
+    Ok((conn, file))
+}
+
+/// Makes the directories.
+pub(crate) fn make_dirs(layout: &Layout) -> Result<(), StoreError> {
     let blobs = layout.blobs_dir();
     let dirs = [
         layout.backups_dir(),
@@ -325,17 +438,28 @@ fn make_files(root: &File, layout: &Layout) -> Result<(), StoreError> {
     for dir in dirs {
         make_dir(&dir).map_err(StoreError::io("make", &dir))?;
     }
+    Ok(())
+}
+
+/// Makes the database file if it is not there, and syncs it with the directories, so that a committed row never
+/// outlives its directory.
+fn make_file(root: &File, layout: &Layout) -> Result<(), StoreError> {
     let path = layout.db();
     if !path.exists() {
-        OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(StoreError::io("make", &path))?;
+        make_db(&path)?;
     }
     // Stays in the file's header; setting it again costs one read.
-    let conn = connect(layout)?;
+    set_wal(&connect(layout)?)?;
+    rustix::fs::syncfs(root).map_err(StoreError::io("sync the file system of", layout.root()))
+}
+
+/// Makes an empty database file.
+pub(crate) fn make_db(path: &Path) -> Result<(), StoreError> {
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    made.map(drop).map_err(StoreError::io("make", path))
+}
+
+pub(crate) fn set_wal(conn: &Connection) -> Result<(), StoreError> {
     let mode: String = conn
         .query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))
         .map_err(StoreError::sql("make the database"))?;
@@ -343,7 +467,7 @@ fn make_files(root: &File, layout: &Layout) -> Result<(), StoreError> {
         let source = format!("journal mode is '{mode}' and must be 'wal'").into();
         return Err(StoreError::Database { doing: "set the journal mode", source });
     }
-    rustix::fs::syncfs(root).map_err(StoreError::io("sync the file system of", layout.root()))
+    Ok(())
 }
 
 /// Notes the boot and moves the event sequence ahead. Synced, because a jump that a power cut took back would give

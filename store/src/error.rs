@@ -42,7 +42,7 @@ pub enum StoreError {
     },
     /// The database contains what gantry never wrote.
     #[error(
-        "cannot {doing}: the database is damaged; run 'gantry doctor', or put back a copy from the folder 'backups'"
+        "cannot {doing}: the database is damaged; start gantryd again, which restores the newest of its backups, or run 'gantry doctor'"
     )]
     Damaged {
         /// What was attempted.
@@ -50,6 +50,12 @@ pub enum StoreError {
         /// What the database said.
         #[source]
         source: Cause,
+    },
+    /// A restored database has taken the place of the one that was opened, or somebody has removed it.
+    #[error("cannot {doing}: the database was replaced or removed meanwhile; try again")]
+    Replaced {
+        /// What was attempted.
+        doing: &'static str,
     },
     /// Any other failure of the database.
     #[error("cannot {doing}: the database failed")]
@@ -129,7 +135,7 @@ impl Kind for StoreError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Full { .. } => ErrorKind::Exhausted,
-            Self::Busy { .. } | Self::Locked { .. } => ErrorKind::Busy,
+            Self::Busy { .. } | Self::Locked { .. } | Self::Replaced { .. } => ErrorKind::Busy,
             Self::ReadOnly { .. } => ErrorKind::Denied,
             Self::Damaged { .. } => ErrorKind::Damaged,
             Self::Database { .. } => ErrorKind::Internal,

@@ -35,7 +35,7 @@ pub struct Finding {
 const LARGEST_BLOB: u64 = 64 << 20;
 
 const REFETCH: &str = "fetch the image again, or remove it";
-const RESTORE: &str = "stop gantryd, put back a copy from the folder 'backups', and fetch what is missing";
+const RESTORE: &str = "restart gantryd, which restores the newest good one of its backups, and fetch what is missing";
 const SWEEP: &str = "run 'gantry gc' and 'gantry image gc'";
 
 impl Store {

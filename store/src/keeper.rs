@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::FlockOperation;
 
 use crate::lock::{open_lock_file, try_lock};
-use crate::{Store, StoreError};
+use crate::{Layout, Store, StoreError};
 
 /// The name of the lock below `locks/`. Never swept.
 pub(crate) const KEEPER_LOCK: &str = "gantryd.lock";
@@ -30,27 +30,32 @@ pub struct KeeperLock {
     _file: OwnedFd,
 }
 
+/// [`Store::lock_keeper`], before there is a store.
+pub(crate) fn lock(layout: &Layout) -> Result<Keeper, StoreError> {
+    let path = layout.locks_dir().join(KEEPER_LOCK);
+    let fd = open_lock_file(&path)?;
+    let ours = try_lock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))?;
+    let mut file = File::from(fd);
+    if !ours {
+        let mut text = String::new();
+        // What cannot be read is only not told; a number has far fewer digits.
+        let read = (&file).take(32).read_to_string(&mut text);
+        return Ok(Keeper::Other { pid: read.ok().and_then(|_| text.trim().parse().ok()) });
+    }
+    file.set_len(0)
+        .and_then(|()| file.rewind())
+        .and_then(|()| writeln!(file, "{}", std::process::id()))
+        .map_err(StoreError::io("write", &path))?;
+    Ok(Keeper::Ours(KeeperLock { _file: file.into() }))
+}
+
 impl Store {
     /// Takes the lock of the keeper, if nobody has it.
     ///
     /// # Errors
     /// [`StoreError::Io`].
     pub fn lock_keeper(&self) -> Result<Keeper, StoreError> {
-        let path = self.layout.locks_dir().join(KEEPER_LOCK);
-        let fd = open_lock_file(&path)?;
-        let ours = try_lock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))?;
-        let mut file = File::from(fd);
-        if !ours {
-            let mut text = String::new();
-            // What cannot be read is only not told; a number has far fewer digits.
-            let read = (&file).take(32).read_to_string(&mut text);
-            return Ok(Keeper::Other { pid: read.ok().and_then(|_| text.trim().parse().ok()) });
-        }
-        file.set_len(0)
-            .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{}", std::process::id()))
-            .map_err(StoreError::io("write", &path))?;
-        Ok(Keeper::Ours(KeeperLock { _file: file.into() }))
+        lock(&self.layout)
     }
 
     /// Makes all that any process has committed so far survive a power cut.

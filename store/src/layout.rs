@@ -35,10 +35,34 @@ impl Layout {
         self.root.join("gantry.db-wal")
     }
 
-    /// Copies of the database from before each migration.
+    /// Copies of the database: from before each migration, and those gantryd makes.
     #[must_use]
     pub fn backups_dir(&self) -> PathBuf {
         self.root.join("backups")
+    }
+
+    /// Damaged databases that were replaced, one directory each.
+    #[must_use]
+    pub fn damaged_dir(&self) -> PathBuf {
+        self.root.join("damaged")
+    }
+
+    /// Pod directories that could not be made pods again after the database was lost.
+    #[must_use]
+    pub fn lost_pods_dir(&self) -> PathBuf {
+        self.root.join("lost-pods")
+    }
+
+    /// What was restored last, for people; deleted by them.
+    #[must_use]
+    pub fn restored(&self) -> PathBuf {
+        self.root.join("restored")
+    }
+
+    /// Why nothing may be written now; there while gantryd serves a damaged database.
+    #[must_use]
+    pub fn read_only(&self) -> PathBuf {
+        self.root.join("read-only")
     }
 
     /// One directory per pod.

@@ -6,7 +6,11 @@
 //! ```text
 //! DIR/                 0700, ours, no symbolic link
 //!   gantry.db          SQLite, WAL (with -wal and -shm beside it); the schema is in migrate.rs
-//!   backups/           gantry-vN-TIME.db: from before a migration, the newest three
+//!   backups/           copies of it, from before migrations and on a timer: backup.rs
+//!   damaged/TIME/      damaged databases that were replaced, the newest three: restore.rs
+//!   restored           what was restored last, until somebody deletes it: record.rs
+//!   read-only          there while gantryd serves a damaged database: why nothing may be written
+//!   lost-pods/UUID/    pod directories that could not be made pods again after a restore
 //!   blobs/ALG/HEX      manifests and configurations, by digest
 //!   trees/NAME/        layers, unpacked; NAME is base32 of 128 bits of the chain id
 //!   pods/UUID/         pod directories; their contents are the engine's
@@ -25,7 +29,7 @@
 //!
 //! | lock | protects | waits | when the holder dies |
 //! |---|---|---|---|
-//! | `DIR` | making, migrating, entering a boot | 10 s | the next opener does it over |
+//! | `DIR` | making, migrating, restoring, entering a boot | 10 s | the next opener does it over |
 //! | `pods/UUID` | a pod: its preparer, supervisor or deleter | never | the lock is free: reconcile reads what is there |
 //! | `locks/NAME` | staging, committing or sweeping a layer; kept until its image is committed. Several: lowest layer first | the caller's deadline | its staging directory is unlocked, and swept |
 //! | `locks/blobs` | blobs without an image: shared by importers, exclusive by the sweeper | 10 s; the sweeper never | blobs without an image are swept |
@@ -36,7 +40,10 @@
 //!
 //! Start reading at `db.rs` ([`Store::open`]), then `pods.rs`: the compare-and-set.
 
+mod adopt;
+mod backup;
 mod blobs;
+mod damage;
 mod db;
 mod error;
 mod events;
@@ -48,16 +55,22 @@ mod lock;
 mod migrate;
 mod pod_dir;
 mod pods;
+mod record;
 mod remove;
 mod reserve;
+mod restore;
 mod sweep;
 mod tmp;
 mod trees;
+mod wal;
 
 #[cfg(test)]
 mod tests;
 
+pub use adopt::lost_pods;
+pub use backup::{Backup, Verdict, backups};
 pub use blobs::BlobError;
+pub use damage::Damage;
 pub use db::{OpenError, Store, now};
 pub use error::{Cause, StoreError};
 pub use events::EVENTS_KEPT;
@@ -69,5 +82,7 @@ pub use pod_dir::{MakePodDirError, PodLock, PodState};
 pub use pods::{
     AppRow, Change, InCgroups, InsertPodError, Moved, NewApp, NewPod, PodRow, PodWhere, ResolveError, StepError,
 };
+pub use record::Record;
+pub use restore::{Home, HomeLock};
 pub use sweep::Swept;
 pub use trees::{CommitLayersError, LayerLock, LayerRow, Staging, Trees};

@@ -3,25 +3,19 @@
 //! * A step that has been released is never edited: `fixtures/vN.sql` holds a database of each past format, and a test
 //!   compares the schema it has with the one the steps make.
 //! * All missing steps run in one transaction; a `kill -9` in between leaves the database as it was.
-//! * Before the first step a copy of the database is put into `backups/` (the newest three are kept).
+//! * Before the first step a copy of the database is put into `backups/` (`backup.rs`).
 //! * A database with more steps than this program knows is refused, never guessed at. Rows in `feature` let a later
 //!   program say so without a new format: an unknown feature of kind `incompatible` refuses too.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-
-use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, backup::Backup};
+use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use crate::StoreError;
-use crate::layout::Layout;
 
 /// The mark of our databases in the SQLite header (`application_id`): "gant".
 pub(crate) const APPLICATION_ID: i32 = 0x6761_6e74;
 
 /// The features this program knows.
 pub(crate) const FEATURES: [&str; 0] = [];
-
-const BACKUPS_KEPT: usize = 3;
 
 /// The steps. Append only.
 pub(crate) const STEPS: &[&str] = &[V1, V2];
@@ -173,14 +167,19 @@ pub(crate) fn version(conn: &Connection) -> rusqlite::Result<usize> {
     conn.query_row("PRAGMA user_version", [], |row| row.get::<_, u32>(0)).map(|version| version as usize)
 }
 
-/// Brings a database from whatever version it has to the last of `steps`. The caller holds the lock on the data
-/// directory, and has refused a version beyond the steps.
-pub(crate) fn migrate(conn: &Connection, layout: &Layout, steps: &[&str]) -> Result<(), StoreError> {
+/// Brings a database from whatever version it has to the last of `steps`. Before the first of them `back_up` is told
+/// the version there is, unless there is nothing yet. The caller holds the lock on the data directory, and has refused
+/// a version beyond the steps.
+pub(crate) fn migrate(
+    conn: &Connection,
+    steps: &[&str],
+    back_up: impl FnOnce(usize) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
     let sql = || StoreError::sql("migrate the database");
     let tx = Transaction::new_unchecked(conn, TransactionBehavior::Immediate).map_err(sql())?;
     let from = version(&tx).map_err(sql())?;
     if from > 0 {
-        back_up(layout, from)?;
+        back_up(from)?;
     }
     for step in steps.iter().skip(from) {
         tx.execute_batch(step).map_err(sql())?;
@@ -188,49 +187,4 @@ pub(crate) fn migrate(conn: &Connection, layout: &Layout, steps: &[&str]) -> Res
     tx.execute_batch(&format!("PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {}", steps.len()))
         .map_err(sql())?;
     tx.commit().map_err(sql())
-}
-
-/// Copies the database (as committed) to `backups/`. A copy that a `kill -9` cut short keeps its temporary name and is
-/// overwritten by the next.
-fn back_up(layout: &Layout, version: usize) -> Result<(), StoreError> {
-    let sql = || StoreError::sql("back up the database");
-    let dir = layout.backups_dir();
-    let temporary = dir.join("copying.tmp");
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(StoreError::io("remove the unfinished copy", &temporary)(error));
-        }
-        _ => {}
-    }
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let from = Connection::open_with_flags(layout.db(), flags).map_err(sql())?;
-    let mut to = Connection::open_with_flags(&temporary, flags | OpenFlags::SQLITE_OPEN_CREATE).map_err(sql())?;
-    let copy = Backup::new(&from, &mut to).map_err(sql())?;
-    copy.run_to_completion(1024, std::time::Duration::from_millis(1), None).map_err(sql())?;
-    drop(copy);
-    to.close().map_err(|(_, error)| error).map_err(sql())?;
-    let path = dir.join(format!("gantry-v{version}-{:020}.db", crate::now().0));
-    let sync = |path: &Path| File::open(path).and_then(|file| file.sync_all());
-    sync(&temporary).map_err(StoreError::io("sync", &temporary))?;
-    fs::rename(&temporary, &path).map_err(StoreError::io("rename the copy to", &path))?;
-    sync(&dir).map_err(StoreError::io("sync", &dir))?;
-    drop_old_backups(&dir)
-}
-
-fn drop_old_backups(dir: &Path) -> Result<(), StoreError> {
-    let mut copies: Vec<(String, PathBuf)> = Vec::new();
-    for entry in fs::read_dir(dir).map_err(StoreError::io("list", dir))? {
-        let path = entry.map_err(StoreError::io("list", dir))?.path();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        // gantry-vN-TIME.db: the time has a fixed width, so that its text sorts as the number does.
-        if let Some(time) = name.strip_prefix("gantry-v").and_then(|rest| rest.split_once('-')) {
-            copies.push((time.1.to_owned(), path.clone()));
-        }
-    }
-    copies.sort();
-    let surplus = copies.len().saturating_sub(BACKUPS_KEPT);
-    for (_, path) in copies.into_iter().take(surplus) {
-        fs::remove_file(&path).map_err(StoreError::io("remove the old copy", &path))?;
-    }
-    Ok(())
 }

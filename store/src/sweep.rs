@@ -69,6 +69,10 @@ impl Store {
 
     /// Trees without a row.
     fn sweep_orphans(&self, swept: &mut Swept) -> Result<(), StoreError> {
+        // A database that is being restored, or that was replaced, does not know what is needed.
+        if self.file.is_none() || !self.is_current()? {
+            return Ok(());
+        }
         let known = self.tree_names()?;
         for name in names(&self.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
             let Some(_lock) = try_lock_tree(&self.layout, &name)? else { continue };
@@ -97,7 +101,7 @@ impl Store {
         }
     }
 
-    fn unused_layers(&self) -> Result<Vec<Digest>, StoreError> {
+    pub(crate) fn unused_layers(&self) -> Result<Vec<Digest>, StoreError> {
         self.conn
             .prepare_cached(&format!("SELECT chain FROM layer WHERE {UNUSED} ORDER BY chain"))
             .and_then(|mut all| all.query_map([], |row| Columns::new(row).parsed())?.collect())
@@ -134,7 +138,7 @@ impl Store {
             .map_err(StoreError::sql("look at the layer"))
     }
 
-    fn remove_layer_row(&self, chain: &Digest) -> Result<bool, StoreError> {
+    pub(crate) fn remove_layer_row(&self, chain: &Digest) -> Result<bool, StoreError> {
         const DOING: &str = "remove the layer";
         self.write(DOING, Sync::Soon, |tx| {
             tx.prepare_cached(&format!("DELETE FROM layer WHERE chain = ?1 AND {UNUSED}"))

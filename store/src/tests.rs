@@ -5,6 +5,7 @@ mod checking;
 mod filtering;
 mod history;
 mod opening;
+mod restoring;
 mod speed;
 mod sweeping;
 

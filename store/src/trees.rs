@@ -293,6 +293,12 @@ fn insert(tx: &Transaction<'_>, rows: &[LayerRow]) -> rusqlite::Result<()> {
     Ok(())
 }
 
+/// For a layer that was found on the disk: what the database knows of it is better.
+pub(crate) fn insert_unless_known(tx: &Transaction<'_>, row: &LayerRow) -> rusqlite::Result<()> {
+    let known = tx.prepare_cached("SELECT 1 FROM layer WHERE chain = ?1")?.exists([row.chain.to_string()])?;
+    if known { Ok(()) } else { insert(tx, std::slice::from_ref(row)) }
+}
+
 fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<LayerRow> {
     let mut columns = Columns::new(row);
     Ok(LayerRow {

@@ -33,7 +33,7 @@ impl Context {
     /// An engine for a command that looks. Root's also brings rows up to the facts; others may try.
     pub(crate) fn look(&self) -> Result<Engine, Failure> {
         let options = self.options()?;
-        Ok(if is_root() { Engine::open(options)? } else { Engine::open_read_only(options)? })
+        Ok(if is_root() { Engine::open_to_look(options)? } else { Engine::open_read_only(options)? })
     }
 }
 

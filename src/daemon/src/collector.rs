@@ -1,5 +1,5 @@
-//! Collecting garbage, and trimming the history of events, in a thread of its own, so that deleting a big pod delays
-//! nobody's end.
+//! Collecting garbage, trimming the history of events and backing up the database in a thread of its own, so that
+//! deleting a big pod or copying a big database delays nobody's end.
 
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -7,6 +7,15 @@ use std::time::Instant;
 use gantry_engine::{Engine, GcAction, KeeperSettings, Options};
 
 use crate::log;
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Due {
+    /// Collect garbage.
+    pub(crate) collect: bool,
+    /// Back up the database, if it has changed and the last backup is old enough.
+    pub(crate) back_up: bool,
+}
 
 /// At most one collection at a time.
 #[derive(Debug)]
@@ -22,25 +31,47 @@ impl Collector {
         Self { under_way: None, swept: Instant::now() }
     }
 
-    /// Begins a collection, unless one is under way.
-    pub(crate) fn begin(&mut self, options: &Options, settings: KeeperSettings) {
+    /// Begins what is due; `false`, and nothing is begun, while the last is under way.
+    pub(crate) fn begin(&mut self, options: &Options, settings: KeeperSettings, due: Due) -> bool {
         if self.under_way.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            return;
+            return false;
         }
         if let Some(Err(_)) = self.under_way.take().map(JoinHandle::join) {
             log::error("the last collection of garbage panicked");
         }
         // Layers of a fetch that was cut short are worth keeping for a while: the next one starts from them.
-        let images = self.swept.elapsed() >= settings.gc.grace.max(settings.interval);
+        let images = due.collect && self.swept.elapsed() >= settings.gc.grace.max(settings.interval);
         if images {
             self.swept = Instant::now();
         }
         let options = options.clone();
         let thread = std::thread::Builder::new().name("collector".to_owned());
-        match thread.spawn(move || collect(options, settings, images)) {
+        match thread.spawn(move || work(options, settings, due, images)) {
             Ok(thread) => self.under_way = Some(thread),
             Err(error) => log::warning(&format!("cannot start a thread to collect garbage: {error}")),
         }
+        true
+    }
+}
+
+fn work(options: Options, settings: KeeperSettings, due: Due, images: bool) {
+    // First: what is collected is gone.
+    if due.back_up {
+        back_up(&options, settings);
+    }
+    if due.collect {
+        collect(options, settings, images);
+    }
+}
+
+fn back_up(options: &Options, settings: KeeperSettings) {
+    let made = Engine::open(options.clone())
+        .map_err(anyhow::Error::from)
+        .and_then(|engine| Ok(engine.store().back_up_if_due(settings.backup)?));
+    match made {
+        Ok(Some(backup)) => log::info(&format!("backed up the database: {}", backup.path.display())),
+        Ok(None) => {}
+        Err(error) => log::error(&format!("{error:#}")),
     }
 }
 

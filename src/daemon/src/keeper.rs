@@ -10,7 +10,7 @@
 //! | a pod was started, by anybody | the WAL | its supervisor is watched from now on |
 //! | a preparer was killed | a look once a second while anybody prepares | the pod is settled, when it is older than [`PREPARING`] |
 //! | anything was committed | the WAL | synced within [`SYNC`] |
-//! | the timer | | garbage is collected, in another thread |
+//! | the timers | | garbage is collected and the database backed up, in another thread |
 //!
 //! Whatever a wake-up misses is found once a second by comparing the WAL's size and time ([`LOOK`]), and at the latest
 //! by the next collection, which looks at every pod. What fails is said once and tried again every second.
@@ -25,7 +25,7 @@ use gantry_engine::{Engine, PodError, PodRow, PodView, Settings};
 use gantry_model::query::PodQuery;
 use gantry_model::{AppName, AppState, Phase, PodId};
 
-use crate::collector::Collector;
+use crate::collector::{Collector, Due};
 use crate::signals::Signals;
 use crate::watcher::{Watcher, Woken};
 use crate::{Args, log};
@@ -38,6 +38,9 @@ const BREATH: Duration = Duration::from_millis(20);
 const SYNC: Duration = Duration::from_secs(1);
 /// How long nobody asks whether a preparer still lives. It rarely takes longer.
 const PREPARING: Duration = Duration::from_secs(5);
+
+/// How often it is looked at least whether a backup is due: after a restart the last one may be of any age.
+const BACKUP_LOOK: Duration = Duration::from_secs(60);
 
 /// The phases in which somebody is at a pod.
 const ACTIVE: [&str; 3] = ["embryo", "preparing", "running"];
@@ -59,6 +62,8 @@ pub(crate) struct Keeper {
     later: BTreeMap<PodId, String>,
     /// Why the rows could not be looked at or synced the last time.
     trouble: Option<String>,
+    /// Whether the database is not the one in the directory any more. Going on would write where nobody reads.
+    removed: bool,
     /// Whether somebody was preparing at the last look.
     preparing: bool,
     seen: Stamp,
@@ -69,6 +74,7 @@ pub(crate) struct Keeper {
     looked: Instant,
     tick: Instant,
     collect: Instant,
+    back_up: Instant,
 }
 
 impl Keeper {
@@ -86,6 +92,7 @@ impl Keeper {
             told: HashMap::new(),
             later: BTreeMap::new(),
             trouble: None,
+            removed: false,
             preparing: false,
             seen: None,
             // What was committed while nobody kept the directory.
@@ -94,6 +101,7 @@ impl Keeper {
             looked: now,
             tick: now,
             collect: now,
+            back_up: now,
         })
     }
 
@@ -123,6 +131,10 @@ impl Keeper {
             }
             let woken = self.watcher.wait(self.until_due()).context("cannot wait for events")?;
             self.react(&woken);
+            if self.removed {
+                let db = self.engine.store().layout().db();
+                anyhow::bail!("{} was removed or replaced while it was used; start again to restore it", db.display());
+            }
         }
     }
 
@@ -145,16 +157,30 @@ impl Keeper {
             self.look_at_rows();
         }
         self.sync_if_due(SYNC);
-        if now >= self.collect {
-            self.collect = now + self.settings.keeper.interval;
-            self.collector.begin(&self.settings.options, self.settings.keeper);
+        self.use_collector(now);
+    }
+
+    /// Has the other thread do what is due; once more in a second while it is busy.
+    fn use_collector(&mut self, now: Instant) {
+        let settings = self.settings.keeper;
+        let due = Due { collect: now >= self.collect, back_up: now >= self.back_up && !settings.backup.is_zero() };
+        if !due.collect && !due.back_up {
+            return;
+        }
+        let begun = self.collector.begin(&self.settings.options, settings, due);
+        if due.collect {
+            self.collect = now + if begun { settings.interval } else { LOOK.min(settings.interval) };
+        }
+        if due.back_up {
+            self.back_up = now + if begun { settings.backup.min(BACKUP_LOOK) } else { LOOK.min(settings.backup) };
         }
     }
 
     /// How long until something is due by itself.
     fn until_due(&self) -> Duration {
         let sync = self.unsynced.map(|since| since + SYNC);
-        let first = [Some(self.tick), Some(self.collect), self.look, sync].into_iter().flatten().min();
+        let back_up = (!self.settings.keeper.backup.is_zero()).then_some(self.back_up);
+        let first = [Some(self.tick), Some(self.collect), back_up, self.look, sync].into_iter().flatten().min();
         first.map_or(LOOK, |due| due.saturating_duration_since(Instant::now()))
     }
 
@@ -165,6 +191,8 @@ impl Keeper {
 
     /// Once a second: what failed, and what no wake-up told.
     fn catch_up(&mut self, now: Instant) {
+        // What cannot be looked at is not known to be gone.
+        self.removed = self.engine.store().is_current().is_ok_and(|current| !current);
         for id in self.later.keys().copied().collect::<Vec<_>>() {
             self.settle(id);
         }
@@ -315,6 +343,7 @@ impl Keeper {
             Ok((settings, engine)) => {
                 (self.settings, self.engine) = (settings, engine);
                 self.collect = self.collect.min(Instant::now() + self.settings.keeper.interval);
+                self.back_up = self.back_up.min(Instant::now() + self.settings.keeper.backup);
                 log::info("configuration read again");
             }
             Err(error) => log::error(&format!("configuration not read again, going on as before: {error:#}")),

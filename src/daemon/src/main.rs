@@ -4,11 +4,13 @@
 //! when it is done is here. Pods never depend on it: it may be killed, upgraded and started again while they run, and
 //! whatever it leaves undone is found by the next look at the facts, its own or a command's.
 //!
-//! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it), [`collector`] (the garbage) and
+//! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it), [`collector`] (garbage and backups) and
 //! [`serve`] (the API).
+//! It always starts: [`condition`] is what it says of a damaged database, `open_for_keeping` what it does about it.
 #![forbid(unsafe_code)]
 
 mod collector;
+mod condition;
 mod keeper;
 mod log;
 mod notify;
@@ -22,14 +24,14 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
 use gantry_api::{ListenError, Listener};
-use gantry_engine::{Engine, Keeper as Lock, Settings};
+use gantry_engine::{Engine, Keeping, Settings};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::keeper::Keeper;
 use crate::serve::Api;
 use crate::signals::Signals;
 
-/// gantryd keeps the rows of pods true, collects garbage and serves the API. Pods run without it.
+/// gantryd keeps the rows of pods true, collects garbage, backs up the database and serves the API. Pods run without it.
 #[derive(Debug, Clone, clap::Parser)]
 #[command(name = "gantryd", version, after_help = "Exit codes: 0 told to end, 1 failed, 2 bad command line.")]
 pub(crate) struct Args {
@@ -82,23 +84,24 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
     }
     // Before anything is done, so that a signal never finds it half-way.
     let signals = Signals::catch().context("cannot catch signals")?;
-    let engine = Engine::open(settings.options.clone())?;
+    let keeping = gantry_engine::open_for_keeping(settings.options.clone())?;
+    condition::say(&keeping);
+    let Keeping { engine, condition, lock: _lock, .. } = keeping;
     let dir = settings.options.dir.display();
-    let _lock = match engine.store().lock_keeper()? {
-        Lock::Ours(lock) => lock,
-        Lock::Other { pid } => {
-            let who = pid.map_or(String::new(), |pid| format!(" (process {pid})"));
-            bail!("another gantryd{who} keeps {dir}: only one can; end it, or give --dir another directory");
-        }
-    };
     raise_descriptor_limit();
     let listeners = serve::listeners(passed, args.listen(&settings), args.run_dir.as_deref())?;
-    let api = Api::start(api_config(&settings, &engine), listeners)?;
-    let mut keeper = Keeper::new(args, settings.clone(), engine, signals)?;
-    keeper.begin();
-    log::info(&format!("keeping {dir}"));
-    notify::tell("READY=1");
-    let ended = keeper.run();
+    let api = Api::start(api_config(&settings, &engine, condition.can_write()), listeners)?;
+    let ended = if condition.can_write() {
+        let mut keeper = Keeper::new(args, settings.clone(), engine, signals)?;
+        keeper.begin();
+        log::info(&format!("keeping {dir}"));
+        notify::tell("READY=1");
+        keeper.run()
+    } else {
+        log::warning(&format!("only serving {dir}: pods run on, nobody settles them"));
+        notify::tell("READY=1");
+        condition::only_serve(&signals, &condition)
+    };
     notify::tell("STOPPING=1");
     api.drain();
     ended?;
@@ -107,12 +110,12 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
 }
 
 /// What the API is to tell.
-fn api_config(settings: &Settings, engine: &Engine) -> gantry_api::Config {
+fn api_config(settings: &Settings, engine: &Engine, keeps: bool) -> gantry_api::Config {
     gantry_api::Config {
         options: settings.options.clone(),
         database: engine.store().layout().db(),
         config_dir: settings.config.parent().map(Path::to_owned).unwrap_or_default(),
-        keeps: true,
+        keeps,
     }
 }
 

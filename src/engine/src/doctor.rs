@@ -37,6 +37,7 @@ impl Engine {
                 self.check_pod(&row, deep, &mut findings);
             }
         }
+        self.check_store(deep, &mut findings)?;
         // After the pods were brought up to the facts, so that it does not report what was only not noticed yet.
         findings.extend(self.store.check(deep).map_err(PodError::store)?);
         Ok(findings)
@@ -163,10 +164,10 @@ fn check_kernel(findings: &mut Vec<Finding>) {
     }
 }
 
-fn warn(findings: &mut Vec<Finding>, what: impl Into<String>, hint: &str) {
+pub(crate) fn warn(findings: &mut Vec<Finding>, what: impl Into<String>, hint: &str) {
     findings.push(Finding { what: what.into(), severity: Severity::Warning, hint: hint.to_owned() });
 }
 
-fn fail(findings: &mut Vec<Finding>, what: impl Into<String>, hint: &str) {
+pub(crate) fn fail(findings: &mut Vec<Finding>, what: impl Into<String>, hint: &str) {
     findings.push(Finding { what: what.into(), severity: Severity::Error, hint: hint.to_owned() });
 }

@@ -9,6 +9,7 @@ use gantry_model::{ErrorKind, Kind};
 use gantry_store::Store;
 use thiserror::Error;
 
+use crate::PodError;
 use crate::cgroup::Hierarchy;
 
 /// How an engine works. `Options::new` has the defaults.
@@ -55,6 +56,21 @@ pub enum OpenError {
         gantry_model::id::shown(.0)
     )]
     CgroupParent(String),
+    /// Another gantryd keeps the directory.
+    #[error(
+        "another gantryd{} keeps {}: only one can; end it, or give --dir another directory",
+        .pid.map_or(String::new(), |pid| format!(" (process {pid})")),
+        .dir.display()
+    )]
+    Kept {
+        /// The data directory.
+        dir: PathBuf,
+        /// Its process, as it wrote it down.
+        pid: Option<u32>,
+    },
+    /// A damaged database could not be replaced.
+    #[error("cannot restore the damaged database")]
+    Recover(#[source] PodError),
 }
 
 impl Kind for OpenError {
@@ -62,6 +78,8 @@ impl Kind for OpenError {
         match self {
             Self::Store(error) => error.kind(),
             Self::CgroupParent(_) => ErrorKind::Invalid,
+            Self::Kept { .. } => ErrorKind::Busy,
+            Self::Recover(error) => error.kind(),
         }
     }
 }
@@ -83,7 +101,22 @@ impl Engine {
     pub fn open(options: Options) -> Result<Self, OpenError> {
         check_parent(&options.cgroup_parent)?;
         let store = Store::open(&options.dir)?;
-        Ok(Self { store, options, writes: true, hierarchies: OnceCell::new() })
+        Ok(Self::of(store, options))
+    }
+
+    pub(crate) fn of(store: Store, options: Options) -> Self {
+        Self { store, options, writes: true, hierarchies: OnceCell::new() }
+    }
+
+    /// Opens it as [`Self::open`] does, and for looking only where gantryd serves a damaged database.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_to_look(options: Options) -> Result<Self, OpenError> {
+        match Self::open(options.clone()) {
+            Err(OpenError::Store(gantry_store::OpenError::ReadOnly { .. })) => Self::open_read_only(options),
+            other => other,
+        }
     }
 
     /// Opens a data directory that is there, for looking only.
@@ -128,7 +161,7 @@ impl Engine {
 const BELOW_PREFIX: &str = "../libexec/gantry/gantry-stage1";
 const LIBEXEC: &str = "/usr/libexec/gantry/gantry-stage1";
 
-fn check_parent(parent: &str) -> Result<(), OpenError> {
+pub(crate) fn check_parent(parent: &str) -> Result<(), OpenError> {
     let named = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains(['\0', '\n']);
     let fits = parent.strip_prefix('/').is_some_and(|rest| rest.split('/').all(named)) && parent.len() < 1024;
     if fits { Ok(()) } else { Err(OpenError::CgroupParent(parent.to_owned())) }

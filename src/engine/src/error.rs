@@ -126,6 +126,12 @@ impl PodError {
     }
 }
 
+impl From<gantry_store::StoreError> for PodError {
+    fn from(error: gantry_store::StoreError) -> Self {
+        Self::store(error)
+    }
+}
+
 /// Refuses callers that are not root, before anything is touched.
 ///
 /// # Errors

@@ -15,9 +15,10 @@ use gantry_model::{Edge, ErrorKind, Kind, Phase, PodId, Timestamp};
 use gantry_store::{Change, PodRow, PodState};
 use thiserror::Error;
 
+use crate::adopt::Images;
 use crate::error::need_root;
 use crate::rm::RmError;
-use crate::{Engine, PodError};
+use crate::{Engine, PodError, settle};
 
 /// What `gc` may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,6 +189,13 @@ impl Engine {
             if known.contains(&id) || !self.is_orphan(id)? {
                 continue;
             }
+            // It ran, so it was a pod: its row was lost with a database or a power cut, and it is made again.
+            if self.journal(id).is_ok_and(|journal| settle::ready(&journal).is_some()) {
+                if !options.dry_run {
+                    self.adopt_pod(id, &Images::of(&self.store)?)?;
+                }
+                continue;
+            }
             if !options.dry_run
                 && let Err(error) = self.dispose(id)
             {
@@ -219,7 +227,8 @@ impl Engine {
     /// means that its maker is dead; the row is asked for under the lock, for a living maker has written it by then.
     fn is_orphan(&self, id: PodId) -> Result<bool, PodError> {
         let PodState::Free(_lock) = self.store.try_lock_pod(id).map_err(PodError::store)? else { return Ok(false) };
-        Ok(self.store.pod(id).map_err(PodError::store)?.is_none())
+        // A database that was replaced does not know what was made since.
+        Ok(self.store.pod(id).map_err(PodError::store)?.is_none() && self.store.is_current()?)
     }
 }
 

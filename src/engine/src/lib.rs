@@ -35,12 +35,16 @@
 //! events_start(&EventQuery, now) -> Result<u64, PodError>
 //! events_after(cursor, most) -> Result<EventPage, PodError>                       commits() -> io::Result<Commits>
 //! doctor(deep: bool) -> Result<Vec<Finding>, PodError>
+//! examine(Options, deep) -> Result<Vec<Finding>, OpenError | PodError>           doctor, also of a damaged database
+//! open_for_keeping(Options) -> Result<Keeping, OpenError>                         gantryd's start: restores or serves
 //! supervisor_fd(&PodRow) -> Option<OwnedFd>               readable when the supervisor has ended
 //! ```
 
+mod adopt;
 pub mod cgroup;
 pub mod control;
 pub mod doctor;
+mod doctor_store;
 pub mod engine;
 pub mod error;
 pub mod events;
@@ -66,6 +70,7 @@ mod pod_filter;
 pub mod prepare;
 pub mod process;
 pub mod reconcile;
+pub mod recover;
 pub mod rm;
 pub mod run;
 pub mod settings;
@@ -74,7 +79,9 @@ pub mod stop;
 pub mod supervisor;
 pub mod wait;
 
+pub use adopt::Adopted;
 pub use control::ControlError;
+pub use doctor_store::examine;
 pub use engine::{Engine, OpenError, Options};
 pub use error::{Cause, PodError};
 pub use events::{Commits, EventPage};
@@ -90,6 +97,7 @@ pub use manifest::ManifestError;
 pub use observer::Observer;
 pub use plan::PlanError;
 pub use prepare::{Prepare, PrepareError};
+pub use recover::{Condition, Keeping, open_for_keeping};
 pub use rm::RmError;
 pub use run::{RunError, Running, StartError};
 pub use settings::{KeeperSettings, Settings, SettingsError};
@@ -101,5 +109,5 @@ pub use gantry_contract::{plan::LogLimits, up::Ready};
 pub use gantry_fetch::{Config as FetchConfig, FetchError, Fetched, Insecure, Note, Platform, Progress, PullPolicy};
 pub use gantry_model as model;
 pub use gantry_store::{
-    AppRow, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Severity, Store, Swept, now,
+    AppRow, Backup, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, Severity, Store, Swept, now,
 };

@@ -36,6 +36,9 @@ use crate::{Engine, PodError, pod_dir};
 
 /// The longest manifest, in bytes.
 pub const MOST: usize = 1 << 20;
+/// The longest manifest that gantry itself has written, in bytes: with its defaults written out it is longer than the
+/// one a user gave.
+pub(crate) const MOST_OURS: u64 = 16 << 20;
 /// The version written, and the only one read.
 pub const VERSION: u32 = 1;
 
@@ -80,6 +83,11 @@ pub fn parse(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
     if bytes.len() > MOST {
         return Err(ManifestError::TooLong(bytes.len()));
     }
+    parse_ours(bytes)
+}
+
+/// The same for one that gantry has written, which may be longer.
+pub(crate) fn parse_ours(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
     let pod: Pod = serde_json::from_slice(bytes).map_err(ManifestError::Json)?;
     if pod.version != VERSION {
         return Err(ManifestError::Version(pod.version));
@@ -107,8 +115,7 @@ impl Engine {
     pub fn manifest(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
         self.current(id)?;
         let path = self.pod_dir(id).join(pod_dir::MANIFEST);
-        // Ours may be longer than what is taken from users: defaults are written out.
-        match pod_dir::read(&path, 16 << 20) {
+        match pod_dir::read(&path, MOST_OURS) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(ManifestError::Json),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(ManifestError::None(id)),
             Err(error) => Err(PodError::io("read the manifest", path)(error).into()),

@@ -131,7 +131,8 @@ impl Engine {
         }
     }
 
-    fn bring(&self, row: PodRow, held: bool, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
+    /// Moves a row to what its lock and its journal say.
+    pub(crate) fn bring(&self, row: PodRow, held: bool, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
         let ready = settle::ready(journal);
         match (due(&row.phase, held, ready.is_some()), ready) {
             (Due::Nothing, _) => Ok(Some(row)),
@@ -181,7 +182,12 @@ impl Engine {
         let now = gantry_store::now();
         let outcome = settle::outcome(&app_states(row), journal, Seen { now, restarted });
         let edge = Edge::Ended { at: outcome.at, end: outcome.end };
-        self.step(row, Change { edge, apps: outcome.apps, durable: false })
+        let change = Change { edge, apps: outcome.apps, durable: false };
+        match self.step(row, change.clone()) {
+            // Who waits for the pod is still told how it ended; gantryd writes it down in the database it restored.
+            Err(error) if was_replaced(&error) => Ok(Some(moved(row, change))),
+            other => other,
+        }
     }
 
     /// For the holder of the lock: the end of a pod whose row still says that it runs.
@@ -213,11 +219,7 @@ impl Engine {
     /// One step; the row after it, or as somebody else made it; `None` when it is gone.
     pub(crate) fn step(&self, row: &PodRow, change: Change) -> Result<Option<PodRow>, PodError> {
         if !self.writes {
-            let mut moved = with_apps(row.clone(), &change.apps);
-            if let Ok(gantry_model::phase::Stepped::To(phase)) = gantry_model::step(&row.phase, change.edge) {
-                moved.phase = phase;
-            }
-            return Ok(Some(moved));
+            return Ok(Some(moved(row, change)));
         }
         let moved = self.store.step(row.id, row.generation, change).map_err(PodError::store)?;
         Ok(outcome_of(moved))
@@ -232,6 +234,22 @@ fn boot_of(row: &PodRow) -> Option<&BootId> {
         Phase::Running { supervisor, .. } => Some(&supervisor.boot),
         _ => None,
     }
+}
+
+/// Whether somebody has restored the database since it was opened.
+fn was_replaced(error: &PodError) -> bool {
+    use gantry_store::{StepError, StoreError};
+    let PodError::Store(cause) = error else { return false };
+    matches!(cause.get::<StepError>(), Some(StepError::Store(StoreError::Replaced { .. })))
+}
+
+/// A row after a step that is not stored.
+fn moved(row: &PodRow, change: Change) -> PodRow {
+    let mut moved = with_apps(row.clone(), &change.apps);
+    if let Ok(gantry_model::phase::Stepped::To(phase)) = gantry_model::step(&row.phase, change.edge) {
+        moved.phase = phase;
+    }
+    moved
 }
 
 fn outcome_of(moved: Moved) -> Option<PodRow> {

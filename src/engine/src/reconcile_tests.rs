@@ -218,3 +218,77 @@ fn gc_leaves_a_pod_to_who_is_deleting_it() {
     assert!(report.steps.is_empty() && report.failures.is_empty(), "{report:?}");
     assert_eq!(phase(&engine, row.id).name(), "deleting");
 }
+
+/// A plan with the one app `a` of an image without layers.
+fn plan(id: PodId) -> gantry_contract::plan::Plan {
+    use gantry_contract::plan::{App, Limits, LogLimits, Net, Plan, Seccomp};
+    let app = App {
+        name: "a".into(),
+        attempt: 0,
+        layers: Vec::new(),
+        argv: vec!["/x".into()],
+        env: Vec::new(),
+        cwd: "/".into(),
+        user: None,
+        group: None,
+        supplementary_gids: Vec::new(),
+        mounts: Vec::new(),
+        read_only_root: false,
+        limits: Limits::default(),
+        capabilities: Vec::new(),
+        seccomp: Seccomp::Default,
+        new_privileges: false,
+        oom_score_adj: None,
+        stop_signal: 15,
+        terminal: false,
+        stdin: false,
+    };
+    Plan {
+        version: gantry_contract::VERSION,
+        pod: id.to_string(),
+        pod_dir: String::new(),
+        trees_dir: String::new(),
+        hostname: "host".into(),
+        net: Net::Host,
+        cgroup_parent: "/gantry-engine-test".into(),
+        volumes: Vec::new(),
+        apps: vec![app],
+        log: LogLimits::default(),
+        stop_grace_ms: 1,
+    }
+}
+
+#[test]
+fn what_ran_is_a_pod_though_its_row_is_lost() {
+    let home = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(home.path());
+    let id = |n: u8| PodId::from_random([n; 16]);
+    let made = |n: u8| (engine.store.make_pod_dir(id(n)).unwrap(), engine.pod_dir(id(n)));
+    let ended = Fact::AppExited { app: "a".into(), attempt: 0, how: How::Code(5), oom: false };
+    // Ended, running, never complete, and a plan that says nothing.
+    let (_, dir) = made(1);
+    crate::pod_dir::fill(&dir, &plan(id(1))).unwrap();
+    write_journal(&engine, id(1), vec![Fact::Ready(ready()), ended, Fact::Ended]);
+    let (running, dir) = made(2);
+    crate::pod_dir::fill(&dir, &plan(id(2))).unwrap();
+    write_journal(&engine, id(2), vec![Fact::Ready(ready())]);
+    let (_, dir) = made(3);
+    crate::pod_dir::fill(&dir, &plan(id(3))).unwrap();
+    let (_, dir) = made(4);
+    std::fs::write(dir.join(files::PLAN), "{").unwrap();
+    write_journal(&engine, id(4), vec![Fact::Ready(ready())]);
+    for _ in 0..2 {
+        engine.list(&PodQuery::default()).unwrap();
+    }
+    let row = engine.store.pod(id(1)).unwrap().unwrap();
+    assert_eq!((row.phase.end().map(|(_, end)| end.exit_code), row.hostname.as_str()), (Some(5), "host"));
+    assert_eq!((&row.apps[0].image, row.net), (&image, gantry_model::spec::NetMode::Host));
+    assert!(engine.store.pod(id(2)).unwrap().is_none(), "somebody is at it: only gantryd's start looks there");
+    assert!(!engine.pod_dir(id(3)).exists() && engine.store.pod(id(3)).unwrap().is_none());
+    assert!(home.path().join("data/lost-pods").join(id(4).to_string()).is_dir());
+    let adopted = engine.adopt_pods().unwrap();
+    assert_eq!(adopted.pods, [id(2)]);
+    assert!(matches!(engine.store.pod(id(2)).unwrap().unwrap().phase, Phase::Running { .. }));
+    drop(running);
+    assert_eq!(engine.adopt_all().unwrap(), crate::Adopted::default(), "once is enough");
+}

@@ -12,6 +12,7 @@
 //! expire-prepared = "24h"          # gantryd: how long a prepared pod may wait to be run
 //! listen = ["127.0.0.1:15441"]     # gantryd: where the API is served, or ["none"]
 //! events-kept = 100000             # gantryd: how many events stay when older ones are deleted
+//! backup-interval = "1h"           # gantryd: how often a changed database is copied to DIR/backups; "0": never
 //! [log]
 //! max-size = "10Mi"                # a log file of an app is rotated at this size
 //! max-files = 5                    # and so many are kept, the current one included
@@ -54,6 +55,7 @@ struct File {
     expire_prepared: Option<String>,
     listen: Option<Vec<String>>,
     events_kept: Option<u64>,
+    backup_interval: Option<String>,
     #[serde(default)]
     log: Log,
     #[serde(default)]
@@ -88,7 +90,7 @@ pub struct Settings {
     pub config: PathBuf,
 }
 
-/// How gantryd collects garbage.
+/// How gantryd collects garbage and makes backups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeeperSettings {
     /// How often.
@@ -97,12 +99,16 @@ pub struct KeeperSettings {
     pub gc: GcOptions,
     /// How many events it leaves.
     pub events_kept: u64,
+    /// How old the newest backup of a database that has changed may be; zero: none is made.
+    pub backup: Duration,
 }
 
 impl Default for KeeperSettings {
-    /// Every minute, with the graces that `gantry gc` has by default and the store's number of events.
+    /// Every minute, with the graces that `gantry gc` has by default and the store's number of events; a backup every
+    /// hour.
     fn default() -> Self {
-        Self { interval: Duration::from_secs(60), gc: GcOptions::default(), events_kept: gantry_store::EVENTS_KEPT }
+        let (interval, backup) = (Duration::from_secs(60), Duration::from_secs(3600));
+        Self { interval, gc: GcOptions::default(), events_kept: gantry_store::EVENTS_KEPT, backup }
     }
 }
 
@@ -224,6 +230,7 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
         ("gc-interval", file.gc_interval, &mut keeper.interval),
         ("gc-grace", file.gc_grace, &mut keeper.gc.grace),
         ("expire-prepared", file.expire_prepared, &mut keeper.gc.expire_prepared),
+        ("backup-interval", file.backup_interval, &mut keeper.backup),
     ] {
         if let Some(text) = text {
             *place = quantity::duration(&text).map_err(|error| format!("{key}: {error}"))?;
@@ -235,6 +242,9 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     keeper.events_kept = file.events_kept.unwrap_or(keeper.events_kept);
     if !EVENTS_KEPT.contains(&keeper.events_kept) {
         return Err(format!("events-kept: must be {} to {}", EVENTS_KEPT.start(), EVENTS_KEPT.end()));
+    }
+    if !keeper.backup.is_zero() && keeper.backup < LEAST_INTERVAL {
+        return Err(format!("backup-interval: must be 0 (never) or at least {LEAST_INTERVAL:?}"));
     }
     apply_log(file.log, &mut settings.options.log)
 }
@@ -282,7 +292,7 @@ mod tests {
     fn a_whole_file() {
         let all = "dir = '/d'\ndefault-registry = 'docker.io'\ncgroup-parent = '/a/b'\nstop-grace = '3s'\n\
                    gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\nevents-kept = 5000\n\
-                   listen = ['unix:/a']\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
+                   backup-interval = '2h'\nlisten = ['unix:/a']\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
         let Settings { options, keeper, listen, config } = settings(all).unwrap();
         assert_eq!(listen.as_deref(), Some(&["unix:/a".to_owned()][..]));
         assert!(config.is_absolute() && config.ends_with("config.toml"), "{config:?}");
@@ -292,6 +302,8 @@ mod tests {
         assert_eq!((options.stop_grace, keeper.interval), (Duration::from_secs(3), Duration::from_secs(300)));
         assert_eq!((keeper.gc.grace, keeper.gc.expire_prepared), (Duration::ZERO, Duration::from_secs(3600)));
         assert_eq!(keeper.events_kept, 5000);
+        assert_eq!(keeper.backup, Duration::from_secs(7200));
+        assert_eq!(settings("backup-interval = '0'").unwrap().keeper.backup, Duration::ZERO);
         let none = settings("").unwrap();
         assert_eq!((none.options.log, none.keeper), (LogLimits::default(), KeeperSettings::default()));
         assert_eq!((none.options.dir.as_path(), none.listen), (Path::new(DEFAULT_DIR), None));
@@ -315,6 +327,7 @@ mod tests {
             ("gc-interval = '0'", "gc-interval"),
             ("gc-grace = 'soon'", "gc-grace"),
             ("listen = 'unix:/a'", "line 1"),
+            ("backup-interval = '1ms'", "backup-interval"),
             ("expire-prepared = '1'", "expire-prepared"),
             ("events-kept = 999", "events-kept: must be 1000 to 10000000"),
             ("events-kept = 10000001", "events-kept"),

@@ -85,6 +85,24 @@ pub enum OpenError {
         /// The database.
         path: PathBuf,
     },
+    /// The database is gone, and what it knew of is still there.
+    #[error("{} is {how}, but there are {what} beside it: start gantryd, which restores the newest of its backups, or run 'gantry doctor'", path.display())]
+    Lost {
+        /// The database.
+        path: PathBuf,
+        /// `missing` or `empty`.
+        how: &'static str,
+        /// What it knew of: `pods`, `layers` or `backups`.
+        what: &'static str,
+    },
+    /// gantryd serves the database read-only, because it is damaged and there is no good backup.
+    #[error("the database in {} is read-only: {}; 'gantry doctor' says what to do", dir.display(), shown(why))]
+    ReadOnly {
+        /// The data directory.
+        dir: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The kernel does not tell its boot id.
     #[error("cannot read the boot id from {BOOT_ID}: is /proc mounted?")]
     Boot {
@@ -106,6 +124,8 @@ impl Kind for OpenError {
             Self::Directory { source, .. } => ErrorKind::of_io(source),
             Self::Newer { .. } | Self::Feature { .. } | Self::Older { .. } => ErrorKind::Refused,
             Self::Boot { .. } => ErrorKind::Unavailable,
+            Self::Lost { .. } => ErrorKind::Damaged,
+            Self::ReadOnly { .. } => ErrorKind::Refused,
             Self::Store(error) => error.kind(),
         }
     }

@@ -67,6 +67,42 @@ fn speed() {
         println!("alone: open {:?}", begun.elapsed());
         drop(store);
     }
+    start_of_gantryd(&path);
+}
+
+/// What gantryd does before it opens the database, with as many events as are ever kept.
+fn start_of_gantryd(path: &std::path::Path) {
+    let store = Store::open(path).unwrap();
+    store.conn.execute_batch("BEGIN").unwrap();
+    let kind = gantry_model::EventKind::PodExited;
+    let data = [("exit_code".to_owned(), "0".to_owned()), ("reason".to_owned(), "all apps ended".to_owned())];
+    for n in 0..100_000u128 {
+        let id = pod_id(n % 10_000).to_string();
+        let event = gantry_model::NewEvent { kind, at: Timestamp(5), name: id.clone(), id, data: data.clone().into() };
+        store
+            .conn
+            .prepare_cached("INSERT INTO event SELECT next_seq, boot, ?1, 5, ?2, ?2, ?3 FROM state")
+            .and_then(|mut insert| {
+                let text = crate::pods::row::map_text(&event.data)?;
+                insert.execute([event.kind.as_str(), &event.id, &text])
+            })
+            .unwrap();
+        store.conn.prepare_cached("UPDATE state SET next_seq = next_seq + 1").unwrap().execute([]).unwrap();
+    }
+    store.conn.execute_batch("COMMIT; PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    let bytes = std::fs::metadata(store.layout().db()).unwrap().len();
+    let home = crate::Home::open(path).unwrap();
+    for _ in 0..3 {
+        let begun = Instant::now();
+        assert_eq!(home.damage().unwrap(), None);
+        println!("look for damage in {bytes} bytes: {:?}", begun.elapsed());
+        let begun = Instant::now();
+        store.conn.query_row("PRAGMA quick_check(1)", [], |_| Ok(())).unwrap();
+        println!("of that, the quick check: {:?}", begun.elapsed());
+        let begun = Instant::now();
+        store.back_up_if_due(Duration::ZERO).unwrap();
+        println!("back up: {:?}", begun.elapsed());
+    }
 }
 
 /// Filters on the ten thousand pods: 9 700 exited, 100 aborted, and 200 that were never begun.

@@ -3,7 +3,7 @@
 use gantry_engine::{Finding, Severity};
 use serde::Serialize;
 
-use crate::context::Context;
+use crate::context::{Context, need_root};
 use crate::exit;
 use crate::failure::Failure;
 use crate::render::{Form, escape, json};
@@ -29,8 +29,8 @@ struct Document<'a> {
 
 /// Says what is wrong, and what to do about it. Code 1 when something is.
 pub(crate) fn doctor(context: &Context, args: &Doctor) -> Result<u8, Failure> {
-    let engine = context.open("doctor")?;
-    let findings = engine.doctor(args.deep)?;
+    need_root("doctor")?;
+    let findings = gantry_engine::examine(context.options()?, args.deep)?;
     json::to_stdout(|out| match args.form {
         Form::Table => lines(out, &findings),
         form => json::items(out, form, findings.iter().map(document)),

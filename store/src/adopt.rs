@@ -1,0 +1,134 @@
+//! What a restored database has to be told of the disk: layers and blobs it does not know, images whose files went
+//! since its backup was made, and pod directories that nothing can be made of.
+
+use std::path::PathBuf;
+
+use gantry_model::{Digest, PodId};
+use rustix::fs::{Mode, RenameFlags};
+use rustix::io::Errno;
+
+use crate::db::Sync;
+use crate::lock::{still_named, sync_dir};
+use crate::sweep::names;
+use crate::{ImageRow, LayerRow, Layout, PodLock, Store, StoreError, tmp, trees};
+
+impl Store {
+    /// Manifests and configurations that lie here and belong to no image that the database knows.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn unknown_blobs(&self) -> Result<Vec<Digest>, StoreError> {
+        let needed = self.needed_blobs()?;
+        let mut unknown = Vec::new();
+        for algorithm in ["sha256", "sha512"] {
+            for hex in names(&self.layout.blobs_dir().join(algorithm))? {
+                let text = format!("{algorithm}:{hex}");
+                // What is no digest is no blob.
+                unknown.extend(text.parse().ok().filter(|_| !needed.contains(&text)));
+            }
+        }
+        unknown.sort();
+        Ok(unknown)
+    }
+
+    /// Writes rows for layers that have their directories: those are durable before they get their names. Lowest first.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn adopt_layers(&self, rows: &[LayerRow]) -> Result<(), StoreError> {
+        const DOING: &str = "take over layers";
+        self.write(DOING, Sync::Now, |tx| {
+            for row in rows {
+                trees::insert_unless_known(tx, row).map_err(StoreError::sql(DOING))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Whether the layers, the manifest and the configuration of an image are here. Their contents are not looked at.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn has_files_of(&self, image: &ImageRow) -> Result<bool, StoreError> {
+        for layer in &image.layers {
+            if !self.has_tree(&layer.chain)? {
+                return Ok(false);
+            }
+        }
+        Ok(self.has_blob(&image.id)? && self.has_blob(&image.config)?)
+    }
+
+    fn has_tree(&self, chain: &Digest) -> Result<bool, StoreError> {
+        let path = self.layout.tree_dir(chain);
+        match rustix::fs::lstat(&path) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(StoreError::io("look at", &path)(errno)),
+        }
+    }
+
+    /// Deletes the rows of layers whose directories are gone, as far as no image refers to them; tells how many.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn forget_lost_layers(&self) -> Result<usize, StoreError> {
+        let mut forgotten = 0;
+        loop {
+            let mut now = 0;
+            // A layer above another keeps it: one round frees the next.
+            for chain in self.unused_layers()? {
+                if !self.has_tree(&chain)? {
+                    now += usize::from(self.remove_layer_row(&chain)?);
+                }
+            }
+            if now == 0 {
+                return Ok(forgotten);
+            }
+            forgotten += now;
+        }
+    }
+
+    /// Moves the directory of what cannot be a pod to `lost-pods/`, durably, and tells where it is now. Nothing there
+    /// is ever deleted by gantry.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`]; [`StoreError::Locked`] when the lock is not that of this directory.
+    pub fn move_to_lost(&self, lock: PodLock, id: PodId) -> Result<PathBuf, StoreError> {
+        let (from, above) = (self.layout.pod_dir(&id), self.layout.lost_pods_dir());
+        if !still_named(&lock, &from).map_err(StoreError::io("look at", &from))? {
+            return Err(StoreError::Locked { path: from, seconds: 0 });
+        }
+        match rustix::fs::mkdir(&above, Mode::RWXU) {
+            Ok(()) => sync_dir(self.layout.root())?,
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(StoreError::io("make", &above)(errno)),
+        }
+        let mut to = above.join(id.to_string());
+        let cwd = rustix::fs::CWD;
+        let mut moved = rustix::fs::renameat_with(cwd, &from, cwd, &to, RenameFlags::NOREPLACE);
+        if moved == Err(Errno::EXIST) {
+            to = above.join(tmp::fresh_name(&id.to_string())?);
+            moved = rustix::fs::renameat_with(cwd, &from, cwd, &to, RenameFlags::NOREPLACE);
+        }
+        moved.map_err(StoreError::io("move away", &from))?;
+        // Its new name before the loss of its old one.
+        sync_dir(&above)?;
+        sync_dir(&self.layout.pods_dir())?;
+        drop(lock);
+        Ok(to)
+    }
+}
+
+/// The directories in `lost-pods/`.
+///
+/// # Errors
+/// [`StoreError::Io`].
+pub fn lost_pods(layout: &Layout) -> Result<Vec<PathBuf>, StoreError> {
+    let dir = layout.lost_pods_dir();
+    if !dir.exists() {
+        return Ok(Vec::new());
+    }
+    let mut all: Vec<PathBuf> = names(&dir)?.into_iter().map(|name| dir.join(name)).collect();
+    all.sort();
+    Ok(all)
+}

@@ -1,0 +1,273 @@
+//! Copies of the database in `backups/`: one from before each migration, and those that gantryd makes on a timer.
+//!
+//! ```text
+//! gantry-vFORMAT-TIME.db    from before a migration; the newest three are kept
+//! timed-vFORMAT-TIME.db     made by gantryd; the newest three are kept
+//! NAME.tmp                  being made; left by a `kill -9`, and overwritten by the next
+//! ```
+//!
+//! TIME is in nanoseconds since the epoch, with a fixed width, so that names sort as times do. The two kinds have
+//! their own three, so that neither pushes the other out.
+//!
+//! A copy is made with SQLite's backup interface in one step: one snapshot, whatever is written meanwhile. In WAL mode
+//! a reader of a snapshot holds no writer up; all it does is let the WAL grow for as long as the copying takes. (Copying
+//! in several steps would begin again whenever somebody commits in between.) Then the copy itself is checked, synced
+//! and renamed: what has its name is whole, durable and good. A damaged database never pushes a good copy out.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use gantry_model::{ErrorKind, Kind as _, Timestamp};
+use rusqlite::backup::{Backup as Copying, StepResult};
+use rusqlite::{Connection, OpenFlags};
+
+use crate::db::{BUSY, connect, make_db, unknown_feature};
+use crate::lock::sync_dir;
+use crate::migrate::{self, APPLICATION_ID, STEPS};
+use crate::sweep::names;
+use crate::{Layout, Store, StoreError};
+
+/// So many copies of each kind are kept.
+const KEPT: usize = 3;
+
+/// How coarse the times of files may be: a write is stamped with the last tick of the kernel's clock before it.
+const TICK: Duration = Duration::from_millis(20);
+
+const DOING: &str = "back up the database";
+
+/// Everything but whether each index has what its table has.
+pub(crate) const QUICK_CHECK: &str = "PRAGMA quick_check(1)";
+
+/// A copy of the database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backup {
+    /// Where it is.
+    pub path: PathBuf,
+    /// When its making began: it has all that was committed before.
+    pub at: Timestamp,
+    /// The format of the database.
+    pub format: usize,
+    timed: bool,
+}
+
+/// What a look into a database that nobody writes to has found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It can be restored.
+    Good {
+        /// The number its next event would have had.
+        next_seq: u64,
+    },
+    /// It cannot.
+    Bad {
+        /// Why, for people.
+        why: String,
+    },
+}
+
+impl Backup {
+    fn of(path: PathBuf) -> Option<Self> {
+        let name = path.file_name()?.to_str()?;
+        let timed = name.starts_with("timed-v");
+        let rest = name.strip_prefix("timed-v").or_else(|| name.strip_prefix("gantry-v"))?;
+        let (format, at) = rest.strip_suffix(".db")?.split_once('-')?;
+        Some(Self { at: Timestamp(at.parse().ok()?), format: format.parse().ok()?, timed, path })
+    }
+
+    /// A database file that is its own backup.
+    pub(crate) fn own(path: PathBuf, at: Timestamp) -> Self {
+        Self { path, at, format: STEPS.len(), timed: false }
+    }
+
+    /// Looks whether it can be restored, reading all of it.
+    #[must_use]
+    pub fn examine(&self) -> Verdict {
+        examine(&self.path, QUICK_CHECK)
+    }
+}
+
+/// All copies, newest first; none where there is no directory for them.
+///
+/// # Errors
+/// [`StoreError::Io`].
+pub fn backups(layout: &Layout) -> Result<Vec<Backup>, StoreError> {
+    let dir = layout.backups_dir();
+    let names = match names(&dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+        other => other?,
+    };
+    let mut all: Vec<Backup> = names.iter().filter_map(|name| Backup::of(dir.join(name))).collect();
+    all.sort_by(|a, b| (b.at, &b.path).cmp(&(a.at, &a.path)));
+    Ok(all)
+}
+
+/// Looks whether a database that nobody writes to is one of ours, of a format we know, and passes this check.
+pub(crate) fn examine(path: &Path, check: &str) -> Verdict {
+    let look = || -> rusqlite::Result<Verdict> {
+        let bad = |why: String| Ok(Verdict::Bad { why });
+        let conn = open_immutable(path)?;
+        let version = migrate::version(&conn)?;
+        let id: i32 = conn.query_row("PRAGMA application_id", [], |row| row.get(0))?;
+        if id != APPLICATION_ID || version == 0 {
+            return bad("it is no database of gantry".to_owned());
+        }
+        if version > STEPS.len() {
+            return bad(format!("it has format {version} and this gantry knows formats up to {}", STEPS.len()));
+        }
+        if let Some(feature) = unknown_feature(&conn)? {
+            return bad(format!("it uses '{}', which this gantry does not know", gantry_model::id::shown(&feature)));
+        }
+        if let Some(why) = failing(&conn, check)? {
+            return bad(why);
+        }
+        Ok(Verdict::Good { next_seq: conn.query_row("SELECT next_seq FROM state", [], |row| row.get(0))? })
+    };
+    look().unwrap_or_else(|error| Verdict::Bad { why: error.to_string() })
+}
+
+/// The first thing that a check of the whole database complains of.
+pub(crate) fn failing(conn: &Connection, check: &str) -> rusqlite::Result<Option<String>> {
+    let mut statement = conn.prepare(check)?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let line: String = row.get(0)?;
+        if line != "ok" {
+            return Ok(Some(line.trim_start_matches("*** in database main ***").trim().to_owned()));
+        }
+    }
+    Ok(None)
+}
+
+/// The number the next event would have had, whatever else is wrong with the database.
+pub(crate) fn next_seq(path: &Path) -> Option<u64> {
+    let conn = open_immutable(path).ok()?;
+    conn.query_row("SELECT next_seq FROM state", [], |row| row.get(0)).ok()
+}
+
+/// Opens a database that nobody writes to: without locks, and without a WAL being made beside it.
+fn open_immutable(path: &Path) -> rusqlite::Result<Connection> {
+    use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+    let mut uri = b"file:".to_vec();
+    for &byte in path.as_os_str().as_bytes() {
+        // The three that mean something in a URI's path (https://sqlite.org/uri.html).
+        match byte {
+            b'%' | b'?' | b'#' => uri.extend(format!("%{byte:02X}").into_bytes()),
+            byte => uri.push(byte),
+        }
+    }
+    uri.extend(b"?immutable=1");
+    let uri = PathBuf::from(std::ffi::OsString::from_vec(uri));
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+    Connection::open_with_flags(uri, flags)
+}
+
+/// Copies the database as it was committed before a migration, which holds the write lock.
+pub(crate) fn before_migration(layout: &Layout, version: usize) -> Result<(), StoreError> {
+    copy(&connect(layout)?, layout, "gantry", version).map(drop)
+}
+
+impl Store {
+    /// Makes a copy of the database if there is none that gantryd made, or if the newest is at least this old and the
+    /// database has changed since. `None`: it was not due.
+    ///
+    /// # Errors
+    /// [`StoreError`]; [`StoreError::Damaged`] when the copy, and so the database, is damaged. The older copies stay.
+    pub fn back_up_if_due(&self, interval: Duration) -> Result<Option<Backup>, StoreError> {
+        let now = crate::now();
+        // One from the future was made before the clock was set back: nobody knows how old it is.
+        let newest = backups(&self.layout)?.into_iter().find(|backup| backup.timed && backup.at <= now);
+        if let Some(newest) = newest
+            && (now.since(newest.at) < interval || !self.changed_since(newest.at)?)
+        {
+            return Ok(None);
+        }
+        let version = migrate::version(&self.conn).map_err(StoreError::sql(DOING))?;
+        copy(&self.conn, &self.layout, "timed", version).map(Some)
+    }
+
+    /// Whether anything was committed since, by the times of the files. A checkpoint looks like a change as well.
+    fn changed_since(&self, at: Timestamp) -> Result<bool, StoreError> {
+        for path in [self.layout.db(), self.layout.wal()] {
+            match fs::metadata(&path).and_then(|found| found.modified()) {
+                Ok(time) => {
+                    let since = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+                    if Timestamp(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)) >= at.before(TICK) {
+                        return Ok(true);
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(StoreError::io("look at", &path)(error)),
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn copy(from: &Connection, layout: &Layout, kind: &str, version: usize) -> Result<Backup, StoreError> {
+    let dir = layout.backups_dir();
+    let at = crate::now();
+    let temporary = dir.join(format!("{kind}.tmp"));
+    remove(&temporary)?;
+    let made = copy_to(from, &temporary).and_then(|()| {
+        let path = dir.join(format!("{kind}-v{version}-{:020}.db", at.0));
+        File::open(&temporary).and_then(|file| file.sync_all()).map_err(StoreError::io("sync", &temporary))?;
+        fs::rename(&temporary, &path).map_err(StoreError::io("rename the copy to", &path))?;
+        sync_dir(&dir)?;
+        Ok(path)
+    });
+    // The first failure is the one to tell of; what cannot be removed now is removed by the next copy.
+    let path = made.inspect_err(|_| drop(remove(&temporary)))?;
+    let made = Backup { path, at, format: version, timed: kind == "timed" };
+    drop_old(layout, &made)?;
+    Ok(made)
+}
+
+/// Copies one snapshot, and checks the copy.
+fn copy_to(from: &Connection, path: &Path) -> Result<(), StoreError> {
+    make_db(path)?;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut to = Connection::open_with_flags(path, flags).map_err(StoreError::sql(DOING))?;
+    // The file is synced once, at the end.
+    to.execute_batch("PRAGMA synchronous = OFF").map_err(StoreError::sql(DOING))?;
+    let copying = Copying::new(from, &mut to).map_err(StoreError::sql(DOING))?;
+    let begun = Instant::now();
+    loop {
+        match copying.step(-1).map_err(StoreError::sql(DOING))? {
+            StepResult::Done => break,
+            // Only recovery of the WAL by somebody else keeps a reader out, and not for long.
+            _ if begun.elapsed() < BUSY => std::thread::sleep(Duration::from_millis(10)),
+            _ => {
+                return Err(StoreError::Busy {
+                    doing: DOING,
+                    source: "others kept the database locked".to_owned().into(),
+                });
+            }
+        }
+    }
+    drop(copying);
+    to.close().map_err(|(_, error)| error).map_err(StoreError::sql(DOING))?;
+    let copied = open_immutable(path).map_err(StoreError::sql(DOING))?;
+    match failing(&copied, QUICK_CHECK).map_err(StoreError::sql(DOING))? {
+        None => Ok(()),
+        Some(why) => Err(StoreError::Damaged { doing: DOING, source: why.into() }),
+    }
+}
+
+fn remove(path: &Path) -> Result<(), StoreError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(StoreError::io("remove the unfinished copy", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Deletes all but the newest of a kind. The one just made stays, whatever the clock says.
+fn drop_old(layout: &Layout, made: &Backup) -> Result<(), StoreError> {
+    let others = backups(layout)?.into_iter().filter(|other| other.timed == made.timed && other.path != made.path);
+    for backup in others.skip(KEPT - 1) {
+        fs::remove_file(&backup.path).map_err(StoreError::io("remove the old copy", &backup.path))?;
+    }
+    Ok(())
+}

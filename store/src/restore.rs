@@ -1,0 +1,328 @@
+//! Putting a data directory in order before it is opened: finding damage, and replacing a damaged database.
+//!
+//! Only the keeper does it ([`Home::lock_keeper`]), and under the lock on the data directory, so that nobody makes a
+//! new database in between. Commands that come meanwhile find the damaged one, or none and wait for the lock; those
+//! that had it open are refused when they write ([`StoreError::Replaced`]).
+//!
+//! # The steps of a restore, and what a `kill -9` after each leaves
+//!
+//! | step | killed after it |
+//! |---|---|
+//! | 1. the newest good backup is copied to `tmp/` (no backup: an empty database) | the damaged database; `tmp/` is swept |
+//! | 2. there it is migrated, gets its new numbering, and is filled by the caller from what lies on the disk | the same |
+//! | 3. it is checked and synced | the same |
+//! | 4. `restored` is written: what was done, for people | the same, and a record that the next start writes anew |
+//! | 5. `gantry.db`, then `-wal`, `-shm` and `-journal` are moved to `damaged/TIME/`, synced | no database beside pods, layers and backups: damage, found and restored by the next start, refused by commands |
+//! | 6. the new one is renamed to `gantry.db`, synced | a restored database |
+//! | 7. all but the newest three of `damaged/` are deleted | one more than three, until the next restore |
+//!
+//! The database file goes first in step 5: without its WAL it might look sound, and be old. No WAL may be left before
+//! step 6: SQLite would take it for that of the new file.
+//!
+//! # Numbers of events
+//!
+//! None is given twice, though nobody knows how many were given since the backup. At any time, the number of an event
+//! is below the number of microseconds since the epoch: the first numbering begins with 1, each later one with the
+//! microseconds of its moment, nobody commits a million events a second for long, and a boot, which skips at most three
+//! million, takes longer than three seconds. So a new numbering begins with the microseconds of now. Should the clock
+//! have been set back, it still begins at least [`BOOT_JUMP`](crate::db::BOOT_JUMP) above everything that the damaged
+//! database and any backup know of. What was before counts as trimmed, so that who follows is told of the gap.
+
+use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use gantry_model::{BootId, Timestamp};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, params};
+use rustix::fs::{FlockOperation, Mode};
+
+use crate::backup::{Backup, QUICK_CHECK, Verdict, backups, examine, next_seq};
+use crate::damage::{self, Damage};
+use crate::db::{
+    BUSY, FileId, after_boot, connect_to, current_boot, make_db, make_dirs, make_root, open_root, set_wal,
+};
+use crate::keeper::{self, Keeper};
+use crate::lock::{lock_within, open_dir, sync_dir};
+use crate::migrate::{self, STEPS};
+use crate::record::{self, Record};
+use crate::tmp::{self, Scrap};
+use crate::{Layout, OpenError, Store, StoreError, reserve};
+
+/// So many damaged databases are kept.
+const KEPT: usize = 3;
+
+/// A number that nothing has ever reached: what says more is damaged itself.
+const MOST_SEQ: u64 = 1 << 60;
+
+const DOING: &str = "restore the database";
+
+/// A data directory before its database is opened, for the one who keeps it.
+#[derive(Debug)]
+pub struct Home {
+    root: File,
+    layout: Layout,
+    boot: BootId,
+}
+
+/// The lock on a data directory: nobody makes, migrates or restores a database while it lives.
+#[derive(Debug)]
+pub struct HomeLock<'a>(&'a File);
+
+impl Drop for HomeLock<'_> {
+    fn drop(&mut self) {
+        // Closing the directory does it as well, a little later.
+        let _ = rustix::fs::flock(self.0, FlockOperation::Unlock);
+    }
+}
+
+impl Home {
+    /// Opens the data directory, making it and its directories if they are absent. The database is not touched.
+    ///
+    /// # Errors
+    /// [`OpenError`] when it is none that we may use.
+    pub fn open(dir: &Path) -> Result<Self, OpenError> {
+        let boot = current_boot()?;
+        let root = match open_root(dir) {
+            Err(OpenError::Absent { .. }) => make_root(dir)?,
+            other => other?,
+        };
+        let layout = Layout::new(dir);
+        make_dirs(&layout)?;
+        Ok(Self { root, layout, boot })
+    }
+
+    /// Where everything is.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// [`Store::lock_keeper`].
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn lock_keeper(&self) -> Result<Keeper, StoreError> {
+        keeper::lock(&self.layout)
+    }
+
+    /// Takes the lock on the data directory.
+    ///
+    /// # Errors
+    /// [`StoreError::Locked`] when others make or migrate a database for ten seconds.
+    pub fn lock(&self) -> Result<HomeLock<'_>, StoreError> {
+        lock_within(&self.root, FlockOperation::NonBlockingLockExclusive, self.layout.root(), BUSY, &mut || {})?;
+        Ok(HomeLock(&self.root))
+    }
+
+    /// Looks whether the database is damaged, reading all of it. The caller holds the lock.
+    ///
+    /// # Errors
+    /// [`OpenError`] when it cannot be looked at, or is none of ours.
+    pub fn damage(&self) -> Result<Option<Damage>, OpenError> {
+        damage::find(&self.layout, &self.boot)
+    }
+
+    /// From what a damaged database would be restored; `None`: there is no good backup.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn source(&self, damage: &Damage) -> Result<Option<Backup>, StoreError> {
+        let good = |backup: Backup| match backup.examine() {
+            Verdict::Good { next_seq } => Some((backup, next_seq)),
+            Verdict::Bad { .. } => None,
+        };
+        // By the number of the next event, for clocks are set back; of equal ones the newest.
+        let newest = backups(&self.layout)?.into_iter().rev().filter_map(good).max_by_key(|(_, next_seq)| *next_seq);
+        let own = if damage.only_wal { self.without_wal() } else { None };
+        Ok(match (own, newest) {
+            // What knows of more events is the newer one: the file may not have been written to for long.
+            (Some((own, last)), Some((_, of_backup))) if last >= of_backup => Some(own),
+            (Some((own, _)), None) => Some(own),
+            (_, newest) => newest.map(|(backup, _)| backup),
+        })
+    }
+
+    /// The database file alone, if it is whole. Indexes are compared with their tables, because a copying of the WAL
+    /// into the file may have been cut short.
+    fn without_wal(&self) -> Option<(Backup, u64)> {
+        let path = self.layout.db();
+        let Verdict::Good { next_seq } = examine(&path, "PRAGMA integrity_check(1)") else { return None };
+        let at = fs::metadata(&path).and_then(|found| found.modified()).ok()?;
+        let at = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
+        Some((Backup::own(path, Timestamp(i64::try_from(at).unwrap_or(i64::MAX))), next_seq))
+    }
+
+    /// Whether all that a reader needs can be read from the damaged database.
+    #[must_use]
+    pub fn can_be_read(&self) -> bool {
+        let read = || -> Result<(), OpenError> {
+            let store = Store::open_read_only(self.layout.root())?;
+            store.pods(&gantry_model::query::PodQuery::default())?;
+            store.images()?;
+            store.trimmed_seq()?;
+            store.events_after(store.last_seq()?.saturating_sub(1), 1)?;
+            Ok(())
+        };
+        read().is_ok()
+    }
+
+    /// From now on nothing can be written: opening for writing fails with [`OpenError::ReadOnly`] and this reason. The
+    /// caller holds the lock.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn close_for_writing(&self, why: &str) -> Result<(), StoreError> {
+        record::write(&self.layout, &self.layout.read_only(), why)
+    }
+
+    /// Takes [`Self::close_for_writing`] back. The caller holds the lock.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn open_for_writing(&self) -> Result<(), StoreError> {
+        let path = self.layout.read_only();
+        match fs::remove_file(&path) {
+            Ok(()) => sync_dir(self.layout.root()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(StoreError::io("remove", &path)(error)),
+        }
+    }
+
+    /// Replaces the database by a copy of `source` (without one: by an empty one), which `fill` first completes from
+    /// what lies on the disk. The caller holds the lock. See the module for the order.
+    ///
+    /// # Errors
+    /// [`StoreError`], or what `fill` says; the damaged database is where it was then, or the next start goes on.
+    pub fn restore<E: From<StoreError>>(
+        &self,
+        damage: &Damage,
+        source: Option<&Backup>,
+        fill: impl FnOnce(Store) -> Result<Store, E>,
+    ) -> Result<Record, E> {
+        // Room for the copy, should the disk be full.
+        reserve::spend(&self.layout)?;
+        let (lock, dir) = tmp::make_dir(&self.layout, "restore", Mode::RWXU)?;
+        let scrap = Scrap::new(&self.layout, dir.clone());
+        let path = dir.join("gantry.db");
+        let first = self.first_number()?;
+        let conn = self.build(&path, source, first)?;
+        let store = fill(Store::of(conn, self.layout.clone(), &self.boot, None))?;
+        finish(store.conn, &path)?;
+        let at = crate::now();
+        let aside = self.layout.damaged_dir().join(at.rfc3339().as_str());
+        let record = Record {
+            at,
+            damage: damage.what.clone(),
+            backup: source.map(|backup| (backup.path.clone(), backup.at)),
+            aside,
+            first_event: first,
+        };
+        record.save(&self.layout)?;
+        self.move_aside(&record.aside)?;
+        fs::rename(&path, self.layout.db()).map_err(StoreError::io("rename the database to", &self.layout.db()))?;
+        sync_dir(self.layout.root())?;
+        drop(scrap);
+        drop(lock);
+        self.drop_old()?;
+        reserve::fill(&self.layout)?;
+        Ok(record)
+    }
+
+    /// Makes the database that is to be: of the last format, in this boot, with a numbering of its own.
+    fn build(&self, path: &Path, source: Option<&Backup>, first: u64) -> Result<Connection, StoreError> {
+        match source {
+            Some(backup) => copy(&backup.path, path)?,
+            None => make_db(path)?,
+        }
+        let sql = || StoreError::sql(DOING);
+        let conn = connect_to(path)?;
+        set_wal(&conn)?;
+        // Synced once, when it is whole.
+        conn.execute_batch("PRAGMA synchronous = OFF").map_err(sql())?;
+        migrate::migrate(&conn, STEPS, |_| Ok(()))?;
+        let tx = conn.unchecked_transaction().map_err(sql())?;
+        tx.execute("DELETE FROM event", []).map_err(sql())?;
+        tx.execute("DELETE FROM state", []).map_err(sql())?;
+        tx.execute(
+            "INSERT INTO state (one, boot, next_seq, trimmed) VALUES (1, ?1, ?2, ?3)",
+            params![self.boot.0, first, first - 1],
+        )
+        .map_err(sql())?;
+        tx.commit().map_err(sql())?;
+        Ok(conn)
+    }
+
+    /// See the module.
+    fn first_number(&self) -> Result<u64, StoreError> {
+        let of_backups = backups(&self.layout)?.into_iter().filter_map(|backup| next_seq(&backup.path));
+        let known = of_backups.chain(self.damaged_number()).filter(|&seq| seq < MOST_SEQ).max().unwrap_or(1);
+        let now = u64::try_from(crate::now().0 / 1000).unwrap_or(0);
+        Ok(now.max(after_boot(known)))
+    }
+
+    /// What the damaged database says, with its WAL if that can be had.
+    fn damaged_number(&self) -> Option<u64> {
+        let path = self.layout.db();
+        FileId::of(&path).ok()?.filter(|file| file.len > 0)?;
+        let whole = connect_to(&path).ok()?.query_row("SELECT next_seq FROM state", [], |row| row.get(0)).ok();
+        whole.or_else(|| next_seq(&path))
+    }
+
+    fn move_aside(&self, aside: &Path) -> Result<(), StoreError> {
+        let above = self.layout.damaged_dir();
+        for dir in [above.as_path(), aside] {
+            match rustix::fs::mkdir(dir, Mode::RWXU) {
+                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                Err(errno) => return Err(StoreError::io("make", dir)(errno)),
+            }
+        }
+        let db = self.layout.db();
+        for name in ["gantry.db", "gantry.db-wal", "gantry.db-shm", "gantry.db-journal"] {
+            let from = db.with_file_name(name);
+            match rustix::fs::rename(&from, aside.join(name)) {
+                Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+                Err(errno) => return Err(StoreError::io("move away", &from)(errno)),
+            }
+            // One after the other on the disk as well: see the module on their order.
+            sync_dir(self.layout.root())?;
+        }
+        sync_dir(aside)?;
+        sync_dir(&above)
+    }
+
+    fn drop_old(&self) -> Result<(), StoreError> {
+        let dir = self.layout.damaged_dir();
+        let mut names = crate::sweep::names(&dir)?;
+        // Times, so their order is the order of the names.
+        names.sort_by(|a, b| b.cmp(a));
+        for name in names.into_iter().skip(KEPT) {
+            let path = dir.join(name);
+            fs::remove_dir_all(&path).map_err(StoreError::io("remove", &path))?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies a file that nobody writes to. Not by a link: the copy is written to.
+fn copy(from: &Path, to: &Path) -> Result<(), StoreError> {
+    let mut read = File::open(from).map_err(StoreError::io("open", from))?;
+    let write = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
+    let mut write = write.map_err(StoreError::io("make", to))?;
+    std::io::copy(&mut read, &mut write).map(drop).map_err(StoreError::io("write", to))
+}
+
+/// Brings everything into the one file, checks it, and makes it durable.
+fn finish(conn: Connection, path: &Path) -> Result<(), StoreError> {
+    let sql = || StoreError::sql(DOING);
+    conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).map_err(sql())?;
+    conn.flush_prepared_statement_cache();
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(sql())?;
+    conn.close().map_err(|(_, error)| error).map_err(sql())?;
+    if let Verdict::Bad { why } = examine(path, QUICK_CHECK) {
+        return Err(StoreError::Damaged { doing: DOING, source: why.into() });
+    }
+    File::open(path).and_then(|file| file.sync_all()).map_err(StoreError::io("sync", path))?;
+    let dir = path.parent().map(PathBuf::from).unwrap_or_default();
+    open_dir(&dir).and_then(rustix::fs::fsync).map_err(StoreError::io("sync", &dir))
+}

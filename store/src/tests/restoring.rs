@@ -1,0 +1,310 @@
+//! Every kind of damage is seen before the database is opened, and what is restored is whole.
+
+use std::fs;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use gantry_model::query::PodQuery;
+use gantry_model::{ErrorKind, Kind as _};
+
+use super::*;
+use crate::{OpenError, Record, StoreError, Verdict, backups};
+
+const NEVER_OLD: Duration = Duration::from_secs(3600);
+
+/// A store with a pod, a backup, another pod since, and enough events to fill some pages; closed. Gives its directory,
+/// and the number its next event would have had.
+fn kept() -> (tempfile::TempDir, std::path::PathBuf, u64) {
+    let Home { dir, store } = Home::new();
+    let image = image(&store, "i", &["l"]);
+    store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap();
+    store.back_up_if_due(NEVER_OLD).unwrap().unwrap();
+    store.insert_pod(&new_pod(pod_id(2), &image, &["a"])).unwrap();
+    for n in 100..200 {
+        store.insert_pod(&new_pod(pod_id(n), &image, &["a", "b"])).unwrap();
+        moved(&store, pod_id(n), Generation(0), edge(Edge::Aborted(Timestamp(1))));
+    }
+    let data = store.layout().root().to_owned();
+    // Pods have directories; what is in them is nobody's business here.
+    drop(store.make_pod_dir(pod_id(1)).unwrap());
+    let next = store.last_seq().unwrap() + 1;
+    store.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    (dir, data, next)
+}
+
+fn overwrite(data: &Path, at: u64, bytes: &[u8]) {
+    let file = fs::File::options().write(true).open(data.join("gantry.db")).unwrap();
+    file.write_all_at(bytes, at).unwrap();
+}
+
+fn truncate(data: &Path, part: u64) {
+    let file = fs::File::options().write(true).open(data.join("gantry.db")).unwrap();
+    let len = file.metadata().unwrap().len();
+    file.set_len(len / 4096 * part / 4 * 4096).unwrap();
+}
+
+/// Pages of rows, far from the schema and the roots of the tables.
+fn hit_the_end(data: &Path) {
+    let pages = fs::metadata(data.join("gantry.db")).unwrap().len() / 4096;
+    overwrite(data, (pages - 8) * 4096, &garbage(8 * 4096));
+}
+
+fn garbage(n: usize) -> Vec<u8> {
+    (0..n).map(|i| (i * 31 % 251) as u8).collect()
+}
+
+type Hit = fn(&Path);
+
+/// What is done to the database, and what is said of it.
+const HITS: [(Hit, &str); 12] = [
+    (|data| overwrite(data, 0, &garbage(100)), "cannot be read"),
+    (|data| overwrite(data, 60, &[0; 20]), "header of the database is damaged"),
+    (|data| overwrite(data, 100, &garbage(3000)), "cannot be read"),
+    (|data| overwrite(data, 5 * 4096, &garbage(40 * 4096)), "cannot be read"),
+    (hit_the_end, "damaged"),
+    (|data| truncate(data, 2), "cannot be read"),
+    (|data| truncate(data, 0), "empty"),
+    (|data| fs::remove_file(data.join("gantry.db")).unwrap(), "missing"),
+    (|data| fs::write(data.join("gantry.db-wal"), garbage(50_000)).unwrap(), "no header"),
+    (|data| fs::write(data.join("gantry.db"), garbage(50_000)).unwrap(), "cannot be read"),
+    (|data| sql(data, "DELETE FROM state"), "number of the next event"),
+    (|data| sql(data, "PRAGMA ignore_check_constraints = ON; UPDATE pod SET net = 'x'"), "cannot be read"),
+];
+
+fn sql(data: &Path, text: &str) {
+    rusqlite::Connection::open(data.join("gantry.db")).unwrap().execute_batch(text).unwrap();
+}
+
+#[test]
+fn each_damage_is_seen_and_restored() {
+    for (row, (hit, want)) in HITS.into_iter().enumerate() {
+        let (_dir, data, next) = kept();
+        hit(&data);
+        let home = crate::Home::open(&data).unwrap();
+        let lock = home.lock().unwrap();
+        let damage = home.damage().unwrap().unwrap_or_else(|| panic!("row {row}: nothing was found"));
+        assert!(damage.what.contains(want), "row {row}: {damage:?}");
+        let source = home.source(&damage).unwrap().unwrap();
+        let record = home.restore(&damage, Some(&source), Ok::<_, StoreError>).unwrap();
+        assert_eq!(home.damage().unwrap(), None, "row {row}");
+        drop(lock);
+        assert_eq!(Record::load(home.layout()).unwrap().unwrap(), record, "row {row}");
+        assert!(record.aside.is_dir() && !data.join("gantry.db-journal").exists(), "row {row}");
+        let store = Store::open(&data).unwrap();
+        assert!(store.pod(pod_id(1)).unwrap().is_some(), "row {row}");
+        // What was in the file alone is newer than the backup.
+        assert_eq!(store.pod(pod_id(2)).unwrap().is_some(), want == "no header", "row {row}");
+        let first = record.first_event;
+        assert!(first > next && first > 1_000_000, "row {row}: {first} after {next}");
+        assert_eq!((store.last_seq().unwrap(), store.trimmed_seq().unwrap()), (first - 1, first - 1), "row {row}");
+        self::image(&store, "another", &[]);
+        assert_eq!(store.events_after(0, 10).unwrap()[0].seq, first, "row {row}");
+        let wrong: Vec<_> =
+            store.check(true).unwrap().into_iter().filter(|it| it.severity == crate::Severity::Error).collect();
+        assert_eq!(wrong, [], "row {row}");
+        assert_eq!(entries(&data.join("tmp")), 0, "row {row}");
+    }
+}
+
+#[test]
+fn commands_refuse_what_is_damaged_and_make_nothing_new() {
+    for (row, (hit, _)) in HITS.into_iter().enumerate().take(7) {
+        let (_dir, data, _) = kept();
+        hit(&data);
+        let before = fs::read(data.join("gantry.db")).ok();
+        let opened = Store::open(&data).and_then(|store| Ok(store.pods(&PodQuery::default()).map(drop)?));
+        let error = opened.expect_err("damaged");
+        let fits = matches!(error.kind(), ErrorKind::Damaged | ErrorKind::Invalid);
+        assert!(fits, "row {row}: {error:?}");
+        assert_eq!(fs::read(data.join("gantry.db")).ok(), before, "row {row}");
+        assert!(Store::open_read_only(&data).and_then(|store| Ok(store.pods(&PodQuery::default())?)).is_err());
+    }
+}
+
+#[test]
+fn what_is_not_damage_is_not_restored() {
+    let (_dir, data, _) = kept();
+    let home = crate::Home::open(&data).unwrap();
+    assert_eq!(home.damage().unwrap(), None);
+    sql(&data, "PRAGMA user_version = 99");
+    assert!(matches!(home.damage(), Err(OpenError::Newer { .. })));
+    sql(&data, "PRAGMA user_version = 1; PRAGMA application_id = 5; DROP TABLE app; DROP TABLE image_layer");
+    assert!(matches!(home.damage(), Err(OpenError::Foreign { .. })));
+    let fresh = tempfile::tempdir().unwrap();
+    let home = crate::Home::open(&fresh.path().join("data")).unwrap();
+    assert_eq!(home.damage().unwrap(), None, "nothing yet");
+    fs::write(home.layout().db(), "").unwrap();
+    assert_eq!(home.damage().unwrap(), None, "killed before its first table");
+    drop(Store::open(home.layout().root()).unwrap());
+}
+
+#[test]
+fn the_newest_good_backup_of_a_known_format_is_taken() {
+    let (_dir, data, _) = kept();
+    let at = |name: &str| data.join("backups").join(name);
+    let good = backups(&crate::Layout::new(&data)).unwrap().remove(0);
+    let copy = |name: &str| fs::copy(&good.path, at(name)).map(drop).unwrap();
+    copy("gantry-v1-99000000000000000001.db");
+    copy("timed-v1-09000000000000000002.db");
+    fs::write(at("timed-v1-09000000000000000003.db"), garbage(50_000)).unwrap();
+    copy("timed-v9-09000000000000000004.db");
+    sql_in(&at("timed-v9-09000000000000000004.db"), "PRAGMA user_version = 99");
+    fs::write(at("notes"), "").unwrap();
+    overwrite(&data, 0, &garbage(100));
+    let home = crate::Home::open(&data).unwrap();
+    let damage = home.damage().unwrap().unwrap();
+    let source = home.source(&damage).unwrap().unwrap();
+    assert_eq!(source.path, at("timed-v1-09000000000000000002.db"), "no time is beyond 2262");
+    fs::remove_dir_all(data.join("backups")).unwrap();
+    assert_eq!(home.source(&damage).unwrap(), None);
+}
+
+fn sql_in(path: &Path, text: &str) {
+    let conn = rusqlite::Connection::open(path).unwrap();
+    conn.execute_batch(text).unwrap();
+}
+
+#[test]
+fn without_a_backup_an_empty_one_takes_its_place() {
+    let (_dir, data, next) = kept();
+    fs::remove_dir_all(data.join("backups")).unwrap();
+    overwrite(&data, 0, &garbage(100));
+    let home = crate::Home::open(&data).unwrap();
+    assert!(!home.can_be_read());
+    let damage = home.damage().unwrap().unwrap();
+    let record = home.restore(&damage, None, Ok::<_, StoreError>).unwrap();
+    assert!(record.backup.is_none() && record.first_event > next);
+    assert_eq!(Store::open(&data).unwrap().pods(&PodQuery::default()).unwrap(), []);
+}
+
+#[test]
+fn a_restore_that_fails_leaves_everything_as_it_was() {
+    let (_dir, data, _) = kept();
+    overwrite(&data, 0, &garbage(100));
+    let before = fs::read(data.join("gantry.db")).unwrap();
+    let home = crate::Home::open(&data).unwrap();
+    let damage = home.damage().unwrap().unwrap();
+    let source = home.source(&damage).unwrap();
+    let refuse = |_: Store| Err(StoreError::Replaced { doing: "fill" });
+    assert!(home.restore(&damage, source.as_ref(), refuse).is_err());
+    assert_eq!(fs::read(data.join("gantry.db")).unwrap(), before);
+    assert_eq!((entries(&data.join("tmp")), Record::load(home.layout()).unwrap()), (0, None));
+}
+
+#[test]
+fn who_had_the_damaged_database_open_is_refused() {
+    let (_dir, data, _) = kept();
+    let old = Store::open(&data).unwrap();
+    assert!(old.is_current().unwrap());
+    let home = crate::Home::open(&data).unwrap();
+    let damage = crate::Damage { what: "for this test".to_owned(), only_wal: false };
+    let source = home.source(&damage).unwrap();
+    home.restore(&damage, source.as_ref(), Ok::<_, StoreError>).unwrap();
+    assert!(!old.is_current().unwrap());
+    let image = old.images().unwrap()[0].id.clone();
+    let refused = old.insert_pod(&new_pod(pod_id(7), &image, &["a"])).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+    assert!(Store::open(&data).unwrap().insert_pod(&new_pod(pod_id(7), &image, &["a"])).is_ok());
+    for _ in 0..4 {
+        home.restore(&damage, source.as_ref(), Ok::<_, StoreError>).unwrap();
+    }
+    assert_eq!(entries(&data.join("damaged")), 3);
+}
+
+#[test]
+fn numbers_stay_above_every_one_that_is_known() {
+    let (_dir, data, _) = kept();
+    let given = 9_000_000_000_000_000;
+    sql(&data, &format!("UPDATE state SET next_seq = {given}"));
+    let home = crate::Home::open(&data).unwrap();
+    let damage = crate::Damage { what: "for this test".to_owned(), only_wal: false };
+    let source = home.source(&damage).unwrap();
+    let record = home.restore(&damage, source.as_ref(), Ok::<_, StoreError>).unwrap();
+    assert!(record.first_event > given, "{}", record.first_event);
+}
+
+#[test]
+fn while_it_is_served_read_only_nobody_writes() {
+    let home = Home::new();
+    let id = image(&home.store, "i", &[]);
+    let keeper = crate::Home::open(&home.path()).unwrap();
+    keeper.close_for_writing("a page is damaged\n").unwrap();
+    let refused = Store::open(&home.path()).unwrap_err();
+    assert!(matches!(&refused, OpenError::ReadOnly { why, .. } if why == "a page is damaged"), "{refused:?}");
+    assert_eq!(refused.kind(), ErrorKind::Refused);
+    assert!(Store::open_read_only(&home.path()).unwrap().image(&id).unwrap().is_some());
+    keeper.open_for_writing().unwrap();
+    keeper.open_for_writing().unwrap();
+    assert!(Store::open(&home.path()).is_ok());
+}
+
+#[test]
+fn backups_are_made_when_due_and_three_of_each_kind_are_kept() {
+    let home = Home::new();
+    let timed = || backups(home.store.layout()).unwrap();
+    let first = home.store.back_up_if_due(NEVER_OLD).unwrap().unwrap();
+    assert_eq!(first.examine(), Verdict::Good { next_seq: 1 });
+    assert_eq!(home.store.back_up_if_due(NEVER_OLD).unwrap(), None, "not old enough");
+    for n in 0..5 {
+        image(&home.store, &format!("i{n}"), &[]);
+        assert!(home.store.back_up_if_due(Duration::ZERO).unwrap().is_some(), "{n}");
+    }
+    assert_eq!(timed().len(), 3);
+    assert_eq!(timed()[0].examine(), Verdict::Good { next_seq: 6 });
+    crate::backup::before_migration(home.store.layout(), 1).unwrap();
+    assert_eq!(timed().len(), 4);
+    // Old enough, and nothing has happened since: the files are older than the copy.
+    let past = std::time::SystemTime::now() - Duration::from_secs(60);
+    for path in [home.store.layout().db(), home.store.layout().wal()] {
+        fs::File::options().write(true).open(path).unwrap().set_modified(past).unwrap();
+    }
+    assert_eq!(home.store.back_up_if_due(Duration::ZERO).unwrap(), None);
+    // One from the future does not keep others from being made.
+    image(&home.store, "more", &[]);
+    let future = home.store.layout().backups_dir().join("timed-v1-09000000000000000000.db");
+    fs::copy(&timed()[0].path, &future).unwrap();
+    let another = home.store.back_up_if_due(Duration::ZERO).unwrap().unwrap();
+    assert!(another.path.exists() && future.exists(), "and stays");
+    let modes = timed()
+        .iter()
+        .all(|it| std::os::unix::fs::PermissionsExt::mode(&it.path.metadata().unwrap().permissions()) & 0o777 == 0o600);
+    assert!(modes && home.store.check(true).unwrap().is_empty());
+}
+
+#[test]
+fn writers_are_not_held_up_and_the_copy_is_one_moment() {
+    let home = Home::new();
+    let image = image(&home.store, "i", &[]);
+    let (path, store) = (home.path(), home.another());
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let store = Store::open(&path).unwrap();
+            let mut n = 1000;
+            while !done.load(std::sync::atomic::Ordering::Relaxed) && n < 5_000 {
+                store.insert_pod(&new_pod(pod_id(n), &image, &["a", "b"])).unwrap();
+                n += 1;
+            }
+            n - 1000
+        });
+        for _ in 0..5 {
+            let backup = store.back_up_if_due(Duration::ZERO).unwrap().expect("it changes all the time");
+            assert!(matches!(backup.examine(), Verdict::Good { .. }));
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(writer.join().unwrap() > 0);
+    });
+}
+
+#[test]
+fn a_damaged_database_pushes_no_good_backup_out() {
+    let (_dir, data, _) = kept();
+    let layout = crate::Layout::new(&data);
+    let before = backups(&layout).unwrap();
+    hit_the_end(&data);
+    let store = Store::open(&data).unwrap();
+    let error = store.back_up_if_due(Duration::ZERO).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Damaged, "{error:?}");
+    assert_eq!(backups(&layout).unwrap(), before);
+    assert_eq!(entries(&data.join("backups")), before.len());
+}

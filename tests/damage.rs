@@ -1,0 +1,411 @@
+//! A damaged database: gantryd always starts, pods run on and are on record again, and everybody is told.
+
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::{fs, io};
+
+use gantry_fixtures::{Image, Layer};
+use gantry_tests::{Gantry, Out, Running, Signal, pod_id};
+
+/// SQLite's usual page, in bytes.
+const PAGE: usize = 4096;
+
+/// A gantryd that has begun to keep the directory of `g`.
+#[track_caller]
+fn daemon(g: &Gantry, config: &str) -> Running {
+    let path = g.scratch().join("config.toml");
+    fs::write(&path, config).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+    g.spawn_command(&mut g.daemon(&["--config", &path.display().to_string()]))
+}
+
+#[track_caller]
+fn end(daemon: Running) -> Out {
+    daemon.signal(Signal::TERM);
+    daemon.wait().ok()
+}
+
+fn db(g: &Gantry, suffix: &str) -> PathBuf {
+    g.dir().join(format!("gantry.db{suffix}"))
+}
+
+/// Copies the WAL into the database and removes it, so that what a test overwrites is what is read.
+fn checkpoint(g: &Gantry) -> io::Result<fs::File> {
+    let wal = fs::read(db(g, "-wal")).unwrap_or_default();
+    let file = fs::File::options().write(true).open(db(g, ""))?;
+    // A header of 32 bytes, then frames: a header of 24 bytes and a page. See SQLite's file format, section 4.
+    let mut waiting: Vec<(u64, &[u8])> = Vec::new();
+    for frame in wal.get(32..).unwrap_or_default().chunks_exact(24 + PAGE) {
+        if frame[8..16] != wal[16..24] {
+            break;
+        }
+        let number =
+            |at: usize| u64::from(u32::from_be_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]));
+        waiting.push((number(0), &frame[24..]));
+        if number(4) > 0 {
+            for (page, bytes) in waiting.drain(..) {
+                file.write_all_at(bytes, (page - 1) * PAGE as u64)?;
+            }
+            file.set_len(number(4) * PAGE as u64)?;
+        }
+    }
+    for suffix in ["-wal", "-shm"] {
+        fs::remove_file(db(g, suffix))?;
+    }
+    Ok(file)
+}
+
+fn overwrite(g: &Gantry, at: usize, bytes: usize) -> io::Result<()> {
+    let garbage: Vec<u8> = (0..bytes).map(|i| (i * 31 % 251) as u8).collect();
+    let file = checkpoint(g)?;
+    file.write_all_at(&garbage, at as u64)
+}
+
+fn truncate(g: &Gantry, keep: u64) -> io::Result<()> {
+    let file = checkpoint(g)?;
+    let pages = file.metadata()?.len() / PAGE as u64;
+    file.set_len(pages * keep / 100 * PAGE as u64)
+}
+
+/// Makes the free list a wrong one: every row can still be read.
+fn hurt_a_little(g: &Gantry) -> io::Result<()> {
+    checkpoint(g)?.write_all_at(&[0, 0, 0, 9], 36)
+}
+
+/// Pods from before and after the backup, in every state that a pod can wait in.
+struct World {
+    g: Gantry,
+    /// Run since before the backup, and since after it.
+    running: [String; 3],
+    prepared: String,
+    /// Exited before and after the backup; the latter has written a line.
+    exited: [String; 2],
+    /// Removed after the backup.
+    removed: String,
+    /// Imported after the backup; the last of the running pods has it.
+    image: String,
+}
+
+impl World {
+    fn new(config: &str, wait: &str) -> Self {
+        let g = Gantry::new();
+        let old = g.detached(&["--name=it"], &["obey", "SIGTERM", "7"]);
+        let exited = g.detached(&[], &["exit", "3"]);
+        let removed = g.detached(&[], &["true"]);
+        g.wait_state(&exited, "exited");
+        g.wait_state(&removed, "exited");
+        let mut keeper = daemon(&g, config);
+        keeper.wait_for_complaint(wait);
+        end(keeper);
+        let new = g.detached(&["--hostname=new"], &["obey", "SIGTERM", "7"]);
+        let layers = [
+            Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755),
+            Layer::new().file("since", "the backup", 0o644),
+        ];
+        let image = layers.into_iter().fold(Image::builder(), |image, layer| image.layer(layer));
+        let image = image.entrypoint(&["/bin/app"]).build().unwrap_or_else(|error| panic!("no image: {error}"));
+        let image = g.import("later", &image);
+        let run = ["run", "--net=none", "-d", &image, "--name=later", "--"];
+        let later = pod_id(&g.run(&[&run[..], &["obey", "SIGTERM", "7"]].concat()).ok());
+        let fixture = g.fixture();
+        let prepared = pod_id(&g.run(&["prepare", "--net=none", &fixture, "--", "exit", "9"]).ok());
+        let last = g.detached(&[], &["print", "written after the backup"]);
+        g.wait_state(&last, "exited");
+        g.run(&["rm", &removed]).succeeded();
+        for pod in [&old, &new, &later] {
+            g.wait_log(pod, "obeying");
+        }
+        Self { g, running: [old, new, later], prepared, exited: [exited, last], removed, image }
+    }
+
+    /// All pods are what they were, and can be used as before.
+    #[track_caller]
+    fn is_whole(&self, since_backup: bool) {
+        let g = &self.g;
+        let phase = |pod: &str| g.status(pod)["phase"].as_str().unwrap_or_default().to_owned();
+        for pod in &self.running {
+            assert_eq!(phase(pod), "running");
+            assert!(g.run(&["exec", pod, "--", "/bin/app", "true"]).code == 0, "{pod}");
+        }
+        assert_eq!(phase(&self.prepared), "prepared");
+        // Exited, or marked by the first collection.
+        assert_eq!(g.status(&self.exited[0])["exit_code"], 3);
+        assert_eq!(g.run(&["logs", &self.exited[1]]).ok().stdout, "written after the backup\n");
+        assert_eq!(g.list().len(), 6, "{:?} is gone", self.removed);
+        assert_eq!(g.status(&self.running[1])["hostname"], "new");
+        if since_backup {
+            let images = g.run(&["image", "list", "-o", "json"]).ok().stdout;
+            assert!(images.contains(&self.image), "{images}");
+            assert_eq!(g.status(&self.running[2])["apps"][0]["image"], self.image.as_str());
+        }
+        // And they do what pods do.
+        g.run(&["stop", &self.running[1]]).succeeded();
+        assert_eq!(g.wait_state(&self.running[1], "exited")["exit_code"], 7);
+        let _ = g.run(&["run-prepared", &self.prepared]).exits(9);
+        g.run(&["image", "gc", "--grace-period=0s"]).succeeded();
+        assert_eq!(g.app(&[], &["print", "new"]).ok().stdout, "new\n");
+    }
+
+    /// The doctor tells of the restore until its record is deleted.
+    #[track_caller]
+    fn is_told(&self, want: &str) {
+        let said = self.g.run(&["doctor"]).ok().stdout;
+        assert!(said.contains("it was restored at") && said.contains(want), "{said}");
+        if let Err(error) = fs::remove_file(self.g.dir().join("restored")) {
+            panic!("cannot delete the record: {error}");
+        }
+        let said = self.g.run(&["doctor", "--deep"]).ok().stdout;
+        assert!(!said.contains("restored at"), "{said}");
+    }
+}
+
+const HOURLY: &str = "backup-interval = '1h'\ngc-interval = '1h'\n";
+const NEVER: &str = "backup-interval = '0'\ngc-interval = '1h'\n";
+
+/// The database is damaged, gantryd starts, and everything is there again.
+fn comes_back(hit: impl Fn(&Gantry) -> io::Result<()>, seen_by_commands: bool) {
+    let world = World::new(HOURLY, "backed up the database");
+    let g = &world.g;
+    if let Err(error) = hit(g) {
+        panic!("cannot damage it: {error}");
+    }
+    if seen_by_commands {
+        let said = g.run(&["list"]).exits(125).stderr;
+        assert!(said.contains("gantryd"), "{said}");
+        let _ = g.run(&["run", "--net=none", &g.fixture(), "--", "true"]).exits(125);
+        let doctor = g.run(&["doctor"]).exits(1).stdout;
+        assert!(doctor.contains("a good backup") && doctor.contains("start gantryd"), "{doctor}");
+    }
+    let mut keeper = daemon(g, HOURLY);
+    let said = keeper.wait_for_complaint("info: keeping");
+    assert!(said.contains("error: the ") && said.contains("restored at"), "{said}");
+    for pod in &world.running {
+        keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    }
+    world.is_whole(true);
+    world.is_told("the damaged one is in");
+    end(keeper);
+    // Nothing is left to be restored.
+    let mut keeper = daemon(g, HOURLY);
+    let said = keeper.wait_for_complaint("info: keeping");
+    assert!(!said.contains("error"), "{said}");
+    end(keeper);
+}
+
+#[test]
+fn its_header_is_overwritten() {
+    comes_back(|g| overwrite(g, 0, 100), true);
+}
+
+#[test]
+fn pages_are_overwritten() {
+    comes_back(|g| overwrite(g, 3 * PAGE, 30 * PAGE), true);
+}
+
+#[test]
+fn it_is_empty() {
+    comes_back(|g| truncate(g, 0), true);
+}
+
+#[test]
+fn half_of_it_is_gone() {
+    comes_back(|g| truncate(g, 50), true);
+}
+
+#[test]
+fn it_is_gone() {
+    comes_back(|g| fs::remove_file(db(g, "")), true);
+}
+
+#[test]
+fn its_wal_is_overwritten() {
+    comes_back(|g| fs::write(db(g, "-wal"), vec![7; 40_000]), false);
+}
+
+#[test]
+fn the_end_of_its_wal_is_gone() {
+    comes_back(
+        |g| {
+            let wal = fs::File::options().write(true).open(db(g, "-wal"))?;
+            wal.set_len(wal.metadata()?.len() / 2)
+        },
+        false,
+    );
+}
+
+#[test]
+fn without_a_backup_what_can_be_read_is_served_read_only() {
+    let world = World::new(NEVER, "info: keeping");
+    let g = &world.g;
+    assert_eq!(fs::read_dir(g.dir().join("backups")).unwrap().count(), 0, "none were to be made");
+    hurt_a_little(g).unwrap();
+    let mut keeper = daemon(g, NEVER);
+    let said = keeper.wait_for_complaint("only serving");
+    assert!(said.contains("read-only") && said.contains("error: the database is damaged"), "{said}");
+    assert_eq!(g.list().len(), 6);
+    assert_eq!(g.status(&world.running[0])["phase"], "running");
+    assert!(g.run(&["logs", &world.exited[1]]).ok().stdout.contains("after the backup"));
+    let fixture = g.fixture();
+    for refused in
+        [&["stop", &world.running[0]][..], &["run", "--net=none", &fixture], &["gc"], &["rm", &world.exited[0]]]
+    {
+        let _ = g.run(refused).exits(125).complains(&["read-only", "gantry doctor"]);
+    }
+    let doctor = g.run(&["doctor"]).exits(1).stdout;
+    assert!(doctor.contains("nothing can be changed") && doctor.contains("move gantry.db away"), "{doctor}");
+    end(keeper);
+    // Once more the same, and then as the doctor says.
+    let mut keeper = daemon(g, NEVER);
+    keeper.wait_for_complaint("only serving");
+    end(keeper);
+    for suffix in ["", "-wal", "-shm"] {
+        let _was_there = fs::rename(db(g, suffix), g.scratch().join(format!("old{suffix}")));
+    }
+    let mut keeper = daemon(g, NEVER);
+    let said = keeper.wait_for_complaint("info: keeping");
+    assert!(said.contains("from the directories of the pods alone"), "{said}");
+    world.is_whole(true);
+    world.is_told("for there was no good backup");
+    end(keeper);
+}
+
+#[test]
+fn without_a_backup_what_cannot_be_read_is_made_from_the_disk() {
+    let world = World::new(NEVER, "info: keeping");
+    let g = &world.g;
+    overwrite(g, 0, 100).unwrap();
+    let doctor = g.run(&["doctor"]).exits(1).stdout;
+    assert!(doctor.contains("there is no good backup"), "{doctor}");
+    let mut keeper = daemon(g, NEVER);
+    keeper.wait_for_complaint("info: keeping");
+    world.is_whole(true);
+    world.is_told("for there was no good backup");
+    end(keeper);
+    assert_eq!(fs::read_dir(g.dir().join("damaged")).unwrap().count(), 1);
+}
+
+#[test]
+fn what_cannot_be_a_pod_again_is_kept_aside() {
+    let g = Gantry::new();
+    let exited = g.detached(&[], &["print", "last words"]);
+    g.wait_state(&exited, "exited");
+    let fixture = g.fixture();
+    let prepared = pod_id(&g.run(&["prepare", "--net=none", &fixture, "--", "true"]).ok());
+    let running = g.detached(&[], &["obey", "SIGTERM", "0"]);
+    for (pod, file) in [(&exited, "plan.json"), (&prepared, "pod.json"), (&running, "pod.json")] {
+        fs::write(g.dir().join("pods").join(pod).join(file), "{").unwrap();
+    }
+    overwrite(&g, 0, 100).unwrap();
+    let mut keeper = daemon(&g, NEVER);
+    let said = keeper.wait_for_complaint("info: keeping");
+    for lost in [&exited, &prepared] {
+        assert!(said.contains(&format!("cannot be a pod again: {lost}")), "{said}");
+        assert!(g.dir().join("lost-pods").join(lost).join("plan.json").exists());
+    }
+    let log = g.dir().join("lost-pods").join(&exited).join("logs");
+    assert!(log.is_dir(), "what it wrote stays");
+    // Its plan says enough of it.
+    assert_eq!(g.status(&running)["phase"], "running");
+    assert_eq!(g.list().len(), 1);
+    let doctor = g.run(&["doctor"]).ok().stdout;
+    assert!(doctor.contains(&exited) && doctor.contains(&prepared), "{doctor}");
+    end(keeper);
+}
+
+#[test]
+fn a_restore_that_was_killed_is_finished() {
+    let world = World::new(HOURLY, "backed up the database");
+    let g = &world.g;
+    // The damaged one was moved away, its WAL was not yet; the new one lies where nobody looks.
+    let aside = g.dir().join("damaged/2026-01-01T00:00:00.000000000Z");
+    fs::create_dir_all(&aside).unwrap();
+    fs::rename(db(g, ""), aside.join("gantry.db")).unwrap();
+    fs::create_dir(g.dir().join("tmp/restore-0")).unwrap();
+    fs::write(g.dir().join("tmp/restore-0/gantry.db"), "half of it").unwrap();
+    let _ = g.run(&["list"]).exits(125).complains(&["missing", "gantryd"]);
+    assert!(!db(g, "").exists(), "nobody makes a new one");
+    let mut keeper = daemon(g, HOURLY);
+    keeper.wait_for_complaint("info: keeping");
+    world.is_whole(true);
+    world.is_told("missing");
+    assert_eq!(fs::read_dir(g.dir().join("damaged")).unwrap().count(), 2);
+    end(keeper);
+}
+
+#[test]
+fn kill_nine_anywhere_in_a_restore() {
+    let world = World::new(HOURLY, "backed up the database");
+    let g = &world.g;
+    overwrite(g, 0, 100).unwrap();
+    let some = |dir: &str| fs::read_dir(g.dir().join(dir)).is_ok_and(|mut entries| entries.next().is_some());
+    let facts: [&dyn Fn() -> bool; 5] = [
+        &|| some("tmp"),
+        &|| g.dir().join("restored.new").exists(),
+        &|| g.dir().join("restored").exists(),
+        &|| some("damaged"),
+        &|| !db(g, "").exists(),
+    ];
+    for fact in facts {
+        // Where it was too fast to be caught, it has finished; then the next one has to begin again.
+        let keeper = daemon(g, HOURLY);
+        gantry_tests::wait_for("a step of the restore", || {
+            (fact() || keeper.stderr().contains("keeping")).then_some(())
+        });
+        keeper.signal(Signal::KILL);
+        let _ = keeper.wait().exits(137);
+        fs::write(db(g, ""), [7; 50_000]).unwrap();
+        for record in ["restored", "restored.new"] {
+            let _was_there = fs::remove_file(g.dir().join(record));
+        }
+    }
+    let mut keeper = daemon(g, HOURLY);
+    keeper.wait_for_complaint("info: keeping");
+    world.is_whole(true);
+    world.is_told("the damaged one is in");
+    end(keeper);
+}
+
+#[test]
+fn who_waits_for_a_pod_is_told_its_end() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let mut run = g.spawn(&["run", "--net=none", &image, "--", "obey", "SIGTERM", "7"]);
+    run.wait_for_output("obeying");
+    let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+    fs::remove_file(db(&g, "")).unwrap();
+    let mut keeper = daemon(&g, NEVER);
+    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    g.run(&["kill", "-s", "SIGTERM", &pod]).succeeded();
+    let _ = run.wait().exits(7);
+    keeper.wait_for_complaint(&format!("pod {pod} exited with code 7"));
+    end(keeper);
+}
+
+#[test]
+fn it_is_removed_while_gantryd_runs() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["obey", "SIGTERM", "7"]);
+    let mut keeper = daemon(&g, HOURLY);
+    keeper.wait_for_complaint("backed up the database");
+    fs::remove_file(db(&g, "")).unwrap();
+    let _ = keeper.wait().exits(1).complains(&["was removed or replaced", "start again"]);
+    let mut keeper = daemon(&g, HOURLY);
+    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    end(keeper);
+}
+
+#[test]
+fn backups_are_made_while_something_changes() {
+    let g = Gantry::new();
+    let mut keeper = daemon(&g, "backup-interval = '100ms'\n");
+    keeper.wait_for_complaint("backed up the database");
+    let count = |keeper: &Running| keeper.stderr().matches("backed up the database").count();
+    for _ in 0..5 {
+        let before = count(&keeper);
+        g.app(&["--rm"], &["true"]).succeeded();
+        gantry_tests::wait_for("another backup", || (count(&keeper) > before).then_some(()));
+    }
+    end(keeper);
+    let names = fs::read_dir(g.dir().join("backups")).unwrap().map(|entry| entry.unwrap().file_name());
+    let names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+    assert!(names.len() == 3 && names.iter().all(|name| name.starts_with("timed-v")), "{names:?}");
+}
