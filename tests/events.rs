@@ -41,7 +41,7 @@ fn text<'a>(event: &'a Value, field: &str) -> &'a str {
     event[field].as_str().unwrap_or_else(|| panic!("no {field} in {event}"))
 }
 
-/// The types, in order, joined by spaces, without what stands before the dash of each.
+/// The types, in order.
 fn types(events: &[Value]) -> Vec<&str> {
     events.iter().map(|event| text(event, "type")).collect()
 }
@@ -90,7 +90,7 @@ fn everything(g: &Gantry) {
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "--name=one", "--", "true"]).ok());
     g.run(&["run-prepared", &prepared]).succeeded();
     let two = ["run", "--net=none", &image, "--name=two", "--", "exit", "3", "---", &image, "--name=three"];
-    let _ = g.run(&[&two[..], &["--", "obey", "SIGTERM"]].concat()).exits(3);
+    let _ = g.run(&[&two[..], &["--", "sleep", "forever"]].concat()).exits(3);
     let detached = g.detached(&["--name=four"], &["obey", "SIGTERM", "0"]);
     g.wait_log(&detached, "obeying");
     g.run(&["stop", &detached]).succeeded();
@@ -177,7 +177,7 @@ fn all_nine_are_told_once_with_and_without_the_daemon() {
     let want = [
         said(&["image-imported ", "image-removed "]),
         life(&["one"], &["0"], "0"),
-        life(&["two", "three"], &["3", "0"], "3"),
+        life(&["two", "three"], &["3", "143"], "3"),
         life(&["four"], &["0"], "0"),
         said(&["pod-prepared ", "pod-garbage-collected "]),
         said(&["pod-prepare-aborted ", "pod-garbage-collected "]),

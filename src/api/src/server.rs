@@ -203,3 +203,7 @@ impl Running {
         result
     }
 }
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

@@ -98,18 +98,24 @@ impl Observer {
         Ok(ImageView::new(row, &said))
     }
 
-    /// Rows as they are shown. Pods that format 1 of the database has made have the annotations of their apps in their
-    /// manifest only; where that is lost, so are they.
+    /// Rows as they are shown.
     fn views(&self, mut rows: Vec<PodRow>) -> Result<Vec<PodView>, PodError> {
         let old = self.engine.store.pods_of_format_1().map_err(PodError::store)?;
         for row in rows.iter_mut().filter(|row| old.contains(&row.id)) {
-            let manifest = self.pod_manifest(row.id)?.unwrap_or_default();
-            let mut said = app_annotations(&manifest);
-            for app in &mut row.apps {
-                app.annotations = said.remove(app.name.as_str()).unwrap_or_default();
-            }
+            self.annotate(row)?;
         }
         Ok(rows.into_iter().map(|row| self.engine.view(row)).collect())
+    }
+
+    /// Pods that format 1 of the database has made have the annotations of their apps in their manifest only; where that
+    /// is lost, so are they.
+    fn annotate(&self, row: &mut PodRow) -> Result<(), PodError> {
+        let manifest = self.pod_manifest(row.id)?.unwrap_or_default();
+        let mut said = app_annotations(&manifest);
+        for app in &mut row.apps {
+            app.annotations = said.remove(app.name.as_str()).unwrap_or_default();
+        }
+        Ok(())
     }
 }
 

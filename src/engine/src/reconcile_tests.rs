@@ -170,3 +170,51 @@ fn what_is_disposed_of_leaves_neither_row_nor_directory() {
     assert!(engine.list(&PodQuery::default()).unwrap().is_empty());
     assert!(engine.store.pod_dirs().unwrap().is_empty());
 }
+
+/// A pod that had exited, marked just now: its grace period has not begun to count.
+fn garbage(engine: &Engine, image: &Digest, n: u8) -> PodRow {
+    let (row, lock) = embryo(engine, image, n);
+    write_journal(engine, row.id, vec![Fact::Ready(ready()), exited(0), Fact::Ended]);
+    drop(lock);
+    let row = engine.current(row.id).unwrap();
+    let marked = Change { edge: Edge::Marked(gantry_store::now()), apps: Vec::new(), durable: false };
+    engine.step(&row, marked).unwrap().unwrap()
+}
+
+#[test]
+fn a_deletion_shows_before_anything_is_gone_and_the_next_gc_finishes_it() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let options = crate::GcOptions::default();
+    let id = garbage(&engine, &image, 1).id;
+    assert!(engine.gc(&options).unwrap().steps.is_empty(), "its grace period is not over");
+    // Without the directory into which pods are moved nothing can be deleted, which is as being killed right before it.
+    let tmp = engine.store.layout().tmp_dir();
+    std::fs::rename(&tmp, temp.path().join("away")).unwrap();
+    assert!(engine.rm(id, false).is_err());
+    assert!(engine.pod_dir(id).exists());
+    assert_eq!(phase(&engine, id).name(), "deleting");
+    let deleting = PodQuery::in_phases(&["deleting"]);
+    assert_eq!(engine.list(&deleting).unwrap().len(), 1);
+    assert!(engine.list(&PodQuery::in_phases(&["garbage"])).unwrap().is_empty());
+    std::fs::rename(temp.path().join("away"), &tmp).unwrap();
+    let steps = engine.gc(&options).unwrap().steps;
+    assert_eq!(steps.iter().map(|step| (step.id, step.why)).collect::<Vec<_>>(), [(id, "its deletion was begun")]);
+    assert!(engine.store.pod(id).unwrap().is_none() && !engine.pod_dir(id).exists());
+    let kinds: Vec<_> = engine.store.events_after(0, 100).unwrap().into_iter().map(|e| e.event.kind.as_str()).collect();
+    assert_eq!(kinds.last(), Some(&"pod-garbage-collected"));
+    assert_eq!(kinds.iter().filter(|kind| **kind == "pod-garbage-collected").count(), 1, "{kinds:?}");
+}
+
+#[test]
+fn gc_leaves_a_pod_to_who_is_deleting_it() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let row = garbage(&engine, &image, 1);
+    let Some(_lock) = engine.take_lock(row.id).unwrap() else { panic!("it is dead") };
+    let begun = Change { edge: Edge::Deleting(gantry_store::now()), apps: Vec::new(), durable: false };
+    engine.step(&row, begun).unwrap();
+    let report = engine.gc(&crate::GcOptions::default()).unwrap();
+    assert!(report.steps.is_empty() && report.failures.is_empty(), "{report:?}");
+    assert_eq!(phase(&engine, row.id).name(), "deleting");
+}

@@ -108,15 +108,8 @@ pub(super) async fn read(
     let follow = wanted.query.follow;
     let reading = shared.bridge.ask(Weight::Heavy, move |observer| wanted.open(observer)).await?;
     let (sender, receiver) = mpsc::channel(1);
-    let mut stream = Stream {
-        news: shared.hub.news(),
-        shared: Arc::clone(shared),
-        until,
-        follow,
-        waits: None,
-        fresh: false,
-        sender,
-    };
+    let mut stream =
+        Stream { news: shared.hub.news(), shared: Arc::clone(shared), follow, waits: None, fresh: false, sender };
     tokio::spawn(async move {
         let _place = place;
         if let Err(status) = stream.run(reading).await {
