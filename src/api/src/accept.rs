@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
+use crate::answers::OfConnection;
 use crate::listen::{Listener, Socket, SocketFile};
 
 /// How many connections there may be. Further ones wait in the kernel until one ends.
@@ -19,10 +20,41 @@ const MOST: usize = 1024;
 /// How long nothing is accepted after the kernel had no descriptor or memory left.
 const BREATH: Duration = Duration::from_millis(100);
 
+/// The first bytes of every client (RFC 9113 section 3.4),
+const GREETING: usize = 24;
+/// and how long it may take to send them: until then nobody asks it whether it is still there.
+const GREET_WITHIN: Duration = Duration::from_secs(10);
+
 /// One connection. It counts until it is dropped.
 pub(crate) struct Connection {
     stream: Stream,
+    greeting: Option<Greeting>,
     _place: OwnedSemaphorePermit,
+}
+
+/// A client that has not said all of its first words yet.
+struct Greeting {
+    heard: usize,
+    deadline: Pin<Box<tokio::time::Sleep>>,
+}
+
+impl Connection {
+    fn new(stream: Stream, place: OwnedSemaphorePermit) -> Self {
+        let greeting = Greeting { heard: 0, deadline: Box::pin(tokio::time::sleep(GREET_WITHIN)) };
+        Self { stream, greeting: Some(greeting), _place: place }
+    }
+
+    /// After so many bytes were read: whether the client has greeted in time.
+    fn greet(&mut self, read: usize, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(greeting) = &mut self.greeting else { return Ok(()) };
+        greeting.heard += read;
+        if greeting.heard >= GREETING {
+            self.greeting = None;
+        } else if greeting.deadline.as_mut().poll(cx).is_ready() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(())
+    }
 }
 
 enum Stream {
@@ -103,7 +135,7 @@ async fn accept(listening: Listening, places: Arc<Semaphore>, sender: mpsc::Send
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listening.accept().await {
             Ok(stream) => {
-                if sender.send(Ok(Connection { stream, _place: place })).await.is_err() {
+                if sender.send(Ok(Connection::new(stream, place))).await.is_err() {
                     return;
                 }
             }
@@ -116,17 +148,22 @@ async fn accept(listening: Listening, places: Arc<Semaphore>, sender: mpsc::Send
 }
 
 impl Connected for Connection {
-    type ConnectInfo = ();
+    type ConnectInfo = OfConnection;
 
-    fn connect_info(&self) {}
+    fn connect_info(&self) -> OfConnection {
+        OfConnection::default()
+    }
 }
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match &mut self.stream {
+        let before = buf.filled().len();
+        let polled = match &mut self.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
-        }
+        };
+        self.greet(buf.filled().len() - before, cx)?;
+        polled
     }
 }
 
@@ -168,5 +205,32 @@ impl AsyncWrite for Connection {
             Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[test]
+    fn a_client_that_says_nothing_is_left_in_time() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let place = || Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+            let mut bytes = [0; GREETING];
+            let (mut client, ours) = UnixStream::pair().unwrap();
+            let mut silent = Connection::new(Stream::Unix(ours), place());
+            client.write_all(b"PRI").await.unwrap();
+            assert_eq!(silent.read_exact(&mut bytes).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+
+            let (mut client, ours) = UnixStream::pair().unwrap();
+            let mut polite = Connection::new(Stream::Unix(ours), place());
+            client.write_all(&[0; GREETING]).await.unwrap();
+            polite.read_exact(&mut bytes).await.unwrap();
+            let more = tokio::time::timeout(2 * GREET_WITHIN, polite.read(&mut bytes)).await;
+            assert!(more.is_err(), "it may be silent after that");
+        });
     }
 }

@@ -7,6 +7,7 @@
 //! ```text
 //! listen   where is listened: addresses, socket files, sockets passed by a service manager
 //! accept   connections, and how many of them
+//! answers  lists that wait to be read, and how many of them
 //! server   tonic with its limits; start and drain
 //! bridge   from tasks to the synchronous observers, a few threads with a bounded queue
 //! hub      events as they are committed, encoded once for all who listen
@@ -22,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod answers;
 mod bridge;
 mod health;
 mod hub;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use gantry_proto::rkt::server::public_api_server::PublicApiServer;
 
+use crate::answers::Holding;
 use crate::server::{Config, Shared};
 
 pub(crate) use events::encode as encode_event;
@@ -24,6 +25,6 @@ pub(crate) const NAME: &str = "v1alpha.PublicAPI";
 const MOST_REQUEST: usize = 1 << 20;
 
 /// The service, ready to be added to a server.
-pub(crate) fn service(shared: Arc<Shared>, config: &Config) -> PublicApiServer<service::Service> {
-    PublicApiServer::new(service::Service::new(shared, config)).max_decoding_message_size(MOST_REQUEST)
+pub(crate) fn service(shared: Arc<Shared>, config: &Config) -> Holding<PublicApiServer<service::Service>> {
+    Holding(PublicApiServer::new(service::Service::new(shared, config)).max_decoding_message_size(MOST_REQUEST))
 }

@@ -12,6 +12,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::{events, filters, images, logs, pods};
+use crate::answers::{Answers, Turn};
 use crate::bridge::Weight;
 use crate::places::Places;
 use crate::server::{Config, Shared};
@@ -23,13 +24,20 @@ const MOST_READERS: usize = 1024;
 pub(crate) struct Service {
     shared: Arc<Shared>,
     info: Info,
+    answers: Answers,
     listeners: Arc<events::Listeners>,
     readers: Places,
 }
 
 impl Service {
     pub(super) fn new(shared: Arc<Shared>, config: &Config) -> Self {
-        Self { shared, info: info(config), listeners: Arc::default(), readers: Places::new(MOST_READERS) }
+        Self {
+            shared,
+            info: info(config),
+            answers: Answers::default(),
+            listeners: Arc::default(),
+            readers: Places::new(MOST_READERS),
+        }
     }
 }
 
@@ -63,10 +71,13 @@ impl PublicApi for Service {
     }
 
     async fn list_pods(&self, request: Request<ListPodsRequest>) -> Result<Response<Encoded>, Status> {
+        let turn = Turn::of(&request).await;
         let ListPodsRequest { filters, detail } = request.into_inner();
         let filters = filters::pods(filters)?;
-        let answer = self.shared.bridge.ask(Weight::Heavy, move |observer| pods::list(observer, &filters, detail));
-        Ok(Response::new(answer.await?))
+        let ask = self.shared.bridge.ask(Weight::Heavy, move |observer| pods::list(observer, &filters, detail));
+        let answer = ask.await?;
+        let bytes = answer.0.len();
+        self.answers.hold(turn, answer, bytes)
     }
 
     async fn inspect_pod(&self, request: Request<InspectPodRequest>) -> Result<Response<InspectPodResponse>, Status> {
@@ -76,10 +87,13 @@ impl PublicApi for Service {
     }
 
     async fn list_images(&self, request: Request<ListImagesRequest>) -> Result<Response<Encoded>, Status> {
+        let turn = Turn::of(&request).await;
         let ListImagesRequest { filters, detail } = request.into_inner();
         let filters = filters::images(filters)?;
-        let answer = self.shared.bridge.ask(Weight::Heavy, move |observer| images::list(observer, &filters, detail));
-        Ok(Response::new(answer.await?))
+        let ask = self.shared.bridge.ask(Weight::Heavy, move |observer| images::list(observer, &filters, detail));
+        let answer = ask.await?;
+        let bytes = answer.0.len();
+        self.answers.hold(turn, answer, bytes)
     }
 
     async fn inspect_image(

@@ -1,0 +1,166 @@
+//! Big answers that nobody has taken yet. The answer to a list is one message, which waits in memory until its caller
+//! reads it; so only a few of them are made for one connection at a time, and all of them together are bounded.
+//!
+//! What is held goes with the answer: from the method in the response's extensions, then in the body, which the server
+//! drops when it was taken or the call is over.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::codegen::{BoxFuture, Service, http};
+use tonic::server::NamedService;
+use tonic::{Request, Response, Status};
+
+/// How many lists are answered for one connection at a time; further ones wait.
+const EACH: usize = 4;
+/// All answers together, in KiB.
+const ALL: usize = 1 << 20;
+
+/// The lists of one connection.
+#[derive(Debug, Clone)]
+pub(crate) struct OfConnection(Arc<Semaphore>);
+
+impl Default for OfConnection {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(EACH)))
+    }
+}
+
+/// All answers that were not taken yet.
+pub(crate) struct Answers {
+    room: Arc<Semaphore>,
+}
+
+impl Default for Answers {
+    fn default() -> Self {
+        Self { room: Arc::new(Semaphore::new(ALL)) }
+    }
+}
+
+/// What an answer holds until it was taken.
+#[derive(Debug, Clone)]
+struct Held {
+    _turn: Option<Arc<OwnedSemaphorePermit>>,
+    _room: Arc<OwnedSemaphorePermit>,
+}
+
+/// The right to have a list answered.
+pub(crate) struct Turn(Option<Arc<OwnedSemaphorePermit>>);
+
+impl Turn {
+    /// Waits for it.
+    pub(crate) async fn of<T>(request: &Request<T>) -> Self {
+        let Some(OfConnection(turns)) = request.extensions().get() else { return Self(None) };
+        // Fails when they are closed, which nobody does.
+        Self(Arc::clone(turns).acquire_owned().await.ok().map(Arc::new))
+    }
+}
+
+impl Answers {
+    /// An answer of so many bytes, which holds its turn and its room until it was taken.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED when there is no room.
+    pub(crate) fn hold<T>(&self, turn: Turn, answer: T, bytes: usize) -> Result<Response<T>, Status> {
+        let size = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1);
+        let room = Arc::clone(&self.room).try_acquire_many_owned(size);
+        let room = room.map_err(|_| Status::resource_exhausted("too many answers wait to be read: try again later"))?;
+        let mut response = Response::new(answer);
+        response.extensions_mut().insert(Held { _turn: turn.0, _room: Arc::new(room) });
+        Ok(response)
+    }
+}
+
+/// A service whose answers keep what they hold.
+#[derive(Clone)]
+pub(crate) struct Holding<S>(pub(crate) S);
+
+type Answer = http::Response<tonic::body::Body>;
+
+impl<S, B> Service<http::Request<B>> for Holding<S>
+where
+    S: Service<http::Request<B>, Response = Answer, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = Answer;
+    type Error = Infallible;
+    type Future = BoxFuture<Answer, Infallible>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        let answer = self.0.call(request);
+        Box::pin(async move {
+            let mut answer = answer.await?;
+            Ok(match answer.extensions_mut().remove::<Held>() {
+                Some(held) => answer.map(|body| tonic::body::Body::new(HeldBody { body, _held: held })),
+                None => answer,
+            })
+        })
+    }
+}
+
+impl<S: NamedService> NamedService for Holding<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+struct HeldBody {
+    body: tonic::body::Body,
+    _held: Held,
+}
+
+impl Body for HeldBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_again_when_an_answer_was_taken() {
+        let answers = Answers::default();
+        let most = (ALL - 1) << 10;
+        let held = answers.hold(Turn(None), (), most);
+        assert!(held.is_ok());
+        assert_eq!(answers.hold(Turn(None), (), 0).map(drop).unwrap_err().code(), tonic::Code::ResourceExhausted);
+        drop(held);
+        assert!(answers.hold(Turn(None), (), 0).is_ok());
+    }
+
+    #[test]
+    fn a_connection_has_so_many_turns() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut request = Request::new(());
+        request.extensions_mut().insert(OfConnection::default());
+        let turns: Vec<Turn> = (0..EACH).map(|_| runtime.block_on(Turn::of(&request))).collect();
+        let mut next = std::pin::pin!(Turn::of(&request));
+        let mut waker = Context::from_waker(std::task::Waker::noop());
+        assert!(next.as_mut().poll(&mut waker).is_pending());
+        drop(turns);
+        assert!(next.as_mut().poll(&mut waker).is_ready());
+    }
+}
