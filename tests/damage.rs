@@ -5,7 +5,12 @@ use std::path::PathBuf;
 use std::{fs, io};
 
 use gantry_fixtures::{Image, Layer};
+use gantry_tests::api::Api;
 use gantry_tests::{Gantry, Out, Running, Signal, pod_id};
+
+/// `grpc.health.v1.HealthCheckResponse.ServingStatus`.
+const SERVING: i32 = 1;
+const NOT_SERVING: i32 = 2;
 
 /// SQLite's usual page, in bytes.
 const PAGE: usize = 4096;
@@ -252,6 +257,11 @@ fn without_a_backup_what_can_be_read_is_served_read_only() {
     }
     let doctor = g.run(&["doctor"]).exits(1).stdout;
     assert!(doctor.contains("nothing can be changed") && doctor.contains("move gantry.db away"), "{doctor}");
+    let api = Api::connect(&format!("unix:{}", g.api_socket().display()));
+    assert_eq!(api.pods().len(), 6);
+    assert_eq!(api.health("v1alpha.PublicAPI").ok(), Some(SERVING));
+    assert_eq!(api.health("gantry.keeper").ok(), Some(NOT_SERVING));
+    drop(api);
     end(keeper);
     // Once more the same, and then as the doctor says.
     let mut keeper = daemon(g, NEVER);

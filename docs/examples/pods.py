@@ -15,8 +15,12 @@ CONTRACT = pathlib.Path(__file__).resolve().parents[2] / "proto" / "rkt" / "v1al
 sys.path.insert(0, str(CONTRACT))
 rkt, services = grpc.protos_and_services("api.proto")
 
-# The answer to a list is one message: with thousands of pods it is longer than the 4 MiB that clients take by default.
-OPTIONS = [("grpc.max_receive_message_length", 64 << 20)]
+OPTIONS = [
+    # The answer to a list is one message: with thousands of pods it is longer than the 4 MiB that clients take by default.
+    ("grpc.max_receive_message_length", 64 << 20),
+    # gRPC's C core would send the path of a unix socket as the name of the host, which HTTP/2 servers refuse.
+    ("grpc.default_authority", "localhost"),
+]
 
 
 def main(address, follow):

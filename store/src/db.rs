@@ -11,7 +11,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gantry_model::{BootId, Timestamp};
@@ -109,6 +109,7 @@ impl Store {
 
     /// [`Self::open`] in a given boot and with a given list of steps, so that tests can have others.
     pub(crate) fn open_as(dir: &Path, boot: BootId, steps: &[&str]) -> Result<Self, OpenError> {
+        let dir = &resolved(dir);
         match Self::open_once(dir, &boot, steps) {
             Err(OpenError::Store(error)) if error.is_full() => {
                 // What opening needs (shared memory, a page of the WAL) fits into what was set aside for this.
@@ -147,6 +148,7 @@ impl Store {
     /// # Errors
     /// [`OpenError`]; [`OpenError::Absent`] when there is no store yet.
     pub fn open_read_only(dir: &Path) -> Result<Self, OpenError> {
+        let dir = &resolved(dir);
         let boot = current_boot()?;
         let layout = Layout::new(dir);
         open_root(dir)?;
@@ -274,6 +276,19 @@ pub(crate) fn remains(layout: &Layout) -> Result<Option<&'static str>, StoreErro
 pub(crate) fn current_boot() -> Result<BootId, OpenError> {
     let text = fs::read_to_string(BOOT_ID).map_err(|source| OpenError::Boot { source })?;
     Ok(BootId(text.trim().to_owned()))
+}
+
+/// The data directory by a path whose parents are no symbolic links: SQLite follows none, and whoever has moved
+/// `/var/lib` to another disk has not moved anything under our feet. The directory itself must not be one.
+pub(crate) fn resolved(dir: &Path) -> PathBuf {
+    // What is not there yet is made below the nearest parent that is.
+    let parents =
+        dir.ancestors().skip(1).map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
+    let known = parents.enumerate().find_map(|(above, parent)| Some((above, parent.canonicalize().ok()?)));
+    // Where none is, opening it says what is wrong.
+    let Some((above, parent)) = known else { return dir.to_owned() };
+    let named: Vec<_> = dir.components().rev().take(above + 1).collect();
+    parent.join(named.into_iter().rev().collect::<PathBuf>())
 }
 
 /// Opens the data directory if it is one we may use.

@@ -40,7 +40,7 @@ use rustix::fs::{FlockOperation, Mode};
 use crate::backup::{Backup, QUICK_CHECK, Verdict, backups, examine, next_seq};
 use crate::damage::{self, Damage};
 use crate::db::{
-    BUSY, FileId, after_boot, connect_to, current_boot, make_db, make_dirs, make_root, open_root, set_wal,
+    BUSY, FileId, after_boot, connect_to, current_boot, make_db, make_dirs, make_root, open_root, resolved, set_wal,
 };
 use crate::keeper::{self, Keeper};
 use crate::lock::{lock_within, open_dir, sync_dir};
@@ -82,6 +82,7 @@ impl Home {
     /// # Errors
     /// [`OpenError`] when it is none that we may use.
     pub fn open(dir: &Path) -> Result<Self, OpenError> {
+        let dir = &resolved(dir);
         let boot = current_boot()?;
         let root = match open_root(dir) {
             Err(OpenError::Absent { .. }) => make_root(dir)?,

@@ -71,6 +71,21 @@ fn directories_others_could_write_to_are_refused() {
 }
 
 #[test]
+fn parents_may_be_symbolic_links() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::create_dir(at("disk")).unwrap();
+    symlink("disk", at("lib")).unwrap();
+    for data in ["lib/gantry", "lib/new/gantry", "./lib/gantry"] {
+        let store = Store::open(&at(data)).unwrap();
+        assert!(store.layout().root().starts_with(at("disk").canonicalize().unwrap()), "{data}");
+        Store::open_read_only(&at(data)).unwrap();
+    }
+    symlink("gantry", at("disk/link")).unwrap();
+    assert!(matches!(Store::open(&at("lib/link")), Err(OpenError::NotADirectory { .. })));
+}
+
+#[test]
 fn reading_makes_nothing_and_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");

@@ -62,24 +62,40 @@ pub(crate) fn events(context: &Context, args: &Events) -> Result<u8, Failure> {
     if since.zip(until).is_some_and(|(since, until)| until < since) {
         return Err(Failure::usage("--until lies before --since: nothing can be between them"));
     }
-    let engine = context.look()?;
-    let mut reader = Reader {
-        engine: &engine,
-        query: EventQuery { since, until, ..EventQuery::default() },
-        filter: Filter::of(&args.filter, &engine)?,
-        cursor: 0,
-        settler: Settler { engine: &engine, debug: context.globals.debug, trouble: None },
-        sink: Sink::new(args),
-    };
-    // What ended while nobody looked is of the past, also for those who want only what is new.
-    reader.settler.settle();
-    if args.follow {
-        reader.follow(now)?
-    } else {
-        reader.read(now)?
+    let mut sink = Sink::new(args);
+    let mut cursor = None;
+    // Once, but for one who follows: gantryd may put a restored database in the place of a damaged one.
+    loop {
+        let engine = context.look()?;
+        let mut reader = Reader {
+            engine: &engine,
+            query: EventQuery { since, until, ..EventQuery::default() },
+            filter: Filter::of(&args.filter, &engine)?,
+            cursor: 0,
+            settler: Settler { engine: &engine, debug: context.globals.debug, trouble: None },
+            sink: &mut sink,
+        };
+        // What ended while nobody looked is of the past, also for those who want only what is new.
+        reader.settler.settle();
+        if !args.follow {
+            reader.read(now)?;
+            break;
+        }
+        match reader.follow(now, cursor)? {
+            Followed::Over => break,
+            Followed::Replaced => cursor = Some(reader.cursor),
+        }
     }
-    reader.sink.end().map_err(output)?;
+    sink.end().map_err(output)?;
     Ok(exit::OK)
+}
+
+/// Why following has ended.
+enum Followed {
+    /// All that was asked for was shown.
+    Over,
+    /// There is another database, with higher numbers.
+    Replaced,
 }
 
 /// Somebody's way through the history.
@@ -90,7 +106,7 @@ struct Reader<'a> {
     filter: Filter,
     cursor: u64,
     settler: Settler<'a>,
-    sink: Sink,
+    sink: &'a mut Sink,
 }
 
 impl Reader<'_> {
@@ -105,22 +121,26 @@ impl Reader<'_> {
     }
 
     /// What is asked for of the past, then what comes, until the time to end.
-    fn follow(&mut self, now: Timestamp) -> Result<(), Failure> {
+    fn follow(&mut self, now: Timestamp, cursor: Option<u64>) -> Result<Followed, Failure> {
         let waiting = || failed("wait for events in", self.engine.store().layout().root().display().to_string());
         // Before the first look, so that nothing comes unnoticed in between.
         let mut commits = self.engine.commits().map_err(waiting())?;
-        self.cursor = self.engine.events_start(&self.query, now)?;
+        self.cursor = cursor.map_or_else(|| self.engine.events_start(&self.query, now), Ok)?;
         let mut looked = Instant::now();
         loop {
             // First whether it is over, then what there was until then.
             let left = self.query.until.map(|until| until.since(gantry_engine::now()));
             self.drain(u64::MAX)?;
             if left.is_some_and(|left| left.is_zero()) {
-                return Ok(());
+                return Ok(Followed::Over);
             }
             commits.wait(left.unwrap_or(LOOK).min(LOOK)).map_err(waiting())?;
             if looked.elapsed() >= LOOK {
                 looked = Instant::now();
+                // Where that cannot be told, reading says why.
+                if self.engine.store().is_current().is_ok_and(|current| !current) {
+                    return Ok(Followed::Replaced);
+                }
                 self.settler.settle();
                 if nobody_reads() {
                     return Err(Failure::BrokenPipe);
