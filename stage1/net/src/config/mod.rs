@@ -1,0 +1,1 @@
+//! Network configurations, as CNI writes them.

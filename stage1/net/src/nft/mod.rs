@@ -1,0 +1,1 @@
+//! gantry's own nftables table, over nfnetlink.

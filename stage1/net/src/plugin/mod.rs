@@ -1,0 +1,1 @@
+//! CNI plugins of others.
