@@ -18,6 +18,7 @@
 //!   and addresses are forwarded only with `net.ipv4.ip_forward` and `net.ipv6.conf.all.forwarding`.
 //! * To accept a packet ends our chain only. A host on which another table drops what is forwarded (Docker sets the policy of
 //!   iptables' FORWARD to drop, firewalld has zones) drops it after us: there our interfaces have to be allowed.
+//! * `[::1]` reaches no pod: the kernel routes no answer to it. It is left to who listens there (a proxy, say).
 //! * What one bridge switches between its own ports is not seen here, unless `br_netfilter` shows it.
 //! * A host port is taken from whoever listens on it on the host: who asks for one should hold a socket on it.
 //! * Two tables (two gantries on a host) do not know of each other's networks and ports.

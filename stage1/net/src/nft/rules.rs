@@ -149,7 +149,7 @@ pub(super) fn chains() -> Vec<Chain> {
         ports,
         base("guard", "filter", PREROUTING, RAW, guard()),
         base("prerouting", "nat", PREROUTING, DSTNAT, prerouting()),
-        base("output", "nat", OUTPUT, DSTNAT, vec![to_ports()]),
+        base("output", "nat", OUTPUT, DSTNAT, output()),
         base("forward", "filter", FORWARD, FILTER, forward()),
         base("postrouting", "nat", POSTROUTING, SRCNAT, postrouting()),
     ]
@@ -200,21 +200,32 @@ fn prerouting() -> Vec<Rule> {
     ]
 }
 
+/// The kernel routes no answer to `::1` that comes in through an interface: refused at once is better than never answered, and
+/// who listens there is heard.
+fn output() -> Vec<Rule> {
+    vec![rule("no answer would be routed to ::1", [V6.loopback(V6.destination), then(Verdict::Return)]), to_ports()]
+}
+
 /// Drops only what comes from our interfaces or goes to them. To accept ends this chain, and no other table's.
 fn forward() -> Vec<Rule> {
-    let own = |family: Family, set: Set| {
+    let own = |family: Family, sources: Set, pairs: Set| {
         let mut steps = family.only();
-        steps.extend([Expr::Meta { key: META_IIFNAME, to: 0 }, family.load(family.destination, 4), within(set)]);
+        let source = |to| family.load(family.source, to);
+        steps.extend([Expr::Meta { key: META_IIFNAME, to: 0 }, source(4), within(sources)]);
+        steps.extend([source(0), family.load(family.destination, family.after()), within(pairs)]);
         steps
     };
+    let shared = [META_IIFNAME, META_OIFNAME].into_iter().zip([0, 4]).map(|(key, to)| Expr::Meta { key, to });
+    let shared = shared.chain([within(Set::Shared)]).collect();
     let (from, to) = (|set| interface(META_IIFNAME, set), |set| interface(META_OIFNAME, set));
     let accept = || then(Verdict::Accept);
     let drop = || then(Verdict::Drop);
     vec![
         rule("answers", [connection(CT_STATE, ESTABLISHED_RELATED), accept()]),
         rule("through a host port", [connection(CT_STATUS, STATUS_DNAT), accept()]),
-        rule("within a network", [own(V4, Set::Own4), accept()]),
-        rule("within a network", [own(V6, Set::Own6), accept()]),
+        rule("within a network", [shared, accept()]),
+        rule("within a network", [own(V4, Set::Sources4, Set::Within4), accept()]),
+        rule("within a network", [own(V6, Set::Sources6, Set::Within6), accept()]),
         rule("restricted", [from(Set::Restricted), drop()]),
         rule("restricted", [to(Set::Restricted), drop()]),
         rule("isolated", [from(Set::Isolated), to(Set::Interfaces), drop()]),
@@ -227,7 +238,6 @@ fn postrouting() -> Vec<Rule> {
     let dnat = || connection(CT_STATUS, STATUS_DNAT);
     let mut rules = vec![
         rule("from this host's loopback", [V4.loopback(V4.source), ours(), vec![Expr::Masquerade]]),
-        rule("from this host's loopback", [V6.loopback(V6.source), ours(), vec![Expr::Masquerade]]),
         rule(
             "a restricted pod has no route to who asks",
             [dnat(), interface(META_OIFNAME, Set::Restricted), vec![Expr::Masquerade]],

@@ -1,8 +1,8 @@
 //! The sets and maps of the table, their elements, and how a [`State`] becomes elements and elements a state.
 //!
-//! Whatever belongs to one pod is an element of a hash table, one per port: a range of ports is as many elements, since each leads to another port of the
-//! pod, which an interval's one value cannot say, and since adding to a set of concatenated intervals copies it, and so
-//! takes longer the more is in it. (A pod's own veth is one element of such a set too; that copy is small.)
+//! Whatever belongs to one pod is an element of a hash table. A range of ports is as many elements: each leads to another
+//! port of the pod, which the one value of an interval cannot say. And a set of concatenated intervals costs more the
+//! more is in it: to remove a pod's veth from one took 30 ms when there were 500. Only networks are in such sets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -19,9 +19,11 @@ pub(super) enum Set {
     Isolated,
     /// Those of restricted networks.
     Restricted,
-    /// Interface and destination: within its own network.
-    Own4,
-    Own6,
+    /// Interface, twice: one behind which many pods are, who may reach each other.
+    Shared,
+    /// Interface and source: one behind which one pod is, with its address.
+    Sources4,
+    Sources6,
     /// Source and destination: within one network.
     Within4,
     Within6,
@@ -70,12 +72,13 @@ impl Field {
 }
 
 impl Set {
-    pub(super) const ALL: [Self; 13] = [
+    pub(super) const ALL: [Self; 14] = [
         Self::Interfaces,
         Self::Isolated,
         Self::Restricted,
-        Self::Own4,
-        Self::Own6,
+        Self::Shared,
+        Self::Sources4,
+        Self::Sources6,
         Self::Within4,
         Self::Within6,
         Self::Masquerade4,
@@ -91,8 +94,9 @@ impl Set {
             Self::Interfaces => "interfaces",
             Self::Isolated => "isolated",
             Self::Restricted => "restricted",
-            Self::Own4 => "own4",
-            Self::Own6 => "own6",
+            Self::Shared => "shared",
+            Self::Sources4 => "sources4",
+            Self::Sources6 => "sources6",
             Self::Within4 => "within4",
             Self::Within6 => "within6",
             Self::Masquerade4 => "masquerade4",
@@ -107,8 +111,9 @@ impl Set {
     pub(super) fn key(self) -> &'static [Field] {
         match self {
             Self::Interfaces | Self::Isolated | Self::Restricted => &[Field::Interface],
-            Self::Own4 => &[Field::Interface, Field::V4],
-            Self::Own6 => &[Field::Interface, Field::V6],
+            Self::Shared => &[Field::Interface, Field::Interface],
+            Self::Sources4 => &[Field::Interface, Field::V4],
+            Self::Sources6 => &[Field::Interface, Field::V6],
             Self::Within4 => &[Field::V4, Field::V4],
             Self::Within6 => &[Field::V6, Field::V6],
             Self::Masquerade4 => &[Field::V4],
@@ -134,11 +139,7 @@ impl Set {
 
     /// Whether its keys are ranges.
     pub(super) fn is_interval(self) -> bool {
-        match self {
-            Self::Own4 | Self::Own6 | Self::Within4 | Self::Within6 | Self::Masquerade4 | Self::Masquerade6 => true,
-            Self::Interfaces | Self::Isolated | Self::Restricted => false,
-            Self::Ports4 | Self::Ports6 | Self::HostPorts4 | Self::HostPorts6 => false,
-        }
+        matches!(self, Self::Within4 | Self::Within6 | Self::Masquerade4 | Self::Masquerade6)
     }
 
     /// Whether its keys are ranges in each of several fields: the kernel then takes both ends in one element.
@@ -252,11 +253,12 @@ fn interface_elements(name: &str, interface: &Interface, all: &mut BTreeSet<Elem
             all.insert(Element::plain(Set::Restricted, key.clone(), network));
         }
     }
-    for prefix in &interface.prefixes {
-        let set = of_family(prefix.is_ipv4(), Set::Own4, Set::Own6);
-        let first = [key.clone(), address_bytes(prefix.first())].concat();
-        let last = [key.clone(), address_bytes(prefix.last())].concat();
-        all.insert(Element::range(set, first, last, network));
+    if interface.addresses.is_empty() {
+        all.insert(Element::plain(Set::Shared, key.repeat(2), network));
+    }
+    for address in &interface.addresses {
+        let set = of_family(address.is_ipv4(), Set::Sources4, Set::Sources6);
+        all.insert(Element::plain(set, [key.clone(), address_bytes(*address)].concat(), network));
     }
 }
 
@@ -338,18 +340,17 @@ fn read_into(state: &mut State, element: &Element) -> Option<()> {
     match element.set {
         Set::Interfaces => {
             let interface =
-                Interface { network: element.comment.clone(), prefixes: BTreeSet::new(), access: Access::Open };
+                Interface { network: element.comment.clone(), addresses: BTreeSet::new(), access: Access::Open };
             state.interfaces.insert(key.interface()?, interface);
         }
         Set::Isolated => state.interfaces.get_mut(&key.interface()?)?.access = Access::Isolated,
         Set::Restricted => state.interfaces.get_mut(&key.interface()?)?.access = Access::Restricted,
-        Set::Own4 | Set::Own6 => {
+        // Says nothing that is not known from the absence of addresses.
+        Set::Shared => {}
+        Set::Sources4 | Set::Sources6 => {
             let name = key.interface()?;
-            let first = key.address(element.set == Set::Own4)?;
-            let mut end = Reader(element.end.as_deref()?);
-            end.interface()?;
-            let last = end.address(element.set == Set::Own4)?;
-            state.interfaces.get_mut(&name)?.prefixes.insert(Prefix::between(first, last)?);
+            let address = key.address(element.set == Set::Sources4)?;
+            state.interfaces.get_mut(&name)?.addresses.insert(address);
         }
         Set::Within4 | Set::Within6 => {
             let ipv4 = element.set == Set::Within4;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::error::{Error, Result};
 use super::prefix::Prefix;
@@ -11,7 +11,7 @@ use super::prefix::Prefix;
 pub const RANGE_LIMIT: u16 = 1024;
 /// The most host ports of a table.
 pub const PORTS_LIMIT: usize = 131_072;
-/// The most prefixes of a network or an interface.
+/// The most prefixes of a network, and the most addresses of an interface.
 pub const PREFIXES_LIMIT: usize = 16;
 /// The most networks, and the most interfaces, of a table.
 pub const NETWORKS_LIMIT: usize = 8192;
@@ -45,8 +45,9 @@ pub struct Network {
 pub struct Interface {
     /// The network's name.
     pub network: String,
-    /// The subnets its pods may always reach: those of their own network.
-    pub prefixes: BTreeSet<Prefix>,
+    /// Of an interface that leads to one pod alone (as that of a ptp network): the pod's addresses, from which it may reach the
+    /// pods of its network. Empty for one that pods share (a bridge): they reach each other through it.
+    pub addresses: BTreeSet<IpAddr>,
     /// What else they may reach.
     pub access: Access,
 }
@@ -77,8 +78,8 @@ pub enum Protocol {
 /// A port of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostPort {
-    /// The address of the host it is on; `0.0.0.0` or `::` for every one of that family. One on an address comes before
-    /// one on every address.
+    /// The address of the host it is on; `0.0.0.0` or `::` for every one of that family (but `::1`, which cannot be one
+    /// either). One on an address comes before one on every address.
     pub address: IpAddr,
     /// Its protocol.
     pub protocol: Protocol,
@@ -187,7 +188,7 @@ impl State {
         for (name, interface) in &self.interfaces {
             check_interface(name)?;
             check_text("network name", &interface.network)?;
-            check_prefixes(&format!("interface {name}"), &interface.prefixes)?;
+            check_addresses(name, &interface.addresses)?;
         }
         self.ports.iter().try_for_each(|(port, forward)| check_port(port, forward))
     }
@@ -238,14 +239,17 @@ fn check_prefixes(whose: &str, prefixes: &BTreeSet<Prefix>) -> Result<()> {
     if let Some(prefix) = prefixes.iter().find(|prefix| prefix.length() == 0) {
         return Err(invalid(format!("{prefix} of {whose} is everything")));
     }
-    let mut previous: Option<&Prefix> = None;
-    for prefix in prefixes {
-        if let Some(previous) = previous.filter(|previous| previous.overlaps(prefix)) {
-            return Err(invalid(format!("{previous} and {prefix} of {whose} overlap")));
-        }
-        previous = Some(prefix);
-    }
     Ok(())
+}
+
+fn check_addresses(interface: &str, addresses: &BTreeSet<IpAddr>) -> Result<()> {
+    if addresses.len() > PREFIXES_LIMIT {
+        return Err(invalid(format!("interface {interface} has more than {PREFIXES_LIMIT} addresses")));
+    }
+    match addresses.iter().find(|address| address.is_unspecified() || address.is_multicast() || address.is_loopback()) {
+        Some(address) => Err(invalid(format!("{address} is not the address of a pod (interface {interface})"))),
+        None => Ok(()),
+    }
 }
 
 fn check_port(port: &HostPort, forward: &Forward) -> Result<()> {
@@ -261,6 +265,9 @@ fn check_port(port: &HostPort, forward: &Forward) -> Result<()> {
         && (to.flowinfo() != 0 || to.scope_id() != 0)
     {
         return Err(invalid(format!("host port {port} cannot lead to {to}: it has a scope")));
+    }
+    if port.address == IpAddr::V6(Ipv6Addr::LOCALHOST) {
+        return Err(invalid(format!("host port {port} cannot be: the kernel routes no answer to ::1")));
     }
     if to.ip().is_unspecified() || to.ip().is_multicast() || to.ip().is_loopback() || port.address.is_multicast() {
         return Err(invalid(format!("host port {port} cannot lead to {to}")));

@@ -62,6 +62,7 @@ const NFTA_SET_DATA_TYPE: u16 = 6;
 pub(super) const NFTA_SET_DATA_LEN: u16 = 7;
 const NFTA_SET_DESC: u16 = 9;
 const NFTA_SET_ID: u16 = 10;
+const NFTA_SET_USERDATA: u16 = 13;
 const NFTA_SET_DESC_CONCAT: u16 = 2;
 const NFTA_SET_FIELD_LEN: u16 = 1;
 const NFTA_LIST_ELEM: u16 = 1;
@@ -153,6 +154,7 @@ impl<'a> Transaction<'a> {
             if set.is_ranges() {
                 put_fields(batch, set.key());
             }
+            batch.bytes(NFTA_SET_USERDATA, &byte_order(set));
         });
     }
 
@@ -231,6 +233,20 @@ fn put_fields(batch: &mut Batch, fields: &[Field]) {
             }
         });
     });
+}
+
+/// Without which `nft` shows the names of interfaces backwards (`NFTNL_UDATA_SET_KEYBYTEORDER`): it takes them for numbers.
+fn byte_order(set: Set) -> Vec<u8> {
+    const KEY_BYTE_ORDER: u8 = 0;
+    let order: u32 = match set.key() {
+        [Field::Interface] => 1,
+        [_] => 2,
+        // That of several fields is no one's.
+        _ => 0,
+    };
+    let mut bytes = vec![KEY_BYTE_ORDER, 4];
+    bytes.extend(order.to_ne_bytes());
+    bytes
 }
 
 /// A comment as `nft` keeps it: type, length, text with NUL.

@@ -31,7 +31,7 @@ fn to(address: &str, owner: &str) -> Forward {
 fn bridge(state: &mut State, network: &str, interface: &str, subnets: &[&str], access: Access) {
     let masquerade = access != Access::Restricted;
     state.networks.insert(network.to_owned(), Network { prefixes: prefixes(subnets), masquerade });
-    let interface_of = Interface { network: network.to_owned(), prefixes: prefixes(subnets), access };
+    let interface_of = Interface { network: network.to_owned(), addresses: BTreeSet::new(), access };
     state.interfaces.insert(interface.to_owned(), interface_of);
 }
 
@@ -41,6 +41,9 @@ fn sample() -> State {
     bridge(&mut state, "default", "gantry0", &["10.1.0.0/16", "fd00:1::/64"], Access::Isolated);
     bridge(&mut state, "apart", "gantry1", &["10.2.0.0/24", "10.2.1.0/24", "fd00:2::/64"], Access::Restricted);
     bridge(&mut state, "open", "gantry2", &["10.3.0.0/16"], Access::Open);
+    let addresses = ["10.3.0.7".parse().unwrap(), "fd00:3::7".parse().unwrap()].into();
+    let own = Interface { network: "open".to_owned(), addresses, access: Access::Open };
+    state.interfaces.insert("veth7".to_owned(), own);
     state.ports.insert(port("0.0.0.0", Protocol::Tcp, 8080), to("10.1.0.2:80", "pod-a"));
     state.ports.insert(port("0.0.0.0", Protocol::Udp, 8080), to("10.1.0.2:80", "pod-a"));
     state.ports.insert(port("0.0.0.0", Protocol::Sctp, 8080), to("10.1.0.2:80", "pod-a"));
