@@ -19,7 +19,8 @@
 //! * To accept a packet ends our chain only. A host on which another table drops what is forwarded (Docker sets the policy of
 //!   iptables' FORWARD to drop, firewalld has zones) drops it after us: there our interfaces have to be allowed.
 //! * `[::1]` reaches no pod: the kernel routes no answer to it. It is left to who listens there (a proxy, say).
-//! * What one bridge switches between its own ports is not seen here, unless `br_netfilter` shows it.
+//! * What one bridge switches between its own ports is not seen here, unless `br_netfilter` shows it. Where it does (Docker and
+//!   Kubernetes load it), a pod reaches itself through a host port only if its port of the bridge is in hairpin mode.
 //! * A host port is taken from whoever listens on it on the host: who asks for one should hold a socket on it.
 //! * Two tables (two gantries on a host) do not know of each other's networks and ports.
 //!

@@ -108,7 +108,7 @@ impl Monitor {
     }
 
     /// The greatest change a datagram tells of.
-    fn take(&mut self, mut datagram: &[u8]) -> Result<Option<Change>> {
+    pub(super) fn take(&mut self, mut datagram: &[u8]) -> Result<Option<Change>> {
         let mut greatest: Option<Change> = None;
         while let Some(message) = next_message(&mut datagram).map_err(|why| Error::malformed(WHAT, why))? {
             if message.kind == message::NEWGEN {

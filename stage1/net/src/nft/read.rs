@@ -15,7 +15,7 @@ use super::wire::{self, FIXED, NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME, NFTA_TABLE, mes
 /// How often to read again when the table changes meanwhile.
 const ATTEMPTS: u32 = 16;
 /// More than this of anything is not read, but reported.
-const LIMIT: usize = 1 << 20;
+const LIMIT: usize = 1 << 18;
 /// As many faults are listed.
 const FAULTS: usize = 20;
 
@@ -72,7 +72,7 @@ impl Table {
         let state = sets::state_of(&all);
         let should = sets::elements(&state);
         for (elements, other, what) in [(&all, &should, "does not belong to anything"), (&should, &all, "is missing")] {
-            for element in elements.difference(other) {
+            for element in elements.difference(other).take(FAULTS) {
                 faults.push(format!(
                     "the set {}: {} ({}) {what}",
                     element.set.name(),

@@ -178,7 +178,7 @@ impl State {
             return Err(invalid(format!("more than {NETWORKS_LIMIT} networks or interfaces")));
         }
         for (name, network) in &self.networks {
-            check_text("network name", name)?;
+            check_text("the name of a network", name)?;
             check_prefixes(&format!("network {name}"), &network.prefixes)?;
             if network.prefixes.is_empty() {
                 return Err(invalid(format!("network {name} has no prefix")));
@@ -187,7 +187,7 @@ impl State {
         self.check_overlaps()?;
         for (name, interface) in &self.interfaces {
             check_interface(name)?;
-            check_text("network name", &interface.network)?;
+            check_text("the name of a network", &interface.network)?;
             check_addresses(name, &interface.addresses)?;
         }
         self.ports.iter().try_for_each(|(port, forward)| check_port(port, forward))
@@ -219,7 +219,7 @@ fn invalid(why: String) -> Error {
 pub(super) fn check_text(what: &str, text: &str) -> Result<()> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._:/@-".contains(&byte);
     if text.is_empty() || text.len() > TEXT_LIMIT || !text.bytes().all(fits) {
-        return Err(invalid(format!("'{}' is not a {what}", text.escape_debug())));
+        return Err(invalid(format!("'{}' is not {what}", text.escape_debug())));
     }
     Ok(())
 }
@@ -254,7 +254,7 @@ fn check_addresses(interface: &str, addresses: &BTreeSet<IpAddr>) -> Result<()> 
 
 fn check_port(port: &HostPort, forward: &Forward) -> Result<()> {
     let to = forward.to;
-    check_text("owner of a host port", &forward.owner)?;
+    check_text("the owner of a host port", &forward.owner)?;
     if port.port == 0 || to.port() == 0 {
         return Err(invalid(format!("0 is not a port (host port {port} to {to})")));
     }

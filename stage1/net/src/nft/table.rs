@@ -1,5 +1,6 @@
 //! The table: made, changed, removed.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -10,7 +11,7 @@ use super::channel::{Answer, Channel};
 use super::error::{Error, Result};
 use super::rules;
 use super::sets::{Element, Set, elements, port_of};
-use super::state::{Entries, State, check_text};
+use super::state::{Access, Entries, State, check_text};
 use super::wire::{self, FIXED, NFTA_GEN_ID, NFTA_TABLE, Transaction, message};
 
 /// How often to try again when others change nftables between a question and the transaction that relies on its answer.
@@ -82,7 +83,7 @@ impl Table {
         self.channel.transact(change, &what)
     }
 
-    /// Adds entries. What is there already stays. Fails as a whole with [`Error::Taken`] when a host port leads elsewhere, and with
+    /// Adds entries. What is there already stays; networks and interfaces become as they are described here. Fails as a whole with [`Error::Taken`] when a host port leads elsewhere, and with
     /// [`Error::Missing`] when there is no table: then [`Self::ensure`] is due. A port that leads to the
     /// same address for another owner (who died, and had the address before) changes owner.
     pub fn add(&mut self, entries: &Entries) -> Result<()> {
@@ -91,6 +92,8 @@ impl Table {
         if all.is_empty() {
             return Ok(());
         }
+        let other_ways = other_ways(entries);
+        let unwanted: Vec<&Element> = other_ways.difference(&all).collect();
         let (ports, others): (Vec<&Element>, Vec<&Element>) = all.iter().partition(|element| element.is_port());
         // At first, as if no port were there: mostly that is so.
         let mut fresh = ports.clone();
@@ -98,6 +101,9 @@ impl Table {
         for _ in 0..ATTEMPTS {
             let mut change = Transaction::new(&self.name, None);
             change.add(others.iter().copied(), false);
+            // Made so that they can be removed, whether they were there or not.
+            change.add(unwanted.iter().copied(), false);
+            change.remove(unwanted.iter().copied());
             // With the value that was read, or the transaction fails here.
             change.add(stale.iter().copied(), false);
             change.remove(stale.iter().copied());
@@ -139,18 +145,19 @@ impl Table {
 
     fn explain(&self, error: Error) -> Error {
         match error {
-            // ENOENT before Linux 6.2 also for what is there; but what we name by then is the table and its sets.
+            // All that is named there are the table and its sets.
             Error::Kernel { errno: Errno::NOENT, .. } => Error::Missing { table: self.name.clone() },
             Error::Kernel { errno: Errno::NOTEMPTY | Errno::EXIST, what, .. } => Error::Overlap { what },
             other => other,
         }
     }
 
-    /// Removes entries. What is not there, or belongs to another owner, is left alone; so is a table that is not there.
+    /// Removes entries. What is not there, or belongs to another owner or network, is left alone; so is a table that is not
+    /// there. An interface goes whatever it may reach, a network whether it masquerades or not.
     pub fn remove(&mut self, entries: &Entries) -> Result<()> {
         entries.check()?;
-        let all = elements(entries);
-        let all: Vec<&Element> = all.iter().collect();
+        let (all, other_ways) = (elements(entries), other_ways(entries));
+        let all: Vec<&Element> = all.union(&other_ways).collect();
         let what = format!("remove from the table {}", self.name);
         for _ in 0..ATTEMPTS {
             let there = self.look_up(&all)?;
@@ -233,15 +240,27 @@ impl Table {
     }
 }
 
+/// All that these networks and interfaces could be in the table, were they described otherwise.
+fn other_ways(entries: &Entries) -> BTreeSet<Element> {
+    let mut all = BTreeSet::new();
+    let mut other = State { ports: BTreeMap::new(), ..entries.clone() };
+    for access in [Access::Isolated, Access::Restricted] {
+        other.interfaces.values_mut().for_each(|interface| interface.access = access);
+        other.networks.values_mut().for_each(|network| network.masquerade = true);
+        all.extend(elements(&other));
+    }
+    all
+}
+
 /// Not for programs, say the headers; nfnetlink sends it nevertheless.
 const ERESTART: i32 = 85;
 
 /// A name that `nft` can read too.
 pub(super) fn check_name(name: &str) -> Result<()> {
-    check_text("name of a table", name)?;
+    check_text("the name of a table", name)?;
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
     if name.len() > 31 || !name.starts_with(|c: char| c.is_ascii_alphabetic()) || !name.bytes().all(fits) {
-        return Err(Error::Invalid(format!("'{name}' is not a name of a table")));
+        return Err(Error::Invalid(format!("'{name}' is not the name of a table")));
     }
     Ok(())
 }

@@ -170,6 +170,34 @@ fn networks_do_not_overlap() {
 }
 
 #[test]
+fn networks_change_and_go_as_they_are() {
+    let space = Space::new();
+    let mut table = space.table();
+    let mut state = sample();
+    table.ensure(&state).unwrap();
+    for (access, masquerade) in
+        [(Access::Restricted, false), (Access::Open, true), (Access::Isolated, false), (Access::Isolated, true)]
+    {
+        state.interfaces.get_mut("gantry0").unwrap().access = access;
+        state.networks.get_mut("default").unwrap().masquerade = masquerade;
+        let mut part = state.clone();
+        part.ports.clear();
+        table.add(&part).unwrap();
+        let found = table.read().unwrap().unwrap();
+        assert_eq!((&found.state, &found.faults), (&state, &Vec::new()));
+    }
+    for interface in state.interfaces.values_mut() {
+        interface.access = Access::Open;
+    }
+    for network in state.networks.values_mut() {
+        network.masquerade = false;
+    }
+    table.remove(&state).unwrap();
+    let found = table.read().unwrap().unwrap();
+    assert_eq!((found.state, found.faults), (State::new(), Vec::new()));
+}
+
+#[test]
 fn without_a_table_nothing_is_added() {
     let space = Space::new();
     let mut table = space.table();
