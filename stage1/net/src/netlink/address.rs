@@ -92,16 +92,16 @@ impl Address {
         Self { prefix, peer: None, broadcast: None, scope: Scope::Universe, no_dad: true, no_prefix_route: false }
     }
 
-    fn flags(&self) -> u32 {
+    pub(super) fn flags(&self) -> u32 {
         let no_dad = self.no_dad && self.prefix.address.is_ipv6();
         (if no_dad { IFA_F_NODAD } else { 0 }) | (if self.no_prefix_route { IFA_F_NOPREFIXROUTE } else { 0 })
     }
 
-    fn head(&self, index: u32) -> [u8; IFADDRMSG] {
+    pub(super) fn head(&self, index: u32) -> [u8; IFADDRMSG] {
         head(family(self.prefix.address), self.prefix.length, self.scope, index)
     }
 
-    fn write(&self, m: &mut Batch) {
+    pub(super) fn write(&self, m: &mut Batch) {
         m.bytes(IFA_LOCAL, &octets(self.prefix.address));
         m.bytes(IFA_ADDRESS, &octets(self.peer.unwrap_or(self.prefix.address)));
     }
@@ -141,7 +141,7 @@ fn head(family: u8, length: u8, scope: Scope, index: u32) -> [u8; IFADDRMSG] {
 }
 
 /// An address out of RTM_NEWADDR; None for other messages and other families.
-fn parse(message: &Message<'_>) -> std::result::Result<Option<OwnAddress>, Malformed> {
+pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<OwnAddress>, Malformed> {
     if message.kind != RTM_NEWADDR {
         return Ok(None);
     }

@@ -251,3 +251,6 @@ impl Channel {
 fn errno(code: i32) -> Errno {
     if (1..4096).contains(&code) { Errno::from_raw_os_error(code) } else { Errno::IO }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,19 +2,24 @@
 //!
 //! Interfaces are found by name once and then spoken of by index: a name can be given to another one meanwhile.
 
+use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::io::Errno;
 
 pub mod create;
 pub mod port;
+mod state;
 
-use self::port::Port;
-use super::channel::Channel;
-use super::error::{Error, Malformed, Result};
-use super::message::{Attribute, Batch, Message};
+pub(crate) use self::state::parse;
+use self::state::parse_statistics;
+pub use self::state::{Link, Statistics};
+
+use super::channel::Refusal;
+use super::error::Result;
+use super::message::Batch;
 use super::namespace::check_name;
-use super::prefix::Mac;
+use super::prefix::{AF_INET6, Mac};
 use super::socket::Socket;
 
 pub(crate) const RTM_NEWLINK: u16 = 16;
@@ -32,78 +37,20 @@ const IFLA_MASTER: u16 = 10;
 const IFLA_PROTINFO: u16 = 12;
 const IFLA_TXQLEN: u16 = 13;
 const IFLA_LINKINFO: u16 = 18;
+const IFLA_AF_SPEC: u16 = 26;
 const IFLA_NET_NS_FD: u16 = 28;
 const IFLA_EXT_MASK: u16 = 29;
-const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
-const IFLA_INFO_SLAVE_KIND: u16 = 4;
-const IFLA_INFO_SLAVE_DATA: u16 = 5;
 const IFLA_STATS_LINK_64: u16 = 1;
+const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 /// Leave the counters of the address families out.
 const RTEXT_FILTER_SKIP_STATS: u32 = 8;
 
 const IFF_UP: u32 = 0x1;
-const IFF_LOOPBACK: u32 = 0x8;
-const IFF_RUNNING: u32 = 0x40;
 const IFF_PROMISC: u32 = 0x100;
 
 const IFINFOMSG: usize = 16;
-
-/// An interface, as the kernel described it at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
-    /// Its number; unique within its network namespace.
-    pub index: u32,
-    /// Its name.
-    pub name: String,
-    /// `bridge`, `veth`, `macvlan` …; None for hardware and the loopback interface.
-    pub kind: Option<String>,
-    /// The index of the bridge it is a port of.
-    pub master: Option<u32>,
-    /// The index of the interface below (macvlan, ipvlan) or at the other end (veth), in the namespace `netns_id` says.
-    pub parent: Option<u32>,
-    /// Which namespace `parent` is in, if not in this one: a number that only this namespace knows it by.
-    pub netns_id: Option<i32>,
-    /// The longest packet, in bytes.
-    pub mtu: u32,
-    /// The hardware address, where it is one of six bytes.
-    pub mac: Option<Mac>,
-    /// `IFF_*` of netdevice(7).
-    pub flags: u32,
-    /// Packets that may wait to be sent.
-    pub tx_queue_length: u32,
-    /// How it is a port, when `master` is a bridge.
-    pub port: Option<Port>,
-    /// `IFLA_MACVLAN_MODE` or `IFLA_IPVLAN_MODE`, as a number.
-    pub(crate) mode: Option<u32>,
-}
-
-impl Link {
-    /// Whether it was set up.
-    #[must_use]
-    pub fn is_up(&self) -> bool {
-        self.flags & IFF_UP != 0
-    }
-
-    /// Whether it is up and its other side is too.
-    #[must_use]
-    pub fn is_running(&self) -> bool {
-        self.flags & IFF_RUNNING != 0
-    }
-
-    /// Whether it was told to take packets to any hardware address.
-    #[must_use]
-    pub fn is_promiscuous(&self) -> bool {
-        self.flags & IFF_PROMISC != 0
-    }
-
-    /// Whether it is `lo`.
-    #[must_use]
-    pub fn is_loopback(&self) -> bool {
-        self.flags & IFF_LOOPBACK != 0
-    }
-}
 
 /// What to change on an interface; None leaves a thing as it is.
 #[derive(Debug, Clone, Copy, Default)]
@@ -122,6 +69,9 @@ pub struct Change<'a> {
     pub promiscuous: Option<bool>,
     /// Packets that may wait to be sent.
     pub tx_queue_length: Option<u32>,
+    /// Give itself an IPv6 address of the link (fe80::…) when it comes up; the kernel does if not said. A port of a bridge needs
+    /// none, and without one it sends no packets of its own, which the bridge would copy to every other port.
+    pub link_local: Option<bool>,
     /// The network namespace to move to. What has an address loses it, and the index may become another one.
     pub namespace: Option<BorrowedFd<'a>>,
 }
@@ -155,25 +105,33 @@ impl Change<'_> {
     }
 }
 
-/// What passed through an interface since it was made (`struct rtnl_link_stats64`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Statistics {
-    /// Packets received.
-    pub rx_packets: u64,
-    /// Packets sent.
-    pub tx_packets: u64,
-    /// Bytes received.
-    pub rx_bytes: u64,
-    /// Bytes sent.
-    pub tx_bytes: u64,
-    /// Bad packets received.
-    pub rx_errors: u64,
-    /// Packets that could not be sent.
-    pub tx_errors: u64,
-    /// Packets received and not taken.
-    pub rx_dropped: u64,
-    /// Packets thrown away on the way out.
-    pub tx_dropped: u64,
+/// How an interface is named in a request.
+#[derive(Debug, Clone, Copy)]
+enum Named<'a> {
+    Index(u32),
+    Name(&'a str),
+}
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Index(index) => write!(f, "interface {index}"),
+            Self::Name(name) => write!(f, "the interface {name}"),
+        }
+    }
+}
+
+impl Named<'_> {
+    /// Adds a message about it.
+    fn push(self, batch: &mut Batch, kind: u16, flags: (u32, u32), attributes: impl FnOnce(&mut Batch)) {
+        let index = if let Self::Index(index) = self { index } else { 0 };
+        batch.push(kind, 0, &ifinfomsg(0, index, flags), |m| {
+            if let Self::Name(name) = self {
+                m.text(IFLA_IFNAME, name);
+            }
+            attributes(m);
+        });
+    }
 }
 
 /// The fixed part of a message about interfaces: family, index, flags and which flags to change.
@@ -186,63 +144,6 @@ fn ifinfomsg(family: u8, index: u32, flags: (u32, u32)) -> [u8; IFINFOMSG] {
     head
 }
 
-/// An interface out of RTM_NEWLINK; None for other messages.
-pub(crate) fn parse(message: &Message<'_>) -> std::result::Result<Option<Link>, Malformed> {
-    if message.kind != RTM_NEWLINK {
-        return Ok(None);
-    }
-    let (head, attributes) = message.split(IFINFOMSG)?;
-    let word = |at: usize| Some(u32::from_ne_bytes(head.get(at..at + 4)?.try_into().ok()?));
-    let short = Malformed("a link without its fixed part");
-    let mut link = Link {
-        index: word(4).ok_or(short)?,
-        name: String::new(),
-        kind: None,
-        master: None,
-        parent: None,
-        netns_id: None,
-        mtu: 0,
-        mac: None,
-        flags: word(8).ok_or(short)?,
-        tx_queue_length: 0,
-        port: None,
-        mode: None,
-    };
-    for attribute in attributes.iter() {
-        match attribute.kind {
-            IFLA_IFNAME => link.name = attribute.text().unwrap_or_default().to_owned(),
-            IFLA_MTU => link.mtu = attribute.u32().unwrap_or_default(),
-            IFLA_LINK => link.parent = attribute.u32().filter(|index| *index != 0),
-            IFLA_MASTER => link.master = attribute.u32().filter(|index| *index != 0),
-            IFLA_TXQLEN => link.tx_queue_length = attribute.u32().unwrap_or_default(),
-            IFLA_LINK_NETNSID => link.netns_id = attribute.i32(),
-            IFLA_ADDRESS => link.mac = attribute.payload.try_into().ok().map(Mac),
-            IFLA_LINKINFO => parse_info(&attribute, &mut link)?,
-            _ => {}
-        }
-    }
-    Ok(Some(link))
-}
-
-fn parse_info(info: &Attribute<'_>, link: &mut Link) -> std::result::Result<(), Malformed> {
-    let info = info.nested()?;
-    let text = |kind| info.get(kind).and_then(|attribute| attribute.text());
-    link.kind = text(IFLA_INFO_KIND).map(str::to_owned);
-    if let Some(data) = info.get(IFLA_INFO_DATA) {
-        link.mode = match link.kind.as_deref() {
-            Some("macvlan") => data.nested()?.get(create::IFLA_MACVLAN_MODE).and_then(|mode| mode.u32()),
-            Some("ipvlan") => data.nested()?.get(create::IFLA_IPVLAN_MODE).and_then(|mode| mode.u16()).map(u32::from),
-            _ => None,
-        };
-    }
-    if text(IFLA_INFO_SLAVE_KIND) == Some("bridge")
-        && let Some(data) = info.get(IFLA_INFO_SLAVE_DATA)
-    {
-        link.port = Some(port::parse(&data.nested()?));
-    }
-    Ok(())
-}
-
 impl Socket {
     /// The interface of this name.
     ///
@@ -250,11 +151,7 @@ impl Socket {
     /// A name that none can have; what the kernel says. None is not an error.
     pub fn link(&mut self, name: &str) -> Result<Option<Link>> {
         check_name(name)?;
-        let mut batch = Batch::new();
-        batch.push(RTM_GETLINK, 0, &ifinfomsg(0, 0, (0, 0)), |m| {
-            m.text(IFLA_IFNAME, name).u32(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
-        });
-        one(self.channel(), batch, format_args!("look for the interface {name}"))
+        self.find_link(Named::Name(name))
     }
 
     /// The interface of this index.
@@ -262,11 +159,20 @@ impl Socket {
     /// # Errors
     /// What the kernel says. None is not an error.
     pub fn link_by_index(&mut self, index: u32) -> Result<Option<Link>> {
+        self.find_link(Named::Index(index))
+    }
+
+    fn find_link(&mut self, named: Named<'_>) -> Result<Option<Link>> {
         let mut batch = Batch::new();
-        batch.push(RTM_GETLINK, 0, &ifinfomsg(0, index, (0, 0)), |m| {
+        named.push(&mut batch, RTM_GETLINK, (0, 0), |m| {
             m.u32(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
         });
-        one(self.channel(), batch, format_args!("look for interface {index}"))
+        let mut found = None;
+        let done = self.channel().request(batch, format_args!("look for {named}"), &mut |message| {
+            found = parse(message)?.or(found.take());
+            Ok(())
+        });
+        none_if(done.map(|()| found), Errno::NODEV)
     }
 
     /// Every interface of the namespace.
@@ -308,9 +214,33 @@ impl Socket {
         if let Some(name) = change.name {
             check_name(name)?;
         }
+        self.change_named(Named::Index(index), change)
+    }
+
+    fn change_named(&mut self, named: Named<'_>, change: &Change<'_>) -> Result<()> {
         let mut batch = Batch::new();
-        batch.push(RTM_NEWLINK, 0, &ifinfomsg(0, index, change.flags()), |m| change.write(m));
-        self.channel().order(batch, format_args!("change interface {index}"))
+        if let Some(on) = change.link_local {
+            // By itself and first: the kernel would look at it only after it has set the interface up.
+            named.push(&mut batch, RTM_NEWLINK, (0, 0), |m| {
+                m.nested(IFLA_AF_SPEC, |m| {
+                    m.nested(u16::from(AF_INET6), |m| {
+                        m.u8(IFLA_INET6_ADDR_GEN_MODE, u8::from(!on));
+                    });
+                });
+            });
+        }
+        named.push(&mut batch, RTM_NEWLINK, change.flags(), |m| change.write(m));
+        let last = batch.count() - 1;
+        let what = format_args!("change {named}");
+        let refused = self.channel().exchange(batch, what, &mut |_| Ok(()))?;
+        // Where there is no IPv6, there are no such addresses.
+        let no_v6 = |refusal: &Refusal| {
+            refusal.at < last && refusal.errno == Errno::AFNOSUPPORT && change.link_local == Some(false)
+        };
+        match refused.into_iter().find(|refusal| !no_v6(refusal)) {
+            Some(refusal) => Err(refusal.error(what)),
+            None => Ok(()),
+        }
     }
 
     /// Sets `lo` up: a new namespace has it down. The kernel gives it its addresses, 127.0.0.1 and ::1.
@@ -318,11 +248,7 @@ impl Socket {
     /// # Errors
     /// What the kernel says.
     pub fn loopback_up(&mut self) -> Result<()> {
-        let mut batch = Batch::new();
-        batch.push(RTM_NEWLINK, 0, &ifinfomsg(0, 0, (IFF_UP, IFF_UP)), |m| {
-            m.text(IFLA_IFNAME, "lo");
-        });
-        self.channel().order(batch, format_args!("bring the loopback interface up"))
+        self.change_named(Named::Name("lo"), &Change { up: Some(true), ..Change::default() })
     }
 
     /// Deletes an interface; of a veth pair both ends. Whether it was there.
@@ -332,9 +258,7 @@ impl Socket {
     /// # Errors
     /// What the kernel says: hardware cannot be deleted (EOPNOTSUPP).
     pub fn delete_link(&mut self, index: u32) -> Result<bool> {
-        let mut batch = Batch::new();
-        batch.push(RTM_DELLINK, 0, &ifinfomsg(0, index, (0, 0)), |_| {});
-        gone(self.channel().order(batch, format_args!("delete interface {index}")))
+        self.delete_named(Named::Index(index))
     }
 
     /// As [`Self::delete_link`], by name.
@@ -343,11 +267,17 @@ impl Socket {
     /// As [`Self::delete_link`]; a name that none can have.
     pub fn delete_link_named(&mut self, name: &str) -> Result<bool> {
         check_name(name)?;
+        self.delete_named(Named::Name(name))
+    }
+
+    fn delete_named(&mut self, named: Named<'_>) -> Result<bool> {
         let mut batch = Batch::new();
-        batch.push(RTM_DELLINK, 0, &ifinfomsg(0, 0, (0, 0)), |m| {
-            m.text(IFLA_IFNAME, name);
-        });
-        gone(self.channel().order(batch, format_args!("delete the interface {name}")))
+        named.push(&mut batch, RTM_DELLINK, (0, 0), |_| {});
+        match self.channel().order(batch, format_args!("delete {named}")) {
+            Ok(()) => Ok(true),
+            Err(error) if error.is(Errno::NODEV) => Ok(false),
+            Err(other) => Err(other),
+        }
     }
 
     /// What passed through an interface; None if it is gone.
@@ -373,41 +303,9 @@ impl Socket {
     }
 }
 
-fn parse_statistics(bytes: &[u8]) -> Statistics {
-    let mut words = bytes.chunks_exact(8).map(|word| word.try_into().map(u64::from_ne_bytes).unwrap_or_default());
-    let mut next = || words.next().unwrap_or_default();
-    Statistics {
-        rx_packets: next(),
-        tx_packets: next(),
-        rx_bytes: next(),
-        tx_bytes: next(),
-        rx_errors: next(),
-        tx_errors: next(),
-        rx_dropped: next(),
-        tx_dropped: next(),
-    }
-}
-
-fn one(channel: &mut Channel, batch: Batch, what: std::fmt::Arguments<'_>) -> Result<Option<Link>> {
-    let mut found = None;
-    let done = channel.request(batch, what, &mut |message| {
-        found = parse(message)?.or(found.take());
-        Ok(())
-    });
-    none_if(done.map(|()| found), Errno::NODEV)
-}
-
 fn none_if<T>(result: Result<Option<T>>, errno: Errno) -> Result<Option<T>> {
     match result {
         Err(error) if error.is(errno) => Ok(None),
         other => other,
-    }
-}
-
-fn gone(result: Result<()>) -> Result<bool> {
-    match result {
-        Ok(()) => Ok(true),
-        Err(Error::Kernel { errno: Errno::NODEV, .. }) => Ok(false),
-        Err(other) => Err(other),
     }
 }

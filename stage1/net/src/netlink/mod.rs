@@ -3,6 +3,11 @@
 //! [`Socket`] speaks for one network namespace; [`Namespace`] is one, held open. What is added twice with the same properties is there
 //! once, and what is deleted twice is gone: an interrupted set-up or tear-down can be run again from its start.
 //!
+//! What waits for grace periods of RCU, and so takes tens of milliseconds where the rest takes tens of microseconds: deleting an
+//! interface of any kind, and moving one to another namespace. Making one waits for none. A namespace whose last process and
+//! descriptor are gone is cleared by the kernel later, interfaces and all, and nobody waits: a pod that ends needs to
+//! delete nothing.
+//!
 //! * [`link`]: interfaces, [`address`], [`route`], [`neighbour`], [`traffic`] (limits), [`sysctl`] (switches).
 //! * `message` and `channel`: the format and the transport, shared with [`crate::nft`].
 

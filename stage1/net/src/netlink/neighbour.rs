@@ -42,7 +42,7 @@ fn head(family: u8, index: u32, state: u16) -> [u8; NDMSG] {
 }
 
 /// A neighbour out of RTM_NEWNEIGH; None for other messages and other families.
-fn parse(message: &Message<'_>) -> std::result::Result<Option<Neighbour>, Malformed> {
+pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<Neighbour>, Malformed> {
     if message.kind != RTM_NEWNEIGH {
         return Ok(None);
     }

@@ -143,7 +143,7 @@ impl Route {
         Err(Error::Invalid { what: format!("use the route to {}", self.to), why: why.to_owned() })
     }
 
-    fn effective_scope(&self) -> Scope {
+    pub(super) fn effective_scope(&self) -> Scope {
         let near = self.gateway.is_none() && self.to.address.is_ipv4();
         self.scope.unwrap_or(match self.kind {
             RouteKind::Local => Scope::Host,
@@ -162,7 +162,7 @@ impl Route {
         self.table.unwrap_or(TABLE_MAIN)
     }
 
-    fn head(&self, scope: Scope) -> [u8; RTMSG] {
+    pub(super) fn head(&self, scope: Scope) -> [u8; RTMSG] {
         // A table beyond 255 is in RTA_TABLE alone (RT_TABLE_COMPAT here).
         let table = u8::try_from(self.table()).unwrap_or(252);
         let flags = if self.on_link { RTNH_F_ONLINK } else { 0 };
@@ -171,7 +171,7 @@ impl Route {
         [family, self.to.length, 0, 0, table, RTPROT_STATIC, scope.number(), self.kind.number(), a, b, c, d]
     }
 
-    fn write(&self, m: &mut Batch) {
+    pub(super) fn write(&self, m: &mut Batch) {
         if self.to.length > 0 {
             m.bytes(RTA_DST, &octets(self.to.network().address));
         }
@@ -225,7 +225,7 @@ pub struct RouteFilter {
 }
 
 /// A route out of RTM_NEWROUTE; None for other messages and other families.
-fn parse(message: &Message<'_>) -> std::result::Result<Option<Route>, Malformed> {
+pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<Route>, Malformed> {
     if message.kind != RTM_NEWROUTE {
         return Ok(None);
     }

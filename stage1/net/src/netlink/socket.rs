@@ -9,7 +9,8 @@ use super::namespace::Namespace;
 /// An rtnetlink(7) socket of one network namespace.
 ///
 /// It stays in the namespace it was opened in, wherever the thread goes afterwards; so one socket for the host's and one for
-/// the pod's is all that is needed. It holds a buffer of 32 KiB: drop it when the network is made.
+/// the pod's is all that is needed. Like any socket it keeps its namespace alive, and it holds a buffer of 32 KiB: drop it when
+/// the network is made.
 ///
 /// After [`super::Error::TimedOut`] or [`super::Error::Lost`] an answer may still come; it is passed over, since its number
 /// is old. A dump that was given up may make the next one fail with EBUSY: open another socket then.

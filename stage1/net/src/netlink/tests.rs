@@ -3,5 +3,6 @@
 mod address_tests;
 mod cost_tests;
 mod link_tests;
-mod support;
+mod parse_tests;
+pub(crate) mod support;
 mod talk_tests;

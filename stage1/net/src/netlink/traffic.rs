@@ -115,7 +115,7 @@ impl Socket {
 }
 
 /// Interface and rate out of RTM_NEWQDISC; None for other messages and what is no token bucket.
-fn parse(message: &Message<'_>) -> std::result::Result<Option<(u32, u64)>, Malformed> {
+pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<(u32, u64)>, Malformed> {
     if message.kind != RTM_NEWQDISC {
         return Ok(None);
     }

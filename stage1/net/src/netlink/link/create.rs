@@ -1,4 +1,5 @@
-//! Making interfaces: each in one request, with everything it is to have, and in the namespace it is to be in.
+//! Making interfaces: each in one request, with everything it is to have, and in the namespace it is to be in (two
+//! requests for one without an address of the link).
 //!
 //! A pod's end of a veth pair, and a pod's macvlan or ipvlan, are made inside the pod's namespace under their final name: nothing is
 //! renamed or moved (moving waits for a grace period of RCU), and there is no moment in which the host's programs
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::{Change, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINKINFO, Link, RTM_NEWLINK, ifinfomsg};
+use super::{Change, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINKINFO, Link, Named, RTM_NEWLINK, ifinfomsg};
 use crate::netlink::error::{Error, Result};
 use crate::netlink::message::{Batch, F_CREATE, F_EXCL};
 use crate::netlink::namespace::{Namespace, check_name};
@@ -19,7 +20,7 @@ use crate::netlink::socket::Socket;
 const IFLA_BR_FORWARD_DELAY: u16 = 1;
 const IFLA_BR_AGEING_TIME: u16 = 4;
 const IFLA_BR_STP_STATE: u16 = 5;
-const IFLA_BR_VLAN_FILTERING: u16 = 7;
+pub(super) const IFLA_BR_VLAN_FILTERING: u16 = 7;
 const IFLA_BR_MCAST_SNOOPING: u16 = 23;
 const IFLA_BR_VLAN_DEFAULT_PVID: u16 = 39;
 const VETH_INFO_PEER: u16 = 1;
@@ -65,7 +66,7 @@ pub enum LinkKind<'a> {
 /// How a bridge is to be.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Bridge {
-    /// Tell VLANs apart (CNI's `vlan`). A kernel without bridge VLANs ignores it.
+    /// Tell VLANs apart (CNI's `vlan`).
     pub vlan_filtering: bool,
     /// The VLAN of what has no tag; 0 for none. Only with `vlan_filtering`.
     pub default_pvid: Option<u16>,
@@ -81,7 +82,7 @@ pub struct Peer<'a> {
     /// Its name.
     pub name: &'a str,
     /// What else it is to have, with the namespace to be made in. A `name` in here is ignored. It can neither be up nor a
-    /// port yet: the kernel makes this end first, and would say ENOTCONN. Set it up with a request in its namespace.
+    /// port yet, nor say `link_local`: the kernel makes this end first, and would say ENOTCONN. Set it up with a request in its namespace.
     pub with: Change<'a>,
 }
 
@@ -176,24 +177,41 @@ impl Bridge {
 
 impl Socket {
     /// Makes an interface. One that exists under the name and is of the same kind with what was asked for is fine: MTU,
-    /// hardware address, bridge, parent and mode are compared, and for a veth the other end; up and promiscuous are not.
+    /// hardware address, bridge, parent and mode are compared, for a veth the other end, and of a bridge whether it tells VLANs
+    /// apart. What else is asked of an interface (up, promiscuous, queue) is then changed; what else is asked of a
+    /// bridge is left as it is.
     ///
     /// # Errors
-    /// [`Error::Different`] when it exists and is another; what the kernel says: it has no such kind (EOPNOTSUPP), the parent
+    /// [`Error::Different`] when it exists and is another; what the kernel says: it has no such kind or no VLANs (EOPNOTSUPP), the parent
     /// is gone (ENODEV), the name is taken in the namespace it is to be made in (EEXIST), CAP_NET_ADMIN is missing (EPERM).
     pub fn create_link(&mut self, new: &NewLink<'_>) -> Result<()> {
         check_name(new.name)?;
         if let LinkKind::Veth(peer) = &new.kind {
             check_name(peer.name)?;
-            if peer.with.up == Some(true) || peer.with.master.is_some() {
-                let why = "the other end can be set up or become a port only when both are there".to_owned();
+            let with = &peer.with;
+            if with.up == Some(true) || with.master.is_some() || with.link_local.is_some() {
+                let why = "the other end can be set up only when both are there".to_owned();
                 return Err(Error::Invalid { what: format!("make the veth {}", new.name), why });
             }
         }
+        // The kernel knows no such switch for an interface that is not there yet; so it comes up in a second step.
+        let later = Change { up: new.with.up, link_local: new.with.link_local, ..Change::default() };
+        if later.link_local.is_none() {
+            return self.create_once(new, new.with);
+        }
+        if new.with.namespace.is_some() {
+            let why = "that it has no address of the link can be said only in its own namespace".to_owned();
+            return Err(Error::Invalid { what: format!("make the {} {}", new.kind.as_str(), new.name), why });
+        }
+        self.create_once(new, Change { up: None, ..new.with })?;
+        self.change_named(Named::Name(new.name), &later)
+    }
+
+    fn create_once(&mut self, new: &NewLink<'_>, with: Change<'_>) -> Result<()> {
         let kind = new.kind.as_str();
         let mut batch = Batch::new();
-        batch.push(RTM_NEWLINK, F_CREATE | F_EXCL, &ifinfomsg(0, 0, new.with.flags()), |m| {
-            Change { name: Some(new.name), ..new.with }.write(m);
+        batch.push(RTM_NEWLINK, F_CREATE | F_EXCL, &ifinfomsg(0, 0, with.flags()), |m| {
+            Change { name: Some(new.name), ..with }.write(m);
             if let Some(parent) = new.kind.parent() {
                 m.u32(IFLA_LINK, parent);
             }
@@ -202,18 +220,34 @@ impl Socket {
             });
         });
         match self.channel().order(batch, format_args!("make the {kind} {}", new.name)) {
-            Err(error) if error.is(Errno::EXIST) => self.compare(new, error),
+            Err(error) if error.is(Errno::EXIST) => match with.namespace {
+                Some(namespace) => inside(namespace, |socket| socket.compare(new, with, error)),
+                None => self.compare(new, with, error),
+            },
+            Ok(()) => self.confirm_vlans(new),
             other => other,
         }
     }
 
-    /// Whether what exists is as asked for.
-    fn compare(&mut self, new: &NewLink<'_>, error: Error) -> Result<()> {
+    /// A kernel without VLANs on bridges ignores what is said of them.
+    fn confirm_vlans(&mut self, new: &NewLink<'_>) -> Result<()> {
+        let LinkKind::Bridge(Bridge { vlan_filtering: true, .. }) = new.kind else { return Ok(()) };
+        let what = || format!("make the bridge {} with VLANs", new.name);
+        if new.with.namespace.is_some() {
+            let why = "a bridge with VLANs is made in its own namespace".to_owned();
+            return Err(Error::Invalid { what: what(), why });
+        }
+        if self.link(new.name)?.is_some_and(|link| link.vlan_filtering != Some(true)) {
+            self.delete_link_named(new.name)?;
+            return Err(Error::System { what: what(), errno: Errno::NOTSUP });
+        }
+        Ok(())
+    }
+
+    /// Whether what exists, in this socket's namespace, is as asked for.
+    fn compare(&mut self, new: &NewLink<'_>, with: Change<'_>, error: Error) -> Result<()> {
         let what = || format!("make the {} {}", new.kind.as_str(), new.name);
-        let found = match new.with.namespace {
-            Some(namespace) => inside(namespace, |socket| socket.link(new.name))?,
-            None => self.link(new.name)?,
-        };
+        let found = self.link(new.name)?;
         // The name of the other end is what was taken.
         let Some(found) = found else { return Err(error) };
         let mut difference = difference(new, &found);
@@ -227,8 +261,14 @@ impl Socket {
                 _ => Some(format!("its other end is not {}", peer.name)),
             };
         }
+        let rest = Change {
+            up: with.up,
+            promiscuous: with.promiscuous,
+            tx_queue_length: with.tx_queue_length,
+            ..Change::default()
+        };
         match difference {
-            None => Ok(()),
+            None => self.change_named(Named::Index(found.index), &rest),
             Some(difference) => Err(Error::Different { what: what(), difference }),
         }
     }
@@ -249,6 +289,11 @@ fn difference(new: &NewLink<'_>, found: &Link) -> Option<String> {
     }
     if new.kind.mode().is_some_and(|mode| found.mode != Some(mode)) {
         return Some("its mode is another".to_owned());
+    }
+    if let LinkKind::Bridge(Bridge { vlan_filtering: true, .. }) = new.kind
+        && found.vlan_filtering != Some(true)
+    {
+        return Some("it does not tell VLANs apart".to_owned());
     }
     changed(&new.with, found)
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::support::{Net, cable};
+use super::support::{Net, cable, until};
 use crate::netlink::address::Address;
 use crate::netlink::link::Change;
 use crate::netlink::link::create::{LinkKind, MacvlanMode, NewLink, Peer};
@@ -47,6 +47,9 @@ fn three_hundred_cables_come_and_go() {
         timed(&mut deleted, || assert!(host.socket.delete_link(port.index).unwrap()));
     }
     assert_eq!((host.socket.links().unwrap().len(), pod.socket.links().unwrap().len()), (2, 1));
+    for chunk in made.chunks_mut(50) {
+        show("chunk", chunk);
+    }
     show("cable made, with address, up", &mut made);
     show("cable deleted", &mut deleted);
 }
@@ -102,7 +105,9 @@ fn each_operation_has_its_price() {
         price("macvlan made", &mut || host.socket.create_link(&NewLink { name: "mac0", kind, with }).unwrap());
         price("macvlan deleted", &mut || assert!(pod.socket.delete_link_named("mac0").unwrap()));
         let mut pod = Some(pod);
+        host.socket.create_link(&cable(&name, bridge, pod.as_ref().unwrap().fd(), "eth1")).unwrap();
         price("namespace's last process ended", &mut || drop(pod.take()));
+        price("and the host's end gone", &mut || until("it is gone", || host.socket.link(&name).unwrap().is_none()));
     }
     for (what, times) in &mut costs {
         show(what, times);

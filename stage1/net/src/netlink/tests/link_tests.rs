@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gantry_model::{ErrorKind, Kind};
@@ -38,6 +39,59 @@ fn a_bridge_is_as_asked_for() {
     let error = net.socket.create_link(&other).unwrap_err();
     assert_eq!(error.to_string(), "cannot make the bridge gantry0: it exists already, its MTU is 1400, not 1300");
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+}
+
+#[test]
+fn what_was_interrupted_is_finished() {
+    let mut net = Net::new();
+    let kind = LinkKind::Bridge(Bridge::default());
+    net.socket.create_link(&NewLink { name: "br0", kind, with: Change::default() }).unwrap();
+    let with = Change { up: Some(true), tx_queue_length: Some(9), ..Change::default() };
+    net.socket.create_link(&NewLink { name: "br0", kind, with }).unwrap();
+    assert_eq!((net.get("br0").is_up(), net.get("br0").tx_queue_length), (true, 9));
+}
+
+/// Kernels without VLANs on bridges take the request for them and do nothing.
+#[test]
+fn vlans_are_there_or_an_error_is() {
+    let mut net = Net::new();
+    let plain = NewLink { name: "br0", kind: LinkKind::Bridge(Bridge::default()), with: Change::default() };
+    let kind = LinkKind::Bridge(Bridge { vlan_filtering: true, default_pvid: Some(0), ..Bridge::default() });
+    match net.socket.create_link(&NewLink { kind, ..plain }) {
+        Ok(()) => assert_eq!(net.get("br0").vlan_filtering, Some(true)),
+        Err(error) => {
+            assert_eq!((error.errno(), error.kind()), (Some(Errno::NOTSUP), ErrorKind::Unavailable), "{error}");
+            assert_eq!(net.socket.link("br0").unwrap(), None);
+        }
+    }
+    net.socket.delete_link_named("br0").unwrap();
+    net.socket.create_link(&plain).unwrap();
+    let error = net.socket.create_link(&NewLink { kind, ..plain }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+}
+
+#[test]
+fn lists_show_one_moment() {
+    let mut net = Net::new();
+    for n in 0..100 {
+        net.bridge(&format!("br{n}"));
+    }
+    let (mut other, stop) = (Socket::open_in(&net.namespace).unwrap(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let new = NewLink { name: "gone", kind: LinkKind::Bridge(Bridge::default()), with: Change::default() };
+                other.create_link(&new).unwrap();
+                assert!(other.delete_link_named("gone").unwrap());
+            }
+        });
+        for _ in 0..200 {
+            let mut names: Vec<_> = net.socket.links().unwrap().into_iter().map(|link| link.name).collect();
+            names.retain(|name| name != "gone");
+            assert_eq!(names.len(), 101);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]
@@ -130,6 +184,44 @@ fn a_macvlan_is_made_inside_the_pod() {
     let kind = LinkKind::Macvlan { parent, mode: MacvlanMode::Bridge };
     let error = host.socket.create_link(&NewLink { kind, ..new }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+}
+
+#[test]
+fn a_port_may_do_without_an_address_of_the_link() {
+    let (mut host, mut pod) = (Net::new(), Net::new());
+    let bridge = host.bridge("br0");
+    let inside = pod.fd().try_clone_to_owned().unwrap();
+    let mut new = cable("veth1", bridge, inside.as_fd(), "eth0");
+    new.with.link_local = Some(false);
+    host.socket.create_link(&new).unwrap();
+    host.socket.create_link(&new).unwrap();
+    let index = host.index("veth1");
+    pod.up("eth0");
+    until("the pod's end to have an address of the link", || !pod.socket.addresses(None).unwrap().is_empty());
+    until("the host's end to run", || host.get("veth1").is_running());
+    assert_eq!(host.socket.addresses(Some(index)).unwrap(), []);
+    assert_eq!(host.get("veth1").master, Some(bridge));
+
+    // With packets too short for IPv6 there is none on an interface, and nothing to be done without.
+    let short = Change { link_local: Some(false), mtu: Some(1200), up: Some(false), ..Change::default() };
+    host.socket.change_link(index, &short).unwrap();
+    host.socket.change_link(index, &Change { up: Some(true), ..short }).unwrap();
+    assert_eq!((host.get("veth1").mtu, host.get("veth1").is_up()), (1200, true));
+    let error = host.socket.change_link(index, &Change { link_local: Some(true), ..Change::default() }).unwrap_err();
+    assert_eq!(error.errno(), Some(Errno::AFNOSUPPORT), "{error}");
+    let error = host.socket.change_link(4711, &Change { link_local: Some(false), ..Change::default() }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    new.with.namespace = Some(inside.as_fd());
+    assert_eq!(host.socket.create_link(&new).unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn a_pods_end_takes_the_other_end_along() {
+    let (mut host, mut pod) = (Net::new(), Net::new());
+    let bridge = host.bridge("br0");
+    host.plug("veth1", bridge, &mut pod);
+    drop(pod);
+    until("the kernel to have cleared the namespace away", || host.socket.link("veth1").unwrap().is_none());
 }
 
 /// Kernels are built without one or the other; then the answer says so.

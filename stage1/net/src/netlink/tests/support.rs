@@ -13,14 +13,14 @@ use crate::netlink::link::{Change, Link};
 use crate::netlink::{Namespace, Socket};
 
 /// An own network namespace and a socket in it.
-pub(super) struct Net {
+pub(crate) struct Net {
     child: Child,
-    pub(super) namespace: Namespace,
-    pub(super) socket: Socket,
+    pub(crate) namespace: Namespace,
+    pub(crate) socket: Socket,
 }
 
 impl Net {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         assert!(rustix::process::geteuid().is_root(), "these tests make network namespaces, and must be run as root");
         let mut child = Command::new("unshare")
             .args(["--net", "--", "cat"])
@@ -39,12 +39,12 @@ impl Net {
         Self { child, namespace, socket }
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.namespace.as_fd()
     }
 
     /// What `ip -j` says in here.
-    pub(super) fn ip(&self, args: &[&str]) -> serde_json::Value {
+    pub(crate) fn ip(&self, args: &[&str]) -> serde_json::Value {
         let path = format!("--net=/proc/{}/ns/net", self.child.id());
         let out = Command::new("nsenter").args([&path, "--", "ip", "-j"]).args(args).output();
         let out = out.expect("these tests need nsenter, of util-linux, and ip, of iproute2");
@@ -52,34 +52,34 @@ impl Net {
         serde_json::from_slice(&out.stdout).unwrap()
     }
 
-    pub(super) fn index(&mut self, name: &str) -> u32 {
+    pub(crate) fn index(&mut self, name: &str) -> u32 {
         self.get(name).index
     }
 
-    pub(super) fn get(&mut self, name: &str) -> Link {
+    pub(crate) fn get(&mut self, name: &str) -> Link {
         self.socket.link(name).unwrap().unwrap_or_else(|| panic!("no interface {name}"))
     }
 
-    pub(super) fn up(&mut self, name: &str) -> u32 {
+    pub(crate) fn up(&mut self, name: &str) -> u32 {
         let index = self.index(name);
         self.socket.change_link(index, &Change { up: Some(true), ..Change::default() }).unwrap();
         index
     }
 
-    pub(super) fn bridge(&mut self, name: &str) -> u32 {
+    pub(crate) fn bridge(&mut self, name: &str) -> u32 {
         let with = Change { up: Some(true), ..Change::default() };
         self.socket.create_link(&NewLink { name, kind: LinkKind::Bridge(Bridge::default()), with }).unwrap();
         self.index(name)
     }
 
     /// A cable from a bridge in here to `eth0` of a pod, both ends up.
-    pub(super) fn plug(&mut self, name: &str, bridge: u32, pod: &mut Net) {
+    pub(crate) fn plug(&mut self, name: &str, bridge: u32, pod: &mut Net) {
         self.socket.create_link(&cable(name, bridge, pod.fd(), "eth0")).unwrap();
         pod.up("eth0");
     }
 }
 
-pub(super) fn cable<'a>(name: &'a str, bridge: u32, pod: BorrowedFd<'a>, inside: &'a str) -> NewLink<'a> {
+pub(crate) fn cable<'a>(name: &'a str, bridge: u32, pod: BorrowedFd<'a>, inside: &'a str) -> NewLink<'a> {
     let up = Change { up: Some(true), ..Change::default() };
     let peer = Peer { name: inside, with: Change { namespace: Some(pod), ..Change::default() } };
     NewLink { name, kind: LinkKind::Veth(peer), with: Change { master: Some(bridge), ..up } }
@@ -93,7 +93,7 @@ impl Drop for Net {
 }
 
 /// Waits for a fact.
-pub(super) fn until(what: &str, mut fact: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut fact: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !fact() {
         assert!(Instant::now() < deadline, "waited in vain for: {what}");
