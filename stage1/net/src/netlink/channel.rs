@@ -1,4 +1,4 @@
-//! A netlink socket: requests out, acknowledgements and dumps in, with sequence numbers and a deadline.
+//! An rtnetlink socket: requests out, acknowledgements and dumps in, with sequence numbers and a deadline.
 //!
 //! The kernel handles a request inside the system call that sends it, and its answer is there when that returns; so an
 //! answer is first looked for and only then waited for. What a deadline can bound is the waiting for an answer, not the
@@ -12,6 +12,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use netlink_sys::Socket as Raw;
+use netlink_sys::constants::NETLINK_ROUTE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
@@ -28,15 +29,6 @@ const BUFFER: usize = 32 * 1024;
 const MOST_ENTRIES: usize = 100_000;
 /// How often a dump is tried while the tables change under it.
 const DUMPS: u32 = 8;
-
-/// Which part of the kernel is spoken to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
-    /// Interfaces, addresses and routes: rtnetlink(7).
-    Route,
-    /// nftables.
-    Netfilter,
-}
 
 /// What the kernel refused.
 #[derive(Debug)]
@@ -66,20 +58,14 @@ pub(crate) struct Channel {
 
 impl Channel {
     /// A socket in the calling thread's network namespace. It stays in there.
-    pub(crate) fn open(family: Family) -> Result<Self> {
-        let protocol = match family {
-            Family::Route => netlink_sys::constants::NETLINK_ROUTE,
-            Family::Netfilter => netlink_sys::constants::NETLINK_NETFILTER,
-        };
+    pub(crate) fn open() -> Result<Self> {
         let what = || "open a netlink socket";
-        let mut socket = Raw::new(protocol).attempt(what)?;
+        let mut socket = Raw::new(NETLINK_ROUTE).attempt(what)?;
         socket.bind_auto().attempt(what)?;
         socket.set_ext_ack(true).attempt(what)?;
         // Acknowledgements quote no more than the header of what they acknowledge.
         socket.set_cap_ack(true).attempt(what)?;
-        if family == Family::Route {
-            socket.set_netlink_get_strict_chk(true).attempt(what)?;
-        }
+        socket.set_netlink_get_strict_chk(true).attempt(what)?;
         Ok(Self { socket, next: 1, timeout: TIMEOUT, buffer: vec![0; BUFFER] })
     }
 

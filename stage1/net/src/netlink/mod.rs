@@ -9,11 +9,10 @@
 //! delete nothing.
 //!
 //! * [`link`]: interfaces, [`address`], [`route`], [`neighbour`], [`traffic`] (limits), [`sysctl`] (switches).
-//! * `message` and `channel`: the format and the transport, shared with [`crate::nft`].
+//! * `message`: the format, shared with [`crate::nft`]; `channel`: the transport.
 
 pub mod address;
-#[allow(dead_code, reason = "what rtnetlink does not need of it, nfnetlink does")]
-pub(crate) mod channel;
+mod channel;
 mod error;
 pub mod link;
 #[allow(dead_code, reason = "what rtnetlink does not need of it, nfnetlink does")]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::channel::{Channel, Family};
+use super::channel::Channel;
 use super::error::Result;
 use super::namespace::Namespace;
 
@@ -24,7 +24,7 @@ impl Socket {
     /// # Errors
     /// When the kernel gives none (descriptors, memory).
     pub fn open() -> Result<Self> {
-        Ok(Self { channel: Channel::open(Family::Route)? })
+        Ok(Self { channel: Channel::open()? })
     }
 
     /// A socket in another network namespace: the thread goes there, opens it and comes back. See [`Namespace::enter`] for what

@@ -19,7 +19,7 @@ fn question(index: u32) -> Batch {
 
 fn channel() -> (Net, Channel) {
     let net = Net::new();
-    let channel = net.namespace.enter(|| Channel::open(Family::Route)).unwrap();
+    let channel = net.namespace.enter(Channel::open).unwrap();
     (net, channel)
 }
 
@@ -52,7 +52,7 @@ fn answers_of_other_processes_are_passed_over() {
     let (net, mut channel) = channel();
     let mut own = netlink_sys::SocketAddr::new(0, 0);
     channel.socket.get_address(&mut own).unwrap();
-    let forger = net.namespace.enter(|| Channel::open(Family::Route)).unwrap();
+    let forger = net.namespace.enter(Channel::open).unwrap();
     let mut forged = Batch::new();
     let refused = Errno::PERM.raw_os_error();
     forged.push(NLMSG_ERROR, 0, &[&(-refused).to_ne_bytes()[..], &[0; 16]].concat(), |_| {});

@@ -175,6 +175,29 @@ impl Bridge {
     }
 }
 
+impl NewLink<'_> {
+    /// What the kernel would take and not do, or refuse without a word of help.
+    fn check(&self) -> Result<()> {
+        check_name(self.name)?;
+        let elsewhere = self.with.namespace.is_some();
+        let why = match &self.kind {
+            LinkKind::Bridge(_) if elsewhere => "a bridge is made in the namespace that it is to be in",
+            _ if elsewhere && self.with.link_local.is_some() => {
+                "that it has no address of the link can be said only in its own namespace"
+            }
+            LinkKind::Veth(Peer { name, with }) => {
+                check_name(name)?;
+                if with.up != Some(true) && with.master.is_none() && with.link_local.is_none() {
+                    return Ok(());
+                }
+                "the other end can be set up only when both are there"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::Invalid { what: format!("make the {} {}", self.kind.as_str(), self.name), why: why.to_owned() })
+    }
+}
+
 impl Socket {
     /// Makes an interface. One that exists under the name and is of the same kind with what was asked for is fine: MTU,
     /// hardware address, bridge, parent and mode are compared, for a veth the other end, and of a bridge whether it tells VLANs
@@ -185,23 +208,11 @@ impl Socket {
     /// [`Error::Different`] when it exists and is another; what the kernel says: it has no such kind or no VLANs (EOPNOTSUPP), the parent
     /// is gone (ENODEV), the name is taken in the namespace it is to be made in (EEXIST), CAP_NET_ADMIN is missing (EPERM).
     pub fn create_link(&mut self, new: &NewLink<'_>) -> Result<()> {
-        check_name(new.name)?;
-        if let LinkKind::Veth(peer) = &new.kind {
-            check_name(peer.name)?;
-            let with = &peer.with;
-            if with.up == Some(true) || with.master.is_some() || with.link_local.is_some() {
-                let why = "the other end can be set up only when both are there".to_owned();
-                return Err(Error::Invalid { what: format!("make the veth {}", new.name), why });
-            }
-        }
+        new.check()?;
         // The kernel knows no such switch for an interface that is not there yet; so it comes up in a second step.
         let later = Change { up: new.with.up, link_local: new.with.link_local, ..Change::default() };
         if later.link_local.is_none() {
             return self.create_once(new, new.with);
-        }
-        if new.with.namespace.is_some() {
-            let why = "that it has no address of the link can be said only in its own namespace".to_owned();
-            return Err(Error::Invalid { what: format!("make the {} {}", new.kind.as_str(), new.name), why });
         }
         self.create_once(new, Change { up: None, ..new.with })?;
         self.change_named(Named::Name(new.name), &later)
@@ -232,16 +243,11 @@ impl Socket {
     /// A kernel without VLANs on bridges ignores what is said of them.
     fn confirm_vlans(&mut self, new: &NewLink<'_>) -> Result<()> {
         let LinkKind::Bridge(Bridge { vlan_filtering: true, .. }) = new.kind else { return Ok(()) };
-        let what = || format!("make the bridge {} with VLANs", new.name);
-        if new.with.namespace.is_some() {
-            let why = "a bridge with VLANs is made in its own namespace".to_owned();
-            return Err(Error::Invalid { what: what(), why });
+        if self.link(new.name)?.is_none_or(|link| link.vlan_filtering == Some(true)) {
+            return Ok(());
         }
-        if self.link(new.name)?.is_some_and(|link| link.vlan_filtering != Some(true)) {
-            self.delete_link_named(new.name)?;
-            return Err(Error::System { what: what(), errno: Errno::NOTSUP });
-        }
-        Ok(())
+        self.delete_link_named(new.name)?;
+        Err(Error::System { what: format!("make the bridge {} with VLANs", new.name), errno: Errno::NOTSUP })
     }
 
     /// Whether what exists, in this socket's namespace, is as asked for.
