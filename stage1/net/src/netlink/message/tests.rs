@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::read::Ack;
 use super::*;
 
 fn all(mut datagram: &[u8]) -> Result<Vec<Message<'_>>, Malformed> {

@@ -11,8 +11,8 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketType, ipproto};
 
 use super::space::Space;
-use super::{bridge, port, to};
-use crate::nft::{Access, Protocol, State};
+use super::{bridge, port, prefixes, to};
+use crate::nft::{Access, Interface, Network, Protocol, State};
 use Protocol::{Sctp, Tcp, Udp};
 
 /// Long enough for an answer; so long is waited for one that must not come.
@@ -367,6 +367,63 @@ fn networks_are_apart() {
         let reached = seen(&lan.a, Tcp, "10.3.0.2:80", NEVER);
         assert_eq!(reached.is_some(), network == "other", "{reached:?}");
     }
+}
+
+/// Pods that have an interface of the host each.
+#[test]
+fn interfaces_of_their_own() {
+    let lan = wire();
+    let mut servers = start(&lan);
+    let pods = [Space::new(), Space::new()];
+    let mut state = all();
+    let subnets = prefixes(&["10.4.0.0/24", "fd00:4::/64"]);
+    state.networks.insert("ptp".to_owned(), Network { prefixes: subnets, masquerade: true });
+    for (pod, n) in pods.iter().zip(2..) {
+        lan.host.sh(&format!(
+            "ip link add ptp{n} type veth peer name eth0 netns {}; ip link set ptp{n} up
+            ip addr add 10.4.0.1/32 dev ptp{n}; ip addr add fd00:4::1/128 dev ptp{n} nodad
+            ip route add 10.4.0.{n}/32 dev ptp{n}; ip route add fd00:4::{n}/128 dev ptp{n}",
+            pod.id()
+        ));
+        pod.sh(&format!(
+            "{QUIET} ip link set eth0 up; ip addr add 10.4.0.{n}/32 dev eth0; ip addr add fd00:4::{n}/128 dev eth0 nodad
+            ip route add 10.4.0.1 dev eth0; ip route add default via 10.4.0.1
+            ip route add fd00:4::1 dev eth0; ip route add default via fd00:4::1"
+        ));
+        let addresses = [[10, 4, 0, n].into(), format!("fd00:4::{n}").parse().unwrap()].into();
+        let interface = Interface { network: "ptp".to_owned(), addresses, access: Access::Isolated };
+        state.interfaces.insert(format!("ptp{n}"), interface);
+        for protocol in [Tcp, Udp] {
+            servers.serve(pod, protocol, &format!("10.4.0.{n}:80"));
+            servers.serve(pod, protocol, &format!("[fd00:4::{n}]:80"));
+            let host = 9000 + u16::from(n);
+            state.ports.insert(port("0.0.0.0", protocol, host), to(&format!("10.4.0.{n}:80"), "p"));
+            state.ports.insert(port("::", protocol, host), to(&format!("[fd00:4::{n}]:80"), "p"));
+        }
+    }
+    let mut table = lan.host.table();
+    table.ensure(&state).unwrap();
+    let [one, _] = &pods;
+    reaches(one, "10.4.0.3:80", "10.4.0.2");
+    reaches(one, "[fd00:4::3]:80", "fd00:4::2");
+    reaches(one, "192.0.2.2:90", "192.0.2.1");
+    reaches(one, "[2001:db8::2]:90", "2001:db8::1");
+    for address in ["192.0.2.1:9002", "192.0.2.1:9003"] {
+        reaches(one, address, "10.4.0.1");
+        reaches(&lan.outside, address, "192.0.2.2");
+    }
+    reaches(one, "[2001:db8::1]:9002", "fd00:4::1");
+    for address in ["10.1.0.2:80", "[fd00:1::2]:80", "10.2.0.2:80"] {
+        does_not_reach(one, address);
+    }
+    does_not_reach(&lan.a, "10.4.0.2:80");
+    // With an address that is not its own it is nobody's neighbour.
+    one.sh("ip addr add 10.4.0.9/32 dev eth0; ip route add 10.4.0.3 via 10.4.0.1 src 10.4.0.9");
+    lan.host.sh("ip route add 10.4.0.9/32 dev ptp2");
+    does_not_reach(one, "10.4.0.3:80");
+    state.interfaces.get_mut("ptp2").unwrap().addresses.insert([10, 4, 0, 9].into());
+    table.ensure(&state).unwrap();
+    reaches(one, "10.4.0.3:80", "10.4.0.9");
 }
 
 /// Those that std has no sockets for.
