@@ -87,3 +87,30 @@ fn the_five_hundredth_pod_costs_what_the_first_did() {
 fn so_does_one_with_an_interface_of_its_own() {
     compare("with a veth each", pod_with_interface);
 }
+
+/// Longer than a datagram may be by default.
+#[test]
+fn a_large_table_is_one_transaction() {
+    let space = Space::new();
+    let mut table = space.table();
+    let mut state = State::new();
+    let owner = "o".repeat(100);
+    let mut left = std::env::var("GANTRY_TEST_PORTS").map_or(20_000, |count| count.parse::<u32>().unwrap());
+    for address in 1..=u8::MAX {
+        for block in 0..32_u16 {
+            let count = left.min(1024);
+            if count == 0 {
+                break;
+            }
+            left -= count;
+            let first = port(&format!("2001:db8::{address:x}"), Protocol::Tcp, 1 + 1024 * block);
+            state.forward(first, u16::try_from(count).unwrap(), "[fd00::2]:1".parse().unwrap(), &owner).unwrap();
+        }
+    }
+    let began = Instant::now();
+    table.ensure(&state).unwrap();
+    println!("{} ports made in {:?}", state.ports.len(), began.elapsed());
+    let found = table.read().unwrap().unwrap();
+    assert!(found.state == state && found.faults.is_empty());
+    println!("and read after {:?}", began.elapsed());
+}

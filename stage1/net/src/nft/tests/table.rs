@@ -70,7 +70,7 @@ fn nft_and_we_read_what_was_written() {
     }
 
     // What nft lists it can make, and that is the same again.
-    space.sh("nft list table inet gantry > /tmp/gantry-nft-$$; nft delete table inet gantry; nft -f /tmp/gantry-nft-$$; rm /tmp/gantry-nft-$$");
+    space.sh(r#"saved=$(nft list table inet gantry); nft delete table inet gantry; printf '%s\n' "$saved" | nft -f -"#);
     let found = table.read().unwrap().unwrap();
     assert_eq!((found.state, found.faults), (sample(), Vec::new()));
     table.delete().unwrap();
