@@ -1,1 +1,34 @@
-//! Interfaces, addresses and routes, over rtnetlink.
+//! Interfaces, addresses and routes, over rtnetlink(7).
+//!
+//! [`Socket`] speaks for one network namespace; [`Namespace`] is one, held open. What is added twice with the same properties is there
+//! once, and what is deleted twice is gone: an interrupted set-up or tear-down can be run again from its start.
+//!
+//! What waits for grace periods of RCU, and so takes tens of milliseconds where the rest takes tens of microseconds: deleting an
+//! interface of any kind, and moving one to another namespace. Making one waits for none. A namespace whose last process and
+//! descriptor are gone is cleared by the kernel later, interfaces and all, and nobody waits: a pod that ends needs to
+//! delete nothing.
+//!
+//! * [`link`]: interfaces, [`address`], [`route`], [`neighbour`], [`traffic`] (limits), [`sysctl`] (switches).
+//! * `message`: the format, shared with [`crate::nft`]; `channel`: the transport.
+
+pub mod address;
+mod channel;
+mod error;
+pub mod link;
+#[allow(dead_code, reason = "what rtnetlink does not need of it, nfnetlink does")]
+pub(crate) mod message;
+mod namespace;
+pub mod neighbour;
+mod prefix;
+pub mod route;
+mod socket;
+pub mod sysctl;
+pub mod traffic;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::{Error, Malformed, Result};
+pub use namespace::{Namespace, check_name};
+pub use prefix::{Mac, NotMac, Prefix};
+pub use socket::Socket;

@@ -1,0 +1,116 @@
+//! What a pod costs when there are many.
+
+use std::time::{Duration, Instant};
+
+use super::space::Space;
+use super::{bridge, port};
+use crate::nft::{Access, Interface, Protocol, State, Table};
+
+const PODS: u16 = 500;
+const ROUNDS: u16 = 40;
+
+/// A pod with two ports on each family.
+fn pod(number: u16) -> State {
+    let mut state = State::new();
+    let owner = format!("00000000-0000-0000-0000-{number:012}");
+    let (high, low) = (number / 200, number % 200 + 2);
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        let four = format!("10.1.{high}.{low}:80").parse().unwrap();
+        state.forward(port("0.0.0.0", protocol, 10_000 + number), 1, four, &owner).unwrap();
+        let six = format!("[fd00:1::{number:x}]:80").parse().unwrap();
+        state.forward(port("::", protocol, 10_000 + number), 1, six, &owner).unwrap();
+    }
+    state
+}
+
+/// The same for a pod that has an interface of the host to itself.
+fn pod_with_interface(number: u16) -> State {
+    let mut state = pod(number);
+    let addresses = state.ports.values().map(|forward| forward.to.ip()).collect();
+    let interface = Interface { network: "default".to_owned(), addresses, access: Access::Isolated };
+    state.interfaces.insert(format!("veth{number}"), interface);
+    state
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// What adding a pod and removing it take when so many others are there.
+fn measure(table: &mut Table, pod: fn(u16) -> State) -> (Duration, Duration) {
+    let (mut adding, mut removing) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let one = pod(1000 + round);
+        let began = Instant::now();
+        table.add(&one).unwrap();
+        adding.push(began.elapsed());
+        let began = Instant::now();
+        table.remove(&one).unwrap();
+        removing.push(began.elapsed());
+    }
+    (median(adding), median(removing))
+}
+
+fn compare(what: &str, pod: fn(u16) -> State) {
+    let space = Space::new();
+    let mut table = space.table();
+    let mut state = State::new();
+    bridge(&mut state, "default", "gantry0", &["10.1.0.0/16", "fd00:1::/64"], Access::Isolated);
+    table.ensure(&state).unwrap();
+    table.add(&pod(0)).unwrap();
+    let few = measure(&mut table, pod);
+    for number in 1..PODS {
+        table.add(&pod(number)).unwrap();
+    }
+    let many = measure(&mut table, pod);
+    println!("{what}: add, remove at 1: {few:?}; at {PODS}: {many:?}");
+    let began = Instant::now();
+    let found = table.read().unwrap().unwrap();
+    let reading = began.elapsed();
+    assert_eq!((found.state.ports.len(), found.faults.len()), (usize::from(PODS) * 4, 0));
+    let began = Instant::now();
+    table.ensure(&found.state).unwrap();
+    println!("{what}: all of it read in {reading:?}, replaced in {:?}", began.elapsed());
+    assert_eq!(table.read().unwrap().unwrap(), found);
+    // The machine is shared: far more than the noise, far less than a cost that grows with the pods.
+    assert!(many.0 < few.0 * 5 + Duration::from_millis(2), "adding grows: {few:?} {many:?}");
+    assert!(many.1 < few.1 * 5 + Duration::from_millis(2), "removing grows: {few:?} {many:?}");
+}
+
+#[test]
+fn the_five_hundredth_pod_costs_what_the_first_did() {
+    compare("on a bridge", pod);
+}
+
+#[test]
+fn so_does_one_with_an_interface_of_its_own() {
+    compare("with a veth each", pod_with_interface);
+}
+
+/// Longer than a datagram may be by default.
+#[test]
+fn a_large_table_is_one_transaction() {
+    let space = Space::new();
+    let mut table = space.table();
+    let mut state = State::new();
+    let owner = "o".repeat(100);
+    let mut left = std::env::var("GANTRY_TEST_PORTS").map_or(20_000, |count| count.parse::<u32>().unwrap());
+    for address in 1..=u8::MAX {
+        for block in 0..32_u16 {
+            let count = left.min(1024);
+            if count == 0 {
+                break;
+            }
+            left -= count;
+            let first = port(&format!("2001:db8::{address:x}"), Protocol::Tcp, 1 + 1024 * block);
+            state.forward(first, u16::try_from(count).unwrap(), "[fd00::2]:1".parse().unwrap(), &owner).unwrap();
+        }
+    }
+    let began = Instant::now();
+    table.ensure(&state).unwrap();
+    println!("{} ports made in {:?}", state.ports.len(), began.elapsed());
+    let found = table.read().unwrap().unwrap();
+    assert!(found.state == state && found.faults.is_empty());
+    println!("and read after {:?}", began.elapsed());
+}
