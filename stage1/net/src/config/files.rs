@@ -47,3 +47,17 @@ pub(crate) fn names(dir: impl AsFd, limit: usize) -> io::Result<Option<Vec<OsStr
     }
     Ok(Some(names))
 }
+
+/// The names in a directory that are UTF-8, with the files they are; `None` when there are more than `limit`.
+pub(crate) fn names_and_inodes(dir: impl AsFd, limit: usize) -> io::Result<Option<Vec<(String, u64)>>> {
+    let mut found = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().to_str() else { continue };
+        if found.len() == limit {
+            return Ok(None);
+        }
+        found.push((name.to_owned(), entry.ino()));
+    }
+    Ok(Some(found))
+}

@@ -24,6 +24,7 @@ mod views;
 pub mod wanted;
 
 pub use address::{BadAddress, Cidr};
+pub(crate) use address::{of_bits as address_of_bits, to_bits as address_to_bits};
 pub use catalog::{Catalog, Entry};
 pub use error::ConfigError;
 pub use network::{NetworkConfig, PluginConfig, Source};
