@@ -27,6 +27,7 @@ pub use address::{BadAddress, Cidr};
 pub(crate) use address::{of_bits as address_of_bits, to_bits as address_to_bits};
 pub use catalog::{Catalog, Entry};
 pub use error::ConfigError;
+pub(crate) use network::empty_is_none;
 pub use network::{NetworkConfig, PluginConfig, Source};
 pub use range::{Range, RangeSet};
 pub use version::CniVersion;

@@ -27,7 +27,6 @@ pub struct VlanTrunk {
 
 /// `bridge`.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(clippy::struct_excessive_bools, reason = "these are the documented switches of the plugin")]
 pub struct Bridge {
     /// The bridge's name (default `cni0`).
     pub bridge: String,

@@ -12,7 +12,6 @@ type Result<T> = std::result::Result<T, Bad>;
 
 /// `portmap`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(clippy::struct_excessive_bools, reason = "these are the documented switches of the plugin")]
 pub struct Portmap {
     /// Masquerade forwarded traffic where the way back needs it (default true).
     pub snat: bool,
