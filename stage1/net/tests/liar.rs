@@ -36,10 +36,14 @@ fn lab(limit: Duration) -> Lab {
     // Not copied: a program that is open for writing, here or in a process another test just made, cannot be run.
     fs::hard_link(liar(), bin.join("liar")).unwrap();
     symlink("liar", bin.join("second")).unwrap();
-    let data = fs::File::open(temp.path()).unwrap();
-    let cache = Cache::open(std::os::fd::AsFd::as_fd(&data)).unwrap();
-    let runtime = Runtime::new(vec![temp.path().join("missing"), bin], cache, limit);
+    let runtime = runtime(temp.path(), limit);
     Lab { temp, runtime }
+}
+
+fn runtime(dir: &Path, limit: Duration) -> Runtime {
+    let data = fs::File::open(dir).unwrap();
+    let cache = Cache::open(std::os::fd::AsFd::as_fd(&data)).unwrap();
+    Runtime::new(vec![dir.join("missing"), dir.join("bin")], cache, limit)
 }
 
 impl Lab {
@@ -61,7 +65,8 @@ impl Lab {
 
     fn calls(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.log()).unwrap_or_default();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        whole.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// The calls so far as `ADD0 ADD1 …`, and forgets them.
@@ -190,6 +195,43 @@ fn a_plugin_that_hangs_is_killed_with_its_children() {
     let calls = lab.calls();
     assert!(goes(&calls[0]["pid"]) && goes(&calls[0]["child"]));
     assert_eq!((lab.took().as_str(), lab.cached()), ("ADD0 DEL0", 0));
+}
+
+const WORKER: &str = "GANTRY_NET_TEST_WORKER";
+
+/// Not a test of itself: the process that the next one kills in the middle of an ADD.
+#[test]
+fn worker() {
+    let Ok(dir) = std::env::var(WORKER) else { return };
+    let text = fs::read_to_string(format!("{dir}/network")).unwrap();
+    let network = NetworkConfig::parse(&text, Source::BuiltIn).unwrap();
+    runtime(Path::new(&dir), PATIENT * 10).add_list(&network, &attachment()).unwrap();
+}
+
+#[test]
+fn an_add_that_is_killed_is_known_and_deleted() {
+    let lab = lab(PATIENT);
+    let network = lab.network("1.0.0", &[json!({}), json!({"ADD": "hang"})]);
+    fs::write(lab.temp.path().join("network"), &network.text).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut worker = command.args(["--exact", "worker"]).env(WORKER, lab.temp.path()).spawn().unwrap();
+    let start = Instant::now();
+    while lab.calls().len() < 2 {
+        assert!(start.elapsed() < PATIENT, "the worker does not get on");
+        std::thread::yield_now();
+    }
+    worker.kill().unwrap();
+    worker.wait().unwrap();
+    for pid in ["pid", "child"].map(|key| lab.calls()[1][key].to_string()) {
+        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+    }
+    let entry = lab.runtime.cache().get("net", "pod-1", "eth0").unwrap().unwrap();
+    assert_eq!((entry.attachment(), entry.result().unwrap()), (attachment(), None));
+    assert_eq!(lab.runtime.add_list(&network, &attachment()).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    // The configuration may have changed since: what counts is what ADD was given.
+    let changed = lab.network("1.0.0", &[json!({})]);
+    lab.runtime.gc_list(&changed, &[]).unwrap();
+    assert_eq!((lab.took().as_str(), lab.cached()), ("ADD0 ADD1 DEL1 DEL0", 0));
 }
 
 #[test]

@@ -179,6 +179,9 @@ mod tests {
             "{error}"
         );
         assert!(read().all().is_err());
+        fs::write(dir.join("mine.conflist"), "{\n\"name\" : \"default\",\n\"plugins\": [,]}").unwrap();
+        let error = read().get("default").unwrap_err().to_string();
+        assert!(error.contains("mine.conflist, line 3"), "the built-in one is not used in its place: {error}");
     }
 
     #[test]

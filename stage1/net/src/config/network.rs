@@ -96,10 +96,18 @@ impl NetworkConfig {
         })
     }
 
-    /// The name a text gives its network, if it can be told: to know which network a broken file is of.
+    /// The name a text gives its network, if it can be told: to know which network a broken file is of. Of what is no JSON
+    /// it is what follows the first `"name":`, so that a slip in one's own `default` does not bring back the built-in one.
     pub(crate) fn name_of(text: &str) -> Option<String> {
-        let value: Value = serde_json::from_str(text).ok()?;
-        value.get("name")?.as_str().filter(|name| is_name(name)).map(str::to_owned)
+        let name = match serde_json::from_str::<Value>(text) {
+            Ok(value) => value.get("name")?.as_str()?.to_owned(),
+            Err(_) => {
+                let (_, rest) = text.split_once("\"name\"")?;
+                let rest = rest.trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?;
+                rest.split_once('"')?.0.to_owned()
+            }
+        };
+        is_name(&name).then_some(name)
     }
 }
 

@@ -167,6 +167,21 @@ fn sysctls_stay_below_net() {
     }
 }
 
+#[test]
+fn ranges_of_the_runtime_take_the_place_of_the_configured_ones() {
+    let host_local = || {
+        let plugin = plugin_of(r#"{"type":"ptp","ipam":{"type":"host-local","subnet":"10.1.0.0/16"}}"#).unwrap();
+        let Some(Ipam::HostLocal(ipam)) = plugin.ipam else { panic!("host-local") };
+        ipam
+    };
+    let sets = serde_json::json!([[{"subnet": "10.9.0.0/16"}], [{"subnet": "fd00::/64", "gateway": "fd00::9"}]]);
+    let ranges = host_local().with_ip_ranges(&sets).unwrap().ranges;
+    assert_eq!((ranges.len(), ranges[1][0].gateway.to_string()), (2, "fd00::9".into()));
+    assert_eq!(host_local().with_ip_ranges(&serde_json::json!([])).unwrap(), host_local());
+    let error = host_local().with_ip_ranges(&serde_json::json!([[{"subnet": 1}]])).unwrap_err();
+    assert_eq!(error, "ipRanges[0][0].subnet: must be a text, and is a number");
+}
+
 fn json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

@@ -37,13 +37,16 @@
 //! Addresses are given in turn, as host-local does: a freed one comes again last. The search begins after the address
 //! given last and looks at one name for each taken address it passes, so its cost depends on how full a range is, not on
 //! how many leases there are: 1/(1-u) looks on average at utilisation u. A full set is remembered until something is freed.
+//! A sweep holds the lock while it removes (some 15 µs a lease); who waits for the lock should allow for that.
 
+mod asked;
 mod choose;
 mod dirs;
 mod error;
 mod owner;
 mod store;
 
+pub use asked::asked_for;
 pub use error::IpamError;
 pub use owner::Owner;
 pub use store::{Assigned, Lease, Store};

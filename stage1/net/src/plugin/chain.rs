@@ -1,5 +1,6 @@
 //! A network's plugins as one: in order to add, in reverse to delete (CNI specification 1.1.0, section 3).
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -179,7 +180,9 @@ impl Runtime {
     ///
     /// Everything that failed; the rest was done.
     pub fn gc_list(&self, network: &NetworkConfig, valid: &[(String, String)]) -> Result<(), PluginError> {
-        let is_valid = |container: &str, interface: &str| valid.iter().any(|(c, i)| c == container && i == interface);
+        let known: HashSet<(&str, &str)> =
+            valid.iter().map(|(id, interface)| (id.as_str(), interface.as_str())).collect();
+        let is_valid = |container: &str, interface: &str| known.contains(&(container, interface));
         let mut errors = Vec::new();
         for (net, container_id, interface) in self.cache.names()? {
             if net == network.name && !is_valid(&container_id, &interface) {

@@ -3,9 +3,11 @@
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::super::address::Cidr;
 use super::super::fields::{Bad, Fields, Item, items};
+use super::super::locate::{Step, shown};
 use super::super::range::{Range, RangeSet, check_sets};
 
 type Result<T> = std::result::Result<T, Bad>;
@@ -131,13 +133,7 @@ fn host_local(ipam: &mut Fields<'_>, notes: &mut Vec<String>) -> Result<HostLoca
         ranges.push(vec![range]);
     }
     for set in ipam.list("ranges")? {
-        let parse = |item: Item<'_>| {
-            let mut fields = Fields::of(item.value, item.at)?;
-            let range = range(&mut fields)?.ok_or_else(|| fields.bad("subnet", "is missing"))?;
-            fields.finish(notes);
-            Ok(range)
-        };
-        ranges.push(items(set.value, set.at)?.into_iter().map(parse).collect::<Result<RangeSet>>()?);
+        ranges.push(range_set(set, notes)?);
     }
     check_sets(&ranges).map_err(|problem| ipam.bad("ranges", problem))?;
     Ok(HostLocal {
@@ -146,6 +142,36 @@ fn host_local(ipam: &mut Fields<'_>, notes: &mut Vec<String>) -> Result<HostLoca
         resolv_conf: ipam.word("resolvConf")?,
         data_dir: ipam.word("dataDir")?,
     })
+}
+
+fn range_set(set: Item<'_>, notes: &mut Vec<String>) -> Result<RangeSet> {
+    let parse = |item: Item<'_>| {
+        let mut fields = Fields::of(item.value, item.at)?;
+        let range = range(&mut fields)?.ok_or_else(|| fields.bad("subnet", "is missing"))?;
+        fields.finish(notes);
+        Ok(range)
+    };
+    items(set.value, set.at)?.into_iter().map(parse).collect()
+}
+
+impl HostLocal {
+    /// The ranges when the runtime brings some (the `ipRanges` capability, written as `ranges` is): those come in the place
+    /// of the configured ones (CNI conventions; host-local does the same).
+    ///
+    /// # Errors
+    ///
+    /// A sentence that names the key and what is wrong with it.
+    pub fn with_ip_ranges(mut self, value: &Value) -> std::result::Result<Self, String> {
+        let mut notes = Vec::new();
+        let sets = items(value, vec![Step::Key("ipRanges".into())])
+            .and_then(|sets| sets.into_iter().map(|set| range_set(set, &mut notes)).collect::<Result<Vec<_>>>())
+            .map_err(|bad| format!("{}: {}", shown(&bad.at), bad.problem))?;
+        check_sets(&sets).map_err(|problem| format!("ipRanges: {problem}"))?;
+        if !sets.is_empty() {
+            self.ranges = sets;
+        }
+        Ok(self)
+    }
 }
 
 fn range(fields: &mut Fields<'_>) -> Result<Option<Range>> {
