@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use gantry_net::config::{CniVersion, NetworkConfig, Source};
+use gantry_net::config::{CniVersion, NetworkConfig, Source, builtin};
 use gantry_net::plugin::{Attachment, Cache, NetworkResult, Runtime};
 use serde_json::{Value, json};
 
@@ -177,6 +177,33 @@ fn bridge_with_host_local() {
         assert_eq!(result.routes.len(), 2);
         assert_eq!(lab.leases(), 2);
     });
+}
+
+/// The built-in default network, on the plugins of others: bridge, portmap and firewall, with iptables.
+#[test]
+fn the_default_network_runs_on_standard_plugins() {
+    if !inside("the_default_network_runs_on_standard_plugins") {
+        return;
+    }
+    assert!(Path::new("/usr/sbin/iptables").exists(), "the package iptables is not installed");
+    let lab = Lab::new();
+    let mut list: Value = serde_json::from_str(builtin::ALL[0].1).unwrap();
+    list["name"] = json!("net");
+    list["plugins"][0]["ipam"]["dataDir"] = json!(lab.temp.path().join("leases"));
+    let network = NetworkConfig::parse(&list.to_string(), Source::BuiltIn).unwrap();
+    let pod = Pod::new();
+    let ports = json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]});
+    let attachment =
+        Attachment { capability_args: ports.as_object().unwrap().clone(), ..attachment("pod-1", "eth0", &pod) };
+    let result = lab.runtime.add_list(&network, &attachment).unwrap();
+    is_there(&pod, "eth0", &result);
+    // No CHECK: portmap 1.1.1 looks for the rules of IPv4 among those of IPv6 when a pod has both.
+    let forwards = || command("iptables -t nat -S").matches("10.121.0.2:80").count();
+    assert_eq!(forwards(), 1);
+    for _ in 0..2 {
+        lab.runtime.del_list(&network, &attachment).unwrap();
+        assert_eq!((forwards(), lab.leases()), (0, 0));
+    }
 }
 
 #[test]
