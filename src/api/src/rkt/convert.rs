@@ -36,19 +36,6 @@ pub(super) fn phase_of(state: PodState) -> Option<&'static str> {
     }
 }
 
-/// When a pod was started; `None` if it never was.
-pub(super) fn started(phase: &Phase) -> Option<Timestamp> {
-    match phase {
-        Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Prepared { .. } => None,
-        Phase::Running { since, .. } => Some(*since),
-        Phase::Exited { started, .. } => Some(*started),
-        Phase::Garbage { was, .. } => match was {
-            Was::Aborted | Was::Prepared => None,
-            Was::Exited { started, .. } => Some(*started),
-        },
-    }
-}
-
 /// When a pod was given up; `None` if it was not.
 pub(super) fn marked(phase: &Phase) -> Option<Timestamp> {
     match phase {
