@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use gantry_engine::ImageFormat;
-use gantry_engine::model::phase::Was;
 use gantry_engine::model::{AppState, EventKind, Phase, Timestamp};
 use gantry_proto::rkt::v1alpha::{self as wire, EventType, ImageType, KeyValue, PodState};
 
