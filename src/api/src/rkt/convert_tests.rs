@@ -1,5 +1,6 @@
 //! Every enum, both ways.
 
+use gantry_engine::model::phase::Was;
 use gantry_engine::model::{AppEnd, HowEnded, PodEnd, Process};
 
 use super::*;
