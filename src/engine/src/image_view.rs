@@ -208,7 +208,7 @@ mod tests {
             ("a", "a", "latest"),
             ("", "", "latest"),
             (&format!("r.example:1/a@{digest}"), "r.example:1/a", "latest"),
-            (&format!("r.example:1/a:2@{digest}"), "r.example:1/a", "latest"),
+            (&format!("r.example:1/a:2@{digest}"), "r.example:1/a", "2"),
         ];
         for (text, name, version) in rows {
             assert_eq!(name_and_version(text), (name, version), "{text}");
