@@ -36,6 +36,16 @@ fn stdout_and_stderr_stay_apart() {
     let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
     let logs = g.run(&["logs", &pod]).ok();
     assert_eq!((logs.stdout.as_str(), logs.stderr.as_str()), ("good\n", "bad\n"));
+    for (filters, want) in [
+        (&["--filter=stream=stderr"][..], ("", "bad\n")),
+        (&["--filter=stream=stdout", "--tail=1"], ("good\n", "")),
+        (&["--filter=stream=stdout", "--filter=stream=stderr"], ("good\n", "bad\n")),
+    ] {
+        let logs = g.run(&[&["logs", &pod], filters].concat()).ok();
+        assert_eq!((logs.stdout.as_str(), logs.stderr.as_str()), want, "{filters:?}");
+    }
+    let _ = g.run(&["logs", "--filter=app=none", &pod]).exits(125).complains(&["no app 'none'"]);
+    let _ = g.run(&["logs", "--filter=stream=stdin", &pod]).exits(125).complains(&["stream=stderr"]);
 }
 
 #[test]

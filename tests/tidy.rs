@@ -85,7 +85,9 @@ fn files(ending: &str) -> Vec<(String, String)> {
         let entries = fs::read_dir(&dir).unwrap_or_else(|error| panic!("cannot list {}: {error}", dir.display()));
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let skipped = name.starts_with('.') || path.join("CACHEDIR.TAG").exists() || path.is_symlink();
+            // Cargo marks only the directory it has made itself; what is built is in this one by default.
+            let built = path.join("CACHEDIR.TAG").exists() || path == root().join("target");
+            let skipped = name.starts_with('.') || built || path.is_symlink();
             if path.is_dir() && !skipped {
                 rest.push(path);
             } else if name.ends_with(ending) && !skipped {

@@ -7,17 +7,19 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::NamedService;
-use tonic::{Request, Response, Status};
+use tonic::{Extensions, Response, Status};
 
 /// How many lists are answered for one connection at a time; further ones wait.
 const EACH: usize = 4;
+/// An answer goes to its connection in parts of so many bytes.
+const PART: usize = 64 << 10;
 /// All answers together, in KiB.
 const ALL: usize = 1 << 20;
 
@@ -53,9 +55,14 @@ struct Held {
 pub(crate) struct Turn(Option<Arc<OwnedSemaphorePermit>>);
 
 impl Turn {
-    /// Waits for it.
-    pub(crate) async fn of<T>(request: &Request<T>) -> Self {
-        let Some(OfConnection(turns)) = request.extensions().get() else { return Self(None) };
+    /// None is needed: the answer is that to one thing.
+    pub(crate) fn free() -> Self {
+        Self(None)
+    }
+
+    /// Waits for it. What was asked is to be looked at first: a request that makes no sense is not kept waiting.
+    pub(crate) async fn of(extensions: &Extensions) -> Self {
+        let Some(OfConnection(turns)) = extensions.get() else { return Self(None) };
         // Fails when they are closed, which nobody does.
         Self(Arc::clone(turns).acquire_owned().await.ok().map(Arc::new))
     }
@@ -100,7 +107,9 @@ where
         Box::pin(async move {
             let mut answer = answer.await?;
             Ok(match answer.extensions_mut().remove::<Held>() {
-                Some(held) => answer.map(|body| tonic::body::Body::new(HeldBody { body, _held: held })),
+                Some(held) => {
+                    answer.map(|body| tonic::body::Body::new(HeldBody { body, rest: Bytes::new(), _held: held }))
+                }
                 None => answer,
             })
         })
@@ -111,8 +120,12 @@ impl<S: NamedService> NamedService for Holding<S> {
     const NAME: &'static str = S::NAME;
 }
 
+/// A body that is given out in parts: what was given out is the connection's, which keeps all of it in memory as soon as
+/// its caller takes any. So no more than a part is there without being counted.
 struct HeldBody {
     body: tonic::body::Body,
+    /// What was taken from the body and not given out.
+    rest: Bytes,
     _held: Held,
 }
 
@@ -124,15 +137,29 @@ impl Body for HeldBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        if self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)).transpose()?.map(Frame::into_data) {
+                Some(Ok(data)) => self.rest = data,
+                Some(Err(trailers)) => return Poll::Ready(Some(Ok(trailers))),
+                None => return Poll::Ready(None),
+            }
+        }
+        let part = self.rest.len().min(PART);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(part)))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (body, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        let mut hint = SizeHint::new();
+        hint.set_lower(body.lower() + rest);
+        if let Some(upper) = body.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
     }
 }
 
@@ -151,11 +178,47 @@ mod tests {
         assert!(answers.hold(Turn(None), (), 0).is_ok());
     }
 
+    /// A body that is there as a whole.
+    struct Frames(std::collections::VecDeque<Frame<Bytes>>);
+
+    impl Body for Frames {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            Poll::Ready(self.0.pop_front().map(Ok))
+        }
+    }
+
+    #[test]
+    fn an_answer_is_given_out_in_parts() {
+        let bytes = Bytes::from((0..3 * PART + 5).map(|n| (n % 251) as u8).collect::<Vec<_>>());
+        let answers = Answers::default();
+        let held = answers.hold(Turn(None), (), bytes.len()).unwrap().extensions_mut().remove::<Held>().unwrap();
+        let frames = [Frame::data(bytes.clone()), Frame::trailers(http::HeaderMap::new())];
+        let body = tonic::body::Body::new(Frames(frames.into()));
+        let mut body = HeldBody { body, rest: Bytes::new(), _held: held };
+        let (mut cx, mut seen, mut parts) = (Context::from_waker(std::task::Waker::noop()), Vec::new(), 0);
+        loop {
+            let Poll::Ready(frame) = Pin::new(&mut body).poll_frame(&mut cx) else { panic!("all of it is there") };
+            match frame.unwrap().unwrap().into_data() {
+                Ok(data) => {
+                    assert!(data.len() <= PART);
+                    seen.extend_from_slice(&data);
+                    parts += 1;
+                }
+                Err(frame) => break assert!(frame.is_trailers()),
+            }
+        }
+        assert_eq!((seen.len(), parts, body.size_hint().lower()), (bytes.len(), 4, 0));
+        assert!(seen == bytes);
+    }
+
     #[test]
     fn a_connection_has_so_many_turns() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let mut request = Request::new(());
-        request.extensions_mut().insert(OfConnection::default());
+        let mut request = Extensions::default();
+        request.insert(OfConnection::default());
         let turns: Vec<Turn> = (0..EACH).map(|_| runtime.block_on(Turn::of(&request))).collect();
         let mut next = std::pin::pin!(Turn::of(&request));
         let mut waker = Context::from_waker(std::task::Waker::noop());

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use gantry_engine::{Observer, Options};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tonic::{Code, Status};
 
 use crate::status;
@@ -22,8 +22,11 @@ use crate::status;
 const WORKERS: usize = 4;
 /// How many of them may do something heavy at a time.
 const HEAVY: usize = WORKERS - 1;
-/// How many jobs may wait. Whoever asks beyond that is refused at once: waiting would only make it worse.
+/// How many calls may wait. Whoever asks beyond that is refused at once: waiting would only make it worse.
 const MOST_WAITING: usize = 1024;
+/// How many jobs of streams may wait besides. Further ones wait for their turn, because a stream that was accepted is not
+/// to end for others' sake.
+const MOST_OF_STREAMS: usize = 256;
 
 /// How much work a job may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +104,7 @@ impl Shared {
 /// See the module. Its threads end when it is dropped.
 pub(crate) struct Bridge {
     shared: Arc<Shared>,
+    streams: Semaphore,
 }
 
 impl Bridge {
@@ -110,7 +114,7 @@ impl Bridge {
     /// There can be no more threads.
     pub(crate) fn start(source: Source) -> io::Result<Self> {
         let shared = Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), source });
-        let bridge = Self { shared };
+        let bridge = Self { shared, streams: Semaphore::new(MOST_OF_STREAMS) };
         for number in 0..WORKERS {
             let shared = Arc::clone(&bridge.shared);
             std::thread::Builder::new().name(format!("bridge-{number}")).spawn(move || work(&shared))?;
@@ -127,6 +131,29 @@ impl Bridge {
         weight: Weight,
         job: impl FnOnce(&Observer) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
+        self.have_done(weight, MOST_WAITING, job).await
+    }
+
+    /// Has a job of a stream done, however many calls there are.
+    ///
+    /// # Errors
+    /// The job's own; INTERNAL when it panicked.
+    pub(crate) async fn ask_for_stream<T: Send + 'static>(
+        &self,
+        weight: Weight,
+        job: impl FnOnce(&Observer) -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        // Fails when they are closed, which nobody does.
+        let _turn = self.streams.acquire().await.map_err(|_| status::ending())?;
+        self.have_done(weight, usize::MAX, job).await
+    }
+
+    async fn have_done<T: Send + 'static>(
+        &self,
+        weight: Weight,
+        most_waiting: usize,
+        job: impl FnOnce(&Observer) -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
         let (answer, answered) = oneshot::channel();
         let work: Work = Box::new(move |observer| {
             if answer.is_closed() {
@@ -138,16 +165,16 @@ impl Bridge {
             let _ = answer.send(result);
             after
         });
-        self.put(weight, work)?;
+        self.put(weight, most_waiting, work)?;
         answered.await.unwrap_or_else(|_| Err(Status::internal("this call failed inside gantryd; its log says more")))
     }
 
-    fn put(&self, weight: Weight, work: Work) -> Result<(), Status> {
+    fn put(&self, weight: Weight, most_waiting: usize, work: Work) -> Result<(), Status> {
         let mut queue = self.shared.lock();
         if queue.closed {
             return Err(status::ending());
         }
-        if queue.light.len() + queue.heavy.len() >= MOST_WAITING {
+        if queue.light.len() + queue.heavy.len() >= most_waiting {
             return Err(Status::resource_exhausted("too many calls at once: try again later"));
         }
         match weight {
@@ -208,11 +235,14 @@ fn work(shared: &Shared) {
     }
 }
 
-/// The next job, the small ones first; `None` at the end.
+/// The next job, the small ones first but for one thread; `None` at the end.
 fn next(shared: &Shared) -> Option<(Weight, Work)> {
     let mut queue = shared.lock();
     loop {
-        if let Some(work) = queue.light.pop_front() {
+        // One thread is for big work as long as there is any, so that small questions never keep it waiting for ever.
+        if (queue.busy > 0 || queue.heavy.is_empty())
+            && let Some(work) = queue.light.pop_front()
+        {
             return Some((Weight::Light, work));
         }
         if queue.busy < HEAVY

@@ -106,3 +106,46 @@ fn another_database_in_its_place_is_opened() {
     gantry_engine::Engine::open(Options::new(home.dir.path().join("data"))).unwrap();
     assert_eq!(count().unwrap().unwrap(), 0);
 }
+
+#[test]
+fn big_work_has_one_thread_however_much_small_work_there_is() {
+    let (_home, bridge) = home();
+    let shared =
+        Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), source: bridge.shared.source.clone() });
+    let work = || -> Work { Box::new(|_| After::Keep) };
+    {
+        let mut queue = shared.lock();
+        queue.light.extend((0..3).map(|_| work()));
+        queue.heavy.extend((0..2).map(|_| work()));
+        queue.closed = true;
+    }
+    let order: Vec<Weight> = std::iter::from_fn(|| next(&shared).map(|(weight, _)| weight)).collect();
+    use Weight::{Heavy, Light};
+    assert_eq!(order, [Heavy, Light, Light, Light, Heavy]);
+}
+
+#[test]
+fn streams_are_not_refused_for_others_sake() {
+    let (home, bridge) = home();
+    let (release, asked) = hold(&home, &bridge, Weight::Light, WORKERS);
+    let waiting: Vec<Asked> = (0..MOST_WAITING)
+        .map(|_| {
+            let bridge = Arc::clone(&bridge);
+            home.runtime.spawn(async move { bridge.ask(Weight::Light, |_| Ok(())).await })
+        })
+        .collect();
+    gantry_tests::wait_for("the queue to be full", || (bridge.shared.lock().light.len() == MOST_WAITING).then_some(()));
+    let streams: Vec<Asked> = (0..2 * MOST_OF_STREAMS)
+        .map(|_| {
+            let bridge = Arc::clone(&bridge);
+            home.runtime.spawn(async move { bridge.ask_for_stream(Weight::Heavy, |_| Ok(())).await })
+        })
+        .collect();
+    gantry_tests::wait_for("the streams' share to be full", || {
+        (bridge.shared.lock().heavy.len() == MOST_OF_STREAMS).then_some(())
+    });
+    drop(release);
+    for one in asked.into_iter().chain(waiting).chain(streams) {
+        home.runtime.block_on(one).unwrap().unwrap();
+    }
+}

@@ -29,10 +29,15 @@ impl Health {
         self.set(KEEPER, keeps).await;
     }
 
-    /// Nothing serves any more.
+    /// Nothing serves any more. Who watches is told so, and then that nothing more will be told: else it would hold the
+    /// end up.
     pub(crate) async fn end(&self) {
         self.set_server(false).await;
         self.set_keeper(false).await;
+        let mut reporter = self.reporter.clone();
+        for name in [SERVER, KEEPER].iter().chain(self.surfaces) {
+            reporter.clear_service_status(name).await;
+        }
     }
 
     async fn set_server(&self, serves: bool) {

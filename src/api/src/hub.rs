@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
@@ -139,8 +140,13 @@ impl Shared {
     fn run(&self, source: &Source) {
         let mut cursor = None;
         while !self.ended.load(Ordering::Relaxed) {
-            // An error is told to those who ask the store; this thread only has to go on.
-            if self.follow(source, &mut cursor).is_err() {
+            // A panic is printed by the hook, and is a failure like others.
+            let followed = catch_unwind(AssertUnwindSafe(|| self.follow(source, &mut cursor)));
+            if !matches!(followed, Ok(Ok(()))) {
+                // Everybody asks the store meanwhile, which has the events, or tells what is wrong.
+                self.ring.write().unwrap_or_else(PoisonError::into_inner).begin(u64::MAX);
+                cursor = None;
+                self.last.send_modify(|_| {});
                 std::thread::sleep(LOOK);
             }
         }

@@ -211,7 +211,7 @@ fn open_tcp(address: &Address, host: &str, port: u16) -> Result<Vec<Listener>, L
     let mut listeners = Vec::new();
     let mut absent = None;
     for one in found {
-        match TcpListener::bind(one).and_then(|socket| Ok((socket.local_addr()?, socket))) {
+        match bind_tcp(one).and_then(|socket| Ok((socket.local_addr()?, socket))) {
             Ok((at, socket)) => {
                 listeners.push(Listener { socket: Socket::Tcp(socket), name: format!("tcp:{at}"), file: None });
             }
@@ -230,6 +230,20 @@ fn open_tcp(address: &Address, host: &str, port: u16) -> Result<Vec<Listener>, L
         None if listeners.is_empty() => Err(failed("find the address of", io::ErrorKind::NotFound.into())),
         Some(_) | None => Ok(listeners),
     }
+}
+
+/// An IPv6 address is that alone: `[::]` leaves IPv4 to whoever is asked for `0.0.0.0`.
+fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // As std does it: what a server that has just ended left behind does not count.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    if address.is_ipv6() {
+        sockopt::set_ipv6_v6only(&socket, true)?;
+    }
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 fn open_unix(address: &Address, path: &Path) -> Result<Listener, ListenError> {

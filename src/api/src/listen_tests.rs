@@ -83,3 +83,17 @@ fn a_free_port_is_told_and_a_taken_one_refused() {
     assert!(!name.ends_with(":0"), "{name}");
     assert!(matches!(Listener::open(&address), Err(ListenError::Taken(_))));
 }
+
+#[test]
+fn both_families_have_every_address_of_theirs() {
+    let any = Listener::open(&"0.0.0.0:0".parse().unwrap()).unwrap();
+    let port = any[0].name().rsplit(':').next().unwrap().to_owned();
+    // The same port, which is still free there.
+    let both = Listener::open(&format!("[::]:{port}").parse().unwrap());
+    match both {
+        Ok(both) => assert_eq!(both[0].name(), format!("tcp:[::]:{port}")),
+        // A host without IPv6.
+        Err(ListenError::Io { .. }) => {}
+        Err(error) => panic!("{error}"),
+    }
+}

@@ -137,7 +137,7 @@ pub fn serve(config: Config, listeners: Vec<Listener>) -> Result<Running, ServeE
     let shared = Arc::new(Shared {
         bridge: Bridge::start(source.clone()).map_err(ServeError::system("start the threads that ask the engine"))?,
         hub: Hub::start(source, rkt::encode_event).map_err(ServeError::system("start the thread that reads events"))?,
-        watch: Watch::new().map_err(ServeError::system("watch log directories"))?,
+        watch: Watch::new(),
         ending: is_ending,
     });
     let (reporter, health_service) = tonic_health::server::health_reporter();

@@ -25,11 +25,12 @@ const REST: Duration = Duration::from_secs(1);
 /// See the module. Its task ends when it is dropped.
 pub(crate) struct Watch {
     shared: Arc<Shared>,
-    task: tokio::task::JoinHandle<()>,
+    task: Option<tokio::task::JoinHandle<()>>,
 }
 
 struct Shared {
-    fd: AsyncFd<OwnedFd>,
+    /// None where the kernel had none left: then it is looked every [`LOOK`].
+    fd: Option<AsyncFd<OwnedFd>>,
     table: Mutex<Table>,
 }
 
@@ -47,16 +48,16 @@ impl Shared {
 }
 
 impl Watch {
-    /// Begins; to be called inside the runtime.
-    ///
-    /// # Errors
-    /// The kernel has no more of this.
-    pub(crate) fn new() -> io::Result<Self> {
-        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let fd = readable(fd)?;
+    /// Begins; to be called inside the runtime. Where the kernel has no more of this, those who follow look by themselves.
+    pub(crate) fn new() -> Self {
+        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(io::Error::from);
+        Self::of(fd.and_then(readable).ok())
+    }
+
+    fn of(fd: Option<AsyncFd<OwnedFd>>) -> Self {
         let shared = Arc::new(Shared { fd, table: Mutex::default() });
-        let task = tokio::spawn(wake(Arc::clone(&shared)));
-        Ok(Self { shared, task })
+        let task = shared.fd.is_some().then(|| tokio::spawn(wake(Arc::clone(&shared))));
+        Self { shared, task }
     }
 
     /// Watches directories from now on.
@@ -72,7 +73,7 @@ impl Watch {
         };
         for dir in &subscription.dirs {
             // Under the lock: nobody lets go of a watch between its making and its entry here.
-            if let Ok(watch) = add(&self.shared.fd, dir) {
+            if let Some(Ok(watch)) = self.shared.fd.as_ref().map(|fd| add(fd, dir)) {
                 let changed = Arc::clone(&subscription.changed);
                 table.watches.entry(watch).or_default().insert(subscription.number, changed);
                 subscription.watches.push(watch);
@@ -84,7 +85,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.task.abort();
+        self.task.iter().for_each(tokio::task::JoinHandle::abort);
     }
 }
 
@@ -139,7 +140,7 @@ impl Drop for Subscription {
             if all.is_empty() {
                 table.watches.remove(watch);
                 // Fails when the directory is gone, and its watch with it.
-                let _ = inotify::remove_watch(self.shared.fd.get_ref(), *watch);
+                let _ = self.shared.fd.as_ref().map(|fd| inotify::remove_watch(fd.get_ref(), *watch));
             }
         }
     }
@@ -147,8 +148,9 @@ impl Drop for Subscription {
 
 /// The task: wakes whoever follows what changed.
 async fn wake(shared: Arc<Shared>) {
+    let Some(fd) = &shared.fd else { return };
     loop {
-        let Ok(mut ready) = shared.fd.readable().await else { return };
+        let Ok(mut ready) = fd.readable().await else { return };
         let done = ready.try_io(|fd| read(&shared, fd.get_ref()));
         // Reading fails when nothing is left, which clears the readiness. Another failure has no other remedy than to
         // try again: those who wait look by themselves after a while.

@@ -17,7 +17,7 @@ fn everybody_is_woken_and_the_last_one_lets_go() {
     inside(async {
         let home = tempfile::tempdir().unwrap();
         let dirs = || vec![home.path().to_owned()];
-        let watch = Watch::new().unwrap();
+        let watch = Watch::new();
         let (first, second) = (watch.subscribe(dirs()), watch.subscribe(dirs()));
         assert!(first.covers(&dirs()) && !first.covers(&[]));
         for name in ["a", "b"] {
@@ -38,7 +38,7 @@ fn a_directory_that_is_not_there_is_looked_for() {
     inside(async {
         let home = tempfile::tempdir().unwrap();
         let dirs = vec![home.path().join("later")];
-        let watch = Watch::new().unwrap();
+        let watch = Watch::new();
         let absent = watch.subscribe(dirs.clone());
         assert!(!absent.covers(&dirs));
         let begin = std::time::Instant::now();
@@ -51,5 +51,16 @@ fn a_directory_that_is_not_there_is_looked_for() {
         std::fs::remove_dir(&dirs[0]).unwrap();
         assert!(woken(&there).await, "its end is a change");
         assert!(!there.covers(&dirs));
+    });
+}
+
+#[test]
+fn without_the_kernels_help_it_is_looked() {
+    inside(async {
+        let home = tempfile::tempdir().unwrap();
+        let watch = Watch::of(None);
+        let subscription = watch.subscribe(vec![home.path().to_owned()]);
+        assert!(!subscription.covers(&[home.path().to_owned()]));
+        tokio::time::timeout(REST / 2, subscription.changed()).await.unwrap();
     });
 }

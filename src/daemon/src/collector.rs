@@ -83,7 +83,7 @@ fn collect(options: Options, settings: KeeperSettings, images: bool) {
     if let Err(error) = collect_pods(&engine, settings) {
         log::warning(&format!("cannot collect garbage: {error:#}"));
     }
-    if let Err(error) = trim_events(&engine, settings) {
+    if let Err(error) = trim_events(&engine) {
         log::warning(&format!("cannot trim the history of events: {error:#}"));
     }
     if images && let Err(error) = sweep_images(&engine) {
@@ -92,10 +92,10 @@ fn collect(options: Options, settings: KeeperSettings, images: bool) {
 }
 
 /// After the pods: their removal is told by events too.
-fn trim_events(engine: &Engine, settings: KeeperSettings) -> anyhow::Result<()> {
-    let trimmed = engine.store().trim_events(settings.events_kept)?;
+fn trim_events(engine: &Engine) -> anyhow::Result<()> {
+    let trimmed = engine.trim_events()?;
     if trimmed > 0 {
-        log::info(&format!("deleted the {trimmed} oldest events: events-kept is {}", settings.events_kept));
+        log::info(&format!("deleted the {trimmed} oldest events: events-kept is {}", engine.options().events_kept));
     }
     Ok(())
 }

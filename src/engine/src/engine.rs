@@ -25,6 +25,8 @@ pub struct Options {
     pub cgroup_parent: String,
     /// Rotation of log files.
     pub log: LogLimits,
+    /// How many events stay when older ones are deleted.
+    pub events_kept: u64,
     /// How long apps have between the stop signal and SIGKILL, when one of them failed.
     pub stop_grace: Duration,
 }
@@ -39,6 +41,7 @@ impl Options {
             fetch: gantry_fetch::Config::default(),
             cgroup_parent: "/gantry".to_owned(),
             log: LogLimits::default(),
+            events_kept: gantry_store::EVENTS_KEPT,
             stop_grace: Duration::from_secs(10),
         }
     }

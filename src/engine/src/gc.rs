@@ -136,9 +136,16 @@ impl Engine {
         }
         if !options.mark_only && !options.dry_run {
             self.store.sweep_temporaries().map_err(PodError::store)?;
-            self.store.trim_events(gantry_store::EVENTS_KEPT).map_err(PodError::store)?;
         }
         Ok(report)
+    }
+
+    /// Deletes the oldest events, those beyond the number that is to be kept; tells how many.
+    ///
+    /// # Errors
+    /// [`GcError`].
+    pub fn trim_events(&self) -> Result<usize, GcError> {
+        Ok(self.store.trim_events(self.options.events_kept).map_err(PodError::store)?)
     }
 
     fn collect(&self, row: PodRow, options: &GcOptions, steps: &mut Vec<GcStep>) -> Result<(), RmError> {

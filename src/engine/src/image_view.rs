@@ -38,11 +38,11 @@ pub struct ImageView {
     pub manifest: Vec<u8>,
 }
 
-/// A name without its tag or digest, and the tag (`latest` where there is none).
+/// A name, or a reference to an image, without tag and digest; and the tag (`latest` where there is none).
 #[must_use]
 pub fn name_and_version(name: &str) -> (&str, &str) {
     if let Some((repository, _digest)) = name.split_once('@') {
-        return (name_and_version(repository).0, "latest");
+        return name_and_version(repository);
     }
     // A colon before the last slash belongs to a port.
     let last = name.rfind('/').map_or(0, |slash| slash + 1);
@@ -208,7 +208,7 @@ mod tests {
             ("a", "a", "latest"),
             ("", "", "latest"),
             (&format!("r.example:1/a@{digest}"), "r.example:1/a", "latest"),
-            (&format!("r.example:1/a:2@{digest}"), "r.example:1/a", "latest"),
+            (&format!("r.example:1/a:2@{digest}"), "r.example:1/a", "2"),
         ];
         for (text, name, version) in rows {
             assert_eq!(name_and_version(text), (name, version), "{text}");

@@ -197,10 +197,11 @@ impl LogDir {
         Ok(found)
     }
 
-    /// Where the last `lines` whole lines of a span begin (its start when there are no more), and how many those are.
-    pub(crate) fn tail(&self, span: &Span, lines: usize) -> io::Result<(usize, Place)> {
+    /// Where the last `lines` whole lines of a span begin (its start when there are no more), and how many those are; of
+    /// one stream alone, if one is named.
+    pub(crate) fn tail(&self, span: &Span, lines: usize, stderr: Option<bool>) -> io::Result<(usize, Place)> {
         let (start, end) = (&span.start, &span.end);
-        let mut counter = Tail { wanted: lines, seen: 0, newest: true, parser: Parser::default() };
+        let mut counter = Tail { wanted: lines, seen: 0, stderr, newest: true, parser: Parser::default() };
         let least = |place: &Place| if place.inode == start.inode { start.offset } else { 0 };
         if let Some(found) = counter.scan(&end.file, least(end), end.offset)? {
             return Ok((lines, end.at(found)));
@@ -407,7 +408,9 @@ pub(crate) fn ends_in_a_whole_line(dir: &Path) -> io::Result<bool> {
 struct Tail {
     wanted: usize,
     seen: usize,
-    /// Nothing was looked at yet.
+    /// Lines of the other stream do not count.
+    stderr: Option<bool>,
+    /// Nothing that counts was looked at yet.
     newest: bool,
     parser: Parser,
 }
@@ -416,7 +419,11 @@ impl Tail {
     /// Counts in a file from `end` down to `least`. Where the wanted lines begin, if it is in this file.
     fn scan(&mut self, file: &File, least: u64, end: u64) -> io::Result<Option<u64>> {
         backwards(file, least, end, |head, next| {
-            let piece = self.parser.parse(head).is_some_and(|line| line.piece);
+            let line = self.parser.parse(head);
+            let (piece, stderr) = line.map_or((false, false), |line| (line.piece, line.stderr));
+            if self.stderr.is_some_and(|wanted| wanted != stderr) {
+                return None;
+            }
             // The newest may have no last piece yet.
             if !piece || self.newest {
                 self.seen += 1;

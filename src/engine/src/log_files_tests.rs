@@ -110,7 +110,7 @@ fn a_tail_counts_lines_and_not_pieces() {
         for dir in [&dir, &split] {
             let mut logs = LogDir::new(dir.path(), ".");
             let span = logs.span(None, None).unwrap().unwrap();
-            let (count, found) = logs.tail(&span, lines).unwrap();
+            let (count, found) = logs.tail(&span, lines, None).unwrap();
             assert_eq!(count, want, "{lines}");
             assert!(place.starts_with(&text_from(&found)), "{lines}: {}", text_from(&found));
         }

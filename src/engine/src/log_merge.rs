@@ -11,6 +11,8 @@ use crate::log_source::{AppLog, BLOCK, FIRST_BLOCK};
 pub(crate) struct Merge {
     pub(crate) id: PodId,
     pub(crate) logs: Vec<AppLog>,
+    /// Lines of the other stream are left out.
+    pub(crate) stderr: Option<bool>,
     /// Lines that are older, or have no time, are left out.
     pub(crate) since: Option<Timestamp>,
     /// Lines that are not older are left out.
@@ -39,15 +41,18 @@ impl Merge {
         loop {
             self.show()?;
             let Some((first, rival)) = self.first() else { return Ok(false) };
-            let (since, until) = (self.since, self.until);
-            let wanted = |at: Option<Timestamp>| {
-                since.is_none_or(|since| at >= Some(since)) && until.is_none_or(|until| at < Some(until))
+            let (since, until, stderr) = (self.since, self.until, self.stderr);
+            let wanted = |at: Option<Timestamp>, line: &LineRef<'_>| {
+                since.is_none_or(|since| at >= Some(since))
+                    && until.is_none_or(|until| at < Some(until))
+                    && stderr.is_none_or(|stderr| line.stderr == stderr)
             };
             let log = &mut self.logs[first];
             // As long as it has the earliest line that was read, the others need not be looked at.
             while let Some(at) = log.shown().filter(|at| rival.is_none_or(|rival| (*at, first) < rival)) {
-                let enough =
-                    log.line().is_some_and(|(line, size)| !sink(first, Some(line).filter(|_| wanted(at)), size));
+                let enough = log
+                    .line()
+                    .is_some_and(|(line, size)| !sink(first, Some(line).filter(|line| wanted(at, line)), size));
                 log.pass();
                 if enough {
                     return Ok(true);

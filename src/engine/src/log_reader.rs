@@ -117,7 +117,7 @@ impl LogReader {
         let mut reader = Self {
             id,
             boot: boot.clone(),
-            merge: Merge { id, logs: Vec::new(), since: query.since, until: query.until },
+            merge: Merge { id, logs: Vec::new(), stderr: query.stderr, since: query.since, until: query.until },
             until: query.until.filter(|_| query.follow),
             stage: if query.follow { stage_of(row, boot) } else { Stage::Over },
         };
@@ -222,15 +222,15 @@ impl Source {
         let span = dir.span(query.since, query.until.filter(|_| over || most.is_some()))?;
         let mut source = Self { app: app.clone(), dir, span, lines: 0 };
         if let Some(most) = most {
-            source.tail(most)?;
+            source.tail(most, query.stderr)?;
         }
         Ok(source)
     }
 
     /// Leaves only so many lines, the last ones.
-    fn tail(&mut self, most: usize) -> io::Result<()> {
+    fn tail(&mut self, most: usize, stderr: Option<bool>) -> io::Result<()> {
         if let Some(span) = &mut self.span {
-            (self.lines, span.start) = self.dir.tail(span, most)?;
+            (self.lines, span.start) = self.dir.tail(span, most, stderr)?;
         }
         Ok(())
     }
@@ -258,7 +258,7 @@ impl Opening<'_> {
         if surplus > 0 {
             let older = self.older(surplus)?;
             for (log, older) in self.logs.iter_mut().zip(older) {
-                let found = log.tail(log.lines.saturating_sub(older));
+                let found = log.tail(log.lines.saturating_sub(older), self.query.stderr);
                 found.map_err(|source| LogsError::Read { id, app: log.app.clone(), source })?;
             }
         }
@@ -276,7 +276,8 @@ impl Opening<'_> {
     /// How many lines of each app are among the `surplus` oldest of all. They are read for that, and not kept.
     fn older(&self, surplus: usize) -> Result<Vec<usize>, LogsError> {
         // Counted as they lie in the files: the bounds are in the spans already.
-        let mut merge = Merge { id: self.id, logs: self.open(true)?, since: None, until: None };
+        let logs = self.open(true)?;
+        let mut merge = Merge { id: self.id, logs, stderr: self.query.stderr, since: None, until: None };
         let mut older = vec![0; self.logs.len()];
         let mut left = surplus;
         merge.give(|app, line, _| {

@@ -23,6 +23,7 @@ struct Record {
 struct Seen {
     app: usize,
     at: Option<i64>,
+    stderr: bool,
     piece: bool,
     text: String,
 }
@@ -64,7 +65,8 @@ fn write(dir: &Path, app: usize, records: &[Record], torn: bool) -> Vec<Seen> {
         }
         writeln!(file, "{text}").unwrap();
         let piece = record.step.is_some() && record.tag == "P";
-        seen.push(Seen { app, at: timed.then_some(now), piece, text });
+        let stderr = record.step.is_some() && record.stderr;
+        seen.push(Seen { app, at: timed.then_some(now), stderr, piece, text });
     }
     for (attempt, parts) in attempts.iter().enumerate() {
         for (age, text) in parts.iter().rev().enumerate() {
@@ -98,7 +100,8 @@ fn last(records: Vec<Seen>, most: Option<usize>) -> Vec<Seen> {
 
 fn naive(apps: &[Vec<Seen>], query: &LogQuery) -> Vec<Seen> {
     let fits = |record: &Seen| {
-        query.since.is_none_or(|since| record.at >= Some(since.0))
+        query.stderr.is_none_or(|stderr| record.stderr == stderr)
+            && query.since.is_none_or(|since| record.at >= Some(since.0))
             && query.until.is_none_or(|until| record.at < Some(until.0))
     };
     let within = |app: &Vec<Seen>| last(app.iter().filter(|record| fits(record)).cloned().collect(), query.tail);
@@ -111,7 +114,8 @@ fn reader(dir: &Path, apps: usize, query: &LogQuery) -> LogReader {
     let id = PodId::from_random([0; 16]);
     let mut opening = Opening { query, id, over: true, logs: Vec::new() };
     (0..apps).for_each(|app| opening.add(&name(app), dir).unwrap());
-    let merge = Merge { id, logs: opening.finish().unwrap(), since: query.since, until: query.until };
+    let merge =
+        Merge { id, logs: opening.finish().unwrap(), stderr: query.stderr, since: query.since, until: query.until };
     LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Over }
 }
 
@@ -122,7 +126,7 @@ fn all(reader: &mut LogReader, most: usize) -> (Vec<Seen>, usize) {
         let pulled = reader.pull(|| Ok(None), most, &mut |line| {
             let app = line.app.as_str().strip_prefix("app").unwrap().parse().unwrap();
             let text = String::from_utf8(line.text.to_vec()).unwrap();
-            seen.push(Seen { app, at: Some(line.at.0), piece: line.piece, text });
+            seen.push(Seen { app, at: Some(line.at.0), stderr: line.stderr, piece: line.piece, text });
         });
         match pulled.unwrap() {
             Pulled::More => {}
@@ -145,6 +149,7 @@ proptest! {
         apps in prop::collection::vec((prop::collection::vec(record(), 0..60), any::<bool>()), 1..4),
         bounds in (prop::option::of(0i64..70), prop::option::of(0i64..70)),
         tails in (prop::option::of(0usize..70), prop::option::of(0usize..70)),
+        stderr in prop::option::of(any::<bool>()),
         most in 1usize..5000,
     ) {
         let dir = tempfile::tempdir().unwrap();
@@ -152,6 +157,7 @@ proptest! {
             apps.iter().enumerate().map(|(app, (records, torn))| write(dir.path(), app, records, *torn)).collect();
         let time = |second: i64| Timestamp(second * 1_000_000_000);
         let query = LogQuery {
+            stderr,
             since: bounds.0.map(time),
             until: bounds.1.map(time),
             tail: tails.0,
@@ -188,6 +194,10 @@ fn bounds_and_tails() {
         (LogQuery { since: second(2), until: second(3), ..query() }, "bxy"),
         (LogQuery { since: second(3), until: second(2), ..query() }, ""),
         (LogQuery { since: second(10), ..query() }, ""),
+        (LogQuery { stderr: Some(true), ..query() }, "x"),
+        (LogQuery { stderr: Some(true), tail_total: Some(5), ..query() }, "x"),
+        (LogQuery { stderr: Some(false), tail: Some(1), ..query() }, "bcz"),
+        (LogQuery { stderr: Some(false), tail_total: Some(3), ..query() }, "bycz"),
         (LogQuery { tail: Some(1), ..query() }, "bcz"),
         (LogQuery { tail: Some(0), ..query() }, ""),
         (LogQuery { tail_total: Some(0), ..query() }, ""),
@@ -240,7 +250,7 @@ fn what_is_written_later_comes_in_the_order_of_time() {
     let query = LogQuery { follow: true, ..LogQuery::default() };
     let mut opening = Opening { query: &query, id, over: false, logs: Vec::new() };
     (0..2).for_each(|app| opening.add(&name(app), dir.path()).unwrap());
-    let merge = Merge { id, logs: opening.finish().unwrap(), since: None, until: None };
+    let merge = Merge { id, logs: opening.finish().unwrap(), stderr: None, since: None, until: None };
     let mut reader = LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Waiting };
     let append = |app: usize, second: i64| {
         let path = dir.path().join(files::LOGS).join(name(app).as_str()).join("0.log");

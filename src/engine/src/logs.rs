@@ -32,6 +32,8 @@ const MOST: usize = 1 << 20;
 pub struct LogQuery {
     /// Of these apps; empty: of all.
     pub apps: Vec<AppName>,
+    /// Only what came from stderr (true) or from stdout (false). A line that is not in the format counts as stdout.
+    pub stderr: Option<bool>,
     /// Not older than this. Lines that are not in the format have the time of the one before.
     pub since: Option<Timestamp>,
     /// Older than this.

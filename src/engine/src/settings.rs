@@ -97,18 +97,15 @@ pub struct KeeperSettings {
     pub interval: Duration,
     /// What it may take.
     pub gc: GcOptions,
-    /// How many events it leaves.
-    pub events_kept: u64,
     /// How old the newest backup of a database that has changed may be; zero: none is made.
     pub backup: Duration,
 }
 
 impl Default for KeeperSettings {
-    /// Every minute, with the graces that `gantry gc` has by default and the store's number of events; a backup every
-    /// hour.
+    /// Every minute, with the graces that `gantry gc` has by default; a backup every hour.
     fn default() -> Self {
         let (interval, backup) = (Duration::from_secs(60), Duration::from_secs(3600));
-        Self { interval, gc: GcOptions::default(), events_kept: gantry_store::EVENTS_KEPT, backup }
+        Self { interval, gc: GcOptions::default(), backup }
     }
 }
 
@@ -239,8 +236,9 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     if keeper.interval < LEAST_INTERVAL {
         return Err(format!("gc-interval: must be at least {LEAST_INTERVAL:?}"));
     }
-    keeper.events_kept = file.events_kept.unwrap_or(keeper.events_kept);
-    if !EVENTS_KEPT.contains(&keeper.events_kept) {
+    let kept = &mut settings.options.events_kept;
+    *kept = file.events_kept.unwrap_or(*kept);
+    if !EVENTS_KEPT.contains(kept) {
         return Err(format!("events-kept: must be {} to {}", EVENTS_KEPT.start(), EVENTS_KEPT.end()));
     }
     if !keeper.backup.is_zero() && keeper.backup < LEAST_INTERVAL {
@@ -301,7 +299,7 @@ mod tests {
         assert_eq!((options.log.max_bytes, options.log.max_files), (1 << 20, 2));
         assert_eq!((options.stop_grace, keeper.interval), (Duration::from_secs(3), Duration::from_secs(300)));
         assert_eq!((keeper.gc.grace, keeper.gc.expire_prepared), (Duration::ZERO, Duration::from_secs(3600)));
-        assert_eq!(keeper.events_kept, 5000);
+        assert_eq!(options.events_kept, 5000);
         assert_eq!(keeper.backup, Duration::from_secs(7200));
         assert_eq!(settings("backup-interval = '0'").unwrap().keeper.backup, Duration::ZERO);
         let none = settings("").unwrap();

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use gantry_engine::ImageFormat;
-use gantry_engine::model::phase::Was;
 use gantry_engine::model::{AppState, EventKind, Phase, Timestamp};
 use gantry_proto::rkt::v1alpha::{self as wire, EventType, ImageType, KeyValue, PodState};
 
@@ -33,19 +32,6 @@ pub(super) fn phase_of(state: PodState) -> Option<&'static str> {
         PodState::Exited => Some("exited"),
         PodState::Deleting => Some("deleting"),
         PodState::Garbage => Some("garbage"),
-    }
-}
-
-/// When a pod was started; `None` if it never was.
-pub(super) fn started(phase: &Phase) -> Option<Timestamp> {
-    match phase {
-        Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Prepared { .. } => None,
-        Phase::Running { since, .. } => Some(*since),
-        Phase::Exited { started, .. } => Some(*started),
-        Phase::Garbage { was, .. } => match was {
-            Was::Aborted | Was::Prepared => None,
-            Was::Exited { started, .. } => Some(*started),
-        },
     }
 }
 

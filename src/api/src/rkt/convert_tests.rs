@@ -1,5 +1,6 @@
 //! Every enum, both ways.
 
+use gantry_engine::model::phase::Was;
 use gantry_engine::model::{AppEnd, HowEnded, PodEnd, Process};
 
 use super::*;
@@ -34,7 +35,7 @@ fn phases_and_states() {
     ] {
         assert_eq!(pod_state(&phase), state);
         assert_eq!(phase_of(state), Some(phase.name()), "{phase:?}");
-        assert_eq!((started(&phase), marked(&phase)), (started_at, marked_at), "{phase:?}");
+        assert_eq!((phase.started_at(), marked(&phase)), (started_at, marked_at), "{phase:?}");
     }
     assert_eq!(phase_of(PodState::Undefined), None);
     let all = (0..9).filter_map(|n| phase_of(PodState::try_from(n).unwrap())).collect::<Vec<_>>();

@@ -170,8 +170,10 @@ impl Listeners {
     fn next_round(&self) -> Instant {
         let more = Duration::from_millis((self.places.taken() / PER_MILLISECOND) as u64);
         let round = (PAUSE.0 + more).min(PAUSE.1);
-        let rounds = self.began.elapsed().as_micros() / round.as_micros();
-        self.began + round * u32::try_from(rounds).map_or(u32::MAX, |rounds| rounds.saturating_add(1))
+        let now = Instant::now();
+        // Less than a round.
+        let into = now.duration_since(self.began).as_nanos() % round.as_nanos();
+        now + round.saturating_sub(Duration::from_nanos(u64::try_from(into).unwrap_or(0)))
     }
 
     /// The message that somebody else was sent for this, or a new one, which is kept.
@@ -199,9 +201,9 @@ pub(super) async fn listen(
     let place = listeners.places.take()?;
     // Known before the caller hears that it listens: what happens after that is not missed.
     let query = wanted.query.clone();
-    let start = shared
-        .bridge
-        .ask(Weight::Light, move |observer| observer.events_start(&query, now()).map_err(|error| status::of(&error)));
+    let start = shared.bridge.ask_for_stream(Weight::Light, move |observer| {
+        observer.events_start(&query, now()).map_err(|error| status::of(&error))
+    });
     let mut listener = Listener {
         cursor: start.await?,
         news: shared.hub.news(),
@@ -210,6 +212,7 @@ pub(super) async fn listen(
         all: wanted.is_all(),
         wanted: Arc::new(wanted),
         trimmed: None,
+        end: None,
     };
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -236,6 +239,8 @@ struct Listener {
     cursor: u64,
     /// Up to which number events are gone, until it has been told so.
     trimmed: Option<u64>,
+    /// Behind this number there is nothing that is wanted: known when the asked-for end has come.
+    end: Option<u64>,
 }
 
 /// What a look for more has found.
@@ -267,11 +272,17 @@ impl Listener {
     async fn next(&mut self, sender: &Sender) -> Result<Option<Bytes>, Status> {
         loop {
             let over = self.until_over().is_some_and(|left| left.is_zero());
+            if over && self.end.is_none() {
+                self.end = Some(self.last_number().await?);
+            }
+            if self.end.is_some_and(|end| self.cursor >= end) {
+                return Ok(None);
+            }
             // Before it is looked for more: what comes in between shows as a change.
             self.news.borrow_and_update();
             let found = match self.shared.hub.after(self.cursor, PAGE) {
                 // The hub may be behind the store, which counts at the end.
-                Slice::Entries(_) if over => self.look_in_store().await?,
+                Slice::Entries(entries) if over && entries.is_empty() => self.look_in_store().await?,
                 Slice::Entries(entries) if entries.is_empty() => Found::Nothing { told: true },
                 Slice::Entries(entries) => self.take(&entries),
                 Slice::Behind => self.look_in_store().await?,
@@ -304,6 +315,13 @@ impl Listener {
         })
     }
 
+    /// The number of the last event that there is.
+    async fn last_number(&self) -> Result<u64, Status> {
+        let last = |observer: &gantry_engine::Observer| observer.events_start(&EventQuery::default(), now());
+        let ask = move |observer: &gantry_engine::Observer| last(observer).map_err(|error| status::of(&error));
+        self.shared.bridge.ask_for_stream(Weight::Light, ask).await
+    }
+
     /// A message of what the hub has.
     fn take(&mut self, entries: &[Arc<Entry>]) -> Found {
         let from = self.cursor;
@@ -332,7 +350,7 @@ impl Listener {
     /// A message of what the store has.
     async fn look_in_store(&mut self) -> Result<Found, Status> {
         let (wanted, cursor, trimmed) = (Arc::clone(&self.wanted), self.cursor, self.trimmed);
-        let page = self.shared.bridge.ask(Weight::Heavy, move |observer| {
+        let page = self.shared.bridge.ask_for_stream(Weight::Heavy, move |observer| {
             let page = observer.events_after(cursor, PAGE).map_err(|error| status::of(&error))?;
             let mut message = Message::new(&wanted, cursor, trimmed.max(page.trimmed));
             let whole = page.events.iter().all(|event| message.add(event, || encode(event)));

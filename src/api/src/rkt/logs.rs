@@ -32,6 +32,8 @@ use crate::watch::{Subscription, readable};
 const PIECE: (usize, usize) = (32 << 10, 256 << 10);
 /// A pod that was not started yet is looked at so often, whatever is heard of it.
 const LOOK: Duration = Duration::from_secs(1);
+/// And not more often than so, however much is heard of others.
+const BREATH: Duration = Duration::from_millis(20);
 
 /// What is asked for.
 pub(super) struct Wanted {
@@ -106,7 +108,7 @@ pub(super) async fn read(
 ) -> Result<ReceiverStream<Result<Encoded, Status>>, Status> {
     let place = readers.take()?;
     let follow = wanted.query.follow;
-    let reading = shared.bridge.ask(Weight::Heavy, move |observer| wanted.open(observer)).await?;
+    let reading = shared.bridge.ask_for_stream(Weight::Heavy, move |observer| wanted.open(observer)).await?;
     let (sender, receiver) = mpsc::channel(1);
     let mut stream =
         Stream { news: shared.hub.news(), shared: Arc::clone(shared), follow, waits: None, fresh: false, sender };
@@ -143,7 +145,7 @@ impl Stream {
         loop {
             // Before it is looked: what comes in between shows as a change.
             self.news.borrow_and_update();
-            let pull = self.shared.bridge.ask(Weight::Heavy, move |observer| reading.pull(observer, piece));
+            let pull = self.shared.bridge.ask_for_stream(Weight::Heavy, move |observer| reading.pull(observer, piece));
             reading = pull.await?;
             for message in std::mem::take(&mut reading.messages) {
                 if !self.send(message).await? {
@@ -185,7 +187,7 @@ impl Stream {
         let waits = self.waits.as_mut().filter(|_| !waiting);
         tokio::select! {
             // Fails with the hub, at the end of all.
-            _ = self.news.changed(), if waiting => {}
+            _ = self.news.changed(), if waiting => tokio::time::sleep(BREATH).await,
             () = changed(waits), if !waiting => {}
             () = tokio::time::sleep(most.unwrap_or_default()), if most.is_some() => {}
             () = self.sender.closed() => return Ok(None),
@@ -195,7 +197,7 @@ impl Stream {
     }
 
     async fn begin_to_watch(&mut self, reading: Reading) -> Result<Reading, Status> {
-        let ask = self.shared.bridge.ask(Weight::Light, move |observer| {
+        let ask = self.shared.bridge.ask_for_stream(Weight::Light, move |observer| {
             let supervisor = observer.supervisor_of(&reading.reader);
             Ok((reading, supervisor))
         });

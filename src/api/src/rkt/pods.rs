@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
+use gantry_engine::image_view::name_and_version;
 use gantry_engine::model::id::shown;
 use gantry_engine::model::query::PodFilter;
 use gantry_engine::model::spec::NetMode;
@@ -110,7 +111,7 @@ impl<'a> Images<'a> {
             // It cannot be removed while a pod has it, so its row is lost; what the pod remembers is told.
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let (name, version) = name_and_version(&app.image_name);
-                (None, name, version)
+                (None, name.to_owned(), version.to_owned())
             }
             Err(error) => return Err(status::of(&error)),
         };
@@ -120,19 +121,10 @@ impl<'a> Images<'a> {
     }
 }
 
-/// A reference as it was asked for, without tag and digest, and the tag.
-fn name_and_version(reference: &str) -> (String, String) {
-    let name = reference.split_once('@').map_or(reference, |(name, _)| name);
-    match name.rsplit_once(':') {
-        Some((name, tag)) if !tag.contains('/') => (name.to_owned(), tag.to_owned()),
-        Some(_) | None => (name.to_owned(), "latest".to_owned()),
-    }
-}
-
 fn pod(images: &mut Images<'_>, view: &PodView, detail: bool) -> Result<wire::Pod, Status> {
     let row = &view.row;
     let supervisor = view.supervisor();
-    let started = convert::started(&row.phase);
+    let started = row.phase.started_at();
     let manifest = match detail {
         true => images.observer.pod_manifest(row.id).map_err(|error| status::of(&error))?.unwrap_or_default(),
         false => Vec::new(),

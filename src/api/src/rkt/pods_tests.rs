@@ -10,7 +10,7 @@ fn names_and_versions_of_references() {
         ("alpine", "alpine", "latest"),
         ("a/b:c@sha256:00", "a/b", "c"),
     ] {
-        assert_eq!(name_and_version(reference), (name.to_owned(), version.to_owned()));
+        assert_eq!(name_and_version(reference), (name, version));
     }
 }
 

@@ -8,6 +8,7 @@ use gantry_proto::rkt::v1alpha::{
     GetInfoRequest, GetInfoResponse, GetLogsRequest, GlobalFlags, Info, InspectImageRequest, InspectImageResponse,
     InspectPodRequest, InspectPodResponse, ListImagesRequest, ListPodsRequest, ListenEventsRequest,
 };
+use prost::Message as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -71,9 +72,9 @@ impl PublicApi for Service {
     }
 
     async fn list_pods(&self, request: Request<ListPodsRequest>) -> Result<Response<Encoded>, Status> {
-        let turn = Turn::of(&request).await;
-        let ListPodsRequest { filters, detail } = request.into_inner();
+        let (_, extensions, ListPodsRequest { filters, detail }) = request.into_parts();
         let filters = filters::pods(filters)?;
+        let turn = Turn::of(&extensions).await;
         let ask = self.shared.bridge.ask(Weight::Heavy, move |observer| pods::list(observer, &filters, detail));
         let answer = ask.await?;
         let bytes = answer.0.len();
@@ -82,14 +83,16 @@ impl PublicApi for Service {
 
     async fn inspect_pod(&self, request: Request<InspectPodRequest>) -> Result<Response<InspectPodResponse>, Status> {
         let InspectPodRequest { id } = request.into_inner();
-        let answer = self.shared.bridge.ask(Weight::Light, move |observer| pods::inspect(observer, &id));
-        Ok(Response::new(answer.await?))
+        let ask = self.shared.bridge.ask(Weight::Light, move |observer| pods::inspect(observer, &id));
+        let answer = ask.await?;
+        let bytes = answer.encoded_len();
+        self.answers.hold(Turn::free(), answer, bytes)
     }
 
     async fn list_images(&self, request: Request<ListImagesRequest>) -> Result<Response<Encoded>, Status> {
-        let turn = Turn::of(&request).await;
-        let ListImagesRequest { filters, detail } = request.into_inner();
+        let (_, extensions, ListImagesRequest { filters, detail }) = request.into_parts();
         let filters = filters::images(filters)?;
+        let turn = Turn::of(&extensions).await;
         let ask = self.shared.bridge.ask(Weight::Heavy, move |observer| images::list(observer, &filters, detail));
         let answer = ask.await?;
         let bytes = answer.0.len();
@@ -101,8 +104,10 @@ impl PublicApi for Service {
         request: Request<InspectImageRequest>,
     ) -> Result<Response<InspectImageResponse>, Status> {
         let InspectImageRequest { id } = request.into_inner();
-        let answer = self.shared.bridge.ask(Weight::Light, move |observer| images::inspect(observer, &id));
-        Ok(Response::new(answer.await?))
+        let ask = self.shared.bridge.ask(Weight::Light, move |observer| images::inspect(observer, &id));
+        let answer = ask.await?;
+        let bytes = answer.encoded_len();
+        self.answers.hold(Turn::free(), answer, bytes)
     }
 
     async fn listen_events(

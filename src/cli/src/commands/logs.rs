@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use clap::ValueEnum;
 use gantry_engine::{LineRef, LogQuery, LogSink};
 use gantry_model::AppName;
+use gantry_model::id::{IdError, shown};
 use serde::Serialize;
 
 use crate::context::{self, Context};
@@ -34,12 +35,48 @@ pub(crate) struct Logs {
     /// Only of these apps
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     app: Vec<AppName>,
+    /// Only these: app=NAME or stream=stdout|stderr; any of one key, and all keys
+    #[arg(long, value_parser = condition, value_name = "KEY=VALUE")]
+    filter: Vec<Condition>,
     /// Put the time before every line
     #[arg(short, long)]
     timestamps: bool,
     /// Form of the answer
     #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
     form: Form,
+}
+
+/// What `--filter` asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Condition {
+    /// Of this app.
+    App(AppName),
+    /// From standard error, or from standard output.
+    Stderr(bool),
+}
+
+fn condition(text: &str) -> Result<Condition, String> {
+    match text.split_once('=') {
+        Some(("app", name)) => name.parse().map(Condition::App).map_err(|error: IdError| error.to_string()),
+        Some(("stream", "stdout")) => Ok(Condition::Stderr(false)),
+        Some(("stream", "stderr")) => Ok(Condition::Stderr(true)),
+        _ => Err(format!("'{}' is not a filter: expected app=NAME, stream=stdout or stream=stderr", shown(text))),
+    }
+}
+
+/// The apps and the stream that are asked for.
+fn conditions(args: &Logs) -> (Vec<AppName>, Option<bool>) {
+    let mut apps = args.app.clone();
+    let mut streams = Vec::new();
+    for condition in &args.filter {
+        match condition {
+            Condition::App(app) => apps.push(app.clone()),
+            Condition::Stderr(stderr) => streams.push(*stderr),
+        }
+    }
+    // Both of them are all there is.
+    let both = streams.contains(&true) && streams.contains(&false);
+    (apps, streams.first().copied().filter(|_| !both))
 }
 
 /// How lines are shown.
@@ -57,8 +94,11 @@ enum Form {
 pub(crate) fn logs(context: &Context, args: &Logs) -> Result<u8, Failure> {
     let now = gantry_engine::now();
     let at = |text: &Option<String>| text.as_deref().map(|text| time::parse(text, now)).transpose();
+    let (apps, stderr) = conditions(args);
+    let several = apps.len() != 1;
     let query = LogQuery {
-        apps: args.app.clone(),
+        apps,
+        stderr,
         since: at(&args.since).map_err(Failure::usage)?,
         until: at(&args.until).map_err(Failure::usage)?,
         tail: args.tail,
@@ -67,8 +107,7 @@ pub(crate) fn logs(context: &Context, args: &Logs) -> Result<u8, Failure> {
     };
     let engine = context.look()?;
     let id = context::pod(&engine, &args.pod)?;
-    let apps = engine.status(id)?.row.apps.len();
-    let mut text = Printer::new(apps > 1 && args.app.len() != 1).with_timestamps(args.timestamps);
+    let mut text = Printer::new(several && engine.status(id)?.row.apps.len() > 1).with_timestamps(args.timestamps);
     let mut json = Documents::default();
     let sink: &mut dyn LogSink = match args.form {
         Form::Text => &mut text,
@@ -129,6 +168,19 @@ impl LogSink for Documents {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn filters() {
+        let web: AppName = "web".parse().unwrap();
+        let (app, out, err) = (Condition::App(web), Condition::Stderr(false), Condition::Stderr(true));
+        for (text, want) in [("app=web", Some(app)), ("stream=stdout", Some(out)), ("stream=stderr", Some(err))] {
+            assert_eq!(condition(text).ok(), want, "{text}");
+        }
+        for text in ["", "app", "app=", "app=A", "stream=", "stream=stdin", "pod=1", "\u{1b}[2J=1"] {
+            let why = condition(text).unwrap_err();
+            assert!(!why.contains('\u{1b}'), "{why}");
+        }
+    }
 
     #[test]
     fn documents() {

@@ -72,6 +72,9 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
         dry_run: args.dry_run,
     };
     let GcReport { steps, failures } = engine.gc(&options)?;
+    if !args.mark_only && !args.dry_run {
+        engine.trim_events()?;
+    }
     json::to_stdout(|out| match args.form {
         Form::Table => lines(out, &steps, args.dry_run),
         form => json::items(out, form, steps.iter().map(|step| document(step, !args.dry_run))),
