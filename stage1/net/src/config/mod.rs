@@ -10,7 +10,6 @@
 //! Follows the CNI specification 1.1.0, section 1 (network configuration format), of which versions 0.3.1 to 1.1.0 are
 //! taken, and the documentation of containernetworking/plugins 1.5.
 
-mod address;
 pub mod builtin;
 mod catalog;
 mod error;
@@ -23,8 +22,7 @@ mod version;
 mod views;
 pub mod wanted;
 
-pub use address::{BadAddress, Cidr};
-pub(crate) use address::{of_bits as address_of_bits, to_bits as address_to_bits};
+pub use crate::address::{BadAddress, Cidr};
 pub use catalog::{Catalog, Entry};
 pub use error::ConfigError;
 pub(crate) use network::empty_is_none;

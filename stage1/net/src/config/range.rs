@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::address::{Cidr, of_bits, to_bits};
+use crate::address::{Cidr, of_bits, to_bits};
 
 /// How many ranges a network may have: each is compared with each other.
 const MAX_RANGES: usize = 256;
@@ -37,7 +37,7 @@ impl Range {
         gateway: Option<IpAddr>,
     ) -> Result<Self, String> {
         let (most, four) = if subnet.is_ipv4() { (30, true) } else { (126, false) };
-        if subnet.prefix() > most {
+        if subnet.length() > most {
             return Err(format!(
                 "the subnet {subnet} is too small to give addresses from: its prefix is longer than {most}"
             ));
@@ -46,7 +46,7 @@ impl Range {
             return Err(format!(
                 "{subnet} has bits beyond its prefix: the network is {}/{}",
                 subnet.first(),
-                subnet.prefix()
+                subnet.length()
             ));
         }
         let first = of_bits(to_bits(subnet.first()) + 1, four);

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
+use crate::address::{of_bits, to_bits};
 use crate::config::Range;
-use crate::config::{address_of_bits as of_bits, address_to_bits as to_bits};
 
 /// The addresses of a set once around: after `last` to the end of its range, the other ranges, and up to `last` itself.
 /// Without `last`, or when the set no longer has it, from the beginning.

@@ -10,7 +10,8 @@ use super::dirs::{Dirs, Inode, Record};
 use super::error::IpamError;
 use super::owner::Owner;
 use super::{MAX_ADDRESSES, MAX_LEASES};
-use crate::config::{Cidr, Range, RangeSet, files, is_name};
+use crate::address::Cidr;
+use crate::config::{Range, RangeSet, files, is_name};
 
 /// The addresses of one network.
 #[derive(Debug)]
@@ -283,7 +284,7 @@ fn name_of(what: &str, set: &[Range]) -> String {
 }
 
 fn assigned(range: &Range, address: IpAddr) -> Result<Assigned, IpamError> {
-    let address = Cidr::new(address, range.subnet.prefix()).map_err(|bad| IpamError::Invalid(bad.to_string()))?;
+    let address = Cidr::new(address, range.subnet.length()).map_err(|bad| IpamError::Invalid(bad.to_string()))?;
     Ok(Assigned { address, gateway: range.gateway })
 }
 

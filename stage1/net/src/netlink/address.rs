@@ -5,9 +5,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use rustix::io::Errno;
 
 use super::error::{Error, Malformed, Result};
+use super::family::{address, family, octets};
 use super::message::{Batch, F_CREATE, F_EXCL, Message};
-use super::prefix::{Prefix, address, family, octets};
 use super::socket::Socket;
+use crate::address::Cidr;
 
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
@@ -71,8 +72,8 @@ impl From<u8> for Scope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
     /// The address and the length of its network.
-    pub prefix: Prefix,
-    /// The other side's address, on a cable of two (`prefix.length` then says the other side's network).
+    pub prefix: Cidr,
+    /// The other side's address, on a cable of two (`prefix`'s length then says the other side's network).
     pub peer: Option<IpAddr>,
     /// The address that means all stations. IPv4 only.
     pub broadcast: Option<Ipv4Addr>,
@@ -88,29 +89,27 @@ impl Address {
     /// As most are: no broadcast address, valid everywhere, and usable at once, since who gives the addresses knows that
     /// nobody else has this one.
     #[must_use]
-    pub fn new(prefix: Prefix) -> Self {
+    pub fn new(prefix: Cidr) -> Self {
         Self { prefix, peer: None, broadcast: None, scope: Scope::Universe, no_dad: true, no_prefix_route: false }
     }
 
     pub(super) fn flags(&self) -> u32 {
-        let no_dad = self.no_dad && self.prefix.address.is_ipv6();
+        let no_dad = self.no_dad && !self.prefix.is_ipv4();
         (if no_dad { IFA_F_NODAD } else { 0 }) | (if self.no_prefix_route { IFA_F_NOPREFIXROUTE } else { 0 })
     }
 
     pub(super) fn head(&self, index: u32) -> [u8; IFADDRMSG] {
-        head(family(self.prefix.address), self.prefix.length, self.scope, index)
+        head(family(self.prefix.address()), self.prefix.length(), self.scope, index)
     }
 
     pub(super) fn write(&self, m: &mut Batch) {
-        m.bytes(IFA_LOCAL, &octets(self.prefix.address));
-        m.bytes(IFA_ADDRESS, &octets(self.peer.unwrap_or(self.prefix.address)));
+        m.bytes(IFA_LOCAL, &octets(self.prefix.address()));
+        m.bytes(IFA_ADDRESS, &octets(self.peer.unwrap_or(self.prefix.address())));
     }
 
     fn check(&self) -> Result<()> {
-        let v4 = self.prefix.address.is_ipv4();
-        let why = if !self.prefix.is_valid() {
-            "its length is longer than the address"
-        } else if self.peer.is_some_and(|peer| peer.is_ipv4() != v4) {
+        let v4 = self.prefix.is_ipv4();
+        let why = if self.peer.is_some_and(|peer| peer.is_ipv4() != v4) {
             "the other side's address is of the other family"
         } else if self.broadcast.is_some() && !v4 {
             "IPv6 has no broadcast"
@@ -159,7 +158,7 @@ pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<OwnAddr
         _ => None,
     };
     let address = Address {
-        prefix: Prefix::new(own, *length),
+        prefix: Cidr::new(own, *length).map_err(|_| Malformed("an address with a length beyond its bits"))?,
         peer: remote.filter(|remote| *remote != own),
         broadcast,
         scope: Scope::from(*scope),
@@ -244,7 +243,7 @@ impl Socket {
 }
 
 fn difference(want: &Address, has: &Address) -> Option<&'static str> {
-    let v4 = want.prefix.address.is_ipv4();
+    let v4 = want.prefix.is_ipv4();
     if want.broadcast != has.broadcast {
         return Some("with another broadcast address");
     }

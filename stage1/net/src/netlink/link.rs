@@ -17,9 +17,10 @@ pub use self::state::{Link, Statistics};
 
 use super::channel::Refusal;
 use super::error::Result;
+use super::family::AF_INET6;
+use super::mac::Mac;
 use super::message::Batch;
 use super::namespace::check_name;
-use super::prefix::{AF_INET6, Mac};
 use super::socket::Socket;
 
 pub(crate) const RTM_NEWLINK: u16 = 16;

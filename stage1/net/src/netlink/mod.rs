@@ -14,12 +14,13 @@
 pub mod address;
 mod channel;
 mod error;
+mod family;
 pub mod link;
+mod mac;
 #[allow(dead_code, reason = "what rtnetlink does not need of it, nfnetlink does")]
 pub(crate) mod message;
 mod namespace;
 pub mod neighbour;
-mod prefix;
 pub mod route;
 mod socket;
 pub mod sysctl;
@@ -28,7 +29,8 @@ pub mod traffic;
 #[cfg(test)]
 mod tests;
 
+pub use crate::address::{Cidr, Prefix};
 pub use error::{Error, Malformed, Result};
+pub use mac::{Mac, NotMac};
 pub use namespace::{Namespace, check_name};
-pub use prefix::{Mac, NotMac, Prefix};
 pub use socket::Socket;

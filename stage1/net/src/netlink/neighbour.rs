@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use rustix::io::Errno;
 
 use super::error::{Error, Malformed, Result};
+use super::family::{address, family, octets};
+use super::mac::Mac;
 use super::message::{Batch, F_CREATE, F_REPLACE, Message};
-use super::prefix::{Mac, address, family, octets};
 use super::socket::Socket;
 
 const RTM_NEWNEIGH: u16 = 28;

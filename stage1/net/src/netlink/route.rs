@@ -6,9 +6,10 @@ use rustix::io::Errno;
 
 use super::address::Scope;
 use super::error::{Error, Malformed, Result};
+use super::family::{AF_INET, AF_INET6, address, family, octets};
 use super::message::{Attributes, Batch, F_CREATE, F_EXCL, F_REPLACE, Message};
-use super::prefix::{AF_INET, AF_INET6, Prefix, address, family, octets};
 use super::socket::Socket;
+use crate::address::{Cidr, Prefix};
 
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
@@ -78,7 +79,7 @@ impl RouteKind {
 /// A route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// Where to; [`Prefix::ALL_V4`] and [`Prefix::ALL_V6`] are the default routes. Host bits are ignored.
+    /// Where to; [`Prefix::ALL_V4`] and [`Prefix::ALL_V6`] are the default routes.
     pub to: Prefix,
     /// By which neighbour.
     pub gateway: Option<IpAddr>,
@@ -129,11 +130,9 @@ impl Route {
     }
 
     fn check(&self) -> Result<()> {
-        let v4 = self.to.address.is_ipv4();
+        let v4 = self.to.is_ipv4();
         let other = |address: Option<IpAddr>| address.is_some_and(|address| address.is_ipv4() != v4);
-        let why = if !self.to.is_valid() {
-            "its length is longer than the address"
-        } else if other(self.gateway) || other(self.source) {
+        let why = if other(self.gateway) || other(self.source) {
             "its gateway or source address is of the other family"
         } else if self.on_link && (self.gateway.is_none() || self.device.is_none()) {
             "one to a gateway on the link needs the gateway and the interface"
@@ -144,7 +143,7 @@ impl Route {
     }
 
     pub(super) fn effective_scope(&self) -> Scope {
-        let near = self.gateway.is_none() && self.to.address.is_ipv4();
+        let near = self.gateway.is_none() && self.to.is_ipv4();
         self.scope.unwrap_or(match self.kind {
             RouteKind::Local => Scope::Host,
             RouteKind::Unicast if near => Scope::Link,
@@ -155,7 +154,7 @@ impl Route {
     fn effective_priority(&self) -> u32 {
         // The kernel takes an IPv6 route's 0 as "not said".
         let priority = self.priority.unwrap_or(0);
-        if priority == 0 && self.to.address.is_ipv6() { PRIORITY_V6 } else { priority }
+        if priority == 0 && !self.to.is_ipv4() { PRIORITY_V6 } else { priority }
     }
 
     fn table(&self) -> u32 {
@@ -167,13 +166,13 @@ impl Route {
         let table = u8::try_from(self.table()).unwrap_or(252);
         let flags = if self.on_link { RTNH_F_ONLINK } else { 0 };
         let [a, b, c, d] = flags.to_ne_bytes();
-        let family = family(self.to.address);
-        [family, self.to.length, 0, 0, table, RTPROT_STATIC, scope.number(), self.kind.number(), a, b, c, d]
+        let family = family(self.to.first());
+        [family, self.to.length(), 0, 0, table, RTPROT_STATIC, scope.number(), self.kind.number(), a, b, c, d]
     }
 
     pub(super) fn write(&self, m: &mut Batch) {
-        if self.to.length > 0 {
-            m.bytes(RTA_DST, &octets(self.to.network().address));
+        if self.to.length() > 0 {
+            m.bytes(RTA_DST, &octets(self.to.first()));
         }
         for (kind, address) in [(RTA_GATEWAY, self.gateway), (RTA_PREFSRC, self.source)] {
             if let Some(address) = address {
@@ -198,16 +197,14 @@ impl Route {
 
     /// Whether both would be the same entry of a table.
     fn same_place(&self, other: &Self) -> bool {
-        self.to.network() == other.to.network()
-            && self.table() == other.table()
-            && self.effective_priority() == other.effective_priority()
+        self.to == other.to && self.table() == other.table() && self.effective_priority() == other.effective_priority()
     }
 
     /// Whether `has` does what this asks for.
     fn satisfied_by(&self, has: &Self) -> bool {
         let device = self.device.is_none() || self.device == has.device;
         let source = self.source.is_none() || self.source == has.source;
-        let scope = !self.to.address.is_ipv4() || Some(self.effective_scope()) == has.scope;
+        let scope = !self.to.is_ipv4() || Some(self.effective_scope()) == has.scope;
         let metrics = self.mtu == has.mtu && self.advmss == has.advmss;
         device && source && scope && metrics && self.gateway == has.gateway && self.kind == has.kind
     }
@@ -243,8 +240,10 @@ pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<Route>,
     let at = |kind| attributes.get(kind).and_then(|attribute| address(&attribute));
     let metrics = attributes.get(RTA_METRICS).map_or(Ok(Attributes::default()), |metrics| metrics.nested())?;
     let metric = |kind| metrics.get(kind).and_then(|attribute| attribute.u32());
+    let to = Cidr::new(at(RTA_DST).unwrap_or(everywhere.first()), *length);
+    let to = to.map_err(|_| Malformed("a route with a length beyond its address"))?;
     Ok(Some(Route {
-        to: Prefix::new(at(RTA_DST).unwrap_or(everywhere.address), *length),
+        to: to.network(),
         gateway: at(RTA_GATEWAY),
         device: word(RTA_OIF),
         source: at(RTA_PREFSRC),
@@ -269,7 +268,7 @@ impl Socket {
             Err(error) if error.is(Errno::EXIST) => error,
             other => return other,
         };
-        let filter = RouteFilter { v4: Some(route.to.address.is_ipv4()), device: None, table: Some(route.table()) };
+        let filter = RouteFilter { v4: Some(route.to.is_ipv4()), device: None, table: Some(route.table()) };
         let found = self.routes(&filter)?;
         let mut rivals = found.iter().filter(|has| route.same_place(has)).peekable();
         if rivals.peek().is_none() {
@@ -278,7 +277,7 @@ impl Socket {
         if rivals.any(|has| route.satisfied_by(has)) {
             return Ok(());
         }
-        let what = format!("add the route to {}", route.to.network());
+        let what = format!("add the route to {}", route.to);
         Err(Error::Different { what, difference: "by another way".to_owned() })
     }
 
@@ -294,7 +293,7 @@ impl Socket {
         route.check()?;
         let mut batch = Batch::new();
         batch.push(RTM_NEWROUTE, flags, &route.head(route.effective_scope()), |m| route.write(m));
-        self.channel().order(batch, format_args!("add the route to {}", route.to.network()))
+        self.channel().order(batch, format_args!("add the route to {}", route.to))
     }
 
     /// Deletes a route: the first one that has all that is said. Whether there was one.
@@ -307,7 +306,7 @@ impl Socket {
         let scope = route.scope.unwrap_or(Scope::Other(255));
         let mut batch = Batch::new();
         batch.push(RTM_DELROUTE, 0, &any_protocol(route.head(scope)), |m| route.write(m));
-        match self.channel().order(batch, format_args!("delete the route to {}", route.to.network())) {
+        match self.channel().order(batch, format_args!("delete the route to {}", route.to)) {
             Ok(()) => Ok(true),
             Err(Error::Kernel { errno: Errno::SRCH | Errno::NODEV, .. }) => Ok(false),
             Err(other) => Err(other),

@@ -31,7 +31,6 @@ mod channel;
 mod error;
 mod expr;
 mod monitor;
-mod prefix;
 mod read;
 mod rules;
 mod sets;
@@ -39,10 +38,10 @@ mod state;
 mod table;
 mod wire;
 
+pub use crate::address::Prefix;
 pub use channel::socket;
 pub use error::{Error, Result};
 pub use monitor::{Change, Monitor, Part};
-pub use prefix::Prefix;
 pub use read::Found;
 pub use state::{
     Access, Entries, Forward, HostPort, Interface, NETWORKS_LIMIT, Network, PORTS_LIMIT, PREFIXES_LIMIT, Protocol,

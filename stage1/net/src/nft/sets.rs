@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::prefix::Prefix;
 use super::state::{Access, Forward, HostPort, Interface, Network, Protocol, State};
+use crate::address::Prefix;
 
 /// A set or map of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::error::{Error, Result};
-use super::prefix::Prefix;
+use crate::address::Prefix;
 
 /// The most ports of one range ([`State::forward`]).
 pub const RANGE_LIMIT: u16 = 1024;

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use crate::config::{Cidr, CniVersion, Dns, Route, empty_is_none};
+use crate::address::Cidr;
+use crate::config::{CniVersion, Dns, Route, empty_is_none};
 
 /// An interface that was made, in the pod or on the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

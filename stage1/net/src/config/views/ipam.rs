@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::super::address::Cidr;
 use super::super::fields::{Bad, Fields, Item, items};
 use super::super::locate::{Step, shown};
 use super::super::range::{Range, RangeSet, check_sets};
+use crate::address::Cidr;
 
 type Result<T> = std::result::Result<T, Bad>;
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::super::address::Cidr;
 use super::super::fields::{Bad, Fields};
 use super::{RateLimit, mac, mtu};
+use crate::address::{BadAddress, Cidr};
 
 type Result<T> = std::result::Result<T, Bad>;
 
@@ -151,7 +151,7 @@ fn subnets(fields: &mut Fields<'_>, key: &'static str) -> Result<Vec<Cidr>> {
     texts.into_iter().map(parse).collect::<std::result::Result<_, String>>().map_err(|problem| fields.bad(key, problem))
 }
 
-fn fields_bad(key: &str, text: &str, bad: super::super::address::BadAddress) -> String {
+fn fields_bad(key: &str, text: &str, bad: BadAddress) -> String {
     format!("'{}' in {key} {bad}", gantry_model::id::shown(text))
 }
 

@@ -12,9 +12,9 @@ use rustix::io::Errno;
 
 use super::{Change, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINKINFO, Link, Named, RTM_NEWLINK, ifinfomsg};
 use crate::netlink::error::{Error, Result};
+use crate::netlink::mac::Mac;
 use crate::netlink::message::{Batch, F_CREATE, F_EXCL};
 use crate::netlink::namespace::{Namespace, check_name};
-use crate::netlink::prefix::Mac;
 use crate::netlink::socket::Socket;
 
 const IFLA_BR_FORWARD_DELAY: u16 = 1;

@@ -6,8 +6,8 @@ use super::{
     IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_TXQLEN, RTM_NEWLINK, create, port,
 };
 use crate::netlink::error::Malformed;
+use crate::netlink::mac::Mac;
 use crate::netlink::message::{Attribute, Attributes, Message};
-use crate::netlink::prefix::Mac;
 
 const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_INFO_SLAVE_KIND: u16 = 4;

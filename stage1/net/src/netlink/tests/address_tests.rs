@@ -7,12 +7,13 @@ use gantry_model::{ErrorKind, Kind};
 use rustix::io::Errno;
 
 use super::support::Net;
+use crate::address::{Cidr, Prefix};
 use crate::netlink::address::{Address, Scope};
 use crate::netlink::link::Change;
 use crate::netlink::route::{Route, RouteFilter, RouteKind, TABLE_MAIN};
 use crate::netlink::sysctl::Sysctl;
 use crate::netlink::traffic::TokenBucket;
-use crate::netlink::{Error, Mac, Prefix};
+use crate::netlink::{Error, Mac};
 
 fn v4(text: &str) -> IpAddr {
     text.parse::<Ipv4Addr>().unwrap().into()
@@ -29,11 +30,11 @@ fn addresses_come_and_go() {
     let four = Address {
         broadcast: Some(Ipv4Addr::new(10, 1, 255, 255)),
         scope: Scope::Link,
-        ..Address::new(Prefix::new(v4("10.1.0.1"), 16))
+        ..Address::new(Cidr::new(v4("10.1.0.1"), 16).unwrap())
     };
-    let six = Address::new(Prefix::new(v6("fd00::1"), 64));
+    let six = Address::new(Cidr::new(v6("fd00::1"), 64).unwrap());
     let cable =
-        Address { peer: Some(v4("192.0.2.2")), no_prefix_route: true, ..Address::new(Prefix::host(v4("192.0.2.1"))) };
+        Address { peer: Some(v4("192.0.2.2")), no_prefix_route: true, ..Address::new(Cidr::host(v4("192.0.2.1"))) };
     for address in [four, six, cable] {
         net.socket.add_address(index, &address).unwrap();
         net.socket.add_address(index, &address).unwrap();
@@ -56,11 +57,9 @@ fn addresses_come_and_go() {
     assert!(!net.socket.delete_address(4711, &four).unwrap());
     assert_eq!(net.socket.addresses(Some(4711)).unwrap(), []);
     assert_eq!(net.socket.add_address(4711, &four).unwrap_err().kind(), ErrorKind::NotFound);
-    for wrong in [
-        Address::new(Prefix::new(v4("10.0.0.1"), 33)),
-        Address { broadcast: Some(Ipv4Addr::BROADCAST), ..six },
-        Address { peer: Some(v4("10.0.0.1")), ..six },
-    ] {
+    for wrong in
+        [Address { broadcast: Some(Ipv4Addr::BROADCAST), ..six }, Address { peer: Some(v4("10.0.0.1")), ..six }]
+    {
         assert_eq!(net.socket.add_address(index, &wrong).unwrap_err().kind(), ErrorKind::Invalid);
     }
 }
@@ -68,7 +67,7 @@ fn addresses_come_and_go() {
 fn routed() -> (Net, u32) {
     let mut net = Net::new();
     let index = net.bridge("br0");
-    for prefix in [Prefix::new(v4("10.1.0.2"), 16), Prefix::new(v6("fd00::2"), 64)] {
+    for prefix in [Cidr::new(v4("10.1.0.2"), 16).unwrap(), Cidr::new(v6("fd00::2"), 64).unwrap()] {
         net.socket.add_address(index, &Address::new(prefix)).unwrap();
     }
     (net, index)
@@ -77,7 +76,7 @@ fn routed() -> (Net, u32) {
 #[test]
 fn routes_come_and_go() {
     let (mut net, index) = routed();
-    let far = Route { device: Some(index), ..Route::to(Prefix::new(v4("172.16.9.9"), 16)) };
+    let far = Route { device: Some(index), ..Route::to(Cidr::new(v4("172.16.9.9"), 16).unwrap().network()) };
     let routes = [
         Route::default_by(v4("10.1.0.1"), index),
         Route::default_by(v6("fd00::1"), index),
@@ -89,10 +88,10 @@ fn routes_come_and_go() {
             on_link: true,
             mtu: Some(1290),
             device: Some(index),
-            ..Route::to(Prefix::new(v6("fd01::"), 48))
+            ..Route::to(Cidr::new(v6("fd01::"), 48).unwrap().network())
         },
-        Route { kind: RouteKind::Blackhole, ..Route::to(Prefix::new(v4("203.0.113.0"), 24)) },
-        Route { kind: RouteKind::Unreachable, ..Route::to(Prefix::new(v6("fd02::"), 32)) },
+        Route { kind: RouteKind::Blackhole, ..Route::to(Cidr::new(v4("203.0.113.0"), 24).unwrap().network()) },
+        Route { kind: RouteKind::Unreachable, ..Route::to(Cidr::new(v6("fd02::"), 32).unwrap().network()) },
     ];
     for route in &routes {
         net.socket.add_route(route).unwrap();
@@ -194,7 +193,7 @@ fn switches_are_the_namespaces_own() {
     let error = net.namespace.enter(|| Sysctl::DisableV6(link).set("x")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     net.namespace.enter(|| Sysctl::DisableV6(link).set("1")).unwrap();
-    let error = net.socket.add_address(index, &Address::new(Prefix::new(v6("fd00::1"), 64))).unwrap_err();
+    let error = net.socket.add_address(index, &Address::new(Cidr::new(v6("fd00::1"), 64).unwrap())).unwrap_err();
     assert!(error.to_string().contains("IPv6 is disabled on this device"), "{error}");
     net.socket.change_link(index, &Change { up: Some(false), ..Change::default() }).unwrap();
 }

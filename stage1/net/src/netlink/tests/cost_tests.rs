@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use super::support::{Net, cable, until};
+use crate::address::Cidr;
 use crate::netlink::address::Address;
 use crate::netlink::link::Change;
 use crate::netlink::link::create::{LinkKind, MacvlanMode, NewLink, Peer};
 use crate::netlink::link::port::Port;
 use crate::netlink::route::Route;
-use crate::netlink::{Namespace, Prefix, Socket};
+use crate::netlink::{Namespace, Socket};
 
 const MANY: u8 = 250;
 
@@ -36,13 +37,13 @@ fn three_hundred_cables_come_and_go() {
         timed(&mut made, || {
             host.socket.create_link(&cable(&outer, bridge, pod.fd(), &inner)).unwrap();
             let index = pod.up(&inner);
-            pod.socket.add_address(index, &Address::new(Prefix::new([10, 77, high, low], 32))).unwrap();
+            pod.socket.add_address(index, &Address::new(Cidr::new([10, 77, high, low], 32).unwrap())).unwrap();
         });
     }
     let ports = host.socket.ports(bridge).unwrap();
     assert_eq!(ports.len(), 300);
     assert!(ports.iter().all(|port| port.is_up()));
-    assert_eq!(pod.socket.addresses(None).unwrap().iter().filter(|own| own.address.prefix.length == 32).count(), 300);
+    assert_eq!(pod.socket.addresses(None).unwrap().iter().filter(|own| own.address.prefix.length() == 32).count(), 300);
     for port in &ports {
         timed(&mut deleted, || assert!(host.socket.delete_link(port.index).unwrap()));
     }
@@ -84,8 +85,10 @@ fn each_operation_has_its_price() {
         price("pod's end up", &mut || pod.socket.change_link(inner, &change(Some(true), None)).unwrap());
         let hairpin = Port { hairpin: Some(true), ..Port::default() };
         price("hairpin on", &mut || host.socket.change_port(index, &hairpin).unwrap());
-        let (four, six) =
-            (Prefix::new([10, 5, 0, n], 24), Prefix::new([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, n], 64));
+        let (four, six) = (
+            Cidr::new([10, 5, 0, n], 24).unwrap(),
+            Cidr::new([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, n], 64).unwrap(),
+        );
         price("IPv4 address", &mut || pod.socket.add_address(inner, &Address::new(four)).unwrap());
         price("IPv6 address", &mut || pod.socket.add_address(inner, &Address::new(six)).unwrap());
         let route = Route::default_by([10, 5, 0, MANY].into(), inner);

@@ -4,14 +4,15 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use proptest::prelude::*;
 
+use crate::address::Cidr;
 use crate::netlink::address::{Address, Scope};
 use crate::netlink::message::{Batch, Message, next_message};
 use crate::netlink::route::{Route, RouteKind};
-use crate::netlink::{Prefix, address, link, neighbour, route, traffic};
+use crate::netlink::{address, link, neighbour, route, traffic};
 
-fn prefix() -> impl Strategy<Value = Prefix> {
-    let four = (any::<[u8; 4]>(), 0..=32u8).prop_map(|(address, length)| Prefix::new(address, length));
-    let six = (any::<[u8; 16]>(), 0..=128u8).prop_map(|(address, length)| Prefix::new(address, length));
+fn prefix() -> impl Strategy<Value = Cidr> {
+    let four = (any::<[u8; 4]>(), 0..=32u8).prop_map(|(address, length)| Cidr::new(address, length).unwrap());
+    let six = (any::<[u8; 16]>(), 0..=128u8).prop_map(|(address, length)| Cidr::new(address, length).unwrap());
     prop_oneof![four, six]
 }
 
@@ -26,8 +27,8 @@ fn address_like(other: IpAddr) -> BoxedStrategy<Option<IpAddr>> {
 fn some_route() -> impl Strategy<Value = Route> {
     let numbers = proptest::array::uniform4(proptest::option::of(any::<u32>()));
     prefix().prop_flat_map(move |to| {
-        (address_like(to.address), address_like(to.address), numbers.clone(), any::<(bool, u8, u8, u32)>()).prop_map(
-            move |(gateway, source, [device, mtu, advmss, priority], (on_link, scope, kind, table))| Route {
+        (address_like(to.address()), address_like(to.address()), numbers.clone(), any::<(bool, u8, u8, u32)>())
+            .prop_map(move |(gateway, source, [device, mtu, advmss, priority], (on_link, scope, kind, table))| Route {
                 to: to.network(),
                 gateway,
                 device,
@@ -40,8 +41,7 @@ fn some_route() -> impl Strategy<Value = Route> {
                 table: Some(table),
                 // 1, 2, 6, 7 and 8 have names.
                 kind: if kind == 1 { RouteKind::Unicast } else { RouteKind::Other(kind.max(9)) },
-            },
-        )
+            })
     })
 }
 
@@ -66,7 +66,7 @@ proptest! {
     fn an_address_is_read_as_it_was_written(
         prefix in prefix(), scope in any::<u8>(), broadcast in proptest::option::of(any::<u32>()), flags in any::<(bool, bool)>(),
     ) {
-        let v4 = prefix.address.is_ipv4();
+        let v4 = prefix.is_ipv4();
         let broadcast = broadcast.filter(|_| v4).map(Ipv4Addr::from_bits);
         let address = Address {
             broadcast,

@@ -5,12 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, U
 use std::time::{Duration, Instant};
 
 use super::support::{Net, until};
+use crate::address::Cidr;
+use crate::netlink::Mac;
 use crate::netlink::address::Address;
 use crate::netlink::link::port::Port;
 use crate::netlink::route::Route;
 use crate::netlink::sysctl::Sysctl;
 use crate::netlink::traffic::TokenBucket;
-use crate::netlink::{Mac, Prefix};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -25,8 +26,8 @@ fn six(network: u8, host: u8) -> IpAddr {
 /// A bridge of this number with its gateway addresses.
 fn network(host: &mut Net, number: u8) -> u32 {
     let bridge = host.bridge(&format!("br{number}"));
-    host.socket.add_address(bridge, &Address::new(Prefix::new(four(number, 1), 24))).unwrap();
-    host.socket.add_address(bridge, &Address::new(Prefix::new(six(number, 1), 64))).unwrap();
+    host.socket.add_address(bridge, &Address::new(Cidr::new(four(number, 1), 24).unwrap())).unwrap();
+    host.socket.add_address(bridge, &Address::new(Cidr::new(six(number, 1), 64).unwrap())).unwrap();
     bridge
 }
 
@@ -38,7 +39,7 @@ fn pod(host: &mut Net, bridge: u32, network: u8, number: u8) -> Net {
     for (address, gateway, length) in
         [(four(network, number), four(network, 1), 24), (six(network, number), six(network, 1), 64)]
     {
-        pod.socket.add_address(index, &Address::new(Prefix::new(address, length))).unwrap();
+        pod.socket.add_address(index, &Address::new(Cidr::new(address, length).unwrap())).unwrap();
         pod.socket.add_route(&Route::default_by(gateway, index)).unwrap();
     }
     pod

@@ -13,7 +13,8 @@ mod watch;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Access, Forward, HostPort, Interface, Network, Prefix, Protocol, State};
+use super::{Access, Forward, HostPort, Interface, Network, Protocol, State};
+use crate::address::Prefix;
 
 fn prefixes(texts: &[&str]) -> BTreeSet<Prefix> {
     texts.iter().map(|text| text.parse::<Prefix>().unwrap()).collect()

@@ -7,8 +7,9 @@ use gantry_model::{ErrorKind, Kind};
 use proptest::prelude::*;
 
 use super::{bridge, port, prefixes, sample, to};
+use crate::address::{Cidr, Prefix};
 use crate::nft::sets::{elements, state_of};
-use crate::nft::{Access, Error, Forward, HostPort, Interface, Network, PREFIXES_LIMIT, Prefix, Protocol, State};
+use crate::nft::{Access, Error, Forward, HostPort, Interface, Network, PREFIXES_LIMIT, Protocol, State};
 
 fn address() -> impl Strategy<Value = IpAddr> {
     // Those that a pod can have.
@@ -21,7 +22,7 @@ fn address() -> impl Strategy<Value = IpAddr> {
 fn prefix() -> impl Strategy<Value = Prefix> {
     (address(), 1_u8..=32, any::<u8>()).prop_map(|(address, short, long)| {
         let length = if address.is_ipv4() { short } else { long % 128 + 1 };
-        Prefix::of(address, length).unwrap()
+        Cidr::new(address, length).unwrap().network()
     })
 }
 
@@ -77,33 +78,6 @@ proptest! {
         let all = elements(&state);
         prop_assert_eq!(state_of(&all), state);
     }
-
-    #[test]
-    fn a_prefix_is_what_it_is_written_as(prefix in prefix()) {
-        prop_assert_eq!(prefix.to_string().parse::<Prefix>().unwrap(), prefix);
-        prop_assert_eq!(Prefix::between(prefix.first(), prefix.last()), Some(prefix));
-        prop_assert!(prefix.overlaps(&prefix));
-    }
-
-    #[test]
-    fn any_text_is_a_prefix_or_not(text in ".{0,50}") {
-        if let Ok(prefix) = text.parse::<Prefix>() {
-            prop_assert_eq!(Prefix::of(prefix.first(), prefix.length()), Some(prefix));
-        }
-    }
-}
-
-#[test]
-fn prefixes_are_ranges() {
-    let read = |text: &str| text.parse::<Prefix>();
-    for wrong in ["10.1.0.1/16", "10.0.0.0/33", "::/129", "10.0.0.0", "/8", "10.0.0.0/", "fd00::1/64", "10.0.0.0/8 "] {
-        assert!(read(wrong).is_err(), "{wrong}");
-    }
-    let all = read("0.0.0.0/0").unwrap();
-    assert_eq!(all.last(), IpAddr::from([255, 255, 255, 255]));
-    assert!(all.overlaps(&read("10.0.0.0/8").unwrap()) && !all.overlaps(&read("::/0").unwrap()));
-    assert!(!read("10.0.0.0/24").unwrap().overlaps(&read("10.0.1.0/24").unwrap()));
-    assert_eq!(read("fd00::/64").unwrap().last(), "fd00::ffff:ffff:ffff:ffff".parse::<IpAddr>().unwrap());
 }
 
 #[test]
