@@ -1,34 +1,51 @@
-//! An rtnetlink socket: requests out, acknowledgements and dumps in, with sequence numbers and a deadline.
+//! A netlink socket: requests out, acknowledgements and dumps in, with sequence numbers and a deadline.
+//!
+//! rtnetlink and nfnetlink share it; what only the latter does (transactions) is in [`crate::nft`].
 //!
 //! The kernel handles a request inside the system call that sends it, and its answer is there when that returns; so an
 //! answer is first looked for and only then waited for. What a deadline can bound is the waiting for an answer, not the
-//! handling: a request waits for the kernel's own lock (RTNL) as long as others hold it.
+//! handling: a request waits for the kernel's own locks (RTNL) as long as others hold them.
 //!
-//! Extended acknowledgements (the kernel's words) and strict checking (it refuses what it would else ignore, and
-//! filters dumps) are on. Both are older than any kernel gantry runs on (4.12 and 4.20).
+//! What is left of an exchange that was given up is thrown away before the next request, an unfinished dump to its end.
+//!
+//! Extended acknowledgements (the kernel's words) are on. They are older than any kernel gantry runs on (4.12).
 
-use std::fmt;
-use std::os::fd::AsFd;
+use std::fmt::Display;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use netlink_sys::Socket as Raw;
-use netlink_sys::constants::NETLINK_ROUTE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, SendFlags, recvfrom, sendto};
 
 use super::error::{Attempt, Error, Malformed, Result};
-use super::message::{Batch, F_ACK, F_DUMP, F_DUMP_INTR, Message, NLMSG_DONE, NLMSG_ERROR, next_message};
+use super::message::{Ack, Batch, F_ACK, F_DUMP, F_DUMP_INTR, Message, NLMSG_DONE, NLMSG_ERROR, next_message};
 
 /// How long an answer may take unless the caller says otherwise.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
-/// The kernel fills at most so much per datagram of a dump.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The kernel fills at most so much per datagram.
 const BUFFER: usize = 32 * 1024;
+/// Several requests are one datagram. The largest of this crate (a whole table of nftables) takes about half of this.
+const SEND_BUFFER: usize = 64 << 20;
 /// A list with more entries than this is not read to its end.
 const MOST_ENTRIES: usize = 100_000;
 /// How often a dump is tried while the tables change under it.
 const DUMPS: u32 = 8;
+
+/// Opens a socket of this protocol (`NETLINK_…`) in the calling thread's network namespace. It stays in there.
+pub(crate) fn open(protocol: isize, strict: bool) -> Result<OwnedFd> {
+    let what = || "open a netlink socket";
+    let socket = Raw::new(protocol).attempt(what)?;
+    socket.set_ext_ack(true).attempt(what)?;
+    // Acknowledgements quote no more than the header of what they acknowledge.
+    socket.set_cap_ack(true).attempt(what)?;
+    if strict {
+        socket.set_netlink_get_strict_chk(true).attempt(what)?;
+    }
+    rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 3).attempt(what)
+}
 
 /// What the kernel refused.
 #[derive(Debug)]
@@ -42,31 +59,29 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
+    /// What an acknowledgement refuses; None if it refuses nothing.
+    pub(crate) fn of(at: u32, ack: Ack<'_>) -> Option<Self> {
+        (ack.errno != 0).then(|| Self { at, errno: errno(ack.errno), said: ack.text.map(str::to_owned) })
+    }
+
     /// As an error that says what was attempted.
-    pub(crate) fn error(self, what: fmt::Arguments<'_>) -> Error {
+    pub(crate) fn error(self, what: impl Display) -> Error {
         Error::Kernel { what: what.to_string(), errno: self.errno, said: self.said }
     }
 }
 
 /// A socket and the number of its next request.
 pub(crate) struct Channel {
-    socket: Raw,
+    socket: OwnedFd,
     next: u32,
     timeout: Duration,
     buffer: Vec<u8>,
 }
 
 impl Channel {
-    /// A socket in the calling thread's network namespace. It stays in there.
-    pub(crate) fn open() -> Result<Self> {
-        let what = || "open a netlink socket";
-        let mut socket = Raw::new(NETLINK_ROUTE).attempt(what)?;
-        socket.bind_auto().attempt(what)?;
-        socket.set_ext_ack(true).attempt(what)?;
-        // Acknowledgements quote no more than the header of what they acknowledge.
-        socket.set_cap_ack(true).attempt(what)?;
-        socket.set_netlink_get_strict_chk(true).attempt(what)?;
-        Ok(Self { socket, next: 1, timeout: TIMEOUT, buffer: vec![0; BUFFER] })
+    /// Over a socket that [`open`] made.
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self { socket, next: 1, timeout: TIMEOUT, buffer: vec![0; BUFFER] }
     }
 
     /// How long to wait for each answer.
@@ -74,11 +89,16 @@ impl Channel {
         self.timeout = timeout;
     }
 
+    /// Until when to wait for the answer to a request that is sent now.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
     /// One request that is done or refused; `take` gets what it answers.
     pub(crate) fn request(
         &mut self,
         batch: Batch,
-        what: fmt::Arguments<'_>,
+        what: impl Display + Copy,
         take: &mut dyn FnMut(&Message<'_>) -> std::result::Result<(), Malformed>,
     ) -> Result<()> {
         match self.exchange(batch, what, take)?.into_iter().next() {
@@ -88,7 +108,7 @@ impl Channel {
     }
 
     /// One request that answers with nothing but its acknowledgement.
-    pub(crate) fn order(&mut self, batch: Batch, what: fmt::Arguments<'_>) -> Result<()> {
+    pub(crate) fn order(&mut self, batch: Batch, what: impl Display + Copy) -> Result<()> {
         self.request(batch, what, &mut |_| Ok(()))
     }
 
@@ -96,13 +116,13 @@ impl Channel {
     pub(crate) fn exchange(
         &mut self,
         batch: Batch,
-        what: fmt::Arguments<'_>,
+        what: impl Display + Copy,
         take: &mut dyn FnMut(&Message<'_>) -> std::result::Result<(), Malformed>,
     ) -> Result<Vec<Refusal>> {
         let count = batch.count();
         // Refusals are always told; so the acknowledgement of the last one says that there are no more.
         let first = self.send(batch, F_ACK, what)?;
-        let deadline = Instant::now() + self.timeout;
+        let deadline = self.deadline();
         let mut refused = Vec::new();
         loop {
             let mut rest = self.receive(deadline, what)?;
@@ -115,10 +135,7 @@ impl Channel {
                     take(&message).attempt(|| what)?;
                     continue;
                 }
-                let ack = message.ack().attempt(|| what)?;
-                if ack.errno != 0 {
-                    refused.push(Refusal { at, errno: errno(ack.errno), said: ack.text.map(str::to_owned) });
-                }
+                refused.extend(Refusal::of(at, message.ack().attempt(|| what)?));
                 if at + 1 == count {
                     return Ok(refused);
                 }
@@ -130,29 +147,38 @@ impl Channel {
     pub(crate) fn dump<T>(
         &mut self,
         request: &dyn Fn(&mut Batch, u16),
-        what: fmt::Arguments<'_>,
+        what: impl Display + Copy,
         parse: &dyn Fn(&Message<'_>) -> std::result::Result<Option<T>, Malformed>,
     ) -> Result<Vec<T>> {
         for _ in 0..DUMPS {
             let mut batch = Batch::new();
             request(&mut batch, F_DUMP);
-            if let Some(found) = self.dump_once(batch, what, parse)? {
+            let mut found = Vec::new();
+            let whole = self.dump_once(batch, what, &mut |message| {
+                if found.len() < MOST_ENTRIES {
+                    found.extend(parse(message).attempt(|| what)?);
+                    return Ok(());
+                }
+                let said = Some(format!("more than {MOST_ENTRIES} entries"));
+                Err(Error::Kernel { what: what.to_string(), errno: Errno::TOOBIG, said })
+            })?;
+            if whole {
                 return Ok(found);
             }
         }
         Err(Error::Lost { what: what.to_string() })
     }
 
-    /// None if it is inconsistent.
-    fn dump_once<T>(
+    /// Asks for a list (with [`F_DUMP`]), and gives each of its entries to `each`. False if it changed while it was read.
+    pub(crate) fn dump_once<E: From<Error>>(
         &mut self,
         batch: Batch,
-        what: fmt::Arguments<'_>,
-        parse: &dyn Fn(&Message<'_>) -> std::result::Result<Option<T>, Malformed>,
-    ) -> Result<Option<Vec<T>>> {
+        what: impl Display + Copy,
+        each: &mut dyn FnMut(&Message<'_>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<bool, E> {
         let number = self.send(batch, 0, what)?;
-        let deadline = Instant::now() + self.timeout;
-        let (mut found, mut whole) = (Vec::new(), true);
+        let deadline = self.deadline();
+        let mut whole = true;
         loop {
             let mut rest = match self.receive(deadline, what) {
                 // The end of the dump is still to come: the next one must not begin before.
@@ -167,69 +193,110 @@ impl Channel {
                     continue;
                 }
                 whole &= message.flags & F_DUMP_INTR == 0;
-                if matches!(message.kind, NLMSG_DONE | NLMSG_ERROR) {
-                    let ack = message.ack().attempt(|| what)?;
-                    if ack.errno == 0 {
-                        return Ok(whole.then_some(found));
-                    }
-                    let (errno, said) = (errno(ack.errno), ack.text.map(str::to_owned));
-                    return Err(Error::Kernel { what: what.to_string(), errno, said });
+                if !matches!(message.kind, NLMSG_DONE | NLMSG_ERROR) {
+                    each(&message)?;
+                    continue;
                 }
-                if found.len() < MOST_ENTRIES {
-                    found.extend(parse(&message).attempt(|| what)?);
-                } else {
-                    return Err(Error::Kernel {
-                        what: what.to_string(),
-                        errno: Errno::TOOBIG,
-                        said: Some(format!("more than {MOST_ENTRIES} entries")),
-                    });
-                }
+                return match Refusal::of(0, message.ack().attempt(|| what)?) {
+                    None => Ok(whole),
+                    // So much changed that it could not go on.
+                    Some(Refusal { errno: Errno::INTR | Errno::AGAIN, .. }) => Ok(false),
+                    Some(refusal) => Err(refusal.error(what).into()),
+                };
             }
         }
     }
 
-    /// Sends; the number of the first message.
-    pub(crate) fn send(&mut self, batch: Batch, last: u16, what: fmt::Arguments<'_>) -> Result<u32> {
+    /// Sends, with the flags of `last` added to the last message; the number of the first one.
+    pub(crate) fn send(&mut self, batch: Batch, last: u16, what: impl Display + Copy) -> Result<u32> {
+        self.drain(what)?;
         let first = self.next;
         self.next = self.next.wrapping_add(batch.count());
         let bytes = batch.finish(first, last).attempt(|| what)?;
+        let mut grown = false;
         loop {
-            match sendto(self.socket.as_fd(), &bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0)) {
+            match sendto(&self.socket, &bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0)) {
                 Err(Errno::INTR) => {}
+                // A datagram may be as long as a large table; what that takes is taken only then.
+                Err(Errno::MSGSIZE) if !grown => {
+                    rustix::net::sockopt::set_socket_send_buffer_size_force(&self.socket, SEND_BUFFER)
+                        .attempt(|| what)?;
+                    grown = true;
+                }
                 other => return other.attempt(|| what).map(|_| first),
             }
         }
     }
 
-    /// The next datagram from the kernel. Those of other processes, which may write to any netlink socket, are passed over.
-    pub(crate) fn receive(&mut self, deadline: Instant, what: fmt::Arguments<'_>) -> Result<&[u8]> {
+    /// Throws away what is left of an exchange that was given up, and that some of it was lost.
+    fn drain(&mut self, what: impl Display + Copy) -> Result<()> {
+        loop {
+            match self.take(what) {
+                Ok(Some(_)) | Err(Error::Lost { .. }) => {}
+                Ok(None) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The next datagram from the kernel, waited for.
+    pub(crate) fn receive(&mut self, deadline: Instant, what: impl Display + Copy) -> Result<&[u8]> {
         let length = loop {
-            match recvfrom(self.socket.as_fd(), &mut self.buffer[..], RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
+            if let Some(length) = self.take(what)? {
+                break length;
+            }
+            if !self.readable(deadline, what)? {
+                return Err(Error::TimedOut { what: what.to_string(), after: self.timeout });
+            }
+        };
+        Ok(self.buffer.get(..length).unwrap_or_default())
+    }
+
+    /// The next datagram from the kernel, if it is there.
+    pub(crate) fn received(&mut self, what: impl Display + Copy) -> Result<Option<&[u8]>> {
+        let length = self.take(what)?;
+        Ok(length.and_then(|length| self.buffer.get(..length)))
+    }
+
+    /// Takes a datagram into the buffer: its length; None when there is none. Those of other processes, which may write to any
+    /// netlink socket, are passed over.
+    fn take(&mut self, what: impl Display + Copy) -> Result<Option<usize>> {
+        loop {
+            match recvfrom(&self.socket, &mut self.buffer[..], RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
                 Ok((_, length, sender)) => {
                     let kernel = |from: SocketAddrNetlink| from.pid() == 0;
-                    if sender.and_then(|from| from.try_into().ok()).is_some_and(kernel) {
-                        break length;
+                    if !sender.and_then(|from| from.try_into().ok()).is_some_and(kernel) {
+                        continue;
                     }
+                    if length > self.buffer.len() {
+                        return Err(Malformed("a datagram longer than 32 KiB")).attempt(|| what);
+                    }
+                    return Ok(Some(length));
                 }
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => self.wait(deadline, what)?,
+                Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::NOBUFS) => return Err(Error::Lost { what: what.to_string() }),
                 Err(errno) => return Err(errno).attempt(|| what),
             }
-        };
-        self.buffer.get(..length).ok_or(Malformed("a datagram longer than 32 KiB")).attempt(|| what)
+        }
     }
 
-    fn wait(&self, deadline: Instant, what: fmt::Arguments<'_>) -> Result<()> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Error::TimedOut { what: what.to_string(), after: self.timeout });
+    /// Waits until there is something to receive; false at the deadline.
+    pub(crate) fn readable(&self, deadline: Instant, what: impl Display + Copy) -> Result<bool> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)) {
+                Err(Errno::INTR) => {}
+                other => return other.attempt(|| what).map(|ready| ready > 0),
+            }
         }
-        let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
-        match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)) {
-            Err(Errno::INTR) => Ok(()),
-            other => other.attempt(|| what).map(|_| ()),
-        }
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

@@ -11,7 +11,7 @@ use super::error::Malformed;
 
 mod read;
 
-pub(crate) use read::{Attribute, Attributes, Message, next_message};
+pub(crate) use read::{Ack, Attribute, Attributes, Message, next_message};
 use read::{u16_at, u32_at};
 
 /// Length of `nlmsghdr`.

@@ -9,15 +9,14 @@
 //! delete nothing.
 //!
 //! * [`link`]: interfaces, [`address`], [`route`], [`neighbour`], [`traffic`] (limits), [`sysctl`] (switches).
-//! * `message`: the format, shared with [`crate::nft`]; `channel`: the transport.
+//! * `message`: the format, shared with [`crate::nft`]; `channel`: the transport, shared too.
 
 pub mod address;
-mod channel;
+pub(crate) mod channel;
 mod error;
 mod family;
 pub mod link;
 mod mac;
-#[allow(dead_code, reason = "what rtnetlink does not need of it, nfnetlink does")]
 pub(crate) mod message;
 mod namespace;
 pub mod neighbour;
@@ -30,6 +29,7 @@ pub mod traffic;
 mod tests;
 
 pub use crate::address::{Cidr, Prefix};
+pub(crate) use error::Attempt;
 pub use error::{Error, Malformed, Result};
 pub use mac::{Mac, NotMac};
 pub use namespace::{Namespace, check_name};

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::channel::Channel;
+use netlink_sys::constants::NETLINK_ROUTE;
+
+use super::channel::{self, Channel};
 use super::error::Result;
 use super::namespace::Namespace;
 
@@ -12,8 +14,8 @@ use super::namespace::Namespace;
 /// the pod's is all that is needed. Like any socket it keeps its namespace alive, and it holds a buffer of 32 KiB: drop it when
 /// the network is made.
 ///
-/// After [`super::Error::TimedOut`] or [`super::Error::Lost`] an answer may still come; it is passed over, since its number
-/// is old. A dump that was given up may make the next one fail with EBUSY: open another socket then.
+/// After [`super::Error::TimedOut`] or [`super::Error::Lost`] it can be used on: an answer that still comes is passed over,
+/// since its number is old.
 pub struct Socket {
     channel: Channel,
 }
@@ -24,7 +26,8 @@ impl Socket {
     /// # Errors
     /// When the kernel gives none (descriptors, memory).
     pub fn open() -> Result<Self> {
-        Ok(Self { channel: Channel::open()? })
+        // The kernel refuses what it would else ignore, and filters dumps: since 4.20.
+        Ok(Self { channel: Channel::new(channel::open(NETLINK_ROUTE, true)?) })
     }
 
     /// A socket in another network namespace: the thread goes there, opens it and comes back. See [`Namespace::enter`] for what

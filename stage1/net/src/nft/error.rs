@@ -1,13 +1,12 @@
 //! Failures of our table: what was attempted, on what, and what the kernel said of it.
 
-use std::fmt;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use gantry_model::{ErrorKind, Kind};
 use rustix::io::Errno;
 
 use super::state::HostPort;
+use crate::netlink::{self, Malformed};
 
 /// The result of an operation on the table.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -15,24 +14,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Why an operation on the table failed. The table is then as it was: a transaction is made whole or not at all.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel refused.
-    #[error("cannot {what}: {errno}{}", Said(.said))]
-    Kernel {
-        /// What was attempted, as in "make the chain forward".
-        what: String,
-        /// Its error number.
-        errno: Errno,
-        /// Its own words, where it gave some (the extended acknowledgement).
-        said: Option<String>,
-    },
-    /// A system call around it failed.
-    #[error("cannot {what}: {errno}")]
-    System {
-        /// What was attempted.
-        what: String,
-        /// Its error number.
-        errno: Errno,
-    },
+    /// The kernel refused, gave no answer in time, or one that makes no sense.
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
     /// There is no such table: it was never made, or somebody removed it.
     #[error("the nftables table inet {table} does not exist, or lacks parts")]
     Missing {
@@ -67,95 +51,45 @@ pub enum Error {
         /// What was attempted.
         what: String,
     },
-    /// The kernel's answer makes no sense, or the request was too long to be one.
-    #[error("cannot {what}: {why}")]
-    Malformed {
-        /// What was attempted.
-        what: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// No answer came in time.
-    #[error("cannot {what}: no answer from the kernel within {} ms", .after.as_millis())]
-    TimedOut {
-        /// What was attempted.
-        what: String,
-        /// How long was waited.
-        after: Duration,
-    },
-}
-
-/// The kernel's words in brackets, if there are any.
-struct Said<'a>(&'a Option<String>);
-
-impl fmt::Display for Said<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(said) => write!(f, " ({})", said.escape_debug()),
-            None => Ok(()),
-        }
-    }
 }
 
 impl Error {
     /// The kernel's error number, where it refused.
     pub(super) fn refused(&self) -> Option<Errno> {
         match self {
-            Self::Kernel { errno, .. } => Some(*errno),
+            Self::Netlink(netlink::Error::Kernel { errno, .. }) => Some(*errno),
             _ => None,
         }
     }
 
-    pub(super) fn malformed(what: &str, why: impl fmt::Display) -> Self {
-        Self::Malformed { what: what.to_owned(), why: why.to_string() }
+    /// The kernel refused without words.
+    pub(super) fn kernel(what: &str, errno: Errno) -> Self {
+        netlink::Error::Kernel { what: what.to_owned(), errno, said: None }.into()
+    }
+
+    pub(super) fn malformed(what: &str, why: &'static str) -> Self {
+        netlink::Error::Malformed { what: what.to_owned(), source: Malformed(why) }.into()
     }
 }
 
 impl Kind for Error {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Kernel { errno, .. } | Self::System { errno, .. } => of_errno(*errno),
+            Self::Netlink(error) => of_netlink(error),
             Self::Missing { .. } => ErrorKind::NotFound,
             Self::Taken { .. } | Self::Overlap { .. } => ErrorKind::AlreadyExists,
             Self::Invalid(_) => ErrorKind::Invalid,
             Self::Changed | Self::Contended { .. } => ErrorKind::Busy,
-            Self::Malformed { .. } => ErrorKind::Internal,
-            Self::TimedOut { .. } => ErrorKind::TimedOut,
         }
     }
 }
 
-fn of_errno(errno: Errno) -> ErrorKind {
-    match errno {
-        Errno::PERM | Errno::ACCESS => ErrorKind::Denied,
-        Errno::BUSY | Errno::AGAIN => ErrorKind::Busy,
-        Errno::NOMEM | Errno::NOBUFS | Errno::NFILE | Errno::MFILE | Errno::MSGSIZE => ErrorKind::Exhausted,
+fn of_netlink(error: &netlink::Error) -> ErrorKind {
+    match error.errno() {
         // How the kernel says that it lacks nf_tables, or an expression or chain type of it. ENOENT is one of them: the
         // table and what we put into it is there when it says so.
-        Errno::NOTSUP | Errno::PROTONOSUPPORT | Errno::AFNOSUPPORT | Errno::NOENT | Errno::INVAL => {
-            ErrorKind::Unavailable
-        }
-        other => ErrorKind::of_io(&other.into()),
-    }
-}
-
-/// Says what was attempted when a system call failed.
-pub(super) trait Attempt<T> {
-    /// `what` in the form "read the table".
-    fn attempt(self, what: &str) -> Result<T>;
-}
-
-impl<T> Attempt<T> for rustix::io::Result<T> {
-    fn attempt(self, what: &str) -> Result<T> {
-        self.map_err(|errno| Error::System { what: what.to_owned(), errno })
-    }
-}
-
-impl<T> Attempt<T> for std::io::Result<T> {
-    fn attempt(self, what: &str) -> Result<T> {
-        self.map_err(|error| Error::System {
-            what: what.to_owned(),
-            errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
-        })
+        Some(Errno::NOENT | Errno::INVAL) => ErrorKind::Unavailable,
+        Some(Errno::MSGSIZE) => ErrorKind::Exhausted,
+        _ => error.kind(),
     }
 }

@@ -6,13 +6,13 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 
+use crate::netlink::channel::Channel;
 use crate::netlink::message::{Message, next_message};
+use crate::netlink::{self, Attempt};
 
-use super::channel::{readable, receive};
-use super::error::{Attempt, Error, Result};
+use super::error::Result;
 use super::table::check_name;
 use super::wire::{FIXED, INET, NFTA_GEN_PROC_NAME, NFTA_TABLE, message};
 
@@ -20,7 +20,8 @@ use super::wire::{FIXED, INET, NFTA_GEN_PROC_NAME, NFTA_TABLE, message};
 const GROUPS: u32 = 1 << 6;
 /// Notifications the kernel keeps for us; beyond that it drops them and says so.
 const RECEIVE_BUFFER: usize = 1 << 20;
-const DATAGRAM: usize = 32 << 10;
+/// So many of the notifications that are there at the deadline are still read: others may change other tables without end.
+const LATE: usize = 4096;
 const WHAT: &str = "watch nftables";
 
 /// What was changed.
@@ -53,12 +54,16 @@ pub struct Change {
 
 /// A subscription to changes of our table.
 pub struct Monitor {
-    socket: OwnedFd,
+    channel: Channel,
+    reader: Reader,
+}
+
+/// Makes changes of what the kernel tells.
+pub(super) struct Reader {
     table: String,
     ours: Vec<String>,
     /// Of the transaction that was told in part.
     pending: Option<(bool, Part)>,
-    buffer: Vec<u8>,
 }
 
 impl Monitor {
@@ -69,48 +74,52 @@ impl Monitor {
         check_name(name)?;
         // As much as the limits of the host allow, if not as much as wanted: what is lost is told as Unknown.
         if rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER).is_err() {
-            rustix::net::sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER).attempt(WHAT)?;
+            rustix::net::sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER).attempt(|| WHAT)?;
         }
-        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, GROUPS)).attempt(WHAT)?;
-        let ours = ours.iter().map(|name| cut(name).to_owned()).collect();
-        Ok(Self { socket, table: name.to_owned(), ours, pending: None, buffer: vec![0; DATAGRAM] })
+        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, GROUPS)).attempt(|| WHAT)?;
+        Ok(Self { channel: Channel::new(socket), reader: Reader::new(name, ours) })
     }
 
     /// Waits for a change by somebody else, so long at most; None if there was none.
     pub fn wait(&mut self, limit: Duration) -> Result<Option<Change>> {
         let deadline = Instant::now().checked_add(limit).unwrap_or_else(far);
+        let mut late = 0;
         loop {
-            match receive(&self.socket, &mut self.buffer, false, deadline, WHAT) {
-                Ok(Some(length)) => {
-                    let bytes = std::mem::take(&mut self.buffer);
-                    let change = self.take(bytes.get(..length).unwrap_or_default());
-                    self.buffer = bytes;
-                    if let Some(change) = change? {
+            match self.channel.received(WHAT) {
+                Ok(Some(datagram)) => {
+                    if let Some(change) = self.reader.take(datagram)? {
                         return Ok(Some(change));
                     }
-                }
-                Err(Error::System { errno: Errno::NOBUFS, .. }) => {
-                    self.pending = None;
-                    return Ok(Some(Change { removed: true, part: Part::Unknown, by: None }));
-                }
-                Err(error) => return Err(error),
-                Ok(None) => {
-                    if !readable(&self.socket, deadline, WHAT)? {
+                    late += usize::from(Instant::now() >= deadline);
+                    if late > LATE {
                         return Ok(None);
                     }
+                    continue;
                 }
+                Ok(None) => {}
+                Err(netlink::Error::Lost { .. }) => {
+                    self.reader.pending = None;
+                    return Ok(Some(Change { removed: true, part: Part::Unknown, by: None }));
+                }
+                Err(error) => return Err(error.into()),
             }
-            // Others may change other tables without end.
-            if Instant::now() >= deadline && !readable(&self.socket, deadline, WHAT)? {
+            if !self.channel.readable(deadline, WHAT)? {
                 return Ok(None);
             }
         }
+    }
+}
+
+impl Reader {
+    pub(super) fn new(table: &str, ours: &[&str]) -> Self {
+        let ours = ours.iter().map(|name| cut(name).to_owned()).collect();
+        Self { table: table.to_owned(), ours, pending: None }
     }
 
     /// The greatest change a datagram tells of.
     pub(super) fn take(&mut self, mut datagram: &[u8]) -> Result<Option<Change>> {
         let mut greatest: Option<Change> = None;
-        while let Some(message) = next_message(&mut datagram).map_err(|why| Error::malformed(WHAT, why))? {
+        while let Some(message) = next_message(&mut datagram).attempt(|| WHAT)? {
             if message.kind == message::NEWGEN {
                 let change = self.end(&message)?;
                 greatest = match (greatest, change) {
@@ -127,7 +136,7 @@ impl Monitor {
 
     /// The end of a transaction: what it changed, if somebody else made it.
     fn end(&mut self, message: &Message<'_>) -> Result<Option<Change>> {
-        let (_, attributes) = message.split(FIXED).map_err(|why| Error::malformed(WHAT, why))?;
+        let (_, attributes) = message.split(FIXED).attempt(|| WHAT)?;
         let Some((removed, part)) = self.pending.take() else { return Ok(None) };
         let by = attributes.get(NFTA_GEN_PROC_NAME).and_then(|name| name.text()).map(str::to_owned);
         if by.as_ref().is_some_and(|by| self.ours.contains(by)) {
@@ -151,7 +160,7 @@ impl Monitor {
             message::DELSETELEM => (true, Part::Elements),
             _ => return Ok(None),
         };
-        let (fixed, attributes) = message.split(FIXED).map_err(|why| Error::malformed(WHAT, why))?;
+        let (fixed, attributes) = message.split(FIXED).attempt(|| WHAT)?;
         let table = attributes.get(NFTA_TABLE).and_then(|table| table.text());
         let ours = fixed.first() == Some(&INET) && table == Some(&self.table);
         Ok(ours.then_some((removed, part)))
@@ -161,7 +170,7 @@ impl Monitor {
 impl AsFd for Monitor {
     /// To be polled together with others: readable when [`Monitor::wait`] may have something to tell.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.channel.as_fd()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::netlink::Attempt;
 use crate::netlink::message::{Attributes, Message};
 
 use super::error::{Error, Result};
@@ -95,14 +96,14 @@ impl Table {
         let what = format!("read the {what} of the table {}", self.name);
         let name = self.name.clone();
         let mut count = 0_usize;
-        let whole = self.channel.dump(
+        let whole = self.channel.list(
             kind,
             &what,
             |batch| {
                 batch.text(NFTA_TABLE, &name);
             },
             |message: &Message<'_>| {
-                let (fixed, attributes) = message.split(FIXED).map_err(|why| Error::malformed(&what, why))?;
+                let (fixed, attributes) = message.split(FIXED).attempt(|| &what)?;
                 let table = attributes.get(NFTA_TABLE).and_then(|table| table.text());
                 // Kernels differ in whether they heed which table was asked for.
                 if fixed.first() != Some(&wire::INET) || table != Some(&name) {
@@ -160,14 +161,14 @@ impl Table {
         let what = format!("read the set {} of the table {}", set.name(), self.name);
         let name = self.name.clone();
         let mut all = Vec::new();
-        let whole = self.channel.dump(
+        let whole = self.channel.list(
             message::GETSETELEM,
             &what,
             |batch| {
                 batch.text(NFTA_TABLE, &name).text(wire::NFTA_SET_NAME, set.name());
             },
             |message| {
-                all.extend(wire::read_elements(set, message).map_err(|why| Error::malformed(&what, why))?);
+                all.extend(wire::read_elements(set, message).attempt(|| &what)?);
                 if all.len() > LIMIT { Err(Error::malformed(&what, "it has too many elements")) } else { Ok(()) }
             },
         )?;

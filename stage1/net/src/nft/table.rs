@@ -5,9 +5,11 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
+use crate::netlink::channel::Channel;
 use crate::netlink::message::Batch;
+use crate::netlink::{self, Attempt};
 
-use super::channel::{Answer, Channel};
+use super::channel::Answer;
 use super::error::{Error, Result};
 use super::rules;
 use super::sets::{Element, Set, elements, port_of};
@@ -40,11 +42,11 @@ impl Table {
         let mut generation = None;
         self.channel.ask(batch, what, |answer| match answer {
             Answer::Message(message) => {
-                let (_, attributes) = message.split(FIXED).map_err(|why| Error::malformed(what, why))?;
+                let (_, attributes) = message.split(FIXED).attempt(|| what)?;
                 generation = attributes.get(NFTA_GEN_ID).and_then(|id| id.be32());
                 Ok(())
             }
-            Answer::Failure(errno) => Err(Error::Kernel { what: what.to_owned(), errno, said: None }),
+            Answer::Failure(errno) => Err(Error::kernel(what, errno)),
         })?;
         generation.ok_or_else(|| Error::malformed(what, "an answer without it"))
     }
@@ -80,7 +82,7 @@ impl Table {
         }
         change.add(&elements(state), false);
         let what = format!("make the table {}", self.name);
-        self.channel.transact(change, &what)
+        Ok(self.channel.transact(change, &what)?)
     }
 
     /// Adds entries. What is there already stays; networks and interfaces become as they are described here. Fails as a whole with [`Error::Taken`] when a host port leads elsewhere, and with
@@ -111,7 +113,7 @@ impl Table {
             change.add(fresh.iter().copied(), true);
             match self.channel.transact(change, &format!("add to the table {}", self.name)) {
                 Ok(()) => return Ok(()),
-                Err(error) if matches!(error.refused(), Some(Errno::EXIST | Errno::BUSY)) && !ports.is_empty() => {}
+                Err(netlink::Error::Kernel { errno: Errno::EXIST | Errno::BUSY, .. }) if !ports.is_empty() => {}
                 Err(error) => return Err(self.explain(error)),
             }
             (fresh, stale) = self.sort_ports(&ports)?;
@@ -143,12 +145,12 @@ impl Table {
         }
     }
 
-    fn explain(&self, error: Error) -> Error {
+    fn explain(&self, error: netlink::Error) -> Error {
         match error {
             // All that is named there are the table and its sets.
-            Error::Kernel { errno: Errno::NOENT, .. } => Error::Missing { table: self.name.clone() },
-            Error::Kernel { errno: Errno::NOTEMPTY | Errno::EXIST, what, .. } => Error::Overlap { what },
-            other => other,
+            netlink::Error::Kernel { errno: Errno::NOENT, .. } => Error::Missing { table: self.name.clone() },
+            netlink::Error::Kernel { errno: Errno::NOTEMPTY | Errno::EXIST, what, .. } => Error::Overlap { what },
+            other => other.into(),
         }
     }
 
@@ -174,8 +176,8 @@ impl Table {
             change.remove(ours);
             match self.channel.transact(change, &what) {
                 // Somebody else removed one meanwhile.
-                Err(error) if error.refused() == Some(Errno::NOENT) => {}
-                done => return done,
+                Err(netlink::Error::Kernel { errno: Errno::NOENT, .. }) => {}
+                done => return Ok(done?),
             }
         }
         Err(Error::Contended { what })
@@ -186,7 +188,7 @@ impl Table {
         let mut change = Transaction::new(&self.name, None);
         change.make_table();
         change.remove_table();
-        self.channel.transact(change, &format!("remove the table {}", self.name))
+        Ok(self.channel.transact(change, &format!("remove the table {}", self.name))?)
     }
 
     /// What is there under the keys of these elements.
@@ -199,12 +201,12 @@ impl Table {
             self.channel.ask(batch, &what, |answer| {
                 match answer {
                     Answer::Failure(Errno::NOENT) => all.push(None),
-                    Answer::Failure(errno) => return Err(Error::Kernel { what: what.clone(), errno, said: None }),
+                    Answer::Failure(errno) => return Err(Error::kernel(&what, errno)),
                     Answer::Message(message) => {
                         let wanted = wanted.get(all.len());
                         let wanted = wanted.ok_or_else(|| Error::malformed(&what, "more answers than questions"))?;
                         let read = wire::read_elements(wanted.set, &message);
-                        let read = read.map_err(|why| Error::malformed(&what, why))?;
+                        let read = read.attempt(|| &what)?;
                         all.push(read.into_iter().next().map(|one| one.element).map(|mut there| {
                             // Of a range of one field only its first is asked for: ranges do not overlap.
                             if wanted.set.is_interval() && !wanted.set.is_ranges() {
@@ -234,7 +236,7 @@ impl Table {
                 Ok(())
             }
             Answer::Failure(Errno::NOENT) => Ok(()),
-            Answer::Failure(errno) => Err(Error::Kernel { what: what.clone(), errno, said: None }),
+            Answer::Failure(errno) => Err(Error::kernel(&what, errno)),
         })?;
         Ok(there)
     }

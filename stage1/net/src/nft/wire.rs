@@ -115,10 +115,10 @@ impl<'a> Transaction<'a> {
         Self { table, batch, labels: Vec::new(), sets: 0 }
     }
 
-    /// The bytes to send, the messages numbered from `first` on, and what each attempts.
-    pub(super) fn finish(mut self, first: u32) -> Result<(Vec<u8>, Vec<String>), Malformed> {
+    /// The messages to send, and what each attempts but the first and the last, which begin and end the transaction.
+    pub(super) fn finish(mut self) -> (Batch, Vec<String>) {
         self.batch.push(BATCH_END, 0, &fixed(0, SUBSYSTEM), |_| {});
-        Ok((self.batch.finish(first, 0)?, self.labels))
+        (self.batch, self.labels)
     }
 
     /// The first message asks for an acknowledgement: it comes when the whole is through. (Of the last, which ends the

@@ -1,6 +1,7 @@
 //! The transport: answers that do not come, that are late, and that others forge.
 
 use gantry_model::{ErrorKind, Kind};
+use netlink_sys::constants::NETLINK_ROUTE;
 
 use super::*;
 use crate::netlink::message::F_REQUEST;
@@ -17,9 +18,13 @@ fn question(index: u32) -> Batch {
     batch
 }
 
+fn open_in(net: &Net) -> Channel {
+    Channel::new(net.namespace.enter(|| open(NETLINK_ROUTE, true)).unwrap())
+}
+
 fn channel() -> (Net, Channel) {
     let net = Net::new();
-    let channel = net.namespace.enter(Channel::open).unwrap();
+    let channel = open_in(&net);
     (net, channel)
 }
 
@@ -50,17 +55,44 @@ fn answers_to_older_questions_are_passed_over() {
 #[test]
 fn answers_of_other_processes_are_passed_over() {
     let (net, mut channel) = channel();
-    let mut own = netlink_sys::SocketAddr::new(0, 0);
-    channel.socket.get_address(&mut own).unwrap();
-    let forger = net.namespace.enter(Channel::open).unwrap();
+    channel.set_timeout(Duration::from_millis(50));
+    channel.request(question(1), format_args!("find lo"), &mut |_| Ok(())).unwrap();
+    let own = SocketAddrNetlink::try_from(rustix::net::getsockname(&channel).unwrap()).unwrap();
+    let forger = open_in(&net);
     let mut forged = Batch::new();
     let refused = Errno::PERM.raw_os_error();
     forged.push(NLMSG_ERROR, 0, &[&(-refused).to_ne_bytes()[..], &[0; 16]].concat(), |_| {});
     let bytes = forged.finish(channel.next, 0).unwrap();
     assert_eq!(bytes[6] & 1, u8::try_from(F_REQUEST).unwrap());
-    let to = SocketAddrNetlink::new(own.port_number(), 0);
-    sendto(forger.socket.as_fd(), &bytes, SendFlags::empty(), &to).unwrap();
+    sendto(&forger, &bytes, SendFlags::empty(), &own).unwrap();
+    let error = channel.receive(channel.deadline(), format_args!("hear the kernel")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    sendto(&forger, &bytes, SendFlags::empty(), &own).unwrap();
     channel.request(question(1), format_args!("find lo"), &mut |_| Ok(())).unwrap();
+}
+
+#[test]
+fn a_dump_that_was_given_up_is_in_nobodys_way() {
+    let (mut net, mut channel) = channel();
+    // More than one datagram, so that it is not over when it is given up.
+    for number in 0..40 {
+        net.bridge(&format!("br{number}"));
+    }
+    let request = |batch: &mut Batch| batch.push(RTM_GETLINK, F_DUMP, &[0; 16], |_| {});
+    for _ in 0..2 {
+        let mut batch = Batch::new();
+        request(&mut batch);
+        channel.send(batch, 0, "list and go away").unwrap();
+    }
+    let mut batch = Batch::new();
+    request(&mut batch);
+    let mut heard = 0;
+    let mut count = |_: &Message<'_>| {
+        heard += 1;
+        Ok::<_, Error>(())
+    };
+    assert!(channel.dump_once(batch, "list the links", &mut count).unwrap());
+    assert!(heard > 40, "{heard}");
 }
 
 #[test]

@@ -81,7 +81,8 @@ fn element() -> impl Strategy<Value = Element> {
 fn incoming(element: &Element) -> Vec<Incoming> {
     let mut transaction = Transaction::new("t", Some(7));
     transaction.add([element], true);
-    let (bytes, labels) = transaction.finish(1).unwrap();
+    let (batch, labels) = transaction.finish();
+    let bytes = batch.finish(1, 0).unwrap();
     assert_eq!(labels.len(), 1);
     let mut rest = bytes.as_slice();
     let begin = next_message(&mut rest).unwrap().unwrap();
@@ -145,7 +146,7 @@ proptest! {
         transaction.add([&element], false);
         let rule = Rule { comment: "c", expressions: all };
         transaction.make_rule("c", &rule);
-        let (mut bytes, _) = transaction.finish(1).unwrap();
+        let mut bytes = transaction.finish().0.finish(1, 0).unwrap();
         let at = at.index(bytes.len());
         bytes[at] = byte;
         let mut rest = if cut { &bytes[..at] } else { bytes.as_slice() };
