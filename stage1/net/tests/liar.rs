@@ -25,7 +25,11 @@ struct Lab {
 fn liar() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let program = test.parent().and_then(Path::parent).unwrap().join("examples/cni-liar");
-    assert!(program.exists(), "{} is missing: build it with `cargo build -p gantry-net --examples`", program.display());
+    assert!(
+        program.exists(),
+        "there is no {}: it is built by `cargo test -p gantry-net`, and before a test by itself with `cargo build -p gantry-net --examples`",
+        program.display()
+    );
     program
 }
 

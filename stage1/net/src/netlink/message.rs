@@ -105,11 +105,6 @@ impl Batch {
         self
     }
 
-    /// An attribute without a payload: its presence is its meaning.
-    pub(crate) fn flag(&mut self, kind: u16) -> &mut Self {
-        self.bytes(kind, &[])
-    }
-
     /// One byte.
     pub(crate) fn u8(&mut self, kind: u16, value: u8) -> &mut Self {
         self.bytes(kind, &[value])
@@ -135,18 +130,8 @@ impl Batch {
         self.bytes(kind, &value.to_ne_bytes())
     }
 
-    /// Two bytes, big-endian.
-    pub(crate) fn be16(&mut self, kind: u16, value: u16) -> &mut Self {
-        self.bytes(kind, &value.to_be_bytes())
-    }
-
     /// Four bytes, big-endian.
     pub(crate) fn be32(&mut self, kind: u16, value: u32) -> &mut Self {
-        self.bytes(kind, &value.to_be_bytes())
-    }
-
-    /// Eight bytes, big-endian.
-    pub(crate) fn be64(&mut self, kind: u16, value: u64) -> &mut Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 

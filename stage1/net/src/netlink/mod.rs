@@ -26,7 +26,7 @@ pub mod sysctl;
 pub mod traffic;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use crate::address::{Cidr, Prefix};
 pub(crate) use error::Attempt;

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::error::{Error, Result};
 use crate::address::Prefix;
+use crate::config::is_interface_name;
 
 /// The most ports of one range ([`State::forward`]).
 pub const RANGE_LIMIT: u16 = 1024;
@@ -225,8 +226,8 @@ pub(super) fn check_text(what: &str, text: &str) -> Result<()> {
 }
 
 fn check_interface(name: &str) -> Result<()> {
-    let fits = |byte: u8| byte.is_ascii_graphic() && !b"/:\"*\\".contains(&byte);
-    if name.is_empty() || name.len() > 15 || name == "." || name == ".." || !name.bytes().all(fits) {
+    // `nft` reads a star as "and what else begins so", and the others as quotes.
+    if !is_interface_name(name) || name.contains(['"', '*', '\\']) {
         return Err(invalid(format!("'{}' is not the name of an interface", name.escape_debug())));
     }
     Ok(())

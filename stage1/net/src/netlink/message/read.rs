@@ -170,19 +170,9 @@ impl<'a> Attribute<'a> {
         self.array().map(u64::from_ne_bytes)
     }
 
-    /// Two bytes, big-endian.
-    pub(crate) fn be16(&self) -> Option<u16> {
-        self.array().map(u16::from_be_bytes)
-    }
-
     /// Four bytes, big-endian.
     pub(crate) fn be32(&self) -> Option<u32> {
         self.array().map(u32::from_be_bytes)
-    }
-
-    /// Eight bytes, big-endian.
-    pub(crate) fn be64(&self) -> Option<u64> {
-        self.array().map(u64::from_be_bytes)
     }
 
     /// A text up to its NUL or its end; None if it is not UTF-8.

@@ -18,7 +18,7 @@ fn the_layout_is_the_kernels() {
     let mut batch = Batch::new();
     batch.push(16, F_ACK, &[1, 2, 3], |m| {
         m.u8(1, 7).text(2, "lo").nested(3, |m| {
-            m.be16(4, 0x0102);
+            m.bytes(4, &[1, 2]);
         });
     });
     let bytes = batch.finish(9, 0).unwrap();
@@ -156,7 +156,7 @@ fn devour(bytes: &[u8], depth: u32) {
     let Ok(attributes) = Attributes::parse(bytes) else { return };
     for attribute in attributes.iter() {
         let _ = (attribute.u8(), attribute.u16(), attribute.u32(), attribute.i32(), attribute.u64(), attribute.text());
-        let _ = (attribute.be16(), attribute.be32(), attribute.be64());
+        let _ = (attribute.be32(), attribute.u64());
         if depth > 0 {
             devour(attribute.payload, depth - 1);
         }

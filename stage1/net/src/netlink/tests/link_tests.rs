@@ -8,7 +8,7 @@ use std::time::Duration;
 use gantry_model::{ErrorKind, Kind};
 use rustix::io::Errno;
 
-use super::support::{Net, cable, until};
+use super::support::{Net, cable, lacks, until};
 use crate::netlink::link::create::{Bridge, IpvlanMode, LinkKind, MacvlanMode, NewLink, Peer};
 use crate::netlink::link::port::Port;
 use crate::netlink::link::{Change, Statistics};
@@ -60,6 +60,7 @@ fn vlans_are_there_or_an_error_is() {
     match net.socket.create_link(&NewLink { kind, ..plain }) {
         Ok(()) => assert_eq!(net.get("br0").vlan_filtering, Some(true)),
         Err(error) => {
+            println!("this kernel has no VLANs on bridges: what is tried is that it says so");
             assert_eq!((error.errno(), error.kind()), (Some(Errno::NOTSUP), ErrorKind::Unavailable), "{error}");
             assert_eq!(net.socket.link("br0").unwrap(), None);
         }
@@ -176,7 +177,11 @@ fn a_macvlan_is_made_inside_the_pod() {
     let with = Change { namespace: Some(pod.namespace.as_fd()), up: Some(true), ..Change::default() };
     let kind = LinkKind::Macvlan { parent, mode: MacvlanMode::Private };
     let new = NewLink { name: "eth0", kind, with };
-    host.socket.create_link(&new).unwrap();
+    let made = host.socket.create_link(&new);
+    if lacks("macvlan", &made) {
+        return;
+    }
+    made.unwrap();
     host.socket.create_link(&new).unwrap();
     let link = pod.socket.link("eth0").unwrap().unwrap();
     assert_eq!((link.kind.as_deref(), link.parent), (Some("macvlan"), Some(parent)));
@@ -233,6 +238,7 @@ fn kinds_a_kernel_may_not_have() {
         match net.socket.create_link(&NewLink { name, kind, with: Change::default() }) {
             Ok(()) => assert_eq!(net.get(name).kind.as_deref(), Some(kind.as_str())),
             Err(error) => {
+                println!("this kernel has no {}: what is tried is that it says so", kind.as_str());
                 assert_eq!((error.errno(), error.kind()), (Some(Errno::NOTSUP), ErrorKind::Unavailable), "{error}");
                 assert!(error.to_string().contains("Unknown device type"), "the kernel's words are missing: {error}");
             }

@@ -6,11 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use gantry_model::{ErrorKind, Kind};
 use rustix::process::Pid;
 
 use crate::netlink::link::create::{Bridge, LinkKind, NewLink, Peer};
 use crate::netlink::link::{Change, Link};
-use crate::netlink::{Namespace, Socket};
+use crate::netlink::{Namespace, Result, Socket};
 
 /// An own network namespace and a socket in it.
 pub(crate) struct Net {
@@ -22,12 +23,13 @@ pub(crate) struct Net {
 impl Net {
     pub(crate) fn new() -> Self {
         assert!(rustix::process::geteuid().is_root(), "these tests make network namespaces, and must be run as root");
+        ["unshare", "nsenter", "ip"].into_iter().for_each(needs);
         let mut child = Command::new("unshare")
             .args(["--net", "--", "cat"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("these tests need unshare, of util-linux");
+            .unwrap();
         let (stdin, stdout) = (child.stdin.as_mut().unwrap(), child.stdout.as_mut().unwrap());
         stdin.write_all(b"there\n").unwrap();
         let mut said = String::new();
@@ -39,15 +41,20 @@ impl Net {
         Self { child, namespace, socket }
     }
 
+    /// The process that holds it.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.namespace.as_fd()
     }
 
     /// What `ip -j` says in here.
     pub(crate) fn ip(&self, args: &[&str]) -> serde_json::Value {
-        let path = format!("--net=/proc/{}/ns/net", self.child.id());
+        let path = format!("--net=/proc/{}/ns/net", self.id());
         let out = Command::new("nsenter").args([&path, "--", "ip", "-j"]).args(args).output();
-        let out = out.expect("these tests need nsenter, of util-linux, and ip, of iproute2");
+        let out = out.unwrap();
         assert!(out.status.success(), "ip {args:?}: {}", String::from_utf8_lossy(&out.stderr));
         serde_json::from_slice(&out.stdout).unwrap()
     }
@@ -90,6 +97,22 @@ impl Drop for Net {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
+}
+
+/// Fails with what to do when a program that a test runs is not there.
+pub(crate) fn needs(program: &str) {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let there = std::env::split_paths(&path).any(|dir| dir.join(program).exists());
+    assert!(there, "there is no '{program}' on PATH; install what the tests need with `./dev setup tests`");
+}
+
+/// Whether this failed because the kernel was built without something; then it says so, and the test is over.
+pub(crate) fn lacks<T>(what: &str, result: &Result<T>) -> bool {
+    let lacks = matches!(result, Err(error) if error.kind() == ErrorKind::Unavailable);
+    if lacks {
+        println!("this kernel has no {what}: not tried");
+    }
+    lacks
 }
 
 /// Waits for a fact.

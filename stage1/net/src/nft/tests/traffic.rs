@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketType, ipproto};
 
 use super::space::Space;
@@ -45,8 +46,11 @@ impl Servers {
         let listener = space.within(|| listen(protocol, address));
         listener.set_nonblocking(true).unwrap();
         self.threads.push(std::thread::spawn(move || {
-            let mut open = Vec::new();
+            let mut open: Vec<TcpStream> = Vec::new();
             while !ended.load(Ordering::Relaxed) {
+                let mut all = vec![PollFd::new(&listener, PollFlags::IN)];
+                all.extend(open.iter().map(|stream| PollFd::new(stream, PollFlags::IN)));
+                poll(&mut all, Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 })).unwrap();
                 match listener.accept() {
                     Ok((mut stream, peer)) => {
                         stream.write_all(peer.to_string().as_bytes()).unwrap();
@@ -57,13 +61,14 @@ impl Servers {
                     Err(error) => panic!("{error}"),
                 }
                 // What comes in goes back.
-                for stream in &mut open {
+                open.retain_mut(|stream| {
                     let mut byte = [0];
-                    if matches!(stream.read(&mut byte), Ok(1)) {
-                        stream.write_all(&byte).unwrap();
+                    match stream.read(&mut byte) {
+                        Ok(1) => stream.write_all(&byte).is_ok(),
+                        Ok(_) => false,
+                        Err(error) => error.kind() == ErrorKind::WouldBlock,
                     }
-                }
-                std::thread::sleep(Duration::from_millis(2));
+                });
             }
         }));
     }
@@ -260,6 +265,9 @@ fn host_ports_without_br_netfilter() {
 
 fn host_ports_where(filtered: bool) {
     let lan = wire();
+    if lan.host.sh("ls /proc/sys/net").lines().all(|name| name != "bridge") {
+        println!("br_netfilter is not loaded: what a bridge switches is not seen, as without it");
+    }
     lan.host.sh(&format!(
         "if cd /proc/sys/net/bridge; then for f in ip ip6; do echo {} > bridge-nf-call-${{f}}tables; done; fi",
         u8::from(filtered)
