@@ -188,14 +188,14 @@ fn a_failed_add_is_undone() {
 
 #[test]
 fn a_plugin_that_hangs_is_killed_with_its_children() {
-    let lab = lab(Duration::from_millis(500));
+    let lab = lab(Duration::from_secs(2));
     let network = lab.network("1.0.0", &[json!({"ADD": "hang"})]);
     let start = Instant::now();
     let error = lab.runtime.add_list(&network, &attachment()).unwrap_err();
     let took = start.elapsed();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
-    assert!(error.to_string().contains("did not end ADD within 500 ms and was killed; it said: ."), "{error}");
-    assert!(took >= Duration::from_millis(500) && took < Duration::from_secs(10), "{took:?}");
+    assert!(error.to_string().contains("did not end ADD within 2000 ms and was killed; it said: ."), "{error}");
+    assert!(took >= Duration::from_secs(2) && took < PATIENT, "{took:?}");
     let calls = lab.calls();
     assert!(goes(&calls[0]["pid"]) && goes(&calls[0]["child"]));
     assert_eq!((lab.took().as_str(), lab.cached()), ("ADD0 DEL0", 0));

@@ -42,6 +42,11 @@ fn pod(host: &mut Net, bridge: u32, network: u8, number: u8) -> Net {
         pod.socket.add_address(index, &Address::new(Cidr::new(address, length).unwrap())).unwrap();
         pod.socket.add_route(&Route::default_by(gateway, index)).unwrap();
     }
+    // The kernel finds that out by and by, a busy one late.
+    until("the cable to carry", || {
+        let ends = [format!("br{network}"), format!("veth{network}-{number}")];
+        ends.iter().all(|end| host.get(end).is_running()) && pod.get("eth0").is_running()
+    });
     pod
 }
 
