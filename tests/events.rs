@@ -419,3 +419,25 @@ fn the_daemon_trims_and_who_missed_something_is_told() {
     drop(follower);
     end(keeper);
 }
+
+/// More than are kept by default, and fewer than the configuration asks for.
+#[test]
+fn gc_keeps_as_many_as_the_configuration_says() {
+    const MADE: usize = 120_000;
+    let g = Gantry::new();
+    g.fixture();
+    let path = g.scratch().join("config.toml");
+    std::fs::write(&path, "events-kept = 130000\n").unwrap();
+    let make = format!(
+        "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < {MADE}) INSERT INTO event \
+         SELECT next_seq + i, boot, 'image-imported', 1, 's', 'n', '{{}}' FROM n, state"
+    );
+    let dir = g.dir().display().to_string();
+    let next = format!("UPDATE state SET next_seq = next_seq + {MADE}");
+    gantry_tests::python::run_script("database.py", &[&dir, "sql", &make, &next]).succeeded();
+    let kept = || g.run(&["events", "-o", "json"]).ok().stdout.lines().count();
+    g.run(&["--config", &path.display().to_string(), "gc"]).succeeded();
+    assert!(kept() > MADE);
+    g.run(&["gc"]).succeeded();
+    assert_eq!(kept(), 100_000);
+}
