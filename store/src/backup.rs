@@ -11,8 +11,8 @@
 //!
 //! A copy is made with SQLite's backup interface in one step: one snapshot, whatever is written meanwhile. In WAL mode
 //! a reader of a snapshot holds no writer up; all it does is let the WAL grow for as long as the copying takes. (Copying
-//! in several steps would begin again whenever somebody commits in between.) Then the copy itself is checked, synced
-//! and renamed: what has its name is whole, durable and good. A damaged database never pushes a good copy out.
+//! in several steps would begin again whenever somebody commits in between.) Then the copy itself is checked, its
+//! rows are read as a start reads them, and it is synced and renamed: what has its name is whole, durable and good. A damaged database never pushes a good copy out.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -22,6 +22,7 @@ use gantry_model::{ErrorKind, Kind as _, Timestamp};
 use rusqlite::backup::{Backup as Copying, StepResult};
 use rusqlite::{Connection, OpenFlags};
 
+use crate::damage::wrong_rows;
 use crate::db::{BUSY, connect, make_db, unknown_feature};
 use crate::lock::sync_dir;
 use crate::migrate::{self, APPLICATION_ID, STEPS};
@@ -121,9 +122,27 @@ pub(crate) fn examine(path: &Path, check: &str) -> Verdict {
         if let Some(why) = failing(&conn, check)? {
             return bad(why);
         }
-        Ok(Verdict::Good { next_seq: conn.query_row("SELECT next_seq FROM state", [], |row| row.get(0))? })
+        let next_seq = conn.query_row("SELECT next_seq FROM state", [], |row| row.get(0))?;
+        Ok(unreadable(conn, version).map_or(Verdict::Good { next_seq }, |error| Verdict::Bad { why: caused(&error) }))
     };
     look().unwrap_or_else(|error| Verdict::Bad { why: error.to_string() })
+}
+
+/// Why a row cannot be read that is needed. Those of an older format are read after they were migrated.
+fn unreadable(conn: Connection, version: usize) -> Option<StoreError> {
+    if version != STEPS.len() {
+        return None;
+    }
+    match wrong_rows(conn) {
+        Ok(None) => None,
+        Ok(Some(what)) => Some(StoreError::Damaged { doing: DOING, source: format!("it {what}").into() }),
+        Err(error) => Some(error),
+    }
+}
+
+/// The cause below an error: of a copy nobody has to be told what to do about the database.
+fn caused(error: &StoreError) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// The first thing that a check of the whole database complains of.
@@ -248,10 +267,11 @@ fn copy_to(from: &Connection, path: &Path) -> Result<(), StoreError> {
     drop(copying);
     to.close().map_err(|(_, error)| error).map_err(StoreError::sql(DOING))?;
     let copied = open_immutable(path).map_err(StoreError::sql(DOING))?;
-    match failing(&copied, QUICK_CHECK).map_err(StoreError::sql(DOING))? {
-        None => Ok(()),
-        Some(why) => Err(StoreError::Damaged { doing: DOING, source: why.into() }),
+    if let Some(why) = failing(&copied, QUICK_CHECK).map_err(StoreError::sql(DOING))? {
+        return Err(StoreError::Damaged { doing: DOING, source: why.into() });
     }
+    let version = migrate::version(&copied).map_err(StoreError::sql(DOING))?;
+    unreadable(copied, version).map_or(Ok(()), Err)
 }
 
 fn remove(path: &Path) -> Result<(), StoreError> {

@@ -13,8 +13,11 @@
 //! This is done at every start, after a clean end too: with 10 000 pods and 100 000 events (24 MB) the quick check takes
 //! a tenth of a second, no pod waits for it, and a disk does not wait for an unclean end to damage a page.
 
+use std::path::Path;
+
 use gantry_model::query::PodQuery;
-use gantry_model::{ErrorKind, Kind as _};
+use gantry_model::{BootId, ErrorKind, Kind as _};
+use rusqlite::Connection;
 
 use crate::backup::{QUICK_CHECK, failing};
 use crate::db::{FileId, Look, connect, look, remains};
@@ -42,7 +45,7 @@ impl Damage {
 }
 
 /// Looks at the database of a directory; `None`: it is sound, or there is nothing yet.
-pub(crate) fn find(layout: &Layout, boot: &gantry_model::BootId) -> Result<Option<Damage>, OpenError> {
+pub(crate) fn find(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError> {
     match find_once(layout, boot) {
         Err(OpenError::Store(error)) if error.kind() == ErrorKind::Damaged => {
             let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
@@ -52,7 +55,7 @@ pub(crate) fn find(layout: &Layout, boot: &gantry_model::BootId) -> Result<Optio
     }
 }
 
-fn find_once(layout: &Layout, boot: &gantry_model::BootId) -> Result<Option<Damage>, OpenError> {
+fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError> {
     let file = FileId::of(&layout.db())?;
     if file.is_none_or(|file| file.len == 0) {
         let how = if file.is_some() { "empty" } else { "missing" };
@@ -87,23 +90,31 @@ fn find_once(layout: &Layout, boot: &gantry_model::BootId) -> Result<Option<Dama
         }
         // Rows of an older format are read by the step that migrates them.
         Look::Behind(version) if version < STEPS.len() => Ok(None),
-        Look::Behind(_) | Look::Ready => {
-            let states: u32 = conn
-                .query_row("SELECT count(*) FROM state", [], |row| row.get(0))
-                .map_err(StoreError::sql("check the database"))?;
-            if states != 1 {
-                return Ok(Some(Damage::of("the database does not know the number of the next event")));
-            }
-            let store = Store::of(conn, layout.clone(), boot, None);
-            store.pods(&PodQuery::default())?;
-            store.images()?;
-            Ok(None)
-        }
+        Look::Behind(_) | Look::Ready => Ok(wrong_rows(conn)?.map(|what| Damage::of(format!("the database {what}")))),
     }
 }
 
+/// Reads every row that a start reads, of a database of the last format: the check of the whole file looks at its
+/// structure, and a byte that has changed within a row is none of its business. Rows that cannot be read are
+/// [`StoreError::Damaged`].
+pub(crate) fn wrong_rows(conn: Connection) -> Result<Option<&'static str>, StoreError> {
+    let states: u32 = conn
+        .query_row("SELECT count(*) FROM state", [], |row| row.get(0))
+        .map_err(StoreError::sql("check the database"))?;
+    if states != 1 {
+        return Ok(Some("does not know the number of the next event"));
+    }
+    // Where it lies and which boot this is matters to nobody who only reads rows.
+    let store = Store::of(conn, Layout::new(Path::new("")), &BootId(String::new()), None);
+    store.last_seq()?;
+    store.trimmed_seq()?;
+    store.pods(&PodQuery::default())?;
+    store.images()?;
+    Ok(None)
+}
+
 /// Whether it has the tables that make ours.
-fn is_ours(conn: &rusqlite::Connection) -> Result<bool, StoreError> {
+fn is_ours(conn: &Connection) -> Result<bool, StoreError> {
     conn.query_row(
         "SELECT count(*) = 4 FROM sqlite_schema WHERE type = 'table' AND name IN ('pod', 'app', 'state', 'image_layer')",
         [],

@@ -28,6 +28,7 @@
 //! have been set back, it still begins at least [`BOOT_JUMP`](crate::db::BOOT_JUMP) above everything that the damaged
 //! database and any backup know of. What was before counts as trimmed, so that who follows is told of the gap.
 
+use std::cmp::Reverse;
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -124,24 +125,22 @@ impl Home {
         damage::find(&self.layout, &self.boot)
     }
 
-    /// From what a damaged database would be restored; `None`: there is no good backup.
+    /// From what a damaged database would be restored, the best first; none: there is no good backup. Rows of an older
+    /// format are not looked at before they are migrated: where those of the best cannot be read, the next is for it.
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn source(&self, damage: &Damage) -> Result<Option<Backup>, StoreError> {
+    pub fn sources(&self, damage: &Damage) -> Result<Vec<Backup>, StoreError> {
         let good = |backup: Backup| match backup.examine() {
             Verdict::Good { next_seq } => Some((backup, next_seq)),
             Verdict::Bad { .. } => None,
         };
-        // By the number of the next event, for clocks are set back; of equal ones the newest.
-        let newest = backups(&self.layout)?.into_iter().rev().filter_map(good).max_by_key(|(_, next_seq)| *next_seq);
         let own = if damage.only_wal { self.without_wal() } else { None };
-        Ok(match (own, newest) {
-            // What knows of more events is the newer one: the file may not have been written to for long.
-            (Some((own, last)), Some((_, of_backup))) if last >= of_backup => Some(own),
-            (Some((own, _)), None) => Some(own),
-            (_, newest) => newest.map(|(backup, _)| backup),
-        })
+        let mut all: Vec<_> = own.into_iter().chain(backups(&self.layout)?.into_iter().filter_map(good)).collect();
+        // What knows of more events is the newer one: the file may not have been written to for long, and clocks are
+        // set back. Of equal ones the file itself, then the newest.
+        all.sort_by_key(|(_, next_seq)| Reverse(*next_seq));
+        Ok(all.into_iter().map(|(backup, _)| backup).collect())
     }
 
     /// The database file alone, if it is whole. Indexes are compared with their tables, because a copying of the WAL
