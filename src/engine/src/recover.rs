@@ -53,6 +53,8 @@ pub struct Keeping {
     pub engine: Engine,
     /// In what state the database is.
     pub condition: Condition,
+    /// What a sound database did not know of, and is on record again.
+    pub found: Adopted,
     /// What was restored before, as long as nobody has deleted the record of it.
     pub restored_before: Option<Record>,
     /// The right to keep the directory; gantryd holds it for its life.
@@ -79,16 +81,17 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
         Condition::ReadOnly { .. } => Engine::open_read_only(options)?,
         Condition::Sound | Condition::Restored { .. } => Engine::open(options)?,
     };
-    let condition = match condition {
+    let (condition, found) = match condition {
         Condition::Restored { record, adopted } => {
-            // Commands that had the damaged database open may have made pods until it was replaced.
-            let adopted = adopted.and(engine.adopt_pods().map_err(OpenError::Recover)?);
-            Condition::Restored { record, adopted: Box::new(adopted) }
+            let adopted = Box::new(adopted.and(engine.adopt_late(true)));
+            (Condition::Restored { record, adopted }, Adopted::default())
         }
-        other => other,
+        // Rows get lost otherwise as well; and a pod that no image was found for may have its image now.
+        Condition::Sound => (Condition::Sound, engine.adopt_late(false)),
+        other @ Condition::ReadOnly { .. } => (other, Adopted::default()),
     };
     let restored_before = if matches!(condition, Condition::Restored { .. }) { None } else { before };
-    Ok(Keeping { engine, condition, restored_before, lock })
+    Ok(Keeping { engine, condition, found, restored_before, lock })
 }
 
 /// Under the lock on the directory, so that no command makes a new database in between.
