@@ -5,9 +5,10 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use gantry_model::query::PodQuery;
-use gantry_model::{ErrorKind, Kind as _};
+use gantry_model::{BootId, ErrorKind, Kind as _};
 
 use super::*;
+use crate::migrate::STEPS;
 use crate::{OpenError, Record, StoreError, Verdict, backups};
 
 const NEVER_OLD: Duration = Duration::from_secs(3600);
@@ -339,5 +340,39 @@ fn rows_that_cannot_be_read_get_into_no_backup_and_out_of_none() {
         let home = crate::Home::open(&data).unwrap();
         let damage = home.damage().unwrap().unwrap();
         assert_eq!(home.sources(&damage).unwrap(), good, "{change}");
+    }
+}
+
+/// A database of an earlier boot in which this boot has made pods: all of them are in the WAL alone.
+fn of_two_boots() -> (tempfile::TempDir, std::path::PathBuf, u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let store = Store::open_as(&data, BootId("an earlier one".into()), STEPS).unwrap();
+    let image = image(&store, "i", &["l"]);
+    store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap();
+    store.back_up_if_due(NEVER_OLD).unwrap().unwrap();
+    store.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    drop(store);
+    let store = Store::open(&data).unwrap();
+    store.insert_pod(&new_pod(pod_id(2), &image, &["a"])).unwrap();
+    let last = store.last_seq().unwrap();
+    (dir, data, last)
+}
+
+#[test]
+fn a_wal_that_is_lost_soon_after_the_boot_is_missed() {
+    let lose: [Hit; 3] = [
+        |data| fs::remove_file(data.join("gantry.db-wal")).unwrap(),
+        |data| drop(fs::File::create(data.join("gantry.db-wal")).unwrap()),
+        |data| fs::File::options().write(true).open(data.join("gantry.db-wal")).unwrap().set_len(32 + 4120).unwrap(),
+    ];
+    for (row, hit) in lose.into_iter().enumerate() {
+        let (_dir, data, last) = of_two_boots();
+        hit(&data);
+        let home = crate::Home::open(&data).unwrap();
+        let damage = home.damage().unwrap().unwrap_or_else(|| panic!("row {row}: nothing was found"));
+        assert!(damage.what.contains("has lost its last"), "row {row}: {damage:?}");
+        let record = home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
+        assert!(record.first_event > last, "row {row}");
     }
 }
