@@ -20,10 +20,10 @@ use gantry_model::{BootId, ErrorKind, Kind as _};
 use rusqlite::Connection;
 
 use crate::backup::{QUICK_CHECK, failing};
-use crate::db::{FileId, Look, connect, look, remains};
+use crate::db::{FileId, Look, connect, is_of_boot, look, remains};
 use crate::migrate::STEPS;
-use crate::wal::{self, Wal};
-use crate::{Layout, OpenError, Store, StoreError};
+use crate::wal::Wal;
+use crate::{Layout, OpenError, Store, StoreError, shortage};
 
 /// What is wrong with a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,11 +57,11 @@ pub(crate) fn find(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, Ope
 
 fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError> {
     let file = FileId::of(&layout.db())?;
-    if file.is_none_or(|file| file.len == 0) {
+    let Some(file) = file.filter(|file| file.len > 0) else {
         let how = if file.is_some() { "empty" } else { "missing" };
         return Ok(remains(layout)?.map(|what| Damage::of(format!("the database is {how}, and there are {what}"))));
-    }
-    let wal = wal::look(layout)?;
+    };
+    let wal = shortage::look(layout, file, boot)?;
     let conn = connect(layout)?;
     // Through a mapping a page that the disk cannot read would be a signal and no error.
     conn.execute_batch("PRAGMA mmap_size = 0").map_err(StoreError::sql("check the database"))?;
@@ -72,14 +72,17 @@ fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError
         }
         other => other?,
     };
-    match (wal, &looked) {
-        (Wal::NoHeader, _) => return Ok(Some(Damage::wal("the WAL of the database has no header"))),
-        // In another boot, the last frames may have been taken back by a power cut.
-        (Wal::Short(frames), Look::Ready) => {
-            let what = format!("the WAL of the database has lost its last {frames} pages");
-            return Ok(Some(Damage::wal(what)));
+    match wal {
+        Wal::NoHeader => return Ok(Some(Damage::wal("the WAL of the database has no header"))),
+        Wal::Short(frames) => {
+            if !matches!(looked, Look::Behind(0)) && is_of_boot(&conn, boot)? {
+                let what = format!("the WAL of the database has lost its last {frames} pages");
+                return Ok(Some(Damage::wal(what)));
+            }
+            // In another boot: a power cut may have taken them back.
+            shortage::forget(layout)?;
         }
-        _ => {}
+        Wal::Whole => {}
     }
     if let Some(why) = failing(&conn, QUICK_CHECK).map_err(StoreError::sql("check the database"))? {
         return Ok(Some(Damage::of(format!("the database is damaged: {}", gantry_model::id::shown(&why)))));

@@ -69,6 +69,11 @@ impl FileId {
         }
     }
 
+    /// Which it is, in words that no other file has while it is there.
+    pub(crate) fn name(self) -> String {
+        format!("{}:{}", self.dev, self.ino)
+    }
+
     fn is(self, other: Self) -> bool {
         (self.dev, self.ino) == (other.dev, other.ino)
     }
@@ -371,12 +376,14 @@ pub(crate) fn look(conn: &Connection, layout: &Layout, boot: &BootId, steps: &[&
     if let Some(feature) = unknown_feature(conn).map_err(sql())? {
         return Err(OpenError::Feature { path: path(), feature });
     }
-    let same_boot: bool = conn
-        .query_row("SELECT boot = ?1 FROM state", [&boot.0], |row| row.get(0))
-        .optional()
-        .map_err(sql())?
-        .unwrap_or(false);
-    Ok(if version == steps.len() && same_boot { Look::Ready } else { Look::Behind(version) })
+    let ready = version == steps.len() && is_of_boot(conn, boot)?;
+    Ok(if ready { Look::Ready } else { Look::Behind(version) })
+}
+
+/// Whether this boot was entered already.
+pub(crate) fn is_of_boot(conn: &Connection, boot: &BootId) -> Result<bool, StoreError> {
+    let same = conn.query_row("SELECT boot = ?1 FROM state", [&boot.0], |row| row.get(0)).optional();
+    same.map(|same| same.unwrap_or(false)).map_err(StoreError::sql("open the database"))
 }
 
 pub(crate) fn unknown_feature(conn: &Connection) -> rusqlite::Result<Option<String>> {

@@ -14,7 +14,11 @@
 //! | 4. `restored` is written: what was done, for people | the same, and a record that the next start writes anew |
 //! | 5. `gantry.db`, then `-wal`, `-shm` and `-journal` are moved to `damaged/TIME/`, synced | no database beside pods, layers and backups: damage, found and restored by the next start, refused by commands |
 //! | 6. the new one is renamed to `gantry.db`, synced | a restored database |
-//! | 7. all but the newest three of `damaged/` are deleted | one more than three, until the next restore |
+//! | 7. `wal-short` is deleted, and all but the newest three of `damaged/` | a `wal-short` about a file that is gone, and one more than three, until the next restore |
+//!
+//! Before all of them, when the WAL is seen to have lost pages, `wal-short` is written (`shortage.rs`): the look itself
+//! takes away what shows it, and a kill before step 5 would leave an old database that looks sound.
+//! After step 6 nothing fails: what cannot be tidied now is tidied by the next restore.
 //!
 //! The database file goes first in step 5: without its WAL it might look sound, and be old. No WAL may be left before
 //! step 6: SQLite would take it for that of the new file.
@@ -48,7 +52,7 @@ use crate::lock::{lock_within, open_dir, sync_dir};
 use crate::migrate::{self, STEPS};
 use crate::record::{self, Record};
 use crate::tmp::{self, Scrap};
-use crate::{Layout, OpenError, Store, StoreError, reserve};
+use crate::{Layout, OpenError, Store, StoreError, reserve, shortage};
 
 /// So many damaged databases are kept.
 const KEPT: usize = 3;
@@ -224,8 +228,8 @@ impl Home {
         sync_dir(self.layout.root())?;
         drop(scrap);
         drop(lock);
-        self.drop_old()?;
-        reserve::fill(&self.layout)?;
+        // Whoever is told of a failure takes the database for one that was not restored.
+        let _left_for_the_next = [shortage::forget(&self.layout), self.drop_old(), reserve::fill(&self.layout)];
         Ok(record)
     }
 
