@@ -30,7 +30,7 @@
 //! microseconds of its moment, nobody commits a million events a second for long, and a boot, which skips at most three
 //! million, takes longer than three seconds. So a new numbering begins with the microseconds of now. Should the clock
 //! have been set back, it still begins at least [`BOOT_JUMP`](crate::db::BOOT_JUMP) above everything that the damaged
-//! database and any backup know of. What was before counts as trimmed, so that who follows is told of the gap.
+//! database, any backup and the record of the last restore know of. What was before counts as trimmed, so that who follows is told of the gap.
 
 use std::cmp::Reverse;
 use std::fs::{self, File};
@@ -260,7 +260,10 @@ impl Home {
     /// See the module.
     fn first_number(&self) -> Result<u64, StoreError> {
         let of_backups = backups(&self.layout)?.into_iter().filter_map(|backup| next_seq(&backup.path));
-        let known = of_backups.chain(self.damaged_number()).filter(|&seq| seq < MOST_SEQ).max().unwrap_or(1);
+        // Only of the numbering, so what cannot be read of it keeps nobody from a restore.
+        let of_last = Record::load(&self.layout).ok().flatten().map(|record| record.first_event);
+        let known =
+            of_backups.chain(self.damaged_number()).chain(of_last).filter(|&seq| seq < MOST_SEQ).max().unwrap_or(1);
         let now = u64::try_from(crate::now().0 / 1000).unwrap_or(0);
         Ok(now.max(after_boot(known)))
     }

@@ -376,3 +376,70 @@ fn a_wal_that_is_lost_soon_after_the_boot_is_missed() {
         assert!(record.first_event > last, "row {row}");
     }
 }
+
+/// The first look takes away what shows that pages are missing; a restore may be killed or fail after it.
+#[test]
+fn a_short_wal_stays_damage_until_it_is_restored() {
+    let (_dir, data, _) = of_two_boots();
+    fs::remove_file(data.join("gantry.db-wal")).unwrap();
+    let home = crate::Home::open(&data).unwrap();
+    let damage = home.damage().unwrap().unwrap();
+    assert_eq!(crate::wal::look(home.layout()).unwrap(), crate::wal::Wal::Whole, "SQLite has renewed the index");
+    let refuse = |_: Store| Err(StoreError::Replaced { doing: "fill" });
+    let source = best(&home, &damage);
+    assert!(home.restore(&damage, source.as_ref(), refuse).is_err());
+    let again = crate::Home::open(&data).unwrap();
+    assert_eq!(again.damage().unwrap().as_ref(), Some(&damage));
+    // It says nothing of another file, and nothing in another boot.
+    let noted = fs::read_to_string(home.layout().wal_short()).unwrap();
+    again.restore(&damage, source.as_ref(), Ok::<_, StoreError>).unwrap();
+    assert!(!home.layout().wal_short().exists());
+    fs::write(home.layout().wal_short(), noted).unwrap();
+    assert_eq!(again.damage().unwrap(), None);
+}
+
+#[test]
+fn what_a_power_cut_took_back_is_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let store = Store::open_as(&data, BootId("an earlier one".into()), STEPS).unwrap();
+    image(&store, "i", &["l"]);
+    drop(store);
+    fs::remove_file(data.join("gantry.db-wal")).unwrap();
+    let home = crate::Home::open(&data).unwrap();
+    for _ in 0..2 {
+        assert_eq!(home.damage().unwrap(), None);
+        assert!(!home.layout().wal_short().exists());
+    }
+}
+
+#[test]
+fn what_cannot_be_tidied_after_a_restore_does_not_undo_it() {
+    let (_dir, data, _) = kept();
+    overwrite(&data, 0, &garbage(100));
+    let home = crate::Home::open(&data).unwrap();
+    // What is older than three, and is none of the directories that are put there.
+    for name in ["a", "b", "c", "d"] {
+        fs::create_dir_all(data.join("damaged")).unwrap();
+        fs::write(data.join("damaged").join(name), "").unwrap();
+    }
+    let damage = home.damage().unwrap().unwrap();
+    home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
+    assert!(Store::open(&data).unwrap().pod(pod_id(1)).unwrap().is_some());
+}
+
+/// The numbers since a restore may be known to nobody else: the clock was ahead, and the new database is damaged too.
+#[test]
+fn numbers_stay_above_those_of_the_restore_before() {
+    let (_dir, data, _) = kept();
+    overwrite(&data, 0, &garbage(100));
+    let home = crate::Home::open(&data).unwrap();
+    let damage = home.damage().unwrap().unwrap();
+    let before = home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
+    let given = 9_000_000_000_000_000;
+    Record { first_event: given, ..before }.save(home.layout()).unwrap();
+    overwrite(&data, 0, &garbage(100));
+    let damage = home.damage().unwrap().unwrap();
+    let record = home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
+    assert!(record.first_event > given, "{}", record.first_event);
+}
