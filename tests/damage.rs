@@ -226,15 +226,45 @@ fn its_wal_is_overwritten() {
     comes_back(|g| fs::write(db(g, "-wal"), vec![7; 40_000]), false);
 }
 
+/// As a disk that was not written to leaves it.
+fn halve_the_wal(g: &Gantry) -> io::Result<()> {
+    let wal = fs::File::options().write(true).open(db(g, "-wal"))?;
+    wal.set_len(wal.metadata()?.len() / 2)
+}
+
 #[test]
 fn the_end_of_its_wal_is_gone() {
-    comes_back(
-        |g| {
-            let wal = fs::File::options().write(true).open(db(g, "-wal"))?;
-            wal.set_len(wal.metadata()?.len() / 2)
-        },
-        false,
-    );
+    comes_back(halve_the_wal, false);
+}
+
+#[test]
+fn kill_nine_anywhere_after_the_end_of_its_wal_is_gone() {
+    let world = World::new(HOURLY, "backed up the database");
+    let g = &world.g;
+    halve_the_wal(g).unwrap();
+    let some = |dir: &str| fs::read_dir(g.dir().join(dir)).is_ok_and(|mut entries| entries.next().is_some());
+    let facts: [&dyn Fn() -> bool; 5] = [
+        // From here on nothing but this says that it is damaged.
+        &|| g.dir().join("wal-short").exists(),
+        &|| some("tmp"),
+        &|| g.dir().join("restored").exists(),
+        &|| some("damaged"),
+        &|| !db(g, "").exists(),
+    ];
+    for fact in facts {
+        let keeper = daemon(g, HOURLY);
+        gantry_tests::wait_for("a step of the restore", || {
+            (fact() || keeper.stderr().contains("keeping")).then_some(())
+        });
+        keeper.signal(Signal::KILL);
+        let _ = keeper.wait().exits(137);
+    }
+    let mut keeper = daemon(g, HOURLY);
+    keeper.wait_for_complaint("info: keeping");
+    world.is_whole(true);
+    world.is_told("the damaged one is in");
+    assert!(!g.dir().join("wal-short").exists());
+    end(keeper);
 }
 
 #[test]
