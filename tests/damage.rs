@@ -352,6 +352,35 @@ fn what_cannot_be_a_pod_again_is_kept_aside() {
 }
 
 #[test]
+fn what_runs_without_an_image_keeps_its_layers_and_is_taken_over_later() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["obey", "SIGTERM", "7"]);
+    g.wait_log(&pod, "obeying");
+    let (blobs, away) = (g.dir().join("blobs/sha256"), g.scratch().join("blobs"));
+    fs::rename(&blobs, &away).unwrap();
+    overwrite(&g, 0, 100).unwrap();
+    let mut keeper = daemon(&g, NEVER);
+    let said = keeper.wait_for_complaint("info: keeping");
+    assert!(said.contains(&format!("somebody is at pod {pod}, and it is not on record")), "{said}");
+    end(keeper);
+    let trees = || fs::read_dir(g.dir().join("trees")).unwrap().count();
+    let before = trees();
+    g.run(&["image", "gc", "--grace-period=0s"]).succeeded();
+    g.run(&["gc"]).succeeded();
+    assert!(before > 0 && trees() == before, "its roots stand on them");
+    // Its image is here again: nothing is damaged now, and the pod is found all the same.
+    fs::remove_dir(&blobs).unwrap();
+    fs::rename(&away, &blobs).unwrap();
+    let mut keeper = daemon(&g, NEVER);
+    let said = keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    assert!(said.contains("on record again, from its directory: pod"), "{said}");
+    assert!(g.run(&["exec", &pod, "--", "/bin/app", "true"]).code == 0);
+    g.run(&["stop", &pod]).succeeded();
+    assert_eq!(g.wait_state(&pod, "exited")["exit_code"], 7);
+    end(keeper);
+}
+
+#[test]
 fn a_restore_that_was_killed_is_finished() {
     let world = World::new(HOURLY, "backed up the database");
     let g = &world.g;
