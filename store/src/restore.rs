@@ -8,7 +8,7 @@
 //!
 //! | step | killed after it |
 //! |---|---|
-//! | 1. the newest good backup is copied to `tmp/` (no backup: an empty database) | the damaged database; `tmp/` is swept |
+//! | 1. the newest good backup is copied to `tmp/` (only the WAL is damaged: what is left of the database itself; no backup: an empty one) | the damaged database; `tmp/` is swept |
 //! | 2. there it is migrated, gets its new numbering, and is filled by the caller from what lies on the disk | the same |
 //! | 3. it is checked and synced | the same |
 //! | 4. `restored` is written: what was done, for people | the same, and a record that the next start writes anew |
@@ -34,7 +34,6 @@
 
 use std::cmp::Reverse;
 use std::fs::{self, File};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use gantry_model::{BootId, Timestamp};
@@ -42,7 +41,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, params};
 use rustix::fs::{FlockOperation, Mode};
 
-use crate::backup::{Backup, QUICK_CHECK, Verdict, backups, examine, next_seq};
+use crate::backup::{Backup, QUICK_CHECK, Verdict, backups, examine, examine_content, next_seq};
 use crate::damage::{self, Damage};
 use crate::db::{
     BUSY, FileId, after_boot, connect_to, current_boot, make_db, make_dirs, make_root, open_root, resolved, set_wal,
@@ -61,6 +60,9 @@ const KEPT: usize = 3;
 const MOST_SEQ: u64 = 1 << 60;
 
 const DOING: &str = "restore the database";
+
+/// Whether each index has what its table has as well.
+const INTEGRITY_CHECK: &str = "PRAGMA integrity_check(1)";
 
 /// A data directory before its database is opened, for the one who keeps it.
 #[derive(Debug)]
@@ -139,22 +141,36 @@ impl Home {
             Verdict::Good { next_seq } => Some((backup, next_seq)),
             Verdict::Bad { .. } => None,
         };
-        let own = if damage.only_wal { self.without_wal() } else { None };
-        let mut all: Vec<_> = own.into_iter().chain(backups(&self.layout)?.into_iter().filter_map(good)).collect();
+        let own = damage.only_wal.then(|| [self.with_wal(), self.without_wal()]);
+        let mut all: Vec<_> =
+            own.into_iter().flatten().flatten().chain(backups(&self.layout)?.into_iter().filter_map(good)).collect();
         // What knows of more events is the newer one: the file may not have been written to for long, and clocks are
-        // set back. Of equal ones the file itself, then the newest.
+        // set back. Of equal ones the file itself, with its WAL before without, then the newest.
         all.sort_by_key(|(_, next_seq)| Reverse(*next_seq));
         Ok(all.into_iter().map(|(backup, _)| backup).collect())
     }
 
-    /// The database file alone, if it is whole. Indexes are compared with their tables, because a copying of the WAL
-    /// into the file may have been cut short.
+    /// The database with the commits that its WAL still has from the first on, if that is whole: later pages than those
+    /// may have been copied into the file, so indexes are compared with their tables.
+    fn with_wal(&self) -> Option<(Backup, u64)> {
+        let conn = connect_to(&self.layout.db()).ok()?;
+        // Through a mapping a page that the disk cannot read would be a signal and no error.
+        conn.execute_batch("PRAGMA mmap_size = 0").ok()?;
+        let Verdict::Good { next_seq } = examine_content(conn, INTEGRITY_CHECK) else { return None };
+        Some((self.own(&self.layout.wal(), true)?, next_seq))
+    }
+
+    /// The database file alone, if it is whole: a copying of the WAL into the file may have been cut short.
     fn without_wal(&self) -> Option<(Backup, u64)> {
-        let path = self.layout.db();
-        let Verdict::Good { next_seq } = examine(&path, "PRAGMA integrity_check(1)") else { return None };
-        let at = fs::metadata(&path).and_then(|found| found.modified()).ok()?;
+        let Verdict::Good { next_seq } = examine(&self.layout.db(), INTEGRITY_CHECK) else { return None };
+        Some((self.own(&self.layout.db(), false)?, next_seq))
+    }
+
+    /// The database itself, as of when this file of it was last written to.
+    fn own(&self, written: &Path, with_wal: bool) -> Option<Backup> {
+        let at = fs::metadata(written).and_then(|found| found.modified()).ok()?;
         let at = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
-        Some((Backup::own(path, Timestamp(i64::try_from(at).unwrap_or(i64::MAX))), next_seq))
+        Some(Backup::own(self.layout.db(), Timestamp(i64::try_from(at).unwrap_or(i64::MAX)), with_wal))
     }
 
     /// Whether all that a reader needs can be read from the damaged database.
@@ -236,7 +252,7 @@ impl Home {
     /// Makes the database that is to be: of the last format, in this boot, with a numbering of its own.
     fn build(&self, path: &Path, source: Option<&Backup>, first: u64) -> Result<Connection, StoreError> {
         match source {
-            Some(backup) => copy(&backup.path, path)?,
+            Some(backup) => backup.copy_to(path)?,
             None => make_db(path)?,
         }
         let sql = || StoreError::sql(DOING);
@@ -309,14 +325,6 @@ impl Home {
         }
         Ok(())
     }
-}
-
-/// Copies a file that nobody writes to. Not by a link: the copy is written to.
-fn copy(from: &Path, to: &Path) -> Result<(), StoreError> {
-    let mut read = File::open(from).map_err(StoreError::io("open", from))?;
-    let write = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
-    let mut write = write.map_err(StoreError::io("make", to))?;
-    std::io::copy(&mut read, &mut write).map(drop).map_err(StoreError::io("write", to))
 }
 
 /// Brings everything into the one file, checks it, and makes it durable.

@@ -443,3 +443,26 @@ fn numbers_stay_above_those_of_the_restore_before() {
     let record = home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
     assert!(record.first_event > given, "{}", record.first_event);
 }
+
+#[test]
+fn what_the_wal_still_has_is_not_given_up() {
+    let (_dir, data, _) = of_two_boots();
+    let store = Store::open(&data).unwrap();
+    let image = store.images().unwrap().remove(0).id;
+    store.insert_pod(&new_pod(pod_id(3), &image, &["a"])).unwrap();
+    drop(store);
+    let wal = fs::File::options().write(true).open(data.join("gantry.db-wal")).unwrap();
+    wal.set_len(wal.metadata().unwrap().len() - 1).unwrap();
+    let home = crate::Home::open(&data).unwrap();
+    let damage = home.damage().unwrap().unwrap();
+    let sources = home.sources(&damage).unwrap();
+    assert_eq!(
+        sources.iter().map(|source| source.path == data.join("gantry.db")).collect::<Vec<_>>(),
+        [true, true, false]
+    );
+    home.restore(&damage, sources.first(), Ok::<_, StoreError>).unwrap();
+    let store = Store::open(&data).unwrap();
+    // The third was in the frames that are gone.
+    let known = [1, 2, 3].map(|n| store.pod(pod_id(n)).unwrap().is_some());
+    assert_eq!(known, [true, true, false]);
+}
