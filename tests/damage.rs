@@ -226,15 +226,45 @@ fn its_wal_is_overwritten() {
     comes_back(|g| fs::write(db(g, "-wal"), vec![7; 40_000]), false);
 }
 
+/// As a disk that was not written to leaves it.
+fn halve_the_wal(g: &Gantry) -> io::Result<()> {
+    let wal = fs::File::options().write(true).open(db(g, "-wal"))?;
+    wal.set_len(wal.metadata()?.len() / 2)
+}
+
 #[test]
 fn the_end_of_its_wal_is_gone() {
-    comes_back(
-        |g| {
-            let wal = fs::File::options().write(true).open(db(g, "-wal"))?;
-            wal.set_len(wal.metadata()?.len() / 2)
-        },
-        false,
-    );
+    comes_back(halve_the_wal, false);
+}
+
+#[test]
+fn kill_nine_anywhere_after_the_end_of_its_wal_is_gone() {
+    let world = World::new(HOURLY, "backed up the database");
+    let g = &world.g;
+    halve_the_wal(g).unwrap();
+    let some = |dir: &str| fs::read_dir(g.dir().join(dir)).is_ok_and(|mut entries| entries.next().is_some());
+    let facts: [&dyn Fn() -> bool; 5] = [
+        // From here on nothing but this says that it is damaged.
+        &|| g.dir().join("wal-short").exists(),
+        &|| some("tmp"),
+        &|| g.dir().join("restored").exists(),
+        &|| some("damaged"),
+        &|| !db(g, "").exists(),
+    ];
+    for fact in facts {
+        let keeper = daemon(g, HOURLY);
+        gantry_tests::wait_for("a step of the restore", || {
+            (fact() || keeper.stderr().contains("keeping")).then_some(())
+        });
+        keeper.signal(Signal::KILL);
+        let _ = keeper.wait().exits(137);
+    }
+    let mut keeper = daemon(g, HOURLY);
+    keeper.wait_for_complaint("info: keeping");
+    world.is_whole(true);
+    world.is_told("the damaged one is in");
+    assert!(!g.dir().join("wal-short").exists());
+    end(keeper);
 }
 
 #[test]
@@ -318,6 +348,35 @@ fn what_cannot_be_a_pod_again_is_kept_aside() {
     assert_eq!(g.list().len(), 1);
     let doctor = g.run(&["doctor"]).ok().stdout;
     assert!(doctor.contains(&exited) && doctor.contains(&prepared), "{doctor}");
+    end(keeper);
+}
+
+#[test]
+fn what_runs_without_an_image_keeps_its_layers_and_is_taken_over_later() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["obey", "SIGTERM", "7"]);
+    g.wait_log(&pod, "obeying");
+    let (blobs, away) = (g.dir().join("blobs/sha256"), g.scratch().join("blobs"));
+    fs::rename(&blobs, &away).unwrap();
+    overwrite(&g, 0, 100).unwrap();
+    let mut keeper = daemon(&g, NEVER);
+    let said = keeper.wait_for_complaint("info: keeping");
+    assert!(said.contains(&format!("somebody is at pod {pod}, and it is not on record")), "{said}");
+    end(keeper);
+    let trees = || fs::read_dir(g.dir().join("trees")).unwrap().count();
+    let before = trees();
+    g.run(&["image", "gc", "--grace-period=0s"]).succeeded();
+    g.run(&["gc"]).succeeded();
+    assert!(before > 0 && trees() == before, "its roots stand on them");
+    // Its image is here again: nothing is damaged now, and the pod is found all the same.
+    fs::remove_dir(&blobs).unwrap();
+    fs::rename(&away, &blobs).unwrap();
+    let mut keeper = daemon(&g, NEVER);
+    let said = keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    assert!(said.contains("on record again, from its directory: pod"), "{said}");
+    assert!(g.run(&["exec", &pod, "--", "/bin/app", "true"]).code == 0);
+    g.run(&["stop", &pod]).succeeded();
+    assert_eq!(g.wait_state(&pod, "exited")["exit_code"], 7);
     end(keeper);
 }
 

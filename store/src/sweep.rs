@@ -18,7 +18,7 @@ use crate::keeper::KEEPER_LOCK;
 use crate::lock::{open_dir, open_lock_file, sync_dir, try_lock};
 use crate::pods::row::Columns;
 use crate::trees::try_lock_tree;
-use crate::{Layout, Store, StoreError, remove, reserve, tmp};
+use crate::{Layout, PodState, Store, StoreError, remove, reserve, tmp};
 
 /// What a sweep has deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,13 +37,16 @@ const UNUSED: &str = "NOT EXISTS (SELECT 1 FROM image_layer WHERE image_layer.ch
 
 impl Store {
     /// Deletes layers and blobs that no image refers to and nobody works on, and temporaries of the dead. Data goes
-    /// before rows where the disk is full. Ends this store's own claim on blobs it has put and not committed.
+    /// before rows where the disk is full. While a pod runs that has no row, only temporaries go. Ends this store's own claim on blobs it has put and not committed.
     ///
     /// # Errors
     /// [`StoreError`]; what was deleted until then stays deleted.
     pub fn sweep_images(&self) -> Result<Swept, StoreError> {
         self.end_blob_lease();
         let mut swept = Swept { bytes: self.sweep_temporaries()?, ..Swept::default() };
+        if self.somebody_unknown_runs()? {
+            return Ok(swept);
+        }
         self.sweep_orphans(&mut swept)?;
         self.sweep_layers(&mut swept)?;
         self.sweep_blobs(&mut swept)?;
@@ -70,7 +73,7 @@ impl Store {
     /// Trees without a row.
     fn sweep_orphans(&self, swept: &mut Swept) -> Result<(), StoreError> {
         // A database that is being restored, or that was replaced, does not know what is needed.
-        if self.file.is_none() || !self.is_current()? {
+        if self.file.is_none() || !self.is_current()? || self.somebody_unknown_runs()? {
             return Ok(());
         }
         let known = self.tree_names()?;
@@ -83,6 +86,23 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// Whether somebody holds the directory of a pod that has no row. It may be a pod whose row was lost, and then no row
+    /// says which layers are the lower directories of its roots: none may go before it has ended or is on record again.
+    fn somebody_unknown_runs(&self) -> Result<bool, StoreError> {
+        let dirs = self.pod_dirs()?;
+        let known: HashSet<String> = self
+            .conn
+            .prepare_cached("SELECT id FROM pod")
+            .and_then(|mut all| all.query_map([], |row| row.get(0))?.collect())
+            .map_err(StoreError::sql("list the pods"))?;
+        for id in dirs.into_iter().filter(|id| !known.contains(&id.to_string())) {
+            if matches!(self.try_lock_pod(id)?, PodState::Held) && self.pod(id)?.is_none() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Layers without a reference. A child goes before its parent, so one pass may free the next.
