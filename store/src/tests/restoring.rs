@@ -211,6 +211,32 @@ fn who_had_the_damaged_database_open_is_refused() {
     assert_eq!(entries(&data.join("damaged")), 3);
 }
 
+/// Whoever asks for what came after a time is told of what was lost, though rows that were made from what lay on the
+/// disk have events with older times.
+#[test]
+fn old_times_of_adopted_rows_hide_no_gap() {
+    const SECOND: i64 = 1_000_000_000;
+    let (_dir, data, _) = kept();
+    let home = crate::Home::open(&data).unwrap();
+    let damage = crate::Damage { what: "for this test".to_owned(), only_wal: false };
+    let before = crate::now();
+    let adopt = |store: Store| {
+        // Of 1970.
+        image(&store, "adopted", &[]);
+        Ok::<_, StoreError>(store)
+    };
+    let record = home.restore(&damage, home.source(&damage).unwrap().as_ref(), adopt).unwrap();
+    let after = crate::now();
+    let store = Store::open(&data).unwrap();
+    let lost = |since: i64| {
+        let start = store.seq_before(Timestamp(since)).unwrap();
+        store.events_page(start, 9).unwrap().1
+    };
+    let gap = Some(record.first_event - 1);
+    assert_eq!([lost(0), lost(SECOND), lost(before.0 - 60 * SECOND), lost(before.0)], [gap; 4]);
+    assert_eq!(lost(after.0 + 2 * SECOND), None, "nothing of that time was there to be lost");
+}
+
 #[test]
 fn numbers_stay_above_every_one_that_is_known() {
     let (_dir, data, _) = kept();
