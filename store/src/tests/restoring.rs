@@ -211,6 +211,26 @@ fn who_had_the_damaged_database_open_is_refused() {
     assert_eq!(entries(&data.join("damaged")), 3);
 }
 
+/// Of a database that was replaced nobody learns what is needed: what its successor knows stays.
+#[test]
+fn who_had_the_damaged_database_open_sweeps_nothing() {
+    let (_dir, data, _) = kept();
+    let old = Store::open(&data).unwrap();
+    let home = crate::Home::open(&data).unwrap();
+    let damage = crate::Damage { what: "for this test".to_owned(), only_wal: false };
+    home.restore(&damage, home.source(&damage).unwrap().as_ref(), Ok::<_, StoreError>).unwrap();
+    let new = Store::open(&data).unwrap();
+    image(&new, "later", &["later"]);
+    let name = crate::Layout::tree_name(&digest("later"));
+    // As if the database was replaced after the sweep had begun.
+    let mut swept = crate::Swept::default();
+    old.sweep_orphan(&name, &mut swept).unwrap();
+    assert_eq!((swept, old.sweep_images().unwrap()), Default::default());
+    assert_eq!(new.check(true).unwrap(), []);
+    new.sweep_orphan(&name, &mut swept).unwrap();
+    assert_eq!(swept.layers, 0, "it has its row");
+}
+
 /// Whoever asks for what came after a time is told of what was lost, though rows that were made from what lay on the
 /// disk have events with older times.
 #[test]
