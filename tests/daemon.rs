@@ -215,7 +215,8 @@ fn annotations_of_old_pods_are_written_down() {
     keeper.wait_for_complaint(SAID);
     end(keeper, Signal::TERM);
     // It fails if a row has been left.
-    let check = format!("INSERT INTO app SELECT * FROM app WHERE pod = '{pod}' AND annotations IS NOT '{{\"of\":\"it\"}}'");
+    let check =
+        format!("INSERT INTO app SELECT * FROM app WHERE pod = '{pod}' AND annotations IS NOT '{{\"of\":\"it\"}}'");
     run_script("database.py", &[&dir, "sql", &check]).succeeded();
 }
 
