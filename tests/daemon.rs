@@ -2,8 +2,10 @@
 
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
+use gantry_tests::python::run_script;
 use gantry_tests::{Gantry, Out, Running, Signal, pod_id, wait_for};
 
 /// A gantryd that has begun to keep the directory of `g`.
@@ -88,6 +90,39 @@ fn an_app_that_ends_before_its_pod_is_noted() {
     g.run(&["kill", "-s", "SIGTERM", "--app=short", &pod]).succeeded();
     keeper.wait_for_complaint(&format!("app short of pod {pod} ended"));
     assert!(stored(&g, r#""exit_code":"0""#));
+    g.run(&["kill", &pod]).succeeded();
+    keeper.wait_for_complaint(&format!("pod {pod} exited"));
+    end(keeper, Signal::TERM);
+}
+
+/// Where no inotify instance is left (here: in a user namespace that may have none), it looks once a second.
+#[test]
+fn it_keeps_also_where_nothing_can_be_watched() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let plain = g.daemon(&["--listen=none"]);
+    let mut blind = Command::new("unshare");
+    blind.args(["--user", "--map-root-user", "sh", "-c"]);
+    blind.args(["echo 0 >/proc/sys/user/max_inotify_instances && exec \"$0\" \"$@\""]);
+    blind.arg(plain.get_program()).args(plain.get_args());
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => blind.env(name, value),
+            None => blind.env_remove(name),
+        };
+    }
+    blind.current_dir(g.scratch());
+    let mut keeper = g.spawn_command(&mut blind);
+    keeper.wait_for_complaint("max_user_instances");
+    keeper.wait_for_complaint("info: keeping");
+    let short = ["run", "--net=none", "-d", &image, "--name=short", "--", "obey", "SIGTERM", "0", "---"];
+    let long = [&image, "--name=long", "--", "sleep", "forever"];
+    let pod = pod_id(&g.run(&[&short[..], &long[..]].concat()).ok());
+    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    g.wait_log(&pod, "obeying");
+    // Only its journal tells of it: `kill` writes nothing to the database.
+    g.run(&["kill", "-s", "SIGTERM", "--app=short", &pod]).succeeded();
+    keeper.wait_for_complaint(&format!("app short of pod {pod} ended"));
     g.run(&["kill", &pod]).succeeded();
     keeper.wait_for_complaint(&format!("pod {pod} exited"));
     end(keeper, Signal::TERM);
@@ -199,6 +234,24 @@ fn the_configuration_is_read_again() {
     keeper.signal(Signal::TERM);
     let out = keeper.wait().ok();
     assert_eq!(out.stderr.lines().filter(|line| line.starts_with("error:")).count(), 1, "{out}");
+}
+
+/// Pods of a database of format 1 have the annotations of their apps in their manifests only.
+#[test]
+fn annotations_of_old_pods_are_written_down() {
+    const SAID: &str = "written down, of pods: 1";
+    let g = Gantry::new();
+    let image = g.fixture();
+    let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--user-annotation=of=it"]).ok());
+    let dir = g.dir().display().to_string();
+    run_script("database.py", &[&dir, "sql", "UPDATE app SET annotations = NULL"]).succeeded();
+    let mut keeper = daemon(&g, &[]);
+    keeper.wait_for_complaint(SAID);
+    end(keeper, Signal::TERM);
+    // It fails if a row has been left.
+    let check =
+        format!("INSERT INTO app SELECT * FROM app WHERE pod = '{pod}' AND annotations IS NOT '{{\"of\":\"it\"}}'");
+    run_script("database.py", &[&dir, "sql", &check]).succeeded();
 }
 
 #[test]

@@ -375,6 +375,34 @@ fn a_follower_ends_at_its_time_and_with_its_reader() {
     assert_eq!(said, "");
 }
 
+/// A pod that nobody has settled when the time has come.
+#[test]
+fn a_follower_settles_once_more_at_its_time() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    // Before its first look at what no commit tells. A slow machine may need more than one try to end a pod by then.
+    for attempt in 1.. {
+        let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "obey", "SIGTERM", "0"]).ok());
+        g.wait_log(&pod, "obeying");
+        let stat = format!("/proc/{}/stat", g.supervisor(&pod));
+        let until = now() + Duration::from_millis(900);
+        let text = format!("@{}.{:09}", until.as_secs(), until.subsec_nanos());
+        let follower =
+            g.spawn(&["events", "-f", "-o", "json", "--since=1h", "--until", &text, "--filter", "type=pod-exited"]);
+        g.run(&["kill", "-s", "SIGTERM", &pod]).succeeded();
+        let lives = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+        wait_for("the end of the pod", || (!lives()).then_some(()));
+        let in_time = now() < until;
+        let told = follower.wait().ok();
+        if in_time {
+            assert!(told.stdout.contains(&pod), "{told}");
+            return;
+        }
+        assert!(attempt < 20, "no pod ends within a second");
+    }
+}
+
 #[test]
 fn the_daemon_trims_and_who_missed_something_is_told() {
     let g = Gantry::new();

@@ -70,20 +70,20 @@ impl Store {
         self.sweep_orphans(&mut Swept::default())
     }
 
+    /// Whether this database knows what is needed. One that is being restored does not yet, and one that was replaced
+    /// not any more. Asked under each lock: it may be replaced in the middle of a sweep.
+    fn knows(&self) -> Result<bool, StoreError> {
+        Ok(self.file.is_some() && self.is_current()?)
+    }
+
     /// Trees without a row.
     fn sweep_orphans(&self, swept: &mut Swept) -> Result<(), StoreError> {
-        // A database that is being restored, or that was replaced, does not know what is needed.
-        if self.file.is_none() || !self.is_current()? || self.somebody_unknown_runs()? {
+        if !self.knows()? || self.somebody_unknown_runs()? {
             return Ok(());
         }
         let known = self.tree_names()?;
         for name in names(&self.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
-            let Some(_lock) = try_lock_tree(&self.layout, &name)? else { continue };
-            // It may have been committed before it was locked here.
-            if !self.tree_names()?.contains(&name) {
-                swept.bytes += delete_tree(&self.layout, &name)?;
-                swept.layers += 1;
-            }
+            self.sweep_orphan(&name, swept)?;
         }
         Ok(())
     }
@@ -103,6 +103,31 @@ impl Store {
             }
         }
         Ok(false)
+    }
+
+    /// A tree that had no row a moment ago.
+    pub(crate) fn sweep_orphan(&self, name: &str, swept: &mut Swept) -> Result<(), StoreError> {
+        let Some(_lock) = try_lock_tree(&self.layout, name)? else { return Ok(()) };
+        // It may have been committed before it was locked here.
+        if self.knows()? && !self.has_row_of_tree(name)? {
+            swept.bytes += delete_tree(&self.layout, name)?;
+            swept.layers += 1;
+        }
+        Ok(())
+    }
+
+    /// Whether a layer with this directory has a row.
+    fn has_row_of_tree(&self, name: &str) -> Result<bool, StoreError> {
+        let Some(hex) = Layout::hex_of_tree(name) else { return Ok(false) };
+        // The character after the last digit that there is.
+        let mut one = self
+            .conn
+            .prepare_cached(
+                "SELECT EXISTS (SELECT 1 FROM layer WHERE chain >= 'sha256:' || ?1 AND chain < 'sha256:' || ?1 || 'g')
+                     OR EXISTS (SELECT 1 FROM layer WHERE chain >= 'sha512:' || ?1 AND chain < 'sha512:' || ?1 || 'g')",
+            )
+            .map_err(StoreError::sql("look for the layer"))?;
+        one.query_row([hex], |row| row.get(0)).map_err(StoreError::sql("look for the layer"))
     }
 
     /// Layers without a reference. A child goes before its parent, so one pass may free the next.
@@ -134,7 +159,7 @@ impl Store {
         let name = Layout::tree_name(chain);
         let Some(_lock) = try_lock_tree(&self.layout, &name)? else { return Ok(()) };
         let gone = match self.remove_layer_row(chain) {
-            Err(error) if error.is_full() && self.is_unused(chain)? => {
+            Err(error) if error.is_full() && self.knows()? && self.is_unused(chain)? => {
                 swept.bytes += delete_tree(&self.layout, &name)?;
                 self.remove_layer_row(chain)?
             }
@@ -172,6 +197,9 @@ impl Store {
         let path = self.layout.blobs_lock();
         let lock = open_lock_file(&path)?;
         if !try_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))? {
+            return Ok(());
+        }
+        if !self.knows()? {
             return Ok(());
         }
         let needed = self.needed_blobs()?;

@@ -80,6 +80,9 @@ fn collect(options: Options, settings: KeeperSettings, images: bool) {
         Ok(engine) => engine,
         Err(error) => return log::warning(&format!("cannot collect garbage: {:#}", anyhow::Error::from(error))),
     };
+    if let Err(error) = add_annotations(&engine) {
+        log::warning(&format!("cannot write down the annotations of old pods: {error:#}"));
+    }
     if let Err(error) = collect_pods(&engine, settings) {
         log::warning(&format!("cannot collect garbage: {error:#}"));
     }
@@ -89,6 +92,15 @@ fn collect(options: Options, settings: KeeperSettings, images: bool) {
     if images && let Err(error) = sweep_images(&engine) {
         log::warning(&format!("cannot sweep images: {error:#}"));
     }
+}
+
+/// So that listing them is as cheap as listing others.
+fn add_annotations(engine: &Engine) -> anyhow::Result<()> {
+    let old = engine.add_annotations_of_old_pods()?;
+    if old > 0 {
+        log::info(&format!("annotations that only manifests had were written down, of pods: {old}"));
+    }
+    Ok(())
 }
 
 /// After the pods: their removal is told by events too.

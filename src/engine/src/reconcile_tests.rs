@@ -145,6 +145,22 @@ fn a_killed_supervisor_leaves_its_apps_lost() {
     assert!(matches!(row.apps[0].state, AppState::Exited { end, .. } if end.how == gantry_model::HowEnded::Lost));
 }
 
+/// Somebody is at a pod whose supervisor is dead, for as long as he likes: one who has other pods to look after comes
+/// back later.
+#[test]
+fn a_hasty_one_does_not_wait_for_a_lock() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    engine.mark_running(row.clone(), &ready()).unwrap();
+    let engine = engine.hasty();
+    let begun = std::time::Instant::now();
+    assert!(matches!(phase(&engine, row.id), Phase::Running { .. }));
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    drop(lock);
+    assert!(matches!(phase(&engine, row.id), Phase::Exited { .. }));
+}
+
 #[test]
 fn a_read_only_engine_tells_the_truth_and_writes_nothing() {
     let temp = tempfile::tempdir().unwrap();

@@ -216,6 +216,52 @@ fn who_had_the_damaged_database_open_is_refused() {
     assert_eq!(entries(&data.join("damaged")), 3);
 }
 
+/// Of a database that was replaced nobody learns what is needed: what its successor knows stays.
+#[test]
+fn who_had_the_damaged_database_open_sweeps_nothing() {
+    let (_dir, data, _) = kept();
+    let old = Store::open(&data).unwrap();
+    let home = crate::Home::open(&data).unwrap();
+    let damage = crate::Damage { what: "for this test".to_owned(), only_wal: false };
+    home.restore(&damage, home.sources(&damage).unwrap().first(), Ok::<_, StoreError>).unwrap();
+    let new = Store::open(&data).unwrap();
+    image(&new, "later", &["later"]);
+    let name = crate::Layout::tree_name(&digest("later"));
+    // As if the database was replaced after the sweep had begun.
+    let mut swept = crate::Swept::default();
+    old.sweep_orphan(&name, &mut swept).unwrap();
+    assert_eq!((swept, old.sweep_images().unwrap()), Default::default());
+    assert_eq!(new.check(true).unwrap(), []);
+    new.sweep_orphan(&name, &mut swept).unwrap();
+    assert_eq!(swept.layers, 0, "it has its row");
+}
+
+/// Whoever asks for what came after a time is told of what was lost, though rows that were made from what lay on the
+/// disk have events with older times.
+#[test]
+fn old_times_of_adopted_rows_hide_no_gap() {
+    const SECOND: i64 = 1_000_000_000;
+    let (_dir, data, _) = kept();
+    let home = crate::Home::open(&data).unwrap();
+    let damage = crate::Damage { what: "for this test".to_owned(), only_wal: false };
+    let before = crate::now();
+    let adopt = |store: Store| {
+        // Of 1970.
+        image(&store, "adopted", &[]);
+        Ok::<_, StoreError>(store)
+    };
+    let record = home.restore(&damage, home.sources(&damage).unwrap().first(), adopt).unwrap();
+    let after = crate::now();
+    let store = Store::open(&data).unwrap();
+    let lost = |since: i64| {
+        let start = store.seq_before(Timestamp(since)).unwrap();
+        store.events_page(start, 9).unwrap().1
+    };
+    let gap = Some(record.first_event - 1);
+    assert_eq!([lost(0), lost(SECOND), lost(before.0 - 60 * SECOND), lost(before.0)], [gap; 4]);
+    assert_eq!(lost(after.0 + 2 * SECOND), None, "nothing of that time was there to be lost");
+}
+
 #[test]
 fn numbers_stay_above_every_one_that_is_known() {
     let (_dir, data, _) = kept();
