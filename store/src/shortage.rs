@@ -20,11 +20,13 @@ pub(crate) fn look(layout: &Layout, file: FileId, boot: &BootId) -> Result<Wal, 
         Wal::Short(frames) => note(layout, &text(file, boot, frames))?,
         Wal::NoHeader => {}
         Wal::Whole => {
-            let frames = noted(layout)?.and_then(|noted| {
-                let frames = noted.lines().next()?.parse().ok()?;
-                (noted == text(file, boot, frames)).then_some(frames)
-            });
-            return Ok(frames.map_or(Wal::Whole, Wal::Short));
+            let Some(noted) = noted(layout)? else { return Ok(Wal::Whole) };
+            let frames = noted.lines().next().and_then(|frames| frames.parse().ok());
+            if let Some(frames) = frames.filter(|&frames| noted == text(file, boot, frames)) {
+                return Ok(Wal::Short(frames));
+            }
+            // Left by a restore that was killed when all but this was done, or of another boot.
+            forget(layout)?;
         }
     }
     Ok(found)
@@ -48,8 +50,9 @@ fn noted(layout: &Layout) -> Result<Option<String>, StoreError> {
     let path = layout.wal_short();
     match fs::read_to_string(&path) {
         Ok(text) => Ok(Some(text)),
-        // What is no text is not what was written.
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidData) => Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        // What is no text is not what was written, and says nothing.
+        Err(error) if error.kind() == ErrorKind::InvalidData => Ok(Some(String::new())),
         Err(error) => Err(StoreError::io("read", &path)(error)),
     }
 }
