@@ -236,12 +236,8 @@ impl Store {
     fn changed_since(&self, at: Timestamp) -> Result<bool, StoreError> {
         for path in [self.layout.db(), self.layout.wal()] {
             match fs::metadata(&path).and_then(|found| found.modified()) {
-                Ok(time) => {
-                    let since = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-                    if Timestamp(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)) >= at.before(TICK) {
-                        return Ok(true);
-                    }
-                }
+                Ok(time) if Timestamp::from(time) >= at.before(TICK) => return Ok(true),
+                Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => return Err(StoreError::io("look at", &path)(error)),
             }

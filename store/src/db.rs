@@ -98,8 +98,7 @@ pub(crate) enum Look {
 /// The wall clock.
 #[must_use]
 pub fn now() -> Timestamp {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Timestamp(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
+    std::time::SystemTime::now().into()
 }
 
 impl Store {

@@ -36,7 +36,7 @@ use std::cmp::Reverse;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use gantry_model::{BootId, Timestamp};
+use gantry_model::BootId;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, params};
 use rustix::fs::{FlockOperation, Mode};
@@ -169,8 +169,7 @@ impl Home {
     /// The database itself, as of when this file of it was last written to.
     fn own(&self, written: &Path, with_wal: bool) -> Option<Backup> {
         let at = fs::metadata(written).and_then(|found| found.modified()).ok()?;
-        let at = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
-        Some(Backup::own(self.layout.db(), Timestamp(i64::try_from(at).unwrap_or(i64::MAX)), with_wal))
+        Some(Backup::own(self.layout.db(), at.into(), with_wal))
     }
 
     /// Whether all that a reader needs can be read from the damaged database.

@@ -438,6 +438,5 @@ fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewA
 
 fn modified(path: &Path) -> Option<Timestamp> {
     let time = std::fs::symlink_metadata(path).and_then(|found| found.modified()).ok()?;
-    let since = time.duration_since(std::time::UNIX_EPOCH).ok()?;
-    i64::try_from(since.as_nanos()).ok().map(Timestamp)
+    (time >= std::time::UNIX_EPOCH).then(|| time.into())
 }

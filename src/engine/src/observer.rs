@@ -26,6 +26,13 @@ impl Observer {
         Engine::open_read_only(options).map(|engine| Self { engine, kept: Kept::default() })
     }
 
+    /// Whether the database that was opened is still the one of its directory; else open it again. What cannot be looked
+    /// at counts as replaced.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.engine.store.is_current().unwrap_or(false)
+    }
+
     /// The pods for which any of the filters holds (all, where there is none), by id.
     ///
     /// # Errors

@@ -9,10 +9,7 @@ use gantry_store::AnnotationsByApp;
 use rustix::io::Errno;
 use serde::Deserialize;
 
-use crate::{Engine, PodError, image_view, pod_dir};
-
-/// The longest pod manifest that is read; ours may be longer than what is taken from users: defaults are written out.
-const MOST_MANIFEST: u64 = 16 << 20;
+use crate::{Engine, PodError, image_view, manifest, pod_dir};
 
 /// So many pods are written down in one transaction.
 const CHUNK: usize = 200;
@@ -41,7 +38,7 @@ impl Engine {
     /// See [`crate::Observer::pod_manifest`].
     pub(crate) fn manifest_as_it_lies(&self, id: PodId) -> Result<Option<Vec<u8>>, PodError> {
         let path = self.pod_dir(id).join(pod_dir::MANIFEST);
-        match pod_dir::read(&path, MOST_MANIFEST) {
+        match pod_dir::read(&path, manifest::MOST_OURS) {
             Ok(bytes) => Ok(Some(bytes).filter(|bytes| image_view::is_json(bytes))),
             Err(error) if is_lost(&error) => Ok(None),
             Err(error) => Err(PodError::io("read the manifest", path)(error)),

@@ -153,19 +153,7 @@ fn is_failure(error: &OpenError) -> bool {
 
 /// A failure with its causes, in one line.
 fn chain(error: &OpenError) -> String {
-    let mut text = error.to_string();
-    let mut last = text.clone();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        let message = error.to_string();
-        // A transparent wrapper shows as what it wraps: once is enough.
-        if message != last {
-            text = format!("{text}: {message}");
-        }
-        last = message;
-        cause = error.source();
-    }
-    text
+    gantry_model::error::messages(error).join(": ")
 }
 
 impl Condition {

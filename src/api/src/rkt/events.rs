@@ -308,10 +308,7 @@ impl Listener {
 
     /// How long until everything is committed that happens before the asked-for end.
     fn until_over(&self) -> Option<Duration> {
-        self.wanted.query.until.map(|until| {
-            let end = Timestamp(until.0.saturating_add(i64::try_from(COMMITTED_WITHIN.as_nanos()).unwrap_or(0)));
-            end.since(now())
-        })
+        self.wanted.query.until.map(|until| until.after(COMMITTED_WITHIN).since(now()))
     }
 
     /// The number of the last event that there is.

@@ -179,8 +179,7 @@ impl Reader<'_> {
 
 /// How long until everything is committed that happens before this time.
 fn left(until: Timestamp, now: Timestamp) -> Duration {
-    let grace = i64::try_from(COMMITTED_WITHIN.as_nanos()).unwrap_or(0);
-    Timestamp(until.0.saturating_add(grace)).since(now)
+    until.after(COMMITTED_WITHIN).since(now)
 }
 
 /// Whether our standard output has no reader any more, which is else noticed only when something is written.
