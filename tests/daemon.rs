@@ -2,17 +2,11 @@
 
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
+use gantry_tests::python::run_script;
 use gantry_tests::{Gantry, Out, Running, Signal, pod_id, wait_for};
-
-/// A gantryd that has begun to keep the directory of `g`.
-#[track_caller]
-fn daemon(g: &Gantry, args: &[&str]) -> Running {
-    let mut daemon = g.spawn_command(&mut g.daemon(args));
-    daemon.wait_for_complaint("info: keeping");
-    daemon
-}
 
 /// Ends it by this signal, which must take less than a second, of which half is for the slow machine.
 #[track_caller]
@@ -23,12 +17,6 @@ fn end(daemon: Running, signal: Signal) -> Out {
     assert!(begin.elapsed() < Duration::from_millis(1500), "{:?}: {out}", begin.elapsed());
     assert!(!out.stderr.contains("error:") && !out.stderr.contains("panicked"), "{out}");
     out
-}
-
-fn config(g: &Gantry, text: &str) -> String {
-    let path = g.scratch().join("config.toml");
-    std::fs::write(&path, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
-    path.display().to_string()
 }
 
 /// Whether the database's WAL has this text: what is stored, seen without asking any command, which would settle.
@@ -47,7 +35,7 @@ fn cgroups(pod: &str) -> Vec<PathBuf> {
 fn a_pod_is_settled_without_any_command() {
     let g = Gantry::new();
     let image = g.fixture();
-    let mut keeper = daemon(&g, &[]);
+    let mut keeper = g.keeper(&[]);
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--name=it", "--", "obey", "SIGTERM", "7"]).ok());
     keeper.wait_for_complaint(&format!("pod {pod} runs"));
     assert!(!cgroups(&pod).is_empty(), "the test sees cgroups");
@@ -64,7 +52,7 @@ fn a_pod_is_settled_without_any_command() {
 fn a_dead_supervisor_is_noticed() {
     let g = Gantry::new();
     let image = g.fixture();
-    let mut keeper = daemon(&g, &[]);
+    let mut keeper = g.keeper(&[]);
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "ignore", "SIGTERM"]).ok());
     let supervisor = i32::try_from(g.supervisor(&pod)).unwrap();
     keeper.wait_for_complaint(&format!("pod {pod} runs"));
@@ -79,7 +67,7 @@ fn a_dead_supervisor_is_noticed() {
 fn an_app_that_ends_before_its_pod_is_noted() {
     let g = Gantry::new();
     let image = g.fixture();
-    let mut keeper = daemon(&g, &[]);
+    let mut keeper = g.keeper(&[]);
     let short = ["run", "--net=none", "-d", &image, "--name=short", "--", "obey", "SIGTERM", "0", "---"];
     let long = [&image, "--name=long", "--", "sleep", "forever"];
     let pod = pod_id(&g.run(&[&short[..], &long[..]].concat()).ok());
@@ -93,11 +81,44 @@ fn an_app_that_ends_before_its_pod_is_noted() {
     end(keeper, Signal::TERM);
 }
 
+/// Where no inotify instance is left (here: in a user namespace that may have none), it looks once a second.
+#[test]
+fn it_keeps_also_where_nothing_can_be_watched() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let plain = g.daemon(&["--listen=none"]);
+    let mut blind = Command::new("unshare");
+    blind.args(["--user", "--map-root-user", "sh", "-c"]);
+    blind.args(["echo 0 >/proc/sys/user/max_inotify_instances && exec \"$0\" \"$@\""]);
+    blind.arg(plain.get_program()).args(plain.get_args());
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => blind.env(name, value),
+            None => blind.env_remove(name),
+        };
+    }
+    blind.current_dir(g.scratch());
+    let mut keeper = g.spawn_command(&mut blind);
+    keeper.wait_for_complaint("max_user_instances");
+    keeper.wait_for_complaint("info: keeping");
+    let short = ["run", "--net=none", "-d", &image, "--name=short", "--", "obey", "SIGTERM", "0", "---"];
+    let long = [&image, "--name=long", "--", "sleep", "forever"];
+    let pod = pod_id(&g.run(&[&short[..], &long[..]].concat()).ok());
+    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    g.wait_log(&pod, "obeying");
+    // Only its journal tells of it: `kill` writes nothing to the database.
+    g.run(&["kill", "-s", "SIGTERM", "--app=short", &pod]).succeeded();
+    keeper.wait_for_complaint(&format!("app short of pod {pod} ended"));
+    g.run(&["kill", &pod]).succeeded();
+    keeper.wait_for_complaint(&format!("pod {pod} exited"));
+    end(keeper, Signal::TERM);
+}
+
 #[test]
 fn it_dies_and_the_next_one_takes_over() {
     let g = Gantry::new();
     let image = g.fixture();
-    let keeper = daemon(&g, &[]);
+    let keeper = g.keeper(&[]);
     let run = |code: &str| pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "obey", "SIGTERM", code]).ok());
     let (stays, ends) = (run("5"), run("6"));
     g.wait_log(&stays, "obeying");
@@ -109,7 +130,7 @@ fn it_dies_and_the_next_one_takes_over() {
     g.run(&["kill", "-s", "SIGTERM", &ends]).succeeded();
     let gone = PathBuf::from(format!("/proc/{pid}"));
     wait_for("the supervisor to be gone", || (!gone.exists()).then_some(()));
-    let mut next = daemon(&g, &[]);
+    let mut next = g.keeper(&[]);
     next.wait_for_complaint(&format!("pod {ends} exited with code 6"));
     let said = next.wait_for_complaint("running pods: 1");
     assert!(said.contains(&format!("pod {stays} runs")), "{said}");
@@ -125,8 +146,8 @@ fn expired_and_ended_pods_go() {
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
     let exited = g.detached(&[], &["exit", "0"]);
     g.wait_state(&exited, "exited");
-    let config = config(&g, "gc-interval = '200ms'\ngc-grace = '1s'\nexpire-prepared = '1s'\n");
-    let mut keeper = daemon(&g, &["--config", &config]);
+    let config = g.write("config.toml", "gc-interval = '200ms'\ngc-grace = '1s'\nexpire-prepared = '1s'\n");
+    let mut keeper = g.keeper(&["--config", &config]);
     keeper.wait_for_complaint(&format!("removed pod {prepared}: it was prepared too long ago"));
     keeper.wait_for_complaint(&format!("removed pod {exited}: its grace period is over"));
     assert!(!g.dir().join("pods").join(&prepared).exists() && !g.dir().join("pods").join(&exited).exists());
@@ -140,7 +161,7 @@ fn expired_and_ended_pods_go() {
 fn it_ends_and_pods_run_on() {
     let g = Gantry::new();
     let image = g.fixture();
-    let mut keeper = daemon(&g, &[]);
+    let mut keeper = g.keeper(&[]);
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "sleep", "forever"]).ok());
     keeper.wait_for_complaint(&format!("pod {pod} runs"));
     assert!(end(keeper, Signal::TERM).stderr.contains("pods run on"));
@@ -151,7 +172,7 @@ fn it_ends_and_pods_run_on() {
 #[test]
 fn only_one_keeps_a_directory() {
     let g = Gantry::new();
-    let keeper = daemon(&g, &[]);
+    let keeper = g.keeper(&[]);
     let dir = g.dir().display().to_string();
     let pid = format!("process {}", keeper.pid());
     let _ = g.spawn_command(&mut g.daemon(&[])).wait().exits(1).complains(&["another gantryd", &pid, &dir]);
@@ -159,7 +180,7 @@ fn only_one_keeps_a_directory() {
     g.run(&["image", "gc"]).succeeded();
     let _ = g.spawn_command(&mut g.daemon(&[])).wait().exits(1).complains(&["another gantryd"]);
     end(keeper, Signal::INT);
-    end(daemon(&g, &[]), Signal::INT);
+    end(g.keeper(&[]), Signal::INT);
 }
 
 #[test]
@@ -172,7 +193,7 @@ fn a_damaged_configuration_is_refused() {
         ("gc-grace = 'soon'", "gc-grace"),
         ("cgroup-parent = '../x'", "cgroup parent"),
     ] {
-        let path = config(&g, text);
+        let path = g.write("config.toml", text);
         let out = g.spawn_command(&mut g.daemon(&["--config", &path])).wait().exits(1);
         assert!(out.complains(&["error: ", want]).stderr.lines().count() == 1, "{text}");
     }
@@ -186,12 +207,12 @@ fn a_damaged_configuration_is_refused() {
 fn the_configuration_is_read_again() {
     let g = Gantry::new();
     let image = g.fixture();
-    let path = config(&g, "gc-interval = '1h'\n");
-    let mut keeper = daemon(&g, &["--config", &path]);
-    config(&g, "gc-interval = 'often'\n");
+    let path = g.write("config.toml", "gc-interval = '1h'\n");
+    let mut keeper = g.keeper(&["--config", &path]);
+    let _ = g.write("config.toml", "gc-interval = 'often'\n");
     keeper.signal(Signal::HUP);
     keeper.wait_for_complaint("configuration not read again");
-    config(&g, "gc-interval = '100ms'\ngc-grace = '0'\n");
+    let _ = g.write("config.toml", "gc-interval = '100ms'\ngc-grace = '0'\n");
     keeper.signal(Signal::HUP);
     keeper.wait_for_complaint("info: configuration read again");
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "true"]).ok());
@@ -199,6 +220,24 @@ fn the_configuration_is_read_again() {
     keeper.signal(Signal::TERM);
     let out = keeper.wait().ok();
     assert_eq!(out.stderr.lines().filter(|line| line.starts_with("error:")).count(), 1, "{out}");
+}
+
+/// Pods of a database of format 1 have the annotations of their apps in their manifests only.
+#[test]
+fn annotations_of_old_pods_are_written_down() {
+    const SAID: &str = "written down, of pods: 1";
+    let g = Gantry::new();
+    let image = g.fixture();
+    let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--user-annotation=of=it"]).ok());
+    let dir = g.dir().display().to_string();
+    run_script("database.py", &[&dir, "sql", "UPDATE app SET annotations = NULL"]).succeeded();
+    let mut keeper = g.keeper(&[]);
+    keeper.wait_for_complaint(SAID);
+    end(keeper, Signal::TERM);
+    // It fails if a row has been left.
+    let check =
+        format!("INSERT INTO app SELECT * FROM app WHERE pod = '{pod}' AND annotations IS NOT '{{\"of\":\"it\"}}'");
+    run_script("database.py", &[&dir, "sql", &check]).succeeded();
 }
 
 #[test]

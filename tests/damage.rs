@@ -6,7 +6,7 @@ use std::{fs, io};
 
 use gantry_fixtures::{Image, Layer};
 use gantry_tests::api::Api;
-use gantry_tests::{Gantry, Out, Running, Signal, pod_id};
+use gantry_tests::{Gantry, Running, Signal, pod_id};
 
 /// `grpc.health.v1.HealthCheckResponse.ServingStatus`.
 const SERVING: i32 = 1;
@@ -18,15 +18,21 @@ const PAGE: usize = 4096;
 /// A gantryd that has begun to keep the directory of `g`.
 #[track_caller]
 fn daemon(g: &Gantry, config: &str) -> Running {
-    let path = g.scratch().join("config.toml");
-    fs::write(&path, config).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
-    g.spawn_command(&mut g.daemon(&["--config", &path.display().to_string()]))
+    g.spawn_command(&mut g.daemon(&["--config", &g.write("config.toml", config)]))
 }
 
+/// Starts one and kills it when this is so, or when it has finished.
 #[track_caller]
-fn end(daemon: Running) -> Out {
-    daemon.signal(Signal::TERM);
-    daemon.wait().ok()
+fn kill_at(g: &Gantry, fact: &dyn Fn() -> bool) {
+    let keeper = daemon(g, HOURLY);
+    gantry_tests::wait_for("a step of the restore", || (fact() || keeper.stderr().contains("keeping")).then_some(()));
+    keeper.signal(Signal::KILL);
+    let _ = keeper.wait().exits(137);
+}
+
+/// Whether there is something in a directory of the data directory.
+fn is_filled(g: &Gantry, dir: &str) -> bool {
+    fs::read_dir(g.dir().join(dir)).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 fn db(g: &Gantry, suffix: &str) -> PathBuf {
@@ -100,7 +106,7 @@ impl World {
         g.wait_state(&removed, "exited");
         let mut keeper = daemon(&g, config);
         keeper.wait_for_complaint(wait);
-        end(keeper);
+        keeper.terminate();
         let new = g.detached(&["--hostname=new"], &["obey", "SIGTERM", "7"]);
         let layers = [
             Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755),
@@ -188,12 +194,12 @@ fn comes_back(hit: impl Fn(&Gantry) -> io::Result<()>, seen_by_commands: bool) {
     }
     world.is_whole(true);
     world.is_told("the damaged one is in");
-    end(keeper);
+    keeper.terminate();
     // Nothing is left to be restored.
     let mut keeper = daemon(g, HOURLY);
     let said = keeper.wait_for_complaint("info: keeping");
     assert!(!said.contains("error"), "{said}");
-    end(keeper);
+    keeper.terminate();
 }
 
 #[test]
@@ -226,15 +232,39 @@ fn its_wal_is_overwritten() {
     comes_back(|g| fs::write(db(g, "-wal"), vec![7; 40_000]), false);
 }
 
+/// As a disk that was not written to leaves it.
+fn halve_the_wal(g: &Gantry) -> io::Result<()> {
+    let wal = fs::File::options().write(true).open(db(g, "-wal"))?;
+    wal.set_len(wal.metadata()?.len() / 2)
+}
+
 #[test]
 fn the_end_of_its_wal_is_gone() {
-    comes_back(
-        |g| {
-            let wal = fs::File::options().write(true).open(db(g, "-wal"))?;
-            wal.set_len(wal.metadata()?.len() / 2)
-        },
-        false,
-    );
+    comes_back(halve_the_wal, false);
+}
+
+#[test]
+fn kill_nine_anywhere_after_the_end_of_its_wal_is_gone() {
+    let world = World::new(HOURLY, "backed up the database");
+    let g = &world.g;
+    halve_the_wal(g).unwrap();
+    let facts: [&dyn Fn() -> bool; 5] = [
+        // From here on nothing but this says that it is damaged.
+        &|| g.dir().join("wal-short").exists(),
+        &|| is_filled(g, "tmp"),
+        &|| g.dir().join("restored").exists(),
+        &|| is_filled(g, "damaged"),
+        &|| !db(g, "").exists(),
+    ];
+    for fact in facts {
+        kill_at(g, fact);
+    }
+    let mut keeper = daemon(g, HOURLY);
+    keeper.wait_for_complaint("info: keeping");
+    world.is_whole(true);
+    world.is_told("the damaged one is in");
+    assert!(!g.dir().join("wal-short").exists());
+    keeper.terminate();
 }
 
 #[test]
@@ -262,11 +292,11 @@ fn without_a_backup_what_can_be_read_is_served_read_only() {
     assert_eq!(api.health("v1alpha.PublicAPI").ok(), Some(SERVING));
     assert_eq!(api.health("gantry.keeper").ok(), Some(NOT_SERVING));
     drop(api);
-    end(keeper);
+    keeper.terminate();
     // Once more the same, and then as the doctor says.
     let mut keeper = daemon(g, NEVER);
     keeper.wait_for_complaint("only serving");
-    end(keeper);
+    keeper.terminate();
     for suffix in ["", "-wal", "-shm"] {
         let _was_there = fs::rename(db(g, suffix), g.scratch().join(format!("old{suffix}")));
     }
@@ -275,7 +305,7 @@ fn without_a_backup_what_can_be_read_is_served_read_only() {
     assert!(said.contains("from the directories of the pods alone"), "{said}");
     world.is_whole(true);
     world.is_told("for there was no good backup");
-    end(keeper);
+    keeper.terminate();
 }
 
 #[test]
@@ -289,7 +319,7 @@ fn without_a_backup_what_cannot_be_read_is_made_from_the_disk() {
     keeper.wait_for_complaint("info: keeping");
     world.is_whole(true);
     world.is_told("for there was no good backup");
-    end(keeper);
+    keeper.terminate();
     assert_eq!(fs::read_dir(g.dir().join("damaged")).unwrap().count(), 1);
 }
 
@@ -318,7 +348,36 @@ fn what_cannot_be_a_pod_again_is_kept_aside() {
     assert_eq!(g.list().len(), 1);
     let doctor = g.run(&["doctor"]).ok().stdout;
     assert!(doctor.contains(&exited) && doctor.contains(&prepared), "{doctor}");
-    end(keeper);
+    keeper.terminate();
+}
+
+#[test]
+fn what_runs_without_an_image_keeps_its_layers_and_is_taken_over_later() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["obey", "SIGTERM", "7"]);
+    g.wait_log(&pod, "obeying");
+    let (blobs, away) = (g.dir().join("blobs/sha256"), g.scratch().join("blobs"));
+    fs::rename(&blobs, &away).unwrap();
+    overwrite(&g, 0, 100).unwrap();
+    let mut keeper = daemon(&g, NEVER);
+    let said = keeper.wait_for_complaint("info: keeping");
+    assert!(said.contains(&format!("somebody is at pod {pod}, and it is not on record")), "{said}");
+    keeper.terminate();
+    let trees = || fs::read_dir(g.dir().join("trees")).unwrap().count();
+    let before = trees();
+    g.run(&["image", "gc", "--grace-period=0s"]).succeeded();
+    g.run(&["gc"]).succeeded();
+    assert!(before > 0 && trees() == before, "its roots stand on them");
+    // Its image is here again: nothing is damaged now, and the pod is found all the same.
+    fs::remove_dir(&blobs).unwrap();
+    fs::rename(&away, &blobs).unwrap();
+    let mut keeper = daemon(&g, NEVER);
+    let said = keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    assert!(said.contains("on record again, from its directory: pod"), "{said}");
+    assert!(g.run(&["exec", &pod, "--", "/bin/app", "true"]).code == 0);
+    g.run(&["stop", &pod]).succeeded();
+    assert_eq!(g.wait_state(&pod, "exited")["exit_code"], 7);
+    keeper.terminate();
 }
 
 #[test]
@@ -338,7 +397,7 @@ fn a_restore_that_was_killed_is_finished() {
     world.is_whole(true);
     world.is_told("missing");
     assert_eq!(fs::read_dir(g.dir().join("damaged")).unwrap().count(), 2);
-    end(keeper);
+    keeper.terminate();
 }
 
 #[test]
@@ -346,22 +405,16 @@ fn kill_nine_anywhere_in_a_restore() {
     let world = World::new(HOURLY, "backed up the database");
     let g = &world.g;
     overwrite(g, 0, 100).unwrap();
-    let some = |dir: &str| fs::read_dir(g.dir().join(dir)).is_ok_and(|mut entries| entries.next().is_some());
     let facts: [&dyn Fn() -> bool; 5] = [
-        &|| some("tmp"),
+        &|| is_filled(g, "tmp"),
         &|| g.dir().join("restored.new").exists(),
         &|| g.dir().join("restored").exists(),
-        &|| some("damaged"),
+        &|| is_filled(g, "damaged"),
         &|| !db(g, "").exists(),
     ];
     for fact in facts {
         // Where it was too fast to be caught, it has finished; then the next one has to begin again.
-        let keeper = daemon(g, HOURLY);
-        gantry_tests::wait_for("a step of the restore", || {
-            (fact() || keeper.stderr().contains("keeping")).then_some(())
-        });
-        keeper.signal(Signal::KILL);
-        let _ = keeper.wait().exits(137);
+        kill_at(g, fact);
         fs::write(db(g, ""), [7; 50_000]).unwrap();
         for record in ["restored", "restored.new"] {
             let _was_there = fs::remove_file(g.dir().join(record));
@@ -371,7 +424,7 @@ fn kill_nine_anywhere_in_a_restore() {
     keeper.wait_for_complaint("info: keeping");
     world.is_whole(true);
     world.is_told("the damaged one is in");
-    end(keeper);
+    keeper.terminate();
 }
 
 #[test]
@@ -387,7 +440,7 @@ fn who_waits_for_a_pod_is_told_its_end() {
     g.run(&["kill", "-s", "SIGTERM", &pod]).succeeded();
     let _ = run.wait().exits(7);
     keeper.wait_for_complaint(&format!("pod {pod} exited with code 7"));
-    end(keeper);
+    keeper.terminate();
 }
 
 #[test]
@@ -400,7 +453,7 @@ fn it_is_removed_while_gantryd_runs() {
     let _ = keeper.wait().exits(1).complains(&["was removed or replaced", "start again"]);
     let mut keeper = daemon(&g, HOURLY);
     keeper.wait_for_complaint(&format!("pod {pod} runs"));
-    end(keeper);
+    keeper.terminate();
 }
 
 #[test]
@@ -414,7 +467,7 @@ fn backups_are_made_while_something_changes() {
         g.app(&["--rm"], &["true"]).succeeded();
         gantry_tests::wait_for("another backup", || (count(&keeper) > before).then_some(()));
     }
-    end(keeper);
+    keeper.terminate();
     let names = fs::read_dir(g.dir().join("backups")).unwrap().map(|entry| entry.unwrap().file_name());
     let names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
     assert!(names.len() == 3 && names.iter().all(|name| name.starts_with("timed-v")), "{names:?}");

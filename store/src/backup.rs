@@ -11,8 +11,8 @@
 //!
 //! A copy is made with SQLite's backup interface in one step: one snapshot, whatever is written meanwhile. In WAL mode
 //! a reader of a snapshot holds no writer up; all it does is let the WAL grow for as long as the copying takes. (Copying
-//! in several steps would begin again whenever somebody commits in between.) Then the copy itself is checked, synced
-//! and renamed: what has its name is whole, durable and good. A damaged database never pushes a good copy out.
+//! in several steps would begin again whenever somebody commits in between.) Then the copy itself is checked, its
+//! rows are read as a start reads them, and it is synced and renamed: what has its name is whole, durable and good. A damaged database never pushes a good copy out.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,8 @@ use gantry_model::{ErrorKind, Kind as _, Timestamp};
 use rusqlite::backup::{Backup as Copying, StepResult};
 use rusqlite::{Connection, OpenFlags};
 
-use crate::db::{BUSY, connect, make_db, unknown_feature};
+use crate::damage::wrong_rows;
+use crate::db::{BUSY, connect, connect_to, make_db, unknown_feature};
 use crate::lock::sync_dir;
 use crate::migrate::{self, APPLICATION_ID, STEPS};
 use crate::sweep::names;
@@ -49,6 +50,8 @@ pub struct Backup {
     /// The format of the database.
     pub format: usize,
     timed: bool,
+    /// Of the database itself: whether its WAL belongs to it.
+    with_wal: bool,
 }
 
 /// What a look into a database that nobody writes to has found.
@@ -72,12 +75,27 @@ impl Backup {
         let timed = name.starts_with("timed-v");
         let rest = name.strip_prefix("timed-v").or_else(|| name.strip_prefix("gantry-v"))?;
         let (format, at) = rest.strip_suffix(".db")?.split_once('-')?;
-        Some(Self { at: Timestamp(at.parse().ok()?), format: format.parse().ok()?, timed, path })
+        Some(Self { at: Timestamp(at.parse().ok()?), format: format.parse().ok()?, timed, path, with_wal: false })
     }
 
-    /// A database file that is its own backup.
-    pub(crate) fn own(path: PathBuf, at: Timestamp) -> Self {
-        Self { path, at, format: STEPS.len(), timed: false }
+    /// A database file that is its own backup, with what SQLite takes of its WAL or without.
+    pub(crate) fn own(path: PathBuf, at: Timestamp, with_wal: bool) -> Self {
+        Self { path, at, format: STEPS.len(), timed: false, with_wal }
+    }
+
+    /// Makes a new database of this content.
+    pub(crate) fn copy_to(&self, path: &Path) -> Result<(), StoreError> {
+        if self.with_wal {
+            let conn = connect_to(&self.path)?;
+            // Through a mapping a page that the disk cannot read would be a signal and no error.
+            conn.execute_batch("PRAGMA mmap_size = 0").map_err(StoreError::sql(DOING))?;
+            return copy_to(&conn, path);
+        }
+        // Not by a link: the copy is written to.
+        let mut read = File::open(&self.path).map_err(StoreError::io("open", &self.path))?;
+        make_db(path)?;
+        let mut write = File::options().write(true).open(path).map_err(StoreError::io("open", path))?;
+        std::io::copy(&mut read, &mut write).map(drop).map_err(StoreError::io("write", path))
     }
 
     /// Looks whether it can be restored, reading all of it.
@@ -118,12 +136,40 @@ pub(crate) fn examine(path: &Path, check: &str) -> Verdict {
         if let Some(feature) = unknown_feature(&conn)? {
             return bad(format!("it uses '{}', which this gantry does not know", gantry_model::id::shown(&feature)));
         }
-        if let Some(why) = failing(&conn, check)? {
-            return bad(why);
-        }
-        Ok(Verdict::Good { next_seq: conn.query_row("SELECT next_seq FROM state", [], |row| row.get(0))? })
+        Ok(examine_content(conn, check))
     };
     look().unwrap_or_else(|error| Verdict::Bad { why: error.to_string() })
+}
+
+/// [`examine`] of one that is known to be ours and of a format we know.
+pub(crate) fn examine_content(conn: Connection, check: &str) -> Verdict {
+    let look = move || -> rusqlite::Result<Verdict> {
+        if let Some(why) = failing(&conn, check)? {
+            return Ok(Verdict::Bad { why });
+        }
+        let next_seq = conn.query_row("SELECT next_seq FROM state", [], |row| row.get(0))?;
+        let version = migrate::version(&conn)?;
+        let unreadable = unreadable(conn, version);
+        Ok(unreadable.map_or(Verdict::Good { next_seq }, |error| Verdict::Bad { why: caused(&error) }))
+    };
+    look().unwrap_or_else(|error| Verdict::Bad { why: error.to_string() })
+}
+
+/// Why a row cannot be read that is needed. Those of an older format are read after they were migrated.
+fn unreadable(conn: Connection, version: usize) -> Option<StoreError> {
+    if version != STEPS.len() {
+        return None;
+    }
+    match wrong_rows(conn) {
+        Ok(None) => None,
+        Ok(Some(what)) => Some(StoreError::Damaged { doing: DOING, source: format!("it {what}").into() }),
+        Err(error) => Some(error),
+    }
+}
+
+/// The cause below an error: of a copy nobody has to be told what to do about the database.
+fn caused(error: &StoreError) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// The first thing that a check of the whole database complains of.
@@ -190,12 +236,8 @@ impl Store {
     fn changed_since(&self, at: Timestamp) -> Result<bool, StoreError> {
         for path in [self.layout.db(), self.layout.wal()] {
             match fs::metadata(&path).and_then(|found| found.modified()) {
-                Ok(time) => {
-                    let since = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-                    if Timestamp(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)) >= at.before(TICK) {
-                        return Ok(true);
-                    }
-                }
+                Ok(time) if Timestamp::from(time) >= at.before(TICK) => return Ok(true),
+                Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => return Err(StoreError::io("look at", &path)(error)),
             }
@@ -218,7 +260,7 @@ fn copy(from: &Connection, layout: &Layout, kind: &str, version: usize) -> Resul
     });
     // The first failure is the one to tell of; what cannot be removed now is removed by the next copy.
     let path = made.inspect_err(|_| drop(remove(&temporary)))?;
-    let made = Backup { path, at, format: version, timed: kind == "timed" };
+    let made = Backup { path, at, format: version, timed: kind == "timed", with_wal: false };
     drop_old(layout, &made)?;
     Ok(made)
 }
@@ -248,10 +290,11 @@ fn copy_to(from: &Connection, path: &Path) -> Result<(), StoreError> {
     drop(copying);
     to.close().map_err(|(_, error)| error).map_err(StoreError::sql(DOING))?;
     let copied = open_immutable(path).map_err(StoreError::sql(DOING))?;
-    match failing(&copied, QUICK_CHECK).map_err(StoreError::sql(DOING))? {
-        None => Ok(()),
-        Some(why) => Err(StoreError::Damaged { doing: DOING, source: why.into() }),
+    if let Some(why) = failing(&copied, QUICK_CHECK).map_err(StoreError::sql(DOING))? {
+        return Err(StoreError::Damaged { doing: DOING, source: why.into() });
     }
+    let version = migrate::version(&copied).map_err(StoreError::sql(DOING))?;
+    unreadable(copied, version).map_or(Ok(()), Err)
 }
 
 fn remove(path: &Path) -> Result<(), StoreError> {

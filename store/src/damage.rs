@@ -13,14 +13,17 @@
 //! This is done at every start, after a clean end too: with 10 000 pods and 100 000 events (24 MB) the quick check takes
 //! a tenth of a second, no pod waits for it, and a disk does not wait for an unclean end to damage a page.
 
+use std::path::Path;
+
 use gantry_model::query::PodQuery;
-use gantry_model::{ErrorKind, Kind as _};
+use gantry_model::{BootId, ErrorKind, Kind as _};
+use rusqlite::Connection;
 
 use crate::backup::{QUICK_CHECK, failing};
-use crate::db::{FileId, Look, connect, look, remains};
+use crate::db::{FileId, Look, connect, is_of_boot, look, remains};
 use crate::migrate::STEPS;
-use crate::wal::{self, Wal};
-use crate::{Layout, OpenError, Store, StoreError};
+use crate::wal::Wal;
+use crate::{Layout, OpenError, Store, StoreError, shortage};
 
 /// What is wrong with a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +45,7 @@ impl Damage {
 }
 
 /// Looks at the database of a directory; `None`: it is sound, or there is nothing yet.
-pub(crate) fn find(layout: &Layout, boot: &gantry_model::BootId) -> Result<Option<Damage>, OpenError> {
+pub(crate) fn find(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError> {
     match find_once(layout, boot) {
         Err(OpenError::Store(error)) if error.kind() == ErrorKind::Damaged => {
             let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
@@ -52,13 +55,13 @@ pub(crate) fn find(layout: &Layout, boot: &gantry_model::BootId) -> Result<Optio
     }
 }
 
-fn find_once(layout: &Layout, boot: &gantry_model::BootId) -> Result<Option<Damage>, OpenError> {
+fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError> {
     let file = FileId::of(&layout.db())?;
-    if file.is_none_or(|file| file.len == 0) {
+    let Some(file) = file.filter(|file| file.len > 0) else {
         let how = if file.is_some() { "empty" } else { "missing" };
         return Ok(remains(layout)?.map(|what| Damage::of(format!("the database is {how}, and there are {what}"))));
-    }
-    let wal = wal::look(layout)?;
+    };
+    let wal = shortage::look(layout, file, boot)?;
     let conn = connect(layout)?;
     // Through a mapping a page that the disk cannot read would be a signal and no error.
     conn.execute_batch("PRAGMA mmap_size = 0").map_err(StoreError::sql("check the database"))?;
@@ -69,14 +72,17 @@ fn find_once(layout: &Layout, boot: &gantry_model::BootId) -> Result<Option<Dama
         }
         other => other?,
     };
-    match (wal, &looked) {
-        (Wal::NoHeader, _) => return Ok(Some(Damage::wal("the WAL of the database has no header"))),
-        // In another boot, the last frames may have been taken back by a power cut.
-        (Wal::Short(frames), Look::Ready) => {
-            let what = format!("the WAL of the database has lost its last {frames} pages");
-            return Ok(Some(Damage::wal(what)));
+    match wal {
+        Wal::NoHeader => return Ok(Some(Damage::wal("the WAL of the database has no header"))),
+        Wal::Short(frames) => {
+            if !matches!(looked, Look::Behind(0)) && is_of_boot(&conn, boot)? {
+                let what = format!("the WAL of the database has lost its last {frames} pages");
+                return Ok(Some(Damage::wal(what)));
+            }
+            // In another boot: a power cut may have taken them back.
+            shortage::forget(layout)?;
         }
-        _ => {}
+        Wal::Whole => {}
     }
     if let Some(why) = failing(&conn, QUICK_CHECK).map_err(StoreError::sql("check the database"))? {
         return Ok(Some(Damage::of(format!("the database is damaged: {}", gantry_model::id::shown(&why)))));
@@ -87,23 +93,31 @@ fn find_once(layout: &Layout, boot: &gantry_model::BootId) -> Result<Option<Dama
         }
         // Rows of an older format are read by the step that migrates them.
         Look::Behind(version) if version < STEPS.len() => Ok(None),
-        Look::Behind(_) | Look::Ready => {
-            let states: u32 = conn
-                .query_row("SELECT count(*) FROM state", [], |row| row.get(0))
-                .map_err(StoreError::sql("check the database"))?;
-            if states != 1 {
-                return Ok(Some(Damage::of("the database does not know the number of the next event")));
-            }
-            let store = Store::of(conn, layout.clone(), boot, None);
-            store.pods(&PodQuery::default())?;
-            store.images()?;
-            Ok(None)
-        }
+        Look::Behind(_) | Look::Ready => Ok(wrong_rows(conn)?.map(|what| Damage::of(format!("the database {what}")))),
     }
 }
 
+/// Reads every row that a start reads, of a database of the last format: the check of the whole file looks at its
+/// structure, and a byte that has changed within a row is none of its business. Rows that cannot be read are
+/// [`StoreError::Damaged`].
+pub(crate) fn wrong_rows(conn: Connection) -> Result<Option<&'static str>, StoreError> {
+    let states: u32 = conn
+        .query_row("SELECT count(*) FROM state", [], |row| row.get(0))
+        .map_err(StoreError::sql("check the database"))?;
+    if states != 1 {
+        return Ok(Some("does not know the number of the next event"));
+    }
+    // Where it lies and which boot this is matters to nobody who only reads rows.
+    let store = Store::of(conn, Layout::new(Path::new("")), &BootId(String::new()), None);
+    store.last_seq()?;
+    store.trimmed_seq()?;
+    store.pods(&PodQuery::default())?;
+    store.images()?;
+    Ok(None)
+}
+
 /// Whether it has the tables that make ours.
-fn is_ours(conn: &rusqlite::Connection) -> Result<bool, StoreError> {
+fn is_ours(conn: &Connection) -> Result<bool, StoreError> {
     conn.query_row(
         "SELECT count(*) = 4 FROM sqlite_schema WHERE type = 'table' AND name IN ('pod', 'app', 'state', 'image_layer')",
         [],

@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gantry_model::{BootId, Timestamp};
 use rusqlite::config::DbConfig;
@@ -69,6 +69,11 @@ impl FileId {
         }
     }
 
+    /// Which it is, in words that no other file has while it is there.
+    pub(crate) fn name(self) -> String {
+        format!("{}:{}", self.dev, self.ino)
+    }
+
     fn is(self, other: Self) -> bool {
         (self.dev, self.ino) == (other.dev, other.ino)
     }
@@ -93,8 +98,7 @@ pub(crate) enum Look {
 /// The wall clock.
 #[must_use]
 pub fn now() -> Timestamp {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Timestamp(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
+    std::time::SystemTime::now().into()
 }
 
 impl Store {
@@ -371,12 +375,14 @@ pub(crate) fn look(conn: &Connection, layout: &Layout, boot: &BootId, steps: &[&
     if let Some(feature) = unknown_feature(conn).map_err(sql())? {
         return Err(OpenError::Feature { path: path(), feature });
     }
-    let same_boot: bool = conn
-        .query_row("SELECT boot = ?1 FROM state", [&boot.0], |row| row.get(0))
-        .optional()
-        .map_err(sql())?
-        .unwrap_or(false);
-    Ok(if version == steps.len() && same_boot { Look::Ready } else { Look::Behind(version) })
+    let ready = version == steps.len() && is_of_boot(conn, boot)?;
+    Ok(if ready { Look::Ready } else { Look::Behind(version) })
+}
+
+/// Whether this boot was entered already.
+pub(crate) fn is_of_boot(conn: &Connection, boot: &BootId) -> Result<bool, StoreError> {
+    let same = conn.query_row("SELECT boot = ?1 FROM state", [&boot.0], |row| row.get(0)).optional();
+    same.map(|same| same.unwrap_or(false)).map_err(StoreError::sql("open the database"))
 }
 
 pub(crate) fn unknown_feature(conn: &Connection) -> rusqlite::Result<Option<String>> {
@@ -432,6 +438,7 @@ fn make_ready_locked(
             migrate::migrate(&conn, steps, |from| backup::before_migration(layout, from))?;
         }
         enter_boot(&conn, boot)?;
+        tell_the_file(&conn);
         reserve::fill(layout)?;
     }
     Ok((conn, file))
@@ -504,6 +511,26 @@ fn enter_boot(conn: &Connection, boot: &BootId) -> Result<(), StoreError> {
     }
     .map_err(sql())?;
     tx.commit().map_err(sql())
+}
+
+/// Copies the WAL into the file, once per boot, so that the file itself knows the boot: only then what is missing from
+/// the WAL later is damage and not a power cut (`damage.rs`).
+fn tell_the_file(conn: &Connection) {
+    let begun = Instant::now();
+    let copied = || {
+        // Whether somebody else copies, how many pages there are, how many of them are copied.
+        conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
+            Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?))
+        })
+        .map(|(busy, pages, copied)| busy == 0 && pages == copied)
+    };
+    // Only who reads an older snapshot or copies as well keeps it from copying all. Where that takes long, or the disk
+    // is full, a later checkpoint does it: nobody is kept from the database for it.
+    while let Ok(false) = copied()
+        && begun.elapsed() < Duration::from_secs(1)
+    {
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// The first number of a new boot: a multiple of [`BOOT_JUMP`] that is at least that much above what was given.

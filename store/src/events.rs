@@ -155,6 +155,8 @@ impl Store {
     /// happened. So the first number is looked for, and not the first time. For the same reason the oldest kept event
     /// does not say how young a trimmed one may be. What does is the oldest one of a kind that is written when it
     /// happens ([`PUNCTUAL`]): what has a smaller number was written before. Without such a one, anything may be gone.
+    /// After a restore even those have old times, where rows were made from what lay on the disk; then the numbers say
+    /// when all before them was lost ([`trimmed_until`]).
     ///
     /// # Errors
     /// [`StoreError`].
@@ -233,14 +235,18 @@ fn trim_chunk(tx: &Transaction<'_>, upto: u64) -> rusqlite::Result<usize> {
 }
 
 /// No event that was trimmed away is as young as this; `None` when that cannot be told.
+///
+/// A restore counts as trimmed what has a number below the microseconds of its moment (see the `restore` module), and
+/// what was lost with the damaged database may have happened until then. Numbers that were never begun anew are so small
+/// that the moment is in 1970.
 fn trimmed_until(tx: &Transaction<'_>) -> rusqlite::Result<Option<Timestamp>> {
-    let until: Option<i64> = tx
+    let (restored, until): (i64, Option<i64>) = tx
         .prepare_cached(&format!(
-            "SELECT max(at) FROM event
+            "SELECT (SELECT trimmed FROM state), max(at) FROM event
                 WHERE seq <= (SELECT seq FROM event WHERE kind IN ({PUNCTUAL}) ORDER BY seq LIMIT 1)"
         ))?
-        .query_row([], |row| row.get(0))?;
-    Ok(until.map(|at| Timestamp(at.saturating_add(SKEW))))
+        .query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    Ok(until.map(|at| Timestamp(at.max(restored.saturating_mul(1_000)).saturating_add(SKEW))))
 }
 
 fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Event> {

@@ -65,6 +65,12 @@ impl Layout {
         self.root.join("read-only")
     }
 
+    /// That the WAL was seen to have lost pages; there until the database was replaced.
+    #[must_use]
+    pub(crate) fn wal_short(&self) -> PathBuf {
+        self.root.join("wal-short")
+    }
+
     /// One directory per pod.
     #[must_use]
     pub fn pods_dir(&self) -> PathBuf {
@@ -94,6 +100,18 @@ impl Layout {
     #[must_use]
     pub fn tree_name(chain: &Digest) -> String {
         base32(&chain.hex().as_bytes()[..32])
+    }
+
+    /// The first 32 hexadecimal digits of the chain ids whose directory has this name; `None`: no layer's has.
+    pub(crate) fn hex_of_tree(name: &str) -> Option<String> {
+        let mut bits = 0u128;
+        for (at, c) in name.bytes().enumerate() {
+            let five = ALPHABET.iter().position(|&known| known == c)? as u128;
+            // The last one holds three bits, and two of padding.
+            bits = if at < 25 { bits << 5 | five } else { bits << 3 | five >> 2 };
+        }
+        let hex = format!("{bits:032x}");
+        (base32(hex.as_bytes()) == name).then_some(hex)
     }
 
     /// Manifests and configs, in one directory per algorithm.
@@ -127,9 +145,10 @@ impl Layout {
     }
 }
 
+const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+
 /// Base32 of bytes that are given as pairs of lower-case hexadecimal digits.
 fn base32(hex: &[u8]) -> String {
-    const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
     let mut out = String::with_capacity(hex.len() * 4 / 5 + 1);
     let (mut bits, mut held) = (0u32, 0u32);
     for &c in hex {
@@ -167,5 +186,17 @@ mod tests {
         assert_eq!((zero.len(), full.len()), (26, 26));
         assert_eq!(zero, "a".repeat(26));
         assert_eq!(full, format!("{}4", "7".repeat(25)));
+    }
+
+    #[test]
+    fn the_name_of_a_tree_tells_its_chain_id() {
+        for start in ["0".repeat(32), "f".repeat(32), "0123456789abcdef".repeat(2), format!("8{}1", "0".repeat(30))] {
+            let chain = format!("sha256:{start}{}", "a".repeat(32)).parse::<Digest>().unwrap();
+            assert_eq!(Layout::hex_of_tree(&Layout::tree_name(&chain)), Some(start));
+        }
+        let padded = format!("{}5", "7".repeat(25));
+        for name in ["", "orphan", "A", "a b", &"a".repeat(25), &"a".repeat(27), &"a".repeat(99), &padded] {
+            assert_eq!(Layout::hex_of_tree(name), None, "{name}");
+        }
     }
 }

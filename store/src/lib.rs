@@ -10,6 +10,7 @@
 //!   damaged/TIME/      damaged databases that were replaced, the newest three: restore.rs
 //!   restored           what was restored last, until somebody deletes it: record.rs
 //!   read-only          there while gantryd serves a damaged database: why nothing may be written
+//!   wal-short          there from when a WAL is seen to have lost pages to the end of the restore: shortage.rs
 //!   lost-pods/UUID/    pod directories that could not be made pods again after a restore
 //!   blobs/ALG/HEX      manifests and configurations, by digest
 //!   trees/NAME/        layers, unpacked; NAME is base32 of 128 bits of the chain id
@@ -59,6 +60,7 @@ mod record;
 mod remove;
 mod reserve;
 mod restore;
+mod shortage;
 mod sweep;
 mod tmp;
 mod trees;
@@ -80,7 +82,8 @@ pub use keeper::{Keeper, KeeperLock};
 pub use layout::Layout;
 pub use pod_dir::{MakePodDirError, PodLock, PodState};
 pub use pods::{
-    AppRow, Change, InCgroups, InsertPodError, Moved, NewApp, NewPod, PodRow, PodWhere, ResolveError, StepError,
+    AnnotationsByApp, AppRow, Change, InCgroups, InsertPodError, Moved, NewApp, NewPod, PodRow, PodWhere, ResolveError,
+    StepError,
 };
 pub use record::Record;
 pub use restore::{Home, HomeLock};

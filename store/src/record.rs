@@ -1,5 +1,5 @@
 //! `DIR/restored`: what was restored last and from what. It is there for people to see (`gantry doctor` shows it) until
-//! they delete it, and nothing depends on it.
+//! they delete it; while it is there, the numbers of events of the next restore begin above those of this one.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};

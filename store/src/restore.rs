@@ -8,13 +8,17 @@
 //!
 //! | step | killed after it |
 //! |---|---|
-//! | 1. the newest good backup is copied to `tmp/` (no backup: an empty database) | the damaged database; `tmp/` is swept |
+//! | 1. the newest good backup is copied to `tmp/` (only the WAL is damaged: what is left of the database itself; no backup: an empty one) | the damaged database; `tmp/` is swept |
 //! | 2. there it is migrated, gets its new numbering, and is filled by the caller from what lies on the disk | the same |
 //! | 3. it is checked and synced | the same |
 //! | 4. `restored` is written: what was done, for people | the same, and a record that the next start writes anew |
 //! | 5. `gantry.db`, then `-wal`, `-shm` and `-journal` are moved to `damaged/TIME/`, synced | no database beside pods, layers and backups: damage, found and restored by the next start, refused by commands |
 //! | 6. the new one is renamed to `gantry.db`, synced | a restored database |
-//! | 7. all but the newest three of `damaged/` are deleted | one more than three, until the next restore |
+//! | 7. `wal-short` is deleted, and all but the newest three of `damaged/` | a `wal-short` about a file that is gone, and one more than three, until the next restore |
+//!
+//! Before all of them, when the WAL is seen to have lost pages, `wal-short` is written (`shortage.rs`): the look itself
+//! takes away what shows it, and a kill before step 5 would leave an old database that looks sound.
+//! After step 6 nothing fails: what cannot be tidied now is tidied by the next restore.
 //!
 //! The database file goes first in step 5: without its WAL it might look sound, and be old. No WAL may be left before
 //! step 6: SQLite would take it for that of the new file.
@@ -26,18 +30,18 @@
 //! microseconds of its moment, nobody commits a million events a second for long, and a boot, which skips at most three
 //! million, takes longer than three seconds. So a new numbering begins with the microseconds of now. Should the clock
 //! have been set back, it still begins at least [`BOOT_JUMP`](crate::db::BOOT_JUMP) above everything that the damaged
-//! database and any backup know of. What was before counts as trimmed, so that who follows is told of the gap.
+//! database, any backup and the record of the last restore know of. What was before counts as trimmed, so that who follows is told of the gap.
 
+use std::cmp::Reverse;
 use std::fs::{self, File};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use gantry_model::{BootId, Timestamp};
+use gantry_model::BootId;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, params};
 use rustix::fs::{FlockOperation, Mode};
 
-use crate::backup::{Backup, QUICK_CHECK, Verdict, backups, examine, next_seq};
+use crate::backup::{Backup, QUICK_CHECK, Verdict, backups, examine, examine_content, next_seq};
 use crate::damage::{self, Damage};
 use crate::db::{
     BUSY, FileId, after_boot, connect_to, current_boot, make_db, make_dirs, make_root, open_root, resolved, set_wal,
@@ -47,7 +51,7 @@ use crate::lock::{lock_within, open_dir, sync_dir};
 use crate::migrate::{self, STEPS};
 use crate::record::{self, Record};
 use crate::tmp::{self, Scrap};
-use crate::{Layout, OpenError, Store, StoreError, reserve};
+use crate::{Layout, OpenError, Store, StoreError, reserve, shortage};
 
 /// So many damaged databases are kept.
 const KEPT: usize = 3;
@@ -56,6 +60,9 @@ const KEPT: usize = 3;
 const MOST_SEQ: u64 = 1 << 60;
 
 const DOING: &str = "restore the database";
+
+/// Whether each index has what its table has as well.
+const INTEGRITY_CHECK: &str = "PRAGMA integrity_check(1)";
 
 /// A data directory before its database is opened, for the one who keeps it.
 #[derive(Debug)]
@@ -124,34 +131,45 @@ impl Home {
         damage::find(&self.layout, &self.boot)
     }
 
-    /// From what a damaged database would be restored; `None`: there is no good backup.
+    /// From what a damaged database would be restored, the best first; none: there is no good backup. Rows of an older
+    /// format are not looked at before they are migrated: where those of the best cannot be read, the next is for it.
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn source(&self, damage: &Damage) -> Result<Option<Backup>, StoreError> {
+    pub fn sources(&self, damage: &Damage) -> Result<Vec<Backup>, StoreError> {
         let good = |backup: Backup| match backup.examine() {
             Verdict::Good { next_seq } => Some((backup, next_seq)),
             Verdict::Bad { .. } => None,
         };
-        // By the number of the next event, for clocks are set back; of equal ones the newest.
-        let newest = backups(&self.layout)?.into_iter().rev().filter_map(good).max_by_key(|(_, next_seq)| *next_seq);
-        let own = if damage.only_wal { self.without_wal() } else { None };
-        Ok(match (own, newest) {
-            // What knows of more events is the newer one: the file may not have been written to for long.
-            (Some((own, last)), Some((_, of_backup))) if last >= of_backup => Some(own),
-            (Some((own, _)), None) => Some(own),
-            (_, newest) => newest.map(|(backup, _)| backup),
-        })
+        let own = damage.only_wal.then(|| [self.with_wal(), self.without_wal()]);
+        let mut all: Vec<_> =
+            own.into_iter().flatten().flatten().chain(backups(&self.layout)?.into_iter().filter_map(good)).collect();
+        // What knows of more events is the newer one: the file may not have been written to for long, and clocks are
+        // set back. Of equal ones the file itself, with its WAL before without, then the newest.
+        all.sort_by_key(|(_, next_seq)| Reverse(*next_seq));
+        Ok(all.into_iter().map(|(backup, _)| backup).collect())
     }
 
-    /// The database file alone, if it is whole. Indexes are compared with their tables, because a copying of the WAL
-    /// into the file may have been cut short.
+    /// The database with the commits that its WAL still has from the first on, if that is whole: later pages than those
+    /// may have been copied into the file, so indexes are compared with their tables.
+    fn with_wal(&self) -> Option<(Backup, u64)> {
+        let conn = connect_to(&self.layout.db()).ok()?;
+        // Through a mapping a page that the disk cannot read would be a signal and no error.
+        conn.execute_batch("PRAGMA mmap_size = 0").ok()?;
+        let Verdict::Good { next_seq } = examine_content(conn, INTEGRITY_CHECK) else { return None };
+        Some((self.own(&self.layout.wal(), true)?, next_seq))
+    }
+
+    /// The database file alone, if it is whole: a copying of the WAL into the file may have been cut short.
     fn without_wal(&self) -> Option<(Backup, u64)> {
-        let path = self.layout.db();
-        let Verdict::Good { next_seq } = examine(&path, "PRAGMA integrity_check(1)") else { return None };
-        let at = fs::metadata(&path).and_then(|found| found.modified()).ok()?;
-        let at = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
-        Some((Backup::own(path, Timestamp(i64::try_from(at).unwrap_or(i64::MAX))), next_seq))
+        let Verdict::Good { next_seq } = examine(&self.layout.db(), INTEGRITY_CHECK) else { return None };
+        Some((self.own(&self.layout.db(), false)?, next_seq))
+    }
+
+    /// The database itself, as of when this file of it was last written to.
+    fn own(&self, written: &Path, with_wal: bool) -> Option<Backup> {
+        let at = fs::metadata(written).and_then(|found| found.modified()).ok()?;
+        Some(Backup::own(self.layout.db(), at.into(), with_wal))
     }
 
     /// Whether all that a reader needs can be read from the damaged database.
@@ -225,15 +243,15 @@ impl Home {
         sync_dir(self.layout.root())?;
         drop(scrap);
         drop(lock);
-        self.drop_old()?;
-        reserve::fill(&self.layout)?;
+        // Whoever is told of a failure takes the database for one that was not restored.
+        let _left_for_the_next = [shortage::forget(&self.layout), self.drop_old(), reserve::fill(&self.layout)];
         Ok(record)
     }
 
     /// Makes the database that is to be: of the last format, in this boot, with a numbering of its own.
     fn build(&self, path: &Path, source: Option<&Backup>, first: u64) -> Result<Connection, StoreError> {
         match source {
-            Some(backup) => copy(&backup.path, path)?,
+            Some(backup) => backup.copy_to(path)?,
             None => make_db(path)?,
         }
         let sql = || StoreError::sql(DOING);
@@ -257,7 +275,10 @@ impl Home {
     /// See the module.
     fn first_number(&self) -> Result<u64, StoreError> {
         let of_backups = backups(&self.layout)?.into_iter().filter_map(|backup| next_seq(&backup.path));
-        let known = of_backups.chain(self.damaged_number()).filter(|&seq| seq < MOST_SEQ).max().unwrap_or(1);
+        // Only of the numbering, so what cannot be read of it keeps nobody from a restore.
+        let of_last = Record::load(&self.layout).ok().flatten().map(|record| record.first_event);
+        let known =
+            of_backups.chain(self.damaged_number()).chain(of_last).filter(|&seq| seq < MOST_SEQ).max().unwrap_or(1);
         let now = u64::try_from(crate::now().0 / 1000).unwrap_or(0);
         Ok(now.max(after_boot(known)))
     }
@@ -303,14 +324,6 @@ impl Home {
         }
         Ok(())
     }
-}
-
-/// Copies a file that nobody writes to. Not by a link: the copy is written to.
-fn copy(from: &Path, to: &Path) -> Result<(), StoreError> {
-    let mut read = File::open(from).map_err(StoreError::io("open", from))?;
-    let write = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
-    let mut write = write.map_err(StoreError::io("make", to))?;
-    std::io::copy(&mut read, &mut write).map(drop).map_err(StoreError::io("write", to))
 }
 
 /// Brings everything into the one file, checks it, and makes it durable.

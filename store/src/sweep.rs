@@ -18,7 +18,7 @@ use crate::keeper::KEEPER_LOCK;
 use crate::lock::{open_dir, open_lock_file, sync_dir, try_lock};
 use crate::pods::row::Columns;
 use crate::trees::try_lock_tree;
-use crate::{Layout, Store, StoreError, remove, reserve, tmp};
+use crate::{Layout, PodState, Store, StoreError, remove, reserve, tmp};
 
 /// What a sweep has deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,13 +37,16 @@ const UNUSED: &str = "NOT EXISTS (SELECT 1 FROM image_layer WHERE image_layer.ch
 
 impl Store {
     /// Deletes layers and blobs that no image refers to and nobody works on, and temporaries of the dead. Data goes
-    /// before rows where the disk is full. Ends this store's own claim on blobs it has put and not committed.
+    /// before rows where the disk is full. While a pod runs that has no row, only temporaries go. Ends this store's own claim on blobs it has put and not committed.
     ///
     /// # Errors
     /// [`StoreError`]; what was deleted until then stays deleted.
     pub fn sweep_images(&self) -> Result<Swept, StoreError> {
         self.end_blob_lease();
         let mut swept = Swept { bytes: self.sweep_temporaries()?, ..Swept::default() };
+        if self.somebody_unknown_runs()? {
+            return Ok(swept);
+        }
         self.sweep_orphans(&mut swept)?;
         self.sweep_layers(&mut swept)?;
         self.sweep_blobs(&mut swept)?;
@@ -67,22 +70,64 @@ impl Store {
         self.sweep_orphans(&mut Swept::default())
     }
 
+    /// Whether this database knows what is needed. One that is being restored does not yet, and one that was replaced
+    /// not any more. Asked under each lock: it may be replaced in the middle of a sweep.
+    fn knows(&self) -> Result<bool, StoreError> {
+        Ok(self.file.is_some() && self.is_current()?)
+    }
+
     /// Trees without a row.
     fn sweep_orphans(&self, swept: &mut Swept) -> Result<(), StoreError> {
-        // A database that is being restored, or that was replaced, does not know what is needed.
-        if self.file.is_none() || !self.is_current()? {
+        if !self.knows()? || self.somebody_unknown_runs()? {
             return Ok(());
         }
         let known = self.tree_names()?;
         for name in names(&self.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
-            let Some(_lock) = try_lock_tree(&self.layout, &name)? else { continue };
-            // It may have been committed before it was locked here.
-            if !self.tree_names()?.contains(&name) {
-                swept.bytes += delete_tree(&self.layout, &name)?;
-                swept.layers += 1;
-            }
+            self.sweep_orphan(&name, swept)?;
         }
         Ok(())
+    }
+
+    /// Whether somebody holds the directory of a pod that has no row. It may be a pod whose row was lost, and then no row
+    /// says which layers are the lower directories of its roots: none may go before it has ended or is on record again.
+    fn somebody_unknown_runs(&self) -> Result<bool, StoreError> {
+        let dirs = self.pod_dirs()?;
+        let known: HashSet<String> = self
+            .conn
+            .prepare_cached("SELECT id FROM pod")
+            .and_then(|mut all| all.query_map([], |row| row.get(0))?.collect())
+            .map_err(StoreError::sql("list the pods"))?;
+        for id in dirs.into_iter().filter(|id| !known.contains(&id.to_string())) {
+            if matches!(self.try_lock_pod(id)?, PodState::Held) && self.pod(id)?.is_none() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// A tree that had no row a moment ago.
+    pub(crate) fn sweep_orphan(&self, name: &str, swept: &mut Swept) -> Result<(), StoreError> {
+        let Some(_lock) = try_lock_tree(&self.layout, name)? else { return Ok(()) };
+        // It may have been committed before it was locked here.
+        if self.knows()? && !self.has_row_of_tree(name)? {
+            swept.bytes += delete_tree(&self.layout, name)?;
+            swept.layers += 1;
+        }
+        Ok(())
+    }
+
+    /// Whether a layer with this directory has a row.
+    fn has_row_of_tree(&self, name: &str) -> Result<bool, StoreError> {
+        let Some(hex) = Layout::hex_of_tree(name) else { return Ok(false) };
+        // The character after the last digit that there is.
+        let mut one = self
+            .conn
+            .prepare_cached(
+                "SELECT EXISTS (SELECT 1 FROM layer WHERE chain >= 'sha256:' || ?1 AND chain < 'sha256:' || ?1 || 'g')
+                     OR EXISTS (SELECT 1 FROM layer WHERE chain >= 'sha512:' || ?1 AND chain < 'sha512:' || ?1 || 'g')",
+            )
+            .map_err(StoreError::sql("look for the layer"))?;
+        one.query_row([hex], |row| row.get(0)).map_err(StoreError::sql("look for the layer"))
     }
 
     /// Layers without a reference. A child goes before its parent, so one pass may free the next.
@@ -114,7 +159,7 @@ impl Store {
         let name = Layout::tree_name(chain);
         let Some(_lock) = try_lock_tree(&self.layout, &name)? else { return Ok(()) };
         let gone = match self.remove_layer_row(chain) {
-            Err(error) if error.is_full() && self.is_unused(chain)? => {
+            Err(error) if error.is_full() && self.knows()? && self.is_unused(chain)? => {
                 swept.bytes += delete_tree(&self.layout, &name)?;
                 self.remove_layer_row(chain)?
             }
@@ -152,6 +197,9 @@ impl Store {
         let path = self.layout.blobs_lock();
         let lock = open_lock_file(&path)?;
         if !try_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))? {
+            return Ok(());
+        }
+        if !self.knows()? {
             return Ok(());
         }
         let needed = self.needed_blobs()?;

@@ -79,6 +79,15 @@ impl Gantry {
         command
     }
 
+    /// A node daemon that has begun to keep the directory.
+    #[track_caller]
+    #[must_use]
+    pub fn keeper(&self, args: &[&str]) -> Running {
+        let mut daemon = self.spawn_command(&mut self.daemon(args));
+        daemon.wait_for_complaint("info: keeping");
+        daemon
+    }
+
     /// The socket on which its node daemon listens.
     #[must_use]
     #[track_caller]

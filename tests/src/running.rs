@@ -143,6 +143,13 @@ impl Running {
         }
     }
 
+    /// Has it end by SIGTERM, with code 0.
+    #[track_caller]
+    pub fn terminate(self) -> Out {
+        self.signal(Signal::TERM);
+        self.wait().ok()
+    }
+
     /// Whether it has ended by now.
     pub fn has_ended(&mut self) -> bool {
         self.ended = self.ended || matches!(self.child.try_wait(), Ok(Some(_)));

@@ -7,9 +7,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use gantry_engine::{Observer, Options};
@@ -42,33 +40,12 @@ pub(crate) enum Weight {
 pub(crate) struct Source {
     /// For the engine.
     pub(crate) options: Options,
-    /// The file of the database.
-    pub(crate) database: PathBuf,
-}
-
-/// An observer, and which file its database is.
-pub(crate) struct Opened {
-    pub(crate) observer: Observer,
-    file: Option<(u64, u64)>,
 }
 
 impl Source {
     /// Opens an observer.
-    pub(crate) fn open(&self) -> Result<Opened, Status> {
-        // Looked at first: a file that is replaced in between is then opened once more than needed, never once less.
-        let file = self.file();
-        Observer::open(self.options.clone())
-            .map(|observer| Opened { observer, file })
-            .map_err(|error| status::of(&error))
-    }
-
-    /// Whether another file lies where this observer's database was.
-    pub(crate) fn is_replaced(&self, opened: &Opened) -> bool {
-        opened.file != self.file()
-    }
-
-    fn file(&self) -> Option<(u64, u64)> {
-        std::fs::metadata(&self.database).ok().map(|file| (file.dev(), file.ino()))
+    pub(crate) fn open(&self) -> Result<Observer, Status> {
+        Observer::open(self.options.clone()).map_err(|error| status::of(&error))
     }
 }
 
@@ -211,22 +188,14 @@ fn after<T>(result: &Result<T, Status>) -> After {
 
 /// One thread.
 fn work(shared: &Shared) {
-    let mut opened: Option<Opened> = None;
+    let mut kept: Option<Observer> = None;
     while let Some((weight, work)) = next(shared) {
-        if opened.as_ref().is_none_or(|opened| shared.source.is_replaced(opened)) {
-            opened = None;
-        }
-        let observer = match &opened {
-            Some(_) => Ok(()),
-            None => shared.source.open().map(|new| opened = Some(new)),
-        };
-        let observer = observer.and_then(|()| opened.as_ref().ok_or_else(|| Status::internal("no observer")));
-        let observer = observer.map(|opened| &opened.observer);
+        let observer = kept.take().filter(Observer::is_current).map_or_else(|| shared.source.open(), Ok);
         // A panic is printed by the hook. Its caller hears of it because the answer's sender is dropped, and what it
         // left in the observer is not used again.
-        let after = catch_unwind(AssertUnwindSafe(|| work(observer))).unwrap_or(After::Reopen);
-        if matches!(after, After::Reopen) {
-            opened = None;
+        let done = catch_unwind(AssertUnwindSafe(|| work(observer.as_ref().map_err(Status::clone))));
+        if matches!(done, Ok(After::Keep)) {
+            kept = observer.ok();
         }
         if weight == Weight::Heavy {
             shared.lock().busy -= 1;

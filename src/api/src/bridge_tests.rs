@@ -13,7 +13,7 @@ struct Home {
 fn home() -> (Home, Arc<Bridge>) {
     let dir = tempfile::tempdir().unwrap();
     let engine = gantry_engine::Engine::open(Options::new(dir.path().join("data"))).unwrap();
-    let source = Source { options: engine.options().clone(), database: engine.store().layout().db() };
+    let source = Source { options: engine.options().clone() };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
     (Home { dir, runtime }, Arc::new(Bridge::start(source).unwrap()))
 }

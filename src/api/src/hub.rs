@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use gantry_engine::model::Event;
 use gantry_engine::model::query::EventQuery;
-use gantry_engine::{Commits, now};
+use gantry_engine::{Commits, Observer, now};
 use tokio::sync::watch;
 use tonic::Status;
 
-use crate::bridge::{Opened, Source};
+use crate::bridge::Source;
 use crate::status;
 
 /// The most events that are kept.
@@ -154,11 +154,11 @@ impl Shared {
 
     /// Reads what is new until the observer has to be opened again.
     fn follow(&self, source: &Source, cursor: &mut Option<u64>) -> Result<(), Status> {
-        let opened = source.open()?;
+        let observer = source.open()?;
         // Watched first, then read: what is committed in between wakes.
         let failed = |error: io::Error| Status::unavailable(format!("cannot watch the database: {error}"));
-        let mut commits = Commits::watch(&opened.observer).map_err(failed)?;
-        let newest = opened.observer.events_start(&EventQuery::default(), now()).map_err(|error| status::of(&error))?;
+        let mut commits = Commits::watch(&observer).map_err(failed)?;
+        let newest = observer.events_start(&EventQuery::default(), now()).map_err(|error| status::of(&error))?;
         let mut at = match *cursor {
             // As long as numbers only rise, nothing that was committed meanwhile is left out.
             Some(at) if at <= newest => at,
@@ -170,9 +170,9 @@ impl Shared {
         };
         while !self.ended.load(Ordering::Relaxed) {
             *cursor = Some(at);
-            if !self.read_page(&opened, &mut at)? {
+            if !self.read_page(&observer, &mut at)? {
                 commits.wait(LOOK).map_err(failed)?;
-                if source.is_replaced(&opened) {
+                if !observer.is_current() {
                     return Ok(());
                 }
             }
@@ -185,8 +185,8 @@ impl Shared {
     }
 
     /// Whether there was something.
-    fn read_page(&self, opened: &Opened, at: &mut u64) -> Result<bool, Status> {
-        let page = opened.observer.events_after(*at, PAGE).map_err(|error| status::of(&error))?;
+    fn read_page(&self, observer: &Observer, at: &mut u64) -> Result<bool, Status> {
+        let page = observer.events_after(*at, PAGE).map_err(|error| status::of(&error))?;
         let moved = page.cursor != *at || page.trimmed.is_some();
         if !moved {
             return Ok(false);

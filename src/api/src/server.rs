@@ -44,8 +44,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 pub struct Config {
     /// For the engine.
     pub options: Options,
-    /// The file of the database: it is opened again when another one lies there.
-    pub database: PathBuf,
     /// The directory of the configuration file, as GetInfo tells it.
     pub config_dir: PathBuf,
     /// Whether rows are kept true; health tells it as `gantry.keeper`.
@@ -130,7 +128,7 @@ pub fn serve(config: Config, listeners: Vec<Listener>) -> Result<Running, ServeE
         .enable_all()
         .build()
         .map_err(ServeError::system("start the threads of the API server"))?;
-    let source = Source { options: config.options.clone(), database: config.database.clone() };
+    let source = Source { options: config.options.clone() };
     let (ending, is_ending) = watch::channel(false);
     // What registers with the runtime's poller needs to be inside it.
     let inside = runtime.enter();

@@ -33,12 +33,7 @@ impl Home {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let engine = Engine::open(Options::new(dir.path().join("data"))).unwrap();
-        let config = Config {
-            options: engine.options().clone(),
-            database: engine.store().layout().db(),
-            config_dir: "/etc/gantry".into(),
-            keeps: true,
-        };
+        let config = Config { options: engine.options().clone(), config_dir: "/etc/gantry".into(), keeps: true };
         let listeners = Listener::open(&Address::Unix(dir.path().join("api.sock"))).unwrap();
         let server = serve(config, listeners).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();

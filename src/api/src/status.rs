@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use gantry_engine::model::error::messages;
 use gantry_engine::model::{ErrorKind, Kind};
 use tonic::{Code, Status};
 
@@ -26,13 +27,7 @@ pub(crate) fn code(kind: ErrorKind) -> Code {
 
 /// A failure as the caller sees it: what was attempted on what, and why it failed.
 pub(crate) fn of<E: Error + Kind>(error: &E) -> Status {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    Status::new(code(error.kind()), cut(text))
+    Status::new(code(error.kind()), cut(messages(error).join(": ")))
 }
 
 /// The caller's mistake: which field, and what is wrong with it.

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use gantry_model::error::messages;
 use gantry_model::{ErrorKind, Kind};
 use thiserror::Error as ThisError;
 
@@ -135,21 +136,10 @@ impl Failure {
     /// What is said of it on standard error: message and causes on one line, or one line each with `debug`.
     pub(crate) fn text(&self, debug: bool) -> Option<String> {
         let Self::Error { kind, error, hint } = self else { return None };
-        let mut text = format!("gantry: {}", escape::text(&error.to_string()));
-        let mut last = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            let message = error.to_string();
-            // A transparent wrapper shows as what it wraps: once is enough.
-            if message != last {
-                let lead = if debug { "\n  caused by: " } else { ": " };
-                // Writing to a String cannot fail.
-                let _ = write!(text, "{lead}{}", escape::text(&message));
-            }
-            last = message;
-            cause = error.source();
-        }
+        let said: Vec<_> = messages(&**error).iter().map(|message| escape::text(message).into_owned()).collect();
+        let mut text = format!("gantry: {}", said.join(if debug { "\n  caused by: " } else { ": " }));
         if debug {
+            // Writing to a String cannot fail.
             let _ = write!(text, "\n  kind: {}", kind.as_str());
         }
         if let Some(hint) = hint {

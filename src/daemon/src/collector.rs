@@ -55,40 +55,51 @@ impl Collector {
 }
 
 fn work(options: Options, settings: KeeperSettings, due: Due, images: bool) {
-    // First: what is collected is gone.
-    if due.back_up {
-        back_up(&options, settings);
-    }
-    if due.collect {
-        collect(options, settings, images);
-    }
-}
-
-fn back_up(options: &Options, settings: KeeperSettings) {
-    let made = Engine::open(options.clone())
-        .map_err(anyhow::Error::from)
-        .and_then(|engine| Ok(engine.store().back_up_if_due(settings.backup)?));
-    match made {
-        Ok(Some(backup)) => log::info(&format!("backed up the database: {}", backup.path.display())),
-        Ok(None) => {}
-        Err(error) => log::error(&format!("{error:#}")),
-    }
-}
-
-fn collect(options: Options, settings: KeeperSettings, images: bool) {
     let engine = match Engine::open(options) {
         Ok(engine) => engine,
-        Err(error) => return log::warning(&format!("cannot collect garbage: {:#}", anyhow::Error::from(error))),
+        Err(error) => {
+            return log::warning(&format!("cannot collect garbage or make a backup: {:#}", anyhow::Error::from(error)));
+        }
     };
-    if let Err(error) = collect_pods(&engine, settings) {
+    // First: what is collected is gone.
+    if due.back_up {
+        back_up(&engine, settings);
+    }
+    if due.collect {
+        collect(&engine, settings, images);
+    }
+}
+
+fn back_up(engine: &Engine, settings: KeeperSettings) {
+    match engine.store().back_up_if_due(settings.backup) {
+        Ok(Some(backup)) => log::info(&format!("backed up the database: {}", backup.path.display())),
+        Ok(None) => {}
+        Err(error) => log::error(&format!("{:#}", anyhow::Error::from(error))),
+    }
+}
+
+fn collect(engine: &Engine, settings: KeeperSettings, images: bool) {
+    if let Err(error) = add_annotations(engine) {
+        log::warning(&format!("cannot write down the annotations of old pods: {error:#}"));
+    }
+    if let Err(error) = collect_pods(engine, settings) {
         log::warning(&format!("cannot collect garbage: {error:#}"));
     }
-    if let Err(error) = trim_events(&engine) {
+    if let Err(error) = trim_events(engine) {
         log::warning(&format!("cannot trim the history of events: {error:#}"));
     }
-    if images && let Err(error) = sweep_images(&engine) {
+    if images && let Err(error) = sweep_images(engine) {
         log::warning(&format!("cannot sweep images: {error:#}"));
     }
+}
+
+/// So that listing them is as cheap as listing others.
+fn add_annotations(engine: &Engine) -> anyhow::Result<()> {
+    let old = engine.add_annotations_of_old_pods()?;
+    if old > 0 {
+        log::info(&format!("annotations that only manifests had were written down, of pods: {old}"));
+    }
+    Ok(())
 }
 
 /// After the pods: their removal is told by events too.

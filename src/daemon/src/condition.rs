@@ -16,6 +16,7 @@ pub(crate) fn say(keeping: &Keeping) {
         // What happened, then what came of it.
         if n == 0 { log::error(line) } else { log::warning(line) }
     }
+    keeping.found.lines().iter().for_each(|line| log::warning(line));
     if let Some(Record { at, .. }) = &keeping.restored_before {
         let when = at.rfc3339();
         log::warning(&format!("the database was restored at {}; 'gantry doctor' says from what", when.as_str()));

@@ -13,9 +13,12 @@
 //! | the timers | | garbage is collected and the database backed up, in another thread |
 //!
 //! Whatever a wake-up misses is found once a second by comparing the WAL's size and time ([`LOOK`]), and at the latest
-//! by the next collection, which looks at every pod. What fails is said once and tried again every second.
+//! by the next collection, which looks at every pod. What fails is said once and tried again every second; so is a pod
+//! that somebody else is at, for no pod may keep us from the others for long ([`Engine::hasty`]). What keeps a pod from
+//! being settled is said when it has not gone away within a second.
 //!
-//! No pod is looked at without a reason: ten thousand idle ones cost one `stat` a second.
+//! No pod is looked at without a reason: ten thousand idle ones cost one `stat` a second. Only those whose directories
+//! the kernel does not watch for us are looked at every second.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant, SystemTime};
@@ -48,6 +51,13 @@ const ACTIVE: [&str; 3] = ["embryo", "preparing", "running"];
 /// What a WAL looks like from outside; another one after a commit.
 type Stamp = Option<(SystemTime, u64)>;
 
+/// What keeps us from settling a pod.
+#[derive(Debug, PartialEq, Eq)]
+struct Trouble {
+    why: String,
+    said: bool,
+}
+
 /// See the module.
 pub(crate) struct Keeper {
     args: Args,
@@ -59,7 +69,7 @@ pub(crate) struct Keeper {
     /// Of each watched pod: the apps whose end was told.
     told: HashMap<PodId, BTreeSet<AppName>>,
     /// Pods to be tried again, with what kept us from settling them.
-    later: BTreeMap<PodId, String>,
+    later: BTreeMap<PodId, Trouble>,
     /// Why the rows could not be looked at or synced the last time.
     trouble: Option<String>,
     /// Whether the database is not the one in the directory any more. Going on would write where nobody reads.
@@ -85,7 +95,7 @@ impl Keeper {
         Ok(Self {
             args,
             settings,
-            engine,
+            engine: engine.hasty(),
             signals,
             watcher,
             collector: Collector::new(),
@@ -109,6 +119,9 @@ impl Keeper {
     pub(crate) fn begin(&mut self) {
         let prepared = self.engine.store().pods(&PodQuery::in_phases(&["embryo", "preparing", "prepared"]));
         for row in prepared.unwrap_or_default() {
+            if self.signals.end() {
+                return;
+            }
             // Killed while it was prepared, or started by a command that died before it could say so.
             self.settle(row.id);
         }
@@ -193,7 +206,10 @@ impl Keeper {
     fn catch_up(&mut self, now: Instant) {
         // What cannot be looked at is not known to be gone.
         self.removed = self.engine.store().is_current().is_ok_and(|current| !current);
-        for id in self.later.keys().copied().collect::<Vec<_>>() {
+        for id in self.later.keys().copied().chain(self.watcher.blind()).collect::<Vec<_>>() {
+            if self.signals.end() {
+                return;
+            }
             self.settle(id);
         }
         if self.stamp() != self.seen {
@@ -221,6 +237,9 @@ impl Keeper {
         self.preparing = false;
         let now = gantry_engine::now();
         for row in rows {
+            if self.signals.end() {
+                return;
+            }
             match row.phase {
                 Phase::Running { .. } if self.watcher.has(row.id) || self.later.contains_key(&row.id) => {}
                 Phase::Running { .. } => self.adopt(&row),
@@ -303,9 +322,14 @@ impl Keeper {
     /// This pod is tried again in a second. Its pidfd stays readable, so it is not watched meanwhile.
     fn postpone(&mut self, id: PodId, why: String) {
         self.watcher.forget(id);
-        if self.later.get(&id) != Some(&why) {
-            log::warning(&format!("cannot settle pod {id}: {why}; trying again"));
-            self.later.insert(id, why);
+        match self.later.get_mut(&id).filter(|known| known.why == why) {
+            Some(Trouble { said: true, .. }) => {}
+            Some(Trouble { said, .. }) => {
+                *said = true;
+                log::warning(&format!("cannot settle pod {id}: {why}; trying again"));
+            }
+            // Mostly somebody else who settles it as well, and has done so in a moment.
+            None => drop(self.later.insert(id, Trouble { why, said: false })),
         }
     }
 
@@ -341,7 +365,7 @@ impl Keeper {
         });
         match read {
             Ok((settings, engine)) => {
-                (self.settings, self.engine) = (settings, engine);
+                (self.settings, self.engine) = (settings, engine.hasty());
                 self.collect = self.collect.min(Instant::now() + self.settings.keeper.interval);
                 self.back_up = self.back_up.min(Instant::now() + self.settings.keeper.backup);
                 log::info("configuration read again");

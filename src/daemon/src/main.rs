@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
 use gantry_api::{ListenError, Listener};
-use gantry_engine::{Engine, Keeping, Settings};
+use gantry_engine::{Keeping, Settings};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::keeper::Keeper;
@@ -90,7 +90,7 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
     let dir = settings.options.dir.display();
     raise_descriptor_limit();
     let listeners = serve::listeners(passed, args.listen(&settings), args.run_dir.as_deref())?;
-    let api = Api::start(api_config(&settings, &engine, condition.can_write()), listeners)?;
+    let api = Api::start(api_config(&settings, condition.can_write()), listeners)?;
     let ended = if condition.can_write() {
         let mut keeper = Keeper::new(args, settings.clone(), engine, signals)?;
         keeper.begin();
@@ -110,10 +110,9 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
 }
 
 /// What the API is to tell.
-fn api_config(settings: &Settings, engine: &Engine, keeps: bool) -> gantry_api::Config {
+fn api_config(settings: &Settings, keeps: bool) -> gantry_api::Config {
     gantry_api::Config {
         options: settings.options.clone(),
-        database: engine.store().layout().db(),
         config_dir: settings.config.parent().map(Path::to_owned).unwrap_or_default(),
         keeps,
     }

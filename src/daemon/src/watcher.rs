@@ -48,7 +48,8 @@ struct Pod {
 #[derive(Debug)]
 pub(crate) struct Watcher {
     epoll: OwnedFd,
-    inotify: OwnedFd,
+    /// Where there could be one.
+    inotify: Option<OwnedFd>,
     /// The watch on the data directory, where there could be one.
     database: Option<i32>,
     wal: std::ffi::OsString,
@@ -64,10 +65,20 @@ impl Watcher {
     /// # Errors
     /// No descriptors left.
     pub(crate) fn new(signals: &Signals, store: &Store) -> std::io::Result<Self> {
+        let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK);
+        let inotify = inotify.inspect_err(|errno| {
+            let why = "looking once a second instead (sysctl fs.inotify.max_user_instances)";
+            log::warning(&format!("cannot watch directories: {errno}; {why}"));
+        });
+        Self::with(signals, store, inotify.ok())
+    }
+
+    fn with(signals: &Signals, store: &Store, inotify: Option<OwnedFd>) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         epoll::add(&epoll, signals, epoll::EventData::new_u64(SIGNALS), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &inotify, epoll::EventData::new_u64(INOTIFY), epoll::EventFlags::IN)?;
+        if let Some(inotify) = &inotify {
+            epoll::add(&epoll, inotify, epoll::EventData::new_u64(INOTIFY), epoll::EventFlags::IN)?;
+        }
         let wal = store.layout().wal().file_name().map(OsStr::to_owned).unwrap_or_default();
         let mut watcher = Self {
             epoll,
@@ -92,6 +103,11 @@ impl Watcher {
     /// How many pods are.
     pub(crate) fn count(&self) -> usize {
         self.pods.len()
+    }
+
+    /// The watched pods of which only the end wakes us: there could be no watch on their directories.
+    pub(crate) fn blind(&self) -> impl Iterator<Item = PodId> {
+        self.pods.iter().filter(|(_, pod)| pod.watch.is_none()).map(|(&id, _)| id)
     }
 
     /// Watches a running pod by its supervisor's pidfd and its directory.
@@ -119,7 +135,7 @@ impl Watcher {
         if let Some(watch) = pod.watch {
             self.by_watch.remove(&watch);
             // The kernel has removed it already when the directory is gone.
-            let _gone_with_its_directory = inotify::remove_watch(&self.inotify, watch);
+            let _gone_with_its_directory = self.inotify.as_ref().map(|inotify| inotify::remove_watch(inotify, watch));
         }
     }
 
@@ -148,8 +164,9 @@ impl Watcher {
     }
 
     fn read_inotify(&mut self, woken: &mut Woken) -> std::io::Result<()> {
+        let Some(inotify) = &self.inotify else { return Ok(()) };
         let mut buffer = [MaybeUninit::uninit(); 4096];
-        let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
+        let mut reader = inotify::Reader::new(inotify, &mut buffer);
         loop {
             let event = match reader.next() {
                 Ok(event) => event,
@@ -172,11 +189,52 @@ impl Watcher {
     /// Watches a directory for changes of its files; `None`, and a line, when there are no watches left.
     fn add_watch(&self, dir: &Path) -> Option<i32> {
         let flags = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::ONLYDIR;
-        inotify::add_watch(&self.inotify, dir, flags)
+        inotify::add_watch(self.inotify.as_ref()?, dir, flags)
             .inspect_err(|errno| {
                 let why = "looking once a second instead (sysctl fs.inotify.max_user_watches)";
                 log::warning(&format!("cannot watch {}: {errno}; {why}", dir.display()));
             })
             .ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn pod(n: u8) -> PodId {
+        PodId::from_random([n; 16])
+    }
+
+    #[test]
+    fn pods_that_cannot_be_watched_are_told() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = Store::open(&temp.path().join("data")).unwrap();
+        let signals = Signals::catch().unwrap();
+        let (dir, absent) = (temp.path(), temp.path().join("absent"));
+        let mut seeing = Watcher::new(&signals, &store).unwrap();
+        // As where the user has no inotify instance left.
+        let mut blind = Watcher::with(&signals, &store, None).unwrap();
+        let mut ends = Vec::new();
+        for (watcher, want) in [(&mut seeing, vec![pod(2)]), (&mut blind, vec![pod(1), pod(2)])] {
+            for (n, dir) in [(1, dir), (2, &absent)] {
+                let (ours, theirs) = UnixStream::pair().unwrap();
+                watcher.watch(pod(n), ours.into(), dir).unwrap();
+                ends.push(theirs);
+            }
+            let mut told: Vec<PodId> = watcher.blind().collect();
+            told.sort();
+            assert_eq!(told, want);
+        }
+        // Its end wakes all the same, where a file in its directory does not.
+        std::fs::write(dir.join("journal"), "x").unwrap();
+        assert_eq!(seeing.wait(Duration::from_secs(10)).unwrap().pods, [pod(1)].into());
+        ends[3].write_all(b"x").unwrap();
+        assert_eq!(blind.wait(Duration::from_secs(10)).unwrap().pods, [pod(2)].into());
+        blind.forget(pod(2));
+        assert_eq!(blind.blind().collect::<Vec<_>>(), [pod(1)]);
     }
 }

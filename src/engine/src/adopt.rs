@@ -9,7 +9,7 @@
 //! | a pod directory, unlocked, its journal says ready | a pod that has exited, as its journal says |
 //! | a pod directory, unlocked, with plan and manifest | a prepared pod |
 //! | the same, and its row says that it is being prepared | a prepared pod: the backup was made in the middle |
-//! | a pod directory without a manifest that never ran | left to `gc`: its preparer was killed |
+//! | a pod directory without a manifest that never ran | left to `gc`: its preparer was killed before it was a pod |
 //! | a pod directory, unlocked, of which no pod can be made | moved to `lost-pods/` |
 //! | the same, locked | left alone: it runs. `doctor` tells of it |
 //!
@@ -17,7 +17,7 @@
 //! manifest adds what only people asked for. When a row is there, the row is right, and `reconcile` brings it up to
 //! the facts as always. Doing it twice changes nothing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use gantry_contract::plan::{Net, Plan};
@@ -56,13 +56,15 @@ impl Adopted {
     pub(crate) fn and(mut self, later: Self) -> Self {
         self.pods.extend(later.pods);
         self.gone.extend(later.gone);
+        self.images.extend(later.images);
         self.lost.extend(later.lost);
         self.stay = later.stay;
         self
     }
 
     /// For people, one line each.
-    pub(crate) fn lines(&self) -> Vec<String> {
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
         for (what, ids) in [
             ("on record again, from its directory: pod", &self.pods),
@@ -128,7 +130,7 @@ impl Engine {
         let gone = self.forget_pods()?;
         let images_gone = self.forget_images()?;
         let images = self.adopt_images()?;
-        Ok(Adopted { gone, images, images_gone, ..self.adopt_pods()? })
+        Ok(Adopted { gone, images, images_gone, ..self.adopt_pods(&self.store.pod_dirs()?)? })
     }
 
     /// Pods that were removed since the backup was made.
@@ -227,11 +229,45 @@ impl Engine {
         }
     }
 
-    /// Gives every pod directory its row.
-    pub(crate) fn adopt_pods(&self) -> Result<Adopted, PodError> {
+    /// Gives pods their rows that a database in use does not know; images too where there are such pods, or it was just
+    /// `restored`: commands that had the damaged one open may have made some until it was replaced. No failure keeps
+    /// gantryd from its start: it is told for each pod, and the next start tries again.
+    pub(crate) fn adopt_late(&self, restored: bool) -> Adopted {
+        // What cannot be listed now is nothing new to whoever lists it next.
+        let ids = self.lost_rows().unwrap_or_default();
+        if ids.is_empty() && !restored {
+            return Adopted::default();
+        }
+        // Without its image a pod would be given up, so that images that cannot be adopted keep the pods waiting.
+        let adopted = self.adopt_images().and_then(|images| Ok(Adopted { images, ..self.adopt_pods(&ids)? }));
+        adopted.unwrap_or_else(|error| {
+            let stay = ids.into_iter().map(|id| (id, error.to_string())).collect();
+            Adopted { stay, ..Adopted::default() }
+        })
+    }
+
+    /// Directories of pods that have no row and had one. Most have theirs: only the names are compared.
+    fn lost_rows(&self) -> Result<Vec<PodId>, PodError> {
+        let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
+        let known: HashSet<PodId> = rows.iter().map(|row| row.id).collect();
+        let mut ids = self.store.pod_dirs().map_err(PodError::store)?;
+        ids.retain(|id| !known.contains(id) && self.was_pod(*id));
+        Ok(ids)
+    }
+
+    /// Whether what lies in this directory was a pod: a row is written before the manifest, and before a supervisor is
+    /// started. What cannot be read says no less.
+    pub(crate) fn was_pod(&self, id: PodId) -> bool {
+        let manifest = std::fs::symlink_metadata(self.pod_dir(id).join(pod_dir::MANIFEST));
+        let absent = manifest.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        !absent || self.journal(id).map_or(true, |journal| settle::ready(&journal).is_some())
+    }
+
+    /// Gives these pod directories their rows.
+    pub(crate) fn adopt_pods(&self, ids: &[PodId]) -> Result<Adopted, PodError> {
         let images = Images::of(&self.store)?;
         let mut adopted = Adopted::default();
-        for id in self.store.pod_dirs().map_err(PodError::store)? {
+        for &id in ids {
             match self.adopt_pod(id, &images) {
                 Ok(Became::Pod) => adopted.pods.push(id),
                 Ok(Became::Nothing) => {}
@@ -402,6 +438,5 @@ fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewA
 
 fn modified(path: &Path) -> Option<Timestamp> {
     let time = std::fs::symlink_metadata(path).and_then(|found| found.modified()).ok()?;
-    let since = time.duration_since(std::time::UNIX_EPOCH).ok()?;
-    i64::try_from(since.as_nanos()).ok().map(Timestamp)
+    (time >= std::time::UNIX_EPOCH).then(|| time.into())
 }

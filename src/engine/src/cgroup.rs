@@ -6,16 +6,14 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gantry_model::{ErrorKind, Kind, PodId};
 use thiserror::Error;
 
 use crate::Engine;
-use crate::process;
+use crate::process::{self, Deadline};
 
-/// How long processes in a cgroup may take to go after SIGKILL.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// More directories below a pod's cgroup than this are not removed in one go (an app may make as many as it likes
 /// where cgroup namespaces are writable; ours are read-only).
 const MOST_DIRECTORIES: usize = 100_000;
@@ -127,9 +125,11 @@ impl Engine {
     pub(crate) fn remove_cgroups(&self, id: PodId) -> Result<(), CgroupError> {
         let name = id.to_string();
         let mut first = Ok(());
+        // For all together: they have the same processes.
+        let deadline = Deadline::after(self.patience.cgroups);
         for hierarchy in self.hierarchies() {
             let parent = self.cgroup_parent_in(hierarchy);
-            match remove(&parent.join(&name), hierarchy.unified) {
+            match remove(&parent.join(&name), hierarchy.unified, deadline) {
                 Ok(true) => {
                     // Fails while other pods are in it, which is as it should be.
                     let _ = rustix::fs::rmdir(&parent);
@@ -143,14 +143,13 @@ impl Engine {
 }
 
 /// Removes one tree of cgroups; whether it was there.
-fn remove(path: &Path, unified: bool) -> Result<bool, CgroupError> {
+fn remove(path: &Path, unified: bool, deadline: Deadline) -> Result<bool, CgroupError> {
     // The usual case, in one system call each: nothing there, or one empty directory.
     match rustix::fs::rmdir(path) {
         Ok(()) => return Ok(true),
         Err(rustix::io::Errno::NOENT) => return Ok(false),
         Err(_) => {}
     }
-    let deadline = Instant::now() + PATIENCE;
     let mut pause = Duration::from_micros(100);
     loop {
         let dirs = tree(path).map_err(|source| io_error("list", path, source))?;
@@ -161,7 +160,7 @@ fn remove(path: &Path, unified: bool) -> Result<bool, CgroupError> {
         if remove_dirs(&dirs)? {
             return Ok(true);
         }
-        if Instant::now() >= deadline {
+        if deadline.passed() {
             let pids = dirs.iter().flat_map(|dir| pids(dir)).take(10).collect();
             return Err(CgroupError::Stuck { path: path.to_owned(), pids });
         }
@@ -295,9 +294,10 @@ mod tests {
         let top = temp.path().join("pod");
         std::fs::create_dir_all(top.join("a/b/c")).unwrap();
         std::fs::create_dir(top.join("d")).unwrap();
-        assert!(remove(&top, false).unwrap());
+        let whenever = Deadline::maybe(None);
+        assert!(remove(&top, false, whenever).unwrap());
         assert!(!top.exists());
-        assert!(!remove(&top, false).unwrap(), "it was not there any more");
+        assert!(!remove(&top, false, whenever).unwrap(), "it was not there any more");
     }
 
     /// On a real hierarchy where there is one that may be written.
@@ -319,7 +319,7 @@ mod tests {
                 }
                 child.wait().unwrap()
             });
-            assert!(remove(&top, hierarchy.unified).unwrap(), "{}", top.display());
+            assert!(remove(&top, hierarchy.unified, Deadline::maybe(None)).unwrap(), "{}", top.display());
             let status = reaper.join().unwrap();
             assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
         }

@@ -93,7 +93,23 @@ pub struct Engine {
     pub(crate) options: Options,
     /// Whether rows may be written; without it `reconcile` moves the rows it returns and leaves the stored ones alone.
     pub(crate) writes: bool,
+    pub(crate) patience: Patience,
     pub(crate) hierarchies: OnceCell<Vec<Hierarchy>>,
+}
+
+/// How long is waited for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Patience {
+    /// For the lock of a pod that somebody holds who only probes or deletes.
+    pub(crate) lock: Duration,
+    /// For the processes in a dead pod's cgroups to go after SIGKILL.
+    pub(crate) cgroups: Duration,
+}
+
+impl Patience {
+    pub(crate) const OF_COMMANDS: Self = Self { lock: Duration::from_secs(3), cgroups: Duration::from_secs(2) };
+    /// Probing takes less than a millisecond and dying some; what takes longer may take for ever.
+    pub(crate) const OF_A_KEEPER: Self = Self { lock: Duration::from_millis(5), cgroups: Duration::from_millis(100) };
 }
 
 impl Engine {
@@ -108,7 +124,7 @@ impl Engine {
     }
 
     pub(crate) fn of(store: Store, options: Options) -> Self {
-        Self { store, options, writes: true, hierarchies: OnceCell::new() }
+        Self { store, options, writes: true, patience: Patience::OF_COMMANDS, hierarchies: OnceCell::new() }
     }
 
     /// Opens it as [`Self::open`] does, and for looking only where gantryd serves a damaged database.
@@ -129,7 +145,13 @@ impl Engine {
     pub fn open_read_only(options: Options) -> Result<Self, OpenError> {
         check_parent(&options.cgroup_parent)?;
         let store = Store::open_read_only(&options.dir)?;
-        Ok(Self { store, options, writes: false, hierarchies: OnceCell::new() })
+        Ok(Self { writes: false, ..Self::of(store, options) })
+    }
+
+    /// The same for one who looks after many pods and comes back to each: it waits for no single one of them for long.
+    #[must_use]
+    pub fn hasty(self) -> Self {
+        Self { patience: Patience::OF_A_KEEPER, ..self }
     }
 
     /// The store behind it.

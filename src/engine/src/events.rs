@@ -33,6 +33,10 @@ const NET: Duration = Duration::from_secs(1);
 /// How often it is looked where the kernel cannot wake us.
 const BLIND: Duration = Duration::from_millis(50);
 
+/// An event is committed within this time after the moment that it names, where somebody notices at once: who wants all
+/// until a time looks this much later.
+pub const COMMITTED_WITHIN: Duration = Duration::from_millis(30);
+
 /// Some events, in the order of their numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventPage {

@@ -18,7 +18,7 @@ use thiserror::Error;
 use crate::adopt::Images;
 use crate::error::need_root;
 use crate::rm::RmError;
-use crate::{Engine, PodError, settle};
+use crate::{Engine, PodError};
 
 /// What `gc` may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,33 +185,47 @@ impl Engine {
         Ok(self.step(row, change(edge))?)
     }
 
-    /// Pod directories whose makers were killed before they wrote a row.
+    /// Pod directories whose makers were killed before they wrote a row, and those of pods whose rows were lost.
     fn sweep_orphans(
         &self,
         known: &HashSet<PodId>,
         options: &GcOptions,
         report: &mut GcReport,
     ) -> Result<(), PodError> {
-        for id in self.store.pod_dirs().map_err(PodError::store)? {
-            if known.contains(&id) || !self.is_orphan(id)? {
-                continue;
-            }
-            // It ran, so it was a pod: its row was lost with a database or a power cut, and it is made again.
-            if self.journal(id).is_ok_and(|journal| settle::ready(&journal).is_some()) {
-                if !options.dry_run {
-                    self.adopt_pod(id, &Images::of(&self.store)?)?;
+        let mut images = None;
+        for id in self.store.pod_dirs().map_err(PodError::store)?.into_iter().filter(|id| !known.contains(id)) {
+            match self.sweep_orphan(id, options.dry_run, &mut images) {
+                Ok(false) => {}
+                Ok(true) => {
+                    let why = "its maker was killed before it was a pod";
+                    report.steps.push(GcStep { id, action: GcAction::Delete, why });
                 }
-                continue;
+                Err(error) => report.failures.push((id, error)),
             }
-            if !options.dry_run
-                && let Err(error) = self.dispose(id)
-            {
-                report.failures.push((id, error));
-                continue;
-            }
-            report.steps.push(GcStep { id, action: GcAction::Delete, why: "its maker was killed before it was a pod" });
         }
         Ok(())
+    }
+
+    /// Tells whether it was (or would be) deleted. The images are read when the first pod needs them.
+    fn sweep_orphan(&self, id: PodId, dry_run: bool, images: &mut Option<Images>) -> Result<bool, RmError> {
+        if !self.is_orphan(id)? {
+            return Ok(false);
+        }
+        // Its row was lost with a database or a power cut, and is made again.
+        if self.was_pod(id) {
+            if !dry_run {
+                let images = match images {
+                    Some(images) => images,
+                    None => images.insert(Images::of(&self.store)?),
+                };
+                self.adopt_pod(id, images)?;
+            }
+            return Ok(false);
+        }
+        if !dry_run {
+            self.dispose(id)?;
+        }
+        Ok(true)
     }
 
     /// What a killed command left before there was a row for it. Temporaries show by one look into their directory, pod

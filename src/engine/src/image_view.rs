@@ -7,13 +7,12 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use gantry_fetch::source::MAX_DOCUMENT;
 use gantry_model::ImageId;
 use gantry_model::query::ImageFilter;
 use gantry_store::{ImageRow, Store};
 use serde::Deserialize;
 
-/// The largest manifest or configuration read.
-const MOST: u64 = 8 << 20;
 /// Most images kept.
 const MOST_KEPT: usize = 512;
 /// Most bytes kept of one image; what says more of itself is read again.
@@ -159,8 +158,8 @@ impl Shelf {
 fn decoded(store: &Store, row: &ImageRow) -> (Said, bool) {
     let mut said = Said::default();
     // Damaged, too large, unreadable: all the same here, for the image must be shown. `doctor` tells what is wrong.
-    let manifest = store.blob(&row.id, MOST).ok().flatten().filter(|bytes| is_json(bytes));
-    let config = store.blob(&row.config, MOST).ok().flatten();
+    let manifest = store.blob(&row.id, MAX_DOCUMENT).ok().flatten().filter(|bytes| is_json(bytes));
+    let config = store.blob(&row.config, MAX_DOCUMENT).ok().flatten();
     let config = config.and_then(|bytes| gantry_fetch::config::parse(&bytes).ok());
     let whole = manifest.is_some() && config.is_some();
     if let Some(bytes) = manifest {

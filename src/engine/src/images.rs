@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use gantry_fetch::source::MAX_DOCUMENT;
 use gantry_model::query::PodQuery;
 use gantry_model::{ErrorKind, ImageId, ImageRef, Kind};
 use gantry_store::{ImageRow, RemoveImageError, Swept};
@@ -10,8 +11,6 @@ use thiserror::Error;
 
 use crate::error::{Cause, need_root};
 use crate::{Engine, PodError};
-
-const MOST_MANIFEST: u64 = 8 << 20;
 
 /// An image could not be found, shown or removed.
 #[derive(Debug, Error)]
@@ -201,7 +200,7 @@ impl Engine {
     pub fn image_manifest(&self, reference: &ImageRef) -> Result<serde_json::Value, ImageError> {
         let image = self.image_find(reference)?;
         let damaged = |why: String| ImageError::Damaged { id: image.id.clone(), why };
-        let bytes = self.store.blob(&image.id, MOST_MANIFEST).map_err(store)?;
+        let bytes = self.store.blob(&image.id, MAX_DOCUMENT).map_err(store)?;
         let bytes = bytes.ok_or_else(|| damaged("it is not there".to_owned()))?;
         serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))
     }

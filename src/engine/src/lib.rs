@@ -64,6 +64,7 @@ pub mod look;
 pub mod manifest;
 mod manifest_json;
 pub mod observer;
+mod old_pods;
 pub mod plan;
 pub mod pod_dir;
 mod pod_filter;

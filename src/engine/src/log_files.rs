@@ -2,7 +2,8 @@
 //! between.
 //!
 //! Files are `ATTEMPT.log`, and older parts `ATTEMPT.log.1` (newest) to `.N`. A file that is rotated keeps its inode: that
-//! is how a reader knows which one comes next. The directory is opened beneath the pod's; symbolic links are not followed,
+//! is how a reader knows which one comes next. An inode is freed with its file and may be given to the next one at once;
+//! but a file only ever gets older, and one that is held open keeps its inode. The directory is opened beneath the pod's; symbolic links are not followed,
 //! and what is not a regular file is no part of the log.
 
 use std::fs::File;
@@ -45,6 +46,11 @@ impl Part {
             0 => format!("{}.log", self.attempt),
             age => format!("{}.log.{age}", self.attempt),
         }
+    }
+
+    /// Whether that is this file under a later name. A younger one has only got the inode of this one, which is gone.
+    fn may_become(&self, other: &Self) -> bool {
+        (other.inode, other.attempt) == (self.inode, self.attempt) && other.age > self.age
     }
 }
 
@@ -128,7 +134,7 @@ impl LogDir {
                 return Ok(Some(place));
             }
             // Rotated since we looked.
-            let Some(renamed) = steady_look(fd)?.into_iter().find(|other| other.inode == part.inode) else { break };
+            let Some(renamed) = steady_look(fd)?.into_iter().find(|other| part.may_become(other)) else { break };
             part = renamed;
         }
         Ok(None)

@@ -92,6 +92,32 @@ fn a_file_is_opened_under_its_new_name() {
     assert!(logs.open(&parts[0]).unwrap().is_none());
 }
 
+/// A writer who rotates away the oldest file, whose inode the file system gives to the new one at once.
+#[test]
+fn the_inode_of_a_deleted_file_is_not_that_file() {
+    let temp = tempfile::tempdir().unwrap();
+    let path = |age: u32| temp.path().join(Part { attempt: 0, age, inode: 0 }.name());
+    for age in 0..4 {
+        std::fs::write(path(age), line(10 - age, "F", &format!("old{age}"))).unwrap();
+    }
+    let mut dir = LogDir::new(temp.path().parent().unwrap(), temp.path().file_name().unwrap());
+    let span = dir.span(None, None).unwrap().unwrap();
+    let parts = dir.parts().unwrap();
+    std::fs::remove_file(path(3)).unwrap();
+    // The next oldest becomes the newest.
+    std::fs::rename(path(2), temp.path().join("aside")).unwrap();
+    for age in [1, 0] {
+        std::fs::rename(path(age), path(age + 2)).unwrap();
+    }
+    std::fs::rename(temp.path().join("aside"), path(0)).unwrap();
+    std::fs::write(path(0), line(20, "F", "new")).unwrap();
+    let opened: Vec<_> = parts.iter().map(|part| dir.open(part).unwrap().map(|place| text_from(&place))).collect();
+    assert_eq!(opened, [None, None, Some("old1".to_owned()), Some("old0".to_owned())]);
+    // old0, old1 and, held open as the span's start, old3.
+    let (lines, start) = dir.tail(&span, 3, None).unwrap();
+    assert_eq!((lines, text_from(&start).as_str()), (2, "old3"));
+}
+
 #[test]
 fn a_tail_counts_lines_and_not_pieces() {
     let pieces = [("F", "a"), ("P", "b1"), ("P", "b2"), ("F", "b3"), ("F:noeol", "c"), ("P", "d1")];

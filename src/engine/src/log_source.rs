@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt as _;
 
 use gantry_model::{AppName, Timestamp};
 
-use crate::log_files::{LogDir, MOST_LINE, Place};
+use crate::log_files::{LogDir, MOST_LINE, Part, Place};
 use crate::log_line::Parser;
 use crate::log_reader::LineRef;
 
@@ -242,25 +242,33 @@ impl AppLog {
         if (newest.is_some() && newest == last) || (self.complete && !self.dir.changed()?) {
             return Ok(());
         }
-        self.complete = false;
         let parts = self.dir.parts()?;
+        self.open_newer(&parts)
+    }
+
+    /// The same of these files, which a look has found. By now some of them may be gone.
+    fn open_newer(&mut self, parts: &[Part]) -> io::Result<()> {
+        self.complete = false;
+        let newest = self.ahead.back().or(self.open.as_ref()).map(|open| open.inode);
         // One that is not there any more was older than all that are.
         let known = newest.and_then(|inode| parts.iter().position(|part| part.inode == inode));
         let newer = parts.get(known.map_or(0, |at| at + 1)..).unwrap_or_default();
-        if let Some(stop) = self.stop.as_ref().filter(|stop| newer.iter().all(|part| part.inode != stop.inode)) {
+        let last = self.stop.as_ref().map(|stop| Place { offset: 0, ..stop.clone() });
+        if let Some(last) = last.as_ref().filter(|last| newer.iter().all(|part| part.inode != last.inode)) {
             // It was deleted, and so was all between; what is there now came later.
-            self.ahead.push_back(Place { offset: 0, ..stop.clone() });
+            self.ahead.push_back(last.clone());
             return Ok(());
         }
         for part in newer {
             if self.ahead.len() >= AHEAD {
                 return Ok(());
             }
-            let Some(place) = self.dir.open(part)? else { return Ok(()) };
-            self.ahead.push_back(place);
-            if Some(part.inode) == last {
+            if let Some(last) = last.as_ref().filter(|last| last.inode == part.inode) {
+                self.ahead.push_back(last.clone());
                 break;
             }
+            // What was deleted meanwhile leaves those that are newer.
+            self.ahead.extend(self.dir.open(part)?);
         }
         self.complete = true;
         Ok(())

@@ -215,6 +215,37 @@ fn bounded(dir: &Path, meanwhile: impl FnOnce()) -> Vec<String> {
     got
 }
 
+/// What is rotated away between the look at the directory and the opening takes nothing newer with it, neither where the
+/// new file has got the inode of the deleted one nor where it has not.
+#[test]
+fn a_file_that_goes_while_newer_ones_are_opened_is_the_only_one_missed() {
+    for (reused, ends) in [(false, false), (false, true), (true, false), (true, true)] {
+        let temp = tempfile::tempdir().unwrap();
+        let path = |name: &str| temp.path().join(name);
+        generate(temp.path(), 40, 10);
+        let mut dir = LogDir::new(temp.path().parent().unwrap(), temp.path().file_name().unwrap());
+        let span = dir.span(None, None).unwrap().unwrap();
+        let mut log = AppLog::new("a".parse().unwrap(), dir.again(), Some(span.start), BLOCK);
+        if ends {
+            log = log.ending(Some(span.end));
+        }
+        let parts = log.dir.parts().unwrap();
+        std::fs::rename(path("0.log.2"), path("aside")).unwrap();
+        for (from, to) in [("0.log.1", "0.log.2"), ("0.log", "0.log.1")] {
+            std::fs::rename(path(from), path(to)).unwrap();
+        }
+        if reused {
+            std::fs::rename(path("aside"), path("0.log")).unwrap();
+        }
+        std::fs::write(path("0.log"), line(40, "F", "40")).unwrap();
+        log.open_newer(&parts).unwrap();
+        assert_eq!(log.ahead.len(), 2, "{reused} {ends}");
+        let mut want = [numbers(0..10), numbers(20..40)].concat();
+        want.extend((!ends).then(|| "40".to_owned()));
+        assert_eq!(rest(&mut log), want, "{reused} {ends}");
+    }
+}
+
 #[test]
 fn one_that_ends_does_not_follow_a_writer_who_rotates() {
     let dir = tempfile::tempdir().unwrap();

@@ -4,20 +4,12 @@
 //! Rows are shown as they are; gantryd's keeper brings them up to the facts within milliseconds, so no caller waits for
 //! a pod that is starting, and none takes a pod's lock.
 
-use std::collections::BTreeMap;
-use std::io;
-
 use gantry_model::query::{ImageFilter, PodFilter};
 use gantry_model::{ImageId, PodId, PodPrefix};
 use gantry_store::{PodRow, PodWhere};
-use rustix::io::Errno;
-use serde::Deserialize;
 
-use crate::image_view::{self, ImageView, Kept};
-use crate::{Cause, Engine, ImageError, OpenError, Options, PodError, PodView, pod_dir, pod_filter};
-
-/// The longest pod manifest that is read; ours may be longer than what is taken from users: defaults are written out.
-const MOST_MANIFEST: u64 = 16 << 20;
+use crate::image_view::{ImageView, Kept};
+use crate::{Cause, Engine, ImageError, OpenError, Options, PodError, PodView, pod_filter};
 
 /// See the module. One per thread.
 pub struct Observer {
@@ -32,6 +24,13 @@ impl Observer {
     /// [`OpenError`], also when there is none.
     pub fn open(options: Options) -> Result<Self, OpenError> {
         Engine::open_read_only(options).map(|engine| Self { engine, kept: Kept::default() })
+    }
+
+    /// Whether the database that was opened is still the one of its directory; else open it again. What cannot be looked
+    /// at counts as replaced.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.engine.store.is_current().unwrap_or(false)
     }
 
     /// The pods for which any of the filters holds (all, where there is none), by id.
@@ -62,12 +61,7 @@ impl Observer {
     /// # Errors
     /// [`PodError`] when nothing can be said of it (no descriptors are left, for example).
     pub fn pod_manifest(&self, id: PodId) -> Result<Option<Vec<u8>>, PodError> {
-        let path = self.engine.pod_dir(id).join(pod_dir::MANIFEST);
-        match pod_dir::read(&path, MOST_MANIFEST) {
-            Ok(bytes) => Ok(Some(bytes).filter(|bytes| image_view::is_json(bytes))),
-            Err(error) if is_lost(&error) => Ok(None),
-            Err(error) => Err(PodError::io("read the manifest", path)(error)),
-        }
+        self.engine.manifest_as_it_lies(id)
     }
 
     /// The images for which any of the filters holds (all, where there is none), by id.
@@ -107,38 +101,14 @@ impl Observer {
         Ok(rows.into_iter().map(|row| self.engine.view(row)).collect())
     }
 
-    /// Pods that format 1 of the database has made have the annotations of their apps in their manifest only; where that
-    /// is lost, so are they.
+    /// Until gantryd has written them down ([`Engine::add_annotations_of_old_pods`]).
     fn annotate(&self, row: &mut PodRow) -> Result<(), PodError> {
-        let manifest = self.pod_manifest(row.id)?.unwrap_or_default();
-        let mut said = app_annotations(&manifest);
+        let mut said = self.engine.annotations_in_manifest(row.id)?;
         for app in &mut row.apps {
             app.annotations = said.remove(app.name.as_str()).unwrap_or_default();
         }
         Ok(())
     }
-}
-
-/// Whether there is no such file any more, or something else in its place, or the disk cannot give it back.
-fn is_lost(error: &io::Error) -> bool {
-    let gone = [Errno::NOENT, Errno::NOTDIR, Errno::ISDIR, Errno::LOOP, Errno::NXIO, Errno::IO];
-    error.kind() == io::ErrorKind::InvalidData || Errno::from_io_error(error).is_some_and(|errno| gone.contains(&errno))
-}
-
-/// The annotations of each app in a pod manifest; empty when it is none.
-fn app_annotations(manifest: &[u8]) -> BTreeMap<String, BTreeMap<String, String>> {
-    #[derive(Deserialize)]
-    struct Pod {
-        apps: Vec<App>,
-    }
-    #[derive(Deserialize)]
-    struct App {
-        name: String,
-        #[serde(default)]
-        annotations: BTreeMap<String, String>,
-    }
-    let apps = serde_json::from_slice::<Pod>(manifest).map(|pod| pod.apps).unwrap_or_default();
-    apps.into_iter().map(|app| (app.name, app.annotations)).collect()
 }
 
 fn store(error: gantry_store::StoreError) -> ImageError {

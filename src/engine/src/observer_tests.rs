@@ -1,5 +1,6 @@
 //! What an observer shows, on a real store: filters of images field by field, and pods whose directories are damaged.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
@@ -10,6 +11,7 @@ use gantry_store::{Change, ImageFormat, Moved, NewApp, NewImage, NewPod, Store};
 use serde_json::json;
 
 use super::*;
+use crate::pod_dir;
 
 const SECOND: i64 = 1_000_000_000;
 

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use gantry_contract::plan::Plan;
 use gantry_fetch::config::{self, ConfigError, ImageConfig};
+use gantry_fetch::source::MAX_DOCUMENT;
 use gantry_fetch::{FetchError, Progress, PullPolicy};
 use gantry_model::image_ref::RefError;
 use gantry_model::spec::SpecError;
@@ -20,9 +21,6 @@ use thiserror::Error;
 use crate::error::need_root;
 use crate::plan::{self, Image, PlanError, Setting};
 use crate::{Engine, PodError, pod_dir};
-
-/// The largest image configuration read.
-const MOST_CONFIG: u64 = 8 << 20;
 
 /// A pod to prepare.
 pub struct Prepare<'a> {
@@ -221,7 +219,7 @@ impl Engine {
         let mut configs = Vec::with_capacity(images.len());
         for (app, row) in spec.apps.iter().zip(images) {
             let (app, image) = (app.name.clone(), row.id.clone());
-            let config = match self.store.blob(&row.config, MOST_CONFIG).map_err(PodError::store)? {
+            let config = match self.store.blob(&row.config, MAX_DOCUMENT).map_err(PodError::store)? {
                 Some(bytes) => config::parse(&bytes).map_err(|source| PrepareError::Config { app, image, source })?,
                 None => return Err(PrepareError::ConfigMissing { app, image }),
             };

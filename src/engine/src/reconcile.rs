@@ -30,9 +30,6 @@ use crate::error::PodError;
 use crate::process::{self, Deadline};
 use crate::settle::{self, Seen};
 
-/// How long a lock may be held by somebody who only probes or deletes.
-const PATIENCE: Duration = Duration::from_secs(3);
-
 /// What the facts ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Due {
@@ -110,7 +107,7 @@ impl Engine {
 
     /// Takes a pod's lock, waiting a little for somebody who holds it for a moment.
     pub(crate) fn lock_patiently(&self, id: PodId) -> Result<PodState, PodError> {
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(self.patience.lock);
         let mut pause = Duration::from_millis(1);
         loop {
             let state = self.store.try_lock_pod(id).map_err(PodError::store)?;

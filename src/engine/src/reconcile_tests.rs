@@ -145,6 +145,22 @@ fn a_killed_supervisor_leaves_its_apps_lost() {
     assert!(matches!(row.apps[0].state, AppState::Exited { end, .. } if end.how == gantry_model::HowEnded::Lost));
 }
 
+/// Somebody is at a pod whose supervisor is dead, for as long as he likes: one who has other pods to look after comes
+/// back later.
+#[test]
+fn a_hasty_one_does_not_wait_for_a_lock() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    engine.mark_running(row.clone(), &ready()).unwrap();
+    let engine = engine.hasty();
+    let begun = std::time::Instant::now();
+    assert!(matches!(phase(&engine, row.id), Phase::Running { .. }));
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    drop(lock);
+    assert!(matches!(phase(&engine, row.id), Phase::Exited { .. }));
+}
+
 #[test]
 fn a_read_only_engine_tells_the_truth_and_writes_nothing() {
     let temp = tempfile::tempdir().unwrap();
@@ -286,9 +302,72 @@ fn what_ran_is_a_pod_though_its_row_is_lost() {
     assert!(engine.store.pod(id(2)).unwrap().is_none(), "somebody is at it: only gantryd's start looks there");
     assert!(!engine.pod_dir(id(3)).exists() && engine.store.pod(id(3)).unwrap().is_none());
     assert!(home.path().join("data/lost-pods").join(id(4).to_string()).is_dir());
-    let adopted = engine.adopt_pods().unwrap();
+    let adopted = engine.adopt_late(false);
     assert_eq!(adopted.pods, [id(2)]);
     assert!(matches!(engine.store.pod(id(2)).unwrap().unwrap().phase, Phase::Running { .. }));
     drop(running);
     assert_eq!(engine.adopt_all().unwrap(), crate::Adopted::default(), "once is enough");
+}
+
+/// A pod that waits to be started: its plan and its manifest, and no row.
+fn prepared_without_row(engine: &Engine, n: u8) -> PodId {
+    let id = PodId::from_random([n; 16]);
+    drop(engine.store.make_pod_dir(id).unwrap());
+    crate::pod_dir::fill(&engine.pod_dir(id), &plan(id)).unwrap();
+    let spec = gantry_model::PodSpec {
+        user_labels: [("of".to_owned(), n.to_string())].into(),
+        ..gantry_model::PodSpec::default()
+    };
+    crate::pod_dir::write_manifest(&engine.pod_dir(id), &spec).unwrap();
+    id
+}
+
+#[test]
+fn what_was_prepared_is_a_pod_though_its_row_is_lost() {
+    type Look = fn(Engine) -> Engine;
+    let looks: [(&str, Look); 3] = [
+        ("list", |engine| {
+            engine.list(&PodQuery::default()).unwrap();
+            engine
+        }),
+        ("gc", |engine| {
+            let report = engine.gc(&crate::GcOptions::default()).unwrap();
+            assert_eq!((report.steps, report.failures.len()), (Vec::new(), 0));
+            engine
+        }),
+        ("gantryd's start", |engine| {
+            let options = engine.options().clone();
+            drop(engine);
+            let keeping = crate::open_for_keeping(options).map_err(|error| error.to_string()).unwrap();
+            assert_eq!((keeping.condition, keeping.found.lines().len()), (crate::Condition::Sound, 2));
+            keeping.engine
+        }),
+    ];
+    for (name, look) in looks {
+        let home = tempfile::tempdir().unwrap();
+        let (engine, image) = engine(home.path());
+        let ids = [1, 2].map(|n| prepared_without_row(&engine, n));
+        let engine = look(engine);
+        for (id, label) in ids.into_iter().zip(["1", "2"]) {
+            let row = engine.store.pod(id).unwrap().unwrap_or_else(|| panic!("{name}: {id} has no row"));
+            assert!(matches!(row.phase, Phase::Prepared { .. }), "{name}: {:?}", row.phase);
+            assert_eq!((&row.apps[0].image, row.user_labels["of"].as_str()), (&image, label), "{name}");
+        }
+    }
+}
+
+#[test]
+fn one_lost_row_that_cannot_be_made_again_keeps_no_other() {
+    let home = tempfile::tempdir().unwrap();
+    let (engine, _) = engine(home.path());
+    let ids = [1, 2, 3].map(|n| prepared_without_row(&engine, n));
+    std::fs::write(engine.pod_dir(ids[1]).join(crate::pod_dir::MANIFEST), "{").unwrap();
+    // Where it is to be moved to, a file is in the way.
+    std::fs::write(home.path().join("data/lost-pods"), "").unwrap();
+    let report = engine.gc(&crate::GcOptions::default()).unwrap();
+    assert_eq!(report.failures.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [ids[1]]);
+    assert!(engine.pod_dir(ids[1]).exists(), "nothing is deleted that was a pod");
+    for id in [ids[0], ids[2]] {
+        assert!(engine.store.pod(id).unwrap().is_some(), "{id}");
+    }
 }

@@ -3,7 +3,7 @@
 //! | the database is | and | becomes |
 //! |---|---|---|
 //! | sound | | [`Condition::Sound`] |
-//! | damaged | there is a good backup | [`Condition::Restored`] from the newest |
+//! | damaged | there is a good backup | [`Condition::Restored`] from the newest whose rows can all be read |
 //! | damaged | there is none, and all its rows can be read | [`Condition::ReadOnly`]: nothing is lost that was not lost before |
 //! | damaged | there is none, and it cannot be read, or is gone | [`Condition::Restored`] from the disk alone |
 //! | damaged | it cannot be restored (the disk is full), and can be read | [`Condition::ReadOnly`] |
@@ -14,7 +14,7 @@
 //! [`crate::adopt`]. Pods run on through all of it: nothing here touches one that is locked.
 
 use gantry_model::{ErrorKind, Kind as _, Timestamp};
-use gantry_store::{Home, Keeper, KeeperLock, Record};
+use gantry_store::{Backup, Damage, Home, Keeper, KeeperLock, Record};
 
 use crate::adopt::Adopted;
 use crate::engine::check_parent;
@@ -53,6 +53,8 @@ pub struct Keeping {
     pub engine: Engine,
     /// In what state the database is.
     pub condition: Condition,
+    /// What a sound database did not know of, and is on record again.
+    pub found: Adopted,
     /// What was restored before, as long as nobody has deleted the record of it.
     pub restored_before: Option<Record>,
     /// The right to keep the directory; gantryd holds it for its life.
@@ -79,16 +81,17 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
         Condition::ReadOnly { .. } => Engine::open_read_only(options)?,
         Condition::Sound | Condition::Restored { .. } => Engine::open(options)?,
     };
-    let condition = match condition {
+    let (condition, found) = match condition {
         Condition::Restored { record, adopted } => {
-            // Commands that had the damaged database open may have made pods until it was replaced.
-            let adopted = adopted.and(engine.adopt_pods().map_err(OpenError::Recover)?);
-            Condition::Restored { record, adopted: Box::new(adopted) }
+            let adopted = Box::new(adopted.and(engine.adopt_late(true)));
+            (Condition::Restored { record, adopted }, Adopted::default())
         }
-        other => other,
+        // Rows get lost otherwise as well; and a pod that no image was found for may have its image now.
+        Condition::Sound => (Condition::Sound, engine.adopt_late(false)),
+        other @ Condition::ReadOnly { .. } => (other, Adopted::default()),
     };
     let restored_before = if matches!(condition, Condition::Restored { .. }) { None } else { before };
-    Ok(Keeping { engine, condition, restored_before, lock })
+    Ok(Keeping { engine, condition, found, restored_before, lock })
 }
 
 /// Under the lock on the directory, so that no command makes a new database in between.
@@ -99,28 +102,37 @@ fn put_in_order(home: &Home, options: &Options) -> Result<Condition, OpenError> 
         home.open_for_writing().map_err(store)?;
         return Ok(Condition::Sound);
     };
-    let source = home.source(&damage).map_err(store)?;
-    if source.is_none() && home.can_be_read() {
+    for source in home.sources(&damage).map_err(store)? {
+        match restore(home, options, &damage, Some(&source)) {
+            // Of an older format, or in rows that only adopting reads: an older one may be good.
+            Err(error) if error.kind() == ErrorKind::Damaged => {}
+            done => return or_read_only(home, &damage, done),
+        }
+    }
+    if home.can_be_read() {
         return serve_read_only(home, format!("{}, and there is no good backup", damage.what));
     }
+    or_read_only(home, &damage, restore(home, options, &damage, None))
+}
+
+/// Replaces the database by this backup, or by nothing, and what lies on the disk.
+fn restore(home: &Home, options: &Options, damage: &Damage, source: Option<&Backup>) -> Result<Condition, PodError> {
     let mut adopted = Adopted::default();
-    let restored = home.restore(&damage, source.as_ref(), |store| -> Result<_, PodError> {
+    let record = home.restore(damage, source, |store| -> Result<_, PodError> {
         let engine = Engine::of(store, options.clone());
         adopted = engine.adopt_all()?;
         Ok(engine.store)
-    });
-    match restored {
-        Ok(record) => {
-            home.open_for_writing().map_err(store)?;
-            Ok(Condition::Restored { record, adopted: Box::new(adopted) })
-        }
-        Err(error) => {
-            let error = OpenError::Recover(error);
-            if !home.can_be_read() {
-                return Err(error);
-            }
+    })?;
+    home.open_for_writing()?;
+    Ok(Condition::Restored { record, adopted: Box::new(adopted) })
+}
+
+fn or_read_only(home: &Home, damage: &Damage, done: Result<Condition, PodError>) -> Result<Condition, OpenError> {
+    match done.map_err(OpenError::Recover) {
+        Err(error) if home.can_be_read() => {
             serve_read_only(home, format!("{}, and it cannot be restored: {}", damage.what, chain(&error)))
         }
+        other => other,
     }
 }
 
@@ -141,19 +153,7 @@ fn is_failure(error: &OpenError) -> bool {
 
 /// A failure with its causes, in one line.
 fn chain(error: &OpenError) -> String {
-    let mut text = error.to_string();
-    let mut last = text.clone();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        let message = error.to_string();
-        // A transparent wrapper shows as what it wraps: once is enough.
-        if message != last {
-            text = format!("{text}: {message}");
-        }
-        last = message;
-        cause = error.source();
-    }
-    text
+    gantry_model::error::messages(error).join(": ")
 }
 
 impl Condition {
@@ -218,6 +218,33 @@ mod tests {
         }
         let failed = chain(&of(StoreError::Database { doing, source: cause() }));
         assert_eq!(failed, "cannot check the database: the database failed: disk I/O error");
+    }
+
+    /// A restore that finds out late that its backup is no good goes on with an older one.
+    #[test]
+    fn the_next_backup_is_for_when_the_best_cannot_be_adopted() {
+        let temp = tempfile::tempdir().unwrap();
+        let options = Options::new(temp.path().join("data"));
+        let (store, chain) = (Engine::open(options.clone()).unwrap().store, format!("sha256:{}", "7".repeat(64)));
+        let first = store.back_up_if_due(std::time::Duration::ZERO).unwrap().unwrap();
+        let id: gantry_model::Digest = chain.parse().unwrap();
+        let lock = store.lock_layer(&id, std::time::Duration::ZERO, &mut || {}).unwrap();
+        let row = gantry_store::LayerRow { chain: id.clone(), diff_id: id, parent: None, size: 0, entries: 0 };
+        store.commit_layers(vec![(store.stage_layer(&lock).unwrap(), row)]).unwrap();
+        let second = store.back_up_if_due(std::time::Duration::ZERO).unwrap().unwrap();
+        // No image has the layer, so that only the sweep of unused layers reads the row.
+        let mut bytes = std::fs::read(&second.path).unwrap();
+        let at: Vec<usize> = (0..bytes.len() - 71).filter(|&at| bytes[at..at + 71] == *chain.as_bytes()).collect();
+        at.iter().for_each(|&at| bytes[at + 70] = b'x');
+        assert!(!at.is_empty());
+        std::fs::write(&second.path, bytes).unwrap();
+        let (db, wal) = (store.layout().db(), store.layout().wal());
+        drop((lock, store));
+        std::fs::remove_file(wal).unwrap();
+        std::fs::write(db, [7; 50_000]).unwrap();
+        let keeping = open_for_keeping(options).map_err(|error| super::chain(&error)).unwrap();
+        let Condition::Restored { record, .. } = keeping.condition else { panic!("{:?}", keeping.condition) };
+        assert_eq!(record.backup, Some((first.path, first.at)));
     }
 
     #[test]

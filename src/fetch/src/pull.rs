@@ -207,12 +207,5 @@ impl Context<'_> {
 
 /// An error with its causes, on one line.
 fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        cause = inner.source();
-    }
-    text
+    gantry_model::error::messages(error).join(": ")
 }

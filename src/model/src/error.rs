@@ -34,6 +34,19 @@ pub enum ErrorKind {
     Internal,
 }
 
+/// What an error and its causes say, the error first. A transparent wrapper shows as what it wraps: once is enough.
+#[must_use]
+pub fn messages(error: &dyn std::error::Error) -> Vec<String> {
+    let mut said = vec![error.to_string()];
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        said.push(error.to_string());
+        cause = error.source();
+    }
+    said.dedup();
+    said
+}
+
 /// Implemented by every public error of the workspace.
 pub trait Kind {
     /// Which [`ErrorKind`] this failure is.

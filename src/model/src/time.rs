@@ -23,6 +23,12 @@ impl Timestamp {
         Self(self.0.saturating_sub(i64::try_from(by.as_nanos()).unwrap_or(i64::MAX)))
     }
 
+    /// This time moved on by `by`; stays at the latest time there is.
+    #[must_use]
+    pub fn after(self, by: std::time::Duration) -> Self {
+        Self(self.0.saturating_add(i64::try_from(by.as_nanos()).unwrap_or(i64::MAX)))
+    }
+
     /// How long after `earlier` this is; zero when it is not after it (clocks go back).
     #[must_use]
     pub fn since(self, earlier: Self) -> std::time::Duration {
@@ -86,6 +92,14 @@ fn digits(place: &mut [u8], mut value: i64) {
     for digit in place.iter_mut().rev() {
         *digit = b'0' + u8::try_from(value.rem_euclid(10)).unwrap_or(0);
         value /= 10;
+    }
+}
+
+impl From<std::time::SystemTime> for Timestamp {
+    /// A time that a clock or a file tells. What is before 1970 is 1970, what is too late is the latest time there is.
+    fn from(time: std::time::SystemTime) -> Self {
+        let since = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Self(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
     }
 }
 

@@ -193,6 +193,24 @@ fn format_2_is_read() {
     assert_eq!(pods[5].apps[0].annotations["a"], "b");
     assert_eq!(store.pods_of_format_1().unwrap(), [pods_n(8)].into());
     assert_eq!(entries(&data.join("backups")), 0);
+    // What is known stays; what is not is as it is said now, and for good.
+    let said = |app: &str, value: &str| {
+        let apps: crate::AnnotationsByApp = [(app.to_owned(), [("a".to_owned(), value.to_owned())].into())].into();
+        store.add_annotations(&[(pods_n(6), apps.clone()), (pods_n(8), apps.clone()), (pods_n(9), apps)]).unwrap();
+        [6, 8].map(|n| store.pod(pods_n(n)).unwrap().unwrap().apps.remove(0).annotations.remove("a"))
+    };
+    assert_eq!(said("old", "new"), [Some("b".to_owned()), Some("new".to_owned())]);
+    assert_eq!(store.pods_of_format_1().unwrap(), [].into());
+    assert_eq!(said("old", "newer"), [Some("b".to_owned()), Some("new".to_owned())]);
+}
+
+#[test]
+fn an_app_of_which_nothing_is_said_has_no_annotations() {
+    let (_dir, data) = old(V2);
+    let store = Store::open(&data).unwrap();
+    store.add_annotations(&[(pods_n(8), [("other".to_owned(), Default::default())].into())]).unwrap();
+    assert_eq!(store.pods_of_format_1().unwrap(), [].into());
+    assert!(store.pod(pods_n(8)).unwrap().unwrap().apps[0].annotations.is_empty());
 }
 
 /// The pods of the fixtures.

@@ -5,9 +5,10 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use gantry_model::query::PodQuery;
-use gantry_model::{ErrorKind, Kind as _};
+use gantry_model::{BootId, ErrorKind, Kind as _};
 
 use super::*;
+use crate::migrate::STEPS;
 use crate::{OpenError, Record, StoreError, Verdict, backups};
 
 const NEVER_OLD: Duration = Duration::from_secs(3600);
@@ -30,6 +31,10 @@ fn kept() -> (tempfile::TempDir, std::path::PathBuf, u64) {
     let next = store.last_seq().unwrap() + 1;
     store.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
     (dir, data, next)
+}
+
+fn best(home: &crate::Home, damage: &crate::Damage) -> Option<crate::Backup> {
+    home.sources(damage).unwrap().into_iter().next()
 }
 
 fn overwrite(data: &Path, at: u64, bytes: &[u8]) {
@@ -84,7 +89,7 @@ fn each_damage_is_seen_and_restored() {
         let lock = home.lock().unwrap();
         let damage = home.damage().unwrap().unwrap_or_else(|| panic!("row {row}: nothing was found"));
         assert!(damage.what.contains(want), "row {row}: {damage:?}");
-        let source = home.source(&damage).unwrap().unwrap();
+        let source = best(&home, &damage).unwrap();
         let record = home.restore(&damage, Some(&source), Ok::<_, StoreError>).unwrap();
         assert_eq!(home.damage().unwrap(), None, "row {row}");
         drop(lock);
@@ -153,10 +158,10 @@ fn the_newest_good_backup_of_a_known_format_is_taken() {
     overwrite(&data, 0, &garbage(100));
     let home = crate::Home::open(&data).unwrap();
     let damage = home.damage().unwrap().unwrap();
-    let source = home.source(&damage).unwrap().unwrap();
+    let source = best(&home, &damage).unwrap();
     assert_eq!(source.path, at("timed-v1-09000000000000000002.db"), "no time is beyond 2262");
     fs::remove_dir_all(data.join("backups")).unwrap();
-    assert_eq!(home.source(&damage).unwrap(), None);
+    assert_eq!(best(&home, &damage), None);
 }
 
 fn sql_in(path: &Path, text: &str) {
@@ -184,7 +189,7 @@ fn a_restore_that_fails_leaves_everything_as_it_was() {
     let before = fs::read(data.join("gantry.db")).unwrap();
     let home = crate::Home::open(&data).unwrap();
     let damage = home.damage().unwrap().unwrap();
-    let source = home.source(&damage).unwrap();
+    let source = best(&home, &damage);
     let refuse = |_: Store| Err(StoreError::Replaced { doing: "fill" });
     assert!(home.restore(&damage, source.as_ref(), refuse).is_err());
     assert_eq!(fs::read(data.join("gantry.db")).unwrap(), before);
@@ -198,7 +203,7 @@ fn who_had_the_damaged_database_open_is_refused() {
     assert!(old.is_current().unwrap());
     let home = crate::Home::open(&data).unwrap();
     let damage = crate::Damage { what: "for this test".to_owned(), only_wal: false };
-    let source = home.source(&damage).unwrap();
+    let source = best(&home, &damage);
     home.restore(&damage, source.as_ref(), Ok::<_, StoreError>).unwrap();
     assert!(!old.is_current().unwrap());
     let image = old.images().unwrap()[0].id.clone();
@@ -211,6 +216,52 @@ fn who_had_the_damaged_database_open_is_refused() {
     assert_eq!(entries(&data.join("damaged")), 3);
 }
 
+/// Of a database that was replaced nobody learns what is needed: what its successor knows stays.
+#[test]
+fn who_had_the_damaged_database_open_sweeps_nothing() {
+    let (_dir, data, _) = kept();
+    let old = Store::open(&data).unwrap();
+    let home = crate::Home::open(&data).unwrap();
+    let damage = crate::Damage { what: "for this test".to_owned(), only_wal: false };
+    home.restore(&damage, home.sources(&damage).unwrap().first(), Ok::<_, StoreError>).unwrap();
+    let new = Store::open(&data).unwrap();
+    image(&new, "later", &["later"]);
+    let name = crate::Layout::tree_name(&digest("later"));
+    // As if the database was replaced after the sweep had begun.
+    let mut swept = crate::Swept::default();
+    old.sweep_orphan(&name, &mut swept).unwrap();
+    assert_eq!((swept, old.sweep_images().unwrap()), Default::default());
+    assert_eq!(new.check(true).unwrap(), []);
+    new.sweep_orphan(&name, &mut swept).unwrap();
+    assert_eq!(swept.layers, 0, "it has its row");
+}
+
+/// Whoever asks for what came after a time is told of what was lost, though rows that were made from what lay on the
+/// disk have events with older times.
+#[test]
+fn old_times_of_adopted_rows_hide_no_gap() {
+    const SECOND: i64 = 1_000_000_000;
+    let (_dir, data, _) = kept();
+    let home = crate::Home::open(&data).unwrap();
+    let damage = crate::Damage { what: "for this test".to_owned(), only_wal: false };
+    let before = crate::now();
+    let adopt = |store: Store| {
+        // Of 1970.
+        image(&store, "adopted", &[]);
+        Ok::<_, StoreError>(store)
+    };
+    let record = home.restore(&damage, home.sources(&damage).unwrap().first(), adopt).unwrap();
+    let after = crate::now();
+    let store = Store::open(&data).unwrap();
+    let lost = |since: i64| {
+        let start = store.seq_before(Timestamp(since)).unwrap();
+        store.events_page(start, 9).unwrap().1
+    };
+    let gap = Some(record.first_event - 1);
+    assert_eq!([lost(0), lost(SECOND), lost(before.0 - 60 * SECOND), lost(before.0)], [gap; 4]);
+    assert_eq!(lost(after.0 + 2 * SECOND), None, "nothing of that time was there to be lost");
+}
+
 #[test]
 fn numbers_stay_above_every_one_that_is_known() {
     let (_dir, data, _) = kept();
@@ -218,7 +269,7 @@ fn numbers_stay_above_every_one_that_is_known() {
     sql(&data, &format!("UPDATE state SET next_seq = {given}"));
     let home = crate::Home::open(&data).unwrap();
     let damage = crate::Damage { what: "for this test".to_owned(), only_wal: false };
-    let source = home.source(&damage).unwrap();
+    let source = best(&home, &damage);
     let record = home.restore(&damage, source.as_ref(), Ok::<_, StoreError>).unwrap();
     assert!(record.first_event > given, "{}", record.first_event);
 }
@@ -307,4 +358,157 @@ fn a_damaged_database_pushes_no_good_backup_out() {
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error:?}");
     assert_eq!(backups(&layout).unwrap(), before);
     assert_eq!(entries(&data.join("backups")), before.len());
+}
+
+/// What the check of the whole file does not see, because every page is in order.
+#[test]
+fn rows_that_cannot_be_read_get_into_no_backup_and_out_of_none() {
+    let wrong = "PRAGMA ignore_check_constraints = ON; PRAGMA foreign_keys = OFF; ";
+    for change in
+        ["UPDATE pod SET net = 'x'", "UPDATE app SET image = 'x'", "UPDATE image SET id = 'x'", "DELETE FROM state"]
+    {
+        let (_dir, data, _) = kept();
+        let layout = crate::Layout::new(&data);
+        let good = backups(&layout).unwrap();
+        sql(&data, &format!("{wrong}{change}"));
+        let store = Store::open_read_only(&data).unwrap();
+        let error = store.back_up_if_due(Duration::ZERO).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Damaged, "{change}: {error:?}");
+        assert_eq!(entries(&data.join("backups")), good.len(), "{change}");
+        drop(store);
+        // One that an older gantryd has made: newer than the good one, and worth nothing.
+        let version = crate::migrate::STEPS.len();
+        let newer = layout.backups_dir().join(format!("timed-v{version}-09000000000000000001.db"));
+        fs::copy(layout.db(), &newer).unwrap();
+        sql_in(&newer, "UPDATE state SET next_seq = next_seq + 1000");
+        let verdict = backups(&layout).unwrap()[0].examine();
+        assert!(matches!(verdict, Verdict::Bad { .. }), "{change}: {verdict:?}");
+        let home = crate::Home::open(&data).unwrap();
+        let damage = home.damage().unwrap().unwrap();
+        assert_eq!(home.sources(&damage).unwrap(), good, "{change}");
+    }
+}
+
+/// A database of an earlier boot in which this boot has made pods: all of them are in the WAL alone.
+fn of_two_boots() -> (tempfile::TempDir, std::path::PathBuf, u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let store = Store::open_as(&data, BootId("an earlier one".into()), STEPS).unwrap();
+    let image = image(&store, "i", &["l"]);
+    store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap();
+    store.back_up_if_due(NEVER_OLD).unwrap().unwrap();
+    store.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    drop(store);
+    let store = Store::open(&data).unwrap();
+    store.insert_pod(&new_pod(pod_id(2), &image, &["a"])).unwrap();
+    let last = store.last_seq().unwrap();
+    (dir, data, last)
+}
+
+#[test]
+fn a_wal_that_is_lost_soon_after_the_boot_is_missed() {
+    let lose: [Hit; 3] = [
+        |data| fs::remove_file(data.join("gantry.db-wal")).unwrap(),
+        |data| drop(fs::File::create(data.join("gantry.db-wal")).unwrap()),
+        |data| fs::File::options().write(true).open(data.join("gantry.db-wal")).unwrap().set_len(32 + 4120).unwrap(),
+    ];
+    for (row, hit) in lose.into_iter().enumerate() {
+        let (_dir, data, last) = of_two_boots();
+        hit(&data);
+        let home = crate::Home::open(&data).unwrap();
+        let damage = home.damage().unwrap().unwrap_or_else(|| panic!("row {row}: nothing was found"));
+        assert!(damage.what.contains("has lost its last"), "row {row}: {damage:?}");
+        let record = home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
+        assert!(record.first_event > last, "row {row}");
+    }
+}
+
+/// The first look takes away what shows that pages are missing; a restore may be killed or fail after it.
+#[test]
+fn a_short_wal_stays_damage_until_it_is_restored() {
+    let (_dir, data, _) = of_two_boots();
+    fs::remove_file(data.join("gantry.db-wal")).unwrap();
+    let home = crate::Home::open(&data).unwrap();
+    let damage = home.damage().unwrap().unwrap();
+    assert_eq!(crate::wal::look(home.layout()).unwrap(), crate::wal::Wal::Whole, "SQLite has renewed the index");
+    let refuse = |_: Store| Err(StoreError::Replaced { doing: "fill" });
+    let source = best(&home, &damage);
+    assert!(home.restore(&damage, source.as_ref(), refuse).is_err());
+    let again = crate::Home::open(&data).unwrap();
+    assert_eq!(again.damage().unwrap().as_ref(), Some(&damage));
+    // It says nothing of another file, and nothing in another boot.
+    let noted = fs::read_to_string(home.layout().wal_short()).unwrap();
+    again.restore(&damage, source.as_ref(), Ok::<_, StoreError>).unwrap();
+    assert!(!home.layout().wal_short().exists());
+    fs::write(home.layout().wal_short(), noted).unwrap();
+    assert_eq!(again.damage().unwrap(), None);
+}
+
+#[test]
+fn what_a_power_cut_took_back_is_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let store = Store::open_as(&data, BootId("an earlier one".into()), STEPS).unwrap();
+    image(&store, "i", &["l"]);
+    drop(store);
+    fs::remove_file(data.join("gantry.db-wal")).unwrap();
+    let home = crate::Home::open(&data).unwrap();
+    for _ in 0..2 {
+        assert_eq!(home.damage().unwrap(), None);
+        assert!(!home.layout().wal_short().exists());
+    }
+}
+
+#[test]
+fn what_cannot_be_tidied_after_a_restore_does_not_undo_it() {
+    let (_dir, data, _) = kept();
+    overwrite(&data, 0, &garbage(100));
+    let home = crate::Home::open(&data).unwrap();
+    // What is older than three, and is none of the directories that are put there.
+    for name in ["a", "b", "c", "d"] {
+        fs::create_dir_all(data.join("damaged")).unwrap();
+        fs::write(data.join("damaged").join(name), "").unwrap();
+    }
+    let damage = home.damage().unwrap().unwrap();
+    home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
+    assert!(Store::open(&data).unwrap().pod(pod_id(1)).unwrap().is_some());
+}
+
+/// The numbers since a restore may be known to nobody else: the clock was ahead, and the new database is damaged too.
+#[test]
+fn numbers_stay_above_those_of_the_restore_before() {
+    let (_dir, data, _) = kept();
+    overwrite(&data, 0, &garbage(100));
+    let home = crate::Home::open(&data).unwrap();
+    let damage = home.damage().unwrap().unwrap();
+    let before = home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
+    let given = 9_000_000_000_000_000;
+    Record { first_event: given, ..before }.save(home.layout()).unwrap();
+    overwrite(&data, 0, &garbage(100));
+    let damage = home.damage().unwrap().unwrap();
+    let record = home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
+    assert!(record.first_event > given, "{}", record.first_event);
+}
+
+#[test]
+fn what_the_wal_still_has_is_not_given_up() {
+    let (_dir, data, _) = of_two_boots();
+    let store = Store::open(&data).unwrap();
+    let image = store.images().unwrap().remove(0).id;
+    store.insert_pod(&new_pod(pod_id(3), &image, &["a"])).unwrap();
+    drop(store);
+    let wal = fs::File::options().write(true).open(data.join("gantry.db-wal")).unwrap();
+    wal.set_len(wal.metadata().unwrap().len() - 1).unwrap();
+    let home = crate::Home::open(&data).unwrap();
+    let damage = home.damage().unwrap().unwrap();
+    let sources = home.sources(&damage).unwrap();
+    assert_eq!(
+        sources.iter().map(|source| source.path == data.join("gantry.db")).collect::<Vec<_>>(),
+        [true, true, false]
+    );
+    home.restore(&damage, sources.first(), Ok::<_, StoreError>).unwrap();
+    let store = Store::open(&data).unwrap();
+    // The third was in the frames that are gone.
+    let known = [1, 2, 3].map(|n| store.pod(pod_id(n)).unwrap().is_some());
+    assert_eq!(known, [true, true, false]);
 }

@@ -38,6 +38,30 @@ fn a_sweep_takes_what_nobody_needs_and_only_that() {
     assert_eq!(store.check(true).unwrap(), []);
 }
 
+/// A running pod whose row was lost: nothing says which layers it stands on.
+#[test]
+fn layers_stay_while_a_pod_runs_that_nobody_knows() {
+    let home = Home::new();
+    let store = &home.store;
+    let gone = image(store, "gone", &["base", "gone"]);
+    fs::create_dir(store.layout().trees_dir().join("orphan")).unwrap();
+    fs::write(store.layout().tmp_dir().join("blob-dead"), "x").unwrap();
+    let running = store.make_pod_dir(pod_id(1)).unwrap();
+    store.remove_image(&gone).unwrap();
+    let swept = store.sweep_images().unwrap();
+    assert_eq!((swept.layers, swept.blobs, trees(&home)), (0, 0, 3));
+    assert_eq!(entries(&store.layout().tmp_dir()), 0);
+    store.make_room().unwrap();
+    assert_eq!(trees(&home), 3);
+    // With a row it protects what its images have, and no more; dead it protects nothing.
+    let known = image(store, "known", &["known"]);
+    store.insert_pod(&new_pod(pod_id(1), &known, &["a"])).unwrap();
+    drop(store.make_pod_dir(pod_id(2)).unwrap());
+    let swept = store.sweep_images().unwrap();
+    assert_eq!((swept.layers, swept.blobs, trees(&home)), (3, 2, 1));
+    drop(running);
+}
+
 #[test]
 fn a_killed_stager_is_swept_and_a_live_one_is_not() {
     let home = Home::new();

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use gantry_engine::events::COMMITTED_WITHIN;
 use gantry_engine::model::query::EventQuery;
 use gantry_engine::model::{Event, NewEvent, Timestamp};
 use gantry_engine::now;
@@ -42,8 +43,6 @@ const KEPT: usize = 8;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(40));
 /// How many listeners make it a millisecond longer.
 const PER_MILLISECOND: usize = 25;
-/// An event is committed within this time after the moment that it names.
-const GRACE: Duration = Duration::from_millis(30);
 /// How long it is waited at most where the hub cannot tell what is new.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -309,10 +308,7 @@ impl Listener {
 
     /// How long until everything is committed that happens before the asked-for end.
     fn until_over(&self) -> Option<Duration> {
-        self.wanted.query.until.map(|until| {
-            let end = Timestamp(until.0.saturating_add(i64::try_from(GRACE.as_nanos()).unwrap_or(0)));
-            end.since(now())
-        })
+        self.wanted.query.until.map(|until| until.after(COMMITTED_WITHIN).since(now()))
     }
 
     /// The number of the last event that there is.

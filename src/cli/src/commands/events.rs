@@ -6,6 +6,7 @@ use std::io::{self, BufWriter, Write};
 use std::time::{Duration, Instant};
 
 use gantry_engine::Engine;
+use gantry_engine::events::COMMITTED_WITHIN;
 use gantry_model::query::{EventQuery, PodQuery};
 use gantry_model::{Digest, Event, NewEvent, Timestamp};
 use serde::Serialize;
@@ -129,9 +130,14 @@ impl Reader<'_> {
         let mut looked = Instant::now();
         loop {
             // First whether it is over, then what there was until then.
-            let left = self.query.until.map(|until| until.since(gantry_engine::now()));
+            let left = self.query.until.map(|until| left(until, gantry_engine::now()));
+            let over = left.is_some_and(|left| left.is_zero());
+            if over {
+                // What ended since the last look, and nobody has noticed.
+                self.settler.settle();
+            }
             self.drain(u64::MAX)?;
-            if left.is_some_and(|left| left.is_zero()) {
+            if over {
                 return Ok(Followed::Over);
             }
             commits.wait(left.unwrap_or(LOOK).min(LOOK)).map_err(waiting())?;
@@ -169,6 +175,11 @@ impl Reader<'_> {
             }
         }
     }
+}
+
+/// How long until everything is committed that happens before this time.
+fn left(until: Timestamp, now: Timestamp) -> Duration {
+    until.after(COMMITTED_WITHIN).since(now)
 }
 
 /// Whether our standard output has no reader any more, which is else noticed only when something is written.
@@ -342,6 +353,15 @@ mod tests {
         let mut out = Vec::new();
         table::line(&mut out, &cells(event, full), &widths(full)).unwrap();
         String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_follower_waits_for_what_is_committed_a_little_later() {
+        let at = |ms: i64| Timestamp(ms * 1_000_000);
+        for (until, now, want) in [(1000, 400, 630), (1000, 1000, 30), (1000, 1030, 0), (1000, 9000, 0)] {
+            assert_eq!(left(at(until), at(now)), Duration::from_millis(want), "{until} {now}");
+        }
+        assert!(!left(Timestamp(i64::MAX), at(0)).is_zero());
     }
 
     #[test]

@@ -77,6 +77,8 @@ enum Test {
     /// Exactly this.
     Id(String),
     IdPrefix(String),
+    /// Of a pod whose id begins so, and of its apps.
+    PodPrefix(String),
     Name(String),
     App(AppName),
     Image {
@@ -127,7 +129,7 @@ impl Filter {
                 Condition::Type(kind) => ("type", Test::Kind(*kind)),
                 Condition::Id(id) => ("id", by_id(id, known)?),
                 Condition::Name(name) => ("name", Test::Name(name.clone())),
-                Condition::Pod(prefix) => ("pod", by_pod(prefix, known)?),
+                Condition::Pod(prefix) => ("pod", by_pod(prefix, known, Test::PodPrefix)?),
                 Condition::App(app) => ("app", Test::App(app.clone())),
                 Condition::Image(typed) => ("image", Test::Image { found: known.image(typed)?, typed: typed.clone() }),
             };
@@ -144,17 +146,18 @@ impl Filter {
 
 fn by_id(id: &str, known: &dyn Known) -> Result<Test, Failure> {
     match id.parse() {
-        Ok(prefix) => by_pod(&prefix, known),
+        Ok(prefix) => by_pod(&prefix, known, Test::IdPrefix),
         // Of an image: longer than a pod's, or with its algorithm.
         Err(_) => Ok(Test::IdPrefix(id.to_owned())),
     }
 }
 
-/// One of several pods that there are is an error; of those that are gone nobody knows how many began so.
-fn by_pod(prefix: &PodPrefix, known: &dyn Known) -> Result<Test, Failure> {
+/// One of several pods that there are is an error; of those that are gone nobody knows how many began so, and they are
+/// found by the beginning.
+fn by_pod(prefix: &PodPrefix, known: &dyn Known, of_gone: fn(String) -> Test) -> Result<Test, Failure> {
     Ok(match known.pod(prefix)? {
         Some(id) => Test::Id(id.to_string()),
-        None => Test::IdPrefix(prefix.to_string()),
+        None => of_gone(prefix.to_string()),
     })
 }
 
@@ -164,6 +167,7 @@ impl Test {
             Self::Kind(kind) => event.kind == *kind,
             Self::Id(id) => event.id == *id,
             Self::IdPrefix(prefix) => begins(&event.id, prefix),
+            Self::PodPrefix(prefix) => !of_image(event) && event.id.starts_with(prefix),
             Self::Name(name) => event.name == *name || (of_image(event) && is_named(&event.name, name)),
             Self::App(name) => {
                 matches!(event.kind, EventKind::AppStarted | EventKind::AppExited) && event.name == name.as_str()
@@ -239,7 +243,7 @@ mod tests {
             event(PodExited, GONE, GONE, &[]),
             event(EventKind::ImageRemoved, "sha512:3", "host/tool@sha512:3", &[("image_id", "sha512:3")]),
         ];
-        let rows: [(&[&str], &[usize]); 25] = [
+        let rows: [(&[&str], &[usize]); 27] = [
             (&[], &[0, 1, 2, 3, 4, 5, 6, 7]),
             (&["image=tool"], &[7]),
             (&["type=pod-exited"], &[5, 6]),
@@ -248,6 +252,8 @@ mod tests {
             (&["pod=6733C088"], &[2, 3, 4, 5]),
             (&["pod=abcdef"], &[6]),
             (&["pod=0"], &[]),
+            (&["pod=2222"], &[]),
+            (&["id=2222"], &[1]),
             (&["id=6733", "id=abcdef01"], &[2, 3, 4, 5, 6]),
             (&["id=sha256:1111"], &[0]),
             (&["id=222222222222"], &[1]),
