@@ -21,7 +21,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("cli", &["model", "engine"]),
     ("daemon", &["model", "engine", "api"]),
     ("stage1", &["model", "contract", "net"]),
-    ("net", &["model"]),
+    ("net", &["model", "contract"]),
     ("fixtures", &[]),
     ("fixture-app", &[]),
     ("tests", &["proto", "fixtures"]),

@@ -11,7 +11,7 @@ pub(crate) mod row;
 use std::collections::BTreeMap;
 
 use gantry_model::phase::Stepped;
-use gantry_model::spec::NetMode;
+use gantry_model::NetMode;
 use gantry_model::{
     AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, Phase, PodId, PodPrefix, Refused, Timestamp, step,
 };

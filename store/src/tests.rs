@@ -12,7 +12,7 @@ mod sweeping;
 use std::path::Path;
 use std::time::Duration;
 
-use gantry_model::spec::NetMode;
+use gantry_model::NetMode;
 use gantry_model::{Digest, Edge, Generation, PodEnd, PodId, Process, Timestamp, id::Algorithm};
 use sha2::Digest as _;
 

@@ -26,7 +26,7 @@ use gantry_fetch::manifest::{self as image_manifest, Parsed};
 use gantry_fetch::source::{MAX_DOCUMENT, digest_of};
 use gantry_model::id::Algorithm;
 use gantry_model::query::PodQuery;
-use gantry_model::spec::NetMode;
+use gantry_model::NetMode;
 use gantry_model::{Digest, Edge, ErrorKind, ImageId, Kind as _, Phase, PodId, PodSpec, Timestamp};
 use gantry_store::{
     Change, CommitImageError, ImageRow, LayerRef, LayerRow, Layout, NewApp, NewImage, NewPod, PodRow, PodState, Store,

@@ -288,7 +288,7 @@ fn row_of(id: PodId, phase: Phase) -> PodRow {
         phase,
         created: Timestamp(0),
         prepared: None,
-        net: gantry_model::spec::NetMode::None,
+        net: gantry_model::NetMode::None,
         hostname: String::new(),
         apps: Vec::new(),
         user_annotations: std::collections::BTreeMap::new(),

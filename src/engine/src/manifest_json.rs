@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::id::IdError;
-use gantry_model::spec::{self, NetMode, PodSpec};
+use gantry_model::spec::{self, PodSpec};
 use gantry_model::{AppName, AppSpec};
 use serde::{Deserialize, Serialize};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gantry_model::spec::{Capabilities, Limits, MountSpec, NetMode, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::spec::{Capabilities, Limits, MountSpec, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, AppSpec};
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use gantry_model::id::Algorithm;
-use gantry_model::spec::NetMode;
+use gantry_model::NetMode;
 use gantry_model::{AppSpec, Edge, Generation, PodSpec, Process, Timestamp};
 use gantry_store::{Change, ImageFormat, Moved, NewApp, NewImage, NewPod, Store};
 use serde_json::json;

@@ -110,10 +110,10 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
 }
 
 /// The network in the words of the plan.
-pub(crate) fn net(mode: spec::NetMode) -> out::Net {
+pub(crate) fn net(mode: &NetMode) -> out::Net {
     match mode {
-        spec::NetMode::None => out::Net::None,
-        spec::NetMode::Host => out::Net::Host,
+        NetMode::None => out::Net::None,
+        NetMode::Host => out::Net::Host,
     }
 }
 

@@ -60,7 +60,7 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
     let pod = NewPod {
         id,
         created: gantry_store::now(),
-        net: gantry_model::spec::NetMode::None,
+        net: gantry_model::NetMode::None,
         hostname: "h".into(),
         apps: vec![app],
         user_annotations: std::collections::BTreeMap::new(),
@@ -298,7 +298,7 @@ fn what_ran_is_a_pod_though_its_row_is_lost() {
     }
     let row = engine.store.pod(id(1)).unwrap().unwrap();
     assert_eq!((row.phase.end().map(|(_, end)| end.exit_code), row.hostname.as_str()), (Some(5), "host"));
-    assert_eq!((&row.apps[0].image, row.net), (&image, gantry_model::spec::NetMode::Host));
+    assert_eq!((&row.apps[0].image, row.net), (&image, gantry_model::NetMode::Host));
     assert!(engine.store.pod(id(2)).unwrap().is_none(), "somebody is at it: only gantryd's start looks there");
     assert!(!engine.pod_dir(id(3)).exists() && engine.store.pod(id(3)).unwrap().is_none());
     assert!(home.path().join("data/lost-pods").join(id(4).to_string()).is_dir());

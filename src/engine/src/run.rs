@@ -9,7 +9,7 @@ use std::process::Child;
 
 use gantry_contract::files;
 use gantry_contract::up::Ready;
-use gantry_model::spec::NetMode;
+use gantry_model::NetMode;
 use gantry_model::{ErrorKind, Kind, Phase, PodId};
 use gantry_store::PodRow;
 use thiserror::Error;

@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::AppName;
 use crate::id::shown;
+use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
 
 /// A pod as asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -14,8 +15,14 @@ pub struct PodSpec {
     pub apps: Vec<AppSpec>,
     /// The volumes that apps may mount, by name.
     pub volumes: Vec<VolumeSpec>,
-    /// The network.
+    /// The networks.
     pub net: NetMode,
+    /// Ports of the host that lead to the pod.
+    pub ports: Vec<PortSpec>,
+    /// What `/etc/resolv.conf` says.
+    pub dns: DnsSpec,
+    /// What `/etc/hosts` says.
+    pub hosts: HostsSpec,
     /// Hostname in the pod; `None`: `gantry-<uuid>`.
     pub hostname: Option<String>,
     /// Free-form annotations (rkt's `userAnnotations`). They never configure gantry.
@@ -97,27 +104,6 @@ impl AppSpec {
             stdin: false,
             user_annotations: BTreeMap::new(),
             user_labels: BTreeMap::new(),
-        }
-    }
-}
-
-/// The network of a pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum NetMode {
-    /// A network namespace of its own with loopback only.
-    #[default]
-    None,
-    /// The host's network namespace.
-    Host,
-}
-
-impl NetMode {
-    /// The word on the command line.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Host => "host",
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use gantry_model::spec::NetMode;
+use gantry_model::NetMode;
 use gantry_model::{AppEnd, AppState, BootId, Generation, HowEnded, Phase, PodEnd, Process, Timestamp, Was, id::shown};
 use rusqlite::types::{FromSql, Type};
 use rusqlite::{Connection, Row, params};

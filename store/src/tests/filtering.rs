@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gantry_model::query::{ImageFilter, PodFilter, PodQuery};
-use gantry_model::spec::NetMode;
+use gantry_model::NetMode;
 use gantry_model::{ImageId, Phase};
 use rusqlite::params_from_iter;
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use gantry_engine::image_view::name_and_version;
 use gantry_engine::model::id::shown;
 use gantry_engine::model::query::PodFilter;
-use gantry_engine::model::spec::NetMode;
+use gantry_engine::model::NetMode;
 use gantry_engine::model::{ErrorKind, ImageId, Kind as _, PodPrefix};
 use gantry_engine::{AppRow, Observer, PodError, PodView};
 use gantry_proto::encoded::Encoded;

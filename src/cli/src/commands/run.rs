@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use gantry_engine::{Engine, Prepare, PrepareError, RunError};
-use gantry_model::spec::NetMode;
+use gantry_model::NetMode;
 use gantry_model::{AppSpec, ErrorKind, PodId, PodSpec};
 
 use super::fetch::policy;

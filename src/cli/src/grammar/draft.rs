@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::spec::{
-    CAPABILITIES, Capabilities, DEFAULT_CAPABILITIES, Limits, MountSpec, NetMode, Seccomp, VolumeKind, VolumeSpec,
+    CAPABILITIES, Capabilities, DEFAULT_CAPABILITIES, Limits, MountSpec, Seccomp, VolumeKind, VolumeSpec,
 };
 use gantry_model::{AppName, AppSpec, ImageRef, PodSpec};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gantry_model::spec::{Capabilities, NetMode, Seccomp, VolumeKind};
+use gantry_model::spec::{Capabilities, Seccomp, VolumeKind};
 use proptest::prelude::*;
 
 use super::*;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gantry_model::spec::{MountSpec, NetMode, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::spec::{MountSpec, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, id::shown, quantity};
 
 use super::draft::{ALL, Bind};

@@ -164,7 +164,7 @@ pub(crate) mod tests {
             },
             created: Timestamp(0),
             prepared: Some(Timestamp(500_000_000)),
-            net: gantry_model::spec::NetMode::None,
+            net: gantry_model::NetMode::None,
             hostname: "h".into(),
             apps: vec![app("a", how(HowEnded::Exited(0))), app("b", how(HowEnded::Signaled(11)))],
             user_annotations: BTreeMap::new(),

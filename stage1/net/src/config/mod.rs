@@ -1,6 +1,6 @@
 //! Network configurations, as CNI writes them.
 //!
-//! * [`Catalog`]: the networks of some directories and the built-in ones; [`wanted`]: what `--net` asks for.
+//! * [`Catalog`]: the networks of some directories and the built-in ones.
 //! * [`NetworkConfig`]: one network: the plugins to run in order, each as it was written ([`PluginConfig::raw`]) and, for
 //!   the standard plugins, as typed values ([`View`], [`Ipam`]) with the documented defaults.
 //!
@@ -20,7 +20,6 @@ mod network;
 mod range;
 mod version;
 mod views;
-pub mod wanted;
 
 pub use crate::address::{BadAddress, Cidr};
 pub use catalog::{Catalog, Entry};
@@ -41,14 +40,7 @@ pub const MAX_FILES: usize = 1024;
 /// How many plugins a network may chain.
 pub const MAX_PLUGINS: usize = 32;
 
-/// Whether this may be the name of a network or the id of a container (CNI specification 1.1.0, sections 1 and 2): it
-/// begins with a letter or digit, and goes on with those, `_`, `.` and `-`; at most 128 bytes.
-#[must_use]
-pub fn is_name(text: &str) -> bool {
-    text.len() <= 128
-        && text.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric)
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
-}
+pub use gantry_model::net::is_name;
 
 /// Whether this may be the name of an interface, for Linux (at most 15 bytes) and for CNI (no `/`, `:` or white space).
 #[must_use]

@@ -44,8 +44,8 @@ pub use error::{Error, Result};
 pub use monitor::{Change, Monitor, Part};
 pub use read::Found;
 pub use state::{
-    Access, Entries, Forward, HostPort, Interface, NETWORKS_LIMIT, Network, PORTS_LIMIT, PREFIXES_LIMIT, Protocol,
-    RANGE_LIMIT, State,
+    Access, Entries, Forward, Guard, HostPort, Interface, NETWORKS_LIMIT, Network, PORTS_LIMIT, PREFIXES_LIMIT,
+    Protocol, RANGE_LIMIT, State,
 };
 pub use table::Table;
 

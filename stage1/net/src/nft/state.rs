@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use super::error::{Error, Result};
 use crate::address::Prefix;
 use crate::config::is_interface_name;
+use crate::netlink::Mac;
 
 /// The most ports of one range ([`State::forward`]).
 pub const RANGE_LIMIT: u16 = 1024;
@@ -30,6 +31,18 @@ pub struct State {
     pub interfaces: BTreeMap<String, Interface>,
     /// Ports of the host that lead to pods.
     pub ports: BTreeMap<HostPort, Forward>,
+    /// What may come out of a pod, by the port of a bridge that leads to it (the host's end of its veth).
+    pub guards: BTreeMap<String, Guard>,
+}
+
+/// What may come out of a pod: everything else it sends is dropped on its bridge (addresses of others, the gateway's above
+/// all; router advertisements; answers of a DHCP server).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Guard {
+    /// Its hardware address.
+    pub mac: Mac,
+    /// Its addresses. Its IPv6 link-local addresses are allowed besides.
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 /// A network whose pods the host routes for.
@@ -144,7 +157,7 @@ impl State {
     /// Whether there is nothing in it.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.networks.is_empty() && self.interfaces.is_empty() && self.ports.is_empty()
+        self.networks.is_empty() && self.interfaces.is_empty() && self.ports.is_empty() && self.guards.is_empty()
     }
 
     /// Adds a range of `count` host ports from `first` on, to as many ports of a pod from `to` on. Fails when it leads past

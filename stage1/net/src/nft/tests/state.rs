@@ -56,7 +56,7 @@ prop_compose! {
         forwards in prop::collection::vec(forward(), 0..20),
     ) -> State {
         let mut taken: Vec<Prefix> = Vec::new();
-        let mut state = State { networks: BTreeMap::new(), interfaces, ports: forwards.into_iter().collect() };
+        let mut state = State { interfaces, ports: forwards.into_iter().collect(), ..State::new() };
         for (name, prefixes, masquerade) in networks {
             let free: BTreeSet<Prefix> = prefixes.into_iter().filter(|prefix| {
                 let free = !taken.iter().any(|other| other.overlaps(prefix));
