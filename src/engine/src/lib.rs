@@ -63,6 +63,7 @@ pub mod logs;
 pub mod look;
 pub mod manifest;
 mod manifest_json;
+mod manifest_net;
 pub mod observer;
 mod old_pods;
 pub mod plan;
