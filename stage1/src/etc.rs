@@ -141,7 +141,9 @@ fn parse(text: &[u8]) -> Dns {
         let mut words = line.split_whitespace();
         let words = (words.next(), words.map(str::to_owned).collect::<Vec<_>>());
         match words {
-            (Some("nameserver"), servers) => dns.servers.extend(servers.first().and_then(|it| it.parse::<IpAddr>().ok())),
+            (Some("nameserver"), servers) => {
+                dns.servers.extend(servers.first().and_then(|it| it.parse::<IpAddr>().ok()))
+            }
             // The last of these counts.
             (Some("search"), names) => (dns.search, dns.domain) = (names, None),
             (Some("domain"), names) => (dns.search, dns.domain) = (Vec::new(), names.into_iter().next()),

@@ -165,7 +165,8 @@ fn what_is_no_word_is_refused() {
 
 #[test]
 fn the_last_of_search_and_domain_counts() {
-    let read = parse(b"search a b\ndomain d\n; x\n# y\nnameserver 1.1.1.1 # z\nnameserver nonsense\nnameserver\n\xff\xfe\n");
+    let read =
+        parse(b"search a b\ndomain d\n; x\n# y\nnameserver 1.1.1.1 # z\nnameserver nonsense\nnameserver\n\xff\xfe\n");
     assert_eq!(read, dns(&["1.1.1.1"], &[], &[], Some("d")));
     assert_eq!(parse(b"domain d\nsearch a b\noptions x\noptions y #\n"), dns(&[], &["a", "b"], &["x", "y"], None));
 }

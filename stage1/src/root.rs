@@ -12,8 +12,8 @@ use gantry_model::id::shown;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::mount::{MountFlags, mount};
 
-use crate::{copy, etc};
 use crate::failure::{Attempt, Result, failure};
+use crate::{copy, etc};
 
 /// The kernel takes one page of mount options.
 const MOST_OPTIONS: usize = 4095;
@@ -131,7 +131,9 @@ pub(crate) fn write_etc(files: &[etc::File], root: &OwnedFd) -> Result<()> {
     match dir {
         Ok(dir) => files.iter().try_for_each(|file| place(&dir, file)),
         Err(_) if !files.iter().any(|file| file.required) => Ok(()),
-        Err(error) => Err(error).attempt(|| "cannot write into /etc of the image, which is no directory that can be opened"),
+        Err(error) => {
+            Err(error).attempt(|| "cannot write into /etc of the image, which is no directory that can be opened")
+        }
     }
 }
 
