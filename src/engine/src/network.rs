@@ -123,7 +123,7 @@ impl Engine {
     /// [`NetworkError`].
     pub fn networks(&self) -> Result<Vec<Network>, NetworkError> {
         let call = Call::new("list the networks", What::List);
-        match self.ask(&call)? {
+        match self.network_role(&call)? {
             Answer::Networks(networks) => Ok(networks),
             _ => Err(call.garbled(None)),
         }
@@ -136,7 +136,7 @@ impl Engine {
     pub fn network(&self, name: &str) -> Result<Network, NetworkError> {
         let shown = gantry_model::id::shown(name);
         let call = Call::new(format!("look at network '{shown}'"), What::Inspect { name: name.to_owned() });
-        match self.ask(&call)? {
+        match self.network_role(&call)? {
             Answer::Networks(networks) => networks.into_iter().next().ok_or(NetworkError::Failed {
                 what: call.doing,
                 kind: ErrorKind::NotFound,
@@ -156,7 +156,7 @@ impl Engine {
             return Ok(());
         }
         let call = Call::new("put the rules of the networks in place", What::Reload);
-        match self.ask(&call)? {
+        match self.network_role(&call)? {
             Answer::Done => Ok(()),
             _ => Err(call.garbled(None)),
         }
@@ -172,7 +172,7 @@ impl Engine {
             return Ok(Vec::new());
         }
         let call = Call::new("sweep what dead pods left of their networks", What::Sweep { dry_run });
-        match self.ask(&call)? {
+        match self.network_role(&call)? {
             Answer::Swept(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
             _ => Err(call.garbled(None)),
         }
@@ -184,7 +184,7 @@ impl Engine {
             return Ok(Vec::new());
         }
         let call = Call::new("check the networks", What::Check);
-        match self.ask(&call)? {
+        match self.network_role(&call)? {
             Answer::Findings(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
             _ => Err(call.garbled(None)),
         }
@@ -209,7 +209,7 @@ impl Engine {
         }
         let what = What::Down { pod: id.to_string() };
         let call = Call { within, ..Call::new(format!("take away the networks of pod {id}"), what) };
-        match self.ask(&call)? {
+        match self.network_role(&call)? {
             Answer::Done => Ok(()),
             _ => Err(call.garbled(None)),
         }
@@ -238,9 +238,8 @@ impl Engine {
         plan_net::host(&self.options.network, self.store.layout())
     }
 
-    fn ask(&self, call: &Call) -> Result<Answer, NetworkError> {
-        let program =
-            self.stage1().map_err(|places| NetworkError::Missing { what: call.doing.clone(), places })?;
+    fn network_role(&self, call: &Call) -> Result<Answer, NetworkError> {
+        let program = self.stage1().map_err(|places| NetworkError::Missing { what: call.doing.clone(), places })?;
         let host = self.network_host();
         let request = Request { host, what: call.what.clone() };
         let request = serde_json::to_vec(&request).map_err(|error| call.garbled(Some(error.to_string())))?;
@@ -332,7 +331,9 @@ impl Asked {
     fn end(&mut self, answered: bool) {
         let pidfd = process::open_pid(self.child.id());
         let gone = |within| match &pidfd {
-            Some(fd) => matches!(process::readable(&[std::os::fd::AsFd::as_fd(fd)], Deadline::after(within)), Ok(Some(_))),
+            Some(fd) => {
+                matches!(process::readable(&[std::os::fd::AsFd::as_fd(fd)], Deadline::after(within)), Ok(Some(_)))
+            }
             None => false,
         };
         if !(answered && gone(GONE_WITHIN)) {

@@ -44,7 +44,9 @@ pub enum RmError {
     },
     /// What it has of its networks on the host cannot be taken away. Its directory stays: the record in it is all that tells
     /// what that is.
-    #[error("pod {id} cannot be removed completely; when the cause is gone, 'gantry gc' and 'gantry rm {id}' try again")]
+    #[error(
+        "pod {id} cannot be removed completely; when the cause is gone, 'gantry gc' and 'gantry rm {id}' try again"
+    )]
     Network {
         /// Which pod.
         id: PodId,

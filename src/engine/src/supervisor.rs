@@ -326,13 +326,19 @@ mod tests {
         let line = read_line(&reading, Deadline::after(Duration::from_secs(5)), MOST_WORD).unwrap();
         assert!(matches!(line, Line::Whole(bytes) if bytes == b"{\"a\":1}"));
         drop(writing);
-        assert!(matches!(read_line(&reading, Deadline::after(Duration::from_secs(5)), MOST_WORD).unwrap(), Line::Ended));
+        assert!(matches!(
+            read_line(&reading, Deadline::after(Duration::from_secs(5)), MOST_WORD).unwrap(),
+            Line::Ended
+        ));
     }
 
     #[test]
     fn silence_has_a_deadline() {
         let (reading, _writing) = rustix::pipe::pipe().unwrap();
-        assert!(matches!(read_line(&reading, Deadline::after(Duration::from_millis(5)), MOST_WORD).unwrap(), Line::Late));
+        assert!(matches!(
+            read_line(&reading, Deadline::after(Duration::from_millis(5)), MOST_WORD).unwrap(),
+            Line::Late
+        ));
     }
 
     #[test]
