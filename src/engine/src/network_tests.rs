@@ -21,7 +21,7 @@ fn engine(temp: &Path, script: &str, plugin_limit: Duration) -> Engine {
 }
 
 fn answering(temp: &Path, answer: &str) -> Engine {
-    engine(temp, &format!("cat > \"$HERE/asked\"; echo '{answer}'"), Duration::from_secs(60))
+    engine(temp, &format!("cat > \"$HERE/asked\"; printf '%s\\n' '{answer}'"), Duration::from_secs(60))
 }
 
 fn record(engine: &Engine, id: PodId) {
@@ -51,8 +51,8 @@ fn a_pod_without_a_record_costs_no_program() {
 #[test]
 fn answers_are_told_apart() {
     let temp = tempfile::tempdir().unwrap();
-    std::fs::create_dir_all(temp.path().join("data/net")).unwrap();
     let at = temp.path();
+    std::fs::create_dir_all(answering(at, "").network_host().state_dir).unwrap();
     let swept = answering(at, r#"{"swept":["a lease of nobody","an esc\u001b"]}"#).sweep_networks(true).unwrap();
     assert_eq!(swept, ["a lease of nobody", "an esc\\u{1b}"]);
     assert_eq!(answering(at, r#"{"findings":["x"]}"#).check_networks().unwrap(), ["x"]);

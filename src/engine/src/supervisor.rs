@@ -196,10 +196,10 @@ impl Engine {
         let id = spawned.id;
         let io = |source| SupervisorError::Io { id, attempt: "read the supervisor's word", source };
         let mut within = READY_WITHIN;
-        if !matches!(process::readable(&[spawned.word.as_fd()], Deadline::after(within)).map_err(io)?, Some(_)) {
+        let spoke = process::readable(&[spawned.word.as_fd()], Deadline::after(within)).map_err(io)?.is_some();
+        if !spoke && self.has_network_record(id) {
             // Plugins have a limit of their own, and the supervisor tells which one did not keep it.
-            let plugins = if self.has_network_record(id) { self.plugins_limit() } else { Duration::ZERO };
-            within = within.saturating_add(plugins);
+            within = within.saturating_add(self.plugins_limit());
         }
         let left = Deadline::after(within.saturating_sub(READY_WITHIN).max(WHOLE_WITHIN));
         match read_line(&spawned.word, left, MOST_WORD).map_err(io)? {
