@@ -138,6 +138,8 @@ fn what_makes_no_sense_is_named() {
         ("a -p 127.0.0.1:80", "-p: '127.0.0.1:80' is not NAME:"),
         ("a -p published=80,target=80", "names no port of the host"),
         ("a -p", "-p needs a value"),
+        ("a --net=none -p 80:80", "no port of the host can lead to a pod with --net=none"),
+        ("-p 80:80 a --net=host", "no port of the host can lead to a pod with --net=host"),
         ("a --dns=", "--dns: '' is not an IP address"),
         ("a --dns=localhost", "--dns: 'localhost' is not an IP address, or host or none alone"),
         ("a --dns=1.1.1.1:53", "--dns: '1.1.1.1:53' is not an IP address"),
