@@ -19,6 +19,8 @@ pub(crate) struct Binaries {
     pub(crate) gantry: PathBuf,
     /// The node daemon.
     pub(crate) gantryd: PathBuf,
+    /// The fixture app, to be run on the host.
+    pub(crate) app_program: PathBuf,
     /// The fixture app's bytes.
     pub(crate) app: Vec<u8>,
 }
@@ -40,9 +42,9 @@ fn find() -> Result<Binaries> {
         Some(dir) => PathBuf::from(dir),
         None => install()?,
     };
-    let app = dir.join("gantry-fixture-app");
-    let app = fs::read(&app).with_context(|| format!("cannot read {}", app.display()))?;
-    Ok(Binaries { gantry: dir.join("gantry"), gantryd: dir.join("gantryd"), app })
+    let app_program = dir.join("gantry-fixture-app");
+    let app = fs::read(&app_program).with_context(|| format!("cannot read {}", app_program.display()))?;
+    Ok(Binaries { gantry: dir.join("gantry"), gantryd: dir.join("gantryd"), app_program, app })
 }
 
 fn install() -> Result<PathBuf> {
