@@ -47,6 +47,25 @@ fn find() -> Result<Binaries> {
     Ok(Binaries { gantry: dir.join("gantry"), gantryd: dir.join("gantryd"), app_program, app })
 }
 
+/// The CNI plugin that fails, hangs and lies as its configuration says (`stage1/net/examples/cni-liar.rs`).
+///
+/// # Panics
+/// When it cannot be built.
+pub(crate) fn liar() -> &'static Path {
+    static LIAR: OnceLock<PathBuf> = OnceLock::new();
+    LIAR.get_or_init(|| {
+        // A built set has it; what is installed has not.
+        let built = std::env::var_os("GANTRY_BIN_DIR").map(|dir| PathBuf::from(dir).join("cni-liar"));
+        match built
+            .filter(|path| path.exists())
+            .map_or_else(|| cargo_build(&["-p", "gantry-net", "--example", "cni-liar"], "cni-liar"), Ok)
+        {
+            Ok(path) => path,
+            Err(error) => panic!("the plugin that lies is not there: {error:#}"),
+        }
+    })
+}
+
 fn install() -> Result<PathBuf> {
     let gantry = cargo_build(&["-p", "gantry-cli", "--bin", "gantry"], "gantry")?;
     let gantryd = cargo_build(&["-p", "gantry-daemon", "--bin", "gantryd"], "gantryd")?;

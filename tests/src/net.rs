@@ -6,12 +6,13 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 
 use serde_json::Value;
 
-use crate::binaries::binaries;
+use crate::binaries::{binaries, liar};
 use crate::output::Out;
 use crate::running::Running;
 use crate::wait::{DEADLINE, wait_for};
@@ -34,7 +35,7 @@ pub struct Place {
     /// A process that is in it.
     pid: u32,
     /// Whoever holds it, when it is the test's own.
-    holder: Option<Rc<Holder>>,
+    _holder: Option<Rc<Holder>>,
 }
 
 /// The child that holds a namespace.
@@ -78,13 +79,13 @@ impl Place {
         let read = child.stdout.take().map(|stdout| BufReader::new(stdout).read_line(&mut said));
         let holder = Holder(child);
         assert!(matches!(read, Some(Ok(_))) && said == "up\n", "cannot make a network namespace: {read:?} {said}");
-        Self { pid: holder.0.id(), holder: Some(Rc::new(holder)) }
+        Self { pid: holder.0.id(), _holder: Some(Rc::new(holder)) }
     }
 
     /// The namespace of a process, for as long as that runs.
     #[must_use]
     pub fn of(pid: u32) -> Self {
-        Self { pid, holder: None }
+        Self { pid, _holder: None }
     }
 
     /// A process in it.
@@ -182,6 +183,15 @@ impl Place {
     #[must_use]
     pub fn ask(&self, protocol: &str, host: &str, port: u16) -> String {
         self.try_ask(protocol, host, port, "10").ok().text().to_owned()
+    }
+
+    /// The same from a port of one's own choosing.
+    #[track_caller]
+    #[must_use]
+    pub fn ask_from(&self, protocol: &str, host: &str, port: u16, from: u16) -> String {
+        let app = binaries().app_program.display().to_string();
+        let (port, from) = (port.to_string(), from.to_string());
+        self.run(&app, &["ask", protocol, host, &port, "hello", "10", &from]).ok().text().to_owned()
     }
 
     /// Demands that nobody answers such a line.
@@ -309,4 +319,17 @@ impl Space {
 fn host_end(pod: &str) -> String {
     let hex: String = pod.chars().filter(|&c| c != '-').take(12).collect();
     format!("gt{hex}")
+}
+
+/// Puts the plugin that fails, hangs and lies as its configuration says (`"behave": {"ADD": "hang"}`, `"log": PATH`) into a
+/// directory, as `cni-liar`.
+///
+/// # Panics
+/// When it cannot be built or copied.
+#[track_caller]
+pub fn put_liar(dir: &Path) {
+    let copied = std::fs::create_dir_all(dir).and_then(|()| std::fs::copy(liar(), dir.join("cni-liar")));
+    if let Err(error) = copied {
+        panic!("cannot copy {} to {}: {error}", liar().display(), dir.display());
+    }
 }

@@ -103,7 +103,7 @@ pub(crate) fn serve_echo(args: &[String]) -> Outcome {
             // An error here is an ICMP message about an earlier answer.
             let Ok((length, peer)) = udp.recv_from(&mut line) else { continue };
             // Whoever has gone away meanwhile gets no answer.
-            let _ = udp.send_to(&echo(peer, at, &line[..length]), peer);
+            let _ = udp.send_to(&echo(peer, near(peer).unwrap_or(at), &line[..length]), peer);
         }
     });
     loop {
@@ -121,6 +121,14 @@ fn echo_line(mut stream: &TcpStream, peer: SocketAddr) -> std::io::Result<()> {
     let mut line = Vec::new();
     BufReader::new(stream.take(2048)).read_until(b'\n', &mut line)?;
     stream.write_all(&echo(peer, stream.local_addr()?, &line))
+}
+
+/// The address from which datagrams to this peer are sent.
+fn near(peer: SocketAddr) -> std::io::Result<SocketAddr> {
+    let any = if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(peer)?;
+    socket.local_addr()
 }
 
 /// The answer to a line. The address it was sent to is the one it had when it arrived here.
