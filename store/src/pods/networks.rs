@@ -143,3 +143,55 @@ impl From<Network> for PodNetwork {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    fn network() -> impl Strategy<Value = PodNetwork> {
+        let ip = any::<IpAddr>;
+        let texts = || vec(any::<String>(), 0..3);
+        let address = (ip(), any::<u8>(), option::of(ip()));
+        let addresses =
+            vec(address.prop_map(|(address, prefix, gateway)| PodAddress { address, prefix, gateway }), 0..3);
+        let route = (ip(), any::<u8>(), option::of(ip()));
+        let routes = vec(route.prop_map(|(to, prefix, via)| PodRoute { to, prefix, via }), 0..3);
+        let dns = (vec(ip(), 0..3), texts(), texts(), any::<Option<String>>())
+            .prop_map(|(servers, search, options, domain)| Dns { servers, search, options, domain });
+        let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Sctp)];
+        let port = (option::of(ip()), any::<(u16, u16, u16)>(), protocol);
+        let ports = port.prop_map(|(host_ip, (host_port, pod_port, count), protocol)| PodPort {
+            host_ip,
+            host_port,
+            pod_port,
+            count,
+            protocol,
+        });
+        (any::<(String, String, Option<String>)>(), addresses, routes, dns, vec(ports, 0..3)).prop_map(
+            |((name, interface, mac), addresses, routes, dns, ports)| PodNetwork {
+                name,
+                interface,
+                mac,
+                addresses,
+                routes,
+                dns,
+                ports,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(networks in vec(network(), 0..4)) {
+            prop_assert_eq!(parsed(&text(&networks).unwrap()).unwrap(), networks);
+        }
+
+        #[test]
+        fn nothing_panics(any in "\\PC{0,40}") {
+            let _ = parsed(&any);
+        }
+    }
+}

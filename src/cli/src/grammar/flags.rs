@@ -2,6 +2,7 @@
 
 use super::Pull;
 use super::draft::{Bind, Draft};
+use super::network;
 use super::values::{self, Why};
 
 /// Whether a flag takes a value.
@@ -118,7 +119,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     })
     .of_spec(),
     valued(Pod, &["dns-search"], "DOMAIN", "where short names are looked up", |d, v| {
-        let domain = values::word(v)?;
+        let domain = network::domain(v)?;
         d.network.given()?.search.push(domain);
         Ok(())
     })
@@ -130,7 +131,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     })
     .of_spec(),
     valued(Pod, &["dns-domain"], "DOMAIN", "the local domain", |d, v| {
-        let domain = values::word(v)?;
+        let domain = network::domain(v)?;
         d.network.given()?.domain = Some(domain);
         Ok(())
     })

@@ -139,6 +139,14 @@ fn address(text: &str) -> Result<IpAddr, Why> {
     text.parse().or_else(|_| not(text, "an IP address"))
 }
 
+/// A domain of resolv.conf(5); `.` is the root.
+pub(super) fn domain(text: &str) -> Result<String, Why> {
+    if text == "." || is_host_name(text) {
+        return Ok(text.to_owned());
+    }
+    not(text, "a domain name; the flag can be repeated")
+}
+
 /// Whether this can stand in `/etc/hosts` as a name (RFC 1123, and the underscores that people use).
 fn is_host_name(text: &str) -> bool {
     let fits = |label: &str| {
