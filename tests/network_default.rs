@@ -37,7 +37,7 @@ fn names(attached: &[Value]) -> Vec<&str> {
 fn show_the_way(outside: &Place) {
     outside.batch(&format!(
         "route add 10.121.0.0/16 via {HOST4}\nroute add 10.122.0.0/16 via {HOST4}\n\
-         -6 route add fd67:616e:7472:7900::/63 via {HOST6}\n"
+         route add fd67:616e:7472:7900::/63 via {HOST6}\n"
     ));
 }
 
@@ -116,7 +116,7 @@ fn a_restricted_pod_reaches_the_host_and_its_own_kind() {
     place.ask_in_vain("tcp", &g.ip4(&other), 7000);
     g.place(&other).ask_in_vain("tcp", &g.ip4(&server), 7000);
     // Nor when it makes itself a route.
-    place.batch("route add default via 10.122.0.1\n-6 route add default via fd67:616e:7472:7901::1\n");
+    place.batch("route add default via 10.122.0.1\nroute add ::/0 via fd67:616e:7472:7901::1\n");
     place.ask_in_vain("tcp", OUTSIDE4, 7002);
     place.ask_in_vain("udp", OUTSIDE6, 7002);
     place.ask_in_vain("tcp", &g.ip4(&other), 7000);

@@ -278,7 +278,7 @@ impl Space {
         let (here4, here6) = (format!("{HOST4}/24"), format!("{HOST6}/64"));
         let (there4, there6) = (format!("{OUTSIDE4}/24"), format!("{OUTSIDE6}/64"));
         host.cable("up0", &[&here4, &here6], &outside, ("up0", &[&there4, &there6]));
-        host.batch(&format!("route add default via {OUTSIDE4}\n-6 route add default via {OUTSIDE6}\n"));
+        host.batch(&format!("route add default via {OUTSIDE4}\nroute add ::/0 via {OUTSIDE6}\n"));
         Self { host, outside }
     }
 
