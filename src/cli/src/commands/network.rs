@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use gantry_engine::network::{Member, Network as Configured};
+use gantry_engine::{Member, Network as Configured};
 use gantry_model::PodNetwork;
 use gantry_model::query::PodQuery;
 use serde::Serialize;

@@ -102,10 +102,19 @@ fn hosts() {
     }
 }
 
+/// Each line is refused, and the message says this.
+#[track_caller]
+fn refused(rows: &[(&str, &str)]) {
+    for (line, want) in rows {
+        let error = parsed(line).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(want), "{line}: {error}");
+        assert!(!error.ends_with('.') && !error.contains('\n'), "{line}: {error}");
+    }
+}
+
 #[test]
-fn what_makes_no_sense_is_named() {
-    let long = format!("a -p 1-{}:1-{}", 1025, 1025);
-    let rows = [
+fn networks_that_make_no_sense() {
+    refused(&[
         ("--net=a,a a", "--net: found duplicate network name 'a'"),
         ("--net=a --net=b,a:X=1 a", "--net: found duplicate network name 'a'"),
         ("--net=host:IP=1.2.3.4 a", "--net: arguments are not supported by the special network name 'host'"),
@@ -116,6 +125,12 @@ fn what_makes_no_sense_is_named() {
         ("--network", "--network needs a value"),
         ("--net=../x a", "--net: '../x' is not a network's name"),
         ("--net=foo:IP a", "--net: 'IP' of network 'foo' is not an argument"),
+    ]);
+}
+
+#[test]
+fn ports_that_make_no_sense() {
+    refused(&[
         ("a --port=80", "--port: '80' names no port of the host, and gantry picks none: write HOSTPORT:PODPORT"),
         ("a --port=http", "--port: 'http' names no port of the host"),
         ("a -p 127.0.0.1::80", "-p: '127.0.0.1::80' names no port of the host"),
@@ -127,7 +142,7 @@ fn what_makes_no_sense_is_named() {
         ("a -p 81-80:1-2", "-p: '81-80' is not a range of ports"),
         ("a -p 1-2-3:1-3", "-p: '2-3' is not a port"),
         ("a -p -:80", "-p: '' is not a port"),
-        (long.as_str(), "-p: '1-1025' are too many ports: 1024 is the limit"),
+        ("a -p 1-1025:1-1025", "-p: '1-1025' are too many ports: 1024 is the limit"),
         ("a -p 80:80/icmp", "-p: 'icmp' is not a protocol: tcp, udp or sctp"),
         ("a --port http:80/tcp", "--port: port 'http' has the protocol that its image declares"),
         ("a --port http:0", "--port: '0' is not a port"),
@@ -140,6 +155,12 @@ fn what_makes_no_sense_is_named() {
         ("a -p", "-p needs a value"),
         ("a --net=none -p 80:80", "no port of the host can lead to a pod with --net=none"),
         ("-p 80:80 a --net=host", "no port of the host can lead to a pod with --net=host"),
+    ]);
+}
+
+#[test]
+fn dns_that_makes_no_sense() {
+    refused(&[
         ("a --dns=", "--dns: '' is not an IP address"),
         ("a --dns=localhost", "--dns: 'localhost' is not an IP address, or host or none alone"),
         ("a --dns=1.1.1.1:53", "--dns: '1.1.1.1:53' is not an IP address"),
@@ -156,6 +177,12 @@ fn what_makes_no_sense_is_named() {
         ("a --dns-domain=a..b", "--dns-domain: 'a..b' is not a domain name"),
         ("a --dns-opt=a,b", "--dns-opt: 'a,b' is not one word; the flag can be repeated"),
         ("a --dns-option=", "--dns-option: it must not be empty"),
+    ]);
+}
+
+#[test]
+fn hosts_that_make_no_sense() {
+    refused(&[
         ("a --hosts-entry=1.1.1.1", "--hosts-entry: '1.1.1.1' is not IP=NAME"),
         ("a --hosts-entry=x=1.1.1.1", "--hosts-entry: 'x' is not an IP address"),
         ("a --hosts-entry=1.1.1.1=", "--hosts-entry: '' is not a host name"),
@@ -166,6 +193,12 @@ fn what_makes_no_sense_is_named() {
         ("a --add-host=a", "--add-host: 'a' is not NAME:IP"),
         ("a --add-host=a:b", "--add-host: 'b' is not an IP address"),
         ("a --add-host=a:host-gateway", "--add-host=a:host-gateway is not supported yet: the host is reached"),
+    ]);
+}
+
+#[test]
+fn what_is_not_there_is_named_with_what_is() {
+    refused(&[
         (
             "a --ip=10.0.0.2",
             "--ip is not supported yet: an address is an argument of its network: write --net=NAME:IP=",
@@ -173,6 +206,12 @@ fn what_makes_no_sense_is_named() {
         ("a --mac-address=x", "--mac-address is not supported yet: it is an argument of its network"),
         ("a --publish-all", "--publish-all is not supported yet: name the ports"),
         ("a -P", "-P is not supported yet: name the ports"),
+    ]);
+}
+
+#[test]
+fn a_manifest_says_it_all() {
+    refused(&[
         ("--pod-manifest=/m --net=host", "--net cannot be combined with --pod-manifest"),
         ("--pod-manifest=/m -p 80:80", "-p cannot be combined with --pod-manifest"),
         ("--pod-manifest=/m --dns=host", "--dns cannot be combined with --pod-manifest"),
@@ -182,10 +221,5 @@ fn what_makes_no_sense_is_named() {
         ("--pod-manifest=/m --hosts-entry=host", "--hosts-entry cannot be combined with --pod-manifest"),
         ("--pod-manifest=/m --add-host=a:::1", "--add-host cannot be combined with --pod-manifest"),
         ("--pod-manifest=/m --hostname=x", "--hostname cannot be combined with --pod-manifest"),
-    ];
-    for (line, want) in rows {
-        let error = parsed(line).map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains(want), "{line}: {error}");
-        assert!(!error.ends_with('.') && !error.contains('\n'), "{line}: {error}");
-    }
+    ]);
 }
