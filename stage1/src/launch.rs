@@ -286,6 +286,7 @@ impl Pod {
             start_ticks: start_ticks().unwrap_or(0),
             init: number(self.init.pid),
             apps: apps.collect(),
+            networks: Vec::new(),
         }
     }
 }

@@ -125,7 +125,7 @@ pub(crate) fn write_etc(plan: &Plan, root: &OwnedFd, resolv_conf: Option<&[u8]>)
     let hosts = format!("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{host}\n");
     place(&etc, "hosts", hosts.as_bytes())?;
     place(&etc, "hostname", format!("{host}\n").as_bytes())?;
-    match (plan.net, resolv_conf) {
+    match (&plan.net, resolv_conf) {
         (Net::Host, Some(text)) => place(&etc, "resolv.conf", text),
         _ => Ok(()),
     }

@@ -108,7 +108,7 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
 }
 
 fn edge(edge: Edge) -> Change {
-    Change { edge, apps: vec![], durable: false }
+    Change::along(edge)
 }
 
 fn supervisor() -> Process {

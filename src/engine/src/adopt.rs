@@ -20,13 +20,12 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use gantry_contract::plan::{Net, Plan};
+use gantry_contract::plan::Plan;
 use gantry_contract::{files, journal};
 use gantry_fetch::manifest::{self as image_manifest, Parsed};
 use gantry_fetch::source::{MAX_DOCUMENT, digest_of};
 use gantry_model::id::Algorithm;
 use gantry_model::query::PodQuery;
-use gantry_model::NetMode;
 use gantry_model::{Digest, Edge, ErrorKind, ImageId, Kind as _, Phase, PodId, PodSpec, Timestamp};
 use gantry_store::{
     Change, CommitImageError, ImageRow, LayerRef, LayerRow, Layout, NewApp, NewImage, NewPod, PodRow, PodState, Store,
@@ -359,14 +358,14 @@ impl Engine {
     /// A row of a pod that is complete on disk; the caller holds its lock.
     fn to_prepared(&self, mut row: PodRow) -> Result<(), PodError> {
         if matches!(row.phase, Phase::Embryo) {
-            let change = Change { edge: Edge::Prepare, apps: Vec::new(), durable: false };
+            let change = Change::along(Edge::Prepare);
             match self.step(&row, change)? {
                 Some(next) => row = next,
                 None => return Ok(()),
             }
         }
         let edge = Edge::Prepared(row.created);
-        self.step(&row, Change { edge, apps: Vec::new(), durable: false }).map(drop)
+        self.step(&row, Change::along(edge)).map(drop)
     }
 
     /// What the files of a pod directory say about the pod.
@@ -389,10 +388,7 @@ impl Engine {
         Ok(NewPod {
             id,
             created: made.unwrap_or_else(gantry_store::now),
-            net: match plan.net {
-                Net::None => NetMode::None,
-                Net::Host => NetMode::Host,
-            },
+            net: crate::plan::mode(&plan.net),
             hostname: plan.hostname,
             apps,
             user_annotations: spec.as_ref().map(|spec| spec.user_annotations.clone()).unwrap_or_default(),

@@ -254,7 +254,7 @@ impl Engine {
 }
 
 fn change(edge: Edge) -> Change {
-    Change { edge, apps: Vec::new(), durable: false }
+    Change::along(edge)
 }
 
 #[cfg(test)]

@@ -83,7 +83,7 @@ pub mod wait;
 pub use adopt::Adopted;
 pub use control::ControlError;
 pub use doctor_store::examine;
-pub use engine::{Engine, OpenError, Options};
+pub use engine::{Engine, NetworkOptions, OpenError, Options};
 pub use error::{Cause, PodError};
 pub use events::{Commits, EventPage};
 pub use exec::{Exec, ExecError, ExecRequest, Stdio};

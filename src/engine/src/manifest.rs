@@ -28,6 +28,7 @@
 //! be no limit. At most 1 MiB.
 
 use gantry_model::id::IdError;
+use gantry_model::net::NetError;
 use gantry_model::{ErrorKind, Kind, PodId, PodSpec};
 use thiserror::Error;
 
@@ -57,6 +58,9 @@ pub enum ManifestError {
     /// A name in it is none.
     #[error("a name in the pod manifest cannot be used")]
     Name(#[from] IdError),
+    /// Its networks are none.
+    #[error("the networks in the pod manifest cannot be used")]
+    Net(#[from] NetError),
     /// A pod never had one: it was aborted before.
     #[error("pod {0} has no manifest: its preparation was aborted")]
     None(PodId),
@@ -68,7 +72,7 @@ pub enum ManifestError {
 impl Kind for ManifestError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::TooLong(_) | Self::Json(_) | Self::Version(_) | Self::Name(_) => ErrorKind::Invalid,
+            Self::TooLong(_) | Self::Json(_) | Self::Version(_) | Self::Name(_) | Self::Net(_) => ErrorKind::Invalid,
             Self::None(_) => ErrorKind::NotFound,
             Self::Pod(error) => error.kind(),
         }
@@ -92,7 +96,7 @@ pub(crate) fn parse_ours(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
     if pod.version != VERSION {
         return Err(ManifestError::Version(pod.version));
     }
-    Ok(pod.try_into()?)
+    pod.try_into()
 }
 
 /// The manifest of a pod as asked for.

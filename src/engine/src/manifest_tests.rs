@@ -85,12 +85,19 @@ fn app() -> impl Strategy<Value = AppSpec> {
 }
 
 fn pod() -> impl Strategy<Value = PodSpec> {
-    let net = prop_oneof![Just(NetMode::None), Just(NetMode::Host)];
+    let net = option::of(prop_oneof![
+        Just(gantry_model::NetMode::None),
+        Just(gantry_model::NetMode::Host),
+        Just(gantry_model::NetMode::default())
+    ]);
     (vec(app(), 0..3), vec(volume(), 0..3), net, option::of(any::<String>()), map(), map()).prop_map(
         |(apps, volumes, net, hostname, user_annotations, user_labels)| PodSpec {
             apps,
             volumes,
             net,
+            ports: Vec::new(),
+            dns: gantry_model::net::DnsSpec::default(),
+            hosts: gantry_model::net::HostsSpec::default(),
             hostname,
             user_annotations,
             user_labels,

@@ -8,8 +8,9 @@ use std::collections::BTreeSet;
 use gantry_contract::plan as out;
 use gantry_fetch::config::ImageConfig;
 use gantry_model::id::shown;
+use gantry_model::net::Wanted;
 use gantry_model::spec::{self, Capabilities, Seccomp, VolumeKind};
-use gantry_model::{AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
+use gantry_model::{AppName, AppSpec, Digest, ErrorKind, Kind, NetMode, PodId, PodSpec};
 use gantry_store::Layout;
 use thiserror::Error;
 
@@ -100,7 +101,9 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         pod_dir: setting.layout.pod_dir(&setting.id).to_string_lossy().into_owned(),
         trees_dir: setting.layout.trees_dir().to_string_lossy().into_owned(),
         hostname,
-        net: net(spec.net),
+        net: net(&spec.net.clone().unwrap_or_default()),
+        resolv: out::Resolv::default(),
+        hosts: out::Hosts::default(),
         cgroup_parent: setting.cgroup_parent.to_owned(),
         volumes,
         apps,
@@ -114,6 +117,20 @@ pub(crate) fn net(mode: &NetMode) -> out::Net {
     match mode {
         NetMode::None => out::Net::None,
         NetMode::Host => out::Net::Host,
+        NetMode::Networks(_) | NetMode::All(_) => out::Net::None,
+    }
+}
+
+/// What a plan's networks were when they were asked for.
+pub(crate) fn mode(net: &out::Net) -> NetMode {
+    match net {
+        out::Net::None => NetMode::None,
+        out::Net::Host => NetMode::Host,
+        out::Net::Networks(networks) => {
+            let wanted = |it: &out::Wanted| Wanted { name: it.name.clone(), args: it.args.clone() };
+            let wanted = networks.wanted.iter().map(wanted).collect();
+            if networks.all { NetMode::All(wanted) } else { NetMode::Networks(wanted) }
+        }
     }
 }
 

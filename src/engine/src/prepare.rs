@@ -148,13 +148,13 @@ impl Engine {
             pod_dir::sync(&made.dir)?;
         }
         let edge = Edge::Prepared(gantry_store::now());
-        let row = self.step(&row, Change { edge, apps: Vec::new(), durable: request.durable })?;
+        let row = self.step(&row, Change { durable: request.durable, ..Change::along(edge) })?;
         drop(made.lock);
         row.map(drop).ok_or(PrepareError::Gone(made.id))
     }
 
     pub(crate) fn to_preparing(&self, row: PodRow) -> Result<PodRow, PrepareError> {
-        let moved = self.step(&row, Change { edge: Edge::Prepare, apps: Vec::new(), durable: false })?;
+        let moved = self.step(&row, Change::along(Edge::Prepare))?;
         moved.ok_or(PrepareError::Gone(row.id))
     }
 
@@ -267,7 +267,7 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
     NewPod {
         id,
         created: gantry_store::now(),
-        net: spec.net,
+        net: plan::mode(&plan.net),
         hostname: plan.hostname.clone(),
         apps: spec.apps.iter().zip(images).map(app).collect(),
         user_annotations: spec.user_annotations.clone(),

@@ -136,7 +136,7 @@ impl Engine {
             (Due::Apps, _) => self.note_apps(row, journal),
             (Due::Abort, _) => {
                 self.remove_cgroups_or_leave(row.id);
-                self.step(&row, Change { edge: Edge::Aborted(gantry_store::now()), apps: Vec::new(), durable: false })
+                self.step(&row, Change::along(Edge::Aborted(gantry_store::now())))
             }
             (Due::End, _) => self.end_under_lock(&row, journal),
             (Due::Run, Some(ready)) => self.mark_running(row, ready),
@@ -158,15 +158,17 @@ impl Engine {
         let boot: BootId = self.store.boot().clone();
         let supervisor = Process { pid: ready.supervisor, start_ticks: ready.start_ticks, boot };
         loop {
-            let (edge, apps) = match row.phase {
-                Phase::Embryo => (Edge::Prepare, Vec::new()),
-                Phase::Preparing => (Edge::Prepared(at), Vec::new()),
-                Phase::Prepared { .. } => {
-                    (Edge::Started { at, supervisor: supervisor.clone() }, settle::started(ready))
-                }
+            let (edge, apps, networks) = match row.phase {
+                Phase::Embryo => (Edge::Prepare, Vec::new(), Vec::new()),
+                Phase::Preparing => (Edge::Prepared(at), Vec::new(), Vec::new()),
+                Phase::Prepared { .. } => (
+                    Edge::Started { at, supervisor: supervisor.clone() },
+                    settle::started(ready),
+                    settle::networks(ready),
+                ),
                 _ => return Ok(Some(row)),
             };
-            match self.step(&row, Change { edge, apps, durable: false })? {
+            match self.step(&row, Change { apps, networks, ..Change::along(edge) })? {
                 Some(next) => row = next,
                 None => return Ok(None),
             }
@@ -179,7 +181,7 @@ impl Engine {
         let now = gantry_store::now();
         let outcome = settle::outcome(&app_states(row), journal, Seen { now, restarted });
         let edge = Edge::Ended { at: outcome.at, end: outcome.end };
-        let change = Change { edge, apps: outcome.apps, durable: false };
+        let change = Change { apps: outcome.apps, ..Change::along(edge) };
         match self.step(row, change.clone()) {
             // Who waits for the pod is still told how it ended; gantryd writes it down in the database it restored.
             Err(error) if was_replaced(&error) => Ok(Some(moved(row, change))),
@@ -243,6 +245,9 @@ fn was_replaced(error: &PodError) -> bool {
 /// A row after a step that is not stored.
 fn moved(row: &PodRow, change: Change) -> PodRow {
     let mut moved = with_apps(row.clone(), &change.apps);
+    if matches!(change.edge, Edge::Started { .. }) {
+        moved.networks = change.networks;
+    }
     if let Ok(gantry_model::phase::Stepped::To(phase)) = gantry_model::step(&row.phase, change.edge) {
         moved.phase = phase;
     }

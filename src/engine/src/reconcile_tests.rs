@@ -72,7 +72,7 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
 fn ready() -> up::Ready {
     let at = gantry_store::now().0;
     let app = up::Started { app: "a".into(), attempt: 0, pid: 7, at };
-    up::Ready { supervisor: std::process::id(), start_ticks: 1, init: 7, apps: vec![app] }
+    up::Ready { supervisor: std::process::id(), start_ticks: 1, init: 7, apps: vec![app], networks: Vec::new() }
 }
 
 fn write_journal(engine: &Engine, id: PodId, facts: Vec<Fact>) {
@@ -193,7 +193,7 @@ fn garbage(engine: &Engine, image: &Digest, n: u8) -> PodRow {
     write_journal(engine, row.id, vec![Fact::Ready(ready()), exited(0), Fact::Ended]);
     drop(lock);
     let row = engine.current(row.id).unwrap();
-    let marked = Change { edge: Edge::Marked(gantry_store::now()), apps: Vec::new(), durable: false };
+    let marked = Change::along(Edge::Marked(gantry_store::now()));
     engine.step(&row, marked).unwrap().unwrap()
 }
 
@@ -228,7 +228,7 @@ fn gc_leaves_a_pod_to_who_is_deleting_it() {
     let (engine, image) = engine(temp.path());
     let row = garbage(&engine, &image, 1);
     let Some(_lock) = engine.take_lock(row.id).unwrap() else { panic!("it is dead") };
-    let begun = Change { edge: Edge::Deleting(gantry_store::now()), apps: Vec::new(), durable: false };
+    let begun = Change::along(Edge::Deleting(gantry_store::now()));
     engine.step(&row, begun).unwrap();
     let report = engine.gc(&crate::GcOptions::default()).unwrap();
     assert!(report.steps.is_empty() && report.failures.is_empty(), "{report:?}");
@@ -266,6 +266,8 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         trees_dir: String::new(),
         hostname: "host".into(),
         net: Net::Host,
+        resolv: gantry_contract::plan::Resolv::default(),
+        hosts: gantry_contract::plan::Hosts::default(),
         cgroup_parent: "/gantry-engine-test".into(),
         volumes: Vec::new(),
         apps: vec![app],

@@ -99,7 +99,7 @@ impl Engine {
             self.delete_dir(lock, id)?;
         }
         if let Some(row) = row {
-            self.step(&row, Change { edge: Edge::Swept, apps: Vec::new(), durable })?;
+            self.step(&row, Change { durable, ..Change::along(Edge::Swept) })?;
         }
         Ok(())
     }
@@ -129,7 +129,7 @@ impl Engine {
                 // Begun by somebody who was killed since.
                 Phase::Garbage { deleting: Some(_), .. } => return Ok(Some(row)),
             };
-            match self.step(&row, Change { edge, apps: Vec::new(), durable: false })? {
+            match self.step(&row, Change::along(edge))? {
                 Some(next) => row = next,
                 None => return Ok(None),
             }

@@ -9,8 +9,7 @@ use std::process::Child;
 
 use gantry_contract::files;
 use gantry_contract::up::Ready;
-use gantry_model::NetMode;
-use gantry_model::{ErrorKind, Kind, Phase, PodId};
+use gantry_model::{ErrorKind, Kind, NetMode, Phase, PodId};
 use gantry_store::PodRow;
 use thiserror::Error;
 
@@ -131,9 +130,9 @@ impl Engine {
         let dir = self.pod_dir(id);
         if let Some(net) = net.filter(|net| *net != row.net) {
             let mut written = self.plan(id)?;
-            written.net = plan::net(net);
+            written.net = plan::net(&net);
             pod_dir::write_plan(&dir, &written)?;
-            let changed = self.store.set_net(id, net).map_err(PodError::store)?;
+            let changed = self.store.set_net(id, &net).map_err(PodError::store)?;
             row = changed.ok_or(StartError::Busy(id))?;
         }
         pod_dir::forget_start(&dir)?;

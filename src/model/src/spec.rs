@@ -15,8 +15,8 @@ pub struct PodSpec {
     pub apps: Vec<AppSpec>,
     /// The volumes that apps may mount, by name.
     pub volumes: Vec<VolumeSpec>,
-    /// The networks.
-    pub net: NetMode,
+    /// The networks; `None`: nothing is said, and the engine's default is taken.
+    pub net: Option<NetMode>,
     /// Ports of the host that lead to the pod.
     pub ports: Vec<PortSpec>,
     /// What `/etc/resolv.conf` says.

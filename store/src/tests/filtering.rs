@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use gantry_model::query::{ImageFilter, PodFilter, PodQuery};
 use gantry_model::NetMode;
+use gantry_model::query::{ImageFilter, PodFilter, PodQuery};
 use gantry_model::{ImageId, Phase};
 use rusqlite::params_from_iter;
 

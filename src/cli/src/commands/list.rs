@@ -77,7 +77,7 @@ fn table<'a>(
         let mut of_pod = vec![shown_state(row)];
         of_pod.push(shown_time(row.created));
         of_pod.push(run.started.map(shown_time).unwrap_or_default());
-        of_pod.push(row.net.as_str().to_owned());
+        of_pod.push(row.net.to_string());
         let mut id = shown_id(row, output.full);
         for app in &row.apps {
             let mut cells = vec![std::mem::take(&mut id), app.name.to_string(), app.image_name.clone()];

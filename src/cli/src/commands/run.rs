@@ -80,11 +80,7 @@ pub(crate) struct RunPrepared {
 }
 
 fn net(text: &str) -> Result<NetMode, String> {
-    match text {
-        "none" => Ok(NetMode::None),
-        "host" => Ok(NetMode::Host),
-        _ => Err("networks other than none and host are not there yet".to_owned()),
-    }
+    text.parse().map_err(|error: gantry_model::net::NetError| error.to_string())
 }
 
 /// Runs a prepared pod.
@@ -98,7 +94,7 @@ pub(crate) fn run_prepared(context: &Context, args: &RunPrepared) -> Result<u8, 
         true => None,
         false => Some(foreground::catch().map_err(io("catch", "signals"))?),
     };
-    let running = engine.start(id, args.net)?;
+    let running = engine.start(id, args.net.clone())?;
     if args.detach { print_id(running.id) } else { show(&engine, shown, signals, args.rm) }
 }
 

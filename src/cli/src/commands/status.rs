@@ -80,7 +80,7 @@ fn lines(out: &mut dyn Write, row: &PodRow) -> io::Result<()> {
     writeln!(out, "created={}", row.created.rfc3339())?;
     if let Some(started) = run.started {
         writeln!(out, "started={}", started.rfc3339())?;
-        writeln!(out, "networks={}", row.net.as_str())?;
+        writeln!(out, "networks={}", row.net)?;
         if let Some(pid) = run.pid {
             writeln!(out, "pid={pid}")?;
         }

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use gantry_model::net::{DnsSpec, HostsSpec};
 use gantry_model::spec::{
     CAPABILITIES, Capabilities, DEFAULT_CAPABILITIES, Limits, MountSpec, Seccomp, VolumeKind, VolumeSpec,
 };
-use gantry_model::{AppName, AppSpec, ImageRef, PodSpec};
+use gantry_model::{AppName, AppSpec, ImageRef, NetMode, PodSpec};
 
 use super::{PodOptions, Request, UsageError};
 use crate::globals::Globals;
@@ -152,7 +153,10 @@ impl<'a> Draft<'a> {
         let spec = PodSpec {
             apps,
             volumes: volumes.list,
-            net: self.net.unwrap_or_default(),
+            net: self.net,
+            ports: Vec::new(),
+            dns: DnsSpec::default(),
+            hosts: HostsSpec::default(),
             hostname: self.hostname,
             user_annotations: BTreeMap::new(),
             user_labels: self.labels,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use gantry_model::NetMode;
 use gantry_model::spec::{Capabilities, Seccomp, VolumeKind};
 use proptest::prelude::*;
 
@@ -83,11 +84,11 @@ fn values_stand_behind_a_sign_or_a_space_and_short_flags_in_clusters() {
 #[test]
 fn pod_flags_stand_anywhere() {
     let request = parsed("a --net=host --hostname h b --rm -q --pull=always --uuid-file-save /u -l k=v").unwrap();
-    assert_eq!((request.spec.net, request.spec.hostname.as_deref()), (NetMode::Host, Some("h")));
+    assert_eq!((request.spec.net, request.spec.hostname.as_deref()), (Some(NetMode::Host), Some("h")));
     assert!(request.options.remove && request.options.quiet);
     assert_eq!((request.options.pull, request.options.uuid_file), (Some(Pull::Update), Some("/u".into())));
     assert_eq!(request.spec.user_labels.get("k").map(String::as_str), Some("v"));
-    assert_eq!(spec("--network none a").net, NetMode::None);
+    assert_eq!(spec("--network none a").net, Some(NetMode::None));
     let globals = parsed("--dir /d a --debug --insecure-options=http,tls --progress=none").unwrap().globals;
     assert_eq!((globals.dir, globals.debug, globals.insecure_options.len()), (Some("/d".into()), true, 2));
 }

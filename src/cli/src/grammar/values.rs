@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use gantry_model::NetMode;
 use gantry_model::spec::{MountSpec, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, id::shown, quantity};
 
@@ -82,13 +83,9 @@ pub(super) fn memory(value: &str) -> Result<u64, Why> {
     }
 }
 
-/// `none` or `host`; rkt's other networks are named as not there yet.
+/// rkt's grammar of networks.
 pub(super) fn net(value: &str) -> Result<NetMode, Why> {
-    match value {
-        "none" => Ok(NetMode::None),
-        "host" => Ok(NetMode::Host),
-        _ => Err(Why::NotYet("networks other than none and host are not there yet: write --net=none or --net=host")),
-    }
+    value.parse().map_err(|error: gantry_model::net::NetError| Why::Text(error.to_string()))
 }
 
 /// Names of capabilities, with or without `CAP_`, in any case, comma-separated.

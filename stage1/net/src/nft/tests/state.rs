@@ -1,6 +1,6 @@
 //! States as data: what is refused, and that elements say all of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use gantry_model::{ErrorKind, Kind};
