@@ -26,12 +26,12 @@ use gantry_fetch::manifest::{self as image_manifest, Parsed};
 use gantry_fetch::source::{MAX_DOCUMENT, digest_of};
 use gantry_model::id::Algorithm;
 use gantry_model::query::PodQuery;
-use gantry_model::{Digest, Edge, ErrorKind, ImageId, Kind as _, Phase, PodId, PodSpec, Timestamp};
+use gantry_model::{Digest, Edge, ErrorKind, ImageId, Kind as _, NetMode, Phase, PodId, PodSpec, Timestamp};
 use gantry_store::{
     Change, CommitImageError, ImageRow, LayerRef, LayerRow, Layout, NewApp, NewImage, NewPod, PodRow, PodState, Store,
 };
 
-use crate::{Engine, PodError, manifest, pod_dir, settle};
+use crate::{Engine, PodError, manifest, plan_net, pod_dir, settle};
 
 /// What was found on the disk and is on record again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -388,7 +388,7 @@ impl Engine {
         Ok(NewPod {
             id,
             created: made.unwrap_or_else(gantry_store::now),
-            net: crate::plan::mode(&plan.net),
+            net: net_of(&plan)?,
             hostname: plan.hostname,
             apps,
             user_annotations: spec.as_ref().map(|spec| spec.user_annotations.clone()).unwrap_or_default(),
@@ -430,6 +430,12 @@ fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewA
         Ok(NewApp { name, image: image.id.clone(), image_name: asked.unwrap_or_else(known), annotations })
     };
     plan.apps.iter().map(app).collect()
+}
+
+/// The networks of a plan, as far as a row can keep them.
+fn net_of(plan: &Plan) -> Result<NetMode, Not> {
+    let net = plan_net::mode(&plan.net).to_string().parse();
+    net.map_err(|error| Not::Readable(format!("the networks in its plan: {error}")))
 }
 
 fn modified(path: &Path) -> Option<Timestamp> {

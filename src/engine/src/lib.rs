@@ -66,6 +66,7 @@ mod manifest_json;
 pub mod observer;
 mod old_pods;
 pub mod plan;
+pub mod plan_net;
 pub mod pod_dir;
 mod pod_filter;
 pub mod prepare;

@@ -19,6 +19,7 @@ fn made(edit: impl FnOnce(&mut PodSpec, &mut ImageConfig)) -> Result<out::Plan, 
     let setting = Setting {
         id: PodId::from_random([7; 16]),
         layout: &layout,
+        network: &NetworkOptions::default(),
         cgroup_parent: "/gantry",
         log: out::LogLimits::default(),
         stop_grace_ms: 10,

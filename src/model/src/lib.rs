@@ -12,6 +12,7 @@ pub mod event;
 pub mod id;
 pub mod image_ref;
 pub mod net;
+mod net_check;
 pub mod phase;
 pub mod quantity;
 pub mod query;

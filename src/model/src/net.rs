@@ -9,6 +9,7 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::id::shown;
+pub use crate::net_check::{port_range, takes_ports};
 
 /// The name of the network a pod gets when nothing is said.
 pub const DEFAULT: &str = "default";
@@ -72,6 +73,53 @@ pub enum NetError {
     /// More than [`MAX_REQUEST`] bytes or [`MAX_NETWORKS`] networks.
     #[error("a request for networks may have at most {MAX_REQUEST} bytes and {MAX_NETWORKS} networks")]
     TooLong,
+    /// Ports for a pod without networks of its own.
+    #[error("no port of the host can lead to a pod with --net={0}: --port is for pods with networks of their own")]
+    NoPorts(&'static str),
+    /// Not the name of a port.
+    #[error("'{0}' is not the name of a port: expected one such as http or 80-tcp")]
+    PortName(String),
+    /// Port 0.
+    #[error("there is no port 0: ports are 1 to 65535")]
+    PortZero,
+    /// None, or too many ports in one range.
+    #[error("a range of {0} ports cannot be had: 1 to {MAX_PORT_RANGE} can")]
+    PortCount(u16),
+    /// A range that ends where there are no ports.
+    #[error("{count} ports from {first} on go beyond 65535")]
+    PortRange {
+        /// The first.
+        first: u16,
+        /// How many.
+        count: u16,
+    },
+    /// Not a domain.
+    #[error("'{0}' is not a domain name")]
+    Domain(String),
+    /// Not an option of the resolver.
+    #[error("'{0}' is not an option of resolv.conf: expected one such as ndots:2")]
+    DnsOption(String),
+    /// An address without a name.
+    #[error("no name is given for {0} in /etc/hosts")]
+    NoHostName(IpAddr),
+    /// Not the name of a host.
+    #[error("'{name}' cannot be a name of {address} in /etc/hosts: it is not a host name")]
+    HostName {
+        /// The address.
+        address: IpAddr,
+        /// As given.
+        name: String,
+    },
+    /// Too many of something.
+    #[error("{count} {what} are too many: {most} is the limit")]
+    TooMany {
+        /// What.
+        what: &'static str,
+        /// How many.
+        count: usize,
+        /// The limit.
+        most: usize,
+    },
 }
 
 impl crate::Kind for NetError {
@@ -97,8 +145,12 @@ impl FromStr for NetMode {
         if text.len() > MAX_REQUEST {
             return Err(NetError::TooLong);
         }
-        if text.is_empty() {
-            return Ok(Self::default());
+        match text {
+            "" => return Ok(Self::default()),
+            // Of most rows of the store: no list is made for them.
+            "none" => return Ok(Self::None),
+            "host" => return Ok(Self::Host),
+            _ => {}
         }
         let mut wanted: Vec<Wanted> = Vec::new();
         for part in text.split(',') {

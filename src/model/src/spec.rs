@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::AppName;
 use crate::id::shown;
-use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
+use crate::net::{DnsSpec, HostsSpec, NetError, NetMode, PortSpec};
 
 /// A pod as asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -268,6 +268,9 @@ pub enum SpecError {
         /// What is allowed.
         range: &'static str,
     },
+    /// Networks, ports, name servers or hosts.
+    #[error(transparent)]
+    Network(#[from] NetError),
     /// A capability that does not exist.
     #[error("'{}' is not a capability: expected a name such as CAP_NET_RAW", shown(.0))]
     Capability(String),
@@ -402,6 +405,7 @@ impl PodSpec {
         if interactive && self.apps.len() > 1 {
             return Err(SpecError::Interactive(self.apps.len()));
         }
+        crate::net_check::check(self)?;
         self.hostname.as_deref().map_or(Ok(()), hostname)
     }
 }
