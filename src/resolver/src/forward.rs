@@ -58,7 +58,7 @@ pub(crate) fn judge(asked: &[u8], question: usize, came: &[u8]) -> Judgement {
     let name_end = question.saturating_sub(4);
     let same = |from: usize, to: usize| asked.get(from..to).zip(came.get(from..to));
     let name = same(HEADER, name_end).is_some_and(|(a, b)| a.eq_ignore_ascii_case(b));
-    if !name || !same(name_end, question).is_some_and(|(a, b)| a == b) {
+    if !name || same(name_end, question).is_none_or(|(a, b)| a != b) {
         return Judgement::Stray;
     }
     match (unable, header[2] & 0x02 != 0) {

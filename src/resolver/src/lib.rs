@@ -16,6 +16,9 @@
 //! Nothing is kept of what servers answer: they have caches, and one of ours would be one more that can be poisoned.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+#[path = "fixtures_tests.rs"]
+mod fixtures;
 mod forward;
 mod limits;
 mod message;

@@ -126,8 +126,7 @@ impl Asked<'_> {
             (RecordType::AAAA, IpAddr::V6(address)) => Some(RData::AAAA(AAAA(*address))),
             _ => None,
         });
-        let mut records: Vec<Record> =
-            data.map(|data| Record::from_rdata(query.name().clone(), TTL, data)).collect();
+        let mut records: Vec<Record> = data.map(|data| Record::from_rdata(query.name().clone(), TTL, data)).collect();
         if !records.is_empty() {
             let first = self.turn % records.len();
             records.rotate_left(first);

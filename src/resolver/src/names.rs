@@ -98,7 +98,9 @@ impl Zone {
         let labels: Vec<&[u8]> = name.iter().collect();
         let (label, below) = match *labels.as_slice() {
             [label] => (label, false),
-            [ref before @ .., one, two] if DOMAIN_LABELS.iter().zip([one, two]).all(|(a, b)| a.eq_ignore_ascii_case(b)) => {
+            [ref before @ .., one, two]
+                if DOMAIN_LABELS.iter().zip([one, two]).all(|(a, b)| a.eq_ignore_ascii_case(b)) =>
+            {
                 match *before {
                     [] => return Found::Domain,
                     [label] => (label, true),

@@ -3,7 +3,6 @@
 //! A row is read again when an event says that a pod began or ended to run, and now and then anyway: what an event does
 //! not tell, time does. While the rows cannot be read the last ones count.
 
-use std::error::Error as _;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -11,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use gantry_engine::model::error::messages;
 use gantry_engine::model::query::{EventQuery, PodFilter};
 use gantry_engine::model::{Event, EventKind};
 use gantry_engine::{Commits, Observer, Options, now};
@@ -53,7 +53,7 @@ impl Follower {
             match self.follow(ended) {
                 Ok(()) => {}
                 Err(error) => {
-                    self.complain(0, &format!("cannot read the rows of pods: {}", chain(&error)));
+                    self.complain(0, &format!("cannot read the rows of pods: {}", messages(&error).join(": ")));
                     std::thread::sleep(LOOK);
                 }
             }
@@ -141,12 +141,6 @@ fn any_news(observer: &Observer, cursor: &mut u64) -> io::Result<bool> {
         }
         *cursor = end;
     }
-}
-
-/// An error and its causes in one line.
-fn chain(error: &io::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 fn is_news(event: &Event) -> bool {

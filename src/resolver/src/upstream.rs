@@ -118,7 +118,8 @@ fn socket_address(written: &Written) -> Option<SocketAddr> {
 fn index_of(link: &str) -> Option<u32> {
     let flags = rustix::net::SocketFlags::CLOEXEC;
     let socket: OwnedFd =
-        rustix::net::socket_with(rustix::net::AddressFamily::INET6, rustix::net::SocketType::DGRAM, flags, None).ok()?;
+        rustix::net::socket_with(rustix::net::AddressFamily::INET6, rustix::net::SocketType::DGRAM, flags, None)
+            .ok()?;
     rustix::net::netdevice::name_to_index(&socket, link).ok()
 }
 
