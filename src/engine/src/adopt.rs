@@ -350,7 +350,7 @@ impl Engine {
 
     fn give_up(&self, id: PodId, lock: Option<gantry_store::PodLock>, why: String) -> Result<Became, PodError> {
         let Some(lock) = lock else { return Ok(Became::Stays(why)) };
-        self.remove_cgroups_or_leave(id);
+        self.remove_leftovers(id);
         self.store.move_to_lost(lock, id).map_err(PodError::store)?;
         Ok(Became::Lost(why))
     }

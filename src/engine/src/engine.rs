@@ -139,12 +139,16 @@ pub(crate) struct Patience {
     pub(crate) lock: Duration,
     /// For the processes in a dead pod's cgroups to go after SIGKILL.
     pub(crate) cgroups: Duration,
+    /// For a dead pod's networks to be taken away, where that can be left for `gc`: plugins may hang.
+    pub(crate) network: Duration,
 }
 
 impl Patience {
-    pub(crate) const OF_COMMANDS: Self = Self { lock: Duration::from_secs(3), cgroups: Duration::from_secs(2) };
+    pub(crate) const OF_COMMANDS: Self =
+        Self { lock: Duration::from_secs(3), cgroups: Duration::from_secs(2), network: Duration::from_secs(10) };
     /// Probing takes less than a millisecond and dying some; what takes longer may take for ever.
-    pub(crate) const OF_A_KEEPER: Self = Self { lock: Duration::from_millis(5), cgroups: Duration::from_millis(100) };
+    pub(crate) const OF_A_KEEPER: Self =
+        Self { lock: Duration::from_millis(5), cgroups: Duration::from_millis(100), network: Duration::from_secs(2) };
 }
 
 impl Engine {

@@ -2,7 +2,12 @@
 //!
 //! ```json
 //! { "version": 1,
-//!   "net": "none",                              none | host
+//!   "net": "default",                           as --net: "none", "host", "default,other:IP=10.0.0.7"; not there: the default
+//!   "ports": [ { "host_ip": "127.0.0.1", "host_port": 8080, "to": { "name": "80-tcp" } },
+//!              { "host_port": 5000, "to": { "port": { "port": 500, "count": 1, "protocol": "udp" } } } ],
+//!   "dns": "network",                           network | host | none | {"given": {"servers": [...], "search": [...],
+//!                                               "options": [...], "domain": "example.com"}}
+//!   "hosts": { "entries": [ { "address": "10.0.0.1", "names": ["db"] } ] },          {"entries": [...]} | "host"
 //!   "hostname": "web-1",                        optional
 //!   "apps": [ {
 //!     "name": "web", "image": "registry.example/web:1",

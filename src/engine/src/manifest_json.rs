@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::id::IdError;
-use gantry_model::net::{DnsSpec, HostsSpec};
+use gantry_model::net::PortSpec;
 use gantry_model::spec::{self, PodSpec};
 use gantry_model::{AppName, AppSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::ManifestError;
+use crate::manifest_net::{Hosts, Port, Resolver};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -17,6 +18,12 @@ pub(crate) struct Pod {
     pub(crate) version: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     net: Option<String>,
+    #[serde(default)]
+    ports: Vec<Port>,
+    #[serde(default)]
+    dns: Resolver,
+    #[serde(default)]
+    hosts: Hosts,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hostname: Option<String>,
     apps: Vec<App>,
@@ -161,10 +168,13 @@ fn usual_mode() -> u32 {
 
 impl From<&PodSpec> for Pod {
     fn from(spec: &PodSpec) -> Self {
-        let PodSpec { apps, volumes, net, ports: _, dns: _, hosts: _, hostname, user_annotations, user_labels } = spec;
+        let PodSpec { apps, volumes, net, ports, dns, hosts, hostname, user_annotations, user_labels } = spec;
         Self {
             version: crate::manifest::VERSION,
             net: net.as_ref().map(ToString::to_string),
+            ports: ports.iter().map(Port::from).collect(),
+            dns: dns.into(),
+            hosts: hosts.into(),
             hostname: hostname.clone(),
             apps: apps.iter().map(App::from).collect(),
             volumes: volumes.iter().map(Volume::from).collect(),
@@ -178,14 +188,14 @@ impl TryFrom<Pod> for PodSpec {
     type Error = ManifestError;
 
     fn try_from(pod: Pod) -> Result<Self, ManifestError> {
-        let Pod { version: _, net, hostname, apps, volumes, annotations, labels } = pod;
+        let Pod { version: _, net, ports, dns, hosts, hostname, apps, volumes, annotations, labels } = pod;
         Ok(Self {
             apps: apps.into_iter().map(AppSpec::try_from).collect::<Result<_, _>>()?,
             volumes: volumes.into_iter().map(spec::VolumeSpec::try_from).collect::<Result<_, _>>()?,
             net: net.map(|net| net.parse()).transpose()?,
-            ports: Vec::new(),
-            dns: DnsSpec::default(),
-            hosts: HostsSpec::default(),
+            ports: ports.into_iter().map(PortSpec::from).collect(),
+            dns: dns.into(),
+            hosts: hosts.into(),
             hostname,
             user_annotations: annotations,
             user_labels: labels,

@@ -20,7 +20,7 @@
 
 use std::time::Duration;
 
-use gantry_contract::journal::Parsed;
+use gantry_contract::journal::{Fact, Parsed};
 use gantry_contract::up;
 use gantry_model::{AppName, AppState, BootId, Edge, Phase, PodId, PodPrefix, Process, Timestamp};
 use gantry_store::{Change, Moved, PodLock, PodRow, PodState};
@@ -135,7 +135,7 @@ impl Engine {
             (Due::Nothing, _) => Ok(Some(row)),
             (Due::Apps, _) => self.note_apps(row, journal),
             (Due::Abort, _) => {
-                self.remove_cgroups_or_leave(row.id);
+                self.remove_leftovers(row.id);
                 self.step(&row, Change::along(Edge::Aborted(gantry_store::now())))
             }
             (Due::End, _) => self.end_under_lock(&row, journal),
@@ -175,9 +175,13 @@ impl Engine {
         }
     }
 
-    /// The supervisor is gone: its cgroups go, then the row says so. Killed in between, the next one does both again.
+    /// The supervisor is gone: its cgroups and networks go, then the row says so. Killed in between, the next one does all again.
     fn end(&self, row: &PodRow, journal: &Parsed, restarted: bool) -> Result<Option<PodRow>, PodError> {
         self.remove_cgroups_or_leave(row.id);
+        // A supervisor that came to its end has tried already, and a plugin that hung then would hang again.
+        if !journal.records.iter().any(|record| matches!(record.fact, Fact::Ended)) {
+            self.network_down_or_leave(row.id);
+        }
         let now = gantry_store::now();
         let outcome = settle::outcome(&app_states(row), journal, Seen { now, restarted });
         let edge = Edge::Ended { at: outcome.at, end: outcome.end };
@@ -206,6 +210,12 @@ impl Engine {
         }
         let moved = self.store.update_apps(row.id, row.generation, &news);
         Ok(outcome_of(moved.map_err(PodError::store)?))
+    }
+
+    /// What a supervisor that died at its start left on the host. First the processes, plugins among them, then what they made.
+    pub(crate) fn remove_leftovers(&self, id: PodId) {
+        self.remove_cgroups_or_leave(id);
+        self.network_down_or_leave(id);
     }
 
     /// Left-over cgroups do not keep a row from telling the truth: `rm`, `gc` and `doctor` come back to them.

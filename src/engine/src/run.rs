@@ -140,6 +140,8 @@ impl Engine {
         let dir = self.pod_dir(id);
         row = self.settle_plan(row, net)?;
         pod_dir::forget_start(&dir)?;
+        // Of a start that failed, and could not be taken back then.
+        self.network_down_or_leave(id);
         let mut spawned = self.spawn(id, &dir, lock)?;
         let ready = self.word(&mut spawned).inspect_err(|_| self.take_back_start(id))?;
         match self.mark_running(row, &ready) {
@@ -206,11 +208,11 @@ impl Engine {
         Ok(self.to_preparing(row)?)
     }
 
-    /// After a failed start: the cgroups go, and the socket and journal of what never ran. Under the lock, for the
+    /// After a failed start: the cgroups and networks go, and the socket and journal of what never ran. Under the lock, for the
     /// next start may have begun; who cannot have it leaves all this to that one.
     fn take_back_start(&self, id: PodId) {
         if let Ok(Some(_lock)) = self.take_lock(id) {
-            self.remove_cgroups_or_leave(id);
+            self.remove_leftovers(id);
             let _tried_again_at_the_next_start = pod_dir::forget_start(&self.pod_dir(id));
         }
     }
