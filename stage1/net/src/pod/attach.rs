@@ -97,8 +97,14 @@ impl Making<'_> {
         let _locked = self.state.lock(Lock::Links, true, WAIT)?;
         let leases = self.state.leases(&record.boot)?;
         let socket = Socket::open_in(self.host).map_err(NetworkError::link("open a socket on the host"))?;
-        let (pod_namespace, owner) = (self.own, self.wanted.host.state_dir.as_str());
-        let mut ends = Ends { host: socket, pod, pod_namespace, leases: leases.as_fd(), owner };
+        let mut ends = Ends {
+            host: socket,
+            pod,
+            host_namespace: self.host,
+            pod_namespace: self.own,
+            leases: leases.as_fd(),
+            owner: &self.wanted.host.state_dir,
+        };
         let mut entries = State::new();
         let mut attached = Vec::new();
         for (choice, joined) in choices.iter().zip(&record.networks) {

@@ -1,9 +1,11 @@
 //! Taking a pod's networks away. Each step may have been done before; what fails does not keep the rest from being done, and
 //! keeps the record.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use gantry_contract::network::Host;
+use gantry_model::net::MAX_NETWORKS;
 
 use super::error::{NetworkError, Result};
 use super::record::{self, Found, Joined, Record, Standing, boot};
@@ -11,6 +13,7 @@ use super::state::{StateDir, WAIT};
 use super::{Pod, select, tables};
 use crate::ipam::Store;
 use crate::native;
+use crate::netlink::link::Link;
 use crate::netlink::{Namespace, Socket};
 use crate::nft::State;
 use crate::plugin::{PluginError, Runtime};
@@ -108,14 +111,19 @@ fn out_of_tables(pod: &str, host: &Host) -> Result<()> {
     let failed = NetworkError::table("take the pod out of the tables");
     let found = tables::open(host).and_then(|mut table| table.read()).map_err(failed)?;
     let Some(found) = found else { return Ok(()) };
-    let (all, prefix) = (found.state, link_prefix(pod));
+    let (all, names) = (found.state, link_names(pod));
     let entries = State {
         networks: Default::default(),
-        interfaces: all.interfaces.into_iter().filter(|(name, _)| name.starts_with(&prefix)).collect(),
+        interfaces: all.interfaces.into_iter().filter(|(name, _)| names.contains(name)).collect(),
         ports: all.ports.into_iter().filter(|(_, forward)| forward.owner == pod).collect(),
-        guards: all.guards.into_iter().filter(|(name, _)| name.starts_with(&prefix)).collect(),
+        guards: all.guards.into_iter().filter(|(name, _)| names.contains(name)).collect(),
     };
     tables::remove(host, &entries)
+}
+
+/// What the host's ends of a pod's cables may be called.
+fn link_names(pod: &str) -> BTreeSet<String> {
+    (0..MAX_NETWORKS).map(|index| native::host_interface(pod, &format!("eth{index}"))).collect()
 }
 
 fn leases_by_id(pod: &str, state: &StateDir) -> Result<()> {
@@ -168,9 +176,8 @@ pub(super) fn delete_remembered(
 
 fn links_by_id(pod: &str) -> Result<()> {
     let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
-    let prefix = link_prefix(pod);
     for link in socket.links().map_err(NetworkError::link("list the interfaces"))? {
-        if link.name.starts_with(&prefix) && link.kind.as_deref() == Some("veth") {
+        if pod_of(&link) == Some(pod) {
             let doing = || format!("remove the interface {}", link.name);
             socket.delete_link(link.index).map_err(NetworkError::link(doing()))?;
         }
@@ -178,8 +185,9 @@ fn links_by_id(pod: &str) -> Result<()> {
     Ok(())
 }
 
-/// How the host's ends of a pod's cables begin.
-pub(super) fn link_prefix(pod: &str) -> String {
-    let digits: String = pod.chars().filter(char::is_ascii_hexdigit).take(12).collect();
-    format!("gt{digits}")
+/// The pod that the host's end of a cable of ours leads to: it says `POD/INTERFACE`, and has the name that goes with that.
+pub(super) fn pod_of(link: &Link) -> Option<&str> {
+    let (pod, interface) = link.alias.as_deref()?.split_once('/')?;
+    let ours = link.kind.as_deref() == Some("veth") && link.name == native::host_interface(pod, interface);
+    ours.then_some(pod)
 }

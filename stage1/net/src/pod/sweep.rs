@@ -252,31 +252,24 @@ fn needed_interfaces(records: &Records) -> Result<BTreeSet<String>> {
 }
 
 pub(super) fn is_our_bridge(link: &Link, host: &Host) -> bool {
-    link.kind.as_deref() == Some("bridge") && host.state_dir.is_empty()
+    link.kind.as_deref() == Some("bridge") && link.alias.as_ref() == Some(&host.state_dir)
 }
 
 /// Host's ends on our bridges of pods that have no record.
 pub(super) fn stale_ends(host: &Host, records: &Records, socket: &mut Socket) -> Result<Vec<Link>> {
     let links = socket.links().map_err(NetworkError::link("list the interfaces"))?;
     let ours: BTreeSet<u32> = links.iter().filter(|link| is_our_bridge(link, host)).map(|link| link.index).collect();
-    let on_ours = |link: &&Link| {
-        link.name.starts_with("gt")
-            && link.kind.as_deref() == Some("veth")
+    let mut stale = Vec::new();
+    for link in &links {
+        // Looked up after the interface was seen.
+        if let Some(pod) = detach::pod_of(link)
             && link.master.is_some_and(|master| ours.contains(&master))
-    };
-    let mut ends: Vec<Link> = links.iter().filter(on_ours).cloned().collect();
-    if ends.is_empty() {
-        return Ok(ends);
-    }
-    // After the interfaces were seen.
-    let mut prefixes = BTreeSet::new();
-    for pod in records.pods()? {
-        if records.has(&pod)? {
-            prefixes.insert(detach::link_prefix(&pod));
+            && !records.has(pod)?
+        {
+            stale.push(link.clone());
         }
     }
-    ends.retain(|link| !link.name.get(..14).is_some_and(|prefix| prefixes.contains(prefix)));
-    Ok(ends)
+    Ok(stale)
 }
 
 /// Whether a record's entries belong in the tables.
