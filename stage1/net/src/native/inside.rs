@@ -157,7 +157,8 @@ pub(super) fn finish(
         all_multicast: inside.all_multicast,
         ..Change::default()
     };
-    let mut setup = Setup { change, ..Setup::default() };
+    // As in the plugins.
+    let mut setup = Setup { change, first_route_wins: true, ..Setup::default() };
     if !how.down {
         setup.addresses = addresses(given, how);
         setup.routes = routes(given, how, index);
