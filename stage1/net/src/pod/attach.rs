@@ -46,6 +46,9 @@ pub(super) fn attach(
     let making = Making { pod, wanted, host, own, state };
     let mut sockets = Vec::new();
     for choice in &choices {
+        if choice.families() != Families::default() {
+            ports::fit(&choice.ports, choice.families(), &choice.network.name)?;
+        }
         within(host, || ports::hold(&choice.ports, choice.families(), &mut sockets))
             .map_err(|error| making.whose_port(error))?;
     }

@@ -107,8 +107,7 @@ fn differences(one: &State, other: &State, what: &str) -> Vec<String> {
 
 fn tables_against(host: &Host, records: &Records) -> Result<Vec<String>> {
     let (found, mut needed) = both(host, records)?;
-    let mut table = tables::open(host).map_err(NetworkError::table(READ))?;
-    if !needed.guards.is_empty() && !can_guard(&mut table)? {
+    if !needed.guards.is_empty() && !can_guard(host).map_err(NetworkError::table(READ))? {
         needed.guards.clear();
     }
     let Some(found) = found else {
@@ -134,8 +133,8 @@ fn tables_against(host: &Host, records: &Records) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-fn can_guard(_table: &mut nft::Table) -> Result<bool> {
-    Ok(true)
+fn can_guard(host: &Host) -> nft::Result<bool> {
+    tables::open(host)?.can_guard()
 }
 
 /// Interfaces that should be there, or should not.
