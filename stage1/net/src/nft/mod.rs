@@ -38,13 +38,13 @@
 //!   Kubernetes load it), a pod reaches itself through a host port only if its port of the bridge is in hairpin mode.
 //! * A host port is taken from whoever listens on it on the host: who asks for one should hold a socket on it.
 //! * Two tables (two gantries on a host) do not know of each other's networks and ports.
-//!
 //! * A connection goes on as it began, whatever the table says since: see [`conntrack`].
 //!
 //! [`Table::ensure`] makes all of it, [`Table::add`] and [`Table::remove`] change a pod's part, [`Table::read`] compares
 //! what is there with what should be, and a [`Monitor`] tells when somebody else changed it.
 
 mod channel;
+pub mod conntrack;
 mod error;
 mod expr;
 mod family;
