@@ -487,6 +487,9 @@ fn cost() {
             let start = Instant::now();
             pod::detach(&it, Some(&pod.own)).unwrap();
             down.push(start.elapsed());
+            drop(pod);
+            // While the kernel clears a namespace, nobody makes interfaces.
+            until("the namespace is gone", || lab.links().iter().filter(|name| name.starts_with("gt")).count() == 1);
         }
         up.sort();
         down.sort();

@@ -122,9 +122,7 @@ impl Making<'_> {
             settled.map_err(|error| self.whose_port(error))?;
             attached.push(facts);
         }
-        record.set_entries(&entries);
-        record.attached = attached;
-        record.write(self.pod.dir)?;
+        record.got(self.pod.dir, &entries, attached)?;
         within(self.host, || self.into_tables(&entries))
     }
 

@@ -8,14 +8,14 @@ use gantry_contract::network::Host;
 use gantry_model::net::MAX_NETWORKS;
 
 use super::error::{NetworkError, Result};
-use super::record::{self, Found, Joined, Record, Standing, boot};
+use super::record::{self, Found, Joined, Record, boot};
 use super::state::{StateDir, WAIT};
 use super::{Pod, select, tables};
 use crate::ipam::Store;
 use crate::native;
 use crate::netlink::link::Link;
 use crate::netlink::{Namespace, Socket};
-use crate::nft::State;
+use crate::nft::{self, State};
 use crate::plugin::{PluginError, Runtime};
 
 const DETACH: &str = "detach the pod from";
@@ -32,17 +32,20 @@ pub(super) fn found(pod: &Pod<'_>, found: Found, host: Option<&Host>, own: Optio
 
 /// Takes away what a whole record says, in the host's network namespace, where the thread is.
 pub(super) fn whole(dir: BorrowedFd<'_>, record: &mut Record, own: Option<&Namespace>) -> Result<()> {
+    // Without it a reload may revive the entries, until the next one: no reason to stop, or to keep the record.
+    let marked = record.down(dir);
     let mut errors = Vec::new();
-    if record.state == Standing::Up {
-        record.state = Standing::Down;
-        // Without it a reload may revive the entries, and the next sweep drops them: no reason to stop.
-        errors.extend(record.write(dir).err());
-    }
     let now = record.boot == boot()?;
     if now {
         errors.extend(record.entries().and_then(|entries| tables::remove(&record.host, &entries)).err());
+        if record.torn {
+            errors.extend(out_of_tables(&record.pod, &record.host).err());
+        }
     }
     errors.extend(leave(record, now, own).err());
+    if !errors.is_empty() {
+        errors.extend(marked.err());
+    }
     NetworkError::of_all(errors)?;
     record::remove(dir)
 }
@@ -109,7 +112,7 @@ fn by_id(pod: &Pod<'_>, host: &Host) -> Result<()> {
 
 fn out_of_tables(pod: &str, host: &Host) -> Result<()> {
     let failed = NetworkError::table("take the pod out of the tables");
-    let found = tables::open(host).and_then(|mut table| table.read()).map_err(failed)?;
+    let found = tables::with(host, nft::Table::read).map_err(failed)?;
     let Some(found) = found else { return Ok(()) };
     let (all, names) = (found.state, link_names(pod));
     let entries = State {
