@@ -164,7 +164,8 @@ CREATE INDEX event_at ON event (at);
 
 const V3: &str = "
 -- What a pod got of its networks when it was started (`pods/networks.rs`). NULL: nothing, or not started.
-ALTER TABLE pod ADD COLUMN networks TEXT CHECK (networks IS NULL OR json_type(networks) = 'array');
+ALTER TABLE pod ADD COLUMN networks TEXT
+    CHECK (networks IS NULL OR (json_type(networks) = 'array' AND started_at IS NOT NULL));
 ";
 
 /// The number of steps a database has had.

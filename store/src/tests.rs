@@ -12,8 +12,7 @@ mod sweeping;
 use std::path::Path;
 use std::time::Duration;
 
-use gantry_model::NetMode;
-use gantry_model::{Digest, Edge, Generation, PodEnd, PodId, Process, Timestamp, id::Algorithm};
+use gantry_model::{Digest, Edge, Generation, NetMode, PodEnd, PodId, PodNetwork, Process, Timestamp, id::Algorithm};
 use sha2::Digest as _;
 
 use crate::{Change, ImageFormat, LayerLock, LayerRef, LayerRow, Moved, NewApp, NewImage, NewPod, PodRow, Store};
@@ -104,6 +103,33 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
         apps: apps.iter().map(app).collect(),
         user_annotations: [("k".to_owned(), "v\n\"".to_owned())].into(),
         user_labels: Default::default(),
+    }
+}
+
+/// A network of which everything is known.
+fn whole_network() -> PodNetwork {
+    use gantry_model::net::{Dns, PodAddress, PodPort, PodRoute, Protocol};
+    let ip = |text: &str| text.parse().unwrap();
+    let address = |address, prefix, gateway| PodAddress { address: ip(address), prefix, gateway: Some(ip(gateway)) };
+    let route = |to, prefix, via| PodRoute { to: ip(to), prefix, via: Some(ip(via)) };
+    let port = |host_ip, host_port, protocol| PodPort { host_ip, host_port, pod_port: 80, count: 1, protocol };
+    PodNetwork {
+        name: "default".into(),
+        interface: "eth0".into(),
+        mac: Some("0a:00:00:00:00:02".into()),
+        addresses: vec![address("172.16.28.2", 24, "172.16.28.1"), address("fd00::2", 64, "fd00::1")],
+        routes: vec![route("0.0.0.0", 0, "172.16.28.1"), route("::", 0, "fd00::1")],
+        dns: Dns {
+            servers: vec![ip("172.16.28.1")],
+            search: vec!["gantry".into()],
+            options: vec!["ndots:1".into()],
+            domain: Some("d".into()),
+        },
+        ports: vec![
+            port(Some(ip("127.0.0.1")), 8080, Protocol::Tcp),
+            port(None, 53, Protocol::Udp),
+            port(Some(ip("::")), 9, Protocol::Sctp),
+        ],
     }
 }
 

@@ -156,7 +156,7 @@ impl Engine {
 
     /// Brings the networks of a prepared pod's plan to what is asked for now and to how they are run now. The plan first:
     /// killed in between, the next start finds what the row does not say and says it.
-    fn settle_plan(&self, row: PodRow, net: Option<NetMode>) -> Result<PodRow, StartError> {
+    pub(crate) fn settle_plan(&self, row: PodRow, net: Option<NetMode>) -> Result<PodRow, StartError> {
         let mut written = self.plan(row.id)?;
         let net = net.unwrap_or_else(|| plan_net::mode(&written.net));
         let host = plan_net::host(&self.options.network, self.store.layout());

@@ -1,11 +1,14 @@
 //! What a pod got of its networks, as the JSON of a column: `[{"name", "interface", "mac", "addresses", "routes", "dns",
 //! "ports"}]`, where what is empty is left out. Filters look for `name` in it.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::net::IpAddr;
 
 use gantry_model::PodNetwork;
 use gantry_model::net::{Dns, PodAddress, PodPort, PodRoute, Protocol};
-use serde::{Deserialize, Serialize};
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 #[derive(Serialize, Deserialize)]
 struct Network {
@@ -13,9 +16,9 @@ struct Network {
     interface: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mac: Option<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "few", skip_serializing_if = "Vec::is_empty")]
     addresses: Vec<Address>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "few", skip_serializing_if = "Vec::is_empty")]
     routes: Vec<Route>,
     #[serde(default, skip_serializing_if = "Names::is_empty")]
     dns: Names,
@@ -82,8 +85,35 @@ pub(super) fn text(networks: &[PodNetwork]) -> serde_json::Result<String> {
 
 /// What the text says.
 pub(super) fn parsed(text: &str) -> serde_json::Result<Vec<PodNetwork>> {
-    let networks: Vec<Network> = serde_json::from_str(text)?;
+    let mut read = serde_json::Deserializer::from_str(text);
+    let networks: Vec<Network> = read.deserialize_seq(Few::<Network, 1>(PhantomData))?;
+    read.end()?;
     Ok(networks.into_iter().map(Into::into).collect())
+}
+
+/// An address and a route of each family.
+fn few<'de, D: Deserializer<'de>, T: Deserialize<'de>>(read: D) -> Result<Vec<T>, D::Error> {
+    read.deserialize_seq(Few::<T, 2>(PhantomData))
+}
+
+/// A list with room for as many as there usually are: lists are of ten thousand pods, and a vector that grows from
+/// nothing takes room for four.
+struct Few<T, const N: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for Few<T, N> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+        let mut all = Vec::with_capacity(N);
+        while let Some(one) = list.next_element()? {
+            all.push(one);
+        }
+        Ok(all)
+    }
 }
 
 impl From<PodNetwork> for Network {
@@ -140,6 +170,58 @@ impl From<Network> for PodNetwork {
             routes: routes.into_iter().map(route).collect(),
             dns: Dns { servers, search, options, domain },
             ports: ports.into_iter().map(port).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    fn network() -> impl Strategy<Value = PodNetwork> {
+        let ip = any::<IpAddr>;
+        let texts = || vec(any::<String>(), 0..3);
+        let address = (ip(), any::<u8>(), option::of(ip()));
+        let addresses =
+            vec(address.prop_map(|(address, prefix, gateway)| PodAddress { address, prefix, gateway }), 0..3);
+        let route = (ip(), any::<u8>(), option::of(ip()));
+        let routes = vec(route.prop_map(|(to, prefix, via)| PodRoute { to, prefix, via }), 0..3);
+        let dns = (vec(ip(), 0..3), texts(), texts(), any::<Option<String>>())
+            .prop_map(|(servers, search, options, domain)| Dns { servers, search, options, domain });
+        let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Sctp)];
+        let port = (option::of(ip()), any::<(u16, u16, u16)>(), protocol);
+        let ports = port.prop_map(|(host_ip, (host_port, pod_port, count), protocol)| PodPort {
+            host_ip,
+            host_port,
+            pod_port,
+            count,
+            protocol,
+        });
+        (any::<(String, String, Option<String>)>(), addresses, routes, dns, vec(ports, 0..3)).prop_map(
+            |((name, interface, mac), addresses, routes, dns, ports)| PodNetwork {
+                name,
+                interface,
+                mac,
+                addresses,
+                routes,
+                dns,
+                ports,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(networks in vec(network(), 0..4)) {
+            prop_assert_eq!(parsed(&text(&networks).unwrap()).unwrap(), networks);
+        }
+
+        #[test]
+        fn nothing_panics(any in "\\PC{0,40}") {
+            let _ = parsed(&any);
         }
     }
 }
