@@ -9,6 +9,7 @@ use gantry_model::{AppName, Phase, Timestamp};
 use crate::context::Context;
 use crate::exit;
 use crate::failure::Failure;
+use crate::render::network::{self, Families};
 use crate::render::pod::{self, Document};
 use crate::render::table::Table;
 use crate::render::{Form, Output, json, time};
@@ -72,12 +73,13 @@ fn table<'a>(
         &["UUID", "APP", "IMAGE NAME", "STATE", "CREATED", "STARTED", "NETWORKS"]
     });
     let shown_time = |at: Timestamp| if output.full { at.rfc3339().to_string() } else { time::relative(now, at) };
+    let families = if output.full { Families::Both } else { Families::One };
     for row in rows {
         let run = pod::run(&row.phase);
         let mut of_pod = vec![shown_state(row)];
         of_pod.push(shown_time(row.created));
         of_pod.push(run.started.map(shown_time).unwrap_or_default());
-        of_pod.push(row.net.to_string());
+        of_pod.push(network::text(row, families));
         let mut id = shown_id(row, output.full);
         for app in &row.apps {
             let mut cells = vec![std::mem::take(&mut id), app.name.to_string(), app.image_name.clone()];

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use gantry_model::NetMode;
 use gantry_model::spec::{MountSpec, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, id::shown, quantity};
 
@@ -29,7 +28,7 @@ impl From<gantry_model::id::IdError> for Why {
     }
 }
 
-fn not<T>(value: &str, expected: &str) -> Result<T, Why> {
+pub(super) fn not<T>(value: &str, expected: &str) -> Result<T, Why> {
     Err(Why::Text(format!("'{}' is not {expected}", shown(value))))
 }
 
@@ -53,6 +52,14 @@ pub(super) fn number<T: std::str::FromStr>(value: &str, expected: &str) -> Resul
 /// Something that must not be empty.
 pub(super) fn text(value: &str) -> Result<String, Why> {
     if value.is_empty() { Err(Why::Text("it must not be empty".into())) } else { Ok(value.to_owned()) }
+}
+
+/// Something without spaces, for a line of words.
+pub(super) fn word(value: &str) -> Result<String, Why> {
+    if value.chars().any(|c| c.is_whitespace() || c.is_control() || c == ',') {
+        return not(value, "one word; the flag can be repeated");
+    }
+    text(value)
 }
 
 /// `K=V` with a key.
@@ -81,11 +88,6 @@ pub(super) fn memory(value: &str) -> Result<u64, Why> {
         Some(amount) => quantity::bytes(&amount).or_else(|_| Ok(quantity::bytes(value)?)),
         None => Ok(quantity::bytes(value)?),
     }
-}
-
-/// rkt's grammar of networks.
-pub(super) fn net(value: &str) -> Result<NetMode, Why> {
-    value.parse().map_err(|error: gantry_model::net::NetError| Why::Text(error.to_string()))
 }
 
 /// Names of capabilities, with or without `CAP_`, in any case, comma-separated.

@@ -1,11 +1,13 @@
 //! A pod as JSON. The names of the fields are a promise: they are added to, never changed.
 //!
 //! ```text
-//! id phase created prepared started ended exit_code reason failed_app pid net hostname
+//! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname
 //! apps[name state image image_id pid attempt started ended exit_code signal oom] user_annotations user_labels
 //! ```
 //!
-//! Times are RFC 3339 in UTC with nanoseconds. What is not known (yet) is null.
+//! Times are RFC 3339 in UTC with nanoseconds. What is not known (yet) is null. `net` is what was asked for, as `--net`
+//! takes it; `networks` is what the pod got, with the fields that [`super::network`] has: nothing before it is started,
+//! and still that after its end.
 
 use std::collections::BTreeMap;
 
@@ -14,6 +16,7 @@ use gantry_model::{AppState, HowEnded, Phase, PodEnd, Timestamp, Was};
 use serde::Serialize;
 
 use super::json::{At, Text};
+use super::network;
 
 /// What a phase knows of the pod's run.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +54,8 @@ pub(crate) struct Document<'a> {
     reason: Option<&'a str>,
     failed_app: Option<&'a str>,
     pid: Option<u32>,
-    net: String,
+    net: Text<&'a gantry_model::NetMode>,
+    networks: Vec<network::Document<'a>>,
     hostname: &'a str,
     apps: Vec<App<'a>>,
     user_annotations: &'a BTreeMap<String, String>,
@@ -89,7 +93,8 @@ impl<'a> Document<'a> {
             reason: run.end.map(|end| end.reason.as_str()),
             failed_app: run.end.and_then(|end| end.failed_app.as_ref()).map(gantry_model::AppName::as_str),
             pid: run.pid,
-            net: row.net.to_string(),
+            net: Text(&row.net),
+            networks: row.networks.iter().map(network::Document::of).collect(),
             hostname: &row.hostname,
             apps: row.apps.iter().map(App::of).collect(),
             user_annotations: &row.user_annotations,
@@ -183,7 +188,7 @@ pub(crate) mod tests {
             )
         };
         let want = format!(
-            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","hostname":"h","apps":[{},{}],"user_annotations":{{}},"user_labels":{{}}}}"#,
+            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","apps":[{},{}],"user_annotations":{{}},"user_labels":{{}}}}"#,
             app("a", 0, "null"),
             app("b", 139, "11"),
         );

@@ -107,7 +107,18 @@ impl Address {
         m.bytes(IFA_ADDRESS, &octets(self.peer.unwrap_or(self.prefix.address())));
     }
 
-    fn check(&self) -> Result<()> {
+    /// Adds the message that gives it to an interface.
+    pub(super) fn push(&self, index: u32, batch: &mut Batch) {
+        batch.push(RTM_NEWADDR, F_CREATE | F_EXCL, &self.head(index), |m| {
+            self.write(m);
+            m.u32(IFA_FLAGS, self.flags());
+            if let Some(broadcast) = self.broadcast {
+                m.bytes(IFA_BROADCAST, &broadcast.octets());
+            }
+        });
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
         let v4 = self.prefix.is_ipv4();
         let why = if self.peer.is_some_and(|peer| peer.is_ipv4() != v4) {
             "the other side's address is of the other family"
@@ -185,13 +196,7 @@ impl Socket {
         address.check()?;
         let prefix = address.prefix;
         let mut batch = Batch::new();
-        batch.push(RTM_NEWADDR, F_CREATE | F_EXCL, &address.head(index), |m| {
-            address.write(m);
-            m.u32(IFA_FLAGS, address.flags());
-            if let Some(broadcast) = address.broadcast {
-                m.bytes(IFA_BROADCAST, &broadcast.octets());
-            }
-        });
+        address.push(index, &mut batch);
         let what = format_args!("give interface {index} the address {prefix}");
         let error = match self.channel().order(batch, what) {
             Err(error) if error.is(Errno::EXIST) => error,

@@ -38,6 +38,7 @@ const IFLA_MASTER: u16 = 10;
 const IFLA_PROTINFO: u16 = 12;
 const IFLA_TXQLEN: u16 = 13;
 const IFLA_LINKINFO: u16 = 18;
+const IFLA_IFALIAS: u16 = 20;
 const IFLA_AF_SPEC: u16 = 26;
 const IFLA_NET_NS_FD: u16 = 28;
 const IFLA_EXT_MASK: u16 = 29;
@@ -50,6 +51,7 @@ const RTEXT_FILTER_SKIP_STATS: u32 = 8;
 
 const IFF_UP: u32 = 0x1;
 const IFF_PROMISC: u32 = 0x100;
+const IFF_ALLMULTI: u32 = 0x200;
 
 const IFINFOMSG: usize = 16;
 
@@ -68,6 +70,10 @@ pub struct Change<'a> {
     pub master: Option<u32>,
     /// Take packets to any hardware address.
     pub promiscuous: Option<bool>,
+    /// Take packets to any group.
+    pub all_multicast: Option<bool>,
+    /// A text for people and programs (`ip link` shows it), up to 255 bytes; an empty one removes it.
+    pub alias: Option<&'a str>,
     /// Packets that may wait to be sent.
     pub tx_queue_length: Option<u32>,
     /// Give itself an IPv6 address of the link (fe80::…) when it comes up; the kernel does if not said. A port of a bridge needs
@@ -80,12 +86,33 @@ pub struct Change<'a> {
 impl Change<'_> {
     fn flags(&self) -> (u32, u32) {
         let mut flags = (0, 0);
-        for (wanted, bit) in [(self.up, IFF_UP), (self.promiscuous, IFF_PROMISC)] {
+        for (wanted, bit) in [(self.up, IFF_UP), (self.promiscuous, IFF_PROMISC), (self.all_multicast, IFF_ALLMULTI)] {
             if let Some(on) = wanted {
                 flags = (flags.0 | if on { bit } else { 0 }, flags.1 | bit);
             }
         }
         flags
+    }
+
+    /// Adds the messages that do it to a batch.
+    pub(super) fn push(&self, named: Named<'_>, batch: &mut Batch) {
+        if let Some(on) = self.link_local {
+            // By itself and first: the kernel would look at it only after it has set the interface up.
+            named.push(batch, RTM_NEWLINK, (0, 0), |m| {
+                m.nested(IFLA_AF_SPEC, |m| {
+                    m.nested(u16::from(AF_INET6), |m| {
+                        m.u8(IFLA_INET6_ADDR_GEN_MODE, u8::from(!on));
+                    });
+                });
+            });
+        }
+        named.push(batch, RTM_NEWLINK, self.flags(), |m| self.write(m));
+    }
+
+    /// Whether it does not matter that the first message of two was refused: where there is no IPv6, there are no addresses of
+    /// the link either.
+    pub(super) fn excuses(&self, refusal: &Refusal) -> bool {
+        refusal.errno == Errno::AFNOSUPPORT && self.link_local == Some(false)
     }
 
     fn write(&self, m: &mut Batch) {
@@ -94,6 +121,9 @@ impl Change<'_> {
         }
         if let Some(mac) = self.mac {
             m.bytes(IFLA_ADDRESS, &mac.0);
+        }
+        if let Some(alias) = self.alias {
+            m.bytes(IFLA_IFALIAS, alias.as_bytes());
         }
         for (kind, value) in [(IFLA_MTU, self.mtu), (IFLA_MASTER, self.master), (IFLA_TXQLEN, self.tx_queue_length)] {
             if let Some(value) = value {
@@ -108,7 +138,7 @@ impl Change<'_> {
 
 /// How an interface is named in a request.
 #[derive(Debug, Clone, Copy)]
-enum Named<'a> {
+pub(super) enum Named<'a> {
     Index(u32),
     Name(&'a str),
 }
@@ -220,25 +250,11 @@ impl Socket {
 
     fn change_named(&mut self, named: Named<'_>, change: &Change<'_>) -> Result<()> {
         let mut batch = Batch::new();
-        if let Some(on) = change.link_local {
-            // By itself and first: the kernel would look at it only after it has set the interface up.
-            named.push(&mut batch, RTM_NEWLINK, (0, 0), |m| {
-                m.nested(IFLA_AF_SPEC, |m| {
-                    m.nested(u16::from(AF_INET6), |m| {
-                        m.u8(IFLA_INET6_ADDR_GEN_MODE, u8::from(!on));
-                    });
-                });
-            });
-        }
-        named.push(&mut batch, RTM_NEWLINK, change.flags(), |m| change.write(m));
+        change.push(named, &mut batch);
         let last = batch.count() - 1;
         let what = format_args!("change {named}");
         let refused = self.channel().exchange(batch, what, &mut |_| Ok(()))?;
-        // Where there is no IPv6, there are no such addresses.
-        let no_v6 = |refusal: &Refusal| {
-            refusal.at < last && refusal.errno == Errno::AFNOSUPPORT && change.link_local == Some(false)
-        };
-        match refused.into_iter().find(|refusal| !no_v6(refusal)) {
+        match refused.into_iter().find(|refusal| !(refusal.at < last && change.excuses(refusal))) {
             Some(refusal) => Err(refusal.error(what)),
             None => Ok(()),
         }

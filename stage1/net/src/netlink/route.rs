@@ -129,7 +129,7 @@ impl Route {
         Self { gateway: Some(gateway), device: Some(device), ..Self::to(to) }
     }
 
-    fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         let v4 = self.to.is_ipv4();
         let other = |address: Option<IpAddr>| address.is_some_and(|address| address.is_ipv4() != v4);
         let why = if other(self.gateway) || other(self.source) {
@@ -193,6 +193,11 @@ impl Route {
                 }
             });
         }
+    }
+
+    /// Adds the message that adds it, with these flags besides.
+    pub(super) fn push(&self, flags: u16, batch: &mut Batch) {
+        batch.push(RTM_NEWROUTE, flags, &self.head(self.effective_scope()), |m| self.write(m));
     }
 
     /// Whether both would be the same entry of a table.
@@ -292,7 +297,7 @@ impl Socket {
     fn put_route(&mut self, route: &Route, flags: u16) -> Result<()> {
         route.check()?;
         let mut batch = Batch::new();
-        batch.push(RTM_NEWROUTE, flags, &route.head(route.effective_scope()), |m| route.write(m));
+        route.push(flags, &mut batch);
         self.channel().order(batch, format_args!("add the route to {}", route.to))
     }
 

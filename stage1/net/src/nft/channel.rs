@@ -9,8 +9,9 @@ use crate::netlink::channel::{self, Channel, Refusal};
 use crate::netlink::message::{Batch, F_DUMP, Message, NLMSG_ERROR, next_message};
 use crate::netlink::{self, Attempt, Malformed};
 
-use super::error::Result;
-use super::wire::{self, Transaction};
+use super::error::{Error, Result};
+use super::family::Family;
+use super::wire::{self, Label, Transaction};
 
 /// Opens a socket to the nftables of the network namespace this thread is in. It stays with that one, wherever the thread goes.
 pub fn socket() -> Result<OwnedFd> {
@@ -23,10 +24,29 @@ pub(super) enum Answer<'a> {
     Failure(Errno),
 }
 
+/// Why a transaction was not made.
+pub(super) struct Failure {
+    pub(super) error: netlink::Error,
+    /// What its first message that was refused attempted, if it was one of those.
+    pub(super) of: Option<Label>,
+}
+
+impl From<netlink::Error> for Failure {
+    fn from(error: netlink::Error) -> Self {
+        Self { error, of: None }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        failure.error.into()
+    }
+}
+
 impl Channel {
     /// Makes a transaction. The kernel answers when all of it is made, or none.
-    pub(super) fn transact(&mut self, transaction: Transaction<'_>, what: &str) -> netlink::Result<()> {
-        let (batch, labels) = transaction.finish();
+    pub(super) fn transact(&mut self, transaction: Transaction<'_>, what: &str) -> std::result::Result<(), Failure> {
+        let (batch, mut labels) = transaction.finish();
         let first = self.send(batch, 0, what)?;
         let deadline = self.deadline();
         let mut failure = None;
@@ -47,8 +67,10 @@ impl Channel {
                 let at = message.number.wrapping_sub(first).wrapping_sub(1);
                 let refusal = Refusal::of(at, message.ack().attempt(|| what)?);
                 if let (None, Some(refusal)) = (&failure, refusal) {
-                    let what = labels.get(at as usize).map_or(what, String::as_str);
-                    failure = Some(refusal.error(what));
+                    let at = at as usize;
+                    let of = (at < labels.len()).then(|| labels.swap_remove(at));
+                    let error = refusal.error(of.as_ref().map_or(what, |label| label.what.as_str()));
+                    failure = Some(Failure { error, of });
                 }
             }
         }
@@ -88,12 +110,13 @@ impl Channel {
     pub(super) fn list(
         &mut self,
         kind: u16,
+        family: Family,
         what: &str,
         attributes: impl FnOnce(&mut Batch),
         mut each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<bool> {
         let mut batch = Batch::new();
-        wire::question(&mut batch, kind, F_DUMP, attributes);
+        wire::question(&mut batch, kind, F_DUMP, family, attributes);
         self.dump_once(batch, what, &mut each)
     }
 }

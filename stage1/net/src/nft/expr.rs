@@ -18,14 +18,14 @@ pub(super) enum Verdict {
 pub(super) enum Expr {
     /// `meta`: a property of the packet (`NFT_META_*`).
     Meta { key: u32, to: u8 },
-    /// `payload`: bytes from the network header (base 1) or the transport header (base 2).
+    /// `payload`: bytes from the link's header (base 0), the network header (1) or the transport header (2).
     Payload { base: u32, offset: u32, length: u32, to: u8 },
     /// `cmp`: equal, or not equal.
     Compare { from: u8, equal: bool, value: Vec<u8> },
     /// `bitwise`: and, in place.
     Mask { register: u8, mask: Vec<u8> },
-    /// `lookup`: in a set; or in a map, with its value loaded.
-    Lookup { set: String, from: u8, to: Option<u8> },
+    /// `lookup`: in a set (or not in it, when inverted); or in a map, with its value loaded.
+    Lookup { set: String, from: u8, to: Option<u8>, inverted: bool },
     /// `fib`: the type of the destination address (`RTN_*`).
     DestinationType { to: u8 },
     /// `ct`: a property of the connection (`NFT_CT_*`).
@@ -52,6 +52,8 @@ const NFT_JUMP: i32 = -3;
 const NFT_RETURN: i32 = -5;
 const NFT_FIB_RESULT_ADDRTYPE: u32 = 3;
 const NFTA_FIB_F_DADDR: u32 = 2;
+/// The rule goes on when what is looked for is not there.
+const NFT_LOOKUP_F_INV: u32 = 1;
 const NFT_NAT_DNAT: u32 = 1;
 /// The flags the kernel sets by itself: an address and a port are given.
 const NAT_FLAGS_IMPLIED: u32 = 3;
@@ -131,10 +133,13 @@ impl Expr {
                 put_value(data, 4, mask);
                 put_value(data, 5, &vec![0; mask.len()]);
             }
-            Self::Lookup { set, from, to } => {
+            Self::Lookup { set, from, to, inverted } => {
                 data.text(1, set).be32(2, register(*from));
                 if let Some(to) = to {
                     data.be32(3, register(*to));
+                }
+                if *inverted {
+                    data.be32(5, NFT_LOOKUP_F_INV);
                 }
             }
             Self::DestinationType { to } => {
@@ -174,7 +179,12 @@ impl Expr {
             }
             "lookup" => {
                 let to = if data.get(3).is_some() { Some(register(3)?) } else { None };
-                zero(5).then_some(Self::Lookup { set: data.get(1)?.text()?.to_owned(), from: register(2)?, to })?
+                let inverted = match number(5) {
+                    None | Some(0) => false,
+                    Some(NFT_LOOKUP_F_INV) => true,
+                    Some(_) => return None,
+                };
+                Self::Lookup { set: data.get(1)?.text()?.to_owned(), from: register(2)?, to, inverted }
             }
             "fib" => {
                 let ours = number(2)? == NFT_FIB_RESULT_ADDRTYPE && number(3)? == NFTA_FIB_F_DADDR;

@@ -1,4 +1,5 @@
-//! gantry's own nftables table, over nfnetlink: host ports, masquerading, and the separation of networks.
+//! gantry's own nftables table, over nfnetlink: host ports, masquerading, and the separation of networks; and one beside it for
+//! bridges, which drops what a pod has no business to say.
 //!
 //! One table, `inet NAME`, made and changed by transactions (nft(8); the kernel's `nf_tables.h` and `nfnetlink.h`): each is made
 //! whole or not at all. Its chains never change. A pod is a few elements in hash tables, so that the five-hundredth costs
@@ -12,7 +13,21 @@
 //! | `forward` (filter) | drops what goes from one of our networks to another, or from or to a restricted one; not answers, and not what came through a host port |
 //! | `postrouting` (srcnat) | masquerades what leaves a network that wants it; what comes from loopback; and what comes back into its own network through a host port, whose answer would else not come back through us |
 //!
+//! The other table, `bridge NAME`, is there while there are guards, and changes in the same transactions. Its one chain, `frames`
+//! (prerouting, filter), lets frames pass that do not come from a guarded port. Of those that do it lets pass what is of
+//! the pod's hardware address, and is ARP (of its addresses, or from 0.0.0.0, which asks whether one is free), IPv4 from its
+//! addresses, or IPv6 from its addresses, a link-local one, or (ICMPv6 only) `::`. All else is dropped: other types, tags of
+//! VLANs, a router's advertisements and redirections, answers of DHCP and DHCPv6 servers, and a neighbour's messages that
+//! claim an address that is not the pod's (RFC 4861 section 11).
+//!
 //! What others must do, or cannot be done here:
+//!
+//! * A kernel without nftables for bridges (`CONFIG_NF_TABLES_BRIDGE`) has no guards: [`Table::can_guard`] tells. Pods run
+//!   without; whoever shows the state of the host should say so.
+//! * A pod that routes for others (with addresses of their own, behind it), or serves DHCP, must have no guard.
+//! * Link-local IPv6 addresses are not told apart: nobody should rely on one of a gateway.
+//! * A bridge learns where a hardware address is from frames to 01:80:c2:00:00:00 to 0f before any rule sees them, unless it is told
+//!   not to (`no_linklocal_learn`, or `learning off` for the port).
 //!
 //! * 127.0.0.1 reaches a pod only if `net.ipv4.conf.INTERFACE.route_localnet` is 1 for the interface that leads to it,
 //!   and addresses are forwarded only with `net.ipv4.ip_forward` and `net.ipv6.conf.all.forwarding`.
@@ -24,12 +39,16 @@
 //! * A host port is taken from whoever listens on it on the host: who asks for one should hold a socket on it.
 //! * Two tables (two gantries on a host) do not know of each other's networks and ports.
 //!
+//! * A connection goes on as it began, whatever the table says since: see [`conntrack`].
+//!
 //! [`Table::ensure`] makes all of it, [`Table::add`] and [`Table::remove`] change a pod's part, [`Table::read`] compares
 //! what is there with what should be, and a [`Monitor`] tells when somebody else changed it.
 
 mod channel;
 mod error;
 mod expr;
+mod family;
+mod frames;
 mod monitor;
 mod read;
 mod rules;

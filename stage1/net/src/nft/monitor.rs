@@ -1,4 +1,4 @@
-//! Tells when somebody else changed our table.
+//! Tells when somebody else changed our tables.
 //!
 //! The kernel tells the multicast group `NFNLGRP_NFTABLES` of every part that a transaction added or removed, and at its end
 //! the name of the process that made it.
@@ -13,8 +13,9 @@ use crate::netlink::message::{Message, next_message};
 use crate::netlink::{self, Attempt};
 
 use super::error::Result;
+use super::family::Family;
 use super::table::check_name;
-use super::wire::{FIXED, INET, NFTA_GEN_PROC_NAME, NFTA_TABLE, message};
+use super::wire::{FIXED, NFTA_GEN_PROC_NAME, NFTA_TABLE, message};
 
 /// `1 << (NFNLGRP_NFTABLES - 1)`.
 const GROUPS: u32 = 1 << 6;
@@ -41,7 +42,7 @@ pub enum Part {
     Unknown,
 }
 
-/// A change of our table by somebody else.
+/// A change of our tables by somebody else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// Whether something was removed, or may have been.
@@ -52,7 +53,7 @@ pub struct Change {
     pub by: Option<String>,
 }
 
-/// A subscription to changes of our table.
+/// A subscription to changes of our tables.
 pub struct Monitor {
     channel: Channel,
     reader: Reader,
@@ -67,7 +68,7 @@ pub(super) struct Reader {
 }
 
 impl Monitor {
-    /// Begins to watch the table `inet NAME`, over a [`super::socket`] of its own. Changes by processes of these names are not told;
+    /// Begins to watch the tables `inet NAME` and `bridge NAME`, over a [`super::socket`] of its own. Changes by processes of these names are not told;
     /// a name is a process's `comm`, which the kernel cuts at 15 bytes. (Who can change nftables can take any name: this is no
     /// protection.)
     pub fn open(socket: OwnedFd, name: &str, ours: &[&str]) -> Result<Self> {
@@ -145,7 +146,7 @@ impl Reader {
         Ok(Some(Change { removed, part, by }))
     }
 
-    /// Which part of our table a message tells of, and whether it was removed.
+    /// Which part of our tables a message tells of, and whether it was removed.
     fn read(&self, message: &Message<'_>) -> Result<Option<(bool, Part)>> {
         let (removed, part) = match message.kind {
             message::NEWTABLE => (false, Part::Table),
@@ -162,7 +163,8 @@ impl Reader {
         };
         let (fixed, attributes) = message.split(FIXED).attempt(|| WHAT)?;
         let table = attributes.get(NFTA_TABLE).and_then(|table| table.text());
-        let ours = fixed.first() == Some(&INET) && table == Some(&self.table);
+        let family = Family::ALL.into_iter().any(|family| fixed.first() == Some(&family.number()));
+        let ours = family && table == Some(&self.table);
         Ok(ours.then_some((removed, part)))
     }
 }

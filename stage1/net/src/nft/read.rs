@@ -1,4 +1,4 @@
-//! Reads the table back, and compares it with what it should be.
+//! Reads the tables back, and compares it with what it should be.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,6 +7,7 @@ use crate::netlink::message::{Attributes, Message};
 
 use super::error::{Error, Result};
 use super::expr;
+use super::family::Family;
 use super::rules::{self, Chain, Hook};
 use super::sets::{self, Element, Set};
 use super::state::State;
@@ -40,7 +41,7 @@ impl Table {
     pub fn read(&mut self) -> Result<Option<Found>> {
         for _ in 0..ATTEMPTS {
             let before = self.generation()?;
-            if !self.exists()? {
+            if !self.exists(Family::Inet)? {
                 return Ok(None);
             }
             let found = match self.read_once() {
@@ -59,15 +60,13 @@ impl Table {
 
     fn read_once(&mut self) -> Result<Option<Found>> {
         let mut faults = Vec::new();
-        let (Some(sets), Some(chains), Some(rules)) = (self.read_sets()?, self.read_chains()?, self.read_rules()?)
-        else {
-            return Ok(None);
-        };
-        compare_sets(&sets, &mut faults);
-        compare_chains(&chains, &rules, &mut faults);
         let mut all = BTreeSet::new();
-        for set in Set::ALL.into_iter().filter(|set| sets.contains_key(set.name())) {
-            let Some(incoming) = self.read_elements(set)? else { return Ok(None) };
+        for family in Family::ALL {
+            // Without guards there is no table for bridges.
+            if family == Family::Bridge && !self.exists(family)? {
+                continue;
+            }
+            let Some(incoming) = self.read_family(family, &mut faults)? else { return Ok(None) };
             all.extend(incoming);
         }
         let state = sets::state_of(&all);
@@ -86,10 +85,25 @@ impl Table {
         Ok(Some(Found { state, faults }))
     }
 
+    /// The elements of the table of a family, with what is wrong with its other parts; None if it changed meanwhile.
+    fn read_family(&mut self, family: Family, faults: &mut Vec<String>) -> Result<Option<Vec<Element>>> {
+        let (sets, chains, rules) = (self.read_sets(family)?, self.read_chains(family)?, self.read_rules(family)?);
+        let (Some(sets), Some(chains), Some(rules)) = (sets, chains, rules) else { return Ok(None) };
+        compare_sets(family, &sets, faults);
+        compare_chains(family, &chains, &rules, faults);
+        let mut all = Vec::new();
+        for set in Set::all_of(family).filter(|set| sets.contains_key(set.name())) {
+            let Some(incoming) = self.read_elements(set)? else { return Ok(None) };
+            all.extend(incoming);
+        }
+        Ok(Some(all))
+    }
+
     /// The attributes of every part of a kind that is in this table, given to `each`; None if they changed meanwhile.
     fn parts(
         &mut self,
         kind: u16,
+        family: Family,
         what: &str,
         mut each: impl FnMut(Attributes<'_>) -> Option<()>,
     ) -> Result<Option<()>> {
@@ -98,6 +112,7 @@ impl Table {
         let mut count = 0_usize;
         let whole = self.channel.list(
             kind,
+            family,
             &what,
             |batch| {
                 batch.text(NFTA_TABLE, &name);
@@ -106,7 +121,7 @@ impl Table {
                 let (fixed, attributes) = message.split(FIXED).attempt(|| &what)?;
                 let table = attributes.get(NFTA_TABLE).and_then(|table| table.text());
                 // Kernels differ in whether they heed which table was asked for.
-                if fixed.first() != Some(&wire::INET) || table != Some(&name) {
+                if fixed.first() != Some(&family.number()) || table != Some(&name) {
                     return Ok(());
                 }
                 count += 1;
@@ -119,9 +134,9 @@ impl Table {
         Ok(whole.then_some(()))
     }
 
-    fn read_sets(&mut self) -> Result<Option<BTreeMap<String, [u32; 3]>>> {
+    fn read_sets(&mut self, family: Family) -> Result<Option<BTreeMap<String, [u32; 3]>>> {
         let mut all = BTreeMap::new();
-        let whole = self.parts(message::GETSET, "sets", |set| {
+        let whole = self.parts(message::GETSET, family, "sets", |set| {
             let number = |kind| set.get(kind).and_then(|value| value.be32()).unwrap_or(0);
             let shape = [number(wire::NFTA_SET_FLAGS), number(wire::NFTA_SET_KEY_LEN), number(wire::NFTA_SET_DATA_LEN)];
             all.insert(set.get(wire::NFTA_SET_NAME)?.text()?.to_owned(), shape);
@@ -130,10 +145,10 @@ impl Table {
         Ok(whole.map(|()| all))
     }
 
-    fn read_chains(&mut self) -> Result<Option<Chains>> {
-        let should = rules::chains();
+    fn read_chains(&mut self, family: Family) -> Result<Option<Chains>> {
+        let should = rules::chains(family);
         let mut all = Chains::new();
-        let whole = self.parts(message::GETCHAIN, "chains", |chain| {
+        let whole = self.parts(message::GETCHAIN, family, "chains", |chain| {
             let name = chain.get(NFTA_CHAIN_NAME)?.text()?;
             let same = should.iter().find(|chain| chain.name == name).is_some_and(|should| is_like(chain, should));
             all.insert(name.to_owned(), same);
@@ -142,9 +157,9 @@ impl Table {
         Ok(whole.map(|()| all))
     }
 
-    fn read_rules(&mut self) -> Result<Option<Rules>> {
+    fn read_rules(&mut self, family: Family) -> Result<Option<Rules>> {
         let mut all = Rules::new();
-        let whole = self.parts(message::GETRULE, "rules", |rule| {
+        let whole = self.parts(message::GETRULE, family, "rules", |rule| {
             let chain = rule.get(wire::NFTA_RULE_CHAIN)?.text()?;
             let list = match rule.get(wire::NFTA_RULE_EXPRESSIONS) {
                 Some(list) => list.nested().ok()?,
@@ -163,6 +178,7 @@ impl Table {
         let mut all = Vec::new();
         let whole = self.channel.list(
             message::GETSETELEM,
+            set.family(),
             &what,
             |batch| {
                 batch.text(NFTA_TABLE, &name).text(wire::NFTA_SET_NAME, set.name());
@@ -197,8 +213,8 @@ fn is_like(chain: Attributes<'_>, should: &Chain) -> bool {
     }
 }
 
-fn compare_sets(sets: &BTreeMap<String, [u32; 3]>, faults: &mut Vec<String>) {
-    for set in Set::ALL {
+fn compare_sets(family: Family, sets: &BTreeMap<String, [u32; 3]>, faults: &mut Vec<String>) {
+    for set in Set::all_of(family) {
         let length = |fields| u32::try_from(sets::length(fields)).unwrap_or(u32::MAX);
         let should = [wire::set_flags(set), length(set.key()), length(set.data())];
         match sets.get(set.name()) {
@@ -207,13 +223,13 @@ fn compare_sets(sets: &BTreeMap<String, [u32; 3]>, faults: &mut Vec<String>) {
             Some(_) => {}
         }
     }
-    for name in sets.keys().filter(|name| Set::ALL.iter().all(|set| set.name() != name.as_str())) {
+    for name in sets.keys().filter(|name| Set::all_of(family).all(|set| set.name() != name.as_str())) {
         faults.push(format!("the set {} is not ours", name.escape_debug()));
     }
 }
 
-fn compare_chains(chains: &Chains, rules: &Rules, faults: &mut Vec<String>) {
-    let should = rules::chains();
+fn compare_chains(family: Family, chains: &Chains, rules: &Rules, faults: &mut Vec<String>) {
+    let should = rules::chains(family);
     for chain in &should {
         match chains.get(chain.name) {
             None => faults.push(format!("the chain {} is missing", chain.name)),

@@ -1,6 +1,8 @@
-//! The chains of the table and their rules. They are always the same: what differs are the elements of the sets.
+//! The chains of the tables and their rules. They are always the same: what differs are the elements of the sets.
 
 use super::expr::{Expr, Verdict};
+use super::family::Family;
+use super::frames;
 use super::sets::Set;
 
 /// Where a chain is called from.
@@ -58,19 +60,19 @@ const NFPROTO_IPV6: u8 = 10;
 
 /// An IP version: where its header has what.
 #[derive(Clone, Copy)]
-struct Family {
+struct Version {
     number: u8,
     source: u32,
     destination: u32,
     length: u32,
 }
 
-const V4: Family = Family { number: NFPROTO_IPV4, source: 12, destination: 16, length: 4 };
-const V6: Family = Family { number: NFPROTO_IPV6, source: 8, destination: 24, length: 16 };
+const V4: Version = Version { number: NFPROTO_IPV4, source: 12, destination: 16, length: 4 };
+const V6: Version = Version { number: NFPROTO_IPV6, source: 8, destination: 24, length: 16 };
 /// `::1`.
 const LOOPBACK6: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
-impl Family {
+impl Version {
     /// Only packets of this version.
     fn only(self) -> Vec<Expr> {
         vec![Expr::Meta { key: META_NFPROTO, to: 0 }, equal(0, &[self.number])]
@@ -109,12 +111,12 @@ impl Family {
     }
 }
 
-fn equal(from: u8, value: &[u8]) -> Expr {
+pub(super) fn equal(from: u8, value: &[u8]) -> Expr {
     Expr::Compare { from, equal: true, value: value.to_vec() }
 }
 
 fn within(set: Set) -> Expr {
-    Expr::Lookup { set: set.name().to_owned(), from: 0, to: None }
+    Expr::Lookup { set: set.name().to_owned(), from: 0, to: None, inverted: false }
 }
 
 fn interface(key: u32, set: Set) -> Vec<Expr> {
@@ -130,20 +132,27 @@ fn connection(key: u32, bits: u32) -> Vec<Expr> {
     ]
 }
 
-fn then(verdict: Verdict) -> Vec<Expr> {
+pub(super) fn then(verdict: Verdict) -> Vec<Expr> {
     vec![Expr::Verdict(verdict)]
 }
 
-fn rule<const N: usize>(comment: &'static str, parts: [Vec<Expr>; N]) -> Rule {
+pub(super) fn rule<const N: usize>(comment: &'static str, parts: [Vec<Expr>; N]) -> Rule {
     Rule { comment, expressions: parts.concat() }
 }
 
-fn base(name: &'static str, kind: &'static str, number: u32, priority: i32, rules: Vec<Rule>) -> Chain {
+pub(super) fn base(name: &'static str, kind: &'static str, number: u32, priority: i32, rules: Vec<Rule>) -> Chain {
     Chain { name, hook: Some(Hook { kind, number, priority }), rules }
 }
 
-/// All of them: a chain comes before those that jump to it.
-pub(super) fn chains() -> Vec<Chain> {
+/// All of a table: a chain comes before those that jump to it.
+pub(super) fn chains(family: Family) -> Vec<Chain> {
+    match family {
+        Family::Inet => routed(),
+        Family::Bridge => vec![frames::chain()],
+    }
+}
+
+fn routed() -> Vec<Chain> {
     let ports = Chain { name: "ports", hook: None, rules: ports() };
     vec![
         ports,
@@ -173,7 +182,7 @@ fn ports() -> Vec<Rule> {
             }
             steps.push(Expr::Meta { key: META_L4PROTO, to: next });
             steps.push(Expr::Payload { base: TRANSPORT_HEADER, offset: 2, length: 2, to: next + 1 });
-            steps.push(Expr::Lookup { set: set.name().to_owned(), from: 0, to: Some(0) });
+            steps.push(Expr::Lookup { set: set.name().to_owned(), from: 0, to: Some(0), inverted: false });
             steps.push(Expr::Dnat { family: family.number, address: 0, port: family.after() });
             rules.push(Rule { comment: "host ports", expressions: steps });
         }
@@ -208,7 +217,7 @@ fn output() -> Vec<Rule> {
 
 /// Drops only what comes from our interfaces or goes to them. To accept ends this chain, and no other table's.
 fn forward() -> Vec<Rule> {
-    let own = |family: Family, sources: Set, pairs: Set| {
+    let own = |family: Version, sources: Set, pairs: Set| {
         let mut steps = family.only();
         let source = |to| family.load(family.source, to);
         steps.extend([Expr::Meta { key: META_IIFNAME, to: 0 }, source(4), within(sources)]);

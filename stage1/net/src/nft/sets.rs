@@ -1,4 +1,4 @@
-//! The sets and maps of the table, their elements, and how a [`State`] becomes elements and elements a state.
+//! The sets and maps of the tables, their elements, and how a [`State`] becomes elements and elements a state.
 //!
 //! Whatever belongs to one pod is an element of a hash table. A range of ports is as many elements: each leads to another
 //! port of the pod, which the one value of an interval cannot say. And a set of concatenated intervals costs more the
@@ -7,10 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::state::{Access, Forward, HostPort, Interface, Network, Protocol, State};
+use super::family::Family;
+use super::state::{Access, Forward, Guard, HostPort, Interface, Network, Protocol, State};
 use crate::address::Prefix;
+use crate::netlink::Mac;
 
-/// A set or map of the table.
+/// A set or map of one of the tables. Those of the table for bridges are the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Set {
     /// Every interface that leads to pods.
@@ -36,6 +38,13 @@ pub(super) enum Set {
     /// Address of the host, protocol and port: likewise.
     HostPorts4,
     HostPorts6,
+    /// Port of a bridge and hardware address: of the pod it leads to.
+    Macs,
+    /// Port of a bridge: one that leads to a pod.
+    Guarded,
+    /// Port of a bridge and address: one of the pod's.
+    Pods4,
+    Pods6,
 }
 
 /// A part of a key or a value.
@@ -44,6 +53,7 @@ pub(super) enum Field {
     Interface,
     V4,
     V6,
+    Mac,
     Protocol,
     Port,
 }
@@ -54,6 +64,7 @@ impl Field {
         match self {
             Self::V4 => 7,
             Self::V6 => 8,
+            Self::Mac => 9,
             Self::Protocol => 12,
             Self::Port => 13,
             Self::Interface => 41,
@@ -66,13 +77,14 @@ impl Field {
             Self::Protocol => 1,
             Self::Port => 2,
             Self::V4 => 4,
+            Self::Mac => 6,
             Self::V6 | Self::Interface => 16,
         }
     }
 }
 
 impl Set {
-    pub(super) const ALL: [Self; 14] = [
+    pub(super) const ALL: [Self; 18] = [
         Self::Interfaces,
         Self::Isolated,
         Self::Restricted,
@@ -87,7 +99,24 @@ impl Set {
         Self::Ports6,
         Self::HostPorts4,
         Self::HostPorts6,
+        Self::Macs,
+        Self::Guarded,
+        Self::Pods4,
+        Self::Pods6,
     ];
+
+    /// All of a table.
+    pub(super) fn all_of(family: Family) -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(move |set| set.family() == family)
+    }
+
+    /// Which table it is in.
+    pub(super) fn family(self) -> Family {
+        match self {
+            Self::Macs | Self::Guarded | Self::Pods4 | Self::Pods6 => Family::Bridge,
+            _ => Family::Inet,
+        }
+    }
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -105,15 +134,20 @@ impl Set {
             Self::Ports6 => "ports6",
             Self::HostPorts4 => "hostports4",
             Self::HostPorts6 => "hostports6",
+            Self::Macs => "macs",
+            Self::Guarded => "guarded",
+            Self::Pods4 => "pods4",
+            Self::Pods6 => "pods6",
         }
     }
 
     pub(super) fn key(self) -> &'static [Field] {
         match self {
-            Self::Interfaces | Self::Isolated | Self::Restricted => &[Field::Interface],
+            Self::Interfaces | Self::Isolated | Self::Restricted | Self::Guarded => &[Field::Interface],
             Self::Shared => &[Field::Interface, Field::Interface],
-            Self::Sources4 => &[Field::Interface, Field::V4],
-            Self::Sources6 => &[Field::Interface, Field::V6],
+            Self::Sources4 | Self::Pods4 => &[Field::Interface, Field::V4],
+            Self::Sources6 | Self::Pods6 => &[Field::Interface, Field::V6],
+            Self::Macs => &[Field::Interface, Field::Mac],
             Self::Within4 => &[Field::V4, Field::V4],
             Self::Within6 => &[Field::V6, Field::V6],
             Self::Masquerade4 => &[Field::V4],
@@ -222,6 +256,9 @@ pub(super) fn elements(state: &State) -> BTreeSet<Element> {
         interface_elements(name, interface, &mut all);
     }
     all.extend(state.ports.iter().map(|(port, forward)| port_element(port, forward)));
+    for (name, guard) in &state.guards {
+        guard_elements(name, guard, &mut all);
+    }
     all
 }
 
@@ -262,6 +299,18 @@ fn interface_elements(name: &str, interface: &Interface, all: &mut BTreeSet<Elem
     }
 }
 
+fn guard_elements(name: &str, guard: &Guard, all: &mut BTreeSet<Element>) {
+    let key = interface_bytes(name);
+    let mut mac = key.clone();
+    put(&mut mac, &guard.mac.0);
+    all.insert(Element::plain(Set::Macs, mac, ""));
+    for address in &guard.addresses {
+        let set = of_family(address.is_ipv4(), Set::Pods4, Set::Pods6);
+        all.insert(Element::plain(set, [key.clone(), address_bytes(*address)].concat(), ""));
+    }
+    all.insert(Element::plain(Set::Guarded, key, ""));
+}
+
 pub(super) fn port_element(port: &HostPort, forward: &Forward) -> Element {
     let ipv4 = port.address.is_ipv4();
     let mut key = Vec::with_capacity(24);
@@ -300,6 +349,10 @@ impl<'a> Reader<'a> {
         Some(u16::from_be_bytes(self.take(2)?.try_into().ok()?))
     }
 
+    fn mac(&mut self) -> Option<Mac> {
+        Some(Mac(self.take(6)?.try_into().ok()?))
+    }
+
     fn interface(&mut self) -> Option<String> {
         let field = self.take(16)?;
         let end = field.iter().position(|byte| *byte == 0)?;
@@ -327,7 +380,8 @@ pub(super) fn port_of(element: &Element) -> Option<(HostPort, Forward)> {
 /// The state that elements describe, as far as they do: the caller compares [`elements`] of it with them.
 pub(super) fn state_of(all: &BTreeSet<Element>) -> State {
     let mut state = State::new();
-    // In the order of [`Set`]: an interface comes before what it reaches, a network before whether it masquerades.
+    // In the order of [`Set`]: an interface comes before what it reaches, a network before whether it masquerades, a pod's
+    // hardware address before its others.
     for element in all {
         // What cannot be read is nothing of ours, and shows in that comparison.
         let _ = read_into(&mut state, element);
@@ -362,6 +416,16 @@ fn read_into(state: &mut State, element: &Element) -> Option<()> {
         Set::Ports4 | Set::Ports6 | Set::HostPorts4 | Set::HostPorts6 => {
             let (port, forward) = port_of(element)?;
             state.ports.insert(port, forward);
+        }
+        Set::Macs => {
+            let (port, mac) = (key.interface()?, key.mac()?);
+            state.guards.insert(port, Guard { mac, addresses: BTreeSet::new() });
+        }
+        // Says nothing that is not known from the hardware address.
+        Set::Guarded => {}
+        Set::Pods4 | Set::Pods6 => {
+            let (port, address) = (key.interface()?, key.address(element.set == Set::Pods4)?);
+            state.guards.get_mut(&port)?.addresses.insert(address);
         }
     }
     Some(())

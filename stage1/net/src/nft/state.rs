@@ -15,7 +15,7 @@ pub const RANGE_LIMIT: u16 = 1024;
 pub const PORTS_LIMIT: usize = 131_072;
 /// The most prefixes of a network, and the most addresses of an interface.
 pub const PREFIXES_LIMIT: usize = 16;
-/// The most networks, and the most interfaces, of a table.
+/// The most networks, the most interfaces, and the most guards, of a table.
 pub const NETWORKS_LIMIT: usize = 8192;
 const TEXT_LIMIT: usize = 100;
 
@@ -36,7 +36,8 @@ pub struct State {
 }
 
 /// What may come out of a pod: everything else it sends is dropped on its bridge (addresses of others, the gateway's above
-/// all; router advertisements; answers of a DHCP server).
+/// all; router advertisements; answers of a DHCP server; what is neither ARP nor IP). The kernel must be able to
+/// ([`super::Table::can_guard`]).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Guard {
     /// Its hardware address.
@@ -188,8 +189,8 @@ impl State {
         if self.ports.len() > PORTS_LIMIT {
             return Err(invalid(format!("{} host ports are more than {PORTS_LIMIT}", self.ports.len())));
         }
-        if self.networks.len().max(self.interfaces.len()) > NETWORKS_LIMIT {
-            return Err(invalid(format!("more than {NETWORKS_LIMIT} networks or interfaces")));
+        if self.networks.len().max(self.interfaces.len()).max(self.guards.len()) > NETWORKS_LIMIT {
+            return Err(invalid(format!("more than {NETWORKS_LIMIT} networks, interfaces or guards")));
         }
         for (name, network) in &self.networks {
             check_text("the name of a network", name)?;
@@ -203,6 +204,11 @@ impl State {
             check_interface(name)?;
             check_text("the name of a network", &interface.network)?;
             check_addresses(name, &interface.addresses)?;
+        }
+        for (name, guard) in &self.guards {
+            check_interface(name)?;
+            check_addresses(name, &guard.addresses)?;
+            check_mac(name, guard.mac)?;
         }
         self.ports.iter().try_for_each(|(port, forward)| check_port(port, forward))
     }
@@ -264,6 +270,15 @@ fn check_addresses(interface: &str, addresses: &BTreeSet<IpAddr>) -> Result<()> 
         Some(address) => Err(invalid(format!("{address} is not the address of a pod (interface {interface})"))),
         None => Ok(()),
     }
+}
+
+/// A group's address is no station's (IEEE 802: the lowest bit of the first byte).
+fn check_mac(interface: &str, mac: Mac) -> Result<()> {
+    let [first, ..] = mac.0;
+    if first & 1 != 0 || mac == Mac([0; 6]) {
+        return Err(invalid(format!("{mac} is not the hardware address of a pod (interface {interface})")));
+    }
+    Ok(())
 }
 
 fn check_port(port: &HostPort, forward: &Forward) -> Result<()> {

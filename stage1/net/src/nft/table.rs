@@ -1,6 +1,6 @@
-//! The table: made, changed, removed.
+//! The tables: made, changed, removed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -9,9 +9,9 @@ use crate::netlink::channel::Channel;
 use crate::netlink::message::Batch;
 use crate::netlink::{self, Attempt};
 
-use super::channel::Answer;
+use super::channel::{Answer, Failure};
 use super::error::{Error, Result};
-use super::rules;
+use super::family::Family;
 use super::sets::{Element, Set, elements, port_of};
 use super::state::{Access, Entries, State, check_text};
 use super::wire::{self, FIXED, NFTA_GEN_ID, NFTA_TABLE, Transaction, message};
@@ -21,23 +21,28 @@ const ATTEMPTS: u32 = 16;
 /// Questions sent at once; their answers have to fit a socket's buffer.
 const QUESTIONS: usize = 64;
 
-/// Our table in one network namespace.
+/// Our table in one network namespace, and the one for bridges beside it.
 pub struct Table {
     pub(super) channel: Channel,
     pub(super) name: String,
+    /// Whether the kernel has nftables for bridges, once that is known.
+    bridges: Option<bool>,
+    /// The number of the family of bridges: tests take one that no kernel has.
+    pub(super) bridge: u8,
 }
 
 impl Table {
-    /// The table `inet NAME`, there or not, over a [`super::socket`]. A name is up to 31 letters, digits, `_` and `-`, with a letter first.
+    /// The tables `inet NAME` and `bridge NAME`, there or not, over a [`super::socket`]. A name is up to 31 letters, digits, `_` and `-`, with a letter first.
     pub fn open(socket: OwnedFd, name: &str) -> Result<Self> {
         check_name(name)?;
-        Ok(Self { channel: Channel::new(socket), name: name.to_owned() })
+        let bridge = Family::Bridge.number();
+        Ok(Self { channel: Channel::new(socket), name: name.to_owned(), bridges: None, bridge })
     }
 
     /// A number that changes with every change of nftables in this network namespace, whoever makes it.
     pub fn generation(&mut self) -> Result<u32> {
         let mut batch = Batch::new();
-        wire::question(&mut batch, message::GETGEN, 0, |_| {});
+        wire::question(&mut batch, message::GETGEN, 0, Family::Inet, |_| {});
         let what = "ask for the generation of nftables";
         let mut generation = None;
         self.channel.ask(batch, what, |answer| match answer {
@@ -51,7 +56,8 @@ impl Table {
         generation.ok_or_else(|| Error::malformed(what, "an answer without it"))
     }
 
-    /// Makes the table hold this and nothing else, in one transaction: no packet sees it without rules. Connections go on.
+    /// Makes the table hold this and nothing else, in one transaction: no packet sees it without rules. Connections go on. The
+    /// table for bridges is there afterwards if there are guards, and not there if there are none.
     ///
     /// What others add between the time `state` was known and this call is lost: see [`Self::ensure_at`].
     pub fn ensure(&mut self, state: &State) -> Result<()> {
@@ -69,25 +75,63 @@ impl Table {
 
     fn replace(&mut self, state: &State, generation: Option<u32>) -> Result<()> {
         state.check()?;
-        let mut change = Transaction::new(&self.name, generation);
-        // Made so that it can be removed, whether it was there or not.
-        change.make_table();
-        change.remove_table();
-        change.make_table();
-        Set::ALL.into_iter().for_each(|set| change.make_set(set));
-        let chains = rules::chains();
-        chains.iter().for_each(|chain| change.make_chain(chain));
-        for chain in &chains {
-            chain.rules.iter().for_each(|rule| change.make_rule(chain.name, rule));
-        }
-        change.add(&elements(state), false);
+        let all = elements(state);
         let what = format!("make the table {}", self.name);
-        Ok(self.channel.transact(change, &what)?)
+        loop {
+            let guarded = !state.guards.is_empty() && self.bridges != Some(false);
+            let there = self.exists(Family::Bridge)?;
+            let mut change = Transaction::new(&self.name, generation, self.bridge);
+            for (family, old, new) in [(Family::Inet, true, true), (Family::Bridge, there, guarded)] {
+                if old {
+                    // Made so that it can be removed, whether it is still there or not.
+                    change.make_table(family);
+                    change.remove_table(family);
+                }
+                if new {
+                    change.make_parts(family);
+                    change.add(all.iter().filter(|element| element.set.family() == family), false);
+                }
+            }
+            match self.channel.transact(change, &what) {
+                Ok(()) => {
+                    self.bridges = if guarded { Some(true) } else { self.bridges };
+                    return Ok(());
+                }
+                // All that the transaction speaks of it makes: what is missing is the kernel's part.
+                Err(failure) if guarded && lacks_bridges(&failure) => self.bridges = Some(false),
+                Err(failure) => return Err(failure.into()),
+            }
+        }
+    }
+
+    /// Whether the kernel can guard pods' ports of bridges. One without `CONFIG_NF_TABLES_BRIDGE` cannot: there guards are passed
+    /// over by [`Self::ensure`] and [`Self::add`], and [`Self::read`] finds none.
+    pub fn can_guard(&mut self) -> Result<bool> {
+        if let Some(known) = self.bridges {
+            return Ok(known);
+        }
+        let can = self.exists(Family::Bridge)? || self.try_bridges()?;
+        self.bridges = Some(can);
+        Ok(can)
+    }
+
+    /// Tries to make the table for bridges, in a transaction that is refused at its end, whatever comes before.
+    fn try_bridges(&mut self) -> Result<bool> {
+        let mut change = Transaction::new(&self.name, None, self.bridge);
+        change.make_parts(Family::Bridge);
+        change.make_first_table(Family::Bridge);
+        match self.channel.transact(change, "try to make a table for bridges") {
+            Ok(()) => Ok(true),
+            Err(failure) if lacks_bridges(&failure) => Ok(false),
+            Err(failure) if failure.error.is(Errno::EXIST) => Ok(true),
+            Err(failure) => Err(failure.into()),
+        }
     }
 
     /// Adds entries. What is there already stays; networks and interfaces become as they are described here. Fails as a whole with [`Error::Taken`] when a host port leads elsewhere, and with
     /// [`Error::Missing`] when there is no table: then [`Self::ensure`] is due. A port that leads to the
-    /// same address for another owner (who died, and had the address before) changes owner.
+    /// same address for another owner (who died, and had the address before) changes owner. What a guard allows already it goes on to
+    /// allow: [`Self::remove`] it first.
     pub fn add(&mut self, entries: &Entries) -> Result<()> {
         entries.check()?;
         let all = elements(entries);
@@ -97,11 +141,16 @@ impl Table {
         let other_ways = other_ways(entries);
         let unwanted: Vec<&Element> = other_ways.difference(&all).collect();
         let (ports, others): (Vec<&Element>, Vec<&Element>) = all.iter().partition(|element| element.is_port());
+        let (guards, others): (Vec<&Element>, Vec<&Element>) =
+            others.into_iter().partition(|element| element.set.family() == Family::Bridge);
         // At first, as if no port were there: mostly that is so.
         let mut fresh = ports.clone();
         let mut stale = Vec::new();
         for _ in 0..ATTEMPTS {
-            let mut change = Transaction::new(&self.name, None);
+            let guarded = !guards.is_empty() && self.bridges != Some(false);
+            // Asked, since to be refused costs a grace period of RCU.
+            let first = guarded && !self.exists(Family::Bridge)?;
+            let mut change = Transaction::new(&self.name, None, self.bridge);
             change.add(others.iter().copied(), false);
             // Made so that they can be removed, whether they were there or not.
             change.add(unwanted.iter().copied(), false);
@@ -111,15 +160,23 @@ impl Table {
             change.remove(stale.iter().copied());
             change.add(stale.iter().copied(), true);
             change.add(fresh.iter().copied(), true);
-            match self.channel.transact(change, &format!("add to the table {}", self.name)) {
-                Ok(()) => return Ok(()),
-                Err(netlink::Error::Kernel { errno: Errno::EXIST | Errno::BUSY, .. }) if !ports.is_empty() => {}
-                Err(error) => return Err(self.explain(error)),
+            if first {
+                change.make_parts(Family::Bridge);
             }
-            (fresh, stale) = self.sort_ports(&ports)?;
-            if fresh.is_empty() && stale.is_empty() && others.is_empty() {
+            change.add(guards.iter().copied().filter(|_| guarded), false);
+            if change.is_empty() {
                 return Ok(());
             }
+            match self.channel.transact(change, &format!("add to the table {}", self.name)) {
+                Ok(()) => return Ok(()),
+                Err(failure) if first && lacks_bridges(&failure) => {
+                    self.bridges = Some(false);
+                    continue;
+                }
+                Err(failure) if of_port(&failure) && matches!(errno(&failure), Some(Errno::EXIST | Errno::BUSY)) => {}
+                Err(failure) => return Err(self.explain(failure.error)),
+            }
+            (fresh, stale) = self.sort_ports(&ports)?;
         }
         Err(Error::Contended { what: format!("add to the table {}", self.name) })
     }
@@ -172,22 +229,25 @@ impl Table {
             if ours.is_empty() {
                 return Ok(());
             }
-            let mut change = Transaction::new(&self.name, None);
+            let mut change = Transaction::new(&self.name, None, self.bridge);
             change.remove(ours);
             match self.channel.transact(change, &what) {
                 // Somebody else removed one meanwhile.
-                Err(netlink::Error::Kernel { errno: Errno::NOENT, .. }) => {}
+                Err(failure) if failure.error.is(Errno::NOENT) => {}
                 done => return Ok(done?),
             }
         }
         Err(Error::Contended { what })
     }
 
-    /// Removes the table. It need not be there.
+    /// Removes the table, and the one for bridges. They need not be there.
     pub fn delete(&mut self) -> Result<()> {
-        let mut change = Transaction::new(&self.name, None);
-        change.make_table();
-        change.remove_table();
+        let bridges = self.exists(Family::Bridge)?;
+        let mut change = Transaction::new(&self.name, None, self.bridge);
+        for family in Family::ALL.into_iter().filter(|family| *family == Family::Inet || bridges) {
+            change.make_table(family);
+            change.remove_table(family);
+        }
         Ok(self.channel.transact(change, &format!("remove the table {}", self.name))?)
     }
 
@@ -222,11 +282,11 @@ impl Table {
         Ok(all)
     }
 
-    /// Whether the kernel knows the table.
-    pub(super) fn exists(&mut self) -> Result<bool> {
+    /// Whether the kernel knows the table of this family.
+    pub(super) fn exists(&mut self, family: Family) -> Result<bool> {
         let what = format!("look for the table {}", self.name);
         let mut batch = Batch::new();
-        wire::question(&mut batch, message::GETTABLE, 0, |batch| {
+        wire::question(&mut batch, message::GETTABLE, 0, family, |batch| {
             batch.text(NFTA_TABLE, &self.name);
         });
         let mut there = false;
@@ -245,7 +305,8 @@ impl Table {
 /// All that these networks and interfaces could be in the table, were they described otherwise.
 fn other_ways(entries: &Entries) -> BTreeSet<Element> {
     let mut all = BTreeSet::new();
-    let mut other = State { ports: BTreeMap::new(), ..entries.clone() };
+    let (networks, interfaces) = (entries.networks.clone(), entries.interfaces.clone());
+    let mut other = State { networks, interfaces, ..State::new() };
     for access in [Access::Isolated, Access::Restricted] {
         other.interfaces.values_mut().for_each(|interface| interface.access = access);
         other.networks.values_mut().for_each(|network| network.masquerade = true);
@@ -256,6 +317,22 @@ fn other_ways(entries: &Entries) -> BTreeSet<Element> {
 
 /// Not for programs, say the headers; nfnetlink sends it nevertheless.
 const ERESTART: i32 = 85;
+
+fn errno(failure: &Failure) -> Option<Errno> {
+    failure.error.errno()
+}
+
+/// Whether the kernel refused a host port.
+fn of_port(failure: &Failure) -> bool {
+    failure.of.as_ref().and_then(|label| label.set).is_some_and(Set::is_map)
+}
+
+/// Whether the kernel refused to make the table for bridges, for it has no such family, or not all of it: no table, no chain, no
+/// expression.
+fn lacks_bridges(failure: &Failure) -> bool {
+    let bridges = failure.of.as_ref().is_some_and(|label| label.family == Family::Bridge);
+    bridges && matches!(errno(failure), Some(Errno::OPNOTSUPP | Errno::NOENT | Errno::AFNOSUPPORT))
+}
 
 /// A name that `nft` can read too.
 pub(super) fn check_name(name: &str) -> Result<()> {

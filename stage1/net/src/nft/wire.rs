@@ -1,9 +1,10 @@
-//! Requests to nfnetlink: transactions, and the parts of the table as messages (`NFT_MSG_*` and `NFTA_*` of nf_tables.h).
+//! Requests to nfnetlink: transactions, and the parts of the tables as messages (`NFT_MSG_*` and `NFTA_*` of nf_tables.h).
 //!
 //! Only what Linux 5.10 knows is used; sets of concatenated intervals, from 5.6, are the newest of it.
 
 use super::expr;
-use super::rules::{Chain, Rule};
+use super::family::Family;
+use super::rules::{self, Chain, Rule};
 use super::sets::{Element, Field, Set, datatype, length};
 use crate::netlink::Malformed;
 use crate::netlink::message::{Attribute, Attributes, Batch, F_ACK, F_APPEND, F_CREATE, F_EXCL, Message};
@@ -13,8 +14,6 @@ const SUBSYSTEM: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 const NFNL_BATCH_GENID: u16 = 1;
-/// `NFPROTO_INET`.
-pub(super) const INET: u8 = 1;
 /// Length of `nfgenmsg`.
 pub(super) const FIXED: usize = 4;
 
@@ -90,61 +89,98 @@ fn fixed(family: u8, resource: u16) -> [u8; FIXED] {
 }
 
 /// Adds a question that is not part of a transaction.
-pub(super) fn question(batch: &mut Batch, kind: u16, flags: u16, attributes: impl FnOnce(&mut Batch)) {
-    batch.push(kind, flags, &fixed(INET, 0), attributes);
+pub(super) fn question(batch: &mut Batch, kind: u16, flags: u16, family: Family, attributes: impl FnOnce(&mut Batch)) {
+    batch.push(kind, flags, &fixed(family.number(), 0), attributes);
+}
+
+/// What a message of a transaction attempts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Label {
+    /// In words.
+    pub(super) what: String,
+    pub(super) family: Family,
+    /// The set whose elements it changes.
+    pub(super) set: Option<Set>,
 }
 
 /// Changes that are made together, or not at all.
 pub(super) struct Transaction<'a> {
     table: &'a str,
+    /// The number of the family of bridges.
+    bridge: u8,
     batch: Batch,
-    /// What each message attempts.
-    labels: Vec<String>,
+    labels: Vec<Label>,
     sets: u32,
 }
 
 impl<'a> Transaction<'a> {
-    /// Changes of this table; refused by the kernel if nftables is not at this generation any more.
-    pub(super) fn new(table: &'a str, generation: Option<u32>) -> Self {
+    /// Changes of the tables of this name, with the number of the family of bridges; refused by the kernel if nftables is not at this generation any more.
+    pub(super) fn new(table: &'a str, generation: Option<u32>, bridge: u8) -> Self {
         let mut batch = Batch::new();
         batch.push(BATCH_BEGIN, 0, &fixed(0, SUBSYSTEM), |batch| {
             if let Some(generation) = generation {
                 batch.be32(NFNL_BATCH_GENID, generation);
             }
         });
-        Self { table, batch, labels: Vec::new(), sets: 0 }
+        Self { table, bridge, batch, labels: Vec::new(), sets: 0 }
     }
 
     /// The messages to send, and what each attempts but the first and the last, which begin and end the transaction.
-    pub(super) fn finish(mut self) -> (Batch, Vec<String>) {
+    pub(super) fn finish(mut self) -> (Batch, Vec<Label>) {
         self.batch.push(BATCH_END, 0, &fixed(0, SUBSYSTEM), |_| {});
         (self.batch, self.labels)
     }
 
     /// The first message asks for an acknowledgement: it comes when the whole is through. (Of the last, which ends the
     /// transaction, kernels before 6.10 acknowledge nothing.)
-    fn push(&mut self, label: String, kind: u16, flags: u16, attributes: impl FnOnce(&mut Batch)) {
+    fn push(&mut self, label: Label, kind: u16, flags: u16, attributes: impl FnOnce(&mut Batch)) {
         let flags = if self.labels.is_empty() { flags | F_ACK } else { flags };
+        let family = if label.family == Family::Bridge { self.bridge } else { label.family.number() };
         self.labels.push(label);
         let table = self.table;
-        self.batch.push(kind, flags, &fixed(INET, 0), |batch| {
+        self.batch.push(kind, flags, &fixed(family, 0), |batch| {
             batch.text(NFTA_TABLE, table);
             attributes(batch);
         });
     }
 
-    pub(super) fn make_table(&mut self) {
-        self.push(format!("make the table {}", self.table), message::NEWTABLE, F_CREATE, |_| {});
+    /// Whether there is nothing in it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.labels.is_empty()
     }
 
-    pub(super) fn remove_table(&mut self) {
-        self.push(format!("remove the table {}", self.table), message::DELTABLE, 0, |_| {});
+    /// A table, which may be there.
+    pub(super) fn make_table(&mut self, family: Family) {
+        self.push(label(family, format!("make the table {}", self.table)), message::NEWTABLE, F_CREATE, |_| {});
     }
 
-    pub(super) fn make_set(&mut self, set: Set) {
+    /// A table, which must not be there.
+    pub(super) fn make_first_table(&mut self, family: Family) {
+        let label = label(family, format!("make the table {}", self.table));
+        self.push(label, message::NEWTABLE, F_CREATE | F_EXCL, |_| {});
+    }
+
+    pub(super) fn remove_table(&mut self, family: Family) {
+        self.push(label(family, format!("remove the table {}", self.table)), message::DELTABLE, 0, |_| {});
+    }
+
+    /// A table's sets, chains and rules. What is there of them may be; the rules are then replaced, the elements stay.
+    pub(super) fn make_parts(&mut self, family: Family) {
+        self.make_table(family);
+        Set::all_of(family).for_each(|set| self.make_set(set));
+        let chains = rules::chains(family);
+        chains.iter().for_each(|chain| self.make_chain(family, chain));
+        for chain in &chains {
+            self.clear_chain(family, chain.name);
+            chain.rules.iter().for_each(|rule| self.make_rule(family, chain.name, rule));
+        }
+    }
+
+    fn make_set(&mut self, set: Set) {
         self.sets += 1;
         let id = self.sets;
-        self.push(format!("make the set {}", set.name()), message::NEWSET, F_CREATE, |batch| {
+        let label = label(set.family(), format!("make the set {}", set.name()));
+        self.push(label, message::NEWSET, F_CREATE, |batch| {
             batch.text(NFTA_SET_NAME, set.name()).be32(NFTA_SET_FLAGS, set_flags(set));
             batch.be32(NFTA_SET_KEY_TYPE, datatype(set.key())).be32(NFTA_SET_KEY_LEN, wide(length(set.key())));
             if set.is_map() {
@@ -158,8 +194,9 @@ impl<'a> Transaction<'a> {
         });
     }
 
-    pub(super) fn make_chain(&mut self, chain: &Chain) {
-        self.push(format!("make the chain {}", chain.name), message::NEWCHAIN, F_CREATE, |batch| {
+    fn make_chain(&mut self, family: Family, chain: &Chain) {
+        let label = label(family, format!("make the chain {}", chain.name));
+        self.push(label, message::NEWCHAIN, F_CREATE, |batch| {
             batch.text(NFTA_CHAIN_NAME, chain.name);
             if let Some(hook) = &chain.hook {
                 batch.nested(NFTA_CHAIN_HOOK, |inner| {
@@ -171,8 +208,15 @@ impl<'a> Transaction<'a> {
         });
     }
 
-    pub(super) fn make_rule(&mut self, chain: &str, rule: &Rule) {
-        let label = format!("make the rule '{}' of the chain {chain}", rule.comment);
+    fn clear_chain(&mut self, family: Family, chain: &str) {
+        let label = label(family, format!("clear the chain {chain}"));
+        self.push(label, message::DELRULE, 0, |batch| {
+            batch.text(NFTA_RULE_CHAIN, chain);
+        });
+    }
+
+    fn make_rule(&mut self, family: Family, chain: &str, rule: &Rule) {
+        let label = label(family, format!("make the rule '{}' of the chain {chain}", rule.comment));
         self.push(label, message::NEWRULE, F_CREATE | F_APPEND, |batch| {
             batch.text(NFTA_RULE_CHAIN, chain);
             expr::put(batch, NFTA_RULE_EXPRESSIONS, &rule.expressions);
@@ -197,14 +241,19 @@ impl<'a> Transaction<'a> {
         for group in all.chunk_by(|one, other| one.set == other.set) {
             for chunk in group.chunks(ELEMENTS) {
                 let Some(first) = chunk.first() else { continue };
-                let name = first.set.name();
-                self.push(format!("{verb} the set {name}"), kind, flags, |batch| {
+                let (name, set) = (first.set.name(), Some(first.set));
+                let label = Label { what: format!("{verb} the set {name}"), family: first.set.family(), set };
+                self.push(label, kind, flags, |batch| {
                     batch.text(NFTA_SET_NAME, name);
                     batch.nested(NFTA_LIST_ELEMENTS, |list| chunk.iter().for_each(|element| put(list, element)));
                 });
             }
         }
     }
+}
+
+fn label(family: Family, what: String) -> Label {
+    Label { what, family, set: None }
 }
 
 fn wide(length: usize) -> u32 {
@@ -326,7 +375,7 @@ fn predecessor(key: &[u8]) -> Vec<u8> {
 
 /// Asks for the elements of a set with this key.
 pub(super) fn ask_element(batch: &mut Batch, table: &str, element: &Element) {
-    question(batch, message::GETSETELEM, 0, |batch| {
+    question(batch, message::GETSETELEM, 0, element.set.family(), |batch| {
         batch.text(NFTA_TABLE, table).text(NFTA_SET_NAME, element.set.name());
         batch.nested(NFTA_LIST_ELEMENTS, |list| {
             list.nested(NFTA_LIST_ELEM, |one| {

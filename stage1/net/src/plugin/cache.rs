@@ -7,8 +7,8 @@
 //!
 //! The keys are those of libcni's cache (`kind`, `containerId`, `ifName`, `networkName`, `cniArgs`, `capabilityArgs`,
 //! `config`, `result`); `config` is text instead of base64, and the names cannot be mistaken for each other. An entry is
-//! written before ADD, without `result`: from then on there is something to delete. With the result it is synced before
-//! anybody hears of success. The first one is not: a power loss ends the pod, and what it leaves is GC's.
+//! written before ADD, without `result`: from then on there is something to delete. Neither is synced: a power loss ends the pod
+//! too, and what it leaves (an entry that is stale, torn or missing) is DEL's, with the network as the pod's record has it, or GC's.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -136,8 +136,8 @@ impl Cache {
         Ok(Self { dir })
     }
 
-    /// Writes an entry, replacing that of the same name; with `durable`, it survives a power loss from then on.
-    pub(super) fn put(&self, entry: &CacheEntry, durable: bool) -> Result<(), PluginError> {
+    /// Writes an entry, replacing that of the same name.
+    pub(super) fn put(&self, entry: &CacheEntry) -> Result<(), PluginError> {
         let name = file_name(&entry.network_name, &entry.container_id, &entry.if_name)?;
         let new = format!(".new:{name}");
         let what = |error: io::Error| failed(&format!("write '{name}'"), error);
@@ -145,14 +145,11 @@ impl Cache {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = rustix::fs::openat(&self.dir, &new, flags, Mode::RUSR | Mode::WUSR).map_err(|e| what(e.into()))?;
         let mut file = std::fs::File::from(fd);
-        let written = file.write_all(&text).and_then(|()| if durable { file.sync_data() } else { Ok(()) });
+        let written = file.write_all(&text);
         let placed = written.and_then(|()| Ok(rustix::fs::renameat(&self.dir, &new, &self.dir, &name)?));
         if let Err(error) = placed {
             self.unlink(&new)?;
             return Err(what(error));
-        }
-        if durable {
-            rustix::fs::fsync(&self.dir).map_err(|e| what(e.into()))?;
         }
         Ok(())
     }
@@ -268,13 +265,13 @@ mod tests {
         let cache = Cache::open(files::open_dir(temp.path()).unwrap().as_fd()).unwrap();
         let network = NetworkConfig::parse(TEXT, Source::BuiltIn).unwrap();
         assert_eq!(cache.get("net", "pod-1", "eth0").unwrap(), None);
-        cache.put(&CacheEntry::new(&network, &attachment(), None), false).unwrap();
+        cache.put(&CacheEntry::new(&network, &attachment(), None)).unwrap();
         let entry = cache.get("net", "pod-1", "eth0").unwrap().unwrap();
         assert_eq!(
             (entry.attachment(), entry.network().unwrap(), entry.result().unwrap()),
             (attachment(), network.clone(), None)
         );
-        cache.put(&CacheEntry::new(&network, &attachment(), Some(&NetworkResult::default())), true).unwrap();
+        cache.put(&CacheEntry::new(&network, &attachment(), Some(&NetworkResult::default()))).unwrap();
         let entry = cache.get("net", "pod-1", "eth0").unwrap().unwrap();
         assert_eq!(entry.result().unwrap(), Some(NetworkResult::default()));
         assert_eq!(cache.names().unwrap(), [("net".to_owned(), "pod-1".to_owned(), "eth0".to_owned())]);

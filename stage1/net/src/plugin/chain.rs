@@ -33,7 +33,7 @@ impl Runtime {
     }
 
     /// ADD: attaches an interface. Before anything is done, the attachment is in the cache, and when this returns, its
-    /// result is, durably. When a plugin fails, those that ran and the one that failed are undone in reverse.
+    /// result is. When a plugin fails, those that ran and the one that failed are undone in reverse.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ impl Runtime {
         if self.entry(network, attachment)?.is_some() {
             return Err(PluginError::Attached { attachment: shown(network, attachment) });
         }
-        self.cache.put(&CacheEntry::new(network, attachment, None), false)?;
+        self.cache.put(&CacheEntry::new(network, attachment, None))?;
         let mut result: Option<NetworkResult> = None;
         for (index, plugin) in network.plugins.iter().enumerate() {
             match self.add(network, plugin, attachment, result.as_ref()) {
@@ -58,7 +58,7 @@ impl Runtime {
             }
         }
         let result = result.unwrap_or_default();
-        match self.cache.put(&CacheEntry::new(network, attachment, Some(&result)), true) {
+        match self.cache.put(&CacheEntry::new(network, attachment, Some(&result))) {
             Ok(()) => Ok(result),
             Err(cause) => Err(self.undo(network, network.plugins.len(), attachment, Some(&result), cause)),
         }

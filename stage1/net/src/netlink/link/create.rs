@@ -82,7 +82,7 @@ pub struct Peer<'a> {
     /// Its name.
     pub name: &'a str,
     /// What else it is to have, with the namespace to be made in. A `name` in here is ignored. It can neither be up nor a
-    /// port yet, nor say `link_local`: the kernel makes this end first, and would say ENOTCONN. Set it up with a request in its namespace.
+    /// port yet, nor say `link_local` or an alias: the kernel makes this end first, and would say ENOTCONN. Set it up with a request in its namespace.
     pub with: Change<'a>,
 }
 
@@ -182,12 +182,15 @@ impl NewLink<'_> {
         let elsewhere = self.with.namespace.is_some();
         let why = match &self.kind {
             LinkKind::Bridge(_) if elsewhere => "a bridge is made in the namespace that it is to be in",
-            _ if elsewhere && self.with.link_local.is_some() => {
-                "that it has no address of the link can be said only in its own namespace"
+            _ if elsewhere && (self.with.link_local.is_some() || self.with.alias.is_some()) => {
+                "an alias, or that it has no address of the link, can be said only in its own namespace"
             }
             LinkKind::Veth(Peer { name, with }) => {
                 check_name(name)?;
-                if with.up != Some(true) && with.master.is_none() && with.link_local.is_none() {
+                if with.up != Some(true)
+                    && with.master.is_none()
+                    && with.link_local.or(with.alias.map(|_| true)).is_none()
+                {
                     return Ok(());
                 }
                 "the other end can be set up only when both are there"
@@ -209,12 +212,14 @@ impl Socket {
     /// is gone (ENODEV), the name is taken in the namespace it is to be made in (EEXIST), CAP_NET_ADMIN is missing (EPERM).
     pub fn create_link(&mut self, new: &NewLink<'_>) -> Result<()> {
         new.check()?;
-        // The kernel knows no such switch for an interface that is not there yet; so it comes up in a second step.
-        let later = Change { up: new.with.up, link_local: new.with.link_local, ..Change::default() };
-        if later.link_local.is_none() {
+        // The kernel knows no such switch and takes no alias for an interface that is not there yet; so that comes in a second
+        // step, and then it comes up.
+        let Change { up, link_local, alias, .. } = new.with;
+        let later = Change { up, link_local, alias, ..Change::default() };
+        if link_local.is_none() && alias.is_none() {
             return self.create_once(new, new.with);
         }
-        self.create_once(new, Change { up: None, ..new.with })?;
+        self.create_once(new, Change { up: None, alias: None, ..new.with })?;
         self.change_named(Named::Name(new.name), &later)
     }
 
@@ -270,6 +275,7 @@ impl Socket {
         let rest = Change {
             up: with.up,
             promiscuous: with.promiscuous,
+            all_multicast: with.all_multicast,
             tx_queue_length: with.tx_queue_length,
             ..Change::default()
         };

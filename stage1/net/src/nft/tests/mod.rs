@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on may panic")]
 
+mod frame;
+mod guard;
 mod scale;
 mod space;
 mod state;
@@ -13,8 +15,9 @@ mod watch;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Access, Forward, HostPort, Interface, Network, Protocol, State};
+use super::{Access, Forward, Guard, HostPort, Interface, Network, Protocol, State};
 use crate::address::Prefix;
+use crate::netlink::Mac;
 
 fn prefixes(texts: &[&str]) -> BTreeSet<Prefix> {
     texts.iter().map(|text| text.parse::<Prefix>().unwrap()).collect()
@@ -36,6 +39,10 @@ fn bridge(state: &mut State, network: &str, interface: &str, subnets: &[&str], a
     state.interfaces.insert(interface.to_owned(), interface_of);
 }
 
+fn guard(mac: [u8; 6], addresses: &[&str]) -> Guard {
+    Guard { mac: Mac(mac), addresses: addresses.iter().map(|text| text.parse::<IpAddr>().unwrap()).collect() }
+}
+
 /// Something of everything.
 fn sample() -> State {
     let mut state = State::new();
@@ -51,5 +58,8 @@ fn sample() -> State {
     state.ports.insert(port("127.0.0.1", Protocol::Tcp, 8081), to("10.1.0.3:81", "pod-b"));
     state.ports.insert(port("::", Protocol::Tcp, 8080), to("[fd00:1::2]:80", "pod-a"));
     state.ports.insert(port("2001:db8::1", Protocol::Udp, 65535), to("[fd00:1::3]:1", "pod-b"));
+    state.guards.insert("gt0".to_owned(), guard([2, 0, 0, 0, 0, 1], &["10.1.0.2", "fd00:1::2"]));
+    state.guards.insert("gt1".to_owned(), guard([2, 0, 0, 0, 0, 2], &["10.1.0.3", "10.1.0.4", "fd00:1::3"]));
+    state.guards.insert("gt2".to_owned(), guard([2, 0, 0, 0, 0, 3], &[]));
     state
 }

@@ -161,6 +161,11 @@ fn networks_do_not_overlap() {
         table.remove(&other).unwrap();
     }
     assert_eq!(table.read().unwrap().unwrap().state, sample());
+    // Also when there is a host port, which is free.
+    other.ports.insert(port("0.0.0.0", Protocol::Tcp, 1), to("10.1.0.7:80", "pod-z"));
+    let error = table.add(&other).unwrap_err();
+    assert!(matches!(error, Error::Overlap { .. }), "{error}");
+    other.ports.clear();
     let ends = Network { prefixes: prefixes(&["128.0.0.0/1", "ffff::/16"]), masquerade: true };
     other.networks.insert("other".to_owned(), ends);
     table.add(&other).unwrap();

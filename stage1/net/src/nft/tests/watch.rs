@@ -55,6 +55,9 @@ fn each_part_is_told() {
         ("flush chain inet gantry guard; delete chain inet gantry guard", true, Part::Chain),
         ("add set inet gantry more { type ipv4_addr; }", false, Part::Set),
         ("delete table inet gantry", true, Part::Table),
+        ("flush chain bridge gantry frames", true, Part::Rule),
+        ("delete element bridge gantry guarded { \"gt0\" }", true, Part::Elements),
+        ("delete table bridge gantry", true, Part::Table),
     ] {
         table.ensure(&sample()).unwrap();
         space.sh(&format!("nft '{damage}'"));

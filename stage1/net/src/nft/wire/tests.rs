@@ -12,7 +12,9 @@ use crate::nft::rules::chains;
 /// A rule's expressions, through their attributes.
 fn through(expressions: &[Expr]) -> Option<Vec<Expr>> {
     let mut batch = Batch::new();
-    batch.push(message::NEWRULE, 0, &fixed(INET, 0), |batch| expr::put(batch, NFTA_RULE_EXPRESSIONS, expressions));
+    batch.push(message::NEWRULE, 0, &fixed(Family::Inet.number(), 0), |batch| {
+        expr::put(batch, NFTA_RULE_EXPRESSIONS, expressions)
+    });
     let bytes = batch.finish(1, 0).unwrap();
     let message = next_message(&mut bytes.as_slice()).unwrap().unwrap();
     let (_, attributes) = message.split(FIXED).unwrap();
@@ -21,8 +23,10 @@ fn through(expressions: &[Expr]) -> Option<Vec<Expr>> {
 
 #[test]
 fn our_rules_are_read_as_they_are_written() {
-    for rule in chains().iter().flat_map(|chain| &chain.rules) {
-        assert_eq!(through(&rule.expressions).as_ref(), Some(&rule.expressions), "{}", rule.comment);
+    for chain in Family::ALL.into_iter().flat_map(chains) {
+        for rule in &chain.rules {
+            assert_eq!(through(&rule.expressions).as_ref(), Some(&rule.expressions), "{}", rule.comment);
+        }
     }
 }
 
@@ -46,8 +50,8 @@ fn expression() -> impl Strategy<Value = Expr> {
             value
         }),
         (register.clone(), value()).prop_map(|(register, mask)| Expr::Mask { register, mask }),
-        ("[a-z0-9]{1,30}", register.clone(), prop::option::of(register.clone()))
-            .prop_map(|(set, from, to)| Expr::Lookup { set, from, to }),
+        ("[a-z0-9]{1,30}", register.clone(), prop::option::of(register.clone()), any::<bool>())
+            .prop_map(|(set, from, to, inverted)| Expr::Lookup { set, from, to, inverted }),
         register.clone().prop_map(|to| Expr::DestinationType { to }),
         verdict.prop_map(Expr::Verdict),
         (any::<u8>(), register.clone(), register).prop_map(|(family, address, port)| Expr::Dnat {
@@ -79,7 +83,7 @@ fn element() -> impl Strategy<Value = Element> {
 
 /// The elements of a transaction that adds one, as they come in.
 fn incoming(element: &Element) -> Vec<Incoming> {
-    let mut transaction = Transaction::new("t", Some(7));
+    let mut transaction = Transaction::new("t", Some(7), 7);
     transaction.add([element], true);
     let (batch, labels) = transaction.finish();
     let bytes = batch.finish(1, 0).unwrap();
@@ -142,10 +146,10 @@ proptest! {
     /// Ours, with one byte changed, or cut.
     #[test]
     fn nor_does_damage(element in element(), all in prop::collection::vec(expression(), 1..5), at in any::<prop::sample::Index>(), byte in any::<u8>(), cut in any::<bool>()) {
-        let mut transaction = Transaction::new("t", None);
+        let mut transaction = Transaction::new("t", None, 7);
         transaction.add([&element], false);
         let rule = Rule { comment: "c", expressions: all };
-        transaction.make_rule("c", &rule);
+        transaction.make_rule(Family::Inet, "c", &rule);
         let mut bytes = transaction.finish().0.finish(1, 0).unwrap();
         let at = at.index(bytes.len());
         bytes[at] = byte;
