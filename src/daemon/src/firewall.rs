@@ -163,7 +163,9 @@ impl Ears {
         if !self.said {
             self.said = true;
             let every = UNSEEN.as_secs();
-            log::warning(&format!("cannot watch nftables: {error:#}; putting the rules in place every {every} s instead"));
+            log::warning(&format!(
+                "cannot watch nftables: {error:#}; putting the rules in place every {every} s instead"
+            ));
         }
     }
 }
