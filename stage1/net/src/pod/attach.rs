@@ -46,6 +46,9 @@ pub(super) fn attach(
     let making = Making { pod, wanted, host, own, state };
     let mut sockets = Vec::new();
     for choice in &choices {
+        if choice.families() != Families::default() {
+            ports::fit(&choice.ports, choice.families(), &choice.network.name)?;
+        }
         within(host, || ports::hold(&choice.ports, choice.families(), &mut sockets))
             .map_err(|error| making.whose_port(error))?;
     }
@@ -97,8 +100,14 @@ impl Making<'_> {
         let _locked = self.state.lock(Lock::Links, true, WAIT)?;
         let leases = self.state.leases(&record.boot)?;
         let socket = Socket::open_in(self.host).map_err(NetworkError::link("open a socket on the host"))?;
-        let (pod_namespace, owner) = (self.own, self.wanted.host.state_dir.as_str());
-        let mut ends = Ends { host: socket, pod, pod_namespace, leases: leases.as_fd(), owner };
+        let mut ends = Ends {
+            host: socket,
+            pod,
+            host_namespace: self.host,
+            pod_namespace: self.own,
+            leases: leases.as_fd(),
+            owner: &self.wanted.host.state_dir,
+        };
         let mut entries = State::new();
         let mut attached = Vec::new();
         for (choice, joined) in choices.iter().zip(&record.networks) {
@@ -113,9 +122,7 @@ impl Making<'_> {
             settled.map_err(|error| self.whose_port(error))?;
             attached.push(facts);
         }
-        record.set_entries(&entries);
-        record.attached = attached;
-        record.write(self.pod.dir)?;
+        record.got(self.pod.dir, &entries, attached)?;
         within(self.host, || self.into_tables(&entries))
     }
 

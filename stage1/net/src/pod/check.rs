@@ -64,10 +64,9 @@ pub(super) fn beyond_tables(host: &Host, records: &Records) -> Result<Vec<String
 /// The table as it is and as it should be, both at one time: when they differ it may be for a pod that came or went meanwhile.
 fn both(host: &Host, records: &Records) -> Result<(Option<nft::Found>, State)> {
     let now = boot()?;
-    let mut table = tables::open(host).map_err(NetworkError::table(READ))?;
     let mut before = None;
     for _ in 0..ATTEMPTS {
-        let found = table.read().map_err(NetworkError::table(READ))?;
+        let found = tables::with(host, nft::Table::read).map_err(NetworkError::table(READ))?;
         let needed = tables::needed(&records.whole()?, &now)?;
         let both = (found, needed);
         let same = both.0.as_ref().is_some_and(|found| {
@@ -107,8 +106,7 @@ fn differences(one: &State, other: &State, what: &str) -> Vec<String> {
 
 fn tables_against(host: &Host, records: &Records) -> Result<Vec<String>> {
     let (found, mut needed) = both(host, records)?;
-    let mut table = tables::open(host).map_err(NetworkError::table(READ))?;
-    if !needed.guards.is_empty() && !can_guard(&mut table)? {
+    if !needed.guards.is_empty() && !can_guard(host).map_err(NetworkError::table(READ))? {
         needed.guards.clear();
     }
     let Some(found) = found else {
@@ -134,8 +132,8 @@ fn tables_against(host: &Host, records: &Records) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-fn can_guard(_table: &mut nft::Table) -> Result<bool> {
-    Ok(true)
+fn can_guard(host: &Host) -> nft::Result<bool> {
+    tables::with(host, nft::Table::can_guard)
 }
 
 /// Interfaces that should be there, or should not.

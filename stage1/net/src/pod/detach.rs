@@ -1,18 +1,21 @@
 //! Taking a pod's networks away. Each step may have been done before; what fails does not keep the rest from being done, and
 //! keeps the record.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use gantry_contract::network::Host;
+use gantry_model::net::MAX_NETWORKS;
 
 use super::error::{NetworkError, Result};
-use super::record::{self, Found, Joined, Record, Standing, boot};
+use super::record::{self, Found, Joined, Record, boot};
 use super::state::{StateDir, WAIT};
 use super::{Pod, select, tables};
 use crate::ipam::Store;
 use crate::native;
+use crate::netlink::link::Link;
 use crate::netlink::{Namespace, Socket};
-use crate::nft::State;
+use crate::nft::{self, State};
 use crate::plugin::{PluginError, Runtime};
 
 const DETACH: &str = "detach the pod from";
@@ -29,17 +32,20 @@ pub(super) fn found(pod: &Pod<'_>, found: Found, host: Option<&Host>, own: Optio
 
 /// Takes away what a whole record says, in the host's network namespace, where the thread is.
 pub(super) fn whole(dir: BorrowedFd<'_>, record: &mut Record, own: Option<&Namespace>) -> Result<()> {
+    // Without it a reload may revive the entries, until the next one: no reason to stop, or to keep the record.
+    let marked = record.down(dir);
     let mut errors = Vec::new();
-    if record.state == Standing::Up {
-        record.state = Standing::Down;
-        // Without it a reload may revive the entries, and the next sweep drops them: no reason to stop.
-        errors.extend(record.write(dir).err());
-    }
     let now = record.boot == boot()?;
     if now {
         errors.extend(record.entries().and_then(|entries| tables::remove(&record.host, &entries)).err());
+        if record.torn {
+            errors.extend(out_of_tables(&record.pod, &record.host).err());
+        }
     }
     errors.extend(leave(record, now, own).err());
+    if !errors.is_empty() {
+        errors.extend(marked.err());
+    }
     NetworkError::of_all(errors)?;
     record::remove(dir)
 }
@@ -106,16 +112,21 @@ fn by_id(pod: &Pod<'_>, host: &Host) -> Result<()> {
 
 fn out_of_tables(pod: &str, host: &Host) -> Result<()> {
     let failed = NetworkError::table("take the pod out of the tables");
-    let found = tables::open(host).and_then(|mut table| table.read()).map_err(failed)?;
+    let found = tables::with(host, nft::Table::read).map_err(failed)?;
     let Some(found) = found else { return Ok(()) };
-    let (all, prefix) = (found.state, link_prefix(pod));
+    let (all, names) = (found.state, link_names(pod));
     let entries = State {
         networks: Default::default(),
-        interfaces: all.interfaces.into_iter().filter(|(name, _)| name.starts_with(&prefix)).collect(),
+        interfaces: all.interfaces.into_iter().filter(|(name, _)| names.contains(name)).collect(),
         ports: all.ports.into_iter().filter(|(_, forward)| forward.owner == pod).collect(),
-        guards: all.guards.into_iter().filter(|(name, _)| name.starts_with(&prefix)).collect(),
+        guards: all.guards.into_iter().filter(|(name, _)| names.contains(name)).collect(),
     };
     tables::remove(host, &entries)
+}
+
+/// What the host's ends of a pod's cables may be called.
+fn link_names(pod: &str) -> BTreeSet<String> {
+    (0..MAX_NETWORKS).map(|index| native::host_interface(pod, &format!("eth{index}"))).collect()
 }
 
 fn leases_by_id(pod: &str, state: &StateDir) -> Result<()> {
@@ -168,9 +179,8 @@ pub(super) fn delete_remembered(
 
 fn links_by_id(pod: &str) -> Result<()> {
     let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
-    let prefix = link_prefix(pod);
     for link in socket.links().map_err(NetworkError::link("list the interfaces"))? {
-        if link.name.starts_with(&prefix) && link.kind.as_deref() == Some("veth") {
+        if pod_of(&link) == Some(pod) {
             let doing = || format!("remove the interface {}", link.name);
             socket.delete_link(link.index).map_err(NetworkError::link(doing()))?;
         }
@@ -178,8 +188,9 @@ fn links_by_id(pod: &str) -> Result<()> {
     Ok(())
 }
 
-/// How the host's ends of a pod's cables begin.
-pub(super) fn link_prefix(pod: &str) -> String {
-    let digits: String = pod.chars().filter(char::is_ascii_hexdigit).take(12).collect();
-    format!("gt{digits}")
+/// The pod that the host's end of a cable of ours leads to: it says `POD/INTERFACE`, and has the name that goes with that.
+pub(super) fn pod_of(link: &Link) -> Option<&str> {
+    let (pod, interface) = link.alias.as_deref()?.split_once('/')?;
+    let ours = link.kind.as_deref() == Some("veth") && link.name == native::host_interface(pod, interface);
+    ours.then_some(pod)
 }

@@ -205,9 +205,9 @@ impl Choice {
         Ok(values)
     }
 
-    /// Which addresses the pod will have, where the configuration tells.
+    /// Which addresses the pod will have, where the configuration tells: none, where it does not.
     pub(super) fn families(&self) -> Families {
-        let mut families = Families::default();
+        let mut families = Families::of(self.addresses_asked_for().unwrap_or_default());
         for ipam in self.network.plugins.iter().filter_map(|plugin| plugin.ipam.as_ref()) {
             let addresses: Vec<IpAddr> = match ipam {
                 Ipam::HostLocal(it) => it.ranges.iter().flatten().map(|range| range.start).collect(),

@@ -22,7 +22,7 @@ use crate::nft::State;
 use crate::plugin::Runtime;
 
 /// How long to wait for the kernel to clear a namespace that has just ended.
-const FADING: Duration = Duration::from_secs(2);
+const FADING: Duration = Duration::from_secs(1);
 /// How long to wait until no pod is being attached.
 const QUIET: Duration = Duration::from_secs(5);
 
@@ -182,7 +182,7 @@ impl Sweep<'_> {
     /// Host's ends of pods that have no record, and bridges that nobody needs.
     fn links(&mut self) -> Result<()> {
         let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
-        let stale = self.stale_ends(&mut socket)?;
+        let stale = stale_ends(self.host, &self.records, &mut socket)?;
         for link in stale {
             if !self.dry_run {
                 let doing = || format!("remove the interface {}", link.name);
@@ -206,18 +206,6 @@ impl Sweep<'_> {
             self.told.push(format!("bridge {}, which no pod is on", bridge.name));
         }
         Ok(())
-    }
-
-    /// Ends that stay although their pods are gone. The kernel removes those of a pod that has just ended by itself.
-    fn stale_ends(&self, socket: &mut Socket) -> Result<Vec<Link>> {
-        let deadline = Instant::now() + FADING;
-        loop {
-            let stale = stale_ends(self.host, &self.records, socket)?;
-            if stale.is_empty() || Instant::now() >= deadline {
-                return Ok(stale);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
     }
 
     /// Our bridges without ports that no pod's entries name.
@@ -252,31 +240,36 @@ fn needed_interfaces(records: &Records) -> Result<BTreeSet<String>> {
 }
 
 pub(super) fn is_our_bridge(link: &Link, host: &Host) -> bool {
-    link.kind.as_deref() == Some("bridge") && host.state_dir.is_empty()
+    link.kind.as_deref() == Some("bridge") && link.alias.as_ref() == Some(&host.state_dir)
 }
 
-/// Host's ends on our bridges of pods that have no record.
+/// Host's ends on our bridges that stay although their pods have no record. The kernel removes those of a pod that has just
+/// ended by itself, soon.
 pub(super) fn stale_ends(host: &Host, records: &Records, socket: &mut Socket) -> Result<Vec<Link>> {
+    let deadline = Instant::now() + FADING;
+    loop {
+        let stale = stale_now(host, records, socket)?;
+        if stale.is_empty() || Instant::now() >= deadline {
+            return Ok(stale);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn stale_now(host: &Host, records: &Records, socket: &mut Socket) -> Result<Vec<Link>> {
     let links = socket.links().map_err(NetworkError::link("list the interfaces"))?;
     let ours: BTreeSet<u32> = links.iter().filter(|link| is_our_bridge(link, host)).map(|link| link.index).collect();
-    let on_ours = |link: &&Link| {
-        link.name.starts_with("gt")
-            && link.kind.as_deref() == Some("veth")
+    let mut stale = Vec::new();
+    for link in &links {
+        // Looked up after the interface was seen.
+        if let Some(pod) = detach::pod_of(link)
             && link.master.is_some_and(|master| ours.contains(&master))
-    };
-    let mut ends: Vec<Link> = links.iter().filter(on_ours).cloned().collect();
-    if ends.is_empty() {
-        return Ok(ends);
-    }
-    // After the interfaces were seen.
-    let mut prefixes = BTreeSet::new();
-    for pod in records.pods()? {
-        if records.has(&pod)? {
-            prefixes.insert(detach::link_prefix(&pod));
+            && !records.has(pod)?
+        {
+            stale.push(link.clone());
         }
     }
-    ends.retain(|link| !link.name.get(..14).is_some_and(|prefix| prefixes.contains(prefix)));
-    Ok(ends)
+    Ok(stale)
 }
 
 /// Whether a record's entries belong in the tables.

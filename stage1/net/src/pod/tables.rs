@@ -4,6 +4,10 @@
 //! for the generation of nftables, reads the records, and then replaces the table unless the generation changed, loses no
 //! pod's entries; and who reads the records again afterwards, and finds them as they were, has revived none.
 
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
 use gantry_contract::network::Host;
 use gantry_model::Kind;
 
@@ -12,18 +16,44 @@ use super::error::{NetworkError, Result};
 use super::record::{Record, Records, Standing, boot};
 use super::state::{Lock, StateDir};
 use crate::netlink::sysctl::Sysctl;
+use crate::netlink::{Attempt, Namespace};
 use crate::nft::{self, State, Table};
 
 /// How often to try again when pods come and go, or others change nftables, meanwhile.
 const ATTEMPTS: u32 = 32;
 
-/// The tables of the network namespace the thread is in.
-pub(super) fn open(host: &Host) -> nft::Result<Table> {
-    Table::open(nft::socket()?, &host.table)
+/// Sockets that were used, by the network namespace they are of: its device and inode. To close one waits for a grace period of
+/// RCU (the kernel clears up after every transaction before), which takes 7 ms and more. So they are kept for the next use, and the end of the
+/// process closes them: mostly there is one.
+static KEPT: Mutex<Vec<((u64, u64), OwnedFd)>> = Mutex::new(Vec::new());
+/// So many are kept.
+const MOST_KEPT: usize = 32;
+
+/// Does something with the tables of the network namespace the thread is in.
+pub(super) fn with<T>(host: &Host, work: impl FnOnce(&mut Table) -> nft::Result<T>) -> nft::Result<T> {
+    let here = Namespace::own()?;
+    let stat = rustix::fs::fstat(&here).attempt(|| "look at the network namespace")?;
+    let here = (stat.st_dev, stat.st_ino);
+    let kept = {
+        let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = all.iter().position(|(of, _)| *of == here);
+        found.map(|index| all.swap_remove(index).1)
+    };
+    let kept = kept.map_or_else(nft::socket, Ok)?;
+    let socket = rustix::io::fcntl_dupfd_cloexec(&kept, 3).attempt(|| "use a socket of nftables")?;
+    let done = Table::open(socket, &host.table).and_then(|mut table| work(&mut table));
+    // After a failure an answer may still come, that the next one would take for his.
+    if done.is_ok() {
+        let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < MOST_KEPT {
+            all.push((here, kept));
+        }
+    }
+    done
 }
 
 pub(super) fn add(host: &Host, entries: &State) -> nft::Result<()> {
-    open(host)?.add(entries)
+    with(host, |table| table.add(entries))
 }
 
 /// What the tables should hold: what these records say that are up in this boot.
@@ -40,14 +70,13 @@ pub(super) fn needed(records: &[Record], boot: &str) -> Result<State> {
 pub(super) fn reload(host: &Host) -> Result<()> {
     let boot = boot()?;
     let records = Records::open(host)?;
-    let mut table = open(host).map_err(NetworkError::table(RELOAD))?;
     for _ in 0..ATTEMPTS {
-        let generation = table.generation().map_err(NetworkError::table(RELOAD))?;
+        let generation = with(host, Table::generation).map_err(NetworkError::table(RELOAD))?;
         let state = needed(&records.whole()?, &boot)?;
         if state.is_empty() {
-            return delete(host, &mut table);
+            return delete(host);
         }
-        match table.ensure_at(&state, generation) {
+        match with(host, |table| table.ensure_at(&state, generation)) {
             Err(nft::Error::Changed) => continue,
             other => other.map_err(NetworkError::table(RELOAD))?,
         }
@@ -62,9 +91,9 @@ pub(super) fn reload(host: &Host) -> Result<()> {
 const RELOAD: &str = "put the tables back";
 
 /// Nobody needs the tables: they go, if that is so still while no pod is being attached.
-fn delete(host: &Host, table: &mut Table) -> Result<()> {
+fn delete(host: &Host) -> Result<()> {
     let Some(state) = StateDir::find(host)? else { return Ok(()) };
-    let _locked = match state.lock(Lock::Links, false, std::time::Duration::ZERO) {
+    let _locked = match state.lock(Lock::Links, false, Duration::ZERO) {
         // A pod is being attached, and makes the tables what it needs.
         Err(NetworkError::Locked { .. }) => return Ok(()),
         other => other?,
@@ -72,7 +101,7 @@ fn delete(host: &Host, table: &mut Table) -> Result<()> {
     if !needed(&Records::open(host)?.whole()?, &boot()?)?.is_empty() {
         return Ok(());
     }
-    table.delete().map_err(NetworkError::table("remove the tables"))
+    with(host, Table::delete).map_err(NetworkError::table("remove the tables"))
 }
 
 /// The switches that our networks need and that others turn off (docker, sysctl --system). Written only if they are not so.
@@ -103,8 +132,7 @@ pub(super) fn remove(host: &Host, entries: &State) -> Result<()> {
     if own.is_empty() {
         return Ok(());
     }
-    let removed = open(host).and_then(|mut table| table.remove(&own));
-    removed.map_err(NetworkError::table("take the pod out of the tables"))?;
+    with(host, |table| table.remove(&own)).map_err(NetworkError::table("take the pod out of the tables"))?;
     forget_flows(&own)
 }
 
