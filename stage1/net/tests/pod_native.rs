@@ -202,7 +202,7 @@ fn twenty_at_once() {
     });
     assert_eq!(addresses.iter().collect::<BTreeSet<_>>().len(), 40);
     assert_eq!(pod::check(&lab.host).unwrap(), Vec::<String>::new());
-        std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         for pod in pods {
             let lab = &lab;
             scope.spawn(move || lab.end(pod));
