@@ -169,20 +169,26 @@ impl Making<'_> {
             return Ok(());
         }
         let host = &self.wanted.host;
-        let added = tables::add(host, entries).map_err(|error| match error {
+        let mut added = tables::add(host, entries);
+        for _ in 0..ATTEMPTS {
+            match added {
+                // It is the first pod, or somebody removed the table; or what is in it is of networks that nobody uses now.
+                Err(nft::Error::Missing { .. } | nft::Error::Overlap { .. }) => {}
+                _ => break,
+            }
+            match tables::reload(host) {
+                // Many begin at once: one of them has made the table.
+                Err(NetworkError::Table { source: nft::Error::Contended { .. }, .. }) => {}
+                other => other?,
+            }
+            added = tables::add(host, entries);
+        }
+        added.map_err(|error| match error {
             nft::Error::Taken { port, owner, .. } => {
                 NetworkError::PortTaken { port: port.to_string(), by: format!("pod {owner}") }
             }
             source => NetworkError::Table { doing: "put the pod into the tables", source },
-        });
-        match added {
-            // Somebody removed the table, or it is the first pod; or what is in it is of networks that nobody uses now.
-            Err(NetworkError::Table { source: nft::Error::Missing { .. } | nft::Error::Overlap { .. }, .. }) => {
-                tables::reload(host)?;
-                tables::add(host, entries).map_err(NetworkError::table("put the pod into the tables"))?;
-            }
-            other => other?,
-        }
+        })?;
         tables::forget_flows(entries)
     }
 
@@ -219,6 +225,8 @@ impl Making<'_> {
     }
 }
 
+/// How often to put the tables back for one pod.
+const ATTEMPTS: u32 = 4;
 const ATTACH: &str = "attach the pod to";
 
 /// What plugins say is not believed: the interface must be there, and of its addresses only those that it has count.

@@ -10,7 +10,7 @@ use gantry_model::net::MAX_NETWORKS;
 use super::error::{NetworkError, Result};
 use super::record::{self, Found, Joined, Record, boot};
 use super::state::{StateDir, WAIT};
-use super::{Pod, select, tables};
+use super::{Pod, select, sweep, tables};
 use crate::ipam::Store;
 use crate::native;
 use crate::netlink::link::Link;
@@ -145,9 +145,8 @@ fn leases_by_id(pod: &str, state: &StateDir) -> Result<()> {
 fn plugins_by_id(pod: &str, host: &Host, state: &StateDir) -> Result<()> {
     let runtime = state.runtime(host)?;
     let mut errors = Vec::new();
-    let doing = || "list what is remembered of plugins".to_owned();
-    let names = runtime.cache().names().map_err(|source| NetworkError::Cache { doing: doing(), source })?;
-    for (network, _, interface) in names.into_iter().filter(|(_, container, _)| container == pod) {
+    for (network, _, interface) in sweep::remembered(&runtime)?.into_iter().filter(|(_, container, _)| container == pod)
+    {
         errors.extend(delete_remembered(&runtime, host, (&network, pod, &interface)).err());
     }
     NetworkError::of_all(errors)

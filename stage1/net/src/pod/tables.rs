@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use gantry_contract::network::Host;
-use gantry_model::Kind;
+use gantry_model::{ErrorKind, Kind};
 
 use super::entries;
 use super::error::{NetworkError, Result};
@@ -71,8 +71,13 @@ pub(super) fn reload(host: &Host) -> Result<()> {
     let boot = boot()?;
     let records = Records::open(host)?;
     for _ in 0..ATTEMPTS {
-        let generation = with(host, Table::generation).map_err(NetworkError::table(RELOAD))?;
+        let generation = with(host, Table::generation);
         let state = needed(&records.whole()?, &boot)?;
+        let generation = match generation {
+            // A host without nftables, and without pods that need them.
+            Err(error) if state.is_empty() && error.kind() == ErrorKind::Unavailable => return Ok(()),
+            other => other.map_err(NetworkError::table(RELOAD))?,
+        };
         if state.is_empty() {
             return delete(host);
         }
@@ -119,7 +124,7 @@ fn switch_on(state: &State) -> Result<()> {
         let set = switch.get().and_then(|is| if is == "1" { Ok(()) } else { switch.set("1") });
         match set {
             // The interface is gone, or there is no IPv6.
-            Err(error) if error.kind() == gantry_model::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
             other => other.map_err(NetworkError::link("turn on what networks need"))?,
         }
     }
