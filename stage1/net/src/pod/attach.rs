@@ -123,7 +123,7 @@ impl Making<'_> {
             attached.push(facts);
         }
         record.got(self.pod.dir, &entries, attached)?;
-        within(self.host, || self.into_tables(&entries))
+        within(self.host, || self.add_entries(&entries))
     }
 
     /// One network.
@@ -137,12 +137,13 @@ impl Making<'_> {
     ) -> Result<NetworkResult> {
         let attachment = joined.attachment(self.pod.id, netns);
         if choice.plugins.is_none() {
-            let failed = |source| NetworkError::Native { doing: ATTACH, network: joined.name.clone(), source };
+            let failed =
+                |source| NetworkError::Native { doing: ATTACH, network: joined.name.clone(), source: Box::new(source) };
             let added = native::add(&choice.network, &attachment, ends).map_err(failed)?;
             if !entries::merge(entries, added.entries) {
                 let what = format!("network '{}' wants ports or prefixes of another network of the pod", joined.name);
                 let source = nft::Error::Invalid(what);
-                return Err(NetworkError::Table { doing: "put the pod into the tables", source });
+                return Err(NetworkError::Table { doing: "put the pod into the tables", source: Box::new(source) });
             }
             return Ok(added.result);
         }
@@ -150,7 +151,7 @@ impl Making<'_> {
             doing,
             network: joined.name.clone(),
             why: choice.plugins.clone(),
-            source,
+            source: Box::new(source),
         };
         let _locked = self.state.lock(Lock::Plugins, true, WAIT)?;
         let runtime = self.state.runtime(&self.wanted.host)?;
@@ -164,7 +165,7 @@ impl Making<'_> {
         Ok(result)
     }
 
-    fn into_tables(&self, entries: &State) -> Result<()> {
+    fn add_entries(&self, entries: &State) -> Result<()> {
         if entries.is_empty() {
             return Ok(());
         }
@@ -178,7 +179,7 @@ impl Making<'_> {
             }
             match tables::reload(host) {
                 // Many begin at once: one of them has made the table.
-                Err(NetworkError::Table { source: nft::Error::Contended { .. }, .. }) => {}
+                Err(NetworkError::Table { source, .. }) if matches!(*source, nft::Error::Contended { .. }) => {}
                 other => other?,
             }
             added = tables::add(host, entries);
@@ -187,9 +188,9 @@ impl Making<'_> {
             nft::Error::Taken { port, owner, .. } => {
                 NetworkError::PortTaken { port: port.to_string(), by: format!("pod {owner}") }
             }
-            source => NetworkError::Table { doing: "put the pod into the tables", source },
+            source => NetworkError::Table { doing: "put the pod into the tables", source: Box::new(source) },
         })?;
-        tables::forget_flows(entries)
+        tables::forget_flows(entries, nft::conntrack::Which::Elsewhere)
     }
 
     /// Whose a port is that cannot be had: it may be a pod's.

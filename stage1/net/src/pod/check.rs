@@ -85,7 +85,7 @@ fn both(host: &Host, records: &Records) -> Result<(Option<nft::Found>, State)> {
     }
     before.ok_or_else(|| {
         let source = nft::Error::Contended { what: READ.into() };
-        NetworkError::Table { doing: READ, source }
+        NetworkError::Table { doing: READ, source: Box::new(source) }
     })
 }
 
@@ -176,7 +176,7 @@ fn leases_against(state: &StateDir, records: &Records, now: &str) -> Result<Vec<
         let dir = state.leases(now)?;
         let leases = Store::open(dir.as_fd(), &network, WAIT).and_then(|store| store.leases());
         let doing = || format!("list the addresses of network '{network}'");
-        for lease in leases.map_err(|source| NetworkError::Leases { doing: doing(), source })? {
+        for lease in leases.map_err(|source| NetworkError::Leases { doing: doing(), source: Box::new(source) })? {
             let whose = match &lease.owner {
                 Some(owner) if records.has(owner.pod())? => continue,
                 Some(owner) => owner.to_string(),
@@ -209,7 +209,12 @@ fn plugins_against(host: &Host, state: &StateDir, records: &Records, live: &[Rec
             }
             let failed = |source| {
                 let network = joined.name.clone();
-                NetworkError::Plugins { doing: "find the pod as it should be in", network, why: None, source }
+                NetworkError::Plugins {
+                    doing: "find the pod as it should be in",
+                    network,
+                    why: None,
+                    source: Box::new(source),
+                }
             };
             if let Err(error) = runtime.check_list(&config, &attachment).map_err(failed)
                 && records.has(&record.pod)?

@@ -100,7 +100,7 @@ impl Sweep<'_> {
             store.release_all_but(live)
         });
         let doing = || format!("free the addresses that nobody has in network '{network}'");
-        let freed = freed.map_err(|source| NetworkError::Leases { doing: doing(), source })?;
+        let freed = freed.map_err(|source| NetworkError::Leases { doing: doing(), source: Box::new(source) })?;
         let line = |lease: crate::ipam::Lease| {
             let of = lease.owner.map_or_else(|| "nobody".to_owned(), |owner| owner.to_string());
             format!("address {} of network {network}, given to {of}", lease.address)
@@ -146,7 +146,7 @@ impl Sweep<'_> {
             let valid = valid(&records, &network.name);
             let failed = |source| {
                 let network = network.name.clone();
-                NetworkError::Plugins { doing: "collect the garbage of", network, why: None, source }
+                NetworkError::Plugins { doing: "collect the garbage of", network, why: None, source: Box::new(source) }
             };
             self.errors.extend(runtime.gc_list(network, &valid).map_err(failed).err());
         }
@@ -220,7 +220,7 @@ impl Sweep<'_> {
 /// Network, pod and interface of all that is remembered of plugins.
 pub(super) fn remembered(runtime: &Runtime) -> Result<Vec<(String, String, String)>> {
     let doing = || "list what is remembered of plugins".to_owned();
-    runtime.cache().names().map_err(|source| NetworkError::Cache { doing: doing(), source })
+    runtime.cache().names().map_err(|source| NetworkError::Cache { doing: doing(), source: Box::new(source) })
 }
 
 /// The attachments of a network that plugins run.
