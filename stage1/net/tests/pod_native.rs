@@ -182,6 +182,30 @@ fn connections_that_are_over_do_not_hold_a_port() {
 }
 
 #[test]
+fn a_flow_follows_its_port() {
+    if !inside("a_flow_follows_its_port") {
+        return;
+    }
+    let lab = Lab::new();
+    let client = UdpSocket::bind("127.0.0.1:7777").unwrap();
+    for name in ["first", "second"] {
+        let pod = lab.pod();
+        let bind = || UdpSocket::bind("0.0.0.0:80").unwrap();
+        let server = pod.own.enter(|| Ok(bind())).unwrap();
+        server.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let (_, held) = lab.attach(&pod, &["default"], &[port(9000, Protocol::Udp)]).unwrap();
+        // From the same port as before, where the kernel remembers the way to the first pod.
+        client.send_to(name.as_bytes(), "127.0.0.1:9000").unwrap();
+        let mut said = [0; 16];
+        let (length, _) = server.recv_from(&mut said).unwrap();
+        assert_eq!(&said[..length], name.as_bytes());
+        drop((server, held));
+        lab.end(pod);
+    }
+    lab.nothing_after_sweep();
+}
+
+#[test]
 fn twenty_at_once() {
     if !inside("twenty_at_once") {
         return;
@@ -474,11 +498,11 @@ fn cost() {
     let lab = Lab::new();
     let first = lab.pod();
     lab.attach(&first, &["default"], &[]).unwrap();
-    for ports in [0, 1] {
+    for (ports, protocol) in [(0, Protocol::Tcp), (1, Protocol::Tcp), (1, Protocol::Udp)] {
         let (mut up, mut down) = (Vec::new(), Vec::new());
         for number in 0..60 {
             let pod = lab.pod();
-            let ports: Vec<Port> = (0..ports).map(|_| port(8000 + number, Protocol::Tcp)).collect();
+            let ports: Vec<Port> = (0..ports).map(|_| port(8000 + number, protocol)).collect();
             let start = Instant::now();
             let (_, held) = lab.attach(&pod, &["default"], &ports).unwrap();
             up.push(start.elapsed());
@@ -487,10 +511,16 @@ fn cost() {
             let start = Instant::now();
             pod::detach(&it, Some(&pod.own)).unwrap();
             down.push(start.elapsed());
+            drop(pod);
+            // While the kernel clears a namespace, nobody makes interfaces.
+            until("the namespace is gone", || lab.links().iter().filter(|name| name.starts_with("gt")).count() == 1);
         }
         up.sort();
         down.sort();
-        println!("{ports} ports: attach {:?} (p90 {:?}), detach {:?} (p90 {:?})", up[30], up[54], down[30], down[54]);
+        println!(
+            "{ports} ports of {protocol:?}: attach {:?} (p90 {:?}), detach {:?} (p90 {:?})",
+            up[30], up[54], down[30], down[54]
+        );
     }
     lab.end(first);
 }

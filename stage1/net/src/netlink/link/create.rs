@@ -23,6 +23,9 @@ const IFLA_BR_STP_STATE: u16 = 5;
 pub(super) const IFLA_BR_VLAN_FILTERING: u16 = 7;
 const IFLA_BR_MCAST_SNOOPING: u16 = 23;
 const IFLA_BR_VLAN_DEFAULT_PVID: u16 = 39;
+const IFLA_BR_MULTI_BOOLOPT: u16 = 46;
+/// `1 << BR_BOOLOPT_NO_LL_LEARN`, since 5.0.
+const NO_LL_LEARN: u32 = 1;
 const VETH_INFO_PEER: u16 = 1;
 pub(super) const IFLA_MACVLAN_MODE: u16 = 1;
 pub(super) const IFLA_IPVLAN_MODE: u16 = 1;
@@ -63,7 +66,8 @@ pub enum LinkKind<'a> {
     Dummy,
 }
 
-/// How a bridge is to be.
+/// How a bridge is to be. It takes no part in spanning trees, and learns nothing from the frames of such protocols
+/// (`no_linklocal_learn`): no rule of nftables sees those before it would.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Bridge {
     /// Tell VLANs apart (CNI's `vlan`).
@@ -159,6 +163,8 @@ impl LinkKind<'_> {
 impl Bridge {
     fn write(&self, m: &mut Batch) {
         m.u32(IFLA_BR_FORWARD_DELAY, 0).u32(IFLA_BR_STP_STATE, 0);
+        // Which are on, and which are said.
+        m.bytes(IFLA_BR_MULTI_BOOLOPT, [NO_LL_LEARN, NO_LL_LEARN].map(u32::to_ne_bytes).as_flattened());
         if let Some(ageing) = self.ageing {
             // In hundredths of a second (USER_HZ).
             m.u32(IFLA_BR_AGEING_TIME, u32::try_from(ageing.as_millis() / 10).unwrap_or(u32::MAX));

@@ -21,6 +21,11 @@ impl Space {
         self.0.id()
     }
 
+    /// A bridge as pods get it.
+    pub(super) fn bridge(&mut self, name: &str) {
+        self.0.bridge(name);
+    }
+
     pub(super) fn namespace(&self) -> &Namespace {
         &self.0.namespace
     }
