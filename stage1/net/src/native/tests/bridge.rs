@@ -60,6 +60,21 @@ fn pods_reach_each_other_and_the_host() {
     assert_eq!((guard.mac, guard.addresses.len()), (inside.mac.unwrap(), 2));
 }
 
+#[test]
+fn a_pod_of_two_networks_leaves_by_the_first() {
+    let lab = Lab::new();
+    let pod = Net::new();
+    let at = attachment(&pod, 1);
+    lab.add(&dual("one", "br-one", 74), &pod, &at);
+    let second = Attachment { interface: "eth1".to_owned(), ..at };
+    let added = lab.add(&dual("two", "br-two", 75), &pod, &second);
+    assert_eq!(talk(&pod, address(&added, true), &lab.host).seen(), ip("10.75.0.1"));
+    for (family, gateway) in [("-4", "10.74.0.1"), ("-6", "fd00:74::1")] {
+        let routes = pod.ip(&[family, "route", "show", "default"]);
+        assert_eq!((routes[0]["gateway"].as_str(), routes.as_array().unwrap().len()), (Some(gateway), 1));
+    }
+}
+
 /// A third network behind the host, which knows no way back to the pods.
 #[test]
 fn the_default_network_leads_out_and_its_ports_lead_in() {
