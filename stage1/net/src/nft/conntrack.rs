@@ -9,15 +9,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use netlink_sys::constants::NETLINK_NETFILTER;
 use rustix::io::Errno;
 
 use super::error::{Error, Result};
+use super::kept;
 use super::state::{Forward, HostPort, Protocol};
 use super::wire::FIXED;
-use crate::netlink::channel::{self, Channel};
+use crate::netlink::channel::Channel;
 use crate::netlink::family::{address, family};
 use crate::netlink::message::{Attributes, Batch, F_DUMP, Message};
 use crate::netlink::{Malformed, Namespace, Socket};
@@ -91,15 +92,18 @@ pub fn forget(host: &Namespace, ports: &BTreeMap<HostPort, Forward>, which: Whic
     if ports.is_empty() {
         return Ok(0);
     }
-    let socket = host.enter(|| channel::open(NETLINK_NETFILTER, false))?;
-    let mut channel = Channel::new(socket);
-    channel.set_timeout(TIMEOUT);
     let mut search = Search { ports, which, local: BTreeSet::new() };
     // Whether a destination is the host's matters only where it was not changed to a pod's.
     if which == Which::Elsewhere && search.ports.keys().any(|port| port.address.is_unspecified()) {
         let addresses = Socket::open_in(host)?.addresses(None)?;
         search.local = addresses.into_iter().map(|one| one.address.prefix.address()).collect();
     }
+    host.enter(|| Ok(kept::with(|socket| forget_found(&mut search, socket))))?
+}
+
+fn forget_found(search: &mut Search<'_>, socket: OwnedFd) -> Result<usize> {
+    let mut channel = Channel::new(socket);
+    channel.set_timeout(TIMEOUT);
     let mut count = 0;
     for _ in 0..ROUNDS {
         let found = search.find(&mut channel)?;

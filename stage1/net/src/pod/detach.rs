@@ -10,7 +10,7 @@ use gantry_model::net::MAX_NETWORKS;
 use super::error::{NetworkError, Result};
 use super::record::{self, Found, Joined, Record, boot};
 use super::state::{StateDir, WAIT};
-use super::{Pod, select, tables};
+use super::{Pod, select, sweep, tables};
 use crate::ipam::Store;
 use crate::native;
 use crate::netlink::link::Link;
@@ -79,12 +79,18 @@ fn leave_native(
     (socket, leases): (&mut Socket, BorrowedFd<'_>),
 ) -> Result<()> {
     let attachment = joined.attachment(&record.pod, netns);
-    let failed = |source| NetworkError::Native { doing: DETACH, network: joined.name.clone(), source };
+    let failed =
+        |source| NetworkError::Native { doing: DETACH, network: joined.name.clone(), source: Box::new(source) };
     native::del(&joined.config()?, &attachment, socket, leases).map_err(failed)
 }
 
 fn leave_plugins(runtime: &Runtime, record: &Record, joined: &Joined, now: bool, netns: Option<String>) -> Result<()> {
-    let failed = |source| NetworkError::Plugins { doing: DETACH, network: joined.name.clone(), why: None, source };
+    let failed = |source| NetworkError::Plugins {
+        doing: DETACH,
+        network: joined.name.clone(),
+        why: None,
+        source: Box::new(source),
+    };
     // Without an entry ADD was never begun, or DEL is done; but for one that a power loss took.
     let begun = match runtime.cache().get(&joined.name, &record.pod, &joined.interface) {
         Err(PluginError::Damaged { .. }) => true,
@@ -137,7 +143,7 @@ fn leases_by_id(pod: &str, state: &StateDir) -> Result<()> {
         let freed = Store::open(leases.as_fd(), &network, WAIT)
             .and_then(|store| store.release_all_but(|owner| owner.pod() != pod));
         let doing = || format!("free the addresses of pod {pod} in network '{network}'");
-        errors.extend(freed.map_err(|source| NetworkError::Leases { doing: doing(), source }).err());
+        errors.extend(freed.map_err(|source| NetworkError::Leases { doing: doing(), source: Box::new(source) }).err());
     }
     NetworkError::of_all(errors)
 }
@@ -145,9 +151,8 @@ fn leases_by_id(pod: &str, state: &StateDir) -> Result<()> {
 fn plugins_by_id(pod: &str, host: &Host, state: &StateDir) -> Result<()> {
     let runtime = state.runtime(host)?;
     let mut errors = Vec::new();
-    let doing = || "list what is remembered of plugins".to_owned();
-    let names = runtime.cache().names().map_err(|source| NetworkError::Cache { doing: doing(), source })?;
-    for (network, _, interface) in names.into_iter().filter(|(_, container, _)| container == pod) {
+    for (network, _, interface) in sweep::remembered(&runtime)?.into_iter().filter(|(_, container, _)| container == pod)
+    {
         errors.extend(delete_remembered(&runtime, host, (&network, pod, &interface)).err());
     }
     NetworkError::of_all(errors)
@@ -159,8 +164,12 @@ pub(super) fn delete_remembered(
     host: &Host,
     (network, pod, interface): (&str, &str, &str),
 ) -> Result<()> {
-    let failed =
-        |source| NetworkError::Plugins { doing: "detach a pod from", network: network.to_owned(), why: None, source };
+    let failed = |source| NetworkError::Plugins {
+        doing: "detach a pod from",
+        network: network.to_owned(),
+        why: None,
+        source: Box::new(source),
+    };
     match runtime.cache().get(network, pod, interface) {
         Ok(None) => Ok(()),
         Ok(Some(entry)) if entry.network().is_ok() => runtime.del_entry(&entry, None).map_err(failed),

@@ -4,52 +4,25 @@
 //! for the generation of nftables, reads the records, and then replaces the table unless the generation changed, loses no
 //! pod's entries; and who reads the records again afterwards, and finds them as they were, has revived none.
 
-use std::os::fd::OwnedFd;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use gantry_contract::network::Host;
-use gantry_model::Kind;
+use gantry_model::{ErrorKind, Kind};
 
 use super::entries;
 use super::error::{NetworkError, Result};
 use super::record::{Record, Records, Standing, boot};
 use super::state::{Lock, StateDir};
+use crate::netlink::Namespace;
 use crate::netlink::sysctl::Sysctl;
-use crate::netlink::{Attempt, Namespace};
-use crate::nft::{self, State, Table};
+use crate::nft::{self, State, Table, conntrack};
 
 /// How often to try again when pods come and go, or others change nftables, meanwhile.
 const ATTEMPTS: u32 = 32;
 
-/// Sockets that were used, by the network namespace they are of: its device and inode. To close one waits for a grace period of
-/// RCU (the kernel clears up after every transaction before), which takes 7 ms and more. So they are kept for the next use, and the end of the
-/// process closes them: mostly there is one.
-static KEPT: Mutex<Vec<((u64, u64), OwnedFd)>> = Mutex::new(Vec::new());
-/// So many are kept.
-const MOST_KEPT: usize = 32;
-
 /// Does something with the tables of the network namespace the thread is in.
 pub(super) fn with<T>(host: &Host, work: impl FnOnce(&mut Table) -> nft::Result<T>) -> nft::Result<T> {
-    let here = Namespace::own()?;
-    let stat = rustix::fs::fstat(&here).attempt(|| "look at the network namespace")?;
-    let here = (stat.st_dev, stat.st_ino);
-    let kept = {
-        let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = all.iter().position(|(of, _)| *of == here);
-        found.map(|index| all.swap_remove(index).1)
-    };
-    let kept = kept.map_or_else(nft::socket, Ok)?;
-    let socket = rustix::io::fcntl_dupfd_cloexec(&kept, 3).attempt(|| "use a socket of nftables")?;
-    let done = Table::open(socket, &host.table).and_then(|mut table| work(&mut table));
-    // After a failure an answer may still come, that the next one would take for his.
-    if done.is_ok() {
-        let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() < MOST_KEPT {
-            all.push((here, kept));
-        }
-    }
-    done
+    nft::kept::with(|socket| work(&mut Table::open(socket, &host.table)?))
 }
 
 pub(super) fn add(host: &Host, entries: &State) -> nft::Result<()> {
@@ -71,8 +44,13 @@ pub(super) fn reload(host: &Host) -> Result<()> {
     let boot = boot()?;
     let records = Records::open(host)?;
     for _ in 0..ATTEMPTS {
-        let generation = with(host, Table::generation).map_err(NetworkError::table(RELOAD))?;
+        let generation = with(host, Table::generation);
         let state = needed(&records.whole()?, &boot)?;
+        let generation = match generation {
+            // A host without nftables, and without pods that need them.
+            Err(error) if state.is_empty() && error.kind() == ErrorKind::Unavailable => return Ok(()),
+            other => other.map_err(NetworkError::table(RELOAD))?,
+        };
         if state.is_empty() {
             return delete(host);
         }
@@ -85,7 +63,7 @@ pub(super) fn reload(host: &Host) -> Result<()> {
         }
     }
     let source = nft::Error::Contended { what: "make the tables hold what the pods need".into() };
-    Err(NetworkError::Table { doing: RELOAD, source })
+    Err(NetworkError::Table { doing: RELOAD, source: Box::new(source) })
 }
 
 const RELOAD: &str = "put the tables back";
@@ -119,7 +97,7 @@ fn switch_on(state: &State) -> Result<()> {
         let set = switch.get().and_then(|is| if is == "1" { Ok(()) } else { switch.set("1") });
         match set {
             // The interface is gone, or there is no IPv6.
-            Err(error) if error.kind() == gantry_model::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
             other => other.map_err(NetworkError::link("turn on what networks need"))?,
         }
     }
@@ -133,12 +111,18 @@ pub(super) fn remove(host: &Host, entries: &State) -> Result<()> {
         return Ok(());
     }
     with(host, |table| table.remove(&own)).map_err(NetworkError::table("take the pod out of the tables"))?;
-    forget_flows(&own)
+    forget_flows(&own, conntrack::Which::There)
 }
 
-/// Flows that were let through these ports, to whoever had them before, are not to go there any longer.
-pub(super) fn forget_flows(entries: &State) -> Result<()> {
-    // CALL SITE: nft's conntrack goes here.
-    let _ = entries;
-    Ok(())
+/// Connections through these ports that began before are not to go on elsewhere, or to a pod that is dead.
+pub(super) fn forget_flows(entries: &State, which: conntrack::Which) -> Result<()> {
+    if entries.ports.is_empty() {
+        return Ok(());
+    }
+    let forgotten = Namespace::own().map_err(nft::Error::from);
+    match forgotten.and_then(|here| conntrack::forget(&here, &entries.ports, which)) {
+        // A kernel that cannot be asked: connections end when they are silent for long enough.
+        Err(error) if error.kind() == ErrorKind::Unavailable => Ok(()),
+        other => other.map(drop).map_err(NetworkError::table("end the connections of the pod's ports")),
+    }
 }
