@@ -143,10 +143,7 @@ fn etc_files(plan: &Plan, network: Option<&Network>) -> Result<Vec<etc::File>> {
     if plan.hosts == Hosts::Host {
         host.hosts = root::host_file("/etc/hosts");
     }
-    let resolver = match (&plan.net, network) {
-        (Net::Networks(networks), Some(network)) if asked => network.resolver(networks),
-        _ => None,
-    };
+    let resolver = network.filter(|_| asked).and_then(Network::resolver);
     etc::files(plan, &host, network.map(Network::attached).unwrap_or_default(), resolver)
 }
 

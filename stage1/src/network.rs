@@ -11,7 +11,7 @@
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 
-use gantry_contract::network::Attached;
+use gantry_contract::network::{Attached, Host};
 use gantry_contract::plan::{Net, Networks, Plan};
 use gantry_net::netlink::{Namespace, Socket};
 use gantry_net::pod::{self, Held};
@@ -24,6 +24,8 @@ use crate::sys;
 pub(crate) struct Network {
     /// The pod's UUID.
     id: String,
+    /// How networks are run here.
+    settings: Host,
     /// The pod directory: the descriptor with the lock.
     pod_dir: OwnedFd,
     host_mounts: OwnedFd,
@@ -44,9 +46,9 @@ impl Network {
     }
 
     /// The address of the pod's first gateway that is one of this host's: where this gantry's resolver is.
-    pub(crate) fn resolver(&self, networks: &Networks) -> Option<IpAddr> {
+    pub(crate) fn resolver(&self) -> Option<IpAddr> {
         let mut gateways = self.attached.iter().flat_map(|it| &it.addresses).filter_map(|it| it.gateway);
-        if !networks.host.resolver {
+        if !self.settings.resolver {
             return None;
         }
         // To have an address is to be able to bind to it. Another's router (macvlan) is asked nothing.
@@ -64,7 +66,7 @@ impl Network {
         sys::setns(self.host.as_fd(), libc::CLONE_NEWNET)
             .attempt(|| "cannot go back to the host's network to take the pod's networks away")?;
         let pod = pod::Pod { id: &self.id, dir: self.pod_dir.as_fd() };
-        pod::detach(&pod, Some(&self.own)).map_err(|error| failure::of(&error))
+        pod::detach_on(&self.settings, &pod, Some(&self.own)).map_err(|error| failure::of(&error))
     }
 
     /// Notes that the host's mounts have been left.
@@ -98,7 +100,8 @@ fn attach(plan: &Plan, networks: &Networks, lock: &OwnedFd) -> Result<Network> {
     let own = Namespace::own().map_err(|error| failure::of(&error))?;
     let pod = pod::Pod { id: &plan.pod, dir: pod_dir.as_fd() };
     let (attached, held) = pod::attach(&pod, networks, &host, &own).map_err(|error| failure::of(&error))?;
-    Ok(Network { id: plan.pod.clone(), pod_dir, host_mounts, host, own, _held: held, attached, at_home: true })
+    let (id, settings) = (plan.pod.clone(), networks.host.clone());
+    Ok(Network { id, settings, pod_dir, host_mounts, host, own, _held: held, attached, at_home: true })
 }
 
 fn new_namespace() -> Result<()> {

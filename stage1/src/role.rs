@@ -72,7 +72,7 @@ fn down(host: &Host, pod: &str) -> Result<Answer> {
         Err(error) => return Err(error).attempt(what),
     };
     let id = id.to_string();
-    let detached = pod::detach(&Pod { id: &id, dir: dir.as_fd() }, None);
+    let detached = pod::detach_on(host, &Pod { id: &id, dir: dir.as_fd() }, None);
     detached.map(|()| Answer::Done).map_err(|error| failure::of(&error))
 }
 
