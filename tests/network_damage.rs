@@ -261,7 +261,7 @@ fn after_a_reboot_nothing_counts_that_was_before() {
 #[test]
 fn a_damaged_record_is_not_in_the_way() {
     let (_space, g) = lab();
-    for damage in ["", "{", "[]", "{\"version\": 99}", "\u{0}\u{0}\u{0}\u{0}"] {
+    for damage in ["", "{", "[]", "\u{0}\u{0}\u{0}\u{0}"] {
         let pod = g.networked(&["--net=default:IP=10.121.5.6", "-p", "8080:7000"], &["sleep", "forever"]);
         let record: PathBuf = g.dir().join("pods").join(&pod).join("network.json");
         kill(g.supervisor(&pod));
@@ -280,9 +280,12 @@ fn a_damaged_record_is_not_in_the_way() {
 fn what_belongs_to_nobody_is_swept() {
     let (space, g) = lab();
     let live = g.networked(&[], &["sleep", "forever"]);
-    // A veth of a pod that never was, on our bridge.
+    // The cable of a pod that is gone, on our bridge; it says whose it was.
     let stray = "gt0123456789ab0";
-    space.host().batch(&format!("link add {stray} type veth peer name stray1\nlink set {stray} master gantry0\n"));
+    let alias = "01234567-89ab-4cde-8f01-23456789abcd/eth0";
+    space.host().batch(&format!(
+        "link add {stray} type veth peer name stray1\nlink set {stray} alias {alias}\nlink set {stray} master gantry0\n"
+    ));
     let doctor = g.run(&["doctor"]).to_string();
     assert!(doctor.contains(stray), "the doctor does not see a stray interface: {doctor}");
     let _ = g.run(&["gc"]).ok();
