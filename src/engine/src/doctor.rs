@@ -118,7 +118,7 @@ impl Engine {
         match self.check_networks() {
             Ok(lines) => {
                 for line in lines {
-                    warn(
+                    fail(
                         findings,
                         line,
                         "'gantry gc' removes what is too much, 'gantry network reload' puts rules back",
