@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use gantry_proto::rkt::v1alpha::{PodFilter, PodState};
 use gantry_tests::net::{HOST4, HOST6, OUTSIDE4, OUTSIDE6};
 use gantry_tests::{Gantry, Place, Space};
 use serde_json::{Value, json};
@@ -83,10 +84,9 @@ fn pods_reach_each_other_the_host_and_the_outside() {
 }
 
 #[test]
-fn the_outside_does_not_reach_pods() {
+fn the_outside_is_told_no_way_to_pods() {
     let (space, g) = lab();
     let pod = g.server(&[], "7000");
-    show_the_way(space.outside());
     for protocol in ["tcp", "udp"] {
         space.outside().ask_in_vain(protocol, &g.ip4(&pod), 7000);
         space.outside().ask_in_vain(protocol, &g.ip6(&pod), 7000);
@@ -294,6 +294,42 @@ fn what_a_pod_got_is_shown() {
 }
 
 #[test]
+fn the_api_tells_the_networks() {
+    let (_space, g) = lab();
+    g.conflist("blue", &bridge("blue0", "10.31"));
+    let served = g.serve(&[]);
+    let api = served.api();
+    let one = g.networked(&[], &["sleep", "forever"]);
+    let two = g.networked(&["--net=blue,default"], &["sleep", "forever"]);
+    let none = g.networked(&["--net=none"], &["sleep", "forever"]);
+    let told = |pod: &str| {
+        let pod = api.wait_pod(pod, "to run", |pod| pod.state() == PodState::Running);
+        pod.networks.into_iter().map(|it| (it.name, it.ipv4, it.ipv6)).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&one), [("default".to_owned(), g.ip4(&one), g.ip6(&one))]);
+    let blue = g.attached(&two)[0]["addresses"][0]["address"].as_str().unwrap_or_default().to_owned();
+    let both = told(&two);
+    assert_eq!(both[0], ("blue".to_owned(), blue, String::new()));
+    assert_eq!((both[1].0.as_str(), &both[1].2), ("default", &g.ip6(&two)));
+    assert_eq!(told(&none), []);
+    let of = |names: &[&str]| {
+        let network_names = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut ids = api.pod_ids(PodFilter { network_names, ..PodFilter::default() });
+        ids.sort();
+        ids
+    };
+    let sorted = |mut pods: Vec<String>| {
+        pods.sort();
+        pods
+    };
+    assert_eq!(of(&["default"]), sorted(vec![one.clone(), two.clone()]));
+    assert_eq!(of(&["blue"]), [two.clone()]);
+    assert_eq!(of(&["blue", "default"]), [two]);
+    assert_eq!(of(&["nowhere"]), [""; 0]);
+    served.end().succeeded();
+}
+
+#[test]
 fn the_networks_are_listed() {
     let (_space, g) = lab();
     g.conflist("blue", &bridge("blue0", "10.31"));
@@ -309,5 +345,5 @@ fn the_networks_are_listed() {
     let _ = text.says("blue").says("default-restricted").says("broken");
     let shown = g.run(&["network", "inspect", "blue"]).ok();
     let _ = shown.says("blue0").says(&pod).says(&g.ip4(&pod));
-    let _ = g.run(&["network", "inspect", "nowhere"]).exits(FAILED).complains(&["nowhere"]);
+    let _ = g.run(&["network", "inspect", "nowhere"]).exits(1).complains(&["nowhere"]);
 }

@@ -146,6 +146,12 @@ impl Engine {
         }
     }
 
+    /// The name of our nftables tables, for who watches them.
+    #[must_use]
+    pub fn network_table(&self) -> String {
+        self.network_host().table
+    }
+
     /// Makes our tables hold what the running pods need, whoever has changed them. Does nothing where no pod ever had a
     /// network.
     ///

@@ -92,7 +92,7 @@ fn networks_of_a_plan_are_those_asked_for() {
     }
     let port = out::Port { host_ip: None, host_port: 1, pod_port: 2, count: 1, protocol: out::Protocol::Tcp };
     let with = |text: &str| net(&text.parse().unwrap(), vec![port.clone()], here("t"));
-    assert_eq!(ports_of(&with("all").unwrap()), [port.clone()]);
+    assert_eq!(ports_of(&with("all").unwrap()), std::slice::from_ref(&port));
     for none in ["none", "host"] {
         let refused = with(none).unwrap_err();
         assert!(refused.to_string().contains(&format!("--net={none}")), "{refused}");

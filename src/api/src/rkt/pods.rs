@@ -7,7 +7,7 @@ use gantry_engine::image_view::name_and_version;
 use gantry_engine::model::id::shown;
 use gantry_engine::model::query::PodFilter;
 use gantry_engine::model::{ErrorKind, ImageId, Kind as _, NetMode, PodNetwork, PodPrefix};
-use gantry_engine::{AppRow, Observer, PodError, PodRow, PodView};
+use gantry_engine::{AppRow, Observer, PodError, PodView};
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::{self as wire, InspectPodResponse, Network};
 use prost::Message;
@@ -133,7 +133,7 @@ fn pod(images: &mut Images<'_>, view: &PodView, detail: bool) -> Result<wire::Po
         pid: supervisor.and_then(|process| i32::try_from(process.pid).ok()).unwrap_or(-1),
         state: convert::pod_state(&row.phase).into(),
         apps: row.apps.iter().map(|row| app(images, row)).collect::<Result<_, _>>()?,
-        networks: if started.is_some() { networks(row) } else { Vec::new() },
+        networks: if started.is_some() { networks(&row.net, &row.networks) } else { Vec::new() },
         manifest,
         annotations: convert::pairs(&row.user_annotations),
         cgroup: supervisor.map(|_| view.cgroup.clone()).unwrap_or_default(),
@@ -155,9 +155,9 @@ fn app(images: &mut Images<'_>, row: &AppRow) -> Result<wire::App, Status> {
 }
 
 /// The networks of a pod that was started: the host's, or those it got. They stay when it has ended.
-fn networks(row: &PodRow) -> Vec<Network> {
-    if row.net == NetMode::Host {
-        return vec![Network { name: row.net.to_string(), ..Network::default() }];
+fn networks(asked: &NetMode, got: &[PodNetwork]) -> Vec<Network> {
+    if *asked == NetMode::Host {
+        return vec![Network { name: asked.to_string(), ..Network::default() }];
     }
     let network = |got: &PodNetwork| {
         // rkt has one field of each kind: the first of several.
@@ -165,7 +165,7 @@ fn networks(row: &PodRow) -> Vec<Network> {
         let text = |v6| first(v6).map(|address| address.to_string()).unwrap_or_default();
         Network { name: got.name.clone(), ipv4: text(false), ipv6: text(true) }
     };
-    row.networks.iter().map(network).collect()
+    got.iter().map(network).collect()
 }
 
 #[cfg(test)]

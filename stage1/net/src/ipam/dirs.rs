@@ -26,6 +26,9 @@ pub(super) struct Dirs {
     pub(super) owners: OwnedFd,
     pub(super) addresses: OwnedFd,
     lock: OwnedFd,
+    /// How often it was asked who holds an address.
+    #[cfg(test)]
+    pub(super) looks: std::cell::Cell<usize>,
 }
 
 /// The lock, held until dropped.
@@ -61,7 +64,15 @@ impl Dirs {
         let lock = rustix::fs::openat(&top, "lock", flags, private()).map_err(|e| failed("open the lock", e.into()))?;
         let owners = make_dir(top.as_fd(), "owners").map_err(|e| failed("make the directory 'owners'", e))?;
         let addresses = make_dir(top.as_fd(), "addresses").map_err(|e| failed("make the directory 'addresses'", e))?;
-        let dirs = Self { network: network.to_owned(), top, owners, addresses, lock };
+        let dirs = Self {
+            network: network.to_owned(),
+            top,
+            owners,
+            addresses,
+            lock,
+            #[cfg(test)]
+            looks: std::cell::Cell::default(),
+        };
         match dirs.small("format")? {
             Some(text) if text == FORMAT => Ok(dirs),
             // Missing, or cut short by a power loss when it was new.
@@ -179,6 +190,8 @@ impl Dirs {
 
     /// The file an address links to, `None` when it is free.
     pub(super) fn holder(&self, address: IpAddr) -> Result<Option<Inode>, IpamError> {
+        #[cfg(test)]
+        self.looks.set(self.looks.get() + 1);
         self.inode(self.addresses.as_fd(), &address.to_string())
     }
 

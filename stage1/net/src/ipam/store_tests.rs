@@ -173,9 +173,7 @@ fn a_lock_that_is_never_free_is_not_waited_for_forever() {
     let _held = store.dirs.lock(WAIT).unwrap();
     let dir = files::open_dir(temp.path()).unwrap();
     let other = Store::open(dir.as_fd(), "net", Duration::from_millis(50)).unwrap();
-    let start = Instant::now();
     assert_eq!(other.release(&owner("a")).unwrap_err().kind(), ErrorKind::TimedOut);
-    assert!(start.elapsed() < Duration::from_secs(5));
 }
 
 #[derive(Debug, Clone)]
@@ -383,12 +381,12 @@ fn median(store: &Store, pool: &[RangeSet]) -> (Duration, Duration) {
     (gives[100], frees[100])
 }
 
+/// Times are printed (`--nocapture`) and not judged: a machine may be busy. What is judged is how many addresses are looked at.
 #[test]
 fn it_does_not_slow_as_leases_grow() {
     let temp = tempfile::tempdir().unwrap();
     let store = open(temp.path());
     let pool = sets(&["10.1.0.0/16"]);
-    let mut medians = Vec::new();
     let mut have = 0;
     for leases in [1, 1_000, 60_000] {
         let start = Instant::now();
@@ -399,7 +397,10 @@ fn it_does_not_slow_as_leases_grow() {
         have = leases;
         let (give, free) = median(&store, &pool);
         println!("{leases:>6} leases: give {give:?}, release {free:?} (medians); {each:?} each while filling");
-        medians.push(give);
+        let before = store.dirs.looks.get();
+        store.allocate(&owner("looked"), &pool, &[]).unwrap();
+        assert_eq!(store.dirs.looks.get() - before, 1, "at {leases} leases");
+        store.release(&owner("looked")).unwrap();
     }
     let start = Instant::now();
     assert_eq!(store.leases().unwrap().len(), 60_000);
@@ -413,5 +414,4 @@ fn it_does_not_slow_as_leases_grow() {
     let start = Instant::now();
     assert_eq!(store.release_all_but(|owner| owner.pod() == "p7").unwrap().len(), 60_000);
     println!("gc of 60000: {:?}", start.elapsed());
-    assert!(medians[2] < medians[1] * 5, "{medians:?}");
 }

@@ -10,12 +10,12 @@
 //! changed.
 
 use super::addresses::{Given, give};
-use super::cable::{self, Outside};
+use super::cable::{self, Cable, Outside};
 use super::chain::Chain;
 use super::entries::{Routed, guard};
 use super::error::NativeError;
 use super::inside::{self, How, Inside, derived_mac};
-use super::result::{at_host, at_pod, ips};
+use super::result::{at_host, ips};
 use super::{Added, Ends, ports, switches};
 use crate::address::Cidr;
 use crate::config::{Bridge, IngressPolicy, NetworkConfig, StaticAddress};
@@ -59,9 +59,10 @@ pub(super) fn add(
     let outside = Outside { port, ..Outside::new(wanted.mtu, inside.ingress) };
     let (bridge, cable) = plan.plug(ends, attachment, outside, &inside)?;
     let how = How { dad: wanted.enable_dad, down: wanted.disable_container_interface, alone: false };
-    let link = inside::finish(ends, attachment, &inside, &given, how)?;
-    guard(&mut entries, &cable.name, link.mac, &given);
-    let interfaces = vec![at_host(&bridge), at_host(&cable), at_pod(&link, attachment)];
+    inside::finish(ends, attachment, &inside, &given, how)?;
+    guard(&mut entries, &cable.name, inside.mac, &given);
+    let [at_bridge, in_pod] = cable.ends(attachment, &inside);
+    let interfaces = vec![at_host(&bridge), at_bridge, in_pod];
     let ips = ips(&given, 2);
     Ok(Added { result: NetworkResult { interfaces, ips, routes: given.routes, dns: given.dns }, entries })
 }
@@ -92,7 +93,7 @@ impl Plan<'_> {
         attachment: &Attachment,
         outside: Outside,
         inside: &Inside,
-    ) -> Result<(Link, Link), NativeError> {
+    ) -> Result<(Link, Cable), NativeError> {
         for _ in 1..ATTEMPTS {
             let mut seen = None;
             let error = match self.plug_once(ends, attachment, (outside, inside), &mut seen) {
@@ -119,7 +120,7 @@ impl Plan<'_> {
         attachment: &Attachment,
         (outside, inside): (Outside, &Inside),
         seen: &mut Option<u32>,
-    ) -> Result<(Link, Link), NativeError> {
+    ) -> Result<(Link, Cable), NativeError> {
         let bridge = self.look(&mut ends.host)?;
         *seen = Some(bridge.index);
         self.finish(ends, &bridge)?;

@@ -1,8 +1,11 @@
 //! A pod's cable: a veth pair with one end on the host and the other in the pod.
 //!
 //! The host's end has a name that only this interface of this pod can have, and an alias that says both in full, so that it
-//! can be told whose it is. It is limited, and its port of the bridge set, before it comes up: to change the queue of an
-//! interface that is up waits for a grace period of RCU, and nothing passes before all is as it should be.
+//! can be told whose it is. It is limited before it comes up: to change the queue of an interface that is up waits for a
+//! grace period of RCU. It comes up last, with its alias and as the port it is to be.
+//!
+//! Nothing is read back. Each question to rtnetlink waits for the lock of all changes in all network namespaces (RTNL),
+//! which others hold for tens of milliseconds; so names, hardware addresses and MTU are ours to say.
 
 use std::os::fd::AsFd;
 
@@ -10,11 +13,14 @@ use super::bandwidth::bucket;
 use super::error::NativeError;
 use super::inside::Inside;
 use crate::config::RateLimit;
+use crate::netlink::link::Change;
 use crate::netlink::link::create::{LinkKind, NewLink, Peer};
 use crate::netlink::link::port::Port;
-use crate::netlink::link::{Change, Link};
-use crate::netlink::{Namespace, Setup, Socket};
-use crate::plugin::Attachment;
+use crate::netlink::{Mac, Namespace, Setup, Socket};
+use crate::plugin::{Attachment, Interface};
+
+/// What a cable of this kernel has if nothing is said (ETH_DATA_LEN). It is said, so as not to have to ask.
+const MTU: u32 = 1500;
 
 /// The name of the host's end: `gt`, the first twelve digits of the pod's UUID, and the number of the interface (`eth0`: 0) as
 /// a digit to base 36. What is not a UUID, or another interface, has a digest in its place, behind `gth`.
@@ -62,6 +68,34 @@ impl Outside {
     }
 }
 
+/// A cable that was made.
+#[derive(Debug)]
+pub(super) struct Cable {
+    /// The host's end.
+    pub(super) name: String,
+    /// Its index.
+    pub(super) index: u32,
+    mac: Mac,
+    mtu: u32,
+    /// The MTU of the pod's end.
+    inside_mtu: u32,
+}
+
+impl Cable {
+    /// Both ends in the words of CNI.
+    pub(super) fn ends(&self, attachment: &Attachment, inside: &Inside) -> [Interface; 2] {
+        let one = |name: &str, mac: Option<Mac>, mtu| Interface {
+            name: name.to_owned(),
+            mac: mac.map(|mac| mac.to_string()).unwrap_or_default(),
+            mtu: Some(mtu),
+            ..Interface::default()
+        };
+        let sandbox = attachment.netns.clone().unwrap_or_default();
+        let pod = Interface { sandbox, ..one(&attachment.interface, inside.mac, self.inside_mtu) };
+        [one(&self.name, Some(self.mac), self.mtu), pod]
+    }
+}
+
 /// Makes both ends, the pod's in its namespace under its final name, and leaves both down.
 pub(super) fn make(
     host: &mut Socket,
@@ -69,13 +103,21 @@ pub(super) fn make(
     attachment: &Attachment,
     outside: &Outside,
     inside: &Inside,
-) -> Result<Link, NativeError> {
+) -> Result<Cable, NativeError> {
     let name = host_interface(&attachment.container_id, &attachment.interface);
-    let with = Change { namespace: Some(pod.as_fd()), mtu: inside.mtu.or(outside.mtu), ..inside.change() };
+    // A bridge that was given no hardware address has the lowest of its ports'. This one is higher than any other.
+    let mut mac = Mac::of_id(&format!("{} outside", alias(attachment)));
+    mac.0[0] = 0xfe;
+    let mtu = outside.mtu.unwrap_or(MTU);
+    let inside_mtu = inside.mtu.unwrap_or(mtu);
+    let with = Change { namespace: Some(pod.as_fd()), mtu: Some(inside_mtu), ..inside.change() };
     let kind = LinkKind::Veth(Peer { name: &attachment.interface, with });
-    let with = Change { master: outside.master, mtu: outside.mtu, ..Change::default() };
+    let with = Change { master: outside.master, mtu: Some(mtu), mac: Some(mac), ..Change::default() };
     host.create_link(&NewLink { name: &name, kind, with })?;
-    host.link(&name)?.ok_or(NativeError::Gone { name })
+    match host.index(&name)? {
+        Some(index) => Ok(Cable { name, index, mac, mtu, inside_mtu }),
+        None => Err(NativeError::Gone { name }),
+    }
 }
 
 /// Sets the host's end up.
@@ -83,20 +125,18 @@ pub(super) fn raise(
     host: &mut Socket,
     attachment: &Attachment,
     outside: &Outside,
-    link: &Link,
+    cable: &Cable,
     setup: Setup<'_>,
 ) -> Result<(), NativeError> {
     if let Some(limit) = outside.limit {
-        host.limit_rate(link.index, &bucket(limit))?;
-    }
-    if outside.port != Port::default() {
-        host.change_port(link.index, &outside.port)?;
+        host.limit_rate(cable.index, &bucket(limit))?;
     }
     let alias = alias(attachment);
     // A port needs no address of its own; an end that leads to one pod needs one to ask for the pod's by.
     let link_local = outside.master.map(|_| false);
-    let change = Change { up: Some(true), alias: Some(&alias), link_local, ..setup.change };
-    host.set_up(link.index, &Setup { change, ..setup })?;
+    let port = outside.master.and(Some(outside.port)).filter(|port| *port != Port::default());
+    let change = Change { up: Some(true), alias: Some(&alias), link_local, port, ..setup.change };
+    host.set_up(cable.index, &Setup { change, ..setup })?;
     Ok(())
 }
 

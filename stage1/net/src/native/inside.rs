@@ -14,7 +14,7 @@ use super::switches::{be, be_if_there};
 use crate::address::Cidr;
 use crate::config::{RateLimit, Tuning, View};
 use crate::netlink::address::{Address, Scope};
-use crate::netlink::link::{Change, Link};
+use crate::netlink::link::Change;
 use crate::netlink::route::Route;
 use crate::netlink::sysctl::Sysctl;
 use crate::netlink::{Mac, NotMac, Setup, Socket};
@@ -134,9 +134,9 @@ pub(super) fn finish(
     inside: &Inside,
     given: &Given,
     how: How,
-) -> Result<Link, NativeError> {
+) -> Result<(), NativeError> {
     let name = &attachment.interface;
-    let link = ends.pod.link(name)?.ok_or_else(|| NativeError::Gone { name: name.clone() })?;
+    let index = ends.pod.index(name)?.ok_or_else(|| NativeError::Gone { name: name.clone() })?;
     ends.pod_namespace.enter(|| {
         be_if_there(Sysctl::AcceptRa(name), "0")?;
         be_if_there(Sysctl::AcceptDad(name), if how.dad { "1" } else { "0" })?;
@@ -149,7 +149,7 @@ pub(super) fn finish(
         inside.tune()
     })?;
     if let Some(limit) = inside.egress {
-        ends.pod.limit_rate(link.index, &bucket(limit))?;
+        ends.pod.limit_rate(index, &bucket(limit))?;
     }
     let change = Change {
         up: Some(!how.down),
@@ -157,16 +157,17 @@ pub(super) fn finish(
         all_multicast: inside.all_multicast,
         ..Change::default()
     };
-    let mut setup = Setup { change, ..Setup::default() };
+    // As in the plugins.
+    let mut setup = Setup { change, first_route_wins: true, ..Setup::default() };
     if !how.down {
         setup.addresses = addresses(given, how);
-        setup.routes = routes(given, how, link.index);
+        setup.routes = routes(given, how, index);
     }
-    ends.pod.set_up(link.index, &setup)?;
+    ends.pod.set_up(index, &setup)?;
     if how.dad && given.has(false) {
-        settle(&mut ends.pod, link.index)?;
+        settle(&mut ends.pod, index)?;
     }
-    Ok(link)
+    Ok(())
 }
 
 /// Waits until it is known of all addresses whether somebody else has them.

@@ -9,7 +9,7 @@ use super::chain::Chain;
 use super::entries::Routed;
 use super::error::NativeError;
 use super::inside::{self, How, Inside, derived_mac};
-use super::result::{at_host, at_pod, ips};
+use super::result::ips;
 use super::{Added, Ends, ports, switches};
 use crate::address::Cidr;
 use crate::config::{NetworkConfig, Ptp};
@@ -43,8 +43,8 @@ pub(super) fn add(
     switch(ends, &given, &cable.name, chain.forwards())?;
     cable::raise(&mut ends.host, attachment, &outside, &cable, to_pod(&given, cable.index))?;
     let how = How { alone: true, ..How::default() };
-    let link = inside::finish(ends, attachment, &inside, &given, how)?;
-    let interfaces = vec![at_host(&cable), at_pod(&link, attachment)];
+    inside::finish(ends, attachment, &inside, &given, how)?;
+    let interfaces = cable.ends(attachment, &inside).into();
     let ips = ips(&given, 1);
     Ok(Added { result: NetworkResult { interfaces, ips, routes: given.routes, dns: given.dns }, entries })
 }

@@ -85,7 +85,9 @@ fn station(
     let namespace = (!master.in_pod).then(|| ends.pod_namespace.as_fd());
     let with = Change { namespace, mtu, ..inside.change() };
     socket.create_link(&NewLink { name: &attachment.interface, kind, with })?;
-    let link = inside::finish(ends, attachment, &inside, &given, How::default())?;
+    inside::finish(ends, attachment, &inside, &given, How::default())?;
+    let name = &attachment.interface;
+    let link = ends.pod.link(name)?.ok_or_else(|| NativeError::Gone { name: name.clone() })?;
     let ips = ips(&given, 0);
     let result =
         NetworkResult { interfaces: vec![at_pod(&link, attachment)], ips, routes: given.routes, dns: given.dns };

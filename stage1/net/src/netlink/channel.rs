@@ -76,12 +76,32 @@ pub(crate) struct Channel {
     next: u32,
     timeout: Duration,
     buffer: Vec<u8>,
+    /// What was said so far.
+    #[cfg(test)]
+    pub(crate) said: Said,
+}
+
+/// How much went over a socket.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Said {
+    pub(crate) requests: u32,
+    pub(crate) sent: usize,
+    pub(crate) answers: u32,
+    pub(crate) received: usize,
 }
 
 impl Channel {
     /// Over a socket that [`open`] made.
     pub(crate) fn new(socket: OwnedFd) -> Self {
-        Self { socket, next: 1, timeout: TIMEOUT, buffer: vec![0; BUFFER] }
+        Self {
+            socket,
+            next: 1,
+            timeout: TIMEOUT,
+            buffer: vec![0; BUFFER],
+            #[cfg(test)]
+            said: Said::default(),
+        }
     }
 
     /// How long to wait for each answer.
@@ -213,6 +233,11 @@ impl Channel {
         let first = self.next;
         self.next = self.next.wrapping_add(batch.count());
         let bytes = batch.finish(first, last).attempt(|| what)?;
+        #[cfg(test)]
+        {
+            self.said.requests += self.next.wrapping_sub(first);
+            self.said.sent += bytes.len();
+        }
         let mut grown = false;
         loop {
             match sendto(&self.socket, &bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0)) {
@@ -270,6 +295,11 @@ impl Channel {
                     }
                     if length > self.buffer.len() {
                         return Err(Malformed("a datagram longer than 32 KiB")).attempt(|| what);
+                    }
+                    #[cfg(test)]
+                    {
+                        self.said.answers += 1;
+                        self.said.received += length;
                     }
                     return Ok(Some(length));
                 }

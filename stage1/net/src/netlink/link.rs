@@ -11,12 +11,13 @@ pub mod create;
 pub mod port;
 mod state;
 
+use self::port::Port;
 pub(crate) use self::state::parse;
 use self::state::parse_statistics;
 pub use self::state::{Link, Statistics};
 
 use super::channel::Refusal;
-use super::error::Result;
+use super::error::{Attempt, Result};
 use super::family::AF_INET6;
 use super::mac::Mac;
 use super::message::Batch;
@@ -44,6 +45,8 @@ const IFLA_NET_NS_FD: u16 = 28;
 const IFLA_EXT_MASK: u16 = 29;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
+const IFLA_INFO_SLAVE_KIND: u16 = 4;
+const IFLA_INFO_SLAVE_DATA: u16 = 5;
 const IFLA_STATS_LINK_64: u16 = 1;
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 /// Leave the counters of the address families out.
@@ -79,6 +82,8 @@ pub struct Change<'a> {
     /// Give itself an IPv6 address of the link (fe80::…) when it comes up; the kernel does if not said. A port of a bridge needs
     /// none, and without one it sends no packets of its own, which the bridge would copy to every other port.
     pub link_local: Option<bool>,
+    /// What it is to be as a port of a bridge, which it is already.
+    pub port: Option<Port>,
     /// The network namespace to move to. What has an address loses it, and the index may become another one.
     pub namespace: Option<BorrowedFd<'a>>,
 }
@@ -92,6 +97,11 @@ impl Change<'_> {
             }
         }
         flags
+    }
+
+    /// Whether all of it can be said of an interface that is not there yet.
+    fn at_once(&self) -> bool {
+        self.link_local.is_none() && self.alias.is_none() && self.port.is_none()
     }
 
     /// Adds the messages that do it to a batch.
@@ -129,6 +139,11 @@ impl Change<'_> {
             if let Some(value) = value {
                 m.u32(kind, value);
             }
+        }
+        if let Some(port) = self.port {
+            m.nested(IFLA_LINKINFO, |m| {
+                m.text(IFLA_INFO_SLAVE_KIND, "bridge").nested(IFLA_INFO_SLAVE_DATA, |m| port.write(m));
+            });
         }
         if let Some(namespace) = self.namespace {
             m.i32(IFLA_NET_NS_FD, namespace.as_raw_fd());
@@ -183,6 +198,20 @@ impl Socket {
     pub fn link(&mut self, name: &str) -> Result<Option<Link>> {
         check_name(name)?;
         self.find_link(Named::Name(name))
+    }
+
+    /// The index of the interface of this name. Cheaper than [`Self::link`], which waits for the kernel's lock of all changes
+    /// (RTNL): this does not (SIOCGIFINDEX, netdevice(7)).
+    ///
+    /// # Errors
+    /// A name that none can have; what the kernel says. None is not an error.
+    pub fn index(&mut self, name: &str) -> Result<Option<u32>> {
+        check_name(name)?;
+        match rustix::net::netdevice::name_to_index(&*self.channel(), name) {
+            Ok(index) => Ok(Some(index)),
+            Err(Errno::NODEV) => Ok(None),
+            Err(errno) => Err(errno).attempt(|| format!("look for the interface {name}")),
+        }
     }
 
     /// The interface of this index.

@@ -14,7 +14,7 @@
 pub mod address;
 pub(crate) mod channel;
 mod error;
-mod family;
+pub(crate) mod family;
 pub mod link;
 mod mac;
 pub(crate) mod message;

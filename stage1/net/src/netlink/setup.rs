@@ -18,6 +18,8 @@ pub struct Setup<'a> {
     pub addresses: Vec<Address>,
     /// Routes, in an order in which each gateway can be reached when its turn comes.
     pub routes: Vec<Route>,
+    /// Where a route leads already by another way, it stays so: of several networks the first has the default route.
+    pub first_route_wins: bool,
 }
 
 /// A message of the batch.
@@ -64,6 +66,7 @@ impl Socket {
                 Some(Part::LinkLocal) if setup.change.excuses(&refusal) => {}
                 // Whether what exists will do.
                 Some(Part::Address(address)) if exists => self.add_address(index, address)?,
+                Some(Part::Route(_)) if exists && setup.first_route_wins => {}
                 Some(Part::Route(route)) if exists => self.add_route(route)?,
                 Some(Part::Address(address)) => {
                     return Err(refusal.error(format_args!("give interface {index} the address {}", address.prefix)));

@@ -27,7 +27,7 @@
 //! * A pod that routes for others (with addresses of their own, behind it), or serves DHCP, must have no guard.
 //! * Link-local IPv6 addresses are not told apart: nobody should rely on one of a gateway.
 //! * A bridge learns where a hardware address is from frames to 01:80:c2:00:00:00 to 0f before any rule sees them, unless it is told
-//!   not to (`no_linklocal_learn`, or `learning off` for the port).
+//!   not to (`no_linklocal_learn`), as those that [`crate::netlink`] makes are.
 //!
 //! * 127.0.0.1 reaches a pod only if `net.ipv4.conf.INTERFACE.route_localnet` is 1 for the interface that leads to it,
 //!   and addresses are forwarded only with `net.ipv4.ip_forward` and `net.ipv6.conf.all.forwarding`.
@@ -38,17 +38,18 @@
 //!   Kubernetes load it), a pod reaches itself through a host port only if its port of the bridge is in hairpin mode.
 //! * A host port is taken from whoever listens on it on the host: who asks for one should hold a socket on it.
 //! * Two tables (two gantries on a host) do not know of each other's networks and ports.
-//!
 //! * A connection goes on as it began, whatever the table says since: see [`conntrack`].
 //!
 //! [`Table::ensure`] makes all of it, [`Table::add`] and [`Table::remove`] change a pod's part, [`Table::read`] compares
 //! what is there with what should be, and a [`Monitor`] tells when somebody else changed it.
 
 mod channel;
+pub mod conntrack;
 mod error;
 mod expr;
 mod family;
 mod frames;
+pub(crate) mod kept;
 mod monitor;
 mod read;
 mod rules;

@@ -173,7 +173,10 @@ impl Table {
                     self.bridges = Some(false);
                     continue;
                 }
-                Err(failure) if of_port(&failure) && matches!(errno(&failure), Some(Errno::EXIST | Errno::BUSY)) => {}
+                // It went meanwhile, for nobody was guarded.
+                Err(failure) if is_of_bridges(&failure, Errno::NOENT) && !self.exists(Family::Bridge)? => continue,
+                Err(failure)
+                    if of_port(&failure) && (failure.error.is(Errno::EXIST) || failure.error.is(Errno::BUSY)) => {}
                 Err(failure) => return Err(self.explain(failure.error)),
             }
             (fresh, stale) = self.sort_ports(&ports)?;
@@ -318,10 +321,6 @@ fn other_ways(entries: &Entries) -> BTreeSet<Element> {
 /// Not for programs, say the headers; nfnetlink sends it nevertheless.
 const ERESTART: i32 = 85;
 
-fn errno(failure: &Failure) -> Option<Errno> {
-    failure.error.errno()
-}
-
 /// Whether the kernel refused a host port.
 fn of_port(failure: &Failure) -> bool {
     failure.of.as_ref().and_then(|label| label.set).is_some_and(Set::is_map)
@@ -330,8 +329,12 @@ fn of_port(failure: &Failure) -> bool {
 /// Whether the kernel refused to make the table for bridges, for it has no such family, or not all of it: no table, no chain, no
 /// expression.
 fn lacks_bridges(failure: &Failure) -> bool {
-    let bridges = failure.of.as_ref().is_some_and(|label| label.family == Family::Bridge);
-    bridges && matches!(errno(failure), Some(Errno::OPNOTSUPP | Errno::NOENT | Errno::AFNOSUPPORT))
+    [Errno::OPNOTSUPP, Errno::NOENT, Errno::AFNOSUPPORT].into_iter().any(|errno| is_of_bridges(failure, errno))
+}
+
+/// Whether the kernel refused so what was said of the table for bridges.
+fn is_of_bridges(failure: &Failure, errno: Errno) -> bool {
+    failure.error.is(errno) && failure.of.as_ref().is_some_and(|label| label.family == Family::Bridge)
 }
 
 /// A name that `nft` can read too.

@@ -46,6 +46,9 @@ pub(super) fn attach(
     let making = Making { pod, wanted, host, own, state };
     let mut sockets = Vec::new();
     for choice in &choices {
+        if choice.families() != Families::default() {
+            ports::fit(&choice.ports, choice.families(), &choice.network.name)?;
+        }
         within(host, || ports::hold(&choice.ports, choice.families(), &mut sockets))
             .map_err(|error| making.whose_port(error))?;
     }
@@ -119,10 +122,8 @@ impl Making<'_> {
             settled.map_err(|error| self.whose_port(error))?;
             attached.push(facts);
         }
-        record.set_entries(&entries);
-        record.attached = attached;
-        record.write(self.pod.dir)?;
-        within(self.host, || self.into_tables(&entries))
+        record.got(self.pod.dir, &entries, attached)?;
+        within(self.host, || self.add_entries(&entries))
     }
 
     /// One network.
@@ -136,12 +137,13 @@ impl Making<'_> {
     ) -> Result<NetworkResult> {
         let attachment = joined.attachment(self.pod.id, netns);
         if choice.plugins.is_none() {
-            let failed = |source| NetworkError::Native { doing: ATTACH, network: joined.name.clone(), source };
+            let failed =
+                |source| NetworkError::Native { doing: ATTACH, network: joined.name.clone(), source: Box::new(source) };
             let added = native::add(&choice.network, &attachment, ends).map_err(failed)?;
             if !entries::merge(entries, added.entries) {
                 let what = format!("network '{}' wants ports or prefixes of another network of the pod", joined.name);
                 let source = nft::Error::Invalid(what);
-                return Err(NetworkError::Table { doing: "put the pod into the tables", source });
+                return Err(NetworkError::Table { doing: "put the pod into the tables", source: Box::new(source) });
             }
             return Ok(added.result);
         }
@@ -149,7 +151,7 @@ impl Making<'_> {
             doing,
             network: joined.name.clone(),
             why: choice.plugins.clone(),
-            source,
+            source: Box::new(source),
         };
         let _locked = self.state.lock(Lock::Plugins, true, WAIT)?;
         let runtime = self.state.runtime(&self.wanted.host)?;
@@ -163,26 +165,32 @@ impl Making<'_> {
         Ok(result)
     }
 
-    fn into_tables(&self, entries: &State) -> Result<()> {
+    fn add_entries(&self, entries: &State) -> Result<()> {
         if entries.is_empty() {
             return Ok(());
         }
         let host = &self.wanted.host;
-        let added = tables::add(host, entries).map_err(|error| match error {
+        let mut added = tables::add(host, entries);
+        for _ in 0..ATTEMPTS {
+            match added {
+                // It is the first pod, or somebody removed the table; or what is in it is of networks that nobody uses now.
+                Err(nft::Error::Missing { .. } | nft::Error::Overlap { .. }) => {}
+                _ => break,
+            }
+            match tables::reload(host) {
+                // Many begin at once: one of them has made the table.
+                Err(NetworkError::Table { source, .. }) if matches!(*source, nft::Error::Contended { .. }) => {}
+                other => other?,
+            }
+            added = tables::add(host, entries);
+        }
+        added.map_err(|error| match error {
             nft::Error::Taken { port, owner, .. } => {
                 NetworkError::PortTaken { port: port.to_string(), by: format!("pod {owner}") }
             }
-            source => NetworkError::Table { doing: "put the pod into the tables", source },
-        });
-        match added {
-            // Somebody removed the table, or it is the first pod; or what is in it is of networks that nobody uses now.
-            Err(NetworkError::Table { source: nft::Error::Missing { .. } | nft::Error::Overlap { .. }, .. }) => {
-                tables::reload(host)?;
-                tables::add(host, entries).map_err(NetworkError::table("put the pod into the tables"))?;
-            }
-            other => other?,
-        }
-        tables::forget_flows(entries)
+            source => NetworkError::Table { doing: "put the pod into the tables", source: Box::new(source) },
+        })?;
+        tables::forget_flows(entries, nft::conntrack::Which::Elsewhere)
     }
 
     /// Whose a port is that cannot be had: it may be a pod's.
@@ -218,6 +226,8 @@ impl Making<'_> {
     }
 }
 
+/// How often to put the tables back for one pod.
+const ATTEMPTS: u32 = 4;
 const ATTACH: &str = "attach the pod to";
 
 /// What plugins say is not believed: the interface must be there, and of its addresses only those that it has count.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 
 use gantry_contract::network::Host;
+use gantry_model::{ErrorKind, Kind};
 
 use super::error::{NetworkError, Result, all};
 use super::record::{Found, Place, Record, Records, boot};
@@ -64,11 +65,14 @@ pub(super) fn beyond_tables(host: &Host, records: &Records) -> Result<Vec<String
 /// The table as it is and as it should be, both at one time: when they differ it may be for a pod that came or went meanwhile.
 fn both(host: &Host, records: &Records) -> Result<(Option<nft::Found>, State)> {
     let now = boot()?;
-    let mut table = tables::open(host).map_err(NetworkError::table(READ))?;
     let mut before = None;
     for _ in 0..ATTEMPTS {
-        let found = table.read().map_err(NetworkError::table(READ))?;
         let needed = tables::needed(&records.whole()?, &now)?;
+        let found = match tables::with(host, nft::Table::read) {
+            // A host without nftables, and without pods that need them.
+            Err(error) if needed.is_empty() && error.kind() == ErrorKind::Unavailable => None,
+            other => other.map_err(NetworkError::table(READ))?,
+        };
         let both = (found, needed);
         let same = both.0.as_ref().is_some_and(|found| {
             differences(&found.state, &both.1, "").is_empty() && differences(&both.1, &found.state, "").is_empty()
@@ -81,7 +85,7 @@ fn both(host: &Host, records: &Records) -> Result<(Option<nft::Found>, State)> {
     }
     before.ok_or_else(|| {
         let source = nft::Error::Contended { what: READ.into() };
-        NetworkError::Table { doing: READ, source }
+        NetworkError::Table { doing: READ, source: Box::new(source) }
     })
 }
 
@@ -107,8 +111,7 @@ fn differences(one: &State, other: &State, what: &str) -> Vec<String> {
 
 fn tables_against(host: &Host, records: &Records) -> Result<Vec<String>> {
     let (found, mut needed) = both(host, records)?;
-    let mut table = tables::open(host).map_err(NetworkError::table(READ))?;
-    if !needed.guards.is_empty() && !can_guard(&mut table)? {
+    if !needed.guards.is_empty() && !can_guard(host).map_err(NetworkError::table(READ))? {
         needed.guards.clear();
     }
     let Some(found) = found else {
@@ -134,8 +137,8 @@ fn tables_against(host: &Host, records: &Records) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-fn can_guard(_table: &mut nft::Table) -> Result<bool> {
-    Ok(true)
+fn can_guard(host: &Host) -> nft::Result<bool> {
+    tables::with(host, nft::Table::can_guard)
 }
 
 /// Interfaces that should be there, or should not.
@@ -173,7 +176,7 @@ fn leases_against(state: &StateDir, records: &Records, now: &str) -> Result<Vec<
         let dir = state.leases(now)?;
         let leases = Store::open(dir.as_fd(), &network, WAIT).and_then(|store| store.leases());
         let doing = || format!("list the addresses of network '{network}'");
-        for lease in leases.map_err(|source| NetworkError::Leases { doing: doing(), source })? {
+        for lease in leases.map_err(|source| NetworkError::Leases { doing: doing(), source: Box::new(source) })? {
             let whose = match &lease.owner {
                 Some(owner) if records.has(owner.pod())? => continue,
                 Some(owner) => owner.to_string(),
@@ -188,11 +191,8 @@ fn leases_against(state: &StateDir, records: &Records, now: &str) -> Result<Vec<
 /// What is remembered of plugins for nobody; and CHECK for the pods that are up.
 fn plugins_against(host: &Host, state: &StateDir, records: &Records, live: &[Record]) -> Result<Vec<String>> {
     let runtime = state.runtime(host)?;
-    let doing = || "list what is remembered of plugins".to_owned();
     let mut lines = Vec::new();
-    for (network, pod, interface) in
-        runtime.cache().names().map_err(|source| NetworkError::Cache { doing: doing(), source })?
-    {
+    for (network, pod, interface) in sweep::remembered(&runtime)? {
         if !records.has(&pod)? {
             lines.push(format!("plugins of network {network} have {interface} of pod {pod}, which is gone"));
         }
@@ -209,7 +209,12 @@ fn plugins_against(host: &Host, state: &StateDir, records: &Records, live: &[Rec
             }
             let failed = |source| {
                 let network = joined.name.clone();
-                NetworkError::Plugins { doing: "find the pod as it should be in", network, why: None, source }
+                NetworkError::Plugins {
+                    doing: "find the pod as it should be in",
+                    network,
+                    why: None,
+                    source: Box::new(source),
+                }
             };
             if let Err(error) = runtime.check_list(&config, &attachment).map_err(failed)
                 && records.has(&record.pod)?

@@ -8,14 +8,14 @@ use gantry_contract::network::Host;
 use gantry_model::net::MAX_NETWORKS;
 
 use super::error::{NetworkError, Result};
-use super::record::{self, Found, Joined, Record, Standing, boot};
+use super::record::{self, Found, Joined, Record, boot};
 use super::state::{StateDir, WAIT};
-use super::{Pod, select, tables};
+use super::{Pod, select, sweep, tables};
 use crate::ipam::Store;
 use crate::native;
 use crate::netlink::link::Link;
 use crate::netlink::{Namespace, Socket};
-use crate::nft::State;
+use crate::nft::{self, State};
 use crate::plugin::{PluginError, Runtime};
 
 const DETACH: &str = "detach the pod from";
@@ -32,17 +32,20 @@ pub(super) fn found(pod: &Pod<'_>, found: Found, host: Option<&Host>, own: Optio
 
 /// Takes away what a whole record says, in the host's network namespace, where the thread is.
 pub(super) fn whole(dir: BorrowedFd<'_>, record: &mut Record, own: Option<&Namespace>) -> Result<()> {
+    // Without it a reload may revive the entries, until the next one: no reason to stop, or to keep the record.
+    let marked = record.down(dir);
     let mut errors = Vec::new();
-    if record.state == Standing::Up {
-        record.state = Standing::Down;
-        // Without it a reload may revive the entries, and the next sweep drops them: no reason to stop.
-        errors.extend(record.write(dir).err());
-    }
     let now = record.boot == boot()?;
     if now {
         errors.extend(record.entries().and_then(|entries| tables::remove(&record.host, &entries)).err());
+        if record.torn {
+            errors.extend(out_of_tables(&record.pod, &record.host).err());
+        }
     }
     errors.extend(leave(record, now, own).err());
+    if !errors.is_empty() {
+        errors.extend(marked.err());
+    }
     NetworkError::of_all(errors)?;
     record::remove(dir)
 }
@@ -76,12 +79,18 @@ fn leave_native(
     (socket, leases): (&mut Socket, BorrowedFd<'_>),
 ) -> Result<()> {
     let attachment = joined.attachment(&record.pod, netns);
-    let failed = |source| NetworkError::Native { doing: DETACH, network: joined.name.clone(), source };
+    let failed =
+        |source| NetworkError::Native { doing: DETACH, network: joined.name.clone(), source: Box::new(source) };
     native::del(&joined.config()?, &attachment, socket, leases).map_err(failed)
 }
 
 fn leave_plugins(runtime: &Runtime, record: &Record, joined: &Joined, now: bool, netns: Option<String>) -> Result<()> {
-    let failed = |source| NetworkError::Plugins { doing: DETACH, network: joined.name.clone(), why: None, source };
+    let failed = |source| NetworkError::Plugins {
+        doing: DETACH,
+        network: joined.name.clone(),
+        why: None,
+        source: Box::new(source),
+    };
     // Without an entry ADD was never begun, or DEL is done; but for one that a power loss took.
     let begun = match runtime.cache().get(&joined.name, &record.pod, &joined.interface) {
         Err(PluginError::Damaged { .. }) => true,
@@ -109,7 +118,7 @@ fn by_id(pod: &Pod<'_>, host: &Host) -> Result<()> {
 
 fn out_of_tables(pod: &str, host: &Host) -> Result<()> {
     let failed = NetworkError::table("take the pod out of the tables");
-    let found = tables::open(host).and_then(|mut table| table.read()).map_err(failed)?;
+    let found = tables::with(host, nft::Table::read).map_err(failed)?;
     let Some(found) = found else { return Ok(()) };
     let (all, names) = (found.state, link_names(pod));
     let entries = State {
@@ -134,7 +143,7 @@ fn leases_by_id(pod: &str, state: &StateDir) -> Result<()> {
         let freed = Store::open(leases.as_fd(), &network, WAIT)
             .and_then(|store| store.release_all_but(|owner| owner.pod() != pod));
         let doing = || format!("free the addresses of pod {pod} in network '{network}'");
-        errors.extend(freed.map_err(|source| NetworkError::Leases { doing: doing(), source }).err());
+        errors.extend(freed.map_err(|source| NetworkError::Leases { doing: doing(), source: Box::new(source) }).err());
     }
     NetworkError::of_all(errors)
 }
@@ -142,9 +151,8 @@ fn leases_by_id(pod: &str, state: &StateDir) -> Result<()> {
 fn plugins_by_id(pod: &str, host: &Host, state: &StateDir) -> Result<()> {
     let runtime = state.runtime(host)?;
     let mut errors = Vec::new();
-    let doing = || "list what is remembered of plugins".to_owned();
-    let names = runtime.cache().names().map_err(|source| NetworkError::Cache { doing: doing(), source })?;
-    for (network, _, interface) in names.into_iter().filter(|(_, container, _)| container == pod) {
+    for (network, _, interface) in sweep::remembered(&runtime)?.into_iter().filter(|(_, container, _)| container == pod)
+    {
         errors.extend(delete_remembered(&runtime, host, (&network, pod, &interface)).err());
     }
     NetworkError::of_all(errors)
@@ -156,8 +164,12 @@ pub(super) fn delete_remembered(
     host: &Host,
     (network, pod, interface): (&str, &str, &str),
 ) -> Result<()> {
-    let failed =
-        |source| NetworkError::Plugins { doing: "detach a pod from", network: network.to_owned(), why: None, source };
+    let failed = |source| NetworkError::Plugins {
+        doing: "detach a pod from",
+        network: network.to_owned(),
+        why: None,
+        source: Box::new(source),
+    };
     match runtime.cache().get(network, pod, interface) {
         Ok(None) => Ok(()),
         Ok(Some(entry)) if entry.network().is_ok() => runtime.del_entry(&entry, None).map_err(failed),

@@ -92,7 +92,7 @@ pub enum NetworkError {
         /// Which.
         network: String,
         /// Why.
-        source: NativeError,
+        source: Box<NativeError>,
     },
     /// The plugins of a network could not.
     #[error("cannot {doing} network '{network}'{}", reason(why))]
@@ -104,7 +104,7 @@ pub enum NetworkError {
         /// Why plugins are needed for it.
         why: Option<String>,
         /// Why they failed.
-        source: PluginError,
+        source: Box<PluginError>,
     },
     /// Plugins say that they made an interface, and it is not there.
     #[error(
@@ -122,7 +122,7 @@ pub enum NetworkError {
         /// What was attempted.
         doing: String,
         /// Why not.
-        source: IpamError,
+        source: Box<IpamError>,
     },
     /// What is remembered of plugins could not be seen to.
     #[error("cannot {doing}")]
@@ -130,7 +130,7 @@ pub enum NetworkError {
         /// What was attempted.
         doing: String,
         /// Why not.
-        source: PluginError,
+        source: Box<PluginError>,
     },
     /// The nftables table could not be changed or read.
     #[error("cannot {doing}")]
@@ -138,7 +138,7 @@ pub enum NetworkError {
         /// What was attempted.
         doing: &'static str,
         /// Why not.
-        source: nft::Error,
+        source: Box<nft::Error>,
     },
     /// Interfaces could not be changed or read.
     #[error("cannot {doing}")]
@@ -146,7 +146,7 @@ pub enum NetworkError {
         /// What was attempted.
         doing: String,
         /// Why not.
-        source: netlink::Error,
+        source: Box<netlink::Error>,
     },
     /// A file or directory of ours could not be had.
     #[error("cannot {doing}")]
@@ -220,11 +220,11 @@ impl NetworkError {
 
     pub(super) fn link(doing: impl Into<String>) -> impl FnOnce(netlink::Error) -> Self {
         let doing = doing.into();
-        move |source| Self::Link { doing, source }
+        move |source| Self::Link { doing, source: source.into() }
     }
 
     pub(super) fn table(doing: &'static str) -> impl FnOnce(nft::Error) -> Self {
-        move |source| Self::Table { doing, source }
+        move |source| Self::Table { doing, source: source.into() }
     }
 }
 

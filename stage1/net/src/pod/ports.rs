@@ -46,6 +46,13 @@ pub(super) fn settle(
     network: &str,
     held: &mut Vec<Socket>,
 ) -> Result<()> {
+    fit(ports, has, network)?;
+    held.retain(|socket| if socket.ipv4 { has.v4 } else { has.v6 });
+    hold(ports, Families { v4: has.v4 && !had.v4, v6: has.v6 && !had.v6 }, held)
+}
+
+/// Fails for a port on an address of a family that the pod has none of.
+pub(super) fn fit(ports: &[Port], has: Families, network: &str) -> Result<()> {
     for port in ports {
         let missing = match port.host_ip {
             Some(address) if address.is_ipv4() && !has.v4 => Some(4),
@@ -61,8 +68,7 @@ pub(super) fn settle(
             });
         }
     }
-    held.retain(|socket| if socket.ipv4 { has.v4 } else { has.v6 });
-    hold(ports, Families { v4: has.v4 && !had.v4, v6: has.v6 && !had.v6 }, held)
+    Ok(())
 }
 
 /// The addresses a port is held on.

@@ -1,8 +1,12 @@
 //! What a pod has of its networks, written down in its directory: before the first of it is made, until the last is gone.
 //!
-//! The file is replaced as a whole (`rename(2)`) and never synced: a reboot ends the pod and what it had in this kernel. After
-//! one it says what plugins may still keep on disk; torn by a power loss it says nothing, and then [`super::sweep`] goes by
-//! what is there.
+//! The file has a line of JSON with what is going to be made, which is there whole or not at all (`rename(2)`), and then a line for
+//! each change: what came of it, and that it is being taken away. Lines are added and not replaced: to rename over a file makes
+//! ext4 write it to the disk, which takes milliseconds. A line that a kill cut short says nothing, and what it would have said
+//! was not done yet.
+//!
+//! Nothing is synced: a reboot ends the pod and what it had in this kernel. After one the file says what plugins may still keep
+//! on disk; torn by a power loss it says nothing, and then [`super::sweep`] goes by what is there.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,6 +30,8 @@ const VERSION: u32 = 1;
 const NEW: &str = ".network.json.new";
 /// The most bytes of a record: some networks, each with its configuration of up to a mebibyte.
 const MAX_RECORD: usize = 16 * 1024 * 1024;
+/// The most bytes of one line of it.
+const MAX_LINE: usize = MAX_RECORD / 4;
 /// The most pods of a host.
 const MAX_PODS: usize = 1024 * 1024;
 
@@ -39,6 +45,7 @@ pub(super) struct Record {
     /// When it was begun, in nanoseconds since the boot: of two that want the same, the first has it.
     #[serde(default)]
     pub(super) since: u64,
+    #[serde(skip)]
     pub(super) state: Standing,
     /// As the supervisor was told.
     pub(super) host: Host,
@@ -46,20 +53,33 @@ pub(super) struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) namespace: Option<Place>,
     pub(super) networks: Vec<Joined>,
-    #[serde(default)]
+    #[serde(skip)]
     entries: Written,
     /// What it got, when all of it was there.
-    #[serde(default)]
+    #[serde(skip)]
     pub(super) attached: Vec<Attached>,
+    /// A change was not understood, so that there may be more in the tables than this says.
+    #[serde(skip)]
+    pub(super) torn: bool,
 }
 
 /// Whether a pod's entries belong in the tables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Standing {
+    #[default]
     Up,
     /// It is being taken away.
     Down,
+}
+
+/// A later line of a record.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Change {
+    /// Everything was made, and its entries are to be added.
+    Got { entries: Written, attached: Vec<Attached> },
+    /// It is being taken away.
+    Down {},
 }
 
 /// A network namespace: a path to it, and how to know that it still is the same.
@@ -136,6 +156,7 @@ impl Record {
             networks,
             entries: Written::default(),
             attached: Vec::new(),
+            torn: false,
         }
     }
 
@@ -145,23 +166,62 @@ impl Record {
         self.entries.state(&self.pod).map_err(damaged)
     }
 
-    pub(super) fn set_entries(&mut self, entries: &State) {
-        self.entries = Written::of(entries);
+    /// Writes it into the pod's directory, in the place of an earlier one. What a kill leaves: nothing, but perhaps a file that
+    /// means nothing and that the next writer takes over.
+    pub(super) fn write(&self, dir: BorrowedFd<'_>) -> Result<()> {
+        let text = self.line(self)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fd = rustix::fs::openat(dir, NEW, flags, Mode::RUSR | Mode::WUSR);
+        let fd = fd.map_err(NetworkError::errno(self.doing()))?;
+        std::fs::File::from(fd).write_all(&text).map_err(NetworkError::file(self.doing()))?;
+        rustix::fs::renameat(dir, NEW, dir, NETWORK).map_err(NetworkError::errno(self.doing()))
     }
 
-    /// Writes it into the pod's directory, in the place of an earlier one. What a kill leaves: the earlier one, and perhaps a file
-    /// that means nothing and that the next writer takes over.
-    pub(super) fn write(&self, dir: BorrowedFd<'_>) -> Result<()> {
-        let doing = || format!("write the record of the networks of pod {}", self.pod);
-        let text = serde_json::to_vec(self).map_err(|error| NetworkError::file(doing())(error.into()))?;
-        if text.len() > MAX_RECORD {
-            let source = std::io::Error::new(std::io::ErrorKind::FileTooLarge, "its configurations are too long");
-            return Err(NetworkError::File { doing: doing(), source });
+    /// Adds what came of it, before the entries are added to the tables.
+    pub(super) fn got(&mut self, dir: BorrowedFd<'_>, entries: &State, attached: Vec<Attached>) -> Result<()> {
+        self.entries = Written::of(entries);
+        self.attached.clone_from(&attached);
+        self.add(dir, &Change::Got { entries: self.entries.clone(), attached })
+    }
+
+    /// Adds that it is being taken away, before the entries are.
+    pub(super) fn down(&mut self, dir: BorrowedFd<'_>) -> Result<()> {
+        if self.state == Standing::Down {
+            return Ok(());
         }
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let fd = rustix::fs::openat(dir, NEW, flags, Mode::RUSR | Mode::WUSR).map_err(NetworkError::errno(doing()))?;
-        std::fs::File::from(fd).write_all(&text).map_err(NetworkError::file(doing()))?;
-        rustix::fs::renameat(dir, NEW, dir, NETWORK).map_err(NetworkError::errno(doing()))
+        self.state = Standing::Down;
+        self.add(dir, &Change::Down {})
+    }
+
+    fn add(&self, dir: BorrowedFd<'_>, change: &Change) -> Result<()> {
+        // Behind what a kill may have cut short.
+        let mut text = b"\n".to_vec();
+        text.append(&mut self.line(change)?);
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = rustix::fs::openat2(dir, NETWORK, flags, Mode::empty(), beneath());
+        let fd = fd.map_err(NetworkError::errno(self.doing()))?;
+        std::fs::File::from(fd).write_all(&text).map_err(NetworkError::file(self.doing()))
+    }
+
+    fn line(&self, what: &impl Serialize) -> Result<Vec<u8>> {
+        let text = serde_json::to_vec(what).map_err(|error| NetworkError::file(self.doing())(error.into()))?;
+        if text.len() > MAX_LINE {
+            let source = std::io::Error::new(std::io::ErrorKind::FileTooLarge, "its configurations are too long");
+            return Err(NetworkError::File { doing: self.doing(), source });
+        }
+        Ok(text)
+    }
+
+    fn doing(&self) -> String {
+        format!("write the record of the networks of pod {}", self.pod)
+    }
+
+    fn change(&mut self, line: &[u8]) {
+        match serde_json::from_slice::<Change>(line) {
+            Ok(Change::Got { entries, attached }) => (self.entries, self.attached) = (entries, attached),
+            Ok(Change::Down {}) => self.state = Standing::Down,
+            Err(_) => self.torn = true,
+        }
     }
 }
 
@@ -205,17 +265,21 @@ fn parse(bytes: &[u8], pod: &str) -> Found {
     struct Versioned {
         version: u32,
     }
-    match serde_json::from_slice::<Versioned>(bytes) {
+    let mut lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let first = lines.next().unwrap_or_default();
+    match serde_json::from_slice::<Versioned>(first) {
         Ok(Versioned { version }) if version > VERSION => return Found::Newer(version),
         Ok(_) => {}
         Err(error) => return Found::Damaged(error.to_string()),
     }
-    match serde_json::from_slice::<Record>(bytes) {
-        Ok(record) if record.pod != pod => Found::Damaged("it is another pod's".into()),
-        Ok(record) => match record.entries() {
-            Ok(_) => Found::Whole(Box::new(record)),
-            Err(error) => Found::Damaged(error.to_string()),
-        },
+    let mut record = match serde_json::from_slice::<Record>(first) {
+        Ok(record) if record.pod != pod => return Found::Damaged("it is another pod's".into()),
+        Ok(record) => record,
+        Err(error) => return Found::Damaged(error.to_string()),
+    };
+    lines.for_each(|line| record.change(line));
+    match record.entries() {
+        Ok(_) => Found::Whole(Box::new(record)),
         Err(error) => Found::Damaged(error.to_string()),
     }
 }

@@ -1,3 +1,5 @@
+//! Records that are whole, cut short, or something else.
+
 use super::*;
 
 fn host(dir: &std::path::Path) -> Host {
@@ -25,10 +27,26 @@ fn what_is_written_is_read_and_nothing_else() {
     assert!(read(dir.as_fd(), "a").unwrap().is_none() && !records.has("a").unwrap());
     let mut record = Record::new("a", &host, "boot".into(), Vec::new());
     record.write(dir.as_fd()).unwrap();
-    record.state = Standing::Down;
-    record.write(dir.as_fd()).unwrap();
-    let Some(Found::Whole(found)) = read(dir.as_fd(), "a").unwrap() else { panic!("it is there") };
-    assert_eq!(*found, record);
+    let whole = || match read(dir.as_fd(), "a").unwrap() {
+        Some(Found::Whole(found)) => *found,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(whole(), record);
+    let mut entries = State::new();
+    entries.networks.insert("net".into(), crate::nft::Network::default());
+    record.got(dir.as_fd(), &entries, vec![Attached { name: "net".into(), ..Attached::default() }]).unwrap();
+    assert_eq!((whole(), whole().entries().unwrap()), (record.clone(), entries));
+    // A line that was cut short says nothing, and is in nobody's way.
+    let path = temp.path().join("a").join(NETWORK);
+    let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+    file.write_all(b"\n{\"got\":{\"entri").unwrap();
+    assert_eq!(whole(), Record { torn: true, ..record.clone() });
+    record.down(dir.as_fd()).unwrap();
+    let length = std::fs::metadata(&path).unwrap().len();
+    record.down(dir.as_fd()).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), length, "once");
+    assert_eq!(whole(), Record { torn: true, ..record.clone() });
+    assert_eq!(whole().state, Standing::Down);
     assert!(records.has("a").unwrap() && !records.has("../a").unwrap() && !records.has("nobody").unwrap());
     let of = |pod: &str| temp.path().join(pod).join(NETWORK);
     use std::os::unix::fs::PermissionsExt;

@@ -17,12 +17,15 @@ use crate::native;
 #[derive(Debug)]
 pub(super) struct Choice {
     pub(super) network: NetworkConfig,
-    pub(super) args: Vec<(String, String)>,
+    pub(super) args: Arguments,
     /// Why its plugins make it; None: gantry does.
     pub(super) plugins: Option<String>,
     /// The ports it forwards.
     pub(super) ports: Vec<Port>,
 }
+
+/// Keys and values, in order.
+type Arguments = Vec<(String, String)>;
 
 /// Which of the two kinds of addresses there are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -170,7 +173,7 @@ impl Choice {
 
     /// The arguments (`CNI_ARGS`) and what goes into `args.cni`. A plugin knows one `IP` only: several go the other way the
     /// conventions have, and which host-local reads.
-    fn arguments(&self) -> Result<(Vec<(String, String)>, Map<String, Value>)> {
+    fn arguments(&self) -> Result<(Arguments, Map<String, Value>)> {
         let asked = self.addresses_asked_for()?;
         let mut cni_args = Map::new();
         if self.plugins.is_none() || asked.len() < 2 {
@@ -183,7 +186,8 @@ impl Choice {
 
     fn addresses_asked_for(&self) -> Result<Vec<IpAddr>> {
         let doing = || format!("read the arguments of network '{}'", self.network.name);
-        ipam::asked_for(&self.args, None).map_err(|source| NetworkError::Leases { doing: doing(), source })
+        ipam::asked_for(&self.args, None)
+            .map_err(|source| NetworkError::Leases { doing: doing(), source: Box::new(source) })
     }
 
     /// Values of the capabilities that the network declares (CNI conventions).
@@ -205,9 +209,9 @@ impl Choice {
         Ok(values)
     }
 
-    /// Which addresses the pod will have, where the configuration tells.
+    /// Which addresses the pod will have, where the configuration tells: none, where it does not.
     pub(super) fn families(&self) -> Families {
-        let mut families = Families::default();
+        let mut families = Families::of(self.addresses_asked_for().unwrap_or_default());
         for ipam in self.network.plugins.iter().filter_map(|plugin| plugin.ipam.as_ref()) {
             let addresses: Vec<IpAddr> = match ipam {
                 Ipam::HostLocal(it) => it.ranges.iter().flatten().map(|range| range.start).collect(),

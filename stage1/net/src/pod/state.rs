@@ -121,7 +121,7 @@ impl StateDir {
     /// What is remembered of plugins.
     pub(super) fn cache(&self) -> Result<Cache> {
         let doing = || format!("open what is remembered of plugins in {}", self.path);
-        Cache::open(self.fd.as_fd()).map_err(|source| NetworkError::Cache { doing: doing(), source })
+        Cache::open(self.fd.as_fd()).map_err(|source| NetworkError::Cache { doing: doing(), source: Box::new(source) })
     }
 
     /// What runs plugins.

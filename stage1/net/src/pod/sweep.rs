@@ -22,7 +22,7 @@ use crate::nft::State;
 use crate::plugin::Runtime;
 
 /// How long to wait for the kernel to clear a namespace that has just ended.
-const FADING: Duration = Duration::from_secs(2);
+const FADING: Duration = Duration::from_secs(1);
 /// How long to wait until no pod is being attached.
 const QUIET: Duration = Duration::from_secs(5);
 
@@ -100,7 +100,7 @@ impl Sweep<'_> {
             store.release_all_but(live)
         });
         let doing = || format!("free the addresses that nobody has in network '{network}'");
-        let freed = freed.map_err(|source| NetworkError::Leases { doing: doing(), source })?;
+        let freed = freed.map_err(|source| NetworkError::Leases { doing: doing(), source: Box::new(source) })?;
         let line = |lease: crate::ipam::Lease| {
             let of = lease.owner.map_or_else(|| "nobody".to_owned(), |owner| owner.to_string());
             format!("address {} of network {network}, given to {of}", lease.address)
@@ -111,10 +111,8 @@ impl Sweep<'_> {
     /// What is remembered of plugins for pods that have no record, and what plugins keep themselves.
     fn plugins(&mut self) -> Result<()> {
         let runtime = self.state.runtime(self.host)?;
-        let names = runtime.cache().names();
-        let names = names.map_err(|source| NetworkError::Cache { doing: LIST.into(), source })?;
         let mut known = BTreeSet::new();
-        for (network, pod, interface) in names {
+        for (network, pod, interface) in remembered(&runtime)? {
             if self.records.has(&pod)? {
                 known.insert(network);
                 continue;
@@ -132,9 +130,9 @@ impl Sweep<'_> {
         if self.dry_run { Ok(()) } else { self.collect(&runtime, known) }
     }
 
-    /// CNI GC, with what is still valid; of networks that plugins have run or may have.
+    /// CNI GC, with what is still valid.
     fn collect(&mut self, runtime: &Runtime, known: BTreeSet<String>) -> Result<()> {
-        let networks = self.collectable(runtime, known)?;
+        let networks = self.collectable(runtime, &known)?;
         if networks.is_empty() {
             return Ok(());
         }
@@ -148,28 +146,27 @@ impl Sweep<'_> {
             let valid = valid(&records, &network.name);
             let failed = |source| {
                 let network = network.name.clone();
-                NetworkError::Plugins { doing: "collect the garbage of", network, why: None, source }
+                NetworkError::Plugins { doing: "collect the garbage of", network, why: None, source: Box::new(source) }
             };
             self.errors.extend(runtime.gc_list(network, &valid).map_err(failed).err());
         }
         Ok(())
     }
 
-    fn collectable(&self, runtime: &Runtime, known: BTreeSet<String>) -> Result<BTreeMap<String, NetworkConfig>> {
+    /// The networks among these whose plugins know GC: as they are configured now, or as they were. Only those that plugins have
+    /// run for us: others are perhaps another runtime's, whose attachments we do not know.
+    fn collectable(&self, runtime: &Runtime, known: &BTreeSet<String>) -> Result<BTreeMap<String, NetworkConfig>> {
         let mut networks = BTreeMap::new();
         for entry in select::catalog(self.host)?.entries().iter().filter(|entry| entry.shadowed_by.is_none()) {
-            let Ok(network) = &entry.network else { continue };
-            if known.contains(&network.name) || select::plugins_needed(network, self.host).is_some() {
+            if let Ok(network) = &entry.network
+                && known.contains(&network.name)
+            {
                 networks.insert(network.name.clone(), network.clone());
             }
         }
-        let names = runtime.cache().names();
-        for (network, pod, interface) in names.map_err(|source| NetworkError::Cache { doing: LIST.into(), source })? {
-            if networks.contains_key(&network) {
-                continue;
-            }
-            // Not configured any more: as it was.
-            if let Ok(Some(entry)) = runtime.cache().get(&network, &pod, &interface)
+        for (network, pod, interface) in remembered(runtime)? {
+            if !networks.contains_key(&network)
+                && let Ok(Some(entry)) = runtime.cache().get(&network, &pod, &interface)
                 && let Ok(config) = entry.network()
             {
                 networks.insert(network, config);
@@ -182,7 +179,7 @@ impl Sweep<'_> {
     /// Host's ends of pods that have no record, and bridges that nobody needs.
     fn links(&mut self) -> Result<()> {
         let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
-        let stale = self.stale_ends(&mut socket)?;
+        let stale = stale_ends(self.host, &self.records, &mut socket)?;
         for link in stale {
             if !self.dry_run {
                 let doing = || format!("remove the interface {}", link.name);
@@ -208,18 +205,6 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Ends that stay although their pods are gone. The kernel removes those of a pod that has just ended by itself.
-    fn stale_ends(&self, socket: &mut Socket) -> Result<Vec<Link>> {
-        let deadline = Instant::now() + FADING;
-        loop {
-            let stale = stale_ends(self.host, &self.records, socket)?;
-            if stale.is_empty() || Instant::now() >= deadline {
-                return Ok(stale);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
     /// Our bridges without ports that no pod's entries name.
     fn idle_bridges(&self, socket: &mut Socket) -> Result<Vec<Link>> {
         let links = socket.links().map_err(NetworkError::link("list the interfaces"))?;
@@ -232,7 +217,11 @@ impl Sweep<'_> {
     }
 }
 
-const LIST: &str = "list what is remembered of plugins";
+/// Network, pod and interface of all that is remembered of plugins.
+pub(super) fn remembered(runtime: &Runtime) -> Result<Vec<(String, String, String)>> {
+    let doing = || "list what is remembered of plugins".to_owned();
+    runtime.cache().names().map_err(|source| NetworkError::Cache { doing: doing(), source: Box::new(source) })
+}
 
 /// The attachments of a network that plugins run.
 fn valid(records: &[Record], network: &str) -> Vec<(String, String)> {
@@ -255,8 +244,20 @@ pub(super) fn is_our_bridge(link: &Link, host: &Host) -> bool {
     link.kind.as_deref() == Some("bridge") && link.alias.as_ref() == Some(&host.state_dir)
 }
 
-/// Host's ends on our bridges of pods that have no record.
+/// Host's ends on our bridges that stay although their pods have no record. The kernel removes those of a pod that has just
+/// ended by itself, soon.
 pub(super) fn stale_ends(host: &Host, records: &Records, socket: &mut Socket) -> Result<Vec<Link>> {
+    let deadline = Instant::now() + FADING;
+    loop {
+        let stale = stale_now(host, records, socket)?;
+        if stale.is_empty() || Instant::now() >= deadline {
+            return Ok(stale);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn stale_now(host: &Host, records: &Records, socket: &mut Socket) -> Result<Vec<Link>> {
     let links = socket.links().map_err(NetworkError::link("list the interfaces"))?;
     let ours: BTreeSet<u32> = links.iter().filter(|link| is_our_bridge(link, host)).map(|link| link.index).collect();
     let mut stale = Vec::new();

@@ -23,6 +23,9 @@ const IFLA_BR_STP_STATE: u16 = 5;
 pub(super) const IFLA_BR_VLAN_FILTERING: u16 = 7;
 const IFLA_BR_MCAST_SNOOPING: u16 = 23;
 const IFLA_BR_VLAN_DEFAULT_PVID: u16 = 39;
+const IFLA_BR_MULTI_BOOLOPT: u16 = 46;
+/// `1 << BR_BOOLOPT_NO_LL_LEARN`, since 5.0.
+const NO_LL_LEARN: u32 = 1;
 const VETH_INFO_PEER: u16 = 1;
 pub(super) const IFLA_MACVLAN_MODE: u16 = 1;
 pub(super) const IFLA_IPVLAN_MODE: u16 = 1;
@@ -63,7 +66,8 @@ pub enum LinkKind<'a> {
     Dummy,
 }
 
-/// How a bridge is to be.
+/// How a bridge is to be. It takes no part in spanning trees, and learns nothing from the frames of such protocols
+/// (`no_linklocal_learn`): no rule of nftables sees those before it would.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Bridge {
     /// Tell VLANs apart (CNI's `vlan`).
@@ -82,7 +86,7 @@ pub struct Peer<'a> {
     /// Its name.
     pub name: &'a str,
     /// What else it is to have, with the namespace to be made in. A `name` in here is ignored. It can neither be up nor a
-    /// port yet, nor say `link_local` or an alias: the kernel makes this end first, and would say ENOTCONN. Set it up with a request in its namespace.
+    /// port yet, nor say `link_local`, `alias` or `port`: the kernel makes this end first, and would say ENOTCONN. Set it up with a request in its namespace.
     pub with: Change<'a>,
 }
 
@@ -159,6 +163,8 @@ impl LinkKind<'_> {
 impl Bridge {
     fn write(&self, m: &mut Batch) {
         m.u32(IFLA_BR_FORWARD_DELAY, 0).u32(IFLA_BR_STP_STATE, 0);
+        // Which are on, and which are said.
+        m.bytes(IFLA_BR_MULTI_BOOLOPT, [NO_LL_LEARN, NO_LL_LEARN].map(u32::to_ne_bytes).as_flattened());
         if let Some(ageing) = self.ageing {
             // In hundredths of a second (USER_HZ).
             m.u32(IFLA_BR_AGEING_TIME, u32::try_from(ageing.as_millis() / 10).unwrap_or(u32::MAX));
@@ -182,15 +188,12 @@ impl NewLink<'_> {
         let elsewhere = self.with.namespace.is_some();
         let why = match &self.kind {
             LinkKind::Bridge(_) if elsewhere => "a bridge is made in the namespace that it is to be in",
-            _ if elsewhere && (self.with.link_local.is_some() || self.with.alias.is_some()) => {
-                "an alias, or that it has no address of the link, can be said only in its own namespace"
+            _ if elsewhere && !self.with.at_once() => {
+                "alias, port and that it has no address of the link can be said only in its own namespace"
             }
             LinkKind::Veth(Peer { name, with }) => {
                 check_name(name)?;
-                if with.up != Some(true)
-                    && with.master.is_none()
-                    && with.link_local.or(with.alias.map(|_| true)).is_none()
-                {
+                if with.up != Some(true) && with.master.is_none() && with.at_once() {
                     return Ok(());
                 }
                 "the other end can be set up only when both are there"
@@ -212,14 +215,14 @@ impl Socket {
     /// is gone (ENODEV), the name is taken in the namespace it is to be made in (EEXIST), CAP_NET_ADMIN is missing (EPERM).
     pub fn create_link(&mut self, new: &NewLink<'_>) -> Result<()> {
         new.check()?;
-        // The kernel knows no such switch and takes no alias for an interface that is not there yet; so that comes in a second
-        // step, and then it comes up.
-        let Change { up, link_local, alias, .. } = new.with;
-        let later = Change { up, link_local, alias, ..Change::default() };
-        if link_local.is_none() && alias.is_none() {
+        // Some things the kernel does not take for an interface that is not there yet; they come in a second step, and then it
+        // comes up.
+        let Change { up, link_local, alias, port, .. } = new.with;
+        let later = Change { up, link_local, alias, port, ..Change::default() };
+        if new.with.at_once() {
             return self.create_once(new, new.with);
         }
-        self.create_once(new, Change { up: None, alias: None, ..new.with })?;
+        self.create_once(new, Change { up: None, alias: None, port: None, ..new.with })?;
         self.change_named(Named::Name(new.name), &later)
     }
 

@@ -48,6 +48,17 @@ impl Port {
     }
 }
 
+impl Port {
+    /// As IFLA_PROTINFO and IFLA_INFO_SLAVE_DATA have it.
+    pub(super) fn write(&self, m: &mut Batch) {
+        for (kind, value) in self.switches() {
+            if let Some(on) = value {
+                m.u8(kind, u8::from(on));
+            }
+        }
+    }
+}
+
 /// As IFLA_INFO_SLAVE_DATA has it.
 pub(super) fn parse(data: &Attributes<'_>) -> Port {
     let switch = |kind| data.get(kind).and_then(|attribute| attribute.u8()).map(|value| value != 0);
@@ -70,13 +81,7 @@ impl Socket {
     pub fn change_port(&mut self, index: u32, port: &Port) -> Result<()> {
         let mut batch = Batch::new();
         batch.push(RTM_SETLINK, 0, &ifinfomsg(AF_BRIDGE, index, (0, 0)), |m| {
-            m.nested(IFLA_PROTINFO, |m| {
-                for (kind, value) in port.switches() {
-                    if let Some(on) = value {
-                        m.u8(kind, u8::from(on));
-                    }
-                }
-            });
+            m.nested(IFLA_PROTINFO, |m| port.write(m));
         });
         self.channel().order(batch, format_args!("change the bridge port {index}"))
     }

@@ -2,16 +2,15 @@
 
 use super::port::Port;
 use super::{
-    IFF_PROMISC, IFF_UP, IFINFOMSG, IFLA_ADDRESS, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINK,
-    IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_TXQLEN, RTM_NEWLINK, create, port,
+    IFF_PROMISC, IFF_UP, IFINFOMSG, IFLA_ADDRESS, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND,
+    IFLA_INFO_SLAVE_DATA, IFLA_INFO_SLAVE_KIND, IFLA_LINK, IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_TXQLEN,
+    RTM_NEWLINK, create, port,
 };
 use crate::netlink::error::Malformed;
 use crate::netlink::mac::Mac;
 use crate::netlink::message::{Attribute, Attributes, Message};
 
 const IFLA_LINK_NETNSID: u16 = 37;
-const IFLA_INFO_SLAVE_KIND: u16 = 4;
-const IFLA_INFO_SLAVE_DATA: u16 = 5;
 
 const IFF_LOOPBACK: u32 = 0x8;
 const IFF_RUNNING: u32 = 0x40;

@@ -9,11 +9,10 @@ use std::time::Duration;
 use gantry_model::{ErrorKind, Kind};
 
 use super::frame::{ARP, Hearer, IPV4, IPV6, Mac, Sender, arp, ethernet, icmpv6, ipv6, tagged, udp4, udp6};
-use super::guard;
-use super::sample;
 use super::space::Space;
+use super::{guard, port, sample};
 use crate::netlink::tests::support::until;
-use crate::nft::{Error, Guard, State};
+use crate::nft::{Error, Guard, Protocol, State};
 
 const A: Mac = [2, 0, 0, 0, 0, 0xa];
 const B: Mac = [2, 0, 0, 0, 0, 0xb];
@@ -30,11 +29,11 @@ struct Lan {
 }
 
 fn lan() -> Lan {
-    let lan = Lan { host: Space::new(), a: Space::new(), b: Space::new() };
+    let mut lan = Lan { host: Space::new(), a: Space::new(), b: Space::new() };
+    lan.host.bridge("gantry0");
     // What `br_netfilter` makes of frames is not what is tried here.
     lan.host.sh("if cd /proc/sys/net/bridge; then for f in ip ip6 arp; do echo 0 > bridge-nf-call-${f}tables; done; fi
-        ip link add gantry0 address 02:00:00:00:00:01 type bridge mcast_snooping 0
-        ip link set gantry0 up
+        ip link set gantry0 address 02:00:00:00:00:01 type bridge mcast_snooping 0
         ip addr add 10.1.0.1/16 dev gantry0; ip addr add fd00:1::1/64 dev gantry0 nodad");
     for (space, name, last) in [(&lan.a, "gta", 0xa), (&lan.b, "gtb", 0xb)] {
         let id = space.id();
@@ -214,6 +213,115 @@ fn the_gateway_stays_where_it_is() {
         hearer.hears(&[], b"the last");
         assert_eq!(known().contains("02:00:00:00:00:0a"), believed);
     }
+}
+
+/// Frames that no rule sees in time teach the bridge nothing.
+#[test]
+fn nobody_takes_anothers_place_on_the_bridge() {
+    let lan = lan();
+    let (mut sender, hearer) = (Sender::new(&lan.a), Hearer::new(&lan.b));
+    lan.host.table().ensure(&guarded()).unwrap();
+    for (learns, taken) in [(0, false), (1, true)] {
+        lan.host.sh(&format!("ip link set gantry0 type bridge no_linklocal_learn {}", 1 - learns));
+        // As LLDP is sent (IEEE 802.1AB section 7.1).
+        let mut lie = ethernet(B, 0x88cc, &[0; 46]);
+        lie[..6].copy_from_slice(&[0x01, 0x80, 0xc2, 0, 0, 0x0e]);
+        if learns == 0 {
+            // As the bridge was made.
+            assert!(lan.host.sh("ip -d link show gantry0").contains("no_linklocal_learn 1"));
+        }
+        sender.send(&lie);
+        sender.send(&[ethernet(A, IPV4, &udp4("10.1.0.2", 1, 1)), b"the last".to_vec()].concat());
+        hearer.hears(b"the last", b"the last");
+        let known = lan.host.sh("bridge fdb show br gantry0 dynamic");
+        let there = known.lines().any(|line| line.starts_with("02:00:00:00:00:0b dev gta "));
+        assert_eq!(there, taken, "{known}");
+    }
+}
+
+/// Twenty pods come at once, where there is no table for bridges yet, while the whole is replaced again and again by who first
+/// reads it, and by who does not.
+#[test]
+fn twenty_at_once() {
+    let space = Space::new();
+    let mut shared = sample();
+    (shared.ports, shared.guards) = (BTreeMap::new(), BTreeMap::new());
+    space.table().ensure(&shared).unwrap();
+    let coming = AtomicU64::new(20);
+    let pod = |number: u8| {
+        let mut pod = shared.clone();
+        let first = port("0.0.0.0", Protocol::Udp, 10_000 + 10 * u16::from(number));
+        let address = format!("10.1.1.{number}");
+        pod.forward(first, 3, format!("{address}:1").parse().unwrap(), &format!("pod-{number}")).unwrap();
+        pod.guards.insert(format!("gt{number}"), guard([2, 0, 0, 0, 1, number], &[&address]));
+        pod
+    };
+    std::thread::scope(|scope| {
+        for number in 1..=20 {
+            let (space, coming, pod) = (&space, &coming, &pod);
+            scope.spawn(move || {
+                let mut table = space.table();
+                for _ in 0..10 {
+                    table.add(&pod(number)).unwrap();
+                    let State { ports, guards, .. } = pod(number);
+                    table.remove(&State { ports, guards, ..State::new() }).unwrap();
+                }
+                table.add(&pod(number)).unwrap();
+                coming.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+        scope.spawn(|| {
+            let mut table = space.table();
+            while coming.load(Ordering::Relaxed) > 0 {
+                let generation = table.generation().unwrap();
+                let found = match table.read() {
+                    Err(error) if error.kind() == ErrorKind::Busy => continue,
+                    found => found.unwrap().unwrap(),
+                };
+                assert_eq!(found.faults, Vec::<String>::new());
+                match table.ensure_at(&found.state, generation) {
+                    Ok(()) | Err(Error::Changed) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+    });
+    let found = space.table().read().unwrap().unwrap();
+    assert_eq!(found.faults, Vec::<String>::new());
+    for number in 1..=20 {
+        let pod = pod(number);
+        assert!(pod.guards.iter().all(|(name, guard)| found.state.guards.get(name) == Some(guard)), "{number}");
+        assert!(pod.ports.iter().all(|(port, forward)| found.state.ports.get(port) == Some(forward)), "{number}");
+    }
+    assert_eq!((found.state.guards.len(), found.state.ports.len()), (20, 60));
+}
+
+/// What others take away meanwhile is no reason to fail: the next reload puts it back.
+#[test]
+fn a_pod_comes_while_the_table_for_bridges_goes() {
+    let space = Space::new();
+    space.table().ensure(&State::new()).unwrap();
+    let coming = AtomicU64::new(4);
+    std::thread::scope(|scope| {
+        for number in 1..=4 {
+            let (space, coming) = (&space, &coming);
+            scope.spawn(move || {
+                let mut table = space.table();
+                let guards = [(format!("gt{number}"), guard([2, 0, 0, 0, 1, number], &[]))].into();
+                let pod = State { guards, ..State::new() };
+                for _ in 0..100 {
+                    table.add(&pod).unwrap();
+                    table.remove(&pod).unwrap();
+                }
+                coming.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+        scope.spawn(|| {
+            while coming.load(Ordering::Relaxed) > 0 {
+                space.table().ensure(&State::new()).unwrap();
+            }
+        });
+    });
 }
 
 #[test]

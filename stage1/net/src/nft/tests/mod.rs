@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on may panic")]
 
+mod flows;
 mod frame;
 mod guard;
 mod scale;

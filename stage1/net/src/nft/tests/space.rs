@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use crate::netlink::Namespace;
 use crate::netlink::tests::support::{Net, needs};
 use crate::nft::{Monitor, Table, socket};
 
@@ -18,6 +19,15 @@ impl Space {
 
     pub(super) fn id(&self) -> u32 {
         self.0.id()
+    }
+
+    /// A bridge as pods get it.
+    pub(super) fn bridge(&mut self, name: &str) {
+        self.0.bridge(name);
+    }
+
+    pub(super) fn namespace(&self) -> &Namespace {
+        &self.0.namespace
     }
 
     /// Does something in it. Sockets made there stay in it.
