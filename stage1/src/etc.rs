@@ -6,7 +6,7 @@
 //! | `Network`, networks | the DNS of the first network that says something of it; else the resolver on the pod's gateway and then the host's servers that a pod can reach |
 //! | `Network`, the host's network | the host's file |
 //! | `Network`, no network | the image's own |
-//! | `Given` | what was given; without servers, those that `Network` would give |
+//! | `Given` | what was given, and nothing else |
 //! | `Host` | the host's file, whatever is in it |
 //! | `None` | the image's own |
 
@@ -74,24 +74,14 @@ fn hosts(plan: &Plan, host: &OfHost, attached: &[Attached]) -> Result<File> {
 }
 
 fn resolv(plan: &Plan, host: &OfHost, attached: &[Attached], resolver: Option<IpAddr>) -> Result<Option<File>> {
-    let usual = || usual(host, attached, resolver);
-    let mut dns = match (&plan.resolv, &plan.net) {
+    let dns = match (&plan.resolv, &plan.net) {
         (Resolv::None, _) | (Resolv::Network, Net::None) => return Ok(None),
         (Resolv::Host, _) => return of_host("resolv.conf", host.resolv.as_ref()).map(Some),
         // A host without the file has no names to look up either.
         (Resolv::Network, Net::Host) => return Ok(of_host("resolv.conf", host.resolv.as_ref()).ok()),
-        (Resolv::Network, Net::Networks(_)) => {
-            attached.iter().map(|it| &it.dns).find(|dns| **dns != Dns::default()).cloned().unwrap_or_else(usual)
-        }
+        (Resolv::Network, Net::Networks(_)) => of_networks(host, attached, resolver),
         (Resolv::Given(dns), _) => dns.clone(),
     };
-    if dns.servers.is_empty() {
-        dns.servers = match plan.net {
-            Net::None => Vec::new(),
-            Net::Host => host.resolv.as_deref().map(parse).unwrap_or_default().servers,
-            Net::Networks(_) => usual().servers,
-        };
-    }
     let text = resolv_text(&dns)?;
     // Nobody knows a server: then the image's own file may.
     let file = File { name: "resolv.conf", text: text.into_bytes(), required: true };
@@ -105,6 +95,16 @@ fn of_host(name: &'static str, text: Option<&Vec<u8>>) -> Result<File> {
             ErrorKind::Unavailable,
             format!("the pod was to have the host's /etc/{name}, and that is not there or not a small file"),
         )),
+    }
+}
+
+/// What the first network says that says something, with the usual servers where it names none.
+fn of_networks(host: &OfHost, attached: &[Attached], resolver: Option<IpAddr>) -> Dns {
+    let usual = usual(host, attached, resolver);
+    match attached.iter().map(|it| &it.dns).find(|dns| **dns != Dns::default()) {
+        Some(said) if said.servers.is_empty() => Dns { servers: usual.servers, ..said.clone() },
+        Some(said) => said.clone(),
+        None => usual,
     }
 }
 

@@ -132,9 +132,9 @@ impl Starting {
 fn etc_files(plan: &Plan, network: Option<&Network>) -> Result<Vec<etc::File>> {
     let mut host = etc::OfHost::default();
     let asked = match &plan.resolv {
-        Resolv::None => false,
+        Resolv::None | Resolv::Given(_) => false,
         Resolv::Host => true,
-        Resolv::Network | Resolv::Given(_) => plan.net != Net::None,
+        Resolv::Network => plan.net != Net::None,
     };
     if asked {
         host.resolv = root::host_file("/etc/resolv.conf");

@@ -121,7 +121,7 @@ fn collect_pods(engine: &Engine, settings: KeeperSettings) -> anyhow::Result<()>
         log::info(&format!("{done} pod {}: {}", step.id, step.why));
     }
     for line in report.networks {
-        log::info(&line);
+        log::info(&format!("removed what no pod needs: {line}"));
     }
     if let Some(error) = report.networks_failure {
         log::warning(&format!("{:#}", anyhow::Error::from(error)));

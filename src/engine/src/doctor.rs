@@ -104,7 +104,7 @@ impl Engine {
                 if self.has_network_record(id) {
                     let what =
                         format!("pod {id} is {} and may still have addresses or rules of its networks", phase.name());
-                    warn(findings, what, "run 'gantry gc', or 'gantry rm' on the pod");
+                    fail(findings, what, "run 'gantry gc', or 'gantry rm' on the pod");
                 }
                 if deep {
                     self.check_logs(row, findings);
@@ -118,7 +118,7 @@ impl Engine {
         match self.check_networks() {
             Ok(lines) => {
                 for line in lines {
-                    warn(
+                    fail(
                         findings,
                         line,
                         "'gantry gc' removes what is too much, 'gantry network reload' puts rules back",

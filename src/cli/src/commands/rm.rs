@@ -78,7 +78,8 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
     json::to_stdout(|out| match args.form {
         Form::Table => {
             lines(out, &steps, args.dry_run)?;
-            networks.iter().try_for_each(|line| writeln!(out, "{line}"))
+            let lead = if args.dry_run { "would be removed" } else { "removed" };
+            networks.iter().try_for_each(|line| writeln!(out, "{lead}: {line}"))
         }
         form => json::items(out, form, steps.iter().map(|step| document(step, !args.dry_run))),
     })?;
