@@ -84,8 +84,9 @@ fn pods_reach_each_other_the_host_and_the_outside() {
 }
 
 #[test]
-fn the_outside_is_told_no_way_to_pods() {
+fn the_outside_reaches_no_pod_also_when_it_knows_the_way() {
     let (space, g) = lab();
+    show_the_way(space.outside());
     let pod = g.server(&[], "7000");
     for protocol in ["tcp", "udp"] {
         space.outside().ask_in_vain(protocol, &g.ip4(&pod), 7000);

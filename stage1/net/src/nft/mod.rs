@@ -10,7 +10,7 @@
 //! | `guard` (prerouting, raw) | drops 127.0.0.0/8 from or to our interfaces, which `route_localnet` would let in |
 //! | `prerouting`, `output` (dstnat) | what is addressed to this host (`fib daddr type local`) goes to `ports` |
 //! | `ports` | changes the destination: first by address, protocol and port, then by protocol and port |
-//! | `forward` (filter) | drops what goes from one of our networks to another, or from or to a restricted one; not answers, and not what came through a host port |
+//! | `forward` (filter) | drops what goes from one of our networks to another, from or to a restricted one, or from outside to a masqueraded one; not answers, and not what came through a host port |
 //! | `postrouting` (srcnat) | masquerades what leaves a network that wants it; what comes from loopback; and what comes back into its own network through a host port, whose answer would else not come back through us |
 //!
 //! The other table, `bridge NAME`, is there while there are guards, and changes in the same transactions. Its one chain, `frames`

@@ -226,6 +226,14 @@ fn forward() -> Vec<Rule> {
     };
     let shared = [META_IIFNAME, META_OIFNAME].into_iter().zip([0, 4]).map(|(key, to)| Expr::Meta { key, to });
     let shared = shared.chain([within(Set::Shared)]).collect();
+    let entered = |family: Version, hidden: Set| {
+        let mut steps = family.only();
+        steps.extend([family.load(family.destination, 0), within(hidden)]);
+        steps.extend(interface(META_OIFNAME, Set::Interfaces));
+        steps.push(Expr::Meta { key: META_IIFNAME, to: 0 });
+        steps.push(Expr::Lookup { set: Set::Interfaces.name().to_owned(), from: 0, to: None, inverted: true });
+        steps
+    };
     let (from, to) = (|set| interface(META_IIFNAME, set), |set| interface(META_OIFNAME, set));
     let accept = || then(Verdict::Accept);
     let drop = || then(Verdict::Drop);
@@ -239,6 +247,8 @@ fn forward() -> Vec<Rule> {
         rule("restricted", [to(Set::Restricted), drop()]),
         rule("isolated", [from(Set::Isolated), to(Set::Interfaces), drop()]),
         rule("isolated", [from(Set::Interfaces), to(Set::Isolated), drop()]),
+        rule("a masqueraded network has no address outside", [entered(V4, Set::Masquerade4), drop()]),
+        rule("a masqueraded network has no address outside", [entered(V6, Set::Masquerade6), drop()]),
     ]
 }
 

@@ -48,7 +48,7 @@ fn nft_and_we_read_what_was_written() {
     ];
     assert_eq!(names(&objects(&listing, "set")), sets);
     assert_eq!(names(&objects(&listing, "map")), ["hostports4", "hostports6", "ports4", "ports6"]);
-    assert_eq!(objects(&listing, "rule").len(), 28);
+    assert_eq!(objects(&listing, "rule").len(), 30);
     let text = space.sh("nft list table inet gantry");
     for line in [
         "tcp . 8080 comment \"pod-a\" : 10.1.0.2 . 80",
@@ -63,6 +63,7 @@ fn nft_and_we_read_what_was_written() {
         "dnat ip to ip daddr . meta l4proto . th dport map @hostports4 comment \"host ports\"",
         "dnat ip6 to meta l4proto . th dport map @ports6 comment \"host ports\"",
         "iifname @isolated oifname @interfaces drop comment \"isolated\"",
+        "ip daddr @masquerade4 oifname @interfaces iifname != @interfaces drop",
         "ip saddr @masquerade4 ip daddr != 224.0.0.0/4 masquerade",
         "ct status dnat ip6 saddr . ip6 daddr @within6 masquerade",
     ] {
@@ -236,7 +237,7 @@ fn faults_are_named() {
     let space = Space::new();
     let mut table = space.table();
     for (damage, fault) in [
-        ("flush chain inet gantry forward", "the chain forward has other rules (0; it should have 9)"),
+        ("flush chain inet gantry forward", "the chain forward has other rules (0; it should have 11)"),
         ("insert rule inet gantry postrouting accept", "the chain postrouting has other rules (9; it should have 8)"),
         ("insert rule inet gantry guard limit rate 1/second drop", "the chain guard has other rules"),
         ("chain inet gantry forward { policy drop; }", "the chain forward is of another type"),

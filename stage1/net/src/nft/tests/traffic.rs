@@ -359,7 +359,9 @@ fn networks_are_apart() {
     reaches(&lan.a, "[2001:db8::2]:90", "2001:db8::1");
     reaches(&lan.a, "10.1.0.3:80", "10.1.0.2");
     reaches(&lan.host, "10.1.0.2:80", "10.1.0.1");
-    reaches(&lan.outside, "10.1.0.2:80", "192.0.2.2");
+    // Who knows the way gets no further than who does not.
+    does_not_reach(&lan.outside, "10.1.0.2:80");
+    does_not_reach(&lan.outside, "[fd00:1::2]:80");
     // From one network to another.
     for address in ["10.3.0.2:80", "[fd00:3::2]:80", "10.2.0.2:80", "[fd00:2::2]:80"] {
         does_not_reach(&lan.a, address);
@@ -375,6 +377,11 @@ fn networks_are_apart() {
     reaches(&lan.restricted, "10.2.0.1:99", "10.2.0.2");
     does_not_reach(&lan.outside, "10.2.0.2:80");
     does_not_reach(&lan.outside, "[fd00:2::2]:80");
+    // One that shows its addresses outside is reached by them.
+    let mut state = networks();
+    state.networks.get_mut("default").unwrap().masquerade = false;
+    lan.host.table().ensure(&state).unwrap();
+    reaches(&lan.outside, "10.1.0.2:80", "192.0.2.2");
     // Open to each other, but not to isolated ones.
     let mut state = networks();
     for (network, interface) in [("default", "gantry0"), ("other", "gantry2")] {
