@@ -1,3 +1,5 @@
+//! Records that are whole, cut short, or something else.
+
 use super::*;
 
 fn host(dir: &std::path::Path) -> Host {

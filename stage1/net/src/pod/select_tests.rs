@@ -1,3 +1,5 @@
+//! Choosing networks, and what they are given.
+
 use super::*;
 
 fn config(name: &str, text: &str) -> NetworkConfig {
