@@ -74,6 +74,14 @@ pub enum NativeError {
         /// Its name.
         name: String,
     },
+    /// It could not be found out whether somebody else has an address, which the network is to wait for.
+    #[error("whether somebody else has the address {address} was not known after {seconds} s")]
+    Tentative {
+        /// The address.
+        address: Cidr,
+        /// How long was waited.
+        seconds: u64,
+    },
     /// The file the network takes its DNS settings from cannot be read.
     #[error("cannot read the DNS settings of the network in '{}'", shown(.path))]
     ResolvConf {
@@ -96,6 +104,7 @@ impl Kind for NativeError {
             Self::Invalid(_) => ErrorKind::Invalid,
             Self::NoMaster { .. } | Self::NoDefaultRoute => ErrorKind::NotFound,
             Self::Gone { .. } => ErrorKind::Busy,
+            Self::Tentative { .. } => ErrorKind::TimedOut,
             Self::ResolvConf { source, .. } => ErrorKind::of_io(source),
         }
     }

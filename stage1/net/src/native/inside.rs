@@ -179,8 +179,9 @@ fn settle(pod: &mut Socket, index: u32) -> Result<(), NativeError> {
             let address = taken.address.prefix.address();
             return Err(NativeError::Invalid(format!("somebody on the network has the address {address} already")));
         }
-        if !own.iter().any(|own| own.tentative) || Instant::now() > deadline {
-            return Ok(());
+        let Some(tentative) = own.iter().find(|own| own.tentative) else { return Ok(()) };
+        if Instant::now() > deadline {
+            return Err(NativeError::Tentative { address: tentative.address.prefix, seconds: SETTLE.as_secs() });
         }
         std::thread::sleep(SETTLE_STEP);
     }

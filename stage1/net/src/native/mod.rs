@@ -3,8 +3,9 @@
 //!
 //! An ADD is, for the default network on a bridge that is there: the leases (some files), three switches of the host looked
 //! at, the bridge and its addresses looked at, the cable made with both ends in their places and under their names, the
-//! host's end up, five switches of the pod's interface, and its address, state and routes in one request. It waits for no
-//! grace period of RCU. What it takes is measured by `tests::cost`.
+//! host's end up, five switches of the pod's interface, and its addresses, state and routes in one request. That is about a
+//! millisecond, half of it the cable (`tests::cost`). It waits for no grace period of RCU, but for others that hold the
+//! lock of all changes (RTNL) while they wait for one, as who deletes an interface does.
 //!
 //! What `kill -9` leaves of it: leases, which are their owner's and are given back by [`del`]; a bridge, which the next pod
 //! uses, or finishes if it is not up yet; and a cable, which goes with the pod's namespace. Switches stay as they are set: another
