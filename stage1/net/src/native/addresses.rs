@@ -19,6 +19,9 @@ use crate::plugin::Attachment;
 /// How long the leases may be locked by others. A sweep of a large network holds them for a second.
 const WAIT: Duration = Duration::from_secs(20);
 
+/// A subnet of IPv6 that is longer runs out of addresses, so that they come again before their last owner is forgotten.
+const MOST_PREFIX6: u8 = 96;
+
 /// What a pod is given.
 #[derive(Debug, Default)]
 pub(super) struct Given {
@@ -30,6 +33,8 @@ pub(super) struct Given {
     pub(super) dns: Dns,
     /// The subnets of the network.
     pub(super) prefixes: BTreeSet<Prefix>,
+    /// Whether nobody asked for any of the addresses: they were given in turn.
+    pub(super) in_turn: bool,
 }
 
 impl Given {
@@ -46,6 +51,12 @@ impl Given {
     /// The first gateway of the family.
     pub(super) fn gateway(&self, v4: bool) -> Option<IpAddr> {
         self.ips.iter().filter_map(|ip| ip.gateway).find(|gateway| gateway.is_ipv4() == v4)
+    }
+
+    /// Whether an IPv6 address may be one that another had not long ago: it was asked for, or there are few.
+    pub(super) fn may_be_known6(&self) -> bool {
+        let few = |ip: &StaticAddress| !ip.address.is_ipv4() && ip.address.length() > MOST_PREFIX6;
+        !self.in_turn || self.ips.iter().any(few)
     }
 
     /// All addresses.
@@ -133,6 +144,7 @@ fn host_local(
         routes: local.routes,
         dns: local.resolv_conf.as_deref().map(resolv::read).transpose()?.unwrap_or_default(),
         prefixes: local.ranges.iter().flatten().map(|range| range.subnet.network()).collect(),
+        in_turn: wanted.is_empty(),
     })
 }
 
@@ -180,7 +192,7 @@ fn fixed_ones(chain: &Chain<'_>, fixed: &Static, attachment: &Attachment) -> Res
         return Err(IpamError::Invalid(problem).into());
     }
     let prefixes = ips.iter().map(|ip| ip.address.network()).collect();
-    Ok(Given { ips, routes: fixed.routes.clone(), dns: fixed.dns.clone(), prefixes })
+    Ok(Given { ips, routes: fixed.routes.clone(), dns: fixed.dns.clone(), prefixes, in_turn: false })
 }
 
 fn asked_cidr(text: &str) -> Result<StaticAddress, NativeError> {
