@@ -385,6 +385,40 @@ fn what_others_remove_comes_back() {
     lab.nothing_after_sweep();
 }
 
+/// What a pod behind a cable of its own sends has its address: nobody else's, whether the host checks by itself or not.
+#[test]
+fn a_pod_behind_its_own_cable_is_nobody_else() {
+    if !inside("a_pod_behind_its_own_cable_is_nobody_else") {
+        return;
+    }
+    let lab = Lab::new();
+    sh("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0");
+    let ranges = json!([[{"subnet": "10.203.0.0/24"}], [{"subnet": "fd00:203::/64"}]]);
+    let ipam = json!({"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]});
+    lab.network("cable", "1.0.0", &json!([{"type": "ptp", "ipam": ipam}]));
+    let pod = lab.pod();
+    let (attached, _held) = lab.attach(&pod, &["cable"], &[]).unwrap();
+    let holder = pod.holder();
+    sh(&format!(
+        "nsenter -t {holder} -n sh -ec 'ip addr add 10.9.9.9/32 dev lo; ip addr add fd09::9/128 dev lo nodad'"
+    ));
+    for (own, other) in attached[0].addresses.iter().zip(["10.9.9.9", "fd09::9"]) {
+        let gateway = own.gateway.unwrap();
+        let server = UdpSocket::bind((gateway, 0)).unwrap();
+        server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let to = server.local_addr().unwrap();
+        // One after the other over one cable: what comes first is the first that is let through.
+        for from in [other.parse().unwrap(), own.address] {
+            let client = pod.own.enter(|| Ok(UdpSocket::bind((from, 0)).unwrap())).unwrap();
+            client.send_to(b"hello", to).unwrap();
+        }
+        let (_, from) = server.recv_from(&mut [0; 8]).unwrap();
+        assert_eq!(from.ip(), own.address);
+    }
+    lab.end(pod);
+    lab.nothing_after_sweep();
+}
+
 #[test]
 fn a_network_that_was_moved_gives_its_old_addresses_away() {
     if !inside("a_network_that_was_moved_gives_its_old_addresses_away") {
