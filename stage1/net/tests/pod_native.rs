@@ -361,6 +361,7 @@ fn what_others_remove_comes_back() {
         "nft flush ruleset",
         "nft delete table inet gantry-test",
         "nft flush chain inet gantry-test ports",
+        "nft delete element inet gantry-test interfaces { gantry0 }; nft add set inet gantry-test odd '{ type mark; }'",
         "sysctl -qw net.ipv4.ip_forward=0 net.ipv4.conf.gantry0.route_localnet=0 net.ipv6.conf.all.forwarding=0; nft flush ruleset",
     ] {
         sh(damage);
@@ -436,6 +437,23 @@ fn a_reload_keeps_what_routers_said() {
     pod::reload(&lab.host).unwrap();
     assert_eq!(sh("sysctl -n net.ipv6.conf.all.forwarding net.ipv6.conf.up0.accept_ra"), "1\n2\n");
     lab.end(pod);
+}
+
+/// As hardening guides have it, with the bridge there already: its addresses are gone, and none can be given.
+#[test]
+fn ipv6_may_be_turned_off_meanwhile() {
+    if !inside("ipv6_may_be_turned_off_meanwhile") {
+        return;
+    }
+    let lab = Lab::new();
+    let (one, two) = (lab.pod(), lab.pod());
+    lab.attach(&one, &["default"], &[]).unwrap();
+    sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
+    lab.attach(&two, &["default"], &[]).unwrap();
+    assert!(sh("ip -6 address show dev gantry0").contains("fd67:616e:7472:7900::1/64"));
+    lab.end(one);
+    lab.end(two);
+    lab.nothing_after_sweep();
 }
 
 /// What a pod behind a cable of its own sends has its address: nobody else's, whether the host checks by itself or not.

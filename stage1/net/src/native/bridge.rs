@@ -23,6 +23,7 @@ use crate::netlink::address::{Address, Scope};
 use crate::netlink::link::create::{self, LinkKind, NewLink};
 use crate::netlink::link::port::Port;
 use crate::netlink::link::{Change, Link};
+use crate::netlink::sysctl::Sysctl;
 use crate::netlink::{Mac, Setup, Socket};
 use crate::plugin::{Attachment, NetworkResult};
 
@@ -190,11 +191,12 @@ impl Plan<'_> {
             let change = Change { up: Some(true), promiscuous, alias, ..Change::default() };
             ends.host.change_link(bridge.index, &change)?;
         }
-        if self.wanted.is_gateway { self.give_gateways(&mut ends.host, bridge) } else { Ok(()) }
+        if self.wanted.is_gateway { self.give_gateways(ends, bridge) } else { Ok(()) }
     }
 
     /// The gateways' addresses.
-    fn give_gateways(&self, host: &mut Socket, bridge: &Link) -> Result<(), NativeError> {
+    fn give_gateways(&self, ends: &mut Ends<'_>, bridge: &Link) -> Result<(), NativeError> {
+        let host = &mut ends.host;
         let gateway = |ip: &StaticAddress| Cidr::new(ip.gateway?, ip.address.length()).ok();
         let wanted: Vec<Cidr> = self.given.ips.iter().filter_map(gateway).collect();
         let there = host.addresses(Some(bridge.index))?;
@@ -213,6 +215,10 @@ impl Plan<'_> {
                     return Err(NativeError::OtherAddress { bridge: bridge.name.clone(), has, wants: *wants });
                 }
                 host.delete_address(bridge.index, &own.address)?;
+            }
+            if !wants.is_ipv4() {
+                // Who turned IPv6 off on all interfaces took their addresses away.
+                ends.host_namespace.enter(|| switches::be(Sysctl::DisableV6(&bridge.name), "0"))?;
             }
             host.add_address(bridge.index, &Address::new(*wants))?;
         }

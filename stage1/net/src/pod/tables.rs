@@ -62,7 +62,10 @@ pub(super) fn reload(host: &Host) -> Result<()> {
             return delete(host);
         }
         // Whoever begins to need one of these again changes the generation.
-        close_loopback(host, &state)?;
+        match close_loopback(host, &state) {
+            Err(NetworkError::Table { source, .. }) if matches!(*source, nft::Error::Contended { .. }) => continue,
+            other => other?,
+        }
         match with(host, |table| table.ensure_at(&state, generation)) {
             Err(nft::Error::Changed) => continue,
             other => other.map_err(NetworkError::table(RELOAD))?,
@@ -111,11 +114,10 @@ pub(super) fn open_loopback(entries: &State) -> Result<()> {
 
 /// No longer lets 127.0.0.1 lead out of interfaces that are in the tables and that nobody needs there.
 fn close_loopback(host: &Host, needed: &State) -> Result<()> {
-    let found = with(host, Table::read).map_err(NetworkError::table("look which interfaces are in the tables"))?;
-    let interfaces = found.into_iter().flat_map(|found| found.state.interfaces.into_keys());
-    interfaces
-        .filter(|name| !needed.interfaces.contains_key(name))
-        .try_for_each(|name| if_there(be(Sysctl::RouteLocalnet(&name), "0")))
+    let there =
+        with(host, Table::interfaces).map_err(NetworkError::table("look which interfaces are in the tables"))?;
+    let leave = there.iter().filter(|name| !needed.interfaces.contains_key(*name));
+    leave.map(|name| Sysctl::RouteLocalnet(name)).try_for_each(|switch| if_there(be(switch, "0")))
 }
 
 /// The interface is gone, or there is no IPv6: then there is nothing to switch.
