@@ -49,9 +49,9 @@ exec "$@"
 class Host:
     """A host of our own, with gantry and podman on it. `stack` closes what is made."""
 
-    def __init__(self, world, stack):
+    def __init__(self, world, stack, name):
         self.world = world
-        self.work = os.path.join(world.work, "net")
+        self.work = os.path.join(world.work, name)
         os.makedirs(os.path.join(self.work, "net.d"))
         prefix = [program("unshare"), "--net", "--mount", "--propagation", "private", "sh", "-ec", HOST, "sh"]
         self.runner = stack.enter_context(Runner(prefix=prefix))
@@ -120,7 +120,7 @@ def beside(world, rounds):
     """Set-up and tear-down of one pod beside others that idle: name -> summary."""
     rows = {}
     with ExitStack() as stack:
-        host = Host(world, stack)
+        host = Host(world, stack, "net-beside")
         gantry, image, ways = host.gantry()
 
         def start(net):
@@ -155,7 +155,7 @@ def run(world):
     """Rows: name -> summary."""
     rounds = world.options.rounds or 40
     with ExitStack() as stack:
-        made = contenders(world, Host(world, stack))
+        made = contenders(world, Host(world, stack, "net-run"))
         rows = {name: summary(values) for name, values in alternate(made, rounds, warm=3).items()}
     if world.wants("gantry"):
         rows.update(beside(world, rounds))

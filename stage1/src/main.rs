@@ -101,6 +101,7 @@ fn run(lock: OwnedFd) -> ExitCode {
             ExitCode::FAILURE
         }
     };
+    network::close_elsewhere();
     drop(lock);
     code
 }

@@ -9,7 +9,7 @@
 //! ([`gantry_net::pod`]); the engine has it taken away by `gantry-stage1 network` ([`crate::role`]).
 
 use std::net::{IpAddr, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use gantry_contract::network::{Attached, Host};
 use gantry_contract::plan::{Net, Networks, Plan};
@@ -18,7 +18,7 @@ use gantry_net::pod::{self, Held};
 use rustix::fs::{Mode, OFlags};
 
 use crate::failure::{self, Attempt, Result};
-use crate::sys;
+use crate::sys::{self, Fork};
 
 /// The networks of a pod.
 pub(crate) struct Network {
@@ -102,6 +102,33 @@ fn attach(plan: &Plan, networks: &Networks, lock: &OwnedFd) -> Result<Network> {
     let (attached, held) = pod::attach(&pod, networks, &host, &own).map_err(|error| failure::of(&error))?;
     let (id, settings) = (plan.pod.clone(), networks.host.clone());
     Ok(Network { id, settings, pod_dir, host_mounts, host, own, _held: held, attached, at_home: true })
+}
+
+/// Has another process close the sockets of nftables that are open yet, for the kernel takes a grace period of RCU for that:
+/// whoever waits for the pod's end waits for the end of this process, and not for the other's.
+pub(crate) fn close_elsewhere() {
+    let sockets = gantry_net::nft::kept::take();
+    if sockets.is_empty() {
+        return;
+    }
+    // Without it the end of this process closes them, late.
+    let Ok((reader, writer)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) else { return };
+    let Ok(open) = sys::descriptors() else { return };
+    match sys::fork(0) {
+        Ok(Fork::Child) => {
+            let stay: Vec<_> = sockets.iter().chain([&writer]).map(AsRawFd::as_raw_fd).collect();
+            let rest: Vec<_> = open.into_iter().chain(0..3).filter(|fd| !stay.contains(fd)).collect();
+            sys::close_all_of(&rest);
+            let _ = rustix::io::write(&writer, b"1");
+            sys::exit_now(0);
+        }
+        Ok(Fork::Parent(_)) => {
+            drop(writer);
+            // The lock on the pod directory must not live on in the other.
+            let _ = rustix::io::retry_on_intr(|| rustix::io::read(&reader, &mut [0u8; 1]));
+        }
+        Err(_) => {}
+    }
 }
 
 fn new_namespace() -> Result<()> {

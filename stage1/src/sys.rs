@@ -321,8 +321,8 @@ pub(crate) fn descriptors() -> io::Result<Vec<RawFd>> {
 /// Closes these. Only for a forked process that never returns to their owners.
 pub(crate) fn close_all_of(descriptors: &[RawFd]) {
     for fd in descriptors {
-        // SAFETY: an app's process calls this on its way to execve; the descriptors' owners are on its stack below a call that
-        // ends in execve or an exit, so none of them is used or dropped afterwards.
+        // SAFETY: a forked process calls this on its way to execve or _exit; the descriptors' owners are on its stack below a
+        // call that ends in one of these, so none of them is used or dropped afterwards.
         unsafe { libc::close(*fd) };
     }
 }

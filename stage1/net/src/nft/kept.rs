@@ -2,7 +2,8 @@
 //!
 //! When one is closed, the kernel first clears up after every transaction in that network namespace (`nft_rcv_nl_event`), which
 //! waits for a grace period of RCU: 7 ms and more, where the transaction itself takes a tenth of one. So who is in a
-//! hurry keeps his for the next use, and the end of the process closes it.
+//! hurry keeps his for the next use. The end of the process closes it, and waits: whose end is waited for takes them out
+//! before ([`take`]) and has another process close them.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
@@ -18,6 +19,12 @@ const MOST: usize = 32;
 type Kept = ((u64, u64), OwnedFd);
 
 static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+
+/// All that are kept. They are the caller's to close.
+pub fn take() -> Vec<OwnedFd> {
+    let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    all.drain(..).map(|(_, socket)| socket).collect()
+}
 
 /// Does something over a socket of the network namespace the thread is in, which nobody else uses meanwhile.
 pub(crate) fn with<T>(work: impl FnOnce(OwnedFd) -> Result<T>) -> Result<T> {

@@ -49,7 +49,7 @@ mod error;
 mod expr;
 mod family;
 mod frames;
-pub(crate) mod kept;
+pub mod kept;
 mod monitor;
 mod read;
 mod rules;

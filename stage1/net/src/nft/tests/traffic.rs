@@ -392,6 +392,25 @@ fn networks_are_apart() {
     }
 }
 
+/// Who takes an address of another network is not of it for that, whatever bridge he is on.
+#[test]
+fn an_address_of_another_network_opens_nothing() {
+    let lan = wire();
+    lan.a.sh("ip addr add 10.3.0.9/32 dev eth0; ip addr add fd00:3::9/128 dev eth0 nodad");
+    let mut table = lan.host.table();
+    for (state, passes) in [(None, true), (Some(networks()), false)] {
+        table.delete().unwrap();
+        state.iter().for_each(|state| table.ensure(state).unwrap());
+        for (from, to) in [("10.3.0.9:0", "10.3.0.2:99"), ("[fd00:3::9]:0", "[fd00:3::2]:99")] {
+            let hearer = lan.other.within(|| UdpSocket::bind(to).unwrap());
+            let sender = lan.a.within(|| UdpSocket::bind(from).unwrap());
+            sender.send_to(b"!", to).unwrap();
+            hearer.set_read_timeout(Some(if passes { LIMIT } else { NEVER })).unwrap();
+            assert_eq!(hearer.recv(&mut [0]).is_ok(), passes, "{from} {to}");
+        }
+    }
+}
+
 /// Pods that have an interface of the host each.
 #[test]
 fn interfaces_of_their_own() {
