@@ -204,6 +204,15 @@ fn what_plugins_keep_for_nobody_is_collected() {
     let calls: Value =
         serde_json::from_str(fs::read_to_string(lab.at("log")).unwrap().lines().last().unwrap()).unwrap();
     assert_eq!(calls["config"]["cni.dev/valid-attachments"], json!([{"containerID": one.id, "ifname": "eth0"}]));
+    // Nor is what a pod has whose record cannot be read: it may be running.
+    let record = fs::read_to_string(one.path.join("network.json")).unwrap();
+    fs::write(one.path.join("network.json"), r#"{"version": 9}"#).unwrap();
+    fs::remove_file(lab.at("log")).unwrap();
+    assert_eq!(pod::sweep(&lab.host, false).unwrap(), Vec::<String>::new());
+    assert_eq!(lab.asked(), "GC/");
+    let calls: Value = serde_json::from_str(&fs::read_to_string(lab.at("log")).unwrap()).unwrap();
+    assert_eq!(calls["config"]["cni.dev/valid-attachments"], json!([{"containerID": one.id, "ifname": "eth0"}]));
+    fs::write(one.path.join("network.json"), record).unwrap();
     drop(held);
     lab.end(one);
     lab.nothing_after_sweep();

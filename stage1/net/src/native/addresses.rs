@@ -12,7 +12,7 @@ use super::chain::{Chain, capability, cni_arg};
 use super::error::NativeError;
 use super::resolv;
 use crate::address::{Cidr, Prefix, of_bits, to_bits};
-use crate::config::{Dns, HostLocal, Ipam, NetworkConfig, Route, Static, StaticAddress};
+use crate::config::{Dns, HostLocal, Ipam, NetworkConfig, Route, Source, Static, StaticAddress};
 use crate::ipam::{IpamError, MAX_ADDRESSES, Owner, Store, asked_for};
 use crate::plugin::Attachment;
 
@@ -131,6 +131,9 @@ fn host_local(
     leases: BorrowedFd<'_>,
 ) -> Result<Given, NativeError> {
     let mut local = local.clone();
+    if network.source == Source::BuiltIn && !has_ipv6() {
+        without_ipv6(&mut local);
+    }
     if let Some(ranges) = capability(chain.main, attachment, "ipRanges") {
         local = local.with_ip_ranges(ranges).map_err(NativeError::Invalid)?;
     }
@@ -146,6 +149,18 @@ fn host_local(
         prefixes: local.ranges.iter().flatten().map(|range| range.subnet.network()).collect(),
         in_turn: wanted.is_empty(),
     })
+}
+
+/// Whether the kernel has IPv6: not with `ipv6.disable=1`.
+fn has_ipv6() -> bool {
+    rustix::fs::access("/proc/sys/net/ipv6", rustix::fs::Access::EXISTS).is_ok()
+}
+
+/// The built-in networks go without IPv6 where there is none. Who wrote it into a configuration of his own is told that it
+/// cannot be.
+fn without_ipv6(local: &mut HostLocal) {
+    local.ranges.retain(|ranges| ranges.iter().all(|range| range.subnet.is_ipv4()));
+    local.routes.retain(|route| route.dst.is_ipv4());
 }
 
 /// What the capability `ips` and `args.cni.ips` say, one behind the other.
@@ -199,4 +214,22 @@ fn asked_cidr(text: &str) -> Result<StaticAddress, NativeError> {
     let problem = || format!("'{}' was asked for, and must be ADDRESS/LENGTH, such as 10.1.0.5/16", shown(text));
     let address = text.parse().map_err(|_| NativeError::Invalid(problem()))?;
     Ok(StaticAddress { address, gateway: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::builtin;
+
+    #[test]
+    fn what_is_built_in_can_do_without_ipv6() {
+        assert!(has_ipv6());
+        for (name, text) in builtin::ALL {
+            let network = NetworkConfig::parse(text, Source::BuiltIn).unwrap();
+            let Some(Ipam::HostLocal(mut local)) = network.plugins[0].ipam.clone() else { panic!("{name}") };
+            let routes = local.routes.len() / 2;
+            without_ipv6(&mut local);
+            assert_eq!((local.ranges.len(), local.routes.len()), (1, routes), "{name}");
+        }
+    }
 }

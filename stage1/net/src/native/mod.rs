@@ -37,10 +37,11 @@ mod ptp;
 mod resolv;
 mod result;
 mod station;
-mod switches;
+pub(crate) mod switches;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use bridge::is_of as is_bridge_of;
 pub use cable::host_interface;
 pub use error::NativeError;
 
@@ -69,7 +70,8 @@ pub struct Ends<'a> {
 pub struct Added {
     /// In the words of CNI.
     pub result: NetworkResult,
-    /// What the tables must hold for it. They are the caller's to add.
+    /// What the tables must hold for it. They are the caller's to add; and then, if there are ports of IPv4 among it, to turn on
+    /// `route_localnet` of its interface, through which others could reach 127.0.0.1 before.
     pub entries: Entries,
 }
 

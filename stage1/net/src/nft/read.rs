@@ -58,6 +58,22 @@ impl Table {
         Err(Error::Contended { what: format!("read the table {}", self.name) })
     }
 
+    /// The interfaces that are in the table, whatever else is in it or wrong with it.
+    pub(crate) fn interfaces(&mut self) -> Result<BTreeSet<String>> {
+        for _ in 0..ATTEMPTS {
+            match self.read_elements(Set::Interfaces) {
+                // Neither the table nor the set.
+                Err(error) if error.refused() == Some(rustix::io::Errno::NOENT) => return Ok(BTreeSet::new()),
+                read => {
+                    if let Some(all) = read? {
+                        return Ok(sets::state_of(&all.into_iter().collect()).interfaces.into_keys().collect());
+                    }
+                }
+            }
+        }
+        Err(Error::Contended { what: format!("read the interfaces in the table {}", self.name) })
+    }
+
     fn read_once(&mut self) -> Result<Option<Found>> {
         let mut faults = Vec::new();
         let mut all = BTreeSet::new();
