@@ -67,12 +67,14 @@ fn both(host: &Host, records: &Records) -> Result<(Option<nft::Found>, State)> {
     let now = boot()?;
     let mut before = None;
     for _ in 0..ATTEMPTS {
-        let needed = tables::needed(&records.whole()?, &now)?;
+        let (whole, others) = records.sorted()?;
+        let needed = tables::needed(&whole, &now)?;
         let found = match tables::with(host, nft::Table::read) {
             // A host without nftables, and without pods that need them.
             Err(error) if needed.is_empty() && error.kind() == ErrorKind::Unavailable => None,
             other => other.map_err(NetworkError::table(READ))?,
         };
+        let needed = tables::with_others(needed, || Ok(found.clone()), &others);
         let both = (found, needed);
         let same = both.0.as_ref().is_some_and(|found| {
             differences(&found.state, &both.1, "").is_empty() && differences(&both.1, &found.state, "").is_empty()

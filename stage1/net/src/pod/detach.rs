@@ -1,11 +1,9 @@
 //! Taking a pod's networks away. Each step may have been done before; what fails does not keep the rest from being done, and
 //! keeps the record.
 
-use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use gantry_contract::network::Host;
-use gantry_model::net::MAX_NETWORKS;
 
 use super::error::{NetworkError, Result};
 use super::record::{self, Found, Joined, Record, boot};
@@ -15,7 +13,7 @@ use crate::ipam::Store;
 use crate::native;
 use crate::netlink::link::Link;
 use crate::netlink::{Namespace, Socket};
-use crate::nft::{self, State};
+use crate::nft;
 use crate::plugin::{PluginError, Runtime};
 
 const DETACH: &str = "detach the pod from";
@@ -120,19 +118,7 @@ fn out_of_tables(pod: &str, host: &Host) -> Result<()> {
     let failed = NetworkError::table("take the pod out of the tables");
     let found = tables::with(host, nft::Table::read).map_err(failed)?;
     let Some(found) = found else { return Ok(()) };
-    let (all, names) = (found.state, link_names(pod));
-    let entries = State {
-        networks: Default::default(),
-        interfaces: all.interfaces.into_iter().filter(|(name, _)| names.contains(name)).collect(),
-        ports: all.ports.into_iter().filter(|(_, forward)| forward.owner == pod).collect(),
-        guards: all.guards.into_iter().filter(|(name, _)| names.contains(name)).collect(),
-    };
-    tables::remove(host, &entries)
-}
-
-/// What the host's ends of a pod's cables may be called.
-fn link_names(pod: &str) -> BTreeSet<String> {
-    (0..MAX_NETWORKS).map(|index| native::host_interface(pod, &format!("eth{index}"))).collect()
+    tables::remove(host, &tables::of_pods(found.state, &[pod.to_owned()]))
 }
 
 fn leases_by_id(pod: &str, state: &StateDir) -> Result<()> {

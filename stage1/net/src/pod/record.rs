@@ -341,13 +341,21 @@ impl Records {
 
     /// Those that can be understood, the oldest first.
     pub(super) fn whole(&self) -> Result<Vec<Record>> {
-        let whole = |(_, found)| match found {
-            Found::Whole(record) => Some(*record),
-            Found::Damaged(_) | Found::Newer(_) => None,
-        };
-        let mut records: Vec<Record> = self.all()?.into_iter().filter_map(whole).collect();
+        Ok(self.sorted()?.0)
+    }
+
+    /// Those that can be understood, the oldest first; and the pods whose cannot, of which nothing is known but that they may
+    /// be running.
+    pub(super) fn sorted(&self) -> Result<(Vec<Record>, Vec<String>)> {
+        let (mut records, mut others) = (Vec::new(), Vec::new());
+        for (pod, found) in self.all()? {
+            match found {
+                Found::Whole(record) => records.push(*record),
+                Found::Damaged(_) | Found::Newer(_) => others.push(pod),
+            }
+        }
         records.sort_by_key(|record| record.since);
-        Ok(records)
+        Ok((records, others))
     }
 }
 
