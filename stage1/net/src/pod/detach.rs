@@ -51,7 +51,10 @@ pub(super) fn whole(dir: BorrowedFd<'_>, record: &mut Record, own: Option<&Names
 /// Leaves the networks, last first.
 fn leave(record: &Record, now: bool, own: Option<&Namespace>) -> Result<()> {
     let state = StateDir::open(&record.host)?;
-    let netns = own.map(|own| format!("/proc/{}/fd/{}", std::process::id(), own.as_fd().as_raw_fd()));
+    // Plugins get the path that they got before, as long as it leads there.
+    let before = record.namespace.as_ref().filter(|place| own.is_some() && place.is_there());
+    let now_at = |own: &Namespace| format!("/proc/{}/fd/{}", std::process::id(), own.as_fd().as_raw_fd());
+    let netns = before.map(|place| place.path.clone()).or_else(|| own.map(now_at));
     let mut errors = Vec::new();
     let natives = record.networks.iter().rev().filter(|joined| !joined.plugins);
     if now && natives.clone().next().is_some() {
