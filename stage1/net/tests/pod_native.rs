@@ -349,6 +349,39 @@ fn a_damaged_record_is_no_obstacle() {
     lab.nothing_after_sweep();
 }
 
+/// A pod that runs and whose record cannot be read keeps what it has in the tables.
+#[test]
+fn a_damaged_record_cuts_nobody_off() {
+    if !inside("a_damaged_record_cuts_nobody_off") {
+        return;
+    }
+    let lab = Lab::new();
+    let pod = lab.pod();
+    let (_, held) = lab.attach(&pod, &["default"], &[port(8080, Protocol::Tcp)]).unwrap();
+    let record = fs::read(pod.path.join("network.json")).unwrap();
+    for damage in ["{", r#"{"version": 9}"#] {
+        fs::write(pod.path.join("network.json"), damage).unwrap();
+        let before = sh("nft list ruleset");
+        pod::reload(&lab.host).unwrap();
+        assert_eq!(sh("nft list ruleset"), before);
+        let swept = pod::sweep(&lab.host, false).unwrap();
+        assert!(swept.iter().all(|line| line == "bridge gantry1, which no pod is on"), "{swept:?}");
+        // Others come and go.
+        let other = lab.pod();
+        lab.attach(&other, &["default-restricted"], &[]).unwrap();
+        lab.end(other);
+        pod::reload(&lab.host).unwrap();
+        let server = answer(&pod);
+        assert_eq!(ask("127.0.0.1:8080"), "pod", "{damage}");
+        server.join().unwrap();
+        assert_eq!(pod::check(&lab.host).unwrap().len(), 1, "only that the record cannot be read");
+    }
+    fs::write(pod.path.join("network.json"), record).unwrap();
+    drop(held);
+    lab.end(pod);
+    lab.nothing_after_sweep();
+}
+
 #[test]
 fn what_others_remove_comes_back() {
     if !inside("what_others_remove_comes_back") {

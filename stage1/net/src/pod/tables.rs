@@ -8,17 +8,19 @@
 //! So it is turned on when the interface is in the table, and off before it goes from there: an administrator's bridge has others
 //! on it than pods.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use gantry_contract::network::Host;
+use gantry_model::net::MAX_NETWORKS;
 use gantry_model::{ErrorKind, Kind};
 
 use super::entries;
 use super::error::{NetworkError, Result};
 use super::record::{Record, Records, Standing, boot};
 use super::state::{Lock, StateDir};
+use crate::native;
 use crate::native::switches::{be, forward};
 use crate::netlink::sysctl::Sysctl;
 use crate::netlink::{Namespace, Socket};
@@ -46,27 +48,70 @@ pub(super) fn needed(records: &[Record], boot: &str) -> Result<State> {
     Ok(state)
 }
 
+/// What the tables should hold, with what they hold of pods whose records cannot be understood: it is all that is known of them.
+pub(super) fn with_others(
+    mut needed: State,
+    read: impl FnOnce() -> nft::Result<Option<nft::Found>>,
+    others: &[String],
+) -> State {
+    // Of a table that cannot be read nothing can be kept, and it is the reload that puts it right.
+    if !others.is_empty()
+        && let Ok(Some(found)) = read()
+    {
+        entries::merge(&mut needed, of_pods(found.state, others));
+    }
+    needed
+}
+
+/// What is in the tables of these pods: by their names, and the networks and bridges that their addresses are of.
+pub(super) fn of_pods(all: State, pods: &[String]) -> State {
+    let names: BTreeSet<String> = pods.iter().flat_map(|pod| link_names(pod)).collect();
+    let mut state = State::new();
+    state.ports = all.ports.into_iter().filter(|(_, it)| pods.contains(&it.owner)).collect();
+    state.guards = all.guards.into_iter().filter(|(name, _)| names.contains(name)).collect();
+    let (own, shared): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        all.interfaces.into_iter().partition(|(_, it)| !it.addresses.is_empty());
+    state.interfaces = own.into_iter().filter(|(name, _)| names.contains(name)).collect();
+    let mut addresses: BTreeSet<IpAddr> = state.ports.values().map(|it| it.to.ip()).collect();
+    addresses.extend(state.guards.values().flat_map(|it| &it.addresses));
+    addresses.extend(state.interfaces.values().flat_map(|it| &it.addresses));
+    let theirs = |network: &nft::Network| {
+        network.prefixes.iter().any(|prefix| addresses.iter().any(|address| prefix.contains(*address)))
+    };
+    state.networks = all.networks.into_iter().filter(|(_, network)| theirs(network)).collect();
+    let shared = shared.into_iter().filter(|(_, it)| state.networks.contains_key(&it.network));
+    state.interfaces.extend(shared.collect::<Vec<_>>());
+    state
+}
+
+/// What the host's ends of a pod's cables may be called.
+fn link_names(pod: &str) -> impl Iterator<Item = String> {
+    (0..MAX_NETWORKS).map(move |index| native::host_interface(pod, &format!("eth{index}")))
+}
+
 /// Makes the tables hold what the records say; without any they go.
 pub(super) fn reload(host: &Host) -> Result<()> {
     let boot = boot()?;
     let records = Records::open(host)?;
     for _ in 0..ATTEMPTS {
         let generation = with(host, Table::generation);
-        let state = needed(&records.whole()?, &boot)?;
+        let (whole, others) = records.sorted()?;
+        let state = needed(&whole, &boot)?;
+        let table = with_others(state.clone(), || with(host, Table::read), &others);
         let generation = match generation {
             // A host without nftables, and without pods that need them.
-            Err(error) if state.is_empty() && error.kind() == ErrorKind::Unavailable => return Ok(()),
+            Err(error) if table.is_empty() && error.kind() == ErrorKind::Unavailable => return Ok(()),
             other => other.map_err(NetworkError::table(RELOAD))?,
         };
-        if state.is_empty() {
+        if table.is_empty() {
             return delete(host);
         }
         // Whoever begins to need one of these again changes the generation.
-        match close_loopback(host, &state) {
+        match close_loopback(host, &table) {
             Err(NetworkError::Table { source, .. }) if matches!(*source, nft::Error::Contended { .. }) => continue,
             other => other?,
         }
-        match with(host, |table| table.ensure_at(&state, generation)) {
+        match with(host, |ours| ours.ensure_at(&table, generation)) {
             Err(nft::Error::Changed) => continue,
             other => other.map_err(NetworkError::table(RELOAD))?,
         }
