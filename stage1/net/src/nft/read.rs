@@ -16,6 +16,9 @@ use super::wire::{self, FIXED, NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME, NFTA_TABLE, mes
 
 /// How often to read again when the table changes meanwhile.
 const ATTEMPTS: u32 = 16;
+/// As many elements come in one datagram, and so are of one hash table: one takes 250 bytes at most, and a datagram has at least
+/// 4 KiB.
+const AT_ONCE: usize = 15;
 /// More than this of anything is not read, but reported.
 const LIMIT: usize = 1 << 18;
 /// As many faults are listed.
@@ -188,7 +191,22 @@ impl Table {
         Ok(whole.map(|()| all))
     }
 
-    fn read_elements(&mut self, set: Set) -> Result<Option<Vec<Element>>> {
+    /// While the kernel moves elements to a larger hash table it skips some of those it lists, and does not say so. So of many it
+    /// has to list the same ones twice.
+    fn read_elements(&mut self, set: Set) -> Result<Option<BTreeSet<Element>>> {
+        let mut last = None;
+        for _ in 0..ATTEMPTS {
+            let Some(all) = self.read_elements_once(set)? else { return Ok(None) };
+            let all: BTreeSet<Element> = all.into_iter().collect();
+            if all.len() <= AT_ONCE || last.as_ref() == Some(&all) {
+                return Ok(Some(all));
+            }
+            last = Some(all);
+        }
+        Ok(None)
+    }
+
+    fn read_elements_once(&mut self, set: Set) -> Result<Option<Vec<Element>>> {
         let what = format!("read the set {} of the table {}", set.name(), self.name);
         let name = self.name.clone();
         let mut all = Vec::new();
