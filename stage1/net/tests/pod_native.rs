@@ -533,6 +533,14 @@ fn a_network_that_was_moved_gives_its_old_addresses_away() {
     let pod = lab.pod();
     lab.attach(&pod, &["one"], &[]).unwrap();
     lab.end(pod);
+    let stays = lab.pod();
+    lab.attach(&stays, &["one"], &[]).unwrap();
+    lab.bridge("one", "br-four", "10.205.0.0/24");
+    let beside = lab.pod();
+    lab.attach(&beside, &["one"], &[]).unwrap();
+    assert_eq!(pod::check(&lab.host).unwrap(), Vec::<String>::new(), "both belong to one network");
+    lab.end(beside);
+    lab.end(stays);
     // Nobody has swept yet: the table still knows the old prefix.
     lab.bridge("one", "br-two", "10.204.0.0/24");
     lab.bridge("two", "br-three", "10.203.0.0/16");

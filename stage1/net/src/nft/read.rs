@@ -10,7 +10,7 @@ use super::expr;
 use super::family::Family;
 use super::rules::{self, Chain, Hook};
 use super::sets::{self, Element, Set};
-use super::state::State;
+use super::state::{Network, State};
 use super::table::Table;
 use super::wire::{self, FIXED, NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME, NFTA_TABLE, message};
 
@@ -63,18 +63,40 @@ impl Table {
 
     /// The interfaces that are in the table, whatever else is in it or wrong with it.
     pub(crate) fn interfaces(&mut self) -> Result<BTreeSet<String>> {
+        Ok(self.part_of_state(&[Set::Interfaces])?.interfaces.into_keys().collect())
+    }
+
+    /// Whether the table has prefixes of these networks that are not said here: their configuration was another before.
+    pub(crate) fn has_other_prefixes(&mut self, networks: &BTreeMap<String, Network>) -> Result<bool> {
+        let there = self.part_of_state(&[Set::Within4, Set::Within6])?.networks;
+        let other = |(name, said): (&String, &Network)| {
+            there.get(name).is_some_and(|there| !there.prefixes.is_subset(&said.prefixes))
+        };
+        Ok(networks.iter().any(other))
+    }
+
+    /// What some of the sets say, whatever else is in the table or wrong with it.
+    fn part_of_state(&mut self, sets: &[Set]) -> Result<State> {
+        let mut all = BTreeSet::new();
+        for set in sets {
+            all.extend(self.read_set(*set)?);
+        }
+        Ok(sets::state_of(&all))
+    }
+
+    fn read_set(&mut self, set: Set) -> Result<BTreeSet<Element>> {
         for _ in 0..ATTEMPTS {
-            match self.read_elements(Set::Interfaces) {
+            match self.read_elements(set) {
                 // Neither the table nor the set.
                 Err(error) if error.refused() == Some(rustix::io::Errno::NOENT) => return Ok(BTreeSet::new()),
                 read => {
                     if let Some(all) = read? {
-                        return Ok(sets::state_of(&all.into_iter().collect()).interfaces.into_keys().collect());
+                        return Ok(all);
                     }
                 }
             }
         }
-        Err(Error::Contended { what: format!("read the interfaces in the table {}", self.name) })
+        Err(Error::Contended { what: format!("read the set {} of the table {}", set.name(), self.name) })
     }
 
     fn read_once(&mut self) -> Result<Option<Found>> {

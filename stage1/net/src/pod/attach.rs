@@ -190,6 +190,10 @@ impl Making<'_> {
             }
             source => NetworkError::Table { doing: "put the pod into the tables", source: Box::new(source) },
         })?;
+        // Which prefixes of a network that was changed belong together, the records of all its pods say.
+        if tables::were_changed(host, entries)? {
+            tables::reload(host)?;
+        }
         tables::open_loopback(entries)?;
         tables::forget_flows(entries, nft::conntrack::Which::Elsewhere)
     }

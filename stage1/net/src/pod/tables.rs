@@ -38,6 +38,12 @@ pub(super) fn add(host: &Host, entries: &State) -> nft::Result<()> {
     with(host, |table| table.add(entries))
 }
 
+/// Whether networks of these entries have other prefixes in the tables besides: their configuration was another before.
+pub(super) fn were_changed(host: &Host, entries: &State) -> Result<bool> {
+    with(host, |table| table.has_other_prefixes(&entries.networks))
+        .map_err(NetworkError::table("look which prefixes are in the tables"))
+}
+
 /// What the tables should hold: what these records say that are up in this boot.
 pub(super) fn needed(records: &[Record], boot: &str) -> Result<State> {
     let mut state = State::new();
