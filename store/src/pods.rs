@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 
 use gantry_model::phase::Stepped;
 use gantry_model::{
-    AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodNetwork, PodPrefix,
-    Refused, Timestamp, step,
+    AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodPrefix, Refused,
+    Timestamp, step,
 };
 use rusqlite::{Connection, Transaction, params};
 use thiserror::Error;
@@ -24,6 +24,7 @@ use crate::{Store, StoreError, events};
 use list::load;
 
 pub use condition::{InCgroups, PodWhere};
+pub use networks::{Glance, Networks};
 
 /// A pod that is about to exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +75,7 @@ pub struct PodRow {
     pub net: NetMode,
     /// What it got of them when it was started, in order; it stays when the pod has ended. Empty before, and where the
     /// pod is in no network of its own.
-    pub networks: Vec<PodNetwork>,
+    pub networks: Networks,
     /// Its host name.
     pub hostname: String,
     /// Its apps, in the order of the request.
@@ -111,7 +112,7 @@ pub struct Change {
     /// What its apps become with it.
     pub apps: Vec<(AppName, AppState)>,
     /// What it got of its networks; written down with [`Edge::Started`], passed over otherwise.
-    pub networks: Vec<PodNetwork>,
+    pub networks: Networks,
     /// Whether it must survive a power cut before this is acknowledged.
     pub durable: bool,
 }
@@ -120,7 +121,7 @@ impl Change {
     /// This step, and nothing beside it.
     #[must_use]
     pub fn along(edge: Edge) -> Self {
-        Self { edge, apps: Vec::new(), networks: Vec::new(), durable: false }
+        Self { edge, apps: Vec::new(), networks: Networks::default(), durable: false }
     }
 }
 
@@ -129,13 +130,13 @@ impl Change {
 pub(crate) struct Step<'a> {
     pub(crate) edge: Option<&'a Edge>,
     pub(crate) apps: &'a [(AppName, AppState)],
-    networks: &'a [PodNetwork],
+    networks: Option<&'a Networks>,
 }
 
 impl<'a> Step<'a> {
     /// What the pod got of its networks, when it is started in some.
-    pub(crate) fn got(&self) -> Option<&'a [PodNetwork]> {
-        (matches!(self.edge, Some(Edge::Started { .. })) && !self.networks.is_empty()).then_some(self.networks)
+    pub(crate) fn got(&self) -> Option<&'a Networks> {
+        self.networks.filter(|got| matches!(self.edge, Some(Edge::Started { .. })) && !got.is_empty())
     }
 }
 
@@ -270,7 +271,7 @@ impl Store {
     pub fn step(&self, id: PodId, seen: Generation, change: Change) -> Result<Moved, StepError> {
         let sync = if change.durable { Sync::Now } else { Sync::Soon };
         let Change { edge, apps, networks, durable: _ } = &change;
-        self.change(id, seen, sync, Step { edge: Some(edge), apps, networks })
+        self.change(id, seen, sync, Step { edge: Some(edge), apps, networks: Some(networks) })
     }
 
     /// Changes the states of apps of a running pod if nobody has changed it since `seen`.
@@ -278,7 +279,7 @@ impl Store {
     /// # Errors
     /// [`StepError`].
     pub fn update_apps(&self, id: PodId, seen: Generation, apps: &[(AppName, AppState)]) -> Result<Moved, StepError> {
-        self.change(id, seen, Sync::Soon, Step { edge: None, apps, networks: &[] })
+        self.change(id, seen, Sync::Soon, Step { edge: None, apps, networks: None })
     }
 
     /// Changes the network of a prepared pod: what `run-prepared --net` asks for. `None`: it is not prepared any more, or gone.
@@ -348,7 +349,7 @@ impl Store {
                 None => return Err(refused(Refused { phase: pod.phase.name(), edge: "updated in its apps" })),
             };
             let apps = events::matched(&pod.apps, asked.apps).map_err(|app| StepError::NoSuchApp { id, app })?;
-            let told = events::of_step(id, &asked, &apps, crate::now());
+            let told = events::of_step(id, &asked, &apps, crate::now())?;
             let after = after(&pod, to, &asked, &apps);
             store(tx, id, after.as_ref())
                 .and_then(|()| asked.got().map_or(Ok(()), |networks| row::write_networks(tx, id, networks)))
@@ -436,7 +437,7 @@ fn after(pod: &PodRow, to: Stepped, asked: &Step<'_>, apps: &[(&AppRow, AppState
         pod.prepared = Some(at);
     }
     if let Some(networks) = asked.got() {
-        networks.clone_into(&mut pod.networks);
+        pod.networks.clone_from(networks);
     }
     for (changed, state) in apps {
         for app in pod.apps.iter_mut().filter(|app| app.name == changed.name) {

@@ -15,7 +15,9 @@ use std::time::Duration;
 use gantry_model::{Digest, Edge, Generation, NetMode, PodEnd, PodId, PodNetwork, Process, Timestamp, id::Algorithm};
 use sha2::Digest as _;
 
-use crate::{Change, ImageFormat, LayerLock, LayerRef, LayerRow, Moved, NewApp, NewImage, NewPod, PodRow, Store};
+use crate::{
+    Change, ImageFormat, LayerLock, LayerRef, LayerRow, Moved, Networks, NewApp, NewImage, NewPod, PodRow, Store,
+};
 
 /// A data directory that goes with the test.
 struct Home {

@@ -100,7 +100,8 @@ impl Firewall {
 }
 
 impl Drop for Firewall {
-    /// Seen within the time of one look. What `gantry-stage1` is doing then it finishes.
+    /// Seen within the time of one look. A `gantry-stage1` that is at work when the process ends goes with it; the next start
+    /// does all of it again.
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
     }

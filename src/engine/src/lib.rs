@@ -120,3 +120,4 @@ pub use gantry_model as model;
 pub use gantry_store::{
     AppRow, Backup, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, Severity, Store, Swept, now,
 };
+pub use gantry_store::{Glance, Networks};

@@ -289,7 +289,7 @@ fn row_of(id: PodId, phase: Phase) -> PodRow {
         created: Timestamp(0),
         prepared: None,
         net: gantry_model::NetMode::None,
-        networks: Vec::new(),
+        networks: gantry_store::Networks::default(),
         hostname: String::new(),
         apps: Vec::new(),
         user_annotations: std::collections::BTreeMap::new(),

@@ -246,7 +246,9 @@ impl Engine {
 
     fn network_role(&self, call: &Call) -> Result<Answer, NetworkError> {
         let program = self.stage1().map_err(|places| NetworkError::Missing { what: call.doing.clone(), places })?;
-        let host = self.network_host();
+        let mut host = self.network_host();
+        // A plugin is ended by the one that started it, which is therefore ended later.
+        host.plugin_limit_ms = host.plugin_limit_ms.min(call.plugin_limit_ms());
         let request = Request { host, what: call.what.clone() };
         let request = serde_json::to_vec(&request).map_err(|error| call.garbled(Some(error.to_string())))?;
         let mut asked = Asked::spawn(&program, &request).map_err(|(attempt, source)| call.io(attempt, source))?;
@@ -274,6 +276,11 @@ struct Call {
 impl Call {
     fn new(doing: impl Into<String>, what: What) -> Self {
         Self { doing: doing.into(), what, within: Duration::MAX }
+    }
+
+    /// How long one plugin may take, so that there is time to end it within the time of the call.
+    fn plugin_limit_ms(&self) -> u64 {
+        u64::try_from(self.within.saturating_sub(self.within / 4).as_millis()).unwrap_or(u64::MAX)
     }
 
     fn answer(&self, bytes: &[u8]) -> Result<Answer, NetworkError> {

@@ -95,6 +95,22 @@ fn one_that_hangs_is_ended() {
     assert!(engine.has_network_record(id));
 }
 
+/// A plugin that hangs is killed by the program that runs it, and not left running when that is killed.
+#[test]
+fn plugins_have_less_time_than_a_call() {
+    let temp = tempfile::tempdir().unwrap();
+    let engine = answering(temp.path(), r#""done""#);
+    let id: PodId = POD.parse().unwrap();
+    record(&engine, id);
+    let limit = |within| {
+        engine.network_down_within(id, within).unwrap();
+        let asked = std::fs::read(temp.path().join("asked")).unwrap();
+        Duration::from_millis(serde_json::from_slice::<Request>(&asked).unwrap().host.plugin_limit_ms)
+    };
+    assert_eq!(limit(Duration::MAX), Duration::from_secs(60));
+    assert_eq!(limit(Duration::from_secs(10)), Duration::from_millis(7500));
+}
+
 #[test]
 fn a_missing_program_is_named() {
     let temp = tempfile::tempdir().unwrap();

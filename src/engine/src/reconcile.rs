@@ -23,7 +23,7 @@ use std::time::Duration;
 use gantry_contract::journal::{Fact, Parsed};
 use gantry_contract::up;
 use gantry_model::{AppName, AppState, BootId, Edge, Phase, PodId, PodPrefix, Process, Timestamp};
-use gantry_store::{Change, Moved, PodLock, PodRow, PodState};
+use gantry_store::{Change, Moved, Networks, PodLock, PodRow, PodState};
 
 use crate::Engine;
 use crate::error::PodError;
@@ -159,12 +159,12 @@ impl Engine {
         let supervisor = Process { pid: ready.supervisor, start_ticks: ready.start_ticks, boot };
         loop {
             let (edge, apps, networks) = match row.phase {
-                Phase::Embryo => (Edge::Prepare, Vec::new(), Vec::new()),
-                Phase::Preparing => (Edge::Prepared(at), Vec::new(), Vec::new()),
+                Phase::Embryo => (Edge::Prepare, Vec::new(), Networks::default()),
+                Phase::Preparing => (Edge::Prepared(at), Vec::new(), Networks::default()),
                 Phase::Prepared { .. } => (
                     Edge::Started { at, supervisor: supervisor.clone() },
                     settle::started(ready),
-                    settle::networks(ready),
+                    settle::networks(ready).map_err(PodError::store)?,
                 ),
                 _ => return Ok(Some(row)),
             };

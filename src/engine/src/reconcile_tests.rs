@@ -118,7 +118,8 @@ fn a_pod_whose_starter_was_killed_is_running_and_then_over() {
     let reader = Engine::open_read_only(engine.options().clone()).unwrap();
     for engine in [&reader, &engine] {
         let seen = engine.current(row.id).unwrap();
-        assert_eq!((seen.networks.len(), seen.networks[0].name.as_str()), (1, "default"));
+        let got = seen.networks.read().unwrap();
+        assert_eq!((got.len(), got[0].name.as_str()), (1, "default"));
     }
     let seen = engine.current(row.id).unwrap();
     assert!(matches!(seen.phase, Phase::Running { .. }));
@@ -397,7 +398,7 @@ fn what_ran_is_a_pod_though_its_row_is_lost() {
     assert_eq!(adopted.pods, [id(2)]);
     let row = engine.store.pod(id(2)).unwrap().unwrap();
     assert!(matches!(row.phase, Phase::Running { .. }));
-    assert_eq!((row.net, row.networks[0].name.as_str()), (asked, "b"));
+    assert_eq!((row.net, row.networks.read().unwrap()[0].name.as_str()), (asked, "b"));
     drop(running);
     assert_eq!(engine.adopt_all().unwrap(), crate::Adopted::default(), "once is enough");
 }

@@ -4,6 +4,7 @@
 use gantry_contract::journal::{Fact, Parsed, Record};
 use gantry_contract::up;
 use gantry_model::{AppEnd, AppName, AppState, HowEnded, PodEnd, PodNetwork, Timestamp};
+use gantry_store::{Networks, StoreError};
 
 /// How a dead supervisor's pod ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,8 +40,9 @@ pub(crate) fn started(ready: &up::Ready) -> Vec<(AppName, AppState)> {
 }
 
 /// What a pod that was just started got of its networks.
-pub(crate) fn networks(ready: &up::Ready) -> Vec<PodNetwork> {
-    ready.networks.iter().cloned().map(Into::into).collect()
+pub(crate) fn networks(ready: &up::Ready) -> Result<Networks, StoreError> {
+    let got: Vec<PodNetwork> = ready.networks.iter().cloned().map(Into::into).collect();
+    Networks::of(&got)
 }
 
 /// The apps of a running pod that have ended by now and whose rows do not say so yet.

@@ -290,7 +290,7 @@ pub(crate) enum Line {
 /// Reads one line of at most `most` bytes.
 pub(crate) fn read_line(fd: &OwnedFd, deadline: Deadline, most: usize) -> io::Result<Line> {
     let mut line = Vec::new();
-    let mut block = [0u8; 4096];
+    let mut block = [0u8; 16 * 1024];
     loop {
         if process::readable(&[fd.as_fd()], deadline)?.is_none() {
             return Ok(Line::Late);
@@ -299,11 +299,12 @@ pub(crate) fn read_line(fd: &OwnedFd, deadline: Deadline, most: usize) -> io::Re
         if read == 0 {
             return Ok(Line::Ended);
         }
-        line.extend_from_slice(&block[..read]);
-        if let Some(end) = line.iter().position(|&c| c == b'\n') {
-            line.truncate(end);
+        // Only what is new is looked through: answers can be long.
+        if let Some(end) = block[..read].iter().position(|&c| c == b'\n') {
+            line.extend_from_slice(&block[..end]);
             return Ok(Line::Whole(line));
         }
+        line.extend_from_slice(&block[..read]);
         if line.len() > most {
             return Err(io::Error::other(format!("it is longer than {most} bytes")));
         }

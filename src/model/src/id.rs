@@ -58,13 +58,14 @@ impl PodId {
 
 impl fmt::Display for PodId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, byte) in self.0.iter().enumerate() {
-            if matches!(i, 4 | 6 | 8 | 10) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
+        // Lists have ten thousand of them, several times each.
+        const DIGITS: [u8; 16] = *b"0123456789abcdef";
+        let mut text = *b"00000000-0000-0000-0000-000000000000";
+        let places = text.iter_mut().filter(|place| **place != b'-');
+        let digits = self.0.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        places.zip(digits).for_each(|(place, digit)| *place = DIGITS[usize::from(digit)]);
+        // Digits and dashes only.
+        f.write_str(std::str::from_utf8(&text).unwrap_or_default())
     }
 }
 

@@ -95,7 +95,7 @@ async fn ask_all(servers: &[SocketAddr], silent: &Mutex<Silent>, forward: &Forwa
             Ok((Judgement::Unable, answer)) => {
                 silent.clear(server);
                 // Without its question it would be no answer to the one who asked.
-                unable = (answer.len() >= forward.question).then_some(answer).or(unable);
+                unable = repeats_question(&answer).then_some(answer).or(unable);
             }
             Ok((_, answer)) => {
                 silent.clear(server);
@@ -105,6 +105,11 @@ async fn ask_all(servers: &[SocketAddr], silent: &Mutex<Silent>, forward: &Forwa
         }
     }
     unable
+}
+
+/// Whether an answer that was judged has the question in it; one of a server that could not read it may have none.
+fn repeats_question(answer: &[u8]) -> bool {
+    answer.get(4..6).is_some_and(|count| count != [0, 0])
 }
 
 async fn ask_one(server: SocketAddr, forward: &Forward) -> io::Result<(Judgement, Vec<u8>)> {

@@ -9,6 +9,7 @@
 //! take the place of the domain. Pods of other networks are not told of, not even that they are there.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -38,18 +39,23 @@ pub(crate) struct Pod {
     pub(crate) networks: Vec<PodNetwork>,
 }
 
-impl From<&PodRow> for Pod {
-    fn from(row: &PodRow) -> Self {
-        Self {
+impl Pod {
+    /// The pod of a row; none where it has no networks of its own.
+    ///
+    /// # Errors
+    /// What the row says of networks is damaged.
+    pub(crate) fn of(row: &PodRow) -> io::Result<Option<Self>> {
+        if row.networks.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Self {
             id: row.id.to_string(),
             hostname: row.hostname.clone(),
             apps: row.apps.iter().map(|app| app.name.to_string()).collect(),
-            networks: row.networks.clone(),
-        }
+            networks: row.networks.read().map_err(io::Error::other)?,
+        }))
     }
-}
 
-impl Pod {
     /// The labels that stand for it, each once; the first is what its addresses are called.
     fn labels(&self) -> Vec<String> {
         let mut labels: Vec<String> = Vec::new();

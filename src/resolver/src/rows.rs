@@ -88,7 +88,7 @@ impl Follower {
     fn tell_places(&self, observer: &Observer) -> io::Result<()> {
         let running = PodFilter { phases: vec!["running"], ..PodFilter::default() };
         let views = observer.pods(&[running]).map_err(io::Error::other)?;
-        let pods: Vec<Pod> = views.iter().map(|view| Pod::from(&view.row)).collect();
+        let pods = views.iter().filter_map(|view| Pod::of(&view.row).transpose()).collect::<io::Result<Vec<_>>>()?;
         self.tell(Some(places(&pods)), None);
         Ok(())
     }

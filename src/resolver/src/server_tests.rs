@@ -295,10 +295,14 @@ fn the_next_server_is_asked_when_one_is_silent_or_unable() {
 fn when_no_server_can_the_client_hears_of_it() {
     let (refuses, _heard) = upstream(|asked| vec![answer(asked, 0, ResponseCode::Refused)]);
     let (mute, _also_heard) = upstream(|asked| vec![[&asked[..2], &[0x80, 1, 0, 0, 0, 0, 0, 0, 0, 0]].concat()]);
+    // One that says much and repeats no question.
+    let header: &[u8] = &[0x80, 1, 0, 0, 0, 0, 0, 0, 0, 1];
+    let (odd, _heard_too) = upstream(move |asked| vec![[&asked[..2], header, &[0; 60]].concat()]);
     for (servers, code) in [
         (vec![], ResponseCode::ServFail),
         (vec![free()], ResponseCode::ServFail),
         (vec![mute], ResponseCode::ServFail),
+        (vec![odd], ResponseCode::ServFail),
         (vec![refuses, mute], ResponseCode::Refused),
     ] {
         let server = Server::start(&servers);

@@ -30,6 +30,14 @@ impl Store {
         Ok(pods)
     }
 
+    /// Reads all that the rows of pods say, also what lists only hand on.
+    ///
+    /// # Errors
+    /// [`StoreError`] when something is damaged.
+    pub(crate) fn read_pods(&self) -> Result<(), StoreError> {
+        self.pods(&PodQuery::default())?.iter().try_for_each(|pod| pod.networks.read().map(drop))
+    }
+
     /// The pods for which any of the filters holds (all, where there is none), by id.
     ///
     /// # Errors

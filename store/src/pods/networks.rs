@@ -1,28 +1,146 @@
 //! What a pod got of its networks, as the JSON of a column: `[{"name", "interface", "mac", "addresses", "routes", "dns",
-//! "ports"}]`, where what is empty is left out. Filters look for `name` in it.
+//! "ports"}]`. Filters look for `name` in it. It is what `gantry list -o json` shows, which copies it: the names of the fields
+//! are a promise.
 
-use std::fmt;
-use std::marker::PhantomData;
-use std::net::IpAddr;
+use std::borrow::Cow;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use gantry_model::PodNetwork;
 use gantry_model::net::{Dns, PodAddress, PodPort, PodRoute, Protocol};
-use serde::de::{SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use crate::StoreError;
+
+/// What a pod got of its networks, in order. Kept as it is written and read when it is asked for: lists are of ten thousand
+/// pods, and most who make one look at little of this, or hand it on.
+///
+/// As JSON (`Serialize`) it is an array of networks, an empty one where there are none.
+#[derive(Debug, Clone, Default)]
+pub struct Networks(Option<Box<RawValue>>);
+
+/// A network of a pod at a glance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Glance<'a> {
+    /// The network's name.
+    pub name: Cow<'a, str>,
+    /// The pod's first IPv4 address in it.
+    pub ip4: Option<Ipv4Addr>,
+    /// The pod's first IPv6 address in it.
+    pub ip6: Option<Ipv6Addr>,
+}
+
+impl Networks {
+    /// These.
+    ///
+    /// # Errors
+    /// [`StoreError`] when they cannot be written as JSON.
+    pub fn of(networks: &[PodNetwork]) -> Result<Self, StoreError> {
+        if networks.is_empty() {
+            return Ok(Self(None));
+        }
+        let networks: Vec<Network> = networks.iter().cloned().map(Into::into).collect();
+        let text = serde_json::value::to_raw_value(&networks);
+        let not = |error| rusqlite::Error::ToSqlConversionFailure(Box::new(error));
+        text.map(|text| Self(Some(text))).map_err(not).map_err(StoreError::sql("write a pod's networks"))
+    }
+
+    /// The text of a column; that it is JSON is all that is made sure of.
+    pub(super) fn of_text(text: &str) -> serde_json::Result<Self> {
+        Ok(Self(Some(serde_json::from_str::<&RawValue>(text)?.to_owned())))
+    }
+
+    /// The text of the column, unless there are none.
+    pub(super) fn text(&self) -> Option<&str> {
+        self.0.as_deref().map(RawValue::get)
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// All that is known of them.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the text is damaged.
+    pub fn read(&self) -> Result<Vec<PodNetwork>, StoreError> {
+        let networks: Vec<Network> = self.parsed()?;
+        Ok(networks.into_iter().map(Into::into).collect())
+    }
+
+    /// Their names and first addresses.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the text is damaged.
+    pub fn glance(&self) -> Result<Vec<Glance<'_>>, StoreError> {
+        let networks: Vec<Named<'_>> = self.parsed()?;
+        Ok(networks.into_iter().map(Into::into).collect())
+    }
+
+    fn parsed<'a, T: Deserialize<'a>>(&'a self) -> Result<Vec<T>, StoreError> {
+        let Some(text) = self.text() else { return Ok(Vec::new()) };
+        serde_json::from_str(text).map_err(|error| {
+            let not = rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error));
+            StoreError::sql("read what a pod got of its networks")(not)
+        })
+    }
+}
+
+impl PartialEq for Networks {
+    fn eq(&self, other: &Self) -> bool {
+        self.text() == other.text()
+    }
+}
+
+impl Eq for Networks {}
+
+impl Serialize for Networks {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0 {
+            Some(text) => text.serialize(serializer),
+            None => serializer.collect_seq([0u8; 0]),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Named<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    #[serde(default)]
+    addresses: Vec<Only>,
+}
+
+#[derive(Deserialize)]
+struct Only {
+    address: IpAddr,
+}
+
+impl<'a> From<Named<'a>> for Glance<'a> {
+    fn from(network: Named<'a>) -> Self {
+        let Named { name, addresses } = network;
+        let all = || addresses.iter().map(|it| it.address);
+        let ip4 = all().find_map(|address| if let IpAddr::V4(address) = address { Some(address) } else { None });
+        let ip6 = all().find_map(|address| if let IpAddr::V6(address) = address { Some(address) } else { None });
+        Self { name, ip4, ip6 }
+    }
+}
 
 #[derive(Serialize, Deserialize)]
 struct Network {
     name: String,
     interface: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     mac: Option<String>,
-    #[serde(default, deserialize_with = "few", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     addresses: Vec<Address>,
-    #[serde(default, deserialize_with = "few", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     routes: Vec<Route>,
-    #[serde(default, skip_serializing_if = "Names::is_empty")]
+    #[serde(default)]
     dns: Names,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     ports: Vec<Port>,
 }
 
@@ -30,7 +148,7 @@ struct Network {
 struct Address {
     address: IpAddr,
     prefix: u8,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     gateway: Option<IpAddr>,
 }
 
@@ -38,31 +156,25 @@ struct Address {
 struct Route {
     to: IpAddr,
     prefix: u8,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     via: Option<IpAddr>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
 struct Names {
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     servers: Vec<IpAddr>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     search: Vec<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     options: Vec<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     domain: Option<String>,
-}
-
-impl Names {
-    fn is_empty(&self) -> bool {
-        self.servers.is_empty() && self.search.is_empty() && self.options.is_empty() && self.domain.is_none()
-    }
 }
 
 #[derive(Serialize, Deserialize)]
 struct Port {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     host_ip: Option<IpAddr>,
     host_port: u16,
     pod_port: u16,
@@ -76,44 +188,6 @@ enum Transport {
     Tcp,
     Udp,
     Sctp,
-}
-
-/// The text of the column.
-pub(super) fn text(networks: &[PodNetwork]) -> serde_json::Result<String> {
-    serde_json::to_string(&networks.iter().cloned().map(Network::from).collect::<Vec<_>>())
-}
-
-/// What the text says.
-pub(super) fn parsed(text: &str) -> serde_json::Result<Vec<PodNetwork>> {
-    let mut read = serde_json::Deserializer::from_str(text);
-    let networks: Vec<Network> = read.deserialize_seq(Few::<Network, 1>(PhantomData))?;
-    read.end()?;
-    Ok(networks.into_iter().map(Into::into).collect())
-}
-
-/// An address and a route of each family.
-fn few<'de, D: Deserializer<'de>, T: Deserialize<'de>>(read: D) -> Result<Vec<T>, D::Error> {
-    read.deserialize_seq(Few::<T, 2>(PhantomData))
-}
-
-/// A list with room for as many as there usually are: lists are of ten thousand pods, and a vector that grows from
-/// nothing takes room for four.
-struct Few<T, const N: usize>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for Few<T, N> {
-    type Value = Vec<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
-        let mut all = Vec::with_capacity(N);
-        while let Some(one) = list.next_element()? {
-            all.push(one);
-        }
-        Ok(all)
-    }
 }
 
 impl From<PodNetwork> for Network {
@@ -216,12 +290,24 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read(networks in vec(network(), 0..4)) {
-            prop_assert_eq!(parsed(&text(&networks).unwrap()).unwrap(), networks);
+            let written = Networks::of(&networks).unwrap();
+            prop_assert_eq!(written.read().unwrap(), networks.clone());
+            prop_assert_eq!(written.is_empty(), networks.is_empty());
+            let glances = written.glance().unwrap();
+            prop_assert_eq!(glances.len(), networks.len());
+            for (glance, network) in glances.iter().zip(&networks) {
+                let first = |v6| network.addresses.iter().map(|it| it.address).find(|it| it.is_ipv6() == v6);
+                prop_assert_eq!(glance.name.as_ref(), &network.name);
+                prop_assert_eq!((glance.ip4.map(IpAddr::V4), glance.ip6.map(IpAddr::V6)), (first(false), first(true)));
+            }
+            if let Some(text) = written.text() {
+                prop_assert_eq!(&Networks::of_text(text).unwrap(), &written);
+            }
         }
 
         #[test]
         fn nothing_panics(any in "\\PC{0,40}") {
-            let _ = parsed(&any);
+            let _ = Networks::of_text(&any).map(|it| it.read().is_ok() && it.glance().is_ok());
         }
     }
 }

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use gantry_model::{
-    AppEnd, AppState, BootId, Generation, HowEnded, Phase, PodEnd, PodId, PodNetwork, Process, Timestamp, Was,
-    id::shown,
+    AppEnd, AppState, BootId, Generation, HowEnded, Phase, PodEnd, PodId, Process, Timestamp, Was, id::shown,
 };
 use rusqlite::types::{FromSql, Type};
 use rusqlite::{Connection, Row, params};
 
-use super::{AppRow, PodRow, networks};
+use super::{AppRow, Networks, PodRow};
 
 /// The columns of a pod, in the order in which [`pod`] reads them.
 pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, \
@@ -97,11 +96,11 @@ impl<'a, 'b> Columns<'a, 'b> {
     }
 
     /// The next column as what a pod got of its networks; nothing where it is NULL, which it is of most pods.
-    fn networks(&mut self) -> rusqlite::Result<Vec<PodNetwork>> {
+    fn networks(&mut self) -> rusqlite::Result<Networks> {
         self.next += 1;
         match self.row.get_ref(self.next - 1)?.as_str_or_null()? {
-            None => Ok(Vec::new()),
-            Some(text) => networks::parsed(text).map_err(|error| self.not(error)),
+            None => Ok(Networks::default()),
+            Some(text) => Networks::of_text(text).map_err(|error| self.not(error)),
         }
     }
 
@@ -306,9 +305,9 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
 }
 
 /// Writes what a pod got of its networks.
-pub(crate) fn write_networks(conn: &Connection, pod: PodId, got: &[PodNetwork]) -> rusqlite::Result<()> {
-    let text = networks::text(got).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))?;
-    conn.prepare_cached("UPDATE pod SET networks = ?2 WHERE id = ?1")?.execute(params![pod.to_string(), text]).map(drop)
+pub(crate) fn write_networks(conn: &Connection, pod: PodId, got: &Networks) -> rusqlite::Result<()> {
+    let mut update = conn.prepare_cached("UPDATE pod SET networks = ?2 WHERE id = ?1")?;
+    update.execute(params![pod.to_string(), got.text()]).map(drop)
 }
 
 /// Writes the state of an app.

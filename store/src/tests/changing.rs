@@ -357,12 +357,12 @@ fn what_a_pod_got_stays_to_its_end() {
     let new = NewPod { net: "default,b".parse().unwrap(), ..new_pod(id, &image, &["a"]) };
     let pod = store.insert_pod(&new).unwrap();
     let second = PodNetwork { name: "b".into(), interface: "eth1".into(), ..PodNetwork::default() };
-    let got = vec![whole_network(), second];
+    let got = Networks::of(&[whole_network(), second]).unwrap();
     let change = |step: Edge| Change { networks: got.clone(), ..edge(step) };
     // Before it is started it has none, whatever is said.
     let pod = moved(store, id, pod.generation, change(Edge::Prepare));
     let pod = moved(store, id, pod.generation, change(Edge::Prepared(Timestamp(1))));
-    assert_eq!((&pod.net, pod.networks.len()), (&new.net, 0));
+    assert_eq!((&pod.net, pod.networks.is_empty()), (&new.net, true));
     let changed = store.set_net(id, &"a:IP=fd00::1".parse().unwrap()).unwrap().unwrap();
     assert_eq!(changed.net.to_string(), "a:IP=fd00::1");
     let start = Edge::Started { at: Timestamp(2), supervisor: supervisor() };

@@ -219,8 +219,8 @@ fn format_3_is_read() {
     first.addresses[1].gateway = None;
     first.routes.truncate(1);
     first.ports.truncate(1);
-    assert_eq!(pods[4].networks, [first, second]);
-    assert_eq!((pods[5].networks[0].name.as_str(), pods[3].networks.len()), ("default", 0));
+    assert_eq!(pods[4].networks, Networks::of(&[first, second]).unwrap(), "also letter by letter");
+    assert_eq!((pods[5].networks.read().unwrap()[0].name.as_str(), pods[3].networks.is_empty()), ("default", true));
 }
 
 #[test]

@@ -12,11 +12,12 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use gantry_engine::PodRow;
+use gantry_engine::{Glance, PodRow};
 use gantry_model::net::{Dns, PodAddress, PodNetwork, PodPort, PodRoute};
 use serde::Serialize;
 
 use super::json::Text;
+use crate::failure::Failure;
 
 /// What a pod got of one network, as JSON.
 #[derive(Serialize)]
@@ -121,24 +122,27 @@ pub(crate) enum Families {
 
 /// rkt's text: `default:ip4=10.121.0.2,ip6=fd67::2, other:ip4=…`, the first address of each family; before a pod is
 /// started, and where it has none of its own, what was asked for.
-pub(crate) fn text(row: &PodRow, families: Families) -> String {
+///
+/// # Errors
+/// The row is damaged.
+pub(crate) fn text(row: &PodRow, families: Families) -> Result<String, Failure> {
     if row.networks.is_empty() {
-        return row.net.to_string();
+        return Ok(row.net.to_string());
     }
     let mut text = String::new();
-    for network in &row.networks {
-        let first = |v4: bool| network.addresses.iter().map(|it| it.address).find(|it| it.is_ipv4() == v4);
-        let (ip4, ip6) = (first(true), first(false));
+    for Glance { name, ip4, ip6 } in row.networks.glance()? {
         let ip6 = ip6.filter(|_| families == Families::Both || ip4.is_none());
         text.push_str(if text.is_empty() { "" } else { ", " });
-        text.push_str(&network.name);
-        let shown = ip4.map(|ip| ("ip4", ip)).into_iter().chain(ip6.map(|ip| ("ip6", ip)));
-        for (index, (family, ip)) in shown.enumerate() {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "{}{family}={ip}", if index == 0 { ':' } else { ',' });
+        text.push_str(&name);
+        // Writing to a String cannot fail.
+        if let Some(ip4) = ip4 {
+            let _ = write!(text, ":ip4={ip4}");
+        }
+        if let Some(ip6) = ip6 {
+            let _ = write!(text, "{}ip6={ip6}", if ip4.is_none() { ':' } else { ',' });
         }
     }
-    text
+    Ok(text)
 }
 
 /// What `status` says of one network beyond the short text: a line for the interface and one for each of its ports.
@@ -199,6 +203,7 @@ pub(crate) mod tests {
     }
 
     fn row(networks: Vec<PodNetwork>) -> PodRow {
+        let networks = gantry_engine::Networks::of(&networks).unwrap();
         PodRow { networks, net: "default,only6,nothing".parse().unwrap(), ..ended() }
     }
 
@@ -209,10 +214,10 @@ pub(crate) mod tests {
         let nothing = PodNetwork { name: "nothing".into(), addresses: vec![], ..network() };
         let networks = vec![network(), only6, nothing];
         let want = "default:ip4=10.121.0.2, only6:ip6=fd67::2, nothing";
-        assert_eq!(text(&row(networks.clone()), Families::One), want);
+        assert_eq!(text(&row(networks.clone()), Families::One).unwrap(), want);
         let want = "default:ip4=10.121.0.2,ip6=fd67::2, only6:ip6=fd67::2, nothing";
-        assert_eq!(text(&row(networks), Families::Both), want);
-        assert_eq!(text(&row(vec![]), Families::Both), "default,only6,nothing");
+        assert_eq!(text(&row(networks), Families::Both).unwrap(), want);
+        assert_eq!(text(&row(vec![]), Families::Both).unwrap(), "default,only6,nothing");
     }
 
     #[test]
@@ -230,5 +235,9 @@ pub(crate) mod tests {
     fn the_names_of_the_fields_are_a_promise() {
         let want = r#"{"name":"default","interface":"eth0","mac":"0a:58:0a:79:00:02","addresses":[{"address":"fd67::2","prefix":64,"gateway":"fd67::1"},{"address":"10.121.0.2","prefix":16,"gateway":"10.121.0.1"},{"address":"10.121.0.3","prefix":16,"gateway":null}],"routes":[{"to":"0.0.0.0","prefix":0,"via":"10.121.0.1"}],"dns":{"servers":["10.121.0.1"],"search":["x.example"],"options":[],"domain":null},"ports":[{"host_ip":null,"host_port":8080,"pod_port":80,"count":1,"protocol":"tcp"},{"host_ip":"::1","host_port":90,"pod_port":70,"count":3,"protocol":"udp"}]}"#;
         assert_eq!(serde_json::to_string(&Document::of(&network())).unwrap(), want);
+        // Lists copy what is stored.
+        let stored = row(vec![network(), network()]).networks;
+        assert_eq!(serde_json::to_string(&stored).unwrap(), format!("[{want},{want}]"));
+        assert_eq!(serde_json::to_string(&row(vec![]).networks).unwrap(), "[]");
     }
 }

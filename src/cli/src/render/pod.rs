@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use gantry_engine::{AppRow, PodRow};
-use gantry_model::{AppState, HowEnded, Phase, PodEnd, Timestamp, Was};
+use gantry_model::{AppState, HowEnded, Phase, PodEnd, PodNetwork, Timestamp, Was};
 use serde::Serialize;
 
 use super::json::{At, Text};
@@ -55,11 +55,21 @@ pub(crate) struct Document<'a> {
     failed_app: Option<&'a str>,
     pid: Option<u32>,
     net: Text<&'a gantry_model::NetMode>,
-    networks: Vec<network::Document<'a>>,
+    networks: Networks<'a>,
     hostname: &'a str,
     apps: Vec<App<'a>>,
     user_annotations: &'a BTreeMap<String, String>,
     user_labels: &'a BTreeMap<String, String>,
+}
+
+/// What a pod got of its networks: the same in both ways but for white space.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Networks<'a> {
+    /// As it is stored. Costs nothing, and is in one line.
+    Stored(&'a gantry_engine::Networks),
+    /// Read, to be laid out as all else.
+    Read(Vec<network::Document<'a>>),
 }
 
 /// An app as JSON.
@@ -79,8 +89,17 @@ struct App<'a> {
 }
 
 impl<'a> Document<'a> {
-    /// The pod of a row.
+    /// The pod of a row, for one line.
     pub(crate) fn of(row: &'a PodRow) -> Self {
+        Self::with(row, Networks::Stored(&row.networks))
+    }
+
+    /// The pod of a row, and its networks as they were read there.
+    pub(crate) fn spread(row: &'a PodRow, networks: &'a [PodNetwork]) -> Self {
+        Self::with(row, Networks::Read(networks.iter().map(network::Document::of).collect()))
+    }
+
+    fn with(row: &'a PodRow, networks: Networks<'a>) -> Self {
         let run = run(&row.phase);
         Self {
             id: Text(row.id),
@@ -94,7 +113,7 @@ impl<'a> Document<'a> {
             failed_app: run.end.and_then(|end| end.failed_app.as_ref()).map(gantry_model::AppName::as_str),
             pid: run.pid,
             net: Text(&row.net),
-            networks: row.networks.iter().map(network::Document::of).collect(),
+            networks,
             hostname: &row.hostname,
             apps: row.apps.iter().map(App::of).collect(),
             user_annotations: &row.user_annotations,
@@ -170,7 +189,7 @@ pub(crate) mod tests {
             created: Timestamp(0),
             prepared: Some(Timestamp(500_000_000)),
             net: gantry_model::NetMode::None,
-            networks: Vec::new(),
+            networks: gantry_engine::Networks::default(),
             hostname: "h".into(),
             apps: vec![app("a", how(HowEnded::Exited(0))), app("b", how(HowEnded::Signaled(11)))],
             user_annotations: BTreeMap::new(),
