@@ -349,6 +349,39 @@ fn a_damaged_record_is_no_obstacle() {
     lab.nothing_after_sweep();
 }
 
+/// A pod that runs and whose record cannot be read keeps what it has in the tables.
+#[test]
+fn a_damaged_record_cuts_nobody_off() {
+    if !inside("a_damaged_record_cuts_nobody_off") {
+        return;
+    }
+    let lab = Lab::new();
+    let pod = lab.pod();
+    let (_, held) = lab.attach(&pod, &["default"], &[port(8080, Protocol::Tcp)]).unwrap();
+    let record = fs::read(pod.path.join("network.json")).unwrap();
+    for damage in ["{", r#"{"version": 9}"#] {
+        fs::write(pod.path.join("network.json"), damage).unwrap();
+        let before = sh("nft list ruleset");
+        pod::reload(&lab.host).unwrap();
+        assert_eq!(sh("nft list ruleset"), before);
+        let swept = pod::sweep(&lab.host, false).unwrap();
+        assert!(swept.iter().all(|line| line == "bridge gantry1, which no pod is on"), "{swept:?}");
+        // Others come and go.
+        let other = lab.pod();
+        lab.attach(&other, &["default-restricted"], &[]).unwrap();
+        lab.end(other);
+        pod::reload(&lab.host).unwrap();
+        let server = answer(&pod);
+        assert_eq!(ask("127.0.0.1:8080"), "pod", "{damage}");
+        server.join().unwrap();
+        assert_eq!(pod::check(&lab.host).unwrap().len(), 1, "only that the record cannot be read");
+    }
+    fs::write(pod.path.join("network.json"), record).unwrap();
+    drop(held);
+    lab.end(pod);
+    lab.nothing_after_sweep();
+}
+
 #[test]
 fn what_others_remove_comes_back() {
     if !inside("what_others_remove_comes_back") {
@@ -361,6 +394,7 @@ fn what_others_remove_comes_back() {
         "nft flush ruleset",
         "nft delete table inet gantry-test",
         "nft flush chain inet gantry-test ports",
+        "nft delete element inet gantry-test interfaces { gantry0 }; nft add set inet gantry-test odd '{ type mark; }'",
         "sysctl -qw net.ipv4.ip_forward=0 net.ipv4.conf.gantry0.route_localnet=0 net.ipv6.conf.all.forwarding=0; nft flush ruleset",
     ] {
         sh(damage);
@@ -385,6 +419,110 @@ fn what_others_remove_comes_back() {
     lab.nothing_after_sweep();
 }
 
+/// An administrator's bridge has others on it than pods: what keeps them from 127.0.0.1 of the host must be there as long as
+/// `route_localnet` is on.
+#[test]
+fn loopback_is_let_out_only_while_the_tables_guard_it() {
+    if !inside("loopback_is_let_out_only_while_the_tables_guard_it") {
+        return;
+    }
+    let lab = Lab::new();
+    sh("ip link add br-lan type bridge; ip link set br-lan up");
+    lab.bridge("lan", "br-lan", "10.203.0.0/24");
+    let switch = |name: &str| sh(&format!("sysctl -n net.ipv4.conf.{name}.route_localnet")).trim().to_owned();
+    let (plain, stays, leaves) = (lab.pod(), lab.pod(), lab.pod());
+    lab.attach(&plain, &["lan"], &[]).unwrap();
+    assert_eq!(switch("br-lan"), "0", "no port leads there");
+    let held = lab.attach(&stays, &["default"], &[port(8080, Protocol::Tcp)]).unwrap();
+    lab.attach(&leaves, &["lan"], &[port(8081, Protocol::Tcp)]).unwrap();
+    assert_eq!((switch("br-lan").as_str(), switch("gantry0").as_str()), ("1", "1"));
+    lab.end(leaves);
+    lab.end(plain);
+    // Not yet: the table has the bridge still.
+    assert!(sh("nft list set inet gantry-test interfaces").contains("br-lan"));
+    pod::reload(&lab.host).unwrap();
+    assert!(!sh("nft list set inet gantry-test interfaces").contains("br-lan"));
+    assert_eq!((switch("br-lan").as_str(), switch("gantry0").as_str()), ("0", "1"));
+    let again = lab.pod();
+    lab.attach(&again, &["lan"], &[port(8081, Protocol::Tcp)]).unwrap();
+    assert_eq!(switch("br-lan"), "1");
+    lab.end(again);
+    drop(held);
+    lab.end(stays);
+    lab.nothing_after_sweep();
+    assert_eq!(switch("br-lan"), "0");
+}
+
+/// A host that listens to routers loses the default route it has from them when it begins to forward IPv6, unless it is told to
+/// go on listening.
+#[test]
+fn a_reload_keeps_what_routers_said() {
+    if !inside("a_reload_keeps_what_routers_said") {
+        return;
+    }
+    let lab = Lab::new();
+    sh("ip link add up0 type veth peer name router0; ip link set up0 up; ip link set router0 up");
+    sh("sysctl -qw net.ipv6.conf.up0.accept_ra=1; ip -6 route add default via fe80::1 dev up0");
+    let pod = lab.pod();
+    lab.attach(&pod, &["default"], &[]).unwrap();
+    assert_eq!(sh("sysctl -n net.ipv6.conf.up0.accept_ra").trim(), "2");
+    sh("sysctl -qw net.ipv6.conf.all.forwarding=0 net.ipv6.conf.up0.accept_ra=1");
+    pod::reload(&lab.host).unwrap();
+    assert_eq!(sh("sysctl -n net.ipv6.conf.all.forwarding net.ipv6.conf.up0.accept_ra"), "1\n2\n");
+    lab.end(pod);
+}
+
+/// As hardening guides have it, with the bridge there already: its addresses are gone, and none can be given.
+#[test]
+fn ipv6_may_be_turned_off_meanwhile() {
+    if !inside("ipv6_may_be_turned_off_meanwhile") {
+        return;
+    }
+    let lab = Lab::new();
+    let (one, two) = (lab.pod(), lab.pod());
+    lab.attach(&one, &["default"], &[]).unwrap();
+    sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
+    lab.attach(&two, &["default"], &[]).unwrap();
+    assert!(sh("ip -6 address show dev gantry0").contains("fd67:616e:7472:7900::1/64"));
+    lab.end(one);
+    lab.end(two);
+    lab.nothing_after_sweep();
+}
+
+/// What a pod behind a cable of its own sends has its address: nobody else's, whether the host checks by itself or not.
+#[test]
+fn a_pod_behind_its_own_cable_is_nobody_else() {
+    if !inside("a_pod_behind_its_own_cable_is_nobody_else") {
+        return;
+    }
+    let lab = Lab::new();
+    sh("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0");
+    let ranges = json!([[{"subnet": "10.203.0.0/24"}], [{"subnet": "fd00:203::/64"}]]);
+    let ipam = json!({"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]});
+    lab.network("cable", "1.0.0", &json!([{"type": "ptp", "ipam": ipam}]));
+    let pod = lab.pod();
+    let (attached, _held) = lab.attach(&pod, &["cable"], &[]).unwrap();
+    let holder = pod.holder();
+    sh(&format!(
+        "nsenter -t {holder} -n sh -ec 'ip addr add 10.9.9.9/32 dev lo; ip addr add fd09::9/128 dev lo nodad'"
+    ));
+    for (own, other) in attached[0].addresses.iter().zip(["10.9.9.9", "fd09::9"]) {
+        let gateway = own.gateway.unwrap();
+        let server = UdpSocket::bind((gateway, 0)).unwrap();
+        server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let to = server.local_addr().unwrap();
+        // One after the other over one cable: what comes first is the first that is let through.
+        for from in [other.parse().unwrap(), own.address] {
+            let client = pod.own.enter(|| Ok(UdpSocket::bind((from, 0)).unwrap())).unwrap();
+            client.send_to(b"hello", to).unwrap();
+        }
+        let (_, from) = server.recv_from(&mut [0; 8]).unwrap();
+        assert_eq!(from.ip(), own.address);
+    }
+    lab.end(pod);
+    lab.nothing_after_sweep();
+}
+
 #[test]
 fn a_network_that_was_moved_gives_its_old_addresses_away() {
     if !inside("a_network_that_was_moved_gives_its_old_addresses_away") {
@@ -395,6 +533,14 @@ fn a_network_that_was_moved_gives_its_old_addresses_away() {
     let pod = lab.pod();
     lab.attach(&pod, &["one"], &[]).unwrap();
     lab.end(pod);
+    let stays = lab.pod();
+    lab.attach(&stays, &["one"], &[]).unwrap();
+    lab.bridge("one", "br-four", "10.205.0.0/24");
+    let beside = lab.pod();
+    lab.attach(&beside, &["one"], &[]).unwrap();
+    assert_eq!(pod::check(&lab.host).unwrap(), Vec::<String>::new(), "both belong to one network");
+    lab.end(beside);
+    lab.end(stays);
     // Nobody has swept yet: the table still knows the old prefix.
     lab.bridge("one", "br-two", "10.204.0.0/24");
     lab.bridge("two", "br-three", "10.203.0.0/16");
@@ -416,6 +562,9 @@ fn what_belongs_to_nobody_is_swept() {
     fs::remove_file(lost.path.join("network.json")).unwrap();
     fs::create_dir_all(lab.at("net/0f3a1f3e-6f0d-4f0e-8b89-0123456789ab/old/owners")).unwrap();
     sh("ip link add br-admin type bridge; ip link add br-other type bridge; ip link set br-other alias /another/net");
+    // Of who was killed before it could say whose it is.
+    let mac = gantry_net::netlink::Mac::of_id(&format!("{} br-begun", lab.host.state_dir));
+    sh(&format!("ip link add br-begun address {mac} type bridge"));
     let findings = pod::check(&lab.host).unwrap().join("\n");
     for want in ["address 10.121.0.3", "address 10.122.0.2", "interface gt", "boot 0f3a1f3e", "port 8080/tcp"] {
         assert!(findings.contains(want), "no {want} in {findings}");
@@ -423,7 +572,9 @@ fn what_belongs_to_nobody_is_swept() {
     let told = pod::sweep(&lab.host, true).unwrap();
     assert_eq!(pod::sweep(&lab.host, true).unwrap(), told, "nothing was changed");
     let swept = pod::sweep(&lab.host, false).unwrap().join("\n");
-    for want in ["bridge gantry1", "network default-restricted", "interface gt", "8080/tcp", "boot 0f3a1f3e"] {
+    for want in
+        ["bridge gantry1", "bridge br-begun", "network default-restricted", "interface gt", "8080/tcp", "boot 0f3a1f3e"]
+    {
         assert!(swept.contains(want), "no {want} in {swept}");
     }
     assert!(!swept.contains("8081") && !swept.contains("10.121.0.2 "), "{swept}");

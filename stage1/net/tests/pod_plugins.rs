@@ -5,6 +5,7 @@
 mod lab;
 
 use std::fs;
+use std::os::fd::AsFd;
 
 use gantry_contract::plan::Protocol;
 use gantry_model::{ErrorKind, Kind};
@@ -204,8 +205,42 @@ fn what_plugins_keep_for_nobody_is_collected() {
     let calls: Value =
         serde_json::from_str(fs::read_to_string(lab.at("log")).unwrap().lines().last().unwrap()).unwrap();
     assert_eq!(calls["config"]["cni.dev/valid-attachments"], json!([{"containerID": one.id, "ifname": "eth0"}]));
+    // Nor is what a pod has whose record cannot be read: it may be running.
+    let record = fs::read_to_string(one.path.join("network.json")).unwrap();
+    fs::write(one.path.join("network.json"), r#"{"version": 9}"#).unwrap();
+    fs::remove_file(lab.at("log")).unwrap();
+    assert_eq!(pod::sweep(&lab.host, false).unwrap(), Vec::<String>::new());
+    assert_eq!(lab.asked(), "GC/");
+    let calls: Value = serde_json::from_str(&fs::read_to_string(lab.at("log")).unwrap()).unwrap();
+    assert_eq!(calls["config"]["cni.dev/valid-attachments"], json!([{"containerID": one.id, "ifname": "eth0"}]));
+    fs::write(one.path.join("network.json"), record).unwrap();
     drop(held);
     lab.end(one);
+    lab.nothing_after_sweep();
+}
+
+#[test]
+fn plugins_delete_what_they_were_told_to_add() {
+    if !inside("plugins_delete_what_they_were_told_to_add") {
+        return;
+    }
+    let mut lab = Lab::new();
+    lab.host.use_plugins = true;
+    lab.with_liar();
+    let mut list = lab.bridge("net", "br-one", "10.201.0.0/24");
+    list.as_array_mut().unwrap().push(liar(&lab, &json!({})));
+    lab.network("net", "1.0.0", &list);
+    let pod = lab.pod();
+    let (_, held) = lab.attach(&pod, &["net"], &[]).unwrap();
+    pod::detach(&pod::Pod { id: &pod.id, dir: pod.dir.as_fd() }, Some(&pod.own)).unwrap();
+    let log = fs::read_to_string(lab.at("log")).unwrap();
+    let calls: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(calls.len(), 2);
+    assert!(calls[0]["env"]["CNI_NETNS"].as_str().unwrap().starts_with("/proc/"), "{log}");
+    for name in ["CNI_NETNS", "CNI_CONTAINERID", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH"] {
+        assert_eq!(calls[0]["env"][name], calls[1]["env"][name], "{name}");
+    }
+    drop(held);
     lab.nothing_after_sweep();
 }
 

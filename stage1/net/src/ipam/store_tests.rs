@@ -388,7 +388,7 @@ fn it_does_not_slow_as_leases_grow() {
     let store = open(temp.path());
     let pool = sets(&["10.1.0.0/16"]);
     let mut have = 0;
-    for leases in [1, 1_000, 60_000] {
+    for leases in [1, 1_000, 10_000] {
         let start = Instant::now();
         for lease in have..leases {
             store.allocate(&owner(&format!("p{lease}")), &pool, &[]).unwrap();
@@ -403,15 +403,15 @@ fn it_does_not_slow_as_leases_grow() {
         store.release(&owner("looked")).unwrap();
     }
     let start = Instant::now();
-    assert_eq!(store.leases().unwrap().len(), 60_000);
-    println!("list 60000: {:?}", start.elapsed());
-    // The worst case: the next free address is 58 000 taken ones away.
+    assert_eq!(store.leases().unwrap().len(), 10_000);
+    println!("list 10000: {:?}", start.elapsed());
+    // The worst case: the next free address is 8000 taken ones away.
     let far = store.held_by(&owner("p2000")).unwrap()[0];
     store.dirs.put("last.10.1.0.1", &format!("{far}\n")).unwrap();
     let start = Instant::now();
     store.allocate(&owner("around"), &pool, &[]).unwrap();
-    println!("give with 58000 taken ones in the way: {:?}", start.elapsed());
+    println!("give with 8000 taken ones in the way: {:?}", start.elapsed());
     let start = Instant::now();
-    assert_eq!(store.release_all_but(|owner| owner.pod() == "p7").unwrap().len(), 60_000);
-    println!("gc of 60000: {:?}", start.elapsed());
+    assert_eq!(store.release_all_but(|owner| owner.pod() == "p7").unwrap().len(), 10_000);
+    println!("gc of 10000: {:?}", start.elapsed());
 }

@@ -12,12 +12,15 @@ use super::chain::{Chain, capability, cni_arg};
 use super::error::NativeError;
 use super::resolv;
 use crate::address::{Cidr, Prefix, of_bits, to_bits};
-use crate::config::{Dns, HostLocal, Ipam, NetworkConfig, Route, Static, StaticAddress};
+use crate::config::{Dns, HostLocal, Ipam, NetworkConfig, Route, Source, Static, StaticAddress};
 use crate::ipam::{IpamError, MAX_ADDRESSES, Owner, Store, asked_for};
 use crate::plugin::Attachment;
 
 /// How long the leases may be locked by others. A sweep of a large network holds them for a second.
 const WAIT: Duration = Duration::from_secs(20);
+
+/// A subnet of IPv6 that is longer runs out of addresses, so that they come again before their last owner is forgotten.
+const MOST_PREFIX6: u8 = 96;
 
 /// What a pod is given.
 #[derive(Debug, Default)]
@@ -30,6 +33,8 @@ pub(super) struct Given {
     pub(super) dns: Dns,
     /// The subnets of the network.
     pub(super) prefixes: BTreeSet<Prefix>,
+    /// Whether nobody asked for any of the addresses: they were given in turn.
+    pub(super) in_turn: bool,
 }
 
 impl Given {
@@ -46,6 +51,12 @@ impl Given {
     /// The first gateway of the family.
     pub(super) fn gateway(&self, v4: bool) -> Option<IpAddr> {
         self.ips.iter().filter_map(|ip| ip.gateway).find(|gateway| gateway.is_ipv4() == v4)
+    }
+
+    /// Whether an IPv6 address may be one that another had not long ago: it was asked for, or there are few.
+    pub(super) fn may_be_known6(&self) -> bool {
+        let few = |ip: &StaticAddress| !ip.address.is_ipv4() && ip.address.length() > MOST_PREFIX6;
+        !self.in_turn || self.ips.iter().any(few)
     }
 
     /// All addresses.
@@ -120,6 +131,9 @@ fn host_local(
     leases: BorrowedFd<'_>,
 ) -> Result<Given, NativeError> {
     let mut local = local.clone();
+    if network.source == Source::BuiltIn && !has_ipv6() {
+        without_ipv6(&mut local);
+    }
     if let Some(ranges) = capability(chain.main, attachment, "ipRanges") {
         local = local.with_ip_ranges(ranges).map_err(NativeError::Invalid)?;
     }
@@ -133,7 +147,20 @@ fn host_local(
         routes: local.routes,
         dns: local.resolv_conf.as_deref().map(resolv::read).transpose()?.unwrap_or_default(),
         prefixes: local.ranges.iter().flatten().map(|range| range.subnet.network()).collect(),
+        in_turn: wanted.is_empty(),
     })
+}
+
+/// Whether the kernel has IPv6: not with `ipv6.disable=1`.
+fn has_ipv6() -> bool {
+    rustix::fs::access("/proc/sys/net/ipv6", rustix::fs::Access::EXISTS).is_ok()
+}
+
+/// The built-in networks go without IPv6 where there is none. Who wrote it into a configuration of his own is told that it
+/// cannot be.
+fn without_ipv6(local: &mut HostLocal) {
+    local.ranges.retain(|ranges| ranges.iter().all(|range| range.subnet.is_ipv4()));
+    local.routes.retain(|route| route.dst.is_ipv4());
 }
 
 /// What the capability `ips` and `args.cni.ips` say, one behind the other.
@@ -180,11 +207,29 @@ fn fixed_ones(chain: &Chain<'_>, fixed: &Static, attachment: &Attachment) -> Res
         return Err(IpamError::Invalid(problem).into());
     }
     let prefixes = ips.iter().map(|ip| ip.address.network()).collect();
-    Ok(Given { ips, routes: fixed.routes.clone(), dns: fixed.dns.clone(), prefixes })
+    Ok(Given { ips, routes: fixed.routes.clone(), dns: fixed.dns.clone(), prefixes, in_turn: false })
 }
 
 fn asked_cidr(text: &str) -> Result<StaticAddress, NativeError> {
     let problem = || format!("'{}' was asked for, and must be ADDRESS/LENGTH, such as 10.1.0.5/16", shown(text));
     let address = text.parse().map_err(|_| NativeError::Invalid(problem()))?;
     Ok(StaticAddress { address, gateway: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::builtin;
+
+    #[test]
+    fn what_is_built_in_can_do_without_ipv6() {
+        assert!(has_ipv6());
+        for (name, text) in builtin::ALL {
+            let network = NetworkConfig::parse(text, Source::BuiltIn).unwrap();
+            let Some(Ipam::HostLocal(mut local)) = network.plugins[0].ipam.clone() else { panic!("{name}") };
+            let routes = local.routes.len() / 2;
+            without_ipv6(&mut local);
+            assert_eq!((local.ranges.len(), local.routes.len()), (1, routes), "{name}");
+        }
+    }
 }

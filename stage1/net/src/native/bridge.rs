@@ -48,7 +48,7 @@ pub(super) fn add(
     let routed = Routed { network, chain, masquerade: wanted.ip_masq };
     let mut entries = routed.entries(&wanted.bridge, &given, false);
     ports::add(&mut entries, chain, attachment, &given)?;
-    let plan = Plan { wanted, given: &given, forwards: chain.forwards(), owner: ends.owner };
+    let plan = Plan { wanted, given: &given, owner: ends.owner };
     plan.switch(ends)?;
     let isolated = chain.firewall.is_some_and(|firewall| firewall.ingress_policy == IngressPolicy::Isolated);
     let port = Port {
@@ -67,11 +67,24 @@ pub(super) fn add(
     Ok(Added { result: NetworkResult { interfaces, ips, routes: given.routes, dns: given.dns }, entries })
 }
 
+/// A bridge's hardware address of its own: else it has the lowest of its ports', and another with each pod.
+fn mac(owner: &str, name: &str) -> Mac {
+    Mac::of_id(&format!("{owner} {name}"))
+}
+
+/// Whether a bridge was made by this gantry: it says so, or whoever made it was killed before that was said.
+pub(crate) fn is_of(link: &Link, owner: &str) -> bool {
+    let marked = match link.alias.as_deref() {
+        Some(alias) => alias == owner,
+        None => link.mac == Some(mac(owner, &link.name)),
+    };
+    marked && link.kind.as_deref() == Some("bridge")
+}
+
 /// What the bridge is to be.
 struct Plan<'a> {
     wanted: &'a Bridge,
     given: &'a Given,
-    forwards: bool,
     owner: &'a str,
 }
 
@@ -159,25 +172,18 @@ impl Plan<'_> {
         }
     }
 
-    /// A hardware address of its own: else a bridge has the lowest of its ports', and another with each pod.
     fn mac(&self) -> Mac {
-        Mac::of_id(&format!("{} {}", self.owner, self.wanted.bridge))
+        mac(self.owner, &self.wanted.bridge)
     }
 
     /// All that it may lack. Of a bridge that is as it should be, only its addresses are asked for.
     fn finish(&self, ends: &mut Ends<'_>, bridge: &Link) -> Result<(), NativeError> {
         let name = &bridge.name;
         let marked = bridge.alias.as_deref() == Some(self.owner);
-        let ours = marked || (bridge.alias.is_none() && bridge.mac == Some(self.mac()));
-        let (up, v6, loopback) = (bridge.is_up(), self.given.has(false), self.forwards && self.given.has(true));
-        if (ours && !up) || loopback {
-            ends.host_namespace.enter(|| {
-                if ours && !up {
-                    switches::quiet(name, v6)?;
-                }
-                // 127.0.0.1 of the host leads to pods (crate::nft keeps it from leading in).
-                if loopback { switches::be(Sysctl::RouteLocalnet(name), "1") } else { Ok(()) }
-            })?;
+        let ours = is_of(bridge, self.owner);
+        let (up, v6) = (bridge.is_up(), self.given.has(false));
+        if ours && !up {
+            ends.host_namespace.enter(|| switches::quiet(name, v6))?;
         }
         let promiscuous = (self.wanted.promisc_mode && !bridge.is_promiscuous()).then_some(true);
         let alias = (ours && !marked).then_some(self.owner);
@@ -185,11 +191,12 @@ impl Plan<'_> {
             let change = Change { up: Some(true), promiscuous, alias, ..Change::default() };
             ends.host.change_link(bridge.index, &change)?;
         }
-        if self.wanted.is_gateway { self.give_gateways(&mut ends.host, bridge) } else { Ok(()) }
+        if self.wanted.is_gateway { self.give_gateways(ends, bridge) } else { Ok(()) }
     }
 
     /// The gateways' addresses.
-    fn give_gateways(&self, host: &mut Socket, bridge: &Link) -> Result<(), NativeError> {
+    fn give_gateways(&self, ends: &mut Ends<'_>, bridge: &Link) -> Result<(), NativeError> {
+        let host = &mut ends.host;
         let gateway = |ip: &StaticAddress| Cidr::new(ip.gateway?, ip.address.length()).ok();
         let wanted: Vec<Cidr> = self.given.ips.iter().filter_map(gateway).collect();
         let there = host.addresses(Some(bridge.index))?;
@@ -208,6 +215,10 @@ impl Plan<'_> {
                     return Err(NativeError::OtherAddress { bridge: bridge.name.clone(), has, wants: *wants });
                 }
                 host.delete_address(bridge.index, &own.address)?;
+            }
+            if !wants.is_ipv4() {
+                // Who turned IPv6 off on all interfaces took their addresses away.
+                ends.host_namespace.enter(|| switches::be(Sysctl::DisableV6(&bridge.name), "0"))?;
             }
             host.add_address(bridge.index, &Address::new(*wants))?;
         }

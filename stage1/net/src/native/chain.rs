@@ -91,11 +91,6 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Whether pods may be reached through ports of the host.
-    pub(super) fn forwards(&self) -> bool {
-        self.portmap.is_some()
-    }
-
     /// All plugins that may be asked for a capability's value.
     pub(super) fn askable(&self) -> impl Iterator<Item = &'a PluginConfig> {
         let tuning = self.tuning.map(|(plugin, _)| plugin);

@@ -74,6 +74,11 @@ pub(super) fn derived_mac(given: &Given, attachment: &Attachment) -> Mac {
     }
 }
 
+/// Whether whoever had the first IPv4 address before had this hardware address too.
+fn is_of_address(mac: Mac, given: &Given) -> bool {
+    matches!(given.first(true), Some(IpAddr::V4(address)) if Mac::of_ipv4(address) == mac)
+}
+
 /// The hardware address asked for: by the capability `mac`, `args.cni.mac`, `MAC=`, and the configuration of tuning or macvlan, in
 /// this order.
 fn asked_mac(chain: &Chain<'_>, attachment: &Attachment) -> Result<Option<Mac>, NativeError> {
@@ -140,9 +145,14 @@ pub(super) fn finish(
     ends.pod_namespace.enter(|| {
         be_if_there(Sysctl::AcceptRa(name), "0")?;
         be_if_there(Sysctl::AcceptDad(name), if how.dad { "1" } else { "0" })?;
-        // Who had the address before had another hardware address, perhaps: neighbours are told.
-        be(Sysctl::ArpNotify(name), "1")?;
-        be_if_there(Sysctl::NdiscNotify(name), "1")?;
+        // Who had the address before had another hardware address, perhaps: neighbours are told. It is not done for nothing: a
+        // bridge takes it to every pod, and each takes its time to read it.
+        if inside.mac.is_none_or(|mac| !is_of_address(mac, given)) {
+            be(Sysctl::ArpNotify(name), "1")?;
+        }
+        if given.may_be_known6() {
+            be_if_there(Sysctl::NdiscNotify(name), "1")?;
+        }
         if given.has(false) {
             be(Sysctl::DisableV6(name), "0")?;
         }

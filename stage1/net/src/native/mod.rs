@@ -1,7 +1,7 @@
 //! What the standard CNI plugins do, done here: bridge, ptp, macvlan, ipvlan and loopback with host-local or static
 //! addresses, portmap, firewall, bandwidth and tuning, by netlink, and in the words of their configuration.
 //!
-//! An ADD is, for the default network on a bridge that is there: the leases (some files), three switches of the host looked
+//! An ADD is, for the default network on a bridge that is there: the leases (some files), two switches of the host looked
 //! at, the bridge and its addresses looked at, the cable made with both ends in their places and under their names, the
 //! host's end up, five switches of the pod's interface, and its addresses, state and routes in one request. That is about a
 //! millisecond, half of it the cable (`tests::cost`). It waits for no grace period of RCU, but for others that hold the
@@ -37,10 +37,11 @@ mod ptp;
 mod resolv;
 mod result;
 mod station;
-mod switches;
+pub(crate) mod switches;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use bridge::is_of as is_bridge_of;
 pub use cable::host_interface;
 pub use error::NativeError;
 
@@ -69,7 +70,8 @@ pub struct Ends<'a> {
 pub struct Added {
     /// In the words of CNI.
     pub result: NetworkResult,
-    /// What the tables must hold for it. They are the caller's to add.
+    /// What the tables must hold for it. They are the caller's to add; and then, if there are ports of IPv4 among it, to turn on
+    /// `route_localnet` of its interface, through which others could reach 127.0.0.1 before.
     pub entries: Entries,
 }
 

@@ -16,7 +16,6 @@ use crate::config::{NetworkConfig, Ptp};
 use crate::netlink::Setup;
 use crate::netlink::address::Address;
 use crate::netlink::route::Route;
-use crate::netlink::sysctl::Sysctl;
 use crate::plugin::{Attachment, NetworkResult};
 
 pub(super) fn add(
@@ -40,7 +39,7 @@ pub(super) fn add(
     ports::add(&mut entries, chain, attachment, &given)?;
     let outside = Outside::new(wanted.mtu, inside.ingress);
     let cable = cable::make(&mut ends.host, ends.pod_namespace, attachment, &outside, &inside)?;
-    switch(ends, &given, &cable.name, chain.forwards())?;
+    switch(ends, &given, &cable.name)?;
     cable::raise(&mut ends.host, attachment, &outside, &cable, to_pod(&given, cable.index))?;
     let how = How { alone: true, ..How::default() };
     inside::finish(ends, attachment, &inside, &given, how)?;
@@ -49,14 +48,13 @@ pub(super) fn add(
     Ok(Added { result: NetworkResult { interfaces, ips, routes: given.routes, dns: given.dns }, entries })
 }
 
-fn switch(ends: &mut Ends<'_>, given: &Given, cable: &str, forwards: bool) -> Result<(), NativeError> {
+fn switch(ends: &mut Ends<'_>, given: &Given, cable: &str) -> Result<(), NativeError> {
     let (v4, v6) = (given.has(true), given.has(false));
     let host = &mut ends.host;
     ends.host_namespace.enter(|| {
         switches::forward(host, v4, v6)?;
         // The kernel asks for the pod's address by an address of the link, which it has at once so.
-        switches::quiet(cable, v6)?;
-        if v4 && forwards { switches::be(Sysctl::RouteLocalnet(cable), "1") } else { Ok(()) }
+        switches::quiet(cable, v6)
     })?;
     Ok(())
 }

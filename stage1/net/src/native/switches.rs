@@ -9,7 +9,7 @@ use crate::netlink::sysctl::Sysctl;
 use crate::netlink::{Result, Socket};
 
 /// Sets it unless it is so.
-pub(super) fn be(switch: Sysctl<'_>, value: &str) -> Result<()> {
+pub(crate) fn be(switch: Sysctl<'_>, value: &str) -> Result<()> {
     if switch.get()? == value { Ok(()) } else { switch.set(value) }
 }
 
@@ -25,7 +25,7 @@ pub(super) fn be_if_there(switch: Sysctl<'_>, value: &str) -> Result<()> {
 ///
 /// A host that forwards IPv6 stops listening to its routers where `accept_ra` is 1, and loses the default route it has from
 /// them minutes later. So interfaces with a default route of IPv6 are told to go on listening.
-pub(super) fn forward(host: &mut Socket, v4: bool, v6: bool) -> Result<()> {
+pub(crate) fn forward(host: &mut Socket, v4: bool, v6: bool) -> Result<()> {
     if v4 {
         be(Sysctl::ForwardV4, "1")?;
     }

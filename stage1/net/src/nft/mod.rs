@@ -7,7 +7,7 @@
 //!
 //! | chain | what it does |
 //! |---|---|
-//! | `guard` (prerouting, raw) | drops 127.0.0.0/8 from or to our interfaces, which `route_localnet` would let in |
+//! | `guard` (prerouting, raw) | drops 127.0.0.0/8 from or to our interfaces, which `route_localnet` would let in; and, from an interface that leads to one pod alone, what is not from its addresses |
 //! | `prerouting`, `output` (dstnat) | what is addressed to this host (`fib daddr type local`) goes to `ports` |
 //! | `ports` | changes the destination: first by address, protocol and port, then by protocol and port |
 //! | `forward` (filter) | drops what goes from one of our networks to another, from or to a restricted one, or from outside to a masqueraded one; not answers, and not what came through a host port |

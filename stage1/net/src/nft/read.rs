@@ -10,12 +10,15 @@ use super::expr;
 use super::family::Family;
 use super::rules::{self, Chain, Hook};
 use super::sets::{self, Element, Set};
-use super::state::State;
+use super::state::{Network, State};
 use super::table::Table;
 use super::wire::{self, FIXED, NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME, NFTA_TABLE, message};
 
 /// How often to read again when the table changes meanwhile.
 const ATTEMPTS: u32 = 16;
+/// As many elements come in one datagram, and so are of one hash table: one takes 250 bytes at most, and a datagram has at least
+/// 4 KiB.
+const AT_ONCE: usize = 15;
 /// More than this of anything is not read, but reported.
 const LIMIT: usize = 1 << 18;
 /// As many faults are listed.
@@ -56,6 +59,44 @@ impl Table {
             }
         }
         Err(Error::Contended { what: format!("read the table {}", self.name) })
+    }
+
+    /// The interfaces that are in the table, whatever else is in it or wrong with it.
+    pub(crate) fn interfaces(&mut self) -> Result<BTreeSet<String>> {
+        Ok(self.part_of_state(&[Set::Interfaces])?.interfaces.into_keys().collect())
+    }
+
+    /// Whether the table has prefixes of these networks that are not said here: their configuration was another before.
+    pub(crate) fn has_other_prefixes(&mut self, networks: &BTreeMap<String, Network>) -> Result<bool> {
+        let there = self.part_of_state(&[Set::Within4, Set::Within6])?.networks;
+        let other = |(name, said): (&String, &Network)| {
+            there.get(name).is_some_and(|there| !there.prefixes.is_subset(&said.prefixes))
+        };
+        Ok(networks.iter().any(other))
+    }
+
+    /// What some of the sets say, whatever else is in the table or wrong with it.
+    fn part_of_state(&mut self, sets: &[Set]) -> Result<State> {
+        let mut all = BTreeSet::new();
+        for set in sets {
+            all.extend(self.read_set(*set)?);
+        }
+        Ok(sets::state_of(&all))
+    }
+
+    fn read_set(&mut self, set: Set) -> Result<BTreeSet<Element>> {
+        for _ in 0..ATTEMPTS {
+            match self.read_elements(set) {
+                // Neither the table nor the set.
+                Err(error) if error.refused() == Some(rustix::io::Errno::NOENT) => return Ok(BTreeSet::new()),
+                read => {
+                    if let Some(all) = read? {
+                        return Ok(all);
+                    }
+                }
+            }
+        }
+        Err(Error::Contended { what: format!("read the set {} of the table {}", set.name(), self.name) })
     }
 
     fn read_once(&mut self) -> Result<Option<Found>> {
@@ -172,7 +213,22 @@ impl Table {
         Ok(whole.map(|()| all))
     }
 
-    fn read_elements(&mut self, set: Set) -> Result<Option<Vec<Element>>> {
+    /// While the kernel moves elements to a larger hash table it skips some of those it lists, and does not say so. So of many it
+    /// has to list the same ones twice.
+    fn read_elements(&mut self, set: Set) -> Result<Option<BTreeSet<Element>>> {
+        let mut last = None;
+        for _ in 0..ATTEMPTS {
+            let Some(all) = self.read_elements_once(set)? else { return Ok(None) };
+            let all: BTreeSet<Element> = all.into_iter().collect();
+            if all.len() <= AT_ONCE || last.as_ref() == Some(&all) {
+                return Ok(Some(all));
+            }
+            last = Some(all);
+        }
+        Ok(None)
+    }
+
+    fn read_elements_once(&mut self, set: Set) -> Result<Option<Vec<Element>>> {
         let what = format!("read the set {} of the table {}", set.name(), self.name);
         let name = self.name.clone();
         let mut all = Vec::new();

@@ -119,6 +119,17 @@ fn within(set: Set) -> Expr {
     Expr::Lookup { set: set.name().to_owned(), from: 0, to: None, inverted: false }
 }
 
+fn without(set: Set) -> Expr {
+    Expr::Lookup { set: set.name().to_owned(), from: 0, to: None, inverted: true }
+}
+
+/// The source is no link-local address: `fe80::/10` (RFC 4291 section 2.5.6).
+fn not_link_local() -> Vec<Expr> {
+    let load = Expr::Payload { base: NETWORK_HEADER, offset: V6.source, length: 2, to: 0 };
+    let mask = Expr::Mask { register: 0, mask: vec![0xff, 0xc0] };
+    vec![load, mask, Expr::Compare { from: 0, equal: false, value: vec![0xfe, 0x80] }]
+}
+
 fn interface(key: u32, set: Set) -> Vec<Expr> {
     vec![Expr::Meta { key, to: 0 }, within(set)]
 }
@@ -190,12 +201,25 @@ fn ports() -> Vec<Rule> {
     rules
 }
 
-/// What `route_localnet` on our interfaces would else let in (CVE-2020-8558).
+/// What `route_localnet` on our interfaces would else let in (CVE-2020-8558); and what a pod sends in another's name through an
+/// interface that leads to it alone. On bridges the other table sees to that.
 fn guard() -> Vec<Rule> {
     let ours = || interface(META_IIFNAME, Set::Interfaces);
+    let alone = || {
+        let twice = [0, 4].into_iter().map(|to| Expr::Meta { key: META_IIFNAME, to });
+        [ours(), twice.chain([without(Set::Shared)]).collect()].concat()
+    };
+    let another = |family: Version, sources: Set| {
+        let loads = vec![Expr::Meta { key: META_IIFNAME, to: 0 }, family.load(family.source, 4), without(sources)];
+        [family.only(), loads].concat()
+    };
+    // To find out whether an address is free, and to join groups for that (RFC 4862 section 5.4, RFC 3590).
+    let some = vec![V6.load(V6.source, 0), Expr::Compare { from: 0, equal: false, value: vec![0; 16] }];
     vec![
         rule("no pod is 127.0.0.0/8", [ours(), V4.loopback(V4.source), then(Verdict::Drop)]),
         rule("no pod reaches the host's 127.0.0.0/8", [ours(), V4.loopback(V4.destination), then(Verdict::Drop)]),
+        rule("another's address", [alone(), another(V4, Set::Sources4), then(Verdict::Drop)]),
+        rule("another's address", [alone(), another(V6, Set::Sources6), some, not_link_local(), then(Verdict::Drop)]),
     ]
 }
 
@@ -231,7 +255,7 @@ fn forward() -> Vec<Rule> {
         steps.extend([family.load(family.destination, 0), within(hidden)]);
         steps.extend(interface(META_OIFNAME, Set::Interfaces));
         steps.push(Expr::Meta { key: META_IIFNAME, to: 0 });
-        steps.push(Expr::Lookup { set: Set::Interfaces.name().to_owned(), from: 0, to: None, inverted: true });
+        steps.push(without(Set::Interfaces));
         steps
     };
     let (from, to) = (|set| interface(META_IIFNAME, set), |set| interface(META_OIFNAME, set));

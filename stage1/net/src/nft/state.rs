@@ -60,8 +60,8 @@ pub struct Network {
 pub struct Interface {
     /// The network's name.
     pub network: String,
-    /// Of an interface that leads to one pod alone (as that of a ptp network): the pod's addresses, from which it may reach the
-    /// pods of its network. Empty for one that pods share (a bridge): they reach each other through it.
+    /// Of an interface that leads to one pod alone (as that of a ptp network): the pod's addresses, in whose name alone it may
+    /// send, and reach the pods of its network. Empty for one that pods share (a bridge): they reach each other through it.
     pub addresses: BTreeSet<IpAddr>,
     /// What else they may reach.
     pub access: Access,

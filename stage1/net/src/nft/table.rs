@@ -146,10 +146,10 @@ impl Table {
         // At first, as if no port were there: mostly that is so.
         let mut fresh = ports.clone();
         let mut stale = Vec::new();
+        // Asked, since to be refused costs a grace period of RCU.
+        let mut first = !guards.is_empty() && !self.exists(Family::Bridge)?;
         for _ in 0..ATTEMPTS {
             let guarded = !guards.is_empty() && self.bridges != Some(false);
-            // Asked, since to be refused costs a grace period of RCU.
-            let first = guarded && !self.exists(Family::Bridge)?;
             let mut change = Transaction::new(&self.name, None, self.bridge);
             change.add(others.iter().copied(), false);
             // Made so that they can be removed, whether they were there or not.
@@ -160,7 +160,7 @@ impl Table {
             change.remove(stale.iter().copied());
             change.add(stale.iter().copied(), true);
             change.add(fresh.iter().copied(), true);
-            if first {
+            if first && guarded {
                 change.make_parts(Family::Bridge);
             }
             change.add(guards.iter().copied().filter(|_| guarded), false);
@@ -174,7 +174,10 @@ impl Table {
                     continue;
                 }
                 // It went meanwhile, for nobody was guarded.
-                Err(failure) if is_of_bridges(&failure, Errno::NOENT) && !self.exists(Family::Bridge)? => continue,
+                Err(failure) if !first && is_of_bridges(&failure, Errno::NOENT) => {
+                    first = true;
+                    continue;
+                }
                 Err(failure)
                     if of_port(&failure) && (failure.error.is(Errno::EXIST) || failure.error.is(Errno::BUSY)) => {}
                 Err(failure) => return Err(self.explain(failure.error)),

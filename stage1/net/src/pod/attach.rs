@@ -6,7 +6,7 @@
 //! | record written, with all networks and no entries | a record | detach |
 //! | networks made, one after the other | leases, interfaces, what plugins keep; all by names the record has | detach |
 //! | record written, with entries and addresses | the same | detach |
-//! | entries added to the tables | the same, and entries | detach |
+//! | entries added to the tables, and 127.0.0.1 let out | the same, and entries | detach; the switch: reload |
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -190,6 +190,11 @@ impl Making<'_> {
             }
             source => NetworkError::Table { doing: "put the pod into the tables", source: Box::new(source) },
         })?;
+        // Which prefixes of a network that was changed belong together, the records of all its pods say.
+        if tables::were_changed(host, entries)? {
+            tables::reload(host)?;
+        }
+        tables::open_loopback(entries)?;
         tables::forget_flows(entries, nft::conntrack::Which::Elsewhere)
     }
 

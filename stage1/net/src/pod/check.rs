@@ -7,11 +7,11 @@ use gantry_contract::network::Host;
 use gantry_model::{ErrorKind, Kind};
 
 use super::error::{NetworkError, Result, all};
-use super::record::{Found, Place, Record, Records, boot};
+use super::record::{Found, Record, Records, boot};
 use super::state::{StateDir, WAIT};
 use super::{entries, sweep, tables};
 use crate::ipam::Store;
-use crate::netlink::{Namespace, Socket};
+use crate::netlink::Socket;
 use crate::nft::{self, State};
 use crate::plugin::Attachment;
 
@@ -67,12 +67,14 @@ fn both(host: &Host, records: &Records) -> Result<(Option<nft::Found>, State)> {
     let now = boot()?;
     let mut before = None;
     for _ in 0..ATTEMPTS {
-        let needed = tables::needed(&records.whole()?, &now)?;
+        let (whole, others) = records.sorted()?;
+        let needed = tables::needed(&whole, &now)?;
         let found = match tables::with(host, nft::Table::read) {
             // A host without nftables, and without pods that need them.
             Err(error) if needed.is_empty() && error.kind() == ErrorKind::Unavailable => None,
             other => other.map_err(NetworkError::table(READ))?,
         };
+        let needed = tables::with_others(needed, || Ok(found.clone()), &others);
         let both = (found, needed);
         let same = both.0.as_ref().is_some_and(|found| {
             differences(&found.state, &both.1, "").is_empty() && differences(&both.1, &found.state, "").is_empty()
@@ -198,7 +200,7 @@ fn plugins_against(host: &Host, state: &StateDir, records: &Records, live: &[Rec
         }
     }
     for record in live.iter().filter(|record| !record.attached.is_empty()) {
-        let Some(netns) = record.namespace.as_ref().filter(|place| is_there(place)).map(|place| &place.path) else {
+        let Some(netns) = record.namespace.as_ref().filter(|place| place.is_there()).map(|place| &place.path) else {
             continue;
         };
         for joined in record.networks.iter().filter(|joined| joined.plugins) {
@@ -224,10 +226,4 @@ fn plugins_against(host: &Host, state: &StateDir, records: &Records, live: &[Rec
         }
     }
     Ok(lines)
-}
-
-/// Whether a path still leads to the namespace it did: a number of a process comes again.
-fn is_there(place: &Place) -> bool {
-    let Ok(namespace) = Namespace::at(place.path.as_ref()) else { return false };
-    rustix::fs::fstat(namespace.as_fd()).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (place.device, place.inode))
 }

@@ -1,11 +1,9 @@
 //! Taking a pod's networks away. Each step may have been done before; what fails does not keep the rest from being done, and
 //! keeps the record.
 
-use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use gantry_contract::network::Host;
-use gantry_model::net::MAX_NETWORKS;
 
 use super::error::{NetworkError, Result};
 use super::record::{self, Found, Joined, Record, boot};
@@ -15,7 +13,7 @@ use crate::ipam::Store;
 use crate::native;
 use crate::netlink::link::Link;
 use crate::netlink::{Namespace, Socket};
-use crate::nft::{self, State};
+use crate::nft;
 use crate::plugin::{PluginError, Runtime};
 
 const DETACH: &str = "detach the pod from";
@@ -53,7 +51,10 @@ pub(super) fn whole(dir: BorrowedFd<'_>, record: &mut Record, own: Option<&Names
 /// Leaves the networks, last first.
 fn leave(record: &Record, now: bool, own: Option<&Namespace>) -> Result<()> {
     let state = StateDir::open(&record.host)?;
-    let netns = own.map(|own| format!("/proc/{}/fd/{}", std::process::id(), own.as_fd().as_raw_fd()));
+    // Plugins get the path that they got before, as long as it leads there.
+    let before = record.namespace.as_ref().filter(|place| own.is_some() && place.is_there());
+    let now_at = |own: &Namespace| format!("/proc/{}/fd/{}", std::process::id(), own.as_fd().as_raw_fd());
+    let netns = before.map(|place| place.path.clone()).or_else(|| own.map(now_at));
     let mut errors = Vec::new();
     let natives = record.networks.iter().rev().filter(|joined| !joined.plugins);
     if now && natives.clone().next().is_some() {
@@ -120,19 +121,7 @@ fn out_of_tables(pod: &str, host: &Host) -> Result<()> {
     let failed = NetworkError::table("take the pod out of the tables");
     let found = tables::with(host, nft::Table::read).map_err(failed)?;
     let Some(found) = found else { return Ok(()) };
-    let (all, names) = (found.state, link_names(pod));
-    let entries = State {
-        networks: Default::default(),
-        interfaces: all.interfaces.into_iter().filter(|(name, _)| names.contains(name)).collect(),
-        ports: all.ports.into_iter().filter(|(_, forward)| forward.owner == pod).collect(),
-        guards: all.guards.into_iter().filter(|(name, _)| names.contains(name)).collect(),
-    };
-    tables::remove(host, &entries)
-}
-
-/// What the host's ends of a pod's cables may be called.
-fn link_names(pod: &str) -> BTreeSet<String> {
-    (0..MAX_NETWORKS).map(|index| native::host_interface(pod, &format!("eth{index}"))).collect()
+    tables::remove(host, &tables::of_pods(found.state, &[pod.to_owned()]))
 }
 
 fn leases_by_id(pod: &str, state: &StateDir) -> Result<()> {

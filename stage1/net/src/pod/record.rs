@@ -21,6 +21,7 @@ use serde_json::{Map, Value};
 use super::entries::Written;
 use super::error::{NetworkError, Result};
 use crate::config::{NetworkConfig, Source, files, is_name};
+use crate::netlink::Namespace;
 use crate::nft::State;
 use crate::plugin::Attachment;
 
@@ -88,6 +89,14 @@ pub(super) struct Place {
     pub(super) path: String,
     pub(super) device: u64,
     pub(super) inode: u64,
+}
+
+impl Place {
+    /// Whether the path still leads to the namespace it did: a number of a process comes again.
+    pub(super) fn is_there(&self) -> bool {
+        let Ok(namespace) = Namespace::at(self.path.as_ref()) else { return false };
+        rustix::fs::fstat(namespace.as_fd()).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode))
+    }
 }
 
 /// A network of the pod.
@@ -341,13 +350,21 @@ impl Records {
 
     /// Those that can be understood, the oldest first.
     pub(super) fn whole(&self) -> Result<Vec<Record>> {
-        let whole = |(_, found)| match found {
-            Found::Whole(record) => Some(*record),
-            Found::Damaged(_) | Found::Newer(_) => None,
-        };
-        let mut records: Vec<Record> = self.all()?.into_iter().filter_map(whole).collect();
+        Ok(self.sorted()?.0)
+    }
+
+    /// Those that can be understood, the oldest first; and the pods whose cannot, of which nothing is known but that they may
+    /// be running.
+    pub(super) fn sorted(&self) -> Result<(Vec<Record>, Vec<String>)> {
+        let (mut records, mut others) = (Vec::new(), Vec::new());
+        for (pod, found) in self.all()? {
+            match found {
+                Found::Whole(record) => records.push(*record),
+                Found::Damaged(_) | Found::Newer(_) => others.push(pod),
+            }
+        }
         records.sort_by_key(|record| record.since);
-        Ok(records)
+        Ok((records, others))
     }
 }
 

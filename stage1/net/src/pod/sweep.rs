@@ -16,6 +16,7 @@ use super::state::{Lock, StateDir, WAIT, limit};
 use super::{check, detach, select, tables};
 use crate::config::{CniVersion, NetworkConfig};
 use crate::ipam::{IpamError, Owner, Store};
+use crate::native;
 use crate::netlink::Socket;
 use crate::netlink::link::Link;
 use crate::nft::State;
@@ -23,6 +24,8 @@ use crate::plugin::Runtime;
 
 /// How long to wait for the kernel to clear a namespace that has just ended.
 const FADING: Duration = Duration::from_secs(1);
+/// How long, in milliseconds, one plugin may take to collect garbage: others wait for it to attach pods.
+const COLLECT_MS: u64 = 10_000;
 /// How long to wait until no pod is being attached.
 const QUIET: Duration = Duration::from_secs(5);
 
@@ -136,14 +139,15 @@ impl Sweep<'_> {
         if networks.is_empty() {
             return Ok(());
         }
-        let _locked = match self.state.lock(Lock::Plugins, false, QUIET.min(limit(self.host))) {
-            // Plugins run for a pod just now: the next sweep collects.
-            Err(NetworkError::Locked { .. }) => return Ok(()),
-            other => other?,
-        };
-        let records = self.records.whole()?;
+        let brief = Host { plugin_limit_ms: self.host.plugin_limit_ms.min(COLLECT_MS), ..self.host.clone() };
+        let runtime = self.state.runtime(&brief)?;
         for network in networks.values() {
-            let valid = valid(&records, &network.name);
+            let _locked = match self.state.lock(Lock::Plugins, false, QUIET.min(limit(self.host))) {
+                // Plugins run for a pod just now: the next sweep collects.
+                Err(NetworkError::Locked { .. }) => return Ok(()),
+                other => other?,
+            };
+            let valid = self.valid(&runtime, &network.name)?;
             let failed = |source| {
                 let network = network.name.clone();
                 NetworkError::Plugins { doing: "collect the garbage of", network, why: None, source: Box::new(source) }
@@ -151,6 +155,22 @@ impl Sweep<'_> {
             self.errors.extend(runtime.gc_list(network, &valid).map_err(failed).err());
         }
         Ok(())
+    }
+
+    /// The attachments of a network that plugins run: those that records say, and those that are remembered of a pod whose
+    /// record cannot be understood. It may be running.
+    fn valid(&self, runtime: &Runtime, network: &str) -> Result<Vec<(String, String)>> {
+        let mut valid = BTreeSet::new();
+        for record in self.records.whole()? {
+            let ours = record.networks.iter().filter(|joined| joined.plugins && joined.name == network);
+            valid.extend(ours.map(|joined| (record.pod.clone(), joined.interface.clone())));
+        }
+        for (name, pod, interface) in remembered(runtime)? {
+            if name == network && self.records.has(&pod)? {
+                valid.insert((pod, interface));
+            }
+        }
+        Ok(valid.into_iter().collect())
     }
 
     /// The networks among these whose plugins know GC: as they are configured now, or as they were. Only those that plugins have
@@ -223,16 +243,6 @@ pub(super) fn remembered(runtime: &Runtime) -> Result<Vec<(String, String, Strin
     runtime.cache().names().map_err(|source| NetworkError::Cache { doing: doing(), source: Box::new(source) })
 }
 
-/// The attachments of a network that plugins run.
-fn valid(records: &[Record], network: &str) -> Vec<(String, String)> {
-    let mut valid = Vec::new();
-    for record in records {
-        let ours = record.networks.iter().filter(|joined| joined.plugins && joined.name == network);
-        valid.extend(ours.map(|joined| (record.pod.clone(), joined.interface.clone())));
-    }
-    valid
-}
-
 /// Bridges and other interfaces that pods need which are up.
 fn needed_interfaces(records: &Records) -> Result<BTreeSet<String>> {
     let now = boot()?;
@@ -241,7 +251,7 @@ fn needed_interfaces(records: &Records) -> Result<BTreeSet<String>> {
 }
 
 pub(super) fn is_our_bridge(link: &Link, host: &Host) -> bool {
-    link.kind.as_deref() == Some("bridge") && link.alias.as_ref() == Some(&host.state_dir)
+    native::is_bridge_of(link, &host.state_dir)
 }
 
 /// Host's ends on our bridges that stay although their pods have no record. The kernel removes those of a pod that has just

@@ -10,8 +10,10 @@ use serde_json::{Map, Value, json};
 
 use crate::config::{NetworkConfig, Source};
 use crate::ipam::{Lease, Store};
+use crate::native::switches;
 use crate::native::{Added, Ends, NativeError, add, del};
 use crate::netlink::Socket;
+use crate::netlink::sysctl::Sysctl;
 use crate::netlink::tests::support::{Net, until};
 use crate::nft::{State, Table, socket};
 use crate::plugin::Attachment;
@@ -86,7 +88,13 @@ impl Lab {
     pub(super) fn apply(&self, added: &[&Added]) {
         let mut table = self.table();
         table.ensure(&State::new()).unwrap();
-        added.iter().for_each(|added| table.add(&added.entries).unwrap());
+        for added in added {
+            table.add(&added.entries).unwrap();
+            if added.entries.ports.keys().any(|port| port.address.is_ipv4()) {
+                let on = |name: &String| switches::be(Sysctl::RouteLocalnet(name), "1").unwrap();
+                within(&self.host, || added.entries.interfaces.keys().for_each(on));
+            }
+        }
     }
 
     /// Does something in a namespace. Sockets made there stay in it.

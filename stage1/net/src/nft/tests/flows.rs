@@ -25,7 +25,13 @@ fn part(ports: &Ports) -> State {
 }
 
 fn udp(space: &Space, address: &str) -> UdpSocket {
-    let socket = space.within(|| UdpSocket::bind(address).unwrap());
+    // A former one of that address may be open still, in a process that another test is just about to start.
+    let mut bound = None;
+    until("the address to be free", || {
+        bound = space.within(|| UdpSocket::bind(address)).ok();
+        bound.is_some()
+    });
+    let socket = bound.unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();
     socket
 }

@@ -208,10 +208,17 @@ fn the_gateway_stays_where_it_is() {
         let _known = lan.b.within(|| TcpStream::connect_timeout(&gateway, LIMIT).unwrap());
         let known = || lan.b.sh("ip neigh show 10.1.0.1 dev eth0");
         assert!(known().contains("02:00:00:00:00:01"));
-        sender.send(&lie);
-        sender.send(&truth);
-        hearer.hears(&[], b"the last");
-        assert_eq!(known().contains("02:00:00:00:00:0a"), believed);
+        let mut lied = || {
+            sender.send(&lie);
+            sender.send(&truth);
+            hearer.hears(b"the last", b"the last");
+            known().contains("02:00:00:00:00:0a")
+        };
+        if believed {
+            until("the lie to be believed", lied);
+        } else {
+            (0..10).for_each(|_| assert!(!lied()));
+        }
     }
 }
 
@@ -239,6 +246,15 @@ fn nobody_takes_anothers_place_on_the_bridge() {
     }
 }
 
+/// One who comes, until it ends, be it in a panic: nobody waits for it then.
+struct Leaving<'a>(&'a AtomicU64);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Twenty pods come at once, where there is no table for bridges yet, while the whole is replaced again and again by who first
 /// reads it, and by who does not.
 #[test]
@@ -260,14 +276,14 @@ fn twenty_at_once() {
         for number in 1..=20 {
             let (space, coming, pod) = (&space, &coming, &pod);
             scope.spawn(move || {
+                let _leaving = Leaving(coming);
                 let mut table = space.table();
-                for _ in 0..10 {
+                for _ in 0..3 {
                     table.add(&pod(number)).unwrap();
                     let State { ports, guards, .. } = pod(number);
                     table.remove(&State { ports, guards, ..State::new() }).unwrap();
                 }
                 table.add(&pod(number)).unwrap();
-                coming.fetch_sub(1, Ordering::Relaxed);
             });
         }
         scope.spawn(|| {
@@ -306,14 +322,14 @@ fn a_pod_comes_while_the_table_for_bridges_goes() {
         for number in 1..=4 {
             let (space, coming) = (&space, &coming);
             scope.spawn(move || {
+                let _leaving = Leaving(coming);
                 let mut table = space.table();
                 let guards = [(format!("gt{number}"), guard([2, 0, 0, 0, 1, number], &[]))].into();
                 let pod = State { guards, ..State::new() };
-                for _ in 0..100 {
+                for _ in 0..10 {
                     table.add(&pod).unwrap();
                     table.remove(&pod).unwrap();
                 }
-                coming.fetch_sub(1, Ordering::Relaxed);
             });
         }
         scope.spawn(|| {
@@ -364,12 +380,12 @@ fn guards_are_added_all_or_nothing() {
     assert_eq!(table.add(&pod).unwrap_err().kind(), ErrorKind::AlreadyExists);
     assert_eq!(table.generation().unwrap(), generation);
     assert_eq!(table.read().unwrap().unwrap().state, sample());
-    // A table that is there and lacks parts is not mended by a pod.
-    pod.ports.clear();
+    // A table that is there and lacks parts gets them with the next pod.
+    pod.ports = sample().ports;
     space.sh("nft 'delete table bridge gantry; add table bridge gantry'");
-    assert!(matches!(table.add(&pod).unwrap_err(), Error::Missing { .. }));
-    table.ensure(&pod).unwrap();
-    assert_eq!(table.read().unwrap().unwrap().state, pod);
+    table.add(&pod).unwrap();
+    let found = table.read().unwrap().unwrap();
+    assert_eq!((found.state, found.faults), (pod, Vec::new()));
 }
 
 /// A kernel that has no nftables for bridges: here, one that has no such family.

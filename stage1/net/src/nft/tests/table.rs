@@ -48,7 +48,7 @@ fn nft_and_we_read_what_was_written() {
     ];
     assert_eq!(names(&objects(&listing, "set")), sets);
     assert_eq!(names(&objects(&listing, "map")), ["hostports4", "hostports6", "ports4", "ports6"]);
-    assert_eq!(objects(&listing, "rule").len(), 30);
+    assert_eq!(objects(&listing, "rule").len(), 32);
     let text = space.sh("nft list table inet gantry");
     for line in [
         "tcp . 8080 comment \"pod-a\" : 10.1.0.2 . 80",
