@@ -120,6 +120,10 @@ fn usual(host: &OfHost, attached: &[Attached], resolver: Option<IpAddr>) -> Dns 
     // A server that the pod has no address to ask from would only take the place of another.
     let own: Vec<IpAddr> = attached.iter().flat_map(|it| &it.addresses).map(|it| it.address).collect();
     dns.servers.retain(|server| own.is_empty() || own.iter().any(|it| it.is_ipv4() == server.is_ipv4()));
+    if resolver.is_some() {
+        // It alone knows the names of pods: the host's servers are for when it does not answer, and not asked in turn.
+        dns.options.retain(|option| option != "rotate");
+    }
     dns.servers.splice(0..0, resolver);
     dns.servers.truncate(MOST_SERVERS);
     dns

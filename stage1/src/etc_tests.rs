@@ -92,6 +92,10 @@ fn servers_come_from_the_first_that_knows_some() {
     says(&plan, &host(STUB), &both, gateway, want);
     let many = "nameserver 1.0.0.1\nnameserver 1.0.0.2\nnameserver 1.0.0.3\nnameserver 1.0.0.4\n";
     says(&plan, &host(many), &v4, gateway, "nameserver 10.1.0.1\nnameserver 1.0.0.1\nnameserver 1.0.0.2\n");
+    // Asked in turn they would deny the names of pods half of the time.
+    let turns = "nameserver 8.8.8.8\noptions rotate edns0\n";
+    says(&plan, &host(turns), &v4, gateway, "nameserver 10.1.0.1\nnameserver 8.8.8.8\noptions edns0\n");
+    says(&plan, &host(turns), &v4, None, "nameserver 8.8.8.8\noptions rotate edns0\n");
     // Nobody knows one.
     says(&plan, &OfHost::default(), &v4, None, "-");
     says(&plan, &OfHost::default(), &v4, gateway, "nameserver 10.1.0.1\n");

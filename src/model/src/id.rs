@@ -74,24 +74,18 @@ impl FromStr for PodId {
 
     fn from_str(text: &str) -> Result<Self, IdError> {
         let refuse = || IdError::PodId(text.to_owned());
-        if text.len() != 36 || !text.is_ascii() {
+        // Where the first digit of each byte is.
+        const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
+        let text: &[u8; 36] = text.as_bytes().try_into().map_err(|_| refuse())?;
+        if [8, 13, 18, 23].map(|at| text[at]) != *b"----" {
             return Err(refuse());
         }
-        let mut digits = [0u8; 32];
-        let mut n = 0;
-        for (i, c) in text.bytes().enumerate() {
-            let dash = matches!(i, 8 | 13 | 18 | 23);
-            if dash != (c == b'-') {
-                return Err(refuse());
-            }
-            if !dash {
-                digits[n] = hex_value(c).ok_or_else(refuse)?;
-                n += 1;
-            }
-        }
         let mut bytes = [0u8; 16];
-        for (i, byte) in bytes.iter_mut().enumerate() {
-            *byte = digits[2 * i] << 4 | digits[2 * i + 1];
+        for (byte, at) in bytes.iter_mut().zip(PLACES) {
+            let (Some(high), Some(low)) = (hex_value(text[at]), hex_value(text[at + 1])) else {
+                return Err(refuse());
+            };
+            *byte = high << 4 | low;
         }
         Ok(Self(bytes))
     }
