@@ -6,7 +6,7 @@
 //! | `Network`, networks | the DNS of the first network that says something of it; else the resolver on the pod's gateway and then the host's servers that a pod can reach |
 //! | `Network`, the host's network | the host's file |
 //! | `Network`, no network | the image's own |
-//! | `Given` | what was given, and nothing else |
+//! | `Given` | what was given; without servers, with those that nobody said anything else for |
 //! | `Host` | the host's file, whatever is in it |
 //! | `None` | the image's own |
 
@@ -80,6 +80,15 @@ fn resolv(plan: &Plan, host: &OfHost, attached: &[Attached], resolver: Option<Ip
         // A host without the file has no names to look up either.
         (Resolv::Network, Net::Host) => return Ok(of_host("resolv.conf", host.resolv.as_ref()).ok()),
         (Resolv::Network, Net::Networks(_)) => of_networks(host, attached, resolver),
+        // What networks say of DNS is switched off, as in rkt; but a file without servers would have nobody asked.
+        (Resolv::Given(dns), net) if dns.servers.is_empty() => {
+            let servers = match net {
+                Net::None => Vec::new(),
+                Net::Host => host.resolv.as_deref().map(parse).unwrap_or_default().servers,
+                Net::Networks(_) => usual(host, attached, resolver).servers,
+            };
+            Dns { servers, ..dns.clone() }
+        }
         (Resolv::Given(dns), _) => dns.clone(),
     };
     let text = resolv_text(&dns)?;

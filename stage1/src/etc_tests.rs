@@ -110,8 +110,11 @@ fn what_was_asked_for_comes_before_what_networks_say() {
     says(&plan(networks(), given(&["8.8.4.4", "8.8.8.8"])), &host(STUB), &network, None, want);
     says(&plan(Net::None, given(&["8.8.4.4", "8.8.8.8"])), &host(STUB), &[], None, want);
     let rest = "domain d\nsearch a b\noptions debug\n";
-    for net in [networks(), Net::Host, Net::None] {
-        says(&plan(net, given(&[])), &host(STUB), &network, None, rest);
+    // Somebody has to be asked; what the network says is switched off.
+    for (net, servers) in
+        [(networks(), "nameserver 9.9.9.9\n"), (Net::Host, "nameserver 127.0.0.53\n"), (Net::None, "")]
+    {
+        says(&plan(net, given(&[])), &host(STUB), &network, None, &format!("{servers}{rest}"));
     }
     // CNIDNSNone, DNSHost.
     says(&plan(networks(), Resolv::None), &host(STUB), &network, None, "-");

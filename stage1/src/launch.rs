@@ -132,8 +132,9 @@ impl Starting {
 fn etc_files(plan: &Plan, network: Option<&Network>) -> Result<Vec<etc::File>> {
     let mut host = etc::OfHost::default();
     let asked = match &plan.resolv {
-        Resolv::None | Resolv::Given(_) => false,
+        Resolv::None => false,
         Resolv::Host => true,
+        Resolv::Given(dns) => dns.servers.is_empty() && plan.net != Net::None,
         Resolv::Network => plan.net != Net::None,
     };
     if asked {
