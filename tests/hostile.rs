@@ -27,6 +27,8 @@ struct Target {
     g: Gantry,
     outside: PathBuf,
     before: BTreeMap<PathBuf, String>,
+    /// The harness's own file beside them, and what is known of it.
+    config: (PathBuf, BTreeMap<PathBuf, String>),
 }
 
 impl Target {
@@ -39,17 +41,20 @@ impl Target {
         fs::create_dir(outside.join("dir")).unwrap();
         fs::write(outside.join("dir/deep"), "alive too").unwrap();
         let before = facts(&outside);
-        Self { g, outside, before }
+        let config = outside.with_file_name("config.toml");
+        let config = (config.clone(), facts(&config));
+        Self { g, outside, before, config }
     }
 
     /// Whether an absolute path of the outside was left alone.
     #[track_caller]
     fn assert_untouched(&self, what: &str) {
         assert_eq!(facts(&self.outside), self.before, "{what}: written outside of the data directory");
+        assert_eq!(facts(&self.config.0), self.config.1, "{what}: the configuration was changed");
         let home = self.outside.parent().unwrap();
         let mut names: Vec<_> = fs::read_dir(home).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
-        assert_eq!(names, ["data", "outside", "scratch"], "{what}: made beside the data directory");
+        assert_eq!(names, ["config.toml", "data", "outside", "scratch"], "{what}: made beside the data directory");
     }
 
     fn fetch(&self, image: ImageBuilder) -> Out {

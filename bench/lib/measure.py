@@ -34,14 +34,15 @@ def wait_for(fact, what, deadline=30.0):
 
 
 class Runner:
-    """A process that starts and times commands (see runner.py).
+    """A process that starts and times commands (see runner.py). `prefix`: a command line that runs another, for other
+    namespaces.
 
     With `hide_unified`, in a mount namespace of its own where the unified hierarchy of a hybrid cgroup setup is not
     mounted: crun 1.8 refuses to run where a controller is in that hierarchy.
     """
 
-    def __init__(self, hide_unified=False):
-        command = [sys.executable, os.path.join(HERE, "runner.py")]
+    def __init__(self, hide_unified=False, prefix=()):
+        command = [*prefix, sys.executable, os.path.join(HERE, "runner.py")]
         if hide_unified and os.path.ismount("/sys/fs/cgroup/unified"):
             script = 'umount /sys/fs/cgroup/unified && exec "$@"'
             command = [program("unshare"), "--mount", "--propagation", "private", "sh", "-c", script, "sh", *command]

@@ -63,7 +63,7 @@ def table(name, benchmark, result):
         lines = list(memory_rows(benchmark, rows))
     elif name == "fetch":
         lines = list(fetch_rows(benchmark, rows, ours))
-    elif name == "api":
+    elif hasattr(benchmark, "table_rows"):
         lines = list(benchmark.table_rows(rows))
     else:
         lines = list(time_rows(benchmark, rows, ours))

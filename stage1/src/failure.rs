@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io;
 
 use gantry_contract::Failure;
-use gantry_model::ErrorKind;
+use gantry_model::{ErrorKind, Kind};
 
 /// The result of a step.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
@@ -12,6 +12,25 @@ pub(crate) type Result<T> = std::result::Result<T, Failure>;
 /// A failure of this kind.
 pub(crate) fn failure(kind: ErrorKind, message: impl Into<String>) -> Failure {
     Failure { kind: kind.as_str().to_owned(), message: message.into(), app: None }
+}
+
+/// A failure of something below that has a kind, as it crosses the border.
+pub(crate) fn of<E: std::error::Error + Kind>(error: &E) -> Failure {
+    failure(error.kind(), chain(error))
+}
+
+/// An error with its causes in one line. Some print their cause themselves: not twice.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
 }
 
 /// Says what was attempted when a system call failed.

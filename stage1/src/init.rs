@@ -18,6 +18,7 @@ use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions};
 use crate::failure::{Attempt, Result, failure};
 use crate::seccomp;
 use crate::sys::{self, Fork, Insn};
+use crate::trim;
 
 /// All that PID 1 still has to do: say that it is ready, let go of its descriptors, wait, and end.
 const SYSTEM_CALLS: [&str; 8] =
@@ -36,10 +37,11 @@ pub(crate) fn start() -> Result<Init> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(|| "cannot make a pipe")?;
     let names = SYSTEM_CALLS.map(str::to_owned).to_vec();
     let filter = seccomp::filter(&Seccomp::Retain { names, errno: libc::EPERM as u16 }, &[])?.unwrap_or_default();
+    let clean = trim::clean();
     match sys::fork(libc::CLONE_NEWPID).attempt(|| "cannot make the pod's PID namespace")? {
         Fork::Child => {
             drop(reader);
-            run(&writer, &filter)
+            run(&writer, &filter, &clean)
         }
         Fork::Parent(pid) => {
             drop(writer);
@@ -54,8 +56,8 @@ pub(crate) fn start() -> Result<Init> {
     }
 }
 
-fn run(ready: &OwnedFd, filter: &[Insn]) -> ! {
-    if prepare(ready, filter).is_err() {
+fn run(ready: &OwnedFd, filter: &[Insn], clean: &[(usize, usize)]) -> ! {
+    if prepare(ready, filter, clean).is_err() {
         sys::exit_now(1);
     }
     // From here on it owns nothing: not the lock (the supervisor's descriptor keeps that), not the socket, not the logs.
@@ -66,7 +68,7 @@ fn run(ready: &OwnedFd, filter: &[Insn]) -> ! {
     }
 }
 
-fn prepare(ready: &OwnedFd, filter: &[Insn]) -> std::io::Result<()> {
+fn prepare(ready: &OwnedFd, filter: &[Insn], clean: &[(usize, usize)]) -> std::io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let _ = rustix::thread::set_name(c"gantry-init");
@@ -74,6 +76,8 @@ fn prepare(ready: &OwnedFd, filter: &[Insn]) -> std::io::Result<()> {
     sys::block_child_signal();
     leave_all_files()?;
     rustix::thread::set_no_new_privs(true)?;
+    // What it took to come here is not needed any more, and the filter lets nothing of it go.
+    trim::drop_pages(clean);
     sys::load_seccomp(filter)?;
     // If the supervisor died before the parent-death signal was set, nobody reads: EPIPE (or SIGPIPE) ends this process.
     rustix::io::write(ready, b"1")?;

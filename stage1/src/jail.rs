@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use gantry_contract::plan::{Net, Plan, VolumeKind};
+use gantry_contract::plan::{Plan, VolumeKind};
 use gantry_model::ErrorKind;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{
@@ -35,16 +35,13 @@ pub(crate) struct Jail {
     pub(crate) null: OwnedFd,
 }
 
-/// Leaves the host's namespaces and mount tree for the pod's. A straight list of steps; the order is the security property.
+/// Leaves the host's mount tree and namespaces for the pod's; the network's was left before ([`crate::network`]). A
+/// straight list of steps; the order is the security property.
 pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .attempt(|| "cannot open /dev/null")?;
-    let network = if plan.net == Net::None { libc::CLONE_NEWNET } else { 0 };
-    sys::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS | network)
+    sys::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS)
         .attempt(|| "cannot make the pod's namespaces")?;
-    if plan.net == Net::None {
-        sys::loopback_up().attempt(|| "cannot bring the pod's loopback interface up")?;
-    }
     rustix::system::sethostname(plan.hostname.as_bytes()).attempt(|| "cannot set the pod's hostname")?;
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .attempt(|| "cannot make the pod's mounts invisible to the host")?;

@@ -1,10 +1,11 @@
 //! From a plan to a running pod: a straight list of steps. Whatever fails, what was made before is unmade.
 
+use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use gantry_contract::plan::{self, Net, Plan};
+use gantry_contract::plan::{self, Hosts, Net, Plan, Resolv};
 use gantry_contract::up::{Ready, Started};
 use gantry_model::ErrorKind;
 use rustix::fs::{CWD, Mode, OFlags};
@@ -21,8 +22,9 @@ use crate::jail::{self, Jail};
 use crate::journal::now;
 use crate::launcher::{self, Created, Stdio, reap_all};
 use crate::logs::{Log, Pending, Stream};
+use crate::network::{self, Network};
 use crate::user::{self, Ids};
-use crate::{root, seccomp, spec, terminal};
+use crate::{etc, root, seccomp, spec, terminal};
 
 /// A pod whose apps run.
 pub(crate) struct Pod {
@@ -32,14 +34,16 @@ pub(crate) struct Pod {
     pub(crate) jail: Jail,
     /// Its groups.
     pub(crate) cgroups: Cgroups,
+    /// Its networks, if it has some of its own.
+    pub(crate) network: Option<Network>,
     /// Its PID 1.
     pub(crate) init: Init,
     /// Its apps.
     pub(crate) apps: Vec<App>,
 }
 
-/// Runs the plan.
-pub(crate) fn launch(plan: Plan) -> Result<Pod> {
+/// Runs the plan. `lock` is the pod directory.
+pub(crate) fn launch(plan: Plan, lock: &OwnedFd) -> Result<Pod> {
     jail::check_kernel()?;
     if plan.version != gantry_contract::VERSION {
         return Err(failure(
@@ -55,12 +59,11 @@ pub(crate) fn launch(plan: Plan) -> Result<Pod> {
     let _ = rustix::process::setsid();
     rustix::process::umask(Mode::from_raw_mode(0o022));
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).attempt(|| "cannot become not dumpable")?;
-    let resolv_conf = if plan.net == Net::Host { root::host_file("/etc/resolv.conf") } else { None };
     let cgroups = Cgroups::make(&plan.cgroup_parent, &plan.pod)?;
-    let mut starting = Starting { cgroups, init: None, groups: Vec::new() };
-    match starting.run(&plan, resolv_conf.as_deref()) {
+    let mut starting = Starting { cgroups, network: None, init: None, groups: Vec::new() };
+    match starting.run(&plan, lock) {
         Ok((jail, apps)) => match starting.init {
-            Some(init) => Ok(Pod { plan, jail, cgroups: starting.cgroups, init, apps }),
+            Some(init) => Ok(Pod { plan, jail, cgroups: starting.cgroups, network: starting.network, init, apps }),
             None => Err(failure(ErrorKind::Internal, "the pod runs without a PID 1")),
         },
         Err(why) => {
@@ -73,12 +76,13 @@ pub(crate) fn launch(plan: Plan) -> Result<Pod> {
 /// What was made so far.
 struct Starting {
     cgroups: Cgroups,
+    network: Option<Network>,
     init: Option<Init>,
     groups: Vec<String>,
 }
 
 impl Starting {
-    fn run(&mut self, plan: &Plan, resolv_conf: Option<&[u8]>) -> Result<(Jail, Vec<App>)> {
+    fn run(&mut self, plan: &Plan, lock: &OwnedFd) -> Result<(Jail, Vec<App>)> {
         let devices_confined = self.cgroups.confine_devices();
         let mut groups = Vec::with_capacity(plan.apps.len());
         for app in &plan.apps {
@@ -86,12 +90,18 @@ impl Starting {
             groups.push(self.cgroups.app(&app.name, &app.limits).of_app(&app.name)?);
         }
         self.cgroups.begin_move()?;
+        // While the move is waited for by its helper, and while plugins can still be seen.
+        self.network = network::enter(plan, lock)?;
+        let etc = etc_files(plan, self.network.as_ref())?;
+        if let Some(network) = &mut self.network {
+            network.left_home();
+        }
         let jail = jail::enter(plan)?;
         let init = self.init.insert(init::start()?).pid;
         let mut waiting = Vec::with_capacity(plan.apps.len());
         for (app, cgroup) in plan.apps.iter().zip(groups) {
             let init = init.as_raw_nonzero().get();
-            let making = Making { plan, jail: &jail, app, devices_confined, init, resolv_conf };
+            let making = Making { plan, jail: &jail, app, devices_confined, init, etc: &etc };
             waiting.push(making.create(cgroup).of_app(&app.name)?);
         }
         self.cgroups.end_move(init)?;
@@ -103,17 +113,49 @@ impl Starting {
         Ok((jail, apps))
     }
 
-    /// Ends what was started and removes the groups. The mounts and namespaces go with this process.
-    fn undo(self) {
+    /// Ends what was started, takes its networks away and removes the groups. The mounts and namespaces go with this process.
+    fn undo(mut self) {
         if let Some(init) = &self.init {
             end_init(init);
         }
+        take_away(&mut self.network);
         for name in &self.groups {
             if let Ok(group) = self.cgroups.app(name, &plan::Limits::default()) {
                 self.cgroups.remove(&group);
             }
         }
         self.cgroups.leave_and_remove();
+    }
+}
+
+/// What the apps' /etc says of the network. The host's files are read while they can be seen.
+fn etc_files(plan: &Plan, network: Option<&Network>) -> Result<Vec<etc::File>> {
+    let mut host = etc::OfHost::default();
+    let asked = match &plan.resolv {
+        Resolv::None => false,
+        Resolv::Host => true,
+        Resolv::Given(dns) => dns.servers.is_empty() && plan.net != Net::None,
+        Resolv::Network => plan.net != Net::None,
+    };
+    if asked {
+        host.resolv = root::host_file("/etc/resolv.conf");
+        host.behind = network.and_then(|_| root::host_file("/run/systemd/resolve/resolv.conf"));
+    }
+    if plan.hosts == Hosts::Host {
+        host.hosts = root::host_file("/etc/hosts");
+    }
+    let resolver = network.filter(|_| asked).and_then(Network::resolver);
+    etc::files(plan, &host, network.map(Network::attached).unwrap_or_default(), resolver)
+}
+
+/// Takes away the networks of a pod in which nothing runs any more. What cannot be is in the pod's record, and the engine
+/// comes back to it.
+fn take_away(network: &mut Option<Network>) {
+    if let Some(mut network) = network.take()
+        && let Err(why) = network.down()
+    {
+        // Not eprintln!, which panics when stderr cannot be written.
+        let _ = writeln!(std::io::stderr(), "gantry-stage1: {}", why.message);
     }
 }
 
@@ -141,7 +183,7 @@ struct Making<'a> {
     app: &'a plan::App,
     devices_confined: bool,
     init: i32,
-    resolv_conf: Option<&'a [u8]>,
+    etc: &'a [etc::File],
 }
 
 /// An app that waits for its start.
@@ -163,7 +205,7 @@ impl Making<'_> {
         let ids =
             user::resolve(&root, self.app.user.as_deref(), self.app.group.as_deref(), &self.app.supplementary_gids)?;
         root::working_dir(&root, &self.app.cwd)?;
-        root::write_etc(self.plan, &root, self.resolv_conf)?;
+        root::write_etc(self.etc, &root)?;
         root::make_volumes(self.plan, self.app, &self.jail.pod_dir, &root)?;
         let confinement = self.confinement()?;
         self.write_config(&ids, &confinement)?;
@@ -264,6 +306,19 @@ impl Waiting {
 }
 
 impl Pod {
+    /// Ends a pod that was launched and cannot be supervised.
+    pub(crate) fn undo(mut self) {
+        end_init(&self.init);
+        self.take_networks_away();
+        self.remove_groups();
+    }
+
+    /// Takes away the networks of a pod in which nothing runs any more, from the host's namespaces, in which this process is
+    /// from then on.
+    pub(crate) fn take_networks_away(&mut self) {
+        take_away(&mut self.network);
+    }
+
     /// Removes the groups of a pod in which nothing runs any more.
     pub(crate) fn remove_groups(&self) {
         for app in &self.apps {
@@ -286,6 +341,7 @@ impl Pod {
             start_ticks: start_ticks().unwrap_or(0),
             init: number(self.init.pid),
             apps: apps.collect(),
+            networks: self.network.as_ref().map(|network| network.attached().to_vec()).unwrap_or_default(),
         }
     }
 }

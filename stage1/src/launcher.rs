@@ -9,9 +9,12 @@
 //! 7. After an error every child is reaped; its state is on a tmpfs that goes with the pod.
 //! 8. Nothing logs from here.
 //! 9. A pidfd is opened right after create, before anything could reap.
+//!
+//! While an app waits for its start, another of its pod may run and may trace it (CAP_SYS_PTRACE). It has none of the
+//! supervisor's descriptors by then: the pod directory's, the hierarchies' of cgroups, those of the host's namespaces.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -26,7 +29,7 @@ use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::confine::{self, Command, Confinement};
-use crate::failure::{Attempt, Result, failure};
+use crate::failure::{Attempt, Result, chain, failure};
 use crate::sys;
 
 /// How long a started process may take to reach its execve.
@@ -60,8 +63,13 @@ pub(crate) fn create(
 ) -> Result<Created> {
     sys::assert_single_threaded().attempt(|| "cannot make a container")?;
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(|| "cannot make a pipe")?;
-    let executor =
-        Become { command: Rc::new(command), confinement: confinement.clone(), uid, failure: Rc::new(writer) };
+    let executor = Become {
+        command: Rc::new(command),
+        confinement: confinement.clone(),
+        uid,
+        foreign: foreign(&writer, &stdio)?.into(),
+        failure: Rc::new(writer),
+    };
     let container = build(app, executor, stdio).map_err(|error| {
         reap_all();
         failure(ErrorKind::Internal, format!("cannot make the container: {}", chain(&error)))
@@ -71,6 +79,15 @@ pub(crate) fn create(
     let pidfd =
         rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(|| "cannot open the container's process")?;
     Ok(Created { container, failure: reader, pid, pidfd })
+}
+
+/// What the supervisor has open and an app has no use for: all but what is made for this one.
+fn foreign(failure: &OwnedFd, stdio: &Stdio) -> Result<Vec<RawFd>> {
+    let given = stdio.fds.iter().flat_map(|(stdin, stdout, stderr)| [stdin, stdout, stderr]);
+    let own: Vec<RawFd> = given.chain([failure]).map(|fd| fd.as_raw_fd()).collect();
+    let mut open = sys::descriptors().attempt(|| "cannot list the supervisor's descriptors")?;
+    open.retain(|fd| !own.contains(fd));
+    Ok(open)
 }
 
 fn build(
@@ -151,6 +168,8 @@ struct Become {
     command: Rc<Command>,
     confinement: Confinement,
     uid: u32,
+    /// The supervisor's descriptors.
+    foreign: Rc<[RawFd]>,
     failure: Rc<OwnedFd>,
 }
 
@@ -161,7 +180,9 @@ impl Executor for Become {
         sys::exit_now(127)
     }
 
+    /// Called in the container's process before it waits for its start, and before any app of the pod has started.
     fn validate(&self, _: &Spec) -> std::result::Result<(), ExecutorValidationError> {
+        sys::close_all_of(&self.foreign);
         Ok(())
     }
 
@@ -169,18 +190,4 @@ impl Executor for Become {
     fn setup_envs(&self, _: HashMap<String, String>) -> std::result::Result<(), ExecutorSetEnvsError> {
         Ok(())
     }
-}
-
-/// An error with its causes in one line. Some of libcontainer's print their cause themselves: not twice.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }

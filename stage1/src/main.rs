@@ -4,8 +4,9 @@
 //! pod's namespaces, mounts, groups and PID 1, launches the apps through libcontainer, says one word up its stdout, and then
 //! writes logs, answers the control socket and keeps the journal until the last app has ended.
 //!
-//! May import: the model and the contract. Must never know: the database, images, networks of others, tokio, threads.
-//! Start reading at [`launch`] (how a pod comes to be), then [`supervise`] (how it lives and ends).
+//! May import: the model, the contract and the crate of networks. Must never know: the database, images, tokio, threads.
+//! Start reading at [`launch`] (how a pod comes to be), then [`supervise`] (how it lives and ends). In another role it is run
+//! for what concerns networks and no running pod: [`role`].
 //!
 //! # Who can overwrite this program (CVE-2019-5736)
 //!
@@ -19,6 +20,7 @@ mod confine;
 mod control;
 mod copy;
 mod devices;
+mod etc;
 mod exec;
 mod failure;
 mod init;
@@ -27,7 +29,9 @@ mod journal;
 mod launch;
 mod launcher;
 mod logs;
+mod network;
 mod program;
+mod role;
 mod root;
 mod seccomp;
 mod spec;
@@ -54,7 +58,7 @@ use crate::supervise::Supervisor;
 /// The longest plan, in bytes.
 const MOST_PLAN: u64 = 16 << 20;
 
-const USAGE: &str = "usage: gantry-stage1 run --lock-fd N\n       gantry-stage1 version\n\
+const USAGE: &str = "usage: gantry-stage1 run --lock-fd N\n       gantry-stage1 network\n       gantry-stage1 version\n\
 This is started by gantry, not by hand.";
 
 fn main() -> ExitCode {
@@ -64,6 +68,10 @@ fn main() -> ExitCode {
             Some(lock) => run(lock),
             None => usage("the lock's descriptor is not open"),
         },
+        ["network"] => {
+            name();
+            role::run()
+        }
         ["version"] => {
             println!("gantry-stage1 {} contract {}", env!("CARGO_PKG_VERSION"), gantry_contract::VERSION);
             ExitCode::SUCCESS
@@ -79,7 +87,8 @@ fn usage(why: &str) -> ExitCode {
 
 /// `lock` is held until this process ends; nothing has to be done with it.
 fn run(lock: OwnedFd) -> ExitCode {
-    let code = match start() {
+    name();
+    let code = match start(&lock) {
         Ok((supervisor, ready)) => {
             say(&Word::Ready(ready));
             supervisor.let_go_of_stdio();
@@ -92,14 +101,20 @@ fn run(lock: OwnedFd) -> ExitCode {
             ExitCode::FAILURE
         }
     };
+    network::close_elsewhere();
     drop(lock);
     code
 }
 
-fn start() -> Result<(Supervisor, gantry_contract::up::Ready)> {
+/// gantryd looks by this name who changed the host's tables, whatever the program's file is called.
+fn name() {
+    let _ = rustix::thread::set_name(c"gantry-stage1");
+}
+
+fn start(lock: &OwnedFd) -> Result<(Supervisor, gantry_contract::up::Ready)> {
     let plan = read_plan()?;
     let signals = sys::signalfd(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]).attempt(|| "cannot watch for signals")?;
-    let pod = launch::launch(plan)?;
+    let pod = launch::launch(plan, lock)?;
     let journal = Journal::create(&pod.jail.pod_dir);
     let socket = control::listen();
     match (journal, socket) {
@@ -109,8 +124,7 @@ fn start() -> Result<(Supervisor, gantry_contract::up::Ready)> {
             Ok((Supervisor::new(pod, journal, signals, listener), ready))
         }
         (Err(why), _) | (_, Err(why)) => {
-            launch::end_init(&pod.init);
-            pod.remove_groups();
+            pod.undo();
             Err(why)
         }
     }

@@ -6,14 +6,14 @@
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
 
-use gantry_contract::plan::{App, Net, Plan, Volume, VolumeKind};
+use gantry_contract::plan::{App, Plan, Volume, VolumeKind};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::mount::{MountFlags, mount};
 
-use crate::copy;
 use crate::failure::{Attempt, Result, failure};
+use crate::{copy, etc};
 
 /// The kernel takes one page of mount options.
 const MOST_OPTIONS: usize = 4095;
@@ -117,30 +117,49 @@ pub(crate) fn check_mount_points(root: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// Writes /etc/hosts, /etc/hostname and, with the host's network, /etc/resolv.conf. Whatever the image has in their
-/// place is removed, not followed; a directory there is left alone, and so is an image whose /etc is no directory.
-pub(crate) fn write_etc(plan: &Plan, root: &OwnedFd, resolv_conf: Option<&[u8]>) -> Result<()> {
-    let Ok(etc) = open_in(root, "etc", OFlags::DIRECTORY) else { return Ok(()) };
-    let host = &plan.hostname;
-    let hosts = format!("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{host}\n");
-    place(&etc, "hosts", hosts.as_bytes())?;
-    place(&etc, "hostname", format!("{host}\n").as_bytes())?;
-    match (plan.net, resolv_conf) {
-        (Net::Host, Some(text)) => place(&etc, "resolv.conf", text),
-        _ => Ok(()),
+/// Writes the files of /etc into the app's writable layer. Whatever the image has in their place is removed, not followed;
+/// what cannot be replaced is left alone, unless the file is required.
+pub(crate) fn write_etc(files: &[etc::File], root: &OwnedFd) -> Result<()> {
+    let dir = match open_in(root, "etc", OFlags::DIRECTORY) {
+        Err(rustix::io::Errno::NOENT) => {
+            // A dangling link stays: then it is no directory.
+            let _ = rustix::fs::mkdirat(root, "etc", Mode::from_raw_mode(0o755));
+            open_in(root, "etc", OFlags::DIRECTORY)
+        }
+        other => other,
+    };
+    match dir {
+        Ok(dir) => files.iter().try_for_each(|file| place(&dir, file)),
+        Err(_) if !files.iter().any(|file| file.required) => Ok(()),
+        Err(error) => {
+            Err(error).attempt(|| "cannot write into /etc of the image, which is no directory that can be opened")
+        }
     }
 }
 
-fn place(dir: &OwnedFd, name: &str, text: &[u8]) -> Result<()> {
+fn place(dir: &OwnedFd, file: &etc::File) -> Result<()> {
+    let name = file.name;
     let what = || format!("cannot write /etc/{name} of the app");
-    match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
+    match unlink_any(dir, name) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-        Err(rustix::io::Errno::ISDIR) => return Ok(()),
+        Err(rustix::io::Errno::NOTEMPTY) if !file.required => return Ok(()),
+        Err(rustix::io::Errno::NOTEMPTY) => {
+            let why = "is a directory with something in it: gantry cannot put its file there";
+            return Err(failure(ErrorKind::Invalid, format!("/etc/{name} of the image {why}")));
+        }
         Err(error) => return Err(error).attempt(what),
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644)).attempt(what)?;
-    std::io::Write::write_all(&mut std::fs::File::from(file), text).attempt(what)
+    let made = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644)).attempt(what)?;
+    std::io::Write::write_all(&mut std::fs::File::from(made), &file.text).attempt(what)
+}
+
+/// An empty directory too.
+fn unlink_any(dir: &OwnedFd, name: &str) -> rustix::io::Result<()> {
+    match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
+        Err(rustix::io::Errno::ISDIR) => rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR),
+        other => other,
+    }
 }
 
 /// Makes the empty volumes that an app mounts and that are not there yet, with the image's content where asked.
@@ -188,3 +207,7 @@ pub(crate) fn host_file(path: &str) -> Option<Vec<u8>> {
     let mut limited = std::io::Read::take(std::fs::File::from(fd), MOST.unsigned_abs());
     (regular && std::io::Read::read_to_end(&mut limited, &mut bytes).is_ok()).then_some(bytes)
 }
+
+#[cfg(test)]
+#[path = "root_tests.rs"]
+mod tests;

@@ -433,7 +433,8 @@ impl Supervisor {
         }
     }
 
-    /// The last app has ended: end everything else of the pod, save the output, remove the groups, say so, go.
+    /// The last app has ended: end everything else of the pod, save the output, take the networks away, say so, remove the
+    /// groups, go.
     fn finish(mut self) {
         self.end_sessions();
         end_init(&self.pod.init);
@@ -443,8 +444,11 @@ impl Supervisor {
             let app = self.pod.apps.first().map(|app| app.plan.name.clone()).unwrap_or_default();
             self.journal.append(Fact::LogDropped { app, bytes: total, why: "in all".to_owned() });
         }
+        // From here on the host's files are to be seen in place of the jail's.
+        self.pod.take_networks_away();
         self.journal.append(Fact::Ended);
-        let _ = rustix::fs::unlink(format!("/pod/{}", gantry_contract::files::CONTROL));
+        let control = gantry_contract::files::CONTROL;
+        let _ = rustix::fs::unlinkat(&self.pod.jail.pod_dir, control, rustix::fs::AtFlags::empty());
         self.pod.remove_groups();
     }
 

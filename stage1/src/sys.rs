@@ -178,25 +178,6 @@ pub(crate) fn close_all_on_exec() -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, CLOEXEC) }).map(drop)
 }
 
-/// Brings the loopback interface of this network namespace up.
-pub(crate) fn loopback_up() -> io::Result<()> {
-    let socket = rustix::net::socket_with(
-        rustix::net::AddressFamily::INET,
-        rustix::net::SocketType::DGRAM,
-        rustix::net::SocketFlags::CLOEXEC,
-        None,
-    )?;
-    // SAFETY: an all-zero ifreq is valid; "lo" and its terminator fit the name; the request outlives both calls.
-    unsafe {
-        let mut request: libc::ifreq = std::mem::zeroed();
-        request.ifr_name[0] = b'l' as libc::c_char;
-        request.ifr_name[1] = b'o' as libc::c_char;
-        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request).into())?;
-        request.ifr_ifru.ifru_flags |= libc::IFF_UP as libc::c_short;
-        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw mut request).into()).map(drop)
-    }
-}
-
 /// Makes this terminal the controlling one of the session this process leads.
 pub(crate) fn controlling_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: TIOCSCTTY takes an integer.
@@ -322,6 +303,27 @@ pub(crate) fn wait_for_child_signal() {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigaddset(&raw mut set, libc::SIGCHLD);
         libc::sigwaitinfo(&raw const set, std::ptr::null_mut());
+    }
+}
+
+/// The numbers of this process's descriptors above stdio.
+pub(crate) fn descriptors() -> io::Result<Vec<RawFd>> {
+    let mut open = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        open.extend(entry?.file_name().to_str().and_then(|number| number.parse::<RawFd>().ok()));
+    }
+    // Without the one the list was read by.
+    // SAFETY: F_GETFD reads a flag; a closed descriptor gives an error.
+    open.retain(|&fd| fd > 2 && unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0);
+    Ok(open)
+}
+
+/// Closes these. Only for a forked process that never returns to their owners.
+pub(crate) fn close_all_of(descriptors: &[RawFd]) {
+    for fd in descriptors {
+        // SAFETY: a forked process calls this on its way to execve or _exit; the descriptors' owners are on its stack below a
+        // call that ends in one of these, so none of them is used or dropped afterwards.
+        unsafe { libc::close(*fd) };
     }
 }
 

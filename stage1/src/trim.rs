@@ -6,8 +6,17 @@ use crate::sys;
 ///
 /// A mapping qualifies when it is not writable and the kernel counts no anonymous page in it, so nothing can be lost.
 pub(crate) fn trim() {
-    let Ok(smaps) = std::fs::read_to_string("/proc/self/smaps") else { return };
-    for (start, len) in clean_mappings(&smaps) {
+    drop_pages(&clean());
+}
+
+/// The mappings that qualify, as start and length. A forked process has them at the same places.
+pub(crate) fn clean() -> Vec<(usize, usize)> {
+    std::fs::read_to_string("/proc/self/smaps").map(|smaps| clean_mappings(&smaps)).unwrap_or_default()
+}
+
+/// Drops the pages of these.
+pub(crate) fn drop_pages(mappings: &[(usize, usize)]) {
+    for &(start, len) in mappings {
         sys::drop_clean_pages(start, len);
     }
 }

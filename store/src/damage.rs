@@ -15,7 +15,6 @@
 
 use std::path::Path;
 
-use gantry_model::query::PodQuery;
 use gantry_model::{BootId, ErrorKind, Kind as _};
 use rusqlite::Connection;
 
@@ -111,7 +110,7 @@ pub(crate) fn wrong_rows(conn: Connection) -> Result<Option<&'static str>, Store
     let store = Store::of(conn, Layout::new(Path::new("")), &BootId(String::new()), None);
     store.last_seq()?;
     store.trimmed_seq()?;
-    store.pods(&PodQuery::default())?;
+    store.read_pods()?;
     store.images()?;
     Ok(None)
 }

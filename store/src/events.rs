@@ -9,8 +9,8 @@ use gantry_model::{AppName, AppState, BootId, Edge, Event, EventKind, HowEnded, 
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use crate::db::Sync;
-use crate::pods::row;
-use crate::{AppRow, Store, StoreError};
+use crate::pods::{Step, row};
+use crate::{AppRow, Glance, Networks, Store, StoreError};
 
 /// How many events [`Store::trim_events`] is usually asked to keep.
 pub const EVENTS_KEPT: u64 = 100_000;
@@ -32,14 +32,32 @@ pub(crate) const FIRST_SINCE: &str = "SELECT min(+seq) FROM event WHERE at >= ?1
 
 /// The events of one step of a pod: of its apps first when it ends, after it otherwise. An app's start and its end are
 /// told once per attempt; who looks late and finds both at once tells both.
-pub(crate) fn of_step(pod: PodId, edge: Option<&Edge>, apps: &[(&AppRow, AppState)], now: Timestamp) -> Vec<NewEvent> {
+pub(crate) fn of_step(
+    pod: PodId,
+    asked: &Step<'_>,
+    apps: &[(&AppRow, AppState)],
+    now: Timestamp,
+) -> Result<Vec<NewEvent>, StoreError> {
     let mut events: Vec<NewEvent> = apps.iter().flat_map(|(app, to)| of_app(pod, app, to)).collect();
-    let of_pod = edge.and_then(|edge| of_edge(pod, edge, now));
-    match edge {
+    let mut of_pod = asked.edge.and_then(|edge| of_edge(pod, edge, now));
+    if let (Some(event), Some(networks)) = (&mut of_pod, asked.got()) {
+        event.data.insert("networks".to_owned(), listed(networks)?);
+    }
+    match asked.edge {
         Some(Edge::Ended { .. }) => events.extend(of_pod),
         _ => events.splice(0..0, of_pod).for_each(drop),
     }
-    events
+    Ok(events)
+}
+
+/// Networks as rkt shows them: `default:ip4=172.16.28.2,other:ip6=fd00::2`; of several addresses of a kind the first.
+fn listed(networks: &Networks) -> Result<String, StoreError> {
+    let one = |Glance { name, ip4, ip6 }: Glance<'_>| {
+        let ip4 = ip4.map(|address| format!("ip4={address}"));
+        let addresses: Vec<String> = ip4.into_iter().chain(ip6.map(|address| format!("ip6={address}"))).collect();
+        format!("{name}{}{}", if addresses.is_empty() { "" } else { ":" }, addresses.join(";"))
+    };
+    Ok(networks.glance()?.into_iter().map(one).collect::<Vec<_>>().join(","))
 }
 
 fn of_edge(pod: PodId, edge: &Edge, now: Timestamp) -> Option<NewEvent> {

@@ -77,6 +77,12 @@ impl Layout {
         self.root.join("pods")
     }
 
+    /// Leases of addresses and what plugins answered; made and read by stage1 alone.
+    #[must_use]
+    pub fn net_dir(&self) -> PathBuf {
+        self.root.join("net")
+    }
+
     /// The directory of a pod.
     #[must_use]
     pub fn pod_dir(&self, id: &PodId) -> PathBuf {

@@ -18,7 +18,7 @@ pub(crate) const APPLICATION_ID: i32 = 0x6761_6e74;
 pub(crate) const FEATURES: [&str; 0] = [];
 
 /// The steps. Append only.
-pub(crate) const STEPS: &[&str] = &[V1, V2];
+pub(crate) const STEPS: &[&str] = &[V1, V2, V3];
 
 const V1: &str = "
 CREATE TABLE feature (
@@ -160,6 +160,12 @@ ALTER TABLE app ADD COLUMN annotations TEXT CHECK (annotations IS NULL OR json_t
 CREATE INDEX app_of_format_1 ON app (pod) WHERE annotations IS NULL;
 
 CREATE INDEX event_at ON event (at);
+";
+
+const V3: &str = "
+-- What a pod got of its networks when it was started (`pods/networks.rs`). NULL: nothing, or not started.
+ALTER TABLE pod ADD COLUMN networks TEXT
+    CHECK (networks IS NULL OR (json_type(networks) = 'array' AND started_at IS NOT NULL));
 ";
 
 /// The number of steps a database has had.

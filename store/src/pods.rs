@@ -6,14 +6,15 @@
 
 pub(crate) mod condition;
 pub(crate) mod list;
+mod networks;
 pub(crate) mod row;
 
 use std::collections::BTreeMap;
 
 use gantry_model::phase::Stepped;
-use gantry_model::spec::NetMode;
 use gantry_model::{
-    AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, Phase, PodId, PodPrefix, Refused, Timestamp, step,
+    AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodPrefix, Refused,
+    Timestamp, step,
 };
 use rusqlite::{Connection, Transaction, params};
 use thiserror::Error;
@@ -23,6 +24,7 @@ use crate::{Store, StoreError, events};
 use list::load;
 
 pub use condition::{InCgroups, PodWhere};
+pub use networks::{Glance, Networks};
 
 /// A pod that is about to exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +33,7 @@ pub struct NewPod {
     pub id: PodId,
     /// When it was asked for.
     pub created: Timestamp,
-    /// Its network.
+    /// The networks it asks for.
     pub net: NetMode,
     /// Its host name.
     pub hostname: String,
@@ -69,8 +71,11 @@ pub struct PodRow {
     pub created: Timestamp,
     /// When it was complete on disk, if it ever was.
     pub prepared: Option<Timestamp>,
-    /// Its network.
+    /// The networks it asked for.
     pub net: NetMode,
+    /// What it got of them when it was started, in order; it stays when the pod has ended. Empty before, and where the
+    /// pod is in no network of its own.
+    pub networks: Networks,
     /// Its host name.
     pub hostname: String,
     /// Its apps, in the order of the request.
@@ -106,8 +111,33 @@ pub struct Change {
     pub edge: Edge,
     /// What its apps become with it.
     pub apps: Vec<(AppName, AppState)>,
+    /// What it got of its networks; written down with [`Edge::Started`], passed over otherwise.
+    pub networks: Networks,
     /// Whether it must survive a power cut before this is acknowledged.
     pub durable: bool,
+}
+
+impl Change {
+    /// This step, and nothing beside it.
+    #[must_use]
+    pub fn along(edge: Edge) -> Self {
+        Self { edge, apps: Vec::new(), networks: Networks::default(), durable: false }
+    }
+}
+
+/// A change as it is asked for: without an edge, of the apps alone.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Step<'a> {
+    pub(crate) edge: Option<&'a Edge>,
+    pub(crate) apps: &'a [(AppName, AppState)],
+    networks: Option<&'a Networks>,
+}
+
+impl<'a> Step<'a> {
+    /// What the pod got of its networks, when it is started in some.
+    pub(crate) fn got(&self) -> Option<&'a Networks> {
+        self.networks.filter(|got| matches!(self.edge, Some(Edge::Started { .. })) && !got.is_empty())
+    }
 }
 
 /// What became of a compare-and-set.
@@ -240,7 +270,8 @@ impl Store {
     /// [`StepError`].
     pub fn step(&self, id: PodId, seen: Generation, change: Change) -> Result<Moved, StepError> {
         let sync = if change.durable { Sync::Now } else { Sync::Soon };
-        self.change(id, seen, sync, Some(change.edge), &change.apps)
+        let Change { edge, apps, networks, durable: _ } = &change;
+        self.change(id, seen, sync, Step { edge: Some(edge), apps, networks: Some(networks) })
     }
 
     /// Changes the states of apps of a running pod if nobody has changed it since `seen`.
@@ -248,20 +279,20 @@ impl Store {
     /// # Errors
     /// [`StepError`].
     pub fn update_apps(&self, id: PodId, seen: Generation, apps: &[(AppName, AppState)]) -> Result<Moved, StepError> {
-        self.change(id, seen, Sync::Soon, None, apps)
+        self.change(id, seen, Sync::Soon, Step { edge: None, apps, networks: None })
     }
 
     /// Changes the network of a prepared pod: what `run-prepared --net` asks for. `None`: it is not prepared any more, or gone.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn set_net(&self, id: PodId, net: NetMode) -> Result<Option<PodRow>, StoreError> {
+    pub fn set_net(&self, id: PodId, net: &NetMode) -> Result<Option<PodRow>, StoreError> {
         const DOING: &str = "change the pod's network";
         self.write(DOING, Sync::Soon, |tx| {
             tx.prepare_cached(
                 "UPDATE pod SET net = ?2, generation = generation + 1 WHERE id = ?1 AND phase = 'prepared'",
             )
-            .and_then(|mut update| update.execute([id.to_string().as_str(), net.as_str()]))
+            .and_then(|mut update| update.execute([id.to_string(), net.to_string()]))
             .and_then(|changed| if changed == 0 { Ok(None) } else { load(tx, id) })
             .map_err(StoreError::sql(DOING))
         })
@@ -293,32 +324,18 @@ impl Store {
     }
 
     /// A pod on its way out must get there on a full disk too: what was set aside is given back for it.
-    fn change(
-        &self,
-        id: PodId,
-        seen: Generation,
-        sync: Sync,
-        edge: Option<Edge>,
-        apps: &[(AppName, AppState)],
-    ) -> Result<Moved, StepError> {
-        let begins = matches!(edge, Some(Edge::Prepare | Edge::Prepared(_) | Edge::Started { .. }));
-        match self.change_once(id, seen, sync, edge.clone(), apps) {
+    fn change(&self, id: PodId, seen: Generation, sync: Sync, asked: Step<'_>) -> Result<Moved, StepError> {
+        let begins = matches!(asked.edge, Some(Edge::Prepare | Edge::Prepared(_) | Edge::Started { .. }));
+        match self.change_once(id, seen, sync, asked) {
             Err(StepError::Store(error)) if error.is_full() && !begins => {
                 self.make_room()?;
-                self.change_once(id, seen, sync, edge, apps)
+                self.change_once(id, seen, sync, asked)
             }
             other => other,
         }
     }
 
-    fn change_once(
-        &self,
-        id: PodId,
-        seen: Generation,
-        sync: Sync,
-        edge: Option<Edge>,
-        apps: &[(AppName, AppState)],
-    ) -> Result<Moved, StepError> {
+    fn change_once(&self, id: PodId, seen: Generation, sync: Sync, asked: Step<'_>) -> Result<Moved, StepError> {
         const DOING: &str = "change the pod";
         self.write(DOING, sync, |tx| {
             let pod = match load(tx, id).map_err(StoreError::sql(DOING))? {
@@ -326,15 +343,16 @@ impl Store {
                 other => return Ok(Moved::Lost(other)),
             };
             let refused = |source| StepError::Refused { id, source };
-            let to = match &edge {
+            let to = match asked.edge {
                 Some(edge) => step(&pod.phase, edge.clone()).map_err(refused)?,
                 None if matches!(pod.phase, Phase::Running { .. }) => Stepped::To(pod.phase.clone()),
                 None => return Err(refused(Refused { phase: pod.phase.name(), edge: "updated in its apps" })),
             };
-            let apps = events::matched(&pod.apps, apps).map_err(|app| StepError::NoSuchApp { id, app })?;
-            let told = events::of_step(id, edge.as_ref(), &apps, crate::now());
-            let after = after(&pod, to, &apps);
+            let apps = events::matched(&pod.apps, asked.apps).map_err(|app| StepError::NoSuchApp { id, app })?;
+            let told = events::of_step(id, &asked, &apps, crate::now())?;
+            let after = after(&pod, to, &asked, &apps);
             store(tx, id, after.as_ref())
+                .and_then(|()| asked.got().map_or(Ok(()), |networks| row::write_networks(tx, id, networks)))
                 .and_then(|()| events::append(tx, &self.boot, &told))
                 .map_err(StoreError::sql(DOING))?;
             Ok(Moved::Yes(after))
@@ -384,7 +402,7 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
         )
         .and_then(|mut insert| {
             let (annotations, labels) = (row::map_text(&pod.user_annotations)?, row::map_text(&pod.user_labels)?);
-            insert.execute(params![id, pod.created.0, pod.net.as_str(), pod.hostname, annotations, labels])
+            insert.execute(params![id, pod.created.0, pod.net.to_string(), pod.hostname, annotations, labels])
         })
         .map_err(sql())?;
     if inserted == 0 {
@@ -412,11 +430,14 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
 }
 
 /// The row after a change; `None` when it is gone.
-fn after(pod: &PodRow, to: Stepped, apps: &[(&AppRow, AppState)]) -> Option<PodRow> {
+fn after(pod: &PodRow, to: Stepped, asked: &Step<'_>, apps: &[(&AppRow, AppState)]) -> Option<PodRow> {
     let Stepped::To(phase) = to else { return None };
     let mut pod = PodRow { generation: Generation(pod.generation.0 + 1), phase, ..pod.clone() };
     if let Phase::Prepared { at } = pod.phase {
         pod.prepared = Some(at);
+    }
+    if let Some(networks) = asked.got() {
+        pod.networks.clone_from(networks);
     }
     for (changed, state) in apps {
         for app in pod.apps.iter_mut().filter(|app| app.name == changed.name) {

@@ -177,7 +177,7 @@ impl Home {
     pub fn can_be_read(&self) -> bool {
         let read = || -> Result<(), OpenError> {
             let store = Store::open_read_only(self.layout.root())?;
-            store.pods(&gantry_model::query::PodQuery::default())?;
+            store.read_pods()?;
             store.images()?;
             store.trimmed_seq()?;
             store.events_after(store.last_seq()?.saturating_sub(1), 1)?;

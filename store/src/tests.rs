@@ -12,11 +12,12 @@ mod sweeping;
 use std::path::Path;
 use std::time::Duration;
 
-use gantry_model::spec::NetMode;
-use gantry_model::{Digest, Edge, Generation, PodEnd, PodId, Process, Timestamp, id::Algorithm};
+use gantry_model::{Digest, Edge, Generation, NetMode, PodEnd, PodId, PodNetwork, Process, Timestamp, id::Algorithm};
 use sha2::Digest as _;
 
-use crate::{Change, ImageFormat, LayerLock, LayerRef, LayerRow, Moved, NewApp, NewImage, NewPod, PodRow, Store};
+use crate::{
+    Change, ImageFormat, LayerLock, LayerRef, LayerRow, Moved, Networks, NewApp, NewImage, NewPod, PodRow, Store,
+};
 
 /// A data directory that goes with the test.
 struct Home {
@@ -107,8 +108,35 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
     }
 }
 
+/// A network of which everything is known.
+fn whole_network() -> PodNetwork {
+    use gantry_model::net::{Dns, PodAddress, PodPort, PodRoute, Protocol};
+    let ip = |text: &str| text.parse().unwrap();
+    let address = |address, prefix, gateway| PodAddress { address: ip(address), prefix, gateway: Some(ip(gateway)) };
+    let route = |to, prefix, via| PodRoute { to: ip(to), prefix, via: Some(ip(via)) };
+    let port = |host_ip, host_port, protocol| PodPort { host_ip, host_port, pod_port: 80, count: 1, protocol };
+    PodNetwork {
+        name: "default".into(),
+        interface: "eth0".into(),
+        mac: Some("0a:00:00:00:00:02".into()),
+        addresses: vec![address("172.16.28.2", 24, "172.16.28.1"), address("fd00::2", 64, "fd00::1")],
+        routes: vec![route("0.0.0.0", 0, "172.16.28.1"), route("::", 0, "fd00::1")],
+        dns: Dns {
+            servers: vec![ip("172.16.28.1")],
+            search: vec!["gantry".into()],
+            options: vec!["ndots:1".into()],
+            domain: Some("d".into()),
+        },
+        ports: vec![
+            port(Some(ip("127.0.0.1")), 8080, Protocol::Tcp),
+            port(None, 53, Protocol::Udp),
+            port(Some(ip("::")), 9, Protocol::Sctp),
+        ],
+    }
+}
+
 fn edge(edge: Edge) -> Change {
-    Change { edge, apps: vec![], durable: false }
+    Change::along(edge)
 }
 
 fn supervisor() -> Process {

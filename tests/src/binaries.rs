@@ -19,6 +19,8 @@ pub(crate) struct Binaries {
     pub(crate) gantry: PathBuf,
     /// The node daemon.
     pub(crate) gantryd: PathBuf,
+    /// The fixture app, to be run on the host.
+    pub(crate) app_program: PathBuf,
     /// The fixture app's bytes.
     pub(crate) app: Vec<u8>,
 }
@@ -40,9 +42,28 @@ fn find() -> Result<Binaries> {
         Some(dir) => PathBuf::from(dir),
         None => install()?,
     };
-    let app = dir.join("gantry-fixture-app");
-    let app = fs::read(&app).with_context(|| format!("cannot read {}", app.display()))?;
-    Ok(Binaries { gantry: dir.join("gantry"), gantryd: dir.join("gantryd"), app })
+    let app_program = dir.join("gantry-fixture-app");
+    let app = fs::read(&app_program).with_context(|| format!("cannot read {}", app_program.display()))?;
+    Ok(Binaries { gantry: dir.join("gantry"), gantryd: dir.join("gantryd"), app_program, app })
+}
+
+/// The CNI plugin that fails, hangs and lies as its configuration says (`stage1/net/examples/cni-liar.rs`).
+///
+/// # Panics
+/// When it cannot be built.
+pub(crate) fn liar() -> &'static Path {
+    static LIAR: OnceLock<PathBuf> = OnceLock::new();
+    LIAR.get_or_init(|| {
+        // A built set has it; what is installed has not.
+        let built = std::env::var_os("GANTRY_BIN_DIR").map(|dir| PathBuf::from(dir).join("cni-liar"));
+        match built
+            .filter(|path| path.exists())
+            .map_or_else(|| cargo_build(&["-p", "gantry-net", "--example", "cni-liar"], "cni-liar"), Ok)
+        {
+            Ok(path) => path,
+            Err(error) => panic!("the plugin that lies is not there: {error:#}"),
+        }
+    })
 }
 
 fn install() -> Result<PathBuf> {

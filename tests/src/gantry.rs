@@ -10,6 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::binaries::binaries;
+use crate::net::{Place, Space};
 use crate::output::Out;
 use crate::running::Running;
 use crate::wait::{DEADLINE, wait_for, within};
@@ -23,6 +24,15 @@ pub struct Gantry {
     home: TempDir,
     fixture: OnceCell<String>,
     pods: RefCell<BTreeSet<String>>,
+    space: Option<InSpace>,
+}
+
+/// Where a gantry runs that may touch networks.
+#[derive(Debug)]
+struct InSpace {
+    space: Space,
+    /// The interfaces that were there before it.
+    before: BTreeSet<String>,
 }
 
 impl Gantry {
@@ -39,7 +49,61 @@ impl Gantry {
             Ok(home) => home,
             Err(error) => panic!("cannot make a temporary directory: {error}"),
         };
-        Self { home, fixture: OnceCell::new(), pods: RefCell::default() }
+        let made = Self { home, fixture: OnceCell::new(), pods: RefCell::default(), space: None };
+        // Nothing is to be set up in the machine's own network namespace.
+        made.write_config("[network]\ndefault = \"none\"\n");
+        made
+    }
+
+    /// A gantry on the host of this space, with the networks that are built in and those that [`Self::conflist`] writes. It has
+    /// to go before the space does.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    #[must_use]
+    #[track_caller]
+    pub fn in_space(space: &Space) -> Self {
+        let mut made = Self::new();
+        made.space = Some(InSpace { space: space.clone(), before: space.host().links() });
+        made.networks("");
+        made
+    }
+
+    /// Configures the networks of a gantry in a space anew: with these lines of the section `[network]`.
+    #[track_caller]
+    pub fn networks(&self, lines: &str) {
+        let home = self.home.path().display();
+        let dirs = format!("config-dirs = [\"{home}/net.d\"]\n");
+        let plugins = if lines.contains("plugin-dirs") { "" } else { "plugin-dirs = [\"/usr/lib/cni\"]\n" };
+        self.write_config(&format!("[network]\n{dirs}{plugins}{lines}\n"));
+    }
+
+    /// Writes a network configuration list for a gantry in a space.
+    #[track_caller]
+    pub fn conflist(&self, name: &str, plugins: &Value) {
+        let list = serde_json::json!({ "cniVersion": "1.0.0", "name": name, "plugins": plugins });
+        self.net_file(&format!("{name}.conflist"), &list.to_string());
+    }
+
+    /// Writes a file into the directory of network configurations.
+    #[track_caller]
+    pub fn net_file(&self, name: &str, text: &str) {
+        let dir = self.home.path().join("net.d");
+        if let Err(error) = std::fs::create_dir_all(&dir).and_then(|()| std::fs::write(dir.join(name), text)) {
+            panic!("cannot write {name} to {}: {error}", dir.display());
+        }
+    }
+
+    #[track_caller]
+    fn write_config(&self, text: &str) {
+        let path = self.config();
+        if let Err(error) = std::fs::write(&path, text) {
+            panic!("cannot write {}: {error}", path.display());
+        }
+    }
+
+    fn config(&self) -> PathBuf {
+        self.home.path().join("config.toml")
     }
 
     /// Its data directory.
@@ -96,10 +160,14 @@ impl Gantry {
     }
 
     fn program(&self, program: &Path, args: &[&str]) -> Command {
-        let mut command = Command::new(program);
+        let mut command = match &self.space {
+            Some(InSpace { space, .. }) => space.host().command(&program.display().to_string()),
+            None => Command::new(program),
+        };
         command.arg("--dir").arg(self.dir()).args(args);
         // Nothing of the machine's own configuration may change what the tests see.
         command.env("NO_COLOR", "1").env("HOME", self.home.path()).env("TMPDIR", self.home.path());
+        command.env("GANTRY_CONFIG", self.config());
         command
             .env_remove("NOTIFY_SOCKET")
             .env_remove("XDG_RUNTIME_DIR")
@@ -241,6 +309,72 @@ impl Gantry {
         })
     }
 
+    /// Starts the standard image in the background with networks, as the flags say, and returns the pod's id.
+    #[track_caller]
+    pub fn networked(&self, flags: &[&str], verb: &[&str]) -> String {
+        let image = self.fixture();
+        pod_id(&self.run(&[&["run", "--detach", image.as_str()], flags, &["--"], verb].concat()).ok())
+    }
+
+    /// Starts a pod with networks that answers each line on this port (`serve-echo`), and waits until it does.
+    #[track_caller]
+    pub fn server(&self, flags: &[&str], port: &str) -> String {
+        let pod = self.networked(flags, &["serve-echo", port]);
+        self.wait_log(&pod, "listening");
+        pod
+    }
+
+    /// Runs the standard image in the foreground with networks, as the flags say.
+    #[track_caller]
+    pub fn client(&self, flags: &[&str], verb: &[&str]) -> Out {
+        let image = self.fixture();
+        self.run(&[&["run", "--quiet", image.as_str()], flags, &["--"], verb].concat())
+    }
+
+    /// The network namespace of a running pod.
+    #[track_caller]
+    #[must_use]
+    pub fn place(&self, pod: &str) -> Place {
+        let status = self.status(pod);
+        Place::of(number(&status["apps"][0]["pid"], "pid of the first app"))
+    }
+
+    /// What the pod got, as `status -o json` shows it: one for each network.
+    #[track_caller]
+    #[must_use]
+    pub fn attached(&self, pod: &str) -> Vec<Value> {
+        let status = self.status(pod);
+        match status["networks"].as_array() {
+            Some(networks) => networks.clone(),
+            None => panic!("no networks in {status}"),
+        }
+    }
+
+    /// The pod's first IPv4 address.
+    #[track_caller]
+    #[must_use]
+    pub fn ip4(&self, pod: &str) -> String {
+        self.ip(pod, false)
+    }
+
+    /// The pod's first IPv6 address.
+    #[track_caller]
+    #[must_use]
+    pub fn ip6(&self, pod: &str) -> String {
+        self.ip(pod, true)
+    }
+
+    #[track_caller]
+    fn ip(&self, pod: &str, six: bool) -> String {
+        let networks = self.attached(pod);
+        let all = networks.iter().flat_map(|network| network["addresses"].as_array().cloned().unwrap_or_default());
+        let mut texts = all.filter_map(|address| Some(address["address"].as_str()?.to_owned()));
+        match texts.find(|text| text.contains(':') == six) {
+            Some(text) => text,
+            None => panic!("no such address in {networks:?}"),
+        }
+    }
+
     /// Waits until the pod's log contains a text, and returns the log.
     #[track_caller]
     pub fn wait_log(&self, pod: &str, text: &str) -> String {
@@ -303,6 +437,11 @@ impl Gantry {
     /// Pods that were ever seen here, so that what they left can be found after their rows are gone.
     pub(crate) fn known_pods(&self) -> BTreeSet<String> {
         self.pods.borrow().clone()
+    }
+
+    /// What pods that are over have left in the networks of the space.
+    pub(crate) fn network_leftovers(&self, over: &BTreeSet<String>) -> Vec<String> {
+        self.space.as_ref().map(|it| it.space.leftovers(&it.before, over)).unwrap_or_default()
     }
 
     pub(crate) fn home(&self) -> &Path {

@@ -51,9 +51,24 @@ impl Gantry {
         found.extend(mentions("/proc/self/mountinfo", self.home()).into_iter().map(|line| format!("mount: {line}")));
         let over: BTreeSet<String> = self.known_pods().difference(running).cloned().collect();
         found.extend(cgroups_of(&over).into_iter().map(|path| format!("cgroup: {}", path.display())));
+        found.extend(self.records(running));
+        if running.is_empty() {
+            found.extend(self.network_leftovers(&over));
+            found.extend(files_below(&self.dir().join("net/results")).into_iter().map(|path| left("result", &path)));
+            let leases = files_below(&self.dir().join("net")).into_iter().filter(|path| is_lease(path));
+            found.extend(leases.map(|path| left("lease", &path)));
+        }
         let tmp = self.dir().join("tmp");
         found.extend(entries(&tmp).into_iter().map(|path| format!("temporary file: {}", path.display())));
         found
+    }
+
+    /// Records of networks of pods that do not run.
+    fn records(&self, running: &BTreeSet<String>) -> Vec<String> {
+        let pods = entries(&self.dir().join("pods")).into_iter();
+        let over = pods.filter(|pod| !running.iter().any(|id| pod.ends_with(id)));
+        let records = over.map(|pod| pod.join("network.json")).filter(|path| path.exists());
+        records.map(|path| left("record of networks", &path)).collect()
     }
 
     fn wrong_permissions(&self) -> Vec<String> {
@@ -74,6 +89,31 @@ impl Gantry {
         }
         found
     }
+}
+
+fn left(what: &str, path: &Path) -> String {
+    format!("{what}: {}", path.display())
+}
+
+/// Whether this is what says that an address is taken: a file in a directory `addresses` of a network.
+fn is_lease(path: &Path) -> bool {
+    path.parent().is_some_and(|dir| dir.ends_with("addresses") || dir.ends_with("owners"))
+}
+
+/// All files below a directory.
+fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let (mut found, mut rest) = (Vec::new(), vec![dir.to_owned()]);
+    while let Some(dir) = rest.pop() {
+        for path in entries(&dir) {
+            match fs::symlink_metadata(&path) {
+                Ok(meta) if meta.is_dir() => rest.push(path),
+                Ok(_) => found.push(path),
+                // It went away in between.
+                Err(_) => {}
+            }
+        }
+    }
+    found
 }
 
 fn is_socket(path: &Path) -> bool {

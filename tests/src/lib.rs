@@ -3,7 +3,8 @@
 //! May import the fixtures, the messages of the API, and nothing else of gantry: a test that shares code with what it
 //! tests proves less. Start reading at [`Gantry`]; every test makes one, with a data directory of its own, and when it
 //! goes out of scope all its pods are removed and [`Gantry::check_invariants`] looks for anything left behind (DESIGN.md
-//! section 8). All tests may run at the same time. They need root; they use no network but loopback.
+//! section 8). All tests may run at the same time. They need root; they use no network but loopback, unless they ask for a
+//! [`Space`]: hosts of their own that are network namespaces.
 //!
 //! Waiting is always for a fact, with a deadline ([`wait_for`]); a test that sleeps instead is refused by
 //! `tidy.rs`.
@@ -14,6 +15,7 @@ mod debian_registry;
 pub mod faulty_registry;
 mod gantry;
 mod invariants;
+pub mod net;
 mod output;
 pub mod python;
 mod running;
@@ -23,6 +25,7 @@ mod wait;
 
 pub use debian_registry::{DebianRegistry, PASSWORD, USER, write_index};
 pub use gantry::{Gantry, app, pod_id};
+pub use net::{Place, Space};
 pub use output::{Out, json_lines};
 pub use running::Running;
 pub use rustix::process::Signal;

@@ -123,6 +123,19 @@ const VERBS: &[Verb] = &[
     verb("listen", "PORT", "take one connection, print what it sends", network::listen),
     verb("http-get", "HOST PORT [PATH]", "print what a server answers, trying for 10 seconds", network::http_get),
     verb("connect", "HOST PORT [TEXT]", "connect, send a line, print the answer", network::connect),
+    verb(
+        "serve-echo",
+        "PORT [ADDRESS]",
+        "answer each line on TCP and UDP with who sent it and to whom",
+        network::serve_echo,
+    ),
+    verb(
+        "ask",
+        "tcp|udp HOST PORT [TEXT [SECONDS [FROM]]]",
+        "send a line (from port FROM), print the answer",
+        network::ask,
+    ),
+    verb("resolve", "NAME", "print the addresses of a name, sorted", network::resolve),
 ];
 
 /// Runs the program; `args` begins with its name. Returns the exit code.

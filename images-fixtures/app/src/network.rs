@@ -1,7 +1,8 @@
-//! Verbs on the network. IPv4, one connection at a time; enough to see who reaches whom.
+//! Verbs on the network. One connection at a time; enough to see who reaches whom. `serve-echo` and `ask` speak both
+//! families, the others IPv4.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _, UdpSocket};
 use std::time::{Duration, Instant};
 
 use crate::output::put;
@@ -87,4 +88,103 @@ pub(crate) fn connect(args: &[String]) -> Outcome {
     let mut answer = Vec::new();
     stream.take(1 << 20).read_to_end(&mut answer)?;
     put(&answer)
+}
+
+pub(crate) fn serve_echo(args: &[String]) -> Outcome {
+    let address = args.get(1).map_or(Ok(IpAddr::V6(Ipv6Addr::UNSPECIFIED)), |text| text.parse());
+    let address = address.map_err(|_| Failure::Usage)?;
+    let tcp = TcpListener::bind((address, number::<u16>(args, 0)?))?;
+    let at = tcp.local_addr()?;
+    let udp = UdpSocket::bind(at)?;
+    put(format!("listening on {}\n", at.port()).as_bytes())?;
+    std::thread::spawn(move || {
+        loop {
+            let mut line = [0; 2048];
+            // An error here is an ICMP message about an earlier answer.
+            let Ok((length, peer)) = udp.recv_from(&mut line) else { continue };
+            // Whoever has gone away meanwhile gets no answer.
+            let _ = udp.send_to(&echo(peer, near(peer).unwrap_or(at), &line[..length]), peer);
+        }
+    });
+    loop {
+        let (stream, peer) = tcp.accept()?;
+        // One bad client is not the end of a server.
+        if let Err(error) = echo_line(&stream, peer) {
+            put(format!("client: {error}\n").as_bytes())?;
+        }
+    }
+}
+
+fn echo_line(mut stream: &TcpStream, peer: SocketAddr) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut line = Vec::new();
+    BufReader::new(stream.take(2048)).read_until(b'\n', &mut line)?;
+    stream.write_all(&echo(peer, stream.local_addr()?, &line))
+}
+
+/// The address from which datagrams to this peer are sent.
+fn near(peer: SocketAddr) -> std::io::Result<SocketAddr> {
+    let any = if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(peer)?;
+    socket.local_addr()
+}
+
+/// The answer to a line. The address it was sent to is the one it had when it arrived here.
+fn echo(peer: SocketAddr, at: SocketAddr, line: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(line);
+    format!("from {} to {} {}\n", peer.ip().to_canonical(), at.ip().to_canonical(), text.trim_end()).into_bytes()
+}
+
+pub(crate) fn ask(args: &[String]) -> Outcome {
+    let [protocol, host, ..] = args else { return Err(Failure::Usage) };
+    let port = number::<u16>(args, 2)?;
+    let line = format!("{}\n", args.get(3).map_or("hello", String::as_str));
+    let patience = if args.len() > 4 { Duration::from_secs(number(args, 4)?) } else { PATIENCE };
+    let from = if args.len() > 5 { number(args, 5)? } else { 0 };
+    let to = (host.as_str(), port).to_socket_addrs()?.next();
+    let to = to.ok_or_else(|| Failure::Failed(format!("{host} has no address")))?;
+    match protocol.as_str() {
+        "tcp" => ask_tcp(to, &line, patience),
+        "udp" => ask_udp(to, &line, patience, from),
+        _ => Err(Failure::Usage),
+    }
+}
+
+fn ask_tcp(to: SocketAddr, line: &str, patience: Duration) -> Outcome {
+    let mut stream = TcpStream::connect_timeout(&to, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.write_all(line.as_bytes())?;
+    let mut answer = Vec::new();
+    stream.take(1 << 20).read_to_end(&mut answer)?;
+    put(&answer)
+}
+
+/// Asks again now and then: a datagram may be lost.
+fn ask_udp(to: SocketAddr, line: &str, patience: Duration, from: u16) -> Outcome {
+    const AGAIN: Duration = Duration::from_millis(300);
+    let any = if to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let socket = UdpSocket::bind((any, from))?;
+    socket.connect(to)?;
+    socket.set_read_timeout(Some(AGAIN))?;
+    let end = Instant::now() + patience;
+    let mut answer = [0; 2048];
+    loop {
+        socket.send(line.as_bytes())?;
+        match socket.recv(&mut answer) {
+            Ok(length) => return put(&answer[..length]),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) && Instant::now() < end => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+pub(crate) fn resolve(args: &[String]) -> Outcome {
+    let name = args.first().ok_or(Failure::Usage)?;
+    let mut lines: Vec<String> = (name.as_str(), 0).to_socket_addrs()?.map(|at| format!("{}\n", at.ip())).collect();
+    lines.sort();
+    lines.dedup();
+    put(lines.concat().as_bytes())
 }

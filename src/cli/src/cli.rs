@@ -73,6 +73,9 @@ pub(crate) enum Command {
     /// Remove images
     #[command(hide = true)]
     Rmi(commands::image::Rm),
+    /// Work with networks
+    #[command(subcommand, infer_subcommands = true)]
+    Network(commands::network::Network),
     /// Check the host and the data directory
     Doctor(commands::doctor::Doctor),
     /// Print a completion script for a shell

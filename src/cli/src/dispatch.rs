@@ -118,6 +118,7 @@ fn asking(command: &Command) -> Asking {
         | Command::Image(_)
         | Command::Rmi(_)
         | Command::Images(_)
+        | Command::Network(_)
         | Command::List(_) => Asking::Existence,
         Command::Run(_)
         | Command::Prepare(_)
@@ -157,6 +158,7 @@ fn command(context: Context, command: Command) -> Result<u8, Failure> {
         Command::Image(image) => commands::image::image(&context, &image),
         Command::Images(args) => commands::image::list(&context, &args),
         Command::Rmi(args) => commands::image::rm(&context, &args),
+        Command::Network(network) => commands::network::network(&context, &network),
         Command::Doctor(args) => commands::doctor::doctor(&context, &args),
         Command::Completion(args) => commands::completion::completion(&args),
         Command::Version(args) => commands::version::version(&args),
@@ -204,6 +206,9 @@ mod tests {
             ("vers", "Version"),
             ("events -f --filter type=pod-exited --filter app=x", "Events"),
             ("ev", "Events"),
+            ("network ls -q", "Network"),
+            ("net inspect a b", "Network"),
+            ("network reload", "Network"),
         ] {
             let matches = crate::cli::command().try_get_matches_from(words(&format!("gantry {line}"))).unwrap();
             let cli = Cli::from_arg_matches(&matches).unwrap();

@@ -120,6 +120,12 @@ fn collect_pods(engine: &Engine, settings: KeeperSettings) -> anyhow::Result<()>
         };
         log::info(&format!("{done} pod {}: {}", step.id, step.why));
     }
+    for line in report.networks {
+        log::info(&format!("removed what no pod needs: {line}"));
+    }
+    if let Some(error) = report.networks_failure {
+        log::warning(&format!("{:#}", anyhow::Error::from(error)));
+    }
     for (id, error) in report.failures {
         // Wrapped only for the chain of its causes.
         log::warning(&format!("cannot collect pod {id}: {:#}", anyhow::Error::from(error)));

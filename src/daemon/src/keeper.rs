@@ -29,6 +29,7 @@ use gantry_model::query::PodQuery;
 use gantry_model::{AppName, AppState, Phase, PodId};
 
 use crate::collector::{Collector, Due};
+use crate::network::Networking;
 use crate::signals::Signals;
 use crate::watcher::{Watcher, Woken};
 use crate::{Args, log};
@@ -131,7 +132,7 @@ impl Keeper {
     }
 
     /// Keeps until a signal ends it.
-    pub(crate) fn run(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn run(&mut self, networking: &mut Networking) -> anyhow::Result<()> {
         loop {
             let asked = self.signals.take();
             if asked.end {
@@ -140,7 +141,7 @@ impl Keeper {
                 return Ok(());
             }
             if asked.reload {
-                self.reload();
+                self.reload(networking);
             }
             let woken = self.watcher.wait(self.until_due()).context("cannot wait for events")?;
             self.react(&woken);
@@ -355,7 +356,7 @@ impl Keeper {
     }
 
     /// Reads the configuration again. What is wrong with it is said, and everything stays as it was.
-    fn reload(&mut self) {
+    fn reload(&mut self, networking: &mut Networking) {
         let read = self.args.settings().map_err(anyhow::Error::from).and_then(|settings| {
             if settings.options.dir != self.settings.options.dir {
                 anyhow::bail!("the data directory cannot be changed while gantryd runs: restart it");
@@ -368,6 +369,7 @@ impl Keeper {
                 (self.settings, self.engine) = (settings, engine.hasty());
                 self.collect = self.collect.min(Instant::now() + self.settings.keeper.interval);
                 self.back_up = self.back_up.min(Instant::now() + self.settings.keeper.backup);
+                networking.reload(&self.settings);
                 log::info("configuration read again");
             }
             Err(error) => log::error(&format!("configuration not read again, going on as before: {error:#}")),

@@ -1,18 +1,20 @@
 //! The gantryd daemon: configuration, wiring, the keeper loop. Synchronous; the server of the API has its own threads.
 //!
-//! May import `gantry_model`, `gantry_engine` and `gantry_api`. Holds no policy of its own: what is done with a pod is the engine's,
+//! May import `gantry_model`, `gantry_engine`, `gantry_api`, `gantry_resolver` and, to watch nftables, `gantry_net`. Holds no policy of its own: what is done with a pod is the engine's,
 //! when it is done is here. Pods never depend on it: it may be killed, upgraded and started again while they run, and
 //! whatever it leaves undone is found by the next look at the facts, its own or a command's.
 //!
-//! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it), [`collector`] (garbage and backups) and
-//! [`serve`] (the API).
+//! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it), [`collector`] (garbage and backups),
+//! [`serve`] (the API) and [`network`] (the resolver, and [`firewall`]: our nftables stay as pods need them).
 //! It always starts: [`condition`] is what it says of a damaged database, `open_for_keeping` what it does about it.
 #![forbid(unsafe_code)]
 
 mod collector;
 mod condition;
+mod firewall;
 mod keeper;
 mod log;
+mod network;
 mod notify;
 mod serve;
 mod signals;
@@ -28,6 +30,7 @@ use gantry_engine::{Keeping, Settings};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::keeper::Keeper;
+use crate::network::Networking;
 use crate::serve::Api;
 use crate::signals::Signals;
 
@@ -94,9 +97,13 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
     let ended = if condition.can_write() {
         let mut keeper = Keeper::new(args, settings.clone(), engine, signals)?;
         keeper.begin();
+        // Pods that ended while nobody kept the directory have let go of their networks by now.
+        let mut networking = Networking::start(&settings);
         log::info(&format!("keeping {dir}"));
         notify::tell("READY=1");
-        keeper.run()
+        let ended = keeper.run(&mut networking);
+        networking.drain();
+        ended
     } else {
         log::warning(&format!("only serving {dir}: pods run on, nobody settles them"));
         notify::tell("READY=1");

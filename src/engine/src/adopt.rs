@@ -20,19 +20,18 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use gantry_contract::plan::{Net, Plan};
+use gantry_contract::plan::Plan;
 use gantry_contract::{files, journal};
 use gantry_fetch::manifest::{self as image_manifest, Parsed};
 use gantry_fetch::source::{MAX_DOCUMENT, digest_of};
 use gantry_model::id::Algorithm;
 use gantry_model::query::PodQuery;
-use gantry_model::spec::NetMode;
-use gantry_model::{Digest, Edge, ErrorKind, ImageId, Kind as _, Phase, PodId, PodSpec, Timestamp};
+use gantry_model::{Digest, Edge, ErrorKind, ImageId, Kind as _, NetMode, Phase, PodId, PodSpec, Timestamp};
 use gantry_store::{
     Change, CommitImageError, ImageRow, LayerRef, LayerRow, Layout, NewApp, NewImage, NewPod, PodRow, PodState, Store,
 };
 
-use crate::{Engine, PodError, manifest, pod_dir, settle};
+use crate::{Engine, PodError, manifest, plan_net, pod_dir, settle};
 
 /// What was found on the disk and is on record again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -351,7 +350,7 @@ impl Engine {
 
     fn give_up(&self, id: PodId, lock: Option<gantry_store::PodLock>, why: String) -> Result<Became, PodError> {
         let Some(lock) = lock else { return Ok(Became::Stays(why)) };
-        self.remove_cgroups_or_leave(id);
+        self.remove_leftovers(id);
         self.store.move_to_lost(lock, id).map_err(PodError::store)?;
         Ok(Became::Lost(why))
     }
@@ -359,14 +358,14 @@ impl Engine {
     /// A row of a pod that is complete on disk; the caller holds its lock.
     fn to_prepared(&self, mut row: PodRow) -> Result<(), PodError> {
         if matches!(row.phase, Phase::Embryo) {
-            let change = Change { edge: Edge::Prepare, apps: Vec::new(), durable: false };
+            let change = Change::along(Edge::Prepare);
             match self.step(&row, change)? {
                 Some(next) => row = next,
                 None => return Ok(()),
             }
         }
         let edge = Edge::Prepared(row.created);
-        self.step(&row, Change { edge, apps: Vec::new(), durable: false }).map(drop)
+        self.step(&row, Change::along(edge)).map(drop)
     }
 
     /// What the files of a pod directory say about the pod.
@@ -389,10 +388,7 @@ impl Engine {
         Ok(NewPod {
             id,
             created: made.unwrap_or_else(gantry_store::now),
-            net: match plan.net {
-                Net::None => NetMode::None,
-                Net::Host => NetMode::Host,
-            },
+            net: net_of(&plan)?,
             hostname: plan.hostname,
             apps,
             user_annotations: spec.as_ref().map(|spec| spec.user_annotations.clone()).unwrap_or_default(),
@@ -434,6 +430,12 @@ fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewA
         Ok(NewApp { name, image: image.id.clone(), image_name: asked.unwrap_or_else(known), annotations })
     };
     plan.apps.iter().map(app).collect()
+}
+
+/// The networks of a plan, as far as a row can keep them.
+fn net_of(plan: &Plan) -> Result<NetMode, Not> {
+    let net = plan_net::mode(&plan.net).to_string().parse();
+    net.map_err(|error| Not::Readable(format!("the networks in its plan: {error}")))
 }
 
 fn modified(path: &Path) -> Option<Timestamp> {

@@ -37,6 +37,7 @@ impl Engine {
                 self.check_pod(&row, deep, &mut findings);
             }
         }
+        self.check_networks_of_pods(&mut findings);
         self.check_store(deep, &mut findings)?;
         // After the pods were brought up to the facts, so that it does not report what was only not noticed yet.
         findings.extend(self.store.check(deep).map_err(PodError::store)?);
@@ -100,10 +101,31 @@ impl Engine {
                     let what = format!("pod {id} is {} and has a cgroup {}{alive}", phase.name(), path.display());
                     warn(findings, what, "run 'gantry gc', or 'gantry rm' on the pod");
                 }
+                if self.has_network_record(id) {
+                    let what =
+                        format!("pod {id} is {} and may still have addresses or rules of its networks", phase.name());
+                    fail(findings, what, "run 'gantry gc', or 'gantry rm' on the pod");
+                }
                 if deep {
                     self.check_logs(row, findings);
                 }
             }
+        }
+    }
+
+    /// Leases, rules and interfaces against what the pods' records say.
+    fn check_networks_of_pods(&self, findings: &mut Vec<Finding>) {
+        match self.check_networks() {
+            Ok(lines) => {
+                for line in lines {
+                    fail(
+                        findings,
+                        line,
+                        "'gantry gc' removes what is too much, 'gantry network reload' puts rules back",
+                    );
+                }
+            }
+            Err(error) => fail(findings, chain(&error), "run 'gantry doctor' again when the cause is gone"),
         }
     }
 
@@ -146,6 +168,12 @@ impl Engine {
             }
         }
     }
+}
+
+/// An error with its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// What the kernel must be able to do.

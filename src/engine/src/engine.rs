@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gantry_contract::plan::LogLimits;
-use gantry_model::{ErrorKind, Kind};
+use gantry_model::{ErrorKind, Kind, NetMode};
 use gantry_store::Store;
 use thiserror::Error;
 
@@ -29,6 +29,40 @@ pub struct Options {
     pub events_kept: u64,
     /// How long apps have between the stop signal and SIGKILL, when one of them failed.
     pub stop_grace: Duration,
+    /// How pods get their networks.
+    pub network: NetworkOptions,
+}
+
+/// How pods get their networks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkOptions {
+    /// The networks of a pod of which nothing is said.
+    pub default: NetMode,
+    /// Directories of network configurations, absolute; the first that has a name counts.
+    pub config_dirs: Vec<String>,
+    /// Directories of plugins, absolute.
+    pub plugin_dirs: Vec<String>,
+    /// Run the plugins for every network of a file, also for those that gantry can do itself.
+    pub use_plugins: bool,
+    /// How long one plugin may take.
+    pub plugin_limit: Duration,
+    /// Names of pods are answered on their bridges.
+    pub resolver: bool,
+}
+
+impl Default for NetworkOptions {
+    /// rkt's network, `/etc/gantry/net.d` before the directory all share, and the plugins of the distributions.
+    fn default() -> Self {
+        let dirs = |dirs: &[&str]| dirs.iter().map(|&dir| dir.to_owned()).collect();
+        Self {
+            default: NetMode::default(),
+            config_dirs: dirs(&["/etc/gantry/net.d", "/etc/cni/net.d"]),
+            plugin_dirs: dirs(&["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"]),
+            use_plugins: false,
+            plugin_limit: Duration::from_secs(60),
+            resolver: true,
+        }
+    }
 }
 
 impl Options {
@@ -43,6 +77,7 @@ impl Options {
             log: LogLimits::default(),
             events_kept: gantry_store::EVENTS_KEPT,
             stop_grace: Duration::from_secs(10),
+            network: NetworkOptions::default(),
         }
     }
 }
@@ -104,12 +139,16 @@ pub(crate) struct Patience {
     pub(crate) lock: Duration,
     /// For the processes in a dead pod's cgroups to go after SIGKILL.
     pub(crate) cgroups: Duration,
+    /// For a dead pod's networks to be taken away, where that can be left for `gc`: plugins may hang.
+    pub(crate) network: Duration,
 }
 
 impl Patience {
-    pub(crate) const OF_COMMANDS: Self = Self { lock: Duration::from_secs(3), cgroups: Duration::from_secs(2) };
+    pub(crate) const OF_COMMANDS: Self =
+        Self { lock: Duration::from_secs(3), cgroups: Duration::from_secs(2), network: Duration::from_secs(10) };
     /// Probing takes less than a millisecond and dying some; what takes longer may take for ever.
-    pub(crate) const OF_A_KEEPER: Self = Self { lock: Duration::from_millis(5), cgroups: Duration::from_millis(100) };
+    pub(crate) const OF_A_KEEPER: Self =
+        Self { lock: Duration::from_millis(5), cgroups: Duration::from_millis(100), network: Duration::from_secs(2) };
 }
 
 impl Engine {

@@ -5,6 +5,7 @@
 //! 3. Prepared pods older than `expire_prepared` are given up.
 //! 4. Pods that had exited are deleted when they were *marked* longer ago than `grace`, so never in the round that
 //!    marks them unless the grace is zero; aborted and expired ones at once, and what somebody began to delete too.
+//! 5. What dead pods left of their networks goes, also of those that stay; and what belongs to no pod any more.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use thiserror::Error;
 use crate::adopt::Images;
 use crate::error::need_root;
 use crate::rm::RmError;
-use crate::{Engine, PodError};
+use crate::{Engine, NetworkError, PodError};
 
 /// What `gc` may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +69,10 @@ pub struct GcReport {
     pub steps: Vec<GcStep>,
     /// Pods that could not be marked or deleted; the next `gc` tries again.
     pub failures: Vec<(PodId, RmError)>,
+    /// What was removed of networks that belonged to no pod, or would be: a line for people each.
+    pub networks: Vec<String>,
+    /// Why that could not be done; the next `gc` tries again.
+    pub networks_failure: Option<NetworkError>,
 }
 
 /// Garbage could not be collected at all; failures of single pods are in the report.
@@ -134,6 +139,12 @@ impl Engine {
         if !options.mark_only {
             self.sweep_orphans(&known, options, &mut report)?;
         }
+        if !options.mark_only {
+            match self.sweep_networks(options.dry_run) {
+                Ok(lines) => report.networks = lines,
+                Err(error) => report.networks_failure = Some(error),
+            }
+        }
         if !options.mark_only && !options.dry_run {
             self.store.sweep_temporaries().map_err(PodError::store)?;
         }
@@ -170,7 +181,17 @@ impl Engine {
             }
             steps.push(GcStep { id, action, why });
         }
-        Ok(())
+        if options.mark_only || options.dry_run { Ok(()) } else { self.take_left_networks_away(id) }
+    }
+
+    /// What a pod that does not run still has of its networks: its supervisor was killed or a plugin failed.
+    fn take_left_networks_away(&self, id: PodId) -> Result<(), RmError> {
+        if !self.has_network_record(id) {
+            return Ok(());
+        }
+        // One that runs, or is being started, has somebody at it.
+        let PodState::Free(_lock) = self.store.try_lock_pod(id).map_err(PodError::store)? else { return Ok(()) };
+        self.network_down(id).map_err(|source| RmError::Network { id, source })
     }
 
     fn mark(&self, row: &PodRow, now: Timestamp) -> Result<Option<PodRow>, RmError> {
@@ -254,7 +275,7 @@ impl Engine {
 }
 
 fn change(edge: Edge) -> Change {
-    Change { edge, apps: Vec::new(), durable: false }
+    Change::along(edge)
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! What can be done with pods and images: one file per verb, each a method of [`Engine`]. Synchronous.
 //!
 //! May import `gantry_model`, `gantry_store`, `gantry_fetch` and `gantry_contract`. Knows nothing of the command line or
-//! of any API; must never know tokio, SQL or libcontainer. It starts one process only, `gantry-stage1` (see [`mod@run`]).
+//! of any API; must never know tokio, SQL or libcontainer. It starts one program only, `gantry-stage1` (see [`mod@run`] and
+//! [`mod@network`]).
 //!
 //! Start reading at [`prepare`] and [`mod@run`], then [`reconcile`]: every call begins by bringing the rows it looks at up to
 //! the facts (locks, journals), so that every command tells the truth whatever was killed before.
@@ -34,6 +35,8 @@
 //! image_manifest(&ImageRef) -> Result<serde_json::Value, ImageError>
 //! events_start(&EventQuery, now) -> Result<u64, PodError>
 //! events_after(cursor, most) -> Result<EventPage, PodError>                       commits() -> io::Result<Commits>
+//! networks() -> Result<Vec<Network>, NetworkError>        network(&str) -> Result<Network, NetworkError>
+//! reload_networks() -> Result<(), NetworkError>           sweep_networks(dry_run) -> Result<Vec<String>, NetworkError>
 //! doctor(deep: bool) -> Result<Vec<Finding>, PodError>
 //! examine(Options, deep) -> Result<Vec<Finding>, OpenError | PodError>           doctor, also of a damaged database
 //! open_for_keeping(Options) -> Result<Keeping, OpenError>                         gantryd's start: restores or serves
@@ -63,9 +66,12 @@ pub mod logs;
 pub mod look;
 pub mod manifest;
 mod manifest_json;
+mod manifest_net;
+pub mod network;
 pub mod observer;
 mod old_pods;
 pub mod plan;
+pub mod plan_net;
 pub mod pod_dir;
 mod pod_filter;
 pub mod prepare;
@@ -83,7 +89,7 @@ pub mod wait;
 pub use adopt::Adopted;
 pub use control::ControlError;
 pub use doctor_store::examine;
-pub use engine::{Engine, OpenError, Options};
+pub use engine::{Engine, NetworkOptions, OpenError, Options};
 pub use error::{Cause, PodError};
 pub use events::{Commits, EventPage};
 pub use exec::{Exec, ExecError, ExecRequest, Stdio};
@@ -95,6 +101,7 @@ pub use log_reader::{LineRef, LogReader, Pulled};
 pub use logs::{LogQuery, LogSink, LogsError};
 pub use look::PodView;
 pub use manifest::ManifestError;
+pub use network::NetworkError;
 pub use observer::Observer;
 pub use plan::PlanError;
 pub use prepare::{Prepare, PrepareError};
@@ -106,9 +113,11 @@ pub use stop::{StopError, Stopped};
 pub use supervisor::SupervisorError;
 
 /// What callers need from the crates below, so that they import the engine alone.
+pub use gantry_contract::network::{Attached, Member, Network};
 pub use gantry_contract::{plan::LogLimits, up::Ready};
 pub use gantry_fetch::{Config as FetchConfig, FetchError, Fetched, Insecure, Note, Platform, Progress, PullPolicy};
 pub use gantry_model as model;
 pub use gantry_store::{
     AppRow, Backup, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, Severity, Store, Swept, now,
 };
+pub use gantry_store::{Glance, Networks};

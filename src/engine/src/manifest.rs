@@ -2,7 +2,12 @@
 //!
 //! ```json
 //! { "version": 1,
-//!   "net": "none",                              none | host
+//!   "net": "default",                           as --net: "none", "host", "default,other:IP=10.0.0.7"; not there: the default
+//!   "ports": [ { "host_ip": "127.0.0.1", "host_port": 8080, "to": { "name": "80-tcp" } },
+//!              { "host_port": 5000, "to": { "port": { "port": 500, "count": 1, "protocol": "udp" } } } ],
+//!   "dns": "network",                           network | host | none | {"given": {"servers": [...], "search": [...],
+//!                                               "options": [...], "domain": "example.com"}}
+//!   "hosts": { "entries": [ { "address": "10.0.0.1", "names": ["db"] } ] },          {"entries": [...]} | "host"
 //!   "hostname": "web-1",                        optional
 //!   "apps": [ {
 //!     "name": "web", "image": "registry.example/web:1",
@@ -28,6 +33,7 @@
 //! be no limit. At most 1 MiB.
 
 use gantry_model::id::IdError;
+use gantry_model::net::NetError;
 use gantry_model::{ErrorKind, Kind, PodId, PodSpec};
 use thiserror::Error;
 
@@ -57,6 +63,9 @@ pub enum ManifestError {
     /// A name in it is none.
     #[error("a name in the pod manifest cannot be used")]
     Name(#[from] IdError),
+    /// Its networks are none.
+    #[error("the networks in the pod manifest cannot be used")]
+    Net(#[from] NetError),
     /// A pod never had one: it was aborted before.
     #[error("pod {0} has no manifest: its preparation was aborted")]
     None(PodId),
@@ -68,7 +77,7 @@ pub enum ManifestError {
 impl Kind for ManifestError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::TooLong(_) | Self::Json(_) | Self::Version(_) | Self::Name(_) => ErrorKind::Invalid,
+            Self::TooLong(_) | Self::Json(_) | Self::Version(_) | Self::Name(_) | Self::Net(_) => ErrorKind::Invalid,
             Self::None(_) => ErrorKind::NotFound,
             Self::Pod(error) => error.kind(),
         }
@@ -92,7 +101,7 @@ pub(crate) fn parse_ours(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
     if pod.version != VERSION {
         return Err(ManifestError::Version(pod.version));
     }
-    Ok(pod.try_into()?)
+    pod.try_into()
 }
 
 /// The manifest of a pod as asked for.

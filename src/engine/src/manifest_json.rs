@@ -4,16 +4,26 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::id::IdError;
-use gantry_model::spec::{self, NetMode, PodSpec};
+use gantry_model::net::PortSpec;
+use gantry_model::spec::{self, PodSpec};
 use gantry_model::{AppName, AppSpec};
 use serde::{Deserialize, Serialize};
+
+use crate::ManifestError;
+use crate::manifest_net::{Hosts, Port, Resolver};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Pod {
     pub(crate) version: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    net: Option<String>,
     #[serde(default)]
-    net: Net,
+    ports: Vec<Port>,
+    #[serde(default)]
+    dns: Resolver,
+    #[serde(default)]
+    hosts: Hosts,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hostname: Option<String>,
     apps: Vec<App>,
@@ -23,14 +33,6 @@ pub(crate) struct Pod {
     annotations: BTreeMap<String, String>,
     #[serde(default)]
     labels: BTreeMap<String, String>,
-}
-
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Net {
-    #[default]
-    None,
-    Host,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -166,13 +168,13 @@ fn usual_mode() -> u32 {
 
 impl From<&PodSpec> for Pod {
     fn from(spec: &PodSpec) -> Self {
-        let PodSpec { apps, volumes, net, hostname, user_annotations, user_labels } = spec;
+        let PodSpec { apps, volumes, net, ports, dns, hosts, hostname, user_annotations, user_labels } = spec;
         Self {
             version: crate::manifest::VERSION,
-            net: match net {
-                NetMode::None => Net::None,
-                NetMode::Host => Net::Host,
-            },
+            net: net.as_ref().map(ToString::to_string),
+            ports: ports.iter().map(Port::from).collect(),
+            dns: dns.into(),
+            hosts: hosts.into(),
             hostname: hostname.clone(),
             apps: apps.iter().map(App::from).collect(),
             volumes: volumes.iter().map(Volume::from).collect(),
@@ -183,17 +185,17 @@ impl From<&PodSpec> for Pod {
 }
 
 impl TryFrom<Pod> for PodSpec {
-    type Error = IdError;
+    type Error = ManifestError;
 
-    fn try_from(pod: Pod) -> Result<Self, IdError> {
-        let Pod { version: _, net, hostname, apps, volumes, annotations, labels } = pod;
+    fn try_from(pod: Pod) -> Result<Self, ManifestError> {
+        let Pod { version: _, net, ports, dns, hosts, hostname, apps, volumes, annotations, labels } = pod;
         Ok(Self {
             apps: apps.into_iter().map(AppSpec::try_from).collect::<Result<_, _>>()?,
             volumes: volumes.into_iter().map(spec::VolumeSpec::try_from).collect::<Result<_, _>>()?,
-            net: match net {
-                Net::None => NetMode::None,
-                Net::Host => NetMode::Host,
-            },
+            net: net.map(|net| net.parse()).transpose()?,
+            ports: ports.into_iter().map(PortSpec::from).collect(),
+            dns: dns.into(),
+            hosts: hosts.into(),
             hostname,
             user_annotations: annotations,
             user_labels: labels,

@@ -1,9 +1,11 @@
 //! The manifest and back.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
-use gantry_model::spec::{Capabilities, Limits, MountSpec, NetMode, Seccomp, VolumeKind, VolumeSpec};
-use gantry_model::{AppName, AppSpec};
+use gantry_model::net::{Dns, DnsSpec, HostsSpec, PortSpec, PortTarget, Protocol};
+use gantry_model::spec::{Capabilities, Limits, MountSpec, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::{AppName, AppSpec, NetMode};
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -84,13 +86,54 @@ fn app() -> impl Strategy<Value = AppSpec> {
     })
 }
 
+fn protocol() -> impl Strategy<Value = Protocol> {
+    prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Sctp)]
+}
+
+fn texts() -> impl Strategy<Value = Vec<String>> {
+    vec(any::<String>(), 0..3)
+}
+
+fn port() -> impl Strategy<Value = PortSpec> {
+    let numbered = (any::<u16>(), any::<u16>(), protocol()).prop_map(|(port, count, protocol)| PortTarget::Numbered {
+        port,
+        count,
+        protocol,
+    });
+    let to = prop_oneof![any::<String>().prop_map(PortTarget::Named), numbered];
+    (to, option::of(any::<IpAddr>()), any::<u16>()).prop_map(|(to, host_ip, host_port)| PortSpec {
+        to,
+        host_ip,
+        host_port,
+    })
+}
+
+fn dns() -> impl Strategy<Value = DnsSpec> {
+    let given = (vec(any::<IpAddr>(), 0..3), texts(), texts(), option::of(any::<String>()))
+        .prop_map(|(servers, search, options, domain)| DnsSpec::Given(Dns { servers, search, options, domain }));
+    prop_oneof![Just(DnsSpec::Network), Just(DnsSpec::Host), Just(DnsSpec::None), given]
+}
+
+fn hosts() -> impl Strategy<Value = HostsSpec> {
+    let entries = vec((any::<IpAddr>(), texts()), 0..3).prop_map(HostsSpec::Entries);
+    prop_oneof![Just(HostsSpec::Host), entries]
+}
+
+fn net() -> impl Strategy<Value = Option<NetMode>> {
+    let some = prop_oneof![Just("none"), Just("host"), Just("default"), Just("all"), Just("all,a:IP=fd00::1;X=,b")];
+    option::of(some.prop_map(|text| text.parse().unwrap()))
+}
+
 fn pod() -> impl Strategy<Value = PodSpec> {
-    let net = prop_oneof![Just(NetMode::None), Just(NetMode::Host)];
-    (vec(app(), 0..3), vec(volume(), 0..3), net, option::of(any::<String>()), map(), map()).prop_map(
-        |(apps, volumes, net, hostname, user_annotations, user_labels)| PodSpec {
+    let networks = (net(), vec(port(), 0..3), dns(), hosts());
+    (vec(app(), 0..3), vec(volume(), 0..3), networks, option::of(any::<String>()), map(), map()).prop_map(
+        |(apps, volumes, (net, ports, dns, hosts), hostname, user_annotations, user_labels)| PodSpec {
             apps,
             volumes,
             net,
+            ports,
+            dns,
+            hosts,
             hostname,
             user_annotations,
             user_labels,
@@ -120,6 +163,30 @@ fn a_short_manifest_gets_the_defaults() {
 }
 
 #[test]
+fn networks_in_a_manifest() {
+    let text = r#"{"version":1,"net":"default,b:IP=10.0.0.7","apps":[],
+        "ports":[{"host_ip":"::1","host_port":8080,"to":{"name":"80-tcp"}},{"host_port":5,"to":{"port":{"port":6}}}],
+        "dns":{"given":{"servers":["10.0.0.1"]}},"hosts":{"entries":[{"address":"10.0.0.1","names":["db","d"]}]}}"#;
+    let pod = parse(text.as_bytes()).unwrap();
+    assert_eq!(pod.net, Some("default,b:IP=10.0.0.7".parse().unwrap()));
+    let one = PortTarget::Numbered { port: 6, count: 1, protocol: Protocol::Tcp };
+    let host_ip = Some("::1".parse().unwrap());
+    assert_eq!(pod.ports[0], PortSpec { to: PortTarget::Named("80-tcp".into()), host_ip, host_port: 8080 });
+    assert_eq!(pod.ports[1], PortSpec { to: one, host_ip: None, host_port: 5 });
+    let dns = Dns { servers: vec!["10.0.0.1".parse().unwrap()], ..Dns::default() };
+    assert_eq!(pod.dns, DnsSpec::Given(dns));
+    let entry = ("10.0.0.1".parse().unwrap(), vec!["db".to_owned(), "d".to_owned()]);
+    assert_eq!(pod.hosts, HostsSpec::Entries(vec![entry]));
+    let old = |net: &str| parse(format!(r#"{{"version":1,{net}"apps":[]}}"#).as_bytes()).unwrap();
+    for (text, want) in
+        [("", None), (r#""net":"none","#, Some(NetMode::None)), (r#""net":"host","#, Some(NetMode::Host))]
+    {
+        let pod = old(text);
+        assert_eq!((pod.net, pod.ports, pod.dns, pod.hosts), (want, vec![], DnsSpec::Network, HostsSpec::default()));
+    }
+}
+
+#[test]
 fn what_is_not_a_manifest() {
     let long = format!(r#"{{"version":1,"apps":[],"hostname":"{}"}}"#, "x".repeat(MOST));
     let deep = "[".repeat(100_000);
@@ -133,7 +200,16 @@ fn what_is_not_a_manifest() {
         r#"{"version":1,"apps":[{"name":"a"}]}"#,
         r#"{"version":1,"apps":[{"name":"a","image":"x","stop_signal":999}]}"#,
         r#"{"version":1,"apps":[],"volumes":[{"name":"v","kind":{"host":{"source":"/","x":1}}}]}"#,
-        r#"{"version":1,"net":"bridge","apps":[]}"#,
+        r#"{"version":1,"net":"a,a","apps":[]}"#,
+        r#"{"version":1,"net":"../a","apps":[]}"#,
+        r#"{"version":1,"net":{"none":{}},"apps":[]}"#,
+        r#"{"version":1,"ports":[{"host_port":80}],"apps":[]}"#,
+        r#"{"version":1,"ports":[{"host_port":80,"to":{"port":{"port":80,"proto":"tcp"}}}],"apps":[]}"#,
+        r#"{"version":1,"ports":[{"host_port":65536,"to":{"name":"a"}}],"apps":[]}"#,
+        r#"{"version":1,"ports":[{"host_port":80,"host_ip":"x","to":{"name":"a"}}],"apps":[]}"#,
+        r#"{"version":1,"dns":"image","apps":[]}"#,
+        r#"{"version":1,"dns":{"given":{"nameservers":[]}},"apps":[]}"#,
+        r#"{"version":1,"hosts":{"entries":[{"address":"10.0.0.1","names":["a"],"x":1}]},"apps":[]}"#,
         r#"{"version":1,"apps":[],"apps":[]}"#,
         &long,
         &deep,

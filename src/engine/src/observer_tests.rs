@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use gantry_model::NetMode;
 use gantry_model::id::Algorithm;
-use gantry_model::spec::NetMode;
 use gantry_model::{AppSpec, Edge, Generation, PodSpec, Process, Timestamp};
 use gantry_store::{Change, ImageFormat, Moved, NewApp, NewImage, NewPod, Store};
 use serde_json::json;
@@ -88,7 +88,7 @@ impl Home {
     }
 
     fn step(&self, id: PodId, seen: u64, edge: Edge) {
-        let change = Change { edge, apps: Vec::new(), durable: false };
+        let change = Change::along(edge);
         assert!(matches!(self.store.step(id, Generation(seen), change).unwrap(), Moved::Yes(_)));
     }
 

@@ -1,7 +1,7 @@
 //! From what a user asked for and what the images say to the plan a supervisor gets. Pure.
 //!
 //! What an image may decide: program and arguments, environment, user, working directory, stop signal, and that a
-//! path is a volume. Its labels and ports decide nothing.
+//! path is a volume. Its labels decide nothing, and its ports are names for `--port`.
 
 use std::collections::BTreeSet;
 
@@ -12,6 +12,9 @@ use gantry_model::spec::{self, Capabilities, Seccomp, VolumeKind};
 use gantry_model::{AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
 use gantry_store::Layout;
 use thiserror::Error;
+
+use crate::NetworkOptions;
+use crate::plan_net::{self, PortError};
 
 /// The PATH of an app whose image sets none.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -52,12 +55,16 @@ pub enum PlanError {
     /// Arguments and environment are too long.
     #[error("app '{0}': its command and environment together are longer than 1 MiB")]
     TooLong(AppName),
+    /// A port of the host cannot lead to the pod.
+    #[error(transparent)]
+    Port(#[from] PortError),
 }
 
 impl Kind for PlanError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::TooManyLayers { .. } | Self::TooLong(_) => ErrorKind::Exhausted,
+            Self::Port(error) => error.kind(),
             _ => ErrorKind::Invalid,
         }
     }
@@ -68,6 +75,7 @@ impl Kind for PlanError {
 pub(crate) struct Setting<'a> {
     pub(crate) id: PodId,
     pub(crate) layout: &'a Layout,
+    pub(crate) network: &'a NetworkOptions,
     pub(crate) cgroup_parent: &'a str,
     pub(crate) log: out::LogLimits,
     pub(crate) stop_grace_ms: u64,
@@ -94,27 +102,25 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
     for (app, image) in spec.apps.iter().zip(images) {
         apps.push(plan_app(app, image, &hostname, &mut volumes)?);
     }
+    let configs: Vec<(&AppName, &ImageConfig)> =
+        spec.apps.iter().zip(images).map(|(app, image)| (&app.name, image.config)).collect();
+    let ports = plan_net::ports(&spec.ports, &configs)?;
+    let mode = spec.net.as_ref().unwrap_or(&setting.network.default);
     Ok(out::Plan {
         version: gantry_contract::VERSION,
         pod: setting.id.to_string(),
         pod_dir: setting.layout.pod_dir(&setting.id).to_string_lossy().into_owned(),
         trees_dir: setting.layout.trees_dir().to_string_lossy().into_owned(),
         hostname,
-        net: net(spec.net),
+        net: plan_net::net(mode, ports, plan_net::host(setting.network, setting.layout))?,
+        resolv: plan_net::resolv(&spec.dns),
+        hosts: plan_net::hosts(&spec.hosts),
         cgroup_parent: setting.cgroup_parent.to_owned(),
         volumes,
         apps,
         log: setting.log,
         stop_grace_ms: setting.stop_grace_ms,
     })
-}
-
-/// The network in the words of the plan.
-pub(crate) fn net(mode: spec::NetMode) -> out::Net {
-    match mode {
-        spec::NetMode::None => out::Net::None,
-        spec::NetMode::Host => out::Net::Host,
-    }
 }
 
 fn volume(volume: &spec::VolumeSpec) -> out::Volume {

@@ -19,6 +19,7 @@ fn made(edit: impl FnOnce(&mut PodSpec, &mut ImageConfig)) -> Result<out::Plan, 
     let setting = Setting {
         id: PodId::from_random([7; 16]),
         layout: &layout,
+        network: &NetworkOptions::default(),
         cgroup_parent: "/gantry",
         log: out::LogLimits::default(),
         stop_grace_ms: 10,
@@ -143,4 +144,27 @@ fn labels_configure_nothing() {
         spec.apps[0].user_labels.insert("log-driver".into(), "none".into());
     });
     assert_eq!(labelled.unwrap(), plain);
+}
+
+#[test]
+fn networks_and_ports() {
+    use gantry_model::net::{DnsSpec, HostsSpec, PortSpec, PortTarget};
+    let port = |to: &str| PortSpec { to: PortTarget::Named(to.into()), host_ip: None, host_port: 8080 };
+    let plan = made(|spec, config| {
+        config.exposed_ports = vec!["80/tcp".into()];
+        spec.ports = vec![port("80-tcp")];
+        spec.dns = DnsSpec::None;
+        spec.hosts = HostsSpec::Host;
+    })
+    .unwrap();
+    // Nothing was said of networks: the default of the settings.
+    let out::Net::Networks(networks) = &plan.net else { panic!("{:?}", plan.net) };
+    assert_eq!((networks.wanted[0].name.as_str(), networks.all, networks.ports[0].pod_port), ("default", false, 80));
+    assert_eq!((networks.host.state_dir.as_str(), networks.host.resolver), ("/data/net", true));
+    assert_eq!((plan.resolv, plan.hosts), (out::Resolv::None, out::Hosts::Host));
+    let none = made(|spec, _| spec.net = Some(gantry_model::NetMode::None)).unwrap();
+    assert_eq!((none.net, none.resolv), (out::Net::None, out::Resolv::Network));
+    let unknown = made(|spec, _| spec.ports = vec![port("http")]).unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::Invalid);
+    assert!(unknown.to_string().contains("no port named 'http'"), "{unknown}");
 }

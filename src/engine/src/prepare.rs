@@ -20,7 +20,7 @@ use thiserror::Error;
 
 use crate::error::need_root;
 use crate::plan::{self, Image, PlanError, Setting};
-use crate::{Engine, PodError, pod_dir};
+use crate::{Engine, PodError, plan_net, pod_dir};
 
 /// A pod to prepare.
 pub struct Prepare<'a> {
@@ -134,11 +134,17 @@ impl Engine {
     ///
     /// # Errors
     /// [`PrepareError`]; nothing is left of the pod then.
-    pub fn prepare(&self, request: Prepare<'_>) -> Result<PodId, PrepareError> {
+    pub fn prepare(&self, mut request: Prepare<'_>) -> Result<PodId, PrepareError> {
+        self.settle_net(&mut request.spec);
         let made = self.make(&request)?;
         let id = made.id;
         self.complete(made, &request).inspect_err(|_| self.undo(id))?;
         Ok(id)
+    }
+
+    /// The networks of a pod of which nothing is said: the default of this moment, which its manifest says from now on.
+    pub(crate) fn settle_net(&self, spec: &mut PodSpec) {
+        spec.net.get_or_insert_with(|| self.options.network.default.clone());
     }
 
     fn complete(&self, made: Made, request: &Prepare<'_>) -> Result<(), PrepareError> {
@@ -148,13 +154,13 @@ impl Engine {
             pod_dir::sync(&made.dir)?;
         }
         let edge = Edge::Prepared(gantry_store::now());
-        let row = self.step(&row, Change { edge, apps: Vec::new(), durable: request.durable })?;
+        let row = self.step(&row, Change { durable: request.durable, ..Change::along(edge) })?;
         drop(made.lock);
         row.map(drop).ok_or(PrepareError::Gone(made.id))
     }
 
     pub(crate) fn to_preparing(&self, row: PodRow) -> Result<PodRow, PrepareError> {
-        let moved = self.step(&row, Change { edge: Edge::Prepare, apps: Vec::new(), durable: false })?;
+        let moved = self.step(&row, Change::along(Edge::Prepare))?;
         moved.ok_or(PrepareError::Gone(row.id))
     }
 
@@ -240,6 +246,7 @@ impl Engine {
         let setting = Setting {
             id,
             layout: self.store.layout(),
+            network: &self.options.network,
             cgroup_parent: &self.options.cgroup_parent,
             log: self.options.log,
             stop_grace_ms: u64::try_from(self.options.stop_grace.as_millis()).unwrap_or(u64::MAX),
@@ -267,7 +274,7 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
     NewPod {
         id,
         created: gantry_store::now(),
-        net: spec.net,
+        net: plan_net::mode(&plan.net),
         hostname: plan.hostname.clone(),
         apps: spec.apps.iter().zip(images).map(app).collect(),
         user_annotations: spec.user_annotations.clone(),

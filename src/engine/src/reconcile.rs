@@ -20,10 +20,10 @@
 
 use std::time::Duration;
 
-use gantry_contract::journal::Parsed;
+use gantry_contract::journal::{Fact, Parsed};
 use gantry_contract::up;
 use gantry_model::{AppName, AppState, BootId, Edge, Phase, PodId, PodPrefix, Process, Timestamp};
-use gantry_store::{Change, Moved, PodLock, PodRow, PodState};
+use gantry_store::{Change, Moved, Networks, PodLock, PodRow, PodState};
 
 use crate::Engine;
 use crate::error::PodError;
@@ -135,8 +135,8 @@ impl Engine {
             (Due::Nothing, _) => Ok(Some(row)),
             (Due::Apps, _) => self.note_apps(row, journal),
             (Due::Abort, _) => {
-                self.remove_cgroups_or_leave(row.id);
-                self.step(&row, Change { edge: Edge::Aborted(gantry_store::now()), apps: Vec::new(), durable: false })
+                self.remove_leftovers(row.id);
+                self.step(&row, Change::along(Edge::Aborted(gantry_store::now())))
             }
             (Due::End, _) => self.end_under_lock(&row, journal),
             (Due::Run, Some(ready)) => self.mark_running(row, ready),
@@ -158,28 +158,34 @@ impl Engine {
         let boot: BootId = self.store.boot().clone();
         let supervisor = Process { pid: ready.supervisor, start_ticks: ready.start_ticks, boot };
         loop {
-            let (edge, apps) = match row.phase {
-                Phase::Embryo => (Edge::Prepare, Vec::new()),
-                Phase::Preparing => (Edge::Prepared(at), Vec::new()),
-                Phase::Prepared { .. } => {
-                    (Edge::Started { at, supervisor: supervisor.clone() }, settle::started(ready))
-                }
+            let (edge, apps, networks) = match row.phase {
+                Phase::Embryo => (Edge::Prepare, Vec::new(), Networks::default()),
+                Phase::Preparing => (Edge::Prepared(at), Vec::new(), Networks::default()),
+                Phase::Prepared { .. } => (
+                    Edge::Started { at, supervisor: supervisor.clone() },
+                    settle::started(ready),
+                    settle::networks(ready).map_err(PodError::store)?,
+                ),
                 _ => return Ok(Some(row)),
             };
-            match self.step(&row, Change { edge, apps, durable: false })? {
+            match self.step(&row, Change { apps, networks, ..Change::along(edge) })? {
                 Some(next) => row = next,
                 None => return Ok(None),
             }
         }
     }
 
-    /// The supervisor is gone: its cgroups go, then the row says so. Killed in between, the next one does both again.
+    /// The supervisor is gone: its cgroups and networks go, then the row says so. Killed in between, the next one does all again.
     fn end(&self, row: &PodRow, journal: &Parsed, restarted: bool) -> Result<Option<PodRow>, PodError> {
         self.remove_cgroups_or_leave(row.id);
+        // A supervisor that came to its end has tried already, and a plugin that hung then would hang again.
+        if !journal.records.iter().any(|record| matches!(record.fact, Fact::Ended)) {
+            self.network_down_or_leave(row.id);
+        }
         let now = gantry_store::now();
         let outcome = settle::outcome(&app_states(row), journal, Seen { now, restarted });
         let edge = Edge::Ended { at: outcome.at, end: outcome.end };
-        let change = Change { edge, apps: outcome.apps, durable: false };
+        let change = Change { apps: outcome.apps, ..Change::along(edge) };
         match self.step(row, change.clone()) {
             // Who waits for the pod is still told how it ended; gantryd writes it down in the database it restored.
             Err(error) if was_replaced(&error) => Ok(Some(moved(row, change))),
@@ -204,6 +210,12 @@ impl Engine {
         }
         let moved = self.store.update_apps(row.id, row.generation, &news);
         Ok(outcome_of(moved.map_err(PodError::store)?))
+    }
+
+    /// What a supervisor that died at its start left on the host. First the processes, plugins among them, then what they made.
+    pub(crate) fn remove_leftovers(&self, id: PodId) {
+        self.remove_cgroups_or_leave(id);
+        self.network_down_or_leave(id);
     }
 
     /// Left-over cgroups do not keep a row from telling the truth: `rm`, `gc` and `doctor` come back to them.
@@ -243,6 +255,9 @@ fn was_replaced(error: &PodError) -> bool {
 /// A row after a step that is not stored.
 fn moved(row: &PodRow, change: Change) -> PodRow {
     let mut moved = with_apps(row.clone(), &change.apps);
+    if matches!(change.edge, Edge::Started { .. }) {
+        moved.networks = change.networks;
+    }
     if let Ok(gantry_model::phase::Stepped::To(phase)) = gantry_model::step(&row.phase, change.edge) {
         moved.phase = phase;
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use gantry_contract::journal::{self, Fact, Record};
 use gantry_contract::{How, files};
 use gantry_model::query::PodQuery;
-use gantry_model::{Digest, PodEnd, phase::Was};
+use gantry_model::{Digest, NetMode, PodEnd, phase::Was};
 use gantry_store::{ImageFormat, NewApp, NewImage, NewPod};
 
 use super::*;
@@ -60,7 +60,7 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
     let pod = NewPod {
         id,
         created: gantry_store::now(),
-        net: gantry_model::spec::NetMode::None,
+        net: NetMode::None,
         hostname: "h".into(),
         apps: vec![app],
         user_annotations: std::collections::BTreeMap::new(),
@@ -72,7 +72,15 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
 fn ready() -> up::Ready {
     let at = gantry_store::now().0;
     let app = up::Started { app: "a".into(), attempt: 0, pid: 7, at };
-    up::Ready { supervisor: std::process::id(), start_ticks: 1, init: 7, apps: vec![app] }
+    up::Ready { supervisor: std::process::id(), start_ticks: 1, init: 7, apps: vec![app], networks: Vec::new() }
+}
+
+/// One that got an address of the network `name`.
+fn ready_in(name: &str) -> up::Ready {
+    use gantry_contract::network::{Address, Attached};
+    let address = Address { address: "10.0.0.2".parse().unwrap(), prefix: 24, gateway: None };
+    let attached = Attached { name: name.into(), addresses: vec![address], ..Attached::default() };
+    up::Ready { networks: vec![attached], ..ready() }
 }
 
 fn write_journal(engine: &Engine, id: PodId, facts: Vec<Fact>) {
@@ -105,7 +113,14 @@ fn a_pod_whose_starter_was_killed_is_running_and_then_over() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let (row, lock) = embryo(&engine, &image, 1);
-    write_journal(&engine, row.id, vec![Fact::Ready(ready())]);
+    write_journal(&engine, row.id, vec![Fact::Ready(ready_in("default"))]);
+    // Who may not write sees the same.
+    let reader = Engine::open_read_only(engine.options().clone()).unwrap();
+    for engine in [&reader, &engine] {
+        let seen = engine.current(row.id).unwrap();
+        let got = seen.networks.read().unwrap();
+        assert_eq!((got.len(), got[0].name.as_str()), (1, "default"));
+    }
     let seen = engine.current(row.id).unwrap();
     assert!(matches!(seen.phase, Phase::Running { .. }));
     assert!(matches!(seen.apps[0].state, AppState::Started { pid: 7, .. }));
@@ -193,7 +208,7 @@ fn garbage(engine: &Engine, image: &Digest, n: u8) -> PodRow {
     write_journal(engine, row.id, vec![Fact::Ready(ready()), exited(0), Fact::Ended]);
     drop(lock);
     let row = engine.current(row.id).unwrap();
-    let marked = Change { edge: Edge::Marked(gantry_store::now()), apps: Vec::new(), durable: false };
+    let marked = Change::along(Edge::Marked(gantry_store::now()));
     engine.step(&row, marked).unwrap().unwrap()
 }
 
@@ -228,7 +243,7 @@ fn gc_leaves_a_pod_to_who_is_deleting_it() {
     let (engine, image) = engine(temp.path());
     let row = garbage(&engine, &image, 1);
     let Some(_lock) = engine.take_lock(row.id).unwrap() else { panic!("it is dead") };
-    let begun = Change { edge: Edge::Deleting(gantry_store::now()), apps: Vec::new(), durable: false };
+    let begun = Change::along(Edge::Deleting(gantry_store::now()));
     engine.step(&row, begun).unwrap();
     let report = engine.gc(&crate::GcOptions::default()).unwrap();
     assert!(report.steps.is_empty() && report.failures.is_empty(), "{report:?}");
@@ -266,12 +281,88 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         trees_dir: String::new(),
         hostname: "host".into(),
         net: Net::Host,
+        resolv: gantry_contract::plan::Resolv::default(),
+        hosts: gantry_contract::plan::Hosts::default(),
         cgroup_parent: "/gantry-engine-test".into(),
         volumes: Vec::new(),
         apps: vec![app],
         log: LogLimits::default(),
         stop_grace_ms: 1,
     }
+}
+
+/// The same with these networks.
+fn plan_in(engine: &Engine, id: PodId, net: &NetMode) -> gantry_contract::plan::Plan {
+    let host = crate::plan_net::host(&engine.options.network, engine.store.layout());
+    gantry_contract::plan::Plan { net: crate::plan_net::net(net, Vec::new(), host).unwrap(), ..plan(id) }
+}
+
+/// A plan that was damaged: what it says cannot be kept in a row, which nobody could read then.
+#[test]
+fn networks_that_are_none_make_no_row() {
+    let home = tempfile::tempdir().unwrap();
+    let (engine, _) = engine(home.path());
+    let id = PodId::from_random([1; 16]);
+    drop(engine.store.make_pod_dir(id).unwrap());
+    let wanted = gantry_model::net::Wanted { name: "a,a".into(), args: Vec::new() };
+    let plan = plan_in(&engine, id, &NetMode::Networks(vec![wanted]));
+    crate::pod_dir::fill(&engine.pod_dir(id), &plan).unwrap();
+    write_journal(&engine, id, vec![Fact::Ready(ready()), Fact::Ended]);
+    assert_eq!(engine.list(&PodQuery::default()).unwrap().len(), 0);
+    assert!(home.path().join("data/lost-pods").join(id.to_string()).is_dir());
+}
+
+#[test]
+fn where_nothing_is_said_the_default_is_meant() {
+    let home = tempfile::tempdir().unwrap();
+    let (mut engine, _) = engine(home.path());
+    for default in ["default", "none", "a:IP=10.0.0.2,b"] {
+        engine.options.network.default = default.parse().unwrap();
+        let mut spec = gantry_model::PodSpec::default();
+        engine.settle_net(&mut spec);
+        assert_eq!(crate::manifest::to_value(&spec)["net"], default);
+        let mut host = gantry_model::PodSpec { net: Some(NetMode::Host), ..gantry_model::PodSpec::default() };
+        engine.settle_net(&mut host);
+        assert_eq!(host.net, Some(NetMode::Host));
+    }
+}
+
+#[test]
+fn a_start_brings_the_networks_of_the_plan_up_to_date() {
+    use gantry_contract::plan::{Net, Port, Protocol};
+    let home = tempfile::tempdir().unwrap();
+    let (mut engine, image) = engine(home.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    let id = row.id;
+    let port = Port { host_ip: None, host_port: 80, pod_port: 8080, count: 1, protocol: Protocol::Tcp };
+    let mut planned = plan_in(&engine, id, &NetMode::default());
+    let Net::Networks(networks) = &mut planned.net else { panic!() };
+    networks.ports = vec![port.clone()];
+    crate::pod_dir::fill(&engine.pod_dir(id), &planned).unwrap();
+    let row = engine.step(&row, Change::along(Edge::Prepare)).unwrap().unwrap();
+    let row = engine.step(&row, Change::along(Edge::Prepared(Timestamp(1)))).unwrap().unwrap();
+    // Of the plan, the row knew nothing: a start that was killed between the two.
+    let row = engine.settle_plan(row, None).unwrap();
+    assert_eq!((&row.net, engine.store.pod(id).unwrap().unwrap().net), (&NetMode::default(), NetMode::default()));
+    let said = |engine: &Engine| match engine.plan(id).unwrap().net {
+        Net::Networks(networks) => networks,
+        other => panic!("{other:?}"),
+    };
+    // Another network, and another way in which they are run: both at the next start, and the ports stay.
+    engine.options.network.use_plugins = true;
+    let row = engine.settle_plan(row, Some("a,b".parse().unwrap())).unwrap();
+    assert_eq!(row.net.to_string(), "a,b");
+    let networks = said(&engine);
+    assert_eq!((networks.ports, networks.host.use_plugins, networks.wanted.len()), (vec![port], true, 2));
+    engine.options.network.use_plugins = false;
+    let row = engine.settle_plan(row, None).unwrap();
+    assert!(!said(&engine).host.use_plugins);
+    for none in [NetMode::None, NetMode::Host] {
+        let refused = engine.settle_plan(row.clone(), Some(none)).unwrap_err();
+        assert_eq!(gantry_model::Kind::kind(&refused), gantry_model::ErrorKind::Invalid, "{refused}");
+    }
+    assert_eq!(engine.store.pod(id).unwrap().unwrap().net.to_string(), "a,b");
+    drop(lock);
 }
 
 #[test]
@@ -286,8 +377,9 @@ fn what_ran_is_a_pod_though_its_row_is_lost() {
     crate::pod_dir::fill(&dir, &plan(id(1))).unwrap();
     write_journal(&engine, id(1), vec![Fact::Ready(ready()), ended, Fact::Ended]);
     let (running, dir) = made(2);
-    crate::pod_dir::fill(&dir, &plan(id(2))).unwrap();
-    write_journal(&engine, id(2), vec![Fact::Ready(ready())]);
+    let asked: NetMode = "default,b:IP=10.0.0.2".parse().unwrap();
+    crate::pod_dir::fill(&dir, &plan_in(&engine, id(2), &asked)).unwrap();
+    write_journal(&engine, id(2), vec![Fact::Ready(ready_in("b"))]);
     let (_, dir) = made(3);
     crate::pod_dir::fill(&dir, &plan(id(3))).unwrap();
     let (_, dir) = made(4);
@@ -298,13 +390,15 @@ fn what_ran_is_a_pod_though_its_row_is_lost() {
     }
     let row = engine.store.pod(id(1)).unwrap().unwrap();
     assert_eq!((row.phase.end().map(|(_, end)| end.exit_code), row.hostname.as_str()), (Some(5), "host"));
-    assert_eq!((&row.apps[0].image, row.net), (&image, gantry_model::spec::NetMode::Host));
+    assert_eq!((&row.apps[0].image, row.net), (&image, NetMode::Host));
     assert!(engine.store.pod(id(2)).unwrap().is_none(), "somebody is at it: only gantryd's start looks there");
     assert!(!engine.pod_dir(id(3)).exists() && engine.store.pod(id(3)).unwrap().is_none());
     assert!(home.path().join("data/lost-pods").join(id(4).to_string()).is_dir());
     let adopted = engine.adopt_late(false);
     assert_eq!(adopted.pods, [id(2)]);
-    assert!(matches!(engine.store.pod(id(2)).unwrap().unwrap().phase, Phase::Running { .. }));
+    let row = engine.store.pod(id(2)).unwrap().unwrap();
+    assert!(matches!(row.phase, Phase::Running { .. }));
+    assert_eq!((row.net, row.networks.read().unwrap()[0].name.as_str()), (asked, "b"));
     drop(running);
     assert_eq!(engine.adopt_all().unwrap(), crate::Adopted::default(), "once is enough");
 }

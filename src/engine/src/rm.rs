@@ -1,4 +1,4 @@
-//! `rm`, and the one way in which a pod goes: row to Garbage and on to deleting, cgroups, directory, row.
+//! `rm`, and the one way in which a pod goes: row to Garbage and on to deleting, cgroups, networks, directory, row.
 //!
 //! A `kill -9` leaves a pod that is still what it was, or garbage, or (from the moment before the first thing of it goes)
 //! deleting; the next `gc` or `rm` goes on.
@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::cgroup::CgroupError;
 use crate::error::need_root;
 use crate::stop::StopError;
-use crate::{Engine, PodError};
+use crate::{Engine, NetworkError, PodError};
 
 /// A pod could not be removed.
 #[derive(Debug, Error)]
@@ -42,6 +42,18 @@ pub enum RmError {
         #[source]
         source: CgroupError,
     },
+    /// What it has of its networks on the host cannot be taken away. Its directory stays: the record in it is all that tells
+    /// what that is.
+    #[error(
+        "pod {id} cannot be removed completely; when the cause is gone, 'gantry gc' and 'gantry rm {id}' try again"
+    )]
+    Network {
+        /// Which pod.
+        id: PodId,
+        /// Why not.
+        #[source]
+        source: NetworkError,
+    },
     /// The store or the file system failed.
     #[error(transparent)]
     Pod(#[from] PodError),
@@ -54,6 +66,7 @@ impl Kind for RmError {
             Self::Busy(_) => ErrorKind::Busy,
             Self::Stop { source, .. } => source.kind(),
             Self::Cgroup { source, .. } => source.kind(),
+            Self::Network { source, .. } => source.kind(),
             Self::Pod(error) => error.kind(),
         }
     }
@@ -94,12 +107,15 @@ impl Engine {
         // Read under the lock: nobody starts it from here on.
         let row = self.store.pod(id).map_err(PodError::store)?;
         let row = row.map(|row| self.to_deleting(row)).transpose()?.flatten();
-        self.remove_cgroups(id).map_err(|source| RmError::Cgroup { id, source })?;
+        // Both, whatever becomes of the other; the processes first, plugins of a killed supervisor among them.
+        let cgroups = self.remove_cgroups(id);
+        self.network_down(id).map_err(|source| RmError::Network { id, source })?;
+        cgroups.map_err(|source| RmError::Cgroup { id, source })?;
         if let Some(lock) = lock {
             self.delete_dir(lock, id)?;
         }
         if let Some(row) = row {
-            self.step(&row, Change { edge: Edge::Swept, apps: Vec::new(), durable })?;
+            self.step(&row, Change { durable, ..Change::along(Edge::Swept) })?;
         }
         Ok(())
     }
@@ -129,7 +145,7 @@ impl Engine {
                 // Begun by somebody who was killed since.
                 Phase::Garbage { deleting: Some(_), .. } => return Ok(Some(row)),
             };
-            match self.step(&row, Change { edge, apps: Vec::new(), durable: false })? {
+            match self.step(&row, Change::along(edge))? {
                 Some(next) => row = next,
                 None => return Ok(None),
             }

@@ -9,13 +9,12 @@ use std::process::Child;
 
 use gantry_contract::files;
 use gantry_contract::up::Ready;
-use gantry_model::spec::NetMode;
-use gantry_model::{ErrorKind, Kind, Phase, PodId};
+use gantry_model::{ErrorKind, Kind, NetMode, Phase, PodId};
 use gantry_store::PodRow;
 use thiserror::Error;
 
 use crate::error::need_root;
-use crate::plan;
+use crate::plan_net::{self, PortError};
 use crate::prepare::{Made, Prepare, PrepareError};
 use crate::supervisor::{Spawned, SupervisorError};
 use crate::{Engine, PodError, pod_dir};
@@ -30,6 +29,15 @@ pub enum StartError {
         id: PodId,
         /// Where it stands.
         phase: &'static str,
+    },
+    /// Ports were asked for when it was prepared, and now a network that has none.
+    #[error("pod {id} was prepared with ports and cannot be started with this network")]
+    Port {
+        /// Which pod.
+        id: PodId,
+        /// Why.
+        #[source]
+        source: PortError,
     },
     /// Somebody else is at it.
     #[error("pod {0} is being started or removed by somebody else")]
@@ -47,6 +55,7 @@ impl Kind for StartError {
         match self {
             Self::NotPrepared { .. } => ErrorKind::Refused,
             Self::Busy(_) => ErrorKind::Busy,
+            Self::Port { source, .. } => source.kind(),
             Self::Supervisor(error) => error.kind(),
             Self::Pod(error) => error.kind(),
         }
@@ -129,14 +138,10 @@ impl Engine {
         // Under the lock, what the row says stays true until we let go.
         let mut row = prepared(self.current_locked(id)?)?;
         let dir = self.pod_dir(id);
-        if let Some(net) = net.filter(|net| *net != row.net) {
-            let mut written = self.plan(id)?;
-            written.net = plan::net(net);
-            pod_dir::write_plan(&dir, &written)?;
-            let changed = self.store.set_net(id, net).map_err(PodError::store)?;
-            row = changed.ok_or(StartError::Busy(id))?;
-        }
+        row = self.settle_plan(row, net)?;
         pod_dir::forget_start(&dir)?;
+        // Of a start that failed, and could not be taken back then.
+        self.network_down_or_leave(id);
         let mut spawned = self.spawn(id, &dir, lock)?;
         let ready = self.word(&mut spawned).inspect_err(|_| self.take_back_start(id))?;
         match self.mark_running(row, &ready) {
@@ -149,11 +154,31 @@ impl Engine {
         }
     }
 
+    /// Brings the networks of a prepared pod's plan to what is asked for now and to how they are run now. The plan first:
+    /// killed in between, the next start finds what the row does not say and says it.
+    pub(crate) fn settle_plan(&self, row: PodRow, net: Option<NetMode>) -> Result<PodRow, StartError> {
+        let mut written = self.plan(row.id)?;
+        let net = net.unwrap_or_else(|| plan_net::mode(&written.net));
+        let host = plan_net::host(&self.options.network, self.store.layout());
+        let settled = plan_net::net(&net, plan_net::ports_of(&written.net), host)
+            .map_err(|source| StartError::Port { id: row.id, source })?;
+        if settled != written.net {
+            written.net = settled;
+            pod_dir::write_plan(&self.pod_dir(row.id), &written)?;
+        }
+        if net == row.net {
+            return Ok(row);
+        }
+        let changed = self.store.set_net(row.id, &net).map_err(PodError::store)?;
+        changed.ok_or(StartError::Busy(row.id))
+    }
+
     /// Prepares a pod and runs it.
     ///
     /// # Errors
     /// [`RunError`]; nothing is left of the pod then.
-    pub fn run(&self, request: Prepare<'_>) -> Result<Running, RunError> {
+    pub fn run(&self, mut request: Prepare<'_>) -> Result<Running, RunError> {
+        self.settle_net(&mut request.spec);
         let made = self.make(&request)?;
         let id = made.id;
         self.run_made(made, &request).inspect_err(|_| self.undo(id))
@@ -183,11 +208,11 @@ impl Engine {
         Ok(self.to_preparing(row)?)
     }
 
-    /// After a failed start: the cgroups go, and the socket and journal of what never ran. Under the lock, for the
+    /// After a failed start: the cgroups and networks go, and the socket and journal of what never ran. Under the lock, for the
     /// next start may have begun; who cannot have it leaves all this to that one.
     fn take_back_start(&self, id: PodId) {
         if let Ok(Some(_lock)) = self.take_lock(id) {
-            self.remove_cgroups_or_leave(id);
+            self.remove_leftovers(id);
             let _tried_again_at_the_next_start = pod_dir::forget_start(&self.pod_dir(id));
         }
     }

@@ -20,6 +20,13 @@
 //! connect-timeout = "15s"          # name resolution and connection set-up, each
 //! stall-timeout = "30s"            # the longest silence of a registry
 //! retry-for = "3m"                 # how long one request is tried again
+//! [network]
+//! default = "default"              # of a pod of which nothing is said: as --net
+//! config-dirs = ["/etc/gantry/net.d", "/etc/cni/net.d"]   # the first that has a name counts
+//! plugin-dirs = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"]
+//! use-plugins = false              # run the plugins of files also for what gantry can do itself
+//! plugin-timeout = "60s"           # how long one plugin may take
+//! resolver = true                  # pods find each other by name
 //! ```
 
 use std::ffi::OsString;
@@ -28,18 +35,23 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gantry_contract::plan::LogLimits;
+use gantry_model::id::shown;
 use gantry_model::{ErrorKind, Kind, quantity};
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::{GcOptions, Options};
+use crate::{GcOptions, NetworkOptions, Options};
 
-const DEFAULT_DIR: &str = "/var/lib/gantry";
+pub(crate) const DEFAULT_DIR: &str = "/var/lib/gantry";
 const DEFAULT_CONFIG: &str = "/etc/gantry/config.toml";
 /// A configuration file is never bigger; whatever is, is something else.
 const MOST_CONFIG: u64 = 1 << 20;
 /// Collecting reads all rows; more often than this it would do nothing else.
 const LEAST_INTERVAL: Duration = Duration::from_millis(100);
+/// More directories nobody has; each is read at every start.
+const MOST_DIRS: usize = 32;
+/// How long one plugin may take.
+const PLUGIN_LIMIT: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 /// With fewer a follower that stops for a moment on a busy host would miss some; more make the database slow to back up.
 const EVENTS_KEPT: std::ops::RangeInclusive<u64> = 1000..=10_000_000;
 
@@ -60,6 +72,8 @@ struct File {
     log: Log,
     #[serde(default)]
     fetch: Fetch,
+    #[serde(default)]
+    network: Network,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -75,6 +89,17 @@ struct Fetch {
     connect_timeout: Option<String>,
     stall_timeout: Option<String>,
     retry_for: Option<String>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Network {
+    default: Option<String>,
+    config_dirs: Option<Vec<String>>,
+    plugin_dirs: Option<Vec<String>>,
+    use_plugins: Option<bool>,
+    plugin_timeout: Option<String>,
+    resolver: Option<bool>,
 }
 
 /// What flags, environment and file come to.
@@ -221,6 +246,7 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     }
     settings.listen = file.listen;
     apply_fetch(file.fetch, &mut settings.options.fetch.timeouts)?;
+    apply_network(file.network, &mut settings.options.network)?;
     let keeper = &mut settings.keeper;
     for (key, text, place) in [
         ("stop-grace", file.stop_grace, &mut settings.options.stop_grace),
@@ -275,6 +301,38 @@ fn apply_fetch(fetch: Fetch, timeouts: &mut gantry_fetch::Timeouts) -> Result<()
     Ok(())
 }
 
+fn apply_network(network: Network, options: &mut NetworkOptions) -> Result<(), String> {
+    let Network { default, config_dirs, plugin_dirs, use_plugins, plugin_timeout, resolver } = network;
+    if let Some(text) = default {
+        options.default = text.parse().map_err(|error| format!("network.default: {error}"))?;
+    }
+    for (key, dirs, place) in [
+        ("network.config-dirs", config_dirs, &mut options.config_dirs),
+        ("network.plugin-dirs", plugin_dirs, &mut options.plugin_dirs),
+    ] {
+        let Some(dirs) = dirs else { continue };
+        let unfit = |dir: &&String| !dir.starts_with('/') || dir.contains('\0');
+        if let Some(dir) = dirs.iter().find(unfit) {
+            return Err(format!("{key}: '{}' is not an absolute path", shown(dir)));
+        }
+        if dirs.len() > MOST_DIRS {
+            return Err(format!("{key}: at most {MOST_DIRS} directories are looked through"));
+        }
+        *place = dirs;
+    }
+    if let Some(text) = plugin_timeout {
+        let limit = quantity::duration(&text).map_err(|error| format!("network.plugin-timeout: {error}"))?;
+        // Plugins start processes of their own, and pods must come to an end.
+        if !PLUGIN_LIMIT.contains(&limit) {
+            return Err("network.plugin-timeout: must be 100ms to 1h".to_owned());
+        }
+        options.plugin_limit = limit;
+    }
+    options.use_plugins = use_plugins.unwrap_or(options.use_plugins);
+    options.resolver = resolver.unwrap_or(options.resolver);
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -317,8 +375,37 @@ mod tests {
     }
 
     #[test]
+    fn networks() {
+        let text = "[network]\ndefault = 'none'\nconfig-dirs = ['/a', '/b']\nplugin-dirs = []\nuse-plugins = true\n\
+                    plugin-timeout = '5s'\nresolver = false\n";
+        let got = settings(text).unwrap().options.network;
+        let want = NetworkOptions {
+            default: gantry_model::NetMode::None,
+            config_dirs: vec!["/a".into(), "/b".into()],
+            plugin_dirs: vec![],
+            use_plugins: true,
+            plugin_limit: Duration::from_secs(5),
+            resolver: false,
+        };
+        assert_eq!(got, want);
+        let two = settings("[network]\ndefault = 'a:IP=10.0.0.1,b'").unwrap().options.network;
+        assert_eq!(two, NetworkOptions { default: "a:IP=10.0.0.1,b".parse().unwrap(), ..NetworkOptions::default() });
+        assert_eq!(settings("[network]").unwrap().options.network, NetworkOptions::default());
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (text, want) in [
+            ("[network]\ndefault = 'host,a'", "network.default: 'host' cannot be combined"),
+            ("[network]\ndefault = 'a b'", "network.default"),
+            ("[network]\nconfig-dirs = ['net.d']", "network.config-dirs: 'net.d' is not an absolute path"),
+            ("[network]\nplugin-dirs = ['']", "network.plugin-dirs"),
+            ("[network]\nplugin-dirs = '/opt'", "line 2"),
+            ("[network]\nplugin-timeout = '0s'", "network.plugin-timeout"),
+            ("[network]\nplugin-timeout = '2h'", "network.plugin-timeout"),
+            ("[network]\nplugin-timeout = 'soon'", "network.plugin-timeout"),
+            ("[network]\nuse-plugins = 'yes'", "line 2"),
+            ("[network]\nuse_plugins = true", "line 2"),
             ("\nstop-grce = '3s'", "line 2"),
             ("stop-grace = 'x'", "stop-grace"),
             ("stop-grace = 3", "line 1"),

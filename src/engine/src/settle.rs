@@ -3,7 +3,8 @@
 
 use gantry_contract::journal::{Fact, Parsed, Record};
 use gantry_contract::up;
-use gantry_model::{AppEnd, AppName, AppState, HowEnded, PodEnd, Timestamp};
+use gantry_model::{AppEnd, AppName, AppState, HowEnded, PodEnd, PodNetwork, Timestamp};
+use gantry_store::{Networks, StoreError};
 
 /// How a dead supervisor's pod ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +37,12 @@ pub(crate) fn started(ready: &up::Ready) -> Vec<(AppName, AppState)> {
         Some((app.app.parse().ok()?, state))
     };
     ready.apps.iter().filter_map(state).collect()
+}
+
+/// What a pod that was just started got of its networks.
+pub(crate) fn networks(ready: &up::Ready) -> Result<Networks, StoreError> {
+    let got: Vec<PodNetwork> = ready.networks.iter().cloned().map(Into::into).collect();
+    Networks::of(&got)
 }
 
 /// The apps of a running pod that have ended by now and whose rows do not say so yet.
@@ -223,6 +230,7 @@ mod tests {
             start_ticks: 4,
             init: 5,
             apps: vec![up::Started { app: "a".into(), attempt: 0, pid: 6, at: 50 }],
+            networks: Vec::new(),
         };
         let journal = journal(vec![Fact::Ready(ready.clone()), exited("a", How::Code(0)), Fact::Ended]);
         let got = outcome(&[(name("a"), AppState::Waiting)], &journal, Seen { now: Timestamp(9), restarted: false });

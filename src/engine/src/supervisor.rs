@@ -1,6 +1,6 @@
 //! Starting a supervisor and hearing its one word.
 //!
-//! The only process the engine ever starts. It gets the plan as stdin, a pipe for its word as stdout, a log file of the pod as stderr,
+//! Beside `gantry-stage1 network` ([`crate::network`]) the only process the engine ever starts. It gets the plan as stdin, a pipe for its word as stdout, a log file of the pod as stderr,
 //! and the locked pod directory, which from then on is its own.
 
 use std::io;
@@ -24,10 +24,14 @@ use crate::{Engine, PodError, pod_dir};
 
 /// How long a supervisor may take until its pod runs.
 const READY_WITHIN: Duration = Duration::from_secs(60);
+/// How long a word may take from its first byte to its last.
+const WHOLE_WITHIN: Duration = Duration::from_secs(5);
 /// How long a process may take to go after SIGKILL.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
 /// The longest word.
 const MOST_WORD: usize = 1 << 20;
+/// Where the supervisor's program finds others.
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A supervisor could not be brought to run its pod.
 #[derive(Debug, Error)]
@@ -139,8 +143,8 @@ pub(crate) struct Spawned {
 }
 
 /// Between clearing close-on-exec on a lock and setting it again, a program started by another thread would inherit
-/// the lock and keep a dead pod looking alive. All supervisors of a process are started under this mutex; whoever
-/// starts other programs in the same process (nobody in this crate does) must not do so from other threads.
+/// the lock and keep a dead pod looking alive. All that this crate starts is started under this mutex ([`alone`]); whoever
+/// starts other programs in the same process must not do so from other threads.
 /// The guarded section cannot panic half-way: the flag is set again whatever spawn returns.
 static SPAWNING: Mutex<()> = Mutex::new(());
 
@@ -158,7 +162,7 @@ impl Engine {
             .arg("--lock-fd")
             .arg(lock.as_fd().as_raw_fd().to_string())
             .env_clear()
-            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("PATH", PATH)
             .env("HOME", "/root")
             .current_dir("/")
             .process_group(0)
@@ -190,14 +194,16 @@ impl Engine {
 
     fn hear(&self, spawned: &Spawned) -> Result<Ready, SupervisorError> {
         let id = spawned.id;
-        let deadline = Deadline::after(READY_WITHIN);
-        let line = read_line(&spawned.word, deadline).map_err(|source| SupervisorError::Io {
-            id,
-            attempt: "read the supervisor's word",
-            source,
-        })?;
-        match line {
-            Line::Late => Err(SupervisorError::TimedOut { id, seconds: READY_WITHIN.as_secs() }),
+        let io = |source| SupervisorError::Io { id, attempt: "read the supervisor's word", source };
+        let mut within = READY_WITHIN;
+        let spoke = process::readable(&[spawned.word.as_fd()], Deadline::after(within)).map_err(io)?.is_some();
+        if !spoke && self.has_network_record(id) {
+            // Plugins have a limit of their own, and the supervisor tells which one did not keep it.
+            within = within.saturating_add(self.plugins_limit());
+        }
+        let left = Deadline::after(within.saturating_sub(READY_WITHIN).max(WHOLE_WITHIN));
+        match read_line(&spawned.word, left, MOST_WORD).map_err(io)? {
+            Line::Late => Err(SupervisorError::TimedOut { id, seconds: within.as_secs() }),
             Line::Ended => Err(SupervisorError::Silent { id, stderr: self.supervisor_said(id) }),
             Line::Whole(bytes) => match serde_json::from_slice(&bytes) {
                 Ok(Word::Ready(ready)) => Ok(ready),
@@ -240,11 +246,11 @@ pub(crate) fn version_of(program: &Path) -> io::Result<String> {
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .stdout(Stdio::piped());
-    let mut child = command.spawn()?;
+    let mut child = alone(|| command.spawn())?;
     let Some(stdout) = child.stdout.take().map(OwnedFd::from) else {
         return Err(io::Error::from(io::ErrorKind::BrokenPipe));
     };
-    let line = read_line(&stdout, Deadline::after(GONE_WITHIN));
+    let line = read_line(&stdout, Deadline::after(GONE_WITHIN), MOST_WORD);
     if !matches!(line, Ok(Line::Ended)) {
         // It has said its line, or never will.
         child.kill()?;
@@ -256,6 +262,12 @@ pub(crate) fn version_of(program: &Path) -> io::Result<String> {
     }
 }
 
+/// Runs `spawn` while no lock of this process can be inherited.
+pub(crate) fn alone<T>(spawn: impl FnOnce() -> T) -> T {
+    let _alone = SPAWNING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    spawn()
+}
+
 /// Runs `spawn` while the lock's descriptor is inherited by what it starts.
 fn inheriting<T>(lock: &PodLock, spawn: impl FnOnce() -> T) -> io::Result<T> {
     let _alone = SPAWNING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -265,15 +277,20 @@ fn inheriting<T>(lock: &PodLock, spawn: impl FnOnce() -> T) -> io::Result<T> {
     Ok(made)
 }
 
-enum Line {
+/// What was read of a line.
+pub(crate) enum Line {
+    /// All of it, without its newline.
     Whole(Vec<u8>),
+    /// Its writer went before its end.
     Ended,
+    /// It did not come in time.
     Late,
 }
 
-fn read_line(fd: &OwnedFd, deadline: Deadline) -> io::Result<Line> {
+/// Reads one line of at most `most` bytes.
+pub(crate) fn read_line(fd: &OwnedFd, deadline: Deadline, most: usize) -> io::Result<Line> {
     let mut line = Vec::new();
-    let mut block = [0u8; 4096];
+    let mut block = [0u8; 16 * 1024];
     loop {
         if process::readable(&[fd.as_fd()], deadline)?.is_none() {
             return Ok(Line::Late);
@@ -282,13 +299,14 @@ fn read_line(fd: &OwnedFd, deadline: Deadline) -> io::Result<Line> {
         if read == 0 {
             return Ok(Line::Ended);
         }
-        line.extend_from_slice(&block[..read]);
-        if let Some(end) = line.iter().position(|&c| c == b'\n') {
-            line.truncate(end);
+        // Only what is new is looked through: answers can be long.
+        if let Some(end) = block[..read].iter().position(|&c| c == b'\n') {
+            line.extend_from_slice(&block[..end]);
             return Ok(Line::Whole(line));
         }
-        if line.len() > MOST_WORD {
-            return Err(io::Error::other(format!("it is longer than {MOST_WORD} bytes")));
+        line.extend_from_slice(&block[..read]);
+        if line.len() > most {
+            return Err(io::Error::other(format!("it is longer than {most} bytes")));
         }
     }
 }
@@ -306,16 +324,22 @@ mod tests {
     fn one_line_is_read_and_no_more() {
         let (reading, writing) = rustix::pipe::pipe().unwrap();
         rustix::io::write(&writing, b"{\"a\":1}\nrest").unwrap();
-        let line = read_line(&reading, Deadline::after(Duration::from_secs(5))).unwrap();
+        let line = read_line(&reading, Deadline::after(Duration::from_secs(5)), MOST_WORD).unwrap();
         assert!(matches!(line, Line::Whole(bytes) if bytes == b"{\"a\":1}"));
         drop(writing);
-        assert!(matches!(read_line(&reading, Deadline::after(Duration::from_secs(5))).unwrap(), Line::Ended));
+        assert!(matches!(
+            read_line(&reading, Deadline::after(Duration::from_secs(5)), MOST_WORD).unwrap(),
+            Line::Ended
+        ));
     }
 
     #[test]
     fn silence_has_a_deadline() {
         let (reading, _writing) = rustix::pipe::pipe().unwrap();
-        assert!(matches!(read_line(&reading, Deadline::after(Duration::from_millis(5))).unwrap(), Line::Late));
+        assert!(matches!(
+            read_line(&reading, Deadline::after(Duration::from_millis(5)), MOST_WORD).unwrap(),
+            Line::Late
+        ));
     }
 
     #[test]

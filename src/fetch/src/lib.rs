@@ -19,6 +19,7 @@ pub mod layout;
 mod local;
 pub mod manifest;
 pub mod platform;
+pub mod ports;
 pub mod progress;
 pub mod pull;
 pub mod registry;

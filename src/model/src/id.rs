@@ -58,13 +58,14 @@ impl PodId {
 
 impl fmt::Display for PodId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, byte) in self.0.iter().enumerate() {
-            if matches!(i, 4 | 6 | 8 | 10) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
+        // Lists have ten thousand of them, several times each.
+        const DIGITS: [u8; 16] = *b"0123456789abcdef";
+        let mut text = *b"00000000-0000-0000-0000-000000000000";
+        let places = text.iter_mut().filter(|place| **place != b'-');
+        let digits = self.0.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        places.zip(digits).for_each(|(place, digit)| *place = DIGITS[usize::from(digit)]);
+        // Digits and dashes only.
+        f.write_str(std::str::from_utf8(&text).unwrap_or_default())
     }
 }
 
@@ -73,24 +74,18 @@ impl FromStr for PodId {
 
     fn from_str(text: &str) -> Result<Self, IdError> {
         let refuse = || IdError::PodId(text.to_owned());
-        if text.len() != 36 || !text.is_ascii() {
+        // Where the first digit of each byte is.
+        const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
+        let text: &[u8; 36] = text.as_bytes().try_into().map_err(|_| refuse())?;
+        if [8, 13, 18, 23].map(|at| text[at]) != *b"----" {
             return Err(refuse());
         }
-        let mut digits = [0u8; 32];
-        let mut n = 0;
-        for (i, c) in text.bytes().enumerate() {
-            let dash = matches!(i, 8 | 13 | 18 | 23);
-            if dash != (c == b'-') {
-                return Err(refuse());
-            }
-            if !dash {
-                digits[n] = hex_value(c).ok_or_else(refuse)?;
-                n += 1;
-            }
-        }
         let mut bytes = [0u8; 16];
-        for (i, byte) in bytes.iter_mut().enumerate() {
-            *byte = digits[2 * i] << 4 | digits[2 * i + 1];
+        for (byte, at) in bytes.iter_mut().zip(PLACES) {
+            let (Some(high), Some(low)) = (hex_value(text[at]), hex_value(text[at + 1])) else {
+                return Err(refuse());
+            };
+            *byte = high << 4 | low;
         }
         Ok(Self(bytes))
     }

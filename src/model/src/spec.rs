@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::AppName;
 use crate::id::shown;
+use crate::net::{DnsSpec, HostsSpec, NetError, NetMode, PortSpec};
 
 /// A pod as asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -14,8 +15,14 @@ pub struct PodSpec {
     pub apps: Vec<AppSpec>,
     /// The volumes that apps may mount, by name.
     pub volumes: Vec<VolumeSpec>,
-    /// The network.
-    pub net: NetMode,
+    /// The networks; `None`: nothing is said, and the engine's default is taken.
+    pub net: Option<NetMode>,
+    /// Ports of the host that lead to the pod.
+    pub ports: Vec<PortSpec>,
+    /// What `/etc/resolv.conf` says.
+    pub dns: DnsSpec,
+    /// What `/etc/hosts` says.
+    pub hosts: HostsSpec,
     /// Hostname in the pod; `None`: `gantry-<uuid>`.
     pub hostname: Option<String>,
     /// Free-form annotations (rkt's `userAnnotations`). They never configure gantry.
@@ -97,27 +104,6 @@ impl AppSpec {
             stdin: false,
             user_annotations: BTreeMap::new(),
             user_labels: BTreeMap::new(),
-        }
-    }
-}
-
-/// The network of a pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum NetMode {
-    /// A network namespace of its own with loopback only.
-    #[default]
-    None,
-    /// The host's network namespace.
-    Host,
-}
-
-impl NetMode {
-    /// The word on the command line.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Host => "host",
         }
     }
 }
@@ -282,6 +268,9 @@ pub enum SpecError {
         /// What is allowed.
         range: &'static str,
     },
+    /// Networks, ports, name servers or hosts.
+    #[error(transparent)]
+    Network(#[from] NetError),
     /// A capability that does not exist.
     #[error("'{}' is not a capability: expected a name such as CAP_NET_RAW", shown(.0))]
     Capability(String),
@@ -416,6 +405,7 @@ impl PodSpec {
         if interactive && self.apps.len() > 1 {
             return Err(SpecError::Interactive(self.apps.len()));
         }
+        crate::net_check::check(self)?;
         self.hostname.as_deref().map_or(Ok(()), hostname)
     }
 }

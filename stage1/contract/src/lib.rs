@@ -5,7 +5,7 @@
 //! supervisor keeps working under a newer engine: fields are only added, with a default; [`VERSION`] rises when that
 //! is not enough.
 //!
-//! Start reading at [`plan`], then [`up`], [`journal`], [`control`].
+//! Start reading at [`plan`], then [`up`], [`journal`], [`control`], [`network`].
 //!
 //! # The file descriptors of a supervisor
 //!
@@ -18,6 +18,7 @@
 
 pub mod control;
 pub mod journal;
+pub mod network;
 pub mod plan;
 pub mod up;
 
@@ -41,6 +42,9 @@ pub mod files {
     pub const LOGS: &str = "logs";
     /// Directory of the apps' writable layers: `apps/APP/upper`, `apps/APP/work`.
     pub const APPS: &str = "apps";
+    /// What the pod has, or may have, of its networks on the host: written before the first of it is made, removed after
+    /// the last of it is gone (see [`crate::network`]).
+    pub const NETWORK: &str = "network.json";
     /// Directory of empty volumes: `volumes/NAME`.
     pub const VOLUMES: &str = "volumes";
 }

@@ -23,6 +23,9 @@ pub struct Ready {
     pub init: u32,
     /// The apps.
     pub apps: Vec<Started>,
+    /// What the pod got of its networks, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub networks: Vec<crate::network::Attached>,
 }
 
 /// An app whose program was executed.

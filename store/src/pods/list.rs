@@ -26,8 +26,17 @@ impl Store {
     pub fn pods(&self, query: &PodQuery) -> Result<Vec<PodRow>, StoreError> {
         const DOING: &str = "list the pods";
         let mut pods = self.read(DOING, |tx| list(tx, &Condition::of_query(query)).map_err(StoreError::sql(DOING)))?;
-        pods.sort_by_key(|pod| (pod.created, pod.id));
+        // Rows are big, and are moved once so.
+        pods.sort_by_cached_key(|pod| (pod.created, pod.id));
         Ok(pods)
+    }
+
+    /// Reads all that the rows of pods say, also what lists only hand on.
+    ///
+    /// # Errors
+    /// [`StoreError`] when something is damaged.
+    pub(crate) fn read_pods(&self) -> Result<(), StoreError> {
+        self.pods(&PodQuery::default())?.iter().try_for_each(|pod| pod.networks.read().map(drop))
     }
 
     /// The pods for which any of the filters holds (all, where there is none), by id.

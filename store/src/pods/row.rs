@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use gantry_model::spec::NetMode;
-use gantry_model::{AppEnd, AppState, BootId, Generation, HowEnded, Phase, PodEnd, Process, Timestamp, Was, id::shown};
+use gantry_model::{
+    AppEnd, AppState, BootId, Generation, HowEnded, Phase, PodEnd, PodId, Process, Timestamp, Was, id::shown,
+};
 use rusqlite::types::{FromSql, Type};
 use rusqlite::{Connection, Row, params};
 
-use super::{AppRow, PodRow};
+use super::{AppRow, Networks, PodRow};
 
 /// The columns of a pod, in the order in which [`pod`] reads them.
-pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.hostname, pod.user_annotations, \
-    pod.user_labels, pod.prepared_at, pod.phase, pod.aborted_at, pod.started_at, pod.supervisor_pid, \
+pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, \
+    pod.user_annotations, pod.user_labels, pod.prepared_at, pod.phase, pod.aborted_at, pod.started_at, pod.supervisor_pid, \
     pod.supervisor_start, pod.supervisor_boot, pod.ended_at, pod.exit_code, pod.failed_app, pod.reason, \
     pod.marked_at, pod.was, pod.deleting_at";
 
@@ -94,6 +95,15 @@ impl<'a, 'b> Columns<'a, 'b> {
         }
     }
 
+    /// The next column as what a pod got of its networks; nothing where it is NULL, which it is of most pods.
+    fn networks(&mut self) -> rusqlite::Result<Networks> {
+        self.next += 1;
+        match self.row.get_ref(self.next - 1)?.as_str_or_null()? {
+            None => Ok(Networks::default()),
+            Some(text) => Networks::of_text(text).map_err(|error| self.not(error)),
+        }
+    }
+
     /// The next column as a time, or NULL.
     pub(crate) fn time(&mut self) -> rusqlite::Result<Option<Timestamp>> {
         Ok(self.get::<Option<i64>>()?.map(Timestamp))
@@ -115,10 +125,6 @@ pub(crate) fn map_text(map: &BTreeMap<String, String>) -> rusqlite::Result<Strin
     serde_json::to_string(map).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
 }
 
-fn net(word: &str) -> Option<NetMode> {
-    [NetMode::None, NetMode::Host].into_iter().find(|mode| mode.as_str() == word)
-}
-
 /// Reads a pod, without its apps.
 pub(crate) fn pod(row: &Row<'_>) -> rusqlite::Result<PodRow> {
     let mut columns = Columns::new(row);
@@ -126,7 +132,8 @@ pub(crate) fn pod(row: &Row<'_>) -> rusqlite::Result<PodRow> {
         id: columns.parsed()?,
         generation: Generation(columns.get()?),
         created: Timestamp(columns.get()?),
-        net: columns.named(net)?,
+        net: columns.parsed()?,
+        networks: columns.networks()?,
         hostname: columns.get()?,
         user_annotations: columns.map()?,
         user_labels: columns.map()?,
@@ -295,6 +302,12 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
         columns.deleting,
     ])
     .map(drop)
+}
+
+/// Writes what a pod got of its networks.
+pub(crate) fn write_networks(conn: &Connection, pod: PodId, got: &Networks) -> rusqlite::Result<()> {
+    let mut update = conn.prepare_cached("UPDATE pod SET networks = ?2 WHERE id = ?1")?;
+    update.execute(params![pod.to_string(), got.text()]).map(drop)
 }
 
 /// Writes the state of an app.

@@ -348,3 +348,34 @@ proptest! {
         prop_assert!(matches!(pod.phase, Phase::Garbage { .. }), "{:?}", pod.phase);
     }
 }
+
+#[test]
+fn what_a_pod_got_stays_to_its_end() {
+    let home = Home::new();
+    let (store, id) = (&home.store, pod_id(1));
+    let image = image(store, "i", &[]);
+    let new = NewPod { net: "default,b".parse().unwrap(), ..new_pod(id, &image, &["a"]) };
+    let pod = store.insert_pod(&new).unwrap();
+    let second = PodNetwork { name: "b".into(), interface: "eth1".into(), ..PodNetwork::default() };
+    let got = Networks::of(&[whole_network(), second]).unwrap();
+    let change = |step: Edge| Change { networks: got.clone(), ..edge(step) };
+    // Before it is started it has none, whatever is said.
+    let pod = moved(store, id, pod.generation, change(Edge::Prepare));
+    let pod = moved(store, id, pod.generation, change(Edge::Prepared(Timestamp(1))));
+    assert_eq!((&pod.net, pod.networks.is_empty()), (&new.net, true));
+    let changed = store.set_net(id, &"a:IP=fd00::1".parse().unwrap()).unwrap().unwrap();
+    assert_eq!(changed.net.to_string(), "a:IP=fd00::1");
+    let start = Edge::Started { at: Timestamp(2), supervisor: supervisor() };
+    let pod = moved(store, id, changed.generation, change(start));
+    assert_eq!(pod.networks, got);
+    assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
+    let event = store.events_after(0, 100).unwrap().pop().unwrap().event;
+    assert_eq!(event.kind, gantry_model::EventKind::PodStarted);
+    assert_eq!(event.data["networks"], "default:ip4=172.16.28.2;ip6=fd00::2,b");
+    for step in [Edge::Ended { at: Timestamp(3), end: end() }, Edge::Marked(Timestamp(4)), Edge::Deleting(Timestamp(5))]
+    {
+        let before = store.pod(id).unwrap().unwrap();
+        let pod = moved(store, id, before.generation, edge(step));
+        assert_eq!((&pod.networks, home.another().pod(id).unwrap().as_ref()), (&got, Some(&pod)));
+    }
+}

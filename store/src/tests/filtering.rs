@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use gantry_model::query::{ImageFilter, PodFilter, PodQuery};
-use gantry_model::spec::NetMode;
 use gantry_model::{ImageId, Phase};
 use rusqlite::params_from_iter;
 
@@ -18,10 +17,14 @@ fn pairs(all: &[(&str, &str)]) -> Vec<(String, String)> {
     all.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-/// A pod that is walked along these edges.
-fn pod(store: &Store, new: NewPod, edges: &[Edge]) {
+/// A pod that is walked along these edges, and gets these networks when it is started.
+fn pod(store: &Store, new: NewPod, edges: &[Edge], names: &[&str]) {
     let row = store.insert_pod(&new).unwrap();
-    edges.iter().fold(row, |row, step| moved(store, row.id, row.generation, edge(step.clone())));
+    let networks: Vec<PodNetwork> =
+        names.iter().map(|&name| PodNetwork { name: name.into(), ..whole_network() }).collect();
+    let networks = Networks::of(&networks).unwrap();
+    let change = |step: &Edge| Change { networks: networks.clone(), ..edge(step.clone()) };
+    edges.iter().fold(row, |row, step| moved(store, row.id, row.generation, change(step)));
 }
 
 /// Ten pods, one in each state that matters, and the images of their apps.
@@ -48,7 +51,16 @@ fn ten() -> (Home, ImageId, ImageId) {
     ];
     for (n, walk) in (1..).zip(walks) {
         let mut new = new_pod(pod_id(n), &one, if n == 5 { &["web", "db"] } else { &["web"] });
-        new.net = if n == 10 { NetMode::None } else { NetMode::Host };
+        let names: &[&str] = match n {
+            4 | 5 | 7 | 10 => &["default", "back"],
+            9 => &["default"],
+            _ => &[],
+        };
+        new.net = match names {
+            [] if n == 8 => NetMode::None,
+            [] => NetMode::Host,
+            names => names.join(",").parse().unwrap(),
+        };
         new.user_annotations = match n {
             4 => BTreeMap::new(),
             5 => pairs(&[("tier", "front"), ("zone", "a"), (ODD, ODD)]).into_iter().collect(),
@@ -57,7 +69,7 @@ fn ten() -> (Home, ImageId, ImageId) {
         if n == 5 {
             new.apps[1].image = two.clone();
         }
-        pod(store, new, &walk);
+        pod(store, new, &walk, names);
     }
     (home, one, two)
 }
@@ -122,12 +134,6 @@ fn pods_by_each_field() {
         (images(&[&two]), vec![5]),
         (images(&[&two, &one, &two]), vec![5]),
         (images(&[&one, &digest("absent")]), vec![]),
-        // Of those with the host's network, the ones that were started: running, exited, garbage that ran.
-        (nets(&["host"]), vec![5, 6, 7, 9]),
-        (nets(&["host", "host"]), vec![5, 6, 7, 9]),
-        (nets(&["none"]), vec![]),
-        (nets(&["host", "other"]), vec![]),
-        (nets(&[""]), vec![]),
         (notes(&[("tier", "back")]), but_4_and_5.clone()),
         (notes(&[("tier", "front"), ("zone", "a")]), vec![5]),
         (notes(&[("tier", "back"), ("tier", "back")]), but_4_and_5),
@@ -143,14 +149,14 @@ fn pods_by_each_field() {
         (notes(&[("$.tier", "front")]), vec![]),
         // Together: none of them holds, some, all.
         (PodFilter { app_names: apps(&["no"]).app_names, networks: nets(&["no"]).networks, ..ids(&[77]) }, vec![]),
-        (PodFilter { networks: nets(&["host"]).networks, ..states(&["prepared"]) }, vec![]),
-        (PodFilter { networks: nets(&["host"]).networks, ..states(&["running"]) }, vec![5]),
+        (PodFilter { networks: nets(&["default"]).networks, ..states(&["prepared"]) }, vec![]),
+        (PodFilter { networks: nets(&["back"]).networks, ..states(&["running"]) }, vec![5, 10]),
         (
             PodFilter {
                 ids: ids(&[5, 6]).ids,
                 app_names: apps(&["db"]).app_names,
                 images: images(&[&two]).images,
-                networks: nets(&["host"]).networks,
+                networks: nets(&["back"]).networks,
                 annotations: pairs(&[("zone", "a")]),
                 ..states(&["running"])
             },
@@ -163,6 +169,28 @@ fn pods_by_each_field() {
         let never = PodFilter { never: true, ..f() };
         assert_eq!(found(&home.store, &[never, filter.clone(), filter.clone()]), *want, "{filter:?}");
         assert_eq!(found(&home.store, &[filter.clone(), f()]), all, "{filter:?}");
+    }
+}
+
+/// Those that were started: running, exited, garbage that ran. Names are those of networks they got, or the host's.
+#[test]
+fn pods_by_network() {
+    let (home, ..) = ten();
+    let rows: [(&[&str], &[u128]); 10] = [
+        (&["host"], &[6]),
+        (&["host", "host"], &[6]),
+        (&["default"], &[5, 7, 9, 10]),
+        (&["back"], &[5, 7, 10]),
+        (&["back", "default", "back"], &[5, 7, 10]),
+        (&["default", "host"], &[]),
+        (&["default,back"], &[]),
+        (&["none"], &[]),
+        (&["eth0"], &[]),
+        (&[""], &[]),
+    ];
+    for (names, want) in rows {
+        let networks = names.iter().map(|&name| name.to_owned()).collect();
+        assert_eq!(found(&home.store, &[PodFilter { networks, ..PodFilter::default() }]), want, "{names:?}");
     }
 }
 
@@ -216,11 +244,11 @@ fn many_filters_and_many_values() {
         phases: Phase::NAMES.to_vec(),
         app_names: vec!["web".parse().unwrap()],
         images: vec![one.clone()],
-        networks: vec!["host".into()],
+        networks: vec!["default".into()],
         annotations: pairs(&[("tier", "back")]),
         ..PodFilter::default()
     };
-    assert_eq!(found(&home.store, &(0..256).map(many).collect::<Vec<_>>()), [6, 7, 9]);
+    assert_eq!(found(&home.store, &(0..256).map(many).collect::<Vec<_>>()), [7, 9, 10]);
     let ids = PodFilter { ids: (1..=10_000).map(pod_id).collect(), ..PodFilter::default() };
     assert_eq!(found(&home.store, &[ids]).len(), 10);
     let pair = |n: u32| (format!("k{n}"), "v".to_owned());

@@ -13,6 +13,7 @@ use crate::{OpenError, StoreError};
 
 const V1: &str = include_str!("../../fixtures/v1.sql");
 const V2: &str = include_str!("../../fixtures/v2.sql");
+const V3: &str = include_str!("../../fixtures/v3.sql");
 
 fn boot(name: &str) -> BootId {
     BootId(name.into())
@@ -131,17 +132,17 @@ fn the_steps_make_the_schema_of_the_fixture() {
         let mut all = conn.prepare("SELECT name, coalesce(sql, '') FROM sqlite_schema ORDER BY name").unwrap();
         all.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().collect::<Result<_, _>>().unwrap()
     };
-    for (n, fixture) in [V1, V2].into_iter().enumerate() {
+    for (n, fixture) in [V1, V2, V3].into_iter().enumerate() {
         let (released, made) = (Connection::open_in_memory().unwrap(), Connection::open_in_memory().unwrap());
         released.execute_batch(fixture).unwrap();
         STEPS[..=n].iter().for_each(|step| made.execute_batch(step).unwrap());
         assert_eq!(schema(&released), schema(&made), "format {}", n + 1);
         assert_eq!(crate::migrate::version(&released).unwrap(), n + 1);
     }
-    assert_eq!(STEPS.len(), 2, "a format without a fixture");
+    assert_eq!(STEPS.len(), 3, "a format without a fixture");
 }
 
-/// What both fixtures have in common.
+/// What the fixtures have in common.
 fn check_fixture(store: &Store) {
     let pods = store.pods(&PodQuery::default()).unwrap();
     let names: Vec<_> = pods.iter().map(|pod| pod.phase.name()).collect();
@@ -191,8 +192,9 @@ fn format_2_is_read() {
     let Phase::Garbage { was: Was::Prepared, deleting, .. } = &pods[7].phase else { panic!("{:?}", pods[7]) };
     assert_eq!((pods.len(), *deleting), (8, Some(Timestamp(160))));
     assert_eq!(pods[5].apps[0].annotations["a"], "b");
+    assert!(pods.iter().all(|pod| pod.networks.is_empty()), "format 2 did not know");
     assert_eq!(store.pods_of_format_1().unwrap(), [pods_n(8)].into());
-    assert_eq!(entries(&data.join("backups")), 0);
+    assert_eq!(entries(&data.join("backups")), 1);
     // What is known stays; what is not is as it is said now, and for good.
     let said = |app: &str, value: &str| {
         let apps: crate::AnnotationsByApp = [(app.to_owned(), [("a".to_owned(), value.to_owned())].into())].into();
@@ -202,6 +204,23 @@ fn format_2_is_read() {
     assert_eq!(said("old", "new"), [Some("b".to_owned()), Some("new".to_owned())]);
     assert_eq!(store.pods_of_format_1().unwrap(), [].into());
     assert_eq!(said("old", "newer"), [Some("b".to_owned()), Some("new".to_owned())]);
+}
+
+#[test]
+fn format_3_is_read() {
+    let (_dir, data) = old(V3);
+    let store = Store::open(&data).unwrap();
+    check_fixture(&store);
+    assert_eq!(entries(&data.join("backups")), 0);
+    let pods = store.pods(&PodQuery::default()).unwrap();
+    assert_eq!(pods[4].net, "default,b".parse().unwrap());
+    let second = gantry_model::PodNetwork { name: "b".into(), interface: "eth1".into(), ..Default::default() };
+    let mut first = whole_network();
+    first.addresses[1].gateway = None;
+    first.routes.truncate(1);
+    first.ports.truncate(1);
+    assert_eq!(pods[4].networks, Networks::of(&[first, second]).unwrap(), "also letter by letter");
+    assert_eq!((pods[5].networks.read().unwrap()[0].name.as_str(), pods[3].networks.is_empty()), ("default", true));
 }
 
 #[test]

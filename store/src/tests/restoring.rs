@@ -61,7 +61,7 @@ fn garbage(n: usize) -> Vec<u8> {
 type Hit = fn(&Path);
 
 /// What is done to the database, and what is said of it.
-const HITS: [(Hit, &str); 12] = [
+const HITS: [(Hit, &str); 13] = [
     (|data| overwrite(data, 0, &garbage(100)), "cannot be read"),
     (|data| overwrite(data, 60, &[0; 20]), "header of the database is damaged"),
     (|data| overwrite(data, 100, &garbage(3000)), "cannot be read"),
@@ -73,7 +73,8 @@ const HITS: [(Hit, &str); 12] = [
     (|data| fs::write(data.join("gantry.db-wal"), garbage(50_000)).unwrap(), "no header"),
     (|data| fs::write(data.join("gantry.db"), garbage(50_000)).unwrap(), "cannot be read"),
     (|data| sql(data, "DELETE FROM state"), "number of the next event"),
-    (|data| sql(data, "PRAGMA ignore_check_constraints = ON; UPDATE pod SET net = 'x'"), "cannot be read"),
+    (|data| sql(data, "PRAGMA ignore_check_constraints = ON; UPDATE pod SET net = 'x,x'"), "cannot be read"),
+    (|data| sql(data, "PRAGMA ignore_check_constraints = ON; UPDATE pod SET networks = '[7]'"), "damaged"),
 ];
 
 fn sql(data: &Path, text: &str) {
@@ -364,9 +365,13 @@ fn a_damaged_database_pushes_no_good_backup_out() {
 #[test]
 fn rows_that_cannot_be_read_get_into_no_backup_and_out_of_none() {
     let wrong = "PRAGMA ignore_check_constraints = ON; PRAGMA foreign_keys = OFF; ";
-    for change in
-        ["UPDATE pod SET net = 'x'", "UPDATE app SET image = 'x'", "UPDATE image SET id = 'x'", "DELETE FROM state"]
-    {
+    for change in [
+        "UPDATE pod SET net = 'x,x'",
+        "UPDATE pod SET networks = '{}'",
+        "UPDATE app SET image = 'x'",
+        "UPDATE image SET id = 'x'",
+        "DELETE FROM state",
+    ] {
         let (_dir, data, _) = kept();
         let layout = crate::Layout::new(&data);
         let good = backups(&layout).unwrap();

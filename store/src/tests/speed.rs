@@ -58,6 +58,7 @@ fn speed() {
         drop(keep);
     }
     filters(&home.store);
+    with_networks(&home);
     let path = home.path();
     drop(home.store);
     println!("the WAL has {} bytes", std::fs::metadata(path.join("gantry.db-wal")).unwrap().len());
@@ -68,6 +69,27 @@ fn speed() {
         drop(store);
     }
     start_of_gantryd(&path);
+}
+
+/// The same list when each of them was on the default network, and a filter by it.
+fn with_networks(home: &Home) {
+    let networks = PodNetwork { ports: vec![], dns: Default::default(), ..whole_network() };
+    let networks = Networks::of(&[networks]).unwrap();
+    let tx = home.store.conn.unchecked_transaction().unwrap();
+    for n in 300..10_000 {
+        crate::pods::row::write_networks(&tx, pod_id(n), &networks).unwrap();
+    }
+    tx.commit().unwrap();
+    for _ in 0..3 {
+        let begun = Instant::now();
+        let pods = home.store.pods(&PodQuery::default()).unwrap();
+        println!("list {} pods with networks: {:?}", pods.len(), begun.elapsed());
+        let filter = PodFilter { networks: vec!["default".into()], ..PodFilter::default() };
+        let begun = Instant::now();
+        let pods = home.store.pods_where(&[PodWhere { filter: &filter, cgroups: vec![] }]).unwrap();
+        println!("{} pods by network: {:?}", pods.len(), begun.elapsed());
+    }
+    home.store.conn.execute_batch("UPDATE pod SET networks = NULL").unwrap();
 }
 
 /// What gantryd does before it opens the database, with as many events as are ever kept.

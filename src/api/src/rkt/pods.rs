@@ -6,9 +6,8 @@ use bytes::Bytes;
 use gantry_engine::image_view::name_and_version;
 use gantry_engine::model::id::shown;
 use gantry_engine::model::query::PodFilter;
-use gantry_engine::model::spec::NetMode;
-use gantry_engine::model::{ErrorKind, ImageId, Kind as _, PodPrefix};
-use gantry_engine::{AppRow, Observer, PodError, PodView};
+use gantry_engine::model::{ErrorKind, ImageId, Kind as _, NetMode, PodPrefix};
+use gantry_engine::{AppRow, Glance, Networks, Observer, PodError, PodView};
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::{self as wire, InspectPodResponse, Network};
 use prost::Message;
@@ -134,7 +133,7 @@ fn pod(images: &mut Images<'_>, view: &PodView, detail: bool) -> Result<wire::Po
         pid: supervisor.and_then(|process| i32::try_from(process.pid).ok()).unwrap_or(-1),
         state: convert::pod_state(&row.phase).into(),
         apps: row.apps.iter().map(|row| app(images, row)).collect::<Result<_, _>>()?,
-        networks: if started.is_some() { networks(row.net) } else { Vec::new() },
+        networks: if started.is_some() { networks(&row.net, &row.networks)? } else { Vec::new() },
         manifest,
         annotations: convert::pairs(&row.user_annotations),
         cgroup: supervisor.map(|_| view.cgroup.clone()).unwrap_or_default(),
@@ -155,12 +154,17 @@ fn app(images: &mut Images<'_>, row: &AppRow) -> Result<wire::App, Status> {
     })
 }
 
-/// The networks of a pod that was started.
-fn networks(net: NetMode) -> Vec<Network> {
-    match net {
-        NetMode::None => Vec::new(),
-        NetMode::Host => vec![Network { name: net.as_str().to_owned(), ..Network::default() }],
+/// The networks of a pod that was started: the host's, or those it got. They stay when it has ended.
+fn networks(asked: &NetMode, got: &Networks) -> Result<Vec<Network>, Status> {
+    if *asked == NetMode::Host {
+        return Ok(vec![Network { name: asked.to_string(), ..Network::default() }]);
     }
+    // rkt has one field of each kind: the first of several.
+    let network = |Glance { name, ip4, ip6 }: Glance<'_>| {
+        let ipv4 = ip4.map(|address| address.to_string()).unwrap_or_default();
+        Network { name: name.into_owned(), ipv4, ipv6: ip6.map(|address| address.to_string()).unwrap_or_default() }
+    };
+    Ok(got.glance().map_err(|error| status::of(&error))?.into_iter().map(network).collect())
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Small things; the answers as a whole are tested by the server's tests.
 
+use gantry_engine::model::net::{PodAddress, PodNetwork};
+
 use super::*;
 
 #[test]
@@ -32,4 +34,36 @@ fn an_answer_is_the_message_it_stands_for() {
     pods.iter().for_each(|pod| answer.add(pod).unwrap());
     let read = wire::ListPodsResponse::decode(answer.done().0).unwrap();
     assert_eq!(read.pods, pods);
+}
+
+#[test]
+fn a_network_has_one_address_of_each_family() {
+    let got = |name: &str, addresses: &[&str]| {
+        let address = |text: &&str| PodAddress { address: text.parse().unwrap(), prefix: 24, gateway: None };
+        let addresses = addresses.iter().map(address).collect();
+        PodNetwork { name: name.to_owned(), addresses, ..PodNetwork::default() }
+    };
+    let want = |name: &str, ipv4: &str, ipv6: &str| Network {
+        name: name.to_owned(),
+        ipv4: ipv4.to_owned(),
+        ipv6: ipv6.to_owned(),
+    };
+    for (asked, got, want) in [
+        ("none", vec![], vec![]),
+        ("host", vec![], vec![want("host", "", "")]),
+        (
+            "default,b,c",
+            vec![
+                got("default", &["fd00::2", "10.0.0.2", "10.0.0.3", "fd00::3"]),
+                got("b", &["10.1.0.2"]),
+                got("c", &[]),
+            ],
+            vec![want("default", "10.0.0.2", "fd00::2"), want("b", "10.1.0.2", ""), want("c", "", "")],
+        ),
+        // What was started by a gantry that did not write them down.
+        ("default", vec![], vec![]),
+    ] {
+        let got = Networks::of(&got).unwrap();
+        assert_eq!(networks(&asked.parse().unwrap(), &got).unwrap(), want, "{asked}");
+    }
 }

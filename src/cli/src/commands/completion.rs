@@ -84,6 +84,18 @@ fn bash(entries: &[Entry]) -> String {
         let of = |entry: &&Entry| entry.path.split(' ').count() == depth && entry.path.starts_with(parent);
         entries.iter().filter(of).filter_map(|entry| entry.path.rsplit(' ').next()).collect::<Vec<_>>().join(" ")
     };
+    let subs = entries.iter().filter_map(|entry| entry.path.split_once(' '));
+    let groups: std::collections::BTreeSet<_> = subs.map(|(group, _)| group).collect();
+    let groups: Vec<_> = groups.into_iter().collect();
+    let mut subs = String::new();
+    for group in &groups {
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            subs,
+            "      {group}) COMPREPLY=($(compgen -W '{}' -- \"$current\")); return ;;",
+            names(2, &format!("{group} "))
+        );
+    }
     let mut cases = String::new();
     for entry in entries {
         // Writing to a String cannot fail.
@@ -93,38 +105,46 @@ fn bash(entries: &[Entry]) -> String {
         r#"# completion of gantry for bash: source it, or install it as bash-completion/completions/gantry
 _gantry() {{
   local word command='' sub='' flags='' current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[*]:0:COMP_CWORD}}" i
+  local last="$before"
   for ((i = 1; i < COMP_CWORD; i++)); do
     word="${{COMP_WORDS[i]}}"
     [[ $word == -* ]] && continue
-    if [[ -z $command ]]; then command=$word; elif [[ $command == image && -z $sub ]]; then sub=$word; fi
+    if [[ -z $command ]]; then command=$word; elif [[ -z $sub && ' {groups} ' == *" $command "* ]]; then sub=$word; fi
   done
   if [[ -z $command && $current != -* ]]; then
     COMPREPLY=($(compgen -W '{commands}' -- "$current")); return
   fi
-  if [[ $command == image && -z $sub && $current != -* ]]; then
-    COMPREPLY=($(compgen -W '{images}' -- "$current")); return
+  if [[ -z $sub && $current != -* ]]; then
+    case "$command" in
+{subs}    esac
   fi
   case "$command${{sub:+ $sub}}" in
 {cases}  esac
   if [[ $current == -* ]]; then
     COMPREPLY=($(compgen -W "$flags" -- "$current")); return
   fi
+  # bash takes '=' for a word of its own.
+  [[ $current == = ]] && last+=' ='
+  case "$last" in
+    *' --net ='|*' --network ='|*' --network')
+      COMPREPLY=($(compgen -W "none host all $(gantry network list -q 2>/dev/null)" -- "${{current#=}}")); return ;;
+  esac
   case "$command" in
     run|prepare) COMPREPLY=($(compgen -f -- "$current")) ;;
     events)
-      # bash takes '=' for a word of its own.
       [[ $current == = ]] && before+=' =' current=''
       case "$before" in
         *' --filter type =') COMPREPLY=($(compgen -W '{types}' -- "$current")) ;;
         *' --filter') COMPREPLY=($(compgen -S = -W '{keys}' -- "$current")); compopt -o nospace ;;
       esac ;;
+    network) COMPREPLY=($(compgen -W "$(gantry network list -q 2>/dev/null)" -- "$current")) ;;
     *) COMPREPLY=($(compgen -W "$(gantry list -q --full 2>/dev/null)" -- "$current")) ;;
   esac
 }}
 complete -o default -F _gantry gantry
 "#,
         commands = names(1, ""),
-        images = names(2, "image "),
+        groups = groups.join(" "),
         types = EventKind::ALL.map(EventKind::as_str).join(" "),
         keys = KEYS.join(" "),
     )
@@ -143,6 +163,13 @@ fn fish(entries: &[Entry]) -> String {
             let long = flag.trim_start_matches('-');
             let _ = writeln!(script, "complete -c gantry -n '__fish_seen_subcommand_from {name}' -l {long}");
         }
+    }
+    for flag in ["net", "network"] {
+        let _ = writeln!(
+            script,
+            "complete -c gantry -n '__fish_seen_subcommand_from run prepare run-prepared' -l {flag} -x -a 'none host all \
+             (gantry network list -q 2>/dev/null)'"
+        );
     }
     let types = EventKind::ALL.map(|kind| format!("type={}", kind.as_str()));
     let keys = KEYS.iter().filter(|key| **key != "type").map(|key| format!("{key}="));
@@ -166,12 +193,53 @@ mod tests {
     fn every_command_and_every_flag_of_run_is_in_every_script() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = script(shell);
-            for word in ["run-prepared", "cat-manifest", "doctor", "image", "gc", "events", "filter", "pod-exited"] {
+            for word in [
+                "run-prepared",
+                "cat-manifest",
+                "doctor",
+                "image",
+                "gc",
+                "events",
+                "filter",
+                "pod-exited",
+                "network",
+                "reload",
+            ] {
                 assert!(script.contains(word), "{shell:?}: {word}");
             }
             for flag in FLAGS {
                 assert!(script.contains(flag.long()), "{shell:?}: {}", flag.long());
             }
+        }
+    }
+
+    #[test]
+    fn bash_completes_groups_and_networks() {
+        let completed = |words: &str| {
+            let words: Vec<_> = words.split('|').collect();
+            let quoted: Vec<_> = words.iter().map(|word| format!("'{word}'")).collect();
+            let asked = format!(
+                "{}\ngantry() {{ [[ $* == 'network list -q' ]] && echo lan wan; }}\nCOMP_WORDS=({}) COMP_CWORD={}\n\
+                 _gantry; echo \"${{COMPREPLY[*]}}\"",
+                script(Shell::Bash),
+                quoted.join(" "),
+                words.len() - 1
+            );
+            let output = std::process::Command::new("bash").args(["-c", &asked]).output().unwrap();
+            assert!(output.stderr.is_empty(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+        };
+        for (words, want) in [
+            ("gantry|net", "network"),
+            ("gantry|network|", "list inspect reload"),
+            ("gantry|image|l", "list"),
+            ("gantry|network|inspect|w", "wan"),
+            ("gantry|run|--net|=", "none host all lan wan"),
+            ("gantry|run|--net|=|l", "lan"),
+            ("gantry|run-prepared|--network|h", "host"),
+            ("gantry|run|--dns-s", "--dns-search"),
+        ] {
+            assert_eq!(completed(words), want, "{words}");
         }
     }
 

@@ -40,7 +40,8 @@ pub(crate) fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> 
     args.pods.each(context.globals.debug, Asking::Existence, |text| {
         let id = context::pod(&engine, text)?;
         let view = engine.status(id)?;
-        let document = Whole { pod: Document::of(&view.row), more: engine.inspect(id)? };
+        let networks = view.row.networks.read()?;
+        let document = Whole { pod: Document::spread(&view.row, &networks), more: engine.inspect(id)? };
         json::to_stdout(|out| json::document(out, args.form, &document))?;
         Ok(exit::OK)
     })

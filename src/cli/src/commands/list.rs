@@ -1,7 +1,5 @@
 //! `gantry list`.
 
-use std::io::{self, Write};
-
 use gantry_engine::PodRow;
 use gantry_model::query::PodQuery;
 use gantry_model::{AppName, Phase, Timestamp};
@@ -9,6 +7,7 @@ use gantry_model::{AppName, Phase, Timestamp};
 use crate::context::Context;
 use crate::exit;
 use crate::failure::Failure;
+use crate::render::network::{self, Families};
 use crate::render::pod::{self, Document};
 use crate::render::table::Table;
 use crate::render::{Form, Output, json, time};
@@ -42,11 +41,23 @@ pub(crate) fn list(context: &Context, args: &List) -> Result<u8, Failure> {
     let query = PodQuery { phases: args.phase.clone(), app: args.app.clone(), ..PodQuery::default() };
     let pods = engine.list(&query)?;
     let rows = || pods.iter().map(|pod| &pod.row);
-    json::to_stdout(|out| match args.output.form {
-        _ if args.output.quiet => rows().try_for_each(|row| writeln!(out, "{}", shown_id(row, args.output.full))),
-        Form::Table => table(out, rows(), &args.output, gantry_engine::now()),
-        form => json::items(out, form, rows().map(Document::of)),
-    })?;
+    match args.output.form {
+        _ if args.output.quiet => {
+            json::to_stdout(|out| rows().try_for_each(|row| writeln!(out, "{}", shown_id(row, args.output.full))))?;
+        }
+        Form::Table => {
+            let table = table(rows(), &args.output, gantry_engine::now())?;
+            json::to_stdout(|out| table.write(out, !args.output.no_legend))?;
+        }
+        Form::JsonPretty => {
+            let networks = rows().map(|row| row.networks.read()).collect::<Result<Vec<_>, _>>()?;
+            let documents = rows().zip(&networks).map(|(row, networks)| Document::spread(row, networks));
+            json::to_stdout(|out| json::items(out, args.output.form, documents))?;
+        }
+        form => json::to_stdout(|out| json::items(out, form, rows().map(Document::of)))?,
+    }
+    // The process ends, and with it all that many pods take.
+    std::mem::forget(pods);
     Ok(exit::OK)
 }
 
@@ -60,24 +71,20 @@ fn shown_id(row: &PodRow, full: bool) -> String {
 }
 
 /// One line per app; the pod's columns stand on its first line only, as rkt does it.
-fn table<'a>(
-    out: &mut dyn Write,
-    rows: impl Iterator<Item = &'a PodRow>,
-    output: &Output,
-    now: Timestamp,
-) -> io::Result<()> {
+fn table<'a>(rows: impl Iterator<Item = &'a PodRow>, output: &Output, now: Timestamp) -> Result<Table, Failure> {
     let mut table = Table::new(if output.full {
         &["UUID", "APP", "IMAGE NAME", "IMAGE ID", "STATE", "CREATED", "STARTED", "NETWORKS"]
     } else {
         &["UUID", "APP", "IMAGE NAME", "STATE", "CREATED", "STARTED", "NETWORKS"]
     });
     let shown_time = |at: Timestamp| if output.full { at.rfc3339().to_string() } else { time::relative(now, at) };
+    let families = if output.full { Families::Both } else { Families::One };
     for row in rows {
         let run = pod::run(&row.phase);
         let mut of_pod = vec![shown_state(row)];
         of_pod.push(shown_time(row.created));
         of_pod.push(run.started.map(shown_time).unwrap_or_default());
-        of_pod.push(row.net.as_str().to_owned());
+        of_pod.push(network::text(row, families)?);
         let mut id = shown_id(row, output.full);
         for app in &row.apps {
             let mut cells = vec![std::mem::take(&mut id), app.name.to_string(), app.image_name.clone()];
@@ -88,7 +95,7 @@ fn table<'a>(
             table.row(cells);
         }
     }
-    table.write(out, !output.no_legend)
+    Ok(table)
 }
 
 fn shown_state(row: &PodRow) -> String {
@@ -107,13 +114,14 @@ mod tests {
     fn pods_as_a_table() {
         let output = |full| Output { form: Form::Table, no_legend: false, full, quiet: false };
         let mut out = Vec::new();
-        table(&mut out, [ended()].iter(), &output(false), Timestamp(61_000_000_000)).unwrap();
+        let ended = table([ended()].iter(), &output(false), Timestamp(61_000_000_000)).unwrap();
+        ended.write(&mut out, true).unwrap();
         let want = "UUID      APP  IMAGE NAME     STATE         CREATED       STARTED       NETWORKS\n\
                     6733c088  a    evil\\u{1b}[2J  exited (139)  1 minute ago  1 minute ago  none\n          \
                     b    evil\\u{1b}[2J\n";
         assert_eq!(String::from_utf8(out).unwrap(), want);
         let mut out = Vec::new();
-        table(&mut out, [].iter(), &output(true), Timestamp(0)).unwrap();
+        table([].iter(), &output(true), Timestamp(0)).unwrap().write(&mut out, true).unwrap();
         assert!(out.starts_with(b"UUID  APP"), "a header also when there is nothing");
     }
 

@@ -71,17 +71,21 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
         mark_only: args.mark_only,
         dry_run: args.dry_run,
     };
-    let GcReport { steps, failures } = engine.gc(&options)?;
+    let GcReport { steps, failures, networks, networks_failure } = engine.gc(&options)?;
     if !args.mark_only && !args.dry_run {
         engine.trim_events()?;
     }
     json::to_stdout(|out| match args.form {
-        Form::Table => lines(out, &steps, args.dry_run),
+        Form::Table => {
+            lines(out, &steps, args.dry_run)?;
+            let lead = if args.dry_run { "would be removed" } else { "removed" };
+            networks.iter().try_for_each(|line| writeln!(out, "{lead}: {line}"))
+        }
         form => json::items(out, form, steps.iter().map(|step| document(step, !args.dry_run))),
     })?;
     let mut worst = exit::OK;
-    for (_, error) in failures {
-        let failure = Failure::from(error);
+    let failures = failures.into_iter().map(|(_, error)| Failure::from(error));
+    for failure in failures.chain(networks_failure.map(Failure::from)) {
         failure.print(context.globals.debug);
         worst = worst.max(failure.code(Asking::Action));
     }

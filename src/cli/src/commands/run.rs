@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use gantry_engine::{Engine, Prepare, PrepareError, RunError};
-use gantry_model::spec::NetMode;
+use gantry_model::NetMode;
 use gantry_model::{AppSpec, ErrorKind, PodId, PodSpec};
 
 use super::fetch::policy;
@@ -68,9 +68,12 @@ pub(crate) struct RunPrepared {
     /// Id of a prepared pod, or the beginning of it
     #[arg(value_name = "POD")]
     pod: String,
-    /// The pod's network, in place of the one it was prepared with: none or host
-    #[arg(long, alias = "network", value_parser = net, value_name = "NET")]
-    net: Option<NetMode>,
+    /// The pod's networks, in place of those it was prepared with; as 'gantry run' takes them, alone: default
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "default", value_name = "NET,…")]
+    net: Vec<String>,
+    /// The same, as docker spells it
+    #[arg(long, value_name = "NET,…", conflicts_with = "net")]
+    network: Vec<String>,
     /// Print the pod's id when it is ready, and return
     #[arg(short, long, conflicts_with = "rm")]
     detach: bool,
@@ -79,16 +82,21 @@ pub(crate) struct RunPrepared {
     rm: bool,
 }
 
-fn net(text: &str) -> Result<NetMode, String> {
-    match text {
-        "none" => Ok(NetMode::None),
-        "host" => Ok(NetMode::Host),
-        _ => Err("networks other than none and host are not there yet".to_owned()),
+impl RunPrepared {
+    /// The networks that were said, all of them together.
+    fn networks(&self) -> Result<Option<NetMode>, Failure> {
+        let (flag, said) = if self.network.is_empty() { ("--net", &self.net) } else { ("--network", &self.network) };
+        if said.is_empty() {
+            return Ok(None);
+        }
+        let mode = said.join(",").parse::<NetMode>();
+        mode.map(Some).map_err(|error| Failure::usage(format!("{flag}: {error}")))
     }
 }
 
 /// Runs a prepared pod.
 pub(crate) fn run_prepared(context: &Context, args: &RunPrepared) -> Result<u8, Failure> {
+    let net = args.networks()?;
     let engine = context.open("run-prepared")?;
     let id = context::pod(&engine, &args.pod)?;
     // Before the start: a pod that cannot be shown is not started.
@@ -98,7 +106,7 @@ pub(crate) fn run_prepared(context: &Context, args: &RunPrepared) -> Result<u8, 
         true => None,
         false => Some(foreground::catch().map_err(io("catch", "signals"))?),
     };
-    let running = engine.start(id, args.net)?;
+    let running = engine.start(id, net)?;
     if args.detach { print_id(running.id) } else { show(&engine, shown, signals, args.rm) }
 }
 
@@ -178,4 +186,42 @@ fn save_id(path: Option<&Path>, id: PodId) -> std::io::Result<()> {
 fn print_id(id: PodId) -> Result<u8, Failure> {
     json::to_stdout(|out| writeln!(out, "{id}"))?;
     Ok(exit::OK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn net(line: &str) -> Result<Option<NetMode>, String> {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: RunPrepared,
+        }
+        let words = std::iter::once("run-prepared").chain(line.split_whitespace());
+        let line = <Line as clap::Parser>::try_parse_from(words).map_err(|error| error.to_string())?;
+        line.args.networks().map_err(|failure| failure.text(false).unwrap_or_default())
+    }
+
+    #[test]
+    fn the_networks_of_a_prepared_pod() {
+        let rows = [
+            ("12", None),
+            ("--net 12", Some("default")),
+            ("--net=host 12", Some("host")),
+            ("12 --network none", Some("none")),
+            ("--net=a:IP=10.0.0.2 12 --net --net=b", Some("a:IP=10.0.0.2,default,b")),
+        ];
+        for (line, want) in rows {
+            assert_eq!(net(line), Ok(want.map(|want| want.parse().unwrap())), "{line}");
+        }
+        for (line, want) in [
+            ("12 --net=host --net=a", "--net: 'host' cannot be combined"),
+            ("12 --network ../x", "--network: '../x' is not a network's name"),
+            ("12 --network x --net=y", "cannot be used with"),
+        ] {
+            let error = net(line).unwrap_err();
+            assert!(error.contains(want), "{line}: {error}");
+        }
+    }
 }

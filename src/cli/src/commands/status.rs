@@ -4,11 +4,12 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use gantry_engine::PodRow;
-use gantry_model::AppState;
+use gantry_model::{AppState, PodNetwork};
 
 use crate::context::{self, Context, Pods};
 use crate::exit::{self, Asking};
 use crate::failure::{CliError, Failure};
+use crate::render::network::{self, Families};
 use crate::render::pod::{self, Document};
 use crate::render::{Form, escape, json};
 
@@ -56,10 +57,12 @@ pub(crate) fn status(context: &Context, args: &Status) -> Result<u8, Failure> {
         if let Some((deadline, limit)) = deadline(args.wait) {
             engine.wait(id, deadline)?.ok_or(CliError::TimedOut(id, "over", limit))?;
         }
-        let view = engine.status(id)?;
+        let row = engine.status(id)?.row;
+        let networks = row.networks.read()?;
+        let shown = network::text(&row, Families::Both)?;
         json::to_stdout(|out| match args.form {
-            Form::Table => lines(out, &view.row),
-            form => json::document(out, form, &Document::of(&view.row)),
+            Form::Table => lines(out, &row, &shown, &networks),
+            form => json::document(out, form, &Document::spread(&row, &networks)),
         })?;
         Ok(exit::OK)
     })
@@ -73,18 +76,22 @@ fn deadline(wait: Option<Wait>) -> Option<(Option<Duration>, Duration)> {
     }
 }
 
-/// rkt's lines: `state=`, `created=` … and `app-NAME=CODE` for apps that have ended.
-fn lines(out: &mut dyn Write, row: &PodRow) -> io::Result<()> {
+/// rkt's lines: `state=`, `created=` … and `app-NAME=CODE` for apps that have ended; and the interfaces and ports of a pod
+/// that runs.
+fn lines(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodNetwork]) -> io::Result<()> {
     let run = pod::run(&row.phase);
     writeln!(out, "state={}", row.phase.name())?;
     writeln!(out, "created={}", row.created.rfc3339())?;
     if let Some(started) = run.started {
         writeln!(out, "started={}", started.rfc3339())?;
-        writeln!(out, "networks={}", row.net.as_str())?;
+        writeln!(out, "networks={}", escape::text(shown))?;
         if let Some(pid) = run.pid {
             writeln!(out, "pid={pid}")?;
         }
         writeln!(out, "exited={}", run.ended.is_some())?;
+        // Of a pod that has ended they may be somebody else's by now.
+        let networks = networks.iter().filter(|_| run.ended.is_none());
+        networks.flat_map(network::details).try_for_each(|line| writeln!(out, "{}", escape::text(&line)))?;
     }
     if let (Some(ended), Some(end)) = (run.ended, run.end) {
         writeln!(out, "ended={}", ended.rfc3339())?;
@@ -106,11 +113,30 @@ mod tests {
     #[test]
     fn a_pod_that_ended() {
         let mut out = Vec::new();
-        lines(&mut out, &crate::render::pod::tests::ended()).unwrap();
+        lines(&mut out, &crate::render::pod::tests::ended(), "none", &[]).unwrap();
         let want = "state=exited\ncreated=1970-01-01T00:00:00.000000000Z\nstarted=1970-01-01T00:00:01.000000000Z\n\
                     networks=none\nexited=true\nended=1970-01-01T00:00:02.000000001Z\nexit-code=139\n\
                     reason=app b failed\napp-a=0\napp-b=139\n";
         assert_eq!(String::from_utf8(out).unwrap(), want);
+    }
+
+    #[test]
+    fn a_pod_that_runs() {
+        use gantry_model::{BootId, Phase, Process, Timestamp};
+        let supervisor = Process { pid: 7, start_ticks: 1, boot: BootId("b".into()) };
+        let row = PodRow {
+            phase: Phase::Running { since: Timestamp(0), supervisor },
+            apps: vec![],
+            ..crate::render::pod::tests::ended()
+        };
+        let mut out = Vec::new();
+        let networks = [crate::render::network::tests::network()];
+        lines(&mut out, &row, "default:ip4=10.121.0.2,ip6=fd67::2", &networks).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<_> = text.lines().skip(3).collect();
+        assert_eq!(lines[..3], ["networks=default:ip4=10.121.0.2,ip6=fd67::2", "pid=7", "exited=false"]);
+        assert!(lines[3].starts_with("interface-eth0=default,mac="), "{}", lines[3]);
+        assert_eq!(lines[4..], ["port-8080/tcp=80", "port-[::1]:90-92/udp=70-72"]);
     }
 
     #[test]

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::spec::{
-    CAPABILITIES, Capabilities, DEFAULT_CAPABILITIES, Limits, MountSpec, NetMode, Seccomp, VolumeKind, VolumeSpec,
+    CAPABILITIES, Capabilities, DEFAULT_CAPABILITIES, Limits, MountSpec, Seccomp, VolumeKind, VolumeSpec,
 };
 use gantry_model::{AppName, AppSpec, ImageRef, PodSpec};
 
+use super::network::NetDraft;
 use super::{PodOptions, Request, UsageError};
 use crate::globals::Globals;
 
@@ -15,7 +16,7 @@ pub(super) struct Draft<'a> {
     pub(super) globals: Globals,
     pub(super) options: PodOptions,
     pub(super) volumes: Vec<VolumeSpec>,
-    pub(super) net: Option<NetMode>,
+    pub(super) network: NetDraft,
     pub(super) hostname: Option<String>,
     pub(super) labels: BTreeMap<String, String>,
     /// App flags before any image.
@@ -110,7 +111,7 @@ impl<'a> Draft<'a> {
             globals,
             options: PodOptions::default(),
             volumes: Vec::new(),
-            net: None,
+            network: NetDraft::default(),
             hostname: None,
             labels: BTreeMap::new(),
             common: AppDraft::default(),
@@ -149,14 +150,14 @@ impl<'a> Draft<'a> {
             }
             apps.push(app);
         }
-        let spec = PodSpec {
+        let mut spec = PodSpec {
             apps,
             volumes: volumes.list,
-            net: self.net.unwrap_or_default(),
             hostname: self.hostname,
-            user_annotations: BTreeMap::new(),
             user_labels: self.labels,
+            ..PodSpec::default()
         };
+        self.network.onto(&mut spec);
         spec.validate()?;
         Ok(Request { globals: self.globals, spec, options: self.options })
     }

@@ -2,6 +2,7 @@
 
 use super::Pull;
 use super::draft::{Bind, Draft};
+use super::network;
 use super::values::{self, Why};
 
 /// Whether a flag takes a value.
@@ -97,17 +98,49 @@ use Scope::{App, Global, Pod};
 /// Every flag of `run` and `prepare`.
 pub(crate) static FLAGS: &[Flag] = &[
     // The pod.
-    valued(Pod, &["net"], "none|host", "the pod's network: loopback only (the default), or the host's", |d, v| {
-        d.net = Some(values::net(v)?);
-        Ok(())
+    valued(Pod, &["net"], "NET,…", "none, host, all, or networks: NAME[:KEY=VALUE[;KEY=VALUE…]]; alone: default", |d, v| {
+        d.network.net(v)
     })
     .of_spec()
     .optional(),
-    valued(Pod, &["network"], "none|host", "the same, as docker spells it", |d, v| {
-        d.net = Some(values::net(v)?);
+    valued(Pod, &["network"], "NET,…", "the same, as docker spells it", |d, v| d.network.net(&values::text(v)?)).of_spec(),
+    valued(
+        Pod,
+        &["port", "publish"],
+        "PORT",
+        "NAME:[HOSTIP:]HOSTPORT leads to the port that an image declares under this name, \
+         [HOSTIP:]HOSTPORT[-END]:PODPORT[-END][/tcp|udp|sctp] to this one or these; an IPv6 address stands in brackets",
+        |d, v| d.network.port(v),
+    )
+    .short('p')
+    .of_spec(),
+    valued(Pod, &["dns"], "IP,…|host|none", "name servers; the host's resolv.conf; or the image's own", |d, v| {
+        d.network.dns(v)
+    })
+    .of_spec(),
+    valued(Pod, &["dns-search"], "DOMAIN", "where short names are looked up", |d, v| {
+        let domain = network::domain(v)?;
+        d.network.given()?.search.push(domain);
         Ok(())
     })
     .of_spec(),
+    valued(Pod, &["dns-opt", "dns-option"], "OPTION", "an option of the resolver, such as ndots:2", |d, v| {
+        let option = values::word(v)?;
+        d.network.given()?.options.push(option);
+        Ok(())
+    })
+    .of_spec(),
+    valued(Pod, &["dns-domain"], "DOMAIN", "the local domain", |d, v| {
+        let domain = network::domain(v)?;
+        d.network.given()?.domain = Some(domain);
+        Ok(())
+    })
+    .of_spec(),
+    valued(Pod, &["hosts-entry"], "IP=NAME,…|host", "lines of /etc/hosts, or the host's file", |d, v| {
+        d.network.hosts_entry(v)
+    })
+    .of_spec(),
+    valued(Pod, &["add-host"], "NAME:IP", "the same, as docker spells it", |d, v| d.network.add_host(v)).of_spec(),
     valued(
         Pod,
         &["volume"],

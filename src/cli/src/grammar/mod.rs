@@ -8,10 +8,12 @@
 //! arguments of an app, `---` ends them so that another image can follow. Flags of the pod, and global ones, may
 //! stand anywhere. Pure: no file is read here, and the caller's environment comes in as a function.
 //!
-//! [`flags`] is the table of all flags, [`values`] reads what they take, [`draft`] gathers, and [`Request`] comes out.
+//! [`flags`] is the table of all flags, [`values`] and [`network`] read what they take, [`draft`] gathers, and
+//! [`Request`] comes out.
 
 mod draft;
 mod flags;
+mod network;
 mod not_yet;
 mod parse;
 #[cfg(test)]

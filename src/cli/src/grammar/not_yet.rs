@@ -1,20 +1,15 @@
 //! Flags that rkt, docker or podman have and gantry does not yet: named, so that the answer can be a clear one.
 
 /// Long name and what can be said instead.
-const NOT_YET: [(&str, &str); 30] = [
+const NOT_YET: [(&str, &str); 25] = [
     ("private-users", "apps run in the host's user namespace"),
     ("no-overlay", "app roots are always overlays"),
-    ("dns", NET),
-    ("dns-search", NET),
-    ("dns-opt", NET),
-    ("dns-domain", NET),
-    ("hosts-entry", NET),
-    ("add-host", NET),
-    ("port", NET),
-    ("publish", NET),
-    ("publish-all", NET),
-    ("ip", NET),
-    ("mac-address", NET),
+    ("publish-all", PUBLISH_ALL),
+    ("ip", "an address is an argument of its network: write --net=NAME:IP=ADDRESS"),
+    ("ip6", "an address is an argument of its network: write --net=NAME:IP=ADDRESS"),
+    ("mac-address", "it is an argument of its network: write --net=NAME:MAC=ADDRESS"),
+    ("network-alias", "a pod is found under its host name: use --hostname"),
+    ("link", "pods on one network find each other by their host names: use --hostname"),
     ("mds-register", "there is no metadata service"),
     ("stage1-url", STAGE1),
     ("stage1-path", STAGE1),
@@ -34,7 +29,7 @@ const NOT_YET: [(&str, &str); 30] = [
     ("shm-size", "the size of /dev/shm is fixed"),
 ];
 
-const NET: &str = "networks other than none and host are not there yet";
+const PUBLISH_ALL: &str = "name the ports: --port NAME:HOSTPORT or --port HOSTPORT:PODPORT";
 const STAGE1: &str = "the supervisor is gantry-stage1 beside gantry, or the one named by GANTRY_STAGE1";
 
 /// What can be said of this flag (without dashes), when it is one of those.
@@ -44,5 +39,5 @@ pub(super) fn instead(long: &str) -> Option<&'static str> {
 
 /// The same for short flags.
 pub(super) fn instead_of_short(short: char) -> Option<&'static str> {
-    matches!(short, 'p' | 'P').then_some(NET)
+    (short == 'P').then_some(PUBLISH_ALL)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gantry_model::spec::{MountSpec, NetMode, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::spec::{MountSpec, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, id::shown, quantity};
 
 use super::draft::{ALL, Bind};
@@ -28,7 +28,7 @@ impl From<gantry_model::id::IdError> for Why {
     }
 }
 
-fn not<T>(value: &str, expected: &str) -> Result<T, Why> {
+pub(super) fn not<T>(value: &str, expected: &str) -> Result<T, Why> {
     Err(Why::Text(format!("'{}' is not {expected}", shown(value))))
 }
 
@@ -52,6 +52,14 @@ pub(super) fn number<T: std::str::FromStr>(value: &str, expected: &str) -> Resul
 /// Something that must not be empty.
 pub(super) fn text(value: &str) -> Result<String, Why> {
     if value.is_empty() { Err(Why::Text("it must not be empty".into())) } else { Ok(value.to_owned()) }
+}
+
+/// Something without spaces, for a line of words.
+pub(super) fn word(value: &str) -> Result<String, Why> {
+    if value.chars().any(|c| c.is_whitespace() || c.is_control() || c == ',') {
+        return not(value, "one word; the flag can be repeated");
+    }
+    text(value)
 }
 
 /// `K=V` with a key.
@@ -79,15 +87,6 @@ pub(super) fn memory(value: &str) -> Result<u64, Why> {
     match docker {
         Some(amount) => quantity::bytes(&amount).or_else(|_| Ok(quantity::bytes(value)?)),
         None => Ok(quantity::bytes(value)?),
-    }
-}
-
-/// `none` or `host`; rkt's other networks are named as not there yet.
-pub(super) fn net(value: &str) -> Result<NetMode, Why> {
-    match value {
-        "none" => Ok(NetMode::None),
-        "host" => Ok(NetMode::Host),
-        _ => Err(Why::NotYet("networks other than none and host are not there yet: write --net=none or --net=host")),
     }
 }
 

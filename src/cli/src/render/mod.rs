@@ -2,6 +2,7 @@
 
 pub(crate) mod escape;
 pub(crate) mod json;
+pub(crate) mod network;
 pub(crate) mod pod;
 pub(crate) mod size;
 pub(crate) mod table;

@@ -1,19 +1,22 @@
 //! A pod as JSON. The names of the fields are a promise: they are added to, never changed.
 //!
 //! ```text
-//! id phase created prepared started ended exit_code reason failed_app pid net hostname
+//! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname
 //! apps[name state image image_id pid attempt started ended exit_code signal oom] user_annotations user_labels
 //! ```
 //!
-//! Times are RFC 3339 in UTC with nanoseconds. What is not known (yet) is null.
+//! Times are RFC 3339 in UTC with nanoseconds. What is not known (yet) is null. `net` is what was asked for, as `--net`
+//! takes it; `networks` is what the pod got, with the fields that [`super::network`] has: nothing before it is started,
+//! and still that after its end.
 
 use std::collections::BTreeMap;
 
 use gantry_engine::{AppRow, PodRow};
-use gantry_model::{AppState, HowEnded, Phase, PodEnd, Timestamp, Was};
+use gantry_model::{AppState, HowEnded, Phase, PodEnd, PodNetwork, Timestamp, Was};
 use serde::Serialize;
 
 use super::json::{At, Text};
+use super::network;
 
 /// What a phase knows of the pod's run.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -51,11 +54,22 @@ pub(crate) struct Document<'a> {
     reason: Option<&'a str>,
     failed_app: Option<&'a str>,
     pid: Option<u32>,
-    net: &'static str,
+    net: Text<&'a gantry_model::NetMode>,
+    networks: Networks<'a>,
     hostname: &'a str,
     apps: Vec<App<'a>>,
     user_annotations: &'a BTreeMap<String, String>,
     user_labels: &'a BTreeMap<String, String>,
+}
+
+/// What a pod got of its networks: the same in both ways but for white space.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Networks<'a> {
+    /// As it is stored. Costs nothing, and is in one line.
+    Stored(&'a gantry_engine::Networks),
+    /// Read, to be laid out as all else.
+    Read(Vec<network::Document<'a>>),
 }
 
 /// An app as JSON.
@@ -75,8 +89,17 @@ struct App<'a> {
 }
 
 impl<'a> Document<'a> {
-    /// The pod of a row.
+    /// The pod of a row, for one line.
     pub(crate) fn of(row: &'a PodRow) -> Self {
+        Self::with(row, Networks::Stored(&row.networks))
+    }
+
+    /// The pod of a row, and its networks as they were read there.
+    pub(crate) fn spread(row: &'a PodRow, networks: &'a [PodNetwork]) -> Self {
+        Self::with(row, Networks::Read(networks.iter().map(network::Document::of).collect()))
+    }
+
+    fn with(row: &'a PodRow, networks: Networks<'a>) -> Self {
         let run = run(&row.phase);
         Self {
             id: Text(row.id),
@@ -89,7 +112,8 @@ impl<'a> Document<'a> {
             reason: run.end.map(|end| end.reason.as_str()),
             failed_app: run.end.and_then(|end| end.failed_app.as_ref()).map(gantry_model::AppName::as_str),
             pid: run.pid,
-            net: row.net.as_str(),
+            net: Text(&row.net),
+            networks,
             hostname: &row.hostname,
             apps: row.apps.iter().map(App::of).collect(),
             user_annotations: &row.user_annotations,
@@ -164,7 +188,8 @@ pub(crate) mod tests {
             },
             created: Timestamp(0),
             prepared: Some(Timestamp(500_000_000)),
-            net: gantry_model::spec::NetMode::None,
+            net: gantry_model::NetMode::None,
+            networks: gantry_engine::Networks::default(),
             hostname: "h".into(),
             apps: vec![app("a", how(HowEnded::Exited(0))), app("b", how(HowEnded::Signaled(11)))],
             user_annotations: BTreeMap::new(),
@@ -182,7 +207,7 @@ pub(crate) mod tests {
             )
         };
         let want = format!(
-            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","hostname":"h","apps":[{},{}],"user_annotations":{{}},"user_labels":{{}}}}"#,
+            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","apps":[{},{}],"user_annotations":{{}},"user_labels":{{}}}}"#,
             app("a", 0, "null"),
             app("b", 139, "11"),
         );

@@ -1,0 +1,189 @@
+"""net: what a network costs a pod, from starting the tool to its end, for one app that does nothing; and whether that
+depends on how many pods there are.
+
+All of it happens in network and mount namespaces of their own, the same for every contender: nothing is set up in the
+machine's. podman keeps its namespaces in a /run/netns that is private there, too.
+"""
+
+import json
+import os
+import sys
+from contextlib import ExitStack
+
+from .gantry import Gantry
+from .measure import HERE, Runner, alternate, program, summary
+from .peers import Podman
+from .world import APP
+
+TITLE = "a pod's network (run to exit of one trivial app; then set-up and tear-down beside others)"
+
+PLUGINS = "/usr/lib/cni"
+NONE, DEFAULT = "gantry run --net=none", "gantry run, built-in default"
+SAME, EXTERNAL = "gantry run, a list done by gantry", "gantry run, that list by Debian's plugins"
+ALONE, PODMAN, PODMAN_NONE = "those plugins alone, ADD and DEL", "podman run, its bridge", "podman run, no network"
+
+MOST_MS, OF_PODMAN, EXTRA_MS, GROWTH = 10.0, 0.1, 2.0, 1.25
+
+# As gantry's default network, of other names and addresses.
+LIST = {
+    "cniVersion": "1.0.0", "name": "bench", "plugins": [
+        {"type": "bridge", "bridge": "bench0", "isGateway": True, "ipMasq": True, "hairpinMode": True,
+         "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.201.0.0/16"}], [{"subnet": "fd00:201::/64"}]],
+                  "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}},
+        {"type": "portmap", "capabilities": {"portMappings": True}},
+        {"type": "firewall", "ingressPolicy": "same-bridge"}],
+}
+
+# A host with loopback, a cable that leads nowhere, and a default route.
+HOST = """
+mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns
+ip link set lo up
+ip link add up0 type veth peer name up1
+ip addr add 192.0.2.1/24 dev up0
+ip link set up0 up && ip link set up1 up
+ip route add default via 192.0.2.2
+exec "$@"
+"""
+
+
+class Host:
+    """A host of our own, with gantry and podman on it. `stack` closes what is made."""
+
+    def __init__(self, world, stack, name):
+        self.world = world
+        self.work = os.path.join(world.work, name)
+        os.makedirs(os.path.join(self.work, "net.d"))
+        prefix = [program("unshare"), "--net", "--mount", "--propagation", "private", "sh", "-ec", HOST, "sh"]
+        self.runner = stack.enter_context(Runner(prefix=prefix))
+        self.stack = stack
+        self.image = f"oci:{world.layout}"
+
+    def list_for(self, bridge, name):
+        """A configuration list on a bridge of its own; its path."""
+        network = json.loads(json.dumps(LIST).replace("bench0", bridge).replace('"bench"', f'"{name}"'))
+        network["plugins"][0]["ipam"]["dataDir"] = os.path.join(self.work, "leases")
+        path = os.path.join(self.work, "net.d", f"{name}.conflist")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(network, file)
+        return path
+
+    def gantry(self):
+        """gantry with the fixture image; its id; and the flag for each way to run networks."""
+        directory = os.path.join(self.work, "gantry")
+        gantry = Gantry(self.runner, self.world.options.programs, directory)
+        ways = {}
+        for name, text in (("built-in", "use-plugins = false"), ("plugins", "use-plugins = true")):
+            path = os.path.join(self.work, f"{name}.toml")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(f'[network]\nconfig-dirs = ["{self.work}/net.d"]\nplugin-dirs = ["{PLUGINS}"]\n{text}\n')
+            ways[name] = f"--config={path}"
+        self.stack.callback(gantry.stop)
+        said = self.runner.text(gantry.command("fetch", self.image))
+        return gantry, said.split()[-1], ways
+
+    def podman(self):
+        """podman with the fixture image; its id."""
+        podman = Podman(self.runner, self.work)
+        self.stack.callback(podman.stop)
+        return podman, self.runner.text(podman.command("pull", "--quiet", f"{self.image}:latest")).split()[-1]
+
+
+def contenders(world, host):
+    """name -> function that runs it once."""
+    made = {}
+    if world.wants("gantry"):
+        gantry, image, ways = host.gantry()
+        host.list_for("bench0", "bench")
+        host.list_for("bench1", "external")
+
+        def run(way, net):
+            command = gantry.command(ways[way], "run", f"--net={net}", "--quiet", "--rm", image, "--exec", APP, "--", "true")
+            return lambda _: host.runner.run(command)["ns"]
+
+        made[NONE], made[DEFAULT] = run("built-in", "none"), run("built-in", "default")
+        made[SAME], made[EXTERNAL] = run("built-in", "bench"), run("plugins", "external")
+    alone = [sys.executable, os.path.join(HERE, "cni.py"), host.list_for("bench2", "alone"), PLUGINS]
+    made[ALONE] = lambda _: int(host.runner.text(alone))
+    if world.wants("podman"):
+        podman, image_of_podman = host.podman()
+
+        def run_podman(network):
+            command = podman.command("run", "--network", network, "--log-driver", "k8s-file", *podman.limits, "--rm",
+                                     "--entrypoint", APP, image_of_podman, "true")
+            return lambda _: host.runner.run(command)["ns"]
+
+        made[PODMAN], made[PODMAN_NONE] = run_podman("bridge"), run_podman("none")
+    return made
+
+
+def beside(world, rounds):
+    """Set-up and tear-down of one pod beside others that idle: name -> summary."""
+    rows = {}
+    with ExitStack() as stack:
+        host = Host(world, stack, "net-beside")
+        gantry, image, ways = host.gantry()
+
+        def start(net):
+            return gantry.command(ways["built-in"], "run", f"--net={net}", "--detach", "--quiet", image, "--exec", APP, "--",
+                                  "sleep", "forever")
+
+        others = []
+        for count in world.options.net_pods:
+            while len(others) < count - 1:
+                others.append(host.runner.text(start("default")).splitlines()[-1])
+                if len(others) % 100 == 0:
+                    world.note(f"net: {len(others)} pods")
+            ended = {net: [] for net in ("none", "default")}
+
+            def one(net, number, ended=ended):
+                begun = host.runner.run(start(net), keep=True)
+                pod = begun["stdout"].split()[-1]
+                took = host.runner.run(gantry.command(ways["built-in"], "rm", "--force", pod))["ns"]
+                if number >= 2:
+                    ended[net].append(took)
+                return begun["ns"]
+
+            samples = alternate({net: lambda number, net=net: one(net, number) for net in ended}, rounds, warm=2)
+            label = f"{count} pod{'s' * (count > 1)}"
+            for net in ended:
+                rows[f"set-up, {net}, {label}"] = summary(samples[net])
+                rows[f"tear-down, {net}, {label}"] = summary(ended[net])
+    return dict(sorted(rows.items(), key=lambda row: (row[0].split(", ")[0], row[0].split(", ")[1])))
+
+
+def run(world):
+    """Rows: name -> summary."""
+    rounds = world.options.rounds or 40
+    with ExitStack() as stack:
+        made = contenders(world, Host(world, stack, "net-run"))
+        rows = {name: summary(values) for name, values in alternate(made, rounds, warm=3).items()}
+    if world.wants("gantry"):
+        rows.update(beside(world, rounds))
+    return rows
+
+
+def table_rows(rows):
+    """The table, with what the figures say of the targets."""
+    median = {name: row["median_ms"] for name, row in rows.items()}
+    verdicts = {}
+
+    def judge(name, figure, target, shown):
+        verdicts[name] = f"{shown}: {'met' if figure <= target else 'MISSED'}"
+
+    if NONE in median:
+        over = median[DEFAULT] - median[NONE]
+        judge(DEFAULT, over, MOST_MS, f"{over:+.2f} ms over none, most {MOST_MS:.0f}")
+        extra = median[EXTERNAL] - median[NONE] - median[ALONE]
+        judge(EXTERNAL, extra, EXTRA_MS, f"{extra:+.2f} ms over none and plugins, most {EXTRA_MS:.0f}")
+        if PODMAN in median:
+            of = median[DEFAULT] / median[PODMAN]
+            judge(PODMAN, of, OF_PODMAN, f"default is {of:.3f} of it, most {OF_PODMAN}")
+    for name, value in median.items():
+        parts = name.split(", ")
+        if len(parts) == 3 and parts[1] == "default" and parts[2] != "1 pod":
+            first = median.get(f"{parts[0]}, default, 1 pod")
+            if first:
+                judge(name, value / first, GROWTH, f"{value / first:.2f} of 1 pod, most {GROWTH}")
+    yield ["", "median ms", "min", "p90", "n", "target"]
+    for name, row in rows.items():
+        yield [name, *(f"{row[key]:.2f}" for key in ("median_ms", "min_ms", "p90_ms")), str(row["n"]), verdicts.get(name, "")]

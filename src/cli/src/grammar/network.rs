@@ -1,0 +1,255 @@
+//! The flags of networks: `--net`, `--port`, `--dns…`, `--hosts-entry`. Several of one kind add up, so what was said
+//! before has a say in what may come.
+
+use std::net::IpAddr;
+use std::str::FromStr as _;
+
+use gantry_model::id::shown;
+use gantry_model::net::{Dns, DnsSpec, HostsSpec, MAX_PORT_RANGE, NetMode, PortSpec, PortTarget, Protocol};
+use gantry_model::{AppName, PodSpec};
+
+use super::values::{self, Why, not};
+
+/// What has been said so far.
+#[derive(Default)]
+pub(super) struct NetDraft {
+    /// Every `--net`, joined by commas, and what it means.
+    net: Option<(String, NetMode)>,
+    ports: Vec<PortSpec>,
+    /// `--dns=host` or `--dns=none`, which exclude `given`.
+    dns: Option<Special>,
+    given: Option<Dns>,
+    hosts: HostsSpec,
+}
+
+/// What `--dns` takes besides addresses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Special {
+    Host,
+    None,
+}
+
+impl NetDraft {
+    /// `--net`; without a value the default network, as in rkt.
+    pub(super) fn net(&mut self, value: &str) -> Result<(), Why> {
+        let value = if value.is_empty() { gantry_model::net::DEFAULT } else { value };
+        let text = match &self.net {
+            Some((earlier, _)) => format!("{earlier},{value}"),
+            None => value.to_owned(),
+        };
+        let mode = NetMode::from_str(&text).map_err(|error| Why::Text(error.to_string()))?;
+        self.net = Some((text, mode));
+        Ok(())
+    }
+
+    /// `--port`.
+    pub(super) fn port(&mut self, value: &str) -> Result<(), Why> {
+        self.ports.push(port(value)?);
+        Ok(())
+    }
+
+    /// `--dns`: addresses, or `host` or `none` and nothing else.
+    pub(super) fn dns(&mut self, value: &str) -> Result<(), Why> {
+        let special = match value {
+            "host" => Special::Host,
+            "none" => Special::None,
+            _ => {
+                for server in value.split(',') {
+                    let address = server.parse().or_else(|_| not(server, "an IP address, or host or none alone"))?;
+                    self.given()?.servers.push(address);
+                }
+                return Ok(());
+            }
+        };
+        if self.given.is_some() || self.dns.is_some_and(|earlier| earlier != special) {
+            return Err(Why::Text(format!("'{value}' cannot be combined with anything else said about DNS")));
+        }
+        self.dns = Some(special);
+        Ok(())
+    }
+
+    /// What is given in place of what networks say: any of it switches that off, as in rkt.
+    pub(super) fn given(&mut self) -> Result<&mut Dns, Why> {
+        match self.dns {
+            None => Ok(self.given.get_or_insert_default()),
+            Some(Special::Host) => Err(Why::Text("it cannot be combined with --dns=host".into())),
+            Some(Special::None) => Err(Why::Text("it cannot be combined with --dns=none".into())),
+        }
+    }
+
+    /// `--hosts-entry`: `IP=NAME`, comma-separated, or `host` and nothing else.
+    pub(super) fn hosts_entry(&mut self, value: &str) -> Result<(), Why> {
+        if value == "host" {
+            if self.hosts != HostsSpec::default() && self.hosts != HostsSpec::Host {
+                return Err(Why::Text("'host' cannot be combined with entries of one's own".into()));
+            }
+            self.hosts = HostsSpec::Host;
+            return Ok(());
+        }
+        for entry in value.split(',') {
+            let Some((address, name)) = entry.split_once('=') else {
+                return not(entry, "IP=NAME");
+            };
+            self.host(self::address(address)?, name)?;
+        }
+        Ok(())
+    }
+
+    /// docker's `--add-host NAME:IP`.
+    pub(super) fn add_host(&mut self, value: &str) -> Result<(), Why> {
+        // A name has neither; an IPv6 address has colons.
+        let Some((name, text)) = value.split_once([':', '=']) else {
+            return not(value, "NAME:IP");
+        };
+        if text == "host-gateway" {
+            return Err(Why::NotYet("the host is reached at the gateway that 'gantry network list -o json' shows"));
+        }
+        let text = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        self.host(self::address(text)?, name)
+    }
+
+    /// A name more for an address.
+    fn host(&mut self, address: IpAddr, name: &str) -> Result<(), Why> {
+        if !is_host_name(name) {
+            return not(name, "a host name");
+        }
+        let HostsSpec::Entries(entries) = &mut self.hosts else {
+            return Err(Why::Text("entries cannot be combined with the host's file ('host')".into()));
+        };
+        match entries.iter_mut().find(|(known, _)| *known == address) {
+            Some((_, names)) => names.push(name.to_owned()),
+            None => entries.push((address, vec![name.to_owned()])),
+        }
+        Ok(())
+    }
+
+    /// Puts all of it into the pod.
+    pub(super) fn onto(self, spec: &mut PodSpec) {
+        spec.net = self.net.map(|(_, mode)| mode);
+        spec.dns = match self.dns {
+            Some(Special::Host) => DnsSpec::Host,
+            Some(Special::None) => DnsSpec::None,
+            None => self.given.map_or(DnsSpec::Network, DnsSpec::Given),
+        };
+        (spec.ports, spec.hosts) = (self.ports, self.hosts);
+    }
+}
+
+fn address(text: &str) -> Result<IpAddr, Why> {
+    text.parse().or_else(|_| not(text, "an IP address"))
+}
+
+/// A domain of resolv.conf(5); `.` is the root.
+pub(super) fn domain(text: &str) -> Result<String, Why> {
+    if text == "." || is_host_name(text) {
+        return Ok(text.to_owned());
+    }
+    not(text, "a domain name; the flag can be repeated")
+}
+
+/// Whether this can stand in `/etc/hosts` as a name (RFC 1123, and the underscores that people use).
+fn is_host_name(text: &str) -> bool {
+    let fits = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_'))
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    text.len() <= 253 && text.strip_suffix('.').unwrap_or(text).split('.').all(fits)
+}
+
+/// What can stand behind `--port` and `--publish`.
+const PORT: &str = "NAME:[HOSTIP:]HOSTPORT or [HOSTIP:]HOSTPORT[-END]:PODPORT[-END][/tcp|udp|sctp], \
+                    with an IPv6 address in brackets";
+
+/// rkt's `NAME:[HOSTIP:]HOSTPORT`, or docker's `[HOSTIP:]HOSTPORT[-END]:PODPORT[-END][/PROTOCOL]`. It is docker's when it
+/// begins with an address or a number: a port's name has a letter.
+fn port(value: &str) -> Result<PortSpec, Why> {
+    let (rest, protocol) = match value.rsplit_once('/') {
+        Some((rest, protocol)) => (rest, Some(protocol.parse::<Protocol>().map_err(Why::Text)?)),
+        None => (value, None),
+    };
+    let fields = fields(rest).unwrap_or_default();
+    match fields[..] {
+        [_] | [_, "", _] => Err(Why::Text(format!(
+            "'{}' names no port of the host, and gantry picks none: write HOSTPORT:PODPORT",
+            shown(value)
+        ))),
+        [host, pod] if is_numeric(host) => numbered(None, host, pod, protocol.unwrap_or_default()),
+        [ip, host, pod] if ip.parse::<IpAddr>().is_ok() => {
+            numbered(Some(address(ip)?), host, pod, protocol.unwrap_or_default())
+        }
+        [name, port] if is_port_name(name) => named(name, None, port, protocol),
+        [name, ip, port] if is_port_name(name) => named(name, Some(address(ip)?), port, protocol),
+        _ => not(value, PORT),
+    }
+}
+
+fn numbered(host_ip: Option<IpAddr>, host: &str, pod: &str, protocol: Protocol) -> Result<PortSpec, Why> {
+    let (host_port, host_count) = range(host)?;
+    let (port, count) = range(pod)?;
+    if host_count != count {
+        return Err(Why::Text(format!(
+            "'{}' and '{}' are not equally many: {host_count} of the host for {count} of the pod",
+            shown(host),
+            shown(pod)
+        )));
+    }
+    Ok(PortSpec { to: PortTarget::Numbered { port, count, protocol }, host_ip, host_port })
+}
+
+fn named(name: &str, host_ip: Option<IpAddr>, port: &str, protocol: Option<Protocol>) -> Result<PortSpec, Why> {
+    if let Some(protocol) = protocol {
+        let protocol = protocol.as_str();
+        return Err(Why::Text(format!(
+            "port '{name}' has the protocol that its image declares: leave '/{protocol}' out"
+        )));
+    }
+    Ok(PortSpec { to: PortTarget::Named(name.to_owned()), host_ip, host_port: number(port)? })
+}
+
+/// The parts between colons; an address in brackets is one, without them. None when a bracket is in the wrong place.
+fn fields(text: &str) -> Option<Vec<&str>> {
+    let (mut fields, mut rest) = (Vec::new(), text);
+    loop {
+        let (field, after) = match rest.strip_prefix('[') {
+            Some(inside) => inside.split_once(']')?,
+            None => rest.split_at(rest.find(':').unwrap_or(rest.len())),
+        };
+        fields.push(field);
+        match after.strip_prefix(':') {
+            Some(more) => rest = more,
+            None => return after.is_empty().then_some(fields),
+        }
+    }
+}
+
+/// A port or a range of them, right or wrong; not a name.
+fn is_numeric(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit() || c == b'-')
+}
+
+/// Port names are what appc calls AC names, as the names of apps are.
+fn is_port_name(text: &str) -> bool {
+    !is_numeric(text) && text.parse::<AppName>().is_ok()
+}
+
+/// `PORT` or `FIRST-LAST`: the first, and how many.
+fn range(text: &str) -> Result<(u16, u16), Why> {
+    let Some((first, last)) = text.split_once('-') else {
+        return Ok((number(text)?, 1));
+    };
+    let (first, last) = (number(first)?, number(last)?);
+    match last.checked_sub(first) {
+        Some(more) if more < MAX_PORT_RANGE => Ok((first, more + 1)),
+        Some(_) => Err(Why::Text(format!("'{}' are too many ports: {MAX_PORT_RANGE} is the limit", shown(text)))),
+        None => not(text, "a range of ports: the first is the lower one"),
+    }
+}
+
+fn number(text: &str) -> Result<u16, Why> {
+    match values::number(text, "a port: 1 to 65535")? {
+        0 => not(text, "a port: 1 to 65535"),
+        port => Ok(port),
+    }
+}

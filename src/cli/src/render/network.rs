@@ -1,0 +1,243 @@
+//! What pods got of their networks: rkt's short text, and JSON. The names of the JSON fields are a promise: they are
+//! added to, never changed.
+//!
+//! ```text
+//! name interface mac addresses[address prefix gateway] routes[to prefix via] dns{servers search options domain}
+//! ports[host_ip host_port pod_port count protocol]
+//! ```
+//!
+//! Prefixes are in bits; a `host_ip` of null is every address of the host; `count` ports lead from `host_port` and the
+//! following ones to `pod_port` and the following ones.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use gantry_engine::{Glance, PodRow};
+use gantry_model::net::{Dns, PodAddress, PodNetwork, PodPort, PodRoute};
+use serde::Serialize;
+
+use super::json::Text;
+use crate::failure::Failure;
+
+/// What a pod got of one network, as JSON.
+#[derive(Serialize)]
+pub(crate) struct Document<'a> {
+    name: &'a str,
+    interface: &'a str,
+    mac: Option<&'a str>,
+    addresses: Vec<Address>,
+    routes: Vec<Route>,
+    dns: Names<'a>,
+    ports: Vec<Port>,
+}
+
+#[derive(Serialize)]
+struct Address {
+    address: Text<IpAddr>,
+    prefix: u8,
+    gateway: Option<Text<IpAddr>>,
+}
+
+#[derive(Serialize)]
+struct Route {
+    to: Text<IpAddr>,
+    prefix: u8,
+    via: Option<Text<IpAddr>>,
+}
+
+#[derive(Serialize)]
+struct Names<'a> {
+    servers: Vec<Text<IpAddr>>,
+    search: &'a [String],
+    options: &'a [String],
+    domain: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Port {
+    host_ip: Option<Text<IpAddr>>,
+    host_port: u16,
+    pod_port: u16,
+    count: u16,
+    protocol: &'static str,
+}
+
+impl<'a> Document<'a> {
+    /// One network of a pod.
+    pub(crate) fn of(network: &'a PodNetwork) -> Self {
+        Self {
+            name: &network.name,
+            interface: &network.interface,
+            mac: network.mac.as_deref(),
+            addresses: network.addresses.iter().map(Address::of).collect(),
+            routes: network.routes.iter().map(Route::of).collect(),
+            dns: Names::of(&network.dns),
+            ports: network.ports.iter().map(Port::of).collect(),
+        }
+    }
+}
+
+impl Address {
+    fn of(address: &PodAddress) -> Self {
+        let PodAddress { address, prefix, gateway } = address;
+        Self { address: Text(*address), prefix: *prefix, gateway: gateway.map(Text) }
+    }
+}
+
+impl Route {
+    fn of(route: &PodRoute) -> Self {
+        let PodRoute { to, prefix, via } = route;
+        Self { to: Text(*to), prefix: *prefix, via: via.map(Text) }
+    }
+}
+
+impl<'a> Names<'a> {
+    fn of(dns: &'a Dns) -> Self {
+        let Dns { servers, search, options, domain } = dns;
+        Self { servers: servers.iter().copied().map(Text).collect(), search, options, domain: domain.as_deref() }
+    }
+}
+
+impl Port {
+    fn of(port: &PodPort) -> Self {
+        let PodPort { host_ip, host_port, pod_port, count, protocol } = port;
+        Self {
+            host_ip: host_ip.map(Text),
+            host_port: *host_port,
+            pod_port: *pod_port,
+            count: *count,
+            protocol: protocol.as_str(),
+        }
+    }
+}
+
+/// Which addresses a short text has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Families {
+    /// The IPv6 one only where there is no IPv4 one: for narrow columns.
+    One,
+    /// Both.
+    Both,
+}
+
+/// rkt's text: `default:ip4=10.121.0.2,ip6=fd67::2, other:ip4=…`, the first address of each family; before a pod is
+/// started, and where it has none of its own, what was asked for.
+///
+/// # Errors
+/// The row is damaged.
+pub(crate) fn text(row: &PodRow, families: Families) -> Result<String, Failure> {
+    if row.networks.is_empty() {
+        return Ok(row.net.to_string());
+    }
+    let mut text = String::new();
+    for Glance { name, ip4, ip6 } in row.networks.glance()? {
+        let ip6 = ip6.filter(|_| families == Families::Both || ip4.is_none());
+        text.push_str(if text.is_empty() { "" } else { ", " });
+        text.push_str(&name);
+        // Writing to a String cannot fail.
+        if let Some(ip4) = ip4 {
+            let _ = write!(text, ":ip4={ip4}");
+        }
+        if let Some(ip6) = ip6 {
+            let _ = write!(text, "{}ip6={ip6}", if ip4.is_none() { ':' } else { ',' });
+        }
+    }
+    Ok(text)
+}
+
+/// What `status` says of one network beyond the short text: a line for the interface and one for each of its ports.
+pub(crate) fn details(network: &PodNetwork) -> Vec<String> {
+    let mut interface = format!("interface-{}={}", network.interface, network.name);
+    for (key, value) in network.mac.iter().map(|mac| ("mac", mac)) {
+        // Writing to a String cannot fail.
+        let _ = write!(interface, ",{key}={value}");
+    }
+    for PodAddress { address, prefix, gateway } in &network.addresses {
+        let _ = write!(interface, ",address={address}/{prefix}");
+        if let Some(gateway) = gateway {
+            let _ = write!(interface, ",gateway={gateway}");
+        }
+    }
+    std::iter::once(interface).chain(network.ports.iter().map(port)).collect()
+}
+
+/// `port-127.0.0.1:8080/tcp=80`.
+fn port(port: &PodPort) -> String {
+    let host = match port.host_ip {
+        None => String::new(),
+        Some(IpAddr::V4(ip)) => format!("{ip}:"),
+        Some(IpAddr::V6(ip)) => format!("[{ip}]:"),
+    };
+    let range = |first: u16| match port.count {
+        0 | 1 => first.to_string(),
+        count => format!("{first}-{}", u32::from(first) + u32::from(count) - 1),
+    };
+    format!("port-{host}{}/{}={}", range(port.host_port), port.protocol.as_str(), range(port.pod_port))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::render::pod::tests::ended;
+    use gantry_model::net::Protocol;
+
+    /// What a pod got of a network with both families and two ports.
+    pub(crate) fn network() -> PodNetwork {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        PodNetwork {
+            name: "default".into(),
+            interface: "eth0".into(),
+            mac: Some("0a:58:0a:79:00:02".into()),
+            addresses: vec![
+                PodAddress { address: ip("fd67::2"), prefix: 64, gateway: Some(ip("fd67::1")) },
+                PodAddress { address: ip("10.121.0.2"), prefix: 16, gateway: Some(ip("10.121.0.1")) },
+                PodAddress { address: ip("10.121.0.3"), prefix: 16, gateway: None },
+            ],
+            routes: vec![PodRoute { to: ip("0.0.0.0"), prefix: 0, via: Some(ip("10.121.0.1")) }],
+            dns: Dns { servers: vec![ip("10.121.0.1")], search: vec!["x.example".into()], ..Dns::default() },
+            ports: vec![
+                PodPort { host_ip: None, host_port: 8080, pod_port: 80, count: 1, protocol: Protocol::Tcp },
+                PodPort { host_ip: Some(ip("::1")), host_port: 90, pod_port: 70, count: 3, protocol: Protocol::Udp },
+            ],
+        }
+    }
+
+    fn row(networks: Vec<PodNetwork>) -> PodRow {
+        let networks = gantry_engine::Networks::of(&networks).unwrap();
+        PodRow { networks, net: "default,only6,nothing".parse().unwrap(), ..ended() }
+    }
+
+    #[test]
+    fn short_texts_are_rkts() {
+        let mut only6 = PodNetwork { name: "only6".into(), ..network() };
+        only6.addresses.truncate(1);
+        let nothing = PodNetwork { name: "nothing".into(), addresses: vec![], ..network() };
+        let networks = vec![network(), only6, nothing];
+        let want = "default:ip4=10.121.0.2, only6:ip6=fd67::2, nothing";
+        assert_eq!(text(&row(networks.clone()), Families::One).unwrap(), want);
+        let want = "default:ip4=10.121.0.2,ip6=fd67::2, only6:ip6=fd67::2, nothing";
+        assert_eq!(text(&row(networks), Families::Both).unwrap(), want);
+        assert_eq!(text(&row(vec![]), Families::Both).unwrap(), "default,only6,nothing");
+    }
+
+    #[test]
+    fn details_as_lines() {
+        let want = [
+            "interface-eth0=default,mac=0a:58:0a:79:00:02,address=fd67::2/64,gateway=fd67::1,\
+             address=10.121.0.2/16,gateway=10.121.0.1,address=10.121.0.3/16",
+            "port-8080/tcp=80",
+            "port-[::1]:90-92/udp=70-72",
+        ];
+        assert_eq!(details(&network()), want);
+    }
+
+    #[test]
+    fn the_names_of_the_fields_are_a_promise() {
+        let want = r#"{"name":"default","interface":"eth0","mac":"0a:58:0a:79:00:02","addresses":[{"address":"fd67::2","prefix":64,"gateway":"fd67::1"},{"address":"10.121.0.2","prefix":16,"gateway":"10.121.0.1"},{"address":"10.121.0.3","prefix":16,"gateway":null}],"routes":[{"to":"0.0.0.0","prefix":0,"via":"10.121.0.1"}],"dns":{"servers":["10.121.0.1"],"search":["x.example"],"options":[],"domain":null},"ports":[{"host_ip":null,"host_port":8080,"pod_port":80,"count":1,"protocol":"tcp"},{"host_ip":"::1","host_port":90,"pod_port":70,"count":3,"protocol":"udp"}]}"#;
+        assert_eq!(serde_json::to_string(&Document::of(&network())).unwrap(), want);
+        // Lists copy what is stored.
+        let stored = row(vec![network(), network()]).networks;
+        assert_eq!(serde_json::to_string(&stored).unwrap(), format!("[{want},{want}]"));
+        assert_eq!(serde_json::to_string(&row(vec![]).networks).unwrap(), "[]");
+    }
+}

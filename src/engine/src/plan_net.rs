@@ -1,0 +1,228 @@
+//! The part of a plan that is about networks: which, how they are run here, which ports lead to the pod, what its
+//! resolv.conf and hosts say. Pure.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use gantry_contract::{network, plan as out};
+use gantry_fetch::config::ImageConfig;
+use gantry_fetch::ports::DeclaredPort;
+use gantry_fetch::source::digest_of;
+use gantry_model::id::{Algorithm, shown};
+use gantry_model::net::{DnsSpec, HostsSpec, NetError, PortSpec, PortTarget, Wanted, port_range};
+use gantry_model::{AppName, ErrorKind, Kind, NetMode};
+use gantry_store::Layout;
+use thiserror::Error;
+
+use crate::NetworkOptions;
+use crate::settings::DEFAULT_DIR;
+
+/// The name of our nftables tables where there is one gantry.
+const TABLE: &str = "gantry";
+/// So many declared ports are named in an error.
+const NAMED: usize = 20;
+
+/// A port of the host cannot lead to the pod as asked.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PortError {
+    /// No image declares it.
+    #[error("no port named '{}': {}; write --port HOSTPORT:PODPORT for one that no image declares", shown(.name), declared(.known))]
+    Unknown {
+        /// As asked for.
+        name: String,
+        /// The names that are declared; some of them, when they are many.
+        known: Vec<String>,
+    },
+    /// Two apps have a port of this name.
+    #[error(
+        "port '{}' is ambiguous: apps '{first}' and '{second}' both declare it; write --port HOSTPORT:PODPORT",
+        shown(.name)
+    )]
+    Ambiguous {
+        /// As asked for.
+        name: String,
+        /// One app.
+        first: AppName,
+        /// Another.
+        second: AppName,
+    },
+    /// The declared range is too long, or ends where the host has no ports.
+    #[error("port '{}' cannot be had on port {host_port} of the host", shown(.name))]
+    Range {
+        /// As asked for.
+        name: String,
+        /// The first port of the host.
+        host_port: u16,
+        /// Why.
+        #[source]
+        source: NetError,
+    },
+    /// Two `--port` are for one port of the host.
+    #[error("{} port {port} of the host is asked for twice: one port leads to one place", .protocol.as_str())]
+    Twice {
+        /// Of which protocol.
+        protocol: gantry_model::net::Protocol,
+        /// The first they have in common.
+        port: u16,
+    },
+    /// They are for a pod that has no networks of its own.
+    #[error(transparent)]
+    NoNetwork(NetError),
+}
+
+impl Kind for PortError {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::Invalid
+    }
+}
+
+fn declared(known: &[String]) -> String {
+    match known {
+        [] => "the pod's images declare none".to_owned(),
+        known => format!("declared are: {}", known.join(", ")),
+    }
+}
+
+/// How networks are run here.
+pub(crate) fn host(options: &NetworkOptions, layout: &Layout) -> network::Host {
+    let NetworkOptions { default: _, config_dirs, plugin_dirs, use_plugins, plugin_limit, resolver } = options;
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    network::Host {
+        state_dir: text(&layout.net_dir()),
+        pods_dir: text(&layout.pods_dir()),
+        config_dirs: config_dirs.clone(),
+        plugin_dirs: plugin_dirs.clone(),
+        table: table(layout.root()),
+        use_plugins: *use_plugins,
+        plugin_limit_ms: u64::try_from(plugin_limit.as_millis()).unwrap_or(u64::MAX),
+        resolver: *resolver,
+    }
+}
+
+/// The name of the nftables tables of a data directory: several gantries of one host each have their own.
+fn table(dir: &Path) -> String {
+    if dir == Path::new(DEFAULT_DIR) {
+        return TABLE.to_owned();
+    }
+    let digest = digest_of(Algorithm::Sha256, dir.as_os_str().as_encoded_bytes());
+    format!("{TABLE}-{}", digest.hex().chars().take(8).collect::<String>())
+}
+
+/// The networks in the words of the plan. Only a pod with networks of its own may have ports.
+pub(crate) fn net(mode: &NetMode, ports: Vec<out::Port>, host: network::Host) -> Result<out::Net, PortError> {
+    if !ports.is_empty() {
+        gantry_model::net::takes_ports(mode).map_err(PortError::NoNetwork)?;
+    }
+    let (all, wanted) = match mode {
+        NetMode::None => return Ok(out::Net::None),
+        NetMode::Host => return Ok(out::Net::Host),
+        NetMode::Networks(wanted) => (false, wanted),
+        NetMode::All(wanted) => (true, wanted),
+    };
+    let wanted = wanted.iter().map(|it| out::Wanted { name: it.name.clone(), args: it.args.clone() }).collect();
+    Ok(out::Net::Networks(out::Networks { host, wanted, all, ports }))
+}
+
+/// What a plan's networks were when they were asked for.
+pub(crate) fn mode(net: &out::Net) -> NetMode {
+    match net {
+        out::Net::None => NetMode::None,
+        out::Net::Host => NetMode::Host,
+        out::Net::Networks(networks) => {
+            let wanted = |it: &out::Wanted| Wanted { name: it.name.clone(), args: it.args.clone() };
+            let wanted = networks.wanted.iter().map(wanted).collect();
+            if networks.all { NetMode::All(wanted) } else { NetMode::Networks(wanted) }
+        }
+    }
+}
+
+/// The ports of a plan, for a network that takes its place.
+pub(crate) fn ports_of(net: &out::Net) -> Vec<out::Port> {
+    match net {
+        out::Net::None | out::Net::Host => Vec::new(),
+        out::Net::Networks(networks) => networks.ports.clone(),
+    }
+}
+
+/// The ports asked for, each with its number; `images` are the apps with what their images say.
+pub(crate) fn ports(asked: &[PortSpec], images: &[(&AppName, &ImageConfig)]) -> Result<Vec<out::Port>, PortError> {
+    let mut ports: Vec<out::Port> = Vec::with_capacity(asked.len());
+    for asked in asked {
+        let port = port(asked, images)?;
+        if let Some(common) = ports.iter().find_map(|earlier| common(earlier, &port)) {
+            return Err(PortError::Twice { protocol: port.protocol.into(), port: common });
+        }
+        ports.push(port);
+    }
+    Ok(ports)
+}
+
+fn port(asked: &PortSpec, images: &[(&AppName, &ImageConfig)]) -> Result<out::Port, PortError> {
+    let PortSpec { to, host_ip, host_port } = asked;
+    let (pod_port, count, protocol) = match to {
+        PortTarget::Numbered { port, count, protocol } => (*port, *count, *protocol),
+        PortTarget::Named(name) => {
+            let DeclaredPort { name, port, count, protocol } = named(name, images)?;
+            let fits = port_range(*host_port, count);
+            fits.map_err(|source| PortError::Range { name, host_port: *host_port, source })?;
+            (port, count, protocol)
+        }
+    };
+    Ok(out::Port { host_ip: *host_ip, host_port: *host_port, pod_port, count, protocol: protocol.into() })
+}
+
+/// As in rkt a name that two apps have is refused, even where they mean one port.
+fn named(name: &str, images: &[(&AppName, &ImageConfig)]) -> Result<DeclaredPort, PortError> {
+    let mut found: Option<(&AppName, DeclaredPort)> = None;
+    for &(app, config) in images {
+        let Some(port) = config.ports().find(|port| port.name == name) else { continue };
+        if let Some((first, _)) = found {
+            let (first, second) = (first.clone(), app.clone());
+            return Err(PortError::Ambiguous { name: name.to_owned(), first, second });
+        }
+        found = Some((app, port));
+    }
+    let known = || images.iter().flat_map(|(_, config)| config.ports()).map(|port| port.name).take(NAMED).collect();
+    found.map(|(_, port)| port).ok_or_else(|| PortError::Unknown { name: name.to_owned(), known: known() })
+}
+
+/// The first port of the host that both are for.
+fn common(one: &out::Port, other: &out::Port) -> Option<u16> {
+    let same_address = match (one.host_ip, other.host_ip) {
+        (None, _) | (_, None) => true,
+        (Some(a), Some(b)) => a == b || (a.is_ipv4() == b.is_ipv4() && (a.is_unspecified() || b.is_unspecified())),
+    };
+    let last = |port: &out::Port| port.host_port.saturating_add(port.count.saturating_sub(1));
+    let (first, last) = (one.host_port.max(other.host_port), last(one).min(last(other)));
+    (same_address && one.protocol == other.protocol && first <= last).then_some(first)
+}
+
+/// What resolv.conf says.
+pub(crate) fn resolv(dns: &DnsSpec) -> out::Resolv {
+    match dns {
+        DnsSpec::Network => out::Resolv::Network,
+        DnsSpec::Host => out::Resolv::Host,
+        DnsSpec::None => out::Resolv::None,
+        DnsSpec::Given(dns) => out::Resolv::Given(dns.clone().into()),
+    }
+}
+
+/// What hosts says: an address twice is one line.
+pub(crate) fn hosts(hosts: &HostsSpec) -> out::Hosts {
+    let entries = match hosts {
+        HostsSpec::Host => return out::Hosts::Host,
+        HostsSpec::Entries(entries) => entries,
+    };
+    let mut lines: Vec<(IpAddr, Vec<String>)> = Vec::new();
+    for (address, names) in entries {
+        match lines.iter_mut().find(|(known, _)| known == address) {
+            Some((_, known)) => known.extend(names.iter().cloned()),
+            None => lines.push((*address, names.clone())),
+        }
+    }
+    out::Hosts::Entries(lines)
+}
+
+#[cfg(test)]
+#[path = "plan_net_tests.rs"]
+mod tests;

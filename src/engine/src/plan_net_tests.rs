@@ -1,0 +1,125 @@
+//! Ports and networks, from what was asked for to the plan.
+
+use super::*;
+use gantry_model::net::{Dns, Protocol};
+
+fn name(text: &str) -> AppName {
+    text.parse().unwrap()
+}
+
+fn image(ports: &[&str]) -> ImageConfig {
+    ImageConfig { exposed_ports: ports.iter().map(|&port| port.to_owned()).collect(), ..ImageConfig::default() }
+}
+
+fn named(to: &str, host_port: u16) -> PortSpec {
+    PortSpec { to: PortTarget::Named(to.into()), host_ip: None, host_port }
+}
+
+fn numbered(host: (Option<&str>, u16), port: u16, count: u16, protocol: Protocol) -> PortSpec {
+    let host_ip = host.0.map(|ip| ip.parse().unwrap());
+    PortSpec { to: PortTarget::Numbered { port, count, protocol }, host_ip, host_port: host.1 }
+}
+
+fn resolved(asked: &[PortSpec], images: &[(&str, &[&str])]) -> Result<Vec<out::Port>, PortError> {
+    let images: Vec<(AppName, ImageConfig)> = images.iter().map(|(app, ports)| (name(app), image(ports))).collect();
+    ports(asked, &images.iter().map(|(app, config)| (app, config)).collect::<Vec<_>>())
+}
+
+fn here(table: &str) -> network::Host {
+    let host = host(&NetworkOptions::default(), &Layout::new(Path::new("/d")));
+    network::Host { table: table.into(), ..host }
+}
+
+#[test]
+fn names_are_those_of_the_images() {
+    let web: (&str, &[&str]) = ("web", &["80/tcp", "5000-5003/udp", "nonsense"]);
+    let port = resolved(&[named("80-tcp", 8080), named("5000-5003-udp", 6000)], &[web]).unwrap();
+    let want = |host_port, pod_port, count, protocol| out::Port { host_ip: None, host_port, pod_port, count, protocol };
+    assert_eq!(port, [want(8080, 80, 1, out::Protocol::Tcp), want(6000, 5000, 4, out::Protocol::Udp)]);
+    let unknown = resolved(&[named("http", 1)], &[web]).unwrap_err();
+    assert!(unknown.to_string().starts_with("no port named 'http': declared are: 80-tcp, 5000-5003-udp;"), "{unknown}");
+    let none = resolved(&[named("http", 1)], &[("web", &[])]).unwrap_err();
+    assert!(none.to_string().contains("declare none"), "{none}");
+    let two = resolved(&[named("80-tcp", 1)], &[web, ("b", &["80"])]).unwrap_err();
+    assert!(two.to_string().starts_with("port '80-tcp' is ambiguous: apps 'web' and 'b'"), "{two}");
+    let far = resolved(&[named("5000-5003-udp", 65533)], &[web]).unwrap_err();
+    assert!(matches!(far, PortError::Range { host_port: 65533, .. }), "{far:?}");
+    let wide = resolved(&[named("1-65535-tcp", 1)], &[("a", &["1-65535"])]).unwrap_err();
+    assert!(matches!(wide, PortError::Range { source: NetError::PortCount(65535), .. }), "{wide:?}");
+    // A hostile image names many: only some are told.
+    let many: Vec<String> = (1..9000).map(|port| port.to_string()).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let told = resolved(&[named("x", 1)], &[("a", &many)]).unwrap_err();
+    assert!(matches!(told, PortError::Unknown { ref known, .. } if known.len() == NAMED), "{told}");
+}
+
+#[test]
+fn one_port_of_the_host_leads_to_one_place() {
+    use Protocol::{Tcp, Udp};
+    let one = |ip, port, count, protocol| numbered((ip, port), 80, count, protocol);
+    for (a, b, want) in [
+        (one(None, 80, 1, Tcp), one(None, 80, 1, Tcp), Some(80)),
+        (one(None, 80, 1, Tcp), one(None, 80, 1, Udp), None),
+        (one(None, 80, 1, Tcp), one(None, 81, 1, Tcp), None),
+        (one(None, 80, 10, Tcp), one(None, 89, 1, Tcp), Some(89)),
+        (one(None, 80, 10, Tcp), one(None, 90, 1, Tcp), None),
+        (one(None, 85, 1, Tcp), one(None, 80, 10, Tcp), Some(85)),
+        (one(Some("10.0.0.1"), 80, 1, Tcp), one(None, 80, 1, Tcp), Some(80)),
+        (one(Some("10.0.0.1"), 80, 1, Tcp), one(Some("10.0.0.2"), 80, 1, Tcp), None),
+        (one(Some("10.0.0.1"), 80, 1, Tcp), one(Some("10.0.0.1"), 80, 1, Tcp), Some(80)),
+        (one(Some("10.0.0.1"), 80, 1, Tcp), one(Some("0.0.0.0"), 80, 1, Tcp), Some(80)),
+        (one(Some("::"), 80, 1, Tcp), one(Some("fd00::1"), 80, 1, Tcp), Some(80)),
+        (one(Some("10.0.0.1"), 80, 1, Tcp), one(Some("::"), 80, 1, Tcp), None),
+        (one(Some("0.0.0.0"), 80, 1, Tcp), one(Some("::"), 80, 1, Tcp), None),
+    ] {
+        let twice = |got: Result<_, PortError>| match got {
+            Ok(_) => None,
+            Err(PortError::Twice { port, .. }) => Some(port),
+            Err(other) => panic!("{other}"),
+        };
+        assert_eq!(twice(resolved(&[a.clone(), b.clone()], &[])), want, "{a:?} {b:?}");
+        assert_eq!(twice(resolved(&[b, a], &[])), want);
+    }
+}
+
+#[test]
+fn networks_of_a_plan_are_those_asked_for() {
+    for text in ["none", "host", "default", "a:IP=10.0.0.1;X=,b", "all", "all,a:K=V"] {
+        let asked: NetMode = text.parse().unwrap();
+        let planned = net(&asked, Vec::new(), here("t")).unwrap();
+        assert_eq!(mode(&planned), asked, "{text}");
+        assert_eq!(mode(&planned).to_string(), text);
+    }
+    let port = out::Port { host_ip: None, host_port: 1, pod_port: 2, count: 1, protocol: out::Protocol::Tcp };
+    let with = |text: &str| net(&text.parse().unwrap(), vec![port.clone()], here("t"));
+    assert_eq!(ports_of(&with("all").unwrap()), std::slice::from_ref(&port));
+    for none in ["none", "host"] {
+        let refused = with(none).unwrap_err();
+        assert!(refused.to_string().contains(&format!("--net={none}")), "{refused}");
+    }
+}
+
+#[test]
+fn each_data_directory_has_its_own_tables() {
+    let of = |dir: &str| host(&NetworkOptions::default(), &Layout::new(Path::new(dir)));
+    assert_eq!(of("/var/lib/gantry").table, "gantry");
+    let (a, b) = (of("/a").table, of("/b").table);
+    assert!(a != b && a.len() == "gantry-".len() + 8 && a.starts_with("gantry-"), "{a} {b}");
+    assert_eq!(of("/a").table, a);
+    let host = of("/a");
+    assert_eq!((host.state_dir.as_str(), host.pods_dir.as_str(), host.plugin_limit_ms), ("/a/net", "/a/pods", 60_000));
+}
+
+#[test]
+fn files_of_the_apps() {
+    let dns = Dns { servers: vec!["10.0.0.1".parse().unwrap()], domain: Some("d".into()), ..Dns::default() };
+    let given = resolv(&DnsSpec::Given(dns.clone()));
+    assert!(matches!(given, out::Resolv::Given(given) if Dns::from(given.clone()) == dns));
+    assert_eq!(resolv(&DnsSpec::default()), out::Resolv::Network);
+    let entry = |address: &str, names: &[&str]| {
+        (address.parse().unwrap(), names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())
+    };
+    let said = HostsSpec::Entries(vec![entry("10.0.0.1", &["a"]), entry("fd00::1", &["b"]), entry("10.0.0.1", &["c"])]);
+    assert_eq!(hosts(&said), out::Hosts::Entries(vec![entry("10.0.0.1", &["a", "c"]), entry("fd00::1", &["b"])]));
+    assert_eq!(hosts(&HostsSpec::Host), out::Hosts::Host);
+}

@@ -1,0 +1,394 @@
+//! A pod's networks: what is asked for (`--net`, ports, DNS), and what it got.
+//!
+//! The grammar is rkt's: `--net=NAME[:K=V[;K=V…]][,NAME…]`, with `host`, `none` and `all` as names of their own.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use crate::id::shown;
+pub use crate::net_check::{port_range, takes_ports};
+
+/// The name of the network a pod gets when nothing is said.
+pub const DEFAULT: &str = "default";
+/// The most bytes of a request for networks.
+pub const MAX_REQUEST: usize = 16 * 1024;
+/// The most networks of one pod.
+pub const MAX_NETWORKS: usize = 32;
+
+/// Which networks a pod is to have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NetMode {
+    /// A network namespace of its own with loopback only.
+    None,
+    /// The host's network namespace.
+    Host,
+    /// These, in this order: eth0, eth1 …
+    Networks(Vec<Wanted>),
+    /// Every network that is configured, and the default one; those named get the arguments.
+    All(Vec<Wanted>),
+}
+
+/// A network asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its name.
+    pub name: String,
+    /// Arguments for its plugins (`CNI_ARGS`), in the order given.
+    pub args: Vec<(String, String)>,
+}
+
+impl Default for NetMode {
+    /// The network `default`, as in rkt.
+    fn default() -> Self {
+        Self::Networks(vec![Wanted { name: DEFAULT.to_owned(), args: Vec::new() }])
+    }
+}
+
+/// A request for networks that cannot be understood or kept.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum NetError {
+    /// A name twice.
+    #[error("found duplicate network name '{0}'")]
+    Duplicate(String),
+    /// Arguments for something that takes none.
+    #[error("arguments are not supported by the special network name '{0}'")]
+    Arguments(String),
+    /// `host` or `none` beside others.
+    #[error("'{0}' cannot be combined with other networks")]
+    Alone(String),
+    /// Not a name of a network.
+    #[error("'{0}' is not a network's name: it begins with a letter or digit and goes on with those, '_', '.' and '-'")]
+    Name(String),
+    /// Not an argument.
+    #[error("'{argument}' of network '{network}' is not an argument: must be KEY=VALUE")]
+    Argument {
+        /// As given.
+        argument: String,
+        /// For which network.
+        network: String,
+    },
+    /// More than [`MAX_REQUEST`] bytes or [`MAX_NETWORKS`] networks.
+    #[error("a request for networks may have at most {MAX_REQUEST} bytes and {MAX_NETWORKS} networks")]
+    TooLong,
+    /// Ports for a pod without networks of its own.
+    #[error("no port of the host can lead to a pod with --net={0}: --port is for pods with networks of their own")]
+    NoPorts(&'static str),
+    /// Not the name of a port.
+    #[error("'{0}' is not the name of a port: expected one such as http or 80-tcp")]
+    PortName(String),
+    /// Port 0.
+    #[error("there is no port 0: ports are 1 to 65535")]
+    PortZero,
+    /// None, or too many ports in one range.
+    #[error("a range of {0} ports cannot be had: 1 to {MAX_PORT_RANGE} can")]
+    PortCount(u16),
+    /// A range that ends where there are no ports.
+    #[error("{count} ports from {first} on go beyond 65535")]
+    PortRange {
+        /// The first.
+        first: u16,
+        /// How many.
+        count: u16,
+    },
+    /// Not a domain.
+    #[error("'{0}' is not a domain name")]
+    Domain(String),
+    /// Not an option of the resolver.
+    #[error("'{0}' is not an option of resolv.conf: expected one such as ndots:2")]
+    DnsOption(String),
+    /// An address without a name.
+    #[error("no name is given for {0} in /etc/hosts")]
+    NoHostName(IpAddr),
+    /// Not the name of a host.
+    #[error("'{name}' cannot be a name of {address} in /etc/hosts: it is not a host name")]
+    HostName {
+        /// The address.
+        address: IpAddr,
+        /// As given.
+        name: String,
+    },
+    /// Too many of something.
+    #[error("{count} {what} are too many: {most} is the limit")]
+    TooMany {
+        /// What.
+        what: &'static str,
+        /// How many.
+        count: usize,
+        /// The limit.
+        most: usize,
+    },
+}
+
+impl crate::Kind for NetError {
+    fn kind(&self) -> crate::ErrorKind {
+        crate::ErrorKind::Invalid
+    }
+}
+
+/// Whether this may be the name of a network (CNI specification 1.1.0, section 1): it begins with a letter or digit, and
+/// goes on with those, `_`, `.` and `-`; at most 128 bytes.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
+    text.len() <= 128
+        && text.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric)
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+}
+
+impl FromStr for NetMode {
+    type Err = NetError;
+
+    /// Reads the value of `--net`; an empty one means the default network.
+    fn from_str(text: &str) -> Result<Self, NetError> {
+        if text.len() > MAX_REQUEST {
+            return Err(NetError::TooLong);
+        }
+        match text {
+            "" => return Ok(Self::default()),
+            // Of most rows of the store: no list is made for them.
+            "none" => return Ok(Self::None),
+            "host" => return Ok(Self::Host),
+            _ => {}
+        }
+        let mut wanted: Vec<Wanted> = Vec::new();
+        for part in text.split(',') {
+            let one = one(part)?;
+            if wanted.iter().any(|earlier| earlier.name == one.name) {
+                return Err(NetError::Duplicate(one.name));
+            }
+            wanted.push(one);
+        }
+        for (name, mode) in [("host", Self::Host), ("none", Self::None)] {
+            if wanted.iter().any(|it| it.name == name) {
+                return if wanted.len() == 1 { Ok(mode) } else { Err(NetError::Alone(name.into())) };
+            }
+        }
+        if wanted.len() > MAX_NETWORKS {
+            return Err(NetError::TooLong);
+        }
+        let named = wanted.len();
+        wanted.retain(|it| it.name != "all");
+        Ok(if wanted.len() < named { Self::All(wanted) } else { Self::Networks(wanted) })
+    }
+}
+
+impl fmt::Display for NetMode {
+    /// What [`NetMode::from_str`] reads.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (all, wanted) = match self {
+            Self::None => return f.write_str("none"),
+            Self::Host => return f.write_str("host"),
+            Self::Networks(wanted) => (None, wanted),
+            Self::All(wanted) => (Some("all".to_owned()), wanted),
+        };
+        let parts: Vec<String> = all.into_iter().chain(wanted.iter().map(ToString::to_string)).collect();
+        f.write_str(&parts.join(","))
+    }
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        for (index, (key, value)) in self.args.iter().enumerate() {
+            write!(f, "{}{key}={value}", if index == 0 { ':' } else { ';' })?;
+        }
+        Ok(())
+    }
+}
+
+fn one(part: &str) -> Result<Wanted, NetError> {
+    // At the first colon only: an IPv6 address has more.
+    let (name, args) = part.split_once(':').map_or((part, None), |(name, args)| (name, Some(args)));
+    if !is_name(name) {
+        return Err(NetError::Name(shown(name)));
+    }
+    let Some(args) = args else { return Ok(Wanted { name: name.into(), args: Vec::new() }) };
+    if matches!(name, "host" | "none" | "all") {
+        return Err(NetError::Arguments(name.into()));
+    }
+    let argument = |text: &str| {
+        let whole = text.split_once('=').filter(|(key, value)| !key.is_empty() && is_plain(key) && is_plain(value));
+        whole
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .ok_or_else(|| NetError::Argument { argument: shown(text), network: name.into() })
+    };
+    let args = args.split(';').map(argument).collect::<Result<_, _>>()?;
+    Ok(Wanted { name: name.into(), args })
+}
+
+/// Whether this may stand in `CNI_ARGS`.
+fn is_plain(text: &str) -> bool {
+    !text.chars().any(|c| c.is_control() || c == ';')
+}
+
+/// A transport protocol with ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Protocol {
+    /// RFC 9293.
+    #[default]
+    Tcp,
+    /// RFC 768.
+    Udp,
+    /// RFC 9260.
+    Sctp,
+}
+
+impl Protocol {
+    /// Its name in lower case, as in `80/tcp`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        }
+    }
+}
+
+impl FromStr for Protocol {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        [Self::Tcp, Self::Udp, Self::Sctp]
+            .into_iter()
+            .find(|protocol| text.eq_ignore_ascii_case(protocol.as_str()))
+            .ok_or_else(|| format!("'{}' is not a protocol: tcp, udp or sctp", shown(text)))
+    }
+}
+
+/// A port of the host that leads to the pod (`--port`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortSpec {
+    /// Which port of the pod.
+    pub to: PortTarget,
+    /// The host's address it is on; `None`: every one.
+    pub host_ip: Option<IpAddr>,
+    /// The first port of the host. Not 0.
+    pub host_port: u16,
+}
+
+/// Which port of the pod a port of the host leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PortTarget {
+    /// The one an image declares under this name (`ports` of an appc image; `80-tcp` for `80/tcp` of an OCI image).
+    Named(String),
+    /// These.
+    Numbered {
+        /// The first. Not 0.
+        port: u16,
+        /// How many, from the first on: 1 to [`MAX_PORT_RANGE`].
+        count: u16,
+        /// Of which protocol.
+        protocol: Protocol,
+    },
+}
+
+/// The most ports of one `--port`.
+pub const MAX_PORT_RANGE: u16 = 1024;
+/// The most `--port` of a pod.
+pub const MAX_PORTS: usize = 256;
+
+/// What `/etc/resolv.conf` of the apps says (`--dns*`).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum DnsSpec {
+    /// What the networks say, else the host's; the image's own where the pod has no network.
+    #[default]
+    Network,
+    /// The host's file as it is (`--dns=host`).
+    Host,
+    /// The image's own file is left alone (`--dns=none`).
+    None,
+    /// This.
+    Given(Dns),
+}
+
+/// Name servers and how names are looked up (resolv.conf(5)).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Dns {
+    /// The servers, preferred first.
+    pub servers: Vec<IpAddr>,
+    /// Where short names are looked up.
+    pub search: Vec<String>,
+    /// Options of the resolver.
+    pub options: Vec<String>,
+    /// The local domain.
+    pub domain: Option<String>,
+}
+
+/// What is added to `/etc/hosts` of the apps (`--hosts-entry`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HostsSpec {
+    /// gantry's file with these lines: an address and its names.
+    Entries(Vec<(IpAddr, Vec<String>)>),
+    /// The host's file (`--hosts-entry=host`).
+    Host,
+}
+
+impl Default for HostsSpec {
+    /// gantry's file alone.
+    fn default() -> Self {
+        Self::Entries(Vec::new())
+    }
+}
+
+/// What a started pod got of one network.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodNetwork {
+    /// The network's name.
+    pub name: String,
+    /// The interface in the pod.
+    pub interface: String,
+    /// Its hardware address, in hexadecimal with colons.
+    pub mac: Option<String>,
+    /// Its addresses.
+    pub addresses: Vec<PodAddress>,
+    /// Routes through it.
+    pub routes: Vec<PodRoute>,
+    /// What the network says of DNS.
+    pub dns: Dns,
+    /// Ports of the host that lead to the pod through this network.
+    pub ports: Vec<PodPort>,
+}
+
+/// An address of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// The length of its network's prefix, in bits.
+    pub prefix: u8,
+    /// The network's gateway.
+    pub gateway: Option<IpAddr>,
+}
+
+/// A route of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodRoute {
+    /// Whereto: the network's address.
+    pub to: IpAddr,
+    /// The length of its prefix, in bits.
+    pub prefix: u8,
+    /// Through whom.
+    pub via: Option<IpAddr>,
+}
+
+/// Ports of the host that lead to a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodPort {
+    /// The host's address; `None`: every one.
+    pub host_ip: Option<IpAddr>,
+    /// The first port of the host.
+    pub host_port: u16,
+    /// The first port of the pod.
+    pub pod_port: u16,
+    /// How many.
+    pub count: u16,
+    /// Of which protocol.
+    pub protocol: Protocol,
+}
+
+#[cfg(test)]
+#[path = "net_tests.rs"]
+mod tests;

@@ -1,0 +1,135 @@
+//! What of networks is refused, and what is not.
+
+use super::*;
+use crate::net::{Protocol, Wanted};
+use proptest::prelude::*;
+
+fn with(edit: impl FnOnce(&mut PodSpec)) -> Result<(), NetError> {
+    let mut spec = PodSpec::default();
+    edit(&mut spec);
+    check(&spec)
+}
+
+fn numbered(host_port: u16, port: u16, count: u16) -> PortSpec {
+    PortSpec { to: PortTarget::Numbered { port, count, protocol: Protocol::Udp }, host_ip: None, host_port }
+}
+
+fn named(name: &str, host_port: u16) -> PortSpec {
+    PortSpec { to: PortTarget::Named(name.into()), host_ip: None, host_port }
+}
+
+#[test]
+fn ports_are_numbers_that_exist() {
+    let most = MAX_PORT_RANGE;
+    for (spec, want) in [
+        (numbered(1, 65535, 1), Ok(())),
+        (numbered(65535, 1, 1), Ok(())),
+        (numbered(8000, 9000, most), Ok(())),
+        (numbered(65535 - most + 1, 1, most), Ok(())),
+        (numbered(65535 - most + 2, 1, most), Err(NetError::PortRange { first: 65535 - most + 2, count: most })),
+        (numbered(1, 65535, 2), Err(NetError::PortRange { first: 65535, count: 2 })),
+        (numbered(0, 1, 1), Err(NetError::PortZero)),
+        (numbered(1, 0, 1), Err(NetError::PortZero)),
+        (numbered(1, 1, 0), Err(NetError::PortCount(0))),
+        (numbered(1, 1, most + 1), Err(NetError::PortCount(most + 1))),
+        (named("80-tcp", 80), Ok(())),
+        (named("http", 0), Err(NetError::PortZero)),
+        (named("", 1), Err(NetError::PortName(String::new()))),
+        (named("a b", 1), Err(NetError::PortName("a b".into()))),
+    ] {
+        assert_eq!(with(|pod| pod.ports = vec![spec.clone()]), want, "{spec:?}");
+    }
+    let many = |n| with(|pod| pod.ports = vec![numbered(1, 1, 1); n]);
+    assert_eq!(many(MAX_PORTS), Ok(()));
+    assert!(matches!(many(MAX_PORTS + 1), Err(NetError::TooMany { .. })));
+}
+
+#[test]
+fn ports_need_networks() {
+    let net = |net: Option<NetMode>| {
+        with(|pod| {
+            pod.net = net;
+            pod.ports = vec![numbered(1, 1, 1)];
+        })
+    };
+    assert_eq!(net(None), Ok(()));
+    assert_eq!(net(Some(NetMode::default())), Ok(()));
+    assert_eq!(net(Some(NetMode::All(vec![]))), Ok(()));
+    assert_eq!(net(Some(NetMode::None)), Err(NetError::NoPorts("none")));
+    assert_eq!(net(Some(NetMode::Host)), Err(NetError::NoPorts("host")));
+}
+
+#[test]
+fn networks_that_could_not_be_read_again() {
+    let wanted = |name: &str, args: &[(&str, &str)]| Wanted {
+        name: name.into(),
+        args: args.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+    };
+    for (net, fits) in [
+        (NetMode::Networks(vec![wanted("a", &[("K", "v=w")]), wanted("b", &[])]), true),
+        (NetMode::All(vec![wanted("a", &[])]), true),
+        (NetMode::Networks(vec![]), false),
+        (NetMode::Networks(vec![wanted("host", &[])]), false),
+        (NetMode::Networks(vec![wanted("all", &[])]), false),
+        (NetMode::Networks(vec![wanted("a,b", &[])]), false),
+        (NetMode::Networks(vec![wanted("a", &[]), wanted("a", &[])]), false),
+        (NetMode::Networks(vec![wanted("a", &[("K", "v,b")])]), false),
+        (NetMode::Networks(vec![wanted("a", &[("K=", "v")])]), false),
+        (NetMode::Networks(vec![wanted("a", &[("", "v")])]), false),
+    ] {
+        assert_eq!(with(|pod| pod.net = Some(net.clone())).is_ok(), fits, "{net:?}");
+    }
+}
+
+#[test]
+fn what_goes_into_resolv_conf() {
+    let dns = |edit: fn(&mut Dns)| {
+        let mut dns = Dns::default();
+        edit(&mut dns);
+        with(|pod| pod.dns = DnsSpec::Given(dns)).is_ok()
+    };
+    assert!(dns(|_| ()));
+    assert!(dns(|d| d.search = vec!["example.com".into(), ".".into(), "_tcp.x.".into()]));
+    assert!(dns(|d| d.options = vec!["ndots:5".into(), "edns0".into()]));
+    assert!(dns(|d| d.servers = vec!["fd00::1".parse().unwrap(); 32]));
+    assert!(!dns(|d| d.servers = vec!["fd00::1".parse().unwrap(); 33]));
+    assert!(!dns(|d| d.search = vec!["a\nnameserver 6.6.6.6".into()]));
+    assert!(!dns(|d| d.search = vec!["a b".into()]));
+    assert!(!dns(|d| d.search = vec![String::new()]));
+    assert!(!dns(|d| d.search = vec!["a".repeat(64)]));
+    assert!(!dns(|d| d.domain = Some("a..b".into())));
+    assert!(!dns(|d| d.domain = Some("é".into())));
+    assert!(!dns(|d| d.domain = Some(["a"; 128].join("."))));
+    assert!(!dns(|d| d.options = vec!["a\nb".into()]));
+    assert!(!dns(|d| d.options = vec![String::new()]));
+    assert!(!dns(|d| d.options = vec!["x".repeat(254)]));
+}
+
+#[test]
+fn what_goes_into_hosts() {
+    let hosts = |names: &[&str]| {
+        let names = names.iter().map(|&name| name.to_owned()).collect();
+        with(|pod| pod.hosts = HostsSpec::Entries(vec![("10.0.0.1".parse().unwrap(), names)])).is_ok()
+    };
+    assert!(hosts(&["a", "b.example.com", "under_score"]));
+    for bad in [&[][..], &[""], &["a b"], &["a\n10.0.0.2 c"], &["#"], &["-x"]] {
+        assert!(!hosts(bad), "{bad:?}");
+    }
+    assert_eq!(with(|pod| pod.hosts = HostsSpec::Host), Ok(()));
+    let many = vec![("10.0.0.1".parse().unwrap(), vec!["a".to_owned()]); MAX_HOSTS + 1];
+    assert!(matches!(with(|pod| pod.hosts = HostsSpec::Entries(many)), Err(NetError::TooMany { .. })));
+}
+
+proptest! {
+    /// Whatever passes is one line in its file.
+    #[test]
+    fn no_line_ends_where_it_should_not(text in "\\PC{0,20}|[a-z \n#;.]{0,10}") {
+        let one = |text: &str| vec![text.to_owned()];
+        let dns = Dns { search: one(&text), ..Dns::default() };
+        let fits = with(|pod| pod.dns = DnsSpec::Given(dns)).is_ok();
+        prop_assert!(!fits || !text.contains(|c: char| c.is_whitespace() || c.is_control()));
+        let dns = Dns { options: one(&text), ..Dns::default() };
+        let fits = with(|pod| pod.dns = DnsSpec::Given(dns)).is_ok();
+        prop_assert!(!fits || !text.contains(|c: char| c.is_whitespace() || c.is_control()));
+    }
+}

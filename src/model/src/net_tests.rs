@@ -1,0 +1,63 @@
+//! The grammar of `--net`.
+
+use super::*;
+use proptest::prelude::*;
+
+fn read(text: &str) -> Result<NetMode, NetError> {
+    text.parse()
+}
+
+fn wanted(name: &str, args: &[(&str, &str)]) -> Wanted {
+    let args = args.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    Wanted { name: name.into(), args }
+}
+
+#[test]
+fn as_in_rkt() {
+    assert_eq!(read("").unwrap(), NetMode::Networks(vec![wanted("default", &[])]));
+    assert_eq!(
+        read("default,foo:IP=10.1.2.3;X=y=z,bar:IP=fd00::1").unwrap(),
+        NetMode::Networks(vec![
+            wanted("default", &[]),
+            wanted("foo", &[("IP", "10.1.2.3"), ("X", "y=z")]),
+            wanted("bar", &[("IP", "fd00::1")])
+        ])
+    );
+    assert_eq!(read("host").unwrap(), NetMode::Host);
+    assert_eq!(read("none").unwrap(), NetMode::None);
+    assert_eq!(read("all").unwrap(), NetMode::All(vec![]));
+    assert_eq!(read("foo:A=,all").unwrap(), NetMode::All(vec![wanted("foo", &[("A", "")])]));
+}
+
+#[test]
+fn what_rkt_refuses() {
+    assert_eq!(read("a,b,a:X=1"), Err(NetError::Duplicate("a".into())));
+    for special in ["host", "none", "all"] {
+        assert_eq!(read(&format!("{special}:IP=1")), Err(NetError::Arguments(special.into())));
+    }
+    assert_eq!(read("host,a"), Err(NetError::Alone("host".into())));
+    assert_eq!(read("all,none"), Err(NetError::Alone("none".into())));
+    for bad in ["a,", ",", "../a", "a b", ":X=1"] {
+        assert!(matches!(read(bad), Err(NetError::Name(_))), "{bad}");
+    }
+    for bad in ["a:", "a:X", "a:=1", "a:X=1;", "a:X=\n"] {
+        assert!(matches!(read(bad), Err(NetError::Argument { .. })), "{bad}");
+    }
+    assert_eq!(read(&"a".repeat(MAX_REQUEST + 1)), Err(NetError::TooLong));
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(names in proptest::collection::btree_set("[a-z][a-z0-9.-]{3,8}x", 1..5), value in "[^;,\\pC]{0,12}") {
+        let texts: Vec<String> = names.iter().map(|name| format!("{name}:K={value}")).collect();
+        let expected = names.iter().map(|name| wanted(name, &[("K", &value)])).collect();
+        let mode = read(&texts.join(",")).unwrap();
+        prop_assert_eq!(mode.to_string(), texts.join(","));
+        prop_assert_eq!(mode, NetMode::Networks(expected));
+    }
+
+    #[test]
+    fn nothing_panics(text in "\\PC{0,60}") {
+        let _ = read(&text);
+    }
+}

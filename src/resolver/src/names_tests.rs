@@ -1,0 +1,168 @@
+//! Tests of names and places.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::fixtures::{DB, WEB, ip, network, pod};
+
+fn name(text: &str) -> Name {
+    Name::from_ascii(text).unwrap()
+}
+
+/// Two pods on `back`, one of them on `front` too.
+fn two_networks() -> Places {
+    let back = |address: &str| network("back", &[&format!("{address}/24 via 10.2.0.1")]);
+    places(&[
+        pod(
+            WEB,
+            "Web",
+            &["nginx", "log"],
+            vec![network("front", &["10.1.0.2/24 via 10.1.0.1", "fd00:1::2/64 via fd00:1::1"]), back("10.2.0.2")],
+        ),
+        pod(DB, "db", &["postgres", "log"], vec![back("10.2.0.3")]),
+    ])
+}
+
+#[test]
+fn names_of_a_pod() {
+    let places = two_networks();
+    let all: Vec<String> = places.keys().map(ToString::to_string).collect();
+    assert_eq!(all, ["10.1.0.1", "10.2.0.1", "fd00:1::1"]);
+    let front = places[&ip("10.1.0.1")].zone_for(ip("10.1.0.2")).unwrap();
+    let back = places[&ip("10.2.0.1")].zone_for(ip("10.2.0.200")).unwrap();
+    let both = [ip("10.1.0.2"), ip("fd00:1::2")];
+    for asked in ["web.", "WEB.", "nginx.", "web.gantry.internal.", "Nginx.GANTRY.Internal.", &format!("{WEB}.")] {
+        assert_eq!(front.find(&name(asked)), Found::Pod(&both), "{asked}");
+    }
+    assert_eq!(front.find(&name(&format!("gantry-{WEB}."))), Found::Pod(&both));
+    assert_eq!(back.find(&name("web.")), Found::Pod(&[ip("10.2.0.2")]));
+    assert_eq!(back.find(&name("log.")), Found::Pod(&[ip("10.2.0.2"), ip("10.2.0.3")]));
+    assert_eq!(back.name_of(ip("10.2.0.3")), Some("db"));
+    // Pods of other networks are as if they were not there.
+    assert_eq!(front.find(&name("db.")), Found::Foreign);
+    assert_eq!(front.find(&name("db.gantry.internal.")), Found::Missing);
+    assert_eq!(front.name_of(ip("10.2.0.3")), None);
+}
+
+#[test]
+fn what_is_ours_and_what_is_not() {
+    let zone = Zone::default();
+    for (asked, want) in [
+        ("gantry.internal.", Found::Domain),
+        ("x.gantry.internal.", Found::Missing),
+        ("a.b.gantry.internal.", Found::Missing),
+        ("internal.", Found::Foreign),
+        ("notgantry.internal.", Found::Foreign),
+        ("gantry.internal.example.", Found::Foreign),
+        ("example.com.", Found::Foreign),
+        ("com.", Found::Foreign),
+        (".", Found::Foreign),
+    ] {
+        assert_eq!(zone.find(&name(asked)), want, "{asked}");
+    }
+}
+
+#[test]
+fn names_that_are_not_told() {
+    let long = "a".repeat(64);
+    for hostname in ["localhost", "LocalHost", "example.com", "", &long, "a b", "ü", "a\0b", "*"] {
+        let pod = pod(WEB, hostname, &["localhost"], vec![]);
+        assert_eq!(pod.labels(), [format!("gantry-{WEB}"), WEB.to_owned()], "{hostname:?}");
+    }
+    let twice = pod(WEB, &format!("gantry-{WEB}"), &["app", "APP"], vec![]);
+    assert_eq!(twice.labels(), [format!("gantry-{WEB}"), WEB.to_owned(), "app".to_owned()]);
+}
+
+#[test]
+fn only_gateways_that_can_be_one() {
+    let listened = |gateway: &str| {
+        let length = if gateway.contains(':') { "fd00::2/64" } else { "10.0.0.2/24" };
+        !places(&[pod(WEB, "web", &[], vec![network("n", &[&format!("{length} via {gateway}")])])]).is_empty()
+    };
+    for gateway in ["10.0.0.1", "192.168.1.1", "203.0.113.1", "fd00::1", "2001:db8::1"] {
+        assert!(listened(gateway), "{gateway}");
+    }
+    for gateway in [
+        "127.0.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "255.255.255.255",
+        "169.254.1.1",
+        "::1",
+        "::",
+        "fe80::1",
+        "ff02::1",
+        "::ffff:127.0.0.1",
+    ] {
+        assert!(!listened(gateway), "{gateway}");
+    }
+    assert!(places(&[pod(WEB, "web", &[], vec![network("n", &["10.0.0.2/24"])])]).is_empty());
+}
+
+#[test]
+fn who_gets_an_answer() {
+    let places = two_networks();
+    let front = &places[&ip("10.1.0.1")];
+    for asker in ["10.1.0.2", "10.1.0.77", "10.1.0.1", "fd00:1::9"] {
+        assert!(front.zone_for(ip(asker)).is_some(), "{asker}");
+    }
+    for asker in ["10.2.0.2", "10.1.1.1", "127.0.0.1", "fd00:2::2", "::ffff:10.1.0.2"] {
+        assert!(front.zone_for(ip(asker)).is_none(), "{asker}");
+    }
+}
+
+#[test]
+fn two_networks_with_one_gateway_are_not_mixed() {
+    let same = |name: &str, address: &str| network(name, &[&format!("{address}/24 via 10.0.0.1")]);
+    let places = places(&[
+        pod(WEB, "web", &[], vec![same("one", "10.0.0.2")]),
+        pod(DB, "db", &[], vec![same("two", "10.0.0.3")]),
+    ]);
+    let place = &places[&ip("10.0.0.1")];
+    assert_eq!(place.zone_for(ip("10.0.0.2")).unwrap().find(&name("db.")), Found::Foreign);
+    assert_eq!(place.zone_for(ip("10.0.0.3")).unwrap().find(&name("db.")), Found::Pod(&[ip("10.0.0.3")]));
+    assert!(place.zone_for(ip("10.0.0.4")).is_none(), "of which of both it is cannot be said");
+}
+
+#[test]
+fn one_name_has_so_many_addresses_at_most() {
+    let many: Vec<Pod> = (0..600u32)
+        .map(|n| {
+            let address = std::net::Ipv4Addr::from_bits(0x0a00_0002 + n);
+            pod(&format!("{n}"), "same", &[], vec![network("n", &[&format!("{address}/16 via 10.0.0.1")])])
+        })
+        .collect();
+    let places = places(&many);
+    let zone = places[&ip("10.0.0.1")].zone_for(ip("10.0.0.9")).unwrap();
+    assert!(matches!(zone.find(&name("same.")), Found::Pod(all) if all.len() == MOST_ADDRESSES));
+    assert_eq!(zone.prefixes.len(), 1);
+    // Each has its own name all the same.
+    assert!(matches!(zone.find(&name("gantry-599.")), Found::Pod([_])));
+}
+
+proptest! {
+    #[test]
+    fn a_subnet_has_what_begins_like_it(a: u32, b: u32, length in 0u8..=40) {
+        let same = length == 0 || a >> (32 - u32::from(length.min(32))) == b >> (32 - u32::from(length.min(32)));
+        let (a, b) = (IpAddr::V4(a.into()), IpAddr::V4(b.into()));
+        prop_assert_eq!(contains(a, length, b), same);
+    }
+
+    #[test]
+    fn a_subnet_of_ipv6_has_what_begins_like_it(a: u128, b: u128, length in 0u8..=255) {
+        let length = length.min(128);
+        let same = length == 0 || a >> (128 - u32::from(length)) == b >> (128 - u32::from(length));
+        prop_assert_eq!(contains(IpAddr::V6(a.into()), length, IpAddr::V6(b.into())), same);
+        prop_assert!(contains(IpAddr::V6(a.into()), length, IpAddr::V6(a.into())));
+    }
+
+    #[test]
+    fn whatever_a_pod_is_called(hostname in any::<String>(), app in any::<String>()) {
+        let pod = pod(WEB, &hostname, &[&app], vec![network("n", &["10.0.0.2/24 via 10.0.0.1"])]);
+        for label in pod.labels() {
+            prop_assert!(is_label(&label));
+            let name = format!("{label}.{DOMAIN}.");
+            prop_assert!(Name::from_ascii(name).is_ok());
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Tests of following. What comes of the rows of real pods is tested from outside (`network_names`).
+
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+
+use gantry_engine::Engine;
+use gantry_tests::wait_for;
+
+use super::*;
+use crate::fixtures::{WEB, network, pod};
+
+/// A follower of a data directory and a resolv.conf of its own.
+struct Following {
+    home: tempfile::TempDir,
+    facts: watch::Receiver<Arc<Facts>>,
+    notes: mpsc::Receiver<String>,
+    ended: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Following {
+    fn start(prepare: impl FnOnce(&Path)) -> Self {
+        let home = tempfile::tempdir().unwrap();
+        prepare(home.path());
+        let (tell, facts) = watch::channel(Arc::default());
+        let (say, notes) = mpsc::channel();
+        let say: Say = Arc::new(move |note| drop(say.send(note.to_string())));
+        let follower = Follower::new(Options::new(data(home.path())), &home.path().join("resolv.conf"), say, tell);
+        let ended = Arc::new(AtomicBool::new(false));
+        let theirs = Arc::clone(&ended);
+        Self { home, facts, notes, ended, thread: thread::spawn(move || follower.run(&theirs)) }
+    }
+
+    fn servers(&self, want: &str) {
+        wait_for("the servers of the host", || (self.facts.borrow().servers == [want.parse().unwrap()]).then_some(()));
+    }
+
+    fn end(self) {
+        self.ended.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap();
+    }
+}
+
+fn data(home: &Path) -> PathBuf {
+    home.join("data")
+}
+
+#[test]
+fn servers_of_the_host_follow_their_file() {
+    let following = Following::start(|home| {
+        std::fs::write(home.join("resolv.conf"), "nameserver 192.0.2.1\n").unwrap();
+        drop(Engine::open(Options::new(data(home))).unwrap());
+    });
+    following.servers("192.0.2.1:53");
+    let path = following.home.path().join("resolv.conf");
+    std::fs::write(&path, "nameserver 192.0.2.99\n").unwrap();
+    following.servers("192.0.2.99:53");
+    std::fs::remove_file(&path).unwrap();
+    following.servers("127.0.0.1:53");
+    std::fs::create_dir(&path).unwrap();
+    let said = following.notes.recv_timeout(gantry_tests::DEADLINE).unwrap();
+    assert!(said.contains("resolver: cannot read the servers of this host: it is no regular file"), "{said}");
+    following.servers("127.0.0.1:53");
+    following.end();
+}
+
+#[test]
+fn a_database_that_is_not_there_is_no_end() {
+    let following = Following::start(|_| {});
+    let said = following.notes.recv_timeout(gantry_tests::DEADLINE).unwrap();
+    assert!(said.starts_with("resolver: cannot read the rows of pods: "), "{said}");
+    // The servers do not wait for it.
+    following.servers("127.0.0.1:53");
+    following.end();
+}
+
+#[test]
+fn only_what_has_changed_is_told() {
+    let (tell, mut facts) = watch::channel(Arc::default());
+    let home = tempfile::tempdir().unwrap();
+    let follower = Follower::new(Options::new(data(home.path())), home.path(), Arc::new(|_| {}), tell);
+    let running = || places(&[pod(WEB, "web", &[], vec![network("n", &["10.0.0.2/24 via 10.0.0.1"])])]);
+    let server: SocketAddr = "192.0.2.1:53".parse().unwrap();
+    for (places, servers, want) in [
+        (Some(running()), None, true),
+        (Some(running()), None, false),
+        (None, Some(vec![server]), true),
+        (Some(running()), Some(vec![server]), false),
+        (Some(Places::new()), None, true),
+    ] {
+        follower.tell(places, servers);
+        assert_eq!(facts.has_changed().unwrap(), want);
+        facts.mark_unchanged();
+    }
+    assert_eq!(facts.borrow().servers, [server]);
+}

@@ -1,0 +1,432 @@
+//! Tests of the server on loopback addresses, with servers of the host that are the tests' own.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener as StdListener, TcpStream as StdStream, UdpSocket as StdUdp};
+use std::sync::atomic::AtomicU32;
+use std::sync::mpsc;
+use std::thread;
+
+use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::{RData, Record, RecordType};
+
+use super::*;
+use crate::fixtures::{DB, WEB, ip, network, pod, query, texts};
+use crate::names::places;
+
+/// How long a test waits for what must come.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// How the address is called that all tests' pods have.
+const POD: &str = "127.66.0.2";
+
+/// A resolver on a loopback address and port of its own.
+struct Server {
+    address: SocketAddr,
+    facts: watch::Sender<Arc<Facts>>,
+    ending: watch::Sender<bool>,
+    notes: mpsc::Receiver<String>,
+    thread: thread::JoinHandle<()>,
+}
+
+/// The names there are on this address: `web`, a pod of the subnet 127.66.0.0/24, whatever else is there.
+fn names(address: IpAddr) -> Arc<Places> {
+    // No gateway can be a loopback address: computed for another one, then moved.
+    let pods = [pod(WEB, "web", &[], vec![network("n", &[&format!("{POD}/24 via 10.0.0.1")])])];
+    Arc::new(places(&pods).into_values().map(|place| (address, place)).collect())
+}
+
+impl Server {
+    /// Begins to start one; where it listens is [`Self::listening`]'s to wait for.
+    fn start_at(address: SocketAddr, servers: &[SocketAddr]) -> Self {
+        let facts = Facts { places: names(address.ip()), servers: servers.to_vec() };
+        let (facts, their_facts) = watch::channel(Arc::new(facts));
+        let (ending, is_ending) = watch::channel(false);
+        let (say, notes) = mpsc::channel();
+        let say: Say = Arc::new(move |note| drop(say.send(note.to_string())));
+        let shared = Shared::new(their_facts, is_ending, address.port(), say);
+        let thread = thread::spawn(move || {
+            tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(shared.run());
+        });
+        Self { address, facts, ending, notes, thread }
+    }
+
+    fn start(servers: &[SocketAddr]) -> Self {
+        let server = Self::start_at(free(), servers);
+        server.listening();
+        server
+    }
+
+    fn note(&self) -> String {
+        self.notes.recv_timeout(DEADLINE).unwrap()
+    }
+
+    fn listening(&self) {
+        assert_eq!(self.note(), format!("resolving names of pods on {}", self.address.ip()));
+    }
+
+    /// Asks as a pod does.
+    fn ask(&self, message: &Message) -> Message {
+        let client = client(POD);
+        client.send_to(&message.to_vec().unwrap(), self.address).unwrap();
+        receive(&client)
+    }
+
+    fn ask_by_tcp(&self, message: &Message) -> Message {
+        let mut stream = self.connect();
+        write(&mut stream, &message.to_vec().unwrap());
+        Message::from_vec(&read(&mut stream).unwrap()).unwrap()
+    }
+
+    /// A connection from a pod's subnet: what comes from 127.0.0.1 is nobody's.
+    fn connect(&self) -> StdStream {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let stream = runtime.block_on(async {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind((ip(POD), 0).into()).unwrap();
+            socket.connect(self.address).await.unwrap().into_std().unwrap()
+        });
+        stream.set_nonblocking(false).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream
+    }
+
+    fn end(self) {
+        self.ending.send(true).unwrap();
+        self.thread.join().unwrap();
+    }
+}
+
+/// An address of our own, with a port that is free for both.
+fn free() -> SocketAddr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed) + 1;
+    let [.., a, b] = (std::process::id() * 16 + n).to_be_bytes();
+    let address = IpAddr::from([127, 70, a, b]);
+    let port = StdUdp::bind((address, 0)).unwrap().local_addr().unwrap().port();
+    SocketAddr::new(address, port)
+}
+
+/// Looks until it is so.
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        thread::yield_now();
+    }
+}
+
+fn client(address: &str) -> StdUdp {
+    let socket = StdUdp::bind((ip(address), 0)).unwrap();
+    socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    socket
+}
+
+fn receive(client: &StdUdp) -> Message {
+    let mut buffer = [0; 65535];
+    let length = client.recv(&mut buffer).unwrap();
+    Message::from_vec(&buffer[..length]).unwrap()
+}
+
+fn write(stream: &mut StdStream, message: &[u8]) {
+    let framed = [&(message.len() as u16).to_be_bytes(), message].concat();
+    stream.write_all(&framed).unwrap();
+}
+
+fn read(stream: &mut StdStream) -> std::io::Result<Vec<u8>> {
+    let mut length = [0; 2];
+    stream.read_exact(&mut length)?;
+    let mut message = vec![0; usize::from(u16::from_be_bytes(length))];
+    stream.read_exact(&mut message)?;
+    Ok(message)
+}
+
+/// What a server of the host answers: so many addresses, and this code.
+fn answer(asked: &[u8], addresses: u8, code: ResponseCode) -> Vec<u8> {
+    let asked = Message::from_vec(asked).unwrap();
+    let mut reply = Message::response(asked.metadata.id, asked.metadata.op_code);
+    reply.metadata.response_code = code;
+    reply.add_queries(asked.queries.iter().cloned());
+    let name = asked.queries[0].name();
+    let records = (0..addresses).map(|n| Record::from_rdata(name.clone(), 60, RData::A(A([192, 0, 2, n].into()))));
+    reply.add_answers(records);
+    reply.to_vec().unwrap()
+}
+
+/// A server of the host over UDP: what it sends for what comes, as long as anybody asks.
+fn upstream(answers: impl Fn(&[u8]) -> Vec<Vec<u8>> + Send + 'static) -> (SocketAddr, mpsc::Receiver<Vec<u8>>) {
+    let socket = StdUdp::bind(free()).unwrap();
+    let address = socket.local_addr().unwrap();
+    serve_udp(socket, address, answers)
+}
+
+fn serve_udp(
+    socket: StdUdp,
+    address: SocketAddr,
+    answers: impl Fn(&[u8]) -> Vec<Vec<u8>> + Send + 'static,
+) -> (SocketAddr, mpsc::Receiver<Vec<u8>>) {
+    let (told, heard) = mpsc::channel();
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            if told.send(buffer[..length].to_vec()).is_err() {
+                return;
+            }
+            for answer in answers(&buffer[..length]) {
+                socket.send_to(&answer, from).unwrap();
+            }
+        }
+    });
+    (address, heard)
+}
+
+fn example() -> Message {
+    query("Example.com.", RecordType::A, None)
+}
+
+#[test]
+fn names_are_told_to_those_of_the_network() {
+    let server = Server::start(&[]);
+    let asked = query("web.", RecordType::A, None);
+    assert_eq!(texts(&server.ask(&asked)), [POD]);
+    assert_eq!(texts(&server.ask_by_tcp(&asked)), [POD]);
+    // One of another network: it hears nothing, and so it is heard that the next one is answered.
+    let stranger = client("127.99.0.1");
+    stranger.send_to(&asked.to_vec().unwrap(), server.address).unwrap();
+    assert_eq!(texts(&server.ask(&asked)), [POD]);
+    stranger.set_nonblocking(true).unwrap();
+    assert!(stranger.recv(&mut [0; 512]).is_err());
+    let mut stream = StdStream::connect(server.address).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    assert_eq!(stream.read(&mut [0; 2]).unwrap_or(0), 0, "it is hung up on");
+    server.end();
+}
+
+#[test]
+fn names_follow_the_facts() {
+    let server = Server::start(&[]);
+    let asked = query("web.gantry.internal.", RecordType::A, None);
+    assert_eq!(texts(&server.ask(&asked)), [POD]);
+    let other = pod(DB, "db", &[], vec![network("n", &[&format!("{POD}/24 via 10.0.0.1")])]);
+    let places: Places = places(&[other]).into_values().map(|place| (server.address.ip(), place)).collect();
+    server.facts.send_replace(Arc::new(Facts { places: Arc::new(places), servers: Vec::new() }));
+    assert_eq!(server.ask(&asked).metadata.response_code, ResponseCode::NXDomain);
+    // The last pod is gone: so are the sockets.
+    server.facts.send_replace(Arc::default());
+    wait_until("the sockets are closed", || StdUdp::bind(server.address).is_ok());
+    server.facts.send_replace(Arc::new(Facts { places: names(server.address.ip()), servers: Vec::new() }));
+    server.listening();
+    assert_eq!(texts(&server.ask(&asked)), [POD]);
+    server.end();
+}
+
+#[test]
+fn other_names_are_asked_of_the_host_s_servers() {
+    let (address, heard) = upstream(|asked| vec![answer(asked, 2, ResponseCode::NoError)]);
+    let server = Server::start(&[address]);
+    let reply = server.ask(&example());
+    assert_eq!((reply.metadata.id, texts(&reply)), (0x1234, vec!["192.0.2.0".to_owned(), "192.0.2.1".to_owned()]));
+    assert_eq!(reply.queries, example().queries);
+    assert_eq!(texts(&server.ask_by_tcp(&example())).len(), 2);
+    let asked: Vec<Vec<u8>> = (0..2).map(|_| heard.recv_timeout(DEADLINE).unwrap()).collect();
+    let same = example().to_vec().unwrap()[2..].to_vec();
+    assert_eq!([&asked[0][2..], &asked[1][2..]], [&same, &same]);
+    server.end();
+}
+
+#[test]
+fn only_the_answer_counts() {
+    let (address, _heard) = upstream(|asked| {
+        let good = answer(asked, 1, ResponseCode::NoError);
+        let mut other_id = answer(asked, 2, ResponseCode::NoError);
+        other_id[0] ^= 0xff;
+        let mut other_name = answer(asked, 3, ResponseCode::NoError);
+        other_name[14] = b'z';
+        vec![Vec::new(), asked.to_vec(), other_id, other_name, good]
+    });
+    let server = Server::start(&[address]);
+    assert_eq!(texts(&server.ask(&example())), ["192.0.2.0"]);
+    server.end();
+}
+
+#[test]
+fn what_is_cut_is_asked_for_again_by_tcp() {
+    // Both ports at once: the address is ours.
+    let address = free();
+    let listener = StdListener::bind(address).unwrap();
+    let (address, _heard) = serve_udp(StdUdp::bind(address).unwrap(), address, |asked| {
+        let mut cut = answer(asked, 1, ResponseCode::NoError);
+        cut[2] |= 2;
+        vec![cut]
+    });
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let asked = read(&mut stream).unwrap();
+            write(&mut stream, &answer(&asked, 60, ResponseCode::NoError));
+        }
+    });
+    let server = Server::start(&[address]);
+    let whole = server.ask_by_tcp(&example());
+    assert_eq!((texts(&whole).len(), whole.metadata.truncation), (60, false));
+    let sized = server.ask(&query("example.com.", RecordType::A, Some(1232)));
+    assert_eq!((texts(&sized).len(), sized.metadata.truncation), (60, false), "over UDP, if it fits");
+    let small = server.ask(&example());
+    assert_eq!((texts(&small).len(), small.metadata.truncation), (1, true), "and what there was of it, if not");
+    server.end();
+}
+
+#[test]
+fn the_next_server_is_asked_when_one_is_silent_or_unable() {
+    let (silent, heard) = upstream(|_| Vec::new());
+    let (unable, _heard) = upstream(|asked| vec![answer(asked, 0, ResponseCode::ServFail)]);
+    // Nobody listens there.
+    let closed = free();
+    let (good, _also_heard) = upstream(|asked| vec![answer(asked, 1, ResponseCode::NoError)]);
+    let server = Server::start(&[silent, unable, closed, good]);
+    assert_eq!(texts(&server.ask(&example())), ["192.0.2.0"]);
+    heard.recv_timeout(DEADLINE).unwrap();
+    // From now on the silent one is asked last.
+    assert_eq!(texts(&server.ask(&example())), ["192.0.2.0"]);
+    assert!(heard.try_recv().is_err());
+    server.end();
+}
+
+#[test]
+fn when_no_server_can_the_client_hears_of_it() {
+    let (refuses, _heard) = upstream(|asked| vec![answer(asked, 0, ResponseCode::Refused)]);
+    let (mute, _also_heard) = upstream(|asked| vec![[&asked[..2], &[0x80, 1, 0, 0, 0, 0, 0, 0, 0, 0]].concat()]);
+    // One that says much and repeats no question.
+    let header: &[u8] = &[0x80, 1, 0, 0, 0, 0, 0, 0, 0, 1];
+    let (odd, _heard_too) = upstream(move |asked| vec![[&asked[..2], header, &[0; 60]].concat()]);
+    for (servers, code) in [
+        (vec![], ResponseCode::ServFail),
+        (vec![free()], ResponseCode::ServFail),
+        (vec![mute], ResponseCode::ServFail),
+        (vec![odd], ResponseCode::ServFail),
+        (vec![refuses, mute], ResponseCode::Refused),
+    ] {
+        let server = Server::start(&servers);
+        let reply = server.ask(&example());
+        assert_eq!((reply.metadata.response_code, reply.metadata.id), (code, 0x1234), "{servers:?}");
+        assert_eq!(reply.queries, example().queries);
+        server.end();
+    }
+}
+
+#[test]
+fn we_do_not_ask_ourselves() {
+    let address = free();
+    // As a host does that has the resolver's address in its resolv.conf.
+    let server = Server::start_at(address, &[address]);
+    server.listening();
+    assert_eq!(server.ask(&example()).metadata.response_code, ResponseCode::ServFail);
+    server.end();
+}
+
+#[test]
+fn a_flood_is_dropped_and_others_are_served() {
+    // It answers nobody but the last: all others stay under way.
+    let (address, heard) = upstream(|asked| match Message::from_vec(asked) {
+        Ok(message) if message.queries[0].name().to_string() == "last.example." => {
+            vec![answer(asked, 1, ResponseCode::NoError)]
+        }
+        _ => Vec::new(),
+    });
+    let server = Server::start(&[address]);
+    let flood = client("127.66.0.66");
+    let packet = example().to_vec().unwrap();
+    let most = 64;
+    for _ in 0..most * 2 {
+        flood.send_to(&packet, server.address).unwrap();
+    }
+    for _ in 0..most {
+        heard.recv_timeout(DEADLINE).unwrap();
+    }
+    // What the others of the flood came to is decided before this one is looked at.
+    let last = server.ask(&query("last.example.", RecordType::A, None));
+    assert_eq!(texts(&last).len(), 1);
+    assert_eq!(Message::from_vec(&heard.recv_timeout(DEADLINE).unwrap()).unwrap().queries, last.queries);
+    assert_eq!(texts(&server.ask(&query("web.", RecordType::A, None))), [POD]);
+    server.end();
+}
+
+#[test]
+fn connections_have_their_limits() {
+    let server = Server::start(&[]);
+    let asked = query("web.", RecordType::A, None).to_vec().unwrap();
+    let mut held: Vec<StdStream> = (0..8)
+        .map(|_| {
+            let mut stream = server.connect();
+            write(&mut stream, &asked);
+            read(&mut stream).unwrap();
+            stream
+        })
+        .collect();
+    let mut ninth = server.connect();
+    assert!(read(&mut ninth).is_err(), "it is hung up on");
+    // One after the other on one connection; what is too long, or an answer, ends it.
+    for _ in 0..3 {
+        write(&mut held[0], &asked);
+        assert!(read(&mut held[0]).is_ok());
+    }
+    write(&mut held[0], &vec![0; MOST_QUERY + 1]);
+    assert!(read(&mut held[0]).is_err());
+    let mut reply = asked.clone();
+    reply[2] |= 0x80;
+    write(&mut held[1], &reply);
+    assert!(read(&mut held[1]).is_err());
+    drop(held);
+    // Room again, once the server has seen it.
+    wait_until("there is room for a connection", || {
+        let mut stream = server.connect();
+        write(&mut stream, &asked);
+        read(&mut stream).is_ok()
+    });
+    server.end();
+}
+
+#[test]
+fn an_address_of_another_server_is_left_alone() {
+    for udp in [true, false] {
+        let address = free();
+        let (other, one_more) = (udp.then(|| StdUdp::bind(address).unwrap()), !udp);
+        let another = one_more.then(|| StdListener::bind(address).unwrap());
+        let server = Server::start_at(address, &[]);
+        assert!(server.note().contains("another server listens"), "{udp}");
+        drop((other, another));
+        // It is said once, and tried on.
+        server.listening();
+        server.end();
+    }
+}
+
+#[test]
+fn an_address_that_is_not_there_is_waited_for() {
+    // An address for documentation: nobody has it.
+    let server = Server::start_at("192.0.2.77:5353".parse().unwrap(), &[]);
+    let there = free();
+    let mut places = (*names(ip("192.0.2.77"))).clone();
+    places.extend((*names(there.ip())).clone());
+    server.facts.send_replace(Arc::new(Facts { places: Arc::new(places), servers: Vec::new() }));
+    assert_eq!(server.note(), format!("resolving names of pods on {}", there.ip()));
+    server.end();
+}
+
+#[test]
+fn what_is_under_way_at_the_end_is_finished() {
+    let (go, wait) = mpsc::channel::<()>();
+    let (address, heard) = upstream(move |asked| {
+        wait.recv_timeout(DEADLINE).unwrap();
+        vec![answer(asked, 1, ResponseCode::NoError)]
+    });
+    let server = Server::start(&[address]);
+    let client = client(POD);
+    client.send_to(&example().to_vec().unwrap(), server.address).unwrap();
+    heard.recv_timeout(DEADLINE).unwrap();
+    let Server { ending, thread, facts, .. } = server;
+    ending.send(true).unwrap();
+    go.send(()).unwrap();
+    assert_eq!(texts(&receive(&client)).len(), 1);
+    thread.join().unwrap();
+    drop(facts);
+}

@@ -1,0 +1,154 @@
+//! The servers of the host, as its resolv.conf says them (resolv.conf(5)).
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::fs::{Mode, OFlags};
+
+/// The port of DNS.
+pub(crate) const PORT: u16 = 53;
+/// So many servers are used (`MAXNS` of resolv.conf(5)).
+const MOST_SERVERS: usize = 3;
+/// A longer file is none.
+const MOST_BYTES: u64 = 64 << 10;
+/// How long a server that did not answer is asked after the others.
+const AVOID: Duration = Duration::from_secs(30);
+
+/// A server, as it is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Written {
+    address: IpAddr,
+    /// The link of an address that counts on one link only: a name or a number.
+    link: Option<String>,
+}
+
+/// The servers in a resolv.conf, in order. Lines that are not understood are passed over, as the C library does.
+fn parse(text: &str) -> Vec<Written> {
+    let of_line = |line: &str| {
+        let mut words = line.split_ascii_whitespace();
+        if words.next() != Some("nameserver") {
+            return None;
+        }
+        let word = words.next()?;
+        let (address, link) = word.split_once('%').map_or((word, None), |(address, link)| (address, Some(link)));
+        Some(Written { address: address.parse().ok()?, link: link.map(str::to_owned) })
+    };
+    text.lines().filter_map(of_line).take(MOST_SERVERS).collect()
+}
+
+/// What a file looks like from outside; another one after it was written or replaced.
+type Stamp = Option<(u64, u64, SystemTime, u64)>;
+
+/// The host's resolv.conf, read again when it has changed.
+#[derive(Debug)]
+pub(crate) struct HostFile {
+    path: std::path::PathBuf,
+    seen: Option<Stamp>,
+}
+
+impl HostFile {
+    /// Nothing is read yet.
+    pub(crate) fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), seen: None }
+    }
+
+    /// The servers, when they may have changed since the last call.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read, or is no text; said once for each change.
+    pub(crate) fn news(&mut self) -> io::Result<Option<Vec<SocketAddr>>> {
+        // Taken before it is read: what changes meanwhile shows the next time.
+        let stamp = stamp(&self.path);
+        if self.seen.as_ref() == Some(&stamp) {
+            return Ok(None);
+        }
+        self.seen = Some(stamp);
+        let servers: Vec<SocketAddr> = parse(&read(&self.path)?).iter().filter_map(socket_address).collect();
+        // Where none is said it is the one on this machine.
+        let local = || vec![SocketAddr::from((Ipv4Addr::LOCALHOST, PORT))];
+        Ok(Some(if servers.is_empty() { local() } else { servers }))
+    }
+}
+
+fn stamp(path: &Path) -> Stamp {
+    use std::os::unix::fs::MetadataExt as _;
+    let found = std::fs::metadata(path).ok()?;
+    Some((found.dev(), found.ino(), found.modified().ok()?, found.len()))
+}
+
+/// The text of a file; of one that is not there, none.
+fn read(path: &Path) -> io::Result<String> {
+    // A FIFO in its place must not stop us.
+    let fd = match rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
+        Ok(fd) => fd,
+        Err(rustix::io::Errno::NOENT) => return Ok(String::new()),
+        Err(errno) => return Err(errno.into()),
+    };
+    let file = File::from(fd);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("it is longer than {MOST_BYTES} bytes")));
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Where to send to; none for an address of a link that is not there.
+fn socket_address(written: &Written) -> Option<SocketAddr> {
+    match (written.address, &written.link) {
+        (IpAddr::V6(address), Some(link)) => {
+            Some(SocketAddrV6::new(address, PORT, 0, link.parse().ok().or_else(|| index_of(link))?).into())
+        }
+        (IpAddr::V6(Ipv6Addr::UNSPECIFIED), None) => Some((Ipv6Addr::LOCALHOST, PORT).into()),
+        // 0.0.0.0 is this machine, as for the C library.
+        (IpAddr::V4(Ipv4Addr::UNSPECIFIED), None) => Some((Ipv4Addr::LOCALHOST, PORT).into()),
+        (address, None) => Some((address, PORT).into()),
+        (IpAddr::V4(_), Some(_)) => None,
+    }
+}
+
+fn index_of(link: &str) -> Option<u32> {
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let socket: OwnedFd =
+        rustix::net::socket_with(rustix::net::AddressFamily::INET6, rustix::net::SocketType::DGRAM, flags, None)
+            .ok()?;
+    rustix::net::netdevice::name_to_index(&socket, link).ok()
+}
+
+/// Which servers did not answer lately, and since when.
+#[derive(Debug, Default)]
+pub(crate) struct Silent(HashMap<SocketAddr, Instant>);
+
+impl Silent {
+    /// It did not answer.
+    pub(crate) fn note(&mut self, server: SocketAddr, now: Instant) {
+        self.0.retain(|_, since| now.saturating_duration_since(*since) < AVOID);
+        self.0.insert(server, now);
+    }
+
+    /// It answered.
+    pub(crate) fn clear(&mut self, server: SocketAddr) {
+        self.0.remove(&server);
+    }
+
+    /// The servers in the order in which they are to be asked: as written, those that were silent lately last.
+    pub(crate) fn order(&self, servers: &[SocketAddr], now: Instant) -> Vec<SocketAddr> {
+        let silent =
+            |server: &SocketAddr| self.0.get(server).is_some_and(|at| now.saturating_duration_since(*at) < AVOID);
+        let mut order = servers.to_vec();
+        order.sort_by_key(silent);
+        order
+    }
+}
+
+#[cfg(test)]
+#[path = "upstream_tests.rs"]
+mod tests;

@@ -1,0 +1,63 @@
+//! Files of others, opened beneath a directory and read up to a limit.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
+
+use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
+
+/// Opens a directory, whose own path may have links.
+pub(crate) fn open_dir(path: &Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(path, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Opens a regular file of the directory. A link may not lead out of it, and a FIFO does not make us wait.
+pub(crate) fn open_file(dir: impl AsFd, name: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let fd = rustix::fs::openat2(dir, name, flags, Mode::empty(), resolve)?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) != FileType::RegularFile {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(File::from(fd))
+}
+
+/// The whole file, or `None` when it has more than `limit` bytes.
+pub(crate) fn read(file: File, limit: usize) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
+    Ok((bytes.len() <= limit).then_some(bytes))
+}
+
+/// The names in a directory, without `.` and `..`, unsorted; `None` when there are more than `limit`.
+pub(crate) fn names(dir: impl AsFd, limit: usize) -> io::Result<Option<Vec<OsString>>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let name = entry?.file_name().to_bytes().to_vec();
+        if name == b"." || name == b".." {
+            continue;
+        }
+        if names.len() == limit {
+            return Ok(None);
+        }
+        names.push(OsString::from_vec(name));
+    }
+    Ok(Some(names))
+}
+
+/// The names in a directory that are UTF-8, with the files they are; `None` when there are more than `limit`.
+pub(crate) fn names_and_inodes(dir: impl AsFd, limit: usize) -> io::Result<Option<Vec<(String, u64)>>> {
+    let mut found = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().to_str() else { continue };
+        if found.len() == limit {
+            return Ok(None);
+        }
+        found.push((name.to_owned(), entry.ino()));
+    }
+    Ok(Some(found))
+}

@@ -1,0 +1,227 @@
+//! The directory of a store: small files in it, its lock and its version.
+
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::error::IpamError;
+use super::owner::Owner;
+use crate::config::files;
+
+const FORMAT: &str = "gantry-leases 1\n";
+/// More than any small file of ours has.
+const MAX_SMALL: usize = 64 * 1024;
+const NEW: &str = ".new";
+
+/// A network's directory, held open.
+#[derive(Debug)]
+pub(super) struct Dirs {
+    pub(super) network: String,
+    top: OwnedFd,
+    pub(super) owners: OwnedFd,
+    pub(super) addresses: OwnedFd,
+    lock: OwnedFd,
+    /// How often it was asked who holds an address.
+    #[cfg(test)]
+    pub(super) looks: std::cell::Cell<usize>,
+}
+
+/// The lock, held until dropped.
+pub(super) struct Locked<'a>(BorrowedFd<'a>);
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        // Fails for a descriptor that is not open only, and this one is.
+        let _ = rustix::fs::flock(self.0, FlockOperation::Unlock);
+    }
+}
+
+/// A file's identity within the store, which is one file system.
+pub(super) type Inode = u64;
+
+/// What is written about an owner.
+pub(super) struct Record {
+    pub(super) inode: Inode,
+    /// The addresses it says, of which it may not have all; `None` when a power loss tore it.
+    pub(super) addresses: Option<Vec<IpAddr>>,
+}
+
+impl Dirs {
+    /// Opens the network's directory beneath `data`, making what is missing. Fails on another format.
+    pub(super) fn open(data: BorrowedFd<'_>, network: &str, wait: Duration) -> Result<Self, IpamError> {
+        let failed = |doing: &str, error: io::Error| IpamError::Io {
+            doing: doing.to_owned(),
+            network: network.to_owned(),
+            source: error,
+        };
+        let top = make_dir(data, network).map_err(|e| failed("make the directory", e))?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let lock = rustix::fs::openat(&top, "lock", flags, private()).map_err(|e| failed("open the lock", e.into()))?;
+        let owners = make_dir(top.as_fd(), "owners").map_err(|e| failed("make the directory 'owners'", e))?;
+        let addresses = make_dir(top.as_fd(), "addresses").map_err(|e| failed("make the directory 'addresses'", e))?;
+        let dirs = Self {
+            network: network.to_owned(),
+            top,
+            owners,
+            addresses,
+            lock,
+            #[cfg(test)]
+            looks: std::cell::Cell::default(),
+        };
+        match dirs.small("format")? {
+            Some(text) if text == FORMAT => Ok(dirs),
+            // Missing, or cut short by a power loss when it was new.
+            None => dirs.mark_format(wait),
+            Some(text) if FORMAT.starts_with(&text) => dirs.mark_format(wait),
+            Some(text) => {
+                Err(IpamError::Format { network: network.to_owned(), found: gantry_model::id::shown(text.trim_end()) })
+            }
+        }
+    }
+
+    fn mark_format(self, wait: Duration) -> Result<Self, IpamError> {
+        let locked = self.lock(wait)?;
+        self.put("format", FORMAT)?;
+        drop(locked);
+        Ok(self)
+    }
+
+    /// Waits for the lock. Asking again and again has a deadline, which flock(2) by itself has not.
+    pub(super) fn lock(&self, wait: Duration) -> Result<Locked<'_>, IpamError> {
+        let start = Instant::now();
+        let mut pause = Duration::from_micros(200);
+        loop {
+            match rustix::fs::flock(&self.lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Locked(self.lock.as_fd())),
+                Err(Errno::WOULDBLOCK) if start.elapsed() < wait => {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(Duration::from_millis(10));
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    return Err(IpamError::Locked { network: self.network.clone(), seconds: wait.as_secs() });
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(self.failed("take the lock", error)),
+            }
+        }
+    }
+
+    pub(super) fn failed(&self, doing: &str, error: impl Into<io::Error>) -> IpamError {
+        IpamError::Io { doing: doing.to_owned(), network: self.network.clone(), source: error.into() }
+    }
+
+    /// The text of a small file, `None` when it is missing. What is not text is as good as empty.
+    pub(super) fn small(&self, name: &str) -> Result<Option<String>, IpamError> {
+        Ok(self.read(self.top.as_fd(), name)?.map(|bytes| String::from_utf8(bytes).unwrap_or_default()))
+    }
+
+    fn read(&self, dir: BorrowedFd<'_>, name: &str) -> Result<Option<Vec<u8>>, IpamError> {
+        let file = match files::open_file(dir, Path::new(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(|e| self.failed(&format!("open '{name}'"), e))?,
+        };
+        let bytes = files::read(file, MAX_SMALL).map_err(|e| self.failed(&format!("read '{name}'"), e))?;
+        Ok(Some(bytes.unwrap_or_default()))
+    }
+
+    /// Writes a small file in one call. A writer killed before it cuts the file leaves the new text with the old one's tail.
+    pub(super) fn put(&self, name: &str, text: &str) -> Result<(), IpamError> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let what = |e: Errno| self.failed(&format!("write '{name}'"), e);
+        let fd = rustix::fs::openat(&self.top, name, flags, private()).map_err(what)?;
+        let written = rustix::io::pwrite(&fd, text.as_bytes(), 0).map_err(what)?;
+        if written < text.len() {
+            return Err(what(Errno::NOSPC));
+        }
+        rustix::fs::ftruncate(&fd, text.len() as u64).map_err(what)
+    }
+
+    /// Removes the memory of sets that had nothing left: something is about to be freed.
+    pub(super) fn forget_full(&self) -> Result<(), IpamError> {
+        let names = files::names(&self.top, MAX_SMALL).map_err(|e| self.failed("list the directory", e))?;
+        let full = names.unwrap_or_default().into_iter().filter_map(|name| name.into_string().ok());
+        for name in full.filter(|name| name.starts_with("full.")) {
+            self.unlink(self.top.as_fd(), &name)?;
+        }
+        Ok(())
+    }
+
+    /// The record of an owner, if there is one.
+    pub(super) fn record(&self, owner: &Owner) -> Result<Option<Record>, IpamError> {
+        let name = owner.file();
+        let Some(inode) = self.inode(self.owners.as_fd(), &name)? else { return Ok(None) };
+        let text = String::from_utf8(self.read(self.owners.as_fd(), &name)?.unwrap_or_default()).unwrap_or_default();
+        let addresses: Option<Vec<IpAddr>> = text.lines().map(|line| line.parse().ok()).collect();
+        let addresses = addresses.filter(|list| !list.is_empty() && text.ends_with('\n'));
+        Ok(Some(Record { inode, addresses }))
+    }
+
+    /// Writes an owner's record, whole or not at all.
+    pub(super) fn write_record(&self, owner: &Owner, addresses: &[IpAddr]) -> Result<(), IpamError> {
+        let doing = || format!("write the record of {owner}");
+        // A new file each time: an old one may be linked to addresses.
+        self.drop_unfinished()?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fd = rustix::fs::openat(&self.owners, NEW, flags, private()).map_err(|e| self.failed(&doing(), e))?;
+        let text: String = addresses.iter().map(|address| format!("{address}\n")).collect();
+        std::fs::File::from(fd).write_all(text.as_bytes()).map_err(|e| self.failed(&doing(), e))?;
+        rustix::fs::renameat(&self.owners, NEW, &self.owners, owner.file()).map_err(|e| self.failed(&doing(), e))
+    }
+
+    /// Removes what a killed writer left.
+    pub(super) fn drop_unfinished(&self) -> Result<(), IpamError> {
+        self.unlink(self.owners.as_fd(), NEW)
+    }
+
+    /// Makes an address the owner's. `false`: it is taken.
+    pub(super) fn link(&self, owner: &Owner, address: IpAddr) -> Result<bool, IpamError> {
+        let to = address.to_string();
+        match rustix::fs::linkat(&self.owners, owner.file(), &self.addresses, to, AtFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
+            Err(error) => Err(self.failed(&format!("link address {address}"), error)),
+        }
+    }
+
+    /// The file an address links to, `None` when it is free.
+    pub(super) fn holder(&self, address: IpAddr) -> Result<Option<Inode>, IpamError> {
+        #[cfg(test)]
+        self.looks.set(self.looks.get() + 1);
+        self.inode(self.addresses.as_fd(), &address.to_string())
+    }
+
+    pub(super) fn inode(&self, dir: BorrowedFd<'_>, name: &str) -> Result<Option<Inode>, IpamError> {
+        match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat.st_ino)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(self.failed(&format!("look at '{name}'"), error)),
+        }
+    }
+
+    /// Removes a file; it may be gone.
+    pub(super) fn unlink(&self, dir: BorrowedFd<'_>, name: &str) -> Result<(), IpamError> {
+        match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(self.failed(&format!("remove '{name}'"), error)),
+        }
+    }
+}
+
+fn private() -> Mode {
+    Mode::RUSR | Mode::WUSR
+}
+
+fn make_dir(parent: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+    match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    Ok(rustix::fs::openat2(parent, name, flags, Mode::empty(), resolve)?)
+}

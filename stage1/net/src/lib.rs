@@ -1,0 +1,21 @@
+//! Pod networks: what a supervisor needs to give its pod interfaces, addresses, routes and ports, and to take them away.
+//!
+//! May import the model and the contract. Synchronous, no tokio, no threads, no database; nothing here runs `ip`, `nft` or `iptables`.
+//!
+//! * [`address`]: addresses with a prefix length, and networks; of everybody below.
+//! * [`netlink`]: interfaces, addresses and routes (rtnetlink).
+//! * [`nft`]: our own nftables table (nfnetlink).
+//! * [`config`]: network configurations, as CNI writes them.
+//! * [`ipam`]: which pod has which address.
+//! * [`plugin`]: CNI plugins of others.
+//! * [`native`]: what the standard plugins do, done here.
+//! * [`pod`]: all of it together: a pod's networks made, written down, taken away; and the networks of this host.
+
+pub mod address;
+pub mod config;
+pub mod ipam;
+pub mod native;
+pub mod netlink;
+pub mod nft;
+pub mod plugin;
+pub mod pod;

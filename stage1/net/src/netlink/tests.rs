@@ -1,0 +1,8 @@
+//! rtnetlink against the kernel, in network namespaces that a test makes and that end with it.
+
+mod address_tests;
+mod cost_tests;
+mod link_tests;
+mod parse_tests;
+pub(crate) mod support;
+mod talk_tests;

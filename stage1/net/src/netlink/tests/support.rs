@@ -1,0 +1,125 @@
+//! A network namespace for a test: held by a child process that ends when its standard input does, so that not even a
+//! killed test leaves one behind.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use gantry_model::{ErrorKind, Kind};
+use rustix::process::Pid;
+
+use crate::netlink::link::create::{Bridge, LinkKind, NewLink, Peer};
+use crate::netlink::link::{Change, Link};
+use crate::netlink::{Namespace, Result, Socket};
+
+/// An own network namespace and a socket in it.
+pub(crate) struct Net {
+    child: Child,
+    pub(crate) namespace: Namespace,
+    pub(crate) socket: Socket,
+}
+
+impl Net {
+    pub(crate) fn new() -> Self {
+        assert!(rustix::process::geteuid().is_root(), "these tests make network namespaces, and must be run as root");
+        ["unshare", "nsenter", "ip"].into_iter().for_each(needs);
+        let mut child = Command::new("unshare")
+            .args(["--net", "--", "cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (stdin, stdout) = (child.stdin.as_mut().unwrap(), child.stdout.as_mut().unwrap());
+        stdin.write_all(b"there\n").unwrap();
+        let mut said = String::new();
+        BufReader::new(stdout).read_line(&mut said).unwrap();
+        assert_eq!(said, "there\n", "unshare --net failed");
+        let namespace = Namespace::of_process(Pid::from_child(&child)).unwrap();
+        assert!(!namespace.is(&Namespace::own().unwrap()).unwrap(), "the host's namespace is no place for tests");
+        let socket = Socket::open_in(&namespace).unwrap();
+        Self { child, namespace, socket }
+    }
+
+    /// The process that holds it.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.namespace.as_fd()
+    }
+
+    /// What `ip -j` says in here.
+    pub(crate) fn ip(&self, args: &[&str]) -> serde_json::Value {
+        let path = format!("--net=/proc/{}/ns/net", self.id());
+        let out = Command::new("nsenter").args([&path, "--", "ip", "-j"]).args(args).output();
+        let out = out.unwrap();
+        assert!(out.status.success(), "ip {args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        serde_json::from_slice(&out.stdout).unwrap()
+    }
+
+    pub(crate) fn index(&mut self, name: &str) -> u32 {
+        self.get(name).index
+    }
+
+    pub(crate) fn get(&mut self, name: &str) -> Link {
+        self.socket.link(name).unwrap().unwrap_or_else(|| panic!("no interface {name}"))
+    }
+
+    pub(crate) fn up(&mut self, name: &str) -> u32 {
+        let index = self.index(name);
+        self.socket.change_link(index, &Change { up: Some(true), ..Change::default() }).unwrap();
+        index
+    }
+
+    pub(crate) fn bridge(&mut self, name: &str) -> u32 {
+        let with = Change { up: Some(true), ..Change::default() };
+        self.socket.create_link(&NewLink { name, kind: LinkKind::Bridge(Bridge::default()), with }).unwrap();
+        self.index(name)
+    }
+
+    /// A cable from a bridge in here to `eth0` of a pod, both ends up.
+    pub(crate) fn plug(&mut self, name: &str, bridge: u32, pod: &mut Net) {
+        self.socket.create_link(&cable(name, bridge, pod.fd(), "eth0")).unwrap();
+        pod.up("eth0");
+    }
+}
+
+pub(crate) fn cable<'a>(name: &'a str, bridge: u32, pod: BorrowedFd<'a>, inside: &'a str) -> NewLink<'a> {
+    let up = Change { up: Some(true), ..Change::default() };
+    let peer = Peer { name: inside, with: Change { namespace: Some(pod), ..Change::default() } };
+    NewLink { name, kind: LinkKind::Veth(peer), with: Change { master: Some(bridge), ..up } }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// Fails with what to do when a program that a test runs is not there.
+pub(crate) fn needs(program: &str) {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let there = std::env::split_paths(&path).any(|dir| dir.join(program).exists());
+    assert!(there, "there is no '{program}' on PATH; install what the tests need with `./dev setup tests`");
+}
+
+/// Whether this failed because the kernel was built without something; then it says so, and the test is over.
+pub(crate) fn lacks<T>(what: &str, result: &Result<T>) -> bool {
+    let lacks = matches!(result, Err(error) if error.kind() == ErrorKind::Unavailable);
+    if lacks {
+        println!("this kernel has no {what}: not tried");
+    }
+    lacks
+}
+
+/// Waits for a fact.
+pub(crate) fn until(what: &str, mut fact: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !fact() {
+        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        std::thread::yield_now();
+    }
+}

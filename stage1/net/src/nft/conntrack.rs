@@ -1,0 +1,320 @@
+//! Connections that began before a host port changed (ctnetlink; the kernel's `nfnetlink_conntrack.h`).
+//!
+//! The kernel asks the table about a connection's first packet only. What is the first one of UDP is a matter of time: who asks
+//! again within half a minute (two minutes, once answered) still goes where the port led before, to nobody or to a pod that
+//! is dead. And a pod that died without a word leaves its TCP connections behind for days, in the way of whoever takes the
+//! same port on the other side.
+//!
+//! So [`forget`] is called after ports were added ([`Which::Elsewhere`]), and after they were removed ([`Which::There`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::error::{Error, Result};
+use super::kept;
+use super::state::{Forward, HostPort, Protocol};
+use super::wire::FIXED;
+use crate::netlink::channel::Channel;
+use crate::netlink::family::{address, family};
+use crate::netlink::message::{Attributes, Batch, F_DUMP, Message};
+use crate::netlink::{Malformed, Namespace, Socket};
+
+/// `NFNL_SUBSYS_CTNETLINK`.
+const SUBSYSTEM: u16 = 1;
+const GET: u16 = SUBSYSTEM << 8 | 1;
+const DELETE: u16 = SUBSYSTEM << 8 | 2;
+const GET_STATS: u16 = SUBSYSTEM << 8 | 5;
+const CTA_STATS_GLOBAL_ENTRIES: u16 = 1;
+const CTA_TUPLE_ORIG: u16 = 1;
+const CTA_TUPLE_REPLY: u16 = 2;
+const CTA_STATUS: u16 = 3;
+const CTA_ID: u16 = 12;
+const CTA_ZONE: u16 = 18;
+const CTA_FILTER: u16 = 25;
+const CTA_STATUS_MASK: u16 = 26;
+const CTA_FILTER_ORIG_FLAGS: u16 = 1;
+const CTA_TUPLE_IP: u16 = 1;
+const CTA_TUPLE_PROTO: u16 = 2;
+const CTA_IP_V4_SRC: u16 = 1;
+const CTA_IP_V4_DST: u16 = 2;
+const CTA_IP_V6_SRC: u16 = 3;
+const CTA_IP_V6_DST: u16 = 4;
+const CTA_PROTO_NUM: u16 = 1;
+const CTA_PROTO_SRC_PORT: u16 = 2;
+const CTA_PROTO_DST_PORT: u16 = 3;
+/// `CTA_FILTER_FLAG(CTA_PROTO_NUM)` and that of `CTA_PROTO_DST_PORT` (the kernel's `nf_internals.h`).
+const FILTER_PROTOCOL: u32 = 1 << 3;
+const FILTER_PORT: u32 = 1 << 5;
+/// `IPS_DST_NAT`.
+const STATUS_DNAT: u32 = 1 << 5;
+
+/// How long the kernel may take to list its connections.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// So many are forgotten for each time they are listed, and so often they are listed.
+const MOST: usize = 16_384;
+const ROUNDS: u32 = 16;
+/// As few are listed all at once.
+const FEW: u32 = 4096;
+/// Orders sent at once; what is refused of them has to fit a socket's buffer.
+const ORDERS: usize = 64;
+const WHAT_COUNT: &str = "count the connections";
+const WHAT_LIST: &str = "list the connections of host ports";
+const WHAT_FORGET: &str = "forget a connection of a host port";
+
+/// Which connections of host ports are forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Which {
+    /// After ports were added: what goes on elsewhere as if they led there, to the host itself or to another pod. UDP only: who
+    /// had a connection of TCP or SCTP before has it still, and a new one begins anew.
+    Elsewhere,
+    /// After ports were removed, and the pod they led to is dead: what goes to it through them, of every protocol.
+    There,
+}
+
+/// Makes the kernel forget connections of these ports of the host, in its network namespace; how many it forgot. What comes
+/// next of one of them is a first packet again, and goes where the table says now.
+///
+/// It takes some 5 ms: the kernel goes through all of its hash table for it. So nobody should wait for it where each
+/// millisecond counts: a pod is there already without. It is bounded: the kernel lists in 3 s or not at all. Nothing else is touched: not what goes out of the host or through it to the same port elsewhere, and not
+/// what leads to where the ports lead now.
+///
+/// # Errors
+/// When the namespace cannot be entered; when the kernel has no ctnetlink ([`gantry_model::ErrorKind::Unavailable`]), does not
+/// answer, or more begin than can be forgotten.
+pub fn forget(host: &Namespace, ports: &BTreeMap<HostPort, Forward>, which: Which) -> Result<usize> {
+    let wanted = |port: &HostPort| which == Which::There || port.protocol == Protocol::Udp;
+    let ports: BTreeMap<&HostPort, SocketAddr> =
+        ports.iter().filter(|(port, _)| wanted(port)).map(|(port, forward)| (port, forward.to)).collect();
+    if ports.is_empty() {
+        return Ok(0);
+    }
+    let mut search = Search { ports, which, local: BTreeSet::new() };
+    // Whether a destination is the host's matters only where it was not changed to a pod's.
+    if which == Which::Elsewhere && search.ports.keys().any(|port| port.address.is_unspecified()) {
+        let addresses = Socket::open_in(host)?.addresses(None)?;
+        search.local = addresses.into_iter().map(|one| one.address.prefix.address()).collect();
+    }
+    host.enter(|| Ok(kept::with(|socket| forget_found(&mut search, socket))))?
+}
+
+fn forget_found(search: &mut Search<'_>, socket: OwnedFd) -> Result<usize> {
+    let mut channel = Channel::new(socket);
+    channel.set_timeout(TIMEOUT);
+    let mut count = 0;
+    for _ in 0..ROUNDS {
+        let found = search.find(&mut channel)?;
+        for chunk in found.chunks(ORDERS) {
+            count += delete(&mut channel, chunk)?;
+        }
+        if found.len() < MOST {
+            return Ok(count);
+        }
+    }
+    Err(Error::Contended { what: "forget all connections of host ports".to_owned() })
+}
+
+/// What to look for.
+struct Search<'a> {
+    ports: BTreeMap<&'a HostPort, SocketAddr>,
+    which: Which,
+    /// The host's addresses.
+    local: BTreeSet<IpAddr>,
+}
+
+/// A connection, as its first packet was and as its answers are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Flow {
+    protocol: Protocol,
+    /// Where the first packet went.
+    to: SocketAddr,
+    /// Where answers come from: the pod, if the destination was changed.
+    from: SocketAddr,
+    handle: Handle,
+}
+
+/// What the kernel knows a connection by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Handle {
+    family: u8,
+    /// The attributes of the first packet.
+    tuple: Vec<u8>,
+    /// Another one in its place has another number.
+    id: Vec<u8>,
+    zone: Option<Vec<u8>>,
+}
+
+impl Search<'_> {
+    /// Those to forget; as many as are forgotten at once.
+    ///
+    /// To list them the kernel goes through the whole of its hash table, which takes some 5 ms where that is of the usual size, and
+    /// it can filter for one protocol and version at a time. So few are listed all at once, and filtered here.
+    fn find(&self, channel: &mut Channel) -> Result<Vec<Handle>> {
+        let mut found = Vec::new();
+        let entries = count(channel)?;
+        let kinds: BTreeSet<_> = match entries {
+            0 => return Ok(found),
+            1..=FEW => [None].into(),
+            _ => self.ports.keys().map(|port| Some((port.protocol, family(port.address)))).collect(),
+        };
+        for kind in kinds {
+            let mut batch = Batch::new();
+            match kind {
+                Some((protocol, version)) => self.ask(protocol, version, &mut batch),
+                None => batch.push(GET, F_DUMP, &[0; FIXED], |_| {}),
+            }
+            channel.dump_once(batch, WHAT_LIST, &mut |message| -> Result<()> {
+                let flow = Flow::read(message).map_err(|Malformed(why)| Error::malformed(WHAT_LIST, why))?;
+                if found.len() < MOST
+                    && let Some(flow) = flow
+                    && self.is_stale(&flow)
+                {
+                    found.push(flow.handle);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(found)
+    }
+
+    /// Kernels filter by what they know of this: by the protocol and port since 5.8, by the status since 5.15.
+    fn ask(&self, protocol: Protocol, version: u8, batch: &mut Batch) {
+        let of_kind = |port: &&&HostPort| port.protocol == protocol && family(port.address) == version;
+        let mut numbers = self.ports.keys().filter(of_kind).map(|port| port.port);
+        let first = numbers.next();
+        let only = first.filter(|first| numbers.all(|number| number == *first));
+        batch.push(GET, F_DUMP, &[version, 0, 0, 0], |batch| {
+            batch.nested(CTA_TUPLE_ORIG, |tuple| {
+                tuple.nested(CTA_TUPLE_PROTO, |proto| {
+                    proto.u8(CTA_PROTO_NUM, protocol.number());
+                    if let Some(port) = only {
+                        proto.bytes(CTA_PROTO_DST_PORT, &port.to_be_bytes());
+                    }
+                });
+            });
+            batch.nested(CTA_FILTER, |filter| {
+                let port = if only.is_some() { FILTER_PORT } else { 0 };
+                filter.u32(CTA_FILTER_ORIG_FLAGS, FILTER_PROTOCOL | port);
+            });
+            if self.which == Which::There {
+                batch.be32(CTA_STATUS, STATUS_DNAT).be32(CTA_STATUS_MASK, STATUS_DNAT);
+            }
+        });
+    }
+
+    fn is_stale(&self, flow: &Flow) -> bool {
+        let on = |address| {
+            let port = HostPort { address, protocol: flow.protocol, port: flow.to.port() };
+            self.ports.get(&port).copied()
+        };
+        let any: IpAddr = match flow.to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let Some(leads) = on(flow.to.ip()).or_else(|| on(any)) else { return false };
+        let changed = flow.from != flow.to;
+        match self.which {
+            Which::There => changed && flow.from == leads,
+            Which::Elsewhere => flow.from != leads && (on(flow.to.ip()).is_some() || self.is_local(flow.to.ip())),
+        }
+    }
+
+    /// As the table sees it: `::1` leads to no pod.
+    fn is_local(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(four) => four.is_loopback() || self.local.contains(&address),
+            IpAddr::V6(six) => !six.is_loopback() && self.local.contains(&address),
+        }
+    }
+}
+
+impl Flow {
+    /// None if it is of another protocol.
+    fn read(message: &Message<'_>) -> std::result::Result<Option<Self>, Malformed> {
+        let (_, attributes) = message.split(FIXED)?;
+        let (Some(first), Some(answer)) = (attributes.get(CTA_TUPLE_ORIG), attributes.get(CTA_TUPLE_REPLY)) else {
+            return Ok(None);
+        };
+        let (to, from) = (End::read(first.nested()?, true)?, End::read(answer.nested()?, false)?);
+        let (Some(to), Some(from), Some(id)) = (to, from, attributes.get(CTA_ID)) else { return Ok(None) };
+        let handle = Handle {
+            family: family(to.address.ip()),
+            tuple: first.payload.to_vec(),
+            id: id.payload.to_vec(),
+            zone: attributes.get(CTA_ZONE).map(|zone| zone.payload.to_vec()),
+        };
+        Ok(Some(Self { protocol: to.protocol, to: to.address, from: from.address, handle }))
+    }
+}
+
+/// One end of a direction.
+struct End {
+    protocol: Protocol,
+    address: SocketAddr,
+}
+
+impl End {
+    fn read(tuple: Attributes<'_>, destination: bool) -> std::result::Result<Option<Self>, Malformed> {
+        let (Some(ip), Some(proto)) = (tuple.get(CTA_TUPLE_IP), tuple.get(CTA_TUPLE_PROTO)) else { return Ok(None) };
+        let (ip, proto) = (ip.nested()?, proto.nested()?);
+        let (four, six, port) = if destination {
+            (CTA_IP_V4_DST, CTA_IP_V6_DST, CTA_PROTO_DST_PORT)
+        } else {
+            (CTA_IP_V4_SRC, CTA_IP_V6_SRC, CTA_PROTO_SRC_PORT)
+        };
+        let number = proto.get(CTA_PROTO_NUM).and_then(|number| number.payload.first().copied());
+        let protocol = number.and_then(Protocol::of_number);
+        let port = proto.get(port).and_then(|port| <[u8; 2]>::try_from(port.payload).ok()).map(u16::from_be_bytes);
+        let ip = ip.get(four).or_else(|| ip.get(six)).and_then(|ip| address(&ip));
+        let (Some(protocol), Some(port), Some(ip)) = (protocol, port, ip) else { return Ok(None) };
+        Ok(Some(Self { protocol, address: SocketAddr::new(ip, port) }))
+    }
+}
+
+/// How many connections the namespace has.
+fn count(channel: &mut Channel) -> Result<u32> {
+    let mut batch = Batch::new();
+    batch.push(GET_STATS, 0, &[0; FIXED], |_| {});
+    let mut entries = None;
+    channel.request(batch, WHAT_COUNT, &mut |message| {
+        let (_, attributes) = message.split(FIXED)?;
+        entries = attributes.get(CTA_STATS_GLOBAL_ENTRIES).and_then(|entries| entries.be32());
+        Ok(())
+    })?;
+    entries.ok_or_else(|| Error::malformed(WHAT_COUNT, "an answer without a number"))
+}
+
+/// How many were there. One that went meanwhile is fine; so is one that a flow table holds, which its owner has to let go.
+fn delete(channel: &mut Channel, handles: &[Handle]) -> Result<usize> {
+    let mut batch = Batch::new();
+    for handle in handles {
+        batch.push(DELETE, 0, &[handle.family, 0, 0, 0], |batch| {
+            batch.nested(CTA_TUPLE_ORIG, |tuple| {
+                tuple.raw(&handle.tuple);
+            });
+            batch.bytes(CTA_ID, &handle.id);
+            if let Some(zone) = &handle.zone {
+                batch.bytes(CTA_ZONE, zone);
+            }
+        });
+    }
+    let refused = channel.exchange(batch, WHAT_FORGET, &mut |_| Ok(()))?;
+    let gone = refused.len();
+    match refused.into_iter().find(|refusal| !matches!(refusal.errno, Errno::NOENT | Errno::BUSY)) {
+        Some(refusal) => Err(refusal.error(WHAT_FORGET).into()),
+        None => Ok(handles.len().saturating_sub(gone)),
+    }
+}
+
+/// Reads any bytes, and judges what they say.
+#[cfg(test)]
+pub(super) fn judge(bytes: &[u8]) {
+    let message = Message { kind: GET, flags: 0, number: 1, payload: bytes };
+    let search = Search { ports: BTreeMap::new(), which: Which::There, local: BTreeSet::new() };
+    if let Ok(Some(flow)) = Flow::read(&message) {
+        let _ = search.is_stale(&flow);
+    }
+}

@@ -1,0 +1,432 @@
+//! The sets and maps of the tables, their elements, and how a [`State`] becomes elements and elements a state.
+//!
+//! Whatever belongs to one pod is an element of a hash table. A range of ports is as many elements: each leads to another
+//! port of the pod, which the one value of an interval cannot say. And a set of concatenated intervals costs more the
+//! more is in it: to remove a pod's veth from one took 30 ms when there were 500. Only networks are in such sets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use super::family::Family;
+use super::state::{Access, Forward, Guard, HostPort, Interface, Network, Protocol, State};
+use crate::address::Prefix;
+use crate::netlink::Mac;
+
+/// A set or map of one of the tables. Those of the table for bridges are the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Set {
+    /// Every interface that leads to pods.
+    Interfaces,
+    /// Those of isolated networks.
+    Isolated,
+    /// Those of restricted networks.
+    Restricted,
+    /// Interface, twice: one behind which many pods are, who may reach each other.
+    Shared,
+    /// Interface and source: one behind which one pod is, with its address.
+    Sources4,
+    Sources6,
+    /// Source and destination: within one network.
+    Within4,
+    Within6,
+    /// Source: masquerade.
+    Masquerade4,
+    Masquerade6,
+    /// Protocol and port: to a pod's address and port.
+    Ports4,
+    Ports6,
+    /// Address of the host, protocol and port: likewise.
+    HostPorts4,
+    HostPorts6,
+    /// Port of a bridge and hardware address: of the pod it leads to.
+    Macs,
+    /// Port of a bridge: one that leads to a pod.
+    Guarded,
+    /// Port of a bridge and address: one of the pod's.
+    Pods4,
+    Pods6,
+}
+
+/// A part of a key or a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Field {
+    Interface,
+    V4,
+    V6,
+    Mac,
+    Protocol,
+    Port,
+}
+
+impl Field {
+    /// The number by which `nft` knows the type (datatype.h of nftables); the kernel keeps it unread.
+    fn datatype(self) -> u32 {
+        match self {
+            Self::V4 => 7,
+            Self::V6 => 8,
+            Self::Mac => 9,
+            Self::Protocol => 12,
+            Self::Port => 13,
+            Self::Interface => 41,
+        }
+    }
+
+    /// Bytes, without the filling up to a multiple of four that each field of several has.
+    pub(super) fn length(self) -> usize {
+        match self {
+            Self::Protocol => 1,
+            Self::Port => 2,
+            Self::V4 => 4,
+            Self::Mac => 6,
+            Self::V6 | Self::Interface => 16,
+        }
+    }
+}
+
+impl Set {
+    pub(super) const ALL: [Self; 18] = [
+        Self::Interfaces,
+        Self::Isolated,
+        Self::Restricted,
+        Self::Shared,
+        Self::Sources4,
+        Self::Sources6,
+        Self::Within4,
+        Self::Within6,
+        Self::Masquerade4,
+        Self::Masquerade6,
+        Self::Ports4,
+        Self::Ports6,
+        Self::HostPorts4,
+        Self::HostPorts6,
+        Self::Macs,
+        Self::Guarded,
+        Self::Pods4,
+        Self::Pods6,
+    ];
+
+    /// All of a table.
+    pub(super) fn all_of(family: Family) -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(move |set| set.family() == family)
+    }
+
+    /// Which table it is in.
+    pub(super) fn family(self) -> Family {
+        match self {
+            Self::Macs | Self::Guarded | Self::Pods4 | Self::Pods6 => Family::Bridge,
+            _ => Family::Inet,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Interfaces => "interfaces",
+            Self::Isolated => "isolated",
+            Self::Restricted => "restricted",
+            Self::Shared => "shared",
+            Self::Sources4 => "sources4",
+            Self::Sources6 => "sources6",
+            Self::Within4 => "within4",
+            Self::Within6 => "within6",
+            Self::Masquerade4 => "masquerade4",
+            Self::Masquerade6 => "masquerade6",
+            Self::Ports4 => "ports4",
+            Self::Ports6 => "ports6",
+            Self::HostPorts4 => "hostports4",
+            Self::HostPorts6 => "hostports6",
+            Self::Macs => "macs",
+            Self::Guarded => "guarded",
+            Self::Pods4 => "pods4",
+            Self::Pods6 => "pods6",
+        }
+    }
+
+    pub(super) fn key(self) -> &'static [Field] {
+        match self {
+            Self::Interfaces | Self::Isolated | Self::Restricted | Self::Guarded => &[Field::Interface],
+            Self::Shared => &[Field::Interface, Field::Interface],
+            Self::Sources4 | Self::Pods4 => &[Field::Interface, Field::V4],
+            Self::Sources6 | Self::Pods6 => &[Field::Interface, Field::V6],
+            Self::Macs => &[Field::Interface, Field::Mac],
+            Self::Within4 => &[Field::V4, Field::V4],
+            Self::Within6 => &[Field::V6, Field::V6],
+            Self::Masquerade4 => &[Field::V4],
+            Self::Masquerade6 => &[Field::V6],
+            Self::Ports4 | Self::Ports6 => &[Field::Protocol, Field::Port],
+            Self::HostPorts4 => &[Field::V4, Field::Protocol, Field::Port],
+            Self::HostPorts6 => &[Field::V6, Field::Protocol, Field::Port],
+        }
+    }
+
+    /// What it maps to; empty for a set.
+    pub(super) fn data(self) -> &'static [Field] {
+        match self {
+            Self::Ports4 | Self::HostPorts4 => &[Field::V4, Field::Port],
+            Self::Ports6 | Self::HostPorts6 => &[Field::V6, Field::Port],
+            _ => &[],
+        }
+    }
+
+    pub(super) fn is_map(self) -> bool {
+        !self.data().is_empty()
+    }
+
+    /// Whether its keys are ranges.
+    pub(super) fn is_interval(self) -> bool {
+        matches!(self, Self::Within4 | Self::Within6 | Self::Masquerade4 | Self::Masquerade6)
+    }
+
+    /// Whether its keys are ranges in each of several fields: the kernel then takes both ends in one element.
+    pub(super) fn is_ranges(self) -> bool {
+        self.is_interval() && self.key().len() > 1
+    }
+}
+
+/// How many bytes these fields take, each filled up.
+pub(super) fn length(fields: &[Field]) -> usize {
+    fields.iter().map(|field| field.length().next_multiple_of(4)).sum()
+}
+
+/// How `nft` numbers the type of these fields together.
+pub(super) fn datatype(fields: &[Field]) -> u32 {
+    fields.iter().fold(0, |number, field| number << 6 | field.datatype())
+}
+
+/// An element. Of a range, `key` and `end` are its first and last.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Element {
+    pub(super) set: Set,
+    pub(super) key: Vec<u8>,
+    pub(super) end: Option<Vec<u8>>,
+    pub(super) data: Option<Vec<u8>>,
+    pub(super) comment: String,
+}
+
+impl Element {
+    /// Whether it is a host port.
+    pub(super) fn is_port(&self) -> bool {
+        self.set.is_map()
+    }
+
+    fn plain(set: Set, key: Vec<u8>, comment: &str) -> Self {
+        Self { set, key, end: None, data: None, comment: comment.to_owned() }
+    }
+
+    fn range(set: Set, key: Vec<u8>, end: Vec<u8>, comment: &str) -> Self {
+        Self { set, key, end: Some(end), data: None, comment: comment.to_owned() }
+    }
+}
+
+fn put(bytes: &mut Vec<u8>, field: &[u8]) {
+    bytes.extend_from_slice(field);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+}
+
+fn put_address(bytes: &mut Vec<u8>, address: IpAddr) {
+    match address {
+        IpAddr::V4(address) => put(bytes, &address.octets()),
+        IpAddr::V6(address) => put(bytes, &address.octets()),
+    }
+}
+
+fn interface_bytes(name: &str) -> Vec<u8> {
+    let mut bytes = name.as_bytes().to_vec();
+    bytes.resize(Field::Interface.length(), 0);
+    bytes
+}
+
+fn address_bytes(address: IpAddr) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(16);
+    put_address(&mut bytes, address);
+    bytes
+}
+
+/// The set among two that is for this family.
+fn of_family(ipv4: bool, four: Set, six: Set) -> Set {
+    if ipv4 { four } else { six }
+}
+
+/// Everything of a state, as elements.
+pub(super) fn elements(state: &State) -> BTreeSet<Element> {
+    let mut all = BTreeSet::new();
+    for (name, network) in &state.networks {
+        network_elements(name, network, &mut all);
+    }
+    for (name, interface) in &state.interfaces {
+        interface_elements(name, interface, &mut all);
+    }
+    all.extend(state.ports.iter().map(|(port, forward)| port_element(port, forward)));
+    for (name, guard) in &state.guards {
+        guard_elements(name, guard, &mut all);
+    }
+    all
+}
+
+fn network_elements(name: &str, network: &Network, all: &mut BTreeSet<Element>) {
+    for one in &network.prefixes {
+        for other in network.prefixes.iter().filter(|other| other.is_ipv4() == one.is_ipv4()) {
+            let set = of_family(one.is_ipv4(), Set::Within4, Set::Within6);
+            let key = [address_bytes(one.first()), address_bytes(other.first())].concat();
+            let end = [address_bytes(one.last()), address_bytes(other.last())].concat();
+            all.insert(Element::range(set, key, end, name));
+        }
+        if network.masquerade {
+            let set = of_family(one.is_ipv4(), Set::Masquerade4, Set::Masquerade6);
+            all.insert(Element::range(set, address_bytes(one.first()), address_bytes(one.last()), name));
+        }
+    }
+}
+
+fn interface_elements(name: &str, interface: &Interface, all: &mut BTreeSet<Element>) {
+    let key = interface_bytes(name);
+    let network = &interface.network;
+    all.insert(Element::plain(Set::Interfaces, key.clone(), network));
+    match interface.access {
+        Access::Open => {}
+        Access::Isolated => {
+            all.insert(Element::plain(Set::Isolated, key.clone(), network));
+        }
+        Access::Restricted => {
+            all.insert(Element::plain(Set::Restricted, key.clone(), network));
+        }
+    }
+    if interface.addresses.is_empty() {
+        all.insert(Element::plain(Set::Shared, key.repeat(2), network));
+    }
+    for address in &interface.addresses {
+        let set = of_family(address.is_ipv4(), Set::Sources4, Set::Sources6);
+        all.insert(Element::plain(set, [key.clone(), address_bytes(*address)].concat(), network));
+    }
+}
+
+fn guard_elements(name: &str, guard: &Guard, all: &mut BTreeSet<Element>) {
+    let key = interface_bytes(name);
+    let mut mac = key.clone();
+    put(&mut mac, &guard.mac.0);
+    all.insert(Element::plain(Set::Macs, mac, ""));
+    for address in &guard.addresses {
+        let set = of_family(address.is_ipv4(), Set::Pods4, Set::Pods6);
+        all.insert(Element::plain(set, [key.clone(), address_bytes(*address)].concat(), ""));
+    }
+    all.insert(Element::plain(Set::Guarded, key, ""));
+}
+
+pub(super) fn port_element(port: &HostPort, forward: &Forward) -> Element {
+    let ipv4 = port.address.is_ipv4();
+    let mut key = Vec::with_capacity(24);
+    let set = if port.address.is_unspecified() {
+        of_family(ipv4, Set::Ports4, Set::Ports6)
+    } else {
+        put_address(&mut key, port.address);
+        of_family(ipv4, Set::HostPorts4, Set::HostPorts6)
+    };
+    put(&mut key, &[port.protocol.number()]);
+    put(&mut key, &port.port.to_be_bytes());
+    let mut data = address_bytes(forward.to.ip());
+    put(&mut data, &forward.to.port().to_be_bytes());
+    Element { set, key, end: None, data: Some(data), comment: forward.owner.clone() }
+}
+
+/// Takes fields off a key or a value.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+        let field = self.0.get(..length)?;
+        self.0 = self.0.get(length.next_multiple_of(4)..)?;
+        Some(field)
+    }
+
+    fn address(&mut self, ipv4: bool) -> Option<IpAddr> {
+        if ipv4 {
+            Some(Ipv4Addr::from(<[u8; 4]>::try_from(self.take(4)?).ok()?).into())
+        } else {
+            Some(Ipv6Addr::from(<[u8; 16]>::try_from(self.take(16)?).ok()?).into())
+        }
+    }
+
+    fn port(&mut self) -> Option<u16> {
+        Some(u16::from_be_bytes(self.take(2)?.try_into().ok()?))
+    }
+
+    fn mac(&mut self) -> Option<Mac> {
+        Some(Mac(self.take(6)?.try_into().ok()?))
+    }
+
+    fn interface(&mut self) -> Option<String> {
+        let field = self.take(16)?;
+        let end = field.iter().position(|byte| *byte == 0)?;
+        String::from_utf8(field.get(..end)?.to_vec()).ok()
+    }
+}
+
+/// The host port an element is.
+pub(super) fn port_of(element: &Element) -> Option<(HostPort, Forward)> {
+    let ipv4 = matches!(element.set, Set::Ports4 | Set::HostPorts4);
+    let mut key = Reader(&element.key);
+    let address = match element.set {
+        Set::Ports4 => Ipv4Addr::UNSPECIFIED.into(),
+        Set::Ports6 => Ipv6Addr::UNSPECIFIED.into(),
+        Set::HostPorts4 | Set::HostPorts6 => key.address(ipv4)?,
+        _ => return None,
+    };
+    let protocol = Protocol::of_number(*key.take(1)?.first()?)?;
+    let port = HostPort { address, protocol, port: key.port()? };
+    let mut data = Reader(element.data.as_deref()?);
+    let to = SocketAddr::new(data.address(ipv4)?, data.port()?);
+    Some((port, Forward { to, owner: element.comment.clone() }))
+}
+
+/// The state that elements describe, as far as they do: the caller compares [`elements`] of it with them.
+pub(super) fn state_of(all: &BTreeSet<Element>) -> State {
+    let mut state = State::new();
+    // In the order of [`Set`]: an interface comes before what it reaches, a network before whether it masquerades, a pod's
+    // hardware address before its others.
+    for element in all {
+        // What cannot be read is nothing of ours, and shows in that comparison.
+        let _ = read_into(&mut state, element);
+    }
+    state
+}
+
+fn read_into(state: &mut State, element: &Element) -> Option<()> {
+    let mut key = Reader(&element.key);
+    match element.set {
+        Set::Interfaces => {
+            let interface =
+                Interface { network: element.comment.clone(), addresses: BTreeSet::new(), access: Access::Open };
+            state.interfaces.insert(key.interface()?, interface);
+        }
+        Set::Isolated => state.interfaces.get_mut(&key.interface()?)?.access = Access::Isolated,
+        Set::Restricted => state.interfaces.get_mut(&key.interface()?)?.access = Access::Restricted,
+        // Says nothing that is not known from the absence of addresses.
+        Set::Shared => {}
+        Set::Sources4 | Set::Sources6 => {
+            let name = key.interface()?;
+            let address = key.address(element.set == Set::Sources4)?;
+            state.interfaces.get_mut(&name)?.addresses.insert(address);
+        }
+        Set::Within4 | Set::Within6 => {
+            let ipv4 = element.set == Set::Within4;
+            let prefix = Prefix::between(key.address(ipv4)?, Reader(element.end.as_deref()?).address(ipv4)?)?;
+            let networks: &mut BTreeMap<String, Network> = &mut state.networks;
+            networks.entry(element.comment.clone()).or_default().prefixes.insert(prefix);
+        }
+        Set::Masquerade4 | Set::Masquerade6 => state.networks.get_mut(&element.comment)?.masquerade = true,
+        Set::Ports4 | Set::Ports6 | Set::HostPorts4 | Set::HostPorts6 => {
+            let (port, forward) = port_of(element)?;
+            state.ports.insert(port, forward);
+        }
+        Set::Macs => {
+            let (port, mac) = (key.interface()?, key.mac()?);
+            state.guards.insert(port, Guard { mac, addresses: BTreeSet::new() });
+        }
+        // Says nothing that is not known from the hardware address.
+        Set::Guarded => {}
+        Set::Pods4 | Set::Pods6 => {
+            let (port, address) = (key.interface()?, key.address(element.set == Set::Pods4)?);
+            state.guards.get_mut(&port)?.addresses.insert(address);
+        }
+    }
+    Some(())
+}

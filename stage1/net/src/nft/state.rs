@@ -1,0 +1,305 @@
+//! What the table is to hold, as plain data: networks, interfaces, host ports.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use super::error::{Error, Result};
+use crate::address::Prefix;
+use crate::config::is_interface_name;
+use crate::netlink::Mac;
+
+/// The most ports of one range ([`State::forward`]).
+pub const RANGE_LIMIT: u16 = 1024;
+/// The most host ports of a table.
+pub const PORTS_LIMIT: usize = 131_072;
+/// The most prefixes of a network, and the most addresses of an interface.
+pub const PREFIXES_LIMIT: usize = 16;
+/// The most networks, the most interfaces, and the most guards, of a table.
+pub const NETWORKS_LIMIT: usize = 8192;
+const TEXT_LIMIT: usize = 100;
+
+/// A part of a state, to add or to remove: for a pod, its ports, and its interface if no other pod shares that.
+pub type Entries = State;
+
+/// What the table holds, whole or in part.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct State {
+    /// Our networks, by name.
+    pub networks: BTreeMap<String, Network>,
+    /// The host's interfaces that lead to pods (a bridge, or a pod's own veth), by name.
+    pub interfaces: BTreeMap<String, Interface>,
+    /// Ports of the host that lead to pods.
+    pub ports: BTreeMap<HostPort, Forward>,
+    /// What may come out of a pod, by the port of a bridge that leads to it (the host's end of its veth).
+    pub guards: BTreeMap<String, Guard>,
+}
+
+/// What may come out of a pod: everything else it sends is dropped on its bridge (addresses of others, the gateway's above
+/// all; router advertisements; answers of a DHCP server; what is neither ARP nor IP). The kernel must be able to
+/// ([`super::Table::can_guard`]).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Guard {
+    /// Its hardware address.
+    pub mac: Mac,
+    /// Its addresses. Its IPv6 link-local addresses are allowed besides.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+/// A network whose pods the host routes for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Network {
+    /// Its subnets: at least one. No two networks overlap.
+    pub prefixes: BTreeSet<Prefix>,
+    /// Whether its pods show the host's address to whatever is not in the network.
+    pub masquerade: bool,
+}
+
+/// An interface of the host behind which pods are.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Interface {
+    /// The network's name.
+    pub network: String,
+    /// Of an interface that leads to one pod alone (as that of a ptp network): the pod's addresses, in whose name alone it may
+    /// send, and reach the pods of its network. Empty for one that pods share (a bridge): they reach each other through it.
+    pub addresses: BTreeSet<IpAddr>,
+    /// What else they may reach.
+    pub access: Access,
+}
+
+/// What the pods behind an interface may reach, besides their own network, the host, and host ports.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Access {
+    /// Everything but our networks that are isolated.
+    Open,
+    /// Everything but our networks.
+    #[default]
+    Isolated,
+    /// Nothing, and nothing but host ports leads to them.
+    Restricted,
+}
+
+/// A transport protocol with ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Protocol {
+    /// RFC 9293.
+    Tcp,
+    /// RFC 768.
+    Udp,
+    /// RFC 9260.
+    Sctp,
+}
+
+/// A port of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostPort {
+    /// The address of the host it is on; `0.0.0.0` or `::` for every one of that family (but `::1`, which cannot be one
+    /// either). One on an address comes before one on every address.
+    pub address: IpAddr,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Its number; not 0.
+    pub port: u16,
+}
+
+/// Where a host port leads.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Forward {
+    /// The pod's address and port, of the same family as the host's address.
+    pub to: SocketAddr,
+    /// Whose it is (a pod's UUID), for messages, and so that nobody removes another's port: up to 100 of the letters, digits and
+    /// `._:/@-`.
+    pub owner: String,
+}
+
+impl Protocol {
+    /// Its number in IP.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+
+    pub(super) fn of_number(number: u8) -> Option<Self> {
+        [Self::Tcp, Self::Udp, Self::Sctp].into_iter().find(|protocol| protocol.number() == number)
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        })
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.address.is_unspecified() {
+            write!(f, "{}/{}", self.port, self.protocol)
+        } else {
+            write!(f, "{}/{}", SocketAddr::new(self.address, self.port), self.protocol)
+        }
+    }
+}
+
+impl State {
+    /// Nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether there is nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.networks.is_empty() && self.interfaces.is_empty() && self.ports.is_empty() && self.guards.is_empty()
+    }
+
+    /// Adds a range of `count` host ports from `first` on, to as many ports of a pod from `to` on. Fails when it leads past
+    /// 65535, is longer than [`RANGE_LIMIT`], or a port of it is in this state already.
+    pub fn forward(&mut self, first: HostPort, count: u16, to: SocketAddr, owner: &str) -> Result<()> {
+        if count == 0 || count > RANGE_LIMIT {
+            return Err(invalid(format!("a range of host ports has 1 to {RANGE_LIMIT} of them, not {count}")));
+        }
+        if first.port.checked_add(count - 1).is_none() || to.port().checked_add(count - 1).is_none() {
+            return Err(invalid(format!("{count} ports from {first} to {to} lead past 65535")));
+        }
+        for offset in 0..count {
+            let port = HostPort { port: first.port + offset, ..first };
+            let forward = Forward { to: SocketAddr::new(to.ip(), to.port() + offset), owner: owner.to_owned() };
+            if let Some(other) = self.ports.insert(port, forward.clone())
+                && other != forward
+            {
+                let taken = Error::Taken { port, to: other.to, owner: other.owner.clone() };
+                self.ports.insert(port, other);
+                return Err(taken);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the kernel could hold it, and [`super::Table::read`] give it back unchanged.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.ports.len() > PORTS_LIMIT {
+            return Err(invalid(format!("{} host ports are more than {PORTS_LIMIT}", self.ports.len())));
+        }
+        if self.networks.len().max(self.interfaces.len()).max(self.guards.len()) > NETWORKS_LIMIT {
+            return Err(invalid(format!("more than {NETWORKS_LIMIT} networks, interfaces or guards")));
+        }
+        for (name, network) in &self.networks {
+            check_text("the name of a network", name)?;
+            check_prefixes(&format!("network {name}"), &network.prefixes)?;
+            if network.prefixes.is_empty() {
+                return Err(invalid(format!("network {name} has no prefix")));
+            }
+        }
+        self.check_overlaps()?;
+        for (name, interface) in &self.interfaces {
+            check_interface(name)?;
+            check_text("the name of a network", &interface.network)?;
+            check_addresses(name, &interface.addresses)?;
+        }
+        for (name, guard) in &self.guards {
+            check_interface(name)?;
+            check_addresses(name, &guard.addresses)?;
+            check_mac(name, guard.mac)?;
+        }
+        self.ports.iter().try_for_each(|(port, forward)| check_port(port, forward))
+    }
+
+    /// Sorted by their first address, prefixes that overlap are neighbours.
+    fn check_overlaps(&self) -> Result<()> {
+        let mut all: Vec<(Prefix, &str)> = Vec::new();
+        for (name, network) in &self.networks {
+            all.extend(network.prefixes.iter().map(|prefix| (*prefix, name.as_str())));
+        }
+        all.sort_unstable();
+        for pair in all.windows(2) {
+            if let [(one, of_one), (other, of_other)] = pair
+                && one.overlaps(other)
+            {
+                return Err(invalid(format!("{one} of network {of_one} overlaps with {other} of network {of_other}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn invalid(why: String) -> Error {
+    Error::Invalid(why)
+}
+
+/// What goes into a comment of nftables, and comes back out of it.
+pub(super) fn check_text(what: &str, text: &str) -> Result<()> {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._:/@-".contains(&byte);
+    if text.is_empty() || text.len() > TEXT_LIMIT || !text.bytes().all(fits) {
+        return Err(invalid(format!("'{}' is not {what}", text.escape_debug())));
+    }
+    Ok(())
+}
+
+fn check_interface(name: &str) -> Result<()> {
+    // `nft` reads a star as "and what else begins so", and the others as quotes.
+    if !is_interface_name(name) || name.contains(['"', '*', '\\']) {
+        return Err(invalid(format!("'{}' is not the name of an interface", name.escape_debug())));
+    }
+    Ok(())
+}
+
+fn check_prefixes(whose: &str, prefixes: &BTreeSet<Prefix>) -> Result<()> {
+    if prefixes.len() > PREFIXES_LIMIT {
+        return Err(invalid(format!("{whose} has more than {PREFIXES_LIMIT} prefixes")));
+    }
+    if let Some(prefix) = prefixes.iter().find(|prefix| prefix.length() == 0) {
+        return Err(invalid(format!("{prefix} of {whose} is everything")));
+    }
+    Ok(())
+}
+
+fn check_addresses(interface: &str, addresses: &BTreeSet<IpAddr>) -> Result<()> {
+    if addresses.len() > PREFIXES_LIMIT {
+        return Err(invalid(format!("interface {interface} has more than {PREFIXES_LIMIT} addresses")));
+    }
+    match addresses.iter().find(|address| address.is_unspecified() || address.is_multicast() || address.is_loopback()) {
+        Some(address) => Err(invalid(format!("{address} is not the address of a pod (interface {interface})"))),
+        None => Ok(()),
+    }
+}
+
+/// A group's address is no station's (IEEE 802: the lowest bit of the first byte).
+fn check_mac(interface: &str, mac: Mac) -> Result<()> {
+    let [first, ..] = mac.0;
+    if first & 1 != 0 || mac == Mac([0; 6]) {
+        return Err(invalid(format!("{mac} is not the hardware address of a pod (interface {interface})")));
+    }
+    Ok(())
+}
+
+fn check_port(port: &HostPort, forward: &Forward) -> Result<()> {
+    let to = forward.to;
+    check_text("the owner of a host port", &forward.owner)?;
+    if port.port == 0 || to.port() == 0 {
+        return Err(invalid(format!("0 is not a port (host port {port} to {to})")));
+    }
+    if port.address.is_ipv4() != to.is_ipv4() {
+        return Err(invalid(format!("host port {port} cannot lead to {to}: one is IPv4 and one is IPv6")));
+    }
+    if let SocketAddr::V6(to) = to
+        && (to.flowinfo() != 0 || to.scope_id() != 0)
+    {
+        return Err(invalid(format!("host port {port} cannot lead to {to}: it has a scope")));
+    }
+    if port.address == IpAddr::V6(Ipv6Addr::LOCALHOST) {
+        return Err(invalid(format!("host port {port} cannot be: the kernel routes no answer to ::1")));
+    }
+    if to.ip().is_unspecified() || to.ip().is_multicast() || to.ip().is_loopback() || port.address.is_multicast() {
+        return Err(invalid(format!("host port {port} cannot lead to {to}")));
+    }
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! What a pod costs when there are many: what is said to the kernel is judged, since it is the same each time. Times are
+//! printed (`--nocapture`) and not judged: a machine may be busy.
+
+use std::time::{Duration, Instant};
+
+use super::space::Space;
+use super::{bridge, guard, port};
+use crate::netlink::channel::Said;
+use crate::nft::{Access, Interface, Protocol, State, Table};
+
+const PODS: u16 = 500;
+const ROUNDS: u16 = 40;
+
+/// A pod with two ports on each family.
+fn pod(number: u16) -> State {
+    let mut state = State::new();
+    let owner = format!("00000000-0000-0000-0000-{number:012}");
+    let (high, low) = (number / 200, number % 200 + 2);
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        let four = format!("10.1.{high}.{low}:80").parse().unwrap();
+        state.forward(port("0.0.0.0", protocol, 10_000 + number), 1, four, &owner).unwrap();
+        let six = format!("[fd00:1::{number:x}]:80").parse().unwrap();
+        state.forward(port("::", protocol, 10_000 + number), 1, six, &owner).unwrap();
+    }
+    state
+}
+
+/// The same for a pod that has an interface of the host to itself.
+fn pod_with_interface(number: u16) -> State {
+    let mut state = pod(number);
+    let addresses = state.ports.values().map(|forward| forward.to.ip()).collect();
+    let interface = Interface { network: "default".to_owned(), addresses, access: Access::Isolated };
+    state.interfaces.insert(format!("veth{number}"), interface);
+    state
+}
+
+/// The same for a pod on a bridge that knows it.
+fn pod_with_guard(number: u16) -> State {
+    let mut state = pod(number);
+    let [high, low] = number.to_be_bytes();
+    let mut guard = guard([2, 0, 0, 0, high, low], &[]);
+    guard.addresses = state.ports.values().map(|forward| forward.to.ip()).collect();
+    state.guards.insert(format!("gt{number}"), guard);
+    state
+}
+
+/// What is said during this.
+fn said(table: &mut Table, what: impl FnOnce(&mut Table)) -> Said {
+    table.channel.said = Said::default();
+    what(table);
+    table.channel.said
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// What adding a pod and removing it take when so many others are there: in words to the kernel, and in time.
+fn measure(table: &mut Table, pod: fn(u16) -> State) -> ([Said; 2], [Duration; 2]) {
+    let one = pod(1000);
+    let words = [said(table, |table| table.add(&one).unwrap()), said(table, |table| table.remove(&one).unwrap())];
+    let (mut adding, mut removing) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let one = pod(1000 + round);
+        let began = Instant::now();
+        table.add(&one).unwrap();
+        adding.push(began.elapsed());
+        let began = Instant::now();
+        table.remove(&one).unwrap();
+        removing.push(began.elapsed());
+    }
+    (words, [median(adding), median(removing)])
+}
+
+fn compare(what: &str, pod: fn(u16) -> State) {
+    let space = Space::new();
+    let mut table = space.table();
+    let mut state = State::new();
+    bridge(&mut state, "default", "gantry0", &["10.1.0.0/16", "fd00:1::/64"], Access::Isolated);
+    table.ensure(&state).unwrap();
+    table.add(&pod(0)).unwrap();
+    let few = measure(&mut table, pod);
+    for number in 1..PODS {
+        table.add(&pod(number)).unwrap();
+    }
+    let many = measure(&mut table, pod);
+    println!("{what}: add, remove at 1: {:?}; at {PODS}: {:?}; {:?}", few.1, many.1, few.0);
+    assert_eq!(few.0, many.0);
+    let [adding, removing] = few.0;
+    // One transaction, and one answer; to remove one asks first.
+    assert!(adding.answers <= 2 && removing.requests < 50, "{few:?}");
+    let began = Instant::now();
+    let found = table.read().unwrap().unwrap();
+    let reading = began.elapsed();
+    assert_eq!((found.state.ports.len(), found.faults.len()), (usize::from(PODS) * 4, 0));
+    let began = Instant::now();
+    table.ensure(&found.state).unwrap();
+    println!("{what}: all of it read in {reading:?}, replaced in {:?}", began.elapsed());
+    assert!(table.read().unwrap().unwrap() == found);
+}
+
+#[test]
+fn the_five_hundredth_pod_costs_what_the_first_did() {
+    compare("on a bridge", pod);
+}
+
+#[test]
+fn so_does_one_with_an_interface_of_its_own() {
+    compare("with a veth each", pod_with_interface);
+}
+
+#[test]
+fn so_does_one_with_a_guard() {
+    compare("with a guard each", pod_with_guard);
+}
+
+/// What a refusal costs, which waits for a grace period of RCU, and what does not.
+#[test]
+fn prices() {
+    let space = Space::new();
+    let mut table = space.table();
+    let mut state = State::new();
+    bridge(&mut state, "default", "gantry0", &["10.1.0.0/16", "fd00:1::/64"], Access::Isolated);
+    table.ensure(&state).unwrap();
+    let mut price = |what: &str, each: &mut dyn FnMut(&mut Table, u16)| {
+        let times = (0..ROUNDS).map(|round| {
+            let began = Instant::now();
+            each(&mut table, round);
+            began.elapsed()
+        });
+        println!("{what:45} {:?}", median(times.collect()));
+    };
+    price("a guard that is there", &mut |table, _| {
+        table.add(&State { guards: pod_with_guard(1).guards, ..State::new() }).unwrap()
+    });
+    price("a network that is there", &mut |table, _| table.add(&state).unwrap());
+    price("a pod", &mut |table, round| table.add(&pod_with_guard(round)).unwrap());
+    price("the same again", &mut |table, round| table.add(&pod_with_guard(round)).unwrap());
+    price("with its network", &mut |table, round| {
+        let mut all = pod_with_guard(1000 + round);
+        all.networks.clone_from(&state.networks);
+        all.interfaces.clone_from(&state.interfaces);
+        table.add(&all).unwrap();
+    });
+    price("port taken", &mut |table, round| {
+        let mut other = pod(round);
+        other.ports.values_mut().for_each(|forward| forward.to.set_port(1));
+        table.add(&other).unwrap_err();
+    });
+    price("the table replaced", &mut |table, _| table.ensure(&state).unwrap());
+}
+
+/// Longer than a datagram may be by default.
+#[test]
+fn a_large_table_is_one_transaction() {
+    let space = Space::new();
+    let mut table = space.table();
+    let mut state = State::new();
+    let owner = "o".repeat(100);
+    let mut left = std::env::var("GANTRY_TEST_PORTS").map_or(20_000, |count| count.parse::<u32>().unwrap());
+    for address in 1..=u8::MAX {
+        for block in 0..32_u16 {
+            let count = left.min(1024);
+            if count == 0 {
+                break;
+            }
+            left -= count;
+            let first = port(&format!("2001:db8::{address:x}"), Protocol::Tcp, 1 + 1024 * block);
+            state.forward(first, u16::try_from(count).unwrap(), "[fd00::2]:1".parse().unwrap(), &owner).unwrap();
+        }
+    }
+    let began = Instant::now();
+    table.ensure(&state).unwrap();
+    println!("{} ports made in {:?}", state.ports.len(), began.elapsed());
+    let found = table.read().unwrap().unwrap();
+    assert!(found.state == state && found.faults.is_empty());
+    println!("and read after {:?}", began.elapsed());
+}
+
+/// The kernel moves elements to larger hash tables after they were added, and lists too few meanwhile.
+#[test]
+fn what_is_read_is_whole() {
+    let space = Space::new();
+    let mut table = space.table();
+    let mut state = State::new();
+    (0..PODS).for_each(|number| state.ports.extend(pod(number).ports));
+    for _ in 0..50 {
+        table.ensure(&state).unwrap();
+        assert!(table.read().unwrap().unwrap().state == state);
+    }
+}

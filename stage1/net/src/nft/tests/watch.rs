@@ -1,0 +1,101 @@
+//! What a monitor tells.
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::space::Space;
+use super::{port, sample};
+use crate::nft::monitor::Reader;
+use crate::nft::{Change, Part, Protocol};
+
+/// `comm` of this thread: what the kernel tells of our own changes.
+fn own_name() -> String {
+    std::fs::read_to_string("/proc/thread-self/comm").unwrap().trim_end().to_owned()
+}
+
+const LIMIT: Duration = Duration::from_secs(5);
+const SHORT: Duration = Duration::from_millis(50);
+
+#[test]
+fn a_flush_is_noticed_and_undone() {
+    let space = Space::new();
+    let mut table = space.table();
+    let mut monitor = space.monitor(&[&own_name()]);
+    table.ensure(&sample()).unwrap();
+    table.remove(&sample()).unwrap();
+    table.add(&sample()).unwrap();
+    assert_eq!(monitor.wait(SHORT).unwrap(), None, "our own changes are not told");
+    space.sh(
+        "nft add table inet others; nft add chain inet others c; nft add table ip gantry; nft delete table ip gantry",
+    );
+    assert_eq!(monitor.wait(SHORT).unwrap(), None, "nor are changes of others to others");
+    let began = Instant::now();
+    space.sh("nft flush ruleset");
+    let change = monitor.wait(LIMIT).unwrap();
+    assert_eq!(change, Some(Change { removed: true, part: Part::Table, by: Some("nft".to_owned()) }));
+    assert_eq!(table.read().unwrap(), None);
+    table.ensure(&sample()).unwrap();
+    println!("flushed, noticed and undone in {:?}", began.elapsed());
+    let found = table.read().unwrap().unwrap();
+    assert_eq!((found.state, found.faults), (sample(), Vec::new()));
+    assert_eq!(monitor.wait(Duration::ZERO).unwrap(), None);
+}
+
+#[test]
+fn each_part_is_told() {
+    let space = Space::new();
+    let mut table = space.table();
+    let mut monitor = space.monitor(&[&own_name()]);
+    for (damage, removed, part) in [
+        ("flush table inet gantry", true, Part::Rule),
+        ("flush chain inet gantry forward", true, Part::Rule),
+        ("flush set inet gantry isolated", true, Part::Elements),
+        ("add element inet gantry isolated { \"x\" }", false, Part::Elements),
+        ("flush chain inet gantry guard; delete chain inet gantry guard", true, Part::Chain),
+        ("add set inet gantry more { type ipv4_addr; }", false, Part::Set),
+        ("delete table inet gantry", true, Part::Table),
+        ("flush chain bridge gantry frames", true, Part::Rule),
+        ("delete element bridge gantry guarded { \"gt0\" }", true, Part::Elements),
+        ("delete table bridge gantry", true, Part::Table),
+    ] {
+        table.ensure(&sample()).unwrap();
+        space.sh(&format!("nft '{damage}'"));
+        let by = Some("nft".to_owned());
+        assert_eq!(monitor.wait(LIMIT).unwrap(), Some(Change { removed, part, by }), "{damage}");
+    }
+}
+
+#[test]
+fn what_was_dropped_is_assumed() {
+    let space = Space::new();
+    let mut table = space.table();
+    let mut monitor = space.monitor(&[&own_name()]);
+    let mut state = sample();
+    state.forward(port("0.0.0.0", Protocol::Tcp, 20_000), 1024, "10.1.0.2:1".parse().unwrap(), "pod-a").unwrap();
+    // More than the kernel keeps for one that does not read.
+    for _ in 0..20 {
+        table.ensure(&state).unwrap();
+    }
+    let mut told = Vec::new();
+    while let Some(change) = monitor.wait(Duration::ZERO).unwrap() {
+        told.push(change);
+    }
+    assert_eq!(told, [Change { removed: true, part: Part::Unknown, by: None }]);
+    // It goes on from there.
+    space.sh("nft flush ruleset");
+    assert_eq!(monitor.wait(LIMIT).unwrap().map(|change| change.part), Some(Part::Table));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u16..20) {
+        let mut reader = Reader::new("gantry", &[]);
+        let _ = reader.take(&bytes);
+        let mut message = u32::try_from(bytes.len() + 16).unwrap().to_ne_bytes().to_vec();
+        message.extend((10 << 8 | kind).to_ne_bytes());
+        message.extend([0; 10]);
+        message.extend(&bytes);
+        let _ = reader.take(&message);
+    }
+}

@@ -1,0 +1,103 @@
+//! Choosing networks, and what they are given.
+
+use super::*;
+
+fn config(name: &str, text: &str) -> NetworkConfig {
+    let text = format!(r#"{{"cniVersion":"1.0.0","name":"{name}","plugins":[{text}]}}"#);
+    NetworkConfig::parse(&text, Source::File("/x".into())).unwrap()
+}
+
+fn choices(networks: &[(&str, &str)]) -> Vec<Choice> {
+    let one = |(name, text): &(&str, &str)| Choice {
+        network: config(name, text),
+        args: Vec::new(),
+        plugins: None,
+        ports: Vec::new(),
+    };
+    networks.iter().map(one).collect()
+}
+
+fn port() -> Port {
+    Port { host_ip: None, host_port: 8000, pod_port: 80, count: 2, protocol: Protocol::Udp }
+}
+
+const PORTMAP: &str = r#"{"type":"portmap","capabilities":{"portMappings":true}}"#;
+
+#[test]
+fn ports_go_where_they_are_forwarded() {
+    let masq = format!(r#"{{"type":"bridge","ipMasq":true}},{PORTMAP}"#);
+    let plain = format!(r#"{{"type":"bridge"}},{PORTMAP}"#);
+    let silent = r#"{"type":"bridge","ipMasq":true}"#;
+    for (networks, want) in [
+        (vec![("a", silent), ("b", &*plain), ("c", &*masq)], Some("c")),
+        (vec![("a", silent), ("b", &plain), ("c", &plain)], Some("b")),
+        (vec![("a", silent)], None),
+    ] {
+        let mut choices = choices(&networks);
+        let given = give_ports(&mut choices, &[port()]);
+        let got = choices.iter().find(|it| !it.ports.is_empty()).map(|it| it.network.name.as_str());
+        assert_eq!(got, want);
+        assert_eq!(given.is_ok(), want.is_some());
+    }
+    let mut none = choices(&[("a", silent), ("b", silent)]);
+    let error = give_ports(&mut none, &[port()]).unwrap_err().to_string();
+    assert!(error.contains("no network of the pod forwards ports (a, b)"), "{error}");
+    give_ports(&mut none, &[]).unwrap();
+}
+
+#[test]
+fn capabilities_get_what_was_asked_for() {
+    let text = r#"{"type":"x","capabilities":{"portMappings":true,"ips":true,"mac":true}}"#;
+    let mut choice = choices(&[("a", text)]).remove(0);
+    choice.ports = vec![Port { host_ip: Some([127, 0, 0, 1].into()), ..port() }];
+    choice.args = vec![("IP".into(), "10.0.0.1,fd00::1".into()), ("MAC".into(), "02:00:00:00:00:01".into())];
+    let joined = choice.joined(3).unwrap();
+    assert_eq!((joined.interface.as_str(), joined.plugins), ("eth3", false));
+    assert_eq!(
+        Value::Object(joined.capability_args),
+        json!({"ips": ["10.0.0.1", "fd00::1"], "mac": "02:00:00:00:00:01", "portMappings": [
+            {"hostPort": 8000, "containerPort": 80, "protocol": "udp", "hostIP": "127.0.0.1"},
+            {"hostPort": 8001, "containerPort": 81, "protocol": "udp", "hostIP": "127.0.0.1"},
+        ]})
+    );
+    assert_eq!((joined.args.len(), joined.cni_args.len()), (2, 0), "gantry itself reads several");
+    choice.plugins = Some("of a reason".into());
+    let joined = choice.joined(0).unwrap();
+    assert_eq!(joined.args, [("MAC".to_owned(), "02:00:00:00:00:01".to_owned())]);
+    assert_eq!(Value::Object(joined.cni_args), json!({"ips": ["10.0.0.1", "fd00::1"]}));
+    choice.args = vec![("IP".into(), "me".into())];
+    assert!(choice.joined(0).is_err());
+}
+
+#[test]
+fn all_that_is_missing_is_named() {
+    let temp = tempfile::tempdir().unwrap();
+    std::fs::write(temp.path().join("b.conflist"), "{").unwrap();
+    std::fs::write(temp.path().join("n.conf"), r#"{"cniVersion":"1.0.0","name":"mine","type":"x"}"#).unwrap();
+    let host = Host {
+        state_dir: String::new(),
+        pods_dir: String::new(),
+        config_dirs: vec![temp.path().display().to_string()],
+        plugin_dirs: Vec::new(),
+        table: "gantry".into(),
+        use_plugins: false,
+        plugin_limit_ms: 1,
+        resolver: false,
+    };
+    let wanted = |names: &[&str], all| Networks {
+        host: host.clone(),
+        wanted: names.iter().map(|name| Wanted { name: (*name).to_owned(), args: Vec::new() }).collect(),
+        all,
+        ports: Vec::new(),
+    };
+    let error = choose(&wanted(&["one", "default", "two"], false)).unwrap_err();
+    assert!(matches!(&error, NetworkError::NotFound { names, .. } if names == &["one", "two"]), "{error}");
+    assert!(error.to_string().starts_with("networks not found: one, two; not readable: "), "{error}");
+    assert!(choose(&wanted(&["x"], true)).is_err() && choose(&wanted(&[], true)).is_err(), "a broken file");
+    std::fs::remove_file(temp.path().join("b.conflist")).unwrap();
+    let names =
+        |wanted: &Networks| -> Vec<String> { choose(wanted).unwrap().into_iter().map(|it| it.network.name).collect() };
+    assert_eq!(names(&wanted(&[], true)), ["mine", "default"]);
+    assert_eq!(names(&wanted(&["default-restricted"], true)), ["mine", "default", "default-restricted"]);
+    assert_eq!(names(&wanted(&["default", "mine"], false)), ["default", "mine"]);
+}

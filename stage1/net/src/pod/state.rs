@@ -1,0 +1,264 @@
+//! The directory of a gantry's networks: leases by boot, what plugins answered, and the locks.
+//!
+//! ```text
+//! STATE_DIR/            0700
+//!   lock                flock: shared by who makes an interface and its entries, exclusive for who removes bridges
+//!   gc                  flock: shared by who runs plugins for a pod, exclusive for their garbage collection
+//!   results/            crate::plugin::Cache
+//!   BOOT_ID/NETWORK/    crate::ipam::Store
+//! ```
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use gantry_contract::network::Host;
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::error::{NetworkError, Result};
+use crate::config::files;
+use crate::plugin::{Cache, Runtime};
+
+/// How long to wait for others who take addresses or make interfaces.
+pub(super) const WAIT: Duration = Duration::from_secs(30);
+/// The deepest directory of leases.
+const MAX_DEPTH: u32 = 8;
+
+/// The directory, held open.
+pub(super) struct StateDir {
+    fd: OwnedFd,
+    path: String,
+}
+
+/// A lock, held until dropped.
+pub(super) struct Locked {
+    _file: OwnedFd,
+}
+
+/// What a lock is about.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Lock {
+    Links,
+    Plugins,
+}
+
+impl Lock {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Links => "lock",
+            Self::Plugins => "gc",
+        }
+    }
+}
+
+impl StateDir {
+    /// The directory, made if it is not there.
+    pub(super) fn open(host: &Host) -> Result<Self> {
+        match rustix::fs::mkdir(host.state_dir.as_str(), Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(NetworkError::errno(format!("make the directory {}", host.state_dir))(errno)),
+        }
+        let opened = files::open_dir(Path::new(&host.state_dir));
+        let fd = opened.map_err(NetworkError::file(format!("open the directory {}", host.state_dir)))?;
+        Ok(Self { fd, path: host.state_dir.clone() })
+    }
+
+    /// The directory if it is there: without it there never was a network.
+    pub(super) fn find(host: &Host) -> Result<Option<Self>> {
+        match files::open_dir(Path::new(&host.state_dir)) {
+            Ok(fd) => Ok(Some(Self { fd, path: host.state_dir.clone() })),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(NetworkError::file(format!("open the directory {}", host.state_dir))(error)),
+        }
+    }
+
+    /// The directory of the leases of a boot, made if it is not there.
+    pub(super) fn leases(&self, boot: &str) -> Result<OwnedFd> {
+        let doing = || format!("make the directory {}/{boot}", self.path);
+        match rustix::fs::mkdirat(&self.fd, boot, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(NetworkError::errno(doing())(errno)),
+        }
+        open_beneath(self.fd.as_fd(), boot).map_err(NetworkError::errno(doing()))
+    }
+
+    /// The networks that have leases of a boot.
+    pub(super) fn networks(&self, boot: &str) -> Result<Vec<String>> {
+        let dir = match open_beneath(self.fd.as_fd(), boot) {
+            Err(Errno::NOENT) => return Ok(Vec::new()),
+            other => other.map_err(NetworkError::errno(format!("open the directory {}/{boot}", self.path)))?,
+        };
+        Ok(self.directories(&dir)?.into_iter().filter(|name| crate::config::is_name(name)).collect())
+    }
+
+    /// The boots that have leases.
+    pub(super) fn boots(&self) -> Result<Vec<String>> {
+        let boots = self.directories(&self.fd)?.into_iter();
+        Ok(boots.filter(|name| is_boot(name)).collect())
+    }
+
+    fn directories(&self, of: &OwnedFd) -> Result<Vec<String>> {
+        let doing = || format!("list the directory {}", self.path);
+        let mut names = Vec::new();
+        for entry in Dir::read_from(of).map_err(NetworkError::errno(doing()))? {
+            let entry = entry.map_err(NetworkError::errno(doing()))?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            if entry.file_type() == FileType::Directory && !name.starts_with('.') {
+                names.push(name.to_owned());
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Removes the leases of a boot that is over.
+    pub(super) fn forget_boot(&self, boot: &str) -> Result<()> {
+        remove_tree(self.fd.as_fd(), boot, MAX_DEPTH)
+            .map_err(NetworkError::errno(format!("remove the directory {}/{boot}", self.path)))
+    }
+
+    /// What is remembered of plugins.
+    pub(super) fn cache(&self) -> Result<Cache> {
+        let doing = || format!("open what is remembered of plugins in {}", self.path);
+        Cache::open(self.fd.as_fd()).map_err(|source| NetworkError::Cache { doing: doing(), source: Box::new(source) })
+    }
+
+    /// What runs plugins.
+    pub(super) fn runtime(&self, host: &Host) -> Result<Runtime> {
+        let dirs = host.plugin_dirs.iter().map(Into::into).collect();
+        Ok(Runtime::new(dirs, self.cache()?, limit(host)))
+    }
+
+    /// Waits for a lock, together with others (`shared`) or alone.
+    pub(super) fn lock(&self, lock: Lock, shared: bool, wait: Duration) -> Result<Locked> {
+        let path = || format!("{}/{}", self.path, lock.name());
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(&self.fd, lock.name(), flags, Mode::RUSR | Mode::WUSR)
+            .map_err(NetworkError::errno(format!("open {}", path())))?;
+        let how = if shared { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
+        let start = Instant::now();
+        let mut pause = Duration::from_micros(200);
+        loop {
+            match rustix::fs::flock(&file, how) {
+                Ok(()) => return Ok(Locked { _file: file }),
+                Err(Errno::WOULDBLOCK) if start.elapsed() < wait => {
+                    // flock(2) has no deadline.
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(Duration::from_millis(10));
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    return Err(NetworkError::Locked { path: path(), seconds: wait.as_secs() });
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(NetworkError::errno(format!("lock {}", path()))(errno)),
+            }
+        }
+    }
+}
+
+/// How long one plugin may take.
+pub(super) fn limit(host: &Host) -> Duration {
+    Duration::from_millis(host.plugin_limit_ms)
+}
+
+/// Whether a name is a boot's id: a UUID in small letters.
+fn is_boot(name: &str) -> bool {
+    let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    name.len() == 36
+        && name
+            .bytes()
+            .enumerate()
+            .all(|(at, byte)| if matches!(at, 8 | 13 | 18 | 23) { byte == b'-' } else { hex(byte) })
+}
+
+fn open_beneath(dir: BorrowedFd<'_>, name: &str) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    rustix::fs::openat2(dir, name, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)
+}
+
+/// Removes a directory and all in it, following no link. Another may be at it too.
+fn remove_tree(parent: BorrowedFd<'_>, name: &str, depth: u32) -> rustix::io::Result<()> {
+    let dir = match open_beneath(parent, name) {
+        Err(Errno::NOENT) => return Ok(()),
+        other => other?,
+    };
+    for entry in Dir::read_from(&dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        if entry.file_type() == FileType::Directory {
+            let name = name.to_str().map_err(|_| Errno::INVAL)?;
+            let depth = depth.checked_sub(1).ok_or(Errno::NAMETOOLONG)?;
+            remove_tree(dir.as_fd(), name, depth)?;
+        } else {
+            gone(rustix::fs::unlinkat(&dir, name, AtFlags::empty()))?;
+        }
+    }
+    gone(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR))
+}
+
+fn gone(result: rustix::io::Result<()>) -> rustix::io::Result<()> {
+    match result {
+        Err(Errno::NOENT) => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(dir: &Path) -> Host {
+        Host {
+            state_dir: dir.join("net").display().to_string(),
+            pods_dir: dir.join("pods").display().to_string(),
+            config_dirs: Vec::new(),
+            plugin_dirs: Vec::new(),
+            table: "gantry".into(),
+            use_plugins: false,
+            plugin_limit_ms: 1000,
+            resolver: false,
+        }
+    }
+
+    #[test]
+    fn boots_are_told_from_others_and_go_whole() {
+        let temp = tempfile::tempdir().unwrap();
+        let host = host(temp.path());
+        assert!(StateDir::find(&host).unwrap().is_none());
+        let state = StateDir::open(&host).unwrap();
+        let old = "0f3a1f3e-6f0d-4f0e-8b89-0123456789ab";
+        let leases = state.leases(old).unwrap();
+        crate::ipam::Store::open(leases.as_fd(), "net", WAIT).unwrap();
+        for other in ["results", "0F3a1f3e-6f0d-4f0e-8b89-0123456789ab", "x"] {
+            std::fs::create_dir(temp.path().join("net").join(other)).unwrap();
+        }
+        let outside = temp.path().join("outside");
+        std::fs::write(&outside, "stays").unwrap();
+        std::os::unix::fs::symlink(&outside, temp.path().join("net").join(old).join("link")).unwrap();
+        std::os::unix::fs::symlink("/", temp.path().join("net").join(old).join("net/root")).unwrap();
+        assert_eq!(state.boots().unwrap(), [old]);
+        assert_eq!(state.networks(old).unwrap(), ["net"]);
+        state.forget_boot(old).unwrap();
+        state.forget_boot(old).unwrap();
+        assert!(state.boots().unwrap().is_empty() && state.networks(old).unwrap().is_empty());
+        assert_eq!(std::fs::read_to_string(outside).unwrap(), "stays");
+    }
+
+    #[test]
+    fn locks_are_shared_and_alone_and_have_a_deadline() {
+        let temp = tempfile::tempdir().unwrap();
+        let state = StateDir::open(&host(temp.path())).unwrap();
+        let short = Duration::ZERO;
+        let one = state.lock(Lock::Links, true, short).unwrap();
+        let _two = state.lock(Lock::Plugins, false, short).unwrap();
+        drop(state.lock(Lock::Links, true, short).unwrap());
+        let error = state.lock(Lock::Links, false, short).err().unwrap();
+        assert!(matches!(error, NetworkError::Locked { .. }), "{error}");
+        drop(one);
+        state.lock(Lock::Links, false, short).unwrap();
+    }
+}

@@ -1,0 +1,267 @@
+//! Pods on networks that plugins make: Debian's, and one that fails, hangs or lies.
+
+#![allow(clippy::unwrap_used, reason = "a failure is the failure of the test")]
+
+mod lab;
+
+use std::fs;
+use std::os::fd::AsFd;
+
+use gantry_contract::plan::Protocol;
+use gantry_model::{ErrorKind, Kind};
+use gantry_net::pod;
+use lab::{Lab, inside, port, sh, until};
+use serde_json::{Value, json};
+
+fn liar(lab: &Lab, behave: &Value) -> Value {
+    json!({"type": "liar", "behave": behave, "log": lab.at("log")})
+}
+
+#[test]
+fn standard_plugins_are_run_and_undone() {
+    if !inside("standard_plugins_are_run_and_undone") {
+        return;
+    }
+    let mut lab = Lab::new();
+    lab.host.use_plugins = true;
+    lab.bridge("one", "br-one", "10.201.0.0/24");
+    lab.bridge("two", "br-two", "10.202.0.0/24");
+    let pod = lab.pod();
+    let (attached, held) = lab.attach(&pod, &["one", "two:IP=10.202.0.77"], &[port(8080, Protocol::Tcp)]).unwrap();
+    let got: Vec<_> = attached.iter().map(|it| (it.interface.as_str(), it.addresses[0].address.to_string())).collect();
+    assert_eq!(got, [("eth0", "10.201.0.2".to_owned()), ("eth1", "10.202.0.77".to_owned())]);
+    assert_eq!(attached[0].addresses[0].gateway, Some([10, 201, 0, 1].into()));
+    assert_eq!((attached[0].ports.len(), attached[1].ports.len()), (1, 0));
+    assert_eq!(attached[0].mac.as_deref(), pod.ip("link show dev eth0")[0]["address"].as_str());
+    assert_eq!(pod.ip("link show dev lo")[0]["flags"][1], "UP");
+    assert!(sh("iptables -t nat -S; nft list ruleset").contains("10.201.0.2:80"));
+    // Debian's portmap (1.1.1) looks for rules of IPv6 that it did not make; nobody else has anything to object.
+    assert!(pod::check(&lab.host).unwrap().iter().all(|line| line.contains("plugin 'portmap' failed to CHECK")));
+    let networks = pod::networks(&lab.host, Some("one")).unwrap();
+    assert_eq!((networks[0].pods.len(), networks[0].built_in), (1, false));
+    assert_eq!(networks[0].pods[0].attached, attached[0]);
+    // With the namespace still there, and a second time.
+    lab.detach(&pod).unwrap();
+    lab.detach(&pod).unwrap();
+    assert!(!pod.has_record());
+    drop((pod, held));
+    lab.nothing_after_sweep();
+}
+
+#[test]
+fn a_second_network_that_fails_undoes_the_first() {
+    if !inside("a_second_network_that_fails_undoes_the_first") {
+        return;
+    }
+    let mut lab = Lab::new();
+    lab.host.use_plugins = true;
+    lab.with_liar();
+    let mut good = lab.bridge("good", "br-one", "10.201.0.0/24");
+    good.as_array_mut().unwrap().push(liar(&lab, &json!({})));
+    lab.network("good", "1.0.0", &good);
+    lab.network("bad", "1.0.0", &json!([liar(&lab, &json!({"ADD": "fail"}))]));
+    let pod = lab.pod();
+    let error = lab.attach(&pod, &["good", "bad"], &[port(8080, Protocol::Udp)]).unwrap_err();
+    let said = gantry_model::error::messages(&error).join(": ");
+    assert!(said.contains("cannot attach the pod to network 'bad' by its plugins, which it needs because"), "{said}");
+    assert!(said.contains("told to fail: at ADD (code 101)"), "{said}");
+    assert_eq!(lab.asked(), "ADD/eth0 ADD/eth1 DEL/eth1 DEL/eth0");
+    assert!(!pod.has_record());
+    assert_eq!(pod.ip("link").as_array().unwrap().len(), 1, "only lo");
+    // And the port is free again.
+    std::net::UdpSocket::bind("0.0.0.0:8080").unwrap();
+    lab.attach(&pod, &["good"], &[]).unwrap();
+    lab.detach(&pod).unwrap();
+    drop(pod);
+    lab.nothing_after_sweep();
+}
+
+#[test]
+fn a_plugin_that_hangs_is_killed_with_its_group() {
+    if !inside("a_plugin_that_hangs_is_killed_with_its_group") {
+        return;
+    }
+    let mut lab = Lab::new();
+    lab.host.plugin_limit_ms = 1500;
+    lab.with_liar();
+    lab.network("net", "1.0.0", &json!([liar(&lab, &json!({"ADD": "hang"}))]));
+    let pod = lab.pod();
+    let error = lab.attach(&pod, &["net"], &[]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    let calls: Vec<Value> =
+        fs::read_to_string(lab.at("log")).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let child = calls[0]["child"].as_u64().unwrap();
+    until("the plugin's child is killed", || {
+        let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+    });
+    assert_eq!(lab.asked(), "ADD/eth0 DEL/eth0");
+    assert!(!pod.has_record());
+    drop(pod);
+    lab.nothing_after_sweep();
+}
+
+#[test]
+fn what_cannot_be_undone_stays_in_the_record() {
+    if !inside("what_cannot_be_undone_stays_in_the_record") {
+        return;
+    }
+    let mut lab = Lab::new();
+    lab.host.use_plugins = true;
+    lab.with_liar();
+    lab.bridge("good", "br-one", "10.201.0.0/24");
+    lab.network("bad", "1.0.0", &json!([liar(&lab, &json!({"ADD": "fail", "DEL": "fail"}))]));
+    let pod = lab.pod();
+    let error = lab.attach(&pod, &["good", "bad"], &[]).unwrap_err();
+    let said = error.to_string();
+    assert!(said.contains("the rest is in the pod's record") && said.contains("failed to DEL"), "{said}");
+    assert!(pod.has_record());
+    assert_eq!(lab.kept().len(), 1, "the first network is undone nevertheless: {:?}", lab.kept());
+    assert!(lab.detach(&pod).is_err() && pod.has_record());
+    assert!(pod::sweep(&lab.host, false).unwrap().iter().all(|line| !line.contains("bad")), "the record has it");
+    // Somebody repairs the plugin: what is deleted is what was added, so it is the program that changes.
+    fs::remove_file(lab.at("bin/liar")).unwrap();
+    fs::copy("/bin/true", lab.at("bin/liar")).unwrap();
+    lab.detach(&pod).unwrap();
+    assert!(!pod.has_record());
+    drop(pod);
+    lab.nothing_after_sweep();
+}
+
+#[test]
+fn lies_are_not_believed() {
+    if !inside("lies_are_not_believed") {
+        return;
+    }
+    let mut lab = Lab::new();
+    lab.host.use_plugins = true;
+    lab.with_liar();
+    lab.network("air", "1.0.0", &json!([liar(&lab, &json!({}))]));
+    let pod = lab.pod();
+    let error = lab.attach(&pod, &["air"], &[]).unwrap_err();
+    assert!(error.to_string().contains("there is no interface eth0 in the pod"), "{error}");
+    assert_eq!(lab.asked(), "ADD/eth0 DEL/eth0");
+    // It adds an address to what the bridge plugin made.
+    let mut more = lab.bridge("more", "br-one", "10.201.0.0/24");
+    more.as_array_mut().unwrap().push(liar(&lab, &json!({})));
+    lab.network("more", "1.0.0", &more);
+    let (attached, held) = lab.attach(&pod, &["more"], &[]).unwrap();
+    let addresses: Vec<String> = attached[0].addresses.iter().map(|it| it.address.to_string()).collect();
+    assert_eq!(addresses, ["10.201.0.2"]);
+    lab.detach(&pod).unwrap();
+    for how in ["garbage", "silent", "index", "version", "crash", "flood"] {
+        lab.network("air", "1.0.0", &json!([liar(&lab, &json!({"ADD": how}))]));
+        let error = lab.attach(&pod, &["air"], &[]).unwrap_err();
+        assert!(!pod.has_record(), "{how}: {error}");
+    }
+    drop((pod, held));
+    lab.nothing_after_sweep();
+}
+
+#[test]
+fn status_comes_before_add() {
+    if !inside("status_comes_before_add") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.with_liar();
+    lab.network("net", "1.1.0", &json!([liar(&lab, &json!({"STATUS": "fail"}))]));
+    let pod = lab.pod();
+    let error = lab.attach(&pod, &["net"], &[]).unwrap_err();
+    assert!(error.to_string().contains("cannot use network 'net'"), "{error}");
+    assert_eq!(lab.asked(), "STATUS/");
+    assert!(!pod.has_record());
+}
+
+#[test]
+fn what_plugins_keep_for_nobody_is_collected() {
+    if !inside("what_plugins_keep_for_nobody_is_collected") {
+        return;
+    }
+    let mut lab = Lab::new();
+    lab.host.use_plugins = true;
+    lab.with_liar();
+    let mut list = lab.bridge("net", "br-one", "10.201.0.0/24");
+    // It adds an address to the result that is nowhere, which CHECK finds.
+    list.as_array_mut().unwrap().push(liar(&lab, &json!({})));
+    lab.network("net", "1.1.0", &list);
+    let (one, mut two) = (lab.pod(), lab.pod());
+    let (_, held) = lab.attach(&one, &["net"], &[]).unwrap();
+    let (_, gone) = lab.attach(&two, &["net"], &[]).unwrap();
+    let findings = pod::check(&lab.host).unwrap();
+    assert_eq!(findings.len(), 2, "{findings:?}");
+    assert!(findings.iter().all(|line| line.contains("failed to CHECK")), "{findings:?}");
+    assert_eq!(pod::sweep(&lab.host, true).unwrap(), Vec::<String>::new());
+    // A record that is lost: what is left is found by the entry of the cache.
+    two.die();
+    drop(gone);
+    fs::remove_file(two.path.join("network.json")).unwrap();
+    assert!(pod::check(&lab.host).unwrap().iter().any(|line| line.contains(&two.id)));
+    let would = pod::sweep(&lab.host, true).unwrap();
+    assert_eq!(would, [format!("what plugins made in network net for pod {} (eth0)", two.id)]);
+    fs::remove_file(lab.at("log")).unwrap();
+    assert_eq!(pod::sweep(&lab.host, false).unwrap(), would);
+    assert_eq!(lab.asked(), "DEL/eth0 GC/");
+    let calls: Value =
+        serde_json::from_str(fs::read_to_string(lab.at("log")).unwrap().lines().last().unwrap()).unwrap();
+    assert_eq!(calls["config"]["cni.dev/valid-attachments"], json!([{"containerID": one.id, "ifname": "eth0"}]));
+    // Nor is what a pod has whose record cannot be read: it may be running.
+    let record = fs::read_to_string(one.path.join("network.json")).unwrap();
+    fs::write(one.path.join("network.json"), r#"{"version": 9}"#).unwrap();
+    fs::remove_file(lab.at("log")).unwrap();
+    assert_eq!(pod::sweep(&lab.host, false).unwrap(), Vec::<String>::new());
+    assert_eq!(lab.asked(), "GC/");
+    let calls: Value = serde_json::from_str(&fs::read_to_string(lab.at("log")).unwrap()).unwrap();
+    assert_eq!(calls["config"]["cni.dev/valid-attachments"], json!([{"containerID": one.id, "ifname": "eth0"}]));
+    fs::write(one.path.join("network.json"), record).unwrap();
+    drop(held);
+    lab.end(one);
+    lab.nothing_after_sweep();
+}
+
+#[test]
+fn plugins_delete_what_they_were_told_to_add() {
+    if !inside("plugins_delete_what_they_were_told_to_add") {
+        return;
+    }
+    let mut lab = Lab::new();
+    lab.host.use_plugins = true;
+    lab.with_liar();
+    let mut list = lab.bridge("net", "br-one", "10.201.0.0/24");
+    list.as_array_mut().unwrap().push(liar(&lab, &json!({})));
+    lab.network("net", "1.0.0", &list);
+    let pod = lab.pod();
+    let (_, held) = lab.attach(&pod, &["net"], &[]).unwrap();
+    pod::detach(&pod::Pod { id: &pod.id, dir: pod.dir.as_fd() }, Some(&pod.own)).unwrap();
+    let log = fs::read_to_string(lab.at("log")).unwrap();
+    let calls: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(calls.len(), 2);
+    assert!(calls[0]["env"]["CNI_NETNS"].as_str().unwrap().starts_with("/proc/"), "{log}");
+    for name in ["CNI_NETNS", "CNI_CONTAINERID", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH"] {
+        assert_eq!(calls[0]["env"][name], calls[1]["env"][name], "{name}");
+    }
+    drop(held);
+    lab.nothing_after_sweep();
+}
+
+#[test]
+fn after_a_reboot_plugins_are_told_and_nothing_else_is_touched() {
+    if !inside("after_a_reboot_plugins_are_told_and_nothing_else_is_touched") {
+        return;
+    }
+    let mut lab = Lab::new();
+    lab.host.use_plugins = true;
+    lab.bridge("net", "br-one", "10.201.0.0/24");
+    let mut pod = lab.pod();
+    let (_, held) = lab.attach(&pod, &["net"], &[]).unwrap();
+    drop(held);
+    pod.die();
+    let record = pod.path.join("network.json");
+    let text = fs::read_to_string(&record).unwrap();
+    fs::write(&record, text.replace(&lab.boot, "00000000-0000-4000-8000-000000000000")).unwrap();
+    // The cache was not synced.
+    fs::remove_dir_all(lab.at("net/results")).unwrap();
+    assert_eq!(pod::networks(&lab.host, Some("net")).unwrap()[0].pods.len(), 0);
+    lab.detach(&pod).unwrap();
+    lab.nothing_after_sweep();
+}

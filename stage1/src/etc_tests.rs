@@ -1,0 +1,192 @@
+//! rkt's tables of what the files say (CNIDNS, CNIDNSArg, CNIDNSNone, DNSParam, DNSHost, EtcHosts, Hostname), and ours.
+
+use super::*;
+use gantry_contract::network::{Address, Host};
+use gantry_contract::plan::{LogLimits, Networks};
+
+const STUB: &str = "# systemd-resolved\nnameserver 127.0.0.53\noptions edns0 trust-ad\nsearch corp.example\n";
+const BEHIND: &str = "nameserver 9.9.9.9\nnameserver 2620:fe::fe\nnameserver fe80::1%eth0\nsearch other.example\n";
+
+fn networks() -> Net {
+    let host = Host {
+        state_dir: "/s".into(),
+        pods_dir: "/p".into(),
+        config_dirs: Vec::new(),
+        plugin_dirs: Vec::new(),
+        table: "gantry".into(),
+        use_plugins: false,
+        plugin_limit_ms: 1000,
+        resolver: true,
+    };
+    Net::Networks(Networks { host, wanted: Vec::new(), all: false, ports: Vec::new() })
+}
+
+fn plan(net: Net, resolv: Resolv) -> Plan {
+    Plan {
+        version: gantry_contract::VERSION,
+        pod: "3b6f0ac2-0000-4000-8000-000000000001".into(),
+        pod_dir: String::new(),
+        trees_dir: String::new(),
+        hostname: "gantry-x".into(),
+        net,
+        resolv,
+        hosts: Hosts::default(),
+        cgroup_parent: "/g".into(),
+        volumes: Vec::new(),
+        apps: Vec::new(),
+        log: LogLimits::default(),
+        stop_grace_ms: 0,
+    }
+}
+
+fn host(resolv: &str) -> OfHost {
+    OfHost { resolv: Some(resolv.into()), behind: Some(BEHIND.into()), hosts: Some(b"10.9.9.9\tthe-host\n".to_vec()) }
+}
+
+fn attached(addresses: &[&str], dns: Dns) -> Attached {
+    let address = |text: &&str| Address { address: text.parse().unwrap(), prefix: 24, gateway: None };
+    Attached { name: "n".into(), addresses: addresses.iter().map(address).collect(), dns, ..Attached::default() }
+}
+
+fn dns(servers: &[&str], search: &[&str], options: &[&str], domain: Option<&str>) -> Dns {
+    let own = |list: &[&str]| list.iter().map(|&it| it.to_owned()).collect();
+    Dns {
+        servers: servers.iter().map(|it| it.parse().unwrap()).collect(),
+        search: own(search),
+        options: own(options),
+        domain: domain.map(str::to_owned),
+    }
+}
+
+#[track_caller]
+fn text(name: &str, files: &[File]) -> Option<String> {
+    files.iter().find(|file| file.name == name).map(|file| String::from_utf8(file.text.clone()).unwrap())
+}
+
+/// What resolv.conf says; "-": the image's own is left alone.
+#[track_caller]
+fn says(plan: &Plan, host: &OfHost, attached: &[Attached], resolver: Option<&str>, want: &str) {
+    let resolver = resolver.map(|it| it.parse().unwrap());
+    let files = files(plan, host, attached, resolver).unwrap();
+    assert_eq!(text("resolv.conf", &files).as_deref().unwrap_or("-"), want);
+}
+
+#[test]
+fn servers_come_from_the_first_that_knows_some() {
+    let v4 = [attached(&["10.1.0.2"], Dns::default())];
+    let both = [attached(&["10.1.0.2", "fd00::2"], Dns::default())];
+    let plan = plan(networks(), Resolv::Network);
+    let gateway = Some("10.1.0.1");
+    // CNIDNS: the first network with something to say, also when it is the second.
+    let said = dns(&["1.1.1.1"], &["lan"], &["ndots:2"], Some("dom"));
+    let two = [attached(&["10.1.0.2"], Dns::default()), attached(&["10.2.0.2"], said)];
+    says(&plan, &host(STUB), &two, gateway, "nameserver 1.1.1.1\ndomain dom\nsearch lan\noptions ndots:2\n");
+    // One that names no server is completed.
+    let half = [attached(&["10.1.0.2"], dns(&[], &["lan"], &[], None))];
+    says(&plan, &host("nameserver 8.8.8.8\n"), &half, gateway, "nameserver 10.1.0.1\nnameserver 8.8.8.8\nsearch lan\n");
+    // The host's, without those that only the host can reach.
+    let mixed = "nameserver 127.0.0.1\nnameserver ::1\nnameserver 10.0.0.53\nnameserver 0.0.0.0\n";
+    says(&plan, &host(mixed), &v4, None, "nameserver 10.0.0.53\n");
+    says(&plan, &host(STUB), &v4, None, "nameserver 9.9.9.9\nsearch corp.example\noptions edns0 trust-ad\n");
+    let want = "nameserver 10.1.0.1\nnameserver 9.9.9.9\nnameserver 2620:fe::fe\nsearch corp.example\noptions edns0 trust-ad\n";
+    says(&plan, &host(STUB), &both, gateway, want);
+    let many = "nameserver 1.0.0.1\nnameserver 1.0.0.2\nnameserver 1.0.0.3\nnameserver 1.0.0.4\n";
+    says(&plan, &host(many), &v4, gateway, "nameserver 10.1.0.1\nnameserver 1.0.0.1\nnameserver 1.0.0.2\n");
+    // Asked in turn they would deny the names of pods half of the time.
+    let turns = "nameserver 8.8.8.8\noptions rotate edns0\n";
+    says(&plan, &host(turns), &v4, gateway, "nameserver 10.1.0.1\nnameserver 8.8.8.8\noptions edns0\n");
+    says(&plan, &host(turns), &v4, None, "nameserver 8.8.8.8\noptions rotate edns0\n");
+    // Nobody knows one.
+    says(&plan, &OfHost::default(), &v4, None, "-");
+    says(&plan, &OfHost::default(), &v4, gateway, "nameserver 10.1.0.1\n");
+}
+
+#[test]
+fn what_was_asked_for_comes_before_what_networks_say() {
+    let network = [attached(&["10.1.0.2"], dns(&["1.1.1.1"], &[], &[], None))];
+    let given = |servers: &[&str]| Resolv::Given(dns(servers, &["a", "b"], &["debug"], Some("d")));
+    // DNSParam, CNIDNSArg.
+    let want = "nameserver 8.8.4.4\nnameserver 8.8.8.8\ndomain d\nsearch a b\noptions debug\n";
+    says(&plan(networks(), given(&["8.8.4.4", "8.8.8.8"])), &host(STUB), &network, None, want);
+    says(&plan(Net::None, given(&["8.8.4.4", "8.8.8.8"])), &host(STUB), &[], None, want);
+    let rest = "domain d\nsearch a b\noptions debug\n";
+    // Somebody has to be asked; what the network says is switched off.
+    for (net, servers) in
+        [(networks(), "nameserver 9.9.9.9\n"), (Net::Host, "nameserver 127.0.0.53\n"), (Net::None, "")]
+    {
+        says(&plan(net, given(&[])), &host(STUB), &network, None, &format!("{servers}{rest}"));
+    }
+    // CNIDNSNone, DNSHost.
+    says(&plan(networks(), Resolv::None), &host(STUB), &network, None, "-");
+    says(&plan(networks(), Resolv::Host), &host(STUB), &network, None, STUB);
+    says(&plan(Net::Host, Resolv::Network), &host(STUB), &[], None, STUB);
+    says(&plan(Net::Host, Resolv::Network), &OfHost::default(), &[], None, "-");
+    says(&plan(Net::None, Resolv::Network), &host(STUB), &[], None, "-");
+    let missing = files(&plan(networks(), Resolv::Host), &OfHost::default(), &network, None).unwrap_err();
+    assert_eq!(missing.kind, "unavailable");
+}
+
+#[test]
+fn hosts_name_the_pod_by_its_first_address() {
+    let local = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
+    let network = [attached(&["10.1.0.2", "fd00::2"], Dns::default()), attached(&["10.2.0.2"], Dns::default())];
+    let mut plan = plan(networks(), Resolv::None);
+    let hosts = |plan: &Plan, attached: &[Attached]| {
+        let files = files(plan, &host(STUB), attached, None).unwrap();
+        assert_eq!(text("hostname", &files).as_deref(), Some("gantry-x\n"));
+        text("hosts", &files).unwrap()
+    };
+    assert_eq!(hosts(&plan, &network), format!("{local}10.1.0.2\tgantry-x\n"));
+    assert_eq!(hosts(&plan, &[]), format!("{local}127.0.1.1\tgantry-x\n"));
+    let names = |list: &[&str]| list.iter().map(|&it| it.to_owned()).collect::<Vec<_>>();
+    let entries = [("128.66.0.202", names(&["host1", "host2"])), ("fd00::9", names(&["six"]))];
+    plan.hosts = Hosts::Entries(entries.map(|(address, names)| (address.parse().unwrap(), names)).to_vec());
+    let want = format!("{local}10.1.0.2\tgantry-x\n128.66.0.202\thost1 host2\nfd00::9\tsix\n");
+    assert_eq!(hosts(&plan, &network), want);
+    plan.hosts = Hosts::Host;
+    assert_eq!(hosts(&plan, &network), "10.9.9.9\tthe-host\n");
+}
+
+#[test]
+fn what_is_no_word_is_refused() {
+    for bad in ["", "a b", "a\nnameserver 6.6.6.6", "a\tb", "#", "x\u{85}y", "a\0"] {
+        let dns = [
+            dns(&["1.1.1.1"], &[bad], &[], None),
+            dns(&["1.1.1.1"], &[], &[bad], None),
+            dns(&["1.1.1.1"], &[], &[], Some(bad)),
+        ];
+        for dns in dns {
+            let refused = files(&plan(networks(), Resolv::Given(dns)), &OfHost::default(), &[], None);
+            assert_eq!(refused.unwrap_err().kind, "invalid", "{bad:?}");
+        }
+        let mut plan = plan(networks(), Resolv::None);
+        plan.hosts = Hosts::Entries(vec![("10.0.0.1".parse().unwrap(), vec![bad.to_owned()])]);
+        assert!(files(&plan, &OfHost::default(), &[], None).is_err(), "{bad:?}");
+        plan.hosts = Hosts::default();
+        plan.hostname = bad.to_owned();
+        assert!(files(&plan, &OfHost::default(), &[], None).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn the_last_of_search_and_domain_counts() {
+    let read =
+        parse(b"search a b\ndomain d\n; x\n# y\nnameserver 1.1.1.1 # z\nnameserver nonsense\nnameserver\n\xff\xfe\n");
+    assert_eq!(read, dns(&["1.1.1.1"], &[], &[], Some("d")));
+    assert_eq!(parse(b"domain d\nsearch a b\noptions x\noptions y #\n"), dns(&[], &["a", "b"], &["x", "y"], None));
+}
+
+proptest::proptest! {
+    /// Whatever the host's file holds, what is written holds nothing but lines of the four kinds.
+    #[test]
+    fn any_file_of_the_host_can_be_read(bytes: Vec<u8>, lines in "(nameserver|search|options|domain|x)? ?[ -~\\n\\t]{0,40}") {
+        let network = [attached(&["10.1.0.2", "fd00::2"], Dns::default())];
+        for resolv in [bytes, lines.into_bytes()] {
+            let host = OfHost { resolv: Some(resolv), ..OfHost::default() };
+            let files = files(&plan(networks(), Resolv::Network), &host, &network, None).unwrap();
+            let text = text("resolv.conf", &files).unwrap_or_default();
+            let known = |line: &str| ["nameserver ", "domain ", "search ", "options "].iter().any(|it| line.starts_with(it));
+            proptest::prop_assert!(text.lines().all(known), "{}", text);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The pod's network namespace and its networks, as the supervisor has them: made while the host's files and namespaces can
+//! still be reached, kept with a way back, taken away after the pod's last process.
+//!
+//! The way back are two descriptors, of the host's mount and of its network namespace. They must get into no process that
+//! an app can look into: they are close-on-exec like all, an app's process closes them before any app runs
+//! ([`crate::launcher`]), PID 1 and the carriers of execs close everything.
+//!
+//! Killed anywhere in here, the supervisor leaves a record in the pod directory that says what may be there
+//! ([`gantry_net::pod`]); the engine has it taken away by `gantry-stage1 network` ([`crate::role`]).
+
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use gantry_contract::network::{Attached, Host};
+use gantry_contract::plan::{Net, Networks, Plan};
+use gantry_net::netlink::{Namespace, Socket};
+use gantry_net::pod::{self, Held};
+use rustix::fs::{Mode, OFlags};
+
+use crate::failure::{self, Attempt, Result};
+use crate::sys::{self, Fork};
+
+/// The networks of a pod.
+pub(crate) struct Network {
+    /// The pod's UUID.
+    id: String,
+    /// How networks are run here.
+    settings: Host,
+    /// The pod directory: the descriptor with the lock.
+    pod_dir: OwnedFd,
+    host_mounts: OwnedFd,
+    host: Namespace,
+    own: Namespace,
+    /// Keeps the host's ports taken.
+    _held: Held,
+    /// What the pod got.
+    attached: Vec<Attached>,
+    /// Whether this process is still in the host's mount namespace, or again.
+    at_home: bool,
+}
+
+impl Network {
+    /// What the pod got of its networks, in order.
+    pub(crate) fn attached(&self) -> &[Attached] {
+        &self.attached
+    }
+
+    /// The address of the pod's first gateway that is one of this host's: where this gantry's resolver is.
+    pub(crate) fn resolver(&self) -> Option<IpAddr> {
+        let mut gateways = self.attached.iter().flat_map(|it| &it.addresses).filter_map(|it| it.gateway);
+        if !self.settings.resolver {
+            return None;
+        }
+        // To have an address is to be able to bind to it. Another's router (macvlan) is asked nothing.
+        self.host.enter(|| Ok(gateways.find(|gateway| UdpSocket::bind((*gateway, 0)).is_ok()))).ok().flatten()
+    }
+
+    /// Takes everything away, from the host's namespaces, into which this process goes back for good. Doing it again does
+    /// nothing but what was left.
+    pub(crate) fn down(&mut self) -> Result<()> {
+        if !self.at_home {
+            sys::setns(self.host_mounts.as_fd(), libc::CLONE_NEWNS)
+                .attempt(|| "cannot go back to the host's mounts to take the pod's networks away")?;
+            self.at_home = true;
+        }
+        sys::setns(self.host.as_fd(), libc::CLONE_NEWNET)
+            .attempt(|| "cannot go back to the host's network to take the pod's networks away")?;
+        let pod = pod::Pod { id: &self.id, dir: self.pod_dir.as_fd() };
+        pod::detach_on(&self.settings, &pod, Some(&self.own)).map_err(|error| failure::of(&error))
+    }
+
+    /// Notes that the host's mounts have been left.
+    pub(crate) fn left_home(&mut self) {
+        self.at_home = false;
+    }
+}
+
+/// Goes into the pod's network namespace, and makes its networks there if it has some; what fails leaves none. `lock` is the
+/// pod directory.
+pub(crate) fn enter(plan: &Plan, lock: &OwnedFd) -> Result<Option<Network>> {
+    match &plan.net {
+        Net::Host => Ok(None),
+        Net::None => {
+            new_namespace()?;
+            let up = Socket::open().and_then(|mut socket| socket.loopback_up());
+            up.map_err(|error| failure::of(&error))?;
+            Ok(None)
+        }
+        Net::Networks(networks) => attach(plan, networks, lock).map(Some),
+    }
+}
+
+fn attach(plan: &Plan, networks: &Networks, lock: &OwnedFd) -> Result<Network> {
+    let pod_dir = rustix::io::fcntl_dupfd_cloexec(lock, 3).attempt(|| "cannot keep the pod directory open")?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let host_mounts = rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty())
+        .attempt(|| "cannot keep a way back to the host's mounts")?;
+    let host = Namespace::own().map_err(|error| failure::of(&error))?;
+    new_namespace()?;
+    let own = Namespace::own().map_err(|error| failure::of(&error))?;
+    let pod = pod::Pod { id: &plan.pod, dir: pod_dir.as_fd() };
+    let (attached, held) = pod::attach(&pod, networks, &host, &own).map_err(|error| failure::of(&error))?;
+    let (id, settings) = (plan.pod.clone(), networks.host.clone());
+    Ok(Network { id, settings, pod_dir, host_mounts, host, own, _held: held, attached, at_home: true })
+}
+
+/// Has another process close the sockets of nftables that are open yet, for the kernel takes a grace period of RCU for that:
+/// whoever waits for the pod's end waits for the end of this process, and not for the other's.
+pub(crate) fn close_elsewhere() {
+    let sockets = gantry_net::nft::kept::take();
+    if sockets.is_empty() {
+        return;
+    }
+    // Without it the end of this process closes them, late.
+    let Ok((reader, writer)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) else { return };
+    let Ok(open) = sys::descriptors() else { return };
+    match sys::fork(0) {
+        Ok(Fork::Child) => {
+            let stay: Vec<_> = sockets.iter().chain([&writer]).map(AsRawFd::as_raw_fd).collect();
+            let rest: Vec<_> = open.into_iter().chain(0..3).filter(|fd| !stay.contains(fd)).collect();
+            sys::close_all_of(&rest);
+            let _ = rustix::io::write(&writer, b"1");
+            sys::exit_now(0);
+        }
+        Ok(Fork::Parent(_)) => {
+            drop(writer);
+            // The lock on the pod directory must not live on in the other.
+            let _ = rustix::io::retry_on_intr(|| rustix::io::read(&reader, &mut [0u8; 1]));
+        }
+        Err(_) => {}
+    }
+}
+
+fn new_namespace() -> Result<()> {
+    sys::unshare(libc::CLONE_NEWNET).attempt(|| "cannot make the pod's network namespace")
+}

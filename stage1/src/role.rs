@@ -1,0 +1,91 @@
+//! `gantry-stage1 network`: what concerns the networks of this host and no running pod, for the engine
+//! ([`gantry_contract::network`]). A request comes in, an answer goes out; the exit code is 0 whenever there was one.
+
+use std::io::{Read as _, Write as _};
+use std::process::ExitCode;
+
+use gantry_contract::Failure;
+use gantry_contract::network::{Answer, Host, Request, What};
+use gantry_model::id::shown;
+use gantry_model::{ErrorKind, PodId};
+use gantry_net::pod::{self, NetworkError, Pod};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::process::Signal;
+use std::os::fd::AsFd as _;
+
+use crate::failure::{self, Attempt, Result, failure};
+
+/// The longest request, in bytes.
+const MOST_REQUEST: u64 = 1 << 20;
+
+/// Takes the request from stdin, does what it says, answers.
+pub(crate) fn run() -> ExitCode {
+    let answer = stay_only_while_asked().and_then(|()| fulfil(&read()?));
+    say(&answer.unwrap_or_else(Answer::Failed))
+}
+
+/// Who asks holds the pod's lock for what is done here, so this process must not outlive it: the pod could be started anew
+/// meanwhile.
+fn stay_only_while_asked() -> Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).attempt(|| "cannot watch who asks")?;
+    // It may have died before that was said; then nobody is there to read the answer.
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let out = std::io::stdout();
+    let mut fds = [PollFd::from_borrowed_fd(out.as_fd(), PollFlags::empty())];
+    let ready = poll(&mut fds, Some(&now)).attempt(|| "cannot look at who asks")?;
+    if ready > 0 && fds[0].revents().contains(PollFlags::ERR) {
+        return Err(failure(ErrorKind::Refused, "nobody is there to be answered"));
+    }
+    Ok(())
+}
+
+fn read() -> Result<Request> {
+    let mut bytes = Vec::new();
+    std::io::stdin().lock().take(MOST_REQUEST).read_to_end(&mut bytes).attempt(|| "cannot read the request")?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| failure(ErrorKind::Invalid, format!("the request is damaged: {error}")))
+}
+
+fn fulfil(request: &Request) -> Result<Answer> {
+    let host = &request.host;
+    let done = match &request.what {
+        What::Down { pod } => return down(host, pod),
+        What::Reload => pod::reload(host).map(|()| Answer::Done),
+        What::Sweep { dry_run } => pod::sweep(host, *dry_run).map(Answer::Swept),
+        What::List => pod::networks(host, None).map(Answer::Networks),
+        What::Inspect { name } => pod::networks(host, Some(name)).map(Answer::Networks),
+        What::Check => pod::check(host).map(Answer::Findings),
+    };
+    done.map_err(|error: NetworkError| failure::of(&error))
+}
+
+/// A pod whose directory is gone has nothing to be taken away.
+fn down(host: &Host, pod: &str) -> Result<Answer> {
+    let what = || format!("cannot take away the networks of pod '{}'", shown(pod));
+    let id: PodId = pod.parse().map_err(|error| failure(ErrorKind::Invalid, format!("{}: {error}", what())))?;
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let pods = rustix::fs::open(&host.pods_dir, flags, Mode::empty());
+    let dir = match pods.and_then(|pods| rustix::fs::openat(&pods, id.to_string(), flags, Mode::empty())) {
+        Ok(dir) => dir,
+        Err(rustix::io::Errno::NOENT) => return Ok(Answer::Done),
+        Err(error) => return Err(error).attempt(what),
+    };
+    let id = id.to_string();
+    let detached = pod::detach_on(host, &Pod { id: &id, dir: dir.as_fd() }, None);
+    detached.map(|()| Answer::Done).map_err(|error| failure::of(&error))
+}
+
+fn say(answer: &Answer) -> ExitCode {
+    let line = serde_json::to_vec(answer).or_else(|error| {
+        let message = format!("the answer cannot be written: {error}");
+        serde_json::to_vec(&Answer::Failed(Failure { kind: "internal".to_owned(), message, app: None }))
+    });
+    let mut out = std::io::stdout().lock();
+    let said = line.map_err(std::io::Error::from).and_then(|mut line| {
+        line.push(b'\n');
+        out.write_all(&line)?;
+        out.flush()
+    });
+    if said.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,77 @@
+//! What images have in the place of our files.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use super::*;
+
+fn file(name: &'static str, required: bool) -> etc::File {
+    etc::File { name, text: b"ours\n".to_vec(), required }
+}
+
+fn open(root: &Path) -> OwnedFd {
+    rustix::fs::open(root, OFlags::DIRECTORY, Mode::empty()).unwrap()
+}
+
+fn write(root: &Path, required: bool) -> Result<()> {
+    write_etc(&[file("hosts", false), file("resolv.conf", required)], &open(root))
+}
+
+/// What lies in the place of resolv.conf, and whether our file can be put there.
+#[test]
+fn what_an_image_has_in_our_place_is_replaced_not_followed() {
+    type Make = fn(&Path);
+    let rows: [(&str, bool, Make); 7] = [
+        ("nothing", true, |_| {}),
+        ("a file", true, |at| std::fs::write(at, "theirs").unwrap()),
+        ("a link out", true, |at| symlink("../../outside", at).unwrap()),
+        ("an absolute link", true, |at| symlink(at.parent().unwrap().join("../../outside"), at).unwrap()),
+        ("a fifo", true, |at| {
+            rustix::fs::mknodat(CWD, at, FileType::Fifo, Mode::from_raw_mode(0o644), 0).unwrap();
+        }),
+        ("an empty directory", true, |at| std::fs::create_dir(at).unwrap()),
+        ("a full directory", false, |at| std::fs::create_dir_all(at.join("sub")).unwrap()),
+    ];
+    for (what, possible, make) in rows {
+        let temp = tempfile::tempdir().unwrap();
+        std::fs::write(temp.path().join("outside"), "untouched").unwrap();
+        let root = temp.path().join("root");
+        std::fs::create_dir_all(root.join("etc")).unwrap();
+        make(&root.join("etc/resolv.conf"));
+        if !possible {
+            assert_eq!(write(&root, true).unwrap_err().kind, "invalid", "{what}");
+        }
+        write(&root, possible).unwrap();
+        let read = |path: &str| std::fs::read_to_string(temp.path().join(path));
+        assert_eq!(read("root/etc/hosts").unwrap(), "ours\n", "{what}");
+        assert_eq!(read("root/etc/resolv.conf").ok().as_deref(), possible.then_some("ours\n"), "{what}");
+        assert_eq!(read("outside").unwrap(), "untouched", "{what}");
+    }
+}
+
+#[test]
+fn an_etc_that_is_a_link_is_one_beneath_the_root() {
+    let temp = tempfile::tempdir().unwrap();
+    let root = temp.path().join("root");
+    std::fs::create_dir_all(root.join("real")).unwrap();
+    std::fs::create_dir(temp.path().join("real")).unwrap();
+    symlink("/../real", root.join("etc")).unwrap();
+    write(&root, true).unwrap();
+    assert!(root.join("real/resolv.conf").exists() && !temp.path().join("real/resolv.conf").exists());
+}
+
+#[test]
+fn an_etc_that_is_missing_is_made_and_one_that_is_no_directory_matters_when_it_must() {
+    let temp = tempfile::tempdir().unwrap();
+    write(temp.path(), true).unwrap();
+    assert!(temp.path().join("etc/resolv.conf").exists());
+    type Make = fn(&Path);
+    let rows: [Make; 2] = [|at| std::fs::write(at, "x").unwrap(), |at| symlink("nowhere", at).unwrap()];
+    for make in rows {
+        let temp = tempfile::tempdir().unwrap();
+        make(&temp.path().join("etc"));
+        assert!(write(temp.path(), true).is_err());
+        write(temp.path(), false).unwrap();
+        assert!(!temp.path().join("nowhere").exists());
+    }
+}

@@ -1,0 +1,313 @@
+//! What a pod got of its networks, as the JSON of a column: `[{"name", "interface", "mac", "addresses", "routes", "dns",
+//! "ports"}]`. Filters look for `name` in it. It is what `gantry list -o json` shows, which copies it: the names of the fields
+//! are a promise.
+
+use std::borrow::Cow;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use gantry_model::PodNetwork;
+use gantry_model::net::{Dns, PodAddress, PodPort, PodRoute, Protocol};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use crate::StoreError;
+
+/// What a pod got of its networks, in order. Kept as it is written and read when it is asked for: lists are of ten thousand
+/// pods, and most who make one look at little of this, or hand it on.
+///
+/// As JSON (`Serialize`) it is an array of networks, an empty one where there are none.
+#[derive(Debug, Clone, Default)]
+pub struct Networks(Option<Box<RawValue>>);
+
+/// A network of a pod at a glance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Glance<'a> {
+    /// The network's name.
+    pub name: Cow<'a, str>,
+    /// The pod's first IPv4 address in it.
+    pub ip4: Option<Ipv4Addr>,
+    /// The pod's first IPv6 address in it.
+    pub ip6: Option<Ipv6Addr>,
+}
+
+impl Networks {
+    /// These.
+    ///
+    /// # Errors
+    /// [`StoreError`] when they cannot be written as JSON.
+    pub fn of(networks: &[PodNetwork]) -> Result<Self, StoreError> {
+        if networks.is_empty() {
+            return Ok(Self(None));
+        }
+        let networks: Vec<Network> = networks.iter().cloned().map(Into::into).collect();
+        let text = serde_json::value::to_raw_value(&networks);
+        let not = |error| rusqlite::Error::ToSqlConversionFailure(Box::new(error));
+        text.map(|text| Self(Some(text))).map_err(not).map_err(StoreError::sql("write a pod's networks"))
+    }
+
+    /// The text of a column; that it is JSON is all that is made sure of.
+    pub(super) fn of_text(text: &str) -> serde_json::Result<Self> {
+        Ok(Self(Some(serde_json::from_str::<&RawValue>(text)?.to_owned())))
+    }
+
+    /// The text of the column, unless there are none.
+    pub(super) fn text(&self) -> Option<&str> {
+        self.0.as_deref().map(RawValue::get)
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// All that is known of them.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the text is damaged.
+    pub fn read(&self) -> Result<Vec<PodNetwork>, StoreError> {
+        let networks: Vec<Network> = self.parsed()?;
+        Ok(networks.into_iter().map(Into::into).collect())
+    }
+
+    /// Their names and first addresses.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the text is damaged.
+    pub fn glance(&self) -> Result<Vec<Glance<'_>>, StoreError> {
+        let networks: Vec<Named<'_>> = self.parsed()?;
+        Ok(networks.into_iter().map(Into::into).collect())
+    }
+
+    fn parsed<'a, T: Deserialize<'a>>(&'a self) -> Result<Vec<T>, StoreError> {
+        let Some(text) = self.text() else { return Ok(Vec::new()) };
+        serde_json::from_str(text).map_err(|error| {
+            let not = rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error));
+            StoreError::sql("read what a pod got of its networks")(not)
+        })
+    }
+}
+
+impl PartialEq for Networks {
+    fn eq(&self, other: &Self) -> bool {
+        self.text() == other.text()
+    }
+}
+
+impl Eq for Networks {}
+
+impl Serialize for Networks {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0 {
+            Some(text) => text.serialize(serializer),
+            None => serializer.collect_seq([0u8; 0]),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Named<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    #[serde(default)]
+    addresses: Vec<Only>,
+}
+
+#[derive(Deserialize)]
+struct Only {
+    address: IpAddr,
+}
+
+impl<'a> From<Named<'a>> for Glance<'a> {
+    fn from(network: Named<'a>) -> Self {
+        let Named { name, addresses } = network;
+        let all = || addresses.iter().map(|it| it.address);
+        let ip4 = all().find_map(|address| if let IpAddr::V4(address) = address { Some(address) } else { None });
+        let ip6 = all().find_map(|address| if let IpAddr::V6(address) = address { Some(address) } else { None });
+        Self { name, ip4, ip6 }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Network {
+    name: String,
+    interface: String,
+    #[serde(default)]
+    mac: Option<String>,
+    #[serde(default)]
+    addresses: Vec<Address>,
+    #[serde(default)]
+    routes: Vec<Route>,
+    #[serde(default)]
+    dns: Names,
+    #[serde(default)]
+    ports: Vec<Port>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Address {
+    address: IpAddr,
+    prefix: u8,
+    #[serde(default)]
+    gateway: Option<IpAddr>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Route {
+    to: IpAddr,
+    prefix: u8,
+    #[serde(default)]
+    via: Option<IpAddr>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Names {
+    #[serde(default)]
+    servers: Vec<IpAddr>,
+    #[serde(default)]
+    search: Vec<String>,
+    #[serde(default)]
+    options: Vec<String>,
+    #[serde(default)]
+    domain: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Port {
+    #[serde(default)]
+    host_ip: Option<IpAddr>,
+    host_port: u16,
+    pod_port: u16,
+    count: u16,
+    protocol: Transport,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Transport {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+impl From<PodNetwork> for Network {
+    fn from(network: PodNetwork) -> Self {
+        let PodNetwork { name, interface, mac, addresses, routes, dns, ports } = network;
+        let Dns { servers, search, options, domain } = dns;
+        let address = |PodAddress { address, prefix, gateway }| Address { address, prefix, gateway };
+        let route = |PodRoute { to, prefix, via }| Route { to, prefix, via };
+        let port = |PodPort { host_ip, host_port, pod_port, count, protocol }| Port {
+            host_ip,
+            host_port,
+            pod_port,
+            count,
+            protocol: match protocol {
+                Protocol::Tcp => Transport::Tcp,
+                Protocol::Udp => Transport::Udp,
+                Protocol::Sctp => Transport::Sctp,
+            },
+        };
+        Self {
+            name,
+            interface,
+            mac,
+            addresses: addresses.into_iter().map(address).collect(),
+            routes: routes.into_iter().map(route).collect(),
+            dns: Names { servers, search, options, domain },
+            ports: ports.into_iter().map(port).collect(),
+        }
+    }
+}
+
+impl From<Network> for PodNetwork {
+    fn from(network: Network) -> Self {
+        let Network { name, interface, mac, addresses, routes, dns, ports } = network;
+        let Names { servers, search, options, domain } = dns;
+        let address = |Address { address, prefix, gateway }| PodAddress { address, prefix, gateway };
+        let route = |Route { to, prefix, via }| PodRoute { to, prefix, via };
+        let port = |Port { host_ip, host_port, pod_port, count, protocol }| PodPort {
+            host_ip,
+            host_port,
+            pod_port,
+            count,
+            protocol: match protocol {
+                Transport::Tcp => Protocol::Tcp,
+                Transport::Udp => Protocol::Udp,
+                Transport::Sctp => Protocol::Sctp,
+            },
+        };
+        Self {
+            name,
+            interface,
+            mac,
+            addresses: addresses.into_iter().map(address).collect(),
+            routes: routes.into_iter().map(route).collect(),
+            dns: Dns { servers, search, options, domain },
+            ports: ports.into_iter().map(port).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    fn network() -> impl Strategy<Value = PodNetwork> {
+        let ip = any::<IpAddr>;
+        let texts = || vec(any::<String>(), 0..3);
+        let address = (ip(), any::<u8>(), option::of(ip()));
+        let addresses =
+            vec(address.prop_map(|(address, prefix, gateway)| PodAddress { address, prefix, gateway }), 0..3);
+        let route = (ip(), any::<u8>(), option::of(ip()));
+        let routes = vec(route.prop_map(|(to, prefix, via)| PodRoute { to, prefix, via }), 0..3);
+        let dns = (vec(ip(), 0..3), texts(), texts(), any::<Option<String>>())
+            .prop_map(|(servers, search, options, domain)| Dns { servers, search, options, domain });
+        let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Sctp)];
+        let port = (option::of(ip()), any::<(u16, u16, u16)>(), protocol);
+        let ports = port.prop_map(|(host_ip, (host_port, pod_port, count), protocol)| PodPort {
+            host_ip,
+            host_port,
+            pod_port,
+            count,
+            protocol,
+        });
+        (any::<(String, String, Option<String>)>(), addresses, routes, dns, vec(ports, 0..3)).prop_map(
+            |((name, interface, mac), addresses, routes, dns, ports)| PodNetwork {
+                name,
+                interface,
+                mac,
+                addresses,
+                routes,
+                dns,
+                ports,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(networks in vec(network(), 0..4)) {
+            let written = Networks::of(&networks).unwrap();
+            prop_assert_eq!(written.read().unwrap(), networks.clone());
+            prop_assert_eq!(written.is_empty(), networks.is_empty());
+            let glances = written.glance().unwrap();
+            prop_assert_eq!(glances.len(), networks.len());
+            for (glance, network) in glances.iter().zip(&networks) {
+                let first = |v6| network.addresses.iter().map(|it| it.address).find(|it| it.is_ipv6() == v6);
+                prop_assert_eq!(glance.name.as_ref(), &network.name);
+                prop_assert_eq!((glance.ip4.map(IpAddr::V4), glance.ip6.map(IpAddr::V6)), (first(false), first(true)));
+            }
+            if let Some(text) = written.text() {
+                prop_assert_eq!(&Networks::of_text(text).unwrap(), &written);
+            }
+        }
+
+        #[test]
+        fn nothing_panics(any in "\\PC{0,40}") {
+            let _ = Networks::of_text(&any).map(|it| it.read().is_ok() && it.glance().is_ok());
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! Networks under fire: rules that somebody flushes, supervisors and commands that are killed, pools that are exhausted, a
+//! reboot, pods that pretend to be others. What is needed comes back, what is not goes away.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+use gantry_tests::net::{HOST4, HOST6};
+use gantry_tests::{Gantry, Signal, Space, pod_id, wait_for};
+use rustix::process::{Pid, kill_process};
+use serde_json::{Value, json};
+
+const FAILED: i32 = 125;
+
+fn lab() -> (Space, Gantry) {
+    let space = Space::new();
+    let g = Gantry::in_space(&space);
+    (space, g)
+}
+
+fn kill(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    kill_process(pid.unwrap_or_else(|| panic!("no such process id")), Signal::KILL)
+        .unwrap_or_else(|error| panic!("cannot kill: {error}"));
+}
+
+/// The names of the tables of nftables in the space.
+fn tables(space: &Space) -> BTreeSet<String> {
+    space.host().sh("nft list tables").lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn gantryd_puts_back_what_others_flush() {
+    let (space, g) = lab();
+    let daemon = g.keeper(&[]);
+    let pod = g.server(&["-p", "8080:7000"], "7000");
+    let (before, rules) = (tables(&space), space.host().rules());
+    assert!(!before.is_empty());
+    let table = before.iter().find(|table| table.starts_with("table inet gantry")).cloned();
+    let table = table.unwrap_or_else(|| panic!("no table of ours: {before:?}"));
+    let name = table.trim_start_matches("table ");
+    for harm in ["nft flush ruleset".to_owned(), format!("nft delete table {name}"), format!("nft flush table {name}")]
+    {
+        space.host().sh(&harm);
+        wait_for(&format!("what '{harm}' took"), || (space.host().rules() == rules).then_some(()));
+        assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&pod)));
+        assert_eq!(tables(&space), before);
+    }
+    // A table of somebody else is nothing to it.
+    space.host().sh("nft add table inet others && nft delete table inet others");
+    let out = daemon.terminate();
+    assert!(out.stderr.contains("nft"), "it says what happened: {out}");
+}
+
+#[test]
+fn without_gantryd_reload_puts_back_what_others_flush() {
+    let (space, g) = lab();
+    let (first, second) = (g.server(&["-p", "8080:7000"], "7000"), g.server(&["-p", "8081:7000/udp"], "7000"));
+    let rules = space.host().rules();
+    space.host().sh("nft flush ruleset");
+    space.outside().ask_in_vain("tcp", HOST4, 8080);
+    let doctor = g.run(&["doctor"]).to_string();
+    assert!(doctor.contains("gantry network reload"), "the doctor does not see that rules are missing: {doctor}");
+    g.run(&["network", "reload"]).succeeded();
+    assert_eq!(space.host().rules(), rules);
+    assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&first)));
+    assert!(space.outside().ask("udp", HOST6, 8081).contains(&g.ip6(&second)));
+    // Doing it again changes nothing.
+    g.run(&["network", "reload"]).succeeded();
+    assert_eq!(space.host().rules(), rules);
+    // A pod that starts after a flush brings back the others' rules with its own, or reload does.
+    space.host().sh("nft flush ruleset");
+    let third = g.server(&["-p", "8082:7000"], "7000");
+    g.run(&["network", "reload"]).succeeded();
+    for (port, pod) in [(8080, &first), (8082, &third)] {
+        assert!(space.outside().ask("tcp", HOST4, port).contains(&g.ip4(pod)));
+    }
+    // What is flushed while pods end is nobody's trouble.
+    space.host().sh("nft flush ruleset");
+    for pod in [&first, &second, &third] {
+        g.run(&["stop", pod]).succeeded();
+        g.wait_state(pod, "exited");
+    }
+}
+
+/// Numbers that look random and are the same each time (xorshift).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % most
+    }
+}
+
+#[test]
+fn two_hundred_pods_whose_supervisors_are_killed_at_any_moment_leave_nothing() {
+    const BATCHES: u32 = 10;
+    const EACH: u32 = 20;
+    let (_space, g) = lab();
+    let image = g.fixture();
+    let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+    for batch in 0..BATCHES {
+        let port = |i: u32| format!("{}:7000", 20_000 + batch * EACH + i);
+        let ports: Vec<String> = (0..EACH).map(port).collect();
+        let mut starting: Vec<_> = ports
+            .iter()
+            .map(|port| g.spawn(&["run", "--detach", "-p", port, &image, "--", "sleep", "forever"]))
+            .collect();
+        let mut pods = BTreeSet::new();
+        while !starting.is_empty() {
+            let one = usize::try_from(dice.below(starting.len() as u64)).unwrap_or(0);
+            // Every third supervisor is killed while its pod is being made: as soon as its record is there.
+            if dice.below(3) == 0 {
+                for pod in half_made(&g, &pods) {
+                    if let Some(pid) = supervisor_of(&g, &pod) {
+                        kill(pid);
+                    }
+                }
+            }
+            let out = starting.swap_remove(one).wait();
+            if out.code == 0 {
+                pods.insert(pod_id(&out));
+            }
+        }
+        // The others while they run, all at once.
+        for pod in &pods {
+            if let Some(pid) = supervisor_of(&g, pod) {
+                kill(pid);
+            }
+        }
+        wait_for("all to be over", || g.list().iter().all(|pod| pod["phase"] != "running").then_some(()));
+        // What a supervisor had that died before its pod ran, and what took too long: gc takes that away.
+        let _ = g.run(&["gc"]).ok();
+        g.check_invariants();
+    }
+    let _ = g.run(&["gc", "--grace-period=0s"]).ok();
+    assert_eq!(g.list().len(), 0);
+}
+
+/// Pods that have a record of networks and are not among those that are known to run.
+fn half_made(g: &Gantry, running: &BTreeSet<String>) -> Vec<String> {
+    let pods = fs::read_dir(g.dir().join("pods")).into_iter().flatten().flatten();
+    let made = pods.filter(|entry| entry.path().join("network.json").exists());
+    let names = made.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| !running.contains(name)).take(1).collect()
+}
+
+/// The supervisor of a pod, also before it has said a word: the first of the processes of that name that has the pod's
+/// directory open.
+fn supervisor_of(g: &Gantry, pod: &str) -> Option<u32> {
+    let dir = g.dir().join("pods").join(pod);
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let all = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let ours = all.filter(|pid| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        name.starts_with("gantry-stage1")
+            && fds.into_iter().any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == dir))
+    });
+    ours.min()
+}
+
+#[test]
+fn run_dies_at_any_moment() {
+    const MOMENTS: u32 = 20;
+    let (_space, g) = lab();
+    let image = g.fixture();
+    let whole = g.client(&["-p", "8080:7000"], &["true"]).duration;
+    for step in 0..MOMENTS {
+        let run = g.spawn(&["run", "-p", "8080:7000", &image, "--", "obey", "SIGTERM"]);
+        let begin = std::time::Instant::now();
+        wait_for("the moment", || (begin.elapsed() >= whole * step / MOMENTS).then_some(()));
+        run.signal(Signal::KILL);
+        let _ = run.wait();
+        for pod in g.list() {
+            let id = pod["id"].as_str().unwrap_or_default();
+            wait_for("the pod to be something", || {
+                let phase = g.status(id)["phase"].clone();
+                ["aborted-prepare", "prepared", "running", "exited"].iter().any(|p| phase == *p).then_some(())
+            });
+        }
+        g.remove_all();
+        g.check_invariants();
+    }
+    // The port is free: nothing holds it that is not there.
+    let _ = g.client(&["-p", "8080:7000"], &["true"]).ok();
+}
+
+/// A network of so many addresses.
+fn pool(g: &Gantry, subnet: &str) {
+    let ipam = json!({ "type": "host-local", "subnet": subnet });
+    g.conflist("pool", &json!([{ "type": "bridge", "bridge": "pool0", "isGateway": true, "ipam": ipam }]));
+}
+
+#[test]
+fn a_pool_that_is_exhausted_recovers() {
+    let (_space, g) = lab();
+    pool(&g, "10.71.0.0/29");
+    let image = g.fixture();
+    // Eight, without the network's, the gateway's and the broadcast address.
+    let mut pods: Vec<String> = (0..5).map(|_| g.networked(&["--net=pool"], &["sleep", "forever"])).collect();
+    let addresses: BTreeSet<String> = pods.iter().map(|pod| g.ip4(pod)).collect();
+    assert_eq!(addresses.len(), 5, "{addresses:?}");
+    let full = || g.run(&["run", "--net=pool", &image, "--", "true"]).exits(FAILED).complains(&["pool"]);
+    let text = full().stderr;
+    assert!(["exhausted", "full", "no free", "taken", "in use"].iter().any(|word| text.contains(word)), "{text}");
+    // One that ends, one whose supervisor is killed: both give back theirs.
+    let first = pods.remove(0);
+    g.run(&["stop", &first]).succeeded();
+    g.wait_state(&first, "exited");
+    let again = g.networked(&["--net=pool"], &["sleep", "forever"]);
+    assert_eq!(g.ip4(&again), g.ip4(&first), "the only one that is free");
+    let _ = full();
+    kill(g.supervisor(&pods[0]));
+    g.wait_state(&pods[0], "exited");
+    let third = g.networked(&["--net=pool"], &["sleep", "forever"]);
+    assert!(addresses.contains(&g.ip4(&third)));
+    let _ = full();
+}
+
+#[test]
+fn pods_that_start_at_once_get_different_addresses() {
+    let (_space, g) = lab();
+    pool(&g, "10.72.0.0/27");
+    let image = g.fixture();
+    let line = ["run", "--detach", "--net=pool,default", &image, "--", "sleep", "forever"];
+    let starting: Vec<_> = (0..20).map(|_| g.spawn(&line)).collect();
+    let pods: Vec<String> = starting.into_iter().map(|run| pod_id(&run.wait().ok())).collect();
+    for family in [Gantry::ip4, Gantry::ip6] {
+        let addresses: BTreeSet<String> = pods.iter().map(|pod| family(&g, pod)).collect();
+        assert_eq!(addresses.len(), pods.len(), "{addresses:?}");
+    }
+}
+
+#[test]
+fn after_a_reboot_nothing_counts_that_was_before() {
+    let (space, g) = lab();
+    let pod = g.networked(&["--net=default:IP=10.121.5.5", "-p", "8080:7000"], &["sleep", "forever"]);
+    let record = g.dir().join("pods").join(&pod).join("network.json");
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let (boot, other) = (boot.trim(), "11111111-2222-3333-4444-555555555555");
+    // What a reboot leaves: files that name another boot, and nothing in the kernel.
+    kill(g.supervisor(&pod));
+    let text = fs::read_to_string(&record).unwrap_or_default();
+    assert!(text.contains(boot), "the record names no boot: {text}");
+    let leases = |boot: &str| g.dir().join("net").join(boot);
+    let changed = fs::write(&record, text.replace(boot, other)).and_then(|()| fs::rename(leases(boot), leases(other)));
+    assert!(changed.is_ok(), "{changed:?}");
+    space.host().sh("nft flush ruleset");
+    g.wait_state(&pod, "exited");
+    let _ = g.run(&["gc"]).ok();
+    assert!(!leases(other).exists(), "the leases of another boot are there");
+    g.check_invariants();
+    let again = g.networked(&["--net=default:IP=10.121.5.5", "-p", "8080:7000"], &["sleep", "forever"]);
+    assert_eq!(g.ip4(&again), "10.121.5.5");
+}
+
+#[test]
+fn a_damaged_record_is_not_in_the_way() {
+    let (_space, g) = lab();
+    for damage in ["", "{", "[]", "\u{0}\u{0}\u{0}\u{0}"] {
+        let pod = g.networked(&["--net=default:IP=10.121.5.6", "-p", "8080:7000"], &["sleep", "forever"]);
+        let record: PathBuf = g.dir().join("pods").join(&pod).join("network.json");
+        kill(g.supervisor(&pod));
+        let torn = fs::write(&record, damage);
+        assert!(torn.is_ok(), "{torn:?}");
+        g.wait_state(&pod, "exited");
+        // The first says that it cannot be read, and frees what the pod had all the same.
+        let _ = g.run(&["gc"]);
+        let _ = g.run(&["gc"]).ok();
+        assert!(!record.exists(), "{damage:?} stays");
+        g.check_invariants();
+    }
+}
+
+#[test]
+fn what_belongs_to_nobody_is_swept() {
+    let (space, g) = lab();
+    let live = g.networked(&[], &["sleep", "forever"]);
+    // The cable of a pod that is gone, on our bridge; it says whose it was.
+    let stray = "gt0123456789ab0";
+    let alias = "01234567-89ab-4cde-8f01-23456789abcd/eth0";
+    space.host().batch(&format!(
+        "link add {stray} type veth peer name stray1\nlink set {stray} alias {alias}\nlink set {stray} master gantry0\n"
+    ));
+    let doctor = g.run(&["doctor"]).to_string();
+    assert!(doctor.contains(stray), "the doctor does not see a stray interface: {doctor}");
+    let _ = g.run(&["gc"]).ok();
+    wait_for("the stray to be gone", || (!space.host().links().contains(stray)).then_some(()));
+    assert!(!g.run(&["doctor"]).ok().to_string().contains(stray));
+    assert!(g.place(&live).is_up("eth0"));
+    g.run(&["stop", &live]).succeeded();
+    g.wait_state(&live, "exited");
+    let _ = g.run(&["gc"]).ok();
+    assert!(!space.host().links().contains("gantry0"), "a bridge without pods stays for ever");
+    assert!(!space.host().rules().contains("gantry"), "rules without pods stay for ever");
+}
+
+#[test]
+fn a_bridge_of_another_gantry_is_refused() {
+    let (space, g) = lab();
+    let _pod = g.networked(&[], &["sleep", "forever"]);
+    let other = Gantry::in_space(&space);
+    let image = other.fixture();
+    let _ = other.run(&["run", &image, "--", "true"]).exits(FAILED).complains(&["gantry0"]);
+    // With networks of their own two gantries live side by side.
+    let ipam = json!({ "type": "host-local", "subnet": "10.73.0.0/24", "routes": [{ "dst": "0.0.0.0/0" }] });
+    let bridge = json!({ "type": "bridge", "bridge": "second0", "isGateway": true, "ipam": ipam });
+    other.conflist("second", &json!([bridge, { "type": "portmap", "capabilities": { "portMappings": true } }]));
+    let pod = other.server(&["--net=second", "-p", "8080:7000"], "7000");
+    assert!(space.outside().ask("tcp", HOST4, 8080).contains(&other.ip4(&pod)));
+    let _ = other.run(&["gc"]).ok();
+    assert!(space.host().links().contains("gantry0"), "it swept what is another's");
+    drop(other);
+}
+
+/// Sends what no pod may, from a pod's interface: ARP and neighbour advertisements that claim the gateway's addresses, router
+/// advertisements, and packets from others' addresses. Arguments: own MAC, gateway's and victim's addresses.
+const ATTACK: &str = r#"
+import socket, struct, sys
+mac, gateway4, gateway6, victim4 = sys.argv[1:5]
+own = bytes.fromhex(mac.replace(":", ""))
+raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+raw.bind(("eth0", 0))
+all_ = b"\xff" * 6
+def checksum(data):
+    data += b"\0" * (len(data) % 2)
+    total = sum(struct.unpack(">%dH" % (len(data) // 2), data))
+    while total >> 16:
+        total = (total & 0xffff) + (total >> 16)
+    return ~total & 0xffff
+def arp(ip, source=own):
+    ip = socket.inet_aton(ip)
+    return all_ + source + b"\x08\x06" + struct.pack(">HHBBH", 1, 0x800, 6, 4, 2) + source + ip + all_ + ip
+def six(source, payload, target=b"\x33\x33\0\0\0\x01"):
+    source, to = socket.inet_pton(socket.AF_INET6, source), socket.inet_pton(socket.AF_INET6, "ff02::1")
+    pseudo = source + to + struct.pack(">II", len(payload), 58)
+    sum_ = checksum(pseudo + payload[:2] + b"\0\0" + payload[4:])
+    payload = payload[:2] + struct.pack(">H", sum_) + payload[4:]
+    return target + own + b"\x86\xdd" + struct.pack(">IHBB", 6 << 28, len(payload), 58, 255) + source + to + payload
+option = b"\x02\x01" + own
+advert = struct.pack(">BBHI", 136, 0, 0, 0xa0000000) + socket.inet_pton(socket.AF_INET6, gateway6) + option
+prefix = struct.pack(">BBBBIII", 3, 4, 64, 0xc0, 86400, 86400, 0) + socket.inet_pton(socket.AF_INET6, "2001:db8:bad::")
+router = struct.pack(">BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0) + b"\x01\x01" + own + prefix
+def udp(source, port):
+    data = struct.pack(">HHHH", port, 68, 12, 0) + b"spoo"
+    head = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(data), 0, 0, 64, 17, 0) + socket.inet_aton(source) + b"\xff" * 4
+    head = head[:10] + struct.pack(">H", checksum(head)) + head[12:]
+    return all_ + own + b"\x08\x00" + head + data
+for _ in range(5):
+    for frame in [arp(gateway4), arp(victim4), arp(gateway4, b"\x02\0\0\0\0\x66"), six("fe80::bad", router),
+                  six("fe80::bad", advert), six(gateway6, advert), udp(victim4, 9), udp(gateway4, 67)]:
+        raw.send(frame)
+"#;
+
+/// Counts what an interface receives that the attacker may not send, until something with the last words comes. Arguments:
+/// interface, last words, the attacker's MAC and address, the gateway's IPv6 address.
+const WATCH: &str = r#"
+import socket, sys
+interface, last, mac, own4, gateway6 = sys.argv[1:6]
+macs = (bytes.fromhex(mac.replace(":", "")), b"\x02\0\0\0\0\x66")
+own4, gateway6 = socket.inet_aton(own4), socket.inet_pton(socket.AF_INET6, gateway6)
+raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+raw.bind((interface, 0))
+raw.settimeout(30)
+print("watching", flush=True)
+bad = []
+while True:
+    frame, at = raw.recvfrom(4096)
+    if last.encode() in frame:
+        break
+    if at[2] == socket.PACKET_OUTGOING or frame[6:12] not in macs:
+        continue
+    kind, data = frame[12:14], frame[14:]
+    if kind == b"\x08\x06" and data[14:18] != own4:
+        bad.append("ARP")
+    elif kind == b"\x08\x00" and data[12:16] != own4:
+        bad.append("IPv4")
+    elif kind == b"\x86\xdd" and data[8:24] == gateway6:
+        bad.append("IPv6")
+    elif kind == b"\x86\xdd" and data[6] == 58 and (data[40] == 134 or data[40] == 136 and data[48:64] == gateway6):
+        bad.append("ICMPv6 %d" % data[40])
+print("bad:", sorted(set(bad)), flush=True)
+"#;
+
+#[test]
+fn pods_that_pretend_to_be_others_are_not_heard() {
+    let (space, g) = lab();
+    let (attacker, victim) = (g.networked(&[], &["sleep", "forever"]), g.server(&[], "7000"));
+    let (from, to) = (g.place(&attacker), g.place(&victim));
+    let mac = g.attached(&attacker)[0]["mac"].as_str().unwrap_or_default().to_owned();
+    let (gateway4, gateway6) = ("10.121.0.1", "fd67:616e:7472:7900::1");
+    // The victim knows the true gateway.
+    let _host = space.host().serve(7001);
+    let _ = to.ask("tcp", gateway4, 7001);
+    let neighbour = |address: &str| -> Value {
+        let all = to.json("ip", &["-j", "neigh", "show", "to", address]);
+        all[0]["lladdr"].clone()
+    };
+    let true_mac = neighbour(gateway4);
+    assert!(true_mac.is_string(), "{true_mac}");
+    let watchers: Vec<_> = [(to.clone(), "eth0"), (space.host().clone(), "gantry0")]
+        .into_iter()
+        .map(|(place, interface)| {
+            let own = g.ip4(&attacker);
+            let args = ["-c", WATCH, interface, "the end of it", &mac, &own, gateway6];
+            let mut watcher = g.spawn_command(place.command("python3").args(args));
+            watcher.wait_for_output("watching");
+            watcher
+        })
+        .collect();
+    from.run("python3", &["-c", ATTACK, &mac, gateway4, gateway6, &g.ip4(&victim)]).succeeded();
+    // What an honest pod sends still gets through, and comes after.
+    let out =
+        g.run(&["exec", &attacker, "--", "/bin/app", "ask", "udp", &g.ip4(&victim), "7000", "the end of it"]).ok();
+    assert!(out.text().starts_with(&format!("from {}", g.ip4(&attacker))), "{out}");
+    let out = g.run(&["exec", &attacker, "--", "/bin/app", "ask", "udp", gateway4, "7001", "the end of it"]).ok();
+    assert!(out.text().contains("the end of it"), "{out}");
+    for watcher in watchers {
+        let out = watcher.wait().ok();
+        assert!(out.stdout.contains("bad: []\n"), "spoofed frames came through: {out}");
+    }
+    // The victim believes nothing of it.
+    assert_eq!(neighbour(gateway4), true_mac);
+    let routes = to.json("ip", &["-6", "-j", "route", "show", "default"]);
+    assert_eq!(routes.as_array().map_or(0, Vec::len), 1, "{routes}");
+    assert!(!to.addresses("eth0").iter().any(|address| address.contains("2001:db8:bad")));
+    let _ = to.ask("tcp", gateway4, 7001);
+}

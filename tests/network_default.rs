@@ -1,0 +1,350 @@
+//! The networks that are there with nothing installed and nothing configured, and how `--net` chooses among networks: who
+//! reaches whom, and who does not.
+
+use std::collections::BTreeSet;
+
+use gantry_proto::rkt::v1alpha::{PodFilter, PodState};
+use gantry_tests::net::{HOST4, HOST6, OUTSIDE4, OUTSIDE6};
+use gantry_tests::{Gantry, Place, Space};
+use serde_json::{Value, json};
+
+const FAILED: i32 = 125;
+const GATEWAY4: &str = "10.121.0.1";
+const GATEWAY6: &str = "fd67:616e:7472:7900::1";
+
+/// A host and a gantry on it. The tuple's space outlives the gantry: that holds on to it.
+fn lab() -> (Space, Gantry) {
+    let space = Space::new();
+    let g = Gantry::in_space(&space);
+    (space, g)
+}
+
+/// A bridge network with this prefix of 16 bits.
+fn bridge(name: &str, prefix: &str) -> Value {
+    json!([
+        { "type": "bridge", "bridge": name, "isGateway": true, "ipMasq": true, "ipam": {
+            "type": "host-local", "subnet": format!("{prefix}.0.0/16"), "routes": [{ "dst": "0.0.0.0/0" }] } },
+        { "type": "portmap", "capabilities": { "portMappings": true } },
+        { "type": "firewall", "ingressPolicy": "same-bridge" },
+    ])
+}
+
+/// The names of what a pod got.
+fn names(attached: &[Value]) -> Vec<&str> {
+    attached.iter().filter_map(|network| network["name"].as_str()).collect()
+}
+
+/// The outside learns the way to the pods of the built-in networks, which nobody told it.
+fn show_the_way(outside: &Place) {
+    outside.batch(&format!(
+        "route add 10.121.0.0/16 via {HOST4}\nroute add 10.122.0.0/16 via {HOST4}\n\
+         route add fd67:616e:7472:7900::/63 via {HOST6}\n"
+    ));
+}
+
+#[test]
+fn a_pod_has_addresses_a_gateway_and_what_status_says() {
+    let (_space, g) = lab();
+    let pod = g.networked(&[], &["sleep", "forever"]);
+    let (place, attached) = (g.place(&pod), g.attached(&pod));
+    let (ip4, ip6) = (g.ip4(&pod), g.ip6(&pod));
+    assert_eq!(names(&attached), ["default"], "{attached:?}");
+    assert_eq!(attached[0]["interface"], "eth0", "{attached:?}");
+    assert!(ip4.starts_with("10.121.") && ip6.starts_with("fd67:616e:7472:7900:"), "{attached:?}");
+    assert_eq!(place.addresses("eth0"), [format!("{ip4}/16"), format!("{ip6}/64")]);
+    assert_eq!(place.links(), BTreeSet::from(["lo".to_owned(), "eth0".to_owned()]));
+    assert!(place.is_up("lo") && place.is_up("eth0"));
+    assert_eq!((place.gateway("-4").as_deref(), place.gateway("-6").as_deref()), (Some(GATEWAY4), Some(GATEWAY6)));
+    let link = place.json("ip", &["-j", "link", "show", "dev", "eth0"]);
+    assert_eq!(link[0]["address"], attached[0]["mac"], "{attached:?}");
+}
+
+#[test]
+fn pods_reach_each_other_the_host_and_the_outside() {
+    let (space, g) = lab();
+    let (server, client) = (g.server(&[], "7000"), g.networked(&[], &["sleep", "forever"]));
+    let place = g.place(&client);
+    let _host = space.host().serve(7001);
+    let _outside = space.outside().serve(7002);
+    for (own, host, gateway, outside, own_host, pod) in [
+        (g.ip4(&client), HOST4, GATEWAY4, OUTSIDE4, GATEWAY4, g.ip4(&server)),
+        (g.ip6(&client), HOST6, GATEWAY6, OUTSIDE6, GATEWAY6, g.ip6(&server)),
+    ] {
+        let from_own = format!("from {own} ");
+        for protocol in ["tcp", "udp"] {
+            assert!(place.ask(protocol, &pod, 7000).starts_with(&from_own), "pod to pod");
+            assert!(space.host().ask(protocol, &pod, 7000).starts_with(&format!("from {own_host} ")), "host to pod");
+            assert!(place.ask(protocol, gateway, 7001).starts_with(&from_own), "pod to gateway");
+            let masked = place.ask(protocol, outside, 7002);
+            assert!(masked.starts_with(&format!("from {host} ")), "the outside sees the host, not {masked}");
+        }
+        // A datagram would be answered from the gateway's address.
+        assert!(place.ask("tcp", host, 7001).starts_with(&from_own), "pod to host");
+    }
+}
+
+#[test]
+fn the_outside_reaches_no_pod_also_when_it_knows_the_way() {
+    let (space, g) = lab();
+    show_the_way(space.outside());
+    let pod = g.server(&[], "7000");
+    for protocol in ["tcp", "udp"] {
+        space.outside().ask_in_vain(protocol, &g.ip4(&pod), 7000);
+        space.outside().ask_in_vain(protocol, &g.ip6(&pod), 7000);
+        let _ = space.host().ask(protocol, &g.ip4(&pod), 7000);
+    }
+}
+
+#[test]
+fn a_restricted_pod_reaches_the_host_and_its_own_kind() {
+    let (space, g) = lab();
+    let net = &["--net=default-restricted"][..];
+    let (server, client, other) = (g.server(net, "7000"), g.server(net, "7000"), g.server(&[], "7000"));
+    let place = g.place(&client);
+    let _host = space.host().serve(7001);
+    let _outside = space.outside().serve(7002);
+    show_the_way(space.outside());
+    assert!(g.ip4(&client).starts_with("10.122."), "{}", g.ip4(&client));
+    assert_eq!((place.gateway("-4"), place.gateway("-6")), (None, None));
+    for (own, pod) in [(g.ip4(&client), g.ip4(&server)), (g.ip6(&client), g.ip6(&server))] {
+        assert!(place.ask("tcp", &pod, 7000).starts_with(&format!("from {own} ")));
+        assert!(place.ask("udp", &pod, 7000).starts_with(&format!("from {own} ")));
+        let _ = space.host().ask("tcp", &own, 7000);
+        space.outside().ask_in_vain("tcp", &own, 7000);
+    }
+    let _ = place.ask("tcp", "10.122.0.1", 7001);
+    place.ask_in_vain("tcp", OUTSIDE4, 7002);
+    place.ask_in_vain("tcp", &g.ip4(&other), 7000);
+    g.place(&other).ask_in_vain("tcp", &g.ip4(&server), 7000);
+    // Nor when it makes itself a route.
+    place.batch("route add default via 10.122.0.1\nroute add ::/0 via fd67:616e:7472:7901::1\n");
+    place.ask_in_vain("tcp", OUTSIDE4, 7002);
+    place.ask_in_vain("udp", OUTSIDE6, 7002);
+    place.ask_in_vain("tcp", &g.ip4(&other), 7000);
+    place.ask_in_vain("tcp", &g.ip6(&other), 7000);
+}
+
+#[test]
+fn networks_are_isolated_from_one_another() {
+    let (_space, g) = lab();
+    g.conflist("blue", &bridge("blue0", "10.31"));
+    g.conflist("green", &bridge("green0", "10.32"));
+    let pods: Vec<String> =
+        ["--net=default", "--net=blue", "--net=green"].iter().map(|net| g.server(&[net], "7000")).collect();
+    let both = g.networked(&["--net=blue,green"], &["sleep", "forever"]);
+    for (i, from) in pods.iter().enumerate() {
+        for to in pods.iter().skip(i + 1) {
+            g.place(from).ask_in_vain("tcp", &g.ip4(to), 7000);
+            g.place(to).ask_in_vain("udp", &g.ip4(from), 7000);
+        }
+    }
+    // A pod of two networks reaches both.
+    for pod in &pods[1..] {
+        let _ = g.place(&both).ask("tcp", &g.ip4(pod), 7000);
+    }
+    g.place(&both).ask_in_vain("tcp", &g.ip4(&pods[0]), 7000);
+}
+
+#[test]
+fn several_networks_come_in_order() {
+    let (space, g) = lab();
+    g.conflist("blue", &bridge("blue0", "10.31"));
+    g.conflist("green", &bridge("green0", "10.32"));
+    let addresses = |pod: &str| {
+        let attached = g.attached(pod);
+        attached
+            .iter()
+            .map(|it| {
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                (text(&it["name"]), text(&it["interface"]), text(&it["addresses"][0]["address"]))
+            })
+            .collect::<Vec<_>>()
+    };
+    let pod = g.networked(&["--net=green,default:IP=10.121.7.7,blue"], &["sleep", "forever"]);
+    let got = addresses(&pod);
+    let place = g.place(&pod);
+    let order: Vec<&str> = got.iter().map(|(name, ..)| name.as_str()).collect();
+    assert_eq!(order, ["green", "default", "blue"]);
+    for (i, (_, interface, address)) in got.iter().enumerate() {
+        assert_eq!(interface, &format!("eth{i}"));
+        let has = place.addresses(interface);
+        assert!(has.contains(&format!("{address}/16")), "{interface}: {has:?}, not {address}");
+    }
+    assert_eq!(got[1].2, "10.121.7.7");
+    // The first default route is the one that counts.
+    assert_eq!(place.gateway("-4").as_deref(), Some("10.32.0.1"));
+    let _outside = space.outside().serve(7002);
+    let _ = place.ask("tcp", OUTSIDE4, 7002);
+    let all = g.networked(&["--net=all"], &["sleep", "forever"]);
+    let got: BTreeSet<String> = addresses(&all).into_iter().map(|(name, ..)| name).collect();
+    for name in ["default", "blue", "green"] {
+        assert!(got.contains(name), "{got:?}");
+    }
+    // A network may come in repeated flags, too.
+    let pod = g.networked(&["--net=blue", "--net=green"], &["sleep", "forever"]);
+    assert_eq!(names(&g.attached(&pod)), ["blue", "green"]);
+}
+
+#[test]
+fn no_network_and_the_hosts() {
+    let (space, g) = lab();
+    let none = g.networked(&["--net=none"], &["sleep", "forever"]);
+    assert_eq!(g.place(&none).links(), BTreeSet::from(["lo".to_owned()]));
+    assert!(g.place(&none).is_up("lo"));
+    let host = g.networked(&["--net=host"], &["sleep", "forever"]);
+    assert_eq!(g.place(&host).links(), space.host().links());
+    for pod in [&none, &host] {
+        let status = g.status(pod);
+        assert!(status["networks"].as_array().is_none_or(Vec::is_empty), "{status}");
+    }
+    // Nothing was set up for either.
+    assert!(!space.host().links().contains("gantry0") && space.host().rules().is_empty());
+}
+
+#[test]
+fn the_configured_default() {
+    let (_space, g) = lab();
+    g.conflist("blue", &bridge("blue0", "10.31"));
+    g.networks("default = \"blue\"");
+    let pod = g.networked(&[], &["sleep", "forever"]);
+    assert_eq!(names(&g.attached(&pod)), ["blue"]);
+    let pod = g.networked(&["--net=default"], &["sleep", "forever"]);
+    assert_eq!(names(&g.attached(&pod)), ["default"]);
+    // A file takes the place of what is built in.
+    g.conflist("default", &bridge("mine0", "10.33"));
+    let pod = g.networked(&["--net=default"], &["sleep", "forever"]);
+    assert!(g.ip4(&pod).starts_with("10.33."), "{}", g.ip4(&pod));
+}
+
+#[test]
+fn addresses_that_are_asked_for() {
+    let (_space, g) = lab();
+    let pod = g.networked(&["--net=default:IP=10.121.7.7"], &["sleep", "forever"]);
+    assert_eq!(g.ip4(&pod), "10.121.7.7");
+    let image = g.fixture();
+    let run = |net: &str| g.run(&["run", &format!("--net={net}"), &image, "--", "true"]);
+    let _ = run("default:IP=10.121.7.7").exits(FAILED).complains(&["10.121.7.7", "default"]);
+    let _ = run("default:IP=10.99.0.1").exits(FAILED).complains(&["10.99.0.1"]);
+    let _ = run("default:IP=10.121.0.1").exits(FAILED).complains(&["10.121.0.1"]);
+    let _ = run("default:IP=nonsense").exits(FAILED).complains(&["nonsense"]);
+    g.run(&["stop", &pod]).succeeded();
+    g.wait_state(&pod, "exited");
+    let again = g.networked(&["--net=default:IP=10.121.7.7"], &["sleep", "forever"]);
+    assert_eq!(g.ip4(&again), "10.121.7.7", "an address is free when its pod is over");
+}
+
+#[test]
+fn what_cannot_be_asked_for() {
+    let (space, g) = lab();
+    let image = g.fixture();
+    g.net_file("50-broken.conflist", "{ \"name\": \"broken\", ");
+    for (net, says) in [
+        ("nowhere,gone", &["networks not found", "nowhere", "gone"][..]),
+        ("default,default", &["duplicate", "default"]),
+        ("host:IP=10.0.0.1", &["host"]),
+        ("all:IP=10.0.0.1", &["all"]),
+        ("host,default", &["host"]),
+        ("default,none", &["none"]),
+        ("default:IP", &["KEY=VALUE"]),
+        ("../x", &["../x"]),
+        ("default:IP=10.121.0.9;IP", &["KEY=VALUE"]),
+    ] {
+        let out = g.run(&["run", &format!("--net={net}"), &image, "--", "true"]);
+        assert!(out.code == FAILED || out.code == 2, "{net}: {out}");
+        let _ = out.complains(says);
+    }
+    // Nothing was made before it was clear that it cannot be.
+    assert!(!space.host().links().contains("gantry0"));
+    // A file that is broken is in nobody's way who does not ask for it.
+    let _ = g.client(&[], &["true"]).ok();
+}
+
+#[test]
+fn a_prepared_pod_gets_its_network_when_it_runs() {
+    let (_space, g) = lab();
+    let image = g.fixture();
+    let prepare = |net: &str| gantry_tests::pod_id(&g.run(&["prepare", net, &image, "--", "sleep", "forever"]).ok());
+    let pod = prepare("--net=default-restricted");
+    assert!(g.status(&pod)["networks"].as_array().is_none_or(Vec::is_empty));
+    g.run(&["run-prepared", "--detach", &pod]).succeeded();
+    assert!(g.ip4(&pod).starts_with("10.122."));
+    let pod = prepare("--net=none");
+    g.run(&["run-prepared", "--detach", "--net=default", &pod]).succeeded();
+    assert!(g.ip4(&pod).starts_with("10.121."));
+}
+
+#[test]
+fn what_a_pod_got_is_shown() {
+    let (_space, g) = lab();
+    let pod = g.networked(&["--port=8080:7000"], &["sleep", "forever"]);
+    let (ip4, ip6) = (g.ip4(&pod), g.ip6(&pod));
+    let _ = g.run(&["list"]).ok().says(&format!("default:ip4={ip4}"));
+    let _ = g.run(&["status", &pod]).ok().says(&format!("default:ip4={ip4}")).says(&ip6);
+    let network = &g.attached(&pod)[0];
+    assert_eq!(network["addresses"][0]["gateway"], GATEWAY4, "{network}");
+    assert_eq!(network["addresses"][0]["prefix"], 16, "{network}");
+    assert_eq!(network["ports"][0]["host_port"], 8080, "{network}");
+    let inspected = g.run(&["inspect", &pod]).ok().json();
+    let inspected = inspected.as_array().map_or(&inspected, |all| &all[0]);
+    assert_eq!(inspected["networks"][0]["addresses"][0]["address"], ip4, "{inspected}");
+    assert_eq!(g.list()[0]["networks"][0]["addresses"][1]["address"], ip6);
+    // What it had is still told when it is over.
+    g.run(&["stop", &pod]).succeeded();
+    g.wait_state(&pod, "exited");
+    assert_eq!(g.ip4(&pod), ip4);
+}
+
+#[test]
+fn the_api_tells_the_networks() {
+    let (_space, g) = lab();
+    g.conflist("blue", &bridge("blue0", "10.31"));
+    let served = g.serve(&[]);
+    let api = served.api();
+    let one = g.networked(&[], &["sleep", "forever"]);
+    let two = g.networked(&["--net=blue,default"], &["sleep", "forever"]);
+    let none = g.networked(&["--net=none"], &["sleep", "forever"]);
+    let told = |pod: &str| {
+        let pod = api.wait_pod(pod, "to run", |pod| pod.state() == PodState::Running);
+        pod.networks.into_iter().map(|it| (it.name, it.ipv4, it.ipv6)).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&one), [("default".to_owned(), g.ip4(&one), g.ip6(&one))]);
+    let blue = g.attached(&two)[0]["addresses"][0]["address"].as_str().unwrap_or_default().to_owned();
+    let both = told(&two);
+    assert_eq!(both[0], ("blue".to_owned(), blue, String::new()));
+    assert_eq!((both[1].0.as_str(), &both[1].2), ("default", &g.ip6(&two)));
+    assert_eq!(told(&none), []);
+    let of = |names: &[&str]| {
+        let network_names = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut ids = api.pod_ids(PodFilter { network_names, ..PodFilter::default() });
+        ids.sort();
+        ids
+    };
+    let sorted = |mut pods: Vec<String>| {
+        pods.sort();
+        pods
+    };
+    assert_eq!(of(&["default"]), sorted(vec![one.clone(), two.clone()]));
+    assert_eq!(of(&["blue"]), of(&["blue", "default"]));
+    assert_eq!(of(&["blue", "default"]), [two]);
+    assert_eq!(of(&["nowhere"]), [""; 0]);
+    served.end().succeeded();
+}
+
+#[test]
+fn the_networks_are_listed() {
+    let (_space, g) = lab();
+    g.conflist("blue", &bridge("blue0", "10.31"));
+    g.net_file("50-broken.conflist", "{ \"name\": \"broken\", ");
+    let pod = g.networked(&["--net=blue"], &["sleep", "forever"]);
+    let listed = g.json(&["network", "list"]);
+    let listed = listed.as_array().unwrap_or_else(|| panic!("not a list: {listed}"));
+    let of = |name: &str| listed.iter().find(|it| it["name"] == name).unwrap_or_else(|| panic!("{name}: {listed:?}"));
+    assert_eq!(of("blue")["subnets"][0], "10.31.0.0/16");
+    assert_eq!(of("default")["subnets"][0], "10.121.0.0/16");
+    assert!(listed.iter().any(|it| it["problem"].is_string()), "the broken file: {listed:?}");
+    let text = g.run(&["network", "list"]).ok();
+    let _ = text.says("blue").says("default-restricted").says("broken");
+    let shown = g.run(&["network", "inspect", "blue"]).ok();
+    let _ = shown.says("blue0").says(&pod).says(&g.ip4(&pod));
+    let _ = g.run(&["network", "inspect", "nowhere"]).exits(1).complains(&["nowhere"]);
+}

@@ -1,0 +1,346 @@
+//! Networks of configuration files: Debian's plugins, the same files without any plugin, and a plugin that fails, hangs
+//! and lies.
+
+use std::path::{Path, PathBuf};
+
+use gantry_tests::net::{HOST4, OUTSIDE4, put_liar};
+use gantry_tests::{Gantry, Signal, Space, json_lines, wait_for};
+use rustix::process::{Pid, kill_process, test_kill_process};
+use serde_json::{Value, json};
+
+const FAILED: i32 = 125;
+
+/// Done by gantry itself, with no plugin anywhere; and by Debian's plugins.
+const WAYS: [&str; 2] = ["use-plugins = false\nplugin-dirs = []", "use-plugins = true"];
+
+/// Runs a test once each way, on a host of its own each time.
+fn each_way(test: impl Fn(&Space, &Gantry)) {
+    for way in WAYS {
+        let space = Space::new();
+        let g = Gantry::in_space(&space);
+        g.networks(way);
+        test(&space, &g);
+        g.remove_all();
+        let leases = leases(&g);
+        assert!(leases.is_empty(), "{way}: {leases:?}");
+        g.check_invariants();
+    }
+}
+
+/// Where Debian's host-local is to keep its leases.
+fn data_dir(g: &Gantry) -> PathBuf {
+    g.scratch().join("leases")
+}
+
+/// Its leases: files named after addresses.
+fn leases(g: &Gantry) -> Vec<PathBuf> {
+    let networks = std::fs::read_dir(data_dir(g)).into_iter().flatten().flatten();
+    let files = networks.flat_map(|dir| std::fs::read_dir(dir.path()).into_iter().flatten().flatten());
+    let names = files.map(|file| file.path());
+    names
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().parse::<std::net::IpAddr>().is_ok()))
+        .collect()
+}
+
+fn host_local(g: &Gantry, subnet: &str) -> Value {
+    json!({ "type": "host-local", "dataDir": data_dir(g), "ranges": [[{ "subnet": subnet }]],
+        "routes": [{ "dst": "0.0.0.0/0" }] })
+}
+
+fn portmap() -> Value {
+    json!({ "type": "portmap", "capabilities": { "portMappings": true }, "snat": true })
+}
+
+/// A pod reaches another, the outside, and is reached through a port of the host.
+fn all_ways_lead(space: &Space, g: &Gantry, net: &str, gateway: &str) {
+    let server = g.server(&[net, "-p", "8080:7000", "-p", "8080:7000/udp"], "7000");
+    let client = g.networked(&[net], &["sleep", "forever"]);
+    let (place, ip) = (g.place(&client), g.ip4(&server));
+    assert_eq!(place.gateway("-4").as_deref(), Some(gateway));
+    let _far = space.outside().serve(7002);
+    for protocol in ["tcp", "udp"] {
+        assert!(place.ask(protocol, &ip, 7000).starts_with(&format!("from {} ", g.ip4(&client))));
+        let _ = space.host().ask(protocol, &ip, 7000);
+        let masked = place.ask(protocol, OUTSIDE4, 7002);
+        assert!(masked.starts_with(&format!("from {HOST4} ")), "{masked}");
+        assert!(space.outside().ask(protocol, HOST4, 8080).contains(&format!(" to {ip} ")));
+        assert!(place.ask(protocol, HOST4, 8080).contains(&format!(" to {ip} ")));
+    }
+    assert!(space.host().ask("tcp", "127.0.0.1", 8080).contains(&format!(" to {ip} ")));
+}
+
+#[test]
+fn bridge_with_portmap() {
+    each_way(|space, g| {
+        let bridge = json!({ "type": "bridge", "bridge": "test0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+            "ipam": host_local(g, "10.51.0.0/24") });
+        g.conflist("test", &json!([bridge, portmap()]));
+        all_ways_lead(space, g, "--net=test", "10.51.0.1");
+        let attached = g.attached(g.list()[0]["id"].as_str().unwrap_or_default());
+        assert_eq!(attached[0]["name"], "test", "{attached:?}");
+    });
+}
+
+#[test]
+fn ptp_with_portmap() {
+    each_way(|space, g| {
+        let ptp = json!({ "type": "ptp", "ipMasq": true, "mtu": 1400, "ipam": host_local(g, "10.52.0.0/24") });
+        g.conflist("test", &json!([ptp, portmap()]));
+        all_ways_lead(space, g, "--net=test", "10.52.0.1");
+        let pod = g.list()[0]["id"].as_str().unwrap_or_default().to_owned();
+        let link = g.place(&pod).json("ip", &["-j", "link", "show", "dev", "eth0"]);
+        assert_eq!(link[0]["mtu"], 1400, "{link}");
+    });
+}
+
+#[test]
+fn macvlan_on_the_hosts_cable() {
+    each_way(|space, g| {
+        let range = json!({ "subnet": "192.0.2.0/24", "rangeStart": "192.0.2.50", "rangeEnd": "192.0.2.60", "gateway": OUTSIDE4 });
+        let ipam = json!({ "type": "host-local", "dataDir": data_dir(g), "ranges": [[range]], "routes": [{ "dst": "0.0.0.0/0" }] });
+        g.conflist("wire", &json!([{ "type": "macvlan", "master": "up0", "mode": "bridge", "ipam": ipam }]));
+        let (server, client) = (g.server(&["--net=wire"], "7000"), g.networked(&["--net=wire"], &["sleep", "forever"]));
+        let (ip, own) = (g.ip4(&server), g.ip4(&client));
+        assert!(ip.starts_with("192.0.2.5"), "{ip}");
+        let _far = space.outside().serve(7002);
+        assert!(g.place(&client).ask("tcp", &ip, 7000).starts_with(&format!("from {own} ")));
+        assert!(g.place(&client).ask("tcp", OUTSIDE4, 7002).starts_with(&format!("from {own} ")));
+        let _ = space.outside().ask("udp", &ip, 7000);
+    });
+}
+
+#[test]
+fn static_addresses() {
+    each_way(|space, g| {
+        let ipam = json!({ "type": "static", "addresses": [{ "address": "10.53.0.9/24", "gateway": "10.53.0.1" },
+            { "address": "fd00:53::9/64" }], "routes": [{ "dst": "198.51.100.0/24", "gw": "10.53.0.1" }] });
+        g.conflist(
+            "fixed",
+            &json!([{ "type": "bridge", "bridge": "fixed0", "isGateway": true, "ipam": ipam,
+            "dns": { "nameservers": ["10.53.0.53"], "search": ["static.test"] } }]),
+        );
+        let pod = g.server(&["--net=fixed"], "7000");
+        let place = g.place(&pod);
+        assert_eq!(place.addresses("eth0"), ["10.53.0.9/24", "fd00:53::9/64"]);
+        let routes = place.json("ip", &["-j", "route", "show", "198.51.100.0/24"]);
+        assert_eq!(routes[0]["gateway"], "10.53.0.1", "{routes}");
+        let _ = space.host().ask("tcp", "10.53.0.9", 7000);
+        let resolv = g.run(&["exec", &pod, "--", "/bin/app", "cat", "/etc/resolv.conf"]).ok();
+        let _ = resolv.says("nameserver 10.53.0.53").says("static.test");
+    });
+}
+
+#[test]
+fn what_a_network_says_of_its_cable_is_kept() {
+    each_way(|_, g| {
+        let bridge = json!({ "type": "bridge", "bridge": "tuned0", "isGateway": true, "mtu": 1300,
+            "ipam": host_local(g, "10.54.0.0/24") });
+        let tuning = json!({ "type": "tuning", "sysctl": { "net.ipv4.conf.IFNAME.arp_filter": "1" }, "mac": "0a:54:00:00:00:54" });
+        g.conflist("tuned", &json!([bridge, tuning]));
+        let pod = g.networked(&["--net=tuned"], &["sleep", "forever"]);
+        let place = g.place(&pod);
+        let link = place.json("ip", &["-j", "link", "show", "dev", "eth0"]);
+        assert_eq!((&link[0]["mtu"], &link[0]["address"]), (&json!(1300), &json!("0a:54:00:00:00:54")), "{link}");
+        assert_eq!(place.sh("cat /proc/sys/net/ipv4/conf/eth0/arp_filter"), "1\n");
+        assert_eq!(g.attached(&pod)[0]["mac"], "0a:54:00:00:00:54");
+    });
+}
+
+/// A gantry whose network `liar` behaves as it is told, beside the built-in ones.
+struct Liar {
+    _space: Space,
+    g: Gantry,
+    log: PathBuf,
+}
+
+impl Liar {
+    fn new(limit: &str) -> Self {
+        let space = Space::new();
+        let g = Gantry::in_space(&space);
+        let plugins = g.scratch().join("plugins");
+        put_liar(&plugins);
+        g.networks(&format!(
+            "plugin-dirs = [{:?}, \"/usr/lib/cni\"]\nplugin-timeout = \"{limit}\"",
+            plugins.display().to_string()
+        ));
+        let log = g.scratch().join("calls");
+        Self { _space: space, g, log }
+    }
+
+    /// Tells it how to behave.
+    fn behave(&self, version: &str, behave: &Value) {
+        // What was called earlier is of another try; nothing was called before the first.
+        let _ = std::fs::remove_file(&self.log);
+        let plugin = json!({ "type": "cni-liar", "behave": behave, "log": self.log,
+            "capabilities": { "portMappings": true, "ips": true } });
+        // Somebody has to make the interface.
+        let ipam = json!({ "type": "host-local", "dataDir": data_dir(&self.g), "subnet": "10.55.0.0/24" });
+        let bridge = json!({ "type": "bridge", "bridge": "liar0", "isGateway": true, "ipam": ipam });
+        let list = json!({ "cniVersion": version, "name": "liar", "plugins": [bridge, plugin] });
+        self.g.net_file("liar.conflist", &list.to_string());
+    }
+
+    fn calls(&self) -> Vec<Value> {
+        json_lines(&std::fs::read_to_string(&self.log).unwrap_or_default())
+    }
+
+    fn commands(&self) -> Vec<String> {
+        self.calls().iter().filter_map(|call| Some(call["command"].as_str()?.to_owned())).collect()
+    }
+
+    /// Puts a plugin in its place that does all it is asked, which is nothing.
+    fn reform(&self) {
+        let path = self.g.scratch().join("plugins/cni-liar");
+        let version = json!({ "cniVersion": "1.1.0", "supportedVersions": ["0.4.0", "1.0.0", "1.1.0"] });
+        let script = format!("#!/bin/sh\n[ \"$CNI_COMMAND\" != VERSION ] || echo '{version}'\n");
+        let runnable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        let there = std::fs::remove_file(&path).and_then(|()| std::fs::write(&path, script));
+        let there = there.and_then(|()| std::fs::set_permissions(&path, runnable));
+        assert!(there.is_ok(), "{there:?}");
+    }
+}
+
+#[test]
+fn when_a_network_fails_those_before_it_are_undone() {
+    let liar = Liar::new("10s");
+    let image = liar.g.fixture();
+    for how in ["fail", "fail-kindly", "crash", "abort", "garbage", "silent", "version", "index", "flood"] {
+        liar.behave("1.0.0", &json!({ "ADD": how }));
+        let run = ["run", "--net=default:IP=10.121.9.9,liar", "-p", "8080:80", &image, "--", "true"];
+        let out = liar.g.run(&run).exits(FAILED);
+        let _ = out.complains(&["liar"]);
+        assert!(liar.commands().contains(&"DEL".to_owned()), "{how}: {:?}", liar.commands());
+        liar.g.check_invariants();
+    }
+    liar.behave("1.0.0", &json!({ "ADD": "fail" }));
+    let _ = liar.g.run(&["run", "--net=liar", &image, "--", "true"]).exits(FAILED).complains(&["told to fail"]);
+    // The address and the port that were undone are free.
+    let pod = liar.g.networked(&["--net=default:IP=10.121.9.9", "-p", "8080:80"], &["sleep", "forever"]);
+    assert_eq!(liar.g.ip4(&pod), "10.121.9.9");
+}
+
+/// Waits until no process has this number.
+fn wait_dead(pid: &Value) {
+    let number = pid.as_i64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    let pid = number.unwrap_or_else(|| panic!("{pid} is no process id"));
+    wait_for(&format!("process {pid:?} to be killed"), || test_kill_process(pid).is_err().then_some(()));
+}
+
+#[test]
+fn a_plugin_that_hangs_is_killed_with_its_children() {
+    let liar = Liar::new("500ms");
+    let image = liar.g.fixture();
+    liar.behave("1.0.0", &json!({ "ADD": "hang" }));
+    let out = liar.g.run(&["run", "--net=default,liar", &image, "--", "true"]).exits(FAILED);
+    let _ = out.complains(&["liar"]);
+    let calls = liar.calls();
+    let add = calls.iter().find(|call| call["command"] == "ADD").unwrap_or_else(|| panic!("{calls:?}"));
+    wait_dead(&add["pid"]);
+    wait_dead(&add["child"]);
+    assert!(liar.commands().contains(&"DEL".to_owned()), "{calls:?}");
+    liar.g.check_invariants();
+}
+
+#[test]
+fn a_delete_that_fails_is_tried_again() {
+    let liar = Liar::new("500ms");
+    for how in ["fail", "hang", "crash"] {
+        put_liar(&liar.g.scratch().join("plugins"));
+        liar.behave("1.0.0", &json!({ "DEL": how }));
+        let pod = liar.g.networked(&["--net=default,liar"], &["sleep", "forever"]);
+        liar.g.run(&["stop", &pod]).succeeded();
+        // The pod is over all the same.
+        liar.g.wait_state(&pod, "exited");
+        let record = liar.g.dir().join("pods").join(&pod).join("network.json");
+        assert!(record.exists(), "{how}: what is left is not written down");
+        let doctor = liar.g.run(&["doctor"]);
+        assert!(format!("{doctor}").contains(&format!("{pod} is exited and may still have")), "{how}: {doctor}");
+        let _ = liar.g.run(&["gc", "--grace-period=0s"]);
+        assert!(record.exists(), "{how}: nobody knows what is left");
+        liar.reform();
+        let _ = liar.g.run(&["gc", "--grace-period=0s"]);
+        let _ = liar.g.run(&["gc", "--grace-period=0s"]).ok();
+        assert!(!record.exists());
+        liar.g.check_invariants();
+    }
+}
+
+#[test]
+fn plugins_get_what_the_specification_says() {
+    let liar = Liar::new("10s");
+    liar.behave("1.0.0", &json!({}));
+    let pod =
+        liar.g.networked(&["--net=liar:IP=10.55.0.5;K8S_POD_NAME=it", "-p", "8080:80/udp"], &["sleep", "forever"]);
+    let calls = liar.calls();
+    let add = calls.iter().find(|call| call["command"] == "ADD").unwrap_or_else(|| panic!("{calls:?}"));
+    let (env, config) = (&add["env"], &add["config"]);
+    assert_eq!((&env["CNI_CONTAINERID"], &env["CNI_IFNAME"]), (&json!(pod), &json!("eth0")));
+    let args = env["CNI_ARGS"].as_str().unwrap_or_default();
+    assert!(args.contains("IP=10.55.0.5") && args.contains("K8S_POD_NAME=it"), "{env}");
+    assert!(env["CNI_NETNS"].as_str().is_some_and(|path| path.starts_with("/proc/")), "{env}");
+    assert!(env["CNI_PATH"].as_str().is_some_and(|path| path.contains("/usr/lib/cni")), "{env}");
+    assert!(env.get("GANTRY_CONFIG").is_none() || env["GANTRY_CONFIG"].is_string());
+    assert_eq!((&config["name"], &config["cniVersion"]), (&json!("liar"), &json!("1.0.0")));
+    let mapping = &config["runtimeConfig"]["portMappings"][0];
+    assert_eq!(
+        (&mapping["hostPort"], &mapping["containerPort"], &mapping["protocol"]),
+        (&json!(8080), &json!(80), &json!("udp"))
+    );
+    assert!(config["runtimeConfig"]["ips"][0].as_str().is_some_and(|ip| ip.starts_with("10.55.0.5")), "{config}");
+    assert_eq!(config["prevResult"]["ips"][0]["address"], "10.55.0.5/24", "{config}");
+    assert_eq!(liar.g.attached(&pod)[0]["addresses"][0]["address"], "10.55.0.5");
+    liar.g.run(&["stop", &pod]).succeeded();
+    liar.g.wait_state(&pod, "exited");
+    let calls = liar.calls();
+    let del = calls.iter().find(|call| call["command"] == "DEL").unwrap_or_else(|| panic!("{calls:?}"));
+    // What the last plugin said, its own addition included.
+    assert_eq!(del["config"]["prevResult"]["ips"].as_array().map_or(0, Vec::len), 2, "{del}");
+    assert_eq!(del["config"]["runtimeConfig"]["portMappings"][0]["hostPort"], 8080, "{del}");
+    assert_eq!(liar.commands().iter().filter(|command| *command == "ADD").count(), 1);
+}
+
+#[test]
+fn a_network_that_is_not_ready_says_so_first() {
+    let liar = Liar::new("10s");
+    let image = liar.g.fixture();
+    liar.behave("1.1.0", &json!({ "STATUS": "fail" }));
+    let _ = liar.g.run(&["run", "--net=liar", &image, "--", "true"]).exits(FAILED).complains(&["liar", "told to fail"]);
+    assert!(!liar.commands().contains(&"ADD".to_owned()), "{:?}", liar.commands());
+}
+
+#[test]
+fn the_plugins_of_a_dead_supervisors_pod_are_told() {
+    let liar = Liar::new("10s");
+    liar.behave("1.1.0", &json!({}));
+    let (pod, other) = (
+        liar.g.networked(&["--net=default,liar"], &["sleep", "forever"]),
+        liar.g.networked(&["--net=liar"], &["sleep", "forever"]),
+    );
+    let pid = i32::try_from(liar.g.supervisor(&pod)).ok().and_then(Pid::from_raw);
+    assert!(kill_process(pid.unwrap_or_else(|| panic!("no process id")), Signal::KILL).is_ok());
+    liar.g.wait_state(&pod, "exited");
+    let calls = liar.calls();
+    let del = calls.iter().find(|call| call["command"] == "DEL").unwrap_or_else(|| panic!("{calls:?}"));
+    assert_eq!(del["env"]["CNI_CONTAINERID"], json!(pod), "{del}");
+    let _ = liar.g.run(&["gc"]).ok();
+    if let Some(gc) = liar.calls().iter().find(|call| call["command"] == "GC") {
+        let valid = gc["config"]["cni.dev/valid-attachments"].as_array().cloned().unwrap_or_default();
+        assert!(valid.iter().any(|it| it["containerID"] == json!(other)), "a live pod's attachment is collected: {gc}");
+    }
+}
+
+#[test]
+fn plugins_that_are_not_there_or_nowhere_else() {
+    let liar = Liar::new("10s");
+    let (g, image) = (&liar.g, liar.g.fixture());
+    for (name, kind, says) in
+        [("missing", "no-such-plugin", "no-such-plugin"), ("outside", "../../bin/true", "without a path")]
+    {
+        g.conflist(name, &json!([{ "type": kind }]));
+        let out = g.run(&["run", &format!("--net={name}"), &image, "--", "true"]).exits(FAILED);
+        let _ = out.complains(&[says]);
+        assert!(Path::new("/bin/true").exists());
+        std::fs::remove_file(g.scratch().join(format!("../net.d/{name}.conflist")))
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+}

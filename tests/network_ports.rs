@@ -1,0 +1,195 @@
+//! Ports of the host that lead to pods: who gets through to whom, and what is refused.
+
+use gantry_fixtures::{Image, Layer};
+use gantry_tests::net::{HOST4, HOST6, OUTSIDE4, OUTSIDE6};
+use gantry_tests::{Gantry, Space};
+
+const FAILED: i32 = 125;
+
+fn lab() -> (Space, Gantry) {
+    let space = Space::new();
+    let g = Gantry::in_space(&space);
+    (space, g)
+}
+
+#[test]
+fn everybody_reaches_a_published_port() {
+    let (space, g) = lab();
+    let server = g.server(&["-p", "8080:7000", "-p", "8080:7000/udp"], "7000");
+    let other = g.networked(&[], &["sleep", "forever"]);
+    let (host, outside) = (space.host(), space.outside());
+    let (itself, other_place) = (g.place(&server), g.place(&other));
+    for protocol in ["tcp", "udp"] {
+        for (address, from) in [(HOST4, OUTSIDE4), (HOST6, OUTSIDE6)] {
+            let seen = outside.ask(protocol, address, 8080);
+            assert!(seen.starts_with(&format!("from {from} ")), "the pod sees who asks: {seen}");
+            // From the host itself, from another pod, and from the pod that is asked.
+            for place in [host, &other_place, &itself] {
+                let _ = place.ask(protocol, address, 8080);
+            }
+        }
+        let _ = host.ask(protocol, "127.0.0.1", 8080);
+        let _ = host.ask(protocol, "127.8.8.8", 8080);
+        let _ = other_place.ask(protocol, "10.121.0.1", 8080);
+        let _ = itself.ask(protocol, "fd67:616e:7472:7900::1", 8080);
+        // Nobody else's port, and no other one.
+        outside.ask_in_vain(protocol, HOST4, 8081);
+        outside.ask_in_vain(protocol, HOST4, 7000);
+    }
+    // What only passes through the host is not touched, whatever its port.
+    let _far = outside.serve(8080);
+    assert!(other_place.ask("tcp", OUTSIDE4, 8080).starts_with(&format!("from {HOST4} to {OUTSIDE4}")));
+}
+
+#[test]
+fn a_port_on_one_address_of_the_host() {
+    let (space, g) = lab();
+    space.host().batch("addr add 192.0.2.7/24 dev up0\naddr add 2001:db8::7/64 dev up0 nodad\n");
+    let four = g.server(&["-p", "192.0.2.7:8080:7000", "-p", "[2001:db8::7]:8080:7000"], "7000");
+    let outside = space.outside();
+    for (right, wrong, own) in [("192.0.2.7", HOST4, g.ip4(&four)), ("2001:db8::7", HOST6, g.ip6(&four))] {
+        assert!(outside.ask("tcp", right, 8080).contains(&format!(" to {own} ")));
+        outside.ask_in_vain("tcp", wrong, 8080);
+    }
+    space.host().ask_in_vain("tcp", "127.0.0.1", 8080);
+    // The other addresses are free for others.
+    let other = g.server(&[&format!("--port={HOST4}:8080:7000")], "7000");
+    assert!(outside.ask("tcp", HOST4, 8080).contains(&format!(" to {} ", g.ip4(&other))));
+    // Loopback alone: nobody from outside.
+    let third = g.server(&["-p", "127.0.0.1:8082:7000"], "7000");
+    assert!(space.host().ask("tcp", "127.0.0.1", 8082).contains(&format!(" to {} ", g.ip4(&third))));
+    outside.ask_in_vain("tcp", HOST4, 8082);
+    let image = g.fixture();
+    let _ =
+        g.run(&["run", "-p", "203.0.113.9:8083:7000", &image, "--", "true"]).exits(FAILED).complains(&["203.0.113.9"]);
+}
+
+#[test]
+fn ranges_of_ports() {
+    let (space, g) = lab();
+    let pod = g.networked(&["-p", "9000-9002:7000-7002"], &["seq", "serve-echo", "7002"]);
+    g.wait_log(&pod, "listening");
+    let _ = space.outside().ask("tcp", HOST4, 9002);
+    let _ = space.outside().ask("tcp", HOST6, 9002);
+    space.outside().ask_in_vain("tcp", HOST4, 9001);
+    let image = g.fixture();
+    for (port, says) in [
+        ("9100-9102:7000-7001", "9100"),
+        ("0:80", "0"),
+        ("65536:80", "65536"),
+        ("80:0", "0"),
+        ("80:80/icmp", "icmp"),
+        ("65530-65540:1-11", "65540"),
+        ("nonsense", "nonsense"),
+        ("1.2.3:80:80", "1.2.3"),
+        ("9000:", "not a port"),
+    ] {
+        let out = g.run(&["run", "-p", port, &image, "--", "true"]);
+        assert!(out.code == FAILED || out.code == 2, "{port}: {out}");
+        let _ = out.complains(&[says]);
+    }
+}
+
+#[test]
+fn a_port_that_is_taken() {
+    let (space, g) = lab();
+    let image = g.fixture();
+    let first = g.server(&["-p", "8080:7000"], "7000");
+    let taken = g.run(&["run", "-p", "8080:7000", &image, "--", "true"]).exits(FAILED);
+    let _ = taken.complains(&["8080", "tcp"]);
+    // Another protocol is another port.
+    let second = g.server(&["-p", "8080:7000/udp"], "7000");
+    assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&first)));
+    assert!(space.outside().ask("udp", HOST4, 8080).contains(&g.ip4(&second)));
+    // One within a range.
+    let _ = g.run(&["run", "-p", "8079-8081:1-3", &image, "--", "true"]).exits(FAILED).complains(&["8080"]);
+    // Twice in one pod.
+    let twice = g.run(&["run", "-p", "8090:1", "-p", "8090:2", &image, "--", "true"]);
+    assert!(twice.code != 0, "{twice}");
+    let _ = twice.complains(&["8090"]);
+    // By a process of the host: it keeps it.
+    let server = space.host().serve(8088);
+    for port in ["8088:7000", "8088:7000/udp"] {
+        let _ = g.run(&["run", "-p", port, &image, "--", "true"]).exits(FAILED).complains(&["8088"]);
+    }
+    assert!(space.outside().ask("tcp", HOST4, 8088).contains(&format!(" to {HOST4} ")));
+    drop(server);
+    let third = g.server(&["-p", "8088:7000"], "7000");
+    assert!(space.outside().ask("tcp", HOST4, 8088).contains(&g.ip4(&third)));
+    // And nobody of the host takes it meanwhile.
+    let bind = space.host().run("python3", &["-c", "import socket; socket.create_server(('0.0.0.0', 8088))"]);
+    assert_ne!(bind.code, 0, "the port of a pod was given to a process of the host");
+    // When the pod is over, its port is free, for pods and for others.
+    for pod in [&first, &second] {
+        g.run(&["stop", pod]).succeeded();
+        g.wait_state(pod, "exited");
+    }
+    let server = space.host().serve_at(8080, HOST4);
+    assert!(space.outside().ask("tcp", HOST4, 8080).contains(&format!(" to {HOST4} ")));
+    drop(server);
+    let again = g.server(&["-p", "8080:7000"], "7000");
+    assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&again)));
+}
+
+#[test]
+fn ports_that_images_declare() {
+    let (space, g) = lab();
+    // The standard image declares 8080/tcp.
+    let pod = g.server(&["--port=8080-tcp:80"], "8080");
+    assert!(space.outside().ask("tcp", HOST4, 80).contains(&g.ip4(&pod)));
+    let bound = g.server(&[&format!("--port=8080-tcp:{HOST4}:81")], "8080");
+    assert!(space.outside().ask("tcp", HOST4, 81).contains(&g.ip4(&bound)));
+    let image = g.fixture();
+    let _ = g.run(&["run", "--port=http:82", &image, "--", "true"]).exits(FAILED).complains(&["http", "8080-tcp"]);
+    let two = ["run", "--port=8080-tcp:83", &image, "--name=a", "--", "true", "---", &image, "--name=b", "--", "true"];
+    let _ = g.run(&two).exits(FAILED).complains(&["8080-tcp"]);
+    let app = Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755);
+    let declared = Image::builder().layer(app).entrypoint(&["/bin/app"]).port("53/udp").port("99").build();
+    let image = g.import("declared", &declared.unwrap_or_else(|error| panic!("{error}")));
+    let flags = ["run", "-d", "--port=53-udp:5353", "--port=99-tcp:5354", &image, "--", "serve-echo", "53"];
+    let pod = gantry_tests::pod_id(&g.run(&flags).ok());
+    g.wait_log(&pod, "listening");
+    assert!(space.outside().ask("udp", HOST4, 5353).contains(&g.ip4(&pod)));
+    assert_eq!(g.attached(&pod)[0]["ports"].as_array().map_or(0, Vec::len), 2);
+}
+
+#[test]
+fn ports_need_a_network_that_forwards_them() {
+    let (space, g) = lab();
+    let image = g.fixture();
+    for net in ["--net=none", "--net=host"] {
+        let out = g.run(&["run", net, "-p", "8080:80", &image, "--", "true"]);
+        assert_ne!(out.code, 0, "{out}");
+        let _ = out.complains(&["--port"]);
+    }
+    let ipam = serde_json::json!({ "type": "host-local", "subnet": "10.41.0.0/24" });
+    let plain = serde_json::json!([{ "type": "bridge", "bridge": "plain0", "isGateway": true, "ipam": ipam }]);
+    g.conflist("plain", &plain);
+    let _ = g.run(&["run", "--net=plain", "-p", "8080:80", &image, "--", "true"]).exits(FAILED).complains(&["port"]);
+    // Beside one that does, it is that one's, wherever it stands.
+    let pod = g.server(&["--net=plain,default", "-p", "8080:7000"], "7000");
+    let _ = space.host().ask("tcp", "127.0.0.1", 8080);
+    let attached = g.attached(&pod);
+    let ports = |at: usize| attached[at]["ports"].as_array().map_or(0, Vec::len);
+    assert_eq!((ports(0), ports(1)), (0, 1), "{attached:?}");
+    // A restricted network forwards, too, though nothing else leads in.
+    let restricted = g.server(&["--net=default-restricted", "-p", "8081:7000"], "7000");
+    assert!(space.host().ask("tcp", HOST4, 8081).contains(&g.ip4(&restricted)));
+}
+
+#[test]
+fn a_flow_of_datagrams_follows_the_port_to_the_next_pod() {
+    let (space, g) = lab();
+    let first = g.server(&["-p", "8053:7000/udp"], "7000");
+    assert!(space.outside().ask_from("udp", HOST4, 8053, 40053).contains(&g.ip4(&first)));
+    g.run(&["stop", &first]).succeeded();
+    g.wait_state(&first, "exited");
+    let second = g.server(&["-p", "8053:7000/udp"], "7000");
+    assert!(space.outside().ask_from("udp", HOST4, 8053, 40053).contains(&g.ip4(&second)));
+    // One to the host itself, before there is a pod.
+    let host = space.host().serve_at(8054, HOST4);
+    assert!(space.outside().ask_from("udp", HOST4, 8054, 40054).contains(&format!(" to {HOST4} ")));
+    drop(host);
+    let third = g.server(&["-p", "8054:7000/udp"], "7000");
+    assert!(space.outside().ask_from("udp", HOST4, 8054, 40054).contains(&g.ip4(&third)));
+}
