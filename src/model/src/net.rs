@@ -245,6 +245,28 @@ impl Protocol {
             Self::Sctp => "sctp",
         }
     }
+
+    /// Its number in IP (RFC 790 and its successors).
+    #[must_use]
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+
+    /// The one of this number.
+    #[must_use]
+    pub fn of_number(number: u8) -> Option<Self> {
+        [Self::Tcp, Self::Udp, Self::Sctp].into_iter().find(|protocol| protocol.number() == number)
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
 }
 
 impl FromStr for Protocol {

@@ -19,3 +19,12 @@ pub mod netlink;
 pub mod nft;
 pub mod plugin;
 pub mod pod;
+
+/// `Ok` without errors, the error itself when there is one, and `several` of them as one.
+pub(crate) fn all_of<E>(mut errors: Vec<E>, several: impl FnOnce(Vec<E>) -> E) -> Result<(), E> {
+    match errors.len() {
+        0 => Ok(()),
+        1 => errors.pop().map_or(Ok(()), Err),
+        _ => Err(several(errors)),
+    }
+}

@@ -14,9 +14,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use super::Protocol;
 use super::error::{Error, Result};
 use super::kept;
-use super::state::{Forward, HostPort, Protocol};
+use super::state::{Forward, HostPort};
 use super::wire::FIXED;
 use crate::netlink::channel::Channel;
 use crate::netlink::family::{address, family};

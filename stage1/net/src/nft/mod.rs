@@ -61,11 +61,12 @@ mod wire;
 pub use crate::address::Prefix;
 pub use channel::socket;
 pub use error::{Error, Result};
+pub use gantry_model::net::Protocol;
 pub use monitor::{Change, Monitor, Part};
 pub use read::Found;
 pub use state::{
     Access, Entries, Forward, Guard, HostPort, Interface, NETWORKS_LIMIT, Network, PORTS_LIMIT, PREFIXES_LIMIT,
-    Protocol, RANGE_LIMIT, State,
+    RANGE_LIMIT, State,
 };
 pub use table::Table;
 

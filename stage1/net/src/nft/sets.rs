@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use super::Protocol;
 use super::family::Family;
-use super::state::{Access, Forward, Guard, HostPort, Interface, Network, Protocol, State};
+use super::state::{Access, Forward, Guard, HostPort, Interface, Network, State};
 use crate::address::Prefix;
 use crate::netlink::Mac;
 

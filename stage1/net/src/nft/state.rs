@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use gantry_model::net::Protocol;
+
 use super::error::{Error, Result};
 use crate::address::Prefix;
 use crate::config::is_interface_name;
@@ -79,17 +81,6 @@ pub enum Access {
     Restricted,
 }
 
-/// A transport protocol with ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Protocol {
-    /// RFC 9293.
-    Tcp,
-    /// RFC 768.
-    Udp,
-    /// RFC 9260.
-    Sctp,
-}
-
 /// A port of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostPort {
@@ -110,32 +101,6 @@ pub struct Forward {
     /// Whose it is (a pod's UUID), for messages, and so that nobody removes another's port: up to 100 of the letters, digits and
     /// `._:/@-`.
     pub owner: String,
-}
-
-impl Protocol {
-    /// Its number in IP.
-    #[must_use]
-    pub fn number(self) -> u8 {
-        match self {
-            Self::Tcp => 6,
-            Self::Udp => 17,
-            Self::Sctp => 132,
-        }
-    }
-
-    pub(super) fn of_number(number: u8) -> Option<Self> {
-        [Self::Tcp, Self::Udp, Self::Sctp].into_iter().find(|protocol| protocol.number() == number)
-    }
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Sctp => "sctp",
-        })
-    }
 }
 
 impl fmt::Display for HostPort {

@@ -153,15 +153,8 @@ impl PluginError {
     }
 
     /// `Ok` without errors, the error itself when there is one.
-    pub(super) fn all(mut errors: Vec<Self>) -> Result<(), Self> {
-        match (errors.pop(), errors.is_empty()) {
-            (None, _) => Ok(()),
-            (Some(only), true) => Err(only),
-            (Some(last), false) => {
-                errors.push(last);
-                Err(Self::Several(errors))
-            }
-        }
+    pub(super) fn all(errors: Vec<Self>) -> Result<(), Self> {
+        crate::all_of(errors, Self::Several)
     }
 }
 

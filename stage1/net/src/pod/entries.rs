@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use crate::address::Cidr;
-use crate::nft::{self, Access, Forward, Guard, HostPort, Interface, Protocol, State};
+use crate::nft::{self, Access, Forward, Guard, HostPort, Interface, State};
 
 /// What a record has of [`State`]. Whose the ports are is the record's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ impl Written {
             state.interfaces.insert(name.clone(), Interface { network, addresses, access: it.access.into() });
         }
         for it in &self.ports {
-            let first = HostPort { address: it.address, protocol: protocol(it.protocol), port: it.port };
+            let first = HostPort { address: it.address, protocol: it.protocol.into(), port: it.port };
             state.forward(first, it.count, it.to, owner).map_err(|error| error.to_string())?;
         }
         for (name, it) in &self.guards {
@@ -106,7 +106,7 @@ fn ranges(state: &State) -> Vec<WrittenPorts> {
     for (port, Forward { to, .. }) in &state.ports {
         if let Some(last) = all.last_mut()
             && last.count < nft::RANGE_LIMIT
-            && (last.address, nft_protocol(last.protocol)) == (port.address, port.protocol)
+            && (last.address, last.protocol.into()) == (port.address, port.protocol)
             && last.to.ip() == to.ip()
             && last.port.checked_add(last.count) == Some(port.port)
             && last.to.port().checked_add(last.count) == Some(to.port())
@@ -114,31 +114,10 @@ fn ranges(state: &State) -> Vec<WrittenPorts> {
             last.count += 1;
             continue;
         }
-        let protocol = contract_protocol(port.protocol);
+        let protocol = port.protocol.into();
         all.push(WrittenPorts { address: port.address, protocol, port: port.port, to: *to, count: 1 });
     }
     all
-}
-
-/// As the table calls a protocol.
-pub(super) fn protocol(protocol: gantry_contract::plan::Protocol) -> Protocol {
-    nft_protocol(protocol)
-}
-
-fn nft_protocol(protocol: gantry_contract::plan::Protocol) -> Protocol {
-    match protocol {
-        gantry_contract::plan::Protocol::Tcp => Protocol::Tcp,
-        gantry_contract::plan::Protocol::Udp => Protocol::Udp,
-        gantry_contract::plan::Protocol::Sctp => Protocol::Sctp,
-    }
-}
-
-fn contract_protocol(protocol: Protocol) -> gantry_contract::plan::Protocol {
-    match protocol {
-        Protocol::Tcp => gantry_contract::plan::Protocol::Tcp,
-        Protocol::Udp => gantry_contract::plan::Protocol::Udp,
-        Protocol::Sctp => gantry_contract::plan::Protocol::Sctp,
-    }
 }
 
 impl From<Access> for WrittenAccess {
@@ -217,7 +196,7 @@ mod tests {
     use crate::netlink::Mac;
 
     fn host_port(port: u16) -> HostPort {
-        HostPort { address: [0, 0, 0, 0].into(), protocol: Protocol::Udp, port }
+        HostPort { address: [0, 0, 0, 0].into(), protocol: nft::Protocol::Udp, port }
     }
 
     fn state() -> State {
@@ -232,7 +211,7 @@ mod tests {
         }
         let to = "10.1.0.2:70".parse().unwrap();
         state.forward(host_port(8000), 1000, to, "pod-1").unwrap();
-        state.forward(HostPort { protocol: Protocol::Tcp, ..host_port(9) }, 1, to, "pod-1").unwrap();
+        state.forward(HostPort { protocol: nft::Protocol::Tcp, ..host_port(9) }, 1, to, "pod-1").unwrap();
         let v6 = HostPort { address: "::".parse().unwrap(), ..host_port(9000) };
         state.forward(v6, 1, "[fd00::2]:80".parse().unwrap(), "pod-1").unwrap();
         let addresses = [[10, 1, 0, 2].into()].into();

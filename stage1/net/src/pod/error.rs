@@ -197,15 +197,8 @@ pub enum NetworkError {
 
 impl NetworkError {
     /// `Ok` without errors, the error itself when there is one.
-    pub(super) fn of_all(mut errors: Vec<Self>) -> Result<()> {
-        match (errors.pop(), errors.is_empty()) {
-            (None, _) => Ok(()),
-            (Some(only), true) => Err(only),
-            (Some(last), false) => {
-                errors.push(last);
-                Err(Self::Several(errors))
-            }
-        }
+    pub(super) fn of_all(errors: Vec<Self>) -> Result<()> {
+        crate::all_of(errors, Self::Several)
     }
 
     pub(super) fn file(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {

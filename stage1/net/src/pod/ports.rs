@@ -130,5 +130,5 @@ fn refused(errno: Errno, address: IpAddr, number: u16, port: &Port) -> NetworkEr
 
 pub(super) fn shown(port: &Port, number: u16) -> String {
     let address = port.host_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
-    HostPort { address, protocol: super::entries::protocol(port.protocol), port: number }.to_string()
+    HostPort { address, protocol: port.protocol.into(), port: number }.to_string()
 }

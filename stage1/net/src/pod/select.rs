@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use gantry_contract::network::Host;
-use gantry_contract::plan::{Networks, Port, Protocol, Wanted};
+use gantry_contract::plan::{Networks, Port, Wanted};
 use gantry_model::net::MAX_NETWORKS;
 use serde_json::{Map, Value, json};
 
@@ -230,11 +230,7 @@ fn mappings(port: &Port) -> impl Iterator<Item = Value> + '_ {
         let mut mapping = json!({
             "hostPort": port.host_port.saturating_add(offset),
             "containerPort": port.pod_port.saturating_add(offset),
-            "protocol": match port.protocol {
-                Protocol::Tcp => "tcp",
-                Protocol::Udp => "udp",
-                Protocol::Sctp => "sctp",
-            },
+            "protocol": gantry_model::net::Protocol::from(port.protocol).as_str(),
         });
         if let (Some(address), Some(object)) = (port.host_ip, mapping.as_object_mut()) {
             object.insert("hostIP".into(), address.to_string().into());

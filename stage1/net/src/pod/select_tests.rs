@@ -18,7 +18,7 @@ fn choices(networks: &[(&str, &str)]) -> Vec<Choice> {
 }
 
 fn port() -> Port {
-    Port { host_ip: None, host_port: 8000, pod_port: 80, count: 2, protocol: Protocol::Udp }
+    Port { host_ip: None, host_port: 8000, pod_port: 80, count: 2, protocol: gantry_contract::plan::Protocol::Udp }
 }
 
 const PORTMAP: &str = r#"{"type":"portmap","capabilities":{"portMappings":true}}"#;
