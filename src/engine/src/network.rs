@@ -60,7 +60,7 @@ pub enum NetworkError {
     /// It ended without an answer.
     #[error(
         "cannot {what}: gantry-stage1 ended without an answer{}",
-        if .stderr.is_empty() { String::new() } else { format!("; it wrote: {}", .stderr) }
+        supervisor::said(.stderr)
     )]
     Silent {
         /// What was attempted.
@@ -107,11 +107,7 @@ impl Kind for NetworkError {
             Self::Failed { kind, .. } => *kind,
             Self::Silent { .. } | Self::Garbled { .. } => ErrorKind::Internal,
             Self::TimedOut { .. } => ErrorKind::TimedOut,
-            Self::Io { source, .. } => match ErrorKind::of_io(source) {
-                // What is missing is a part of the program, and not what was asked about.
-                ErrorKind::NotFound => ErrorKind::Unavailable,
-                other => other,
-            },
+            Self::Io { source, .. } => supervisor::kind_of_own(source),
         }
     }
 }
@@ -149,7 +145,7 @@ impl Engine {
     /// The name of our nftables tables, for who watches them.
     #[must_use]
     pub fn network_table(&self) -> String {
-        self.network_host().table
+        plan_net::table(self.store.layout().root())
     }
 
     /// Makes our tables hold what the running pods need, whoever has changed them. Does nothing where no pod ever had a
@@ -232,7 +228,7 @@ impl Engine {
 
     /// Whether a pod of this gantry ever had a network.
     fn has_networks(&self) -> bool {
-        std::path::Path::new(&self.network_host().state_dir).exists()
+        self.store.layout().net_dir().exists()
     }
 
     /// How long plugins may take together.

@@ -100,7 +100,7 @@ pub(crate) fn host(options: &NetworkOptions, layout: &Layout) -> network::Host {
 }
 
 /// The name of the nftables tables of a data directory: several gantries of one host each have their own.
-fn table(dir: &Path) -> String {
+pub(crate) fn table(dir: &Path) -> String {
     if dir == Path::new(DEFAULT_DIR) {
         return TABLE.to_owned();
     }

@@ -117,11 +117,7 @@ impl Kind for SupervisorError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Missing { .. } => ErrorKind::Unavailable,
-            Self::Spawn { source, .. } | Self::Io { source, .. } => match ErrorKind::of_io(source) {
-                // A missing interpreter must not look like a missing pod.
-                ErrorKind::NotFound => ErrorKind::Unavailable,
-                other => other,
-            },
+            Self::Spawn { source, .. } | Self::Io { source, .. } => kind_of_own(source),
             Self::Failed { kind, .. } => *kind,
             Self::Silent { .. } | Self::Garbled { .. } => ErrorKind::Internal,
             Self::TimedOut { .. } => ErrorKind::TimedOut,
@@ -130,7 +126,17 @@ impl Kind for SupervisorError {
     }
 }
 
-fn said(stderr: &str) -> String {
+/// The kind of what the system says of our own programs and files.
+pub(crate) fn kind_of_own(source: &io::Error) -> ErrorKind {
+    match ErrorKind::of_io(source) {
+        // What is missing is a part of gantry (or its interpreter), and must not look like a missing pod.
+        ErrorKind::NotFound => ErrorKind::Unavailable,
+        other => other,
+    }
+}
+
+/// What a program wrote to stderr, as the end of a message.
+pub(crate) fn said(stderr: &str) -> String {
     if stderr.is_empty() { String::new() } else { format!("; it wrote: {stderr}") }
 }
 
