@@ -6,23 +6,15 @@ use crate::context::{self, Context, Pods};
 use crate::exit::{self, Asking};
 use crate::failure::Failure;
 use crate::render::pod::Document;
-use crate::render::{Form, json};
+use crate::render::{Form, Indented, json};
 
 /// Arguments of `inspect`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Inspect {
     #[command(flatten)]
     pods: Pods,
-    /// Form of the answer; indented unless it says otherwise
-    #[arg(
-        short = 'o',
-        long = "output",
-        alias = "format",
-        value_enum,
-        default_value = "json-pretty",
-        value_name = "FORM"
-    )]
-    form: Form,
+    #[command(flatten)]
+    output: Indented,
 }
 
 /// The fields of `status -o json`, and the engine's beside them.
@@ -42,7 +34,7 @@ pub(crate) fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> 
         let view = engine.status(id)?;
         let networks = view.row.networks.read()?;
         let document = Whole { pod: Document::spread(&view.row, &networks), more: engine.inspect(id)? };
-        json::to_stdout(|out| json::document(out, args.form, &document))?;
+        json::to_stdout(|out| json::document(out, args.output.form, &document))?;
         Ok(exit::OK)
     })
 }

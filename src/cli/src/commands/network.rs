@@ -11,7 +11,7 @@ use crate::context::{self, Context};
 use crate::exit::{self, Asking};
 use crate::failure::Failure;
 use crate::render::table::Table;
-use crate::render::{Form, json, network};
+use crate::render::{Form, Indented, json, network};
 
 /// What can be done with networks.
 #[derive(Debug, clap::Subcommand)]
@@ -54,16 +54,8 @@ pub(crate) struct Inspect {
     /// Names of networks
     #[arg(value_name = "NETWORK", required = true)]
     networks: Vec<String>,
-    /// Form of the answer; indented unless it says otherwise
-    #[arg(
-        short = 'o',
-        long = "output",
-        alias = "format",
-        value_enum,
-        default_value = "json-pretty",
-        value_name = "FORM"
-    )]
-    form: Form,
+    #[command(flatten)]
+    output: Indented,
 }
 
 /// A network as JSON. The names of the fields are a promise.
@@ -167,7 +159,7 @@ fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
     Ok(context::each(&args.networks, context.globals.debug, Asking::Existence, &mut |name| {
         let network = engine.network(name)?;
         let pods = got(&network);
-        json::to_stdout(|out| json::document(out, args.form, &Document::of(&network, &pods)))?;
+        json::to_stdout(|out| json::document(out, args.output.form, &Document::of(&network, &pods)))?;
         Ok(exit::OK)
     }))
 }

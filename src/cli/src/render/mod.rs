@@ -26,6 +26,21 @@ pub(crate) enum Form {
     JsonPretty,
 }
 
+/// The flag of commands that show everything of something.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Indented {
+    /// Form of the answer; indented unless it says otherwise
+    #[arg(
+        short = 'o',
+        long = "output",
+        alias = "format",
+        value_enum,
+        default_value = "json-pretty",
+        value_name = "FORM"
+    )]
+    pub(crate) form: Form,
+}
+
 /// Flags of commands that list.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Output {
