@@ -71,14 +71,7 @@ fn run_dies_at_any_moment() {
         run.signal(Signal::KILL);
         let _ = run.wait();
         // Whatever there is must be told as what it is, and be removable.
-        for pod in g.list() {
-            let id = pod["id"].as_str().unwrap_or_default();
-            // A supervisor that is still starting the pod is "preparing"; it becomes one of these by itself.
-            wait_for("the pod to be something", || {
-                let phase = g.status(id)["phase"].clone();
-                ["aborted-prepare", "prepared", "running", "exited"].iter().any(|p| phase == *p).then_some(())
-            });
-        }
+        g.wait_settled();
         g.check_invariants();
         g.remove_all();
         assert_eq!(g.list().len(), 0);

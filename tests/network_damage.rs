@@ -175,13 +175,7 @@ fn run_dies_at_any_moment() {
         wait_for("the moment", || (begin.elapsed() >= whole * step / MOMENTS).then_some(()));
         run.signal(Signal::KILL);
         let _ = run.wait();
-        for pod in g.list() {
-            let id = pod["id"].as_str().unwrap_or_default();
-            wait_for("the pod to be something", || {
-                let phase = g.status(id)["phase"].clone();
-                ["aborted-prepare", "prepared", "running", "exited"].iter().any(|p| phase == *p).then_some(())
-            });
-        }
+        g.wait_settled();
         g.remove_all();
         g.check_invariants();
     }

@@ -405,6 +405,21 @@ impl Gantry {
         number(&app(&self.status(pod), name)["pid"], "pid")
     }
 
+    /// Waits until each pod is told as what can be removed or ended: one that a supervisor still starts becomes that by itself.
+    ///
+    /// # Panics
+    /// When it takes too long.
+    #[track_caller]
+    pub fn wait_settled(&self) {
+        for pod in self.list() {
+            let id = pod["id"].as_str().unwrap_or_default();
+            wait_for("the pod to be something", || {
+                let phase = self.status(id)["phase"].clone();
+                ["aborted-prepare", "prepared", "running", "exited"].iter().any(|p| phase == *p).then_some(())
+            });
+        }
+    }
+
     /// Kills and removes every pod, as a user would.
     #[track_caller]
     pub fn remove_all(&self) {
