@@ -12,14 +12,23 @@ import time
 
 
 def plugin(directory, environment, config):
-    """Runs one plugin; what it says and how long it took."""
+    """Runs one plugin; what it says and how long it took. Spawned as cheaply as it can be: what Python adds is not the plugin's."""
+    files = []
+    for name, text in (("config", json.dumps(config).encode()), ("answer", b""), ("complaint", b"")):
+        files.append(os.memfd_create(name))
+        os.write(files[-1], text)
+        os.lseek(files[-1], 0, os.SEEK_SET)
+    path = os.path.join(directory, config["type"])
+    actions = [(os.POSIX_SPAWN_DUP2, file, number) for number, file in enumerate(files)]
     begin = time.monotonic_ns()
-    done = subprocess.run([os.path.join(directory, config["type"])], input=json.dumps(config).encode(),
-                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+    _, status = os.waitpid(os.posix_spawn(path, [path], environment, file_actions=actions), 0)
     took = time.monotonic_ns() - begin
-    if done.returncode != 0:
-        sys.exit(f"{config['type']} {environment['CNI_COMMAND']}: {done.stdout.decode()} {done.stderr.decode()}")
-    return json.loads(done.stdout) if done.stdout.strip() else None, took
+    said = [os.pread(file, os.fstat(file).st_size, 0) for file in files]
+    for file in files:
+        os.close(file)
+    if status != 0:
+        sys.exit(f"{config['type']} {environment['CNI_COMMAND']}: {said[1].decode()} {said[2].decode()}")
+    return json.loads(said[1]) if said[1].strip() else None, took
 
 
 def main():
