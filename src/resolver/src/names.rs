@@ -70,10 +70,12 @@ impl Pod {
     }
 }
 
-/// Whether this is told of as a name. `localhost` is everybody's own (RFC 6761 section 6.3).
+/// Whether this is told of as a name (RFC 1123 section 2.1; an underscore is in use nevertheless). `localhost` is everybody's
+/// own (RFC 6761 section 6.3).
 fn is_label(text: &str) -> bool {
     let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
-    (1..=LONGEST_LABEL).contains(&text.len()) && plain && text != "localhost"
+    let ends = text.starts_with('-') || text.ends_with('-');
+    (1..=LONGEST_LABEL).contains(&text.len()) && plain && !ends && text != "localhost"
 }
 
 /// The names of one network.

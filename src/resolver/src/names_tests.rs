@@ -140,6 +140,12 @@ fn one_name_has_so_many_addresses_at_most() {
     assert!(matches!(zone.find(&name("gantry-599.")), Found::Pod([_])));
 }
 
+#[test]
+fn a_hyphen_neither_begins_nor_ends_a_name() {
+    let said = ["-", "-web", "web-", "w-b", "web"].map(is_label);
+    assert_eq!(said, [false, false, false, true, true]);
+}
+
 proptest! {
     #[test]
     fn a_subnet_has_what_begins_like_it(a: u32, b: u32, length in 0u8..=40) {
