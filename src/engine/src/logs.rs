@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gantry_model::{AppName, ErrorKind, Kind, PodId, Timestamp};
+use gantry_model::{AppName, AppState, ErrorKind, Kind, PodId, Timestamp};
 use rustix::fs::inotify;
 use thiserror::Error;
 
@@ -139,7 +139,9 @@ impl Engine {
             match pulled {
                 Pulled::More => {}
                 Pulled::End => return Ok(()),
-                Pulled::Dry => waiting.more(&reader).map_err(PodError::io("wait for changes in", self.pod_dir(id)))?,
+                Pulled::Dry => waiting
+                    .more(&reader, || self.writers(id))
+                    .map_err(PodError::io("wait for changes in", self.pod_dir(id)))?,
                 Pulled::Waiting => match self.wait_ready(id, reader.wait_at_most()) {
                     // Removed without having run: the reader will see.
                     Ok(_) | Err(PodError::NotFound(_)) => {}
@@ -148,23 +150,33 @@ impl Engine {
             }
         }
     }
+
+    /// The main processes of the pod's apps that run. One that cannot be watched is missing.
+    fn writers(&self, id: PodId) -> Vec<OwnedFd> {
+        let apps = self.store.pod(id).ok().flatten().map(|row| row.apps).unwrap_or_default();
+        // Its number may be another's by now. Then that is waited for, and the end of the supervisor ends it.
+        let pid = |state: &AppState| match state {
+            AppState::Started { pid, .. } => Some(*pid),
+            _ => None,
+        };
+        apps.iter().filter_map(|app| process::open_pid(pid(&app.state)?)).collect()
+    }
 }
 
 /// Waiting for more.
 ///
 /// Letting go of a watch costs the kernel's grace period of some 10 ms, at the very end of a `run`: an app that is soon over
-/// is looked at a few times instead.
+/// is looked at a few times instead. After the last app's end there is no watch either: it is let go of while the supervisor
+/// takes the pod's networks away.
 struct Waiting {
     watch: Option<Watch>,
     pause: Duration,
 }
 
 impl Waiting {
-    /// Waits until there may be more.
-    fn more(&mut self, reader: &LogReader) -> io::Result<()> {
-        let supervisor = reader.supervisor();
-        let fds =
-            supervisor.into_iter().chain(self.watch.as_ref().and_then(|watch| watch.fd.as_ref().map(AsFd::as_fd)));
+    /// Waits until there may be more. `writers`: the processes that may write.
+    fn more(&mut self, reader: &LogReader, writers: impl FnOnce() -> Vec<OwnedFd>) -> io::Result<()> {
+        let fds = reader.supervisor().into_iter().chain(self.watch.iter().flat_map(Watch::fds));
         let fds: Vec<BorrowedFd<'_>> = fds.collect();
         let deadline = Deadline::maybe(reader.wait_at_most());
         let deadline = match &self.watch {
@@ -173,9 +185,12 @@ impl Waiting {
             None => deadline.at_most(self.pause),
         };
         process::readable(&fds, deadline)?;
-        match &self.watch {
-            Some(watch) => watch.forget(),
-            None if self.pause >= LAST_PAUSE => self.watch = Some(Watch::new(&reader.dirs())),
+        match &mut self.watch {
+            Some(watch) => {
+                watch.forget();
+                self.watch.take_if(|watch| !watch.has_writers());
+            }
+            None if self.pause >= LAST_PAUSE => self.watch = Watch::of(writers(), &reader.dirs()),
             None => self.pause *= 2,
         }
         Ok(())
@@ -187,17 +202,37 @@ struct Watch {
     fd: Option<OwnedFd>,
     /// Whether it covers every directory.
     complete: bool,
+    /// Who may write, as long as any of them runs.
+    writers: Vec<OwnedFd>,
 }
 
 impl Watch {
-    fn new(dirs: &[PathBuf]) -> Self {
+    /// `None` where nobody writes any more.
+    fn of(writers: Vec<OwnedFd>, dirs: &[PathBuf]) -> Option<Self> {
+        let mut watch = Self { fd: None, complete: false, writers };
+        if !watch.has_writers() {
+            return None;
+        }
         let Ok(fd) = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK) else {
-            return Self { fd: None, complete: false };
+            return Some(watch);
         };
         let what = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
         let watched = |dir: &PathBuf| inotify::add_watch(&fd, dir, what).is_ok();
-        let complete = dirs.iter().filter(|dir| !watched(dir)).count() == 0;
-        Self { fd: Some(fd), complete }
+        watch.complete = dirs.iter().filter(|dir| !watched(dir)).count() == 0;
+        watch.fd = Some(fd);
+        Some(watch)
+    }
+
+    /// What is to be waited for: the kernel's word, and the end of a writer.
+    fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.fd.as_ref().into_iter().chain(self.writers.first()).map(AsFd::as_fd)
+    }
+
+    /// Whether anybody is left who writes.
+    fn has_writers(&mut self) -> bool {
+        let now = Deadline::after(Duration::ZERO);
+        self.writers.retain(|writer| matches!(process::readable(&[writer.as_fd()], now), Ok(None)));
+        !self.writers.is_empty()
     }
 
     /// Takes the events away: what changed is found by looking.
@@ -207,6 +242,14 @@ impl Watch {
         let mut events = inotify::Reader::new(fd, &mut buffer);
         // Ends with "would block"; an error here would show as one when waiting.
         while events.next().is_ok() {}
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let Some(fd) = self.fd.take() else { return };
+        // Without a thread the caller waits.
+        let _ = std::thread::Builder::new().name("unwatch".to_owned()).spawn(move || drop(fd));
     }
 }
 

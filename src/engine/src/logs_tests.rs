@@ -6,7 +6,8 @@ use super::*;
 fn a_watch_hears_of_writes_and_rotations() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("a")).unwrap();
-    let watch = Watch::new(&[dir.path().join("a")]);
+    let own = || process::open_pid(std::process::id()).into_iter().collect();
+    let watch = Watch::of(own(), &[dir.path().join("a")]).unwrap();
     assert!(watch.complete);
     let fd = watch.fd.as_ref().unwrap();
     let is_readable =
@@ -23,5 +24,27 @@ fn a_watch_hears_of_writes_and_rotations() {
         assert!(is_readable(fd));
         watch.forget();
     }
-    assert!(!Watch::new(&[dir.path().join("a"), dir.path().join("b")]).complete, "then it polls");
+    let two = Watch::of(own(), &[dir.path().join("a"), dir.path().join("b")]).unwrap();
+    assert!(!two.complete, "then it polls");
+}
+
+#[test]
+fn a_watch_ends_with_the_last_who_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let dirs = [dir.path().to_owned()];
+    assert!(Watch::of(Vec::new(), &dirs).is_none());
+    let mut children: Vec<_> = (0..2)
+        .map(|_| std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap())
+        .collect();
+    let writers = children.iter().filter_map(|child| process::open_pid(child.id())).collect();
+    let mut watch = Watch::of(writers, &dirs).unwrap();
+    for left in [2, 1, 0] {
+        assert_eq!((watch.has_writers(), watch.writers.len()), (left > 0, left));
+        let Some(mut child) = children.pop() else { break };
+        drop(child.stdin.take());
+        let ended = watch.writers.pop().unwrap();
+        assert!(process::readable(&[ended.as_fd()], Deadline::after(Duration::from_secs(60))).unwrap().is_some());
+        watch.writers.push(ended);
+        child.wait().unwrap();
+    }
 }
