@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use gantry_proto::rkt::v1alpha::{PodFilter, PodState};
 use gantry_tests::net::{HOST4, HOST6, OUTSIDE4, OUTSIDE6};
-use gantry_tests::{Gantry, Place, Space};
+use gantry_tests::{Gantry, Place, Space, wait_for};
 use serde_json::{Value, json};
 
 const FAILED: i32 = 125;
@@ -347,4 +347,19 @@ fn the_networks_are_listed() {
     let shown = g.run(&["network", "inspect", "blue"]).ok();
     let _ = shown.says("blue0").says(&pod).says(&g.ip4(&pod));
     let _ = g.run(&["network", "inspect", "nowhere"]).exits(1).complains(&["nowhere"]);
+}
+
+/// What a new pod says of its groups is for routers: given to every other pod it makes each start cost more than the one before.
+#[test]
+fn pods_do_not_hear_which_groups_others_are_in() {
+    let (_space, g) = lab();
+    let one = g.networked(&["--net=default"], &["sleep", "forever"]);
+    let two = g.networked(&["--net=default"], &["sleep", "forever"]);
+    let count = |pod: &str, what: &str| {
+        let line = g.place(pod).sh(&format!("grep -w {what} /proc/thread-self/net/snmp6"));
+        line.split_whitespace().last().and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+    };
+    let said = |pod: &str| -> u64 { count(pod, "Icmp6OutMLDv2Reports") };
+    wait_for("the second pod to say which groups it is in", || (said(&two) >= 2).then_some(()));
+    assert_eq!(count(&one, "Icmp6InMLDv2Reports"), 0);
 }

@@ -1,8 +1,11 @@
-//! The rules of the table for bridges: what may come out of a pod.
+//! The rules of the table for bridges: what may come out of a pod, and what does not go into each.
 //!
-//! One chain, for every pod the same, before the bridge learns from a frame or switches it. What is asked of a frame is found in
+//! One chain is for every pod the same, before the bridge learns from a frame or switches it. What is asked of a frame is found in
 //! hash tables by the port it came in through. Of a pod's frames those go on that are known to be good: one too short to be
 //! judged ends no rule, and is dropped by the last.
+//!
+//! The other keeps from pods what is for multicast routers: a pod that comes says twice which groups it is in, and a bridge
+//! without a querier gives that to every other, 4 ms each beside 500. The bridge itself, and the host, hear it.
 
 use super::expr::{Expr, Verdict};
 use super::rules::{Chain, Rule, base, equal, rule, then};
@@ -10,11 +13,14 @@ use super::sets::Set;
 
 /// `NF_BR_PRE_ROUTING`.
 const PREROUTING: u32 = 0;
+/// `NF_BR_FORWARD`.
+const FORWARD: u32 = 2;
 /// `NF_BR_PRI_FILTER_BRIDGED`: what `nft` calls filter, before `br_netfilter`.
 const FILTER: i32 = -200;
 
 const META_PROTOCOL: u32 = 1;
 const META_IIFNAME: u32 = 6;
+const META_OIFNAME: u32 = 7;
 const META_L4PROTO: u32 = 16;
 const LINK_HEADER: u32 = 0;
 const NETWORK_HEADER: u32 = 1;
@@ -42,8 +48,23 @@ const TARGET: u32 = 8;
 const SOURCE4: u32 = 12;
 const SOURCE6: u32 = 8;
 
-pub(super) fn chain() -> Chain {
-    base("frames", "filter", PREROUTING, FILTER, [ethernet(), arp(), ipv4(), icmp(), ipv6(), rest()].concat())
+/// Where members of groups report themselves to multicast routers: 224.0.0.22 (RFC 3376 section 4.2.14) and ff02::16 (RFC 3810
+/// section 5.2.14), as hardware addresses.
+const ROUTERS: [[u8; 6]; 2] = [[0x01, 0x00, 0x5e, 0x00, 0x00, 0x16], [0x33, 0x33, 0x00, 0x00, 0x00, 0x16]];
+
+pub(super) fn chains() -> Vec<Chain> {
+    let from_pods = [ethernet(), arp(), ipv4(), icmp(), ipv6(), rest()].concat();
+    vec![
+        base("frames", "filter", PREROUTING, FILTER, from_pods),
+        base("reports", "filter", FORWARD, FILTER, ROUTERS.iter().map(report).collect()),
+    ]
+}
+
+/// The address is looked at first: this is asked of every frame, for every port that it goes out of.
+fn report(to: &[u8; 6]) -> Rule {
+    let pod = Expr::Lookup { set: Set::Guarded.name().to_owned(), from: 0, to: None, inverted: false };
+    let pod = vec![Expr::Meta { key: META_OIFNAME, to: 0 }, pod];
+    rule("a report to multicast routers", [vec![load(LINK_HEADER, 0, 6, 0), equal(0, to)], pod, drop()])
 }
 
 fn load(base: u32, offset: u32, length: u32, to: u8) -> Expr {

@@ -159,7 +159,7 @@ pub(super) fn base(name: &'static str, kind: &'static str, number: u32, priority
 pub(super) fn chains(family: Family) -> Vec<Chain> {
     match family {
         Family::Inet => routed(),
-        Family::Bridge => vec![frames::chain()],
+        Family::Bridge => frames::chains(),
     }
 }
 
