@@ -14,7 +14,7 @@ use crate::native::switches;
 use crate::native::{Added, Ends, NativeError, add, del};
 use crate::netlink::Socket;
 use crate::netlink::sysctl::Sysctl;
-use crate::netlink::tests::support::{Net, until};
+use crate::netlink::tests::support::{Net, bound, until};
 use crate::nft::{State, Table, socket};
 use crate::plugin::Attachment;
 
@@ -182,7 +182,7 @@ impl Talk<'_> {
     }
 
     fn tcp(&self, limit: Duration) -> Option<IpAddr> {
-        let listener = within(self.server, || TcpListener::bind(self.listen)).unwrap();
+        let listener = bound(|| within(self.server, || TcpListener::bind(self.listen)));
         let mut client = within(self.client, || TcpStream::connect_timeout(&self.dial, limit)).ok()?;
         let (mut server, peer) = listener.accept().unwrap();
         for stream in [&client, &server] {
@@ -200,7 +200,7 @@ impl Talk<'_> {
     /// Asked again and again, as who speaks UDP does: what is sent before a cable carries is lost.
     fn udp(&self, limit: Duration) -> Option<IpAddr> {
         let any = if self.dial.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let server = within(self.server, || UdpSocket::bind(self.listen)).unwrap();
+        let server = bound(|| within(self.server, || UdpSocket::bind(self.listen)));
         let client = within(self.client, || UdpSocket::bind(any)).unwrap();
         client.connect(self.dial).ok()?;
         server.set_read_timeout(Some(NEVER)).unwrap();

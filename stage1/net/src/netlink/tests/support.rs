@@ -1,7 +1,7 @@
 //! A network namespace for a test: held by a child process that ends when its standard input does, so that not even a
 //! killed test leaves one behind.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -113,6 +113,20 @@ pub(crate) fn lacks<T>(what: &str, result: &Result<T>) -> bool {
         println!("this kernel has no {what}: not tried");
     }
     lacks
+}
+
+/// A socket at an address that a former one of this program may have had: while another test starts a process, that has
+/// each of our descriptors until it executes its program.
+pub(crate) fn bound<S>(mut bind: impl FnMut() -> io::Result<S>) -> S {
+    let mut socket = None;
+    until("the address to be free", || match bind() {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => false,
+        other => {
+            socket = Some(other.unwrap());
+            true
+        }
+    });
+    socket.unwrap()
 }
 
 /// Waits for a fact.

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::space::Space;
 use super::traffic::{Lan, networks, wire};
 use super::{port, to};
-use crate::netlink::tests::support::until;
+use crate::netlink::tests::support::{bound, until};
 use crate::nft::conntrack::{Which, forget};
 use crate::nft::{Forward, HostPort, Protocol, State};
 use Protocol::{Tcp, Udp};
@@ -25,13 +25,7 @@ fn part(ports: &Ports) -> State {
 }
 
 fn udp(space: &Space, address: &str) -> UdpSocket {
-    // A former one of that address may be open still, in a process that another test is just about to start.
-    let mut bound = None;
-    until("the address to be free", || {
-        bound = space.within(|| UdpSocket::bind(address)).ok();
-        bound.is_some()
-    });
-    let socket = bound.unwrap();
+    let socket = bound(|| space.within(|| UdpSocket::bind(address)));
     socket.set_read_timeout(Some(LIMIT)).unwrap();
     socket
 }
@@ -141,12 +135,12 @@ fn what_is_not_of_the_port_stays() {
     heard(&udp(&lan.outside, "192.0.2.2:5000"), "192.0.2.1:8081", &elsewhere, b"past");
     // The host's own connections of TCP to it, from before.
     let address: SocketAddr = "192.0.2.1:8080".parse().unwrap();
-    let own = lan.host.within(|| TcpListener::bind(address).unwrap());
+    let own = bound(|| lan.host.within(|| TcpListener::bind(address)));
     let connect = || lan.outside.within(|| TcpStream::connect_timeout(&address, LIMIT).unwrap());
     let _before = (connect(), own.accept().unwrap());
     table.add(&part(&all)).unwrap();
     // And the pod's.
-    let listener = lan.a.within(|| TcpListener::bind("10.1.0.2:80").unwrap());
+    let listener = bound(|| lan.a.within(|| TcpListener::bind("10.1.0.2:80")));
     let mut client = connect();
     let (served, _) = listener.accept().unwrap();
     assert_eq!(forget_on(&lan, &all, Which::Elsewhere), 0);

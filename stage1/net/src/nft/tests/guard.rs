@@ -11,7 +11,7 @@ use gantry_model::{ErrorKind, Kind};
 use super::frame::{ARP, Hearer, IPV4, IPV6, Mac, Sender, arp, ethernet, icmpv6, ipv6, tagged, udp4, udp6};
 use super::space::Space;
 use super::{guard, port, sample};
-use crate::netlink::tests::support::until;
+use crate::netlink::tests::support::{bound, until};
 use crate::nft::{Error, Guard, Protocol, State};
 
 const A: Mac = [2, 0, 0, 0, 0, 0xa];
@@ -176,7 +176,7 @@ fn honest_pods_notice_nothing() {
     ];
     for (space, address) in listeners {
         let address: SocketAddr = address.parse().unwrap();
-        let listener = space.within(|| TcpListener::bind(address).unwrap());
+        let listener = bound(|| space.within(|| TcpListener::bind(address)));
         let mut client = lan.a.within(|| TcpStream::connect_timeout(&address, LIMIT).unwrap());
         let (mut served, _) = listener.accept().unwrap();
         client.write_all(b"?").unwrap();
@@ -197,7 +197,7 @@ fn honest_pods_notice_nothing() {
 fn the_gateway_stays_where_it_is() {
     let lan = lan();
     let (mut sender, hearer) = (Sender::new(&lan.a), Hearer::new(&lan.b));
-    let listener = lan.host.within(|| TcpListener::bind("10.1.0.1:80").unwrap());
+    let listener = bound(|| lan.host.within(|| TcpListener::bind("10.1.0.1:80")));
     let gateway = listener.local_addr().unwrap();
     let lie = ethernet(A, ARP, &arp(true, A, [10, 1, 0, 1], [10, 1, 0, 3]));
     let truth = [ethernet(A, IPV4, &udp4("10.1.0.2", 1, 1)), b"the last".to_vec()].concat();

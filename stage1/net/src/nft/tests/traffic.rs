@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketType, ipproto};
 
 use super::space::Space;
 use super::{bridge, port, prefixes, to};
-use crate::netlink::tests::support::until;
+use crate::netlink::tests::support::{bound, until};
 use crate::nft::{Access, Interface, Network, Protocol, State};
 use Protocol::{Sctp, Tcp, Udp};
 
@@ -34,7 +34,7 @@ impl Servers {
         let address: SocketAddr = address.parse().unwrap();
         let ended = Arc::clone(&self.ended);
         if protocol == Udp {
-            let socket = space.within(|| UdpSocket::bind(address).unwrap());
+            let socket = bound(|| space.within(|| UdpSocket::bind(address)));
             socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
             self.threads.push(std::thread::spawn(move || {
                 while !ended.load(Ordering::Relaxed) {
@@ -45,7 +45,7 @@ impl Servers {
             }));
             return;
         }
-        let listener = space.within(|| listen(protocol, address));
+        let listener = bound(|| space.within(|| listen(protocol, address)));
         listener.set_nonblocking(true).unwrap();
         self.threads.push(std::thread::spawn(move || {
             let mut open: Vec<TcpStream> = Vec::new();
@@ -95,11 +95,11 @@ fn has_sctp() -> bool {
     rustix::net::socket(AddressFamily::INET, SocketType::STREAM, Some(ipproto::SCTP)).is_ok()
 }
 
-fn listen(protocol: Protocol, address: SocketAddr) -> TcpListener {
+fn listen(protocol: Protocol, address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = stream_socket(protocol, address);
-    rustix::net::bind(&socket, &address).unwrap();
-    rustix::net::listen(&socket, 64).unwrap();
-    TcpListener::from(socket)
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, 64)?;
+    Ok(TcpListener::from(socket))
 }
 
 fn connect(protocol: Protocol, address: SocketAddr, limit: Duration) -> std::io::Result<TcpStream> {
@@ -402,8 +402,8 @@ fn an_address_of_another_network_opens_nothing() {
         table.delete().unwrap();
         state.iter().for_each(|state| table.ensure(state).unwrap());
         for (from, to) in [("10.3.0.9:0", "10.3.0.2:99"), ("[fd00:3::9]:0", "[fd00:3::2]:99")] {
-            let hearer = lan.other.within(|| UdpSocket::bind(to).unwrap());
-            let sender = lan.a.within(|| UdpSocket::bind(from).unwrap());
+            let hearer = bound(|| lan.other.within(|| UdpSocket::bind(to)));
+            let sender = bound(|| lan.a.within(|| UdpSocket::bind(from)));
             sender.send_to(b"!", to).unwrap();
             hearer.set_read_timeout(Some(if passes { LIMIT } else { NEVER })).unwrap();
             assert_eq!(hearer.recv(&mut [0]).is_ok(), passes, "{from} {to}");
