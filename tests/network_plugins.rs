@@ -146,6 +146,45 @@ fn what_a_network_says_of_its_cable_is_kept() {
     });
 }
 
+/// Plugins attach a pod while its apps are made.
+#[test]
+fn the_networks_of_an_app_that_cannot_be_made_are_taken_away() {
+    each_way(|space, g| {
+        let bridge = json!({ "type": "bridge", "bridge": "made0", "isGateway": true, "ipMasq": true,
+            "ipam": host_local(g, "10.56.0.0/24") });
+        g.conflist("made", &json!([bridge, portmap(), { "type": "firewall" }]));
+        let image = g.fixture();
+        let run = ["run", "--net=made", "-p", "8080:7000", "--user=nobody-here", &image, "--", "true"];
+        for _ in 0..3 {
+            let _ = g.run(&run).exits(FAILED).complains(&["nobody-here"]);
+        }
+        let rules = space.host().rules();
+        let has = |host: u8| ["", "/32"].iter().any(|end| rules.contains(&format!(" 10.56.0.{host}{end} ")));
+        assert!(!(2..=9).any(has), "{rules}");
+        assert!(!space.host().links().iter().any(|name| name.starts_with("veth")), "{:?}", space.host().links());
+    });
+}
+
+/// What `/etc` says of a network that plugins make, and what a volume says in its place.
+#[test]
+fn files_of_etc_wait_for_plugins() {
+    each_way(|_, g| {
+        let bridge = json!({ "type": "bridge", "bridge": "etc0", "isGateway": true, "ipam": host_local(g, "10.57.0.0/24"),
+            "dns": { "nameservers": ["10.57.0.53"] } });
+        g.conflist("etc", &json!([bridge]));
+        let mine = g.scratch().join("my-hosts");
+        assert!(std::fs::write(&mine, "192.0.2.77 mine\n").is_ok());
+        let over = format!("{}:/etc/hosts", mine.display());
+        for (volume, hosts) in [(None, "10.57.0."), (Some(&over), "192.0.2.77 mine")] {
+            let volume = volume.map_or_else(Vec::new, |volume| vec!["-v", volume.as_str()]);
+            let pod = g.networked(&[&["--net=etc"], &volume[..]].concat(), &["sleep", "forever"]);
+            let cat = |file: &str| g.run(&["exec", &pod, "--", "/bin/app", "cat", file]).ok();
+            let _ = cat("/etc/resolv.conf").says("nameserver 10.57.0.53");
+            let _ = cat("/etc/hosts").says(hosts);
+        }
+    });
+}
+
 /// A gantry whose network `liar` behaves as it is told, beside the built-in ones.
 struct Liar {
     _space: Space,
@@ -221,8 +260,7 @@ fn when_a_network_fails_those_before_it_are_undone() {
 
 /// Waits until no process has this number.
 fn wait_dead(pid: &Value) {
-    let number = pid.as_i64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
-    let pid = number.unwrap_or_else(|| panic!("{pid} is no process id"));
+    let pid = self::pid(pid);
     wait_for(&format!("process {pid:?} to be killed"), || test_kill_process(pid).is_err().then_some(()));
 }
 
@@ -262,6 +300,52 @@ fn a_delete_that_fails_is_tried_again() {
         let _ = liar.g.run(&["gc", "--grace-period=0s"]).ok();
         assert!(!record.exists());
         liar.g.check_invariants();
+    }
+}
+
+/// The process id in a call.
+fn pid(number: &Value) -> Pid {
+    let pid = number.as_i64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    pid.unwrap_or_else(|| panic!("{number} is no process id"))
+}
+
+/// The oldest of its ancestors that is a supervisor, or works for one.
+fn supervisor_above(process: Pid) -> Pid {
+    let parent = |of: Pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", of.as_raw_nonzero())).ok()?;
+        let number = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok();
+        number.and_then(Pid::from_raw)
+    };
+    let is_ours = |of: &Pid| {
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", of.as_raw_nonzero())).unwrap_or_default();
+        name.trim() == "gantry-stage1"
+    };
+    let ancestors = std::iter::successors(parent(process), |of| parent(*of));
+    ancestors.take_while(is_ours).last().unwrap_or_else(|| panic!("no supervisor above {process:?}"))
+}
+
+/// A supervisor is killed while a plugin of it runs. DEL begins when that is gone with all it started, and not before.
+#[test]
+fn a_plugin_that_outlives_its_supervisor_is_ended_first() {
+    for during in ["ADD", "DEL"] {
+        let liar = Liar::new("60s");
+        let image = liar.g.fixture();
+        liar.behave("1.0.0", &json!({ during: "hang" }));
+        let run = liar.g.spawn(&["run", "--net=default,liar", "-p", "8080:80", &image, "--", "true"]);
+        let called = || liar.calls().into_iter().find(|call| call["command"] == during);
+        let call = wait_for(&format!("{during} to hang"), called);
+        liar.reform();
+        assert!(kill_process(supervisor_above(pid(&call["pid"])), Signal::KILL).is_ok());
+        // The run takes away what it can.
+        let _ = run.wait();
+        wait_for("the rest to be taken away", || {
+            let _ = liar.g.run(&["gc", "--grace-period=0s"]);
+            liar.g.list().is_empty().then_some(())
+        });
+        wait_dead(&call["pid"]);
+        wait_dead(&call["child"]);
+        liar.g.check_invariants();
+        assert!(leases(&liar.g).is_empty(), "{during}: {:?}", leases(&liar.g));
     }
 }
 

@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use gantry_contract::plan::Limits;
 use gantry_model::ErrorKind;
 use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::Pid;
 
 use crate::failure::{Attempt, Result, failure};
@@ -111,7 +112,7 @@ impl Cgroups {
     /// can end without it. No group can be made until [`Self::end_move`].
     pub(crate) fn begin_move(&mut self) -> Result<()> {
         let own = std::fs::read_to_string("/proc/self/cgroup").attempt(|| "cannot read /proc/self/cgroup")?;
-        let mut files = Vec::new();
+        let mut groups = Vec::new();
         for hierarchy in &mut self.hierarchies {
             let leaf = matches!(hierarchy.kind, Kind::Unified | Kind::Tracking);
             if !leaf && in_root(&own, hierarchy.kind) {
@@ -119,23 +120,26 @@ impl Cgroups {
             }
             let what = || format!("cannot open the supervisor's cgroup below {}", shown(hierarchy.kind, &self.path));
             let dir = if leaf { &make_dir(&hierarchy.pod, SUPERVISOR).attempt(what)? } else { &hierarchy.pod };
-            let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-            files.push(rustix::fs::openat(dir, "cgroup.procs", flags, Mode::empty()).attempt(what)?);
+            groups.push(open_procs(dir).attempt(what)?);
             hierarchy.moved = true;
         }
-        let pid = std::process::id().to_string();
-        match sys::fork(0).attempt(|| "cannot start moving the supervisor to its cgroup")? {
-            Fork::Child => {
-                let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-                let moved = files.iter().all(|file| rustix::io::write(file, pid.as_bytes()).is_ok());
-                sys::exit_now(i32::from(!moved))
-            }
-            Fork::Parent(mover) => {
-                let flags = rustix::process::PidfdFlags::empty();
-                self.mover =
-                    Some(rustix::process::pidfd_open(mover, flags).attempt(|| "cannot watch the move to the cgroup")?);
-                Ok(())
-            }
+        self.mover = Some(mover(&groups).attempt(|| "cannot start moving the supervisor to its cgroup")?);
+        Ok(())
+    }
+
+    /// Begins to move this process back to the root of each hierarchy, for [`Self::leave_and_remove`] to wait less. What it
+    /// does not do is done there.
+    pub(crate) fn begin_leave(&mut self) {
+        self.wait_for_mover();
+        let moved = self.hierarchies.iter().filter(|hierarchy| hierarchy.moved);
+        let groups: rustix::io::Result<Vec<_>> = moved.map(|hierarchy| open_procs(&hierarchy.root)).collect();
+        self.mover = groups.ok().and_then(|groups| mover(&groups).ok());
+    }
+
+    fn wait_for_mover(&mut self) {
+        if let Some(mover) = self.mover.take() {
+            let id = rustix::process::WaitId::PidFd(mover.as_fd());
+            let _ = rustix::process::waitid(id, rustix::process::WaitIdOptions::EXITED);
         }
     }
 
@@ -194,19 +198,38 @@ impl Cgroups {
 
     /// Removes the pod's groups as far as they are empty: this process moves back to the root of each hierarchy to
     /// make them so. The last thing a supervisor does.
-    pub(crate) fn leave_and_remove(&self) {
-        if let Some(mover) = &self.mover {
-            let id = rustix::process::WaitId::PidFd(mover.as_fd());
-            let _ = rustix::process::waitid(id, rustix::process::WaitIdOptions::EXITED);
-        }
+    pub(crate) fn leave_and_remove(&mut self) {
+        self.wait_for_mover();
         for hierarchy in &self.hierarchies {
-            if hierarchy.moved {
+            if hierarchy.remove(&self.path) == Err(Errno::BUSY) && hierarchy.moved {
                 let _ = write(hierarchy.root.as_fd(), "cgroup.procs", "0");
-                let _ = rustix::fs::unlinkat(&hierarchy.pod, SUPERVISOR, AtFlags::REMOVEDIR);
+                let _ = hierarchy.remove(&self.path);
             }
-            let _ = rustix::fs::unlinkat(&hierarchy.root, &self.path, AtFlags::REMOVEDIR);
             let _ = rustix::fs::unlinkat(&hierarchy.root, &self.parent, AtFlags::REMOVEDIR);
         }
+    }
+}
+
+impl Hierarchy {
+    /// Removes the pod's group and the supervisor's in it.
+    fn remove(&self, path: &str) -> rustix::io::Result<()> {
+        if self.moved {
+            let _ = rustix::fs::unlinkat(&self.pod, SUPERVISOR, AtFlags::REMOVEDIR);
+        }
+        rustix::fs::unlinkat(&self.root, path, AtFlags::REMOVEDIR)
+    }
+}
+
+/// A process that moves this one into these groups and ends; 0: it did.
+fn mover(groups: &[OwnedFd]) -> io::Result<OwnedFd> {
+    let pid = std::process::id().to_string();
+    match sys::fork(0)? {
+        Fork::Child => {
+            let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+            let moved = groups.iter().all(|group| rustix::io::write(group, pid.as_bytes()).is_ok());
+            sys::exit_now(i32::from(!moved))
+        }
+        Fork::Parent(mover) => Ok(rustix::process::pidfd_open(mover, rustix::process::PidfdFlags::empty())?),
     }
 }
 
@@ -400,6 +423,10 @@ fn ignore_existing(result: rustix::io::Result<()>) -> io::Result<()> {
         Err(rustix::io::Errno::NOENT) => Ok(()),
         other => Ok(other?),
     }
+}
+
+fn open_procs(group: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(group, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 fn open_dir(path: &str) -> io::Result<OwnedFd> {

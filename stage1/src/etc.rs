@@ -20,6 +20,9 @@ use gantry_model::id::shown;
 
 use crate::failure::{Result, failure};
 
+/// The file that says whom to ask for names.
+pub(crate) const RESOLV: &str = "resolv.conf";
+
 /// How many servers a resolver asks (MAXNS, resolv.conf(5)).
 const MOST_SERVERS: usize = 3;
 
@@ -76,9 +79,9 @@ fn hosts(plan: &Plan, host: &OfHost, attached: &[Attached]) -> Result<File> {
 fn resolv(plan: &Plan, host: &OfHost, attached: &[Attached], resolver: Option<IpAddr>) -> Result<Option<File>> {
     let dns = match (&plan.resolv, &plan.net) {
         (Resolv::None, _) | (Resolv::Network, Net::None) => return Ok(None),
-        (Resolv::Host, _) => return of_host("resolv.conf", host.resolv.as_ref()).map(Some),
+        (Resolv::Host, _) => return of_host(RESOLV, host.resolv.as_ref()).map(Some),
         // A host without the file has no names to look up either.
-        (Resolv::Network, Net::Host) => return Ok(of_host("resolv.conf", host.resolv.as_ref()).ok()),
+        (Resolv::Network, Net::Host) => return Ok(of_host(RESOLV, host.resolv.as_ref()).ok()),
         (Resolv::Network, Net::Networks(_)) => of_networks(host, attached, resolver),
         // What networks say of DNS is switched off, as in rkt; but a file without servers would have nobody asked.
         (Resolv::Given(dns), net) if dns.servers.is_empty() => {
@@ -93,7 +96,7 @@ fn resolv(plan: &Plan, host: &OfHost, attached: &[Attached], resolver: Option<Ip
     };
     let text = resolv_text(&dns)?;
     // Nobody knows a server: then the image's own file may.
-    let file = File { name: "resolv.conf", text: text.into_bytes(), required: true };
+    let file = File { name: RESOLV, text: text.into_bytes(), required: true };
     Ok((dns != Dns::default()).then_some(file))
 }
 

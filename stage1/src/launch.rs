@@ -92,7 +92,8 @@ impl Starting {
         self.cgroups.begin_move()?;
         // While the move is waited for by its helper, and while plugins can still be seen.
         self.network = network::enter(plan, lock)?;
-        let etc = etc_files(plan, self.network.as_ref())?;
+        let of_host = of_host(plan, self.network.is_some());
+        let etc = self.first_etc(plan, &of_host)?;
         if let Some(network) = &mut self.network {
             network.left_home();
         }
@@ -104,7 +105,12 @@ impl Starting {
             let making = Making { plan, jail: &jail, app, devices_confined, init, etc: &etc };
             waiting.push(making.create(cgroup).of_app(&app.name)?);
         }
+        // One right after the other: the kernel waits for the first only.
         self.cgroups.end_move(init)?;
+        for app in &waiting {
+            app.cgroup.add(app.created.pid).of_app(&app.plan.name)?;
+        }
+        self.wait_for_networks(plan, &of_host, &mut waiting)?;
         let mut apps = Vec::with_capacity(waiting.len());
         for app in waiting {
             let name = app.plan.name.clone();
@@ -113,12 +119,33 @@ impl Starting {
         Ok((jail, apps))
     }
 
+    /// What the apps' /etc says while they are made; of pending networks, as far as that can be changed later.
+    fn first_etc(&mut self, plan: &Plan, of_host: &etc::OfHost) -> Result<Vec<etc::File>> {
+        if let Some(network) = self.network.as_mut().filter(|_| plan.apps.iter().any(copies_etc)) {
+            network.wait()?;
+        }
+        let mut etc = etc_files(plan, of_host, self.network.as_ref())?;
+        if self.network.as_ref().is_some_and(Network::is_pending) {
+            // Whether there will be one is not known yet, and the image's own may have to stay.
+            etc.retain(|file| file.name != etc::RESOLV);
+        }
+        Ok(etc)
+    }
+
+    /// Waits for pending networks, and has the /etc of the apps say what came of it.
+    fn wait_for_networks(&mut self, plan: &Plan, of_host: &etc::OfHost, apps: &mut [Waiting]) -> Result<()> {
+        let Some(network) = self.network.as_mut().filter(|network| network.is_pending()) else { return Ok(()) };
+        network.wait()?;
+        let etc = etc_files(plan, of_host, Some(network))?;
+        apps.iter_mut().try_for_each(|app| app.etc.write(&etc, &app.root, &app.plan.mounts).of_app(&app.plan.name))
+    }
+
     /// Ends what was started, takes its networks away and removes the groups. The mounts and namespaces go with this process.
     fn undo(mut self) {
         if let Some(init) = &self.init {
             end_init(init);
         }
-        take_away(&mut self.network);
+        take_away(&mut self.network, &mut self.cgroups);
         for name in &self.groups {
             if let Ok(group) = self.cgroups.app(name, &plan::Limits::default()) {
                 self.cgroups.remove(&group);
@@ -128,32 +155,49 @@ impl Starting {
     }
 }
 
-/// What the apps' /etc says of the network. The host's files are read while they can be seen.
-fn etc_files(plan: &Plan, network: Option<&Network>) -> Result<Vec<etc::File>> {
-    let mut host = etc::OfHost::default();
-    let asked = match &plan.resolv {
+/// Whether a volume of the app gets a copy of its /etc when it is made.
+fn copies_etc(app: &plan::App) -> bool {
+    app.mounts.iter().any(|mount| mount.seed && gantry_model::spec::normal(&mount.target) == "/etc")
+}
+
+/// Whether the host is asked for names: by its resolv.conf, or by the resolver on a gateway.
+fn asks_host(plan: &Plan) -> bool {
+    match &plan.resolv {
         Resolv::None => false,
         Resolv::Host => true,
         Resolv::Given(dns) => dns.servers.is_empty() && plan.net != Net::None,
         Resolv::Network => plan.net != Net::None,
-    };
-    if asked {
+    }
+}
+
+/// What the apps' /etc needs of the host's, read while it can be seen.
+fn of_host(plan: &Plan, networks: bool) -> etc::OfHost {
+    let mut host = etc::OfHost::default();
+    if asks_host(plan) {
         host.resolv = root::host_file("/etc/resolv.conf");
-        host.behind = network.and_then(|_| root::host_file("/run/systemd/resolve/resolv.conf"));
+        host.behind = networks.then(|| root::host_file("/run/systemd/resolve/resolv.conf")).flatten();
     }
     if plan.hosts == Hosts::Host {
         host.hosts = root::host_file("/etc/hosts");
     }
-    let resolver = network.filter(|_| asked).and_then(Network::resolver);
-    etc::files(plan, &host, network.map(Network::attached).unwrap_or_default(), resolver)
+    host
+}
+
+/// What the apps' /etc says, as far as the networks are there.
+fn etc_files(plan: &Plan, host: &etc::OfHost, network: Option<&Network>) -> Result<Vec<etc::File>> {
+    let resolver = network.filter(|_| asks_host(plan)).and_then(Network::resolver);
+    etc::files(plan, host, network.map(Network::attached).unwrap_or_default(), resolver)
 }
 
 /// Takes away the networks of a pod in which nothing runs any more. What cannot be is in the pod's record, and the engine
 /// comes back to it.
-fn take_away(network: &mut Option<Network>) {
-    if let Some(mut network) = network.take()
-        && let Err(why) = network.down()
-    {
+fn take_away(network: &mut Option<Network>, cgroups: &mut Cgroups) {
+    let Some(mut network) = network.take() else { return };
+    if network.is_run_by_plugins() {
+        // They take so long that nobody waits for this then.
+        cgroups.begin_leave();
+    }
+    if let Err(why) = network.down() {
         // Not eprintln!, which panics when stderr cannot be written.
         let _ = writeln!(std::io::stderr(), "gantry-stage1: {}", why.message);
     }
@@ -190,6 +234,7 @@ struct Making<'a> {
 struct Waiting {
     plan: plan::App,
     root: OwnedFd,
+    etc: root::Etc,
     ids: Ids,
     confinement: Confinement,
     cgroup: AppCgroup,
@@ -205,7 +250,8 @@ impl Making<'_> {
         let ids =
             user::resolve(&root, self.app.user.as_deref(), self.app.group.as_deref(), &self.app.supplementary_gids)?;
         root::working_dir(&root, &self.app.cwd)?;
-        root::write_etc(self.etc, &root)?;
+        let mut etc = root::Etc::default();
+        etc.write(self.etc, &root, &[])?;
         root::make_volumes(self.plan, self.app, &self.jail.pod_dir, &root)?;
         let confinement = self.confinement()?;
         self.write_config(&ids, &confinement)?;
@@ -217,7 +263,7 @@ impl Making<'_> {
         let (sources, input) = stdio.ours()?;
         let eager = self.app.terminal || self.app.stdin;
         let output = Output { log: self.log()?, sources, eager };
-        Ok(Waiting { plan: self.app.clone(), root, ids, confinement, cgroup, created, output, input })
+        Ok(Waiting { plan: self.app.clone(), root, etc, ids, confinement, cgroup, created, output, input })
     }
 
     fn confinement(&self) -> Result<Confinement> {
@@ -288,7 +334,6 @@ fn pipe() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 
 impl Waiting {
     fn start(self) -> Result<App> {
-        self.cgroup.add(self.created.pid)?;
         let (pid, pidfd) = self.created.start()?;
         Ok(App {
             plan: self.plan,
@@ -316,11 +361,11 @@ impl Pod {
     /// Takes away the networks of a pod in which nothing runs any more, from the host's namespaces, in which this process is
     /// from then on.
     pub(crate) fn take_networks_away(&mut self) {
-        take_away(&mut self.network);
+        take_away(&mut self.network, &mut self.cgroups);
     }
 
     /// Removes the groups of a pod in which nothing runs any more.
-    pub(crate) fn remove_groups(&self) {
+    pub(crate) fn remove_groups(&mut self) {
         for app in &self.apps {
             self.cgroups.remove(&app.cgroup);
         }

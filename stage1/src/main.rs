@@ -15,6 +15,7 @@
 //! does for as long as a process of the pod lives.
 
 mod app;
+mod attaching;
 mod cgroup;
 mod confine;
 mod control;
@@ -86,24 +87,25 @@ fn usage(why: &str) -> ExitCode {
 }
 
 /// `lock` is held until this process ends; nothing has to be done with it.
+#[expect(clippy::needless_pass_by_value, reason = "it is this function's to hold")]
 fn run(lock: OwnedFd) -> ExitCode {
     name();
-    let code = match start(&lock) {
-        Ok((supervisor, ready)) => {
+    match start(&lock) {
+        Ok((mut supervisor, ready)) => {
             say(&Word::Ready(ready));
             supervisor.let_go_of_stdio();
-            trim::trim();
             supervisor.run();
-            ExitCode::SUCCESS
+            network::close_elsewhere();
+            // Dropping nothing: who closes the last descriptor of a file system waits until that is unmounted. What the end of
+            // a process closes is unmounted when it is gone.
+            sys::exit_now(0)
         }
         Err(why) => {
             say(&Word::Failed(why));
+            network::close_elsewhere();
             ExitCode::FAILURE
         }
-    };
-    network::close_elsewhere();
-    drop(lock);
-    code
+    }
 }
 
 /// gantryd looks by this name who changed the host's tables, whatever the program's file is called.

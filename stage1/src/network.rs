@@ -5,6 +5,8 @@
 //! an app can look into: they are close-on-exec like all, an app's process closes them before any app runs
 //! ([`crate::launcher`]), PID 1 and the carriers of execs close everything.
 //!
+//! What plugins make takes long and is waited for after the apps are made ([`crate::attaching`]).
+//!
 //! Killed anywhere in here, the supervisor leaves a record in the pod directory that says what may be there
 //! ([`gantry_net::pod`]); the engine has it taken away by `gantry-stage1 network` ([`crate::role`]).
 
@@ -17,6 +19,7 @@ use gantry_net::netlink::{Namespace, Socket};
 use gantry_net::pod::{self, Held};
 use rustix::fs::{Mode, OFlags};
 
+use crate::attaching::Attaching;
 use crate::failure::{self, Attempt, Result};
 use crate::sys::{self, Fork};
 
@@ -26,21 +29,45 @@ pub(crate) struct Network {
     id: String,
     /// How networks are run here.
     settings: Host,
+    /// Whether plugins run some of them.
+    plugins: bool,
     /// The pod directory: the descriptor with the lock.
     pod_dir: OwnedFd,
     host_mounts: OwnedFd,
     host: Namespace,
     own: Namespace,
     /// Keeps the host's ports taken.
-    _held: Held,
+    held: Held,
     /// What the pod got.
     attached: Vec<Attached>,
+    /// Who attaches the pod while this goes on.
+    attaching: Option<Attaching>,
+    /// Attaching failed. What was made was taken away, or is left to the engine: it was tried once.
+    undone: bool,
     /// Whether this process is still in the host's mount namespace, or again.
     at_home: bool,
 }
 
 impl Network {
-    /// What the pod got of its networks, in order.
+    /// Whether the networks are still being made.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.attaching.is_some()
+    }
+
+    /// Waits until the networks are there.
+    pub(crate) fn wait(&mut self) -> Result<()> {
+        let Some(attaching) = self.attaching.take() else { return Ok(()) };
+        match attaching.wait()? {
+            Ok(made) => (self.attached, self.held) = made,
+            Err(why) => {
+                self.undone = true;
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the pod got of its networks, in order; nothing while they are pending.
     pub(crate) fn attached(&self) -> &[Attached] {
         &self.attached
     }
@@ -55,9 +82,19 @@ impl Network {
         self.host.enter(|| Ok(gateways.find(|gateway| UdpSocket::bind((*gateway, 0)).is_ok()))).ok().flatten()
     }
 
+    /// Whether plugins have to be run to take them away.
+    pub(crate) fn is_run_by_plugins(&self) -> bool {
+        self.plugins
+    }
+
     /// Takes everything away, from the host's namespaces, into which this process goes back for good. Doing it again does
     /// nothing but what was left.
     pub(crate) fn down(&mut self) -> Result<()> {
+        // Not ended in the middle: what plugins have answered, they are to be given when they delete.
+        let _ = self.wait();
+        if self.undone {
+            return Ok(());
+        }
         if !self.at_home {
             sys::setns(self.host_mounts.as_fd(), libc::CLONE_NEWNS)
                 .attempt(|| "cannot go back to the host's mounts to take the pod's networks away")?;
@@ -75,8 +112,8 @@ impl Network {
     }
 }
 
-/// Goes into the pod's network namespace, and makes its networks there if it has some; what fails leaves none. `lock` is the
-/// pod directory.
+/// Goes into the pod's network namespace, and makes its networks there if it has some, or begins to: those that plugins
+/// make are pending. What fails leaves none. `lock` is the pod directory.
 pub(crate) fn enter(plan: &Plan, lock: &OwnedFd) -> Result<Option<Network>> {
     match &plan.net {
         Net::Host => Ok(None),
@@ -91,6 +128,7 @@ pub(crate) fn enter(plan: &Plan, lock: &OwnedFd) -> Result<Option<Network>> {
 }
 
 fn attach(plan: &Plan, networks: &Networks, lock: &OwnedFd) -> Result<Network> {
+    let chosen = pod::choose(networks).map_err(|error| failure::of(&error))?;
     let pod_dir = rustix::io::fcntl_dupfd_cloexec(lock, 3).attempt(|| "cannot keep the pod directory open")?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let host_mounts = rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty())
@@ -99,9 +137,26 @@ fn attach(plan: &Plan, networks: &Networks, lock: &OwnedFd) -> Result<Network> {
     new_namespace()?;
     let own = Namespace::own().map_err(|error| failure::of(&error))?;
     let pod = pod::Pod { id: &plan.pod, dir: pod_dir.as_fd() };
-    let (attached, held) = pod::attach(&pod, networks, &host, &own).map_err(|error| failure::of(&error))?;
+    let namespaces = pod::Namespaces { host: &host, own: &own, keeper: std::process::id() };
+    let attach = || pod::attach(&pod, &chosen, &namespaces).map_err(|error| failure::of(&error));
+    let plugins = chosen.run_plugins();
+    let (attaching, (attached, held)) =
+        if plugins { (Some(Attaching::begin(attach)?), Default::default()) } else { (None, attach()?) };
     let (id, settings) = (plan.pod.clone(), networks.host.clone());
-    Ok(Network { id, settings, pod_dir, host_mounts, host, own, _held: held, attached, at_home: true })
+    Ok(Network {
+        id,
+        settings,
+        plugins,
+        pod_dir,
+        host_mounts,
+        host,
+        own,
+        held,
+        attached,
+        attaching,
+        undone: false,
+        at_home: true,
+    })
 }
 
 /// Has another process close the sockets of nftables that are open yet, for the kernel takes a grace period of RCU for that:

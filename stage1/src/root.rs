@@ -4,9 +4,11 @@
 //! and nothing of it that could block (a FIFO) is opened.
 
 use std::ffi::CString;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 
-use gantry_contract::plan::{App, Plan, Volume, VolumeKind};
+use gantry_contract::plan::{App, Mount, Plan, Volume, VolumeKind};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
@@ -117,9 +119,43 @@ pub(crate) fn check_mount_points(root: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// Writes the files of /etc into the app's writable layer. Whatever the image has in their place is removed, not followed;
-/// what cannot be replaced is left alone, unless the file is required.
-pub(crate) fn write_etc(files: &[etc::File], root: &OwnedFd) -> Result<()> {
+/// The files of /etc that gantry has put into an app's writable layer, open.
+#[derive(Default)]
+pub(crate) struct Etc(Vec<(&'static str, File)>);
+
+impl Etc {
+    /// Writes the files. At first, whatever the image has in their place is removed, not followed; what cannot be replaced is
+    /// left alone, unless the file is required. Later, when the app's mounts may be over them, the same files get other content.
+    pub(crate) fn write(&mut self, files: &[etc::File], root: &OwnedFd, over: &[Mount]) -> Result<()> {
+        // What is in the place of a mount in the app's namespace would take the mount with it.
+        let hidden = |file: &etc::File| {
+            let path = format!("/etc/{}", file.name);
+            over.iter().any(|mount| gantry_model::spec::normal(&mount.target) == path)
+        };
+        let mut new = Vec::new();
+        for file in files {
+            match self.0.iter_mut().find(|(name, _)| *name == file.name) {
+                Some((name, open)) => {
+                    replace(open, &file.text).attempt(|| format!("cannot write /etc/{name} of the app"))?
+                }
+                None if hidden(file) => {}
+                None => new.push(file),
+            }
+        }
+        if !new.is_empty() {
+            self.0.extend(make_etc(&new, root)?);
+        }
+        Ok(())
+    }
+}
+
+fn replace(file: &mut File, text: &[u8]) -> std::io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    file.write_all(text)
+}
+
+fn make_etc(files: &[&etc::File], root: &OwnedFd) -> Result<Vec<(&'static str, File)>> {
     let dir = match open_in(root, "etc", OFlags::DIRECTORY) {
         Err(rustix::io::Errno::NOENT) => {
             // A dangling link stays: then it is no directory.
@@ -129,20 +165,21 @@ pub(crate) fn write_etc(files: &[etc::File], root: &OwnedFd) -> Result<()> {
         other => other,
     };
     match dir {
-        Ok(dir) => files.iter().try_for_each(|file| place(&dir, file)),
-        Err(_) if !files.iter().any(|file| file.required) => Ok(()),
+        Ok(dir) => files.iter().filter_map(|file| place(&dir, file).transpose()).collect(),
+        Err(_) if !files.iter().any(|file| file.required) => Ok(Vec::new()),
         Err(error) => {
             Err(error).attempt(|| "cannot write into /etc of the image, which is no directory that can be opened")
         }
     }
 }
 
-fn place(dir: &OwnedFd, file: &etc::File) -> Result<()> {
+/// `None`: it is left as it is.
+fn place(dir: &OwnedFd, file: &etc::File) -> Result<Option<(&'static str, File)>> {
     let name = file.name;
     let what = || format!("cannot write /etc/{name} of the app");
     match unlink_any(dir, name) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-        Err(rustix::io::Errno::NOTEMPTY) if !file.required => return Ok(()),
+        Err(rustix::io::Errno::NOTEMPTY) if !file.required => return Ok(None),
         Err(rustix::io::Errno::NOTEMPTY) => {
             let why = "is a directory with something in it: gantry cannot put its file there";
             return Err(failure(ErrorKind::Invalid, format!("/etc/{name} of the image {why}")));
@@ -151,7 +188,9 @@ fn place(dir: &OwnedFd, file: &etc::File) -> Result<()> {
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644)).attempt(what)?;
-    std::io::Write::write_all(&mut std::fs::File::from(made), &file.text).attempt(what)
+    let mut made = File::from(made);
+    made.write_all(&file.text).attempt(what)?;
+    Ok(Some((name, made)))
 }
 
 /// An empty directory too.
@@ -204,8 +243,8 @@ pub(crate) fn host_file(path: &str) -> Option<Vec<u8>> {
     let stat = rustix::fs::fstat(&fd).ok()?;
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size <= MOST;
     let mut bytes = Vec::new();
-    let mut limited = std::io::Read::take(std::fs::File::from(fd), MOST.unsigned_abs());
-    (regular && std::io::Read::read_to_end(&mut limited, &mut bytes).is_ok()).then_some(bytes)
+    let mut limited = File::from(fd).take(MOST.unsigned_abs());
+    (regular && limited.read_to_end(&mut bytes).is_ok()).then_some(bytes)
 }
 
 #[cfg(test)]

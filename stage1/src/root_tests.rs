@@ -14,7 +14,7 @@ fn open(root: &Path) -> OwnedFd {
 }
 
 fn write(root: &Path, required: bool) -> Result<()> {
-    write_etc(&[file("hosts", false), file("resolv.conf", required)], &open(root))
+    Etc::default().write(&[file("hosts", false), file("resolv.conf", required)], &open(root), &[])
 }
 
 /// What lies in the place of resolv.conf, and whether our file can be put there.
@@ -74,4 +74,25 @@ fn an_etc_that_is_missing_is_made_and_one_that_is_no_directory_matters_when_it_m
         write(temp.path(), false).unwrap();
         assert!(!temp.path().join("nowhere").exists());
     }
+}
+
+/// When networks are there that others made while the apps were.
+#[test]
+fn later_the_same_files_say_something_else() {
+    let temp = tempfile::tempdir().unwrap();
+    let (root, at) = (open(temp.path()), |name: &str| temp.path().join("etc").join(name));
+    let text = |name: &'static str, text: &str| etc::File { name, text: text.into(), required: true };
+    let mount = |target: &str| Mount { volume: "v".into(), target: target.into(), read_only: false, seed: false };
+    let mut etc = Etc::default();
+    etc.write(&[text("hosts", "a long text")], &root, &[]).unwrap();
+    let hosts = open_in(&root, "etc/hosts", OFlags::RDONLY).unwrap();
+    // A file that somebody else's is mounted over is not made: that would take the mount away. What is made already is not
+    // made again.
+    let over = [mount("/etc//resolv.conf"), mount("/etc/hosts")];
+    etc.write(&[text("hosts", "new"), text("resolv.conf", "new"), text("hostname", "new")], &root, &over).unwrap();
+    assert_eq!(std::io::read_to_string(File::from(hosts)).unwrap(), "new");
+    assert_eq!(std::fs::read_to_string(at("hostname")).unwrap(), "new");
+    assert!(!at("resolv.conf").exists());
+    etc.write(&[text("resolv.conf", "new")], &root, &[]).unwrap();
+    assert_eq!(std::fs::read_to_string(at("resolv.conf")).unwrap(), "new");
 }

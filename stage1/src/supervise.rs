@@ -23,7 +23,7 @@ use crate::exec::Starting;
 use crate::failure::{Result, failure};
 use crate::journal::Journal;
 use crate::launch::{Pod, end_init};
-use crate::{exec, sys};
+use crate::{exec, sys, trim};
 
 const SIGKILL: u8 = libc::SIGKILL as u8;
 
@@ -63,6 +63,8 @@ pub(crate) struct Supervisor {
     stopping: bool,
     log_bytes_dropped: u64,
     buffer: Vec<u8>,
+    /// Mappings of the program whose pages are given back right before it first waits.
+    clean: Vec<(usize, usize)>,
 }
 
 /// Who a descriptor of the poll belongs to.
@@ -117,6 +119,7 @@ impl Supervisor {
             stopping: false,
             log_bytes_dropped: 0,
             buffer: vec![0; 64 << 10],
+            clean: Vec::new(),
         }
     }
 
@@ -127,7 +130,8 @@ impl Supervisor {
     }
 
     /// Runs until the pod has ended and everything it had is gone or in its files.
-    pub(crate) fn run(mut self) {
+    pub(crate) fn run(&mut self) {
+        self.clean = trim::clean();
         while self.pod.apps.iter().any(|app| app.running.is_some()) {
             for who in self.wait() {
                 self.handle(who);
@@ -145,13 +149,17 @@ impl Supervisor {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
         });
-        if poll(&mut fds, timeout.as_ref()).is_err() {
+        // What led here comes back if it is needed again; most pods idle.
+        trim::drop_pages(&self.clean);
+        let polled = poll(&mut fds, timeout.as_ref());
+        if polled.is_err() {
             return Vec::new();
         }
         // Later connections and sessions first: handling one may remove it from its list.
         let mut ready: Vec<Who> =
             whos.into_iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty()).map(|(who, _)| who).collect();
         ready.reverse();
+        self.clean.clear();
         ready
     }
 
@@ -435,7 +443,7 @@ impl Supervisor {
 
     /// The last app has ended: end everything else of the pod, save the output, take the networks away, say so, remove the
     /// groups, go.
-    fn finish(mut self) {
+    fn finish(&mut self) {
         self.end_sessions();
         end_init(&self.pod.init);
         self.drain();

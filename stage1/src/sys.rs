@@ -32,13 +32,19 @@ pub(crate) fn assert_single_threaded() -> io::Result<()> {
     }
 }
 
-/// `clone` with these namespace flags and SIGCHLD, as fork does.
+/// A fork into new namespaces of these flags; without any it is the C library's, which remembers the new process's number: its
+/// `abort` would hit the parent otherwise.
 pub(crate) fn fork(namespaces: libc::c_int) -> io::Result<Fork> {
-    let flags = libc::c_long::from(namespaces | libc::SIGCHLD);
-    // SAFETY: a null stack with neither CLONE_VM nor CLONE_THREAD makes this a fork: the child gets a copy of the
-    // address space. There is one thread, so no lock can be held by a thread that the child lacks.
-    let pid = check(unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) })?;
-    match i32::try_from(pid).ok().and_then(Pid::from_raw) {
+    let pid = if namespaces == 0 {
+        // SAFETY: there is one thread, so the child has all that a lock may be held by.
+        libc::c_long::from(unsafe { libc::fork() })
+    } else {
+        let flags = libc::c_long::from(namespaces | libc::SIGCHLD);
+        // SAFETY: a null stack with neither CLONE_VM nor CLONE_THREAD makes this a fork: the child gets a copy of the
+        // address space. There is one thread, so no lock can be held by a thread that the child lacks.
+        unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) }
+    };
+    match i32::try_from(check(pid)?).ok().and_then(Pid::from_raw) {
         Some(pid) => Ok(Fork::Parent(pid)),
         None => Ok(Fork::Child),
     }

@@ -2,19 +2,15 @@
 
 use crate::sys;
 
-/// Drops the program's own pages that are the same in its file; they come back, from the page cache, when touched.
+/// The program's own mappings whose pages are the same in its file, as start and length. A forked process has them at the same
+/// places.
 ///
 /// A mapping qualifies when it is not writable and the kernel counts no anonymous page in it, so nothing can be lost.
-pub(crate) fn trim() {
-    drop_pages(&clean());
-}
-
-/// The mappings that qualify, as start and length. A forked process has them at the same places.
 pub(crate) fn clean() -> Vec<(usize, usize)> {
     std::fs::read_to_string("/proc/self/smaps").map(|smaps| clean_mappings(&smaps)).unwrap_or_default()
 }
 
-/// Drops the pages of these.
+/// Drops the pages of these; they come back, from the page cache, when touched.
 pub(crate) fn drop_pages(mappings: &[(usize, usize)]) {
     for &(start, len) in mappings {
         sys::drop_clean_pages(start, len);

@@ -45,6 +45,8 @@ pub mod files {
     /// What the pod has, or may have, of its networks on the host: written before the first of it is made, removed after
     /// the last of it is gone (see [`crate::network`]).
     pub const NETWORK: &str = "network.json";
+    /// The lock of those who run network plugins for the pod (flock), and of the plugins.
+    pub const PLUGINS: &str = "plugins.lock";
     /// Directory of empty volumes: `volumes/NAME`.
     pub const VOLUMES: &str = "volumes";
 }

@@ -13,6 +13,7 @@
 
 pub mod address;
 pub mod config;
+mod flock;
 pub mod ipam;
 pub mod native;
 pub mod netlink;

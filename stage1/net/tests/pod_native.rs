@@ -602,7 +602,9 @@ fn supervisor() {
     let own = Namespace::of_process(pid).unwrap();
     let it = pod::Pod { id, dir: dir.as_fd() };
     println!("begins");
-    let attached = own.enter(|| Ok(pod::attach(&it, &wanted, &host, &own))).unwrap();
+    let namespaces = pod::Namespaces { host: &host, own: &own, keeper: std::process::id() };
+    let attach = || pod::choose(&wanted).and_then(|chosen| pod::attach(&it, &chosen, &namespaces));
+    let attached = own.enter(|| Ok(attach())).unwrap();
     let Ok((_, held)) = attached else { return };
     println!("attached");
     std::io::stdin().read_exact(&mut [0]).unwrap();

@@ -63,7 +63,8 @@ fn a_second_network_that_fails_undoes_the_first() {
     let pod = lab.pod();
     let error = lab.attach(&pod, &["good", "bad"], &[port(8080, Protocol::Udp)]).unwrap_err();
     let said = gantry_model::error::messages(&error).join(": ");
-    assert!(said.contains("cannot attach the pod to network 'bad' by its plugins, which it needs because"), "{said}");
+    let why = "use-plugins is true in the configuration of gantry";
+    assert!(said.contains(&format!("cannot attach the pod to network 'bad' by its plugins ({why}): ")), "{said}");
     assert!(said.contains("told to fail: at ADD (code 101)"), "{said}");
     assert_eq!(lab.asked(), "ADD/eth0 ADD/eth1 DEL/eth1 DEL/eth0");
     assert!(!pod.has_record());

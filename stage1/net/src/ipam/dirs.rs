@@ -4,14 +4,15 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::error::IpamError;
 use super::owner::Owner;
 use crate::config::files;
+use crate::flock::{self, Flock};
 
 const FORMAT: &str = "gantry-leases 1\n";
 /// More than any small file of ours has.
@@ -32,14 +33,7 @@ pub(super) struct Dirs {
 }
 
 /// The lock, held until dropped.
-pub(super) struct Locked<'a>(BorrowedFd<'a>);
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        // Fails for a descriptor that is not open only, and this one is.
-        let _ = rustix::fs::flock(self.0, FlockOperation::Unlock);
-    }
-}
+pub(super) type Locked<'a> = Flock<BorrowedFd<'a>>;
 
 /// A file's identity within the store, which is one file system.
 pub(super) type Inode = u64;
@@ -91,24 +85,11 @@ impl Dirs {
         Ok(self)
     }
 
-    /// Waits for the lock. Asking again and again has a deadline, which flock(2) by itself has not.
+    /// Waits for the lock.
     pub(super) fn lock(&self, wait: Duration) -> Result<Locked<'_>, IpamError> {
-        let start = Instant::now();
-        let mut pause = Duration::from_micros(200);
-        loop {
-            match rustix::fs::flock(&self.lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Locked(self.lock.as_fd())),
-                Err(Errno::WOULDBLOCK) if start.elapsed() < wait => {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(Duration::from_millis(10));
-                }
-                Err(Errno::WOULDBLOCK) => {
-                    return Err(IpamError::Locked { network: self.network.clone(), seconds: wait.as_secs() });
-                }
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(self.failed("take the lock", error)),
-            }
-        }
+        let locked = flock::lock(self.lock.as_fd(), false, wait, |_, _| Ok(()));
+        let locked = locked.map_err(|error| self.failed("take the lock", error))?;
+        locked.ok_or_else(|| IpamError::Locked { network: self.network.clone(), seconds: wait.as_secs() })
     }
 
     pub(super) fn failed(&self, doing: &str, error: impl Into<io::Error>) -> IpamError {

@@ -6,8 +6,9 @@
 //! A plugin is a program of somebody else that runs as root. It gets its variables and `PATH`, nothing else of our
 //! environment; its configuration on stdin; and a deadline, after which its process group is killed. Of what it prints at most
 //! [`MAX_OUTPUT`] bytes are taken, and nothing is believed that does not fit the specification. It is over when it
-//! exits: a child that keeps its pipes open is not waited for. (A child that made a session of its own outlives the kill;
-//! only the pod's namespaces and a cgroup hold that one.)
+//! exits: a child that keeps its pipes open is not waited for. (A child that made a session of its own outlives the kill.)
+//! It inherits what its callers do not close on exec: the locks by which those who come after a killed caller know that it
+//! runs yet.
 //!
 //! Follows the CNI specification 1.1.0: section 2 (execution protocol), 3 (execution of network configurations), 5 (result
 //! types) and the conventions document for `runtimeConfig` and `args`.

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | ports held | nothing: sockets die with us | |
 //! | record written, with all networks and no entries | a record | detach |
-//! | networks made, one after the other | leases, interfaces, what plugins keep; all by names the record has | detach |
+//! | networks made, one after the other | leases, interfaces, what plugins keep; all by names the record has. A plugin that runs yet | detach, which ends that first (`turn`) |
 //! | record written, with entries and addresses | the same | detach |
 //! | entries added to the tables, and 127.0.0.1 let out | the same, and entries | detach; the switch: reload |
 
@@ -12,13 +12,13 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use gantry_contract::network::{Address, Attached, Route};
 use gantry_contract::plan::{Dns, Networks};
-use rustix::io::fcntl_dupfd_cloexec;
 
 use super::error::{NetworkError, Result};
 use super::record::{self, Joined, Place, Record, Records};
 use super::select::{Choice, Families};
 use super::state::{Lock, StateDir, WAIT};
-use super::{Held, Pod, detach, entries, ports, tables};
+use super::turn::Turn;
+use super::{Chosen, Held, Namespaces, Pod, detach, entries, ports, tables};
 use crate::config::CniVersion;
 use crate::native::{self, Ends};
 use crate::netlink::{Namespace, Socket};
@@ -28,37 +28,32 @@ use crate::plugin::NetworkResult;
 /// What is at hand while a pod is attached.
 struct Making<'a> {
     pod: &'a Pod<'a>,
-    wanted: &'a Networks,
+    chosen: &'a Chosen<'a>,
     host: &'a Namespace,
     own: &'a Namespace,
+    keeper: u32,
     state: StateDir,
 }
 
-pub(super) fn attach(
-    pod: &Pod<'_>,
-    wanted: &Networks,
-    host: &Namespace,
-    own: &Namespace,
-) -> Result<(Vec<Attached>, Held)> {
+pub(super) fn attach(pod: &Pod<'_>, chosen: &Chosen<'_>, namespaces: &Namespaces<'_>) -> Result<(Vec<Attached>, Held)> {
+    let Chosen { wanted, choices } = chosen;
+    let Namespaces { host, own, keeper } = *namespaces;
     take_away_earlier(pod, wanted, host)?;
-    let choices = super::select::choose(wanted)?;
     let state = StateDir::open(&wanted.host)?;
-    let making = Making { pod, wanted, host, own, state };
+    let making = Making { pod, chosen, host, own, keeper, state };
     let mut sockets = Vec::new();
-    for choice in &choices {
+    for choice in choices {
         if choice.families() != Families::default() {
             ports::fit(&choice.ports, choice.families(), &choice.network.name)?;
         }
         within(host, || ports::hold(&choice.ports, choice.families(), &mut sockets))
             .map_err(|error| making.whose_port(error))?;
     }
-    let namespace = fcntl_dupfd_cloexec(own.as_fd(), 3);
-    let namespace = namespace.map_err(NetworkError::errno("keep the pod's network namespace open"))?;
-    let mut record = making.intent(&choices, &namespace)?;
+    let mut record = making.intent()?;
     record.write(pod.dir)?;
     let mut begun = 0;
-    match making.make(&choices, &mut record, &mut sockets, &mut begun) {
-        Ok(()) => Ok((record.attached, Held { _sockets: sockets, _namespace: Some(namespace) })),
+    match making.make(&mut record, &mut sockets, &mut begun) {
+        Ok(()) => Ok((record.attached, Held(sockets.into_iter().map(OwnedFd::from).collect()))),
         Err(cause) => Err(making.undo(&mut record, begun, cause)),
     }
 }
@@ -77,25 +72,21 @@ fn within<T>(host: &Namespace, work: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 impl Making<'_> {
-    fn intent(&self, choices: &[Choice], namespace: &OwnedFd) -> Result<Record> {
-        let joined = choices.iter().enumerate().map(|(index, choice)| choice.joined(index));
-        let mut record = Record::new(self.pod.id, &self.wanted.host, record::boot()?, joined.collect::<Result<_>>()?);
-        let stat = rustix::fs::fstat(namespace).map_err(NetworkError::errno("look at the pod's network namespace"))?;
-        let path = format!("/proc/{}/fd/{}", std::process::id(), namespace.as_raw_fd());
+    fn intent(&self) -> Result<Record> {
+        let joined = self.chosen.choices.iter().enumerate().map(|(index, choice)| choice.joined(index));
+        let mut record =
+            Record::new(self.pod.id, &self.chosen.wanted.host, record::boot()?, joined.collect::<Result<_>>()?);
+        let stat = rustix::fs::fstat(self.own).map_err(NetworkError::errno("look at the pod's network namespace"))?;
+        let path = format!("/proc/{}/fd/{}", self.keeper, self.own.as_fd().as_raw_fd());
         record.namespace = Some(Place { path, device: stat.st_dev, inode: stat.st_ino });
         Ok(record)
     }
 
     /// Makes the networks and their entries. `begun`: how many networks there may be something of.
-    fn make(
-        &self,
-        choices: &[Choice],
-        record: &mut Record,
-        sockets: &mut Vec<ports::Socket>,
-        begun: &mut usize,
-    ) -> Result<()> {
+    fn make(&self, record: &mut Record, sockets: &mut Vec<ports::Socket>, begun: &mut usize) -> Result<()> {
         let mut pod = Socket::open().map_err(NetworkError::link("open a socket in the pod"))?;
         pod.loopback_up().map_err(NetworkError::link("set the pod's loopback interface up"))?;
+        let _turn = self.chosen.run_plugins().then(|| Turn::first(self.pod.dir, self.pod.id)).transpose()?;
         // Until the entries are in the tables: nobody removes an empty bridge, or the tables, meanwhile.
         let _locked = self.state.lock(Lock::Links, true, WAIT)?;
         let leases = self.state.leases(&record.boot)?;
@@ -106,11 +97,11 @@ impl Making<'_> {
             host_namespace: self.host,
             pod_namespace: self.own,
             leases: leases.as_fd(),
-            owner: &self.wanted.host.state_dir,
+            owner: &self.chosen.wanted.host.state_dir,
         };
         let mut entries = State::new();
         let mut attached = Vec::new();
-        for (choice, joined) in choices.iter().zip(&record.networks) {
+        for (choice, joined) in self.chosen.choices.iter().zip(&record.networks) {
             *begun += 1;
             let netns = record.namespace.as_ref().map(|place| place.path.clone());
             let result = self.join(choice, joined, netns, &mut ends, &mut entries)?;
@@ -154,7 +145,7 @@ impl Making<'_> {
             source: Box::new(source),
         };
         let _locked = self.state.lock(Lock::Plugins, true, WAIT)?;
-        let runtime = self.state.runtime(&self.wanted.host)?;
+        let runtime = self.state.runtime(&self.chosen.wanted.host)?;
         let mut result = within(self.host, || {
             if choice.network.cni_version >= CniVersion::V1_1_0 {
                 runtime.status(&choice.network).map_err(|source| failed("use", source))?;
@@ -169,7 +160,7 @@ impl Making<'_> {
         if entries.is_empty() {
             return Ok(());
         }
-        let host = &self.wanted.host;
+        let host = &self.chosen.wanted.host;
         let mut added = tables::add(host, entries);
         for _ in 0..ATTEMPTS {
             match added {
@@ -207,7 +198,7 @@ impl Making<'_> {
                 (0..held.count).any(|offset| ports::shown(held, held.host_port.saturating_add(offset)) == port)
             })
         };
-        let records = Records::open(&self.wanted.host).and_then(|records| records.whole());
+        let records = Records::open(&self.chosen.wanted.host).and_then(|records| records.whole());
         let owner = records.ok().and_then(|records| records.into_iter().find(holds));
         let by = owner.map_or(by, |record| format!("pod {}", record.pod));
         NetworkError::PortTaken { port, by }

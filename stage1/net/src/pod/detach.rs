@@ -8,6 +8,7 @@ use gantry_contract::network::Host;
 use super::error::{NetworkError, Result};
 use super::record::{self, Found, Joined, Record, boot};
 use super::state::{StateDir, WAIT};
+use super::turn::Turn;
 use super::{Pod, select, sweep, tables};
 use crate::ipam::Store;
 use crate::native;
@@ -40,7 +41,7 @@ pub(super) fn whole(dir: BorrowedFd<'_>, record: &mut Record, own: Option<&Names
             errors.extend(out_of_tables(&record.pod, &record.host).err());
         }
     }
-    errors.extend(leave(record, now, own).err());
+    errors.extend(leave(dir, record, now, own).err());
     if !errors.is_empty() {
         errors.extend(marked.err());
     }
@@ -49,7 +50,7 @@ pub(super) fn whole(dir: BorrowedFd<'_>, record: &mut Record, own: Option<&Names
 }
 
 /// Leaves the networks, last first.
-fn leave(record: &Record, now: bool, own: Option<&Namespace>) -> Result<()> {
+fn leave(dir: BorrowedFd<'_>, record: &Record, now: bool, own: Option<&Namespace>) -> Result<()> {
     let state = StateDir::open(&record.host)?;
     // Plugins get the path that they got before, as long as it leads there.
     let before = record.namespace.as_ref().filter(|place| own.is_some() && place.is_there());
@@ -65,10 +66,23 @@ fn leave(record: &Record, now: bool, own: Option<&Namespace>) -> Result<()> {
         }
     }
     if record.networks.iter().any(|joined| joined.plugins) {
-        let runtime = state.runtime(&record.host)?;
-        for joined in record.networks.iter().rev().filter(|joined| joined.plugins) {
-            errors.extend(leave_plugins(&runtime, record, joined, now, netns.clone()).err());
-        }
+        errors.extend(leave_by_plugins(dir, &state, record, now, netns.as_ref()).err());
+    }
+    NetworkError::of_all(errors)
+}
+
+fn leave_by_plugins(
+    dir: BorrowedFd<'_>,
+    state: &StateDir,
+    record: &Record,
+    now: bool,
+    netns: Option<&String>,
+) -> Result<()> {
+    let _turn = Turn::next(dir, &record.pod)?;
+    let runtime = state.runtime(&record.host)?;
+    let mut errors = Vec::new();
+    for joined in record.networks.iter().rev().filter(|joined| joined.plugins) {
+        errors.extend(leave_plugins(&runtime, record, joined, now, netns.cloned()).err());
     }
     NetworkError::of_all(errors)
 }
@@ -109,7 +123,7 @@ fn by_id(pod: &Pod<'_>, host: &Host) -> Result<()> {
     let mut errors = Vec::new();
     errors.extend(out_of_tables(pod.id, host).err());
     if let Some(state) = StateDir::find(host)? {
-        errors.extend(plugins_by_id(pod.id, host, &state).err());
+        errors.extend(plugins_by_id(pod, host, &state).err());
         errors.extend(leases_by_id(pod.id, &state).err());
     }
     errors.extend(links_by_id(pod.id).err());
@@ -137,12 +151,14 @@ fn leases_by_id(pod: &str, state: &StateDir) -> Result<()> {
     NetworkError::of_all(errors)
 }
 
-fn plugins_by_id(pod: &str, host: &Host, state: &StateDir) -> Result<()> {
+fn plugins_by_id(pod: &Pod<'_>, host: &Host, state: &StateDir) -> Result<()> {
+    let _turn = Turn::next(pod.dir, pod.id)?;
     let runtime = state.runtime(host)?;
     let mut errors = Vec::new();
-    for (network, _, interface) in sweep::remembered(&runtime)?.into_iter().filter(|(_, container, _)| container == pod)
+    for (network, _, interface) in
+        sweep::remembered(&runtime)?.into_iter().filter(|(_, container, _)| container == pod.id)
     {
-        errors.extend(delete_remembered(&runtime, host, (&network, pod, &interface)).err());
+        errors.extend(delete_remembered(&runtime, host, (&network, pod.id, &interface)).err());
     }
     NetworkError::of_all(errors)
 }

@@ -182,6 +182,17 @@ pub enum NetworkError {
         /// How long was waited.
         seconds: u64,
     },
+    /// Plugins whose starter is dead cannot be ended.
+    #[error(
+        "plugins that were started for pod {pod} by a process that is dead cannot be ended (process {}): see what they wait for, end them, and try again",
+        processes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    Orphans {
+        /// Which pod.
+        pod: String,
+        /// Their process ids.
+        processes: Vec<i32>,
+    },
     /// An attachment failed, and what was made could not all be taken away.
     #[error("{cause}; and not all that was made could be taken away, the rest is in the pod's record: {}", all(left))]
     NotUndone {
@@ -226,7 +237,7 @@ fn unreadable(broken: &[String]) -> String {
 }
 
 fn reason(why: &Option<String>) -> String {
-    why.as_ref().map(|why| format!(" by its plugins, which it needs because {why}")).unwrap_or_default()
+    why.as_ref().map(|why| format!(" by its plugins ({why})")).unwrap_or_default()
 }
 
 /// An error with its causes: where several stand in one sentence, nobody walks the chain of each.
@@ -252,7 +263,7 @@ impl Kind for NetworkError {
             Self::Link { source, .. } => source.kind(),
             Self::Damaged { .. } => ErrorKind::Damaged,
             Self::Newer { .. } => ErrorKind::Refused,
-            Self::Locked { .. } => ErrorKind::TimedOut,
+            Self::Locked { .. } | Self::Orphans { .. } => ErrorKind::TimedOut,
             Self::NotUndone { cause, .. } => cause.kind(),
             Self::Several(errors) => errors.first().map_or(ErrorKind::Internal, Kind::kind),
         }

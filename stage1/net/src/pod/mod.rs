@@ -8,7 +8,7 @@
 //! The record is the truth about what a pod owns here: a lease, a cached result or an interface of ours whose pod has none,
 //! looked up when it was seen, belongs to nobody.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use gantry_contract::network::{Attached, Host, Network};
 use gantry_contract::plan::Networks;
@@ -20,6 +20,7 @@ mod check;
 mod detach;
 mod entries;
 mod error;
+mod holders;
 mod list;
 mod ports;
 mod record;
@@ -27,6 +28,7 @@ mod select;
 mod state;
 mod sweep;
 mod tables;
+mod turn;
 
 pub use error::NetworkError;
 
@@ -38,7 +40,30 @@ pub struct Pod<'a> {
     pub dir: BorrowedFd<'a>,
 }
 
-/// Attaches a pod to its networks, in its own namespace, where the calling thread is; `host` is the one it came from. The
+/// The networks that a pod gets, as they are configured now.
+#[derive(Debug)]
+pub struct Chosen<'a> {
+    wanted: &'a Networks,
+    choices: Vec<select::Choice>,
+}
+
+impl Chosen<'_> {
+    /// Whether plugins make some of them.
+    #[must_use]
+    pub fn run_plugins(&self) -> bool {
+        self.choices.iter().any(|choice| choice.plugins.is_some())
+    }
+}
+
+/// Looks which networks a pod gets, and who makes each; changes nothing.
+///
+/// # Errors
+/// [`NetworkError`]: one that is not there or cannot be used, ports that no network can have.
+pub fn choose(wanted: &Networks) -> Result<Chosen<'_>, NetworkError> {
+    Ok(Chosen { wanted, choices: select::choose(wanted)? })
+}
+
+/// Attaches a pod to its networks, in its own namespace, where the calling thread is. The
 /// loopback interface is up afterwards. When one network fails, those before it are taken away. What an earlier attempt of the
 /// same pod has left is taken away first.
 ///
@@ -48,19 +73,39 @@ pub struct Pod<'a> {
 /// [`NetworkError`]; nothing is left of it then, or the pod's record says what is ([`detach`]).
 pub fn attach(
     pod: &Pod<'_>,
-    wanted: &Networks,
-    host: &Namespace,
-    own: &Namespace,
+    chosen: &Chosen<'_>,
+    namespaces: &Namespaces<'_>,
 ) -> Result<(Vec<Attached>, Held), NetworkError> {
-    attach::attach(pod, wanted, host, own)
+    attach::attach(pod, chosen, namespaces)
 }
 
-/// Sockets on the ports of the host that lead to the pod, so that nobody else listens there; and a descriptor of the pod's
-/// network namespace, by which plugins know it (`CNI_NETNS`).
+/// The two network namespaces that a pod is attached between.
+#[derive(Clone, Copy)]
+pub struct Namespaces<'a> {
+    /// The host's.
+    pub host: &'a Namespace,
+    /// The pod's.
+    pub own: &'a Namespace,
+    /// The process that has `own` open, by this descriptor, as long as the pod lives: so plugins are told where it is
+    /// (`CNI_NETNS`).
+    pub keeper: u32,
+}
+
+/// Sockets on the ports of the host that lead to the pod, so that nobody else listens there.
 #[derive(Debug, Default)]
-pub struct Held {
-    _sockets: Vec<ports::Socket>,
-    _namespace: Option<std::os::fd::OwnedFd>,
+pub struct Held(Vec<OwnedFd>);
+
+impl Held {
+    /// The sockets.
+    pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.0.iter().map(AsFd::as_fd)
+    }
+}
+
+impl From<Vec<OwnedFd>> for Held {
+    fn from(sockets: Vec<OwnedFd>) -> Self {
+        Self(sockets)
+    }
 }
 
 /// Takes away all that the pod's record says, in the host's namespaces, where the calling thread is. `own`: the pod's

@@ -21,7 +21,13 @@ pub(super) const SOMEBODY: &str = "another process of this host";
 #[derive(Debug)]
 pub(super) struct Socket {
     ipv4: bool,
-    _fd: OwnedFd,
+    fd: OwnedFd,
+}
+
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> Self {
+        socket.fd
+    }
 }
 
 /// Holds these ports in the calling thread's network namespace, for those families; and adds them to what is held.
@@ -30,7 +36,7 @@ pub(super) fn hold(ports: &[Port], families: Families, held: &mut Vec<Socket>) -
         for address in addresses(port, families) {
             for number in port.host_port..=port.host_port.saturating_add(port.count.saturating_sub(1)) {
                 if let Some(fd) = bind(address, number, port)? {
-                    held.push(Socket { ipv4: address.is_ipv4(), _fd: fd });
+                    held.push(Socket { ipv4: address.is_ipv4(), fd });
                 }
             }
         }

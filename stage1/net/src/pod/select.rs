@@ -115,9 +115,9 @@ fn choice(network: NetworkConfig, args: Vec<(String, String)>, host: &Host) -> C
 /// Why a network is made by its plugins; None: gantry makes it.
 pub(super) fn plugins_needed(network: &NetworkConfig, host: &Host) -> Option<String> {
     if host.use_plugins && network.source != Source::BuiltIn {
-        return Some("the configuration of gantry says that plugins are to be used".into());
+        return Some("use-plugins is true in the configuration of gantry".into());
     }
-    native::obstacle(network)
+    native::obstacle(network).map(|what| format!("gantry itself cannot: {what}"))
 }
 
 /// The ports go to the first network that forwards and masquerades, else to the first that forwards.

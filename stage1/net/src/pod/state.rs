@@ -3,25 +3,29 @@
 //! ```text
 //! STATE_DIR/            0700
 //!   lock                flock: shared by who makes an interface and its entries, exclusive for who removes bridges
-//!   gc                  flock: shared by who runs plugins for a pod, exclusive for their garbage collection
+//!   gc                  flock: shared by who adds a pod by plugins, exclusive for their garbage collection; the plugins have it too
 //!   results/            crate::plugin::Cache
 //!   BOOT_ID/NETWORK/    crate::ipam::Store
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gantry_contract::network::Host;
-use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::error::{NetworkError, Result};
+use super::holders::holders;
 use crate::config::files;
+use crate::flock::{self, Flock};
 use crate::plugin::{Cache, Runtime};
 
 /// How long to wait for others who take addresses or make interfaces.
 pub(super) const WAIT: Duration = Duration::from_secs(30);
+/// When it is looked whether it is plugins that have a lock, and nobody who would end them: a collection takes no longer.
+const ORPHAN_AFTER: Duration = Duration::from_secs(12);
 /// The deepest directory of leases.
 const MAX_DEPTH: u32 = 8;
 
@@ -32,12 +36,10 @@ pub(super) struct StateDir {
 }
 
 /// A lock, held until dropped.
-pub(super) struct Locked {
-    _file: OwnedFd,
-}
+pub(super) type Locked = Flock<OwnedFd>;
 
 /// What a lock is about.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lock {
     Links,
     Plugins,
@@ -136,25 +138,27 @@ impl StateDir {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&self.fd, lock.name(), flags, Mode::RUSR | Mode::WUSR)
             .map_err(NetworkError::errno(format!("open {}", path())))?;
-        let how = if shared { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
-        let start = Instant::now();
-        let mut pause = Duration::from_micros(200);
-        loop {
-            match rustix::fs::flock(&file, how) {
-                Ok(()) => return Ok(Locked { _file: file }),
-                Err(Errno::WOULDBLOCK) if start.elapsed() < wait => {
-                    // flock(2) has no deadline.
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(Duration::from_millis(10));
-                }
-                Err(Errno::WOULDBLOCK) => {
-                    return Err(NetworkError::Locked { path: path(), seconds: wait.as_secs() });
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(NetworkError::errno(format!("lock {}", path()))(errno)),
-            }
+        let locked = flock::lock(file, shared, wait, |file, elapsed| {
+            let orphan = lock == Lock::Plugins && shared && elapsed >= ORPHAN_AFTER;
+            if orphan { end_orphans(file) } else { Ok(()) }
+        });
+        let locked = locked.map_err(NetworkError::file(format!("lock {}", path())))?;
+        let locked = locked.ok_or_else(|| NetworkError::Locked { path: path(), seconds: wait.as_secs() })?;
+        if lock == Lock::Plugins {
+            // A plugin that outlives us goes on having it: what GC was told is true until it is done.
+            locked.inherit().map_err(NetworkError::file(format!("lock {}", path())))?;
         }
+        Ok(locked)
     }
+}
+
+/// Ends a collection of garbage whose starter is dead, and with it the deadline: nobody could be attached until it ended.
+fn end_orphans(file: &OwnedFd) -> std::io::Result<()> {
+    let holders = holders(file)?;
+    if !holders.have_starter() {
+        holders.kill();
+    }
+    Ok(())
 }
 
 /// How long one plugin may take.

@@ -188,7 +188,8 @@ impl Lab {
     ) -> Result<(Vec<Attached>, Held), NetworkError> {
         let wanted = self.wanted(names, ports);
         let it = pod::Pod { id: &pod.id, dir: pod.dir.as_fd() };
-        pod.own.enter(|| Ok(pod::attach(&it, &wanted, &self.here, &pod.own))).unwrap()
+        let attach = || pod::choose(&wanted).and_then(|chosen| pod::attach(&it, &chosen, &pod.namespaces(&self.here)));
+        pod.own.enter(|| Ok(attach())).unwrap()
     }
 
     pub(crate) fn detach(&self, pod: &TestPod) -> Result<(), NetworkError> {
@@ -254,6 +255,11 @@ impl Lab {
 }
 
 impl TestPod {
+    /// The pod's namespace and the host's, as kept by this process.
+    pub(crate) fn namespaces<'a>(&'a self, host: &'a Namespace) -> pod::Namespaces<'a> {
+        pod::Namespaces { host, own: &self.own, keeper: std::process::id() }
+    }
+
     /// What `ip -j` says in it.
     pub(crate) fn ip(&self, args: &str) -> Value {
         let holder = self.holder.as_ref().unwrap().id();
