@@ -5,8 +5,7 @@
 //! what must stay open, the sockets on the host's ports. It dies with the supervisor; what it had begun is in the pod's record,
 //! and a plugin that runs yet is waited for by whoever takes it away ([`gantry_net::pod`]).
 
-use std::io::{IoSlice, IoSliceMut, Write as _};
-use std::mem::MaybeUninit;
+use std::io::Write as _;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use gantry_contract::Failure;
@@ -15,19 +14,15 @@ use gantry_model::ErrorKind;
 use gantry_net::pod::Held;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::failure::{Attempt, Result, failure};
 use crate::network::close_elsewhere;
+use crate::passing::{self, AT_A_TIME};
 use crate::sys::{self, Fork};
 
-/// How many descriptors go with one message; the kernel takes 253.
-const AT_A_TIME: usize = 128;
-/// What goes with them. An answer begins with something else.
+/// What descriptors go with. An answer begins with something else.
 const MARK: u8 = b'+';
 
 /// How long one that has said all, or was killed, may take to be gone, in seconds.
@@ -125,10 +120,7 @@ fn tell(socket: OwnedFd, came: Result<(Vec<Attached>, Held)>) -> std::io::Result
     };
     let sockets: Vec<BorrowedFd<'_>> = held.sockets().collect();
     for fds in sockets.chunks(AT_A_TIME) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_A_TIME))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        ancillary.push(SendAncillaryMessage::ScmRights(fds));
-        rustix::net::sendmsg(&socket, &[IoSlice::new(&[MARK])], &mut ancillary, SendFlags::NOSIGNAL)?;
+        passing::send(&socket, &[MARK], fds, SendFlags::empty())?;
     }
     let text = serde_json::to_vec(&said)?;
     std::fs::File::from(socket).write_all(&text)
@@ -137,21 +129,12 @@ fn tell(socket: OwnedFd, came: Result<(Vec<Attached>, Held)>) -> std::io::Result
 /// Takes what comes next; `false`: that was all.
 fn receive(socket: BorrowedFd<'_>, text: &mut Vec<u8>, sockets: &mut Vec<OwnedFd>) -> rustix::io::Result<bool> {
     let mut bytes = [0u8; 16 << 10];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_A_TIME))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = rustix::io::retry_on_intr(|| {
-        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags)
-    })?;
-    if received.flags.contains(ReturnFlags::CTRUNC) {
+    let received = passing::receive(socket, &mut bytes, RecvFlags::empty())?;
+    if received.lacks_fds {
         // A port that is not held is another's.
         return Err(Errno::MFILE);
     }
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            sockets.extend(fds);
-        }
-    }
+    sockets.extend(received.fds);
     let said = &bytes[..received.bytes];
     let marks = if text.is_empty() { said.iter().take_while(|byte| **byte == MARK).count() } else { 0 };
     text.extend_from_slice(&said[marks..]);

@@ -1,22 +1,21 @@
 //! The server's side of the control socket: connections, requests with their descriptors, answers.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gantry_contract::control::{Answer, MAX_MESSAGE, Request};
 use gantry_contract::files;
 use gantry_model::ErrorKind;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::failure::{Attempt, Result, failure};
+use crate::passing;
 
 /// More connections than this wait in the socket's backlog.
 pub(crate) const MOST_CONNECTIONS: usize = 128;
+
+/// With one request.
+const MOST_DESCRIPTORS: usize = 4;
 
 /// A connection that has sent no request by then is closed.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
@@ -60,30 +59,18 @@ impl Connection {
     /// Reads the request and the descriptors that came with it. `None`: the client went away.
     pub(crate) fn request(&self) -> Option<Result<(Request, Vec<OwnedFd>)>> {
         let mut bytes = vec![0u8; MAX_MESSAGE];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let received =
-            rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags).ok()?;
-        let fds: Vec<OwnedFd> = ancillary
-            .drain()
-            .filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-                _ => None,
-            })
-            .flatten()
-            .collect();
+        let received = passing::receive(&self.socket, &mut bytes, RecvFlags::DONTWAIT).ok()?;
         if received.bytes == 0 {
             return None;
         }
-        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        if received.is_cut || received.lacks_fds || received.fds.len() > MOST_DESCRIPTORS {
             return Some(Err(failure(
                 ErrorKind::Invalid,
-                format!("a request has at most {MAX_MESSAGE} bytes and four descriptors"),
+                format!("a request has at most {MAX_MESSAGE} bytes and {MOST_DESCRIPTORS} descriptors"),
             )));
         }
         let request = serde_json::from_slice(&bytes[..received.bytes]);
-        Some(request.map(|request| (request, fds)).map_err(|error| {
+        Some(request.map(|request| (request, received.fds)).map_err(|error| {
             failure(ErrorKind::Invalid, format!("the supervisor does not understand the request: {error}"))
         }))
     }
@@ -93,11 +80,5 @@ impl Connection {
 pub(crate) fn answer(socket: &OwnedFd, answer: &Answer, fd: Option<&OwnedFd>) {
     let Ok(bytes) = serde_json::to_vec(answer) else { return };
     let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    let _ = rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut ancillary, flags);
+    let _ = passing::send(socket, &bytes, &fds, SendFlags::DONTWAIT);
 }

@@ -7,10 +7,7 @@ use std::time::Instant;
 
 use gantry_contract::control;
 use gantry_model::ErrorKind;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags};
 use rustix::termios::Winsize;
@@ -23,7 +20,7 @@ use crate::launcher::{EXECVE_DEADLINE, refusal, tell};
 use crate::program::Unexecutable;
 use crate::sys::{self, Fork};
 use crate::user::{self, Ids};
-use crate::{spec, terminal};
+use crate::{passing, spec, terminal};
 
 /// An exec until its program runs. Nothing of it is waited for: a process of the app can stop it (SIGSTOP), for as long
 /// as it likes.
@@ -212,7 +209,7 @@ impl Carrier<'_> {
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         rustix::termios::tcsetwinsize(&master, size)?;
         rustix::fs::fchown(&peer, Some(rustix::fs::Uid::from_raw(self.ids.uid)), None)?;
-        send(to, &master)?;
+        passing::send(to, b"t", &[master.as_fd()], SendFlags::empty())?;
         set_stdio(&peer, &peer, &peer)
     }
 
@@ -296,16 +293,6 @@ fn set_stdio(stdin: &OwnedFd, stdout: &OwnedFd, stderr: &OwnedFd) -> std::io::Re
     Ok(rustix::stdio::dup2_stderr(stderr)?)
 }
 
-/// Sends one descriptor over a socket.
-fn send(socket: &OwnedFd, fd: &OwnedFd) -> std::io::Result<()> {
-    let fds = [fd.as_fd()];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    rustix::net::sendmsg(socket, &[std::io::IoSlice::new(b"t")], &mut ancillary, SendFlags::NOSIGNAL)?;
-    Ok(())
-}
-
 /// What a carrier says.
 enum Message {
     /// The master of the program's terminal.
@@ -323,15 +310,8 @@ fn send_pid(socket: &OwnedFd, pid: Pid) -> std::io::Result<()> {
 /// The next message that is there already.
 fn receive(socket: &OwnedFd) -> std::io::Result<Message> {
     let mut text = [0u8; 4];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let received = rustix::net::recvmsg(socket, &mut [std::io::IoSliceMut::new(&mut text)], &mut ancillary, flags)?;
-    let fd = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    match (fd, received.bytes) {
+    let received = passing::receive(socket, &mut text, RecvFlags::DONTWAIT)?;
+    match (received.fds.into_iter().next(), received.bytes) {
         (Some(fd), _) => Ok(Message::Terminal(fd)),
         (None, 4) => Ok(Message::Pid(i32::from_ne_bytes(text))),
         (None, _) => Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof)),

@@ -31,6 +31,7 @@ mod launch;
 mod launcher;
 mod logs;
 mod network;
+mod passing;
 mod program;
 mod role;
 mod root;

@@ -1,17 +1,15 @@
 //! Both ends of an app's stdio: pipes, or a pseudo-terminal of the app's own /dev/pts.
 
-use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 
 use gantry_model::ErrorKind;
 use rustix::fs::{CWD, Mode, OFlags};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::app::{Input, Source};
 use crate::failure::{Attempt, Result, failure};
 use crate::logs::{Pending, Stream};
+use crate::passing;
 
 /// The ends before and after libcontainer took the app's.
 pub(crate) struct Ends {
@@ -66,16 +64,8 @@ impl Ends {
 fn receive_master(listener: &OwnedFd) -> Result<OwnedFd> {
     let what = || "cannot receive the app's terminal";
     let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC).attempt(what)?;
-    let mut text = [0u8; 64];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(&mut text)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
-        .attempt(what)?;
-    let received = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    received.ok_or_else(|| failure(ErrorKind::Internal, "libcontainer sent no terminal"))
+    let received = passing::receive(&socket, &mut [0; 64], RecvFlags::empty()).attempt(what)?;
+    received.fds.into_iter().next().ok_or_else(|| failure(ErrorKind::Internal, "libcontainer sent no terminal"))
 }
 
 /// Makes a pipe the user's. Only a pipe without a name: a FIFO of the host stays whose it is.
