@@ -126,12 +126,12 @@ const VERBS: &[Verb] = &[
     verb(
         "serve-echo",
         "PORT [ADDRESS]",
-        "answer each line on TCP and UDP with who sent it and to whom",
+        "answer each line on TCP, UDP and SCTP with who sent it and to whom",
         network::serve_echo,
     ),
     verb(
         "ask",
-        "tcp|udp HOST PORT [TEXT [SECONDS [FROM]]]",
+        "tcp|udp|sctp HOST PORT [TEXT [SECONDS [FROM]]]",
         "send a line (from port FROM), print the answer",
         network::ask,
     ),

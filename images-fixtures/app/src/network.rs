@@ -3,7 +3,11 @@
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
 use crate::output::put;
 use crate::{Failure, OK, Outcome, number};
@@ -106,8 +110,15 @@ pub(crate) fn serve_echo(args: &[String]) -> Outcome {
             let _ = udp.send_to(&echo(peer, near(peer).unwrap_or(at), &line[..length]), peer);
         }
     });
+    if let Some(sctp) = sctp_listener(at)? {
+        std::thread::spawn(move || echo_lines(&sctp));
+    }
+    echo_lines(&tcp)
+}
+
+fn echo_lines(listener: &TcpListener) -> Outcome {
     loop {
-        let (stream, peer) = tcp.accept()?;
+        let (stream, peer) = listener.accept()?;
         // One bad client is not the end of a server.
         if let Err(error) = echo_line(&stream, peer) {
             put(format!("client: {error}\n").as_bytes())?;
@@ -121,6 +132,30 @@ fn echo_line(mut stream: &TcpStream, peer: SocketAddr) -> std::io::Result<()> {
     let mut line = Vec::new();
     BufReader::new(stream.take(2048)).read_until(b'\n', &mut line)?;
     stream.write_all(&echo(peer, stream.local_addr()?, &line))
+}
+
+/// A socket of SCTP, used as one of TCP is (one-to-one style, RFC 6458 section 4).
+fn sctp_socket(to: SocketAddr) -> rustix::io::Result<OwnedFd> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::SCTP))
+}
+
+/// `None`: this kernel has no SCTP.
+fn sctp_listener(at: SocketAddr) -> std::io::Result<Option<TcpListener>> {
+    let socket = match sctp_socket(at) {
+        Err(Errno::PROTONOSUPPORT) => return Ok(None),
+        socket => socket?,
+    };
+    rustix::net::bind(&socket, &at)?;
+    rustix::net::listen(&socket, 16)?;
+    Ok(Some(socket.into()))
+}
+
+fn sctp_connect(to: SocketAddr, patience: Duration) -> std::io::Result<TcpStream> {
+    let socket = sctp_socket(to)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
+    rustix::net::connect(&socket, &to)?;
+    Ok(socket.into())
 }
 
 /// The address from which datagrams to this peer are sent.
@@ -146,14 +181,14 @@ pub(crate) fn ask(args: &[String]) -> Outcome {
     let to = (host.as_str(), port).to_socket_addrs()?.next();
     let to = to.ok_or_else(|| Failure::Failed(format!("{host} has no address")))?;
     match protocol.as_str() {
-        "tcp" => ask_tcp(to, &line, patience),
+        "tcp" => ask_stream(TcpStream::connect_timeout(&to, patience)?, &line, patience),
+        "sctp" => ask_stream(sctp_connect(to, patience)?, &line, patience),
         "udp" => ask_udp(to, &line, patience, from),
         _ => Err(Failure::Usage),
     }
 }
 
-fn ask_tcp(to: SocketAddr, line: &str, patience: Duration) -> Outcome {
-    let mut stream = TcpStream::connect_timeout(&to, patience)?;
+fn ask_stream(mut stream: TcpStream, line: &str, patience: Duration) -> Outcome {
     stream.set_read_timeout(Some(patience))?;
     stream.write_all(line.as_bytes())?;
     let mut answer = Vec::new();
