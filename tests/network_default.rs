@@ -363,3 +363,24 @@ fn pods_do_not_hear_which_groups_others_are_in() {
     wait_for("the second pod to say which groups it is in", || (said(&two) >= 2).then_some(()));
     assert_eq!(count(&one, "Icmp6InMLDv2Reports"), 0);
 }
+
+#[test]
+fn gc_tells_what_it_removed_of_networks() {
+    let (_space, g) = lab();
+    let _ = g.client(&["--rm", "--net=default"], &["true"]).ok();
+    let swept = |flags: &[&str]| -> Vec<Value> {
+        let all = g.run(&[&["gc", "--grace-period=0s", "-o", "json"], flags].concat()).ok().json();
+        all.as_array().cloned().unwrap_or_default()
+    };
+    let of_bridge = |all: &[Value], done: bool| {
+        all.iter().any(|it| {
+            let what = it["what"].as_str().unwrap_or_default();
+            what.contains("bridge gantry0") && it["id"].is_null() && it["action"] == "removed" && it["done"] == done
+        })
+    };
+    let would = swept(&["--dry-run"]);
+    assert!(of_bridge(&would, false), "{would:?}");
+    let did = swept(&[]);
+    assert!(of_bridge(&did, true), "{did:?}");
+    assert_eq!(swept(&[]), Vec::<Value>::new());
+}

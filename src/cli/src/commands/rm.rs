@@ -53,10 +53,11 @@ pub(crate) struct Gc {
     form: Form,
 }
 
-/// One step as JSON.
+/// One step as JSON: what was done with a pod, or what was removed of networks that belonged to none.
 #[derive(Serialize)]
-struct Document {
-    id: Text<gantry_model::PodId>,
+struct Document<'a> {
+    id: Option<Text<gantry_model::PodId>>,
+    what: Option<&'a str>,
     action: &'static str,
     why: &'static str,
     done: bool,
@@ -81,7 +82,16 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
             let lead = if args.dry_run { "would be removed" } else { "removed" };
             networks.iter().try_for_each(|line| writeln!(out, "{lead}: {line}"))
         }
-        form => json::items(out, form, steps.iter().map(|step| document(step, !args.dry_run))),
+        form => {
+            let swept = networks.iter().map(|line| Document {
+                id: None,
+                what: Some(line),
+                action: "removed",
+                why: "it belongs to no pod",
+                done: !args.dry_run,
+            });
+            json::items(out, form, steps.iter().map(|step| document(step, !args.dry_run)).chain(swept))
+        }
     })?;
     let mut worst = exit::OK;
     let failures = failures.into_iter().map(|(_, error)| Failure::from(error));
@@ -97,8 +107,8 @@ fn lines(out: &mut dyn Write, steps: &[GcStep], dry_run: bool) -> io::Result<()>
     steps.iter().try_for_each(|step| writeln!(out, "{}: {lead}{} ({})", step.id, action(step.action), step.why))
 }
 
-fn document(step: &GcStep, done: bool) -> Document {
-    Document { id: Text(step.id), action: action(step.action), why: step.why, done }
+fn document(step: &GcStep, done: bool) -> Document<'static> {
+    Document { id: Some(Text(step.id)), what: None, action: action(step.action), why: step.why, done }
 }
 
 fn action(action: GcAction) -> &'static str {
