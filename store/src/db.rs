@@ -355,10 +355,12 @@ pub(crate) fn connect_to(path: &Path) -> Result<Connection, StoreError> {
     Ok(conn)
 }
 
-/// Looks whether the database can be used as it is, and refuses what can never be.
+/// Looks whether the database can be used as it is, and refuses what can never be. All of it is seen at one moment: somebody
+/// may be making it, or migrating it, right now.
 pub(crate) fn look(conn: &Connection, layout: &Layout, boot: &BootId, steps: &[&str]) -> Result<Look, OpenError> {
     let sql = || StoreError::sql("open the database");
     let path = || layout.db();
+    let conn = &conn.unchecked_transaction().map_err(sql())?;
     let version = migrate::version(conn).map_err(sql())?;
     if version == 0 {
         // Ours, cut short before its first step; or an empty database of anybody's, which harms nobody.

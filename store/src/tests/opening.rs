@@ -8,7 +8,8 @@ use gantry_model::{BootId, ErrorKind, Kind as _, Phase, Timestamp, Was};
 use rusqlite::Connection;
 
 use super::*;
-use crate::migrate::STEPS;
+use crate::db::{self, Look};
+use crate::migrate::{self, STEPS};
 use crate::{OpenError, StoreError};
 
 const V1: &str = include_str!("../../fixtures/v1.sql");
@@ -44,6 +45,27 @@ fn a_new_store_is_ours_alone_and_is_there_the_next_time() {
     assert_eq!(home.another().image(&id).unwrap().unwrap().id, id);
     assert_eq!(home.another().last_seq().unwrap(), 1);
     assert_eq!(home.store.check(true).unwrap(), []);
+}
+
+/// Who comes while another makes the database sees none of it or all.
+#[test]
+fn several_open_what_one_of_them_is_making() {
+    for _ in 0..20 {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = crate::Layout::new(dir.path());
+        db::make_db(&layout.db()).unwrap();
+        let maker = db::connect(&layout).unwrap();
+        db::set_wal(&maker).unwrap();
+        let looks = db::connect(&layout).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || migrate::migrate(&maker, STEPS, |_| Ok(())).unwrap());
+            let look = || match db::look(&looks, &layout, &boot("b"), STEPS).unwrap() {
+                Look::Behind(steps) => steps,
+                Look::Ready => panic!("no boot was entered"),
+            };
+            while look() < STEPS.len() {}
+        });
+    }
 }
 
 #[test]
