@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use gantry_contract::control::{Answer, MAX_MESSAGE, Request};
 use gantry_contract::files;
 use gantry_model::ErrorKind;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::failure::{Attempt, Result, failure};
@@ -49,9 +50,7 @@ impl Connection {
     pub(crate) fn accept(listener: &OwnedFd) -> std::io::Result<Option<Self>> {
         match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => Ok(Some(Self { socket, deadline: Instant::now() + REQUEST_DEADLINE })),
-            Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOMEM) => {
-                Err(std::io::Error::other("no descriptor is left"))
-            }
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Err(std::io::Error::other("no descriptor is left")),
             Err(_) => Ok(None),
         }
     }
@@ -59,11 +58,17 @@ impl Connection {
     /// Reads the request and the descriptors that came with it. `None`: the client went away.
     pub(crate) fn request(&self) -> Option<Result<(Request, Vec<OwnedFd>)>> {
         let mut bytes = vec![0u8; MAX_MESSAGE];
-        let received = passing::receive(&self.socket, &mut bytes, RecvFlags::DONTWAIT).ok()?;
+        let received = match passing::receive(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
+            Err(Errno::MFILE) => {
+                let why = "the supervisor has no descriptor left for what came with the request";
+                return Some(Err(failure(ErrorKind::Exhausted, why)));
+            }
+            other => other.ok()?,
+        };
         if received.bytes == 0 {
             return None;
         }
-        if received.is_cut || received.lacks_fds || received.fds.len() > MOST_DESCRIPTORS {
+        if received.is_cut || received.fds.len() > MOST_DESCRIPTORS {
             return Some(Err(failure(
                 ErrorKind::Invalid,
                 format!("a request has at most {MAX_MESSAGE} bytes and {MOST_DESCRIPTORS} descriptors"),
