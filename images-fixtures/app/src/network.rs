@@ -100,7 +100,15 @@ pub(crate) fn serve_echo(args: &[String]) -> Outcome {
     let tcp = TcpListener::bind((address, number::<u16>(args, 0)?))?;
     let at = tcp.local_addr()?;
     let udp = UdpSocket::bind(at)?;
+    let sctp = sctp_listener(at)?;
     put(format!("listening on {}\n", at.port()).as_bytes())?;
+    if let Some(sctp) = sctp {
+        std::thread::spawn(move || {
+            if let Err(Failure::Failed(why)) = echo_lines(&sctp) {
+                drop(put(format!("sctp: {why}\n").as_bytes()));
+            }
+        });
+    }
     std::thread::spawn(move || {
         loop {
             let mut line = [0; 2048];
@@ -110,9 +118,6 @@ pub(crate) fn serve_echo(args: &[String]) -> Outcome {
             let _ = udp.send_to(&echo(peer, near(peer).unwrap_or(at), &line[..length]), peer);
         }
     });
-    if let Some(sctp) = sctp_listener(at)? {
-        std::thread::spawn(move || echo_lines(&sctp));
-    }
     echo_lines(&tcp)
 }
 

@@ -58,12 +58,14 @@ fn several_open_what_one_of_them_is_making() {
         db::set_wal(&maker).unwrap();
         let looks = db::connect(&layout).unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(move || migrate::migrate(&maker, STEPS, |_| Ok(())).unwrap());
+            let making = scope.spawn(move || migrate::migrate(&maker, STEPS, |_| Ok(())).unwrap());
             let look = || match db::look(&looks, &layout, &boot("b"), STEPS).unwrap() {
                 Look::Behind(steps) => steps,
                 Look::Ready => panic!("no boot was entered"),
             };
-            while look() < STEPS.len() {}
+            while look() < STEPS.len() && !making.is_finished() {}
+            making.join().unwrap();
+            assert_eq!(look(), STEPS.len());
         });
     }
 }
