@@ -10,11 +10,11 @@ TITLE = "exec of one trivial process in a running app"
 TARGETS = {"runc exec": 0.4}
 
 
-def gantry(world, stack):
-    pod = world.runner.text(world.gantry.run_args(
+def gantry(world, stack, build):
+    pod = world.runner.text(build.run_args(
         "--detach", f"docker://{world.reference}", "--exec", APP, "--", "sleep", "forever")).splitlines()[-1]
-    stack.callback(world.runner.run, world.gantry.command("rm", "--force", pod))
-    command = world.gantry.command("exec", pod, "--", APP, "true")
+    stack.callback(world.runner.run, build.command("rm", "--force", pod))
+    command = build.command("exec", pod, "--", APP, "true")
     return lambda _: world.runner.run(command)["ns"]
 
 
@@ -47,8 +47,8 @@ def run(world):
     """Rows: name -> summary."""
     with ExitStack() as stack:
         made = {}
-        if world.wants("gantry"):
-            made["gantry exec"] = gantry(world, stack)
+        for suffix, build in world.builds().items():
+            made["gantry exec" + suffix] = gantry(world, stack, build)
         if world.wants("crun"):
             made["crun exec"] = low_level(world, stack, "crun", world.crun_runner)
         if world.wants("runc"):

@@ -12,9 +12,9 @@ def contenders(world):
     """name -> function that runs it once."""
     made = {}
     image = world.reference
-    if world.wants("gantry"):
-        command = world.gantry.run_args("--rm", f"docker://{image}", "--exec", APP, "--", "true")
-        made["gantry run"] = lambda _: world.runner.run(command)["ns"]
+    for suffix, gantry in world.builds().items():
+        command = gantry.run_args("--rm", f"docker://{image}", "--exec", APP, "--", "true")
+        made["gantry run" + suffix] = lambda _, command=command: world.runner.run(command)["ns"]
     if world.wants("crun"):
         crun = [*world.low_level("crun"), "run", "--bundle", world.bundle("crun", "true")]
         made["crun run"] = lambda i: world.crun_runner.run([*crun, f"bench-crun-{i}"])["ns"]

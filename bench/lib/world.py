@@ -97,10 +97,24 @@ class World:
     @cached_property
     def gantry(self):
         """gantry with the fixture image in its store."""
-        if not os.access(os.path.join(self.options.programs, "gantry"), os.X_OK):
-            raise Failed(f"no gantry in {self.options.programs}: `./dev build` makes it, or leave it out with"
-                         " --without gantry")
-        gantry = Gantry(self.runner, self.options.programs, os.path.join(self.work, "gantry"))
+        return self.gantry_of(self.options.programs, "gantry")
+
+    @cached_property
+    def baseline(self):
+        """Another build of gantry, with a store of its own: the on-disk formats may differ."""
+        return self.gantry_of(self.options.baseline, "gantry-baseline")
+
+    def builds(self):
+        """Suffix of the contender's name -> each build of gantry that takes part."""
+        if not self.wants("gantry"):
+            return {}
+        return {"": self.gantry} | ({", baseline": self.baseline} if self.options.baseline else {})
+
+    def gantry_of(self, programs, name):
+        """The gantry of a directory of programs, with the fixture image in a store of that name."""
+        if not os.access(os.path.join(programs, "gantry"), os.X_OK):
+            raise Failed(f"no gantry in {programs}: `./dev build` makes it, or leave it out with --without gantry")
+        gantry = Gantry(self.runner, programs, os.path.join(self.work, name))
         self.stack.callback(gantry.stop)
         self.runner.run(gantry.fetch(self.reference))
         return gantry
