@@ -1,7 +1,8 @@
 //! Bytes between the caller's standard descriptors and those an app got, in one poll loop: no threads.
 //!
 //! An app never gets a descriptor of a file, directory or terminal of the host: through `/proc/self/fd` it could
-//! open the thing anew, with other rights or in another direction. Pipes, sockets and `/dev/null` are passed as they are.
+//! open the thing anew, with other rights or in another direction; and a socket leads into the host's network namespace, which
+//! ioctls on it show and, with CAP_NET_ADMIN, change. Only nameless pipes and `/dev/null` are passed as they are.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,11 +16,14 @@ use crate::terminal::DetachKeys;
 
 const CHUNK: usize = 64 << 10;
 
+/// The file system of pipes without a name (linux/magic.h).
+const PIPEFS_MAGIC: u64 = 0x5049_5045;
+
 /// Whether an app may have this very descriptor.
 fn may_be_passed(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let stat = fstat(fd)?;
     Ok(match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Fifo | FileType::Socket => true,
+        FileType::Fifo => u64::try_from(rustix::fs::fstatfs(fd)?.f_type) == Ok(PIPEFS_MAGIC),
         FileType::CharacterDevice => (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3),
         _ => false,
     })
@@ -64,8 +68,8 @@ impl Flow {
         let Some(from) = &self.from else { return Ok(false) };
         let mut chunk = vec![0; CHUNK];
         match rustix::io::read(from, &mut chunk) {
-            // EIO: the last process has closed its side of the terminal, or ours has hung up.
-            Ok(0) | Err(Errno::IO) => self.end(),
+            // EIO: the last process has closed its side of the terminal, or ours has hung up. ECONNRESET: a socket's peer has gone.
+            Ok(0) | Err(Errno::IO | Errno::CONNRESET) => self.end(),
             Ok(count) => {
                 chunk.truncate(count);
                 match &mut self.keys {
@@ -97,7 +101,7 @@ impl Flow {
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
             // Nobody reads: closing our end passes that on, as SIGPIPE or as the end of input.
-            Err(Errno::PIPE | Errno::IO) => {
+            Err(Errno::PIPE | Errno::IO | Errno::CONNRESET) => {
                 self.pending.clear();
                 self.from = None;
                 self.to = None;
@@ -271,16 +275,19 @@ mod tests {
     use std::io::{Read as _, Seek as _, Write as _};
 
     #[test]
-    fn only_pipes_sockets_and_null_are_passed() {
+    fn only_nameless_pipes_and_null_are_passed() {
         let (pipe, _) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let fifo = std::fs::File::options().read(true).write(true).open(&fifo).unwrap();
         let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
         let directory = std::fs::File::open("/").unwrap();
         let zero = std::fs::File::open("/dev/zero").unwrap();
         assert!(may_be_passed(pipe.as_fd()).unwrap());
-        assert!(may_be_passed(socket.as_fd()).unwrap());
         assert!(may_be_passed(null(OFlags::RDONLY).unwrap().as_fd()).unwrap());
-        for refused in [file.as_fd(), directory.as_fd(), zero.as_fd()] {
+        for refused in [file.as_fd(), directory.as_fd(), zero.as_fd(), socket.as_fd(), fifo.as_fd()] {
             assert!(!may_be_passed(refused).unwrap());
         }
     }
