@@ -10,6 +10,8 @@ mod compile;
 mod numbers;
 mod profile;
 
+use std::collections::BTreeMap;
+
 use gantry_contract::plan::Seccomp;
 use gantry_model::ErrorKind;
 
@@ -51,7 +53,11 @@ pub(crate) fn filter(seccomp: &Seccomp, capabilities: &[String]) -> Result<Optio
             (rules, Action::Errno(profile::DEFAULT_ERRNO))
         }
         Seccomp::Retain { names, errno } => {
-            let rules = numbers_of(names)?.into_iter().map(|number| (number, Action::Allow)).collect();
+            let numbers = numbers_of(names)?;
+            let mut rules: BTreeMap<u32, Action> = numbers.iter().map(|&number| (number, Action::Allow)).collect();
+            // A list of calls says nothing of address families.
+            rules
+                .extend(profile::socket_rules(capabilities).into_iter().filter(|(number, _)| numbers.contains(number)));
             (rules, Action::Errno(*errno))
         }
     };
@@ -68,4 +74,23 @@ fn numbers_of(names: &[String]) -> Result<Vec<u32>> {
             })
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_calls_does_not_open_address_families() {
+        let names = ["socket", "read"].map(str::to_owned).to_vec();
+        let filter = filter(&Seccomp::Retain { names: names.clone(), errno: 1 }, &[]).unwrap().unwrap();
+        let refused = |insn: &Insn| insn.k == 0x0005_0000 | libc::EAFNOSUPPORT as u32;
+        assert_eq!(
+            filter.iter().filter(|insn| refused(insn)).count(),
+            1,
+            "socket, and not socketpair, which is not in it"
+        );
+        let removed = super::filter(&Seccomp::Remove { names, errno: 1 }, &[]).unwrap().unwrap();
+        assert_eq!(removed.iter().filter(|insn| refused(insn)).count(), 1, "socketpair; socket is removed");
+    }
 }

@@ -10,6 +10,7 @@ use super::{Action, Condition, numbers::number};
 pub(super) const DEFAULT_ERRNO: u16 = libc::ENOSYS as u16;
 
 const EPERM: Action = Action::Errno(libc::EPERM as u16);
+const EAFNOSUPPORT: Action = Action::Errno(libc::EAFNOSUPPORT as u16);
 
 /// Flags of clone(2) that make namespaces: all CLONE_NEW*.
 const CLONE_NEW: u32 = 0x7e02_0000;
@@ -43,10 +44,25 @@ pub(super) fn rules(capabilities: &[String]) -> BTreeMap<u32, Action> {
     let harmless = [0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
     let equal = |value| (Condition { argument: 0, mask: u32::MAX, value }, Action::Allow);
     set(&["personality"], &Action::When(harmless.map(equal).to_vec(), Box::new(EPERM)));
-    // AF_VSOCK reaches the hypervisor past every network namespace.
-    let vsock = Condition { argument: 0, mask: u32::MAX, value: libc::AF_VSOCK as u32 };
-    set(&["socket"], &Action::When(vec![(vsock, EPERM)], Box::new(Action::Allow)));
+    rules.extend(socket_rules(capabilities));
     rules
+}
+
+/// The rules for making sockets: of the address families that network namespaces confine, and no others. Those reach
+/// past them (AF_VSOCK) or into kernel code that hardly any program needs (AF_ALG, CVE-2026-31431), and asking for one makes
+/// the kernel load its module.
+pub(super) fn socket_rules(capabilities: &[String]) -> Vec<(u32, Action)> {
+    let raw = capabilities.iter().any(|name| name == "CAP_NET_RAW");
+    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
+    let packet = raw.then_some(libc::AF_PACKET);
+    let rule = |families: Vec<libc::c_int>| {
+        let allow = |family| (Condition { argument: 0, mask: u32::MAX, value: family as u32 }, Action::Allow);
+        Action::When(families.into_iter().map(allow).collect(), Box::new(EAFNOSUPPORT))
+    };
+    [("socket", rule(families.into_iter().chain(packet).collect())), ("socketpair", rule(vec![libc::AF_UNIX]))]
+        .into_iter()
+        .filter_map(|(name, rule)| Some((number(name)?, rule)))
+        .collect()
 }
 
 /// Which argument of clone(2) holds the flags.
@@ -84,7 +100,7 @@ const ALWAYS: &[&str] = &[
     "set_mempolicy_home_node", "set_robust_list", "set_thread_area", "set_tid_address", "setfsgid", "setfsuid",
     "setgid", "setgroups", "setitimer", "setpgid", "setpriority", "setregid", "setresgid", "setresuid", "setreuid",
     "setrlimit", "setsid", "setsockopt", "setuid", "setxattr", "shmat", "shmctl", "shmdt", "shmget", "shutdown",
-    "sigaltstack", "signalfd", "signalfd4", "socketpair", "splice", "stat", "statfs", "statx", "symlink",
+    "sigaltstack", "signalfd", "signalfd4", "splice", "stat", "statfs", "statx", "symlink",
     "symlinkat", "sync", "sync_file_range", "syncfs", "sysinfo", "tee", "tgkill", "time", "timer_create",
     "timer_delete", "timer_getoverrun", "timer_gettime", "timer_settime", "timerfd_create", "timerfd_gettime",
     "timerfd_settime", "times", "tkill", "truncate", "umask", "uname", "unlink", "unlinkat", "utime", "utimensat",
@@ -137,5 +153,24 @@ mod tests {
         assert_eq!(action("io_uring_setup", &["CAP_SYS_ADMIN"]), Some(EPERM));
         assert_eq!(action("read", &[]), Some(Action::Allow));
         assert_eq!(action("clone3", &[]), Some(Action::Errno(libc::ENOSYS as u16)));
+    }
+
+    #[test]
+    fn address_families_are_an_allow_list() {
+        let families = |call: &str, capabilities: &[&str]| match action(call, capabilities) {
+            Some(Action::When(allowed, otherwise)) => {
+                assert_eq!(*otherwise, EAFNOSUPPORT);
+                assert!(
+                    allowed
+                        .iter()
+                        .all(|(when, then)| (when.argument, when.mask) == (0, u32::MAX) && *then == Action::Allow)
+                );
+                allowed.iter().map(|(when, _)| when.value).collect::<Vec<_>>()
+            }
+            other => panic!("{call}: {other:?}"),
+        };
+        assert_eq!(families("socket", &[]), [1, 2, 10, 16], "unix, inet, inet6, netlink");
+        assert_eq!(families("socket", &["CAP_NET_RAW"]), [1, 2, 10, 16, 17], "packet");
+        assert_eq!(families("socketpair", &["CAP_NET_RAW"]), [1]);
     }
 }
