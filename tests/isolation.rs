@@ -96,9 +96,16 @@ fn masked_and_read_only_paths() {
     let _ = g.app(&[], &["write", "/proc/sysrq-trigger", "x"]).exits(1);
     let _ = g.app(&[], &["open-try", "/dev/null"]).ok();
     assert_eq!(g.app(&[], &["stat", "/dev/null"]).ok().text(), "char 0666 0 0 0 1:3 1 /dev/null");
-    let _ = g.app(&[], &["mknod-try", "/dev/full2"]).ok();
+    let _ = g.app(&[], &["mknod-try", "/dev/full2"]).exits(3).says("mknod: EPERM");
+    let _ = g.app(&["--cap-add=MKNOD"], &["mknod-try", "/dev/full2"]).ok();
     // Outside of /dev a device node cannot be opened, whether the app made it or the image brought it.
-    let _ = g.app(&[], &["mknod-try", "/tmp/full"]).exits(3).says("open: EACCES");
+    let _ = g.app(&["--cap-add=MKNOD"], &["mknod-try", "/tmp/full"]).exits(3).says("open: EACCES");
+    // The host's console is no app's, whatever node it has.
+    let _ = g.app(&["--cap-add=MKNOD"], &["mknod-try", "/dev/console2", "5", "1"]).exits(3).says("open: EPERM");
+    assert_eq!(g.app(&[], &["ls", "/sys/dev/block"]).ok().stdout, "");
+    if std::path::Path::new("/proc/dynamic_debug/control").exists() {
+        let _ = g.app(&[], &["write", "/proc/dynamic_debug/control", "x"]).exits(1).complains(&["Read-only"]);
+    }
 }
 
 #[test]

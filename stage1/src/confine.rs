@@ -15,6 +15,8 @@ use crate::sys::{self, Insn};
 pub(crate) struct Confinement {
     /// The capabilities of the bounding set, and of the others when the user is root.
     pub(crate) capabilities: CapabilitySet,
+    /// Those of them that another user holds, by way of the ambient set.
+    pub(crate) ambient: CapabilitySet,
     /// The system call filter.
     pub(crate) filter: Option<std::rc::Rc<Vec<Insn>>>,
     /// Whether execve may gain privileges.
@@ -22,10 +24,30 @@ pub(crate) struct Confinement {
 }
 
 impl Confinement {
-    /// The sets a process of this user ends up with: another user than root keeps none but the bounding set, as with docker and podman.
+    /// The sets a process of this user ends up with: another user than root keeps none but the bounding set and those added
+    /// explicitly, as with podman.
     pub(crate) fn sets(&self, uid: u32) -> CapabilitySets {
-        let own = if uid == 0 { self.capabilities } else { CapabilitySet::empty() };
-        CapabilitySets { effective: own, permitted: own, inheritable: CapabilitySet::empty() }
+        let (own, inheritable) =
+            if uid == 0 { (self.capabilities, CapabilitySet::empty()) } else { (self.ambient, self.ambient) };
+        CapabilitySets { effective: own, permitted: own, inheritable }
+    }
+
+    /// Raises the ambient set, by which a process of another user than root keeps capabilities across execve.
+    fn raise_ambient(&self, uid: u32) -> io::Result<()> {
+        if uid == 0 || self.ambient.is_empty() {
+            return Ok(());
+        }
+        let mut sets = self.sets(uid);
+        if self.needs_admin() {
+            let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP;
+            sets.effective |= needed;
+            sets.permitted |= needed;
+        }
+        rustix::thread::set_capabilities(None, sets)?;
+        for capability in self.ambient.iter() {
+            rustix::thread::configure_capability_in_ambient_set(capability, true)?;
+        }
+        Ok(())
     }
 
     /// A filter without no-new-privs needs CAP_SYS_ADMIN at the moment it is loaded; it is dropped right after.
@@ -45,7 +67,7 @@ pub(crate) struct Command {
 
 /// Becomes the program: from inside the app's root, with its ids set. Returns only why it could not.
 ///
-/// Order: signals, descriptors, then the filter, then the capabilities that only the filter's loading needed, then
+/// Order: signals, descriptors, the ambient set, then the filter, then the capabilities that only the filter's loading needed, then
 /// execve. Between the filter and execve only system calls are made that every sensible filter allows.
 pub(crate) fn become_program(command: &Command, confinement: &Confinement, uid: u32) -> Unexecutable {
     let Some(name) = command.argv.first() else {
@@ -78,6 +100,7 @@ pub(crate) fn become_program(command: &Command, confinement: &Confinement, uid: 
 
 fn lock_down(confinement: &Confinement, uid: u32) -> io::Result<()> {
     sys::close_all_on_exec()?;
+    confinement.raise_ambient(uid)?;
     if !confinement.new_privileges {
         rustix::thread::set_no_new_privs(true)?;
     }
@@ -106,6 +129,24 @@ pub(crate) fn drop_bounding(capabilities: CapabilitySet) -> io::Result<()> {
 
 fn strings(texts: &[String]) -> Option<Vec<CString>> {
     texts.iter().map(|text| CString::new(text.as_str()).ok()).collect()
+}
+
+/// What this process can give an app.
+pub(crate) fn held_capabilities() -> io::Result<CapabilitySet> {
+    let permitted = rustix::thread::capabilities(None)?.permitted;
+    let mut held = CapabilitySet::empty();
+    for capability in permitted.iter() {
+        if rustix::thread::capability_is_in_bounding_set(capability)? {
+            held |= capability;
+        }
+    }
+    Ok(held)
+}
+
+/// The names of a set.
+pub(crate) fn names(set: CapabilitySet) -> Vec<&'static str> {
+    let all = gantry_model::spec::CAPABILITIES;
+    all.iter().enumerate().filter(|(i, _)| set.bits() >> i & 1 == 1).map(|(_, name)| *name).collect()
 }
 
 /// The set of these names; those that do not exist are not in it (the engine has checked them).

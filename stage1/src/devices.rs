@@ -7,15 +7,15 @@ use std::os::fd::BorrowedFd;
 
 use crate::sys::{self, EbpfInsn};
 
-/// Character devices that may be read and written: major and minor (`None`: any).
-const ALLOWED: [(i32, Option<i32>); 9] = [
+/// Character devices that may be read and written: major and minor (`None`: any). Not (5, 1): an app's console is a
+/// pseudo-terminal, and that number is the host's console in every container.
+const ALLOWED: [(i32, Option<i32>); 8] = [
     (1, Some(3)), // null
     (1, Some(5)), // zero
     (1, Some(7)), // full
     (1, Some(8)), // random
     (1, Some(9)), // urandom
     (5, Some(0)), // tty
-    (5, Some(1)), // console
     (5, Some(2)), // ptmx
     (136, None),  // pseudo-terminals
 ];

@@ -267,13 +267,25 @@ impl Making<'_> {
     }
 
     fn confinement(&self) -> Result<Confinement> {
-        let mut capabilities = confine::capability_set(&self.app.capabilities);
+        let held = confine::held_capabilities().attempt(|| "cannot read the supervisor's capabilities")?;
+        let required = confine::capability_set(&self.app.required_capabilities);
+        if !held.contains(required) {
+            let lacking = confine::names(required - held).join(", ");
+            return Err(failure(ErrorKind::Unavailable, format!("this host's root lacks {lacking}")));
+        }
+        let mut capabilities = confine::capability_set(&self.app.capabilities) & held;
         if !self.devices_confined {
-            // Nothing would keep the app from a node it makes for the host's disk.
+            if required.contains(CapabilitySet::MKNOD) {
+                let why = "it has no devices controller that would keep the app from the host's disks";
+                return Err(failure(ErrorKind::Unavailable, format!("CAP_MKNOD cannot be given on this host: {why}")));
+            }
             capabilities -= CapabilitySet::MKNOD;
         }
-        let filter = seccomp::filter(&self.app.seccomp, &self.app.capabilities)?;
-        Ok(Confinement { capabilities, filter: filter.map(Rc::new), new_privileges: self.app.new_privileges })
+        let ambient = confine::capability_set(&self.app.ambient_capabilities) & capabilities;
+        let names: Vec<String> = confine::names(capabilities).into_iter().map(str::to_owned).collect();
+        let filter = seccomp::filter(&self.app.seccomp, &names)?;
+        let new_privileges = self.app.new_privileges;
+        Ok(Confinement { capabilities, ambient, filter: filter.map(Rc::new), new_privileges })
     }
 
     fn write_config(&self, ids: &Ids, confinement: &Confinement) -> Result<()> {

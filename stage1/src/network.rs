@@ -10,11 +10,14 @@
 //! Killed anywhere in here, the supervisor leaves a record in the pod directory that says what may be there
 //! ([`gantry_net::pod`]); the engine has it taken away by `gantry-stage1 network` ([`crate::role`]).
 
+use std::io::Write as _;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use gantry_contract::network::{Attached, Host};
 use gantry_contract::plan::{Net, Networks, Plan};
+use gantry_model::{ErrorKind, Kind as _};
+use gantry_net::netlink::sysctl::Sysctl;
 use gantry_net::netlink::{Namespace, Socket};
 use gantry_net::pod::{self, Held};
 use rustix::fs::{Mode, OFlags};
@@ -186,6 +189,20 @@ pub(crate) fn close_elsewhere() {
     }
 }
 
+/// Makes the pod's network namespace, in which every user may bind every port and send pings: they are the pod's own ports,
+/// and the capabilities that would be needed otherwise reach further. docker and podman do the same.
 fn new_namespace() -> Result<()> {
-    sys::unshare(libc::CLONE_NEWNET).attempt(|| "cannot make the pod's network namespace")
+    sys::unshare(libc::CLONE_NEWNET).attempt(|| "cannot make the pod's network namespace")?;
+    for (switch, value) in [("ipv4/ip_unprivileged_port_start", "0"), ("ipv4/ping_group_range", "0 2147483647")] {
+        match Sysctl::Other(switch).set(value) {
+            Ok(()) => {}
+            // Kernels without IPv4 have no such ports.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            // Where /proc is read-only only root of the pod can bind ports below 1024; the pod runs all the same.
+            Err(error) => {
+                let _ = writeln!(std::io::stderr(), "gantry-stage1: {}", failure::chain(&error));
+            }
+        }
+    }
+    Ok(())
 }

@@ -5,12 +5,12 @@ use gantry_contract::plan::{App, Plan, Volume, VolumeKind};
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
-use crate::confine::Confinement;
+use crate::confine::{Confinement, names};
 use crate::root::{empty_volume, root_path};
 use crate::user::Ids;
 
 /// Paths hidden from apps: the OCI list of docker and podman with rkt's additions.
-const MASKED: [&str; 14] = [
+const MASKED: [&str; 15] = [
     "/proc/acpi",
     "/proc/asound",
     "/proc/interrupts",
@@ -22,13 +22,16 @@ const MASKED: [&str; 14] = [
     "/proc/scsi",
     "/proc/timer_list",
     "/proc/timer_stats",
+    "/sys/dev/block",
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
     "/sys/fs/selinux",
 ];
 
-/// Paths that apps may only read.
-const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+/// Paths that apps may only read: podman's list, and the switches of the kernel's debug messages, which the file mode
+/// alone would leave to root of every container.
+const READ_ONLY: [&str; 6] =
+    ["/proc/bus", "/proc/dynamic_debug", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// The `config.json` of an app.
 pub(crate) fn config(plan: &Plan, app: &App, ids: &Ids, confinement: &Confinement, init: i32) -> Value {
@@ -48,7 +51,7 @@ pub(crate) fn config(plan: &Plan, app: &App, ids: &Ids, confinement: &Confinemen
 }
 
 fn process(app: &App, ids: &Ids, confinement: &Confinement) -> Value {
-    let mut own = if ids.uid == 0 { confinement.capabilities } else { CapabilitySet::empty() };
+    let mut own = confinement.sets(ids.uid).permitted;
     let mut bounding = confinement.capabilities;
     if confinement.needs_admin() {
         // Dropped right after the filter is loaded (confine.rs).
@@ -77,11 +80,6 @@ pub(crate) fn environment(env: &[String], ids: &Ids) -> Vec<String> {
         env.push(format!("HOME={}", ids.home));
     }
     env
-}
-
-fn names(set: CapabilitySet) -> Vec<&'static str> {
-    let all = gantry_model::spec::CAPABILITIES;
-    all.iter().enumerate().filter(|(i, _)| set.bits() >> i & 1 == 1).map(|(_, name)| *name).collect()
 }
 
 fn mounts(plan: &Plan, app: &App) -> Vec<Value> {

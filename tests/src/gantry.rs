@@ -228,6 +228,13 @@ impl Gantry {
         Running::start(command, false)
     }
 
+    /// Starts a command that was changed, with this as standard input.
+    #[track_caller]
+    #[must_use]
+    pub fn spawn_with(&self, command: &mut Command, stdin: Stdio) -> Running {
+        Running::start_with(command, stdin)
+    }
+
     /// Starts a command with a pipe as standard input.
     #[track_caller]
     #[must_use]

@@ -196,3 +196,24 @@ pub(crate) fn userfaultfd() -> io::Result<()> {
     // SAFETY: it takes flags only (userfaultfd(2)).
     descriptor(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) })
 }
+
+/// `socket`.
+pub(crate) fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<()> {
+    // SAFETY: it takes numbers only.
+    descriptor(unsafe { libc::socket(family, kind, protocol) }.into())
+}
+
+/// `socketpair` of streams.
+pub(crate) fn socket_pair(family: i32) -> io::Result<()> {
+    let mut pair = [0; 2];
+    // SAFETY: the kernel writes two descriptors into the array.
+    descriptor(unsafe { libc::socketpair(family, libc::SOCK_STREAM, 0, pair.as_mut_ptr()) }.into())
+}
+
+/// `ioctl(SIOCGIFCONF)` without room for an answer: which interfaces there are.
+pub(crate) fn list_interfaces(fd: i32) -> io::Result<()> {
+    // struct ifconf: a length, padding, and a pointer, null here: the kernel writes the length only.
+    let mut request = [0u64; 2];
+    // SAFETY: the kernel reads and writes the 16 bytes of a struct ifconf.
+    checked(unsafe { libc::ioctl(fd, 0x8912, request.as_mut_ptr()) }).map(drop)
+}

@@ -6,7 +6,7 @@ use std::fs::OpenOptions;
 use std::io;
 
 use crate::output::put;
-use crate::{Failure, OK, Outcome, REFUSED, sys};
+use crate::{Failure, OK, Outcome, REFUSED, number, sys};
 
 /// The symbol of the error numbers that are likely here.
 fn errno_name(error: &io::Error) -> String {
@@ -27,6 +27,11 @@ fn errno_name(error: &io::Error) -> String {
         (libc::ENOTDIR, "ENOTDIR"),
         (libc::EBUSY, "EBUSY"),
         (libc::ENOKEY, "ENOKEY"),
+        (libc::EAFNOSUPPORT, "EAFNOSUPPORT"),
+        (libc::ESOCKTNOSUPPORT, "ESOCKTNOSUPPORT"),
+        (libc::EPROTONOSUPPORT, "EPROTONOSUPPORT"),
+        (libc::EOPNOTSUPP, "EOPNOTSUPP"),
+        (libc::ENOTTY, "ENOTTY"),
     ];
     let number = error.raw_os_error().unwrap_or(0);
     NAMES.iter().find(|(n, _)| *n == number).map_or_else(|| format!("errno {number}"), |(_, name)| (*name).to_owned())
@@ -58,7 +63,8 @@ pub(crate) fn open(args: &[String]) -> Outcome {
 
 pub(crate) fn mknod(args: &[String]) -> Outcome {
     let path = path(args)?;
-    let made = verdict("mknod", sys::make_device(path, 1, 7))?;
+    let (major, minor) = if args.len() > 1 { (number(args, 1)?, number(args, 2)?) } else { (1, 7) };
+    let made = verdict("mknod", sys::make_device(path, major, minor))?;
     if made != OK {
         return Ok(made);
     }
@@ -87,4 +93,25 @@ pub(crate) fn bpf(_: &[String]) -> Outcome {
 
 pub(crate) fn userfaultfd(_: &[String]) -> Outcome {
     verdict("userfaultfd", sys::userfaultfd())
+}
+
+pub(crate) fn socket(args: &[String]) -> Outcome {
+    verdict("socket", sys::socket(number(args, 0)?, libc::SOCK_DGRAM, 0))
+}
+
+pub(crate) fn socketpair(args: &[String]) -> Outcome {
+    verdict("socketpair", sys::socket_pair(number(args, 0)?))
+}
+
+pub(crate) fn ping_socket(_: &[String]) -> Outcome {
+    verdict("ping", sys::socket(libc::AF_INET, libc::SOCK_DGRAM, libc::IPPROTO_ICMP))
+}
+
+pub(crate) fn bind(args: &[String]) -> Outcome {
+    let port: u16 = number(args, 0)?;
+    verdict("bind", std::net::TcpListener::bind(("0.0.0.0", port)).map(drop))
+}
+
+pub(crate) fn interfaces(args: &[String]) -> Outcome {
+    verdict("interfaces", sys::list_interfaces(number(args, 0)?))
 }

@@ -18,7 +18,7 @@
 //!     "mounts": [ { "volume": "data", "target": "/data", "read_only": false } ],
 //!     "read_only_root": false,
 //!     "limits": { "memory": 67108864, "cpu_milli": 500, "cpu_shares": 512, "pids": 100 },
-//!     "capabilities": "default",                default | {"retain": [...]} | {"remove": [...]}
+//!     "capabilities": "default",                default | all | {"retain": [...]} | {"remove": [...]} | {"adjust": {"add": [...], "drop": [...]}}
 //!     "seccomp": "default",                     default | unconfined | {"retain": {"names": [...], "errno": 1}} | {"remove": ...}
 //!     "new_privileges": false, "oom_score_adj": 100, "stop_signal": 15,
 //!     "terminal": false, "stdin": false,

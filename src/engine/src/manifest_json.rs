@@ -116,6 +116,13 @@ enum Capabilities {
     Default,
     Retain(BTreeSet<String>),
     Remove(BTreeSet<String>),
+    Adjust {
+        #[serde(default)]
+        add: BTreeSet<String>,
+        #[serde(default)]
+        drop: BTreeSet<String>,
+    },
+    All,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -229,6 +236,10 @@ impl From<&AppSpec> for App {
                 spec::Capabilities::Default => Capabilities::Default,
                 spec::Capabilities::Retain(names) => Capabilities::Retain(names.clone()),
                 spec::Capabilities::Remove(names) => Capabilities::Remove(names.clone()),
+                spec::Capabilities::Adjust { add, drop } => {
+                    Capabilities::Adjust { add: add.clone(), drop: drop.clone() }
+                }
+                spec::Capabilities::All => Capabilities::All,
             },
             seccomp: Seccomp::from(&app.seccomp),
             new_privileges: app.new_privileges,
@@ -268,6 +279,8 @@ impl TryFrom<App> for AppSpec {
                 Capabilities::Default => spec::Capabilities::Default,
                 Capabilities::Retain(names) => spec::Capabilities::Retain(names),
                 Capabilities::Remove(names) => spec::Capabilities::Remove(names),
+                Capabilities::Adjust { add, drop } => spec::Capabilities::Adjust { add, drop },
+                Capabilities::All => spec::Capabilities::All,
             },
             seccomp: app.seccomp.into(),
             new_privileges: app.new_privileges,

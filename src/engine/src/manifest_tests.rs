@@ -25,7 +25,9 @@ fn capabilities() -> impl Strategy<Value = Capabilities> {
     prop_oneof![
         Just(Capabilities::Default),
         names().prop_map(Capabilities::Retain),
-        names().prop_map(Capabilities::Remove)
+        names().prop_map(Capabilities::Remove),
+        (names(), names()).prop_map(|(add, drop)| Capabilities::Adjust { add, drop }),
+        Just(Capabilities::All)
     ]
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use gantry_contract::plan as out;
 use gantry_fetch::config::ImageConfig;
 use gantry_model::id::shown;
-use gantry_model::spec::{self, Capabilities, Seccomp, VolumeKind};
+use gantry_model::spec::{self, Seccomp, VolumeKind};
 use gantry_model::{AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
 use gantry_store::Layout;
 use thiserror::Error;
@@ -166,7 +166,9 @@ fn plan_app(
             pids: app.limits.pids.filter(|&pids| pids > 0),
             pids_default: if app.limits.pids.is_none() { Some(PIDS_DEFAULT) } else { None },
         },
-        capabilities: capabilities(&app.capabilities),
+        capabilities: app.capabilities.names().into_iter().collect(),
+        required_capabilities: app.capabilities.required().into_iter().collect(),
+        ambient_capabilities: app.capabilities.ambient().into_iter().collect(),
         seccomp: seccomp(&app.seccomp),
         new_privileges: app.new_privileges,
         oom_score_adj: app.oom_score_adj,
@@ -307,10 +309,6 @@ fn implicit_volume(app: &AppSpec, volumes: &mut Vec<out::Volume>) -> String {
     let kind = out::VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 };
     volumes.push(out::Volume { name: name.clone(), kind, read_only: false });
     name
-}
-
-fn capabilities(capabilities: &Capabilities) -> Vec<String> {
-    capabilities.names().into_iter().collect()
 }
 
 fn seccomp(seccomp: &Seccomp) -> out::Seccomp {

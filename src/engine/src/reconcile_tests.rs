@@ -267,6 +267,8 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         read_only_root: false,
         limits: Limits::default(),
         capabilities: Vec::new(),
+        required_capabilities: Vec::new(),
+        ambient_capabilities: Vec::new(),
         seccomp: Seccomp::Default,
         new_privileges: false,
         oom_score_adj: None,

@@ -174,6 +174,16 @@ pub enum Capabilities {
     Retain(BTreeSet<String>),
     /// The default set without these.
     Remove(BTreeSet<String>),
+    /// The default set, changed as docker and podman do (`--cap-add`, `--cap-drop`). [`ALL_CAPABILITIES`] names every one.
+    /// Another user than root holds those that are added.
+    Adjust {
+        /// Added; wins over `drop`.
+        add: BTreeSet<String>,
+        /// Dropped.
+        drop: BTreeSet<String>,
+    },
+    /// Every capability that the host's root has. Another user than root holds none.
+    All,
 }
 
 /// The system calls of an app.
@@ -340,17 +350,17 @@ pub const CAPABILITIES: [&str; 41] = [
     "CAP_CHECKPOINT_RESTORE",
 ];
 
-/// The default set: rkt's and docker's (the appc default), with device access confined by the device rules.
-pub const DEFAULT_CAPABILITIES: [&str; 14] = [
-    "CAP_AUDIT_WRITE",
+/// Stands for every capability where they are added or dropped.
+pub const ALL_CAPABILITIES: &str = "CAP_ALL";
+
+/// The default set: podman's. docker's and rkt's also have AUDIT_WRITE, MKNOD and NET_RAW.
+pub const DEFAULT_CAPABILITIES: [&str; 11] = [
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
     "CAP_FOWNER",
     "CAP_FSETID",
     "CAP_KILL",
-    "CAP_MKNOD",
     "CAP_NET_BIND_SERVICE",
-    "CAP_NET_RAW",
     "CAP_SETFCAP",
     "CAP_SETGID",
     "CAP_SETPCAP",
@@ -367,8 +377,53 @@ impl Capabilities {
             Self::Default => default(),
             Self::Retain(names) => names.clone(),
             Self::Remove(names) => default().difference(names).cloned().collect(),
+            Self::All => every_capability(),
+            Self::Adjust { add, drop } => {
+                // docker's rule: ALL first, then single names; an added one stays although ALL is dropped.
+                let mut names = match (add.contains(ALL_CAPABILITIES), drop.contains(ALL_CAPABILITIES)) {
+                    (true, _) => every_capability(),
+                    (false, true) => BTreeSet::new(),
+                    (false, false) => default(),
+                };
+                names.retain(|name| !drop.contains(name));
+                names.extend(add.iter().filter(|name| *name != ALL_CAPABILITIES).cloned());
+                names
+            }
         }
     }
+
+    /// Those that were named one by one: an app does not start on a host whose root lacks one of them.
+    #[must_use]
+    pub fn required(&self) -> BTreeSet<String> {
+        match self {
+            Self::Default | Self::Remove(_) | Self::All => BTreeSet::new(),
+            Self::Retain(names) => names.clone(),
+            Self::Adjust { add, .. } => add.iter().filter(|name| *name != ALL_CAPABILITIES).cloned().collect(),
+        }
+    }
+
+    /// Those that a process holds whose user is not root (the ambient set, capabilities(7)).
+    #[must_use]
+    pub fn ambient(&self) -> BTreeSet<String> {
+        match self {
+            Self::Adjust { add, .. } if add.contains(ALL_CAPABILITIES) => self.names(),
+            Self::Adjust { .. } => self.required(),
+            Self::Default | Self::Remove(_) | Self::Retain(_) | Self::All => BTreeSet::new(),
+        }
+    }
+
+    /// Every name that was given.
+    fn given(&self) -> Vec<&String> {
+        match self {
+            Self::Default | Self::All => Vec::new(),
+            Self::Retain(names) | Self::Remove(names) => names.iter().collect(),
+            Self::Adjust { add, drop } => add.iter().chain(drop).filter(|name| *name != ALL_CAPABILITIES).collect(),
+        }
+    }
+}
+
+fn every_capability() -> BTreeSet<String> {
+    CAPABILITIES.iter().map(|&name| name.to_owned()).collect()
 }
 
 const MOST_APPS: usize = 100;
@@ -430,10 +485,8 @@ impl AppSpec {
         if let Some(signal) = self.stop_signal.filter(|signal| !(1..=64).contains(signal)) {
             return Err(SpecError::Range { what: "stop signal", value: signal.into(), range: "1 to 64" });
         }
-        if let Capabilities::Retain(names) | Capabilities::Remove(names) = &self.capabilities {
-            let unknown = names.iter().find(|name| !CAPABILITIES.contains(&name.as_str()));
-            unknown.map_or(Ok(()), |name| Err(SpecError::Capability(name.clone())))?;
-        }
+        let unknown = self.capabilities.given().into_iter().find(|name| !CAPABILITIES.contains(&name.as_str()));
+        unknown.map_or(Ok(()), |name| Err(SpecError::Capability(name.clone())))?;
         self.validate_mounts(volumes)
     }
 
@@ -563,5 +616,22 @@ mod tests {
         let left = Capabilities::Remove(["CAP_CHOWN".to_owned()].into()).names();
         assert_eq!(left.len(), DEFAULT_CAPABILITIES.len() - 1);
         assert!(!left.contains("CAP_CHOWN"));
+    }
+
+    #[test]
+    fn added_capabilities_are_held_by_every_user() {
+        let set = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
+        let adjust = |add: &[&str], drop: &[&str]| Capabilities::Adjust { add: set(add), drop: set(drop) };
+        let one = adjust(&["CAP_NET_RAW"], &[ALL_CAPABILITIES]);
+        assert_eq!((one.names(), one.required(), one.ambient()), (set(&["CAP_NET_RAW"]), one.names(), one.names()));
+        let added = adjust(&["CAP_NET_RAW"], &["CAP_CHOWN"]);
+        assert_eq!(added.names().len(), DEFAULT_CAPABILITIES.len());
+        assert_eq!(added.ambient(), set(&["CAP_NET_RAW"]), "of the default set only root holds any");
+        let all = adjust(&[ALL_CAPABILITIES, "CAP_CHOWN"], &["CAP_SYS_BOOT"]);
+        assert_eq!((all.names().len(), all.ambient().len()), (CAPABILITIES.len() - 1, CAPABILITIES.len() - 1));
+        assert_eq!(all.required(), set(&["CAP_CHOWN"]), "ALL is what the host has");
+        assert_eq!((Capabilities::All.names().len(), Capabilities::All.ambient().len()), (CAPABILITIES.len(), 0));
+        assert!(pod(|s| s.apps[0].capabilities = adjust(&["CAP_X"], &[])).is_err());
+        assert_eq!(pod(|s| s.apps[0].capabilities = all.clone()), Ok(()));
     }
 }

@@ -227,8 +227,14 @@ pub struct App {
     pub read_only_root: bool,
     /// Limits.
     pub limits: Limits,
-    /// Capabilities by name, for the bounding, effective and permitted set.
+    /// Capabilities by name, for the bounding, effective and permitted set. Those that the supervisor lacks are left out.
     pub capabilities: Vec<String>,
+    /// Those of `capabilities` without which the app must not start.
+    #[serde(default)]
+    pub required_capabilities: Vec<String>,
+    /// Those of `capabilities` that processes of other users than root hold too.
+    #[serde(default)]
+    pub ambient_capabilities: Vec<String>,
     /// System calls.
     pub seccomp: Seccomp,
     /// Whether execve may gain privileges.

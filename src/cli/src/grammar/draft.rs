@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gantry_model::spec::{
-    CAPABILITIES, Capabilities, DEFAULT_CAPABILITIES, Limits, MountSpec, Seccomp, VolumeKind, VolumeSpec,
-};
+use gantry_model::spec::{Capabilities, Limits, MountSpec, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, AppSpec, ImageRef, PodSpec};
 
 use super::network::NetDraft;
@@ -71,9 +69,6 @@ pub(super) struct CapsDraft {
     pub(super) drop: BTreeSet<String>,
 }
 
-/// docker's word for every capability.
-pub(super) const ALL: &str = "CAP_ALL";
-
 impl CapsDraft {
     fn settled(self) -> Result<Option<Capabilities>, UsageError> {
         let docker = !self.add.is_empty() || !self.drop.is_empty();
@@ -86,23 +81,10 @@ impl CapsDraft {
             )),
             (Some(names), None) => Ok(Some(Capabilities::Retain(names))),
             (None, Some(names)) => Ok(Some(Capabilities::Remove(names))),
-            (None, None) if docker => Ok(Some(Capabilities::Retain(added_and_dropped(&self.add, &self.drop)))),
+            (None, None) if docker => Ok(Some(Capabilities::Adjust { add: self.add, drop: self.drop })),
             (None, None) => Ok(None),
         }
     }
-}
-
-/// docker's rule: ALL first, then single names; an added one stays although ALL is dropped, and the other way round.
-fn added_and_dropped(add: &BTreeSet<String>, drop: &BTreeSet<String>) -> BTreeSet<String> {
-    let every = || CAPABILITIES.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
-    let mut names = match (add.contains(ALL), drop.contains(ALL)) {
-        (true, _) => every(),
-        (false, true) => BTreeSet::new(),
-        (false, false) => DEFAULT_CAPABILITIES.iter().map(|&name| name.to_owned()).collect(),
-    };
-    names.retain(|name| !drop.contains(name));
-    names.extend(add.iter().filter(|name| *name != ALL).cloned());
-    names
 }
 
 impl<'a> Draft<'a> {
@@ -143,7 +125,7 @@ impl<'a> Draft<'a> {
             let mut app = draft.onto(&self.common, &common_mounts, common_caps.as_ref(), &mut volumes)?;
             (app.stdin, app.terminal) = (stdin, terminal);
             if insecure.capabilities && app.capabilities == Capabilities::Default {
-                app.capabilities = Capabilities::Retain(CAPABILITIES.iter().map(|&c| c.to_owned()).collect());
+                app.capabilities = Capabilities::All;
             }
             if insecure.seccomp && app.seccomp == Seccomp::Default {
                 app.seccomp = Seccomp::Unconfined;

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use gantry_model::spec::{MountSpec, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::spec::{ALL_CAPABILITIES, MountSpec, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, id::shown, quantity};
 
-use super::draft::{ALL, Bind};
+use super::draft::Bind;
 
 /// Why a value is not one.
 #[derive(Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub(super) fn capabilities(value: &str, all: bool) -> Result<BTreeSet<String>, W
     let one = |name: &str| {
         let upper = name.trim().to_ascii_uppercase();
         let full = if upper.starts_with("CAP_") { upper } else { format!("CAP_{upper}") };
-        let known = gantry_model::spec::CAPABILITIES.contains(&full.as_str()) || (all && full == ALL);
+        let known = gantry_model::spec::CAPABILITIES.contains(&full.as_str()) || (all && full == ALL_CAPABILITIES);
         if known { Ok(full) } else { not(name, "a capability: expected a name such as CAP_NET_RAW") }
     };
     // An empty list is one: --caps-retain= keeps nothing.
