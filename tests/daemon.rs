@@ -157,6 +157,31 @@ fn expired_and_ended_pods_go() {
     g.run(&["--config", &config, "list"]).succeeded();
 }
 
+/// Clients that poll find a pod in the state in which it ended until its grace period is over, however often garbage is
+/// collected meanwhile.
+#[test]
+fn an_exited_pod_stays_exited_until_its_grace_period_is_over() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let exited = g.detached(&[], &["exit", "0"]);
+    g.wait_state(&exited, "exited");
+    let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
+    let config = g.write("config.toml", "gc-interval = '100ms'\ngc-grace = '1h'\nexpire-prepared = '100ms'\n");
+    let mut keeper = g.keeper(&["--config", &config]);
+    // A pass that removes this one has been through the other.
+    keeper.wait_for_complaint(&format!("removed pod {prepared}"));
+    assert_eq!(g.status(&exited)["phase"], "exited");
+    end(keeper, Signal::TERM);
+    g.run(&["gc"]).succeeded();
+    assert_eq!(g.status(&exited)["phase"], "exited", "gc by hand has the same rule");
+    g.run(&["gc", "--mark-only"]).succeeded();
+    assert_eq!(g.status(&exited)["phase"], "garbage");
+    g.run(&["gc"]).succeeded();
+    assert_eq!(g.status(&exited)["phase"], "garbage");
+    g.run(&["gc", "--grace-period=0s"]).succeeded();
+    assert!(g.list().is_empty());
+}
+
 #[test]
 fn it_ends_and_pods_run_on() {
     let g = Gantry::new();

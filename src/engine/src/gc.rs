@@ -1,11 +1,11 @@
-//! `gc`: marks what is over, deletes what was marked long enough ago, and sweeps what the killed left (rkt's rules).
+//! `gc`: deletes the pods whose grace period is over, and sweeps what killed processes left.
 //!
-//! 1. Exited and aborted pods are marked.
-//! 2. With `mark_only`, that is all.
-//! 3. Prepared pods older than `expire_prepared` are given up.
-//! 4. Pods that had exited are deleted when they were *marked* longer ago than `grace`, so never in the round that
-//!    marks them unless the grace is zero; aborted and expired ones at once, and what somebody began to delete too.
-//! 5. What dead pods left of their networks goes, also of those that stay; and what belongs to no pod any more.
+//! 1. Exited and aborted pods stay as they are for `grace`, counted from their end; then they are marked as garbage and
+//!    deleted in the same pass. Clients that poll find them in the state in which they ended until then.
+//! 2. With `mark_only`, exited and aborted pods are marked at once and nothing is deleted. The grace period of a pod
+//!    that was marked so counts from the mark, as in rkt.
+//! 3. Prepared pods older than `expire_prepared` are marked and deleted. A deletion that was begun is finished.
+//! 4. What dead pods left of their networks goes, also of those that stay; and what belongs to no pod any more.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::{Engine, NetworkError, PodError};
 /// What `gc` may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GcOptions {
-    /// How long an exited pod stays after it was marked.
+    /// How long an exited or aborted pod stays, from its end or from the mark.
     pub grace: Duration,
     /// How long a prepared pod may wait to be started.
     pub expire_prepared: Duration,
@@ -95,23 +95,25 @@ impl Kind for GcError {
 fn decide(phase: &Phase, now: Timestamp, options: &GcOptions) -> Vec<(GcAction, &'static str)> {
     use GcAction::{Delete, Mark};
     let old = |at: Timestamp, age: Duration| age.is_zero() || now.since(at) >= age;
+    let over = |at: Timestamp, why| match (options.mark_only, old(at, options.grace)) {
+        (false, false) => vec![],
+        _ => vec![(Mark, why), (Delete, "its grace period is over")],
+    };
     let mut due = match phase {
         Phase::Embryo | Phase::Preparing | Phase::Running { .. } => vec![],
-        Phase::AbortedPrepare { .. } => {
-            vec![(Mark, "its preparation was aborted"), (Delete, "its preparation was aborted")]
-        }
+        Phase::AbortedPrepare { at } => over(*at, "its preparation was aborted"),
         Phase::Prepared { at } if old(*at, options.expire_prepared) && !options.mark_only => {
             vec![(Mark, "it was prepared too long ago"), (Delete, "it was prepared too long ago")]
         }
         Phase::Prepared { .. } => vec![],
-        Phase::Exited { .. } if options.grace.is_zero() => vec![(Mark, "it has exited"), (Delete, "it has exited")],
-        Phase::Exited { .. } => vec![(Mark, "it has exited")],
+        Phase::Exited { at, .. } => over(*at, "it has exited"),
         Phase::Garbage { deleting: Some(_), .. } => vec![(Delete, "its deletion was begun")],
         Phase::Garbage { marked, was, deleting: None } => match was {
-            Was::Aborted => vec![(Delete, "its preparation was aborted")],
             Was::Prepared => vec![(Delete, "it was given up before it ran")],
-            Was::Exited { .. } if old(*marked, options.grace) => vec![(Delete, "its grace period is over")],
-            Was::Exited { .. } => vec![],
+            Was::Aborted | Was::Exited { .. } if old(*marked, options.grace) => {
+                vec![(Delete, "its grace period is over")]
+            }
+            Was::Aborted | Was::Exited { .. } => vec![],
         },
     };
     if options.mark_only {
@@ -315,15 +317,20 @@ mod tests {
             (Phase::Embryo, ["", "", ""]),
             (Phase::Preparing, ["", "", ""]),
             (Phase::Running { since: Timestamp(0), supervisor }, ["", "", ""]),
-            (Phase::AbortedPrepare { at: now }, ["MD", "M", "MD"]),
+            (Phase::AbortedPrepare { at: now }, ["", "M", "MD"]),
+            (Phase::AbortedPrepare { at: Timestamp(30 * MINUTE) }, ["MD", "M", "MD"]),
             (Phase::Prepared { at: Timestamp(0) }, ["", "", "MD"]),
             (Phase::Prepared { at: Timestamp(-24 * 60 * MINUTE) }, ["MD", "", "MD"]),
-            (exited(0), ["M", "M", "MD"]),
+            (exited(0), ["MD", "M", "MD"]),
+            (exited(30 * MINUTE), ["MD", "M", "MD"]),
+            (exited(31 * MINUTE), ["", "M", "MD"]),
+            (exited(90 * MINUTE), ["", "M", "MD"]),
             (garbage(0, was_exited()), ["D", "", "D"]),
             (garbage(31 * MINUTE, was_exited()), ["", "", "D"]),
             (garbage(30 * MINUTE, was_exited()), ["D", "", "D"]),
             (garbage(90 * MINUTE, was_exited()), ["", "", "D"]),
-            (garbage(59 * MINUTE, Was::Aborted), ["D", "", "D"]),
+            (garbage(59 * MINUTE, Was::Aborted), ["", "", "D"]),
+            (garbage(30 * MINUTE, Was::Aborted), ["D", "", "D"]),
             (garbage(59 * MINUTE, Was::Prepared), ["D", "", "D"]),
             (deleting(was_exited()), ["D", "", "D"]),
             (deleting(Was::Prepared), ["D", "", "D"]),

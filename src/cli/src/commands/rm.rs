@@ -36,7 +36,7 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> Result<u8, Failure> {
 /// Arguments of `gc`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Gc {
-    /// How long a pod stays after it was marked
+    /// How long a pod stays after its end
     #[arg(long, value_parser = super::stop::seconds, default_value = "30m", value_name = "DURATION")]
     grace_period: Duration,
     /// How long a prepared pod may wait to be run
