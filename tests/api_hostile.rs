@@ -379,6 +379,60 @@ fn streams_that_are_reset_in_a_loop() {
     served.end();
 }
 
+/// While the process stands still, calls on one connection time out, and their clients reset them. A stream on the same
+/// connection has nothing to do with that.
+#[test]
+fn calls_that_time_out_together_leave_the_connection_alone() {
+    let g = Gantry::new();
+    let mut served = g.serve(&[]);
+    let api = served.api();
+    let mut listener = api.listen(EventFilter::default());
+    for (round, calls) in [33, 100, 200].into_iter().enumerate() {
+        served.daemon().signal(gantry_tests::Signal::STOP);
+        let codes: Vec<Code> = api.block_on(async {
+            let mut all = tokio::task::JoinSet::new();
+            for _ in 0..calls {
+                let mut client = api.raw();
+                let mut request = tonic::Request::new(ListPodsRequest::default());
+                request.set_timeout(Duration::from_millis(300));
+                all.spawn(async move { client.list_pods(request).await.map(drop).unwrap_err().code() });
+            }
+            all.join_all().await
+        });
+        assert_eq!(codes.len(), calls);
+        served.daemon().signal(gantry_tests::Signal::CONT);
+        let made = gantry_fixtures::Image::builder().label("round", &round.to_string()).build().unwrap();
+        let id = g.import(&format!("round-{round}"), &made);
+        assert_eq!(listener.take_one().id, id, "after {calls} calls that timed out");
+    }
+    drop((listener, api));
+    served.end();
+}
+
+/// More calls at once than a connection may have open, before its client has seen the settings: those beyond are refused
+/// and the others answered, and the connection lives.
+#[test]
+fn more_calls_at_once_than_streams() {
+    const CALLS: usize = 1500;
+    let g = Gantry::new();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let mut listener = api.listen(EventFilter::default());
+    let refused = api.block_on(async {
+        let mut all = tokio::task::JoinSet::new();
+        for _ in 0..CALLS {
+            let mut client = api.raw();
+            all.spawn(async move { client.list_pods(ListPodsRequest::default()).await.map(drop) });
+        }
+        all.join_all().await.into_iter().filter_map(Result::err).collect::<Vec<Status>>()
+    });
+    assert!(refused.iter().all(|status| status.code() == Code::Unavailable), "{refused:?}");
+    let id = g.fixture();
+    assert_eq!(listener.take_one().id, id);
+    drop((listener, api));
+    served.end();
+}
+
 #[test]
 fn bytes_that_are_no_grpc() {
     use std::io::{Read as _, Write as _};

@@ -10,6 +10,7 @@
 //! answers  lists that wait to be read, and how many of them
 //! server   tonic with its limits; start and drain
 //! bridge   from tasks to the synchronous observers, a few threads with a bounded queue
+//! deadline calls that take longer than their callers wait
 //! hub      events as they are committed, encoded once for all who listen
 //! places   how many streams
 //! watch    which log directories changed, for all who follow
@@ -25,6 +26,7 @@
 mod accept;
 mod answers;
 mod bridge;
+mod deadline;
 mod health;
 mod hub;
 pub mod listen;

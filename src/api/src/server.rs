@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::accept::Acceptors;
 use crate::bridge::{Bridge, Source};
+use crate::deadline::Deadline;
 use crate::health::Health;
 use crate::hub::Hub;
 use crate::listen::Listener;
@@ -32,8 +33,13 @@ const STACK: usize = 1 << 20;
 const STREAMS: u32 = 256;
 /// Bytes of all headers of a request.
 const HEADERS: u32 = 16 << 10;
-/// How many streams a client may open and reset before it is cut off.
-const RESETS: usize = 32;
+/// How many streams of a connection may be open and reset at a time before the server has accepted them: a burst of calls
+/// that time out together while this process stands still, four times over. One more ends the connection.
+const MAX_PENDING_RESETS: usize = 4 * STREAMS as usize;
+/// How many streams of a connection the server may refuse or reset, as long as it lives. A client that opens more streams
+/// than [`STREAMS`] before it has read the settings is refused each of them and asks again, which is no offence; the
+/// limit is for clients that do nothing else.
+const MAX_REFUSED_STREAMS: usize = 16 << 10;
 /// A client that is silent for so long is asked whether it is still there,
 const ASK_AFTER: Duration = Duration::from_secs(30);
 /// and has so long to answer.
@@ -152,7 +158,7 @@ pub fn serve(config: Config, listeners: Vec<Listener>) -> Result<Running, ServeE
         .add_service(health_service)
         .add_service(reflection(()).build_v1().map_err(describe)?)
         .add_service(reflection(()).build_v1alpha().map_err(describe)?)
-        .add_service(rkt::service(shared, &config));
+        .add_service(Deadline(rkt::service(shared, &config)));
     let (stop, stopped) = oneshot::channel();
     let server = runtime.spawn(router.serve_with_incoming_shutdown(incoming, async {
         // An error means that the one who could say so is gone.
@@ -166,8 +172,8 @@ fn limited() -> tonic::transport::Server {
     tonic::transport::Server::builder()
         .max_concurrent_streams(STREAMS)
         .http2_max_header_list_size(HEADERS)
-        .http2_max_pending_accept_reset_streams(Some(RESETS))
-        .http2_max_local_error_reset_streams(Some(RESETS))
+        .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
+        .http2_max_local_error_reset_streams(Some(MAX_REFUSED_STREAMS))
         .http2_keepalive_interval(Some(ASK_AFTER))
         .http2_keepalive_timeout(Some(ANSWER_WITHIN))
 }
