@@ -2,9 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
 use gantry_fixtures::{Image as Made, Layer, Style};
-use gantry_proto::rkt::v1alpha::{Image, ImageFilter, ImageType, KeyValue};
-use gantry_tests::api::Api;
-use gantry_tests::{DebianRegistry, Gantry, nanos, wait_for};
+use gantry_proto::rkt::v1alpha::{EventFilter, Image, ImageFilter, ImageType, KeyValue, PodState};
+use gantry_tests::api::{Api, data};
+use gantry_tests::{DebianRegistry, Gantry, nanos, pod_id, wait_for};
 use serde_json::Value;
 
 fn any() -> ImageFilter {
@@ -88,25 +88,30 @@ fn images_are_told_as_the_command_line_tells_them() {
         assert!(status.message().starts_with("ACI info not found with blob key \""), "{status}");
         assert!(!status.message().contains('\u{1b}'), "{status:?}");
     }
-    damaged(&g, &api, &oci.id);
     g.run(&["image", "rm", &docker.id]).succeeded();
     assert_eq!(api.try_inspect_image(&docker.id).unwrap_err().code(), tonic::Code::NotFound);
     assert_eq!(api.list_images(Vec::new(), false).len(), 2);
     drop(api);
     served.end();
+    damaged(&g, &oci);
 }
 
-/// An image whose manifest is lost is told with what the row knows.
+/// An image whose manifest is lost is listed with what the row knows, by a server that has not read it before.
 #[track_caller]
-fn damaged(g: &Gantry, api: &Api, id: &str) {
+fn damaged(g: &Gantry, whole: &Image) {
+    let id = &whole.id;
     let blobs = g.dir().join("blobs");
     let path = blobs.join("sha256").join(id.trim_start_matches("sha256:"));
     let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     std::fs::remove_file(&path).unwrap();
-    // Another server: this one may remember what it has read.
-    let listed = api.list_images(Vec::new(), true);
-    assert_eq!(listed.len(), 3, "it is listed all the same");
-    assert!(api.try_inspect_image(id).is_ok());
+    let served = g.serve(&[]);
+    let api = served.api();
+    assert_eq!(api.list_images(Vec::new(), true).len(), 2, "it is listed all the same");
+    let shown = api.inspect_image(id);
+    assert!(shown.annotations.is_empty() && !whole.annotations.is_empty(), "its manifest is lost: {shown:?}");
+    assert_eq!((&shown.id, shown.size, &shown.name), (id, whole.size, &whole.name));
+    drop(api);
+    served.end();
     std::fs::write(&path, bytes).unwrap();
     g.run(&["doctor"]).succeeded();
 }
@@ -246,4 +251,93 @@ fn facts(it: &Two) -> Vec<(&'static str, ImageFilter, &'static str)> {
         ("one does not", ImageFilter { keywords: texts(&["backup"]), ..labels(&[("kind", "one")]) }, ""),
         ("all fields", all, "1"),
     ]
+}
+
+/// Two names of one image, and labels of its configuration that are called as the image's own.
+#[test]
+fn each_name_is_found_by_its_tag_and_no_label_hides_it() {
+    let g = Gantry::new();
+    let registry = DebianRegistry::start();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let made = Made::builder().layer(Layer::new().file("hello", "x", 0o644)).label("kind", "k");
+    let made = made.label("version", "9.9").label("os", "plan9").label("name", "other").build().unwrap();
+    let layout = g.layout("it", &made);
+    let mut id = String::new();
+    for name in ["fixture:1", "fixture:one", "other/thing:2"] {
+        registry.push(&layout, name);
+        let reference = format!("{}/{name}", registry.host());
+        id = g.run(&["--insecure-options=http", "fetch", &reference]).ok().stdout.trim().to_owned();
+    }
+    let shown = api.inspect_image(&id);
+    let own: Vec<_> = ["name", "version", "os", "arch", "kind"].iter().map(|key| get(&shown.labels, key)).collect();
+    assert_eq!(own, [None, Some("1"), Some("linux"), Some("amd64"), Some("k")], "{shown:?}");
+    // As kubelet asks for an image: the name as a keyword, the tag as the label `version`.
+    let found = |name: &str, version: &str| {
+        let name = format!("{}/{name}", registry.host());
+        !api.image_ids(ImageFilter { keywords: vec![name], ..labels(&[("version", version)]) }).is_empty()
+    };
+    for (name, version, want) in [
+        ("fixture", "1", true),
+        ("fixture", "one", true),
+        ("fixture", "2", false),
+        ("fixture", "9.9", false),
+        ("other/thing", "2", true),
+        ("other/thing", "1", false),
+    ] {
+        assert_eq!(found(name, version), want, "{name}:{version}");
+    }
+    // Events have the image by the same name.
+    let named = |name: String| {
+        let filter =
+            EventFilter { names: vec![name], since_time: 1, until_time: now_seconds(), ..EventFilter::default() };
+        api.listen(filter).rest()
+    };
+    wait_for("the second after the import", || (now_seconds() > shown.import_timestamp).then_some(()));
+    let events = named(shown.name.clone());
+    assert_eq!(events.iter().map(|it| (&it.id, &it.from)).collect::<Vec<_>>(), [(&id, &shown.name)]);
+    assert_eq!(data(&events[0], "version"), Some("1"));
+    assert_eq!(named(format!("{}:1", shown.name)).len(), 1, "and with its tag");
+    drop(api);
+    served.end();
+}
+
+fn now_seconds() -> i64 {
+    gantry_tests::now_ns() / 1_000_000_000
+}
+
+/// Tags move every day. What a pod was made from does not.
+#[test]
+fn an_app_keeps_the_name_of_its_image_when_the_tag_moves() {
+    let g = Gantry::new();
+    let registry = DebianRegistry::start();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let fixture = Made::builder().layer(Layer::new().file("bin/app", g.app_bytes(), 0o755)).entrypoint(&["/bin/app"]);
+    let fixture = fixture.build().unwrap();
+    let fetch = |layout: &str, name: &str| {
+        registry.push(layout, name);
+        let reference = format!("{}/{name}", registry.host());
+        g.run(&["--insecure-options=http", "fetch", &reference]).ok().stdout.trim().to_owned()
+    };
+    let (first, second) = (g.layout("first", &fixture), g.layout("second", &image(Style::Oci, ("kind", "x"), None)));
+    let id = fetch(&first, "app:latest");
+    let run = |image: &str| pod_id(&g.run(&["run", "--net=none", "-d", image, "--", "exit", "0"]).ok());
+    let full = format!("{}/app:latest", registry.host());
+    let pods = [run(&full), run("app"), run(&id)];
+    let called = |pod: &str| {
+        let image = api.inspect_pod(pod).apps.remove(0).image.unwrap();
+        (image.id, image.name, image.version)
+    };
+    let want = (id.clone(), format!("{}/app", registry.host()), "latest".to_owned());
+    for pod in &pods {
+        api.wait_state(pod, PodState::Exited);
+        assert_eq!(called(pod), want);
+    }
+    assert_eq!(fetch(&first, "aaa/other:5"), id, "a name that sorts before it");
+    pods.iter().for_each(|pod| assert_eq!(called(pod), want, "with another name"));
+    assert_ne!(fetch(&second, "app:latest"), id);
+    pods.iter().for_each(|pod| assert_eq!(called(pod), want, "the tag is another image's"));
+    drop(api);
+    served.end();
 }

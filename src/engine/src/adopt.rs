@@ -31,6 +31,7 @@ use gantry_store::{
     Change, CommitImageError, ImageRow, LayerRef, LayerRow, Layout, NewApp, NewImage, NewPod, PodRow, PodState, Store,
 };
 
+use crate::image_view::recorded_name;
 use crate::{Engine, PodError, manifest, plan_net, pod_dir, settle};
 
 /// What was found on the disk and is on record again.
@@ -426,8 +427,8 @@ fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewA
         let annotations = asked.map(|asked| asked.user_annotations.clone()).unwrap_or_default();
         let asked = asked.map(|asked| asked.image.clone());
         let image = images.find(&app.layers, asked.as_deref()).ok_or_else(|| Not::Image(app.name.clone()))?;
-        let known = || image.names.first().cloned().unwrap_or_else(|| image.id.to_string());
-        Ok(NewApp { name, image: image.id.clone(), image_name: asked.unwrap_or_else(known), annotations })
+        let image_name = recorded_name(asked.as_deref().unwrap_or_default(), image);
+        Ok(NewApp { name, image: image.id.clone(), image_name, annotations })
     };
     plan.apps.iter().map(app).collect()
 }

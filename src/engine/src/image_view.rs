@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use gantry_fetch::source::MAX_DOCUMENT;
-use gantry_model::ImageId;
 use gantry_model::query::ImageFilter;
-use gantry_store::{ImageRow, Store};
+use gantry_model::{ImageId, ImageRef};
+use gantry_store::{ImageFormat, ImageRow, Store};
 use serde::Deserialize;
 
 /// Most images kept.
@@ -29,13 +29,19 @@ pub struct ImageView {
     pub name: String,
     /// The tag of that name, or `latest`.
     pub version: String,
-    /// Labels of the configuration, and `os`, `arch` and `version`.
+    /// The image's own labels (`version`, and `os` and `arch` where they are known) and those of its configuration,
+    /// which cannot take the place of the image's own.
     pub labels: BTreeMap<String, String>,
     /// Annotations of the manifest.
     pub annotations: BTreeMap<String, String>,
     /// The manifest as it came; empty when it is lost.
     pub manifest: Vec<u8>,
+    /// The format of that manifest; the format in which the image came where the manifest does not say.
+    pub format: ImageFormat,
 }
+
+/// Labels that describe the image itself. What a configuration calls so (`LABEL version=…`) is not among the labels.
+const OWN_LABELS: [&str; 4] = ["name", "version", "os", "arch"];
 
 /// A name, or a reference to an image, without tag and digest; and the tag (`latest` where there is none).
 #[must_use]
@@ -51,17 +57,38 @@ pub fn name_and_version(name: &str) -> (&str, &str) {
     }
 }
 
+/// The name of the image of an app, as it is recorded for the life of the pod: complete, with its tag, wherever the image
+/// has a name at this moment; else its id. Which images have the name later does not matter to the pod.
+#[must_use]
+pub(crate) fn recorded_name(asked: &str, image: &ImageRow) -> String {
+    let ends_with = |tail: &str| {
+        let fits = |name: &&String| name.strip_suffix(tail).is_some_and(|head| head.is_empty() || head.ends_with('/'));
+        image.names.iter().find(fits).cloned()
+    };
+    let named = match asked.parse() {
+        Ok(ImageRef::Registry(name)) => Some(name.to_string()),
+        Ok(ImageRef::Short(name)) if name.digest.is_none() => {
+            ends_with(&format!("{}:{}", name.repository, name.tag.as_deref().unwrap_or("latest")))
+        }
+        _ => None,
+    };
+    named.or_else(|| image.names.first().cloned()).unwrap_or_else(|| image.id.to_string())
+}
+
 impl ImageView {
     pub(crate) fn new(row: ImageRow, said: &Said) -> Self {
         let (name, version) = row.names.first().map_or(("", "latest"), |name| name_and_version(name));
         let (name, version) = (name.to_owned(), version.to_owned());
         let mut labels = said.labels.clone();
-        let own = [("os", &said.os), ("arch", &said.arch), ("version", &version)];
-        for (key, value) in own.into_iter().filter(|(_, value)| !value.is_empty()) {
-            labels.entry(key.to_owned()).or_insert_with(|| value.clone());
+        labels.retain(|key, _| !OWN_LABELS.contains(&key.as_str()));
+        for (key, value) in [("os", &said.os), ("arch", &said.arch), ("version", &version)] {
+            if !value.is_empty() {
+                labels.insert(key.to_owned(), value.clone());
+            }
         }
         let (annotations, manifest) = (said.annotations.clone(), said.manifest.clone());
-        Self { row, name, version, labels, annotations, manifest }
+        let format = said.format.unwrap_or(row.format);
+        Self { row, name, version, labels, annotations, manifest, format }
     }
 
     /// Whether the part of the filter holds which the store leaves to us: names, labels, annotations.
@@ -79,21 +106,28 @@ impl ImageView {
             labels,
             annotations,
         } = filter;
-        let has = |pairs: &BTreeMap<String, String>, wanted: &[(String, String)]| {
-            wanted.iter().all(|(key, value)| pairs.get(key) == Some(value))
+        let has = |pairs: &BTreeMap<String, String>, (key, value): &(String, String)| pairs.get(key) == Some(value);
+        let (versions, others): (Vec<_>, Vec<_>) = labels.iter().partition(|(key, _)| key == "version");
+        // One name must do for all conditions on names, its tag among them: `{full_names: [a], labels: [version=2]}`
+        // asks for a:2, and not for an image that is a:1 and b:2.
+        let fits = |name: Option<&str>| {
+            let (name, version) = name.map_or((None, "latest"), |name| {
+                let (name, version) = name_and_version(name);
+                (Some(name), version)
+            });
+            let any = |wanted: &[String], fits: fn(&str, &str) -> bool| {
+                wanted.is_empty() || name.is_some_and(|name| wanted.iter().any(|wanted| fits(name, wanted)))
+            };
+            any(prefixes, |name, wanted| name.starts_with(wanted))
+                && any(base_names, |name, wanted| name.rsplit('/').next() == Some(wanted))
+                && any(keywords, |name, wanted| name.contains(wanted))
+                && any(full_names, |name, wanted| name == wanted)
+                && versions.iter().all(|(_, wanted)| wanted == version)
         };
-        self.named(prefixes, |name, wanted| name.starts_with(wanted))
-            && self.named(base_names, |name, wanted| name.rsplit('/').next() == Some(wanted))
-            && self.named(keywords, |name, wanted| name.contains(wanted))
-            && self.named(full_names, |name, wanted| name == wanted)
-            && has(&self.labels, labels)
-            && has(&self.annotations, annotations)
-    }
-
-    /// Whether one of its names fits one of the wanted texts; nothing wanted fits.
-    fn named(&self, wanted: &[String], fits: impl Fn(&str, &str) -> bool) -> bool {
-        let fits_any = |name: &String| wanted.iter().any(|wanted| fits(name_and_version(name).0, wanted));
-        wanted.is_empty() || self.row.names.iter().any(fits_any)
+        let names = &self.row.names;
+        (if names.is_empty() { fits(None) } else { names.iter().any(|name| fits(Some(name))) })
+            && others.into_iter().all(|label| has(&self.labels, label))
+            && annotations.iter().all(|pair| has(&self.annotations, pair))
     }
 }
 
@@ -105,6 +139,7 @@ pub(crate) struct Said {
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
     manifest: Vec<u8>,
+    format: Option<ImageFormat>,
 }
 
 impl Said {
@@ -164,6 +199,7 @@ fn decoded(store: &Store, row: &ImageRow) -> (Said, bool) {
     let whole = manifest.is_some() && config.is_some();
     if let Some(bytes) = manifest {
         said.annotations = annotations(&bytes);
+        said.format = format(&bytes);
         said.manifest = bytes;
     }
     if let Some(config) = config {
@@ -177,6 +213,21 @@ fn decoded(store: &Store, row: &ImageRow) -> (Said, bool) {
 /// Whether a text is JSON, whatever it says.
 pub(crate) fn is_json(bytes: &[u8]) -> bool {
     serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok()
+}
+
+/// The format of a manifest by its media type; none where it does not say.
+fn format(manifest: &[u8]) -> Option<ImageFormat> {
+    #[derive(Deserialize)]
+    struct Manifest {
+        #[serde(rename = "mediaType")]
+        media_type: String,
+    }
+    let Manifest { media_type } = serde_json::from_slice(manifest).ok()?;
+    match media_type {
+        _ if media_type.starts_with("application/vnd.oci.image.") => Some(ImageFormat::Oci),
+        _ if media_type.starts_with("application/vnd.docker.distribution.") => Some(ImageFormat::Docker),
+        _ => None,
+    }
 }
 
 /// The annotations of a manifest; what is no text is left out.
@@ -212,6 +263,73 @@ mod tests {
         for (text, name, version) in rows {
             assert_eq!(name_and_version(text), (name, version), "{text}");
         }
+    }
+
+    fn row(names: &[&str]) -> ImageRow {
+        ImageRow {
+            id: format!("sha256:{}", "ab".repeat(32)).parse().unwrap(),
+            config: format!("sha256:{}", "cd".repeat(32)).parse().unwrap(),
+            format: ImageFormat::Docker,
+            layers: Vec::new(),
+            size: 0,
+            names: names.iter().map(|&name| name.to_owned()).collect(),
+            imported: gantry_model::Timestamp(0),
+            last_used: gantry_model::Timestamp(0),
+        }
+    }
+
+    #[test]
+    fn an_app_keeps_the_name_its_image_had() {
+        let id = row(&[]).id.to_string();
+        let two = ["r.example/a:1", "r.example/b:2"];
+        let rows: [(&str, &[&str], &str); 9] = [
+            ("r.example/b:2", &two, "r.example/b:2"),
+            ("docker://r.example/b:2", &two, "r.example/b:2"),
+            ("b:2", &two, "r.example/b:2"),
+            ("xb:2", &["r.example/a:1", "r.example/xxb:2"], "r.example/a:1"),
+            (&id, &two, "r.example/a:1"),
+            (&id[7..20], &two, "r.example/a:1"),
+            ("oci:/dir", &two, "r.example/a:1"),
+            (&id, &[], &id),
+            ("a", &["r.example/a:latest"], "r.example/a:latest"),
+        ];
+        for (asked, names, want) in rows {
+            assert_eq!(recorded_name(asked, &row(names)), want, "{asked}");
+        }
+    }
+
+    #[test]
+    fn each_name_is_found_with_its_own_tag() {
+        let labels = [("version", "9"), ("os", "plan9"), ("name", "x"), ("kind", "k")];
+        let labels = labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        let said = Said { os: "linux".into(), labels, format: Some(ImageFormat::Oci), ..Said::default() };
+        let view = ImageView::new(row(&["r/a:1", "r/b:2"]), &said);
+        let shown: Vec<_> = view.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        assert_eq!((shown.join(" ").as_str(), view.format), ("kind=k os=linux version=1", ImageFormat::Oci));
+        let filter = |name: &str, version: &str| ImageFilter {
+            keywords: if name.is_empty() { Vec::new() } else { vec![name.to_owned()] },
+            labels: vec![("version".to_owned(), version.to_owned()), ("kind".to_owned(), "k".to_owned())],
+            ..ImageFilter::default()
+        };
+        let rows = [("a", "1", true), ("b", "2", true), ("a", "2", false), ("b", "1", false), ("", "2", true)];
+        for (name, version, want) in rows.into_iter().chain([("", "9", false), ("r/", "2", true)]) {
+            assert_eq!(view.holds(&filter(name, version)), want, "{name} {version}");
+        }
+        let nameless = ImageView::new(row(&[]), &said);
+        assert!(nameless.holds(&filter("", "latest")) && !nameless.holds(&filter("a", "latest")));
+    }
+
+    #[test]
+    fn formats_by_media_type() {
+        let rows = [
+            ("application/vnd.oci.image.manifest.v1+json", Some(ImageFormat::Oci)),
+            ("application/vnd.docker.distribution.manifest.v2+json", Some(ImageFormat::Docker)),
+            ("text/plain", None),
+        ];
+        for (media_type, want) in rows {
+            assert_eq!(format(format!("{{\"mediaType\":\"{media_type}\"}}").as_bytes()), want);
+        }
+        assert_eq!(format(b"{}"), None);
     }
 
     #[test]

@@ -159,10 +159,13 @@ fn images_by_each_field() {
         (labels(&[("tier", "db"), ("tier", "ops")]), &[]),
         (labels(&[("nothing", "")]), &[]),
         (labels(&[("tier", "DB")]), &[]),
-        // The image's own label wins over the tag.
-        (labels(&[("version", "own")]), &[0]),
-        (labels(&[("version", "3")]), &[]),
+        // The tag, of each name, whatever the configuration calls its version.
+        (labels(&[("version", "own")]), &[]),
+        (labels(&[("version", "3")]), &[0]),
         (labels(&[("version", "1")]), &[1]),
+        (labels(&[("version", "dev")]), &[1]),
+        (ImageFilter { base_names: texts(&["tools"]), ..labels(&[("version", "dev")]) }, &[1]),
+        (ImageFilter { base_names: texts(&["tools"]), ..labels(&[("version", "1")]) }, &[]),
         (labels(&[("version", "latest")]), &[2]),
         (notes(&[("author", "me")]), &[0]),
         (notes(&[("author", "me"), ("made", "today")]), &[0]),
@@ -172,22 +175,23 @@ fn images_by_each_field() {
         (after(12), &[]),
         (before(12), &[0, 1]),
         (before(10), &[]),
-        // Together: none holds, some, all. Two names of one image may answer two fields.
+        // Together: none holds, some, all, all but for two names of one image that would have to be one.
         (ImageFilter { keywords: texts(&["none"]), labels: pairs(&[("a", "b")]), ..after(12) }, &[]),
         (ImageFilter { keywords: texts(&["etcd"]), labels: pairs(&[("a", "b")]), ..after(9) }, &[]),
         (
             ImageFilter {
                 ids: images[..2].to_vec(),
-                prefixes: texts(&["k8s"]),
+                prefixes: texts(&["local"]),
                 base_names: texts(&["tools"]),
-                keywords: texts(&["backup"]),
+                keywords: texts(&["host"]),
                 full_names: texts(&["localhost:5000/tools"]),
-                labels: pairs(&[("tier", "ops")]),
+                labels: pairs(&[("tier", "ops"), ("version", "dev")]),
                 imported_before: Some(13),
                 ..after(10)
             },
             &[1],
         ),
+        (ImageFilter { prefixes: texts(&["k8s"]), base_names: texts(&["tools"]), ..f() }, &[]),
     ];
     for (filter, want) in rows {
         assert_eq!(found(&home, &images, std::slice::from_ref(&filter)), want, "{filter:?}");
@@ -232,7 +236,7 @@ fn what_an_image_says_of_itself() {
     let view = |id: &ImageId| home.observer.image(id).unwrap();
     let shown = view(&one);
     assert_eq!((shown.name.as_str(), shown.version.as_str()), ("coreos.com/etcd", "3"));
-    let labels = [("arch", "amd64"), ("os", "linux"), ("tier", "db"), ("version", "own")];
+    let labels = [("arch", "amd64"), ("os", "linux"), ("tier", "db"), ("version", "3")];
     assert_eq!(shown.labels.into_iter().collect::<Vec<_>>(), pairs(&labels));
     assert_eq!(shown.annotations.into_iter().collect::<Vec<_>>(), pairs(&[("author", "me"), ("made", "today")]));
     assert_eq!(shown.manifest, std::fs::read(home.blob_path(&one)).unwrap());

@@ -19,6 +19,7 @@ use gantry_store::{Change, ImageRow, NewApp, NewPod, PodLock, PodRow};
 use thiserror::Error;
 
 use crate::error::need_root;
+use crate::image_view::recorded_name;
 use crate::plan::{self, Image, PlanError, Setting};
 use crate::{Engine, PodError, plan_net, pod_dir};
 
@@ -268,7 +269,7 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
     let app = |(app, image): (&gantry_model::AppSpec, &ImageRow)| NewApp {
         name: app.name.clone(),
         image: image.id.clone(),
-        image_name: app.image.clone(),
+        image_name: recorded_name(&app.image, image),
         annotations: app.user_annotations.clone(),
     };
     NewPod {

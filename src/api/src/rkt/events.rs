@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use gantry_engine::events::COMMITTED_WITHIN;
+use gantry_engine::image_view::name_and_version;
 use gantry_engine::model::query::EventQuery;
-use gantry_engine::model::{Event, NewEvent, Timestamp};
+use gantry_engine::model::{Event, EventKind, NewEvent, Timestamp};
 use gantry_engine::now;
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::{self as wire, EventFilter, EventType, KeyValue, ListenEventsRequest};
@@ -83,8 +84,11 @@ impl Wanted {
     }
 
     fn holds(&self, event: &NewEvent) -> bool {
-        let any = |wanted: &HashSet<String>, is: &String| wanted.is_empty() || wanted.contains(is);
-        !self.never && self.query.holds(event) && any(&self.ids, &event.id) && any(&self.names, &event.name)
+        let named = |wanted: &HashSet<String>| wanted.contains(&event.name) || wanted.contains(from(event).0);
+        !self.never
+            && self.query.holds(event)
+            && (self.ids.is_empty() || self.ids.contains(&event.id))
+            && (self.names.is_empty() || named(&self.names))
     }
 
     /// Whether every event is wanted that there is from now on.
@@ -118,6 +122,17 @@ pub(super) fn times(
     Ok((time(since), time(until)))
 }
 
+/// What an event comes from, and the version of that: an image is called as in Image.name and Image.version.
+fn from(event: &NewEvent) -> (&str, Option<&str>) {
+    match event.kind {
+        EventKind::ImageImported | EventKind::ImageRemoved if !event.name.is_empty() => {
+            let (name, version) = name_and_version(&event.name);
+            (name, Some(version))
+        }
+        _ => (&event.name, None),
+    }
+}
+
 /// An event as an element of the answer's only field.
 pub(crate) fn encode(event: &Event) -> Vec<u8> {
     encode_after(event, None)
@@ -125,15 +140,18 @@ pub(crate) fn encode(event: &Event) -> Vec<u8> {
 
 /// The same, with the number up to which events are gone that should have come before it.
 fn encode_after(event: &Event, trimmed: Option<u64>) -> Vec<u8> {
-    let Event { seq, boot: _, event: NewEvent { kind, at, id, name, data } } = event;
+    let Event { seq, boot: _, event } = event;
+    let NewEvent { kind, at, id, name: _, data } = event;
+    let (name, version) = from(event);
     let mut data = convert::pairs(data);
+    data.extend(version.map(|version| KeyValue { key: "version".to_owned(), value: version.to_owned() }));
     data.push(KeyValue { key: "sequence".to_owned(), value: seq.to_string() });
     data.push(KeyValue { key: "time_ns".to_owned(), value: at.0.to_string() });
     data.extend(trimmed.map(|seq| KeyValue { key: "trimmed".to_owned(), value: seq.to_string() }));
     let message = wire::Event {
         r#type: convert::event_type(*kind).into(),
         id: id.clone(),
-        from: name.clone(),
+        from: name.to_owned(),
         time: at.seconds(),
         data,
     };

@@ -35,9 +35,9 @@ pub(super) fn inspect(observer: &Observer, id: &str) -> Result<InspectImageRespo
 }
 
 fn image(view: ImageView, detail: bool) -> wire::Image {
-    let ImageView { row, name, version, labels, annotations, manifest } = view;
+    let ImageView { row, name, version, labels, annotations, manifest, format } = view;
     wire::Image {
-        base_format: Some(convert::image_format(row.format)),
+        base_format: Some(convert::image_format(format)),
         id: row.id.to_string(),
         name,
         version,

@@ -89,7 +89,7 @@ pub(super) fn resolve(observer: &Observer, id: &str) -> Result<PodView, Status> 
     })
 }
 
-/// What apps' images are called, asked once for each image.
+/// The formats of apps' images, and the names of those that have none of their own; asked once for each image.
 struct Images<'a> {
     observer: &'a Observer,
     known: HashMap<ImageId, wire::Image>,
@@ -100,22 +100,30 @@ impl<'a> Images<'a> {
         Self { observer, known: HashMap::new() }
     }
 
-    /// The image of an app: format, id, name and version.
+    /// The image of an app. Its name and version are those from which the pod was made, wherever the tag points now.
     fn of(&mut self, app: &AppRow) -> Result<wire::Image, Status> {
-        if let Some(image) = self.known.get(&app.image) {
+        let image = self.stored(&app.image)?;
+        // Rows that older versions wrote may have the id in place of a name.
+        if app.image_name.contains("sha256:") && !app.image_name.contains('@') {
+            return Ok(image);
+        }
+        let (name, version) = name_and_version(&app.image_name);
+        Ok(wire::Image { name: name.to_owned(), version: version.to_owned(), ..image })
+    }
+
+    /// Format and id of an image, and the name it has now.
+    fn stored(&mut self, id: &ImageId) -> Result<wire::Image, Status> {
+        if let Some(image) = self.known.get(id) {
             return Ok(image.clone());
         }
-        let (base_format, name, version) = match self.observer.image(&app.image) {
-            Ok(view) => (Some(convert::image_format(view.row.format)), view.name, view.version),
-            // It cannot be removed while a pod has it, so its row is lost; what the pod remembers is told.
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let (name, version) = name_and_version(&app.image_name);
-                (None, name.to_owned(), version.to_owned())
-            }
+        let (base_format, name, version) = match self.observer.image(id) {
+            Ok(view) => (Some(convert::image_format(view.format)), view.name, view.version),
+            // An image in use cannot be removed: its row was lost.
+            Err(error) if error.kind() == ErrorKind::NotFound => (None, String::new(), "latest".to_owned()),
             Err(error) => return Err(status::of(&error)),
         };
-        let image = wire::Image { base_format, id: app.image.to_string(), name, version, ..wire::Image::default() };
-        self.known.insert(app.image.clone(), image.clone());
+        let image = wire::Image { base_format, id: id.to_string(), name, version, ..wire::Image::default() };
+        self.known.insert(id.clone(), image.clone());
         Ok(image)
     }
 }
