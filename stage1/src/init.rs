@@ -4,9 +4,10 @@
 //! app cannot touch it: signals to PID 1 from inside are dropped by the kernel, it is not dumpable, and it keeps
 //! capabilities that no app has, so that ptrace, /proc/1/root and /proc/1/exe are refused.
 //!
-//! None of that holds against an app with CAP_SYS_PTRACE, which may look into and take over every process it sees. So
-//! there is nothing to be had: its root is an empty file system in a mount namespace of its own (the supervisor's has the
-//! host's /proc), and a system call filter leaves it waiting for children and nothing else, whoever steers it.
+//! None of that holds against an app with CAP_SYS_PTRACE, which may look into and take over every process it sees. So PID 1
+//! has nothing to take: its root is an empty file system in a mount namespace of its own (the supervisor's has the host's
+//! /proc), a system call filter leaves it waiting for children and nothing else, whatever controls it, and its executable is on a
+//! read-only mount ([`crate::reexec`]).
 
 use std::os::fd::OwnedFd;
 

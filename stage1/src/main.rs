@@ -6,13 +6,8 @@
 //!
 //! May import: the model, the contract and the crate of networks. Must never know: the database, images, tokio, threads.
 //! Start reading at [`launch`] (how a pod comes to be), then [`supervise`] (how it lives and ends). In another role it is run
-//! for what concerns networks and no running pod: [`role`].
-//!
-//! # Who can overwrite this program (CVE-2019-5736)
-//!
-//! A process in an app can be this program for a moment, before its execve, or by an interpreter line of
-//! `/proc/self/exe`. Opening it for writing fails with ETXTBSY while any process executes the file, and the pod's own supervisor
-//! does for as long as a process of the pod lives.
+//! for what concerns networks and no running pod: [`role`]. In both, the process first executes itself again from a read-only mount,
+//! so that no app can change the program on the host: [`reexec`].
 
 mod app;
 mod attaching;
@@ -33,6 +28,7 @@ mod logs;
 mod network;
 mod passing;
 mod program;
+mod reexec;
 mod role;
 mod root;
 mod seccomp;
@@ -66,9 +62,15 @@ This is started by gantry, not by hand.";
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["run", "--lock-fd", number, ..] => match number.parse().ok().and_then(sys::inherited) {
-            Some(lock) => run(lock),
-            None => usage("the lock's descriptor is not open"),
+        ["run", "--lock-fd", number, ..] => match reexec::ensure_read_only() {
+            Ok(()) => match number.parse().ok().and_then(sys::inherited) {
+                Some(lock) => run(lock),
+                None => usage("the lock's descriptor is not open"),
+            },
+            Err(why) => {
+                say(&Word::Failed(why));
+                ExitCode::FAILURE
+            }
         },
         ["network"] => {
             name();

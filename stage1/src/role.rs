@@ -15,13 +15,14 @@ use rustix::process::Signal;
 use std::os::fd::AsFd as _;
 
 use crate::failure::{self, Attempt, Result, failure};
+use crate::reexec;
 
 /// The longest request, in bytes.
 const MOST_REQUEST: u64 = 1 << 20;
 
 /// Takes the request from stdin, does what it says, answers.
 pub(crate) fn run() -> ExitCode {
-    let answer = stay_only_while_asked().and_then(|()| fulfil(&read()?));
+    let answer = reexec::ensure_read_only().and_then(|()| stay_only_while_asked()).and_then(|()| fulfil(&read()?));
     say(&answer.unwrap_or_else(Answer::Failed))
 }
 

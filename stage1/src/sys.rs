@@ -131,6 +131,50 @@ pub(crate) fn execve(program: &CStr, argv: &[CString], env: &[CString]) -> io::E
     io::Error::last_os_error()
 }
 
+/// Replaces this process by the program behind a descriptor; returns only the error.
+pub(crate) fn execveat(program: BorrowedFd<'_>, argv: &[CString], env: &[CString]) -> io::Error {
+    let pointers = |list: &[CString]| {
+        list.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect::<Vec<*const libc::c_char>>()
+    };
+    let (argv, env) = (pointers(argv), pointers(env));
+    let flags = libc::c_long::from(libc::AT_EMPTY_PATH);
+    // SAFETY: the descriptor is open for the call, the path is empty and ends with a NUL byte, and both lists end with a null
+    // pointer; their strings live in the slices of the caller.
+    unsafe { libc::syscall(libc::SYS_execveat, program.as_raw_fd(), c"".as_ptr(), argv.as_ptr(), env.as_ptr(), flags) };
+    io::Error::last_os_error()
+}
+
+/// Makes a mount read-only (and nosuid, nodev) and takes it out of its peer group, so that nothing propagates to it.
+pub(crate) fn make_mount_read_only(mount: BorrowedFd<'_>) -> io::Result<()> {
+    /// `struct mount_attr` of linux/mount.h.
+    #[repr(C)]
+    struct Attributes {
+        set: u64,
+        clear: u64,
+        propagation: u64,
+        user_namespace: u64,
+    }
+    const RDONLY: u64 = 0x1;
+    const NOSUID: u64 = 0x2;
+    const NODEV: u64 = 0x4;
+    let attributes =
+        Attributes { set: RDONLY | NOSUID | NODEV, clear: 0, propagation: libc::MS_PRIVATE, user_namespace: 0 };
+    let flags = libc::c_long::from(libc::AT_EMPTY_PATH);
+    // SAFETY: the descriptor is open for the call, the path is empty and ends with a NUL byte, and the kernel reads as many bytes
+    // of `attributes` as it is told.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            flags,
+            &raw const attributes,
+            size_of::<Attributes>(),
+        )
+    })
+    .map(drop)
+}
+
 /// Puts the signal mask and every disposition back to what a fresh process has. Children of a supervisor would
 /// otherwise inherit its blocked signals and the ignored SIGPIPE of Rust programs.
 pub(crate) fn reset_signals() {

@@ -19,6 +19,8 @@ pub(crate) struct Binaries {
     pub(crate) gantry: PathBuf,
     /// The node daemon.
     pub(crate) gantryd: PathBuf,
+    /// The supervisor.
+    pub(crate) stage1: PathBuf,
     /// The fixture app, to be run on the host.
     pub(crate) app_program: PathBuf,
     /// The fixture app's bytes.
@@ -44,7 +46,13 @@ fn find() -> Result<Binaries> {
     };
     let app_program = dir.join("gantry-fixture-app");
     let app = fs::read(&app_program).with_context(|| format!("cannot read {}", app_program.display()))?;
-    Ok(Binaries { gantry: dir.join("gantry"), gantryd: dir.join("gantryd"), app_program, app })
+    Ok(Binaries {
+        gantry: dir.join("gantry"),
+        gantryd: dir.join("gantryd"),
+        stage1: dir.join("gantry-stage1"),
+        app_program,
+        app,
+    })
 }
 
 /// The CNI plugin that fails, hangs and lies as its configuration says (`stage1/net/examples/cni-liar.rs`).

@@ -129,6 +129,17 @@ impl Gantry {
         self.program(&binaries().gantry, args)
     }
 
+    /// A copy of the supervisor's program in the scratch directory, for `GANTRY_STAGE1`: a test may let apps attack it.
+    #[must_use]
+    #[track_caller]
+    pub fn own_supervisor(&self) -> PathBuf {
+        let path = self.scratch().join("gantry-stage1");
+        if let Err(error) = std::fs::copy(&binaries().stage1, &path) {
+            panic!("cannot copy {} to {}: {error}", binaries().stage1.display(), path.display());
+        }
+        path
+    }
+
     /// The node daemon `gantryd --dir DIR ARGS`, to be changed before it is started. It has to be ended before the
     /// invariants are checked: it is a process that knows of the directory. Unless the arguments say where it listens,
     /// it does on [`Self::api_socket`] alone, so that tests never meet.
@@ -240,6 +251,13 @@ impl Gantry {
     #[must_use]
     pub fn spawn_with_stdin(&self, args: &[&str]) -> Running {
         Running::start(&mut self.command(args), true)
+    }
+
+    /// Starts a command that was changed, with a pipe as standard input.
+    #[track_caller]
+    #[must_use]
+    pub fn spawn_command_with_stdin(&self, command: &mut Command) -> Running {
+        Running::start(command, true)
     }
 
     /// Runs a command with `-o json` that must succeed.

@@ -11,6 +11,7 @@
 #![cfg_attr(not(test), no_main)]
 
 mod files;
+mod hostile;
 mod look;
 mod network;
 mod output;
@@ -107,6 +108,18 @@ const VERBS: &[Verb] = &[
     verb("bind-try", "PORT", "bind a TCP port on all addresses", tries::bind),
     verb("interfaces-try", "FD", "ask the socket at a descriptor for network interfaces", tries::interfaces),
     verb("userfaultfd-try", "", "make a userfaultfd", tries::userfaultfd),
+    verb(
+        "change-program",
+        "PID|any [overwrite]",
+        "open /proc/PID/exe and change the file in every way; overwrite: try until its content can be written",
+        hostile::change_program,
+    ),
+    verb(
+        "catch",
+        "N",
+        "trace the next N new processes; say which have no filter, or more capabilities",
+        hostile::catch,
+    ),
     verb("lines", "N|forever [BYTES] [RATE] [--stderr]", "write numbered lines, RATE a second", output::lines),
     verb("print", "TEXT", "write a line", output::print),
     verb("eprint", "TEXT", "write a line to stderr", output::eprint),

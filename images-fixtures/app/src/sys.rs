@@ -169,6 +169,42 @@ fn descriptor(result: c_long) -> io::Result<()> {
     Ok(())
 }
 
+/// Sets an extended attribute to "1".
+pub(crate) fn set_xattr(path: &str, name: &str) -> io::Result<()> {
+    let (path, name) = (c_path(path)?, c_path(name)?);
+    // SAFETY: both strings are NUL-terminated and outlive the call; the value is one byte long.
+    checked(unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), c"1".as_ptr().cast(), 1, 0) }).map(drop)
+}
+
+/// The number that the next process may get: that of a child, which has ended, plus one.
+pub(crate) fn fork_number() -> io::Result<i32> {
+    let Some(pid) = fork()? else { exit_now(0) };
+    while wait()?.is_some_and(|ended| ended != pid) {}
+    Ok(pid + 1)
+}
+
+/// Attaches to a process and stops it; it stays so until [`let_go`].
+pub(crate) fn seize(pid: i32) -> io::Result<()> {
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: these requests take no memory of this process; null options are none.
+    unsafe {
+        ptrace_checked(libc::ptrace(libc::PTRACE_SEIZE, pid, none, none))?;
+        ptrace_checked(libc::ptrace(libc::PTRACE_INTERRUPT, pid, none, none))?;
+        checked(libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL)).map(drop)
+    }
+}
+
+/// Lets a process go that was stopped by [`seize`].
+pub(crate) fn let_go(pid: i32) -> io::Result<()> {
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: as in `seize`.
+    ptrace_checked(unsafe { libc::ptrace(libc::PTRACE_DETACH, pid, none, none) })
+}
+
+fn ptrace_checked(result: c_long) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// `keyctl(KEYCTL_GET_KEYRING_ID, KEY_SPEC_SESSION_KEYRING, create)`.
 pub(crate) fn session_keyring() -> io::Result<()> {
     // SAFETY: this operation takes numbers only (keyctl(2)).

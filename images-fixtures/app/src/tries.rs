@@ -26,6 +26,8 @@ fn errno_name(error: &io::Error) -> String {
         (libc::ELOOP, "ELOOP"),
         (libc::ENOTDIR, "ENOTDIR"),
         (libc::EBUSY, "EBUSY"),
+        (libc::ETXTBSY, "ETXTBSY"),
+        (libc::EOPNOTSUPP, "EOPNOTSUPP"),
         (libc::ENOKEY, "ENOKEY"),
         (libc::EAFNOSUPPORT, "EAFNOSUPPORT"),
         (libc::ESOCKTNOSUPPORT, "ESOCKTNOSUPPORT"),
@@ -37,7 +39,7 @@ fn errno_name(error: &io::Error) -> String {
     NAMES.iter().find(|(n, _)| *n == number).map_or_else(|| format!("errno {number}"), |(_, name)| (*name).to_owned())
 }
 
-fn verdict(what: &str, result: io::Result<()>) -> Outcome {
+pub(crate) fn verdict(what: &str, result: io::Result<()>) -> Outcome {
     match result {
         Ok(()) => {
             put(format!("{what}: allowed\n").as_bytes())?;

@@ -1,0 +1,139 @@
+//! Verbs of an app that attacks the processes it sees.
+
+use std::fs::{File, FileTimes, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::time::SystemTime;
+
+use crate::output::put;
+use crate::tries::verdict;
+use crate::{Failure, OK, Outcome, sys};
+
+/// What is written over a program.
+const SCRIPT: &[u8] = b"#!/bin/sh\nexit 66\n";
+
+/// The program of a process, where it may be opened and is not this one.
+fn foreign_program(pid: &str, own: (u64, u64)) -> Option<File> {
+    let program = File::open(format!("/proc/{pid}/exe")).ok()?;
+    let meta = program.metadata().ok()?;
+    ((meta.dev(), meta.ino()) != own).then_some(program)
+}
+
+/// The program of this process, or of the first other one whose program is not ours; `any` looks until there is one.
+fn steal(pid: &str) -> Result<File, Failure> {
+    let own = std::fs::metadata("/proc/self/exe")?;
+    let own = (own.dev(), own.ino());
+    if pid != "any" {
+        return foreign_program(pid, own).ok_or_else(|| Failure::Failed(format!("/proc/{pid}/exe cannot be opened")));
+    }
+    loop {
+        for entry in std::fs::read_dir("/proc")?.flatten() {
+            let name = entry.file_name();
+            let Some(name) = name.to_str().filter(|name| name.bytes().all(|c| c.is_ascii_digit())) else { continue };
+            if let Some(program) = foreign_program(name, own) {
+                return Ok(program);
+            }
+        }
+    }
+}
+
+pub(crate) fn change_program(args: &[String]) -> Outcome {
+    let pid = args.first().ok_or(Failure::Usage)?;
+    let program = steal(pid)?;
+    let path = format!("/proc/self/fd/{}", program.as_raw_fd());
+    put(b"opened a foreign program\n")?;
+    if args.get(1).is_some_and(|word| word == "overwrite") {
+        return overwrite(&path);
+    }
+    let open = |options: &mut OpenOptions| options.open(&path).and_then(|mut file| file.write_all(SCRIPT));
+    let times = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
+    verdict("chmod", std::fs::set_permissions(&path, Permissions::from_mode(0o4777)))?;
+    verdict("chown", std::os::unix::fs::chown(&path, Some(1000), Some(1000)))?;
+    verdict("user xattr", sys::set_xattr(&path, "user.gantry-fixture"))?;
+    verdict("trusted xattr", sys::set_xattr(&path, "trusted.gantry-fixture"))?;
+    verdict("times", program.set_times(times))?;
+    verdict("write", open(OpenOptions::new().write(true)))?;
+    verdict("truncate", open(OpenOptions::new().write(true).truncate(true)))?;
+    verdict("append", open(OpenOptions::new().append(true)))?;
+    put(b"tried everything\n")?;
+    stay()
+}
+
+/// Until it is killed with its pod.
+fn stay() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Tries until the file can be written: when nothing executes it any more.
+fn overwrite(path: &str) -> Outcome {
+    loop {
+        match OpenOptions::new().write(true).open(path) {
+            Ok(mut file) => {
+                file.write_all(SCRIPT)?;
+                put(b"overwrote it\n")?;
+                return Ok(OK);
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ETXTBSY) => {}
+            Err(error) => {
+                // On what is read-only no trial will ever work.
+                verdict("overwrite", Err(error))?;
+                stay()
+            }
+        }
+    }
+}
+
+/// What the kernel says of a process that an app should not find.
+struct Seen {
+    seccomp: bool,
+    effective: u64,
+}
+
+fn look_at(pid: i32) -> Option<Seen> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let effective = u64::from_str_radix(field("CapEff:")?, 16).ok()?;
+    Some(Seen { seccomp: field("Seccomp:")? != "0", effective })
+}
+
+pub(crate) fn catch(args: &[String]) -> Outcome {
+    let own = look_at(i32::try_from(std::process::id()).unwrap_or(0));
+    let own = own.ok_or_else(|| Failure::Failed("cannot read /proc/self/status".to_owned()))?;
+    let rounds: u32 = crate::number(args, 0)?;
+    let mut caught = 0u32;
+    put(b"catching\n")?;
+    let mut next = sys::fork_number()?;
+    while caught < rounds {
+        for pid in next..next + 8 {
+            // Most often there is none of this number yet.
+            if sys::seize(pid).is_err() {
+                continue;
+            }
+            next = pid + 1;
+            caught += 1;
+            report(pid, &own)?;
+            // It may have ended by itself.
+            let _ = sys::let_go(pid);
+            break;
+        }
+    }
+    put(b"caught enough\n")
+}
+
+fn report(pid: i32, own: &Seen) -> io::Result<()> {
+    let Some(seen) = look_at(pid) else { return Ok(()) };
+    let mut text = String::new();
+    if own.seccomp && !seen.seccomp {
+        text.push_str(&format!("process {pid} has no seccomp filter\n"));
+    }
+    let more = seen.effective & !own.effective;
+    if more != 0 {
+        text.push_str(&format!("process {pid} has capabilities {more:x} more than this one\n"));
+    }
+    let mut out = io::stdout();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}

@@ -1,0 +1,66 @@
+//! Executes this program again from a read-only mount that nothing else has (CVE-2019-5736).
+//!
+//! PID 1 of a pod, a container's process before its execve and the carrier of an exec are forks of this program, and an app
+//! can make its own process this program (`#!/proc/self/exe`, or a link to it). Each time `/proc/PID/exe` gives the app a
+//! descriptor of the host's file, and an app's root is root of the host: it may change the mode, owner and attributes of that
+//! file at any time, and its content as soon as no process executes it (until then: ETXTBSY).
+//!
+//! `/proc/PID/exe` reaches the file through the mount it was executed from. So that mount is a copy
+//! (`open_tree(OPEN_TREE_CLONE)`) that is read-only: every change through it fails with EROFS. The copy is attached to no
+//! mount namespace, so no one can remount it writable, not even with CAP_SYS_ADMIN.
+
+use std::ffi::CString;
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+
+use gantry_model::ErrorKind;
+use rustix::fs::{CWD, Mode, OFlags, StatVfsMountFlags};
+use rustix::mount::{OpenTreeFlags, open_tree};
+
+use crate::failure::{Attempt, Result, failure};
+use crate::sys;
+
+const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// Makes this process one that executes the program from a read-only mount of its own. It returns without a failure when that is
+/// so; before, the process starts again from `main`, with the same arguments and descriptors.
+///
+/// It cannot go round for ever: the kernel copies no mount that is attached nowhere, so the second attempt fails.
+pub(crate) fn ensure_read_only() -> Result<()> {
+    if is_read_only()? {
+        return Ok(());
+    }
+    let what = || "cannot make a read-only mount of gantry-stage1";
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let program = open_tree(CWD, OWN_PROGRAM, flags).attempt(|| format!("{} (open_tree)", what()))?;
+    sys::make_mount_read_only(program.as_fd()).attempt(|| format!("{} (mount_setattr)", what()))?;
+    let (argv, env) = (arguments()?, environment()?);
+    let error = sys::execveat(program.as_fd(), &argv, &env);
+    Err(error).attempt(|| "cannot execute gantry-stage1 from a read-only mount (execveat)")
+}
+
+/// Whether the file this process executes is on a read-only mount that is attached nowhere. Only such a mount has a file of the
+/// name "/". A host's read-only mount is not enough: it may be remounted.
+fn is_read_only() -> Result<bool> {
+    let what = || format!("cannot look at {OWN_PROGRAM}");
+    let name = std::fs::read_link(OWN_PROGRAM).attempt(what)?;
+    if name.as_os_str() != "/" {
+        return Ok(false);
+    }
+    let program = rustix::fs::open(OWN_PROGRAM, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).attempt(what)?;
+    Ok(rustix::fs::fstatvfs(&program).attempt(what)?.f_flag.contains(StatVfsMountFlags::RDONLY))
+}
+
+/// This process's arguments. The first is the program's name instead of its path on the host, which a pod's PID 1 would show.
+fn arguments() -> Result<Vec<CString>> {
+    let name = std::ffi::OsString::from("gantry-stage1");
+    std::iter::once(name).chain(std::env::args_os().skip(1)).map(|text| c_string(text.as_bytes())).collect()
+}
+
+fn environment() -> Result<Vec<CString>> {
+    std::env::vars_os().map(|(name, value)| c_string(&[name.as_bytes(), b"=", value.as_bytes()].concat())).collect()
+}
+
+fn c_string(bytes: &[u8]) -> Result<CString> {
+    CString::new(bytes).map_err(|_| failure(ErrorKind::Internal, "an argument of gantry-stage1 holds a NUL byte"))
+}

@@ -1,0 +1,201 @@
+//! No process of a pod leads to the programs of the host: what an app finds in `/proc/PID/exe` cannot be changed
+//! (CVE-2019-5736).
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use gantry_fixtures::{Image, Layer};
+use gantry_tests::{Gantry, Out, Running, Signal, pod_id, wait_for};
+use rustix::process::{Pid, kill_process};
+
+/// Everything that an app with root's rights could change about a file.
+#[derive(Debug, PartialEq, Eq)]
+struct FileState {
+    is_original: bool,
+    mode: u32,
+    owner: (u32, u32),
+    size: u64,
+    modified: (i64, i64),
+    links: u64,
+    attributes: BTreeMap<String, Vec<u8>>,
+}
+
+impl FileState {
+    fn of(path: &Path, original: &[u8]) -> Self {
+        let meta = std::fs::metadata(path).unwrap();
+        let mut names = vec![0; 4096];
+        let length = rustix::fs::listxattr(path, &mut names).unwrap();
+        let names = names[..length].split(|&c| c == 0).filter(|name| !name.is_empty());
+        let attribute = |name: &[u8]| {
+            let name = String::from_utf8_lossy(name).into_owned();
+            let mut value = vec![0; 4096];
+            let length = rustix::fs::getxattr(path, name.as_str(), &mut value).unwrap();
+            (name, value[..length].to_vec())
+        };
+        Self {
+            is_original: std::fs::read(path).unwrap() == original,
+            mode: meta.mode(),
+            owner: (meta.uid(), meta.gid()),
+            size: meta.size(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            links: meta.nlink(),
+            attributes: names.map(attribute).collect(),
+        }
+    }
+}
+
+/// A gantry whose supervisor's program is a copy that apps may attack, and an image with programs that become it.
+struct Target {
+    g: Gantry,
+    program: PathBuf,
+    original: Vec<u8>,
+    before: FileState,
+    image: String,
+}
+
+/// So that the attacker may open the programs of processes that are not its own.
+const TRACE: &str = "--cap-add=CAP_SYS_PTRACE";
+
+impl Target {
+    fn new() -> Self {
+        let g = Gantry::new();
+        let layer = Layer::new()
+            .dir("bin", 0o755)
+            .file("bin/app", g.app_bytes(), 0o755)
+            .symlink("bin/link", "/proc/self/exe")
+            .file("bin/script", b"#!/proc/self/exe\n", 0o755);
+        let image = Image::builder().layer(layer).entrypoint(&["/bin/app"]).build().unwrap();
+        let image = g.import("image", &image);
+        let program = g.own_supervisor();
+        let original = std::fs::read(&program).unwrap();
+        let before = FileState::of(&program, &original);
+        Self { g, program, original, before, image }
+    }
+
+    fn start(&self, args: &[&str], stdin: bool) -> Running {
+        let mut command = self.g.command(args);
+        command.env("GANTRY_STAGE1", &self.program);
+        if stdin { self.g.spawn_command_with_stdin(&mut command) } else { self.g.spawn_command(&mut command) }
+    }
+
+    fn run(&self, args: &[&str]) -> Out {
+        self.start(args, false).wait()
+    }
+
+    /// A pod in the background of one app.
+    fn pod(&self, flags: &[&str], verb: &[&str]) -> String {
+        let line = [&["run", "--detach", "--net=none"], flags, &[self.image.as_str(), "--"], verb].concat();
+        pod_id(&self.run(&line).ok())
+    }
+
+    #[track_caller]
+    fn is_unchanged(&self, after: &str) {
+        let state = FileState::of(&self.program, &self.original);
+        assert_eq!(state, self.before, "an app changed gantry-stage1 on the host: {after}");
+    }
+
+    /// The attacker's log, once it has tried everything; nothing worked.
+    #[track_caller]
+    fn all_failed(&self, pod: &str, how: &str) {
+        let log = self.g.wait_log(pod, "tried everything");
+        self.is_unchanged(&format!("{how}\n{log}"));
+        assert!(!log.contains("allowed"), "{how}: {log}");
+    }
+
+    fn app_name(&self, pod: &str) -> String {
+        let status = self.g.status(pod);
+        status["apps"][0]["name"].as_str().unwrap_or_default().to_owned()
+    }
+
+    fn end(&self, pod: &str) {
+        // It may have ended by itself.
+        let _ = self.g.run(&["kill", pod]);
+        let _ = self.g.wait_state(pod, "exited");
+        self.is_unchanged("after the end of its pod");
+    }
+}
+
+#[test]
+fn the_program_of_pid_1_cannot_be_changed() {
+    let t = Target::new();
+    let pod = t.pod(&[TRACE], &["change-program", "1"]);
+    t.all_failed(&pod, "PID 1");
+    let denied = t.run(&["run", "--rm", "--net=none", &t.image, "--", "change-program", "1"]);
+    let _ = denied.exits(1).complains(&["cannot be opened"]);
+    let plugin = t.run(&["network", "list"]).ok();
+    t.is_unchanged(&format!("gantry-stage1 network: {plugin}"));
+}
+
+/// With the capabilities that every app has: its own process becomes gantry-stage1, and waits for its standard input.
+#[test]
+fn an_app_that_becomes_the_program_cannot_change_it() {
+    let t = Target::new();
+    for name in ["/bin/link", "/bin/script"] {
+        let pod = t.pod(&[], &["change-program", "any"]);
+        // By the link it stays; by the script it ends at once, and has to be caught.
+        let mut staying = Vec::new();
+        for _ in 0..if name == "/bin/link" { 1 } else { 20 } {
+            staying.push(t.start(&["exec", "-i", &pod, "--", name, "network"], true));
+        }
+        if name == "/bin/link" {
+            t.all_failed(&pod, name);
+        }
+        for mut exec in staying {
+            exec.close_stdin();
+            let _ = exec.wait();
+        }
+        t.end(&pod);
+    }
+    let app = [
+        "run",
+        "--detach",
+        "--net=none",
+        &t.image,
+        "--name=attacker",
+        "--",
+        "change-program",
+        "any",
+        "---",
+        &t.image,
+        "--name=victim",
+        "--exec=/bin/link",
+        "--",
+        "network",
+    ];
+    let pod = pod_id(&t.run(&app).ok());
+    t.end(&pod);
+}
+
+/// Forks of the supervisor on their way to a program, which an app with CAP_SYS_PTRACE may look into.
+#[test]
+fn a_process_on_its_way_to_execve_cannot_be_used() {
+    let t = Target::new();
+    let pod = t.pod(&[TRACE], &["change-program", "any"]);
+    t.all_failed(&pod, "PID 1 or a process of exec");
+    for _ in 0..20 {
+        let _ = t.run(&["exec", &pod, "--", "/bin/app", "true"]);
+    }
+    t.is_unchanged("exec");
+}
+
+/// While the processes of a pod end, there is a moment in which none executes the file any more and apps still run. The attacker
+/// waits for that moment with a descriptor it got before.
+#[test]
+fn a_killed_supervisor_leaves_no_moment_to_overwrite_its_program() {
+    let t = Target::new();
+    for round in 0..50 {
+        let by_trace = round % 2 == 0;
+        let (flags, pid): (&[&str], _) = if by_trace { (&[TRACE], "1") } else { (&[], "any") };
+        let pod = t.pod(flags, &["change-program", pid, "overwrite"]);
+        let _exec = (!by_trace).then(|| t.start(&["exec", "-i", &pod, "--", "/bin/link", "network"], true));
+        t.g.wait_log(&pod, "opened a foreign program");
+        let app = t.g.app_pid(&pod, &t.app_name(&pod));
+        let supervisor = Pid::from_raw(i32::try_from(t.g.supervisor(&pod)).unwrap()).unwrap();
+        kill_process(supervisor, Signal::KILL).unwrap();
+        let gone = || (!Path::new(&format!("/proc/{app}")).exists()).then_some(());
+        wait_for("the app to be gone", gone);
+        t.is_unchanged(&format!("round {round}, {flags:?}: {}", t.g.run(&["logs", &pod])));
+        t.g.run(&["rm", &pod]).succeeded();
+    }
+}
