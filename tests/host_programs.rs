@@ -193,9 +193,14 @@ fn a_killed_supervisor_leaves_no_moment_to_overwrite_its_program() {
         let app = t.g.app_pid(&pod, &t.app_name(&pod));
         let supervisor = Pid::from_raw(i32::try_from(t.g.supervisor(&pod)).unwrap()).unwrap();
         kill_process(supervisor, Signal::KILL).unwrap();
-        let gone = || (!Path::new(&format!("/proc/{app}")).exists()).then_some(());
-        wait_for("the app to be gone", gone);
+        wait_for("the app to be dead", || is_dead(app).then_some(()));
         t.is_unchanged(&format!("round {round}, {flags:?}: {}", t.g.run(&["logs", &pod])));
         t.g.run(&["rm", &pod]).succeeded();
     }
+}
+
+/// Whether a process has ended; it may wait to be reaped.
+fn is_dead(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().find_map(|line| line.strip_prefix("State:")).is_none_or(|state| state.trim().starts_with(['Z', 'X']))
 }
