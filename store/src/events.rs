@@ -52,7 +52,7 @@ pub(crate) fn of_step(
 
 /// Networks as rkt shows them: `default:ip4=172.16.28.2,other:ip6=fd00::2`; of several addresses of a kind the first.
 fn listed(networks: &Networks) -> Result<String, StoreError> {
-    let one = |Glance { name, ip4, ip6 }: Glance<'_>| {
+    let one = |Glance { name, ip4, ip6, ports: _ }: Glance<'_>| {
         let ip4 = ip4.map(|address| format!("ip4={address}"));
         let addresses: Vec<String> = ip4.into_iter().chain(ip6.map(|address| format!("ip6={address}"))).collect();
         format!("{name}{}{}", if addresses.is_empty() { "" } else { ":" }, addresses.join(";"))

@@ -62,6 +62,8 @@ pub(crate) enum Command {
     Gc(commands::rm::Gc),
     /// Show all that is known of pods, as JSON
     Inspect(commands::inspect::Inspect),
+    /// Show which ports of the host lead to a pod
+    Port(commands::port::Port),
     /// Print a pod's manifest
     CatManifest(commands::inspect::CatManifest),
     /// Work with images

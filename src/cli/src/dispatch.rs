@@ -114,6 +114,7 @@ fn asking(command: &Command) -> Asking {
         Command::Status(_)
         | Command::Rm(_)
         | Command::Inspect(_)
+        | Command::Port(_)
         | Command::CatManifest(_)
         | Command::Image(_)
         | Command::Rmi(_)
@@ -154,6 +155,7 @@ fn command(context: Context, command: Command) -> Result<u8, Failure> {
         Command::Rm(args) => commands::rm::rm(&context, &args),
         Command::Gc(args) => commands::rm::gc(&context, &args),
         Command::Inspect(args) => commands::inspect::inspect(&context, &args),
+        Command::Port(args) => commands::port::port(&context, &args),
         Command::CatManifest(args) => commands::inspect::cat_manifest(&context, &args),
         Command::Image(image) => commands::image::image(&context, &image),
         Command::Images(args) => commands::image::list(&context, &args),

@@ -65,6 +65,14 @@ pub(crate) enum CliError {
     /// The wait is over and the pod is not where it was waited for.
     #[error("pod {0} was not {1} within {2:?}")]
     TimedOut(gantry_model::PodId, &'static str, std::time::Duration),
+    /// A port of a pod that no port of the host leads to.
+    #[error("port {port} of pod {id} is not published; 'gantry port {id}' shows those that are")]
+    NotPublished {
+        /// Which pod.
+        id: gantry_model::PodId,
+        /// The port with its protocol.
+        port: String,
+    },
     /// A pod ended before it could be done.
     #[error("{0}")]
     Refused(String),
@@ -77,6 +85,7 @@ impl Kind for CliError {
             Self::NotText(_) | Self::Usage(_) | Self::Content { .. } => ErrorKind::Invalid,
             Self::NeedsRoot(_) => ErrorKind::Denied,
             Self::TimedOut(..) => ErrorKind::TimedOut,
+            Self::NotPublished { .. } => ErrorKind::NotFound,
             Self::Refused(_) => ErrorKind::Refused,
         }
     }
@@ -155,6 +164,12 @@ impl Failure {
             let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
         }
     }
+}
+
+/// Says on standard error what an operator should know although the command succeeds. Failing to do so has nowhere to be said.
+pub(crate) fn warn(text: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "gantry: warning: {}", escape::text(text));
 }
 
 #[cfg(test)]

@@ -28,6 +28,8 @@ pub struct Glance<'a> {
     pub ip4: Option<Ipv4Addr>,
     /// The pod's first IPv6 address in it.
     pub ip6: Option<Ipv6Addr>,
+    /// The ports of the host that lead to the pod through it.
+    pub ports: Vec<PodPort>,
 }
 
 impl Networks {
@@ -70,7 +72,7 @@ impl Networks {
         Ok(networks.into_iter().map(Into::into).collect())
     }
 
-    /// Their names and first addresses.
+    /// Their names, first addresses and ports.
     ///
     /// # Errors
     /// [`StoreError`] when the text is damaged.
@@ -111,6 +113,8 @@ struct Named<'a> {
     name: Cow<'a, str>,
     #[serde(default)]
     addresses: Vec<Only>,
+    #[serde(default)]
+    ports: Vec<Port>,
 }
 
 #[derive(Deserialize)]
@@ -120,11 +124,11 @@ struct Only {
 
 impl<'a> From<Named<'a>> for Glance<'a> {
     fn from(network: Named<'a>) -> Self {
-        let Named { name, addresses } = network;
+        let Named { name, addresses, ports } = network;
         let all = || addresses.iter().map(|it| it.address);
         let ip4 = all().find_map(|address| if let IpAddr::V4(address) = address { Some(address) } else { None });
         let ip6 = all().find_map(|address| if let IpAddr::V6(address) = address { Some(address) } else { None });
-        Self { name, ip4, ip6 }
+        Self { name, ip4, ip6, ports: ports.into_iter().map(Into::into).collect() }
     }
 }
 
@@ -219,23 +223,24 @@ impl From<PodNetwork> for Network {
     }
 }
 
+impl From<Port> for PodPort {
+    fn from(port: Port) -> Self {
+        let Port { host_ip, host_port, pod_port, count, protocol } = port;
+        let protocol = match protocol {
+            Transport::Tcp => Protocol::Tcp,
+            Transport::Udp => Protocol::Udp,
+            Transport::Sctp => Protocol::Sctp,
+        };
+        Self { host_ip, host_port, pod_port, count, protocol }
+    }
+}
+
 impl From<Network> for PodNetwork {
     fn from(network: Network) -> Self {
         let Network { name, interface, mac, addresses, routes, dns, ports } = network;
         let Names { servers, search, options, domain } = dns;
         let address = |Address { address, prefix, gateway }| PodAddress { address, prefix, gateway };
         let route = |Route { to, prefix, via }| PodRoute { to, prefix, via };
-        let port = |Port { host_ip, host_port, pod_port, count, protocol }| PodPort {
-            host_ip,
-            host_port,
-            pod_port,
-            count,
-            protocol: match protocol {
-                Transport::Tcp => Protocol::Tcp,
-                Transport::Udp => Protocol::Udp,
-                Transport::Sctp => Protocol::Sctp,
-            },
-        };
         Self {
             name,
             interface,
@@ -243,7 +248,7 @@ impl From<Network> for PodNetwork {
             addresses: addresses.into_iter().map(address).collect(),
             routes: routes.into_iter().map(route).collect(),
             dns: Dns { servers, search, options, domain },
-            ports: ports.into_iter().map(port).collect(),
+            ports: ports.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -299,6 +304,7 @@ mod tests {
                 let first = |v6| network.addresses.iter().map(|it| it.address).find(|it| it.is_ipv6() == v6);
                 prop_assert_eq!(glance.name.as_ref(), &network.name);
                 prop_assert_eq!((glance.ip4.map(IpAddr::V4), glance.ip6.map(IpAddr::V6)), (first(false), first(true)));
+                prop_assert_eq!(&glance.ports, &network.ports);
             }
             if let Some(text) = written.text() {
                 prop_assert_eq!(&Networks::of_text(text).unwrap(), &written);

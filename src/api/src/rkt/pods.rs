@@ -168,7 +168,7 @@ fn networks(asked: &NetMode, got: &Networks) -> Result<Vec<Network>, Status> {
         return Ok(vec![Network { name: asked.to_string(), ..Network::default() }]);
     }
     // rkt has one field of each kind: the first of several.
-    let network = |Glance { name, ip4, ip6 }: Glance<'_>| {
+    let network = |Glance { name, ip4, ip6, ports: _ }: Glance<'_>| {
         let ipv4 = ip4.map(|address| address.to_string()).unwrap_or_default();
         Network { name: name.into_owned(), ipv4, ipv6: ip6.map(|address| address.to_string()).unwrap_or_default() }
     };

@@ -73,9 +73,9 @@ fn shown_id(row: &PodRow, full: bool) -> String {
 /// One line per app; the pod's columns stand on its first line only, as rkt does it.
 fn table<'a>(rows: impl Iterator<Item = &'a PodRow>, output: &Output, now: Timestamp) -> Result<Table, Failure> {
     let mut table = Table::new(if output.full {
-        &["UUID", "APP", "IMAGE NAME", "IMAGE ID", "STATE", "CREATED", "STARTED", "NETWORKS"]
+        &["UUID", "APP", "IMAGE NAME", "IMAGE ID", "STATE", "CREATED", "STARTED", "NETWORKS", "PORTS"]
     } else {
-        &["UUID", "APP", "IMAGE NAME", "STATE", "CREATED", "STARTED", "NETWORKS"]
+        &["UUID", "APP", "IMAGE NAME", "STATE", "CREATED", "STARTED", "NETWORKS", "PORTS"]
     });
     let shown_time = |at: Timestamp| if output.full { at.rfc3339().to_string() } else { time::relative(now, at) };
     let families = if output.full { Families::Both } else { Families::One };
@@ -85,6 +85,7 @@ fn table<'a>(rows: impl Iterator<Item = &'a PodRow>, output: &Output, now: Times
         of_pod.push(shown_time(row.created));
         of_pod.push(run.started.map(shown_time).unwrap_or_default());
         of_pod.push(network::text(row, families)?);
+        of_pod.push(network::published(row)?);
         let mut id = shown_id(row, output.full);
         for app in &row.apps {
             let mut cells = vec![std::mem::take(&mut id), app.name.to_string(), app.image_name.clone()];
@@ -116,7 +117,7 @@ mod tests {
         let mut out = Vec::new();
         let ended = table([ended()].iter(), &output(false), Timestamp(61_000_000_000)).unwrap();
         ended.write(&mut out, true).unwrap();
-        let want = "UUID      APP  IMAGE NAME     STATE         CREATED       STARTED       NETWORKS\n\
+        let want = "UUID      APP  IMAGE NAME     STATE         CREATED       STARTED       NETWORKS  PORTS\n\
                     6733c088  a    evil\\u{1b}[2J  exited (139)  1 minute ago  1 minute ago  none\n          \
                     b    evil\\u{1b}[2J\n";
         assert_eq!(String::from_utf8(out).unwrap(), want);

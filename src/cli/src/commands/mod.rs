@@ -11,6 +11,7 @@ pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod logs;
 pub(crate) mod network;
+pub(crate) mod port;
 pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod status;

@@ -13,6 +13,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use gantry_engine::{Glance, PodRow};
+use gantry_model::Phase;
 use gantry_model::net::{Dns, PodAddress, PodNetwork, PodPort, PodRoute};
 use serde::Serialize;
 
@@ -130,7 +131,7 @@ pub(crate) fn text(row: &PodRow, families: Families) -> Result<String, Failure> 
         return Ok(row.net.to_string());
     }
     let mut text = String::new();
-    for Glance { name, ip4, ip6 } in row.networks.glance()? {
+    for Glance { name, ip4, ip6, ports: _ } in row.networks.glance()? {
         let ip6 = ip6.filter(|_| families == Families::Both || ip4.is_none());
         text.push_str(if text.is_empty() { "" } else { ", " });
         text.push_str(&name);
@@ -143,6 +144,26 @@ pub(crate) fn text(row: &PodRow, families: Families) -> Result<String, Failure> 
         }
     }
     Ok(text)
+}
+
+/// The host's ports that lead to a running pod, as the column PORTS shows them: `8080->80/tcp, 127.0.0.1:53->53/udp`. Empty for
+/// a pod that does not run: another may have its ports by now.
+///
+/// # Errors
+/// The row is damaged.
+pub(crate) fn published(row: &PodRow) -> Result<String, Failure> {
+    if !matches!(row.phase, Phase::Running { .. }) {
+        return Ok(String::new());
+    }
+    let networks = row.networks.glance()?;
+    let ports: Vec<String> = networks.iter().flat_map(|network| &network.ports).map(arrow).collect();
+    Ok(ports.join(", "))
+}
+
+/// `127.0.0.1:8080->80/tcp`; of a range `9000-9002->7000-7002/tcp`.
+fn arrow(port: &PodPort) -> String {
+    let (host, pod) = (host_side(port), range(port.pod_port, port.count));
+    format!("{host}->{pod}/{}", port.protocol.as_str())
 }
 
 /// What `status` says of one network beyond the short text: a line for the interface and one for each of its ports.
@@ -163,16 +184,24 @@ pub(crate) fn details(network: &PodNetwork) -> Vec<String> {
 
 /// `port-127.0.0.1:8080/tcp=80`.
 fn port(port: &PodPort) -> String {
+    format!("port-{}/{}={}", host_side(port), port.protocol.as_str(), range(port.pod_port, port.count))
+}
+
+/// `8080`, `127.0.0.1:8080`, `[2001:db8::7]:9000-9002`.
+pub(crate) fn host_side(port: &PodPort) -> String {
     let host = match port.host_ip {
         None => String::new(),
         Some(IpAddr::V4(ip)) => format!("{ip}:"),
         Some(IpAddr::V6(ip)) => format!("[{ip}]:"),
     };
-    let range = |first: u16| match port.count {
+    format!("{host}{}", range(port.host_port, port.count))
+}
+
+fn range(first: u16, count: u16) -> String {
+    match count {
         0 | 1 => first.to_string(),
         count => format!("{first}-{}", u32::from(first) + u32::from(count) - 1),
-    };
-    format!("port-{host}{}/{}={}", range(port.host_port), port.protocol.as_str(), range(port.pod_port))
+    }
 }
 
 #[cfg(test)]
@@ -218,6 +247,15 @@ pub(crate) mod tests {
         let want = "default:ip4=10.121.0.2,ip6=fd67::2, only6:ip6=fd67::2, nothing";
         assert_eq!(text(&row(networks), Families::Both).unwrap(), want);
         assert_eq!(text(&row(vec![]), Families::Both).unwrap(), "default,only6,nothing");
+    }
+
+    #[test]
+    fn ports_are_those_of_a_running_pod() {
+        use gantry_model::{BootId, Process, Timestamp};
+        let supervisor = Process { pid: 7, start_ticks: 1, boot: BootId("b".into()) };
+        let running = PodRow { phase: Phase::Running { since: Timestamp(0), supervisor }, ..row(vec![network()]) };
+        assert_eq!(published(&running).unwrap(), "8080->80/tcp, [::1]:90-92->70-72/udp");
+        assert_eq!(published(&row(vec![network()])).unwrap(), "");
     }
 
     #[test]
