@@ -239,7 +239,7 @@ fn what_cannot_be_asked_for() {
     let image = g.fixture();
     g.net_file("50-broken.conflist", "{ \"name\": \"broken\", ");
     for (net, says) in [
-        ("nowhere,gone", &["networks not found", "nowhere", "gone"][..]),
+        ("nowhere,gone", &["there are no networks 'nowhere', 'gone'", "gantry network list"][..]),
         ("default,default", &["duplicate", "default"]),
         ("host:IP=10.0.0.1", &["host"]),
         ("all:IP=10.0.0.1", &["all"]),
@@ -248,11 +248,15 @@ fn what_cannot_be_asked_for() {
         ("default:IP", &["KEY=VALUE"]),
         ("../x", &["../x"]),
         ("default:IP=10.121.0.9;IP", &["KEY=VALUE"]),
+        ("default:ip=10.121.0.9", &["network 'default' has no argument 'ip'", "IP=ADDRESS and MAC=ADDRESS"]),
+        ("default:IP=10.121.0.9;FOO=1", &["no argument 'FOO'"]),
+        ("default:IP=", &["argument 'IP' of network 'default' has no value"]),
     ] {
-        let out = g.run(&["run", &format!("--net={net}"), &image, "--", "true"]);
-        assert!(out.code == FAILED || out.code == 2, "{net}: {out}");
-        let _ = out.complains(says);
+        let _ = g.run(&["run", &format!("--net={net}"), &image, "--", "true"]).exits(FAILED).complains(says);
     }
+    // No pod was made for it.
+    let events = g.run(&["events"]).ok().stdout;
+    assert!(!events.contains("pod-"), "{events}");
     // Nothing was made before it was clear that it cannot be.
     assert!(!space.host().links().contains("gantry0"));
     // A file that is broken is in nobody's way who does not ask for it.
@@ -271,6 +275,8 @@ fn a_prepared_pod_gets_its_network_when_it_runs() {
     let pod = prepare("--net=none");
     g.run(&["run-prepared", "--detach", "--net=default", &pod]).succeeded();
     assert!(g.ip4(&pod).starts_with("10.121."));
+    let manifest = g.run(&["cat-manifest", &pod]).ok().json();
+    assert_eq!(manifest["net"], "default", "the manifest tells what the pod was run with");
 }
 
 #[test]

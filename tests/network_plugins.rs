@@ -407,9 +407,53 @@ fn the_plugins_of_a_dead_supervisors_pod_are_told() {
     let del = calls.iter().find(|call| call["command"] == "DEL").unwrap_or_else(|| panic!("{calls:?}"));
     assert_eq!(del["env"]["CNI_CONTAINERID"], json!(pod), "{del}");
     let _ = liar.g.run(&["gc"]).ok();
-    if let Some(gc) = liar.calls().iter().find(|call| call["command"] == "GC") {
-        let valid = gc["config"]["cni.dev/valid-attachments"].as_array().cloned().unwrap_or_default();
-        assert!(valid.iter().any(|it| it["containerID"] == json!(other)), "a live pod's attachment is collected: {gc}");
+    let calls = liar.calls();
+    let gc = calls.iter().find(|call| call["command"] == "GC").unwrap_or_else(|| panic!("no GC: {calls:?}"));
+    let valid = gc["config"]["cni.dev/valid-attachments"].as_array().cloned().unwrap_or_default();
+    let containers: Vec<&Value> = valid.iter().map(|it| &it["containerID"]).collect();
+    assert_eq!(containers, [&json!(other)], "the attachments that GC is to keep: {gc}");
+}
+
+#[test]
+fn a_failed_attachment_tells_its_cause_before_the_failed_clean_up() {
+    let liar = Liar::new("10s");
+    let image = liar.g.fixture();
+    liar.behave("1.0.0", &json!({ "ADD": "fail", "DEL": "crash" }));
+    let out = liar.g.run(&["run", "--net=liar", &image, "--", "true"]).exits(FAILED);
+    let said = out.stderr.clone();
+    let at = |text: &str| said.find(text).unwrap_or_else(|| panic!("'{text}' is not in: {said}"));
+    assert!(at("failed to ADD") < at("told to fail"), "{said}");
+    assert!(at("told to fail") < at("removing what was made failed too"), "{said}");
+    liar.reform();
+    let _ = liar.g.run(&["gc"]).ok();
+    assert_eq!(liar.g.list().len(), 0);
+    liar.g.check_invariants();
+}
+
+#[test]
+fn rm_force_gives_up_on_plugins_that_fail() {
+    let liar = Liar::new("500ms");
+    let g = &liar.g;
+    for how in ["fail", "hang", "crash"] {
+        put_liar(&g.scratch().join("plugins"));
+        liar.behave("1.0.0", &json!({ "DEL": how }));
+        let flags = ["--net=default:IP=10.121.9.9,liar", "-p", "8080:80"];
+        let pod = g.networked(&flags, &["sleep", "forever"]);
+        let _ = g.run(&["rm", &pod]).exits(FAILED);
+        g.run(&["stop", &pod]).succeeded();
+        g.wait_state(&pod, "exited");
+        let _ = g.run(&["rm", &pod]).exits(FAILED).complains(&["cannot be removed completely", "rm --force", "liar"]);
+        let removed = g.run(&["rm", "--force", &pod]).ok();
+        assert_eq!(removed.text(), pod);
+        let _ = removed.complains(&["warning", "a network plugin may have kept something of it", "liar"]);
+        assert_eq!(g.list().len(), 0, "{how}");
+        // Nothing is left to be tried again, and what gantry gave the pod is free.
+        let _ = g.run(&["gc"]).ok();
+        let _ = g.run(&["doctor"]).ok();
+        liar.behave("1.0.0", &json!({}));
+        let again = g.networked(&flags[..3], &["sleep", "forever"]);
+        assert_eq!(g.ip4(&again), "10.121.9.9");
+        g.run(&["rm", "--force", &again]).succeeded();
     }
 }
 

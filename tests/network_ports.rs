@@ -109,8 +109,9 @@ fn a_port_that_is_taken() {
     let _ = twice.complains(&["8090"]);
     // By a process of the host: it keeps it.
     let server = space.host().serve(8088);
+    let user = format!("in use by process {} (gantry-fixture-", server_pid(&space, 8088));
     for port in ["8088:7000", "8088:7000/udp"] {
-        let _ = g.run(&["run", "-p", port, &image, "--", "true"]).exits(FAILED).complains(&["8088"]);
+        let _ = g.run(&["run", "-p", port, &image, "--", "true"]).exits(FAILED).complains(&["8088", &user]);
     }
     assert!(space.outside().ask("tcp", HOST4, 8088).contains(&format!(" to {HOST4} ")));
     drop(server);
@@ -129,6 +130,69 @@ fn a_port_that_is_taken() {
     drop(server);
     let again = g.server(&["-p", "8080:7000"], "7000");
     assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&again)));
+}
+
+/// The process that listens on a port of the host, as ss(8) tells it.
+fn server_pid(space: &Space, port: u16) -> String {
+    let text = space.host().sh(&format!("ss -Hltnp 'sport = :{port}'"));
+    let pid = text.split_once("pid=").and_then(|(_, rest)| rest.split_once(','));
+    pid.unwrap_or_else(|| panic!("nobody listens on {port}: {text}")).0.to_owned()
+}
+
+#[test]
+fn a_port_on_ipv6_loopback_is_refused_before_a_pod_is_made() {
+    let (_space, g) = lab();
+    let image = g.fixture();
+    for port in ["[::1]:8089:80", "8080-tcp:[::1]:8089"] {
+        let out = g.run(&["run", "-p", port, &image, "--", "true"]).exits(FAILED);
+        let _ = out.complains(&["cannot be published on [::1]", "127.0.0.1"]);
+    }
+    assert_eq!(g.list().len(), 0);
+    let _ = g.run(&["gc"]).ok();
+}
+
+/// Earlier versions accepted `[::1]` and wrote it down.
+#[test]
+fn a_record_with_a_port_that_is_refused_now_is_removed() {
+    let (space, g) = lab();
+    let pod = g.server(&["-p", "8080:7000"], "7000");
+    let other = g.server(&["-p", "8081:7000"], "7000");
+    let record = g.dir().join("pods").join(&pod).join("network.json");
+    let text = std::fs::read_to_string(&record).unwrap_or_else(|error| panic!("{error}"));
+    let port =
+        format!(r#""ports":[{{"address":"::1","protocol":"tcp","port":8089,"to":"[{}]:80","count":1}},"#, g.ip6(&pod));
+    let changed = text.replacen(r#""ports":[{"address""#, &format!("{port}{{\"address\""), 1);
+    assert_ne!(text, changed, "the record has no ports in the form that is known here");
+    std::fs::write(&record, changed).unwrap_or_else(|error| panic!("{error}"));
+    // It is in nobody's way.
+    space.host().sh("nft flush ruleset");
+    g.run(&["network", "reload"]).succeeded();
+    assert!(space.outside().ask("tcp", HOST4, 8081).contains(&g.ip4(&other)));
+    g.run(&["stop", &pod]).succeeded();
+    g.wait_state(&pod, "exited");
+    g.run(&["rm", &pod]).succeeded();
+    let _ = g.run(&["gc"]).ok();
+    let again = g.server(&["-p", "8080:7000"], "7000");
+    assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&again)));
+}
+
+#[test]
+fn port_tells_where_a_port_of_the_pod_is_published() {
+    let (_space, g) = lab();
+    let pod = g.server(&["-p", "127.0.0.1:8080:7000", "-p", "9000-9001:70-71/udp"], "7000");
+    let all = "7000/tcp -> 127.0.0.1:8080\n70/udp -> 0.0.0.0:9000\n71/udp -> 0.0.0.0:9001\n";
+    assert_eq!(g.run(&["port", &pod]).ok().stdout, all);
+    let _ = g.run(&["list"]).ok().says("  127.0.0.1:8080->7000/tcp, 9000-9001->70-71/udp\n");
+    assert_eq!(g.run(&["port", &pod, "7000"]).ok().stdout, "127.0.0.1:8080\n");
+    assert_eq!(g.run(&["port", &pod, "71/udp"]).ok().stdout, "0.0.0.0:9001\n");
+    for port in ["71", "9000", "7000/udp"] {
+        let _ = g.run(&["port", &pod, port]).exits(1).complains(&["is not published", port]);
+    }
+    let _ = g.run(&["port", &pod, "http"]).exits(FAILED).complains(&["'http' is not a port"]);
+    let _ = g.run(&["port", "00000000"]).exits(1);
+    g.run(&["stop", &pod]).succeeded();
+    g.wait_state(&pod, "exited");
+    assert_eq!(g.run(&["port", &pod]).ok().stdout, "", "a pod that does not run has no port of the host");
 }
 
 #[test]

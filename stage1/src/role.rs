@@ -51,7 +51,14 @@ fn read() -> Result<Request> {
 fn fulfil(request: &Request) -> Result<Answer> {
     let host = &request.host;
     let done = match &request.what {
-        What::Down { pod } => return down(host, pod),
+        What::Down { pod } => {
+            return in_dir_of(host, pod, |pod| pod::detach_on(host, pod, None)).map(|_| Answer::Done);
+        }
+        What::Abandon { pod } => {
+            return in_dir_of(host, pod, |pod| pod::abandon_on(host, pod))
+                .map(|left| Answer::Abandoned(left.unwrap_or_default()));
+        }
+        What::Choose(networks) => pod::choose(networks).map(|_| Answer::Done),
         What::Reload => pod::reload(host).map(|()| Answer::Done),
         What::Sweep { dry_run } => pod::sweep(host, *dry_run).map(Answer::Swept),
         What::List => pod::networks(host, None).map(Answer::Networks),
@@ -61,20 +68,23 @@ fn fulfil(request: &Request) -> Result<Answer> {
     done.map_err(|error: NetworkError| failure::of(&error))
 }
 
-/// A pod whose directory is gone has nothing to be taken away.
-fn down(host: &Host, pod: &str) -> Result<Answer> {
+/// Does something with a pod's networks; `None` where its directory is gone: then it has none.
+fn in_dir_of<T>(
+    host: &Host,
+    pod: &str,
+    work: impl FnOnce(&Pod<'_>) -> std::result::Result<T, NetworkError>,
+) -> Result<Option<T>> {
     let what = || format!("cannot take away the networks of pod '{}'", shown(pod));
     let id: PodId = pod.parse().map_err(|error| failure(ErrorKind::Invalid, format!("{}: {error}", what())))?;
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let pods = rustix::fs::open(&host.pods_dir, flags, Mode::empty());
     let dir = match pods.and_then(|pods| rustix::fs::openat(&pods, id.to_string(), flags, Mode::empty())) {
         Ok(dir) => dir,
-        Err(rustix::io::Errno::NOENT) => return Ok(Answer::Done),
+        Err(rustix::io::Errno::NOENT) => return Ok(None),
         Err(error) => return Err(error).attempt(what),
     };
     let id = id.to_string();
-    let detached = pod::detach_on(host, &Pod { id: &id, dir: dir.as_fd() }, None);
-    detached.map(|()| Answer::Done).map_err(|error| failure::of(&error))
+    work(&Pod { id: &id, dir: dir.as_fd() }).map(Some).map_err(|error| failure::of(&error))
 }
 
 fn say(answer: &Answer) -> ExitCode {

@@ -123,6 +123,9 @@ fn collect_pods(engine: &Engine, settings: KeeperSettings) -> anyhow::Result<()>
     for line in report.networks {
         log::info(&format!("removed what no pod needs: {line}"));
     }
+    for (id, line) in &report.abandoned {
+        log::warning(&format!("pod {id} is removed, but a network plugin may have kept something of it: {line}"));
+    }
     if let Some(error) = report.networks_failure {
         log::warning(&format!("{:#}", anyhow::Error::from(error)));
     }

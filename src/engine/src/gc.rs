@@ -21,6 +21,10 @@ use crate::error::need_root;
 use crate::rm::RmError;
 use crate::{Engine, NetworkError, PodError};
 
+/// How long a network plugin may refuse to delete what it made for a pod, from the beginning of the pod's deletion on. After that
+/// `gc` deletes the pod without it: a plugin or a daemon of one that was uninstalled does not come back.
+const ABANDON_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
 /// What `gc` may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GcOptions {
@@ -69,6 +73,8 @@ pub struct GcReport {
     pub steps: Vec<GcStep>,
     /// Pods that could not be marked or deleted; the next `gc` tries again.
     pub failures: Vec<(PodId, RmError)>,
+    /// What network plugins may have kept of pods that were deleted without them: a line for people each.
+    pub abandoned: Vec<(PodId, String)>,
     /// What was removed of networks that belonged to no pod, or would be: a line for people each.
     pub networks: Vec<String>,
     /// Why that could not be done; the next `gc` tries again.
@@ -122,6 +128,11 @@ fn decide(phase: &Phase, now: Timestamp, options: &GcOptions) -> Vec<(GcAction, 
     due
 }
 
+/// Whether the deletion of a pod was begun so long ago that what hinders it is not waited for any longer.
+fn is_overdue(phase: &Phase, now: Timestamp) -> bool {
+    matches!(phase, Phase::Garbage { deleting: Some(begun), .. } if now.since(*begun) >= ABANDON_TIMEOUT)
+}
+
 impl Engine {
     /// Collects garbage.
     ///
@@ -134,7 +145,7 @@ impl Engine {
         let known: HashSet<PodId> = rows.iter().map(|row| row.id).collect();
         for row in rows {
             let id = row.id;
-            if let Err(error) = self.collect(row, options, &mut report.steps) {
+            if let Err(error) = self.collect(row, options, &mut report) {
                 report.failures.push((id, error));
             }
         }
@@ -161,7 +172,7 @@ impl Engine {
         Ok(self.store.trim_events(self.options.events_kept).map_err(PodError::store)?)
     }
 
-    fn collect(&self, row: PodRow, options: &GcOptions, steps: &mut Vec<GcStep>) -> Result<(), RmError> {
+    fn collect(&self, row: PodRow, options: &GcOptions, report: &mut GcReport) -> Result<(), RmError> {
         let Some(mut row) = self.reconcile(row)? else { return Ok(()) };
         let id = row.id;
         let now = gantry_store::now();
@@ -177,11 +188,17 @@ impl Engine {
                         Err(RmError::Busy(_)) if matches!(row.phase, Phase::Garbage { deleting: Some(_), .. }) => {
                             return Ok(());
                         }
+                        // Its plugins have failed for long enough.
+                        Err(RmError::Network { .. }) if is_overdue(&row.phase, now) => {
+                            let kept = self.abandon_networks(id)?;
+                            report.abandoned.extend(kept.into_iter().map(|line| (id, line)));
+                            self.dispose_durably(id, false)?;
+                        }
                         done => done?,
                     },
                 }
             }
-            steps.push(GcStep { id, action, why });
+            report.steps.push(GcStep { id, action, why });
         }
         if options.mark_only || options.dry_run { Ok(()) } else { self.take_left_networks_away(id) }
     }
@@ -303,6 +320,15 @@ mod tests {
     fn was_exited() -> Was {
         let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
         Was::Exited { started: Timestamp(0), at: Timestamp(0), end }
+    }
+
+    #[test]
+    fn plugins_are_given_up_after_a_day() {
+        let begun = deleting(Was::Prepared);
+        let day = 24 * 60 * MINUTE;
+        assert!(!is_overdue(&begun, Timestamp(59 * MINUTE + day - 1)));
+        assert!(is_overdue(&begun, Timestamp(59 * MINUTE + day)));
+        assert!(!is_overdue(&garbage(0, Was::Prepared), Timestamp(10 * day)), "nobody has begun to delete it");
     }
 
     /// Phase, what a usual gc does after an hour, with `mark_only`, and with no grace at all. M marks, D deletes.

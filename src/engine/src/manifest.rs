@@ -117,15 +117,21 @@ pub(crate) fn to_bytes(spec: &PodSpec) -> Vec<u8> {
 }
 
 impl Engine {
-    /// The manifest of a pod, as it was asked for.
+    /// The manifest of a pod, as it was asked for: `run-prepared --net` included, which the row keeps.
     ///
     /// # Errors
     /// [`ManifestError`].
     pub fn manifest(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
-        self.current(id)?;
+        let row = self.current(id)?;
         let path = self.pod_dir(id).join(pod_dir::MANIFEST);
         match pod_dir::read(&path, MOST_OURS) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(ManifestError::Json),
+            Ok(bytes) => {
+                let mut document: serde_json::Value = serde_json::from_slice(&bytes).map_err(ManifestError::Json)?;
+                if let Some(net) = document.get_mut("net") {
+                    *net = row.net.to_string().into();
+                }
+                Ok(document)
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(ManifestError::None(id)),
             Err(error) => Err(PodError::io("read the manifest", path)(error).into()),
         }

@@ -11,17 +11,22 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use gantry_contract::files;
 use gantry_contract::network::{Answer, Network, Request, What};
-use gantry_model::{ErrorKind, Kind, PodId};
+use gantry_contract::{files, plan as out};
+use gantry_model::net::Wanted;
+use gantry_model::{ErrorKind, Kind, NetMode, PodId};
+use gantry_store::PodState;
 use rustix::fs::MemfdFlags;
 use thiserror::Error;
 
 use crate::error::kind_of_word;
 use crate::process::{self, Deadline};
+use crate::rm::RmError;
 use crate::supervisor::{self, Line, printable};
 use crate::{Engine, plan_net};
 
+/// The networks that need no configuration.
+const BUILT_IN: [&str; 2] = ["default", "default-restricted"];
 /// How many plugins may each take as long as they may until one call is given up.
 const PLUGINS: u32 = 8;
 /// What a call may take beside its plugins.
@@ -211,6 +216,47 @@ impl Engine {
         }
         let what = What::Down { pod: id.to_string() };
         let call = Call { within, ..Call::new(format!("take away the networks of pod {id}"), what) };
+        match self.network_role(&call)? {
+            Answer::Done => Ok(()),
+            _ => Err(call.garbled(None)),
+        }
+    }
+
+    /// Takes away what a dead pod has of its networks, and gives up what plugins fail to delete: tells it, a line each. For a pod
+    /// whose removal failed before, and is to be removed all the same.
+    ///
+    /// # Errors
+    /// [`RmError`]: somebody is at the pod, or what gantry itself has of it cannot be taken away.
+    pub fn abandon_networks(&self, id: PodId) -> Result<Vec<String>, RmError> {
+        let _lock = match self.lock_patiently(id)? {
+            PodState::Free(lock) => lock,
+            PodState::Absent => return Ok(Vec::new()),
+            PodState::Held => return Err(RmError::Busy(id)),
+        };
+        if !self.has_network_record(id) {
+            return Ok(Vec::new());
+        }
+        let failed = |source| RmError::Network { id, source };
+        let call = Call::new(format!("take away the networks of pod {id}"), What::Abandon { pod: id.to_string() });
+        match self.network_role(&call).map_err(failed)? {
+            Answer::Abandoned(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
+            _ => Err(failed(call.garbled(None))),
+        }
+    }
+
+    /// Checks that a pod can be attached to what is asked for, before anything of the pod is made. The built-in networks
+    /// without arguments are left to the supervisor: they are what most pods have, and the check costs a process.
+    pub(crate) fn check_choice(&self, net: &NetMode) -> Result<(), NetworkError> {
+        let plain = |it: &Wanted| BUILT_IN.contains(&it.name.as_str()) && it.args.is_empty();
+        match net {
+            NetMode::None | NetMode::Host => return Ok(()),
+            NetMode::Networks(wanted) if wanted.iter().all(plain) => return Ok(()),
+            NetMode::Networks(_) | NetMode::All(_) => {}
+        }
+        let Ok(out::Net::Networks(networks)) = plan_net::net(net, Vec::new(), self.network_host()) else {
+            return Ok(());
+        };
+        let call = Call::new(format!("use --net={net}"), What::Choose(networks));
         match self.network_role(&call)? {
             Answer::Done => Ok(()),
             _ => Err(call.garbled(None)),

@@ -45,7 +45,8 @@ pub enum RmError {
     /// What it has of its networks on the host cannot be taken away. Its directory stays: the record in it is all that tells
     /// what that is.
     #[error(
-        "pod {id} cannot be removed completely; when the cause is gone, 'gantry gc' and 'gantry rm {id}' try again"
+        "pod {id} cannot be removed completely; when the cause is gone, 'gantry gc' and 'gantry rm {id}' try again; \
+         'gantry rm --force {id}' removes it although a network plugin fails"
     )]
     Network {
         /// Which pod.

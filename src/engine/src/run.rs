@@ -17,7 +17,7 @@ use crate::error::need_root;
 use crate::plan_net::{self, PortError};
 use crate::prepare::{Made, Prepare, PrepareError};
 use crate::supervisor::{Spawned, SupervisorError};
-use crate::{Engine, PodError, pod_dir};
+use crate::{Engine, NetworkError, PodError, pod_dir};
 
 /// A prepared pod could not be started. It stays prepared.
 #[derive(Debug, Error)]
@@ -68,6 +68,9 @@ pub enum RunError {
     /// It could not be prepared.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
+    /// Its networks cannot be had.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
     /// It could not be started.
     #[error(transparent)]
     Supervisor(#[from] SupervisorError),
@@ -83,6 +86,7 @@ impl Kind for RunError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Prepare(error) => error.kind(),
+            Self::Network(error) => error.kind(),
             Self::Supervisor(error) => error.kind(),
         }
     }
@@ -179,6 +183,7 @@ impl Engine {
     /// [`RunError`]; nothing is left of the pod then.
     pub fn run(&self, mut request: Prepare<'_>) -> Result<Running, RunError> {
         self.settle_net(&mut request.spec);
+        request.spec.net.as_ref().map_or(Ok(()), |net| self.check_choice(net))?;
         let made = self.make(&request)?;
         let id = made.id;
         self.run_made(made, &request).inspect_err(|_| self.undo(id))

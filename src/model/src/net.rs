@@ -9,7 +9,7 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::id::shown;
-pub use crate::net_check::{port_range, takes_ports};
+pub use crate::net_check::{host_address, port_range, takes_ports};
 
 /// The name of the network a pod gets when nothing is said.
 pub const DEFAULT: &str = "default";
@@ -93,6 +93,15 @@ pub enum NetError {
         /// How many.
         count: u16,
     },
+    /// A port on `[::1]`.
+    #[error(
+        "a port cannot be published on [::1]: the kernel routes no answer from a pod to it; publish it on 127.0.0.1, or on \
+         every address"
+    )]
+    PortOnLoopback6,
+    /// A port on a group's address.
+    #[error("a port cannot be published on {0}: it is the address of a group")]
+    PortOnGroup(IpAddr),
     /// Not a domain.
     #[error("'{0}' is not a domain name")]
     Domain(String),

@@ -1,7 +1,7 @@
 //! Whether what is asked for of networks can be had at all. Name servers and hosts become lines of files, ports become
 //! rules of the host: each is checked here, once.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use crate::id::shown;
 use crate::net::{
@@ -60,6 +60,7 @@ fn port(port: &PortSpec) -> Result<(), NetError> {
     if port.host_port == 0 {
         return Err(NetError::PortZero);
     }
+    port.host_ip.map_or(Ok(()), host_address)?;
     match &port.to {
         PortTarget::Named(name) if is_name(name) => Ok(()),
         PortTarget::Named(name) => Err(NetError::PortName(shown(name))),
@@ -69,6 +70,17 @@ fn port(port: &PortSpec) -> Result<(), NetError> {
             port_range(port.host_port, *count)
         }
     }
+}
+
+/// Whether a port can be published on this address of the host.
+///
+/// # Errors
+/// [`NetError::PortOnLoopback6`] and [`NetError::PortOnGroup`].
+pub fn host_address(address: IpAddr) -> Result<(), NetError> {
+    if address == IpAddr::V6(Ipv6Addr::LOCALHOST) {
+        return Err(NetError::PortOnLoopback6);
+    }
+    if address.is_multicast() { Err(NetError::PortOnGroup(address)) } else { Ok(()) }
 }
 
 /// Whether so many ports can be had from this one on.

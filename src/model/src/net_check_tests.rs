@@ -45,6 +45,22 @@ fn ports_are_numbers_that_exist() {
 }
 
 #[test]
+fn ports_are_on_addresses_that_are_answered() {
+    let on = |ip: &str| {
+        let port = PortSpec { host_ip: Some(ip.parse().unwrap()), ..numbered(1, 1, 1) };
+        with(|pod| pod.ports = vec![port.clone()])
+    };
+    for ip in ["127.0.0.1", "0.0.0.0", "192.0.2.1", "::", "2001:db8::1"] {
+        assert_eq!(on(ip), Ok(()), "{ip}");
+    }
+    assert_eq!(on("::1"), Err(NetError::PortOnLoopback6));
+    assert_eq!(on("0:0::1"), Err(NetError::PortOnLoopback6));
+    for group in ["224.0.0.1", "ff02::1"] {
+        assert_eq!(on(group), Err(NetError::PortOnGroup(group.parse().unwrap())));
+    }
+}
+
+#[test]
 fn ports_need_networks() {
     let net = |net: Option<NetMode>| {
         with(|pod| {

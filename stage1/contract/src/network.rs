@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
-use crate::plan::{Dns, Port};
+use crate::plan::{Dns, Networks, Port};
 
 /// How networks are run on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,6 +103,15 @@ pub enum What {
         /// The pod's UUID.
         pod: String,
     },
+    /// As `Down`, but what plugins fail to delete is given up: it is forgotten here, whatever they may still have of the pod.
+    /// Answered by `Abandoned`.
+    Abandon {
+        /// The pod's UUID.
+        pod: String,
+    },
+    /// Check that a pod can be attached to these networks as they are configured now, without making anything. Answered by
+    /// `Done`.
+    Choose(Networks),
     /// Make the tables hold what the pods that are up need, and nothing else, whatever is there. Answered by `Done`.
     Reload,
     /// Remove what belongs to no pod: leases, what is remembered of plugins (with CNI GC), interfaces, tables. With
@@ -131,6 +140,8 @@ pub enum Answer {
     Done,
     /// What was removed that belonged to no pod, or would be; a line for people each.
     Swept(Vec<String>),
+    /// It is done, but for what plugins did not delete; a line for people each.
+    Abandoned(Vec<String>),
     /// Networks.
     Networks(Vec<Network>),
     /// What is wrong, a line for people each.

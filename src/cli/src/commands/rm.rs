@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use gantry_engine::{GcAction, GcOptions, GcReport, GcStep};
+use gantry_engine::{Engine, GcAction, GcOptions, GcReport, GcStep, RmError};
+use gantry_model::PodId;
 use serde::Serialize;
 
 use crate::context::{self, Context, Pods};
@@ -17,7 +18,7 @@ use crate::render::json::{self, Text};
 pub(crate) struct Rm {
     #[command(flatten)]
     pods: Pods,
-    /// Stop the pod first when it runs
+    /// Stop the pod first when it runs, and remove it also if a network plugin fails to delete what it made
     #[arg(short, long)]
     force: bool,
 }
@@ -27,10 +28,23 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> Result<u8, Failure> {
     let engine = context.open("rm")?;
     args.pods.each(context.globals.debug, Asking::Existence, |text| {
         let id = context::pod(&engine, text)?;
-        engine.rm(id, args.force)?;
+        match engine.rm(id, args.force) {
+            Err(RmError::Network { .. }) if args.force => abandon(&engine, id)?,
+            removed => removed?,
+        }
         json::to_stdout(|out| writeln!(out, "{id}"))?;
         Ok(exit::OK)
     })
+}
+
+/// Removes a pod whose network plugins fail, and warns about what they may have kept of it.
+fn abandon(engine: &Engine, id: PodId) -> Result<(), Failure> {
+    engine.abandon_networks(id)?.iter().for_each(|line| warn_kept(id, line));
+    Ok(engine.rm(id, true)?)
+}
+
+fn warn_kept(id: PodId, line: &str) {
+    crate::failure::warn(&format!("pod {id} is removed, but a network plugin may have kept something of it: {line}"));
 }
 
 /// Arguments of `gc`.
@@ -72,7 +86,7 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
         mark_only: args.mark_only,
         dry_run: args.dry_run,
     };
-    let GcReport { steps, failures, networks, networks_failure } = engine.gc(&options)?;
+    let GcReport { steps, failures, abandoned, networks, networks_failure } = engine.gc(&options)?;
     if !args.mark_only && !args.dry_run {
         engine.trim_events()?;
     }
@@ -93,6 +107,7 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
             json::items(out, form, steps.iter().map(|step| document(step, !args.dry_run)).chain(swept))
         }
     })?;
+    abandoned.iter().for_each(|(id, line)| warn_kept(*id, line));
     let mut worst = exit::OK;
     let failures = failures.into_iter().map(|(_, error)| Failure::from(error));
     for failure in failures.chain(networks_failure.map(Failure::from)) {

@@ -139,6 +139,13 @@ fn address(text: &str) -> Result<IpAddr, Why> {
     text.parse().or_else(|_| not(text, "an IP address"))
 }
 
+/// The host's address that a port is published on.
+fn host_address(text: &str) -> Result<IpAddr, Why> {
+    let address = address(text)?;
+    gantry_model::net::host_address(address).map_err(|error| Why::Text(error.to_string()))?;
+    Ok(address)
+}
+
 /// A domain of resolv.conf(5); `.` is the root.
 pub(super) fn domain(text: &str) -> Result<String, Why> {
     if text == "." || is_host_name(text) {
@@ -177,10 +184,10 @@ fn port(value: &str) -> Result<PortSpec, Why> {
         ))),
         [host, pod] if is_numeric(host) => numbered(None, host, pod, protocol.unwrap_or_default()),
         [ip, host, pod] if ip.parse::<IpAddr>().is_ok() => {
-            numbered(Some(address(ip)?), host, pod, protocol.unwrap_or_default())
+            numbered(Some(host_address(ip)?), host, pod, protocol.unwrap_or_default())
         }
         [name, port] if is_port_name(name) => named(name, None, port, protocol),
-        [name, ip, port] if is_port_name(name) => named(name, Some(address(ip)?), port, protocol),
+        [name, ip, port] if is_port_name(name) => named(name, Some(host_address(ip)?), port, protocol),
         _ => not(value, PORT),
     }
 }

@@ -149,6 +149,17 @@ impl State {
         Ok(())
     }
 
+    /// The part of it that a table can hold: entries that [`super::Table::add`] refuses are in no table, and need not be removed
+    /// from one. An entry that only an earlier version accepted is among them.
+    #[must_use]
+    pub fn possible(mut self) -> Self {
+        self.networks.retain(|name, network| check_network(name, network).is_ok());
+        self.interfaces.retain(|name, interface| check_interface_entry(name, interface).is_ok());
+        self.ports.retain(|port, forward| check_port(port, forward).is_ok());
+        self.guards.retain(|name, guard| check_guard(name, guard).is_ok());
+        self
+    }
+
     /// Whether the kernel could hold it, and [`super::Table::read`] give it back unchanged.
     pub(super) fn check(&self) -> Result<()> {
         if self.ports.len() > PORTS_LIMIT {
@@ -157,24 +168,10 @@ impl State {
         if self.networks.len().max(self.interfaces.len()).max(self.guards.len()) > NETWORKS_LIMIT {
             return Err(invalid(format!("more than {NETWORKS_LIMIT} networks, interfaces or guards")));
         }
-        for (name, network) in &self.networks {
-            check_text("the name of a network", name)?;
-            check_prefixes(&format!("network {name}"), &network.prefixes)?;
-            if network.prefixes.is_empty() {
-                return Err(invalid(format!("network {name} has no prefix")));
-            }
-        }
+        self.networks.iter().try_for_each(|(name, network)| check_network(name, network))?;
         self.check_overlaps()?;
-        for (name, interface) in &self.interfaces {
-            check_interface(name)?;
-            check_text("the name of a network", &interface.network)?;
-            check_addresses(name, &interface.addresses)?;
-        }
-        for (name, guard) in &self.guards {
-            check_interface(name)?;
-            check_addresses(name, &guard.addresses)?;
-            check_mac(name, guard.mac)?;
-        }
+        self.interfaces.iter().try_for_each(|(name, interface)| check_interface_entry(name, interface))?;
+        self.guards.iter().try_for_each(|(name, guard)| check_guard(name, guard))?;
         self.ports.iter().try_for_each(|(port, forward)| check_port(port, forward))
     }
 
@@ -207,6 +204,27 @@ pub(super) fn check_text(what: &str, text: &str) -> Result<()> {
         return Err(invalid(format!("'{}' is not {what}", text.escape_debug())));
     }
     Ok(())
+}
+
+fn check_network(name: &str, network: &Network) -> Result<()> {
+    check_text("the name of a network", name)?;
+    check_prefixes(&format!("network {name}"), &network.prefixes)?;
+    if network.prefixes.is_empty() {
+        return Err(invalid(format!("network {name} has no prefix")));
+    }
+    Ok(())
+}
+
+fn check_interface_entry(name: &str, interface: &Interface) -> Result<()> {
+    check_interface(name)?;
+    check_text("the name of a network", &interface.network)?;
+    check_addresses(name, &interface.addresses)
+}
+
+fn check_guard(name: &str, guard: &Guard) -> Result<()> {
+    check_interface(name)?;
+    check_addresses(name, &guard.addresses)?;
+    check_mac(name, guard.mac)
 }
 
 fn check_interface(name: &str) -> Result<()> {

@@ -189,7 +189,11 @@ impl Cache {
     }
 
     /// Forgets an attachment, and what a killed writer left of it.
-    pub(super) fn remove(&self, network: &str, container: &str, interface: &str) -> Result<(), PluginError> {
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be removed.
+    pub fn remove(&self, network: &str, container: &str, interface: &str) -> Result<(), PluginError> {
         let name = file_name(network, container, interface)?;
         self.unlink(&name)?;
         self.unlink(&format!(".new:{name}"))

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use gantry_contract::network::Host;
 
-use super::error::{NetworkError, Result};
+use super::error::{NetworkError, Result, all};
 use super::record::{self, Found, Joined, Record, boot};
 use super::state::{StateDir, WAIT};
 use super::turn::Turn;
@@ -161,6 +161,55 @@ fn plugins_by_id(pod: &Pod<'_>, host: &Host, state: &StateDir) -> Result<()> {
         errors.extend(delete_remembered(&runtime, host, (&network, pod.id, &interface)).err());
     }
     NetworkError::of_all(errors)
+}
+
+/// Takes a pod's networks away whatever its plugins say: each is asked once more, and what it fails to delete is forgotten here
+/// and told, a line each.
+pub(super) fn abandon(host: &Host, pod: &Pod<'_>) -> Result<Vec<String>> {
+    let mut left = Vec::new();
+    match record::read(pod.dir, pod.id)? {
+        None => record::remove(pod.dir)?,
+        Some(Found::Whole(mut record)) => {
+            let theirs: Vec<Joined> = record.networks.iter().filter(|joined| joined.plugins).cloned().collect();
+            if !theirs.is_empty() {
+                let now = record.boot == boot()?;
+                let _turn = Turn::next(pod.dir, pod.id)?;
+                let runtime = StateDir::open(&record.host)?.runtime(&record.host)?;
+                for joined in theirs.iter().rev() {
+                    let left_now = leave_plugins(&runtime, &record, joined, now, None);
+                    left.extend(given_up(&runtime, (&joined.name, pod.id, &joined.interface), left_now)?);
+                }
+            }
+            record.networks.retain(|joined| !joined.plugins);
+            whole(pod.dir, &mut record, None)?;
+        }
+        Some(found @ Found::Damaged(_)) => {
+            if let Some(state) = StateDir::find(host)? {
+                let _turn = Turn::next(pod.dir, pod.id)?;
+                let runtime = state.runtime(host)?;
+                for (network, of, interface) in sweep::remembered(&runtime)?.into_iter().filter(|it| it.1 == pod.id) {
+                    let key = (network.as_str(), of.as_str(), interface.as_str());
+                    left.extend(given_up(&runtime, key, delete_remembered(&runtime, host, key))?);
+                }
+            }
+            self::found(pod, found, Some(host), None)?;
+        }
+        Some(found @ Found::Newer(_)) => self::found(pod, found, Some(host), None)?,
+    }
+    Ok(left)
+}
+
+/// What a failed DEL leaves behind, as a line for people; nothing is remembered of the attachment afterwards.
+fn given_up(
+    runtime: &Runtime,
+    (network, pod, interface): (&str, &str, &str),
+    deleted: Result<()>,
+) -> Result<Option<String>> {
+    let Err(error) = deleted else { return Ok(None) };
+    let doing = || format!("forget what plugins have of pod {pod}");
+    let forgotten = runtime.cache().remove(network, pod, interface);
+    forgotten.map_err(|source| NetworkError::Cache { doing: doing(), source: Box::new(source) })?;
+    Ok(Some(all(&error)))
 }
 
 /// DEL of what is remembered; where that is damaged, with the network as it is configured now.

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
+use gantry_model::id::shown;
 use gantry_model::{ErrorKind, Kind};
 
 use crate::config::ConfigError;
@@ -21,7 +22,7 @@ pub enum NetworkError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// Networks were asked for that are not configured.
-    #[error("networks not found: {}{}", names.join(", "), unreadable(broken))]
+    #[error("{}: 'gantry network list' shows the networks of this host{}", no_network(names), unreadable(broken))]
     NotFound {
         /// Their names.
         names: Vec<String>,
@@ -35,6 +36,24 @@ pub enum NetworkError {
         count: usize,
         /// How many may be.
         most: usize,
+    },
+    /// An argument that the network has no use for.
+    #[error("network '{network}' has no argument '{}': {known} are its arguments", shown(argument))]
+    UnknownArgument {
+        /// The network.
+        network: String,
+        /// The key of the argument.
+        argument: String,
+        /// Those it has.
+        known: &'static str,
+    },
+    /// An argument without a value.
+    #[error("argument '{argument}' of network '{network}' has no value")]
+    EmptyArgument {
+        /// The network.
+        network: String,
+        /// The key of the argument.
+        argument: String,
     },
     /// Ports were asked for, and no network of the pod forwards any.
     #[error(
@@ -55,7 +74,7 @@ pub enum NetworkError {
         network: String,
     },
     /// A port of the host is somebody's.
-    #[error("port {port} of the host is taken by {by}: choose another, or stop what has it")]
+    #[error("port {port} of the host is in use by {by}: choose another port, or stop what uses it")]
     PortTaken {
         /// Number and protocol, with its address if one was asked for.
         port: String,
@@ -194,7 +213,7 @@ pub enum NetworkError {
         processes: Vec<i32>,
     },
     /// An attachment failed, and what was made could not all be taken away.
-    #[error("{cause}; and not all that was made could be taken away, the rest is in the pod's record: {}", all(left))]
+    #[error("{}; removing what was made failed too, 'gantry gc' tries again: {}", all(cause), all(left))]
     NotUndone {
         /// Why it failed.
         cause: Box<NetworkError>,
@@ -232,6 +251,13 @@ impl NetworkError {
     }
 }
 
+fn no_network(names: &[String]) -> String {
+    match names {
+        [name] => format!("there is no network '{name}'"),
+        names => format!("there are no networks '{}'", names.join("', '")),
+    }
+}
+
 fn unreadable(broken: &[String]) -> String {
     if broken.is_empty() { String::new() } else { format!("; not readable: {}", broken.join("; ")) }
 }
@@ -250,9 +276,12 @@ impl Kind for NetworkError {
         match self {
             Self::Config(error) => error.kind(),
             Self::NotFound { .. } => ErrorKind::NotFound,
-            Self::TooMany { .. } | Self::NoForwarder { .. } | Self::NoFamily { .. } | Self::NotHostAddress { .. } => {
-                ErrorKind::Invalid
-            }
+            Self::UnknownArgument { .. }
+            | Self::EmptyArgument { .. }
+            | Self::TooMany { .. }
+            | Self::NoForwarder { .. }
+            | Self::NoFamily { .. }
+            | Self::NotHostAddress { .. } => ErrorKind::Invalid,
             Self::PortTaken { .. } => ErrorKind::AlreadyExists,
             Self::NoSctp { .. } | Self::Untrue { .. } => ErrorKind::Unavailable,
             Self::Port { source, .. } | Self::File { source, .. } => ErrorKind::of_io(source),

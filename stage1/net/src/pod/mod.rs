@@ -22,6 +22,7 @@ mod entries;
 mod error;
 mod holders;
 mod list;
+mod listeners;
 mod ports;
 mod record;
 mod select;
@@ -129,6 +130,15 @@ pub fn detach_on(host: &Host, pod: &Pod<'_>, own: Option<&Namespace>) -> Result<
         None => record::remove(pod.dir),
         Some(found) => detach::found(pod, found, Some(host), own),
     }
+}
+
+/// As [`detach_on`], for a pod that is to go whatever its plugins say: what they fail to delete is given up, and is told, a line
+/// each. What gantry itself has of the pod is taken away.
+///
+/// # Errors
+/// [`NetworkError`]: what gantry itself has cannot be taken away; the record stays.
+pub fn abandon_on(host: &Host, pod: &Pod<'_>) -> Result<Vec<String>, NetworkError> {
+    detach::abandon(host, pod)
 }
 
 /// Makes the tables hold what the records of the pods that are up say, and nothing else, and turns on the switches of the

@@ -11,11 +11,12 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
 use super::error::{NetworkError, Result};
+use super::listeners;
 use super::select::Families;
 use crate::nft::HostPort;
 
-/// Who has a port that no pod of ours has.
-pub(super) const SOMEBODY: &str = "another process of this host";
+/// What uses a port where neither a pod's record nor `/proc` tells.
+const UNKNOWN_USER: &str = "another process of this host";
 
 /// A port that is held.
 #[derive(Debug)]
@@ -125,7 +126,10 @@ fn try_bind(address: IpAddr, number: u16, protocol: Protocol, reuse: bool) -> ru
 fn refused(errno: Errno, address: IpAddr, number: u16, port: &Port) -> NetworkError {
     let port_shown = shown(port, number);
     match errno {
-        Errno::ADDRINUSE => NetworkError::PortTaken { port: port_shown, by: SOMEBODY.into() },
+        Errno::ADDRINUSE => {
+            let by = listeners::user_of(address, number, port.protocol).unwrap_or_else(|| UNKNOWN_USER.to_owned());
+            NetworkError::PortTaken { port: port_shown, by }
+        }
         Errno::ADDRNOTAVAIL => NetworkError::NotHostAddress { port: port_shown, address },
         Errno::PROTONOSUPPORT | Errno::SOCKTNOSUPPORT if port.protocol == Protocol::Sctp => {
             NetworkError::NoSctp { port: port_shown }

@@ -69,6 +69,7 @@ pub(super) fn choose(wanted: &Networks) -> Result<Vec<Choice>> {
     if choices.len() > MAX_NETWORKS {
         return Err(NetworkError::TooMany { count: choices.len(), most: MAX_NETWORKS });
     }
+    choices.iter().filter(|choice| choice.plugins.is_none()).try_for_each(check_arguments)?;
     give_ports(&mut choices, &wanted.ports)?;
     Ok(choices)
 }
@@ -118,6 +119,28 @@ pub(super) fn plugins_needed(network: &NetworkConfig, host: &Host) -> Option<Str
         return Some("use-plugins is true in the configuration of gantry".into());
     }
     native::obstacle(network).map(|what| format!("gantry itself cannot: {what}"))
+}
+
+/// The arguments of a network that gantry makes itself. `IgnoreUnknown` is of the CNI conventions: with it others may be there.
+const ARGUMENTS: [&str; 3] = ["IP", "MAC", "IgnoreUnknown"];
+
+/// Fails for an argument that gantry would ignore. What plugins know is theirs to say.
+fn check_arguments(choice: &Choice) -> Result<()> {
+    let network = || choice.network.name.clone();
+    if let Some((argument, _)) = choice.args.iter().find(|(_, value)| value.is_empty()) {
+        return Err(NetworkError::EmptyArgument { network: network(), argument: argument.clone() });
+    }
+    let lenient = |(key, value): &(String, String)| key == "IgnoreUnknown" && matches!(value.as_str(), "1" | "true");
+    if choice.args.iter().any(lenient) {
+        return Ok(());
+    }
+    match choice.args.iter().find(|(key, _)| !ARGUMENTS.contains(&key.as_str())) {
+        Some((argument, _)) => {
+            let known = "IP=ADDRESS and MAC=ADDRESS";
+            Err(NetworkError::UnknownArgument { network: network(), argument: argument.clone(), known })
+        }
+        None => Ok(()),
+    }
 }
 
 /// The ports go to the first network that forwards and masquerades, else to the first that forwards.

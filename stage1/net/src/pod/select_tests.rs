@@ -1,5 +1,7 @@
 //! Choosing networks, and what they are given.
 
+use gantry_model::Kind as _;
+
 use super::*;
 
 fn config(name: &str, text: &str) -> NetworkConfig {
@@ -92,7 +94,9 @@ fn all_that_is_missing_is_named() {
     };
     let error = choose(&wanted(&["one", "default", "two"], false)).unwrap_err();
     assert!(matches!(&error, NetworkError::NotFound { names, .. } if names == &["one", "two"]), "{error}");
-    assert!(error.to_string().starts_with("networks not found: one, two; not readable: "), "{error}");
+    let says =
+        "there are no networks 'one', 'two': 'gantry network list' shows the networks of this host; not readable: ";
+    assert!(error.to_string().starts_with(says), "{error}");
     assert!(choose(&wanted(&["x"], true)).is_err() && choose(&wanted(&[], true)).is_err(), "a broken file");
     std::fs::remove_file(temp.path().join("b.conflist")).unwrap();
     let names =
@@ -100,4 +104,27 @@ fn all_that_is_missing_is_named() {
     assert_eq!(names(&wanted(&[], true)), ["mine", "default"]);
     assert_eq!(names(&wanted(&["default-restricted"], true)), ["mine", "default", "default-restricted"]);
     assert_eq!(names(&wanted(&["default", "mine"], false)), ["default", "mine"]);
+}
+
+#[test]
+fn arguments_that_gantry_would_ignore_are_refused() {
+    let refused = |args: &[(&str, &str)], plugins: bool| {
+        let mut choice = choices(&[("lan", r#"{"type":"bridge"}"#)]).remove(0);
+        choice.args = args.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        choice.plugins = plugins.then(|| "of a reason".to_owned());
+        [choice].iter().filter(|choice| choice.plugins.is_none()).try_for_each(check_arguments).err()
+    };
+    for args in [&[("IP", "10.0.0.1"), ("MAC", "02:00:00:00:00:01")][..], &[], &[("IgnoreUnknown", "1"), ("FOO", "1")]]
+    {
+        assert!(refused(args, false).is_none(), "{args:?}");
+    }
+    for argument in ["ip", "FOO", "Mac"] {
+        let error = refused(&[("IP", "10.0.0.1"), (argument, "1")], false).unwrap();
+        let says = format!("network 'lan' has no argument '{argument}': IP=ADDRESS and MAC=ADDRESS are its arguments");
+        assert_eq!((error.to_string(), error.kind()), (says, gantry_model::ErrorKind::Invalid));
+        assert!(refused(&[(argument, "1")], true).is_none(), "a plugin may know it");
+    }
+    let error = refused(&[("IP", "")], false).unwrap();
+    assert_eq!(error.to_string(), "argument 'IP' of network 'lan' has no value");
+    assert!(refused(&[("IgnoreUnknown", "0"), ("FOO", "1")], false).is_some());
 }

@@ -49,7 +49,7 @@ pub(super) fn needed(records: &[Record], boot: &str) -> Result<State> {
     let mut state = State::new();
     for record in records.iter().filter(|record| record.state == Standing::Up && record.boot == boot) {
         // Where two cannot both be, one of them is about to find that out.
-        entries::merge(&mut state, record.entries()?);
+        entries::merge(&mut state, record.entries()?.possible());
     }
     Ok(state)
 }
@@ -181,7 +181,7 @@ fn if_there(switched: crate::netlink::Result<()>) -> Result<()> {
 
 /// Takes a pod's entries away: those that it shares with no other.
 pub(super) fn remove(host: &Host, entries: &State) -> Result<()> {
-    let own = entries::own(entries);
+    let own = entries::own(entries).possible();
     if own.is_empty() {
         return Ok(());
     }
