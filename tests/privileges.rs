@@ -13,21 +13,23 @@ const NET_RAW: u64 = 1 << 13;
 /// A set of capabilities in the output of the verb `caps`, such as `CapEff`.
 #[track_caller]
 fn set(out: &Out, name: &str) -> u64 {
-    let line = out.stdout.lines().find(|line| line.starts_with(name)).unwrap_or_default();
-    match line.split_whitespace().nth(1).map(|text| u64::from_str_radix(text, 16)) {
-        Some(Ok(set)) => set,
-        _ => panic!("no {name} in {out}"),
-    }
+    parse_set(&out.stdout, name)
 }
 
 /// What this process could give an app.
 fn held() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let of = |name: &str| {
-        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-        u64::from_str_radix(line.split_whitespace().nth(1).unwrap(), 16).unwrap()
-    };
-    of("CapPrm") & of("CapBnd")
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    parse_set(&status, "CapPrm") & parse_set(&status, "CapBnd")
+}
+
+/// A set of capabilities in the form of `/proc/PID/status`.
+#[track_caller]
+fn parse_set(status: &str, name: &str) -> u64 {
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+    match line.split_whitespace().nth(1).map(|text| u64::from_str_radix(text, 16)) {
+        Some(Ok(set)) => set,
+        _ => panic!("no {name} in {status}"),
+    }
 }
 
 #[test]
