@@ -23,18 +23,18 @@ struct FileState {
 
 impl FileState {
     fn of(path: &Path, original: &[u8]) -> Self {
-        let meta = std::fs::metadata(path).unwrap();
+        let meta = must("stat the program", std::fs::metadata(path));
         let mut names = vec![0; 4096];
-        let length = rustix::fs::listxattr(path, &mut names).unwrap();
+        let length = must("list its attributes", rustix::fs::listxattr(path, &mut names));
         let names = names[..length].split(|&c| c == 0).filter(|name| !name.is_empty());
         let attribute = |name: &[u8]| {
             let name = String::from_utf8_lossy(name).into_owned();
             let mut value = vec![0; 4096];
-            let length = rustix::fs::getxattr(path, name.as_str(), &mut value).unwrap();
+            let length = must("read an attribute", rustix::fs::getxattr(path, name.as_str(), &mut value));
             (name, value[..length].to_vec())
         };
         Self {
-            is_original: std::fs::read(path).unwrap() == original,
+            is_original: must("read it", std::fs::read(path)) == original,
             mode: meta.mode(),
             owner: (meta.uid(), meta.gid()),
             size: meta.size(),
@@ -42,6 +42,14 @@ impl FileState {
             links: meta.nlink(),
             attributes: names.map(attribute).collect(),
         }
+    }
+}
+
+#[track_caller]
+fn must<T, E: std::fmt::Display>(what: &str, result: Result<T, E>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("cannot {what}: {error}"),
     }
 }
 
@@ -65,10 +73,10 @@ impl Target {
             .file("bin/app", g.app_bytes(), 0o755)
             .symlink("bin/link", "/proc/self/exe")
             .file("bin/script", b"#!/proc/self/exe\n", 0o755);
-        let image = Image::builder().layer(layer).entrypoint(&["/bin/app"]).build().unwrap();
+        let image = must("build the image", Image::builder().layer(layer).entrypoint(&["/bin/app"]).build());
         let image = g.import("image", &image);
         let program = g.own_supervisor();
-        let original = std::fs::read(&program).unwrap();
+        let original = must("read the program", std::fs::read(&program));
         let before = FileState::of(&program, &original);
         Self { g, program, original, before, image }
     }

@@ -73,6 +73,8 @@ fn prepare(ready: &OwnedFd, filter: &[Insn], clean: &[(usize, usize)]) -> std::i
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let _ = rustix::thread::set_name(c"gantry-init");
+    // A matter of looks in `ps`, like the name before it: no reason for a pod to fail.
+    let _ = replace_arguments("gantry-init");
     sys::reset_signals();
     sys::block_child_signal();
     leave_all_files()?;
@@ -98,6 +100,45 @@ fn leave_all_files() -> std::io::Result<()> {
     Ok(())
 }
 
+/// Puts a title in the place of the supervisor's arguments, which are in memory where the kernel put them for execve.
+/// `/proc/PID/cmdline` ends at the first NUL byte when the last one of the arguments was overwritten (setproctitle(3) in other
+/// systems).
+fn replace_arguments(title: &str) -> std::io::Result<()> {
+    use std::os::unix::fs::FileExt as _;
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    let Some((start, end)) = arguments_in(&stat) else { return Err(std::io::ErrorKind::InvalidData.into()) };
+    let mut text = vec![0; usize::try_from(end.saturating_sub(start)).unwrap_or(0)];
+    if text.len() < title.len() + 2 {
+        return Err(std::io::ErrorKind::InvalidData.into());
+    }
+    text[..title.len()].copy_from_slice(title.as_bytes());
+    if let Some(last) = text.last_mut() {
+        *last = b' ';
+    }
+    std::fs::OpenOptions::new().write(true).open("/proc/self/mem")?.write_all_at(&text, start)
+}
+
+/// Where the arguments begin and end: fields 48 and 49 of proc_pid_stat(5), counted behind the command's name.
+fn arguments_in(stat: &str) -> Option<(u64, u64)> {
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(45);
+    Some((fields.next()?.parse().ok()?, fields.next()?.trim().parse().ok()?))
+}
+
 fn close_everything() -> std::io::Result<()> {
     sys::close_from(0)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_arguments_are_found_behind_any_name() {
+        let fields: Vec<String> = (4..=52).map(|number| (number * 10).to_string()).collect();
+        let stat = format!("7 (a) b (c) S {}\n", fields.join(" "));
+        assert_eq!(super::arguments_in(&stat), Some((480, 490)));
+        assert_eq!(super::arguments_in("1 (x) S 1"), None);
+        let own = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let (start, end) = super::arguments_in(&own).unwrap();
+        let length = std::fs::read("/proc/self/cmdline").unwrap().len();
+        assert_eq!(end - start, length as u64);
+    }
 }

@@ -55,9 +55,6 @@ pub(crate) fn launch(plan: Plan, lock: &OwnedFd) -> Result<Pod> {
             ),
         ));
     }
-    // Fails only for a process that leads a group already; then it has no terminal to lose either.
-    let _ = rustix::process::setsid();
-    rustix::process::umask(Mode::from_raw_mode(0o022));
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).attempt(|| "cannot become not dumpable")?;
     let cgroups = Cgroups::make(&plan.cgroup_parent, &plan.pod)?;
     let mut starting = Starting { cgroups, network: None, init: None, groups: Vec::new() };

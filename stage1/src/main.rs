@@ -19,6 +19,7 @@ mod devices;
 mod etc;
 mod exec;
 mod failure;
+mod inheritance;
 mod init;
 mod jail;
 mod journal;
@@ -117,8 +118,10 @@ fn name() {
 }
 
 fn start(lock: &OwnedFd) -> Result<(Supervisor, gantry_contract::up::Ready)> {
-    let plan = read_plan()?;
     let signals = sys::signalfd(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]).attempt(|| "cannot watch for signals")?;
+    inheritance::close_descriptors(lock, &signals)?;
+    inheritance::reset()?;
+    let plan = read_plan()?;
     let pod = launch::launch(plan, lock)?;
     let journal = Journal::create(&pod.jail.pod_dir);
     let socket = control::listen();

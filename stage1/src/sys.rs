@@ -228,6 +228,23 @@ pub(crate) fn close_all_on_exec() -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, CLOEXEC) }).map(drop)
 }
 
+/// Joins a new session keyring without a name, which holds nothing.
+pub(crate) fn join_new_session_keyring() -> io::Result<()> {
+    const JOIN_SESSION_KEYRING: libc::c_int = 1;
+    // SAFETY: a null pointer is no name.
+    check(unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<u8>()) }).map(drop)
+}
+
+/// The scheduling policy and the I/O priority that a process has by default.
+pub(crate) fn reset_scheduling() -> io::Result<()> {
+    const IOPRIO_WHO_PROCESS: libc::c_int = 1;
+    let priority: libc::c_int = 0;
+    // SAFETY: struct sched_param is one int. The raw call, because musl's wrapper only fails.
+    check(unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_OTHER, &raw const priority) })?;
+    // SAFETY: plain numbers: this process, no class.
+    check(unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, 0) }).map(drop)
+}
+
 /// Makes this terminal the controlling one of the session this process leads.
 pub(crate) fn controlling_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: TIOCSCTTY takes an integer.

@@ -50,6 +50,9 @@ pub(crate) fn resolve(root: &OwnedFd, user: Option<&str>, group: Option<&str>, f
             found.gid
         }
     };
+    // As with docker and podman (CVE-2022-36109): without it, a set-group-ID program that changes the group would take the
+    // process out of its own, and with it out of what the group is denied.
+    all.push(gid);
     all.sort_unstable();
     all.dedup();
     if all.len() > MOST_GROUPS {
@@ -214,14 +217,14 @@ mod tests {
         let (dir, root) = image();
         type Want<'a> = (u32, u32, &'a [u32], &'a str);
         let rows: [(Option<&str>, Option<&str>, Option<Want<'_>>); 18] = [
-            (None, None, Some((0, 0, &[], "/root"))),
-            (Some("web"), None, Some((1000, 1001, &[33, 46], "/home/web"))),
-            (Some("1000"), None, Some((1000, 1001, &[33, 46], "/home/web"))),
-            (Some("web:www"), None, Some((1000, 33, &[], "/home/web"))),
-            (Some("web:7"), None, Some((1000, 7, &[], "/home/web"))),
-            (Some("4000"), None, Some((4000, 0, &[], "/"))),
-            (Some("web"), Some("root"), Some((1000, 0, &[], "/home/web"))),
-            (Some("evil"), None, Some((9, 9, &[], "/"))),
+            (None, None, Some((0, 0, &[0], "/root"))),
+            (Some("web"), None, Some((1000, 1001, &[33, 46, 1001], "/home/web"))),
+            (Some("1000"), None, Some((1000, 1001, &[33, 46, 1001], "/home/web"))),
+            (Some("web:www"), None, Some((1000, 33, &[33], "/home/web"))),
+            (Some("web:7"), None, Some((1000, 7, &[7], "/home/web"))),
+            (Some("4000"), None, Some((4000, 0, &[0], "/"))),
+            (Some("web"), Some("root"), Some((1000, 0, &[0], "/home/web"))),
+            (Some("evil"), None, Some((9, 9, &[9], "/"))),
             (Some("4294967295"), None, None),
             (Some("4294967296"), None, None),
             (Some("-1"), None, None),

@@ -129,6 +129,12 @@ impl Gantry {
         self.program(&binaries().gantry, args)
     }
 
+    /// The fixture app, to be run on the host.
+    #[must_use]
+    pub fn app_program(&self) -> &'static Path {
+        &binaries().app_program
+    }
+
     /// A copy of the supervisor's program in the scratch directory, for `GANTRY_STAGE1`: a test may let apps attack it.
     #[must_use]
     #[track_caller]

@@ -100,27 +100,23 @@ fn look_at(pid: i32) -> Option<Seen> {
 }
 
 pub(crate) fn catch(args: &[String]) -> Outcome {
-    let own = look_at(i32::try_from(std::process::id()).unwrap_or(0));
-    let own = own.ok_or_else(|| Failure::Failed("cannot read /proc/self/status".to_owned()))?;
+    /// How far ahead of the last one processes are looked for: some end before they are caught.
+    const AHEAD: i32 = 256;
+    let own_pid = i32::try_from(std::process::id()).unwrap_or(0);
+    let own = look_at(own_pid).ok_or_else(|| Failure::Failed("cannot read /proc/self/status".to_owned()))?;
     let rounds: u32 = crate::number(args, 0)?;
-    let mut caught = 0u32;
     put(b"catching\n")?;
-    let mut next = sys::fork_number()?;
+    // Beginning behind PID 1, so that processes that were there before count too.
+    let (mut next, mut caught) = (2, 0);
     while caught < rounds {
-        for pid in next..next + 8 {
-            // Most often there is none of this number yet.
-            if sys::seize(pid).is_err() {
-                continue;
-            }
-            next = pid + 1;
-            caught += 1;
-            report(pid, &own)?;
-            // It may have ended by itself.
-            let _ = sys::let_go(pid);
-            break;
-        }
+        let Some(pid) = (next..next + AHEAD).find(|&pid| pid != own_pid && sys::seize(pid).is_ok()) else { continue };
+        report(pid, &own)?;
+        // It may have ended by itself.
+        let _ = sys::let_go(pid);
+        (next, caught) = (pid + 1, caught + 1);
     }
-    put(b"caught enough\n")
+    put(b"caught enough\n")?;
+    stay()
 }
 
 fn report(pid: i32, own: &Seen) -> io::Result<()> {

@@ -100,6 +100,13 @@ const VERBS: &[Verb] = &[
     verb("mount-try", "[PATH]", "mount a tmpfs", tries::mount),
     verb("unshare-try", "", "make a user namespace", tries::unshare),
     verb("keyctl-try", "", "ask for the session keyring", tries::keyctl),
+    verb("session-key-try", "", "look for the key of with-session-key in the session keyring", tries::session_key),
+    verb(
+        "with-session-key",
+        "PROGRAM ARGS…",
+        "execute it with a key in a new session keyring",
+        tries::with_session_key,
+    ),
     verb("io-uring-try", "", "set up an io_uring", tries::io_uring),
     verb("bpf-try", "", "make a BPF map", tries::bpf),
     verb("socket-try", "FAMILY", "make a socket of this address family, given as a number", tries::socket),
@@ -117,7 +124,7 @@ const VERBS: &[Verb] = &[
     verb(
         "catch",
         "N",
-        "trace the next N new processes; say which have no filter, or more capabilities",
+        "trace N other processes as they come; say which have no filter, or more capabilities; sleep",
         hostile::catch,
     ),
     verb("lines", "N|forever [BYTES] [RATE] [--stderr]", "write numbered lines, RATE a second", output::lines),

@@ -176,13 +176,6 @@ pub(crate) fn set_xattr(path: &str, name: &str) -> io::Result<()> {
     checked(unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), c"1".as_ptr().cast(), 1, 0) }).map(drop)
 }
 
-/// The number that the next process may get: that of a child, which has ended, plus one.
-pub(crate) fn fork_number() -> io::Result<i32> {
-    let Some(pid) = fork()? else { exit_now(0) };
-    while wait()?.is_some_and(|ended| ended != pid) {}
-    Ok(pid + 1)
-}
-
 /// Attaches to a process and stops it; it stays so until [`let_go`].
 pub(crate) fn seize(pid: i32) -> io::Result<()> {
     let none = std::ptr::null_mut::<libc::c_void>();
@@ -209,6 +202,32 @@ fn ptrace_checked(result: c_long) -> io::Result<()> {
 pub(crate) fn session_keyring() -> io::Result<()> {
     // SAFETY: this operation takes numbers only (keyctl(2)).
     descriptor(unsafe { libc::syscall(libc::SYS_keyctl, 0, -3, 1) })
+}
+
+const SESSION_KEYRING: c_int = -3;
+const KEY_NAME: &std::ffi::CStr = c"gantry-fixture";
+
+/// Adds a key to a new session keyring.
+pub(crate) fn add_session_key() -> io::Result<()> {
+    let payload = b"secret";
+    // SAFETY: KEYCTL_JOIN_SESSION_KEYRING takes a name or null; the strings are NUL-terminated, the payload has the length given.
+    unsafe {
+        descriptor(libc::syscall(libc::SYS_keyctl, 1, std::ptr::null::<u8>()))?;
+        descriptor(libc::syscall(
+            libc::SYS_add_key,
+            c"user".as_ptr(),
+            KEY_NAME.as_ptr(),
+            payload.as_ptr(),
+            payload.len(),
+            SESSION_KEYRING,
+        ))
+    }
+}
+
+/// Looks for the key of [`add_session_key`] in the session keyring.
+pub(crate) fn find_session_key() -> io::Result<()> {
+    // SAFETY: KEYCTL_SEARCH takes a keyring, two NUL-terminated strings and no destination.
+    descriptor(unsafe { libc::syscall(libc::SYS_keyctl, 10, SESSION_KEYRING, c"user".as_ptr(), KEY_NAME.as_ptr(), 0) })
 }
 
 /// `io_uring_setup` with one entry.

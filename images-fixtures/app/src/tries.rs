@@ -85,6 +85,17 @@ pub(crate) fn keyctl(_: &[String]) -> Outcome {
     verdict("keyctl", sys::session_keyring())
 }
 
+pub(crate) fn session_key(_: &[String]) -> Outcome {
+    verdict("session key", sys::find_session_key())
+}
+
+pub(crate) fn with_session_key(args: &[String]) -> Outcome {
+    use std::os::unix::process::CommandExt as _;
+    let (program, rest) = args.split_first().ok_or(Failure::Usage)?;
+    sys::add_session_key()?;
+    Err(std::process::Command::new(program).args(rest).exec().into())
+}
+
 pub(crate) fn io_uring(_: &[String]) -> Outcome {
     verdict("io_uring_setup", sys::io_uring())
 }

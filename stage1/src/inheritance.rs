@@ -1,0 +1,157 @@
+//! Lets go of what the caller of gantry passed on by fork and execve, so that a pod is the same whoever starts it: session and
+//! terminal, descriptors, supplementary groups, session keyring, resource limits, OOM score, scheduling, capabilities.
+//!
+//! The engine has seen to the environment, the working directory and the signal mask. Every process of the pod is a fork of this
+//! one, so what holds here holds for PID 1, the apps and everything executed in them.
+
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, CpuSet};
+
+use crate::failure::{Attempt, Result};
+use crate::sys;
+
+const OOM_SCORE: &str = "/proc/self/oom_score_adj";
+const UNLIMITED: Option<u64> = None;
+const MEBIBYTE: u64 = 1 << 20;
+
+/// Soft and hard limits of every process of a pod: what the kernel gives its first process, but for open files and processes
+/// (podman's defaults) and core files, which are written nowhere an app's owner would look.
+const LIMITS: [(Resource, Option<u64>, Option<u64>); 16] = [
+    (Resource::As, UNLIMITED, UNLIMITED),
+    (Resource::Core, Some(0), UNLIMITED),
+    (Resource::Cpu, UNLIMITED, UNLIMITED),
+    (Resource::Data, UNLIMITED, UNLIMITED),
+    (Resource::Fsize, UNLIMITED, UNLIMITED),
+    (Resource::Locks, UNLIMITED, UNLIMITED),
+    (Resource::Memlock, Some(8 * MEBIBYTE), Some(8 * MEBIBYTE)),
+    (Resource::Msgqueue, Some(819_200), Some(819_200)),
+    (Resource::Nice, Some(0), Some(0)),
+    (Resource::Nofile, Some(1 << 20), Some(1 << 20)),
+    (Resource::Nproc, Some(1 << 22), Some(1 << 22)),
+    (Resource::Rss, UNLIMITED, UNLIMITED),
+    (Resource::Rtprio, Some(0), Some(0)),
+    (Resource::Rttime, UNLIMITED, UNLIMITED),
+    (Resource::Sigpending, Some(1 << 16), Some(1 << 16)),
+    (Resource::Stack, Some(8 * MEBIBYTE), UNLIMITED),
+];
+
+/// Closes every descriptor but standard input, output and error, the pod's lock and the one of its signals. Those that the
+/// caller's shell had open (a lock file, a pipe) would stay open for the life of the pod.
+pub(crate) fn close_descriptors(lock: &OwnedFd, signals: &OwnedFd) -> Result<()> {
+    sys::close_all_but(lock.as_fd(), signals.as_fd()).attempt(|| "cannot close inherited descriptors")
+}
+
+/// Puts everything else to its fixed value. Signals that a terminal sends must be blocked.
+pub(crate) fn reset() -> Result<()> {
+    leave_session()?;
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    rustix::thread::set_thread_groups(&[]).attempt(|| "cannot drop supplementary groups")?;
+    join_new_keyring().attempt(|| "cannot join a new session keyring")?;
+    clear_inheritable_capabilities().attempt(|| "cannot clear inheritable capabilities")?;
+    for (resource, soft, hard) in LIMITS {
+        set_limit(resource, soft, hard).attempt(|| format!("cannot set the resource limit {resource:?}"))?;
+    }
+    // What follows is comfort: where the kernel refuses it the pod runs as the caller does.
+    warn("set oom_score_adj to 0", reset_oom_score());
+    warn("set the nice value to 0", reset_nice_value());
+    warn("set the scheduling policy to the default", sys::reset_scheduling());
+    warn("use all processors", rustix::thread::sched_setaffinity(None, &all_processors()).map_err(io::Error::from));
+    Ok(())
+}
+
+/// Begins a session, without a terminal. setsid(2) refuses a process that leads a process group, as this one does so that a
+/// terminal's signals miss it while it starts: it joins the group of the engine first.
+fn leave_session() -> Result<()> {
+    let what = || "cannot leave the session of the caller";
+    if rustix::process::getpgrp() == rustix::process::getpid() {
+        let engine = rustix::process::getpgid(rustix::process::getppid()).attempt(what)?;
+        rustix::process::setpgid(None, Some(engine)).attempt(what)?;
+    }
+    rustix::process::setsid().attempt(what).map(drop)
+}
+
+/// Without keyrings (ENOSYS), or under a filter that refuses them to this process and so to all its children (EPERM), there is
+/// nothing to be inherited.
+fn join_new_keyring() -> io::Result<()> {
+    match sys::join_new_session_keyring() {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => Ok(()),
+        other => other,
+    }
+}
+
+fn clear_inheritable_capabilities() -> io::Result<()> {
+    let mut sets = rustix::thread::capabilities(None)?;
+    if !sets.inheritable.is_empty() {
+        // The ambient set loses what the inheritable set does.
+        sets.inheritable = CapabilitySet::empty();
+        rustix::thread::set_capabilities(None, sets)?;
+    }
+    Ok(())
+}
+
+/// Without CAP_SYS_RESOURCE a hard limit can only be lowered: then as much is set as the caller had.
+fn set_limit(resource: Resource, soft: Option<u64>, hard: Option<u64>) -> rustix::io::Result<()> {
+    match setrlimit(resource, Rlimit { current: soft, maximum: hard }) {
+        Err(Errno::PERM) => {
+            let limit = within(soft, hard, getrlimit(resource).maximum);
+            setrlimit(resource, limit)
+        }
+        other => other,
+    }
+}
+
+/// The nearest limits below a ceiling.
+fn within(soft: Option<u64>, hard: Option<u64>, ceiling: Option<u64>) -> Rlimit {
+    let lower = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
+    let maximum = lower(hard, ceiling);
+    Rlimit { current: lower(soft, maximum), maximum }
+}
+
+fn reset_oom_score() -> io::Result<()> {
+    if std::fs::read_to_string(OOM_SCORE)?.trim() == "0" { Ok(()) } else { std::fs::write(OOM_SCORE, "0") }
+}
+
+fn reset_nice_value() -> io::Result<()> {
+    if rustix::process::getpriority_process(None)? != 0 {
+        rustix::process::setpriority_process(None, 0)?;
+    }
+    Ok(())
+}
+
+/// The kernel takes those that are there and that the cpuset allows.
+fn all_processors() -> CpuSet {
+    let mut all = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|number| all.set(number));
+    all
+}
+
+fn warn(what: &str, result: io::Result<()>) {
+    if let Err(error) = result {
+        // Not eprintln!, which panics when stderr cannot be written.
+        let _ = writeln!(io::stderr(), "gantry-stage1: cannot {what}: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_stay_below_the_ceiling() {
+        let rows = [
+            ((Some(0), None, Some(5)), (Some(0), Some(5))),
+            ((Some(9), Some(9), Some(5)), (Some(5), Some(5))),
+            ((None, None, Some(5)), (Some(5), Some(5))),
+            ((Some(3), Some(4), None), (Some(3), Some(4))),
+        ];
+        for ((soft, hard, ceiling), want) in rows {
+            let limit = within(soft, hard, ceiling);
+            assert_eq!((limit.current, limit.maximum), want);
+        }
+    }
+}
