@@ -82,7 +82,13 @@ fn later_the_same_files_say_something_else() {
     let temp = tempfile::tempdir().unwrap();
     let (root, at) = (open(temp.path()), |name: &str| temp.path().join("etc").join(name));
     let text = |name: &'static str, text: &str| etc::File { name, text: text.into(), required: true };
-    let mount = |target: &str| Mount { volume: "v".into(), target: target.into(), read_only: false, seed: false };
+    let mount = |target: &str| Mount {
+        volume: "v".into(),
+        target: target.into(),
+        read_only: false,
+        seed: false,
+        declared: false,
+    };
     let mut etc = Etc::default();
     etc.write(&[text("hosts", "a long text")], &root, &[]).unwrap();
     let hosts = open_in(&root, "etc/hosts", OFlags::RDONLY).unwrap();

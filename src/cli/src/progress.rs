@@ -76,6 +76,9 @@ fn sentence(note: &Note) -> Option<String> {
         Note::Resolving { name } => format!("fetching {}", shown(name)),
         Note::Retrying { why, after } => format!("{}; trying again in {:.1} s", shown(why), after.as_secs_f64()),
         Note::Offline { name, why } => format!("{}; using {} as it is in the store", shown(why), shown(name)),
+        Note::VolumeIgnored { path } => {
+            format!("the image's volume {} is left out: it would cover what gantry provides there", shown(path))
+        }
         _ => return None,
     })
 }

@@ -87,6 +87,8 @@ pub(crate) struct Image<'a> {
     pub(crate) config: &'a ImageConfig,
     /// Chain ids, bottom layer first.
     pub(crate) chains: Vec<&'a Digest>,
+    /// How much its layers hold.
+    pub(crate) size: out::ImageSize,
 }
 
 /// The hostname of a pod.
@@ -97,7 +99,7 @@ pub(crate) fn hostname(spec: &PodSpec, id: PodId) -> String {
 /// The plan of a valid spec; `images` has one entry per app, in order.
 pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) -> Result<out::Plan, PlanError> {
     let hostname = hostname(spec, setting.id);
-    let mut volumes: Vec<out::Volume> = spec.volumes.iter().map(volume).collect();
+    let mut volumes = Volumes::new(spec);
     let mut apps = Vec::with_capacity(spec.apps.len());
     for (app, image) in spec.apps.iter().zip(images) {
         apps.push(plan_app(app, image, &hostname, &mut volumes)?);
@@ -116,7 +118,7 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         resolv: plan_net::resolv(&spec.dns),
         hosts: plan_net::hosts(&spec.hosts),
         cgroup_parent: setting.cgroup_parent.to_owned(),
-        volumes,
+        volumes: volumes.list,
         apps,
         log: setting.log,
         stop_grace_ms: setting.stop_grace_ms,
@@ -133,12 +135,7 @@ fn volume(volume: &spec::VolumeSpec) -> out::Volume {
     out::Volume { name: volume.name.to_string(), kind, read_only: volume.read_only }
 }
 
-fn plan_app(
-    app: &AppSpec,
-    image: &Image<'_>,
-    hostname: &str,
-    volumes: &mut Vec<out::Volume>,
-) -> Result<out::App, PlanError> {
+fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volumes) -> Result<out::App, PlanError> {
     let config = image.config;
     let argv = argv(app, config)?;
     let env = environment(app, config, hostname)?;
@@ -150,6 +147,7 @@ fn plan_app(
         name: app.name.to_string(),
         attempt: 0,
         layers: layers(app, image)?,
+        image_size: Some(image.size),
         argv,
         env,
         cwd: working_dir(app, config)?,
@@ -259,19 +257,19 @@ fn working_dir(app: &AppSpec, config: &ImageConfig) -> Result<String, PlanError>
 
 /// The mounts asked for, and an empty volume for each path the image declares as one and nobody mounts at.
 /// Shallow targets come first, so that none covers another.
-fn mounts(app: &AppSpec, config: &ImageConfig, volumes: &mut Vec<out::Volume>) -> Result<Vec<out::Mount>, PlanError> {
+fn mounts(app: &AppSpec, config: &ImageConfig, volumes: &mut Volumes) -> Result<Vec<out::Mount>, PlanError> {
     let mut mounts: Vec<out::Mount> = Vec::new();
     for mount in &app.mounts {
         let target = spec::normal(&mount.target);
         let volume = mount.volume.to_string();
-        mounts.push(out::Mount { volume, target, read_only: mount.read_only, seed: false });
+        mounts.push(out::Mount { volume, target, read_only: mount.read_only, seed: false, declared: false });
     }
     let mut taken: BTreeSet<String> = mounts.iter().map(|mount| mount.target.clone()).collect();
-    for declared in &config.volumes {
+    for declared in config.volumes.iter().filter(|declared| !is_ignored(declared)) {
         let target = declared_target(app, declared)?;
         if taken.insert(target.clone()) {
-            let volume = implicit_volume(app, volumes);
-            mounts.push(out::Mount { volume, target, read_only: false, seed: true });
+            let volume = volumes.add_implicit(app);
+            mounts.push(out::Mount { volume, target, read_only: false, seed: true, declared: true });
         }
     }
     mounts.sort_by_key(|mount| mount.target.matches('/').count());
@@ -279,36 +277,55 @@ fn mounts(app: &AppSpec, config: &ImageConfig, volumes: &mut Vec<out::Volume>) -
 }
 
 fn declared_target(app: &AppSpec, declared: &str) -> Result<String, PlanError> {
-    const WHAT: &str = "the image's volume";
-    let target = spec::normal(declared);
     let fits = declared.starts_with('/')
         && declared.len() < 4096
         && !declared.contains('\0')
         && !declared.split('/').any(|part| part == "..");
     if !fits {
-        return Err(refuse(app, WHAT, declared, "is not an absolute path without '..'"));
+        return Err(refuse(app, "the image's volume", declared, "is not an absolute path without '..'"));
     }
-    let below = |dir: &str| target == dir || target.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'));
-    if target == "/" || target == "/dev" || below("/proc") || below("/sys") {
-        return Err(refuse(app, WHAT, declared, "would cover what gantry provides"));
-    }
-    Ok(target)
+    Ok(spec::normal(declared))
 }
 
-/// A new empty volume with a name nobody has.
-fn implicit_volume(app: &AppSpec, volumes: &mut Vec<out::Volume>) -> String {
-    let base: String = app.name.as_str().chars().take(48).collect();
-    let mut n = volumes.len();
-    let name = loop {
-        let name = format!("{base}-image-{n}");
-        if volumes.iter().all(|volume| volume.name != name) {
-            break name;
-        }
-        n += 1;
-    };
-    let kind = out::VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 };
-    volumes.push(out::Volume { name: name.clone(), kind, read_only: false });
-    name
+/// The volumes an image declares that it does not get: they would cover what gantry mounts. Images in use have some
+/// (`VOLUME /sys/fs/cgroup`), and run without.
+pub(crate) fn ignored_volumes(config: &ImageConfig) -> impl Iterator<Item = &String> {
+    config.volumes.iter().filter(|declared| is_ignored(declared))
+}
+
+fn is_ignored(declared: &str) -> bool {
+    let target = spec::normal(declared);
+    declared.starts_with('/') && (spec::is_provided(&target) || spec::is_device(&target))
+}
+
+/// The volumes of a pod while its apps are planned.
+struct Volumes {
+    list: Vec<out::Volume>,
+    names: BTreeSet<String>,
+}
+
+impl Volumes {
+    fn new(spec: &PodSpec) -> Self {
+        let list: Vec<out::Volume> = spec.volumes.iter().map(volume).collect();
+        let names = list.iter().map(|volume| volume.name.clone()).collect();
+        Self { list, names }
+    }
+
+    /// Adds an empty volume that an image declares; tells its name, which no other has.
+    fn add_implicit(&mut self, app: &AppSpec) -> String {
+        let base: String = app.name.as_str().chars().take(48).collect();
+        let mut n = self.list.len();
+        let name = loop {
+            let name = format!("{base}-image-{n}");
+            if self.names.insert(name.clone()) {
+                break name;
+            }
+            n += 1;
+        };
+        let kind = out::VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 };
+        self.list.push(out::Volume { name: name.clone(), kind, read_only: false });
+        name
+    }
 }
 
 fn seccomp(seccomp: &Seccomp) -> out::Seccomp {

@@ -25,7 +25,8 @@ fn made(edit: impl FnOnce(&mut PodSpec, &mut ImageConfig)) -> Result<out::Plan, 
         stop_grace_ms: 10,
     };
     let chains: Vec<Digest> = ["0", "f"].iter().map(|c| format!("sha256:{}", c.repeat(64)).parse().unwrap()).collect();
-    plan(&spec, &[Image { config: &config, chains: chains.iter().collect() }], &setting)
+    let size = out::ImageSize { bytes: 1, entries: 1 };
+    plan(&spec, &[Image { config: &config, chains: chains.iter().collect(), size }], &setting)
 }
 
 fn app(edit: impl FnOnce(&mut AppSpec, &mut ImageConfig)) -> Result<out::App, PlanError> {
@@ -122,8 +123,17 @@ fn declared_volumes_become_empty_ones() {
     }
     let names: BTreeSet<_> = plan.volumes.iter().map(|volume| &volume.name).collect();
     assert_eq!((plan.volumes.len(), names.len()), (3, 3));
-    for bad in ["/", "/proc", "/sys/x", "/dev", "v", "/a/../b"] {
+    for bad in ["v", "/a/../b"] {
         assert!(app(|_, config| config.volumes = vec![bad.into()]).is_err(), "{bad}");
+    }
+    let covering = ["/", "/proc", "/sys/x", "//dev", "/dev/pts", "/dev/null", "/dev/mqueue/", "/proc/self"];
+    for path in covering {
+        let config = ImageConfig { volumes: vec![path.into()], ..ImageConfig::default() };
+        assert_eq!(ignored_volumes(&config).count(), 1, "{path}");
+        assert_eq!(app(|_, config| config.volumes = vec![path.into()]).unwrap().mounts, [], "{path}");
+    }
+    for path in ["/dev/shm", "/dev/shm/x", "/device", "/process"] {
+        assert_eq!(app(|_, config| config.volumes = vec![path.into()]).unwrap().mounts.len(), 1, "{path}");
     }
 }
 

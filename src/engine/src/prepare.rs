@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use gantry_contract::plan::Plan;
+use gantry_contract::plan::{ImageSize, Plan};
 use gantry_fetch::config::{self, ConfigError, ImageConfig};
 use gantry_fetch::source::MAX_DOCUMENT;
-use gantry_fetch::{FetchError, Progress, PullPolicy};
+use gantry_fetch::{FetchError, Note, Progress, PullPolicy};
 use gantry_model::image_ref::RefError;
 use gantry_model::spec::SpecError;
 use gantry_model::{AppName, Edge, ErrorKind, ImageRef, Kind, PodId, PodSpec};
@@ -176,6 +176,9 @@ impl Engine {
         }
         let images = self.images_of(request)?;
         let configs = self.configs_of(spec, &images)?;
+        for path in configs.iter().flat_map(plan::ignored_volumes) {
+            request.progress.notify(Note::VolumeIgnored { path: path.clone() });
+        }
         let id = PodId::from_random(random()?);
         let plan = self.plan_of(spec, &images, &configs, id)?;
         self.on_disk(request, id, &plan, &images).inspect_err(|_| self.undo(id))
@@ -241,9 +244,12 @@ impl Engine {
         images: &[ImageRow],
         configs: &[ImageConfig],
         id: PodId,
-    ) -> Result<Plan, PlanError> {
-        let image = |(row, config)| chains(row, config);
-        let images: Vec<Image<'_>> = images.iter().zip(configs).map(image).collect();
+    ) -> Result<Plan, PrepareError> {
+        let mut sized = Vec::with_capacity(images.len());
+        for (row, config) in images.iter().zip(configs) {
+            let chains = row.layers.iter().map(|layer| &layer.chain).collect();
+            sized.push(Image { config, chains, size: self.size_of(row)? });
+        }
         let setting = Setting {
             id,
             layout: self.store.layout(),
@@ -252,17 +258,25 @@ impl Engine {
             log: self.options.log,
             stop_grace_ms: u64::try_from(self.options.stop_grace.as_millis()).unwrap_or(u64::MAX),
         };
-        plan::plan(spec, &images, &setting)
+        Ok(plan::plan(spec, &sized, &setting)?)
+    }
+
+    /// How much the layers of an image hold; one that has no row holds nothing that is known of.
+    fn size_of(&self, image: &ImageRow) -> Result<ImageSize, PodError> {
+        let mut size = ImageSize { bytes: 0, entries: 0 };
+        for layer in &image.layers {
+            if let Some(row) = self.store.layer(&layer.chain).map_err(PodError::store)? {
+                size.bytes = size.bytes.saturating_add(row.size);
+                size.entries = size.entries.saturating_add(row.entries);
+            }
+        }
+        Ok(size)
     }
 
     /// Takes back what was made of a pod. What this cannot take back now has a free lock: `gc` takes it.
     pub(crate) fn undo(&self, id: PodId) {
         let _left_for_gc = self.dispose(id);
     }
-}
-
-fn chains<'a>(row: &'a ImageRow, config: &'a ImageConfig) -> Image<'a> {
-    Image { config, chains: row.layers.iter().map(|layer| &layer.chain).collect() }
 }
 
 fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPod {

@@ -257,6 +257,7 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         name: "a".into(),
         attempt: 0,
         layers: Vec::new(),
+        image_size: None,
         argv: vec!["/x".into()],
         env: Vec::new(),
         cwd: "/".into(),

@@ -15,6 +15,9 @@ pub use crate::settings::{Config, Insecure, Timeouts};
 /// overlay mount's option page, and images beyond this do not exist in practice.
 pub const MAX_LAYERS: usize = 128;
 
+/// Most volumes of an image. Each becomes a mount and a directory of every pod that runs it.
+pub const MAX_VOLUMES: usize = 200;
+
 /// What an image says about how it is run. Nothing here is trusted: the engine validates users, paths and signals.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImageConfig {
@@ -71,6 +74,9 @@ pub enum ConfigError {
     /// More layers than [`MAX_LAYERS`].
     #[error("the image has {0} layers; gantry takes at most {MAX_LAYERS}, because they are mounted as one overlay")]
     TooManyLayers(usize),
+    /// More volumes than [`MAX_VOLUMES`].
+    #[error("the image declares {0} volumes; gantry takes at most {MAX_VOLUMES}")]
+    TooManyVolumes(usize),
 }
 
 impl Kind for ConfigError {
@@ -78,7 +84,7 @@ impl Kind for ConfigError {
         match self {
             Self::Json(_) => ErrorKind::Damaged,
             Self::Value(_) => ErrorKind::Invalid,
-            Self::TooManyLayers(_) => ErrorKind::Exhausted,
+            Self::TooManyLayers(_) | Self::TooManyVolumes(_) => ErrorKind::Exhausted,
         }
     }
 }
@@ -135,7 +141,7 @@ pub fn parse(bytes: &[u8]) -> Result<ImageConfig, ConfigError> {
         user: run.user.filter(|user| !user.is_empty()),
         working_dir: run.working_dir.filter(|dir| !dir.is_empty()),
         stop_signal: run.stop_signal.filter(|name| !name.is_empty()).map(|name| signal(&name)).transpose()?,
-        volumes: run.volumes.unwrap_or_default().into_keys().collect(),
+        volumes: volumes(run.volumes.unwrap_or_default())?,
         exposed_ports: run.exposed_ports.unwrap_or_default().into_keys().collect(),
         labels: run.labels.unwrap_or_default(),
         diff_ids: diff_ids(raw.rootfs.diff_ids.unwrap_or_default())?,
@@ -150,6 +156,13 @@ pub fn parse(bytes: &[u8]) -> Result<ImageConfig, ConfigError> {
 fn environment(lines: Vec<String>) -> Vec<(String, String)> {
     let pair = |line: String| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
     lines.into_iter().filter_map(pair).filter(|(name, _)| !name.is_empty()).collect()
+}
+
+fn volumes(declared: BTreeMap<String, serde::de::IgnoredAny>) -> Result<Vec<String>, ConfigError> {
+    match declared.len() {
+        0..=MAX_VOLUMES => Ok(declared.into_keys().collect()),
+        many => Err(ConfigError::TooManyVolumes(many)),
+    }
 }
 
 fn diff_ids(texts: Vec<String>) -> Result<Vec<Digest>, ConfigError> {
@@ -243,6 +256,12 @@ mod tests {
     fn refused() {
         let many =
             format!(r#"{{"rootfs":{{"type":"layers","diff_ids":[{}]}}}}"#, vec![format!("\"{ID}\""); 129].join(","));
+        let volumes = |count: usize| {
+            let all: Vec<String> = (0..count).map(|i| format!("\"/v{i}\":{{}}")).collect();
+            format!(r#"{{"config":{{"Volumes":{{{}}}}},"rootfs":{{"type":"layers"}}}}"#, all.join(","))
+        };
+        let too_many = volumes(MAX_VOLUMES + 1);
+        assert_eq!(parse(volumes(MAX_VOLUMES).as_bytes()).unwrap().volumes.len(), MAX_VOLUMES);
         let rows = [
             "{}",
             "[]",
@@ -251,6 +270,7 @@ mod tests {
             r#"{"config":{"User":"a\u0000b"},"rootfs":{"type":"layers"}}"#,
             r#"{"config":{"Env":["A=\u0000"]},"rootfs":{"type":"layers"}}"#,
             many.as_str(),
+            too_many.as_str(),
         ];
         for bad in rows {
             assert!(parse(bad.as_bytes()).is_err(), "{bad}");

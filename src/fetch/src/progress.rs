@@ -70,6 +70,11 @@ pub enum Note {
         /// Why (safe to print).
         why: String,
     },
+    /// A volume that an image declares is left out: it would cover what every app gets.
+    VolumeIgnored {
+        /// Where the image wants it.
+        path: String,
+    },
     /// The image is in the store.
     Done {
         /// Its name.

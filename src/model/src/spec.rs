@@ -500,10 +500,7 @@ impl AppSpec {
             }
             path("mount target", &mount.target)?;
             let target = normal(&mount.target);
-            let provided = ["/proc", "/sys", "/dev"];
-            let covered =
-                provided.iter().any(|own| target == *own || (target.starts_with(&format!("{own}/")) && *own != "/dev"));
-            if target == "/" || covered {
+            if is_provided(&target) {
                 return Err(SpecError::Target { app, target });
             }
             if !targets.insert(target.clone()) {
@@ -526,6 +523,19 @@ impl Limits {
         range("--cpu-shares", self.cpu_shares, 2, 262_144, "2 to 262144")?;
         range("--pids-limit", self.pids, 0, 4_194_304, "0 (none) to 4194304")
     }
+}
+
+/// Whether a mount at this normal path would cover what every app gets: the root, `/dev`, and all of `/proc` and `/sys`.
+#[must_use]
+pub fn is_provided(target: &str) -> bool {
+    let below = |dir: &str| target.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    matches!(target, "/" | "/dev") || below("/proc") || below("/sys")
+}
+
+/// Whether this normal path is below `/dev`, `/dev/shm` excepted.
+#[must_use]
+pub fn is_device(target: &str) -> bool {
+    target.strip_prefix("/dev/").is_some_and(|rest| rest != "shm" && !rest.starts_with("shm/"))
 }
 
 /// A path with repeated and trailing slashes and `.` elements taken out.

@@ -195,9 +195,21 @@ pub struct Mount {
     pub target: String,
     /// Read-only in this app.
     pub read_only: bool,
-    /// Whether an empty volume gets the image's content of the target when it is first made (volumes an image declares).
+    /// Whether an empty volume gets the image's directory at the target when it is first made: content, owner and mode.
     #[serde(default)]
     pub seed: bool,
+    /// Whether it is the image that declares it: it gives way to other mounts, and to what the supervisor mounts itself.
+    #[serde(default)]
+    pub declared: bool,
+}
+
+/// How much of an image there is, as it was counted when its layers were unpacked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageSize {
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Number of its files, directories and links.
+    pub entries: u64,
 }
 
 /// An app to run.
@@ -209,6 +221,9 @@ pub struct App {
     pub attempt: u32,
     /// Directories below `trees_dir`, topmost layer first; at most 128.
     pub layers: Vec<String>,
+    /// How much those hold; what bounds the copies made of it. `None` in plans of older engines.
+    #[serde(default)]
+    pub image_size: Option<ImageSize>,
     /// The command: program (looked up in PATH of `env` when it has no slash) and arguments.
     pub argv: Vec<String>,
     /// The whole environment, `NAME=VALUE`. HOME is added by the supervisor when it is missing.
