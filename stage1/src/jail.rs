@@ -53,6 +53,10 @@ pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
     for (name, (tree, is_file)) in volumes {
         place_volume(&name, &tree, is_file)?;
     }
+    // Only now is every tree in this namespace. What the host mounts below a volume later must not appear in apps: it would be
+    // writable, and neither nosuid nor nodev.
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .attempt(|| "cannot keep later mounts of the host out of the pod")?;
     let pod_dir = open_dir("/pod").attempt(|| "cannot open the pod directory from inside")?;
     Ok(Jail { pod_dir, null })
 }
