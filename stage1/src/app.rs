@@ -18,6 +18,8 @@ pub(crate) struct App {
     pub(crate) plan: plan::App,
     /// Its root, as mounted in the supervisor's tree (without the volumes).
     pub(crate) root: OwnedFd,
+    /// Its `/dev/null`, opened before it ran: it may remove it, or put something else there.
+    pub(crate) null: OwnedFd,
     /// Who it runs as.
     pub(crate) ids: Ids,
     /// What confines it.

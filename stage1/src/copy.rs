@@ -1,29 +1,111 @@
-//! Copies a directory tree of an image into a fresh volume, by descriptors, following nothing.
+//! Copies a directory of an image into a fresh volume, by descriptors, following nothing.
+//!
+//! The image is hostile. What it holds was counted when it was unpacked, and a copy takes no more than that ([`Budget`]):
+//! holes stay holes, names of one file stay names of one file. Nobody else has the volume yet.
 
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::CStr;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Timespec, Timestamps};
+use gantry_contract::plan::ImageSize;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags};
+use rustix::io::Errno;
 
 /// How deep it goes: an image can nest without end.
-const DEEPEST: usize = 256;
+const MAX_DEPTH: usize = 256;
+/// How many bytes of paths are remembered to find the other names of a file; names beyond that become files.
+const MAX_LINK_PATHS: usize = 32 << 20;
+/// The kernel's limit on the names, and on the value, of extended attributes (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
+const MAX_XATTR: usize = 64 << 10;
 
-/// Copies what is in `from` into `to`: directories, regular files and symbolic links with owner, mode and times. Other
-/// kinds (devices, FIFOs, sockets) are left out: a volume has no use for an image's.
-pub(crate) fn tree(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
-    level(from, to, 0)
+/// Why a copy ended early.
+#[derive(Debug)]
+pub(crate) enum CopyError {
+    /// A system call failed.
+    Io(io::Error),
+    /// Directories are nested deeper than [`MAX_DEPTH`].
+    TooDeep,
+    /// The budget is used up.
+    TooMuch,
 }
 
-fn level(from: &OwnedFd, to: &OwnedFd, depth: usize) -> io::Result<()> {
-    if depth > DEEPEST {
-        return Err(io::Error::other("directories are nested too deep"));
+impl<E: Into<io::Error>> From<E> for CopyError {
+    fn from(error: E) -> Self {
+        Self::Io(error.into())
     }
-    for entry in Dir::read_from(from)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if name == c"." || name == c".." {
-            continue;
+}
+
+type Result<T> = std::result::Result<T, CopyError>;
+
+/// What copies may still take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Budget {
+    bytes: u64,
+    entries: u64,
+}
+
+impl Budget {
+    /// That of an image. Data is found in blocks, which are larger than the bytes that were counted: hence the double, and
+    /// some more for small images.
+    pub(crate) fn of(size: Option<ImageSize>) -> Self {
+        const SPARE_BYTES: u64 = 64 << 20;
+        let size = size.unwrap_or(ImageSize { bytes: u64::MAX, entries: u64::MAX });
+        Self { bytes: size.bytes.saturating_mul(2).saturating_add(SPARE_BYTES), entries: size.entries }
+    }
+
+    fn take_bytes(&mut self, bytes: u64) -> Result<()> {
+        self.bytes = self.bytes.checked_sub(bytes).ok_or(CopyError::TooMuch)?;
+        Ok(())
+    }
+
+    fn take_entry(&mut self) -> Result<()> {
+        self.entries = self.entries.checked_sub(1).ok_or(CopyError::TooMuch)?;
+        Ok(())
+    }
+}
+
+/// Copies what is in `from` into `to`, and the owner, mode, times and attributes of `from` itself: directories, files, symbolic
+/// links and FIFOs. Other kinds are left out: a volume has no use for an image's devices and sockets. Directories in
+/// `covered`, relative to `from`, are made and left empty: other volumes are mounted there.
+pub(crate) fn tree(from: &OwnedFd, to: &OwnedFd, budget: &mut Budget, covered: &BTreeSet<PathBuf>) -> Result<()> {
+    let mut copying = Copying { top: to, budget, covered, names: HashMap::new(), remembered: 0 };
+    copying.level(from, to, Path::new(""), 0)?;
+    like(from, to, &rustix::fs::fstat(from)?)
+}
+
+struct Copying<'a> {
+    /// The volume's top directory.
+    top: &'a OwnedFd,
+    budget: &'a mut Budget,
+    covered: &'a BTreeSet<PathBuf>,
+    /// Files with several names, by device and inode: a name of their copy, relative to `top`.
+    names: HashMap<(u64, u64), PathBuf>,
+    /// Bytes in `names`.
+    remembered: usize,
+}
+
+impl Copying<'_> {
+    fn level(&mut self, from: &OwnedFd, to: &OwnedFd, path: &Path, depth: usize) -> Result<()> {
+        if depth > MAX_DEPTH {
+            return Err(CopyError::TooDeep);
         }
+        for entry in Dir::read_from(from)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            self.budget.take_entry()?;
+            self.entry(from, to, name, path, depth)?;
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, from: &OwnedFd, to: &OwnedFd, name: &CStr, path: &Path, depth: usize) -> Result<()> {
         let stat = rustix::fs::statat(from, name, AtFlags::SYMLINK_NOFOLLOW)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
@@ -31,49 +113,127 @@ fn level(from: &OwnedFd, to: &OwnedFd, depth: usize) -> io::Result<()> {
                 rustix::fs::mkdirat(to, name, Mode::from_raw_mode(0o700))?;
                 let source = rustix::fs::openat(from, name, flags, Mode::empty())?;
                 let target = rustix::fs::openat(to, name, flags, Mode::empty())?;
-                level(&source, &target, depth + 1)?;
-                like(&target, &stat)?;
+                let path = path.join(Path::new(std::ffi::OsStr::from_bytes(name.to_bytes())));
+                if !self.covered.contains(&path) {
+                    self.level(&source, &target, &path, depth + 1)?;
+                }
+                like(&source, &target, &stat)
             }
-            FileType::RegularFile => file(from, to, name, &stat)?,
+            FileType::RegularFile => self.file(from, to, name, path, &stat),
             FileType::Symlink => {
                 let text = rustix::fs::readlinkat(from, name, Vec::new())?;
                 rustix::fs::symlinkat(&text, to, name)?;
-                rustix::fs::chownat(to, name, owner(&stat).0, owner(&stat).1, AtFlags::SYMLINK_NOFOLLOW)?;
+                named_like(to, name, &stat)
             }
-            _ => {}
+            FileType::Fifo => {
+                rustix::fs::mknodat(to, name, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
+                named_like(to, name, &stat)?;
+                Ok(rustix::fs::chmodat(to, name, Mode::from_raw_mode(stat.st_mode & 0o7777), AtFlags::empty())?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn file(&mut self, from: &OwnedFd, to: &OwnedFd, name: &CStr, path: &Path, stat: &Stat) -> Result<()> {
+        let file = (stat.st_dev, stat.st_ino);
+        if let Some(first) = self.names.get(&file).filter(|_| stat.st_nlink > 1) {
+            return Ok(rustix::fs::linkat(self.top, first, to, name, AtFlags::empty())?);
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let source = File::from(rustix::fs::openat(from, name, flags, Mode::empty())?);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let target = File::from(rustix::fs::openat(to, name, flags, Mode::from_raw_mode(0o600))?);
+        let length = u64::try_from(stat.st_size).unwrap_or(0);
+        self.data(&source, &target, length)?;
+        like(&source, &target, stat)?;
+        let path = path.join(Path::new(std::ffi::OsStr::from_bytes(name.to_bytes())));
+        let bytes = path.as_os_str().len();
+        if stat.st_nlink > 1 && self.remembered + bytes <= MAX_LINK_PATHS {
+            self.remembered += bytes;
+            self.names.insert(file, path);
+        }
+        Ok(())
+    }
+
+    /// The data and the holes between them.
+    fn data(&mut self, mut source: &File, mut target: &File, length: u64) -> Result<()> {
+        let mut at = 0;
+        while at < length {
+            let start = match rustix::fs::seek(source, SeekFrom::Data(at)) {
+                Ok(start) => start,
+                Err(Errno::NXIO) => break,
+                // A file system that knows no holes.
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
+                Err(error) => return Err(error.into()),
+            };
+            let end = match rustix::fs::seek(source, SeekFrom::Hole(start)) {
+                Ok(end) => end.min(length),
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => length,
+                Err(error) => return Err(error.into()),
+            };
+            let count = end.saturating_sub(start);
+            self.budget.take_bytes(count)?;
+            rustix::fs::seek(source, SeekFrom::Start(start))?;
+            rustix::fs::seek(target, SeekFrom::Start(start))?;
+            if count == 0 || io::copy(&mut io::Read::take(&mut source, count), &mut target)? < count {
+                break;
+            }
+            at = end;
+        }
+        Ok(rustix::fs::ftruncate(target, length)?)
+    }
+}
+
+/// Owner, mode, attributes and times. Owner first: a change of owner clears set-user-ID bits and file capabilities.
+fn like(source: impl AsFd, target: impl AsFd, stat: &Stat) -> Result<()> {
+    rustix::fs::fchown(
+        &target,
+        Some(rustix::fs::Uid::from_raw(stat.st_uid)),
+        Some(rustix::fs::Gid::from_raw(stat.st_gid)),
+    )?;
+    rustix::fs::fchmod(&target, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
+    copy_attributes(&source, &target)?;
+    Ok(rustix::fs::futimens(&target, &times(stat))?)
+}
+
+/// Owner and times of what cannot be opened without being followed, or waited for.
+fn named_like(dir: &OwnedFd, name: &CStr, stat: &Stat) -> Result<()> {
+    let (uid, gid) = (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));
+    rustix::fs::chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(rustix::fs::utimensat(dir, name, &times(stat), AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+fn times(stat: &Stat) -> Timestamps {
+    let time = |sec, nsec: i64| Timespec { tv_sec: sec, tv_nsec: nsec };
+    Timestamps {
+        last_access: time(stat.st_atime as _, stat.st_atime_nsec as _),
+        last_modification: time(stat.st_mtime as _, stat.st_mtime_nsec as _),
+    }
+}
+
+/// The extended attributes that say something to programs: those of users, file capabilities, access lists.
+fn copy_attributes(source: impl AsFd, target: impl AsFd) -> Result<()> {
+    let mut names = vec![0u8; MAX_XATTR];
+    let length = match rustix::fs::flistxattr(&source, &mut names[..]) {
+        // A file system without any.
+        Err(Errno::OPNOTSUPP) => 0,
+        other => other?,
+    };
+    let names = names.get(..length).unwrap_or_default();
+    let mut value = Vec::new();
+    for name in names.split(|&byte| byte == 0).filter_map(|name| std::str::from_utf8(name).ok()) {
+        let is_taken = name.starts_with("user.")
+            || ["security.capability", "system.posix_acl_access", "system.posix_acl_default"].contains(&name);
+        if is_taken {
+            value.resize(MAX_XATTR, 0);
+            let length = rustix::fs::fgetxattr(&source, name, &mut value[..])?;
+            let value = value.get(..length).unwrap_or_default();
+            rustix::fs::fsetxattr(&target, name, value, XattrFlags::empty())?;
         }
     }
     Ok(())
 }
 
-fn file(from: &OwnedFd, to: &OwnedFd, name: &std::ffi::CStr, stat: &rustix::fs::Stat) -> io::Result<()> {
-    let source = rustix::fs::openat(
-        from,
-        name,
-        OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let target = rustix::fs::openat(to, name, flags, Mode::from_raw_mode(0o600))?;
-    let (mut reader, mut writer) = (std::fs::File::from(source), std::fs::File::from(target));
-    io::copy(&mut reader, &mut writer)?;
-    like(OwnedFd::from(writer), stat)
-}
-
-fn owner(stat: &rustix::fs::Stat) -> (Option<rustix::fs::Uid>, Option<rustix::fs::Gid>) {
-    (Some(rustix::fs::Uid::from_raw(stat.st_uid)), Some(rustix::fs::Gid::from_raw(stat.st_gid)))
-}
-
-/// Owner before mode: a change of owner clears set-user-ID bits.
-fn like(target: impl AsFd, stat: &rustix::fs::Stat) -> io::Result<()> {
-    let (uid, gid) = owner(stat);
-    rustix::fs::fchown(&target, uid, gid)?;
-    rustix::fs::fchmod(&target, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
-    let time = |sec, nsec: i64| Timespec { tv_sec: sec, tv_nsec: nsec };
-    let times = Timestamps {
-        last_access: time(stat.st_atime as _, stat.st_atime_nsec as _),
-        last_modification: time(stat.st_mtime as _, stat.st_mtime_nsec as _),
-    };
-    rustix::fs::futimens(&target, &times)?;
-    Ok(())
-}
+#[cfg(test)]
+#[path = "copy_tests.rs"]
+mod tests;

@@ -198,7 +198,7 @@ impl Carrier<'_> {
         sys::setns(self.target.as_fd(), libc::CLONE_NEWNS)?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         match (&self.stdio, self.request.terminal) {
-            (Some(given), _) => take_stdio(given, self.ids.uid),
+            (Some(given), _) => take_stdio(given, &self.app.null, self.ids.uid),
             (None, size) => self.open_terminal(messages, size.unwrap_or((24, 80))),
         }
     }
@@ -277,13 +277,15 @@ impl Carrier<'_> {
 }
 
 /// The client's descriptors, made fit for the program: pipes become its user's, and the host's null device the app's own.
-fn take_stdio(given: &[OwnedFd; 3], uid: u32) -> std::io::Result<()> {
-    let mut own = [None, None, None];
+fn take_stdio(given: &[OwnedFd; 3], null: &OwnedFd, uid: u32) -> std::io::Result<()> {
+    let mut own = [null; 3];
     for (own, fd) in own.iter_mut().zip(given) {
-        *own = terminal::own_null(fd)?;
-        terminal::give(fd, uid)?;
+        if !terminal::is_null(fd)? {
+            terminal::give(fd, uid)?;
+            *own = fd;
+        }
     }
-    let [stdin, stdout, stderr] = [0, 1, 2].map(|n| own[n].as_ref().unwrap_or(&given[n]));
+    let [stdin, stdout, stderr] = own;
     set_stdio(stdin, stdout, stderr)
 }
 

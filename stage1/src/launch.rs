@@ -24,7 +24,7 @@ use crate::launcher::{self, Created, Stdio, reap_all};
 use crate::logs::{Log, Pending, Stream};
 use crate::network::{self, Network};
 use crate::user::{self, Ids};
-use crate::{etc, root, seccomp, spec, terminal};
+use crate::{etc, root, seccomp, spec, terminal, volumes};
 
 /// A pod whose apps run.
 pub(crate) struct Pod {
@@ -231,6 +231,7 @@ struct Making<'a> {
 struct Waiting {
     plan: plan::App,
     root: OwnedFd,
+    null: OwnedFd,
     etc: root::Etc,
     ids: Ids,
     confinement: Confinement,
@@ -249,18 +250,19 @@ impl Making<'_> {
         root::working_dir(&root, &self.app.cwd)?;
         let mut etc = root::Etc::default();
         etc.write(self.etc, &root, &[])?;
-        root::make_volumes(self.plan, self.app, &self.jail.pod_dir, &root)?;
+        let app = plan::App { mounts: volumes::place(self.plan, self.app, &root)?, ..self.app.clone() };
         let confinement = self.confinement()?;
-        self.write_config(&ids, &confinement)?;
+        self.write_config(&app, &ids, &confinement)?;
         let mut stdio = self.stdio(ids.uid)?;
         let command = Command { argv: self.app.argv.clone(), env: spec::environment(&self.app.env, &ids) };
         let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
         let created = launcher::create(&self.app.name, command, &confinement, ids.uid, given)?;
         self.set_oom_score(&created)?;
+        let null = terminal::open_null(created.pid).attempt(|| "cannot open /dev/null of the app")?;
         let (sources, input) = stdio.ours()?;
         let eager = self.app.terminal || self.app.stdin;
         let output = Output { log: self.log()?, sources, eager };
-        Ok(Waiting { plan: self.app.clone(), root, etc, ids, confinement, cgroup, created, output, input })
+        Ok(Waiting { plan: app, root, null, etc, ids, confinement, cgroup, created, output, input })
     }
 
     fn confinement(&self) -> Result<Confinement> {
@@ -285,8 +287,8 @@ impl Making<'_> {
         Ok(Confinement { capabilities, ambient, filter: filter.map(Rc::new), new_privileges })
     }
 
-    fn write_config(&self, ids: &Ids, confinement: &Confinement) -> Result<()> {
-        let config = spec::config(self.plan, self.app, ids, confinement, self.init);
+    fn write_config(&self, app: &plan::App, ids: &Ids, confinement: &Confinement) -> Result<()> {
+        let config = spec::config(self.plan, app, ids, confinement, self.init);
         let path = format!("/bundles/{}/config.json", self.app.name);
         std::fs::write(&path, config.to_string()).attempt(|| format!("cannot write {path}"))
     }
@@ -347,6 +349,7 @@ impl Waiting {
         Ok(App {
             plan: self.plan,
             root: self.root,
+            null: self.null,
             ids: self.ids,
             confinement: self.confinement,
             cgroup: self.cgroup,

@@ -36,9 +36,11 @@ mod seccomp;
 mod spec;
 mod supervise;
 mod sys;
+mod targets;
 mod terminal;
 mod trim;
 mod user;
+mod volumes;
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;

@@ -8,14 +8,14 @@ use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 
-use gantry_contract::plan::{App, Mount, Plan, Volume, VolumeKind};
+use gantry_contract::plan::{App, Mount};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::mount::{MountFlags, mount};
 
+use crate::etc;
 use crate::failure::{Attempt, Result, failure};
-use crate::{copy, etc};
 
 /// The kernel takes one page of mount options.
 const MOST_OPTIONS: usize = 4095;
@@ -165,11 +165,22 @@ fn make_etc(files: &[&etc::File], root: &OwnedFd) -> Result<Vec<(&'static str, F
         other => other,
     };
     match dir {
-        Ok(dir) => files.iter().filter_map(|file| place(&dir, file).transpose()).collect(),
+        Ok(dir) => {
+            make_mtab(&dir)?;
+            files.iter().filter_map(|file| place(&dir, file).transpose()).collect()
+        }
         Err(_) if !files.iter().any(|file| file.required) => Ok(Vec::new()),
         Err(error) => {
             Err(error).attempt(|| "cannot write into /etc of the image, which is no directory that can be opened")
         }
+    }
+}
+
+/// Programs look for the mounts in /etc/mtab (mount(8) made it once); whatever an image has there stays.
+fn make_mtab(etc: &OwnedFd) -> Result<()> {
+    match rustix::fs::symlinkat("../proc/self/mounts", etc, "mtab") {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(error) => Err(error).attempt(|| "cannot make /etc/mtab of the app"),
     }
 }
 
@@ -199,41 +210,6 @@ fn unlink_any(dir: &OwnedFd, name: &str) -> rustix::io::Result<()> {
         Err(rustix::io::Errno::ISDIR) => rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR),
         other => other,
     }
-}
-
-/// Makes the empty volumes that an app mounts and that are not there yet, with the image's content where asked.
-pub(crate) fn make_volumes(plan: &Plan, app: &App, pod_dir: &OwnedFd, root: &OwnedFd) -> Result<()> {
-    for mount in &app.mounts {
-        let Some(volume) = plan.volumes.iter().find(|volume| volume.name == mount.volume) else {
-            return Err(failure(
-                ErrorKind::Invalid,
-                format!("the plan mounts a volume '{}' that it lacks", mount.volume),
-            ));
-        };
-        let VolumeKind::Empty { mode, uid, gid } = volume.kind else { continue };
-        let path = empty_volume(volume);
-        let what = || format!("cannot make volume '{}'", volume.name);
-        match rustix::fs::mkdirat(pod_dir, &path, Mode::from_raw_mode(0o700)) {
-            Err(rustix::io::Errno::EXIST) => continue,
-            other => other.attempt(what)?,
-        }
-        let dir =
-            rustix::fs::openat(pod_dir, &path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
-                .attempt(what)?;
-        rustix::fs::fchown(&dir, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).attempt(what)?;
-        rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode & 0o7777)).attempt(what)?;
-        if mount.seed
-            && let Ok(source) = open_in(root, &mount.target, OFlags::DIRECTORY)
-        {
-            copy::tree(&source, &dir).attempt(|| format!("cannot fill volume '{}' from the image", volume.name))?;
-        }
-    }
-    Ok(())
-}
-
-/// An empty volume's path in the pod directory.
-pub(crate) fn empty_volume(volume: &Volume) -> String {
-    format!("{}/{}", gantry_contract::files::VOLUMES, volume.name)
 }
 
 /// A small file of the host, read before its tree is let go; `None` when it is not a small regular file.

@@ -1,13 +1,16 @@
 //! The OCI runtime configuration that libcontainer reads, made from the plan. It holds only what 0.7.0 honours; what it
 //! would ignore (seccomp, resources, propagation) is done by gantry or not offered.
 
-use gantry_contract::plan::{App, Plan, Volume, VolumeKind};
+use std::collections::BTreeMap;
+
+use gantry_contract::plan::{App, Plan, Volume};
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
 use crate::confine::{Confinement, names};
-use crate::root::{empty_volume, root_path};
+use crate::root::root_path;
 use crate::user::Ids;
+use crate::volumes::source;
 
 /// Paths hidden from apps: the OCI list of docker and podman with rkt's additions.
 const MASKED: [&str; 15] = [
@@ -33,7 +36,7 @@ const MASKED: [&str; 15] = [
 const READ_ONLY: [&str; 6] =
     ["/proc/bus", "/proc/dynamic_debug", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// The `config.json` of an app.
+/// The `config.json` of an app, whose mounts were placed ([`crate::volumes::place`]).
 pub(crate) fn config(plan: &Plan, app: &App, ids: &Ids, confinement: &Confinement, init: i32) -> Value {
     json!({
         "ociVersion": "1.0.2",
@@ -98,11 +101,9 @@ fn mounts(plan: &Plan, app: &App) -> Vec<Value> {
         mount("/dev/mqueue", "mqueue", "mqueue", &quiet),
         mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     ];
-    // Outer targets first, so that no mount hides one made before it.
-    let mut volumes: Vec<_> = app.mounts.iter().collect();
-    volumes.sort_by_key(|mount| gantry_model::spec::normal(&mount.target).matches('/').count());
-    for wanted in volumes {
-        let Some(volume) = plan.volumes.iter().find(|volume| volume.name == wanted.volume) else { continue };
+    let volumes: BTreeMap<&str, &Volume> = plan.volumes.iter().map(|volume| (volume.name.as_str(), volume)).collect();
+    for wanted in &app.mounts {
+        let Some(volume) = volumes.get(wanted.volume.as_str()) else { continue };
         let read_only = volume.read_only || wanted.read_only;
         // For the mounts below it as well.
         let mut options = vec!["rbind", "rnodev", "rnosuid"];
@@ -112,11 +113,4 @@ fn mounts(plan: &Plan, app: &App) -> Vec<Value> {
         mounts.push(mount(&wanted.target, "bind", &source(volume), &options));
     }
     mounts
-}
-
-fn source(volume: &Volume) -> String {
-    match volume.kind {
-        VolumeKind::Host { .. } => crate::jail::volume_path(&volume.name),
-        VolumeKind::Empty { .. } => format!("/pod/{}", empty_volume(volume)),
-    }
 }

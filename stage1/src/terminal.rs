@@ -3,8 +3,9 @@
 use std::os::fd::OwnedFd;
 
 use gantry_model::ErrorKind;
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Pid;
 
 use crate::app::{Input, Source};
 use crate::failure::{Attempt, Result, failure};
@@ -78,26 +79,22 @@ pub(crate) fn give(end: &OwnedFd, uid: u32) -> std::io::Result<()> {
 }
 
 /// Whether this is the null device.
-fn is_null(fd: &OwnedFd) -> std::io::Result<bool> {
+pub(crate) fn is_null(fd: &OwnedFd) -> std::io::Result<bool> {
     let stat = rustix::fs::fstat(fd)?;
     let device = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::CharacterDevice;
     Ok(device && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3))
 }
 
-/// In place of the host's /dev/null the one of the app's root, from inside it: through /proc/self/fd the program could
-/// change the mode and the owner of the host's, for everybody. `None`: the descriptor is another file.
-pub(crate) fn own_null(given: &OwnedFd) -> std::io::Result<Option<OwnedFd>> {
-    if !is_null(given)? {
-        return Ok(None);
-    }
-    // Neither followed nor waited for: the app may have put anything there.
+/// Opens `/dev/null` of an app that waits for its start. Programs executed in the app get it in place of the host's: through
+/// /proc/self/fd they could change the mode and the owner of that one, for everybody.
+pub(crate) fn open_null(app: Pid) -> std::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open(format!("/proc/{}/root", app.as_raw_nonzero()), flags, Mode::empty())?;
+    // Neither followed nor waited for: a volume may have put anything there.
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let own = rustix::fs::openat(CWD, "/dev/null", flags, Mode::empty())?;
-    if is_null(&own)? {
-        Ok(Some(own))
-    } else {
-        Err(std::io::Error::other("/dev/null of the app is not the null device"))
-    }
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    let null = rustix::fs::openat2(&root, "dev/null", flags, Mode::empty(), resolve)?;
+    if is_null(&null)? { Ok(null) } else { Err(std::io::Error::other("it is not the null device")) }
 }
 
 /// Opens a new pseudo-terminal from inside an app's root: its master. Only devpts itself is trusted to make one.

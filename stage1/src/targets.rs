@@ -1,0 +1,111 @@
+//! Where a path of an app's root really is. Links of the image, and of volumes that are mounted in it, decide that; so a
+//! mount is judged by the place it ends up at and not by the words that lead there.
+
+use std::collections::VecDeque;
+
+use gantry_model::ErrorKind;
+use gantry_model::id::shown;
+
+use crate::failure::{Result, failure};
+
+/// As many links as the kernel follows.
+const MAX_LINKS: usize = 40;
+/// The kernel's limit on a path (`PATH_MAX`).
+const MAX_PATH: usize = 4096;
+
+/// The place in a root that an absolute path leads to. `link` tells what the link at a place says, if there is one; it is
+/// asked for places alone. What does not exist is where its name says. Below `/proc`, `/sys` and `/dev` nothing is asked: what the image
+/// has there will be covered.
+pub(crate) fn resolve(path: &str, link: impl Fn(&str) -> Result<Option<String>>) -> Result<String> {
+    let refused = |why: &str| failure(ErrorKind::Invalid, format!("the path '{}' {why}", shown(path)));
+    let mut left: VecDeque<String> = path.split('/').map(str::to_owned).collect();
+    let mut place: Vec<String> = Vec::new();
+    let mut links = 0;
+    while let Some(part) = left.pop_front() {
+        match part.as_str() {
+            "" | "." => continue,
+            ".." => {
+                place.pop();
+                continue;
+            }
+            _ => place.push(part),
+        }
+        let here = format!("/{}", place.join("/"));
+        if here.len() >= MAX_PATH {
+            return Err(refused("is too long"));
+        }
+        if place.first().is_some_and(|first| matches!(first.as_str(), "proc" | "sys" | "dev")) {
+            continue;
+        }
+        let Some(text) = link(&here)? else { continue };
+        links += 1;
+        if links > MAX_LINKS {
+            return Err(refused("has too many links"));
+        }
+        place.pop();
+        if text.starts_with('/') {
+            place.clear();
+        }
+        for part in text.split('/').rev() {
+            left.push_front(part.to_owned());
+        }
+    }
+    Ok(format!("/{}", place.join("/")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn with(links: &[(&str, &str)], path: &str) -> Result<String> {
+        let links: BTreeMap<&str, &str> = links.iter().copied().collect();
+        resolve(path, |at| Ok(links.get(at).map(|&text| text.to_owned())))
+    }
+
+    #[test]
+    fn links_are_followed_beneath_the_root() {
+        let links = [
+            ("/data", "/proc"),
+            ("/up", "../../../../proc/./self"),
+            ("/var/run", "../run"),
+            ("/chain", "data"),
+            ("/dangling", "nothing/here"),
+            ("/dev/x", "/proc"),
+            ("/loop", "loop"),
+        ];
+        for (path, want) in [
+            ("/", "/"),
+            ("//a/./b//", "/a/b"),
+            ("/data", "/proc"),
+            ("/data/1/fd", "/proc/1/fd"),
+            ("/up", "/proc/self"),
+            ("/chain", "/proc"),
+            ("/var/run/x", "/run/x"),
+            ("/dangling/y", "/nothing/here/y"),
+            ("/dev/x/y", "/dev/x/y"),
+            ("/a/data", "/a/data"),
+        ] {
+            assert_eq!(with(&links, path).unwrap(), want, "{path}");
+        }
+        assert_eq!(with(&links, "/loop/x").unwrap_err().kind, "invalid");
+        let long = "x/".repeat(3000);
+        assert!(with(&[("/l", long.as_str())], "/l").is_err());
+    }
+
+    proptest! {
+        /// Whatever links say: a place is absolute and normal, or refused; asking about it again changes nothing.
+        #[test]
+        fn places_are_normal(path in "(/[a-c.]{1,2}){0,5}", links in proptest::collection::btree_map("(/[a-c]){1,3}", "/?([a-c.]{1,2}/?){1,4}", 0..6)) {
+            let link = |at: &str| Ok(links.get(at).cloned());
+            if let Ok(place) = resolve(&path, link) {
+                prop_assert_eq!(gantry_model::spec::normal(&place), place.clone());
+                prop_assert!(place.split('/').all(|part| part != ".."));
+                prop_assert_eq!(resolve(&place, link).unwrap(), place);
+            }
+        }
+    }
+}

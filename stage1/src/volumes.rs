@@ -1,0 +1,213 @@
+//! The volumes of an app: where in its root each ends up, and what empty ones begin with.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use gantry_contract::plan::{App, Mount, Plan, Volume, VolumeKind};
+use gantry_model::ErrorKind;
+use gantry_model::id::shown;
+use gantry_model::spec::{is_device, is_provided};
+use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::io::Errno;
+
+use crate::copy::{self, Budget, CopyError};
+use crate::failure::{Attempt, Result, failure};
+use crate::root::open_in;
+use crate::{jail, targets};
+
+/// Makes the volumes that an app mounts and that are not there yet. Gives its mounts, outer ones first, with the places in its
+/// root that they really are at. A mount that would cover what the supervisor mounts itself is refused, or left out where
+/// it is the image that declares it.
+pub(crate) fn place(plan: &Plan, app: &App, root: &OwnedFd) -> Result<Vec<Mount>> {
+    let volumes = plan.volumes.iter().map(|volume| (volume.name.as_str(), volume)).collect();
+    let mut placing = Placing { app, root, volumes, placed: Vec::new(), budget: Budget::of(app.image_size) };
+    let mut order = Vec::with_capacity(app.mounts.len());
+    for mount in &app.mounts {
+        // By the image alone: enough to know which is inside of which.
+        order.push((placing.resolve(mount)?, mount));
+    }
+    let depth = |target: &str| target.matches('/').count();
+    order.sort_by_key(|(target, mount)| (depth(target), mount.declared));
+    let targets: Vec<&String> = order.iter().map(|(target, _)| target).collect();
+    for (_, mount) in &order {
+        placing.place(mount, &targets)?;
+    }
+    Ok(placing.placed)
+}
+
+struct Placing<'a> {
+    app: &'a App,
+    root: &'a OwnedFd,
+    volumes: BTreeMap<&'a str, &'a Volume>,
+    placed: Vec<Mount>,
+    /// For the volumes that the image declares, together.
+    budget: Budget,
+}
+
+impl<'a> Placing<'a> {
+    /// Where a mount ends up beneath those that were placed.
+    fn resolve(&self, mount: &Mount) -> Result<String> {
+        targets::resolve(&mount.target, |path| self.link(path))
+    }
+
+    /// What the link at a place says, if there is one: in the volume that is mounted over it, or in the image.
+    fn link(&self, path: &str) -> Result<Option<String>> {
+        let inside = |mount: &&Mount| path.strip_prefix(mount.target.as_str()).filter(|rest| rest.starts_with('/'));
+        if self.placed.iter().any(|mount| mount.target == path) {
+            return Ok(None);
+        }
+        let found = match self.placed.iter().rev().find(|mount| inside(mount).is_some()) {
+            Some(mount) => {
+                let top = self.open_top(self.volume(mount)?)?;
+                read_link(&top, path.strip_prefix(mount.target.as_str()).unwrap_or_default())
+            }
+            None => read_link(self.root, path),
+        };
+        found.attempt(|| format!("cannot look at '{}' of the app", shown(path)))
+    }
+
+    fn volume(&self, mount: &Mount) -> Result<&'a Volume> {
+        let missing = || {
+            let name = shown(&mount.volume);
+            failure(ErrorKind::Invalid, format!("the plan mounts a volume '{name}' that it lacks"))
+        };
+        self.volumes.get(mount.volume.as_str()).copied().ok_or_else(missing)
+    }
+
+    fn open_top(&self, volume: &Volume) -> Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::open(source(volume), flags, Mode::empty())
+            .attempt(|| format!("cannot open volume '{}'", volume.name))
+    }
+
+    fn place(&mut self, mount: &Mount, targets: &[&String]) -> Result<()> {
+        let target = self.resolve(mount)?;
+        if is_provided(&target) || (mount.declared && is_device(&target)) {
+            return self.refuse(mount, &target);
+        }
+        if self.placed.iter().any(|placed| placed.target == target) {
+            if mount.declared {
+                return Ok(());
+            }
+            let (given, app) = (shown(&mount.target), &self.app.name);
+            let why = format!("app '{app}' mounts twice at '{}' ('{given}' leads there)", shown(&target));
+            return Err(failure(ErrorKind::Invalid, why));
+        }
+        let volume = self.volume(mount)?;
+        if let VolumeKind::Empty { mode, uid, gid } = volume.kind {
+            let seed = mount.seed.then(|| open_in(self.root, &target, OFlags::DIRECTORY).ok()).flatten();
+            let inside = |other: &&String| other.strip_prefix(target.as_str())?.strip_prefix('/').map(PathBuf::from);
+            let covered = targets.iter().filter_map(inside).collect();
+            let filling = Filling { volume, from: seed.as_ref(), budget: &mut self.budget, covered: &covered };
+            make_empty(filling, (mode, uid, gid))?;
+        }
+        self.placed.push(Mount { target, ..mount.clone() });
+        Ok(())
+    }
+
+    /// An image runs without a volume that it cannot have; who asks for one must know.
+    fn refuse(&self, mount: &Mount, target: &str) -> Result<()> {
+        let leads = if mount.target == target {
+            String::new()
+        } else {
+            format!(" ('{}' leads there in the image)", shown(&mount.target))
+        };
+        let what =
+            format!("app '{}' cannot mount over '{}': it is provided by gantry{leads}", self.app.name, shown(target));
+        if !mount.declared {
+            return Err(failure(ErrorKind::Invalid, what));
+        }
+        let _ = writeln!(std::io::stderr(), "gantry-stage1: {what}; the image's volume is left out");
+        Ok(())
+    }
+}
+
+/// What the link at a path beneath a directory says, if there is one. What lies above the path is no link.
+fn read_link(top: &OwnedFd, path: &str) -> std::io::Result<Option<String>> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    let found = match rustix::fs::openat2(top, path, flags, Mode::empty(), resolve) {
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+        other => other?,
+    };
+    if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) != FileType::Symlink {
+        return Ok(None);
+    }
+    let text = rustix::fs::readlinkat(&found, "", Vec::new())?;
+    let text = text.into_string().map_err(|_| std::io::Error::other("it is a link to a name that is not UTF-8"))?;
+    Ok(Some(text))
+}
+
+/// Where a volume is in the supervisor's tree.
+pub(crate) fn source(volume: &Volume) -> String {
+    match volume.kind {
+        VolumeKind::Host { .. } => jail::volume_path(&volume.name),
+        VolumeKind::Empty { .. } => format!("/pod/{}/{}", gantry_contract::files::VOLUMES, volume.name),
+    }
+}
+
+/// How a new volume is filled.
+struct Filling<'a> {
+    volume: &'a Volume,
+    /// The image's directory.
+    from: Option<&'a OwnedFd>,
+    budget: &'a mut Budget,
+    /// What of it other volumes cover.
+    covered: &'a BTreeSet<PathBuf>,
+}
+
+/// Makes an empty volume unless another app has made it. It gets its name when it is complete: a supervisor that is killed
+/// before leaves none, for the next start.
+fn make_empty(filling: Filling<'_>, (mode, uid, gid): (u32, u32, u32)) -> Result<()> {
+    let path = source(filling.volume);
+    let what = || format!("cannot make volume '{}'", filling.volume.name);
+    match rustix::fs::lstat(&path) {
+        Ok(_) => return Ok(()),
+        Err(Errno::NOENT) => {}
+        Err(error) => return Err(error).attempt(what),
+    }
+    // No volume has a dot in its name.
+    let new = format!("{path}.new");
+    remove_tree(&new).attempt(what)?;
+    rustix::fs::mkdirat(CWD, &new, Mode::from_raw_mode(0o700)).attempt(what)?;
+    let dir = rustix::fs::open(&new, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty());
+    let dir = dir.attempt(what)?;
+    match filling.from {
+        Some(_) => fill(filling, &dir).inspect_err(|_| {
+            // The next start would remove it too.
+            let _ = remove_tree(&new);
+        })?,
+        None => {
+            rustix::fs::fchown(&dir, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).attempt(what)?;
+            rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode & 0o7777)).attempt(what)?;
+        }
+    }
+    rustix::fs::rename(&new, &path).attempt(|| format!("cannot name the volume {path}"))
+}
+
+/// Copies the image's directory into a new one.
+fn fill(filling: Filling<'_>, to: &OwnedFd) -> Result<()> {
+    let Filling { volume, from, budget, covered } = filling;
+    let Some(from) = from else { return Ok(()) };
+    let what = || format!("cannot fill volume '{}' from the image", volume.name);
+    copy::tree(from, to, budget, covered).or_else(|why| match why {
+        CopyError::Io(error) => Err(error).attempt(what),
+        CopyError::TooDeep => {
+            Err(failure(ErrorKind::Invalid, format!("{}: its directories are nested too deep", what())))
+        }
+        CopyError::TooMuch => {
+            let why = "its files are larger or more than they were when the image was fetched";
+            Err(failure(ErrorKind::Exhausted, format!("{}: {why}; fetch the image again", what())))
+        }
+    })
+}
+
+/// Removes a directory tree, following nothing.
+fn remove_tree(path: &str) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

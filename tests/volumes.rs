@@ -1,0 +1,227 @@
+//! Volumes: what they begin with, where they may be mounted, what gets into them.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use gantry_fixtures::{Device, Header, Image, ImageBuilder, Layer};
+use gantry_tests::{Gantry, Out};
+
+/// An image with the fixture app and what `add` puts beside it.
+fn image(g: &Gantry, add: impl FnOnce(Layer) -> Layer) -> ImageBuilder {
+    let mut layer = Layer::new();
+    for dir in ["bin", "dev", "etc", "proc", "sys"] {
+        layer = layer.dir(dir, 0o755);
+    }
+    Image::builder().layer(add(layer.file("bin/app", g.app_bytes(), 0o755))).entrypoint(&["/bin/app"])
+}
+
+fn run(g: &Gantry, flags: &[&str], image: &str, verb: &[&str]) -> Out {
+    g.run(&[&["run", "--net=none", "--quiet"], flags, &[image, "--"], verb].concat())
+}
+
+/// The directories of a pod's own volumes on the host.
+fn dirs_of(g: &Gantry, pod: &str) -> Vec<PathBuf> {
+    let dir = g.dir().join("pods").join(pod).join("volumes");
+    let mut all: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn declared_volumes_keep_what_the_image_has_there() {
+    let g = Gantry::new();
+    let own = |layer: Layer| layer.owner(1700, 60);
+    let made = image(&g, |layer| {
+        let layer = own(layer.dir("var", 0o755)).dir("var/empty", 0o1777);
+        let layer = own(layer).dir("var/full", 0o750);
+        let layer = own(layer).xattr("user.kind", b"note").file("var/full/file", "text", 0o4711);
+        let layer = own(layer.hardlink("var/full/again", "var/full/file"));
+        let layer = own(layer.device("var/full/fifo", Device::Fifo, 0o622)).dir("var/full/deep", 0o700);
+        own(layer).file("var/full/deep/file", "deep", 0o600)
+    });
+    let made = made.volume("/var/empty").volume("/var/full").volume("/var/full/deep").volume("/var/new");
+    let id = g.import("declared", &made.build().unwrap());
+    let files = ["/var/full/file", "/var/full/again", "/var/full/fifo", "/var/full/deep/file"];
+    let verb = [&["stat", "/var/empty", "/var/full"][..], &files].concat();
+    let out = run(&g, &["--user=1700:60"], &id, &verb).ok();
+    let want = [
+        "dir 1777 1700 60 ",
+        "dir 0750 1700 60 ",
+        "file 4711 1700 60 4 ",
+        "file 4711 1700 60 4 ",
+        "fifo 0622 1700 60 ",
+        "file 0600 1700 60 4 ",
+    ];
+    assert_eq!(out.stdout.lines().count(), want.len());
+    for (line, want) in out.stdout.lines().zip(want) {
+        assert!(line.starts_with(want), "expected {want} in {out}");
+    }
+    let _ = run(&g, &["--user=1700:60"], &id, &["write", "/var/empty/mine", "x"]).ok();
+    assert!(run(&g, &[], &id, &["stat", "/var/new"]).ok().stdout.starts_with("dir 0755 0 0 "));
+    let pod = g.run(&["run", "--detach", "--net=none", &id, "--", "sleep", "forever"]).ok().text().to_owned();
+    let full = dirs_of(&g, &pod).into_iter().find(|dir| dir.join("file").exists()).unwrap();
+    let (file, again) = (fs::metadata(full.join("file")).unwrap(), fs::metadata(full.join("again")).unwrap());
+    assert_eq!((file.ino(), file.nlink()), (again.ino(), 2));
+    assert_eq!(rustix::fs::getxattr(full.join("file"), "user.kind", &mut [0u8; 16][..]).unwrap(), 4);
+    assert!(!full.join("deep/file").exists(), "what another volume covers was copied");
+}
+
+/// A layer of some kilobytes must not fill the disk when a volume is made of it.
+#[test]
+fn a_volume_takes_no_more_than_the_image() {
+    let g = Gantry::new();
+    let made = image(&g, |mut layer| {
+        let octal = |number: u64| format!("{number:011o}\0").into_bytes();
+        let patches = vec![(386, octal(4 << 30)), (398, octal(0)), (483, octal(4 << 30))];
+        let header = Header { magic: *b"ustar  \0", patches, ..Header::new(b'S', "data/hole") };
+        layer = layer.dir("data", 0o755).raw_header(&header, b"").file("data/file", [b'x'; 100_000], 0o644);
+        for i in 0..2000 {
+            layer = layer.hardlink(format!("data/link-{i}"), "data/file");
+        }
+        layer
+    });
+    let id = g.import("sparse", &made.volume("/data").build().unwrap());
+    let pod = g.run(&["run", "--detach", "--net=none", &id, "--", "sleep", "forever"]).ok().text().to_owned();
+    let volume = dirs_of(&g, &pod).pop().unwrap();
+    let (hole, file) = (fs::metadata(volume.join("hole")).unwrap(), fs::metadata(volume.join("link-7")).unwrap());
+    assert_eq!((hole.len(), file.nlink()), (4 << 30, 2001));
+    assert!(hole.blocks() * 512 < 1 << 20, "the hole takes {} blocks", hole.blocks());
+}
+
+#[test]
+fn an_image_declares_a_bounded_number_of_volumes() {
+    let g = Gantry::new();
+    let many = |count: usize| {
+        let mut made = image(&g, |layer| layer);
+        for i in 0..count {
+            made = made.volume(&format!("/v/{i}"));
+        }
+        made.build().unwrap()
+    };
+    let reference = g.layout("many", &many(5000));
+    let out = g.run(&["run", "--net=none", &reference, "--", "true"]).exits(125);
+    let _ = out.complains(&["declares 5000 volumes", "at most 200"]);
+    let id = g.import("some", &many(200));
+    let _ = run(&g, &[], &id, &["true"]).ok();
+    g.check_invariants();
+}
+
+#[test]
+fn declared_volumes_over_what_gantry_mounts_are_left_out() {
+    let g = Gantry::new();
+    let paths = ["/", "/proc", "/proc/sys", "/sys/fs/cgroup", "/dev", "/dev/pts", "/dev/null", "/dev/mqueue"];
+    for (i, path) in paths.into_iter().enumerate() {
+        let id = g.import(&format!("over-{i}"), &image(&g, |layer| layer).volume(path).build().unwrap());
+        let line = ["run", "--net=none", &id, "--", "seq", "sysctl", "kernel.ostype", "--", "stat", "/dev/null"];
+        let out = g.run(&line).ok().complains(&[&format!("volume {path} is left out")]);
+        assert!(out.stdout.starts_with("Linux\nchar 0666 0 0 0 1:3 "), "{path}: {out}");
+        let _ = run(&g, &["--tty"], &id, &["tty"]).ok();
+    }
+    let shm = g.import("shm", &image(&g, |layer| layer).volume("/dev/shm").build().unwrap());
+    let mounts = run(&g, &[], &shm, &["mounts"]).ok().stdout;
+    assert_eq!(mounts.lines().filter(|line| line.split(' ').nth(4) == Some("/dev/shm")).count(), 2, "{mounts}");
+}
+
+/// A link in the image, or in a volume, leads a mount to /dev, /proc or /sys.
+#[test]
+fn links_do_not_lead_mounts_over_what_gantry_mounts() {
+    let g = Gantry::new();
+    let host = g.scratch().join("host");
+    fs::create_dir_all(host.join("sub")).unwrap();
+    fs::write(host.join("ptmx"), "mine").unwrap();
+    std::os::unix::fs::symlink("/proc", host.join("to-proc")).unwrap();
+    let volume = format!("--volume=v,kind=host,source={}", host.display());
+    let other = format!("--volume=w,kind=host,source={}", host.join("sub").display());
+    let rows = [("/dev", "/dev"), ("/../dev/./", "/dev"), ("proc/sys", "/proc/sys"), ("/sys", "/sys"), (".", "/")];
+    for (i, (link, place)) in rows.into_iter().enumerate() {
+        let made = image(&g, |layer| layer.symlink("data", link));
+        let id = g.import(&format!("link-{i}"), &made.build().unwrap());
+        let out = run(&g, &[&volume, "--mount=volume=v,target=/data"], &id, &["true"]).exits(125);
+        let _ = out.complains(&[&format!("cannot mount over '{place}'"), "'/data' leads there"]);
+        // Declared by the image, it is left out.
+        let made = image(&g, |layer| layer.symlink("data", link));
+        let id = g.import(&format!("declared-{i}"), &made.volume("/data").build().unwrap());
+        assert_eq!(run(&g, &[], &id, &["sysctl", "kernel.ostype"]).ok().text(), "Linux", "{link}");
+    }
+    let id = g.fixture();
+    let flags = [&volume, &other, "--mount=volume=v,target=/data", "--mount=volume=w,target=/data/to-proc/sys"];
+    let _ = run(&g, &flags, &id, &["true"]).exits(125).complains(&["cannot mount over '/proc/sys'"]);
+    let flags = [&volume, &other, "--mount=volume=v,target=/etc", "--mount=volume=w,target=/escape"];
+    let _ = run(&g, &flags, &id, &["true"]).exits(125).complains(&["mounts twice at '/etc'"]);
+    let mut names: Vec<_> = fs::read_dir(&host).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["ptmx", "sub", "to-proc"], "the host's directory was changed");
+    assert_eq!(fs::read_dir(host.join("sub")).unwrap().count(), 0);
+    // Links that stay inside are what images have for good reason.
+    let made = image(&g, |layer| layer.dir("run", 0o755).dir("var", 0o755).symlink("var/run", "../run"));
+    let inside = g.import("inside", &made.volume("/run/x").volume("/var/run/x").build().unwrap());
+    let flags = [&volume, "--mount=volume=v,target=/var/run/x/deep"];
+    assert_eq!(run(&g, &flags, &inside, &["cat", "/run/x/deep/ptmx"]).ok().stdout, "mine");
+}
+
+/// Runs a program in the mount namespace of a process.
+fn beside(process: u32, program: &Command) -> Command {
+    let mut command = Command::new("nsenter");
+    command
+        .arg(format!("--mount=/proc/{process}/ns/mnt"))
+        .arg("--")
+        .arg(program.get_program())
+        .args(program.get_args());
+    command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command
+}
+
+/// What the host mounts below a volume while a pod runs stays out of the pod: it would be writable there.
+#[test]
+fn later_mounts_of_the_host_do_not_appear_in_volumes() {
+    let g = Gantry::new();
+    let volume = g.scratch().join("shared");
+    fs::create_dir_all(volume.join("sub")).unwrap();
+    fs::set_permissions(volume.join("sub"), PermissionsExt::from_mode(0o777)).unwrap();
+    let script = r#"mount --bind "$1" "$1" && mount --make-shared "$1" && echo mounted && exec cat"#;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation=private", "sh", "-c", script, "sh"]).arg(&volume);
+    let mut host = g.spawn_with(&mut command, std::process::Stdio::piped());
+    host.wait_for_output("mounted");
+    let inside = |command: &Command| g.spawn_command(&mut beside(host.pid(), command)).wait();
+    let image = g.fixture();
+    let source = format!("--volume=v,kind=host,source={},readOnly=true", volume.display());
+    let line =
+        ["run", "--detach", "--net=none", &source, "--mount=volume=v,target=/v", &image, "--", "sleep", "forever"];
+    let pod = inside(&g.command(&line)).ok().text().to_owned();
+    let mut later = Command::new("mount");
+    later.args(["-t", "tmpfs", "-o", "mode=0777", "later"]).arg(volume.join("sub"));
+    inside(&later).succeeded();
+    let mounts = g.run(&["exec", &pod, "--", "/bin/app", "mounts"]).ok().stdout;
+    assert!(!mounts.contains("/v/sub"), "{mounts}");
+    let private = |line: &&str| !["shared:", "master:"].iter().any(|word| line.contains(word));
+    assert!(mounts.lines().all(|line| private(&line)), "{mounts}");
+    let _ = g.run(&["exec", &pod, "--", "/bin/app", "write", "/v/sub/x", "x"]).exits(1).complains(&["Read-only"]);
+    g.run(&["rm", "--force", &pod]).succeeded();
+}
+
+#[test]
+fn mtab_is_there() {
+    let g = Gantry::new();
+    assert_eq!(g.app(&[], &["readlink", "/etc/mtab"]).ok().text(), "../proc/self/mounts");
+    let own = g.import("mtab", &image(&g, |layer| layer.file("etc/mtab", "own\n", 0o644)).build().unwrap());
+    assert_eq!(run(&g, &[], &own, &["cat", "/etc/mtab"]).ok().stdout, "own\n");
+}
+
+/// Where a file of an app's /dev was removed or replaced, `exec` still gives programs the null device.
+#[test]
+fn exec_does_not_need_the_null_device_of_the_app() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let exec = |verb: &[&str]| g.run(&[&["exec", &pod, "--", "/bin/app"], verb].concat());
+    exec(&["rm", "/dev/null"]).succeeded();
+    let out = exec(&["fds"]).ok();
+    assert!(out.stdout.starts_with("0 /dev/null"), "{out}");
+    exec(&["mkdir", "/dev/null"]).succeeded();
+    exec(&["true"]).succeeded();
+    assert!(Path::new("/dev/null").exists());
+}
