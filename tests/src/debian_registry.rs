@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::authority::Issued;
 use crate::running::Running;
 use crate::wait::wait_for;
 
@@ -29,7 +30,20 @@ pub struct DebianRegistry {
     home: TempDir,
     port: u16,
     child: Option<Child>,
-    protected: bool,
+    options: RegistryOptions,
+}
+
+/// How a registry is protected.
+#[derive(Debug, Default)]
+pub struct RegistryOptions {
+    /// Only [`USER`] with [`PASSWORD`] may use it.
+    pub protected: bool,
+    /// It speaks TLS, with this certificate.
+    pub tls: Option<Issued>,
+    /// It asks for client certificates signed by the authority of this certificate.
+    pub client_authority: Option<PathBuf>,
+    /// The authority of its own certificate, and a client certificate: for those who push into it.
+    pub push_dir: Option<PathBuf>,
 }
 
 impl DebianRegistry {
@@ -40,7 +54,7 @@ impl DebianRegistry {
     #[must_use]
     #[track_caller]
     pub fn start() -> Self {
-        Self::start_with(false)
+        Self::start_with(RegistryOptions::default())
     }
 
     /// Starts an empty one that [`USER`] alone may use.
@@ -50,16 +64,21 @@ impl DebianRegistry {
     #[must_use]
     #[track_caller]
     pub fn protected() -> Self {
-        Self::start_with(true)
+        Self::start_with(RegistryOptions { protected: true, ..RegistryOptions::default() })
     }
 
+    /// Starts an empty one that is protected in this way.
+    ///
+    /// # Panics
+    /// When it is not installed or does not start.
+    #[must_use]
     #[track_caller]
-    fn start_with(protected: bool) -> Self {
+    pub fn start_with(options: RegistryOptions) -> Self {
         let home = match tempfile::Builder::new().prefix("gantry-registry-").tempdir() {
             Ok(home) => home,
             Err(error) => panic!("cannot make a temporary directory: {error}"),
         };
-        let mut registry = Self { home, port: 0, child: None, protected };
+        let mut registry = Self { home, port: 0, child: None, options };
         if (0..TRIES).any(|_| registry.serve()) {
             return registry;
         }
@@ -99,7 +118,15 @@ impl DebianRegistry {
             home.join("storage").display(),
             self.port
         );
-        if self.protected {
+        if let Some(tls) = &self.options.tls {
+            config.truncate(config.trim_end().len() - 1);
+            config += &format!(", tls: {{certificate: {}, key: {}", tls.certificate.display(), tls.key.display());
+            if let Some(authority) = &self.options.client_authority {
+                config += &format!(", clientcas: [{}]", authority.display());
+            }
+            config += "}}\n";
+        }
+        if self.options.protected {
             fs::write(home.join("htpasswd"), HTPASSWD)?;
             config += &format!("auth: {{htpasswd: {{realm: test, path: {}}}}}\n", home.join("htpasswd").display());
         }
@@ -136,7 +163,10 @@ impl DebianRegistry {
     fn copy(&self, how: &[&str], from: &str, name: &str) {
         let mut command = Command::new("skopeo");
         command.args(["copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false"]).args(how);
-        if self.protected {
+        if let Some(dir) = &self.options.push_dir {
+            command.arg("--dest-cert-dir").arg(dir);
+        }
+        if self.options.protected {
             command.arg(format!("--dest-creds={USER}:{PASSWORD}"));
         }
         command.arg(from).arg(format!("docker://{}/{name}", self.host()));

@@ -102,6 +102,16 @@ impl Gantry {
         }
     }
 
+    /// Adds lines to its configuration, such as a section that has none yet.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    #[track_caller]
+    pub fn configure(&self, lines: &str) {
+        let text = std::fs::read_to_string(self.config()).unwrap_or_default();
+        self.write_config(&format!("{text}\n{lines}\n"));
+    }
+
     fn config(&self) -> PathBuf {
         self.home.path().join("config.toml")
     }

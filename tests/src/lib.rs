@@ -10,6 +10,7 @@
 //! `tidy.rs`.
 
 pub mod api;
+mod authority;
 mod binaries;
 mod debian_registry;
 pub mod faulty_registry;
@@ -17,16 +18,19 @@ mod gantry;
 mod invariants;
 pub mod net;
 mod output;
+mod proxy;
 pub mod python;
 mod running;
 mod small_disk;
 mod time;
 mod wait;
 
-pub use debian_registry::{DebianRegistry, PASSWORD, USER, write_index};
+pub use authority::{Authority, Issued, Validity};
+pub use debian_registry::{DebianRegistry, PASSWORD, RegistryOptions, USER, write_index};
 pub use gantry::{Gantry, app, pod_id};
 pub use net::{Place, Space};
 pub use output::{Out, json_lines};
+pub use proxy::{Proxy, ProxyRules};
 pub use running::Running;
 pub use rustix::process::Signal;
 pub use small_disk::SmallDisk;

@@ -20,6 +20,7 @@
 //! connect-timeout = "15s"          # name resolution and connection set-up, each
 //! stall-timeout = "30s"            # the longest silence of a registry
 //! retry-for = "3m"                 # how long one request is tried again
+//! certificate-dirs = ["/etc/containers/certs.d", "/etc/docker/certs.d"]   # HOST[:PORT]/*.crt, *.cert, *.key
 //! [network]
 //! default = "default"              # of a pod of which nothing is said: as --net
 //! config-dirs = ["/etc/gantry/net.d", "/etc/cni/net.d"]   # the first that has a name counts
@@ -89,6 +90,7 @@ struct Fetch {
     connect_timeout: Option<String>,
     stall_timeout: Option<String>,
     retry_for: Option<String>,
+    certificate_dirs: Option<Vec<String>>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -245,7 +247,7 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
         settings.options.cgroup_parent = parent;
     }
     settings.listen = file.listen;
-    apply_fetch(file.fetch, &mut settings.options.fetch.timeouts)?;
+    apply_fetch(file.fetch, &mut settings.options.fetch)?;
     apply_network(file.network, &mut settings.options.network)?;
     let keeper = &mut settings.keeper;
     for (key, text, place) in [
@@ -285,7 +287,12 @@ fn apply_log(log: Log, limits: &mut LogLimits) -> Result<(), String> {
     Ok(())
 }
 
-fn apply_fetch(fetch: Fetch, timeouts: &mut gantry_fetch::Timeouts) -> Result<(), String> {
+fn apply_fetch(fetch: Fetch, config: &mut gantry_fetch::Config) -> Result<(), String> {
+    if let Some(dirs) = fetch.certificate_dirs {
+        config.certificate_dirs =
+            absolute_dirs("fetch.certificate-dirs", dirs)?.into_iter().map(PathBuf::from).collect();
+    }
+    let timeouts = &mut config.timeouts;
     for (key, text, place) in [
         ("fetch.connect-timeout", fetch.connect_timeout, &mut timeouts.connect),
         ("fetch.stall-timeout", fetch.stall_timeout, &mut timeouts.no_progress),
@@ -301,6 +308,18 @@ fn apply_fetch(fetch: Fetch, timeouts: &mut gantry_fetch::Timeouts) -> Result<()
     Ok(())
 }
 
+/// Checks a list of directories.
+fn absolute_dirs(key: &str, dirs: Vec<String>) -> Result<Vec<String>, String> {
+    let unfit = |dir: &&String| !dir.starts_with('/') || dir.contains('\0');
+    if let Some(dir) = dirs.iter().find(unfit) {
+        return Err(format!("{key}: '{}' is not an absolute path", shown(dir)));
+    }
+    if dirs.len() > MOST_DIRS {
+        return Err(format!("{key}: at most {MOST_DIRS} directories are looked through"));
+    }
+    Ok(dirs)
+}
+
 fn apply_network(network: Network, options: &mut NetworkOptions) -> Result<(), String> {
     let Network { default, config_dirs, plugin_dirs, use_plugins, plugin_timeout, resolver } = network;
     if let Some(text) = default {
@@ -310,15 +329,9 @@ fn apply_network(network: Network, options: &mut NetworkOptions) -> Result<(), S
         ("network.config-dirs", config_dirs, &mut options.config_dirs),
         ("network.plugin-dirs", plugin_dirs, &mut options.plugin_dirs),
     ] {
-        let Some(dirs) = dirs else { continue };
-        let unfit = |dir: &&String| !dir.starts_with('/') || dir.contains('\0');
-        if let Some(dir) = dirs.iter().find(unfit) {
-            return Err(format!("{key}: '{}' is not an absolute path", shown(dir)));
+        if let Some(dirs) = dirs {
+            *place = absolute_dirs(key, dirs)?;
         }
-        if dirs.len() > MOST_DIRS {
-            return Err(format!("{key}: at most {MOST_DIRS} directories are looked through"));
-        }
-        *place = dirs;
     }
     if let Some(text) = plugin_timeout {
         let limit = quantity::duration(&text).map_err(|error| format!("network.plugin-timeout: {error}"))?;
@@ -401,6 +414,7 @@ mod tests {
             ("[network]\nconfig-dirs = ['net.d']", "network.config-dirs: 'net.d' is not an absolute path"),
             ("[network]\nplugin-dirs = ['']", "network.plugin-dirs"),
             ("[network]\nplugin-dirs = '/opt'", "line 2"),
+            ("[fetch]\ncertificate-dirs = ['certs.d']", "fetch.certificate-dirs: 'certs.d' is not an absolute path"),
             ("[network]\nplugin-timeout = '0s'", "network.plugin-timeout"),
             ("[network]\nplugin-timeout = '2h'", "network.plugin-timeout"),
             ("[network]\nplugin-timeout = 'soon'", "network.plugin-timeout"),

@@ -49,6 +49,15 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
+/// Credentials, and where they were found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredCredentials {
+    /// The credentials.
+    pub credentials: Credentials,
+    /// The file, and the helper it names.
+    pub place: String,
+}
+
 /// Credentials are there and cannot be used.
 #[derive(Debug, Error)]
 pub enum AuthFileError {
@@ -126,7 +135,7 @@ struct Entry {
 ///
 /// # Errors
 /// [`AuthFileError`]: a file that is there cannot be used. Missing files are skipped.
-pub fn find(files: &[PathBuf], host: &str, repository: &str) -> Result<Option<Credentials>, AuthFileError> {
+pub fn find(files: &[PathBuf], host: &str, repository: &str) -> Result<Option<StoredCredentials>, AuthFileError> {
     for path in files {
         let Some(file) = read(path)? else { continue };
         if let Some(found) = in_file(path, &file, host, repository)? {
@@ -157,10 +166,10 @@ fn read(path: &Path) -> Result<Option<File>, AuthFileError> {
     serde_json::from_slice(&bytes).map(Some).map_err(malformed)
 }
 
-fn in_file(path: &Path, file: &File, host: &str, repository: &str) -> Result<Option<Credentials>, AuthFileError> {
+fn in_file(path: &Path, file: &File, host: &str, repository: &str) -> Result<Option<StoredCredentials>, AuthFileError> {
     let helper = file.helpers.iter().flatten().find(|(key, _)| same_host(key, host));
     if let Some((key, name)) = helper {
-        return ask(path, name, key);
+        return asked(path, name, key);
     }
     let wanted = format!("{}/{repository}", canonical_host(host));
     let prefix = |key: &str| {
@@ -172,17 +181,23 @@ fn in_file(path: &Path, file: &File, host: &str, repository: &str) -> Result<Opt
     let mut fitting: Vec<(usize, &Entry)> = entries.filter_map(|(key, e)| Some((prefix(key)?, e))).collect();
     fitting.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
     for (_, entry) in fitting {
-        if let Some(found) = of_entry(path, entry)? {
-            return Ok(Some(found));
+        if let Some(credentials) = of_entry(path, entry)? {
+            return Ok(Some(StoredCredentials { credentials, place: path.display().to_string() }));
         }
     }
     match &file.store {
         Some(name) if !name.is_empty() => {
             let key = if canonical_host(host) == "docker.io" { "https://index.docker.io/v1/" } else { host };
-            ask(path, name, key)
+            asked(path, name, key)
         }
         _ => Ok(None),
     }
+}
+
+/// What a helper has for `key`.
+fn asked(path: &Path, name: &str, key: &str) -> Result<Option<StoredCredentials>, AuthFileError> {
+    let place = || format!("docker-credential-{}, which {} names,", shown(name), path.display());
+    Ok(ask(path, name, key)?.map(|credentials| StoredCredentials { credentials, place: place() }))
 }
 
 fn of_entry(path: &Path, entry: &Entry) -> Result<Option<Credentials>, AuthFileError> {
@@ -311,7 +326,10 @@ mod tests {
     fn found(json: &str, host: &str, repository: &str) -> Option<String> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), json).unwrap();
-        match find(&[PathBuf::from("/nonexistent/auth.json"), file.path().to_owned()], host, repository).unwrap()? {
+        match find(&[PathBuf::from("/nonexistent/auth.json"), file.path().to_owned()], host, repository)
+            .unwrap()?
+            .credentials
+        {
             Credentials::Basic { user, password } => Some(format!("{user}:{password}")),
             Credentials::Identity(token) => Some(format!("identity {token}")),
             Credentials::Bearer(token) => Some(format!("bearer {token}")),

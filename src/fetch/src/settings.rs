@@ -16,8 +16,13 @@ pub struct Config {
     pub insecure: Insecure,
     /// Credential files in the order in which they are asked (containers-auth.json(5)); missing ones are skipped.
     pub auth_files: Vec<PathBuf>,
+    /// Directories with certificates for single hosts, as `HOST[:PORT]/*.crt`, `*.cert` and `*.key`; missing ones are
+    /// skipped.
+    pub certificate_dirs: Vec<PathBuf>,
     /// What the images must run on.
     pub platform: Platform,
+    /// Whether an archive may take names that belong to other images.
+    pub take_names: bool,
     /// What an unpacked layer may grow to.
     pub caps: Caps,
     /// Deadlines.
@@ -65,7 +70,9 @@ impl Default for Config {
             default_registry: None,
             insecure: Insecure::default(),
             auth_files: Self::default_auth_files(),
+            certificate_dirs: vec!["/etc/containers/certs.d".into(), "/etc/docker/certs.d".into()],
             platform: Platform::host(),
+            take_names: false,
             caps: Caps::default(),
             timeouts: Timeouts::default(),
             parallel: 4,

@@ -14,7 +14,7 @@ use gantry_model::id::shown;
 use serde::Deserialize;
 
 use super::challenge::{self, Challenge};
-use super::error::RegistryError;
+use super::error::{RegistryError, login_advice};
 use super::http::{Answer, Http, Method, Request};
 use super::url::Url;
 use crate::auth_file::{self, Credentials};
@@ -22,6 +22,9 @@ use crate::settings::Insecure;
 
 /// Most bytes of a token server's answer.
 const MAX_TOKEN: u64 = 1 << 20;
+
+/// Most further repositories that a registry may demand a token for.
+const MAX_SCOPES: usize = 8;
 
 /// Our standing with one repository of one registry.
 pub(crate) struct Auth {
@@ -38,15 +41,15 @@ pub(crate) struct Auth {
 struct State {
     generation: u64,
     header: Option<String>,
-    known: bool,
+    credentials: Option<String>,
 }
 
 /// What is sent, and which renewal it comes from.
 pub(crate) struct Standing {
     pub(crate) generation: u64,
     pub(crate) header: Option<String>,
-    /// Whether credentials (not only an anonymous token) are behind it.
-    pub(crate) known: bool,
+    /// Where the credentials behind it are from; none behind an anonymous token.
+    pub(crate) credentials: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -64,7 +67,7 @@ impl Auth {
 
     pub(crate) fn standing(&self) -> Standing {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        Standing { generation: state.generation, header: state.header.clone(), known: state.known }
+        Standing { generation: state.generation, header: state.header.clone(), credentials: state.credentials.clone() }
     }
 
     /// Meets the demand of a 401. `seen` is the generation that was refused; if somebody has renewed since, theirs is used.
@@ -82,25 +85,34 @@ impl Auth {
             .map(|value| value.to_str().map_err(|_| refuse("the WWW-Authenticate header is not text")))
             .collect::<Result<_, _>>()?;
         let challenge = challenge::parse(&headers).map_err(refuse)?;
-        let credentials = auth_file::find(&self.files, &self.host, &self.repository)?;
+        let (credentials, place) = match auth_file::find(&self.files, &self.host, &self.repository)? {
+            Some(found) => (Some(found.credentials), Some(found.place)),
+            None => (None, None),
+        };
         let header = match (challenge, &credentials) {
             (Challenge::Basic, Some(Credentials::Basic { user, password })) => basic(user, password),
-            (Challenge::Basic, _) => return Err(self.denied(origin, 401, false)),
+            (Challenge::Basic, _) => return Err(self.denied(origin, 401, None)),
             (Challenge::Bearer { .. }, Some(Credentials::Bearer(token))) => bearer(token).ok_or_else(|| {
                 RegistryError::Token { host: origin.place(), why: "the token on file is malformed".to_owned() }
             })?,
             (Challenge::Bearer { realm, service, scope }, _) => {
                 let realm = self.realm(origin, &realm)?;
-                self.token(http, &realm, service.as_deref(), &self.scopes(scope), credentials.as_ref())?
+                self.token(
+                    http,
+                    &realm,
+                    service.as_deref(),
+                    &self.scopes(scope),
+                    credentials.as_ref().zip(place.as_deref()),
+                )?
             }
         };
-        *state = State { generation: seen + 1, header: Some(header), known: credentials.is_some() };
+        *state = State { generation: seen + 1, header: Some(header), credentials: place };
         Ok(())
     }
 
-    fn denied(&self, origin: &Url, status: u16, known: bool) -> RegistryError {
-        let what = self.repository.clone();
-        RegistryError::Denied { host: origin.place(), what, status, known, message: String::new() }
+    fn denied(&self, origin: &Url, status: u16, place: Option<&str>) -> RegistryError {
+        let (what, advice) = (self.repository.clone(), login_advice(place, &self.host));
+        RegistryError::Denied { host: origin.place(), what, status, advice, message: String::new() }
     }
 
     fn realm(&self, origin: &Url, text: &str) -> Result<Url, RegistryError> {
@@ -120,11 +132,14 @@ impl Auth {
     /// as that is pulling too. Never more, whatever a registry demands in our name.
     fn scopes(&self, demanded: Option<String>) -> Vec<String> {
         let own = format!("repository:{}:pull", self.repository);
-        let pulls = |scope: &String| {
-            scope.starts_with("repository:") && scope.ends_with(":pull") && scope.len() < 1024 && *scope != own
-        };
-        let further = demanded.into_iter().filter(pulls).collect::<Vec<_>>();
-        [vec![own.clone()], further].concat()
+        let further = demanded.as_deref().unwrap_or_default().split_ascii_whitespace();
+        let mut scopes = vec![own];
+        for scope in further.filter_map(pull_scope).take(MAX_SCOPES) {
+            if !scopes.contains(&scope) {
+                scopes.push(scope);
+            }
+        }
+        scopes
     }
 
     fn token(
@@ -133,8 +148,9 @@ impl Auth {
         realm: &Url,
         service: Option<&str>,
         scopes: &[String],
-        credentials: Option<&Credentials>,
+        credentials: Option<(&Credentials, &str)>,
     ) -> Result<String, RegistryError> {
+        let (credentials, place) = credentials.unzip();
         let mut query: Vec<(&str, &str)> = service.map(|service| ("service", service)).into_iter().collect();
         let joined = scopes.join(" ");
         let what = "a token";
@@ -166,14 +182,20 @@ impl Auth {
                 http.send(&Request { url, method: Method::Get, accept: None, from: 0, authorization, what })?
             }
         };
-        self.read_token(http, realm, answer, credentials.is_some())
+        self.read_token(http, realm, answer, place)
     }
 
-    fn read_token(&self, http: &Http, realm: &Url, answer: Answer, known: bool) -> Result<String, RegistryError> {
+    fn read_token(
+        &self,
+        http: &Http,
+        realm: &Url,
+        answer: Answer,
+        place: Option<&str>,
+    ) -> Result<String, RegistryError> {
         let refuse = |why: &str| RegistryError::Token { host: realm.place(), why: why.to_owned() };
         match answer.status() {
             200 => {}
-            status @ (400 | 401 | 403) => return Err(self.denied(realm, status, known)),
+            status @ (400 | 401 | 403) => return Err(self.denied(realm, status, place)),
             status => {
                 return Err(RegistryError::Status {
                     host: realm.place(),
@@ -197,6 +219,17 @@ impl Auth {
         let token = token.ok_or_else(|| refuse("its answer has none"))?;
         bearer(&token).ok_or_else(|| refuse("it is malformed"))
     }
+}
+
+/// Pulling, if a demanded scope (`repository:NAME:ACTION[,ACTION…]`, the Docker token specification) contains that.
+fn pull_scope(scope: &str) -> Option<String> {
+    let (kind, rest) = scope.split_once(':')?;
+    // A name may begin with a host and its port.
+    let (name, actions) = rest.rsplit_once(':')?;
+    let plain = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-' | b'/' | b':');
+    let named = (1..=512).contains(&name.len()) && name.bytes().all(plain);
+    let pulls = actions.split(',').any(|action| action == "pull");
+    (kind == "repository" && named && pulls).then(|| format!("repository:{name}:pull"))
 }
 
 fn basic(user: &str, password: &str) -> String {
@@ -254,6 +287,10 @@ pub(crate) fn message_of(answer: Answer) -> String {
     match errors.first() {
         Some(One { code, message }) if message.is_empty() => shown(code),
         Some(One { code, message }) => format!("{}: {}", shown(code), shown(message)),
+        // What Go's server says when plain http comes to its TLS port.
+        None if bytes.starts_with(b"Client sent an HTTP request to an HTTPS server") => {
+            "it speaks TLS on this port".to_owned()
+        }
         None => String::new(),
     }
 }
@@ -275,6 +312,13 @@ mod tests {
             (Some("repository:a/b:pull"), vec!["repository:a/b:pull"]),
             (Some("repository:base:pull"), vec!["repository:a/b:pull", "repository:base:pull"]),
             (Some("repository:a/b:pull,push"), vec!["repository:a/b:pull"]),
+            (Some("repository:a/b:push repository:x:pull"), vec!["repository:a/b:pull", "repository:x:pull"]),
+            (Some("repository:a/b:push"), vec!["repository:a/b:pull"]),
+            (Some("repository:x:push,pull repository:x:pull"), vec!["repository:a/b:pull", "repository:x:pull"]),
+            (Some("repository:h:5000/x:pull"), vec!["repository:a/b:pull", "repository:h:5000/x:pull"]),
+            (Some("repository:x y:pull"), vec!["repository:a/b:pull"]),
+            (Some("repository:x&scope=y:pull"), vec!["repository:a/b:pull"]),
+            (Some("repository::pull repository:x:delete"), vec!["repository:a/b:pull"]),
             (Some("registry:catalog:*"), vec!["repository:a/b:pull"]),
         ] {
             assert_eq!(auth.scopes(demanded.map(str::to_owned)), want, "{demanded:?}");

@@ -35,13 +35,66 @@ pub enum RegistryError {
         #[source]
         source: std::io::Error,
     },
+    /// The host has no address.
+    #[error("cannot resolve the host name {host}")]
+    Unresolved {
+        /// The host.
+        host: String,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A proxy variable makes no sense.
+    #[error("cannot use the proxy setting {variable}: {why}")]
+    ProxySetting {
+        /// The environment variable.
+        variable: &'static str,
+        /// Why not.
+        why: String,
+    },
+    /// The proxy's own name has no address.
+    #[error("cannot resolve the name of the proxy {proxy} ({variable})")]
+    ProxyUnresolved {
+        /// Host and port of the proxy.
+        proxy: String,
+        /// The environment variable that names it.
+        variable: &'static str,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// No connection through the proxy, or it broke.
+    #[error("cannot reach {host} through the proxy {proxy} ({variable})")]
+    ProxyUnreachable {
+        /// Host and port.
+        host: String,
+        /// Host and port of the proxy.
+        proxy: String,
+        /// The environment variable that names it.
+        variable: &'static str,
+        /// What the system said.
+        #[source]
+        source: Box<ureq::Error>,
+    },
+    /// The proxy refuses.
+    #[error("the proxy {proxy} ({variable}) does not connect to {host}: {why}")]
+    ProxyRefused {
+        /// Host and port.
+        host: String,
+        /// Host and port of the proxy.
+        proxy: String,
+        /// The environment variable that names it.
+        variable: &'static str,
+        /// What it said (escaped).
+        why: String,
+    },
     /// No TLS connection that can be trusted.
     #[error("no trusted TLS connection to {host}: {hint}")]
     Tls {
         /// Host and port.
         host: String,
         /// What to do.
-        hint: &'static str,
+        hint: String,
         /// What rustls said.
         #[source]
         source: Box<ureq::Error>,
@@ -81,11 +134,7 @@ pub enum RegistryError {
         message: String,
     },
     /// It is not for us, or not without credentials.
-    #[error(
-        "{host} refuses {what} ({status}){}: {}",
-        said(.message),
-        if *.known { "the credentials found for it are not accepted" } else { "it does not exist, or needs credentials; log in with `podman login` or `docker login`" }
-    )]
+    #[error("{host} refuses {what} ({status}){}: {advice}", said(.message))]
     Denied {
         /// Host and port.
         host: String,
@@ -93,8 +142,8 @@ pub enum RegistryError {
         what: String,
         /// The HTTP status.
         status: u16,
-        /// Whether credentials were sent.
-        known: bool,
+        /// What to do.
+        advice: String,
         /// What the registry said (escaped); may be empty.
         message: String,
     },
@@ -217,6 +266,16 @@ pub enum RegistryError {
     },
 }
 
+/// What to do about a refusal by `registry`. `credentials` is where those that were sent are from.
+pub(crate) fn login_advice(credentials: Option<&str>, registry: &str) -> String {
+    match credentials {
+        Some(place) => {
+            format!("the credentials from {place} are not accepted; log in anew with 'gantry login {registry}'")
+        }
+        None => format!("it does not exist, or needs credentials: log in with 'gantry login {registry}'"),
+    }
+}
+
 fn said(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(" (it says: {message})") }
 }
@@ -230,7 +289,7 @@ impl RegistryError {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { source, .. } => !matches!(**source, ureq::Error::HostNotFound),
+            Self::Unreachable { .. } | Self::ProxyUnreachable { .. } => true,
             Self::Broken { .. } | Self::Stalled { .. } | Self::TooShort { .. } => true,
             Self::Status { status, .. } => *status == 429 || *status == 408 || *status >= 500,
             _ => false,
@@ -242,7 +301,13 @@ impl RegistryError {
     pub fn is_offline(&self) -> bool {
         match self {
             Self::GaveUp { source, .. } => source.is_offline(),
-            Self::Unreachable { .. } | Self::Broken { .. } | Self::Stalled { .. } | Self::RateLimited { .. } => true,
+            Self::Unreachable { .. }
+            | Self::Unresolved { .. }
+            | Self::ProxyUnreachable { .. }
+            | Self::ProxyUnresolved { .. }
+            | Self::Broken { .. }
+            | Self::Stalled { .. }
+            | Self::RateLimited { .. } => true,
             Self::Status { status, .. } => *status == 429 || *status >= 500,
             _ => false,
         }
@@ -261,14 +326,20 @@ impl RegistryError {
 impl Kind for RegistryError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Unreachable { .. } | Self::Broken { .. } | Self::Status { .. } | Self::Cancelled => {
-                ErrorKind::Unavailable
-            }
+            Self::Unreachable { .. }
+            | Self::Unresolved { .. }
+            | Self::ProxyUnreachable { .. }
+            | Self::ProxyUnresolved { .. }
+            | Self::Broken { .. }
+            | Self::Status { .. }
+            | Self::Cancelled => ErrorKind::Unavailable,
+            Self::ProxySetting { .. } => ErrorKind::Invalid,
             Self::Stalled { .. } => ErrorKind::TimedOut,
             Self::RateLimited { .. } => ErrorKind::Busy,
             Self::NotFound { .. } => ErrorKind::NotFound,
             Self::Tls { .. }
             | Self::Denied { .. }
+            | Self::ProxyRefused { .. }
             | Self::Redirect { .. }
             | Self::LinkLocal { .. }
             | Self::Token { .. } => ErrorKind::Denied,

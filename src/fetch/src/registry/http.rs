@@ -5,23 +5,27 @@
 //! a link-local address, neither by its number nor by a name that resolves to it.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustls::{CertificateError, Error as TlsError};
-use ureq::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, LOCATION, RANGE};
+use base64::Engine as _;
+use rustls::Error as TlsError;
+use ureq::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, LOCATION, PROXY_AUTHORIZATION, RANGE};
 use ureq::http::{self, Response, Uri};
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig};
-use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
-use ureq::{Agent, Body, Timeout};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::unversioned::transport::DefaultConnector;
+use ureq::{Agent, Body, ProxyProtocol, Timeout};
 
 use gantry_model::id::shown;
 
+use super::certificates::{self, HostCertificates, tls_error, tls_hint};
 use super::error::RegistryError;
+use super::forward::ForwardConnector;
+use super::proxy::{Proxy, ProxySettings};
+use super::resolve::{Guard, LinkLocal, LookupFailed};
 use super::url::{Url, is_metadata};
-use crate::settings::{Insecure, Timeouts};
+use crate::settings::{Config, Insecure, Timeouts};
 
 /// Redirects followed for one request.
 const MAX_REDIRECTS: usize = 10;
@@ -32,26 +36,37 @@ const MAX_HEADERS: usize = 64 << 10;
 /// Nobody on this machine needs longer to answer a TLS greeting; one who does speaks plain http.
 const LOOPBACK_CONNECT: Duration = Duration::from_secs(5);
 
-/// Where a distribution keeps the certificates it trusts.
-const SYSTEM_ROOTS: [&str; 3] =
-    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
-
-/// Where podman and docker keep further ones, by host.
-const HOST_ROOTS: [&str; 2] = ["/etc/containers/certs.d", "/etc/docker/certs.d"];
-
 /// The connections of one fetch.
 pub(crate) struct Http {
     /// The registry's own host: the only one whose certificate may go unchecked, or that may be link-local.
     registry: String,
     insecure: Insecure,
     timeouts: Timeouts,
+    certificate_dirs: Vec<PathBuf>,
+    proxies: ProxySettings,
     agents: Mutex<Agents>,
+}
+
+/// How one origin is spoken to.
+struct Peer {
+    agent: Agent,
+    /// The file of the client certificate that is offered.
+    client: Option<PathBuf>,
+    proxy: Option<Proxy>,
+}
+
+impl Peer {
+    /// The credentials for a proxy that gets our requests itself, rather than a CONNECT.
+    fn proxy_authorization(&self, url: &Url) -> Option<String> {
+        let (user, password) = self.proxy.as_ref().filter(|_| !url.https)?.credentials.as_ref()?;
+        Some(format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"))))
+    }
 }
 
 #[derive(Default)]
 struct Agents {
     /// By host and port: each may have roots of its own.
-    by_place: HashMap<String, Agent>,
+    by_place: HashMap<String, Arc<Peer>>,
     system_roots: Option<Arc<Vec<Certificate<'static>>>>,
     stopped: bool,
 }
@@ -94,8 +109,16 @@ impl Answer {
 }
 
 impl Http {
-    pub(crate) fn new(registry: &Url, insecure: Insecure, timeouts: Timeouts) -> Self {
-        Self { registry: registry.host.clone(), insecure, timeouts, agents: Mutex::default() }
+    /// `registry` is the registry's own address; `proxies` are the settings of the environment.
+    pub(crate) fn new(registry: &Url, config: &Config, proxies: ProxySettings) -> Self {
+        Self {
+            registry: registry.host.clone(),
+            insecure: config.insecure,
+            timeouts: config.timeouts,
+            certificate_dirs: config.certificate_dirs.clone(),
+            proxies,
+            agents: Mutex::default(),
+        }
     }
 
     /// Sends a request and follows redirects.
@@ -145,8 +168,8 @@ impl Http {
         if !at_home && url.address().is_some_and(is_metadata) {
             return Err(RegistryError::LinkLocal { host: url.place() });
         }
-        let agent = self.agent(url)?;
-        let failed = |error| self.failure(url, what.what, error);
+        let peer = self.peer(url)?;
+        let failed = |error| self.peer_failure(&peer, url, what.what, error);
         let mut builder = match what.method {
             Method::Get => http::Request::get(url.wire()),
             Method::Post(_) => {
@@ -162,41 +185,64 @@ impl Http {
         if let Some(auth) = auth {
             builder = builder.header(AUTHORIZATION, auth);
         }
-        match what.method {
-            Method::Get => agent.run(builder.body(()).map_err(|e| failed(e.into()))?),
-            Method::Post(form) => agent.run(builder.body(form).map_err(|e| failed(e.into()))?),
+        if let Some(auth) = peer.proxy_authorization(url) {
+            builder = builder.header(PROXY_AUTHORIZATION, auth);
         }
-        .map_err(failed)
+        let response = match what.method {
+            Method::Get => peer.agent.run(builder.body(()).map_err(|e| failed(e.into()))?),
+            Method::Post(form) => peer.agent.run(builder.body(form).map_err(|e| failed(e.into()))?),
+        }
+        .map_err(failed)?;
+        match &peer.proxy {
+            Some(proxy) if response.status() == 407 => Err(proxy_refusal(
+                proxy,
+                url,
+                "it wants a user name and password, or others than these (407)".to_owned(),
+            )),
+            _ => Ok(response),
+        }
     }
 
     /// Ends every exchange in flight; later ones fail at once.
     pub(crate) fn stop(&self) {
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         agents.stopped = true;
-        for agent in agents.by_place.values() {
-            agent.clone().shutdown();
+        for peer in agents.by_place.values() {
+            peer.agent.clone().shutdown();
         }
     }
 
-    fn agent(&self, url: &Url) -> Result<Agent, RegistryError> {
+    fn peer(&self, url: &Url) -> Result<Arc<Peer>, RegistryError> {
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         if agents.stopped {
             return Err(RegistryError::Cancelled);
         }
         let key = url.to_string();
-        if let Some(agent) = agents.by_place.get(&key) {
-            return Ok(agent.clone());
+        if let Some(peer) = agents.by_place.get(&key) {
+            return Ok(Arc::clone(peer));
         }
-        let roots = if url.https { self.roots(url, &mut agents.system_roots)? } else { Vec::new() };
-        let agent = self.make_agent(url, &roots);
-        agents.by_place.insert(key, agent.clone());
-        Ok(agent)
+        let certificates =
+            if url.https { self.certificates(url, &mut agents.system_roots)? } else { HostCertificates::default() };
+        let proxy = self.proxies.proxy_for(url)?;
+        let agent = self.make_agent(url, &certificates, proxy.as_ref())?;
+        let client = certificates.client.map(|(_, path)| path);
+        let peer = Arc::new(Peer { agent, client, proxy });
+        agents.by_place.insert(key, Arc::clone(&peer));
+        Ok(peer)
     }
 
-    fn make_agent(&self, url: &Url, roots: &[Certificate<'static>]) -> Agent {
+    fn make_agent(
+        &self,
+        url: &Url,
+        certificates: &HostCertificates,
+        proxy: Option<&Proxy>,
+    ) -> Result<Agent, RegistryError> {
+        // The certificate of an https proxy is the system's to judge, whatever is given up for the registry.
+        let plain_through_proxy = proxy.filter(|_| !url.https);
         let tls = TlsConfig::builder()
-            .root_certs(RootCerts::new_with_certs(roots))
-            .disable_verification(self.insecure.tls && url.host == self.registry)
+            .root_certs(RootCerts::new_with_certs(&certificates.roots))
+            .client_cert(certificates.client.as_ref().map(|(client, _)| client.clone()))
+            .disable_verification(self.insecure.tls && url.host == self.registry && plain_through_proxy.is_none())
             .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .build();
         let silence = Some(self.timeouts.no_progress);
@@ -215,48 +261,77 @@ impl Http {
             .timeout_recv_response(silence)
             .timeout_per_read(silence)
             .timeout_per_write(silence)
-            .tls_config(tls);
-        if loopback {
-            // A proxy elsewhere cannot reach our loopback, whatever the environment says.
-            builder = builder.proxy(None);
+            .tls_config(tls)
+            .proxy(None);
+        if let Some(proxy) = plain_through_proxy {
+            let unusable =
+                |_| RegistryError::ProxySetting { variable: proxy.variable, why: "it is not a URL".to_owned() };
+            let connector =
+                ForwardConnector { proxy: proxy.url.wire().parse::<Uri>().map_err(unusable)?, origin: url.to_string() };
+            // A connection is for one request: the next one has to be made absolute too.
+            let config = builder.max_idle_connections(0).max_idle_connections_per_host(0).build();
+            return Ok(Agent::with_parts(config, connector, Guard { exempt: true, by_proxy: true }));
         }
-        let guard = Guard { exempt: url.host == self.registry };
-        Agent::with_parts(builder.build(), DefaultConnector::default(), guard)
+        if let Some(proxy) = proxy {
+            builder = builder.proxy(Some(connect_proxy(proxy)?));
+        }
+        // A proxy is where its operator says, and it looks up the names of those it is asked for itself.
+        let guard = Guard { exempt: url.host == self.registry || proxy.is_some(), by_proxy: false };
+        Ok(Agent::with_parts(builder.build(), DefaultConnector::default(), guard))
     }
 
-    /// The certificates trusted for a host: the system's and those laid down for it alone.
-    fn roots(
+    /// The certificates trusted for a host (the system's and those laid down for it alone), and the one shown to it.
+    fn certificates(
         &self,
         url: &Url,
         system: &mut Option<Arc<Vec<Certificate<'static>>>>,
-    ) -> Result<Vec<Certificate<'static>>, RegistryError> {
-        if self.insecure.tls && url.host == self.registry {
-            return Ok(Vec::new());
-        }
+    ) -> Result<HostCertificates, RegistryError> {
+        let mut found = certificates::of_host(&self.certificate_dirs, url)?;
         let shared = match system {
             Some(roots) => Arc::clone(roots),
-            None => Arc::clone(system.insert(Arc::new(system_roots()?))),
+            None => Arc::clone(system.insert(Arc::new(certificates::system_roots()?))),
         };
-        let mut roots = shared.to_vec();
-        for base in HOST_ROOTS {
-            for name in [url.place(), format!("{}:{}", url.host, url.port)] {
-                add_directory(&Path::new(base).join(name), &mut roots)?;
-            }
-        }
-        Ok(roots)
+        found.roots.extend(shared.iter().cloned());
+        Ok(found)
     }
 
     /// What a failure of ureq means.
     pub(crate) fn failure(&self, url: &Url, what: &str, error: ureq::Error) -> RegistryError {
+        match self.peer(url) {
+            Ok(peer) => self.peer_failure(&peer, url, what, error),
+            Err(cancelled) => cancelled,
+        }
+    }
+
+    fn peer_failure(&self, peer: &Peer, url: &Url, what: &str, error: ureq::Error) -> RegistryError {
         let host = url.place();
+        let unreachable = |error| match &peer.proxy {
+            Some(proxy) => RegistryError::ProxyUnreachable {
+                host: url.place(),
+                proxy: proxy.url.place(),
+                variable: proxy.variable,
+                source: Box::new(error),
+            },
+            None => RegistryError::Unreachable { host: url.place(), source: Box::new(error) },
+        };
         match error {
-            ureq::Error::Timeout(Timeout::Connect | Timeout::Resolve) => {
-                RegistryError::Unreachable { host, source: Box::new(error) }
-            }
+            ureq::Error::Timeout(Timeout::Resolve) => unresolved(peer, url, std::io::ErrorKind::TimedOut.into()),
+            ureq::Error::Timeout(Timeout::Connect) => unreachable(error),
             ureq::Error::Timeout(_) => {
                 RegistryError::Stalled { host, what: what.to_owned(), after: self.timeouts.no_progress }
             }
-            ureq::Error::Other(ref inner) if inner.is::<LinkLocal>() => RegistryError::LinkLocal { host },
+            ureq::Error::Other(inner) => match inner.downcast::<LinkLocal>() {
+                Ok(_) => RegistryError::LinkLocal { host },
+                Err(other) => match other.downcast::<LookupFailed>() {
+                    Ok(failed) => unresolved(peer, url, failed.0),
+                    Err(other) => unreachable(ureq::Error::Other(other)),
+                },
+            },
+            ureq::Error::HostNotFound => unresolved(peer, url, std::io::Error::other("the name has no address")),
+            ureq::Error::ConnectProxyFailed(why) => match &peer.proxy {
+                Some(proxy) => proxy_refusal(proxy, url, shown(&why)),
+                None => unreachable(ureq::Error::ConnectProxyFailed(why)),
+            },
             ureq::Error::Protocol(_) | ureq::Error::LargeResponseHeader(..) => {
                 RegistryError::Answer { host, what: what.to_owned(), why: shown(&error.to_string()) }
             }
@@ -268,10 +343,11 @@ impl Http {
                 RegistryError::Request { host, source: Box::new(error) }
             }
             error if tls_error(&error).is_some() || matches!(error, ureq::Error::Tls(_) | ureq::Error::Pem(_)) => {
-                let hint = tls_hint(tls_error(&error));
+                let dir = self.certificate_dirs.first().cloned().unwrap_or_default().join(url.place());
+                let hint = tls_hint(tls_error(&error), &dir, peer.client.as_deref());
                 RegistryError::Tls { host, hint, source: Box::new(error) }
             }
-            error => RegistryError::Unreachable { host, source: Box::new(error) },
+            error => unreachable(error),
         }
     }
 
@@ -308,7 +384,8 @@ pub(crate) fn is_no_tls(error: &RegistryError) -> bool {
             ),
             _ => false,
         },
-        RegistryError::Stalled { .. } => true,
+        // Proxies commonly connect to port 443 alone; the plain request goes another way.
+        RegistryError::Stalled { .. } | RegistryError::ProxyRefused { .. } => true,
         _ => false,
     }
 }
@@ -319,113 +396,27 @@ pub(crate) fn is_refused(error: &RegistryError) -> bool {
         if matches!(&**source, ureq::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused))
 }
 
-fn tls_error(error: &ureq::Error) -> Option<&TlsError> {
-    match error {
-        ureq::Error::Rustls(inner) => Some(inner),
-        ureq::Error::Io(io) => io.get_ref()?.downcast_ref(),
-        _ => None,
+/// A proxy in the words of ureq, which reaches https targets through it by CONNECT.
+fn connect_proxy(proxy: &Proxy) -> Result<ureq::Proxy, RegistryError> {
+    let protocol = if proxy.url.https { ProxyProtocol::Https } else { ProxyProtocol::Http };
+    let mut builder = ureq::Proxy::builder(protocol).host(&proxy.url.host).port(proxy.url.port);
+    if let Some((user, password)) = &proxy.credentials {
+        builder = builder.username(user).password(password);
     }
+    let unusable = |_| RegistryError::ProxySetting { variable: proxy.variable, why: "it is not a URL".to_owned() };
+    builder.build().map_err(unusable)
 }
 
-fn tls_hint(error: Option<&TlsError>) -> &'static str {
-    use CertificateError as Bad;
-    match error {
-        Some(TlsError::InvalidCertificate(Bad::Expired | Bad::ExpiredContext { .. })) => {
-            "its certificate has expired, or this host's clock is wrong"
-        }
-        Some(TlsError::InvalidCertificate(Bad::NotValidYet | Bad::NotValidYetContext { .. })) => {
-            "its certificate is not valid yet, or this host's clock is wrong"
-        }
-        Some(TlsError::InvalidCertificate(Bad::UnknownIssuer)) => {
-            "its certificate is signed by nobody this host trusts; put the signer's certificate into \
-             /etc/containers/certs.d/HOST/ca.crt if it should be"
-        }
-        Some(TlsError::InvalidCertificate(Bad::NotValidForName | Bad::NotValidForNameContext { .. })) => {
-            "its certificate is for another name"
-        }
-        Some(TlsError::InvalidCertificate(_)) => {
-            "its certificate is refused; a server's certificate must be signed by an authority (it may not be one \
-             itself), whose own certificate may be put into /etc/containers/certs.d/HOST/ca.crt"
-        }
-        Some(TlsError::InvalidMessage(_)) => "it does not speak TLS on this port",
-        _ => "the handshake failed",
-    }
+fn proxy_refusal(proxy: &Proxy, url: &Url, why: String) -> RegistryError {
+    RegistryError::ProxyRefused { host: url.place(), proxy: proxy.url.place(), variable: proxy.variable, why }
 }
 
-/// Resolves names as ever, and refuses what a hostile name may resolve to.
-#[derive(Debug)]
-struct Guard {
-    exempt: bool,
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("the name resolves to a link-local address")]
-struct LinkLocal;
-
-impl Resolver for Guard {
-    fn resolve(
-        &self,
-        uri: &Uri,
-        config: &ureq::config::Config,
-        timeout: NextTimeout,
-    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
-        let found = DefaultResolver::default().resolve(uri, config, timeout)?;
-        if !self.exempt && found.iter().any(|address| is_metadata(address.ip())) {
-            return Err(ureq::Error::Other(Box::new(LinkLocal)));
-        }
-        Ok(found)
+/// A name could not be looked up: the proxy's, where there is one.
+fn unresolved(peer: &Peer, url: &Url, source: std::io::Error) -> RegistryError {
+    match &peer.proxy {
+        Some(proxy) => RegistryError::ProxyUnresolved { proxy: proxy.url.place(), variable: proxy.variable, source },
+        None => RegistryError::Unresolved { host: url.host.clone(), source },
     }
-}
-
-fn system_roots() -> Result<Vec<Certificate<'static>>, RegistryError> {
-    let mut files: Vec<PathBuf> = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from).into_iter().collect();
-    files.extend(SYSTEM_ROOTS.map(PathBuf::from));
-    for file in files {
-        let mut roots = Vec::new();
-        if add_file(&file, &mut roots)? {
-            return Ok(roots);
-        }
-    }
-    // No bundle: every TLS connection will fail with "signed by nobody this host trusts", which is the truth.
-    Ok(Vec::new())
-}
-
-fn add_directory(dir: &Path, roots: &mut Vec<Certificate<'static>>) -> Result<(), RegistryError> {
-    let entries = match std::fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(error) if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
-            return Ok(());
-        }
-        Err(source) => return Err(RegistryError::Certificates { path: dir.display().to_string(), source }),
-    };
-    for entry in entries {
-        let path =
-            entry.map_err(|source| RegistryError::Certificates { path: dir.display().to_string(), source })?.path();
-        if path.extension().is_some_and(|extension| extension == "crt") {
-            add_file(&path, roots)?;
-        }
-    }
-    Ok(())
-}
-
-/// Adds the certificates of a PEM file; false when there is no such file. Other items in it are skipped.
-fn add_file(path: &Path, roots: &mut Vec<Certificate<'static>>) -> Result<bool, RegistryError> {
-    let pem = match std::fs::read(path) {
-        Ok(pem) => pem,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        Err(source) => return Err(RegistryError::Certificates { path: path.display().to_string(), source }),
-    };
-    for item in ureq::tls::parse_pem(&pem) {
-        match item {
-            Ok(PemItem::Certificate(certificate)) => roots.push(certificate.to_owned()),
-            Ok(_) => {}
-            Err(_) => {
-                let source = std::io::Error::new(std::io::ErrorKind::InvalidData, "it is not PEM");
-                return Err(RegistryError::Certificates { path: path.display().to_string(), source });
-            }
-        }
-    }
-    Ok(true)
 }
 
 #[cfg(test)]
@@ -434,7 +425,8 @@ mod tests {
 
     fn redirect(from: &str, location: &str, method: Method<'_>, insecure: bool) -> Result<String, String> {
         let from = Url::parse(from).unwrap();
-        let http = Http::new(&from, Insecure { http: insecure, tls: false }, Timeouts::default());
+        let config = Config { insecure: Insecure { http: insecure, tls: false }, ..Config::default() };
+        let http = Http::new(&from, &config, ProxySettings::default());
         let request =
             Request { url: from.clone(), method, accept: None, from: 0, authorization: Some("secret"), what: "x" };
         let answer = Response::builder().header(LOCATION, location).body(Body::builder().data("")).unwrap();

@@ -6,9 +6,13 @@
 
 mod auth;
 mod blob;
+mod certificates;
 mod challenge;
 mod error;
+mod forward;
 mod http;
+mod proxy;
+mod resolve;
 mod retry;
 mod url;
 
@@ -21,8 +25,10 @@ use gantry_model::id::Algorithm;
 
 use self::auth::Auth;
 use self::blob::BlobReader;
+use self::error::login_advice;
 pub use self::error::{MAX_RETRY_AFTER, RegistryError};
 use self::http::{Answer, Http, Method, Request};
+use self::proxy::ProxySettings;
 use self::retry::{Attempts, Cancel};
 use self::url::Url;
 use crate::manifest;
@@ -63,7 +69,7 @@ impl<'a> Registry<'a> {
         })?;
         Ok(Self {
             reference: reference.clone(),
-            http: Http::new(&secure, config.insecure, config.timeouts),
+            http: Http::new(&secure, config, ProxySettings::read(|name| std::env::var(name).ok())),
             secure,
             origin: Mutex::default(),
             auth: Auth::new(&reference.host, &reference.repository, config.auth_files.clone(), config.insecure),
@@ -116,7 +122,24 @@ impl<'a> Registry<'a> {
                 renewed = true;
                 continue;
             }
-            return accepted(answer, what, standing.known);
+            return self.accepted(answer, what, standing.credentials);
+        }
+    }
+
+    /// Turns an answer that says no into the error it is. `credentials` are where those that were sent are from.
+    fn accepted(&self, answer: Answer, what: &str, credentials: Option<String>) -> Result<Answer, RegistryError> {
+        let (status, host, what) = (answer.status(), answer.url.place(), what.to_owned());
+        match status {
+            200 | 206 => Ok(answer),
+            404 => Err(RegistryError::NotFound { host, what, message: auth::message_of(answer) }),
+            401 | 403 => {
+                let advice = login_advice(credentials.as_deref(), &self.reference.host);
+                Err(RegistryError::Denied { host, what, status, advice, message: auth::message_of(answer) })
+            }
+            _ => {
+                let retry_after = asked_wait(&answer);
+                Err(RegistryError::Status { host, what, status, message: auth::message_of(answer), retry_after })
+            }
         }
     }
 
@@ -228,20 +251,6 @@ impl Source for Registry<'_> {
     fn cancel(&self) {
         self.cancel.raise();
         self.http.stop();
-    }
-}
-
-/// Turns an answer that says no into the error it is.
-fn accepted(answer: Answer, what: &str, known: bool) -> Result<Answer, RegistryError> {
-    let (status, host, what) = (answer.status(), answer.url.place(), what.to_owned());
-    match status {
-        200 | 206 => Ok(answer),
-        404 => Err(RegistryError::NotFound { host, what, message: auth::message_of(answer) }),
-        401 | 403 => Err(RegistryError::Denied { host, what, status, known, message: auth::message_of(answer) }),
-        _ => {
-            let retry_after = asked_wait(&answer);
-            Err(RegistryError::Status { host, what, status, message: auth::message_of(answer), retry_after })
-        }
     }
 }
 

@@ -1,0 +1,191 @@
+//! Certificates: those that are trusted, those that a registry asks of its clients, and what a refused one means.
+//!
+//! Beside the system's bundle there is a directory for each host, as podman and docker have it: `HOST[:PORT]/*.crt` are
+//! authorities trusted for that host alone, `*.cert` with `*.key` of the same name is the certificate shown to it.
+
+use std::io::{Error as IoError, ErrorKind as IoErrorKind};
+use std::path::{Path, PathBuf};
+
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{AlertDescription, CertificateError, Error as TlsError};
+use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey};
+
+use super::error::RegistryError;
+use super::url::Url;
+
+/// Where a distribution keeps the certificates it trusts.
+const SYSTEM_ROOTS: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+
+/// What the directories of a host have.
+#[derive(Default)]
+pub(crate) struct HostCertificates {
+    pub(crate) roots: Vec<Certificate<'static>>,
+    /// The certificate for the host, and the file it is from.
+    pub(crate) client: Option<(ClientCert, PathBuf)>,
+}
+
+/// The system's trusted certificates.
+pub(crate) fn system_roots() -> Result<Vec<Certificate<'static>>, RegistryError> {
+    let mut files: Vec<PathBuf> = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from).into_iter().collect();
+    files.extend(SYSTEM_ROOTS.map(PathBuf::from));
+    for file in files {
+        if let Some(roots) = read_certificates(&file)? {
+            return Ok(roots);
+        }
+    }
+    // No bundle: every TLS connection will fail because its certificate's issuer is unknown, which is the truth.
+    Ok(Vec::new())
+}
+
+/// Reads the directories of `url`'s host below each of `dirs`.
+pub(crate) fn of_host(dirs: &[PathBuf], url: &Url) -> Result<HostCertificates, RegistryError> {
+    let mut found = HostCertificates::default();
+    let mut names = vec![url.place(), format!("{}:{}", url.host, url.port)];
+    names.dedup();
+    for dir in dirs {
+        for name in &names {
+            for path in sorted_files(&dir.join(name))? {
+                match path.extension().and_then(|extension| extension.to_str()) {
+                    Some("crt") => found.roots.extend(read_certificates(&path)?.into_iter().flatten()),
+                    Some("cert") if found.client.is_none() => found.client = Some((client(&path)?, path)),
+                    Some("key") if !path.with_extension("cert").exists() => {
+                        return Err(unusable(
+                            &path,
+                            "the certificate of this key (the same name with .cert) is missing",
+                        ));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn sorted_files(dir: &Path) -> Result<Vec<PathBuf>, RegistryError> {
+    let failed = |source| RegistryError::Certificates { path: dir.display().to_string(), source };
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if matches!(error.kind(), IoErrorKind::NotFound | IoErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        Err(source) => return Err(failed(source)),
+    };
+    let mut paths =
+        entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    paths.sort();
+    Ok(paths)
+}
+
+fn unusable(path: &Path, why: &str) -> RegistryError {
+    RegistryError::Certificates {
+        path: path.display().to_string(),
+        source: IoError::new(IoErrorKind::InvalidData, why),
+    }
+}
+
+fn read_pem(path: &Path) -> Result<Option<Vec<PemItem<'static>>>, RegistryError> {
+    let pem = match std::fs::read(path) {
+        Ok(pem) => pem,
+        Err(error) if error.kind() == IoErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(RegistryError::Certificates { path: path.display().to_string(), source }),
+    };
+    let items = ureq::tls::parse_pem(&pem).collect::<Result<_, _>>();
+    items.map(Some).map_err(|_| unusable(path, "it is not PEM"))
+}
+
+/// The certificates of a PEM file; none when there is no such file. Other items in it are skipped.
+fn read_certificates(path: &Path) -> Result<Option<Vec<Certificate<'static>>>, RegistryError> {
+    let certificate = |item| if let PemItem::Certificate(certificate) = item { Some(certificate) } else { None };
+    Ok(read_pem(path)?.map(|items| items.into_iter().filter_map(certificate).collect()))
+}
+
+/// A client certificate with the key beside it, checked to belong together.
+fn client(path: &Path) -> Result<ClientCert, RegistryError> {
+    let chain = read_certificates(path)?.unwrap_or_default();
+    if chain.is_empty() {
+        return Err(unusable(path, "it has no certificate"));
+    }
+    let key_path = path.with_extension("key");
+    let pem = std::fs::read(&key_path)
+        .map_err(|source| RegistryError::Certificates { path: key_path.display().to_string(), source })?;
+    let no_key = "it has no private key without a pass phrase";
+    let key = PrivateKey::from_pem(&pem).map_err(|_| unusable(&key_path, no_key))?;
+    let der = PrivateKeyDer::from_pem_slice(&pem).map_err(|_| unusable(&key_path, no_key))?;
+    // ureq takes for granted that they fit and would panic.
+    let ders = chain.iter().map(|certificate| CertificateDer::from(certificate.der().to_vec())).collect();
+    let provider = rustls::crypto::ring::default_provider();
+    rustls::sign::CertifiedKey::from_der(ders, der, &provider)
+        .map_err(|error| unusable(path, &format!("it cannot be used with {}: {error}", key_path.display())))?;
+    Ok(ClientCert::new_with_certs(&chain, key))
+}
+
+/// The TLS error inside an error of ureq.
+pub(crate) fn tls_error(error: &ureq::Error) -> Option<&TlsError> {
+    match error {
+        ureq::Error::Rustls(inner) => Some(inner),
+        ureq::Error::Io(io) => io.get_ref()?.downcast_ref(),
+        _ => None,
+    }
+}
+
+/// What a failed handshake means and what to do. `dir` is where certificates for the host belong; `client` is the
+/// client certificate that was offered.
+pub(crate) fn tls_hint(error: Option<&TlsError>, dir: &Path, client: Option<&Path>) -> String {
+    use CertificateError as Bad;
+    let dir = dir.display();
+    let clock = || format!("this host's clock says {}", today());
+    match error {
+        Some(TlsError::InvalidCertificate(Bad::Expired | Bad::ExpiredContext { .. })) => {
+            format!("its certificate has expired, or this host's clock is wrong ({})", clock())
+        }
+        Some(TlsError::InvalidCertificate(Bad::NotValidYet | Bad::NotValidYetContext { .. })) => {
+            format!("its certificate is not valid yet, or this host's clock is wrong ({})", clock())
+        }
+        // An authority of the same name with another key leaves a bad signature.
+        Some(TlsError::InvalidCertificate(Bad::UnknownIssuer | Bad::BadSignature)) => format!(
+            "its certificate is signed by an authority that this host does not trust; \
+             to trust it for this registry, put the authority's certificate into {dir}/ca.crt"
+        ),
+        Some(TlsError::InvalidCertificate(Bad::NotValidForName | Bad::NotValidForNameContext { .. })) => {
+            "its certificate is for another name".to_owned()
+        }
+        Some(TlsError::InvalidCertificate(_)) => format!(
+            "its certificate is refused; a server's certificate must be signed by an authority (it may not be one \
+             itself), whose own certificate may be put into {dir}/ca.crt"
+        ),
+        Some(TlsError::InvalidMessage(_)) => {
+            "it speaks plain HTTP, it seems: --insecure-options=http allows that".to_owned()
+        }
+        Some(TlsError::AlertReceived(alert)) if is_about_client(*alert) => match client {
+            Some(path) => format!("it does not accept the client certificate {}", path.display()),
+            None => format!("it asks for a client certificate; put it into {dir} as client.cert and client.key"),
+        },
+        _ => "the handshake failed".to_owned(),
+    }
+}
+
+/// Whether an alert of a server is about the certificate of its client.
+fn is_about_client(alert: AlertDescription) -> bool {
+    use AlertDescription as Alert;
+    matches!(
+        alert,
+        Alert::BadCertificate
+            | Alert::CertificateRequired
+            | Alert::NoCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::AccessDenied
+    )
+}
+
+/// The date by this host's clock.
+fn today() -> String {
+    let text = gantry_store::now().rfc3339().to_string();
+    text.split('T').next().unwrap_or_default().to_owned()
+}
