@@ -67,6 +67,53 @@ fn images_are_listed_shown_and_removed() {
     }
 }
 
+#[test]
+fn an_image_is_found_by_the_beginning_of_its_id_everywhere() {
+    let g = Gantry::new();
+    let id = g.fixture();
+    let hex = &id["sha256:".len()..];
+    for short in [&id[..], hex, &hex[..12], &hex[..8], &format!("sha256:{}", &hex[..8])] {
+        assert_eq!(g.run(&["fetch", short]).ok().text(), id, "{short}");
+        assert_eq!(g.run(&["run", "--rm", "--net=none", short, "--", "args"]).ok().stdout, "[]\n", "{short}");
+        let _ = g.run(&["image", "cat-manifest", short]).ok();
+    }
+    let _ = g.run(&["run", &hex[..7]]).exits(125).complains(&["names no registry"]);
+    g.run(&["image", "rm", &hex[..12]]).succeeded();
+}
+
+#[test]
+fn an_archive_takes_no_name_of_another_image_unless_it_is_allowed_to() {
+    let g = Gantry::new();
+    let (good, evil) = (tiny("good").build().unwrap(), tiny("evil").build().unwrap());
+    let archive = |name: &str, image: &gantry_fixtures::Image| {
+        let path = g.scratch().join(format!("{name}.tar"));
+        gantry_fixtures::write_docker_archive(&path, image, "alpine:3").unwrap();
+        path.display().to_string()
+    };
+    let (good_path, evil_path) = (archive("good", &good), archive("evil", &evil));
+    let first = g.run(&["fetch", &good_path]).ok();
+    let owner = g.json(&["image", "list"])[0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(first.text(), owner);
+    g.run(&["fetch", &good_path]).succeeded();
+    for command in [&["fetch"][..], &["run", "--net=none"]] {
+        let out = g.run(&[command, &[&evil_path]].concat()).exits(125);
+        let _ = out.complains(&["docker.io/library/alpine:3", "name of another image", "--force"]);
+    }
+    assert_eq!(g.json(&["image", "list"]).as_array().map(Vec::len), Some(1), "nothing was imported");
+    for quiet in [&["--force"][..], &["--force", "--quiet"]] {
+        for (path, from) in [(&evil_path, "good"), (&good_path, "evil")] {
+            let out = g.run(&[&["fetch"], quiet, &[path]].concat()).ok();
+            assert!(out.stderr.contains("docker.io/library/alpine:3 belonged to image"), "{from}: {out}");
+        }
+    }
+    // The name that is made of the file's own moves with the file.
+    let layout = g.layout("again", &good);
+    g.run(&["fetch", &layout]).succeeded();
+    std::fs::remove_dir_all(g.scratch().join("again")).unwrap();
+    let layout = g.layout("again", &evil);
+    g.run(&["fetch", &layout]).succeeded();
+}
+
 /// Every file below a directory.
 fn walk(dir: &std::path::Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };

@@ -184,9 +184,36 @@ fn pull_policies_when_a_tag_moves() {
     assert_eq!(named[0]["id"], new.id().as_str());
     assert_eq!(fetch("update").ok().text(), new.id());
     registry.kill();
-    let offline = fetch("update").ok();
-    assert_eq!(offline.text(), new.id(), "what is in the store is the best there is");
-    assert!(offline.stderr.contains(&registry.host()), "silently: {offline}");
+    for policy in ["update", "always"] {
+        let _ = fetch(policy).exits(FAILED).complains(&[&registry.host(), "refused"]);
+        let out = g.run(&["run", "--net=none", &format!("--pull={policy}"), &name]).exits(FAILED);
+        let _ = out.complains(&[&registry.host(), "refused"]);
+    }
+    let _ = g.run(&["fetch", "--quiet", &name]).exits(FAILED).complains(&[&registry.host(), "refused"]);
+    for quiet in [&[][..], &["--quiet"]] {
+        let offline = g.run(&[&["fetch", "--pull-policy=newer"], quiet, &[&name]].concat()).ok();
+        assert_eq!(offline.text(), new.id(), "what is in the store is the best there is");
+        let warned =
+            offline.stderr.lines().any(|line| line.starts_with("warning: ") && line.contains(&registry.host()));
+        assert!(warned, "silently: {offline}");
+    }
+}
+
+#[test]
+fn a_short_name_of_one_image_is_not_ambiguous() {
+    let (g, registry) = (Gantry::new(), DebianRegistry::start());
+    let (one, two) = (small("one").build().unwrap(), small("two").build().unwrap());
+    registry.push(&oci(&g, "one", &one), "short:1");
+    let port = registry.host().rsplit(':').next().unwrap().to_owned();
+    for host in ["127.0.0.1", "localhost"] {
+        g.run(&["fetch", &format!("{host}:{port}/short:1")]).succeeded();
+    }
+    assert_eq!(g.run(&["fetch", "--pull-policy=never", "short:1"]).ok().text(), one.id());
+    let _ = g.run(&["image", "cat-manifest", "short:1"]).ok();
+    registry.push(&oci(&g, "two", &two), "short:1");
+    g.run(&["fetch", &format!("localhost:{port}/short:1")]).succeeded();
+    let out = g.run(&["fetch", "--pull-policy=never", "short:1"]).exits(FAILED);
+    let _ = out.complains(&["may be any of", "127.0.0.1", "localhost"]);
 }
 
 #[test]

@@ -30,6 +30,18 @@ impl Context {
         Ok(Engine::open(self.options()?)?)
     }
 
+    /// [`Self::open`] with other settings for fetching.
+    pub(crate) fn open_for_fetch(
+        &self,
+        command: &'static str,
+        change: impl FnOnce(&mut gantry_engine::FetchConfig),
+    ) -> Result<Engine, Failure> {
+        need_root(command)?;
+        let mut options = self.options()?;
+        change(&mut options.fetch);
+        Ok(Engine::open(options)?)
+    }
+
     /// An engine for a command that looks. Root's also brings rows up to the facts; others may try.
     pub(crate) fn look(&self) -> Result<Engine, Failure> {
         let options = self.options()?;

@@ -36,6 +36,13 @@ impl Shown {
 impl Progress for Shown {
     fn notify(&self, note: Note) {
         match self {
+            // A warning is no progress: --quiet does not swallow it.
+            Self::Nothing if is_warning(&note) => {
+                if let Some(line) = sentence(&note) {
+                    // Nowhere to tell that standard error is gone.
+                    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+                }
+            }
             Self::Nothing => {}
             Self::Lines(totals) => {
                 if let Some(line) = line(&mut lock(totals), &note) {
@@ -46,6 +53,10 @@ impl Progress for Shown {
             Self::Bars(bars) => lock(bars).get_or_insert_with(Bars::new).notify(&note),
         }
     }
+}
+
+fn is_warning(note: &Note) -> bool {
+    matches!(note, Note::Offline { .. } | Note::NameMoved { .. })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -75,7 +86,8 @@ fn sentence(note: &Note) -> Option<String> {
     Some(match note {
         Note::Resolving { name } => format!("fetching {}", shown(name)),
         Note::Retrying { why, after } => format!("{}; trying again in {:.1} s", shown(why), after.as_secs_f64()),
-        Note::Offline { name, why } => format!("{}; using {} as it is in the store", shown(why), shown(name)),
+        Note::Offline { name, why } => format!("warning: {}; using {} as it is in the store", shown(why), shown(name)),
+        Note::NameMoved { name, from } => format!("{} belonged to image {} until now", shown(name), from.short()),
         Note::VolumeIgnored { path } => {
             format!("the image's volume {} is left out: it would cover what gantry provides there", shown(path))
         }

@@ -111,10 +111,9 @@ impl Engine {
                 None => {
                     let repository = &short.repository;
                     let found = self.by_short(&shown, repository, short.tag.as_deref().unwrap_or("latest"))?;
-                    let hex = repository.len() >= 8 && repository.bytes().all(|c| c.is_ascii_hexdigit());
-                    match found {
-                        None if hex && short.tag.is_none() => by_id(repository)?.map(|image| (image, None)),
-                        found => found,
+                    match (found, short.id_prefix()) {
+                        (None, Some(prefix)) => by_id(prefix)?.map(|image| (image, None)),
+                        (found, _) => found,
                     }
                 }
             },

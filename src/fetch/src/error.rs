@@ -55,6 +55,14 @@ pub enum FetchError {
         /// The whole names.
         names: Vec<String>,
     },
+    /// An archive claims the name of another image.
+    #[error("{} is the name of another image in the store, {}: 'gantry fetch --force' gives it to the archive's image", shown(.name), .owner.short())]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// The image that has it.
+        owner: Digest,
+    },
     /// The archive was to come on standard input, and there is none.
     #[error("the image is to be read from standard input, which this call has not got")]
     NoStdin,
@@ -248,6 +256,7 @@ impl Kind for FetchError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::NotInStore { .. } | Self::NoSuchId { .. } => ErrorKind::NotFound,
+            Self::NameTaken { .. } => ErrorKind::Refused,
             Self::AmbiguousId { .. }
             | Self::NoRegistry { .. }
             | Self::AmbiguousName { .. }

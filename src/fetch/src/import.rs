@@ -12,12 +12,48 @@ use crate::config::{self, ImageConfig};
 use crate::error::FetchError;
 use crate::layers::{self, Job, Planned};
 use crate::manifest::{self, MAX_DEPTH, Manifest, ManifestError, Parsed};
-use crate::progress::Progress;
+use crate::progress::{Note, Progress};
 use crate::settings::Config;
 use crate::source::{self, Mismatch, Source, SourceError};
 
 /// How often a fetch begins again because a collection has taken a layer from under it.
 pub(crate) const COLLECTED: usize = 3;
+
+/// What an image is to be called in the store.
+pub(crate) struct Naming {
+    /// Canonical names, at least one; the first stands in messages.
+    pub(crate) names: Vec<String>,
+    pub(crate) origin: NameOrigin,
+}
+
+/// Who chose the names of an image, and so whether they may be taken from another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NameOrigin {
+    /// The registry that is named: its tags may move.
+    Registry,
+    /// The archive or layout itself. It may claim any name, also that of a registry's image.
+    Archive,
+    /// The path that the user gave.
+    Path,
+}
+
+impl Naming {
+    /// Checks that no name is taken from another image without permission; tells of those that are.
+    fn check(&self, store: &Store, config: &Config, id: &Digest, progress: &dyn Progress) -> Result<(), FetchError> {
+        if self.origin == NameOrigin::Registry {
+            return Ok(());
+        }
+        for name in &self.names {
+            let owner = store.image_by_name(name).map_err(FetchError::store("look for an image"))?;
+            let Some(owner) = owner.map(|image| image.id).filter(|owner| owner != id) else { continue };
+            if self.origin == NameOrigin::Archive && !config.take_names {
+                return Err(FetchError::NameTaken { name: name.clone(), owner });
+            }
+            progress.notify(Note::NameMoved { name: name.clone(), from: owner });
+        }
+        Ok(())
+    }
+}
 
 /// What is known of an image before its layers are fetched.
 struct Found {
@@ -28,17 +64,19 @@ struct Found {
     plans: Vec<Planned>,
 }
 
-/// Brings the image of `source` into the store under `names` (the first of which stands in messages). Returns its
+/// Brings the image of `source` into the store under the names of `naming`. Returns its
 /// row, and the bytes of layers that were read.
 pub(crate) fn import(
     store: &Store,
     config: &Config,
     source: &dyn Source,
-    names: &[String],
+    naming: &Naming,
     progress: &dyn Progress,
 ) -> Result<(ImageRow, u64), FetchError> {
+    let names = &naming.names;
     let name = names.first().map(String::as_str).unwrap_or_default();
     let (id, bytes, manifest) = find_manifest(source, config, name)?;
+    naming.check(store, config, &id, progress)?;
     let watch = Watch { progress, cancelled: AtomicBool::new(false), read: AtomicU64::new(0) };
     if let Some(row) = store.image(&id).map_err(FetchError::store("look for an image"))? {
         // Known under another name, perhaps; all of its parts are there as long as its row is.
@@ -48,7 +86,7 @@ pub(crate) fn import(
             format: row.format,
             layers: row.layers,
             size: row.size,
-            names: names.to_vec(),
+            names: names.clone(),
         };
         match store.commit_image(&image, gantry_store::now()) {
             Ok(row) => return Ok((row, 0)),

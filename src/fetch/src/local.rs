@@ -8,14 +8,14 @@ use gantry_store::Store;
 
 use crate::archive::{self, Form};
 use crate::error::FetchError;
+use crate::import::{NameOrigin, Naming};
 use crate::source::Source;
 use crate::{Caps, layout};
 
 /// A local source, opened.
 pub(crate) struct Local {
     pub(crate) source: Box<dyn Source + Send>,
-    /// Canonical names for the store; at least one.
-    pub(crate) names: Vec<String>,
+    pub(crate) naming: Naming,
 }
 
 /// Opens what a local reference names.
@@ -39,8 +39,11 @@ pub(crate) fn open(
     };
     let source = source.map_err(failed)?;
     let docker = source.format() == Some(gantry_store::ImageFormat::Docker);
-    let mut names: Vec<String> = source.names().iter().filter_map(|name| canonical(name, &stem, docker)).collect();
+    let source_names = source.names();
+    let mut names: Vec<String> = source_names.iter().filter_map(|name| canonical(name, &stem, docker)).collect();
+    let mut origin = NameOrigin::Archive;
     if names.is_empty() {
+        origin = NameOrigin::Path;
         let tag = match reference {
             ImageRef::Layout(_, tag) | ImageRef::OciArchive(_, tag) | ImageRef::DockerArchive(_, tag) => tag.as_deref(),
             _ => None,
@@ -50,14 +53,18 @@ pub(crate) fn open(
     if names.is_empty() {
         names.push(format!("{stem}:latest"));
     }
-    Ok(Local { source, names })
+    // A bare tag was completed with the name of the file.
+    if source_names.iter().all(|name| !docker && is_tag(name)) {
+        origin = NameOrigin::Path;
+    }
+    Ok(Local { source, naming: Naming { names, origin } })
 }
 
 /// A name from an archive as the store has it; `None` when it is no name. `docker save` writes `alpine:3` for
 /// Docker Hub's `alpine`, so it means that one again. An OCI layout may have a bare tag, which belongs to the
 /// layout's own name (its `stem`).
 fn canonical(name: &str, stem: &str, docker: bool) -> Option<String> {
-    if !docker && !name.contains([':', '/', '@']) {
+    if !docker && is_tag(name) {
         return format!("{stem}:{name}").parse::<ImageRef>().ok().map(|_| format!("{stem}:{name}"));
     }
     match name.parse().ok()? {
@@ -67,6 +74,11 @@ fn canonical(name: &str, stem: &str, docker: bool) -> Option<String> {
         ImageRef::Short(short) => Some(short.to_string()),
         _ => None,
     }
+}
+
+/// Whether a name in an OCI layout is a tag alone.
+fn is_tag(name: &str) -> bool {
+    !name.contains([':', '/', '@'])
 }
 
 /// A file's name without its endings, as far as it can be a repository's name.

@@ -75,6 +75,13 @@ pub enum Note {
         /// Where the image wants it.
         path: String,
     },
+    /// A name now belongs to the image that is being imported.
+    NameMoved {
+        /// The canonical name.
+        name: String,
+        /// The image it belonged to.
+        from: Digest,
+    },
     /// The image is in the store.
     Done {
         /// Its name.

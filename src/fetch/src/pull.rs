@@ -1,13 +1,14 @@
 //! One fetch: from what a person typed to an image in the store.
 //!
-//! | reference | policy `never` | `new` | `update` |
-//! |---|---|---|---|
-//! | id | the store's | the store's | the store's |
-//! | `host/name:tag` | the store's or an error | the store's, else fetched | asked for; fetched when it differs; the store's when the registry cannot be reached |
-//! | `host/name@digest` | the store's or an error | the store's, else fetched | like `new`: a digest does not change |
-//! | short name | as its one full name in the store; else as in the default registry; else an error that says what to write | | |
-//! | archive, layout, standard input | an error | imported | imported |
+//! | reference | policy `never` | `new` | `update` | `newer` |
+//! |---|---|---|---|---|
+//! | id | the store's | the store's | the store's | the store's |
+//! | `host/name:tag` | the store's or an error | the store's, else fetched | asked for; fetched when it differs | like `update`; the store's, with a warning, when the registry cannot be reached |
+//! | `host/name@digest` | the store's or an error | the store's, else fetched | like `new`: a digest does not change | like `new` |
+//! | short name | as its one full name in the store; else an id in the store; else as in the default registry; else an error that says what to write | | | |
+//! | archive, layout, standard input | an error | imported | imported | imported |
 
+use std::collections::BTreeSet;
 use std::io::Read;
 
 use gantry_model::image_ref::ShortName;
@@ -15,11 +16,12 @@ use gantry_model::{ImageRef, RegistryRef};
 use gantry_store::{ImageRow, Store};
 
 use crate::error::FetchError;
-use crate::import::{COLLECTED, import};
-use crate::local;
+use crate::import::{COLLECTED, NameOrigin, Naming, import};
 use crate::progress::{Note, Progress};
 use crate::registry::Registry;
 use crate::settings::Config;
+use crate::source::MAX_DOCUMENT;
+use crate::{Platform, config, local};
 
 /// When the source of an image is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -31,6 +33,8 @@ pub enum PullPolicy {
     New,
     /// Always, and what is there already is not fetched again.
     Update,
+    /// Always; what is in the store is used when the registry cannot be reached.
+    Newer,
 }
 
 /// An image that is in the store now.
@@ -98,12 +102,13 @@ impl Context<'_> {
     fn registry(&self, reference: &RegistryRef) -> Result<Fetched, FetchError> {
         let name = reference.to_string();
         let known = self.known(reference, &name)?;
-        let settled = self.policy != PullPolicy::Update || reference.digest.is_some();
+        let asks = matches!(self.policy, PullPolicy::Update | PullPolicy::Newer);
+        let settled = !asks || reference.digest.is_some();
         match (self.policy, known) {
             (_, Some(image)) if settled => Ok(Fetched { image, name, downloaded: 0 }),
             (PullPolicy::Never, _) => Err(FetchError::NotInStore { name }),
             (_, known) => match (self.download(reference, &name), known) {
-                (Err(error), Some(image)) if error.is_offline() => {
+                (Err(error), Some(image)) if self.policy == PullPolicy::Newer && error.is_offline() => {
                     let why = chain(&error);
                     self.progress.notify(Note::Offline { name: name.clone(), why });
                     Ok(Fetched { image, name, downloaded: 0 })
@@ -116,7 +121,7 @@ impl Context<'_> {
     fn known(&self, reference: &RegistryRef, name: &str) -> Result<Option<ImageRow>, FetchError> {
         let looked = FetchError::store("look for an image");
         match self.store.image_by_name(name).map_err(looked)? {
-            Some(image) => Ok(Some(image)),
+            Some(image) => Ok(self.fits_platform(&image)?.then_some(image)),
             // The same bytes under another name are the same image.
             None => match &reference.digest {
                 Some(digest) => self.store.image(digest).map_err(FetchError::store("look for an image")),
@@ -125,15 +130,26 @@ impl Context<'_> {
         }
     }
 
+    /// Whether an image of the store is for the platform that is asked for. One that does not say is for any.
+    fn fits_platform(&self, image: &ImageRow) -> Result<bool, FetchError> {
+        if self.config.platform == Platform::host() {
+            return Ok(true);
+        }
+        let bytes = self.store.blob(&image.config, MAX_DOCUMENT);
+        let bytes = bytes.map_err(|source| FetchError::Blob { what: "the image configuration", source })?;
+        let platform = bytes.and_then(|bytes| config::parse(&bytes).ok()).and_then(|config| config.platform());
+        Ok(platform.is_none_or(|platform| platform.fitness(&self.config.platform).is_some()))
+    }
+
     fn download(&self, reference: &RegistryRef, name: &str) -> Result<Fetched, FetchError> {
         self.progress.notify(Note::Resolving { name: name.to_owned() });
-        let names = [name.to_owned()];
+        let naming = Naming { names: vec![name.to_owned()], origin: NameOrigin::Registry };
         let mut tries = 1;
         loop {
             // A fresh one each time: a failed fetch has cancelled its source.
             let registry = Registry::new(reference, self.config, self.progress)
                 .map_err(|error| FetchError::source(name)(error.into()))?;
-            match import(self.store, self.config, &registry, &names, self.progress) {
+            match import(self.store, self.config, &registry, &naming, self.progress) {
                 Ok((image, downloaded)) => return Ok(Fetched { image, name: name.to_owned(), downloaded }),
                 Err(error) if tries < COLLECTED && error.is_layer_gone() => tries += 1,
                 Err(error) => return Err(error),
@@ -143,6 +159,12 @@ impl Context<'_> {
 
     fn short(&self, short: &ShortName) -> Result<Fetched, FetchError> {
         let mut names = self.full_names(short)?;
+        if names.is_empty()
+            && let Some(prefix) = short.id_prefix()
+            && !self.store.images_by_prefix(prefix).map_err(FetchError::store("look for an image"))?.is_empty()
+        {
+            return self.by_id(prefix);
+        }
         let preferred = self.config.default_registry.as_ref().map(|host| short.at(host));
         if let Some(preferred) = &preferred
             && (names.is_empty() || names.contains(&preferred.to_string()))
@@ -153,6 +175,7 @@ impl Context<'_> {
             0 if self.policy == PullPolicy::Never => Err(FetchError::NotInStore { name: short.to_string() }),
             0 => Err(FetchError::NoRegistry { name: short.to_string() }),
             1 => self.full(names.remove(0)),
+            _ if self.is_one_image(&names)? => self.full(names.remove(0)),
             _ => {
                 names.truncate(10);
                 Err(FetchError::AmbiguousName { name: short.to_string(), names })
@@ -181,6 +204,15 @@ impl Context<'_> {
         Ok(names)
     }
 
+    fn is_one_image(&self, names: &[String]) -> Result<bool, FetchError> {
+        let mut ids = BTreeSet::new();
+        for name in names {
+            let image = self.store.image_by_name(name).map_err(FetchError::store("look for an image"))?;
+            ids.insert(image.map(|image| image.id));
+        }
+        Ok(ids.len() == 1)
+    }
+
     /// An image of the store by one of its names; with a registry in it, that one is asked where the policy says so.
     fn full(&self, name: String) -> Result<Fetched, FetchError> {
         if let Ok(ImageRef::Registry(reference)) = name.parse() {
@@ -199,8 +231,8 @@ impl Context<'_> {
         }
         self.progress.notify(Note::Resolving { name: shown });
         let local = local::open(self.store, reference, stdin, &self.config.caps)?;
-        let (image, downloaded) = import(self.store, self.config, &*local.source, &local.names, self.progress)?;
-        let name = local.names.into_iter().next().unwrap_or_else(|| image.id.to_string());
+        let (image, downloaded) = import(self.store, self.config, &*local.source, &local.naming, self.progress)?;
+        let name = local.naming.names.into_iter().next().unwrap_or_else(|| image.id.to_string());
         Ok(Fetched { image, name, downloaded })
     }
 }

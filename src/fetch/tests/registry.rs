@@ -414,13 +414,15 @@ fn policies_without_a_registry() {
     bench.assert_fetched("first", bench.fetch());
     bench.assert_fetched("never", bench.fetch_as("app:latest", PullPolicy::Never, &Silent));
     bench.registry.always(&bench.manifest_path(), status(502));
+    let text = chain(&bench.fetch_as("app:latest", PullPolicy::Update, &Silent).unwrap_err());
+    assert!(text.contains("502"), "{text}");
     let notes = Notes::default();
-    bench.assert_fetched("update without an answer", bench.fetch_as("app:latest", PullPolicy::Update, &notes));
+    bench.assert_fetched("newer without an answer", bench.fetch_as("app:latest", PullPolicy::Newer, &notes));
     let notes = notes.0.into_inner().unwrap();
     assert!(notes.iter().any(|note| matches!(note, Note::Offline { .. })), "{notes:?}");
     // An answer that says no is not the same as none.
     bench.registry.always(&bench.manifest_path(), status(403));
-    assert!(bench.fetch_as("app:latest", PullPolicy::Update, &Silent).is_err());
+    assert!(bench.fetch_as("app:latest", PullPolicy::Newer, &Silent).is_err());
 }
 
 #[test]

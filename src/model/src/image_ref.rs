@@ -8,7 +8,7 @@
 //! | `oci:DIR[:TAG]`, a directory with an `oci-layout` file | an OCI image layout |
 //! | `oci-archive:FILE[:TAG]`, `docker-archive:FILE[:TAG]`, an existing file | an archive |
 //! | `-` | an archive on standard input |
-//! | `sha256:…` (or at least 8 digits of it) | an image id in the store |
+//! | `sha256:…`, or at least 8 digits of it, with or without `sha256:` | an image id in the store |
 
 use std::fmt;
 use std::path::PathBuf;
@@ -80,6 +80,13 @@ pub struct ShortName {
 }
 
 impl ShortName {
+    /// The beginning of an image's id, when this can be one: at least 8 hexadecimal digits and nothing else.
+    #[must_use]
+    pub fn id_prefix(&self) -> Option<&str> {
+        let bare = self.tag.is_none() && self.digest.is_none();
+        Some(self.repository.as_str()).filter(|text| bare && id(text).is_some())
+    }
+
     /// This name in the registry `host`, with Docker Hub's `library/` where it is due.
     #[must_use]
     pub fn at(&self, host: &str) -> RegistryRef {

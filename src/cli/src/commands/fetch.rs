@@ -21,6 +21,9 @@ pub(crate) struct Fetch {
     /// Print whole ids; they always are (accepted for the sake of rkt's scripts)
     #[arg(long, alias = "no-trunc", hide = true)]
     full: bool,
+    /// Let archives take names that belong to other images in the store
+    #[arg(short, long)]
+    force: bool,
     /// Show no progress
     #[arg(short, long)]
     quiet: bool,
@@ -32,7 +35,7 @@ pub(crate) fn fetch(context: &Context, args: &Fetch) -> Result<u8, Failure> {
     if references.iter().filter(|reference| **reference == ImageRef::Stdin).count() > 1 {
         return Err(Failure::usage("standard input can be one image only: '-' stands there more than once"));
     }
-    let engine = context.open("fetch")?;
+    let engine = context.open_for_fetch("fetch", |config| config.take_names = args.force)?;
     let progress = Shown::new(context.globals.progress, args.quiet);
     let mut stdin = std::io::stdin();
     Ok(context::each(&args.images, context.globals.debug, Asking::Action, &mut |image| {
@@ -51,5 +54,6 @@ pub(crate) fn policy(pull: Pull) -> gantry_engine::PullPolicy {
         Pull::Never => gantry_engine::PullPolicy::Never,
         Pull::New => gantry_engine::PullPolicy::New,
         Pull::Update => gantry_engine::PullPolicy::Update,
+        Pull::Newer => gantry_engine::PullPolicy::Newer,
     }
 }

@@ -185,7 +185,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .of_spec(),
-    valued(Pod, &["pull-policy", "pull"], "never|new|update", "when to ask the registry (new: what is not here)", |d, v| {
+    valued(Pod, &["pull-policy", "pull"], "never|new|update|newer", "when to ask the registry (new: what is not here)", |d, v| {
         d.options.pull = Some(pull(v)?);
         Ok(())
     }),

@@ -108,8 +108,10 @@ pub(crate) enum Pull {
     #[value(alias = "missing")]
     New,
     /// Always ask; download what changed.
-    #[value(alias = "always", alias = "newer")]
+    #[value(alias = "always")]
     Update,
+    /// Always ask; use what is in the store when the registry cannot be reached.
+    Newer,
 }
 
 /// A command line that cannot be meant so.
