@@ -86,10 +86,7 @@ impl Backup {
     /// Makes a new database of this content.
     pub(crate) fn copy_to(&self, path: &Path) -> Result<(), StoreError> {
         if self.with_wal {
-            let conn = connect_to(&self.path)?;
-            // Through a mapping a page that the disk cannot read would be a signal and no error.
-            conn.execute_batch("PRAGMA mmap_size = 0").map_err(StoreError::sql(DOING))?;
-            return copy_to(&conn, path);
+            return copy_to(&connect_to(&self.path)?, path);
         }
         // Not by a link: the copy is written to.
         let mut read = File::open(&self.path).map_err(StoreError::io("open", &self.path))?;
@@ -210,7 +207,7 @@ fn open_immutable(path: &Path) -> rusqlite::Result<Connection> {
 
 /// Copies the database as it was committed before a migration, which holds the write lock.
 pub(crate) fn before_migration(layout: &Layout, version: usize) -> Result<(), StoreError> {
-    copy(&connect(layout)?, layout, "gantry", version).map(drop)
+    copy(&connect(layout)?.conn, layout, "gantry", version).map(drop)
 }
 
 impl Store {

@@ -6,6 +6,7 @@
 //! | SQLite calls it damaged, or not a database | damage |
 //! | the quick check of the whole file complains | damage |
 //! | rows of pods or images that gantry never wrote | damage |
+//! | fewer events than `sequence` says were committed | damage |
 //! | a WAL without a header, or with less in it than its index knows of, in the same boot | damage |
 //! | wrong owner, newer format, unknown feature, another program's database | refused, with what to do |
 //! | the disk does not read or write, or is full | a failure: nothing is known of the database |
@@ -19,7 +20,8 @@ use gantry_model::{BootId, ErrorKind, Kind as _};
 use rusqlite::Connection;
 
 use crate::backup::{QUICK_CHECK, failing};
-use crate::db::{FileId, Look, connect, is_of_boot, look, remains};
+use crate::db::{FileId, Look, connect, is_of_boot, look, next_number, remains};
+use crate::high_water::HighWater;
 use crate::migrate::STEPS;
 use crate::wal::Wal;
 use crate::{Layout, OpenError, Store, StoreError, shortage};
@@ -61,12 +63,12 @@ fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError
         return Ok(remains(layout)?.map(|what| Damage::of(format!("the database is {how}, and there are {what}"))));
     };
     let wal = shortage::look(layout, file, boot)?;
-    let conn = connect(layout)?;
-    // Through a mapping a page that the disk cannot read would be a signal and no error.
-    conn.execute_batch("PRAGMA mmap_size = 0").map_err(StoreError::sql("check the database"))?;
-    let looked = match look(&conn, layout, boot, STEPS) {
+    let mark = HighWater::load(layout)?;
+    let db = connect(layout)?;
+    let conn = &db.conn;
+    let looked = match look(conn, layout, boot, STEPS) {
         // Not everything that says so is another's: the marks in the header of ours may have been overwritten.
-        Err(OpenError::Foreign { .. }) if is_ours(&conn)? => {
+        Err(OpenError::Foreign { .. }) if is_ours(conn)? => {
             return Ok(Some(Damage::of("the header of the database is damaged")));
         }
         other => other?,
@@ -74,7 +76,7 @@ fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError
     match wal {
         Wal::NoHeader => return Ok(Some(Damage::wal("the WAL of the database has no header"))),
         Wal::Short(frames) => {
-            if !matches!(looked, Look::Behind(0)) && is_of_boot(&conn, boot)? {
+            if !matches!(looked, Look::Behind(0)) && is_of_boot(conn, boot)? {
                 let what = format!("the WAL of the database has lost its last {frames} pages");
                 return Ok(Some(Damage::wal(what)));
             }
@@ -83,7 +85,10 @@ fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError
         }
         Wal::Whole => {}
     }
-    if let Some(why) = failing(&conn, QUICK_CHECK).map_err(StoreError::sql("check the database"))? {
+    if !matches!(looked, Look::Behind(0)) && rolled_back(conn, boot, mark.as_ref())? {
+        return Ok(Some(Damage::wal("the database was rolled back: its newest commits are missing")));
+    }
+    if let Some(why) = failing(conn, QUICK_CHECK).map_err(StoreError::sql("check the database"))? {
         return Ok(Some(Damage::of(format!("the database is damaged: {}", gantry_model::id::shown(&why)))));
     }
     match looked {
@@ -92,8 +97,16 @@ fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError
         }
         // Rows of an older format are read by the step that migrates them.
         Look::Behind(version) if version < STEPS.len() => Ok(None),
-        Look::Behind(_) | Look::Ready => Ok(wrong_rows(conn)?.map(|what| Damage::of(format!("the database {what}")))),
+        Look::Behind(_) | Look::Ready => {
+            Ok(wrong_rows(db.conn)?.map(|what| Damage::of(format!("the database {what}"))))
+        }
     }
+}
+
+/// Whether commits are missing whose WAL is not there any more.
+fn rolled_back(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Result<bool, StoreError> {
+    let next = next_number(conn).map_err(StoreError::sql("check the database"))?;
+    Ok(next.and_then(|next| mark?.lost(next, boot)).is_some())
 }
 
 /// Reads every row that a start reads, of a database of the last format: the check of the whole file looks at its

@@ -6,7 +6,7 @@
 
 mod error;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,9 +21,12 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 
 pub use error::OpenError;
 
-use crate::lock::lock_within;
+use crate::high_water::HighWater;
+use crate::keeper::KEEPER_LOCK;
+use crate::lock::{lock_within, open_lock_file};
 use crate::migrate::{self, APPLICATION_ID, FEATURES, STEPS};
-use crate::{Layout, StoreError, backup, reserve};
+use crate::wal_index::IndexLease;
+use crate::{Layout, StoreError, backup, high_water, reserve, wal_index};
 
 /// How long a statement waits for other writers, and opening for the lock on the data directory.
 pub(crate) const BUSY: Duration = Duration::from_secs(10);
@@ -48,6 +51,19 @@ pub struct Store {
     pub(crate) file: Option<FileId>,
     /// Held from the first `put_blob` to the next `commit_image`; see `blobs.rs`.
     pub(crate) blob_lease: RefCell<Option<OwnedFd>>,
+    /// The number of the next event as of this handle's last commit; see `high_water.rs`.
+    raised: Cell<u64>,
+    /// What the wall clock says, where a test says it.
+    pub(crate) clock: Cell<Option<Timestamp>>,
+    // After `conn`.
+    _index: Option<IndexLease>,
+}
+
+/// A connection to the database of a data directory, and its hold on the index beside the WAL.
+pub(crate) struct Connected {
+    pub(crate) conn: Connection,
+    // After `conn`.
+    index: IndexLease,
 }
 
 /// Which file a path names.
@@ -60,6 +76,11 @@ pub(crate) struct FileId {
 }
 
 impl FileId {
+    /// An open file.
+    pub(crate) fn of_file(file: &File) -> io::Result<Self> {
+        file.metadata().map(|found| Self { dev: found.dev(), ino: found.ino(), len: found.len() })
+    }
+
     /// The file of this name; `None` when there is none.
     pub(crate) fn of(path: &Path) -> Result<Option<Self>, StoreError> {
         match fs::symlink_metadata(path) {
@@ -74,7 +95,7 @@ impl FileId {
         format!("{}:{}", self.dev, self.ino)
     }
 
-    fn is(self, other: Self) -> bool {
+    pub(crate) fn is(self, other: Self) -> bool {
         (self.dev, self.ino) == (other.dev, other.ino)
     }
 }
@@ -134,17 +155,33 @@ impl Store {
         refuse_read_only(&layout)?;
         // An empty database is not opened: SQLite would take its WAL for that of another file and delete it.
         if let Some(file) = FileId::of(&layout.db())?.filter(|file| file.len > 0) {
-            let conn = connect(&layout)?;
-            if matches!(look(&conn, &layout, boot, steps)?, Look::Ready) {
-                return Ok(Self::of(conn, layout, boot, Some(file)));
+            let mark = HighWater::load(&layout)?;
+            let db = connect(&layout)?;
+            if matches!(look(&db.conn, &layout, boot, steps)?, Look::Ready) {
+                refuse_rolled_back(&db.conn, &layout, boot, mark.as_ref())?;
+                reserve::fill(&layout)?;
+                return Ok(Self::of_connected(db, layout, boot, Some(file)));
             }
         }
-        let (conn, file) = make_ready(&root, &layout, boot, steps)?;
-        Ok(Self::of(conn, layout, boot, file))
+        let (db, file) = make_ready(&root, &layout, boot, steps)?;
+        Ok(Self::of_connected(db, layout, boot, file))
+    }
+
+    fn of_connected(db: Connected, layout: Layout, boot: &BootId, file: Option<FileId>) -> Self {
+        Self { _index: Some(db.index), ..Self::of(db.conn, layout, boot, file) }
     }
 
     pub(crate) fn of(conn: Connection, layout: Layout, boot: &BootId, file: Option<FileId>) -> Self {
-        Self { conn, layout, boot: boot.clone(), file, blob_lease: RefCell::new(None) }
+        Self {
+            conn,
+            layout,
+            boot: boot.clone(),
+            file,
+            blob_lease: RefCell::new(None),
+            raised: Cell::new(0),
+            clock: Cell::new(None),
+            _index: None,
+        }
     }
 
     /// Opens an existing data directory for reading. Every writing operation fails with [`StoreError::ReadOnly`].
@@ -161,16 +198,16 @@ impl Store {
             refuse_lost(&layout)?;
             return Err(OpenError::Absent { dir: dir.to_owned() });
         }
-        let conn = connect(&layout)?;
-        match look(&conn, &layout, &boot, STEPS)? {
+        let db = connect(&layout)?;
+        match look(&db.conn, &layout, &boot, STEPS)? {
             // Killed between making the file and its first table: nothing was ever stored.
             Look::Behind(0) => return Err(OpenError::Absent { dir: dir.to_owned() }),
             Look::Behind(found) if found < STEPS.len() => return Err(OpenError::Older { path: layout.db(), found }),
             // A new boot matters to writers only.
             Look::Behind(_) | Look::Ready => {}
         }
-        conn.execute_batch("PRAGMA query_only = ON").map_err(StoreError::sql("open the database"))?;
-        Ok(Self::of(conn, layout, &boot, file))
+        db.conn.execute_batch("PRAGMA query_only = ON").map_err(StoreError::sql("open the database"))?;
+        Ok(Self::of_connected(db, layout, &boot, file))
     }
 
     /// Whether the database that was opened is still the one of its directory: gantryd may have replaced a damaged one
@@ -181,6 +218,16 @@ impl Store {
     pub fn is_current(&self) -> Result<bool, StoreError> {
         let Some(ours) = self.file else { return Ok(true) };
         Ok(FileId::of(&self.layout.db())?.is_some_and(|named| named.is(ours)))
+    }
+
+    /// Stops the clock that events are told by, for tests.
+    pub fn stop_clock(&self, at: Timestamp) {
+        self.clock.set(Some(at));
+    }
+
+    /// What the time is.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.get().unwrap_or_else(now)
     }
 
     /// Where everything is.
@@ -210,7 +257,11 @@ impl Store {
             return Err(StoreError::Replaced { doing }.into());
         }
         let value = body(&tx)?;
+        let next = next_number(&tx).map_err(StoreError::sql(doing))?.unwrap_or(0);
         tx.commit().map_err(StoreError::sql(doing))?;
+        if sync == Sync::Now || self.raised.replace(next) != next {
+            self.raise_high_water(next, sync);
+        }
         Ok(value)
     }
 
@@ -250,6 +301,25 @@ fn refuse_read_only(layout: &Layout) -> Result<(), OpenError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(StoreError::io("read", &path)(error).into()),
     }
+}
+
+/// Refuses a database that has lost commits. `mark` was read before the database was: it is never ahead of a whole one.
+fn refuse_rolled_back(
+    conn: &Connection,
+    layout: &Layout,
+    boot: &BootId,
+    mark: Option<&HighWater>,
+) -> Result<(), OpenError> {
+    let next = next_number(conn).map_err(StoreError::sql("open the database"))?;
+    match next.and_then(|next| mark?.lost(next, boot)) {
+        Some(_) => Err(OpenError::RolledBack { path: layout.db() }),
+        None => Ok(()),
+    }
+}
+
+/// The number of the next event; `None` where no boot was entered yet.
+pub(crate) fn next_number(conn: &Connection) -> rusqlite::Result<Option<u64>> {
+    conn.prepare_cached("SELECT next_seq FROM state")?.query_row([], |row| row.get(0)).optional()
 }
 
 /// Refuses a database without content whose directory has some: a new one in its place would know nothing of it, and
@@ -334,8 +404,9 @@ fn make_dir(dir: &Path) -> io::Result<()> {
 }
 
 /// Opens the database file, which exists.
-pub(crate) fn connect(layout: &Layout) -> Result<Connection, StoreError> {
-    connect_to(&layout.db())
+pub(crate) fn connect(layout: &Layout) -> Result<Connected, StoreError> {
+    let index = wal_index::prepare(layout)?;
+    connect_to(&layout.db()).map(|conn| Connected { conn, index })
 }
 
 /// The same for a database file anywhere.
@@ -348,10 +419,9 @@ pub(crate) fn connect_to(path: &Path) -> Result<Connection, StoreError> {
     // Without this every command would copy the WAL into the database, with two fsyncs, on its way out.
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(sql())?;
     conn.set_prepared_statement_cache_capacity(64);
-    conn.execute_batch(&format!(
-        "PRAGMA synchronous = NORMAL; PRAGMA mmap_size = 67108864; PRAGMA wal_autocheckpoint = {WAL_PAGES}"
-    ))
-    .map_err(sql())?;
+    // No mapping of the database (mmap_size is 0): a page that the disk cannot read would be a signal and no error.
+    conn.execute_batch(&format!("PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = {WAL_PAGES}"))
+        .map_err(sql())?;
     Ok(conn)
 }
 
@@ -406,7 +476,7 @@ fn make_ready(
     layout: &Layout,
     boot: &BootId,
     steps: &[&str],
-) -> Result<(Connection, Option<FileId>), OpenError> {
+) -> Result<(Connected, Option<FileId>), OpenError> {
     lock_within(root, FlockOperation::NonBlockingLockExclusive, layout.root(), BUSY, &mut || {})?;
     let done = make_ready_locked(root, layout, boot, steps);
     // The lock goes with `root`, which the caller drops; let go at once, whatever happened.
@@ -419,31 +489,42 @@ fn make_ready_locked(
     layout: &Layout,
     boot: &BootId,
     steps: &[&str],
-) -> Result<(Connection, Option<FileId>), OpenError> {
+) -> Result<(Connected, Option<FileId>), OpenError> {
     // Again: gantryd may have found the database damaged, or restored it, while we waited.
     refuse_read_only(layout)?;
     if FileId::of(&layout.db())?.is_none_or(|file| file.len == 0) {
         refuse_lost(layout)?;
     }
     make_dirs(layout)?;
+    // Now, so that gantryd needs no space for it.
+    let keeper = layout.locks_dir().join(KEEPER_LOCK);
+    drop(open_lock_file(&keeper)?);
     make_file(root, layout)?;
     let file = FileId::of(&layout.db())?;
-    let conn = connect(layout)?;
-    if let Look::Behind(version) = look(&conn, layout, boot, steps)? {
+    let mark = HighWater::load(layout)?;
+    let db = connect(layout)?;
+    let conn = &db.conn;
+    if let Look::Behind(version) = look(conn, layout, boot, steps)? {
         if version == 0
             && let Some(what) = remains(layout)?
         {
             return Err(OpenError::Lost { path: layout.db(), how: "empty", what });
         }
+        if version > 0 {
+            refuse_rolled_back(conn, layout, boot, mark.as_ref())?;
+        }
         if version < steps.len() {
             // Writers of another version may not come in between: WAL mode is set before the first step.
-            migrate::migrate(&conn, steps, |from| backup::before_migration(layout, from))?;
+            migrate::migrate(conn, steps, |from| backup::before_migration(layout, from))?;
         }
-        enter_boot(&conn, boot)?;
-        tell_the_file(&conn);
+        let next = enter_boot(conn, boot, mark.as_ref())?;
+        // What nothing was ever removed from has nothing left to finish.
+        let recovered = if version == 0 { Some(boot) } else { mark.as_ref().map(|mark| &mark.recovered) };
+        high_water::enter_boot(layout, boot, recovered, next);
+        tell_the_file(conn);
         reserve::fill(layout)?;
     }
-    Ok((conn, file))
+    Ok((db, file))
 }
 
 /// Makes the directories.
@@ -473,7 +554,7 @@ fn make_file(root: &File, layout: &Layout) -> Result<(), StoreError> {
         make_db(&path)?;
     }
     // Stays in the file's header; setting it again costs one read.
-    set_wal(&connect(layout)?)?;
+    set_wal(&connect(layout)?.conn)?;
     rustix::fs::syncfs(root).map_err(StoreError::io("sync the file system of", layout.root()))
 }
 
@@ -495,8 +576,8 @@ pub(crate) fn set_wal(conn: &Connection) -> Result<(), StoreError> {
 }
 
 /// Notes the boot and moves the event sequence ahead. Synced, because a jump that a power cut took back would give
-/// the same numbers again.
-fn enter_boot(conn: &Connection, boot: &BootId) -> Result<(), StoreError> {
+/// the same numbers again. A new database goes on where the one before it ended. Tells the next number.
+fn enter_boot(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Result<u64, StoreError> {
     let sql = || StoreError::sql("note the new boot");
     let _synced = Synced::begin(conn, "note the new boot")?;
     let tx = Transaction::new_unchecked(conn, TransactionBehavior::Immediate).map_err(sql())?;
@@ -505,14 +586,22 @@ fn enter_boot(conn: &Connection, boot: &BootId) -> Result<(), StoreError> {
         .optional()
         .map_err(sql())?;
     match state {
-        None => tx.execute("INSERT INTO state (one, boot, next_seq) VALUES (1, ?1, 1)", [&boot.0]),
+        None => {
+            let first = mark.map_or(1, |mark| after_boot(mark.next));
+            tx.execute(
+                "INSERT INTO state (one, boot, next_seq, trimmed) VALUES (1, ?1, ?2, ?2 - 1)",
+                rusqlite::params![boot.0, first],
+            )
+        }
         Some((known, _)) if known == boot.0 => Ok(0),
         Some((_, next)) => {
             tx.execute("UPDATE state SET boot = ?1, next_seq = ?2", rusqlite::params![boot.0, after_boot(next)])
         }
     }
     .map_err(sql())?;
-    tx.commit().map_err(sql())
+    let next = next_number(&tx).map_err(sql())?.unwrap_or(1);
+    tx.commit().map_err(sql())?;
+    Ok(next)
 }
 
 /// Copies the WAL into the file, once per boot, so that the file itself knows the boot: only then what is missing from

@@ -4,8 +4,9 @@
 //! which steps were committed, whoever writes, and a step that was rolled back leaves no gap.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use gantry_model::{AppName, AppState, BootId, Edge, Event, EventKind, HowEnded, NewEvent, PodId, Timestamp};
+use gantry_model::{AppName, AppState, Edge, Event, EventKind, HowEnded, NewEvent, PodId, Timestamp};
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use crate::db::Sync;
@@ -26,6 +27,12 @@ const PUNCTUAL: &str =
 /// The time of an event is read a moment before its number is given: two writers may differ in both by so many
 /// nanoseconds.
 const SKEW: i64 = 1_000_000_000;
+
+/// What an event has in its data when it was written much later than what it tells of: the end of a pod that nobody saw.
+const HAPPENED: &str = "happened";
+
+/// What is written within this time was noticed at once.
+const NOTICED_AT_ONCE: Duration = Duration::from_secs(1);
 
 /// The plus makes SQLite take the index of times, where it would look through the history from its beginning.
 pub(crate) const FIRST_SINCE: &str = "SELECT min(+seq) FROM event WHERE at >= ?1";
@@ -118,18 +125,31 @@ fn of_app(pod: PodId, app: &AppRow, to: &AppState) -> Vec<NewEvent> {
     events
 }
 
-/// Writes events with the next numbers.
-pub(crate) fn append(tx: &Transaction<'_>, boot: &BootId, events: &[NewEvent]) -> rusqlite::Result<()> {
+/// Writes events with the next numbers. The time of an event is that of its writing and never before that of the one
+/// before it, whatever happens to the clock: who asks for events since the time of the last one it has seen misses none.
+/// Where what it tells of happened earlier, it says when ([`HAPPENED`]).
+pub(crate) fn append(store: &Store, tx: &Transaction<'_>, events: &[NewEvent]) -> rusqlite::Result<()> {
     if events.is_empty() {
         return Ok(());
     }
     let mut seq: u64 = tx.prepare_cached("SELECT next_seq FROM state")?.query_row([], |row| row.get(0))?;
+    let last: Option<i64> = tx
+        .prepare_cached("SELECT at FROM event ORDER BY seq DESC LIMIT 1")?
+        .query_row([], |row| row.get(0))
+        .optional()?;
+    let now = store.now();
+    let at = last.map_or(now, |last| now.max(Timestamp(last)));
     let mut insert = tx.prepare_cached(
         "INSERT INTO event (seq, boot, kind, at, subject, name, data) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
     )?;
     for event in events {
-        let data = row::map_text(&event.data)?;
-        insert.execute(params![seq, boot.0, event.kind.as_str(), event.at.0, event.id, event.name, data])?;
+        let data = if now.since(event.at) < NOTICED_AT_ONCE {
+            row::map_text(&event.data)?
+        } else {
+            let happened = (HAPPENED.to_owned(), event.at.rfc3339().to_string());
+            row::map_text(&event.data.clone().into_iter().chain([happened]).collect())?
+        };
+        insert.execute(params![seq, store.boot.0, event.kind.as_str(), at.0, event.id, event.name, data])?;
         seq += 1;
     }
     tx.prepare_cached("UPDATE state SET next_seq = ?1")?.execute([seq]).map(drop)
@@ -169,8 +189,8 @@ impl Store {
     /// The number behind which every kept event of `since` or later lies; a number that was trimmed away, when events
     /// of that time may be gone, so that [`Self::events_page`] tells of the gap.
     ///
-    /// Times do not rise strictly with numbers: the end of a pod may be noticed hours later, with the time at which it
-    /// happened. So the first number is looked for, and not the first time. For the same reason the oldest kept event
+    /// Times rise with numbers ([`append`]), but those that an older gantry wrote do not: the end of a pod, noticed hours
+    /// later, had the time at which it happened. So the first number is looked for, and not the first time. For the same reason the oldest kept event
     /// does not say how young a trimmed one may be. What does is the oldest one of a kind that is written when it
     /// happens ([`PUNCTUAL`]): what has a smaller number was written before. Without such a one, anything may be gone.
     /// After a restore even those have old times, where rows were made from what lay on the disk; then the numbers say

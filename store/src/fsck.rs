@@ -207,7 +207,7 @@ impl Store {
                 let now = self.pod(pod.id)?;
                 if now.is_some_and(|now| now.phase == pod.phase) {
                     let what = format!("pod {} is {} and has no directory", pod.id, pod.phase.name());
-                    report.error(what, "remove the pod");
+                    report.error(what, &format!("'gantry rm {}' removes it, and so does 'gantry gc' in time", pod.id));
                 }
             }
         }

@@ -7,12 +7,14 @@
 mod candidates;
 
 use gantry_model::{Digest, ErrorKind, EventKind, ImageId, Kind, NewEvent, PodId, Timestamp};
-use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
+use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 use thiserror::Error;
 
 use crate::db::Sync;
 use crate::pods::row::Columns;
-use crate::{Store, StoreError, events};
+use crate::sweep::delete_tree;
+use crate::trees::try_lock_tree;
+use crate::{Layout, Store, StoreError, events};
 
 /// The format in which an image came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -195,7 +197,7 @@ impl Store {
             let row = by_id(tx, &image.id).map_err(StoreError::sql(DOING))?;
             if let Some(row) = row.as_ref().filter(|_| !known) {
                 let event = event(EventKind::ImageImported, row, at);
-                events::append(tx, &self.boot, &[event]).map_err(StoreError::sql(DOING))?;
+                events::append(self, tx, &[event]).map_err(StoreError::sql(DOING))?;
             }
             row.ok_or_else(|| StoreError::sql(DOING)(rusqlite::Error::QueryReturnedNoRows))
                 .map_err(CommitImageError::from)
@@ -278,7 +280,7 @@ impl Store {
     }
 
     /// Removes an image that no pod uses, durably. Its layers stay until [`Self::sweep_images`]. When the disk is so
-    /// full that not even the removal can be written, what nobody works on is swept first.
+    /// full that not even the removal can be written, what nobody works on is swept first, then layers of the image go.
     ///
     /// # Errors
     /// [`RemoveImageError`].
@@ -286,10 +288,47 @@ impl Store {
         match self.remove_row(id) {
             Err(RemoveImageError::Store(error)) if error.is_full() => {
                 self.make_room()?;
-                self.remove_row(id)
+                match self.remove_row(id) {
+                    Err(RemoveImageError::Store(error)) if error.is_full() => {
+                        self.delete_layers_of(id)?;
+                        self.remove_row(id)
+                    }
+                    other => other,
+                }
             }
             other => other,
         }
+    }
+
+    /// Deletes directories of layers that only this image has, topmost first, until the removal of its row has room.
+    /// Under the write lock, so that no pod takes the image meanwhile; nothing is written under it. A `kill -9` leaves
+    /// an image without some of its layers, which `fetch` repairs and another removal removes.
+    fn delete_layers_of(&self, id: &ImageId) -> Result<(), RemoveImageError> {
+        const DOING: &str = "make room for the removal of the image";
+        const ENOUGH: u64 = 256 << 10;
+        let sql = || StoreError::sql(DOING);
+        let tx = Transaction::new_unchecked(&self.conn, TransactionBehavior::Immediate).map_err(sql())?;
+        let pods = users(&tx, id).map_err(sql())?;
+        if !pods.is_empty() {
+            return Err(RemoveImageError::InUse { image: id.clone(), pods });
+        }
+        let own: Vec<Digest> = tx
+            .prepare(
+                "SELECT chain FROM image_layer WHERE image = ?1 AND chain NOT IN
+                    (SELECT chain FROM image_layer WHERE image <> ?1) ORDER BY position DESC",
+            )
+            .and_then(|mut own| own.query_map([id.to_string()], |row| Columns::new(row).parsed())?.collect())
+            .map_err(sql())?;
+        let mut freed = 0;
+        for chain in own {
+            let name = Layout::tree_name(&chain);
+            let Some(_lock) = try_lock_tree(&self.layout, &name)? else { continue };
+            freed += delete_tree(&self.layout, &name)?;
+            if freed >= ENOUGH {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn remove_row(&self, id: &ImageId) -> Result<Removed, RemoveImageError> {
@@ -303,7 +342,7 @@ impl Store {
             }
             tx.execute("DELETE FROM image WHERE id = ?1", [id.to_string()]).map_err(sql())?;
             let event = event(EventKind::ImageRemoved, &image, crate::now());
-            events::append(tx, &self.boot, &[event]).map_err(sql())?;
+            events::append(self, tx, &[event]).map_err(sql())?;
             Ok(Removed { image })
         })
     }

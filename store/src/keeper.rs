@@ -1,13 +1,16 @@
 //! What the node daemon needs of the store: to be the only one, and to make what others committed survive a power cut.
 
 use std::fs::File;
-use std::io::{Read as _, Seek as _, Write as _};
+use std::io::Read as _;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
 
+use gantry_model::ErrorKind;
 use rustix::fs::FlockOperation;
 
+use crate::db::Sync;
 use crate::lock::{open_lock_file, try_lock};
-use crate::{Layout, Store, StoreError};
+use crate::{Layout, Store, StoreError, reserve};
 
 /// The name of the lock below `locks/`. Never swept.
 pub(crate) const KEEPER_LOCK: &str = "gantryd.lock";
@@ -33,19 +36,30 @@ pub struct KeeperLock {
 /// [`Store::lock_keeper`], before there is a store.
 pub(crate) fn lock(layout: &Layout) -> Result<Keeper, StoreError> {
     let path = layout.locks_dir().join(KEEPER_LOCK);
-    let fd = open_lock_file(&path)?;
+    let fd = match open_lock_file(&path) {
+        // It is made with the data directory; where it was lost, the reserve has a name to give as well.
+        Err(error) if error.is_full() => {
+            reserve::spend(layout)?;
+            open_lock_file(&path)?
+        }
+        other => other?,
+    };
     let ours = try_lock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))?;
-    let mut file = File::from(fd);
+    let file = File::from(fd);
     if !ours {
         let mut text = String::new();
         // What cannot be read is only not told; a number has far fewer digits.
         let read = (&file).take(32).read_to_string(&mut text);
         return Ok(Keeper::Other { pid: read.ok().and_then(|_| text.trim().parse().ok()) });
     }
-    file.set_len(0)
-        .and_then(|()| file.rewind())
-        .and_then(|()| writeln!(file, "{}", std::process::id()))
-        .map_err(StoreError::io("write", &path))?;
+    // In place and always as long: on a full disk the block that is there can be written, and none can be had. The
+    // number is for people alone, so what is too full for it keeps nobody from keeping.
+    match file.write_all_at(format!("{:<10}\n", std::process::id()).as_bytes(), 0) {
+        Err(error) if ErrorKind::of_io(&error) != ErrorKind::Exhausted => {
+            return Err(StoreError::io("write", &path)(error));
+        }
+        _ => {}
+    }
     Ok(Keeper::Ours(KeeperLock { _file: file.into() }))
 }
 
@@ -64,16 +78,20 @@ impl Store {
     /// checkpoint would do more, and make the next command that writes pay for a sync of the WAL's new header.
     ///
     /// # Errors
-    /// [`StoreError::Io`].
+    /// [`StoreError`].
     pub fn make_durable(&self) -> Result<(), StoreError> {
+        // Before the sync: what is committed during it may not be in it.
+        let next = self.last_seq()?.saturating_add(1);
         let path = self.layout.wal();
         // Closing this drops the process's POSIX locks on the file (fcntl(2)); SQLite takes none on the WAL.
         match File::open(&path) {
-            Ok(wal) => wal.sync_data().map_err(StoreError::io("sync", &path)),
+            Ok(wal) => wal.sync_data().map_err(StoreError::io("sync", &path))?,
             // No WAL: everything is in the database file, synced before the WAL was removed.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(StoreError::io("open", &path)(error)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(StoreError::io("open", &path)(error)),
         }
+        self.raise_high_water(next, Sync::Now);
+        Ok(())
     }
 }
 

@@ -35,6 +35,18 @@ impl Layout {
         self.root.join("gantry.db-wal")
     }
 
+    /// SQLite's index of the WAL, in memory that processes share.
+    #[must_use]
+    pub(crate) fn wal_index(&self) -> PathBuf {
+        self.root.join("gantry.db-shm")
+    }
+
+    /// How far the numbers of events had come.
+    #[must_use]
+    pub(crate) fn sequence(&self) -> PathBuf {
+        self.root.join("sequence")
+    }
+
     /// Copies of the database: from before each migration, and those gantryd makes.
     #[must_use]
     pub fn backups_dir(&self) -> PathBuf {

@@ -17,6 +17,7 @@
 //!   pods/UUID/         pod directories; their contents are the engine's
 //!   tmp/               being made or deleted; unlocked means left by the dead
 //!   locks/NAME         one per layer being worked on, `blobs` and `gantryd.lock`
+//!   sequence           how far the numbers of events had come: high_water.rs
 //!   reserve            space to be given back when the disk is full
 //! ```
 //!
@@ -49,6 +50,7 @@ mod db;
 mod error;
 mod events;
 mod fsck;
+mod high_water;
 mod images;
 mod keeper;
 mod layout;
@@ -65,6 +67,7 @@ mod sweep;
 mod tmp;
 mod trees;
 mod wal;
+mod wal_index;
 
 #[cfg(test)]
 mod tests;

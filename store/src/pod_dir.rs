@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::lock::{open_dir, still_named, sync_dir, try_lock};
 use crate::tmp::{self, Scrap};
-use crate::{Store, StoreError};
+use crate::{Store, StoreError, remove};
 
 /// The exclusive lock on a pod directory. Ends when the last duplicate of its descriptor is closed.
 #[derive(Debug)]
@@ -66,6 +66,11 @@ impl Kind for MakePodDirError {
     }
 }
 
+/// How names in `tmp/` begin of what is left of this pod's directory.
+fn deleted(id: PodId) -> String {
+    format!("deleted-pod-{id}")
+}
+
 impl Store {
     /// Makes the directory of a pod, mode 0700, and locks it. Its name is not durable yet: who prepares syncs.
     ///
@@ -104,7 +109,7 @@ impl Store {
     }
 
     /// Deletes the directory of a pod, durably, whatever its apps have put there. Needs no space. When it fails after
-    /// the rename, the rest is in `tmp/`, and the next sweep goes on.
+    /// the rename, the rest is in `tmp/`; [`Self::delete_rest_of_pod_dir`] and the next sweep go on.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -118,12 +123,29 @@ impl Store {
                 Ok(_) => Err(StoreError::Locked { path, seconds: 0 }),
             };
         }
-        let aside = self.layout.tmp_dir().join(tmp::fresh_name("deleted-pod")?);
-        rustix::fs::rename(&path, &aside).map_err(StoreError::io("move away", &path))?;
+        let aside = self.layout.tmp_dir().join(tmp::fresh_name(&deleted(id))?);
+        match rustix::fs::rename(&path, &aside) {
+            Ok(()) => {}
+            // A full disk has no room for another name: what the pod has goes first.
+            Err(Errno::NOSPC) => {
+                remove::remove_content(lock.as_fd()).map_err(StoreError::io("empty", &path))?;
+                rustix::fs::rename(&path, &aside).map_err(StoreError::io("move away", &path))?;
+            }
+            Err(errno) => return Err(StoreError::io("move away", &path)(errno)),
+        }
         sync_dir(&self.layout.pods_dir())?;
         tmp::delete(&self.layout, &aside)?;
         drop(lock);
         Ok(())
+    }
+
+    /// Goes on with a deletion that failed or was killed after the directory had lost its name. `false`: another process
+    /// does.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn delete_rest_of_pod_dir(&self, id: PodId) -> Result<bool, StoreError> {
+        tmp::delete_begun(&self.layout, &deleted(id))
     }
 
     /// The pods that have a directory, with or without a row. Names that are no pod ids are left to `check`.

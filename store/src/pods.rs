@@ -353,7 +353,7 @@ impl Store {
             let after = after(&pod, to, &asked, &apps);
             store(tx, id, after.as_ref())
                 .and_then(|()| asked.got().map_or(Ok(()), |networks| row::write_networks(tx, id, networks)))
-                .and_then(|()| events::append(tx, &self.boot, &told))
+                .and_then(|()| events::append(self, tx, &told))
                 .map_err(StoreError::sql(DOING))?;
             Ok(Moved::Yes(after))
         })

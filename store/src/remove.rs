@@ -35,6 +35,23 @@ pub(crate) fn remove(parent: BorrowedFd<'_>, name: &CStr) -> Result<u64> {
     }
 }
 
+/// Deletes what is in this directory, and leaves the directory.
+pub(crate) fn remove_content(dir: BorrowedFd<'_>) -> Result<u64> {
+    let mut walk = Walk { top: dir, moved: 0, freed: 0 };
+    loop {
+        walk.empty(dir, 0)?;
+        let mut entries = Dir::read_from(dir)?;
+        let is_name = |entry: &Result<rustix::fs::DirEntry>| {
+            entry.as_ref().map_or(true, |entry| !matches!(entry.file_name().to_bytes(), b"." | b".."))
+        };
+        // Something was moved up: once more.
+        match entries.find(is_name).transpose()? {
+            Some(_) => {}
+            None => return Ok(walk.freed),
+        }
+    }
+}
+
 struct Walk<'a> {
     top: BorrowedFd<'a>,
     /// How many directories were moved to the top; their names there.
@@ -137,6 +154,19 @@ mod tests {
         assert!(!tree.exists());
         assert_eq!(fs::read_to_string(dir.path().join("outside/kept")).unwrap(), "x");
         assert_eq!(remove(parent.as_fd(), c"tree"), Ok(0));
+    }
+
+    #[test]
+    fn the_content_goes_and_the_directory_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut at = open_dir(dir.path());
+        for _ in 0..200 {
+            rustix::fs::mkdirat(&at, "d", Mode::RWXU).unwrap();
+            at = open_beneath(at.as_fd(), c"d").unwrap();
+        }
+        fs::write(dir.path().join("file"), vec![1; 8192]).unwrap();
+        assert_eq!(remove_content(open_dir(dir.path()).as_fd()), Ok(8192));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     fn open_dir(path: &std::path::Path) -> OwnedFd {

@@ -1,10 +1,12 @@
 //! A megabyte of disk set aside, to be given back when the disk is full: opening a database and writing down a removal
 //! both need a few pages, and without them a full disk could not be emptied.
 //!
-//! `DIR/reserve` is made when there is room (by the first opener and by each sweep) and deleted when there is none.
-//! It contains nothing, so neither a crash nor its absence matters.
+//! `DIR/reserve` is made whenever there is room again (by each opener, and after each removal) and deleted when there is
+//! none. It contains nothing, so neither a crash nor its absence matters: without it a removal deletes data before it
+//! writes down that it does.
 
 use std::fs::{self, OpenOptions};
+use std::io::ErrorKind::{AlreadyExists, NotFound, ReadOnlyFilesystem, StorageFull};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
@@ -18,13 +20,21 @@ fn path(layout: &Layout) -> PathBuf {
     layout.root().join("reserve")
 }
 
-/// Sets the space aside if it is not yet. Without room, or on a file system that cannot allocate, there is none.
+/// Sets the space aside if it is not yet. Without room for twice as much, or on a file system that cannot allocate, or
+/// may not be written to, there is none.
 pub(crate) fn fill(layout: &Layout) -> Result<(), StoreError> {
     let path = path(layout);
+    if path.exists() {
+        return Ok(());
+    }
+    let room =
+        rustix::fs::statvfs(layout.root()).map_err(StoreError::io("look at the file system of", layout.root()))?;
+    if room.f_bavail.saturating_mul(room.f_frsize) < 2 * BYTES {
+        return Ok(());
+    }
     let file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
         Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::StorageFull => return Ok(()),
+        Err(error) if matches!(error.kind(), AlreadyExists | StorageFull | ReadOnlyFilesystem) => return Ok(()),
         Err(error) => return Err(StoreError::io("make", &path)(error)),
     };
     if rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, BYTES).is_err() { spend(layout) } else { Ok(()) }
@@ -34,7 +44,7 @@ pub(crate) fn fill(layout: &Layout) -> Result<(), StoreError> {
 pub(crate) fn spend(layout: &Layout) -> Result<(), StoreError> {
     let path = path(layout);
     match fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(StoreError::io("delete", &path)(error)),
+        Err(error) if error.kind() != NotFound => Err(StoreError::io("delete", &path)(error)),
         _ => Ok(()),
     }
 }

@@ -46,12 +46,13 @@ use crate::damage::{self, Damage};
 use crate::db::{
     BUSY, FileId, after_boot, connect_to, current_boot, make_db, make_dirs, make_root, open_root, resolved, set_wal,
 };
+use crate::high_water::HighWater;
 use crate::keeper::{self, Keeper};
 use crate::lock::{lock_within, open_dir, sync_dir};
 use crate::migrate::{self, STEPS};
 use crate::record::{self, Record};
 use crate::tmp::{self, Scrap};
-use crate::{Layout, OpenError, Store, StoreError, reserve, shortage};
+use crate::{Layout, OpenError, Store, StoreError, high_water, reserve, shortage};
 
 /// So many damaged databases are kept.
 const KEPT: usize = 3;
@@ -154,8 +155,6 @@ impl Home {
     /// may have been copied into the file, so indexes are compared with their tables.
     fn with_wal(&self) -> Option<(Backup, u64)> {
         let conn = connect_to(&self.layout.db()).ok()?;
-        // Through a mapping a page that the disk cannot read would be a signal and no error.
-        conn.execute_batch("PRAGMA mmap_size = 0").ok()?;
         let Verdict::Good { next_seq } = examine_content(conn, INTEGRITY_CHECK) else { return None };
         Some((self.own(&self.layout.wal(), true)?, next_seq))
     }
@@ -244,7 +243,12 @@ impl Home {
         drop(scrap);
         drop(lock);
         // Whoever is told of a failure takes the database for one that was not restored.
-        let _left_for_the_next = [shortage::forget(&self.layout), self.drop_old(), reserve::fill(&self.layout)];
+        let _left_for_the_next = [
+            high_water::replace(&self.layout, &self.boot, first),
+            shortage::forget(&self.layout),
+            self.drop_old(),
+            reserve::fill(&self.layout),
+        ];
         Ok(record)
     }
 
@@ -277,8 +281,14 @@ impl Home {
         let of_backups = backups(&self.layout)?.into_iter().filter_map(|backup| next_seq(&backup.path));
         // Only of the numbering, so what cannot be read of it keeps nobody from a restore.
         let of_last = Record::load(&self.layout).ok().flatten().map(|record| record.first_event);
-        let known =
-            of_backups.chain(self.damaged_number()).chain(of_last).filter(|&seq| seq < MOST_SEQ).max().unwrap_or(1);
+        let of_mark = HighWater::load(&self.layout).ok().flatten().map(|mark| mark.next);
+        let known = of_backups
+            .chain(self.damaged_number())
+            .chain(of_last)
+            .chain(of_mark)
+            .filter(|&seq| seq < MOST_SEQ)
+            .max()
+            .unwrap_or(1);
         let now = u64::try_from(crate::now().0 / 1000).unwrap_or(0);
         Ok(now.max(after_boot(known)))
     }

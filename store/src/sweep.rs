@@ -63,11 +63,21 @@ impl Store {
         tmp::sweep(&self.layout)
     }
 
-    /// Frees what can be freed without writing to the database.
+    /// Frees what can be freed without writing new pages. What cannot be swept now is told by the next sweep.
     pub(crate) fn make_room(&self) -> Result<(), StoreError> {
         reserve::spend(&self.layout)?;
-        self.sweep_temporaries()?;
-        self.sweep_orphans(&mut Swept::default())
+        let _left_for_the_next = (self.sweep_temporaries(), self.sweep_orphans(&mut Swept::default()));
+        // A WAL that was copied whole into the database is written from its beginning again, where it has blocks.
+        let _stays_as_long = self.conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+        Ok(())
+    }
+
+    /// Sets space aside again after a removal has freed some.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn refill_reserve(&self) -> Result<(), StoreError> {
+        reserve::fill(&self.layout)
     }
 
     /// Whether this database knows what is needed. One that is being restored does not yet, and one that was replaced
@@ -258,7 +268,7 @@ pub(crate) fn names(dir: &Path) -> Result<Vec<String>, StoreError> {
 }
 
 /// Moves a tree to `tmp/`, durably, and deletes it there.
-fn delete_tree(layout: &Layout, name: &str) -> Result<u64, StoreError> {
+pub(crate) fn delete_tree(layout: &Layout, name: &str) -> Result<u64, StoreError> {
     let (trees, aside) = (layout.trees_dir(), layout.tmp_dir().join(tmp::fresh_name("deleted-layer")?));
     let path = trees.join(name);
     match rustix::fs::rename(&path, &aside) {

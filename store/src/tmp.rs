@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::db::BUSY;
 use crate::lock::{lock_within, open_dir, still_named, try_lock};
+use crate::sweep::names;
 use crate::{Layout, StoreError, remove};
 
 /// No more are swept at once: each is a descriptor.
@@ -69,6 +70,24 @@ pub(crate) fn delete(layout: &Layout, path: &Path) -> Result<u64, StoreError> {
     let name = path.file_name().map(std::ffi::OsStr::as_encoded_bytes).unwrap_or_default();
     let name = CString::new(name).map_err(|error| StoreError::io("delete", path)(std::io::Error::other(error)))?;
     remove::remove(tmp.as_fd(), &name).map_err(StoreError::io("delete", path))
+}
+
+/// Deletes what has a name in `tmp/` that begins so. `false`: another process is at one of them.
+pub(crate) fn delete_begun(layout: &Layout, prefix: &str) -> Result<bool, StoreError> {
+    let dir = layout.tmp_dir();
+    for name in names(&dir)?.into_iter().filter(|name| name.starts_with(prefix)) {
+        let path = dir.join(name);
+        let lock = match open_dir(&path) {
+            Ok(lock) => lock,
+            Err(Errno::NOENT) => continue,
+            Err(errno) => return Err(StoreError::io("open", &path)(errno)),
+        };
+        if !try_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))? {
+            return Ok(false);
+        }
+        delete(layout, &path)?;
+    }
+    Ok(true)
 }
 
 /// Deletes everything in `tmp/` that nobody works on; tells the bytes freed. What cannot be deleted does not keep the

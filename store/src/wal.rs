@@ -8,7 +8,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::{Layout, StoreError};
 
@@ -33,7 +33,7 @@ pub(crate) enum Wal {
 pub(crate) fn look(layout: &Layout) -> Result<Wal, StoreError> {
     let path = layout.wal();
     // Before the frames are read: writers write frames first.
-    let index = Index::read(&shm(&path))?;
+    let index = Index::read(&layout.wal_index())?;
     let (mut header, mut frames) = scan(&path)?;
     if header == Header::None {
         // Somebody may have been writing it.
@@ -46,11 +46,6 @@ pub(crate) fn look(layout: &Layout) -> Result<Wal, StoreError> {
         (Header::Salted(salt), Some(index)) if salt == index.salt => Wal::Short(index.frames - frames),
         _ => Wal::Whole,
     })
-}
-
-/// The index beside a WAL.
-fn shm(wal: &Path) -> PathBuf {
-    wal.with_file_name("gantry.db-shm")
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

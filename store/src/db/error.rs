@@ -95,6 +95,16 @@ pub enum OpenError {
         /// What it knew of: `pods`, `layers` or `backups`.
         what: &'static str,
     },
+    /// Commits are missing that were there: its WAL was lost, or it is a copy.
+    #[error(
+        "{} was rolled back: its newest commits are missing, and nothing is changed for that reason; start gantryd, which \
+         makes what is missing from the directories of images and pods, or run 'gantry doctor'",
+        path.display()
+    )]
+    RolledBack {
+        /// The database.
+        path: PathBuf,
+    },
     /// gantryd serves the database read-only, because it is damaged and there is no good backup.
     #[error("the database in {} is read-only: {}; 'gantry doctor' says what to do", dir.display(), shown(why))]
     ReadOnly {
@@ -124,7 +134,7 @@ impl Kind for OpenError {
             Self::Directory { source, .. } => ErrorKind::of_io(source),
             Self::Newer { .. } | Self::Feature { .. } | Self::Older { .. } => ErrorKind::Refused,
             Self::Boot { .. } => ErrorKind::Unavailable,
-            Self::Lost { .. } => ErrorKind::Damaged,
+            Self::Lost { .. } | Self::RolledBack { .. } => ErrorKind::Damaged,
             Self::ReadOnly { .. } => ErrorKind::Refused,
             Self::Store(error) => error.kind(),
         }

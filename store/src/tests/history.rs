@@ -40,6 +40,29 @@ fn a_time_that_was_told_late_hides_no_gap() {
     assert_eq!((before(62), home.store.trimmed_seq().unwrap()), ((4, Some(5)), 5));
 }
 
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
+
+    /// Whatever the clock does: who asks for what is younger than the last event it has seen misses none.
+    #[test]
+    fn times_rise_with_numbers(clock in proptest::collection::vec(-100i64..100, 1..8)) {
+        let home = Home::new();
+        for (n, &at) in clock.iter().enumerate() {
+            home.store.stop_clock(Timestamp(at));
+            image(&home.store, &n.to_string(), &[]);
+        }
+        let all = home.store.events_after(0, 100).unwrap();
+        proptest::prop_assert_eq!(all.len(), clock.len());
+        for (n, seen) in all.iter().enumerate() {
+            let start = home.store.seq_before(seen.event.at).unwrap();
+            let (page, gap) = home.store.events_page(start, 100).unwrap();
+            let told: Vec<u64> = page.iter().filter(|e| e.event.at >= seen.event.at).map(|e| e.seq).collect();
+            let missed = all[n..].iter().find(|event| !told.contains(&event.seq));
+            proptest::prop_assert!(missed.is_none() && gap.is_none(), "{:?} {:?}", missed, gap);
+        }
+    }
+}
+
 #[test]
 fn a_time_is_found_by_the_index() {
     let home = Home::new();

@@ -54,9 +54,9 @@ fn several_open_what_one_of_them_is_making() {
         let dir = tempfile::tempdir().unwrap();
         let layout = crate::Layout::new(dir.path());
         db::make_db(&layout.db()).unwrap();
-        let maker = db::connect(&layout).unwrap();
+        let maker = db::connect(&layout).unwrap().conn;
         db::set_wal(&maker).unwrap();
-        let looks = db::connect(&layout).unwrap();
+        let looks = db::connect(&layout).unwrap().conn;
         std::thread::scope(|scope| {
             let making = scope.spawn(move || migrate::migrate(&maker, STEPS, |_| Ok(())).unwrap());
             let look = || match db::look(&looks, &layout, &boot("b"), STEPS).unwrap() {
@@ -288,6 +288,75 @@ fn at_a_new_boot_numbers_jump_once_and_never_back() {
     for last in [0, 1, 999_999, 1_000_000, 1_999_999, 2_000_000] {
         assert!(crate::db::after_boot(last) - last > crate::db::BOOT_JUMP - 1, "{last}");
     }
+}
+
+/// The rows of layers that were swept come back with the power, their directories do not.
+#[test]
+fn a_new_boot_knows_that_removals_may_have_been_cut_short() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let open = |name: &str| Store::open_as(&data, boot(name), STEPS).unwrap();
+    let store = open("a");
+    let gone = image(&store, "gone", &["base", "gone"]);
+    store.remove_image(&gone).unwrap();
+    let files = ["gantry.db", "gantry.db-wal", "sequence"].map(|name| data.join(name));
+    let synced = files.each_ref().map(|path| fs::read(path).unwrap());
+    assert_eq!(store.sweep_images().unwrap().layers, 2);
+    assert!(!store.needs_recovery().unwrap(), "nothing was ever removed before this boot");
+    drop(store);
+    files.iter().zip(synced).for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
+    let store = open("b");
+    assert!(store.needs_recovery().unwrap() && store.check(true).unwrap().len() == 2);
+    assert_eq!(store.forget_lost_layers().unwrap(), 2);
+    store.note_recovery().unwrap();
+    assert!(!open("b").needs_recovery().unwrap() && open("c").needs_recovery().unwrap());
+    assert_eq!(store.check(true).unwrap(), []);
+}
+
+#[test]
+fn a_database_that_lost_commits_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let open = |name: &str| Store::open_as(&data, boot(name), STEPS);
+    let store = open("a").unwrap();
+    image(&store, "one", &[]);
+    let files = ["gantry.db", "gantry.db-wal"].map(|name| data.join(name));
+    let old = files.each_ref().map(|path| fs::read(path).unwrap());
+    let id = image(&store, "two", &[]);
+    drop(store);
+    let new = files.each_ref().map(|path| fs::read(path).unwrap());
+    let put = |all: &[Vec<u8>; 2]| files.iter().zip(all).for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
+    put(&old);
+    // What was synced is missed in another boot as well.
+    for name in ["a", "b"] {
+        let refused = open(name).map(drop).unwrap_err();
+        assert!(matches!(refused, OpenError::RolledBack { .. }), "{name}: {refused:?}");
+        assert_eq!(refused.kind(), ErrorKind::Damaged);
+    }
+    put(&new);
+    let store = open("a").unwrap();
+    // Not synced: missed in the same boot alone.
+    store.insert_pod(&new_pod(pod_id(1), &id, &["a"])).unwrap();
+    moved(&store, pod_id(1), Generation(0), edge(Edge::Aborted(Timestamp(1))));
+    drop(store);
+    put(&new);
+    assert!(matches!(open("a"), Err(OpenError::RolledBack { .. })));
+    assert_eq!(open("b").unwrap().last_seq().unwrap(), crate::db::after_boot(3) - 1);
+}
+
+/// Numbers are not given twice by a database that is made where there was one.
+#[test]
+fn a_new_database_goes_on_with_the_numbers_of_the_old_one() {
+    let home = Home::new();
+    image(&home.store, "one", &[]);
+    let path = home.path();
+    drop(home.store);
+    for name in ["gantry.db", "gantry.db-wal", "gantry.db-shm"] {
+        fs::remove_file(path.join(name)).unwrap();
+    }
+    let store = Store::open(&path).unwrap();
+    assert_eq!(store.last_seq().unwrap(), crate::db::after_boot(2) - 1);
+    assert_eq!(store.check(true).unwrap(), []);
 }
 
 #[test]

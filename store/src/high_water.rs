@@ -1,0 +1,193 @@
+//! `DIR/sequence`: how far the numbers of events had come. A database that knows of fewer has lost commits.
+//!
+//! SQLite takes a WAL that is missing, cut short or overwritten for an empty one, and a copy of `gantry.db` without its
+//! WAL for a whole database. What was committed last is gone then without a word, and numbers would be given twice.
+//! So each commit that gave numbers also writes here how far they go, after it and without a sync:
+//!
+//! * In one boot the page cache holds both, whatever was killed. A database that is behind `next` was rolled back.
+//! * After a power cut either may be older. What counts then is `synced`, which is only raised after the WAL was synced
+//!   with all that it counts. Numbers between the two may have been given: entering a boot skips them all.
+//!
+//! Writers race here without a lock, so the mark may be behind by a few; it is never ahead, because it is written after
+//! the commit and read before the database. A mark that is missing or damaged says nothing.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+
+use gantry_model::BootId;
+
+use crate::db::Sync;
+use crate::{Layout, Store, StoreError};
+
+/// The size of the file, so that it is only ever written in place.
+const LENGTH: usize = 256;
+
+/// What the file says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HighWater {
+    /// In which boot it was written.
+    pub(crate) boot: BootId,
+    /// In which boot the removals were finished that an earlier one cut short.
+    pub(crate) recovered: BootId,
+    /// The number of the next event.
+    pub(crate) next: u64,
+    /// The same as of the last sync.
+    pub(crate) synced: u64,
+}
+
+impl HighWater {
+    /// The mark of a data directory. `None`: there is none, or what is there was not written by gantry.
+    pub(crate) fn load(layout: &Layout) -> Result<Option<Self>, StoreError> {
+        let path = layout.sequence();
+        let mut text = String::new();
+        match File::open(&path).and_then(|file| file.take(LENGTH as u64).read_to_string(&mut text)) {
+            Ok(_) => Ok(Self::parse(&text)),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => Ok(None),
+            Err(error) => Err(StoreError::io("read", &path)(error)),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (line, sum) = text.trim_end().rsplit_once(' ')?;
+        if u64::from_str_radix(sum, 16) != Ok(checksum(line)) {
+            return None;
+        }
+        let fields: Vec<&str> = line.split(' ').collect();
+        let &[_version, boot, recovered, next, synced] = fields.as_slice() else { return None };
+        let boot_id = |text: &str| BootId(text.trim_start_matches('=').to_owned());
+        let (boot, recovered) = (boot_id(boot), boot_id(recovered));
+        Some(Self { boot, recovered, next: next.parse().ok()?, synced: synced.parse().ok()? })
+    }
+
+    fn text(&self) -> String {
+        let line = format!("1 ={} ={} {} {}", self.boot.0, self.recovered.0, self.next, self.synced);
+        let mut text = format!("{line} {:016x}", checksum(&line));
+        text.extend(std::iter::repeat_n(' ', (LENGTH - 1).saturating_sub(text.len())));
+        text.push('\n');
+        text
+    }
+
+    fn save(&self, layout: &Layout) -> io::Result<File> {
+        let mut file = OpenOptions::new();
+        let file = file.write(true).create(true).truncate(false).mode(0o600).open(layout.sequence())?;
+        file.write_all_at(self.text().as_bytes(), 0)?;
+        Ok(file)
+    }
+
+    /// How many events a database has lost whose next one has this number, in this boot.
+    pub(crate) fn lost(&self, next: u64, boot: &BootId) -> Option<u64> {
+        let least = if self.boot == *boot { self.next } else { self.synced };
+        least.checked_sub(next).filter(|&lost| lost > 0)
+    }
+}
+
+/// FNV-1a: a torn or foreign file is told from ours, nothing more.
+fn checksum(line: &str) -> u64 {
+    line.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+impl Store {
+    /// Notes that numbers below `next` were given; with [`Sync::Now`], that all of them survive a power cut. A mark that
+    /// cannot be written (the disk is full, and it was never made) only says less.
+    pub(crate) fn raise_high_water(&self, next: u64, sync: Sync) {
+        if self.file.is_none() {
+            return;
+        }
+        let known = HighWater::load(&self.layout).ok().flatten();
+        let none = BootId(String::new());
+        let mut mark = known.clone().unwrap_or(HighWater { boot: none.clone(), recovered: none, next: 0, synced: 0 });
+        mark.next = mark.next.max(next);
+        if sync == Sync::Now {
+            mark.synced = mark.synced.max(next);
+        }
+        mark.boot = self.boot.clone();
+        if known.as_ref() != Some(&mark) {
+            let _says_less = mark.save(&self.layout);
+        }
+    }
+
+    /// Whether removals that an earlier boot cut short may be left to finish: a power cut can take back the row's last
+    /// step and keep that the directory is gone.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn needs_recovery(&self) -> Result<bool, StoreError> {
+        Ok(HighWater::load(&self.layout)?.is_some_and(|mark| mark.recovered != self.boot))
+    }
+
+    /// Notes that this boot has nothing left to finish of an earlier one.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn note_recovery(&self) -> Result<(), StoreError> {
+        let Some(mark) = HighWater::load(&self.layout)? else { return Ok(()) };
+        let path = self.layout.sequence();
+        let mark = HighWater { recovered: self.boot.clone(), ..mark };
+        mark.save(&self.layout).map(drop).map_err(StoreError::io("write", &path))
+    }
+}
+
+/// Writes the mark of a boot that was just entered with this next number, which is synced; once per boot the mark is as
+/// well. As always, one that cannot be written only says less.
+pub(crate) fn enter_boot(layout: &Layout, boot: &BootId, recovered: Option<&BootId>, next: u64) {
+    let recovered = recovered.cloned().unwrap_or(BootId(String::new()));
+    let mark = HighWater { boot: boot.clone(), recovered, next, synced: next };
+    let _says_less = mark.save(layout).and_then(|file| file.sync_all());
+}
+
+/// Begins the marks anew, for a database with a numbering of its own.
+pub(crate) fn replace(layout: &Layout, boot: &BootId, next: u64) -> Result<(), StoreError> {
+    let path = layout.sequence();
+    let mark = HighWater { boot: boot.clone(), recovered: boot.clone(), next, synced: next };
+    mark.save(layout).and_then(|file| file.sync_all()).map_err(StoreError::io("write", &path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn mark(boot: &str, next: u64, synced: u64) -> HighWater {
+        HighWater { boot: BootId(boot.into()), recovered: BootId(String::new()), next, synced }
+    }
+
+    #[test]
+    fn what_a_database_may_have_lost() {
+        let boot = |name: &str| BootId(name.into());
+        // Boot and next number of the database, events lost.
+        for (of, next, lost) in [
+            ("a", 20, None),
+            ("a", 21, None),
+            ("a", 19, Some(1)),
+            ("b", 15, None),
+            ("b", 14, Some(1)),
+            ("b", 0, Some(15)),
+        ] {
+            assert_eq!(mark("a", 20, 15).lost(next, &boot(of)), lost, "{of} {next}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(boot in "[a-z0-9-]{0,36}", next: u64, synced: u64) {
+            let mark = mark(&boot, next, synced);
+            prop_assert_eq!(mark.text().len(), LENGTH);
+            prop_assert_eq!(HighWater::parse(&mark.text()), Some(mark));
+        }
+
+        #[test]
+        fn what_was_damaged_says_nothing(next: u64, at in 0..60usize, byte in b' '..b'~') {
+            let text = mark("boot", next, 3).text();
+            let mut bytes = text.clone().into_bytes();
+            bytes[at] = byte;
+            let read = HighWater::parse(&String::from_utf8(bytes).unwrap());
+            prop_assert!(read.is_none() || read == HighWater::parse(&text), "{read:?}");
+        }
+
+        #[test]
+        fn nothing_makes_it_fail(text in "\\PC{0,300}") {
+            let _ = HighWater::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Readies the index beside the WAL (`gantry.db-shm`) for SQLite, so that opening the database needs no space.
+//!
+//! The first process to open a database truncates the index to three bytes and rebuilds it. On a full disk the blocks
+//! it frees may be taken by another writer before it allocates them again. Worse, SQLite allocates by writing the last
+//! byte of each 4096: where blocks are smaller, the rest are holes, and the first store into a hole of a full disk ends
+//! the process with SIGBUS.
+//!
+//! SQLite truncates only when no process holds a lock on byte 128 of the index (`UNIX_SHM_DMS` in its `os_unix.c`). So
+//! the first opener takes that lock here, allocates the whole index once and for all, clears its header, which makes
+//! SQLite rebuild the content in place, and keeps a shared lock while it has the database open. The locks are those of
+//! open file descriptions (fcntl(2), `F_OFD_SETLK`): they conflict with SQLite's own also within one process. Closing any
+//! descriptor of a file drops all of SQLite's locks (POSIX's) that the process has on it. So a process has one
+//! descriptor of an index, and closes it after its last connection.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use rustix::fs::{FallocateFlags, OFlags};
+
+use crate::db::{BUSY, FileId};
+use crate::{Layout, StoreError};
+
+/// Where SQLite's locks say that a process uses the index.
+const IN_USE_BYTE: libc::off_t = 128;
+
+/// Two regions of 32 KiB: the frames of a WAL of 32 MiB, where a checkpoint is due at one.
+const LENGTH: u64 = 64 << 10;
+
+/// Both copies of the header, and what is known of checkpoints and readers.
+const HEADER: [u8; 136] = [0; 136];
+
+/// The indexes that this process has open.
+static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+
+#[derive(Debug)]
+struct Opened {
+    id: FileId,
+    file: File,
+    leases: usize,
+}
+
+/// Keeps the index as it is while a connection is open; to be dropped after the connection. `None`: there is none to keep.
+#[derive(Debug)]
+pub(crate) struct IndexLease(Option<FileId>);
+
+impl Drop for IndexLease {
+    fn drop(&mut self) {
+        let Some(id) = self.0 else { return };
+        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        for index in opened.iter_mut().filter(|index| index.id.is(id)) {
+            index.leases -= 1;
+        }
+        opened.retain(|index| index.leases > 0);
+    }
+}
+
+/// Allocates and, for the first opener, clears the index. Call it before SQLite opens the database.
+pub(crate) fn prepare(layout: &Layout) -> Result<IndexLease, StoreError> {
+    let path = layout.wal_index();
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = FileId::of(&path)?.and_then(|id| opened.iter_mut().find(|index| index.id.is(id)));
+    if let Some(index) = known {
+        claim(&index.file, &path)?;
+        index.leases += 1;
+        return Ok(IndexLease(Some(index.id)));
+    }
+    let file = match open(&path) {
+        Ok(file) => file,
+        // SQLite can read without an index of its own.
+        Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => return Ok(IndexLease(None)),
+        Err(error) => return Err(StoreError::io("open", &path)(error)),
+    };
+    let id = FileId::of_file(&file).map_err(StoreError::io("look at", &path))?;
+    claim(&file, &path)?;
+    opened.push(Opened { id, file, leases: 1 });
+    Ok(IndexLease(Some(id)))
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)
+}
+
+/// Takes the shared lock, resetting the index first when no process uses it.
+fn claim(file: &File, path: &Path) -> Result<(), StoreError> {
+    let failed = || StoreError::io("lock", path);
+    let begun = Instant::now();
+    loop {
+        if try_lock(file, libc::F_WRLCK).map_err(failed())? {
+            let reset = reset(file);
+            // Always possible from an exclusive lock. After a failure SQLite does it its own way.
+            let then = if reset.is_ok() { libc::F_RDLCK } else { libc::F_UNLCK };
+            try_lock(file, then).map_err(failed())?;
+            return reset.map_err(StoreError::io("allocate", path));
+        }
+        if try_lock(file, libc::F_RDLCK).map_err(failed())? {
+            return Ok(());
+        }
+        // Another process resets it at this moment.
+        if begun.elapsed() >= BUSY {
+            return Err(StoreError::Locked { path: path.to_owned(), seconds: BUSY.as_secs() });
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn try_lock(file: &File, kind: libc::c_int) -> io::Result<bool> {
+    let lock = libc::flock {
+        l_type: i16::try_from(kind).map_err(io::Error::other)?,
+        l_whence: i16::try_from(libc::SEEK_SET).map_err(io::Error::other)?,
+        l_start: IN_USE_BYTE,
+        l_len: 1,
+        l_pid: 0,
+    };
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&lock)) {
+        Ok(_) => Ok(true),
+        Err(nix::Error::EAGAIN | nix::Error::EACCES) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Makes SQLite rebuild the index where it is.
+fn reset(file: &File) -> io::Result<()> {
+    if file.metadata()?.blocks() * 512 >= LENGTH {
+        return file.write_all_at(&HEADER, 0);
+    }
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, LENGTH) {
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    // Allocated is not enough: the first store into a block that was never written may need space for the file's map.
+    let zeros = vec![0; usize::try_from(LENGTH).map_err(io::Error::other)?];
+    file.write_all_at(&zeros, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Store;
+
+    fn blocks(layout: &Layout) -> u64 {
+        std::fs::metadata(layout.wal_index()).unwrap().blocks() * 512
+    }
+
+    #[test]
+    fn the_index_is_allocated_whole_and_never_given_back() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(&home.path().join("data")).unwrap();
+        let layout = store.layout().clone();
+        assert!(blocks(&layout) >= LENGTH, "{}", blocks(&layout));
+        drop(store);
+        let store = Store::open(layout.root()).unwrap();
+        assert!(blocks(&layout) >= LENGTH, "SQLite truncated it");
+        assert_eq!(store.last_seq().unwrap(), 0);
+    }
+
+    /// What is in the index when nobody uses the database is of no account.
+    #[test]
+    fn a_stale_index_is_rebuilt() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(&home.path().join("data")).unwrap();
+        store.conn.execute_batch("INSERT INTO feature VALUES ('one', 'compatible')").unwrap();
+        let layout = store.layout().clone();
+        let stale = std::fs::read(layout.wal_index()).unwrap();
+        store.conn.execute_batch("INSERT INTO feature VALUES ('two', 'compatible')").unwrap();
+        drop(store);
+        let file = File::options().write(true).open(layout.wal_index()).unwrap();
+        file.write_all_at(&stale, 0).unwrap();
+        let store = Store::open(layout.root()).unwrap();
+        let features: u32 = store.conn.query_row("SELECT count(*) FROM feature", [], |row| row.get(0)).unwrap();
+        assert_eq!(features, 2);
+    }
+}
