@@ -129,6 +129,9 @@ fn collect_pods(engine: &Engine, settings: KeeperSettings) -> anyhow::Result<()>
     if let Some(error) = report.networks_failure {
         log::warning(&format!("{:#}", anyhow::Error::from(error)));
     }
+    if let Some(error) = report.temporaries_failure {
+        log::warning(&format!("{:#}", anyhow::Error::from(error)));
+    }
     for (id, error) in report.failures {
         // Wrapped only for the chain of its causes.
         log::warning(&format!("cannot collect pod {id}: {:#}", anyhow::Error::from(error)));

@@ -127,16 +127,28 @@ impl Engine {
     /// Brings the rows of a database that was just replaced up to what lies on the disk.
     pub(crate) fn adopt_all(&self) -> Result<Adopted, PodError> {
         // Pods first: an image is let go only when no pod has it. Images before pods: a pod needs its image.
-        let gone = self.forget_pods()?;
+        let gone = self.forget_pods(|_| true)?;
         let images_gone = self.forget_images()?;
         let images = self.adopt_images()?;
         Ok(Adopted { gone, images, images_gone, ..self.adopt_pods(&self.store.pod_dirs()?)? })
     }
 
-    /// Pods that were removed since the backup was made.
-    fn forget_pods(&self) -> Result<Vec<PodId>, PodError> {
+    /// Once in each boot: removes the rows of what an earlier boot has removed from the disk, where a power cut took the
+    /// rows' own removal back. Pods that are being prepared get their directories after their rows, and are let be.
+    pub(crate) fn finish_cut_removals(&self) -> Result<(), PodError> {
+        if !self.store.needs_recovery()? || !self.store.layout().pods_dir().is_dir() {
+            return Ok(());
+        }
+        self.forget_pods(|phase| !matches!(phase, Phase::Embryo | Phase::Preparing))?;
+        self.store.forget_lost_layers()?;
+        Ok(self.store.note_recovery()?)
+    }
+
+    /// Pods whose directories are gone, as far as they are `due`.
+    fn forget_pods(&self, due: impl Fn(&Phase) -> bool) -> Result<Vec<PodId>, PodError> {
         let mut gone = Vec::new();
-        for row in self.store.pods(&PodQuery::default()).map_err(PodError::store)? {
+        let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
+        for row in rows.into_iter().filter(|row| due(&row.phase)) {
             // Only where it is known to be gone: a disk that fails says nothing.
             let dir = self.pod_dir(row.id);
             match std::fs::symlink_metadata(&dir) {
@@ -147,7 +159,8 @@ impl Engine {
             match self.dispose(row.id) {
                 Ok(()) => gone.push(row.id),
                 // A cgroup that cannot be removed now: the row stays, and `gc` comes back to it.
-                Err(crate::RmError::Cgroup { .. }) => {}
+                // So does one whose bytes cannot be deleted, or are being deleted.
+                Err(crate::RmError::Cgroup { .. } | crate::RmError::Busy(_)) => {}
                 Err(crate::RmError::Pod(error)) => return Err(error),
                 Err(error) => return Err(PodError::store(error)),
             }
@@ -173,7 +186,7 @@ impl Engine {
     }
 
     /// Images whose documents and layers all lie here.
-    fn adopt_images(&self) -> Result<Vec<ImageId>, PodError> {
+    pub(crate) fn adopt_images(&self) -> Result<Vec<ImageId>, PodError> {
         let mut adopted = Vec::new();
         for id in self.store.unknown_blobs().map_err(PodError::store)? {
             let Some((image, layers)) = self.read_image(&id)? else { continue };

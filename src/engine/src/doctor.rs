@@ -37,6 +37,10 @@ impl Engine {
                 self.check_pod(&row, deep, &mut findings);
             }
         }
+        if let Some(why) = self.unwritten() {
+            let what = format!("what was found of pods cannot be written down: {why}");
+            fail(&mut findings, what, "free space, or mount the file system writable");
+        }
         self.check_networks_of_pods(&mut findings);
         self.check_store(deep, &mut findings)?;
         // After the pods were brought up to the facts, so that it does not report what was only not noticed yet.

@@ -1,6 +1,6 @@
 //! The engine itself: a store, and how things are to be done.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell, RefCell};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -127,7 +127,11 @@ pub struct Engine {
     pub(crate) store: Store,
     pub(crate) options: Options,
     /// Whether rows may be written; without it `reconcile` moves the rows it returns and leaves the stored ones alone.
-    pub(crate) writes: bool,
+    pub(crate) writes: Cell<bool>,
+    /// Whether a row that cannot be written, because the disk is full or read-only, is moved for the caller alone.
+    pub(crate) tolerant: bool,
+    /// Why a row could not be written, the last time.
+    pub(crate) unwritten: RefCell<Option<String>>,
     pub(crate) patience: Patience,
     pub(crate) hierarchies: OnceCell<Vec<Hierarchy>>,
 }
@@ -159,20 +163,37 @@ impl Engine {
     pub fn open(options: Options) -> Result<Self, OpenError> {
         check_parent(&options.cgroup_parent)?;
         let store = Store::open(&options.dir)?;
-        Ok(Self::of(store, options))
+        let engine = Self::of(store, options);
+        // What cannot be finished now is tried again by the next who opens.
+        let _left_for_the_next = engine.finish_cut_removals();
+        Ok(engine)
     }
 
     pub(crate) fn of(store: Store, options: Options) -> Self {
-        Self { store, options, writes: true, patience: Patience::OF_COMMANDS, hierarchies: OnceCell::new() }
+        Self {
+            store,
+            options,
+            writes: Cell::new(true),
+            tolerant: true,
+            unwritten: RefCell::default(),
+            patience: Patience::OF_COMMANDS,
+            hierarchies: OnceCell::new(),
+        }
     }
 
-    /// Opens it as [`Self::open`] does, and for looking only where gantryd serves a damaged database.
+    /// Opens it as [`Self::open`] does, and for looking only where nothing can be written: gantryd serves a damaged
+    /// database, or the disk is full or read-only.
     ///
     /// # Errors
     /// [`OpenError`].
     pub fn open_to_look(options: Options) -> Result<Self, OpenError> {
+        use gantry_store::{OpenError as Opening, StoreError};
         match Self::open(options.clone()) {
-            Err(OpenError::Store(gantry_store::OpenError::ReadOnly { .. })) => Self::open_read_only(options),
+            Err(OpenError::Store(Opening::ReadOnly { .. } | Opening::Store(StoreError::ReadOnly { .. }))) => {
+                Self::open_read_only(options)
+            }
+            // Where not even reading works, the first failure is the one to tell of.
+            Err(error) if error.kind() == ErrorKind::Exhausted => Self::open_read_only(options).map_err(|_| error),
             other => other,
         }
     }
@@ -184,13 +205,21 @@ impl Engine {
     pub fn open_read_only(options: Options) -> Result<Self, OpenError> {
         check_parent(&options.cgroup_parent)?;
         let store = Store::open_read_only(&options.dir)?;
-        Ok(Self { writes: false, ..Self::of(store, options) })
+        Ok(Self { writes: Cell::new(false), ..Self::of(store, options) })
     }
 
-    /// The same for one who looks after many pods and comes back to each: it waits for no single one of them for long.
+    /// The same for one who looks after many pods and comes back to each: it waits for no single one of them for long, and
+    /// fails where a row cannot be written.
     #[must_use]
     pub fn hasty(self) -> Self {
-        Self { patience: Patience::OF_A_KEEPER, ..self }
+        Self { patience: Patience::OF_A_KEEPER, tolerant: false, ..self }
+    }
+
+    /// Why the end of a pod, or anything else that was found of it, could not be written down the last time; it was only
+    /// shown. The next command that can write does it.
+    #[must_use]
+    pub fn unwritten(&self) -> Option<String> {
+        self.unwritten.borrow().clone()
     }
 
     /// The store behind it.

@@ -79,6 +79,8 @@ pub struct GcReport {
     pub networks: Vec<String>,
     /// Why that could not be done; the next `gc` tries again.
     pub networks_failure: Option<NetworkError>,
+    /// What was left of an earlier deletion and cannot be deleted either; the next `gc` tries again.
+    pub temporaries_failure: Option<PodError>,
 }
 
 /// Garbage could not be collected at all; failures of single pods are in the report.
@@ -159,7 +161,8 @@ impl Engine {
             }
         }
         if !options.mark_only && !options.dry_run {
-            self.store.sweep_temporaries().map_err(PodError::store)?;
+            report.temporaries_failure = self.store.sweep_temporaries().map_err(PodError::store).err();
+            self.store.refill_reserve().map_err(PodError::store)?;
         }
         Ok(report)
     }
@@ -176,12 +179,17 @@ impl Engine {
         let Some(mut row) = self.reconcile(row)? else { return Ok(()) };
         let id = row.id;
         let now = gantry_store::now();
-        for (action, why) in decide(&row.phase, now, options) {
+        let due = decide(&row.phase, now, options);
+        let deletes = due.iter().any(|(action, _)| *action == GcAction::Delete);
+        for (action, why) in due {
             if !options.dry_run {
                 match action {
-                    GcAction::Mark => match self.mark(&row, now)? {
-                        Some(next) => row = next,
-                        None => return Ok(()),
+                    GcAction::Mark => match self.mark(&row, now) {
+                        Ok(Some(next)) => row = next,
+                        Ok(None) => return Ok(()),
+                        // The disk is full: deleting it makes the room that marking it needs.
+                        Err(error) if deletes && error.kind() == ErrorKind::Exhausted => continue,
+                        Err(error) => return Err(error),
                     },
                     GcAction::Delete => match self.dispose_durably(id, false) {
                         // Who began it lives and goes on.
@@ -215,10 +223,13 @@ impl Engine {
 
     fn mark(&self, row: &PodRow, now: Timestamp) -> Result<Option<PodRow>, RmError> {
         let edge = match row.phase {
-            // Somebody may be starting it this very moment: not without its lock.
+            // Another process may be starting it this very moment: not without its lock. One without a directory has
+            // none, and cannot be started.
             Phase::Prepared { .. } => {
-                let Some(_lock) = self.take_lock(row.id)? else { return Ok(None) };
-                return Ok(self.step(row, change(Edge::Discarded(now)))?);
+                return match self.lock_patiently(row.id)? {
+                    PodState::Held => Ok(None),
+                    _free_or_absent => Ok(self.step(row, change(Edge::Discarded(now)))?),
+                };
             }
             _ => Edge::Marked(now),
         };
@@ -234,7 +245,7 @@ impl Engine {
     ) -> Result<(), PodError> {
         let mut images = None;
         for id in self.store.pod_dirs().map_err(PodError::store)?.into_iter().filter(|id| !known.contains(id)) {
-            match self.sweep_orphan(id, options.dry_run, &mut images) {
+            match self.sweep_orphan(id, options, &mut images) {
                 Ok(false) => {}
                 Ok(true) => {
                     let why = "its maker was killed before it was a pod";
@@ -247,22 +258,25 @@ impl Engine {
     }
 
     /// Tells whether it was (or would be) deleted. The images are read when the first pod needs them.
-    fn sweep_orphan(&self, id: PodId, dry_run: bool, images: &mut Option<Images>) -> Result<bool, RmError> {
+    fn sweep_orphan(&self, id: PodId, options: &GcOptions, images: &mut Option<Images>) -> Result<bool, RmError> {
         if !self.is_orphan(id)? {
             return Ok(false);
         }
-        // Its row was lost with a database or a power cut, and is made again.
+        // Its row was lost with a database or a power cut, and is made again; its image's first, where that was lost too.
         if self.was_pod(id) {
-            if !dry_run {
+            if !options.dry_run {
                 let images = match images {
                     Some(images) => images,
-                    None => images.insert(Images::of(&self.store)?),
+                    None => {
+                        self.adopt_images()?;
+                        images.insert(Images::of(&self.store)?)
+                    }
                 };
                 self.adopt_pod(id, images)?;
             }
             return Ok(false);
         }
-        if !dry_run {
+        if !options.dry_run {
             self.dispose(id)?;
         }
         Ok(true)
@@ -273,12 +287,12 @@ impl Engine {
     /// What cannot be swept now waits for `gc`.
     pub(crate) fn sweep_orphans_if_any(&self, rows: &[PodRow]) {
         let temporaries = std::fs::read_dir(self.store.layout().tmp_dir());
-        if self.writes && temporaries.is_ok_and(|mut entries| entries.next().is_some()) {
+        if self.writes.get() && temporaries.is_ok_and(|mut entries| entries.next().is_some()) {
             let _left_for_gc = self.store.sweep_temporaries();
         }
         let links = rustix::fs::stat(self.store.layout().pods_dir())
             .map_or(0, |stat| usize::try_from(stat.st_nlink).unwrap_or(0));
-        if self.writes && links > rows.len() + 2 {
+        if self.writes.get() && links > rows.len() + 2 {
             let known = rows.iter().map(|row| row.id).collect();
             let _left_for_gc = self.sweep_orphans(&known, &GcOptions::default(), &mut GcReport::default());
         }

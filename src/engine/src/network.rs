@@ -205,7 +205,7 @@ impl Engine {
     /// As [`Self::network_down`] for one who has other things to do than to wait for plugins: what was not done in time, or
     /// failed, is left for `gc`, and for `rm`.
     pub(crate) fn network_down_or_leave(&self, id: PodId) {
-        if self.writes {
+        if self.writes.get() {
             let _left_for_gc = self.network_down_within(id, self.patience.network);
         }
     }

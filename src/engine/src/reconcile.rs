@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use gantry_contract::journal::{Fact, Parsed};
 use gantry_contract::up;
-use gantry_model::{AppName, AppState, BootId, Edge, Phase, PodId, PodPrefix, Process, Timestamp};
+use gantry_model::{AppName, AppState, BootId, Edge, ErrorKind, Phase, PodId, PodPrefix, Process, Timestamp};
 use gantry_store::{Change, Moved, Networks, PodLock, PodRow, PodState};
 
 use crate::Engine;
@@ -76,6 +76,20 @@ impl Engine {
         if row.phase.is_final() {
             return Ok(Some(row));
         }
+        match self.reconcile_stored(row.clone()) {
+            // Looking at a pod must not need room on the disk. The next one who can writes it down.
+            Err(error) if self.tolerant && cannot_be_written(&error) => {
+                self.unwritten.replace(Some(gantry_model::error::messages(&error).join(": ")));
+                let writes = self.writes.replace(false);
+                let shown = self.reconcile_stored(row);
+                self.writes.set(writes);
+                shown
+            }
+            other => other,
+        }
+    }
+
+    fn reconcile_stored(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         let lock = match self.probe(&row)? {
             PodState::Free(lock) => Some(lock),
             PodState::Held => None,
@@ -205,7 +219,7 @@ impl Engine {
         if news.is_empty() {
             return Ok(Some(row));
         }
-        if !self.writes {
+        if !self.writes.get() {
             return Ok(Some(with_apps(row, &news)));
         }
         let moved = self.store.update_apps(row.id, row.generation, &news);
@@ -220,14 +234,14 @@ impl Engine {
 
     /// Left-over cgroups do not keep a row from telling the truth: `rm`, `gc` and `doctor` come back to them.
     pub(crate) fn remove_cgroups_or_leave(&self, id: PodId) {
-        if self.writes {
+        if self.writes.get() {
             let _left_for_gc = self.remove_cgroups(id);
         }
     }
 
     /// One step; the row after it, or as somebody else made it; `None` when it is gone.
     pub(crate) fn step(&self, row: &PodRow, change: Change) -> Result<Option<PodRow>, PodError> {
-        if !self.writes {
+        if !self.writes.get() {
             return Ok(Some(moved(row, change)));
         }
         let moved = self.store.step(row.id, row.generation, change).map_err(PodError::store)?;
@@ -250,6 +264,12 @@ fn was_replaced(error: &PodError) -> bool {
     use gantry_store::{StepError, StoreError};
     let PodError::Store(cause) = error else { return false };
     matches!(cause.get::<StepError>(), Some(StepError::Store(StoreError::Replaced { .. })))
+}
+
+/// Whether the database takes nothing now: the disk is full, or may only be read.
+pub(crate) fn cannot_be_written(error: &PodError) -> bool {
+    let PodError::Store(cause) = error else { return false };
+    matches!(cause.kind(), ErrorKind::Exhausted | ErrorKind::Denied)
 }
 
 /// A row after a step that is not stored.

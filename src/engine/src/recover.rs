@@ -77,9 +77,15 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
         Err(error) if is_failure(&error) && home.can_be_read() => Condition::ReadOnly { why: chain(&error) },
         other => other?,
     };
-    let engine = match condition {
-        Condition::ReadOnly { .. } => Engine::open_read_only(options)?,
-        Condition::Sound | Condition::Restored { .. } => Engine::open(options)?,
+    let (engine, condition) = match condition {
+        Condition::ReadOnly { .. } => (Engine::open_read_only(options)?, condition),
+        Condition::Sound | Condition::Restored { .. } => match Engine::open(options.clone()) {
+            // So full that not even the new boot can be noted.
+            Err(error) if is_failure(&error) => {
+                (Engine::open_read_only(options)?, Condition::ReadOnly { why: chain(&error) })
+            }
+            other => (other?, condition),
+        },
     };
     let (condition, found) = match condition {
         Condition::Restored { record, adopted } => {

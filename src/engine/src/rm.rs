@@ -1,8 +1,17 @@
 //! `rm`, and the one way in which a pod goes: row to Garbage and on to deleting, cgroups, networks, directory, row.
 //!
 //! A `kill -9` leaves a pod that is still what it was, or garbage, or (from the moment before the first thing of it goes)
-//! deleting; the next `gc` or `rm` goes on.
+//! deleting; the next `gc` or `rm` goes on. So does one that fails: the row says "deleting" until the last byte is gone,
+//! also when the directory has lost its name already, so that everyone sees the same whoever looks first.
+//!
+//! # Power cuts
+//!
+//! `rm` syncs the step to deleting before the directory goes, and nothing after: two syncs, the other one for the
+//! directory's name. Where nothing has to survive (`run --rm`) and in `gc`, only that second one is made. A power cut
+//! can then keep the loss of the directory and take back the row's steps. That is a new boot, and the first command in it
+//! removes rows of pods whose directories are gone ([`Engine::finish_cut_removals`]).
 
+use gantry_contract::journal::Parsed;
 use gantry_model::{Edge, ErrorKind, Kind, Phase, PodId};
 use gantry_store::{Change, PodLock, PodRow, PodState};
 use thiserror::Error;
@@ -105,29 +114,48 @@ impl Engine {
             PodState::Absent => None,
             PodState::Held => return Err(RmError::Busy(id)),
         };
-        // Read under the lock: nobody starts it from here on.
+        // Read under the lock: nobody starts it from here on. The journal goes with the directory.
         let row = self.store.pod(id).map_err(PodError::store)?;
-        let row = row.map(|row| self.to_deleting(row)).transpose()?.flatten();
+        let journal = match row.as_ref().map(|row| &row.phase) {
+            Some(Phase::Running { .. }) => self.journal(id)?,
+            _ => Parsed::default(),
+        };
+        let (row, full) = match row.map(|row| self.to_deleting(row, &journal, durable)).transpose() {
+            // So full a disk that nothing can be written down: then the data goes first, and makes room for it.
+            Err(error) if error.kind() == ErrorKind::Exhausted => (None, true),
+            other => (other?.flatten(), false),
+        };
         // Both, whatever becomes of the other; the processes first, plugins of a killed supervisor among them.
         let cgroups = self.remove_cgroups(id);
         self.network_down(id).map_err(|source| RmError::Network { id, source })?;
         cgroups.map_err(|source| RmError::Cgroup { id, source })?;
-        if let Some(lock) = lock {
-            self.delete_dir(lock, id)?;
-        }
+        self.delete_dir(lock, id)?;
+        let row = if full {
+            let row = self.store.pod(id).map_err(PodError::store)?;
+            row.map(|row| self.to_deleting(row, &journal, durable)).transpose()?.flatten()
+        } else {
+            row
+        };
+        // Not durable by itself: a row that is being deleted and has no directory is removed by whoever comes next.
         if let Some(row) = row {
-            self.step(&row, Change { durable, ..Change::along(Edge::Swept) })?;
+            self.step(&row, Change::along(Edge::Swept))?;
+        }
+        Ok(self.store.refill_reserve().map_err(PodError::store)?)
+    }
+
+    /// Without a lock: what an earlier deletion has left.
+    fn delete_dir(&self, lock: Option<PodLock>, id: PodId) -> Result<(), RmError> {
+        match lock {
+            Some(lock) => self.store.delete_pod_dir(lock, id).map_err(PodError::store)?,
+            None if self.store.delete_rest_of_pod_dir(id).map_err(PodError::store)? => {}
+            None => return Err(RmError::Busy(id)),
         }
         Ok(())
     }
 
-    fn delete_dir(&self, lock: PodLock, id: PodId) -> Result<(), PodError> {
-        self.store.delete_pod_dir(lock, id).map_err(PodError::store)
-    }
-
     /// Walks a row to Garbage that is being deleted; the caller holds the lock, or there is no directory to lock. `None`:
-    /// it is gone.
-    fn to_deleting(&self, mut row: PodRow) -> Result<Option<PodRow>, RmError> {
+    /// it is gone. With `durable` it survives a power cut before anything of the pod goes.
+    fn to_deleting(&self, mut row: PodRow, journal: &Parsed, durable: bool) -> Result<Option<PodRow>, RmError> {
         loop {
             let now = gantry_store::now();
             let edge = match row.phase {
@@ -135,7 +163,7 @@ impl Engine {
                 Phase::AbortedPrepare { .. } | Phase::Exited { .. } => Edge::Marked(now),
                 Phase::Prepared { .. } => Edge::Discarded(now),
                 // Dead, for the lock is ours; its end was not noticed yet.
-                Phase::Running { .. } => match self.end_under_lock(&row, &self.journal(row.id)?)? {
+                Phase::Running { .. } => match self.end_under_lock(&row, journal)? {
                     Some(next) => {
                         row = next;
                         continue;
@@ -143,8 +171,13 @@ impl Engine {
                     None => return Ok(None),
                 },
                 Phase::Garbage { deleting: None, .. } => Edge::Deleting(now),
-                // Begun by somebody who was killed since.
-                Phase::Garbage { deleting: Some(_), .. } => return Ok(Some(row)),
+                // Just now, or by a process that was killed since.
+                Phase::Garbage { deleting: Some(_), .. } => {
+                    if durable {
+                        self.store.make_durable().map_err(PodError::store)?;
+                    }
+                    return Ok(Some(row));
+                }
             };
             match self.step(&row, Change::along(edge))? {
                 Some(next) => row = next,

@@ -63,6 +63,8 @@ pub struct Stopped {
     pub already: bool,
     /// Its supervisor did not act and was killed.
     pub escalated: bool,
+    /// Why its end could not be written down, where that is so: the disk is full, or may only be read.
+    pub unwritten: Option<String>,
 }
 
 impl Engine {
@@ -72,10 +74,11 @@ impl Engine {
     /// [`StopError`].
     pub fn stop(&self, id: PodId, grace: Duration, force: bool) -> Result<Stopped, StopError> {
         need_root("stop a pod")?;
+        self.unwritten.replace(None);
         let view = self.status(id)?;
         match &view.row.phase {
             Phase::Running { .. } => {}
-            phase if phase.is_final() => return Ok(Stopped { view, already: true, escalated: false }),
+            phase if phase.is_final() => return Ok(self.stopped(view, true, false)),
             phase => return Err(StopError::NotStarted { id, phase: phase.name() }),
         }
         let grace = if force { Duration::ZERO } else { grace };
@@ -84,13 +87,17 @@ impl Engine {
         let asked = matches!(self.ask(id, &Request::Stop { grace_ms }), Ok((Answer::Done, _)));
         let patience = if asked { grace.saturating_add(SLACK) } else { Duration::ZERO };
         if let Some(view) = self.wait(id, Some(patience))? {
-            return Ok(Stopped { view, already: false, escalated: false });
+            return Ok(self.stopped(view, false, false));
         }
         self.escalate(&view)?;
         match self.wait(id, Some(SLACK))? {
-            Some(view) => Ok(Stopped { view, already: false, escalated: true }),
+            Some(view) => Ok(self.stopped(view, false, true)),
             None => Err(StopError::Stuck(id)),
         }
+    }
+
+    fn stopped(&self, view: PodView, already: bool, escalated: bool) -> Stopped {
+        Stopped { view, already, escalated, unwritten: self.unwritten() }
     }
 
     fn escalate(&self, view: &PodView) -> Result<(), StopError> {

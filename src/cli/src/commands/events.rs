@@ -25,6 +25,8 @@ use filter::{Condition, Filter};
 const PAGE: usize = 500;
 /// How often a follower looks at facts of which no commit tells: pods that nobody has settled, a reader that has gone.
 const LOOK: Duration = Duration::from_secs(1);
+/// So long before its end a follower looks at them once more: what is noticed later has a later time.
+const LAST_LOOK: Duration = Duration::from_millis(100);
 /// Phases that facts can move on.
 const OPEN: [&str; 4] = ["embryo", "preparing", "prepared", "running"];
 
@@ -128,19 +130,22 @@ impl Reader<'_> {
         let mut commits = self.engine.commits().map_err(waiting())?;
         self.cursor = cursor.map_or_else(|| self.engine.events_start(&self.query, now), Ok)?;
         let mut looked = Instant::now();
+        let mut looked_last = false;
         loop {
             // First whether it is over, then what there was until then.
             let left = self.query.until.map(|until| left(until, gantry_engine::now()));
             let over = left.is_some_and(|left| left.is_zero());
-            if over {
-                // What ended since the last look, and nobody has noticed.
+            let last_look = left.map(|left| left.saturating_sub(LAST_LOOK + COMMITTED_WITHIN));
+            if last_look.is_some_and(|until| until.is_zero()) && !looked_last {
+                looked_last = true;
                 self.settler.settle();
             }
             self.drain(u64::MAX)?;
             if over {
                 return Ok(Followed::Over);
             }
-            commits.wait(left.unwrap_or(LOOK).min(LOOK)).map_err(waiting())?;
+            let wait = if looked_last { left } else { last_look };
+            commits.wait(wait.unwrap_or(LOOK).min(LOOK)).map_err(waiting())?;
             if looked.elapsed() >= LOOK {
                 looked = Instant::now();
                 // Where that cannot be told, reading says why.

@@ -86,7 +86,8 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
         mark_only: args.mark_only,
         dry_run: args.dry_run,
     };
-    let GcReport { steps, failures, abandoned, networks, networks_failure } = engine.gc(&options)?;
+    let GcReport { steps, failures, abandoned, networks, networks_failure, temporaries_failure } =
+        engine.gc(&options)?;
     if !args.mark_only && !args.dry_run {
         engine.trim_events()?;
     }
@@ -110,7 +111,8 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
     abandoned.iter().for_each(|(id, line)| warn_kept(*id, line));
     let mut worst = exit::OK;
     let failures = failures.into_iter().map(|(_, error)| Failure::from(error));
-    for failure in failures.chain(networks_failure.map(Failure::from)) {
+    let others = networks_failure.map(Failure::from).into_iter().chain(temporaries_failure.map(Failure::from));
+    for failure in failures.chain(others) {
         failure.print(context.globals.debug);
         worst = worst.max(failure.code(Asking::Action));
     }

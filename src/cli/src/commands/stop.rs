@@ -37,7 +37,10 @@ pub(crate) fn stop(context: &Context, args: &Stop) -> Result<u8, Failure> {
     let grace = args.time.unwrap_or(engine.options().stop_grace);
     args.pods.each(context.globals.debug, Asking::Action, |text| {
         let id = context::pod(&engine, text)?;
-        engine.stop(id, grace, args.force)?;
+        let stopped = engine.stop(id, grace, args.force)?;
+        if let Some(why) = stopped.unwritten {
+            crate::failure::warn(&format!("pod {id} has ended, and that could not be written down: {why}"));
+        }
         json::to_stdout(|out| writeln!(out, "{id}"))?;
         Ok(exit::OK)
     })
