@@ -1,6 +1,10 @@
 //! `kill -9` at awkward moments: every later command tells the truth, and nothing is left.
 
-use gantry_tests::{Gantry, Signal, wait_for};
+use std::fs;
+use std::process::Command;
+
+use gantry_tests::{Gantry, Out, Signal, pod_id, wait_for};
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use rustix::process::{Pid, kill_process};
 
 /// Kills a process of ours by its number, which `status` has just told.
@@ -117,6 +121,98 @@ fn rm_dies_and_is_finished_by_the_next_command() {
         g.run(&["gc", "--grace-period=0s"]).succeeded();
         g.run(&["gc", "--grace-period=0s"]).succeeded();
         assert!(g.list().is_empty());
+        g.check_invariants();
+    }
+}
+
+/// Runs gantry in what it takes for another boot of the host.
+fn next_boot(g: &Gantry, args: &[&str]) -> Out {
+    let boot = g.write("boot-id", "7d5f6c1e-0000-4000-8000-00000000b007\n");
+    let model = g.command(args);
+    let mut command = Command::new("unshare");
+    let script = r#"mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
+    command.args(["--mount", "--propagation=private", "sh", "-c", script, &boot]);
+    command.arg(model.get_program()).args(model.get_args());
+    for (name, value) in model.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    g.spawn_command(&mut command).wait()
+}
+
+/// What is not synced may be lost, and in the worst order: all directories are as after the removals, the database is as
+/// of a sync before them.
+#[test]
+fn a_power_cut_leaves_no_row_without_its_directory() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    g.app(&[], &["print", "one"]).succeeded();
+    let exited = g.list()[0]["id"].as_str().unwrap().to_owned();
+    let running = g.detached(&[], &["sleep", "forever"]);
+    let [kept, gone, collected] = [0; 3].map(|_| pod_id(&g.run(&["prepare", "--net=none", &image]).ok()));
+    let files = ["gantry.db", "gantry.db-wal", "sequence"];
+    let synced = files.map(|name| fs::read(g.dir().join(name)).unwrap());
+    let numbers =
+        |out: &Out| gantry_tests::json_lines(&out.stdout).iter().map(|e| e["seq"].as_u64()).collect::<Vec<_>>();
+    g.run(&["stop", &running]).succeeded();
+    g.run(&["rm", &exited, &gone, &running]).succeeded();
+    let given = numbers(&g.run(&["events", "--since=1h", "-o", "json"]).ok());
+    fs::remove_dir_all(g.dir().join("pods").join(&collected)).unwrap();
+    for (name, bytes) in files.iter().zip(synced) {
+        fs::write(g.dir().join(name), bytes).unwrap();
+    }
+    let list = next_boot(&g, &["list", "-o", "json"]).ok().json();
+    let ids: Vec<_> = list.as_array().unwrap().iter().map(|pod| pod["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, [kept.as_str()]);
+    let doctor = next_boot(&g, &["doctor", "--deep"]);
+    assert_eq!(doctor.stdout, "all is well\n", "{doctor}");
+    let events = next_boot(&g, &["events", "--since=1h", "-o", "json"]).ok();
+    let boots = gantry_tests::json_lines(&events.stdout);
+    let fresh = boots.iter().filter(|e| e["boot"].as_str().is_some_and(|boot| boot.ends_with("b007")));
+    let fresh: Vec<_> = fresh.map(|e| e["seq"].as_u64()).collect();
+    assert!(!fresh.is_empty() && fresh.iter().all(|number| !given.contains(number)), "{given:?} {fresh:?}");
+    assert_eq!(next_boot(&g, &["run-prepared", &kept]).code, 0);
+    next_boot(&g, &["rm", &kept]).succeeded();
+}
+
+#[test]
+fn a_prepared_pod_that_lost_its_directory_is_collected() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let pod = pod_id(&g.run(&["prepare", "--net=none", &image]).ok());
+    fs::remove_dir_all(g.dir().join("pods").join(&pod)).unwrap();
+    let doctor = g.run(&["doctor"]).exits(1);
+    assert!(doctor.stdout.contains(&format!("pod {pod} is prepared and has no directory")), "{doctor}");
+    assert!(doctor.stdout.contains(&format!("gantry rm {pod}")), "{doctor}");
+    assert!(g.run(&["gc", "--expire-prepared=0s", "--dry-run"]).ok().stdout.contains(&pod));
+    assert!(g.run(&["gc", "--expire-prepared=0s"]).ok().stdout.contains(&pod));
+    assert!(g.list().is_empty());
+    g.run(&["image", "rm", &image]).succeeded();
+    g.check_invariants();
+}
+
+/// A deletion that failed half-way: everyone sees that it is being deleted until the last byte is gone.
+#[test]
+fn a_deletion_that_failed_looks_the_same_to_whoever_comes_first() {
+    let gc: &[&str] = &["gc", "--grace-period=0s"];
+    for first in [gc, &["list"], &["doctor"], &["image", "gc"], &["rm", "POD"]] {
+        let g = Gantry::new();
+        g.app(&[], &["true"]).succeeded();
+        let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+        let file = fs::File::create(g.dir().join("pods").join(&pod).join("stays")).unwrap();
+        let flags = ioctl_getflags(&file).unwrap();
+        ioctl_setflags(&file, flags | IFlags::IMMUTABLE).unwrap();
+        let out = g.run(&["rm", &pod]);
+        let words: Vec<&str> = first.iter().map(|&word| if word == "POD" { &*pod } else { word }).collect();
+        let _whatever_it_says = g.run(&words);
+        let list = g.list();
+        ioctl_setflags(&file, flags).unwrap();
+        assert!(out.code != 0, "{out}");
+        assert_eq!((list.len(), list[0]["id"].as_str(), list[0]["phase"].as_str()), (1, Some(&*pod), Some("deleting")));
+        g.run(gc).succeeded();
+        assert!(g.list().is_empty(), "{first:?}");
         g.check_invariants();
     }
 }

@@ -176,6 +176,13 @@ const NEVER: &str = "backup-interval = '0'\ngc-interval = '1h'\n";
 fn comes_back(hit: impl Fn(&Gantry) -> io::Result<()>, seen_by_commands: bool) {
     let world = World::new(HOURLY, "backed up the database");
     let g = &world.g;
+    let numbers = || {
+        let events = gantry_tests::json_lines(&g.run(&["events", "--since=1h", "-o", "json"]).ok().stdout);
+        events.iter().filter_map(|event| event["seq"].as_u64()).collect::<Vec<_>>()
+    };
+    let given = numbers();
+    let pods = || fs::read_dir(g.dir().join("pods")).map_or(0, Iterator::count);
+    let had = pods();
     if let Err(error) = hit(g) {
         panic!("cannot damage it: {error}");
     }
@@ -185,6 +192,7 @@ fn comes_back(hit: impl Fn(&Gantry) -> io::Result<()>, seen_by_commands: bool) {
         let _ = g.run(&["run", "--net=none", &g.fixture(), "--", "true"]).exits(125);
         let doctor = g.run(&["doctor"]).exits(1).stdout;
         assert!(doctor.contains("a good backup") && doctor.contains("start gantryd"), "{doctor}");
+        assert!(pods() == had && !g.dir().join("lost-pods").exists(), "a command that looks moves no pod away");
     }
     let mut keeper = daemon(g, HOURLY);
     let said = keeper.wait_for_complaint("info: keeping");
@@ -193,6 +201,8 @@ fn comes_back(hit: impl Fn(&Gantry) -> io::Result<()>, seen_by_commands: bool) {
         keeper.wait_for_complaint(&format!("pod {pod} runs"));
     }
     world.is_whole(true);
+    let fresh = numbers();
+    assert!(!fresh.is_empty() && fresh.iter().all(|number| !given.contains(number)), "{given:?} {fresh:?}");
     world.is_told("the damaged one is in");
     keeper.terminate();
     // Nothing is left to be restored.
@@ -229,7 +239,25 @@ fn it_is_gone() {
 
 #[test]
 fn its_wal_is_overwritten() {
-    comes_back(|g| fs::write(db(g, "-wal"), vec![7; 40_000]), false);
+    comes_back(|g| fs::write(db(g, "-wal"), vec![7; 40_000]), true);
+}
+
+/// SQLite takes each of these for a database without a WAL, and the database for whole.
+#[test]
+fn its_wal_is_lost_and_commands_come_first() {
+    comes_back(|g| fs::write(db(g, "-wal"), ""), true);
+    comes_back(|g| fs::remove_file(db(g, "-wal")), true);
+    let header = |g: &Gantry| {
+        let wal = fs::File::options().write(true).open(db(g, "-wal"))?;
+        wal.write_all_at(&[0x5a; 32], 0)
+    };
+    comes_back(header, true);
+}
+
+/// As whoever copies `gantry.db` alone has it.
+#[test]
+fn only_the_database_file_itself_is_left() {
+    comes_back(|g| ["-wal", "-shm"].iter().try_for_each(|suffix| fs::remove_file(db(g, suffix))), true);
 }
 
 /// As a disk that was not written to leaves it.

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
 use gantry_fixtures::{Image, Layer};
-use gantry_tests::{Gantry, Out, SmallDisk, pod_id};
+use gantry_tests::{Gantry, Out, SmallDisk, pod_id, wait_for};
 use serde_json::json;
 
 const FAILED: i32 = 125;
@@ -102,6 +102,132 @@ fn a_pod_runs_on_when_the_disk_is_full() {
     assert!(disk.run(&["status", &pod]).ok().stdout.contains("exited"));
     disk.run(&["rm", &pod]).succeeded();
     disk.run(&["gc", "--grace-period=0s"]).succeeded();
+    disk.drain();
+    assert_clean(&disk);
+}
+
+/// A disk with the fixture image on it.
+fn disk_with_fixture<'g>(g: &'g Gantry, disk: SmallDisk<'g>) -> (SmallDisk<'g>, String) {
+    let standard = g.scratch().join("standard");
+    gantry_fixtures::write_standard(&standard, g.app_bytes()).unwrap();
+    let id = disk.run(&["fetch", &format!("oci:{}", standard.join("layout").display())]).ok().text().to_owned();
+    (disk, id)
+}
+
+/// Fills the disk to the last byte, and takes the reserve as well: what a pod that logs does with space that was freed.
+#[track_caller]
+fn fill_for_good(disk: &SmallDisk<'_>) {
+    let reserve = disk.data().join("reserve");
+    if reserve.exists() {
+        std::fs::remove_file(&reserve).unwrap();
+    }
+    disk.fill();
+}
+
+#[test]
+fn a_full_disk_can_be_emptied_again_and_again() {
+    let g = Gantry::new();
+    for disk in [SmallDisk::new(&g, "24m"), SmallDisk::ext4(&g, "24m", 4096)] {
+        let (disk, image) = disk_with_fixture(&g, disk);
+        let prepare = || pod_id(&disk.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
+        let pods: Vec<String> = (0..5).map(|_| prepare()).collect();
+        let gone = disk.run(&["run", "--net=none", &image, "--", "print", "x"]);
+        gone.succeeded();
+        let reserve = disk.data().join("reserve");
+        disk.fill();
+        disk.run(&["rm", &pods[0]]).succeeded();
+        fill_for_good(&disk);
+        disk.run(&["rm", &pods[1]]).succeeded();
+        fill_for_good(&disk);
+        disk.run(&["gc", "--grace-period=0s"]).succeeded();
+        fill_for_good(&disk);
+        disk.run(&["rm", &pods[2], &pods[3]]).succeeded();
+        fill_for_good(&disk);
+        disk.run(&["gc", "--grace-period=0s", "--expire-prepared=0s"]).succeeded();
+        assert_eq!(disk.run(&["list", "-o", "json"]).ok().json(), json!([]));
+        fill_for_good(&disk);
+        disk.run(&["image", "rm", &image]).succeeded();
+        assert_eq!(disk.run(&["image", "list", "-o", "json"]).ok().json(), json!([]));
+        disk.drain();
+        disk.run(&["list"]).succeeded();
+        assert!(reserve.exists(), "set aside again as soon as there is room");
+        assert_clean(&disk);
+    }
+}
+
+#[test]
+fn a_pod_is_seen_and_stopped_where_nothing_can_be_written() {
+    let g = Gantry::new();
+    let (disk, image) = disk_with_fixture(&g, SmallDisk::new(&g, "24m"));
+    let run = |verb: &[&str]| pod_id(&disk.run(&[&["run", "--net=none", "-d", &image, "--"], verb].concat()).ok());
+    let (ends, stays) = (run(&["seq", "print", "words", "--", "sleep", "0.2"]), run(&["sleep", "forever"]));
+    let (id, dir) = (ends.clone(), disk.data());
+    let ended = move || std::fs::read_to_string(dir.join("pods").join(&id).join("journal")).unwrap().contains("ended");
+    wait_for("the end of the pod", || ended().then_some(()));
+    fill_for_good(&disk);
+    let looks = |disk: &SmallDisk<'_>| {
+        let list = disk.run(&["list", "-o", "json"]).ok().json();
+        let phase = |pod: &str| list.as_array().unwrap().iter().find(|row| row["id"] == pod).unwrap()["phase"].clone();
+        assert_eq!(phase(&ends), "exited");
+        assert!(disk.run(&["status", &ends]).ok().stdout.contains("exit-code=0"));
+        assert_eq!(disk.run(&["logs", &ends]).ok().stdout, "words\n");
+        // Whether its end could be written down depends on what the WAL has blocks for.
+        let doctor = disk.run(&["doctor"]);
+        assert!(doctor.code == 0 || doctor.stdout.contains("cannot be written"), "{doctor}");
+    };
+    looks(&disk);
+    disk.run(&["stop", &stays]).succeeded();
+    disk.drain();
+    disk.run(&["doctor"]).succeeded();
+    // The same where the file system has become read-only.
+    let again = run(&["sleep", "0.2"]);
+    let (id, dir) = (again.clone(), disk.data());
+    let ended = move || std::fs::read_to_string(dir.join("pods").join(&id).join("journal")).unwrap().contains("ended");
+    wait_for("the end of the pod", || ended().then_some(()));
+    disk.remount("ro");
+    let list = disk.run(&["list", "-o", "json"]).ok().json();
+    assert!(list.as_array().unwrap().iter().all(|row| row["phase"] == "exited"), "{list}");
+    let doctor = disk.run(&["doctor"]);
+    assert!(doctor.code == 1 && doctor.stdout.contains("cannot be written"), "{doctor}");
+    disk.remount("rw");
+    assert_clean(&disk);
+}
+
+#[test]
+fn gantryd_starts_on_a_full_disk_and_collects() {
+    let g = Gantry::new();
+    let (disk, image) = disk_with_fixture(&g, SmallDisk::new(&g, "24m"));
+    disk.run(&["prepare", "--net=none", &image, "--", "true"]).succeeded();
+    disk.run(&["run", "--net=none", &image, "--", "true"]).succeeded();
+    fill_for_good(&disk);
+    let config = g.write("config.toml", "gc-interval = '1s'\ngc-grace = '0s'\nexpire-prepared = '0s'\n");
+    let mut keeper = disk.daemon(&["--config", &config]);
+    keeper.wait_for_complaint("info: keeping");
+    wait_for("gantryd to collect", || (disk.run(&["list", "-o", "json"]).ok().json() == json!([])).then_some(()));
+    keeper.terminate();
+    disk.drain();
+    assert_clean(&disk);
+}
+
+/// SQLite's shared memory has holes where blocks are smaller than a page; touching one on a full disk is SIGBUS.
+#[test]
+fn small_blocks_of_a_full_disk_end_no_command() {
+    let g = Gantry::new();
+    let (disk, image) = disk_with_fixture(&g, SmallDisk::ext4(&g, "24m", 1024));
+    let pod = pod_id(&disk.run(&["run", "--net=none", "-d", &image, "--", "sleep", "forever"]).ok());
+    // With some kilobytes left as well: less than a page, and less than all that is mapped.
+    for left in [0, 1, 3, 5, 9, 17, 29] {
+        let room = disk.data().join("../room");
+        std::fs::write(&room, vec![1; left << 10]).unwrap();
+        fill_for_good(&disk);
+        std::fs::remove_file(&room).unwrap();
+        disk.run(&["list"]).succeeded();
+        disk.run(&["status", &pod]).succeeded();
+        disk.drain();
+    }
+    fill_for_good(&disk);
+    disk.run(&["stop", &pod]).succeeded();
+    disk.run(&["rm", &pod]).succeeded();
     disk.drain();
     assert_clean(&disk);
 }

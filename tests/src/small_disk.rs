@@ -1,5 +1,5 @@
-//! A data directory on a file system that is soon full: a small tmpfs in a mount namespace of its own, so that the
-//! machine's mount table never shows it.
+//! A data directory on a file system that is soon full: a small tmpfs or ext4 in a mount namespace of its own, so that
+//! the machine's mount table never shows it.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -28,13 +28,31 @@ impl<'g> SmallDisk<'g> {
     #[must_use]
     #[track_caller]
     pub fn new(gantry: &'g Gantry, size: &str) -> Self {
+        Self::mounted(gantry, r#"mount -t tmpfs -o size="$1",mode=0700 small "$2""#, size)
+    }
+
+    /// Makes an ext4 of this size with blocks of this many bytes and mounts it.
+    ///
+    /// # Panics
+    /// When it cannot be made or mounted.
+    #[must_use]
+    #[track_caller]
+    pub fn ext4(gantry: &'g Gantry, size: &str, block: u32) -> Self {
+        let make = format!(
+            r#"truncate -s "$1" "$2.img" && mkfs.ext4 -q -F -m 0 -b {block} "$2.img" && mount -o loop "$2.img" "$2""#
+        );
+        Self::mounted(gantry, &make, size)
+    }
+
+    #[track_caller]
+    fn mounted(gantry: &'g Gantry, make: &str, size: &str) -> Self {
         let mount = gantry.scratch().join("disk");
         if let Err(error) = fs::create_dir_all(&mount) {
             panic!("cannot make {}: {error}", mount.display());
         }
-        let script = r#"mount -t tmpfs -o size="$1",mode=0700 small "$2" && echo mounted && exec cat"#;
+        let script = format!("{make} && echo mounted && exec cat");
         let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation=private", "sh", "-c", script, "sh", size]).arg(&mount);
+        command.args(["--mount", "--propagation=private", "sh", "-c", &script, "sh", size]).arg(&mount);
         // Ends when its input does, so also when the test is killed.
         let mut holder = Running::start(&mut command, true);
         holder.wait_for_output("mounted");
@@ -57,7 +75,21 @@ impl<'g> SmallDisk<'g> {
     /// The same with another deadline.
     #[track_caller]
     pub fn run_within(&self, time: Duration, args: &[&str]) -> Out {
-        let model = self.gantry.command(&[]);
+        let out = Running::start(&mut self.inside(&self.gantry.command(&[]), args), false).wait_within(time);
+        self.gantry.remember(&out.stdout);
+        out
+    }
+
+    /// Starts a node daemon that keeps its data directory on this disk.
+    #[must_use]
+    #[track_caller]
+    pub fn daemon(&self, args: &[&str]) -> Running {
+        let args = [&["--listen=none"], args].concat();
+        Running::start(&mut self.inside(&self.gantry.daemon(&[]), &args), false)
+    }
+
+    /// The program of this command with the disk in its mount table, and the data directory on it.
+    fn inside(&self, model: &Command, args: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--mount=/proc/{}/ns/mnt", self.holder.pid())).arg("--").arg(model.get_program());
         command.arg("--dir").arg(self.mount.join("data")).args(args);
@@ -67,9 +99,18 @@ impl<'g> SmallDisk<'g> {
                 None => command.env_remove(name),
             };
         }
-        let out = Running::start(&mut command, false).wait_within(time);
-        self.gantry.remember(&out.stdout);
-        out
+        command
+    }
+
+    /// Mounts it read-only, or writable again.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[track_caller]
+    pub fn remount(&self, how: &str) {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--mount=/proc/{}/ns/mnt", self.holder.pid())).args(["--", "mount", "-o"]);
+        Running::start(command.arg(format!("remount,{how}")).arg(&self.mount), false).wait().succeeded();
     }
 
     /// Writes a file until the disk takes no more, not a byte.
