@@ -286,11 +286,116 @@ fn what_belongs_to_nobody_is_swept() {
     wait_for("the stray to be gone", || (!space.host().links().contains(stray)).then_some(()));
     assert!(!g.run(&["doctor"]).ok().to_string().contains(stray));
     assert!(g.place(&live).is_up("eth0"));
-    g.run(&["stop", &live]).succeeded();
-    g.wait_state(&live, "exited");
-    let _ = g.run(&["gc"]).ok();
-    assert!(!space.host().links().contains("gantry0"), "a bridge without pods stays for ever");
-    assert!(!space.host().rules().contains("gantry"), "rules without pods stay for ever");
+}
+
+/// Waits until nothing of any gantry is in the host's network namespace.
+fn wait_untouched(space: &Space) {
+    let own = BTreeSet::from(["lo".to_owned(), "up0".to_owned()]);
+    wait_for("the last pod's bridge to go", || (space.host().links() == own).then_some(()));
+    wait_for("the last pod's tables to go", || tables(space).is_empty().then_some(()));
+}
+
+#[test]
+fn the_last_pod_takes_bridge_and_tables_with_it() {
+    let (space, g) = lab();
+    let image = g.fixture();
+    let both = "--net=default,default-restricted";
+    let (first, second) = (g.networked(&[both], &["sleep", "forever"]), g.networked(&[], &["sleep", "forever"]));
+    g.run(&["stop", &first]).succeeded();
+    wait_for("the bridge of the restricted network to go", || {
+        (!space.host().links().contains("gantry1")).then_some(())
+    });
+    let rules = space.host().rules();
+    assert!(!rules.contains("gantry1") && !rules.contains("10.122."), "rules of a network without pods stay: {rules}");
+    assert!(rules.contains("gantry0"), "{rules}");
+    let _ = g.run(&["doctor"]).ok();
+    let _ = space.host().serve(7001);
+    assert!(g.place(&second).is_up("eth0") && space.host().links().contains("gantry0"));
+    // Stopped, ended by itself, killed, never started: whatever the way of the last pod.
+    g.run(&["stop", &second]).succeeded();
+    wait_untouched(&space);
+    g.run(&["run", "--rm", "-p", "8080:7000", &image, "--", "true"]).succeeded();
+    wait_untouched(&space);
+    let killed = g.networked(&[both], &["sleep", "forever"]);
+    kill(g.supervisor(&killed));
+    g.wait_state(&killed, "exited");
+    wait_untouched(&space);
+    let _ = g.run(&["run", "--net=default", &image, "--", "/no/such/program"]);
+    let _ = g.run(&["run", "--net=default:IP=10.99.0.1", &image, "--", "true"]).exits(FAILED);
+    wait_untouched(&space);
+    g.check_invariants();
+}
+
+#[test]
+fn pods_that_end_and_begin_at_once_keep_what_they_need() {
+    const ROUNDS: usize = 6;
+    let (space, g) = lab();
+    let image = g.fixture();
+    let run = |pods: usize| (0..pods).map(|_| g.spawn(&["run", "--rm", &image, "--", "true"])).collect::<Vec<_>>();
+    for round in 0..ROUNDS {
+        let passing = run(4);
+        // Each begins while others end: its bridge and its rules must be there, or made anew.
+        let pod = g.server(&["-p", "8080:7000"], "7000");
+        for other in passing {
+            other.wait().succeeded();
+        }
+        assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&pod)), "round {round}");
+        let _ = g.run(&["doctor"]).ok();
+        let ending = run(3);
+        g.run(&["stop", &pod]).succeeded();
+        for other in ending {
+            other.wait().succeeded();
+        }
+        wait_untouched(&space);
+    }
+}
+
+#[test]
+fn a_bridge_whose_owner_is_gone_is_taken_over() {
+    let space = Space::new();
+    // What a supervisor and its helper leave that are killed at the very end, and what earlier versions left.
+    space.host().batch(
+        "link add gantry0 type bridge\nlink set gantry0 address 02:00:00:00:00:77 alias /no/such/gantry/net up\n\
+         addr add 10.121.0.1/16 dev gantry0\n",
+    );
+    let stale = "table inet gantry-0123abcd";
+    space.host().sh(&format!("nft '{stale} {{ set interfaces {{ type ifname; elements = {{ \"gantry0\" }}; }}; }}'"));
+    space.host().sh("nft add table inet gantry-others");
+    let stale = [stale.to_owned()];
+    let g = Gantry::in_space(&space);
+    let doctor = g.run(&["doctor"]).ok();
+    let table = stale[0].trim_start_matches("table ");
+    for text in ["the bridge gantry0 was left", "ip link delete gantry0", &format!("nft delete table {table}")] {
+        assert!(doctor.stdout.contains(text), "{text}: {doctor}");
+    }
+    let pod = g.server(&["-p", "8080:7000"], "7000");
+    assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&pod)));
+    assert!(!tables(&space).contains(&stale[0]), "the tables of the other gantry stay: {:?}", tables(&space));
+    assert!(!g.run(&["doctor"]).ok().stdout.contains("gantry0"));
+    assert!(
+        tables(&space).contains("table inet gantry-others"),
+        "a table that does not name the bridge is not touched"
+    );
+    space.host().sh("nft delete table inet gantry-others");
+    g.run(&["stop", &pod]).succeeded();
+    wait_untouched(&space);
+}
+
+#[test]
+fn a_bridge_with_ports_is_not_taken_over() {
+    let (space, g) = lab();
+    space.host().batch(
+        "link add gantry0 type bridge\nlink set gantry0 alias /no/such/gantry/net up\n\
+         link add other0 type veth peer name other1\nlink set other0 master gantry0 up\n",
+    );
+    let image = g.fixture();
+    let out = g.run(&["run", &image, "--", "true"]).exits(FAILED);
+    let _ = out.complains(&[
+        "'gantry0' belongs to the gantry that keeps its state in '/no/such/gantry/net'",
+        "ip link delete",
+    ]);
+    assert!(!g.run(&["doctor"]).ok().stdout.contains("gantry0"), "its gantry may be in a container");
+    space.host().batch("link del other0\n");
 }
 
 #[test]

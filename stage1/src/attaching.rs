@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::failure::{Attempt, Result, failure};
-use crate::network::close_elsewhere;
+use crate::network::finish_elsewhere;
 use crate::passing::{self, AT_A_TIME};
 use crate::sys::{self, Fork};
 
@@ -57,7 +57,7 @@ impl Attaching {
                     // The supervisor takes silence for a failure, and this is in its log.
                     let _ = writeln!(std::io::stderr(), "gantry-stage1: cannot hand over the networks: {error}");
                 }
-                close_elsewhere();
+                finish_elsewhere();
                 sys::exit_now(0)
             }
             Fork::Parent(pid) => {

@@ -101,14 +101,14 @@ fn run(lock: OwnedFd) -> ExitCode {
             say(&Word::Ready(ready));
             supervisor.let_go_of_stdio();
             supervisor.run();
-            network::close_elsewhere();
+            network::finish_elsewhere();
             // Dropping nothing: who closes the last descriptor of a file system waits until that is unmounted. What the end of
             // a process closes is unmounted when it is gone.
             sys::exit_now(0)
         }
         Err(why) => {
             say(&Word::Failed(why));
-            network::close_elsewhere();
+            network::finish_elsewhere();
             ExitCode::FAILURE
         }
     }

@@ -19,7 +19,7 @@ use gantry_contract::plan::{Net, Networks, Plan};
 use gantry_model::{ErrorKind, Kind as _};
 use gantry_net::netlink::sysctl::Sysctl;
 use gantry_net::netlink::{Namespace, Socket};
-use gantry_net::pod::{self, Held};
+use gantry_net::pod::{self, Held, unused};
 use rustix::fs::{Mode, OFlags};
 
 use crate::attaching::Attaching;
@@ -162,11 +162,13 @@ fn attach(plan: &Plan, networks: &Networks, lock: &OwnedFd) -> Result<Network> {
     })
 }
 
-/// Has another process close the sockets of nftables that are open yet, for the kernel takes a grace period of RCU for that:
-/// whoever waits for the pod's end waits for the end of this process, and not for the other's.
-pub(crate) fn close_elsewhere() {
-    let sockets = gantry_net::nft::kept::take();
-    if sockets.is_empty() {
+/// Has another process do what the kernel takes long for, so that who waits for the end of this one waits for nothing of it: close
+/// the sockets of nftables that are open yet (a grace period of RCU), and remove the bridge and the rules that no pod needs
+/// any more (two of them).
+pub(crate) fn finish_elsewhere() {
+    let (sockets, mut left) = (gantry_net::nft::kept::take(), unused::take());
+    left.retain(unused::Left::may_be_unused);
+    if sockets.is_empty() && left.is_empty() {
         return;
     }
     // Without it the end of this process closes them, late.
@@ -174,10 +176,19 @@ pub(crate) fn close_elsewhere() {
     let Ok(open) = sys::descriptors() else { return };
     match sys::fork(0) {
         Ok(Fork::Child) => {
-            let stay: Vec<_> = sockets.iter().chain([&writer]).map(AsRawFd::as_raw_fd).collect();
+            let namespaces = left.iter().map(|left| left.descriptor().as_raw_fd());
+            let stay: Vec<_> = sockets.iter().chain([&writer]).map(AsRawFd::as_raw_fd).chain(namespaces).collect();
             let rest: Vec<_> = open.into_iter().chain(0..3).filter(|fd| !stay.contains(fd)).collect();
             sys::close_all_of(&rest);
             let _ = rustix::io::write(&writer, b"1");
+            drop(writer);
+            if !left.is_empty() {
+                std::thread::sleep(unused::LINGER);
+            }
+            for left in &left {
+                // Nobody listens any more. What is left is seen to by the next pod that ends, and by gc.
+                let _ = left.remove();
+            }
             sys::exit_now(0);
         }
         Ok(Fork::Parent(_)) => {
@@ -189,8 +200,6 @@ pub(crate) fn close_elsewhere() {
     }
 }
 
-/// Makes the pod's network namespace, in which every user may bind every port and send pings: they are the pod's own ports,
-/// and the capabilities that would be needed otherwise reach further. docker and podman do the same.
 fn new_namespace() -> Result<()> {
     sys::unshare(libc::CLONE_NEWNET).attempt(|| "cannot make the pod's network namespace")?;
     for (switch, value) in [("ipv4/ip_unprivileged_port_start", "0"), ("ipv4/ping_group_range", "0 2147483647")] {

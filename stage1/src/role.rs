@@ -8,7 +8,7 @@ use gantry_contract::Failure;
 use gantry_contract::network::{Answer, Host, Request, What};
 use gantry_model::id::shown;
 use gantry_model::{ErrorKind, PodId};
-use gantry_net::pod::{self, NetworkError, Pod};
+use gantry_net::pod::{self, NetworkError, Pod, unused};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::Signal;
@@ -23,6 +23,8 @@ const MOST_REQUEST: u64 = 1 << 20;
 /// Takes the request from stdin, does what it says, answers.
 pub(crate) fn run() -> ExitCode {
     let answer = reexec::ensure_read_only().and_then(|()| stay_only_while_asked()).and_then(|()| fulfil(&read()?));
+    // A failure of it is none of what was asked for: gc sees to it.
+    unused::take().iter().for_each(|left| drop(left.remove()));
     say(&answer.unwrap_or_else(Answer::Failed))
 }
 
@@ -63,6 +65,7 @@ fn fulfil(request: &Request) -> Result<Answer> {
         What::Sweep { dry_run } => pod::sweep(host, *dry_run).map(Answer::Swept),
         What::List => pod::networks(host, None).map(Answer::Networks),
         What::Inspect { name } => pod::networks(host, Some(name)).map(Answer::Networks),
+        What::Strays => pod::strays(host).map(Answer::Findings),
         What::Check => pod::check(host).map(Answer::Findings),
     };
     done.map_err(|error: NetworkError| failure::of(&error))

@@ -497,7 +497,8 @@ impl Gantry {
 
     /// What pods that are over have left in the networks of the space.
     pub(crate) fn network_leftovers(&self, over: &BTreeSet<String>) -> Vec<String> {
-        self.space.as_ref().map(|it| it.space.leftovers(&it.before, over)).unwrap_or_default()
+        let state_dir = self.dir().join("net").display().to_string();
+        self.space.as_ref().map(|it| it.space.leftovers(&it.before, over, &state_dir)).unwrap_or_default()
     }
 
     pub(crate) fn home(&self) -> &Path {

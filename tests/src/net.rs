@@ -294,11 +294,11 @@ impl Space {
         &self.outside
     }
 
-    /// What pods that are over have left on the host: interfaces beyond those that were there before and bridges, elements
-    /// of maps, and whatever in the rules names one of these pods.
-    pub(crate) fn leftovers(&self, before: &BTreeSet<String>, over: &BTreeSet<String>) -> Vec<String> {
+    /// What pods that are over have left on the host: interfaces beyond those that were there before and bridges of others, elements
+    /// of maps, and whatever in the rules names one of these pods. `state_dir`: what bridges of this gantry say of themselves.
+    pub(crate) fn leftovers(&self, before: &BTreeSet<String>, over: &BTreeSet<String>, state_dir: &str) -> Vec<String> {
         let links = self.host.json("ip", &["-j", "-d", "link"]);
-        let strange = |link: &&Value| link["linkinfo"]["info_kind"] != "bridge";
+        let strange = |link: &&Value| link["linkinfo"]["info_kind"] != "bridge" || link["ifalias"] == state_dir;
         let names = links.as_array().into_iter().flatten().filter(strange).filter_map(|link| link["ifname"].as_str());
         let mut found: Vec<String> =
             names.filter(|name| !before.contains(*name)).map(|name| format!("interface: {name}")).collect();

@@ -131,6 +131,10 @@ impl Engine {
             }
             Err(error) => fail(findings, chain(&error), "run 'gantry doctor' again when the cause is gone"),
         }
+        match self.stray_networks() {
+            Ok(lines) => lines.into_iter().for_each(|line| warn(findings, line, "")),
+            Err(error) => warn(findings, chain(&error), "run 'gantry doctor' again when the cause is gone"),
+        }
     }
 
     fn check_running(&self, row: &PodRow, findings: &mut Vec<Finding>) {

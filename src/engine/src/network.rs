@@ -197,6 +197,15 @@ impl Engine {
         }
     }
 
+    /// What gantries that are gone have left of their networks on this host, with what removes it.
+    pub(crate) fn stray_networks(&self) -> Result<Vec<String>, NetworkError> {
+        let call = Call::new("look for networks that other gantries left", What::Strays);
+        match self.network_role(&call)? {
+            Answer::Findings(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
+            _ => Err(call.garbled(None)),
+        }
+    }
+
     /// Takes away what a dead pod has of its networks. The caller holds its lock. Costs one look when it has nothing.
     pub(crate) fn network_down(&self, id: PodId) -> Result<(), NetworkError> {
         self.network_down_within(id, Duration::MAX)

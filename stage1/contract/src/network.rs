@@ -127,6 +127,8 @@ pub enum What {
         /// Its name.
         name: String,
     },
+    /// What gantries that are gone have left in the host's network namespace: for `doctor`. Answered by `Findings`.
+    Strays,
     /// What is there of ours that no pod accounts for, and what is missing that pods need: for `doctor`. Answered by
     /// `Findings`.
     Check,

@@ -155,7 +155,7 @@ fn ports_are_one_s_alone() {
     drop(held);
     let three = lab.pod();
     let error = lab.attach(&three, &["default"], &[port(8000, Protocol::Tcp)]).unwrap_err();
-    assert!(error.to_string().contains(&format!("taken by pod {}", one.id)), "{error}");
+    assert!(error.to_string().contains(&format!("in use by pod {}", one.id)), "{error}");
     lab.end(one);
     let held = lab.attach(&three, &["default"], &[port(8000, Protocol::Tcp)]).unwrap();
     // Earlier connections to a server that has ended are in nobody's way.

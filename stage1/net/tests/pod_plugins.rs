@@ -115,7 +115,7 @@ fn what_cannot_be_undone_stays_in_the_record() {
     let pod = lab.pod();
     let error = lab.attach(&pod, &["good", "bad"], &[]).unwrap_err();
     let said = error.to_string();
-    assert!(said.contains("the rest is in the pod's record") && said.contains("failed to DEL"), "{said}");
+    assert!(said.contains("removing what was made failed too") && said.contains("failed to DEL"), "{said}");
     assert!(pod.has_record());
     assert_eq!(lab.kept().len(), 1, "the first network is undone nevertheless: {:?}", lab.kept());
     assert!(lab.detach(&pod).is_err() && pod.has_record());

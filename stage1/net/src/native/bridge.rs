@@ -9,6 +9,8 @@
 //! without an alias is the administrator's, or another program's: it is used, and only what the configuration asks for is
 //! changed.
 
+use std::cell::Cell;
+
 use super::addresses::{Given, give};
 use super::cable::{self, Cable, Outside};
 use super::chain::Chain;
@@ -48,7 +50,7 @@ pub(super) fn add(
     let routed = Routed { network, chain, masquerade: wanted.ip_masq };
     let mut entries = routed.entries(&wanted.bridge, &given, false);
     ports::add(&mut entries, chain, attachment, &given)?;
-    let plan = Plan { wanted, given: &given, owner: ends.owner };
+    let plan = Plan { wanted, given: &given, owner: ends.owner, took_over: Cell::new(false) };
     plan.switch(ends)?;
     let isolated = chain.firewall.is_some_and(|firewall| firewall.ingress_policy == IngressPolicy::Isolated);
     let port = Port {
@@ -64,7 +66,9 @@ pub(super) fn add(
     let [at_bridge, in_pod] = cable.ends(attachment, &inside);
     let interfaces = vec![at_host(&bridge), at_bridge, in_pod];
     let ips = ips(&given, 2);
-    Ok(Added { result: NetworkResult { interfaces, ips, routes: given.routes, dns: given.dns }, entries })
+    let took_over = plan.took_over.get().then(|| wanted.bridge.clone());
+    let result = NetworkResult { interfaces, ips, routes: given.routes, dns: given.dns };
+    Ok(Added { result, entries, took_over })
 }
 
 /// A bridge's hardware address of its own: else it has the lowest of its ports', and another with each pod.
@@ -81,11 +85,20 @@ pub(crate) fn is_of(link: &Link, owner: &str) -> bool {
     marked && link.kind.as_deref() == Some("bridge")
 }
 
+/// Whether a bridge's owner is gone: its state directory does not exist, and no pod is on the bridge. The directory alone does not
+/// tell: that of a gantry in a container may be out of sight.
+pub(crate) fn is_abandoned(host: &mut Socket, bridge: &Link, owner: &str) -> Result<bool, crate::netlink::Error> {
+    let gone = std::fs::symlink_metadata(owner).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+    Ok(gone && host.ports(bridge.index)?.is_empty())
+}
+
 /// What the bridge is to be.
 struct Plan<'a> {
     wanted: &'a Bridge,
     given: &'a Given,
     owner: &'a str,
+    /// Whether it was another gantry's, which is gone.
+    took_over: Cell<bool>,
 }
 
 impl Plan<'_> {
@@ -166,7 +179,12 @@ impl Plan<'_> {
         match found.alias.as_deref() {
             // The others write a path too; what else people write means nothing to us.
             Some(alias) if alias != self.owner && alias.starts_with('/') => {
-                Err(NativeError::Foreign { bridge: name.clone(), owner: alias.to_owned() })
+                if !is_abandoned(host, &found, alias)? {
+                    return Err(NativeError::Foreign { bridge: name.clone(), owner: alias.to_owned() });
+                }
+                host.change_link(found.index, &Change { alias: Some(self.owner), ..Change::default() })?;
+                self.took_over.set(true);
+                Ok(Link { alias: Some(self.owner.to_owned()), ..found })
             }
             _ => Ok(found),
         }

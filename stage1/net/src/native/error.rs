@@ -28,7 +28,11 @@ pub enum NativeError {
     #[error("{0}")]
     Invalid(String),
     /// The bridge is another gantry's.
-    #[error("the bridge '{bridge}' belongs to the gantry that keeps its state in '{}': name another bridge in the configuration of the network", shown(.owner))]
+    #[error(
+        "the bridge '{bridge}' belongs to the gantry that keeps its state in '{}': name another bridge in the configuration of \
+         the network, or, if that gantry is gone, remove the bridge with 'ip link delete {bridge}'",
+        shown(.owner)
+    )]
     Foreign {
         /// Its name.
         bridge: String,

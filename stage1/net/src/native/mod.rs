@@ -41,7 +41,7 @@ pub(crate) mod switches;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use bridge::is_of as is_bridge_of;
+pub(crate) use bridge::{is_abandoned, is_of as is_bridge_of};
 pub use cable::host_interface;
 pub use error::NativeError;
 
@@ -73,6 +73,8 @@ pub struct Added {
     /// What the tables must hold for it. They are the caller's to add; and then, if there are ports of IPv4 among it, to turn on
     /// `route_localnet` of its interface, through which others could reach 127.0.0.1 before.
     pub entries: Entries,
+    /// A bridge that was made by a gantry that is gone: tables of that one that name it are to be removed.
+    pub took_over: Option<String>,
 }
 
 /// Why gantry cannot do this network itself, so that its plugins are needed (`bandwidth with shapedSubnets`, say); `None`: it can.

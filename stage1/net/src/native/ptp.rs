@@ -45,7 +45,8 @@ pub(super) fn add(
     inside::finish(ends, attachment, &inside, &given, how)?;
     let interfaces = cable.ends(attachment, &inside).into();
     let ips = ips(&given, 1);
-    Ok(Added { result: NetworkResult { interfaces, ips, routes: given.routes, dns: given.dns }, entries })
+    let result = NetworkResult { interfaces, ips, routes: given.routes, dns: given.dns };
+    Ok(Added { result, entries, took_over: None })
 }
 
 fn switch(ends: &mut Ends<'_>, given: &Given, cable: &str) -> Result<(), NativeError> {

@@ -91,7 +91,7 @@ fn station(
     let ips = ips(&given, 0);
     let result =
         NetworkResult { interfaces: vec![at_pod(&link, attachment)], ips, routes: given.routes, dns: given.dns };
-    Ok(Added { result, entries: Entries::new() })
+    Ok(Added { result, entries: Entries::new(), took_over: None })
 }
 
 impl Master<'_> {
@@ -127,5 +127,5 @@ pub(super) fn loopback(chain: &Chain<'_>, attachment: &Attachment, ends: &mut En
         ips: own.iter().map(|own| address(own.address.prefix)).collect(),
         ..NetworkResult::default()
     };
-    Ok(Added { result, entries: Entries::new() })
+    Ok(Added { result, entries: Entries::new(), took_over: None })
 }

@@ -68,7 +68,7 @@ pub use state::{
     Access, Entries, Forward, Guard, HostPort, Interface, NETWORKS_LIMIT, Network, PORTS_LIMIT, PREFIXES_LIMIT,
     RANGE_LIMIT, State,
 };
-pub use table::Table;
+pub use table::{Table, table_names};
 
 #[cfg(test)]
 mod tests;

@@ -308,6 +308,34 @@ impl Table {
     }
 }
 
+/// The names of the tables of the family `inet` that begin so and can be a gantry's, in the network namespace of the socket.
+pub fn table_names(socket: OwnedFd, prefix: &str) -> Result<Vec<String>> {
+    let mut channel = Channel::new(socket);
+    let what = "list the tables";
+    for _ in 0..ATTEMPTS {
+        let mut names = Vec::new();
+        let whole = channel.list(
+            message::GETTABLE,
+            Family::Inet,
+            what,
+            |_| {},
+            |message| {
+                let (fixed, attributes) = message.split(FIXED).attempt(|| what)?;
+                let name = attributes.get(NFTA_TABLE).and_then(|name| name.text()).unwrap_or_default();
+                let is_inet = fixed.first() == Some(&Family::Inet.number());
+                if is_inet && name.starts_with(prefix) && check_name(name).is_ok() {
+                    names.push(name.to_owned());
+                }
+                Ok(())
+            },
+        )?;
+        if whole {
+            return Ok(names);
+        }
+    }
+    Err(Error::Contended { what: what.to_owned() })
+}
+
 /// All that these networks and interfaces could be in the table, were they described otherwise.
 fn other_ways(entries: &Entries) -> BTreeSet<Element> {
     let mut all = BTreeSet::new();

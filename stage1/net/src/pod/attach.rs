@@ -131,6 +131,9 @@ impl Making<'_> {
             let failed =
                 |source| NetworkError::Native { doing: ATTACH, network: joined.name.clone(), source: Box::new(source) };
             let added = native::add(&choice.network, &attachment, ends).map_err(failed)?;
+            if let Some(bridge) = &added.took_over {
+                within(self.host, || tables::remove_abandoned(&self.chosen.wanted.host, bridge))?;
+            }
             if !entries::merge(entries, added.entries) {
                 let what = format!("network '{}' wants ports or prefixes of another network of the pod", joined.name);
                 let source = nft::Error::Invalid(what);

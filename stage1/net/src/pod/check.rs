@@ -11,6 +11,7 @@ use super::record::{Found, Record, Records, boot};
 use super::state::{StateDir, WAIT};
 use super::{entries, sweep, tables};
 use crate::ipam::Store;
+use crate::native;
 use crate::netlink::Socket;
 use crate::nft::{self, State};
 use crate::plugin::Attachment;
@@ -41,6 +42,41 @@ pub(super) fn check(host: &Host) -> Result<Vec<String>> {
         findings.extend(plugins_against(host, &state, &records, &live)?);
     }
     Ok(findings)
+}
+
+/// What gantries that are gone have left in this network namespace: bridges whose owner's directory does not exist, and the tables
+/// that name them, with what removes them.
+pub(super) fn strays(host: &Host) -> Result<Vec<String>> {
+    let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
+    let list = NetworkError::link("list the interfaces");
+    let links = socket.links().map_err(list)?;
+    let mut lines = Vec::new();
+    for bridge in links.iter().filter(|link| link.kind.as_deref() == Some("bridge")) {
+        let Some(owner) = bridge.alias.as_deref().filter(|alias| alias.starts_with('/') && *alias != host.state_dir)
+        else {
+            continue;
+        };
+        let looked = native::is_abandoned(&mut socket, bridge, owner);
+        if !looked.map_err(NetworkError::link("look at a bridge"))? {
+            continue;
+        }
+        let name = &bridge.name;
+        let mut cure = format!("'ip link delete {name}'");
+        let tables = match tables::others_naming(host, name) {
+            // A host without nftables.
+            Err(error) if error.kind() == ErrorKind::Unavailable => Vec::new(),
+            other => other.map_err(NetworkError::table(READ))?,
+        };
+        for table in tables {
+            cure.push_str(&format!(", 'nft delete table inet {table}'"));
+        }
+        let owner = gantry_model::id::shown(owner);
+        lines.push(format!(
+            "the bridge {name} was left by the gantry that kept its state in '{owner}', which does not exist: the next pod that \
+             needs the bridge takes it over; to remove what is left: {cure}"
+        ));
+    }
+    Ok(lines)
 }
 
 /// What the tables have that no pod needs, as a line for people each.

@@ -9,7 +9,7 @@ use super::error::{NetworkError, Result, all};
 use super::record::{self, Found, Joined, Record, boot};
 use super::state::{StateDir, WAIT};
 use super::turn::Turn;
-use super::{Pod, select, sweep, tables};
+use super::{Pod, select, sweep, tables, unused};
 use crate::ipam::Store;
 use crate::native;
 use crate::netlink::link::Link;
@@ -46,7 +46,8 @@ pub(super) fn whole(dir: BorrowedFd<'_>, record: &mut Record, own: Option<&Names
         errors.extend(marked.err());
     }
     NetworkError::of_all(errors)?;
-    record::remove(dir)
+    record::remove(dir)?;
+    if now { unused::note(record) } else { Ok(()) }
 }
 
 /// Leaves the networks, last first.

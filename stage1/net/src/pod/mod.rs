@@ -3,6 +3,7 @@
 //! * [`attach`] and [`detach`]: of one pod. What it has is in its record, `network.json` of its directory, from before the first of
 //!   it is made until after the last is gone.
 //! * [`reload`], [`sweep`], [`check`]: what the records of all pods say against what is there.
+//! * [`unused`]: what the last pod of a network leaves to be removed.
 //! * [`networks`]: the configurations, and who is in them.
 //!
 //! The record is the truth about what a pod owns here: a lease, a cached result or an interface of ours whose pod has none,
@@ -30,6 +31,7 @@ mod state;
 mod sweep;
 mod tables;
 mod turn;
+pub mod unused;
 
 pub use error::NetworkError;
 
@@ -164,6 +166,14 @@ pub fn sweep(host: &Host, dry_run: bool) -> Result<Vec<String>, NetworkError> {
 /// [`NetworkError`].
 pub fn check(host: &Host) -> Result<Vec<String>, NetworkError> {
     check::check(host)
+}
+
+/// What gantries that are gone have left here, a line for people each.
+///
+/// # Errors
+/// [`NetworkError`].
+pub fn strays(host: &Host) -> Result<Vec<String>, NetworkError> {
+    check::strays(host)
 }
 
 /// The networks that are configured, or the one of this name with its text.

@@ -94,6 +94,21 @@ impl StateDir {
         Ok(self.directories(&dir)?.into_iter().filter(|name| crate::config::is_name(name)).collect())
     }
 
+    /// Whether addresses of a network are given to pods.
+    pub(super) fn has_leases(&self, boot: &str, network: &str) -> Result<bool> {
+        let doing = || format!("look for addresses that are given in network '{network}'");
+        let dir = match open_beneath(self.fd.as_fd(), &format!("{boot}/{network}/addresses")) {
+            Err(Errno::NOENT) => return Ok(false),
+            other => other.map_err(NetworkError::errno(doing()))?,
+        };
+        for entry in Dir::read_from(&dir).map_err(NetworkError::errno(doing()))? {
+            if !entry.map_err(NetworkError::errno(doing()))?.file_name().to_bytes().starts_with(b".") {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// The boots that have leases.
     pub(super) fn boots(&self) -> Result<Vec<String>> {
         let boots = self.directories(&self.fd)?.into_iter();

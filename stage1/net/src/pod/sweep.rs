@@ -13,13 +13,12 @@ use gantry_contract::network::Host;
 use super::error::{NetworkError, Result};
 use super::record::{Record, Records, Standing, boot};
 use super::state::{Lock, StateDir, WAIT, limit};
-use super::{check, detach, select, tables};
+use super::{check, detach, select, tables, unused};
 use crate::config::{CniVersion, NetworkConfig};
 use crate::ipam::{IpamError, Owner, Store};
 use crate::native;
 use crate::netlink::Socket;
 use crate::netlink::link::Link;
-use crate::nft::State;
 use crate::plugin::Runtime;
 
 /// How long to wait for the kernel to clear a namespace that has just ended.
@@ -207,7 +206,7 @@ impl Sweep<'_> {
             }
             self.told.push(format!("interface {}, which led to a pod that is gone", link.name));
         }
-        if self.idle_bridges(&mut socket)?.is_empty() {
+        if unused::idle_bridges(self.host, &self.records, &mut socket)?.is_empty() {
             return Ok(());
         }
         let _locked = match self.state.lock(Lock::Links, false, QUIET) {
@@ -215,25 +214,13 @@ impl Sweep<'_> {
             Err(NetworkError::Locked { .. }) => return Ok(()),
             other => other?,
         };
-        for bridge in self.idle_bridges(&mut socket)? {
+        for bridge in unused::idle_bridges(self.host, &self.records, &mut socket)? {
             if !self.dry_run {
-                let doing = || format!("remove the bridge {}", bridge.name);
-                socket.delete_link(bridge.index).map_err(NetworkError::link(doing()))?;
+                unused::delete(&bridge, &mut socket)?;
             }
             self.told.push(format!("bridge {}, which no pod is on", bridge.name));
         }
         Ok(())
-    }
-
-    /// Our bridges without ports that no pod's entries name.
-    fn idle_bridges(&self, socket: &mut Socket) -> Result<Vec<Link>> {
-        let links = socket.links().map_err(NetworkError::link("list the interfaces"))?;
-        let needed = needed_interfaces(&self.records)?;
-        let mut bridges: Vec<Link> = links.iter().filter(|link| is_our_bridge(link, self.host)).cloned().collect();
-        bridges.retain(|bridge| {
-            !needed.contains(&bridge.name) && !links.iter().any(|link| link.master == Some(bridge.index))
-        });
-        Ok(bridges)
     }
 }
 
@@ -241,13 +228,6 @@ impl Sweep<'_> {
 pub(super) fn remembered(runtime: &Runtime) -> Result<Vec<(String, String, String)>> {
     let doing = || "list what is remembered of plugins".to_owned();
     runtime.cache().names().map_err(|source| NetworkError::Cache { doing: doing(), source: Box::new(source) })
-}
-
-/// Bridges and other interfaces that pods need which are up.
-fn needed_interfaces(records: &Records) -> Result<BTreeSet<String>> {
-    let now = boot()?;
-    let state: State = tables::needed(&records.whole()?, &now)?;
-    Ok(state.interfaces.into_keys().collect())
 }
 
 pub(super) fn is_our_bridge(link: &Link, host: &Host) -> bool {

@@ -26,6 +26,8 @@ use crate::netlink::sysctl::Sysctl;
 use crate::netlink::{Namespace, Socket};
 use crate::nft::{self, State, Table, conntrack};
 
+/// How the names of all gantries' tables begin.
+const TABLE_PREFIX: &str = "gantry";
 /// How often to try again when pods come and go, or others change nftables, meanwhile.
 const ATTEMPTS: u32 = 32;
 
@@ -110,7 +112,7 @@ pub(super) fn reload(host: &Host) -> Result<()> {
             other => other.map_err(NetworkError::table(RELOAD))?,
         };
         if table.is_empty() {
-            return delete(host);
+            return delete_if_unused(host);
         }
         // Whoever begins to need one of these again changes the generation.
         match close_loopback(host, &table) {
@@ -132,7 +134,7 @@ pub(super) fn reload(host: &Host) -> Result<()> {
 const RELOAD: &str = "put the tables back";
 
 /// Nobody needs the tables: they go, if that is so still while no pod is being attached.
-fn delete(host: &Host) -> Result<()> {
+fn delete_if_unused(host: &Host) -> Result<()> {
     let Some(state) = StateDir::find(host)? else { return Ok(()) };
     let _locked = match state.lock(Lock::Links, false, Duration::ZERO) {
         // A pod is being attached, and makes the tables what it needs.
@@ -142,8 +144,45 @@ fn delete(host: &Host) -> Result<()> {
     if !needed(&Records::open(host)?.whole()?, &boot()?)?.is_empty() {
         return Ok(());
     }
+    delete(host)
+}
+
+/// Removes the tables, which nobody needs. The caller has the lock of the links alone.
+pub(super) fn delete(host: &Host) -> Result<()> {
     close_loopback(host, &State::new())?;
     with(host, Table::delete).map_err(NetworkError::table("remove the tables"))
+}
+
+/// Removes the tables of other gantries that name a bridge which was theirs, and is ours now.
+pub(super) fn remove_abandoned(host: &Host, bridge: &str) -> Result<()> {
+    let failed = NetworkError::table("remove the tables of a gantry that is gone");
+    let removed = others_naming(host, bridge).and_then(|tables| {
+        tables.iter().try_for_each(|name| nft::kept::with(|socket| Table::open(socket, name)?.delete()))
+    });
+    removed.map_err(failed)
+}
+
+/// The tables of other gantries that have rules for an interface.
+pub(super) fn others_naming(host: &Host, interface: &str) -> nft::Result<Vec<String>> {
+    let mut names = nft::kept::with(|socket| nft::table_names(socket, TABLE_PREFIX))?;
+    names.retain(|name| *name != host.table);
+    let mut naming = Vec::new();
+    for name in names {
+        if nft::kept::with(|socket| Table::open(socket, &name)?.interfaces())?.contains(interface) {
+            naming.push(name);
+        }
+    }
+    Ok(naming)
+}
+
+/// Takes networks and their bridges out of the tables, which nobody needs. The caller has the lock of the links alone.
+pub(super) fn remove_shared(host: &Host, unused: &State) -> Result<()> {
+    if unused.is_empty() {
+        return Ok(());
+    }
+    let switches = unused.interfaces.keys().map(|name| Sysctl::RouteLocalnet(name));
+    switches.into_iter().try_for_each(|switch| if_there(be(switch, "0")))?;
+    with(host, |table| table.remove(unused)).map_err(NetworkError::table("take a network out of the tables"))
 }
 
 /// The switches that our networks need and that others turn off (docker, sysctl --system). Written only if they are not so.

@@ -200,7 +200,8 @@ fn a_bridge_of_another_gantry_is_left_alone() {
         (
             ErrorKind::Refused,
             format!(
-                "the bridge 'br-net' belongs to the gantry that keeps its state in '{OWNER}': name another bridge in the configuration of the network"
+                "the bridge 'br-net' belongs to the gantry that keeps its state in '{OWNER}': name another bridge in the \
+                 configuration of the network, or, if that gantry is gone, remove the bridge with 'ip link delete br-net'"
             )
         )
     );
