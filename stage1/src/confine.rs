@@ -8,7 +8,9 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::program::{self, Unexecutable};
-use crate::sys::{self, Insn};
+use crate::refusal::Step;
+use crate::seccomp::Filters;
+use crate::sys::{self, Executable};
 
 /// What confines an app's processes, worked out once per app.
 #[derive(Debug, Clone)]
@@ -17,8 +19,8 @@ pub(crate) struct Confinement {
     pub(crate) capabilities: CapabilitySet,
     /// Those of them that another user holds, by way of the ambient set.
     pub(crate) ambient: CapabilitySet,
-    /// The system call filter.
-    pub(crate) filter: Option<std::rc::Rc<Vec<Insn>>>,
+    /// The system call filters.
+    pub(crate) filters: Option<std::rc::Rc<Filters>>,
     /// Whether execve may gain privileges.
     pub(crate) new_privileges: bool,
 }
@@ -52,7 +54,7 @@ impl Confinement {
 
     /// A filter without no-new-privs needs CAP_SYS_ADMIN at the moment it is loaded; it is dropped right after.
     pub(crate) fn needs_admin(&self) -> bool {
-        self.filter.is_some() && self.new_privileges
+        self.filters.is_some() && self.new_privileges
     }
 }
 
@@ -65,54 +67,56 @@ pub(crate) struct Command {
     pub(crate) env: Vec<String>,
 }
 
-/// Becomes the program: from inside the app's root, with its ids set. Returns only why it could not.
-///
-/// Order: signals, descriptors, the ambient set, then the filter, then the capabilities that only the filter's loading needed, then
-/// execve. Between the filter and execve only system calls are made that every sensible filter allows.
-pub(crate) fn become_program(command: &Command, confinement: &Confinement, uid: u32) -> Unexecutable {
-    let Some(name) = command.argv.first() else {
-        return Unexecutable { kind: "invalid", message: "the command is empty".to_owned() };
-    };
-    let program = match program::find(name, &command.env) {
-        Ok(program) => program,
-        Err(why) => return why,
-    };
-    let (Some(argv), Some(env)) = (strings(&command.argv), strings(&command.env)) else {
-        return Unexecutable { kind: "invalid", message: "an argument or a variable holds a NUL byte".to_owned() };
-    };
-    sys::reset_signals();
-    match lock_down(confinement, uid) {
-        Ok(()) => {}
-        Err(error) => return Unexecutable { kind: "internal", message: format!("cannot confine the app: {error}") },
-    }
-    let error = sys::execve(&program, &argv, &env);
-    let errno = error.raw_os_error().map_or(Errno::INVAL, Errno::from_raw_os_error);
-    let shown = gantry_model::id::shown(name);
-    match errno {
-        // The file is there (it was just found): what is missing is what it names.
-        Errno::NOENT => Unexecutable {
-            kind: "command-not-found",
-            message: format!("cannot execute '{shown}': the interpreter or loader it names is not in the image"),
-        },
-        errno => program::unexecutable(&shown, errno),
+/// Finds the program and makes all that execve needs, from inside the app's root and as its user.
+pub(crate) fn prepare(command: &Command) -> Result<Executable, Unexecutable> {
+    let invalid = |message: &str| Unexecutable { kind: "invalid", message: message.to_owned() };
+    let name = command.argv.first().ok_or_else(|| invalid("the command is empty"))?;
+    let program = program::find(name, &command.env)?;
+    match (strings(&command.argv), strings(&command.env)) {
+        (Some(argv), Some(env)) => Ok(Executable::new(program, argv, env)),
+        _ => Err(invalid("an argument or a variable holds a NUL byte")),
     }
 }
 
-fn lock_down(confinement: &Confinement, uid: u32) -> io::Result<()> {
-    sys::close_all_on_exec()?;
-    confinement.raise_ambient(uid)?;
-    if !confinement.new_privileges {
-        rustix::thread::set_no_new_privs(true)?;
+impl Confinement {
+    /// Gives up everything that the app does not have, before an app can see the process: whatever it sees, it can take over with
+    /// CAP_SYS_PTRACE. From here on only the calls in [`crate::seccomp`]'s list are made, and nothing is allocated.
+    ///
+    /// Order: signals, descriptors, the ambient and the bounding set, then the filter, then the capability that loading it needed.
+    pub(crate) fn lock_down(&self, uid: u32) -> Result<(), Unexecutable> {
+        self.try_lock_down(uid)
+            .map_err(|error| Unexecutable { kind: "internal", message: format!("cannot confine the app: {error}") })
     }
-    if let Some(filter) = &confinement.filter {
-        sys::load_seccomp(filter)?;
+
+    fn try_lock_down(&self, uid: u32) -> io::Result<()> {
+        sys::reset_signals();
+        sys::close_all_on_exec()?;
+        self.raise_ambient(uid)?;
+        if !self.new_privileges {
+            rustix::thread::set_no_new_privs(true)?;
+        }
+        if self.needs_admin() {
+            // SYS_ADMIN or SETPCAP, whichever the app does not have: root would get it back at execve.
+            drop_bounding(!self.capabilities)?;
+        }
+        if let Some(filters) = &self.filters {
+            sys::load_seccomp(&filters.first)?;
+        }
+        if self.needs_admin() {
+            rustix::thread::set_capabilities(None, self.sets(uid))?;
+        }
+        Ok(())
     }
-    if confinement.needs_admin() {
-        // SYS_ADMIN or SETPCAP, whichever the app does not have: root would get it back at execve.
-        drop_bounding(!confinement.capabilities)?;
-        rustix::thread::set_capabilities(None, confinement.sets(uid))?;
+
+    /// Becomes the program, once locked down. Returns only what failed.
+    pub(crate) fn execute(&self, program: &Executable) -> (Step, io::Error) {
+        if let Some(last) = self.filters.as_ref().and_then(|filters| filters.last.as_ref())
+            && let Err(error) = sys::load_seccomp(last)
+        {
+            return (Step::Filter, error);
+        }
+        (Step::Execve, program.execute())
     }
-    Ok(())
 }
 
 /// Takes these out of the bounding set.

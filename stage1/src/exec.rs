@@ -2,6 +2,7 @@
 //! filter and no-new-privileges. libcontainer's own exec joins no user namespace and loads no filter; this one takes
 //! half a millisecond.
 
+use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
@@ -16,9 +17,10 @@ use rustix::thread::CapabilitySet;
 use crate::app::App;
 use crate::confine::{self, Command};
 use crate::failure::{Attempt, Result, failure};
-use crate::launcher::{EXECVE_DEADLINE, refusal, tell};
+use crate::launcher::EXECVE_DEADLINE;
 use crate::program::Unexecutable;
-use crate::sys::{self, Fork};
+use crate::refusal::{self, Step};
+use crate::sys::{self, Executable, Fork};
 use crate::user::{self, Ids};
 use crate::{passing, spec, terminal};
 
@@ -26,8 +28,8 @@ use crate::{passing, spec, terminal};
 /// as it likes.
 ///
 /// Two processes are on the way. The carrier is outside of the pod's PID namespace, where no app can see it; it enters
-/// the app's cgroups and mounts, lets go of every right and every descriptor that is not the program's, and only then
-/// forks the process that becomes the program. So an app that may trace what it sees finds nothing in it to take.
+/// the app's cgroups and mounts, lets go of every right and every descriptor that is not the program's, loads the app's filter,
+/// and only then forks the process that becomes the program. So an app that may trace what it sees finds nothing in it to take.
 pub(crate) struct Starting {
     carrier: OwnedFd,
     /// Closed by the carrier's end and the program's execve; readable then, or when one of them says why not.
@@ -35,6 +37,8 @@ pub(crate) struct Starting {
     /// When it is given up.
     pub(crate) deadline: Instant,
     messages: OwnedFd,
+    /// The name of the program.
+    program: String,
 }
 
 /// A program that was executed.
@@ -65,7 +69,7 @@ impl Starting {
                 Some(program) => (Ok(program), vec![self.carrier]),
                 None => (Err(failure(ErrorKind::Internal, "an exec ended before its program began")), self.kill()),
             },
-            Ok(n) => (Err(refusal(&text[..n])), self.kill()),
+            Ok(n) => (Err(refusal::read(&text[..n], &self.program)), self.kill()),
             Err(why) => (Err(why), self.kill()),
         }
     }
@@ -123,16 +127,15 @@ pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Ve
             // It is in no PID namespace of the pod's, whose end would end it.
             let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
             let (teller, theirs) = out_of_the_way(teller, theirs).unwrap_or_else(|_| sys::exit_now(127));
-            if let Err(why) = carrier.run(&teller, &theirs) {
-                tell(&teller, &why);
-                sys::exit_now(127)
-            }
-            sys::exit_now(0)
+            let Err(why) = carrier.run(&teller, &theirs);
+            refusal::tell(&teller, &why);
+            sys::exit_now(127)
         }
         Fork::Parent(pid) => pid,
     };
     let carrier = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(what)?;
-    Ok(Starting { carrier, failed, deadline: Instant::now() + EXECVE_DEADLINE, messages })
+    let program = request.argv.first().cloned().unwrap_or_default();
+    Ok(Starting { carrier, failed, deadline: Instant::now() + EXECVE_DEADLINE, messages, program })
 }
 
 /// The two descriptors that a carrier keeps, at numbers that nothing else has.
@@ -163,8 +166,8 @@ struct Carrier<'a> {
 }
 
 impl Carrier<'_> {
-    /// Goes into the app and forks the program. In the fork this does not return.
-    fn run(&self, teller: &OwnedFd, messages: &OwnedFd) -> std::result::Result<(), Unexecutable> {
+    /// Goes into the app and forks the program. It returns only what failed before that.
+    fn run(&self, teller: &OwnedFd, messages: &OwnedFd) -> std::result::Result<Infallible, Unexecutable> {
         let entered = |error: std::io::Error| Unexecutable {
             kind: ErrorKind::of_io(&error).as_str(),
             message: format!("cannot enter app '{}': {error}", self.app.plan.name),
@@ -177,14 +180,17 @@ impl Carrier<'_> {
             message: format!("cannot become user {}: {error}", self.ids.uid),
         })?;
         sys::close_all_but(teller.as_fd(), messages.as_fd()).map_err(entered)?;
-        match sys::fork(libc::CLONE_PARENT).map_err(entered)? {
-            Fork::Child => {
-                let why = self.become_program(&command);
-                tell(teller, &why);
-                sys::exit_now(127)
-            }
-            Fork::Parent(pid) => send_pid(messages, pid).map_err(entered),
-        }
+        let program = confine::prepare(&command)?;
+        self.app.confinement.lock_down(self.ids.uid)?;
+        // From here on nothing is allocated.
+        let (step, error) = match sys::fork(libc::CLONE_PARENT) {
+            Ok(Fork::Child) => self.execute(&program),
+            // The supervisor takes it for an end before the program began if this fails.
+            Ok(Fork::Parent(pid)) => sys::exit_now(i32::from(send_pid(messages, pid).is_err())),
+            Err(error) => (Step::Fork, error),
+        };
+        refusal::tell_step(teller, step, &error);
+        sys::exit_now(127)
     }
 
     /// cgroups first, while they can be reached; then the pod's PID namespace, in which only what is forked from here on
@@ -213,16 +219,16 @@ impl Carrier<'_> {
         set_stdio(&peer, &peer, &peer)
     }
 
-    /// In the pod's PID namespace, with the app's rights: a session of its own, then the program.
-    fn become_program(&self, command: &Command) -> Unexecutable {
+    /// In the pod's PID namespace, with the app's rights: a session of its own, then the program. Returns only what failed.
+    fn execute(&self, program: &Executable) -> (Step, std::io::Error) {
         let session = rustix::process::setsid().map_err(std::io::Error::from).and_then(|_| match &self.stdio {
             Some(_) => Ok(()),
             None => sys::controlling_terminal(rustix::stdio::stdin()),
         });
-        if let Err(error) = session {
-            return Unexecutable { kind: "internal", message: format!("cannot begin a session: {error}") };
+        match session {
+            Ok(()) => self.app.confinement.execute(program),
+            Err(error) => (Step::Session, error),
         }
-        confine::become_program(command, &self.app.confinement, self.ids.uid)
     }
 
     /// The working directory must be inside the root: the kernel says so of one that is not by a path without a slash.

@@ -11,7 +11,6 @@
 
 use std::os::fd::OwnedFd;
 
-use gantry_contract::plan::Seccomp;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
 use rustix::pipe::PipeFlags;
 use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions};
@@ -36,8 +35,7 @@ pub(crate) struct Init {
 /// Starts PID 1 of a new PID namespace.
 pub(crate) fn start() -> Result<Init> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(|| "cannot make a pipe")?;
-    let names = SYSTEM_CALLS.map(str::to_owned).to_vec();
-    let filter = seccomp::filter(&Seccomp::Retain { names, errno: libc::EPERM as u16 }, &[])?.unwrap_or_default();
+    let filter = seccomp::only(&SYSTEM_CALLS)?;
     let clean = trim::clean();
     match sys::fork(libc::CLONE_NEWPID).attempt(|| "cannot make the pod's PID namespace")? {
         Fork::Child => {

@@ -108,6 +108,10 @@ impl Starting {
             app.cgroup.add(app.created.pid).of_app(&app.plan.name)?;
         }
         self.wait_for_networks(plan, &of_host, &mut waiting)?;
+        // All of them before any is executed, which could have the right to trace the others.
+        for app in &mut waiting {
+            app.created.lock_down().of_app(&app.plan.name)?;
+        }
         let mut apps = Vec::with_capacity(waiting.len());
         for app in waiting {
             let name = app.plan.name.clone();
@@ -282,9 +286,9 @@ impl Making<'_> {
         }
         let ambient = confine::capability_set(&self.app.ambient_capabilities) & capabilities;
         let names: Vec<String> = confine::names(capabilities).into_iter().map(str::to_owned).collect();
-        let filter = seccomp::filter(&self.app.seccomp, &names)?;
         let new_privileges = self.app.new_privileges;
-        Ok(Confinement { capabilities, ambient, filter: filter.map(Rc::new), new_privileges })
+        let filters = seccomp::filters(&self.app.seccomp, &names, new_privileges)?;
+        Ok(Confinement { capabilities, ambient, filters: filters.map(Rc::new), new_privileges })
     }
 
     fn write_config(&self, app: &plan::App, ids: &Ids, confinement: &Confinement) -> Result<()> {
@@ -345,7 +349,7 @@ fn pipe() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 
 impl Waiting {
     fn start(self) -> Result<App> {
-        let (pid, pidfd) = self.created.start()?;
+        let (pid, pidfd) = self.created.execute()?;
         Ok(App {
             plan: self.plan,
             root: self.root,

@@ -3,18 +3,19 @@
 //! 1. There is one thread, checked before every create.
 //! 2. The cgroup path is absolute and ours, and no hierarchy is visible.
 //! 3. HOME and PATH are always set.
-//! 4. Our executor resets signals, loads the filter and reports through a pipe of ours.
+//! 4. Our executor resets signals, loads the filter and reports through a socket of ours.
 //! 5. `oom_score_adj` is written by us, between create and start.
 //! 6. The configuration holds nothing that 0.7.0 ignores.
 //! 7. After an error every child is reaped; its state is on a tmpfs that goes with the pod.
 //! 8. Nothing logs from here.
 //! 9. A pidfd is opened right after create, before anything could reap.
 //!
-//! While an app waits for its start, another of its pod may run and may trace it (CAP_SYS_PTRACE). It has none of the
-//! supervisor's descriptors by then: the pod directory's, the hierarchies' of cgroups, those of the host's namespaces.
+//! While an app waits for its execve, another of its pod may run and may trace it (CAP_SYS_PTRACE). By then it has none of the
+//! supervisor's descriptors (the pod directory's, the hierarchies' of cgroups, those of the host's namespaces), no capability that
+//! is not the app's, and its filter: every app of a pod is locked down before the first one is executed.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -25,12 +26,13 @@ use libcontainer::oci_spec::runtime::Spec;
 use libcontainer::syscall::syscall::SyscallType;
 use libcontainer::workload::{Executor, ExecutorError, ExecutorSetEnvsError, ExecutorValidationError};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::pipe::PipeFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::confine::{self, Command, Confinement};
 use crate::failure::{Attempt, Result, chain, failure};
-use crate::sys;
+use crate::{refusal, sys};
 
 /// How long a started process may take to reach its execve.
 pub(crate) const EXECVE_DEADLINE: Duration = Duration::from_secs(20);
@@ -46,7 +48,10 @@ pub(crate) struct Stdio {
 /// An app that libcontainer has made and that waits for its start.
 pub(crate) struct Created {
     container: Container,
-    failure: OwnedFd,
+    /// The name of its program.
+    program: String,
+    /// Through which the process says how far it is, and is told to go on.
+    channel: OwnedFd,
     /// Its main process, on the host.
     pub(crate) pid: Pid,
     /// To wait for it and to signal it.
@@ -62,13 +67,16 @@ pub(crate) fn create(
     stdio: Stdio,
 ) -> Result<Created> {
     sys::assert_single_threaded().attempt(|| "cannot make a container")?;
-    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(|| "cannot make a pipe")?;
+    let (channel, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .attempt(|| "cannot make a socket pair")?;
+    let program = command.argv.first().cloned().unwrap_or_default();
     let executor = Become {
         command: Rc::new(command),
         confinement: confinement.clone(),
         uid,
-        foreign: foreign(&writer, &stdio)?.into(),
-        failure: Rc::new(writer),
+        foreign: foreign(&theirs, &stdio)?.into(),
+        channel: Rc::new(theirs),
     };
     let container = build(app, executor, stdio).map_err(|error| {
         reap_all();
@@ -78,13 +86,13 @@ pub(crate) fn create(
     let pid = pid.ok_or_else(|| failure(ErrorKind::Internal, "libcontainer made a container without a process"))?;
     let pidfd =
         rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(|| "cannot open the container's process")?;
-    Ok(Created { container, failure: reader, pid, pidfd })
+    Ok(Created { container, program, channel, pid, pidfd })
 }
 
 /// What the supervisor has open and an app has no use for: all but what is made for this one.
-fn foreign(failure: &OwnedFd, stdio: &Stdio) -> Result<Vec<RawFd>> {
+fn foreign(channel: &OwnedFd, stdio: &Stdio) -> Result<Vec<RawFd>> {
     let given = stdio.fds.iter().flat_map(|(stdin, stdout, stderr)| [stdin, stdout, stderr]);
-    let own: Vec<RawFd> = given.chain([failure]).map(|fd| fd.as_raw_fd()).collect();
+    let own: Vec<RawFd> = given.chain([channel]).map(|fd| fd.as_raw_fd()).collect();
     let mut open = sys::descriptors().attempt(|| "cannot list the supervisor's descriptors")?;
     open.retain(|fd| !own.contains(fd));
     Ok(open)
@@ -109,52 +117,56 @@ fn build(
         .build()
 }
 
+/// What a process says when it is locked down, and what it is told then.
+const GO: u8 = b'+';
+
 impl Created {
-    /// Lets the process go on and waits until it has become the program, or said why it could not.
-    pub(crate) fn start(mut self) -> Result<(Pid, OwnedFd)> {
+    /// Has the process find its program and give up what the app does not have, and waits until it did. It is executed by
+    /// [`Self::execute`].
+    pub(crate) fn lock_down(&mut self) -> Result<()> {
         self.container
             .start()
             .map_err(|error| failure(ErrorKind::Internal, format!("cannot start the container: {}", chain(&error))))?;
-        wait_for_execve(&self.failure)?;
-        Ok((self.pid, self.pidfd))
-    }
-}
-
-/// Reads the pipe that execve closes: nothing in it means that the program runs.
-fn wait_for_execve(pipe: &OwnedFd) -> Result<()> {
-    let deadline = Instant::now() + EXECVE_DEADLINE;
-    let mut text = Vec::new();
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = rustix::event::Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(0),
-            tv_nsec: left.subsec_nanos().into(),
-        };
-        let mut fds = [PollFd::new(pipe, PollFlags::IN)];
-        if left.is_zero() || poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready == 0) {
-            return Err(failure(ErrorKind::TimedOut, "the program was not executed in time"));
-        }
-        let mut buffer = [0u8; 4096];
-        match rustix::io::read(pipe, &mut buffer) {
-            Ok(0) => break,
-            Ok(n) => text.extend_from_slice(&buffer[..n]),
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
-            Err(error) => return Err(error).attempt(|| "cannot learn whether the program was executed"),
+        match self.hear()?.as_slice() {
+            [GO] => Ok(()),
+            [] => Err(failure(ErrorKind::Internal, "the container's process ended before it was confined")),
+            told => Err(refusal::read(told, &self.program)),
         }
     }
-    if text.is_empty() { Ok(()) } else { Err(refusal(&text)) }
-}
 
-/// What [`tell`] said.
-pub(crate) fn refusal(text: &[u8]) -> gantry_contract::Failure {
-    let text = String::from_utf8_lossy(text);
-    let (kind, message) = text.split_once('\t').unwrap_or(("internal", &text));
-    gantry_contract::Failure { kind: kind.to_owned(), message: message.to_owned(), app: None }
-}
+    /// Executes the program and waits until that is done.
+    pub(crate) fn execute(self) -> Result<(Pid, OwnedFd)> {
+        let what = || "cannot tell the container's process to go on";
+        rustix::net::send(&self.channel, &[GO], SendFlags::NOSIGNAL).attempt(what)?;
+        match self.hear()?.as_slice() {
+            // execve closed the other end.
+            [] => Ok((self.pid, self.pidfd)),
+            told => Err(refusal::read(told, &self.program)),
+        }
+    }
 
-/// Says through the pipe why a program was not executed.
-pub(crate) fn tell(pipe: impl AsFd, why: &crate::program::Unexecutable) {
-    let _ = rustix::io::write(pipe, format!("{}\t{}", why.kind, why.message).as_bytes());
+    /// What the process says next; nothing at its end.
+    fn hear(&self) -> Result<Vec<u8>> {
+        let deadline = Instant::now() + EXECVE_DEADLINE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = rustix::event::Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(0),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            let mut fds = [PollFd::new(&self.channel, PollFlags::IN)];
+            if left.is_zero() || poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready == 0) {
+                return Err(failure(ErrorKind::TimedOut, "the program was not executed in time"));
+            }
+            // One write of the process's, so one read.
+            let mut buffer = [0u8; 8192];
+            match rustix::io::read(&self.channel, &mut buffer) {
+                Ok(length) => return Ok(buffer[..length].to_vec()),
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(error) => return Err(error).attempt(|| "cannot learn whether the program was executed"),
+            }
+        }
+    }
 }
 
 /// Takes the exit status of every child that has ended. After a failed create libcontainer leaves two.
@@ -170,13 +182,26 @@ struct Become {
     uid: u32,
     /// The supervisor's descriptors.
     foreign: Rc<[RawFd]>,
-    failure: Rc<OwnedFd>,
+    channel: Rc<OwnedFd>,
 }
 
 impl Executor for Become {
     fn exec(&self, _: &Spec) -> std::result::Result<(), ExecutorError> {
-        let why = confine::become_program(&self.command, &self.confinement, self.uid);
-        tell(self.failure.as_fd(), &why);
+        match confine::prepare(&self.command).and_then(|program| {
+            self.confinement.lock_down(self.uid)?;
+            Ok(program)
+        }) {
+            Ok(program) => {
+                let mut go = [0u8; 1];
+                let told =
+                    rustix::io::write(&*self.channel, &[GO]).and_then(|_| rustix::io::read(&*self.channel, &mut go));
+                if told == Ok(1) {
+                    let (step, error) = self.confinement.execute(&program);
+                    refusal::tell_step(&*self.channel, step, &error);
+                }
+            }
+            Err(why) => refusal::tell(&*self.channel, &why),
+        }
         sys::exit_now(127)
     }
 

@@ -30,6 +30,7 @@ mod network;
 mod passing;
 mod program;
 mod reexec;
+mod refusal;
 mod role;
 mod root;
 mod seccomp;

@@ -31,10 +31,10 @@ const MASKED: [&str; 15] = [
     "/sys/fs/selinux",
 ];
 
-/// Paths that apps may only read: podman's list, and the switches of the kernel's debug messages, which the file mode
-/// alone would leave to root of every container.
-const READ_ONLY: [&str; 6] =
-    ["/proc/bus", "/proc/dynamic_debug", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+/// Paths that apps may only read: podman's list, and what the file mode alone would leave to root of every container: PID 1's
+/// settings (its OOM score, for instance) and the switches of the kernel's debug messages.
+const READ_ONLY: [&str; 7] =
+    ["/proc/1", "/proc/bus", "/proc/dynamic_debug", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// The `config.json` of an app, whose mounts were placed ([`crate::volumes::place`]).
 pub(crate) fn config(plan: &Plan, app: &App, ids: &Ids, confinement: &Confinement, init: i32) -> Value {

@@ -4,7 +4,7 @@
 //! The supervisor has one thread ([`assert_single_threaded`]); several arguments below rest on that.
 #![expect(unsafe_code, reason = "this module is the fence around it")]
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -120,22 +120,35 @@ pub(crate) fn load_seccomp(program: &[Insn]) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_seccomp, 1, 0, &raw const program) }).map(drop)
 }
 
-/// Replaces this process; returns only the error.
-pub(crate) fn execve(program: &CStr, argv: &[CString], env: &[CString]) -> io::Error {
-    let pointers = |list: &[CString]| {
-        list.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect::<Vec<*const libc::c_char>>()
-    };
-    let (argv, env) = (pointers(argv), pointers(env));
-    // SAFETY: both lists end with a null pointer and their strings live in the slices of the caller.
-    unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), env.as_ptr()) };
-    io::Error::last_os_error()
+/// A program with its arguments and environment as execve takes them.
+pub(crate) struct Executable {
+    path: CString,
+    argv: Vec<*const libc::c_char>,
+    env: Vec<*const libc::c_char>,
+    /// What the pointers point to.
+    _texts: [Vec<CString>; 2],
+}
+
+impl Executable {
+    /// Makes all that execve needs.
+    pub(crate) fn new(path: CString, argv: Vec<CString>, env: Vec<CString>) -> Self {
+        Self { path, argv: pointers(&argv), env: pointers(&env), _texts: [argv, env] }
+    }
+
+    /// Replaces this process; returns only the error. It allocates nothing.
+    pub(crate) fn execute(&self) -> io::Error {
+        // SAFETY: both lists end with a null pointer, and their strings live in `_texts`, whose contents do not move with it.
+        unsafe { libc::execve(self.path.as_ptr(), self.argv.as_ptr(), self.env.as_ptr()) };
+        io::Error::last_os_error()
+    }
+}
+
+fn pointers(texts: &[CString]) -> Vec<*const libc::c_char> {
+    texts.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
 }
 
 /// Replaces this process by the program behind a descriptor; returns only the error.
 pub(crate) fn execveat(program: BorrowedFd<'_>, argv: &[CString], env: &[CString]) -> io::Error {
-    let pointers = |list: &[CString]| {
-        list.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect::<Vec<*const libc::c_char>>()
-    };
     let (argv, env) = (pointers(argv), pointers(env));
     let flags = libc::c_long::from(libc::AT_EMPTY_PATH);
     // SAFETY: the descriptor is open for the call, the path is empty and ends with a NUL byte, and both lists end with a null

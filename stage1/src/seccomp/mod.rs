@@ -9,6 +9,7 @@
 mod compile;
 mod numbers;
 mod profile;
+mod start;
 
 use std::collections::BTreeMap;
 
@@ -40,9 +41,45 @@ pub(crate) struct Condition {
     pub(crate) value: u32,
 }
 
-/// The filter of an app with these capabilities; `None` when it is unconfined.
-pub(crate) fn filter(seccomp: &Seccomp, capabilities: &[String]) -> Result<Option<Vec<Insn>>> {
-    let (rules, default) = match seccomp {
+/// The filters of an app.
+#[derive(Debug)]
+pub(crate) struct Filters {
+    /// Loaded before an app can see the process.
+    pub(crate) first: Vec<Insn>,
+    /// Loaded right before execve, where the first one allows more than the app may call.
+    pub(crate) last: Option<Vec<Insn>>,
+}
+
+/// The filters of an app with these capabilities; `None` when it is unconfined.
+pub(crate) fn filters(seccomp: &Seccomp, capabilities: &[String], new_privileges: bool) -> Result<Option<Filters>> {
+    if let Seccomp::Retain { names, .. } = seccomp
+        && !names.iter().any(|name| name == "execve")
+    {
+        let why = "a list of the system calls that an app retains must have execve, or it cannot be started";
+        return Err(failure(ErrorKind::Invalid, why));
+    }
+    let Some((rules, default)) = rules(seccomp, capabilities)? else { return Ok(None) };
+    let own = || compile::compile(&rules, &default);
+    let filters = match start::rules(&rules, &default, new_privileges) {
+        None => Filters { first: own()?, last: None },
+        Some(first) => {
+            let last = if new_privileges { None } else { Some(own()?) };
+            Filters { first: compile::compile(&first, &default)?, last }
+        }
+    };
+    Ok(Some(filters))
+}
+
+/// A filter that allows these calls and no others.
+pub(crate) fn only(names: &[&str]) -> Result<Vec<Insn>> {
+    let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+    let rules = numbers_of(&names)?.into_iter().map(|number| (number, Action::Allow)).collect();
+    compile::compile(&rules, &Action::Errno(libc::EPERM as u16))
+}
+
+/// What happens to each system call, and to those without a rule; `None` when the app is unconfined.
+fn rules(seccomp: &Seccomp, capabilities: &[String]) -> Result<Option<(BTreeMap<u32, Action>, Action)>> {
+    Ok(Some(match seccomp {
         Seccomp::Unconfined => return Ok(None),
         Seccomp::Default => (profile::rules(capabilities), Action::Errno(profile::DEFAULT_ERRNO)),
         Seccomp::Remove { names, errno } => {
@@ -60,8 +97,7 @@ pub(crate) fn filter(seccomp: &Seccomp, capabilities: &[String]) -> Result<Optio
                 .extend(profile::socket_rules(capabilities).into_iter().filter(|(number, _)| numbers.contains(number)));
             (rules, Action::Errno(*errno))
         }
-    };
-    compile::compile(&rules, &default).map(Some)
+    }))
 }
 
 fn numbers_of(names: &[String]) -> Result<Vec<u32>> {
@@ -82,15 +118,32 @@ mod tests {
 
     #[test]
     fn a_list_of_calls_does_not_open_address_families() {
-        let names = ["socket", "read"].map(str::to_owned).to_vec();
-        let filter = filter(&Seccomp::Retain { names: names.clone(), errno: 1 }, &[]).unwrap().unwrap();
+        let names = ["socket", "read", "execve"].map(str::to_owned).to_vec();
+        let filters = |seccomp: &Seccomp| super::filters(seccomp, &[], false).unwrap().unwrap();
+        let filter = filters(&Seccomp::Retain { names: names.clone(), errno: 1 }).last.unwrap();
         let refused = |insn: &Insn| insn.k == 0x0005_0000 | libc::EAFNOSUPPORT as u32;
         assert_eq!(
             filter.iter().filter(|insn| refused(insn)).count(),
             1,
             "socket, and not socketpair, which is not in it"
         );
-        let removed = super::filter(&Seccomp::Remove { names, errno: 1 }, &[]).unwrap().unwrap();
+        let removed = filters(&Seccomp::Remove { names, errno: 1 }).last.unwrap();
         assert_eq!(removed.iter().filter(|insn| refused(insn)).count(), 1, "socketpair; socket is removed");
+    }
+
+    #[test]
+    fn a_list_without_execve_is_refused() {
+        let names = vec!["read".to_owned()];
+        assert!(filters(&Seccomp::Retain { names, errno: 1 }, &[], false).is_err());
+    }
+
+    #[test]
+    fn a_second_filter_only_where_the_first_allows_more() {
+        let default = filters(&Seccomp::Default, &[], false).unwrap().unwrap();
+        assert!(default.last.is_none());
+        let names = vec!["setsid".to_owned()];
+        let removed = Seccomp::Remove { names, errno: 1 };
+        assert!(filters(&removed, &[], false).unwrap().unwrap().last.is_some());
+        assert!(filters(&removed, &[], true).unwrap().unwrap().last.is_none(), "it could not be loaded");
     }
 }

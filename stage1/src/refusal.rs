@@ -1,0 +1,107 @@
+//! Why a program was not executed, as the process that was to become it says to the supervisor.
+//!
+//! Before its filter is loaded a process says it in words. After that it may allocate nothing (the app's filter may refuse
+//! mmap), and says the step and the error number, for the supervisor to put into words.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use gantry_contract::Failure;
+use gantry_model::ErrorKind;
+use rustix::io::Errno;
+
+use crate::failure::failure;
+use crate::program::{self, Unexecutable};
+
+/// What a process does once its filter is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The carrier of an exec forks the process that becomes the program.
+    Fork,
+    /// That process begins a session, with its terminal if it has one.
+    Session,
+    /// It loads the rest of its filter.
+    Filter,
+    /// It executes the program.
+    Execve,
+}
+
+const STEPS: [Step; 4] = [Step::Fork, Step::Session, Step::Filter, Step::Execve];
+
+/// The first byte of a step and an error number; no text begins with it.
+const MARK: u8 = 0;
+
+/// Says in words why a program is not executed.
+pub(crate) fn tell(channel: impl AsFd, why: &Unexecutable) {
+    let _ = rustix::io::write(channel, format!("{}\t{}", why.kind, why.message).as_bytes());
+}
+
+/// Says which step failed. It allocates nothing.
+pub(crate) fn tell_step(channel: impl AsFd, step: Step, error: &io::Error) {
+    let [a, b, c, d] = error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
+    let _ = rustix::io::write(channel, &[MARK, step as u8, a, b, c, d]);
+}
+
+/// What was told of a program of this name.
+pub(crate) fn read(told: &[u8], program: &str) -> Failure {
+    if let &[MARK, step, a, b, c, d] = told {
+        let errno = Errno::from_raw_os_error(i32::from_ne_bytes([a, b, c, d]));
+        return of_step(STEPS.get(usize::from(step)).copied(), errno, program);
+    }
+    let text = String::from_utf8_lossy(told);
+    let (kind, message) = text.split_once('\t').unwrap_or(("internal", &text));
+    Failure { kind: kind.to_owned(), message: message.to_owned(), app: None }
+}
+
+fn of_step(step: Option<Step>, errno: Errno, program: &str) -> Failure {
+    let shown = gantry_model::id::shown(program);
+    let what = match step {
+        Some(Step::Execve) if errno == Errno::NOENT => {
+            // The file is there (it was just found): what is missing is what it names.
+            let why = "the interpreter or loader it names is not in the image";
+            return failure(ErrorKind::CommandNotFound, format!("cannot execute '{shown}': {why}"));
+        }
+        Some(Step::Execve) => {
+            let Unexecutable { kind, message } = program::unexecutable(&shown, errno);
+            return Failure { kind: kind.to_owned(), message, app: None };
+        }
+        Some(Step::Fork) => "start a process in the app",
+        Some(Step::Session) => "begin a session",
+        Some(Step::Filter) => "load the app's seccomp filter",
+        None => "confine the app",
+    };
+    let error = io::Error::from(errno);
+    failure(ErrorKind::of_io(&error), format!("cannot {what}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(by: impl FnOnce(&std::os::fd::OwnedFd)) -> Failure {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        by(&writer);
+        drop(writer);
+        let mut bytes = [0; 4096];
+        let length = rustix::io::read(&reader, &mut bytes).unwrap();
+        read(&bytes[..length], "prog")
+    }
+
+    #[test]
+    fn words_and_steps_come_across() {
+        let words = told(|pipe| tell(pipe, &Unexecutable { kind: "invalid", message: "no\tway".to_owned() }));
+        assert_eq!((words.kind.as_str(), words.message.as_str()), ("invalid", "no\tway"));
+        for (step, errno, kind, message) in [
+            (Step::Execve, libc::ENOENT, "command-not-found", "cannot execute 'prog': the interpreter"),
+            (Step::Execve, libc::EACCES, "command-not-executable", "cannot execute 'prog': it is not executable"),
+            (Step::Fork, libc::EAGAIN, "", "cannot start a process in the app: "),
+            (Step::Session, libc::EPERM, "", "cannot begin a session: "),
+            (Step::Filter, libc::EINVAL, "", "cannot load the app's seccomp filter: "),
+        ] {
+            let failure = told(|pipe| tell_step(pipe, step, &io::Error::from_raw_os_error(errno)));
+            assert!(failure.message.starts_with(message), "{step:?}: {}", failure.message);
+            assert!(kind.is_empty() || failure.kind == kind, "{step:?}: {}", failure.kind);
+        }
+        assert_eq!(read(b"garbage", "prog").kind, "internal");
+    }
+}

@@ -1,0 +1,127 @@
+//! What a process calls between its filter and its execve, and the filters that let it.
+//!
+//! An app with CAP_SYS_PTRACE can take over every process of its pod that it sees, so a process has its filter and its final
+//! capabilities before any app can see it. What it calls after that is here. The default profile allows all of it; a filter of the
+//! user's may not. Then the process first loads a filter that allows these calls besides, and the app's own right before execve.
+//! The kernel applies both: a call is made only if each allows it.
+
+use std::collections::BTreeMap;
+
+use super::{Action, Condition, numbers};
+
+/// A call, and the value of the argument with which it is made, where that is known.
+type Call = (&'static str, Option<(u8, u32)>);
+
+/// By an app that was created: to wait for its start. By the carrier of an exec: to fork, to send the number of the process, to
+/// end. By both: to say what failed, to execute the program.
+const CALLS: [Call; 8] = [
+    ("clone", Some((0, libc::CLONE_PARENT as u32 | libc::SIGCHLD as u32))),
+    ("execve", None),
+    ("exit_group", None),
+    ("ioctl", Some((1, libc::TIOCSCTTY as u32))),
+    ("read", None),
+    ("sendto", None),
+    ("setsid", None),
+    ("write", None),
+];
+/// To load the app's own filter after the first one.
+const LOAD: Call = ("seccomp", None);
+/// To give up the capability with which a filter is loaded that does not forbid new privileges.
+const DROP: Call = ("capset", None);
+
+/// The rules with which a process starts, unless the app's own will do. A process that may gain privileges has no right to load a
+/// second filter by then, so it keeps this one.
+pub(super) fn rules(
+    own: &BTreeMap<u32, Action>,
+    default: &Action,
+    new_privileges: bool,
+) -> Option<BTreeMap<u32, Action>> {
+    let last = if new_privileges { DROP } else { LOAD };
+    let mut rules = own.clone();
+    let (mut lacking, calls) = (false, CALLS.iter().chain([&last]));
+    for (name, argument) in calls {
+        let Some(number) = numbers::number(name) else { continue };
+        let action = own.get(&number).unwrap_or(default);
+        if allows(action, *argument) {
+            continue;
+        }
+        // The own filter is loaded by this call only where there has to be a second one.
+        lacking |= *name != LOAD.0;
+        rules.insert(number, allowing(action, *argument));
+    }
+    lacking.then_some(rules)
+}
+
+/// Whether a call is allowed with this argument, whatever the others are.
+fn allows(action: &Action, argument: Option<(u8, u32)>) -> bool {
+    match (action, argument) {
+        (Action::Allow, _) => true,
+        (Action::When(branches, otherwise), Some((number, value))) => {
+            for (condition, action) in branches {
+                if condition.argument != number {
+                    return false;
+                }
+                if value & condition.mask == condition.value {
+                    return allows(action, argument);
+                }
+            }
+            allows(otherwise, argument)
+        }
+        _ => false,
+    }
+}
+
+fn allowing(action: &Action, argument: Option<(u8, u32)>) -> Action {
+    match argument {
+        None => Action::Allow,
+        Some((argument, value)) => {
+            let condition = Condition { argument, mask: u32::MAX, value };
+            Action::When(vec![(condition, Action::Allow)], Box::new(action.clone()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REFUSED: Action = Action::Errno(1);
+
+    fn all() -> BTreeMap<u32, Action> {
+        CALLS.iter().chain([&LOAD, &DROP]).map(|(name, _)| (numbers::number(name).unwrap(), Action::Allow)).collect()
+    }
+
+    #[test]
+    fn the_default_profile_will_do() {
+        for new_privileges in [false, true] {
+            assert_eq!(rules(&super::super::profile::rules(&[]), &REFUSED, new_privileges), None);
+            assert_eq!(rules(&all(), &REFUSED, new_privileges), None);
+        }
+    }
+
+    #[test]
+    fn what_a_list_lacks_is_added_for_the_start_alone() {
+        let number = |name| numbers::number(name).unwrap();
+        for (name, argument) in CALLS {
+            let mut own = all();
+            own.remove(&number(name));
+            let added = rules(&own, &REFUSED, false).unwrap();
+            assert!(allows(&added[&number(name)], argument), "{name}");
+            if let Some((at, value)) = argument {
+                assert!(!allows(&added[&number(name)], Some((at, value ^ 1))), "{name} with another argument");
+            }
+        }
+        let mut own = all();
+        own.remove(&number("seccomp"));
+        assert_eq!(rules(&own, &REFUSED, false), None, "one filter needs no call to load a second");
+        own.insert(number("setsid"), REFUSED);
+        assert!(allows(&rules(&own, &REFUSED, false).unwrap()[&number("seccomp")], None));
+    }
+
+    #[test]
+    fn a_condition_on_another_argument_decides_nothing() {
+        let other = Condition { argument: 2, mask: u32::MAX, value: 0 };
+        let action = Action::When(vec![(other, Action::Allow)], Box::new(Action::Allow));
+        assert!(!allows(&action, Some((1, 5))) && !allows(&action, None));
+    }
+}

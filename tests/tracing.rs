@@ -1,0 +1,79 @@
+//! What an app with CAP_SYS_PTRACE finds: every process of its pod that it sees is confined as it is itself, also those that
+//! are still on their way to their program.
+
+use gantry_tests::{Gantry, pod_id, wait_for};
+
+const TRACE: &str = "--cap-add=CAP_SYS_PTRACE";
+const NEW_PRIVILEGES: &str = "--no-new-privileges=false";
+/// Calls with which a process is started, and which the app does without.
+const WITHOUT: &str = "--seccomp=mode=remove,setsid,sendto,clone,capset,seccomp";
+
+/// Demands that the attacker saw its share of processes and none that it could use.
+#[track_caller]
+fn caught_nothing_of_use(log: &str, how: &[&str]) {
+    let of_use: Vec<&str> = log.lines().filter(|line| line.starts_with("process ")).collect();
+    assert!(of_use.is_empty(), "{how:?}: {of_use:#?}");
+}
+
+#[test]
+fn processes_of_exec_are_confined_before_they_are_seen() {
+    let g = Gantry::new();
+    for flags in [&[TRACE][..], &[TRACE, NEW_PRIVILEGES], &[TRACE, WITHOUT], &[TRACE, NEW_PRIVILEGES, WITHOUT]] {
+        let pod = g.detached(flags, &["catch", "12"]);
+        g.wait_log(&pod, "catching");
+        let log = wait_for("enough processes to be caught", || {
+            let _ = g.run(&["exec", &pod, "--", "/bin/app", "true"]);
+            Some(g.run(&["logs", &pod]).ok().stdout).filter(|log| log.contains("caught enough"))
+        });
+        caught_nothing_of_use(&log, flags);
+        let _ = g.run(&["exec", &pod, "--", "/bin/app", "true"]).ok();
+        let _ = g.run(&["exec", "-t", &pod, "--", "/bin/app", "tty"]).ok().says("tty 0=true 1=true 2=true");
+    }
+}
+
+#[test]
+fn apps_are_confined_before_one_is_started() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    for flags in [&[TRACE][..], &[TRACE, NEW_PRIVILEGES], &[TRACE, WITHOUT]] {
+        let names: Vec<String> = (1..=12).map(|number| format!("--name=other-{number}")).collect();
+        let mut line =
+            [&["run", "--detach", "--net=none"], flags, &[&image, "--name=first", "--", "catch", "12"]].concat();
+        for name in &names {
+            line.extend(["---", &image, name, "--", "sleep", "forever"]);
+        }
+        let pod = pod_id(&g.run(&line).ok());
+        let log = wait_for("enough processes to be caught", || {
+            let log = g.run(&["logs", "--app=first", &pod]).ok().stdout;
+            log.contains("caught enough").then_some(log)
+        });
+        caught_nothing_of_use(&log, flags);
+        g.run(&["kill", &pod]).succeeded();
+        g.wait_state(&pod, "exited");
+    }
+}
+
+/// A list that lacks what a process is started with holds for the program all the same.
+#[test]
+fn a_short_list_of_calls_is_kept() {
+    let g = Gantry::new();
+    let list = "--seccomp=mode=retain,execve,arch_prctl,set_tid_address,brk,mmap,munmap,mprotect,write,writev,exit_group,\
+                nanosleep,clock_nanosleep,open,openat,close,read,fstat,lseek,fcntl,rt_sigprocmask";
+    let pod = g.detached(&[list], &["sleep", "forever"]);
+    let exec = |verb: &[&str]| g.run(&[&["exec", &pod, "--", "/bin/app"], verb].concat());
+    let status = exec(&["cat", "/proc/self/status"]).ok();
+    assert!(status.stdout.contains("Seccomp:\t2\n"), "{status}");
+    let _ = exec(&["fork-children", "1"]).exits(1);
+    let _ = g.app(&[list], &["fork-children", "1"]).exits(1);
+    let _ = g.run(&["exec", &pod, "--", "/bin/garbage"]).exits(126).complains(&["/bin/garbage"]);
+    let _ = g.app(&["--seccomp=mode=retain,read,write"], &["true"]).exits(125).complains(&["execve"]);
+}
+
+/// What the kernel lets root write about a process has no effect on the one that keeps the pod.
+#[test]
+fn root_of_an_app_cannot_tune_pid_1() {
+    let g = Gantry::new();
+    for file in ["oom_score_adj", "coredump_filter", "comm"] {
+        let _ = g.app(&[], &["write", &format!("/proc/1/{file}"), "1"]).exits(1).complains(&["Read-only"]);
+    }
+}
