@@ -18,10 +18,13 @@ fn lab() -> (Space, Gantry) {
     (space, g)
 }
 
+/// A process that has ended meanwhile is as good as a killed one: pods are killed at random moments, also at their end.
 fn kill(pid: u32) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    kill_process(pid.unwrap_or_else(|| panic!("no such process id")), Signal::KILL)
-        .unwrap_or_else(|error| panic!("cannot kill: {error}"));
+    match kill_process(pid.unwrap_or_else(|| panic!("no such process id")), Signal::KILL) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+        Err(error) => panic!("cannot kill: {error}"),
+    }
 }
 
 /// The names of the tables of nftables in the space.
