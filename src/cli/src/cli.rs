@@ -14,8 +14,10 @@ use crate::globals::Globals;
     about = "Run pods of apps from OCI images on this host",
     infer_subcommands = true,
     subcommand_required = true,
+    max_term_width = 100,
+    args_override_self = true,
     after_help = "Commands may be shortened to what is unique. Exit codes: the app's own; 125 gantry failed, 126 and 127 \
-                  the command could not be executed or found, 128+n signal n; 1 no such pod or image."
+                  the command could not be executed or found, 128+n signal n; 1 no such pod, image or network."
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -98,9 +100,10 @@ pub(crate) struct Words {
 pub(crate) fn command() -> clap::Command {
     use crate::grammar::{Verb, help};
     use clap::CommandFactory as _;
+    let width = crate::render::wrap::help_width();
     let mut command = Cli::command();
     for verb in [Verb::Run, Verb::Prepare] {
-        command = command.mut_subcommand(verb.as_str(), |sub| sub.override_help(help(verb)));
+        command = command.mut_subcommand(verb.as_str(), |sub| sub.override_help(help(verb, width)));
     }
     command
 }

@@ -3,31 +3,32 @@
 use std::path::PathBuf;
 
 use gantry_engine::{Engine, Options};
-use gantry_model::{PodId, PodPrefix};
+use gantry_model::{ErrorKind, PodId, PodPrefix};
 
 use crate::failure::{CliError, Failure, io};
 use crate::globals::Globals;
 use crate::settings;
 
-/// The global flags.
+/// The global flags, and which command they were given to.
 pub(crate) struct Context {
     pub(crate) globals: Globals,
+    command: String,
 }
 
 impl Context {
-    pub(crate) fn new(globals: Globals) -> Self {
-        Self { globals }
+    pub(crate) fn new(globals: Globals, command: impl Into<String>) -> Self {
+        Self { globals, command: command.into() }
     }
 
     /// The engine's options here.
     pub(crate) fn options(&self) -> Result<Options, Failure> {
-        settings::options(&self.globals)
+        settings::options(&self.globals).map_err(Failure::of_gantry_itself)
     }
 
     /// An engine for a command that changes something. Only root gets one, and before anything is touched.
     pub(crate) fn open(&self, command: &'static str) -> Result<Engine, Failure> {
         need_root(command)?;
-        Ok(Engine::open(self.options()?)?)
+        Engine::open(self.options()?).map_err(|error| Failure::from(error).of_gantry_itself())
     }
 
     /// [`Self::open`] with other settings for fetching.
@@ -45,7 +46,14 @@ impl Context {
     /// An engine for a command that looks. Root's also brings rows up to the facts; others may try.
     pub(crate) fn look(&self) -> Result<Engine, Failure> {
         let options = self.options()?;
-        Ok(if is_root() { Engine::open_to_look(options)? } else { Engine::open_read_only(options)? })
+        let engine = if is_root() { Engine::open_to_look(options) } else { Engine::open_read_only(options) };
+        engine.map_err(|error| {
+            let failure = Failure::from(error);
+            match failure.kind() {
+                ErrorKind::Denied if !is_root() => CliError::NeedsRoot(self.command.clone()).into(),
+                _ => failure.of_gantry_itself(),
+            }
+        })
     }
 }
 
@@ -55,7 +63,7 @@ fn is_root() -> bool {
 
 /// Refuses callers that are not root.
 pub(crate) fn need_root(command: &'static str) -> Result<(), Failure> {
-    if is_root() { Ok(()) } else { Err(CliError::NeedsRoot(command).into()) }
+    if is_root() { Ok(()) } else { Err(CliError::NeedsRoot(command.to_owned()).into()) }
 }
 
 /// The pod that this text names: its id or the beginning of it.

@@ -6,13 +6,16 @@ use std::ffi::OsString;
 use std::io::Write as _;
 
 use clap::FromArgMatches as _;
+use clap::error::{ContextKind, ErrorKind};
 
 use crate::cli::{Cli, Command};
 use crate::commands;
 use crate::context::Context;
 use crate::exit::{self, Asking};
 use crate::failure::{CliError, Failure};
-use crate::grammar::{self, Arity, FLAGS, Parsed, Scope, Verb};
+use crate::grammar::{self, Arity, Caller, FLAGS, Parsed, Scope, Verb};
+use crate::render::wrap;
+use crate::{command_words, known_image};
 
 /// Runs the command line (without the program's name) and returns the exit code. Failures have been said by then.
 pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
@@ -23,10 +26,29 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
             Err(_) => return failed(&CliError::NotText(i + 1).into(), Asking::Action, false),
         }
     }
-    match command_at(&words).and_then(|at| Some((at, verb(&words[at])?))) {
-        Some((at, verb)) => run_or_prepare(verb, words, at),
-        None => other(words),
+    let debug = words.iter().take_while(|word| *word != "--").any(|word| word == "--debug");
+    let Some(at) = command_at(&words) else { return other(crate::cli::command(), words, None, debug) };
+    if let Some(verb) = verb(&words[at]) {
+        return run_or_prepare(verb, words, at);
     }
+    let description = crate::cli::command();
+    if let Err(failure) = complete(&description, &mut words, at) {
+        return failed(&failure, Asking::Action, debug);
+    }
+    match verb(&words[at]) {
+        Some(verb) => run_or_prepare(verb, words, at),
+        None => other(description, words, Some(at), debug),
+    }
+}
+
+/// Writes the command at this place in full, and the one behind it where it is one of a group.
+fn complete(description: &clap::Command, words: &mut [String], at: usize) -> Result<(), Failure> {
+    words[at] = command_words::complete(description, "", &words[at])?;
+    let group = description.find_subcommand(&words[at]).filter(|command| command.has_subcommands());
+    let Some((group, more)) = group.zip(command_at(&words[at + 1..])) else { return Ok(()) };
+    let at = at + 1 + more;
+    words[at] = command_words::complete(group, group.get_name(), &words[at])?;
+    Ok(())
 }
 
 /// Where the command stands: the first word that is neither a global flag nor the value of one.
@@ -44,22 +66,22 @@ fn command_at(words: &[String]) -> Option<usize> {
     None
 }
 
-/// The command of our own grammar that this word names, whole or shortened.
+/// The command of our own grammar that this word names.
 fn verb(word: &str) -> Option<Verb> {
-    match word {
-        "run" => Some(Verb::Run),
-        // `p`, `pr` … `pre` could not be `pull` or `ps` from the second letter on; `ru` could be run-prepared.
-        _ if word.len() >= 2 && "prepare".starts_with(word) => Some(Verb::Prepare),
-        _ => None,
-    }
+    [Verb::Run, Verb::Prepare].into_iter().find(|verb| verb.as_str() == word)
 }
 
 fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
     words.remove(at);
     let debug = words.iter().take_while(|word| *word != "--").any(|word| word == "--debug");
-    let parsed = grammar::parse(verb, &words, &|name| std::env::var(name).ok());
+    let caller = Caller {
+        variable: &|name| std::env::var(name).ok(),
+        directory: std::env::current_dir().ok(),
+        image: &known_image::known,
+    };
+    let parsed = grammar::parse(verb, &words, &caller);
     let outcome = match parsed {
-        Ok(Parsed::Help) => print(&grammar::help(verb)).map(|()| exit::OK),
+        Ok(Parsed::Help) => print(&grammar::help(verb, wrap::help_width())).map(|()| exit::OK),
         Ok(Parsed::Pod(request)) => match verb {
             Verb::Run => commands::run::run(*request),
             Verb::Prepare => commands::run::prepare(*request),
@@ -69,22 +91,36 @@ fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
     outcome.unwrap_or_else(|failure| failed(&failure, Asking::Action, debug))
 }
 
-fn other(words: Vec<String>) -> u8 {
-    let parsed = crate::cli::command()
+fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debug: bool) -> u8 {
+    let name = at.map(|at| words[at].clone()).unwrap_or_default();
+    let parsed = description
         .try_get_matches_from(std::iter::once("gantry".to_owned()).chain(words))
         .and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => return shown_by_clap(&error),
+        Err(error) if error.kind() == ErrorKind::MissingSubcommand => {
+            // Nowhere to tell that standard error is gone.
+            let _ = write!(std::io::stderr(), "{}", crate::cli::command().render_help());
+            return exit::FAILED;
+        }
+        Err(error) => return shown_by_clap(error),
     };
-    let debug = cli.globals.debug;
     let asking = asking(&cli.command);
-    command(Context::new(cli.globals), cli.command).unwrap_or_else(|failure| failed(&failure, asking, debug))
+    command(Context::new(cli.globals, name), cli.command).unwrap_or_else(|failure| failed(&failure, asking, debug))
 }
 
 /// Help and version go to standard output; a usage error to standard error, as any failure of ours.
-fn shown_by_clap(error: &clap::Error) -> u8 {
+fn shown_by_clap(mut error: clap::Error) -> u8 {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // Nowhere to tell that standard error is gone.
+        let _ = std::io::stderr().write_all(error.to_string().as_bytes());
+        return exit::FAILED;
+    }
     if error.use_stderr() {
+        if error.kind() == ErrorKind::UnknownArgument {
+            // clap advises to pass the flag as a value behind '--', which no command here takes.
+            error.remove(ContextKind::Suggested);
+        }
         let text = error.to_string();
         let text = text.strip_prefix("error: ").unwrap_or(&text);
         let shown: Vec<_> = text.trim_end().lines().map(crate::render::escape::text).collect();
@@ -113,6 +149,9 @@ fn asking(command: &Command) -> Asking {
     match command {
         Command::Status(_)
         | Command::Rm(_)
+        | Command::Stop(_)
+        | Command::Kill(_)
+        | Command::Logs(_)
         | Command::Inspect(_)
         | Command::Port(_)
         | Command::CatManifest(_)
@@ -125,12 +164,9 @@ fn asking(command: &Command) -> Asking {
         | Command::Prepare(_)
         | Command::RunPrepared(_)
         | Command::Fetch(_)
-        | Command::Logs(_)
         | Command::Events(_)
         | Command::Exec(_)
         | Command::Attach(_)
-        | Command::Stop(_)
-        | Command::Kill(_)
         | Command::Gc(_)
         | Command::Doctor(_)
         | Command::Completion(_)
@@ -140,7 +176,7 @@ fn asking(command: &Command) -> Asking {
 
 fn command(context: Context, command: Command) -> Result<u8, Failure> {
     match command {
-        // Reached only by a spelling that `verb` does not take for its own, which there is none of.
+        // Reached only by 'gantry help run' and the like, which clap answers itself.
         Command::Run(_) | Command::Prepare(_) => Err(Failure::usage("write 'gantry run' or 'gantry prepare' in full")),
         Command::RunPrepared(args) => commands::run::run_prepared(&context, &args),
         Command::Fetch(args) => commands::fetch::fetch(&context, &args),
@@ -180,7 +216,7 @@ mod tests {
         for (line, want) in [
             ("run x", Some((0, Some(Verb::Run)))),
             ("--dir /x --debug run x", Some((3, Some(Verb::Run)))),
-            ("--dir=/x prep x", Some((1, Some(Verb::Prepare)))),
+            ("--dir=/x prepare x", Some((1, Some(Verb::Prepare)))),
             ("--dir run", None),
             ("--insecure-options all --progress none prepare", Some((4, Some(Verb::Prepare)))),
             ("list run", Some((0, None))),

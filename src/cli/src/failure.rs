@@ -19,7 +19,7 @@ pub(crate) enum Failure {
         kind: ErrorKind,
         error: Box<dyn Error + Send + Sync>,
         /// What may help, said on a line of its own.
-        hint: Option<&'static str>,
+        hint: Option<String>,
     },
     /// Nobody reads our standard output. Nothing is said, as of a program that SIGPIPE ended.
     BrokenPipe,
@@ -59,9 +59,12 @@ pub(crate) enum CliError {
         /// What is wrong with it.
         why: String,
     },
+    /// A volume's place on the host is not there.
+    #[error("{} does not exist on this host: make it first; gantry makes no directories for --volume", gantry_model::id::shown(.0))]
+    NoVolumeSource(String),
     /// Only root may.
     #[error("'gantry {0}' needs root")]
-    NeedsRoot(&'static str),
+    NeedsRoot(String),
     /// The wait is over and the pod is not where it was waited for.
     #[error("pod {0} was not {1} within {2:?}")]
     TimedOut(gantry_model::PodId, &'static str, std::time::Duration),
@@ -82,7 +85,7 @@ impl Kind for CliError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Io { source, .. } => ErrorKind::of_io(source),
-            Self::NotText(_) | Self::Usage(_) | Self::Content { .. } => ErrorKind::Invalid,
+            Self::NotText(_) | Self::Usage(_) | Self::NoVolumeSource(_) | Self::Content { .. } => ErrorKind::Invalid,
             Self::NeedsRoot(_) => ErrorKind::Denied,
             Self::TimedOut(..) => ErrorKind::TimedOut,
             Self::NotPublished { .. } => ErrorKind::NotFound,
@@ -119,10 +122,20 @@ impl Failure {
     }
 
     /// The same with something that may help.
-    pub(crate) fn with_hint(self, text: &'static str) -> Self {
+    pub(crate) fn with_hint(self, text: impl Into<String>) -> Self {
         match self {
-            Self::Error { kind, error, .. } => Self::Error { kind, error, hint: Some(text) },
+            Self::Error { kind, error, .. } => Self::Error { kind, error, hint: Some(text.into()) },
             Self::BrokenPipe => self,
+        }
+    }
+
+    /// A failure to begin at all: what is missing here is no pod, app or image, so its absence is no answer.
+    pub(crate) fn of_gantry_itself(self) -> Self {
+        match self {
+            Self::Error { kind: ErrorKind::NotFound, error, hint } => {
+                Self::Error { kind: ErrorKind::Unavailable, error, hint }
+            }
+            other => other,
         }
     }
 

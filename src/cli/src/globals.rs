@@ -2,23 +2,26 @@
 
 use std::path::PathBuf;
 
+/// The last part of every command's help.
+const HEADING: &str = "Global options";
+
 /// Global flags, as clap and as the grammar of `run` fill them.
 #[derive(Debug, Default, Clone, PartialEq, Eq, clap::Args)]
 pub(crate) struct Globals {
     /// Data directory [default: /var/lib/gantry; environment: GANTRY_DIR]
-    #[arg(long, global = true, value_name = "DIR")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
     /// Configuration file [default: /etc/gantry/config.toml; environment: GANTRY_CONFIG]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Show every cause of a failure on its own line
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = HEADING)]
     pub(crate) debug: bool,
     /// Give up protection: http, tls, image, seccomp, capabilities, all-fetch, all-run, all, none
-    #[arg(long, global = true, value_name = "OPTION,…", value_delimiter = ',', value_parser = insecure_option)]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "OPTION,…", value_delimiter = ',', value_parser = insecure_option)]
     pub(crate) insecure_options: Vec<InsecureOption>,
     /// How progress is shown
-    #[arg(long, global = true, value_enum, default_value_t, value_name = "HOW")]
+    #[arg(long, global = true, help_heading = HEADING, value_enum, default_value_t, value_name = "HOW")]
     pub(crate) progress: ProgressMode,
 }
 

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod command_words;
 mod commands;
 mod context;
 mod dispatch;
@@ -15,6 +16,7 @@ mod failure;
 mod foreground;
 mod globals;
 mod grammar;
+mod known_image;
 mod printer;
 mod progress;
 mod relay;
@@ -24,6 +26,7 @@ mod signal_name;
 mod signals;
 mod suggest;
 mod terminal;
+mod unknown_command;
 
 use std::process::ExitCode;
 

@@ -198,7 +198,8 @@ impl Settings {
         let file = match read(&path)? {
             Some(text) => parse(&text).map_err(|why| SettingsError::Content { path: path.clone(), why })?,
             None if named.is_some() => {
-                return Err(SettingsError::Read { path, source: io::ErrorKind::NotFound.into() });
+                let source = rustix::io::Errno::NOENT.into();
+                return Err(SettingsError::Read { path, source });
             }
             None => File::default(),
         };

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use gantry_engine::{Engine, Prepare, PrepareError, RunError};
 use gantry_model::NetMode;
+use gantry_model::spec::VolumeKind;
 use gantry_model::{AppSpec, ErrorKind, PodId, PodSpec};
 
 use super::fetch::policy;
@@ -16,9 +17,6 @@ use crate::progress;
 use crate::render::json;
 use crate::signals::Signals;
 use crate::{environment, exit};
-
-const SEVERAL: &str =
-    "every word after an image is an image too; the arguments of an app follow '--': gantry run IMAGE -- ARG…";
 
 /// Prepares a pod and runs it, in the foreground or detached.
 pub(crate) fn run(request: Request) -> Result<u8, Failure> {
@@ -39,7 +37,7 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
     let running = engine.run(Prepare { spec, policy, progress: &progress, durable: false, on_id: &on_id });
     let running = running.map_err(|error| {
         let of_image = matches!(error, RunError::Prepare(PrepareError::Fetch { .. }));
-        hinted(error.into(), several && of_image)
+        hinted(error.into(), options.hint.as_deref(), several && of_image)
     })?;
     if options.detach {
         return print_id(running.id);
@@ -58,7 +56,7 @@ pub(crate) fn prepare(request: Request) -> Result<u8, Failure> {
     let id = engine.prepare(Prepare { spec, policy, progress: &progress, durable: true, on_id: &on_id });
     print_id(id.map_err(|error| {
         let of_image = matches!(error, PrepareError::Fetch { .. });
-        hinted(error.into(), several && of_image)
+        hinted(error.into(), options.hint.as_deref(), several && of_image)
     })?)
 }
 
@@ -126,7 +124,19 @@ fn made(request: Request, command: &'static str) -> Result<Made, Failure> {
     }
     // Interactive pods and what came in from outside have to pass too.
     spec.validate()?;
-    Ok(Made { context: Context::new(globals), spec, options })
+    need_host_volumes(&spec)?;
+    Ok(Made { context: Context::new(globals, command), spec, options })
+}
+
+/// Refuses volumes of the host that are not there, before anything is made of the pod.
+fn need_host_volumes(spec: &PodSpec) -> Result<(), Failure> {
+    for volume in &spec.volumes {
+        let VolumeKind::Host { source, .. } = &volume.kind else { continue };
+        if std::fs::metadata(source).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+            return Err(CliError::NoVolumeSource(source.clone()).into());
+        }
+    }
+    Ok(())
 }
 
 /// A manifest is at most this long.
@@ -171,10 +181,12 @@ fn show(engine: &Engine, shown: Shown, signals: Option<Signals>, remove: bool) -
     outcome
 }
 
-/// An image that cannot be had, among several, may have been meant as an argument of the one before it.
-fn hinted(failure: Failure, of_several: bool) -> Failure {
-    match failure.kind() {
-        ErrorKind::NotFound | ErrorKind::Invalid if of_several => failure.with_hint(SEVERAL),
+/// Says how a word after the first image was read, where that may be the cause: an image among several that cannot be
+/// had, or a command that does not exist.
+fn hinted(failure: Failure, hint: Option<&str>, image_of_several: bool) -> Failure {
+    match (failure.kind(), hint) {
+        (ErrorKind::NotFound | ErrorKind::Invalid, Some(hint)) if image_of_several => failure.with_hint(hint),
+        (ErrorKind::CommandNotFound, Some(hint)) => failure.with_hint(hint),
         _ => failure,
     }
 }

@@ -6,7 +6,7 @@ use gantry_model::spec::{Capabilities, Limits, MountSpec, Seccomp, VolumeKind, V
 use gantry_model::{AppName, AppSpec, ImageRef, PodSpec};
 
 use super::network::NetDraft;
-use super::{PodOptions, Request, UsageError};
+use super::{Caller, PodOptions, Request, UsageError};
 use crate::globals::Globals;
 
 /// The whole command line so far.
@@ -22,8 +22,8 @@ pub(super) struct Draft<'a> {
     pub(super) apps: Vec<AppDraft>,
     /// Flags given that a pod manifest takes the place of.
     pub(super) beside_manifest: Vec<String>,
-    /// A variable of the caller's environment.
-    pub(super) lookup: &'a dyn Fn(&str) -> Option<String>,
+    /// The place of use.
+    pub(super) caller: &'a Caller<'a>,
 }
 
 /// One app so far, or what holds for all of them.
@@ -88,7 +88,7 @@ impl CapsDraft {
 }
 
 impl<'a> Draft<'a> {
-    pub(super) fn new(globals: Globals, lookup: &'a dyn Fn(&str) -> Option<String>) -> Self {
+    pub(super) fn new(globals: Globals, caller: &'a Caller<'a>) -> Self {
         Self {
             globals,
             options: PodOptions::default(),
@@ -99,7 +99,7 @@ impl<'a> Draft<'a> {
             common: AppDraft::default(),
             apps: Vec::new(),
             beside_manifest: Vec::new(),
-            lookup,
+            caller,
         }
     }
 
@@ -178,6 +178,13 @@ impl AppDraft {
         let mut app = AppSpec::new(name, self.image);
         app.exec = self.exec.or_else(|| common.exec.clone());
         app.args = self.args.unwrap_or_default();
+        if app.exec.as_deref() == Some("") {
+            // docker's way to drop the image's entrypoint: the command is what is executed.
+            if app.args.is_empty() {
+                return Err(UsageError::NoCommand(app.name.to_string()));
+            }
+            app.exec = Some(app.args.remove(0));
+        }
         app.user = self.user.or_else(|| common.user.clone());
         app.group = self.group.or_else(|| common.group.clone());
         app.supplementary_gids = self.gids.or_else(|| common.gids.clone()).unwrap_or_default();

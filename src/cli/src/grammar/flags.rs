@@ -4,6 +4,7 @@ use super::Pull;
 use super::draft::{Bind, Draft};
 use super::network;
 use super::values::{self, Why};
+use crate::render::wrap;
 
 /// Whether a flag takes a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -203,7 +204,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     })
     .of_spec(),
     valued(Pod, &["set-env"], "NAME=VALUE", "a variable for every app", |d, v| {
-        let variable = values::variable(v, d.lookup)?;
+        let variable = values::variable(v, d.caller.variable)?;
         d.options.set_env.extend(variable);
         Ok(())
     })
@@ -241,8 +242,8 @@ pub(crate) static FLAGS: &[Flag] = &[
         d.app().name = Some(v.parse()?);
         Ok(())
     }),
-    valued(App, &["exec", "entrypoint"], "PROGRAM", "replaces the image's entrypoint and arguments", |d, v| {
-        d.app().exec = Some(values::text(v)?);
+    valued(App, &["exec", "entrypoint"], "PROGRAM", "replaces the image's entrypoint and arguments; empty: none", |d, v| {
+        d.app().exec = Some(v.to_owned());
         Ok(())
     }),
     valued(App, &["user"], "USER[:GROUP]", "names, numbers, or an absolute path in the image whose owner is taken", |d, v| {
@@ -265,7 +266,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     })
     .short('w'),
     valued(App, &["environment", "env"], "NAME=VALUE", "a variable; NAME alone takes the caller's", |d, v| {
-        let variable = values::variable(v, d.lookup)?;
+        let variable = values::variable(v, d.caller.variable)?;
         d.app().environment.extend(variable);
         Ok(())
     })
@@ -369,7 +370,7 @@ fn pull(value: &str) -> Result<Pull, Why> {
 }
 
 fn set_volume(draft: &mut Draft<'_>, value: &str) -> Result<(), Why> {
-    match values::volume(value)? {
+    match values::volume(value, draft.caller.directory.as_deref())? {
         values::Volume::Named(volume) => draft.volumes.push(volume),
         values::Volume::Bound(bind) => push_bind(draft, bind),
     }
@@ -397,30 +398,44 @@ fn set_security(draft: &mut Draft<'_>, value: &str) -> Result<(), Why> {
     Ok(())
 }
 
-/// The help text of `run` or `prepare`.
-pub(crate) fn help(verb: super::Verb) -> String {
+/// The help text of `run` or `prepare`, in lines of at most `width` columns.
+pub(crate) fn help(verb: super::Verb, width: usize) -> String {
     let what = match verb {
         super::Verb::Run => "Prepare a pod and run it",
         super::Verb::Prepare => "Prepare a pod, print its id, and run nothing",
     };
     let verb_name = verb.as_str();
     let mut text = format!(
-        "{what}\n\nUsage: gantry {verb_name} [flags] IMAGE [app flags] [-- ARG… [---]] [IMAGE …]\n\n\
-         App flags bind to the image before them; before any image they hold for every app.\n\
-         '--' begins the arguments of an app, '---' ends them.\n"
+        "{what}\n\nUsage: gantry {verb_name} [flags] IMAGE [COMMAND ARG…]\n       \
+         gantry {verb_name} [flags] IMAGE [app flags] [-- ARG… [---]] [IMAGE …]\n\n"
     );
-    for (scope, title) in [(Pod, "Flags of the pod"), (App, "Flags of an app"), (Global, "Global flags")] {
+    for paragraph in [
+        "App flags bind to the image before them; before any image they hold for every app. '--' begins the arguments of \
+         an app, '---' ends them so that another image can follow.",
+        "Without '--', a word after the first image is its command when it is no image in the store and has neither \
+         registry, tag nor digest.",
+    ] {
+        wrap::push(&mut text, paragraph, 0, width);
+    }
+    for (scope, title) in [(Pod, "Flags of the pod"), (App, "Flags of an app"), (Global, "Global options")] {
         text.push_str(&format!("\n{title}:\n"));
         let shown = FLAGS.iter().filter(|flag| flag.scope == scope && (verb == super::Verb::Run || !flag.run_only));
         for flag in shown {
             let short = flag.short.map_or("    ".to_owned(), |short| format!("-{short}, "));
             let value = if flag.value.is_empty() { String::new() } else { format!("={}", flag.value) };
-            text.push_str(&format!("  {short}--{}{value}\n          {}\n", flag.long(), flag.help));
+            text.push_str(&format!("  {short}--{}{value}\n", flag.long()));
+            let others: Vec<_> = flag.longs().skip(1).map(|name| format!("--{name}")).collect();
+            let others = if others.is_empty() { String::new() } else { format!(" [also: {}]", others.join(", ")) };
+            wrap::push(&mut text, &format!("{}{others}", flag.help), 10, width);
         }
     }
-    text.push_str(
-        "\nExit code: that of the first app that failed, else 0; 125 when gantry itself failed, 126 and 127 when\n",
+    text.push('\n');
+    wrap::push(
+        &mut text,
+        "Exit code: that of the first app that failed, else 0; 125 when gantry itself failed, 126 and 127 when the command \
+         could not be executed or found, 128+n when signal n ended the app.",
+        0,
+        width,
     );
-    text.push_str("the command could not be executed or found, 128+n when signal n ended the app.\n");
     text
 }

@@ -2,7 +2,10 @@
 //!
 //! ```text
 //! gantry run [pod flags] [app flags for all apps] IMAGE [app flags] [-- arg… [---]] IMAGE …
+//! gantry run [flags] IMAGE [flags] COMMAND arg…
 //! ```
+//!
+//! The second form is docker's; which of the two is meant is decided in [`second_word`] alone.
 //!
 //! A flag of an app binds to the image before it; before any image it holds for every app. `--` begins the
 //! arguments of an app, `---` ends them so that another image can follow. Flags of the pod, and global ones, may
@@ -16,6 +19,7 @@ mod flags;
 mod network;
 mod not_yet;
 mod parse;
+mod second_word;
 #[cfg(test)]
 mod tests;
 mod values;
@@ -23,13 +27,24 @@ mod values;
 pub(crate) use draft::merged_environment;
 pub(crate) use flags::{Arity, FLAGS, Scope, help};
 pub(crate) use parse::parse;
+pub(crate) use second_word::Known;
 
 use std::path::PathBuf;
 
-use gantry_model::{ErrorKind, Kind, PodSpec};
+use gantry_model::{ErrorKind, ImageRef, Kind, PodSpec};
 use thiserror::Error;
 
 use crate::globals::Globals;
+
+/// What the grammar asks of the place in which it is used; it does no I/O itself.
+pub(crate) struct Caller<'a> {
+    /// A variable of the caller's environment.
+    pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
+    /// The working directory, where relative paths of volumes begin; `None`: it has none.
+    pub(crate) directory: Option<PathBuf>,
+    /// What is known of a word that may be an image, with the global flags that stand before it.
+    pub(crate) image: &'a dyn Fn(&Globals, &ImageRef) -> Known,
+}
 
 /// Which of the two commands is parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +111,8 @@ pub(crate) struct PodOptions {
     pub(crate) env_files: Vec<PathBuf>,
     /// Variables for every app; they win over those of the files.
     pub(crate) set_env: Vec<(String, String)>,
+    /// How a word after the first image was read, for when that turns out not to work.
+    pub(crate) hint: Option<String>,
 }
 
 /// When a registry is asked for an image.
@@ -128,7 +145,7 @@ pub(crate) enum UsageError {
         verb: &'static str,
     },
     /// A flag that belongs to later work.
-    #[error("{flag} is not supported yet: {instead}")]
+    #[error("{flag} is not supported: {instead}")]
     NotYet {
         /// The flag.
         flag: String,
@@ -160,6 +177,28 @@ pub(crate) enum UsageError {
     /// An image that cannot be one.
     #[error("{0}")]
     Image(String),
+    /// A line of several images that may have been meant as one with arguments.
+    #[error("{error}; {hint}")]
+    SecondImage {
+        /// What is wrong with it as it was read.
+        error: Box<UsageError>,
+        /// Which word was taken for an image, and how to write it as an argument.
+        hint: String,
+    },
+    /// A word that may be an image or a command.
+    #[error(
+        "'{0}' may be a command or a second image of the default registry: write {command} for the command, or \
+         docker://{0} for the image", gantry_model::id::shown(.word)
+    )]
+    Unclear {
+        /// The word.
+        word: String,
+        /// The line with `--`.
+        command: String,
+    },
+    /// An empty entrypoint, and nothing to execute in its place.
+    #[error("app '{0}': an empty --entrypoint needs a command: gantry run --entrypoint '' IMAGE -- PROGRAM ARG…")]
+    NoCommand(String),
     /// No name can be made of an image.
     #[error("no app name can be made of image '{}': give one with --name", gantry_model::id::shown(.0))]
     NoName(String),

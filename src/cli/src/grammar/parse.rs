@@ -2,44 +2,81 @@
 
 use super::draft::{AppDraft, Draft};
 use super::flags::{Arity, FLAGS, Flag, Scope};
-use super::{Parsed, UsageError, Verb, not_yet};
+use super::second_word::{self, Form, Known};
+use super::{Caller, Parsed, UsageError, Verb, not_yet};
 use crate::globals::Globals;
 use crate::suggest;
+
+/// How words after an image are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// The first of them may begin a command: see [`second_word`].
+    Free,
+    /// All of them are images, as in rkt's grammar.
+    Images,
+}
 
 /// Reads the words after `run` or `prepare` (and global flags before it, which the caller puts in front).
 ///
 /// # Errors
 /// The first [`UsageError`] found.
-pub(crate) fn parse(
-    verb: Verb,
-    words: &[String],
-    lookup: &dyn Fn(&str) -> Option<String>,
-) -> Result<Parsed, UsageError> {
-    let mut parser = Parser { verb, words, next: 0, draft: Draft::new(Globals::default(), lookup) };
-    while let Some(word) = parser.take() {
-        if matches!(word, "--help" | "-h") {
-            return Ok(Parsed::Help);
-        }
-        parser.word(word)?;
+pub(crate) fn parse(verb: Verb, words: &[String], caller: &Caller<'_>) -> Result<Parsed, UsageError> {
+    read(verb, words, caller, Reading::Free)
+}
+
+/// Reads the words in this way.
+pub(super) fn read(verb: Verb, words: &[String], caller: &Caller<'_>, reading: Reading) -> Result<Parsed, UsageError> {
+    let mut parser =
+        Parser { verb, words, next: 0, reading, draft: Draft::new(Globals::default(), caller), image_hint: None };
+    match parser.read() {
+        Err(error) => Err(match parser.image_hint {
+            Some(hint) => UsageError::SecondImage { error: Box::new(error), hint },
+            None => error,
+        }),
+        Ok(true) => Ok(Parsed::Help),
+        Ok(false) => parser.finish(),
     }
-    let request = parser.draft.finish()?;
-    if request.options.detach && request.options.remove {
-        return Err(UsageError::Conflict(
-            "--rm cannot be combined with --detach: nobody would be there to remove the pod; 'gantry gc' removes ended pods"
-                .into(),
-        ));
-    }
-    Ok(Parsed::Pod(Box::new(request)))
 }
 
 struct Parser<'a> {
     verb: Verb,
     words: &'a [String],
     next: usize,
+    reading: Reading,
     draft: Draft<'a>,
+    /// Which word was taken for a further image, and how to write it as an argument.
+    image_hint: Option<String>,
 }
 
 impl<'a> Parser<'a> {
+    /// Reads all words; whether help was asked for.
+    fn read(&mut self) -> Result<bool, UsageError> {
+        while let Some(word) = self.take() {
+            if matches!(word, "--help" | "-h") {
+                return Ok(true);
+            }
+            self.word(word)?;
+        }
+        Ok(false)
+    }
+
+    fn finish(self) -> Result<Parsed, UsageError> {
+        let Self { draft, image_hint, .. } = self;
+        let hint = image_hint.clone();
+        let mut request = draft.finish().map_err(|error| match hint {
+            Some(hint) => UsageError::SecondImage { error: Box::new(error), hint },
+            None => error,
+        })?;
+        request.options.hint = request.options.hint.or(image_hint);
+        if request.options.detach && request.options.remove {
+            return Err(UsageError::Conflict(
+                "--rm cannot be combined with --detach: nobody would be there to remove the pod; 'gantry gc' removes ended pods"
+                    .into(),
+            ));
+        }
+        Ok(Parsed::Pod(Box::new(request)))
+    }
+
     fn take(&mut self) -> Option<&'a str> {
         let word = self.words.get(self.next)?;
         self.next += 1;
@@ -49,15 +86,62 @@ impl<'a> Parser<'a> {
     fn word(&mut self, word: &'a str) -> Result<(), UsageError> {
         match word {
             "--" => self.arguments(),
-            "---" => Err(UsageError::Separator("---", "ends the arguments of an app, and none have begun with '--'")),
+            "---" => Err(UsageError::Separator(
+                "---",
+                "ends the arguments of an app, and none have begun with '--': leave it out, the next image follows directly",
+            )),
             _ if word.starts_with("--") => self.long(&word[2..]),
             _ if word.starts_with('-') && word.len() > 1 => self.short(&word[1..]),
-            image => {
-                // Checked here so that the message comes before anything else is complained about.
-                image.parse::<gantry_model::ImageRef>().map_err(|error| UsageError::Image(error.to_string()))?;
-                self.draft.apps.push(AppDraft::of(image));
-                Ok(())
+            word => self.image_or_command(word),
+        }
+    }
+
+    fn image_or_command(&mut self, word: &'a str) -> Result<(), UsageError> {
+        let at = self.next - 1;
+        let may_be_command =
+            self.reading == Reading::Free && matches!(&self.draft.apps[..], [only] if only.args.is_none());
+        if may_be_command && self.is_command(word, at)? {
+            self.draft.options.hint = Some(format!(
+                "'{}' was taken for the command of the app: it is no image in the store",
+                gantry_model::id::shown(word)
+            ));
+            if let Some(app) = self.draft.apps.last_mut() {
+                app.args = Some(self.words[at..].to_vec());
             }
+            self.next = self.words.len();
+            return Ok(());
+        }
+        if !self.draft.apps.is_empty() && !self.words.iter().any(|word| word == "--") {
+            self.image_hint = Some(format!(
+                "'{}' was taken for another image; the arguments of an app follow '--': {}",
+                gantry_model::id::shown(word),
+                second_word::with_separator(self.verb.as_str(), self.words, at)
+            ));
+        }
+        // Checked here so that the message comes before anything else is complained about.
+        word.parse::<gantry_model::ImageRef>().map_err(|error| UsageError::Image(error.to_string()))?;
+        self.draft.apps.push(AppDraft::of(word));
+        Ok(())
+    }
+
+    /// Whether the word after the first image begins that app's command.
+    fn is_command(&self, word: &str, at: usize) -> Result<bool, UsageError> {
+        let reference = match second_word::form(word, &self.words[at + 1..]) {
+            Form::Image => return Ok(false),
+            Form::Command => return Ok(true),
+            Form::Either(reference) => reference,
+        };
+        let caller = self.draft.caller;
+        match (caller.image)(&self.draft.globals, &reference) {
+            Known::Image => Ok(false),
+            Known::NoImage => Ok(true),
+            Known::Fetchable => match read(self.verb, self.words, caller, Reading::Images) {
+                Err(_) => Ok(true),
+                Ok(_) => Err(UsageError::Unclear {
+                    word: word.to_owned(),
+                    command: second_word::with_separator(self.verb.as_str(), self.words, at),
+                }),
+            },
         }
     }
 

@@ -1,5 +1,6 @@
 //! The grammar in tables: what words mean, and what they get when they mean nothing.
 
+mod command;
 mod network;
 
 use std::collections::BTreeSet;
@@ -14,12 +15,21 @@ fn caller(name: &str) -> Option<String> {
     (name == "KNOWN").then(|| "here".to_owned())
 }
 
+fn here<'a>(image: &'a dyn Fn(&Globals, &ImageRef) -> Known) -> Caller<'a> {
+    Caller { variable: &caller, directory: Some("/here".into()), image }
+}
+
+/// Where every word that can be an image is one: rkt's grammar.
+fn parse(verb: Verb, words: &[String]) -> Result<Parsed, UsageError> {
+    super::parse(verb, words, &here(&|_, _| Known::Image))
+}
+
 fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
 fn parsed(line: &str) -> Result<Request, UsageError> {
-    match parse(Verb::Run, &words(line), &caller)? {
+    match parse(Verb::Run, &words(line))? {
         Parsed::Pod(request) => Ok(*request),
         Parsed::Help => panic!("help was not asked for: {line}"),
     }
@@ -159,7 +169,7 @@ fn what_makes_no_sense_is_named() {
         ("", "at least one app"),
         ("a a", "two apps are called 'a'"),
         ("-- x", "no image stands before it"),
-        ("a --- b", "none have begun"),
+        ("a --- b", "leave it out"),
         ("a -- x --- -- y", "twice"),
         ("a --memroy=1", "did you mean --memory?"),
         ("a --xyzzy", "unknown flag --xyzzy (see"),
@@ -168,19 +178,24 @@ fn what_makes_no_sense_is_named() {
         ("a --memory=12x", "--memory: '12x' is not an amount of memory"),
         ("a --memory=1", "--memory 1 is out of range"),
         ("a --rm=maybe", "--rm: 'maybe' is not true or false"),
-        ("--private-users a", "--private-users is not supported yet"),
+        ("--private-users a", "--private-users is not supported"),
         ("--stage1-path=/x a", "GANTRY_STAGE1"),
-        ("a --signature x", "--signature is not supported yet"),
-        ("a --mds-register", "not supported yet"),
+        ("a --signature x", "--signature is not supported"),
+        ("a --mds-register", "not supported"),
         ("--insecure-options=htpp a", "'htpp' is not known"),
-        ("--insecure-options=paths a", "not supported yet"),
+        ("--insecure-options=paths a", "not supported"),
         ("--rm -d a", "--rm cannot be combined with --detach"),
         ("a --caps-retain=CAP_KILL --caps-remove=CAP_KILL", "exclude each other"),
         ("a --caps-retain=CAP_KILL --cap-add=CAP_KILL", "cannot be combined"),
         ("a --cap-add=CAP_X", "'CAP_X' is not a capability"),
         ("-it a b", "exactly one app"),
         ("a --name=A_b", "is not a name"),
-        ("a --exec=", "--exec: it must not be empty"),
+        ("a --exec=", "an empty --entrypoint needs a command"),
+        ("-t a b", "gantry run -t a -- b"),
+        ("a b --memory=12x", "'b' was taken for another image"),
+        ("a --init", "--init is not supported: leave it out"),
+        ("a --ulimit nofile=1", "--ulimit is not supported: apps get"),
+        ("a --gpus all", "--gpus is not supported"),
         ("a -v x:/y", "is neither"),
         ("a -v /x:/y:rx", "'rx' is not an option of a bind"),
         ("a -v /x:/", "cannot mount over '/'"),
@@ -194,11 +209,11 @@ fn what_makes_no_sense_is_named() {
         ("a --mount target=/x", "is not volume=NAME"),
         ("a --seccomp=mount", "mode=retain or mode=remove"),
         ("a --seccomp=mode=retain", "names no system call"),
-        ("a --seccomp=mode=retain,@docker/default", "not supported yet"),
+        ("a --seccomp=mode=retain,@docker/default", "not supported"),
         ("a --seccomp=mode=retain,errno=EX,read", "'EX' is not an error"),
         ("a --stop-signal=NOPE", "is not a signal"),
         ("a -e =x", "environment variable"),
-        ("a --ipc=parent", "not supported yet"),
+        ("a --ipc=parent", "not supported"),
         ("--pod-manifest=/m a", "image 'a' cannot be combined with --pod-manifest"),
         ("--pod-manifest=/m --set-env A=1", "--set-env cannot be combined"),
         ("--pod-manifest=/m --memory=1Gi", "--memory cannot be combined"),
@@ -217,7 +232,7 @@ fn what_makes_no_sense_is_named() {
 fn hostile_words_are_escaped_in_messages() {
     for word in ["--\u{1b}[2J", "--memory=\u{1b}[2J", "-\u{1b}", "http://\u{1b}", "--net=\u{1b}", "-p\u{1b}:80"] {
         let words = [word.to_owned(), "a".to_owned()];
-        let error = parse(Verb::Run, &words, &caller).unwrap_err().to_string();
+        let error = parse(Verb::Run, &words).unwrap_err().to_string();
         assert!(!error.contains('\u{1b}'), "{error:?}");
     }
 }
@@ -225,16 +240,16 @@ fn hostile_words_are_escaped_in_messages() {
 #[test]
 fn prepare_takes_no_flags_of_running() {
     for flag in ["--detach", "-d", "--rm"] {
-        let error = parse(Verb::Prepare, &words(&format!("a {flag}")), &caller).unwrap_err();
+        let error = parse(Verb::Prepare, &words(&format!("a {flag}"))).unwrap_err();
         assert!(error.to_string().contains("gantry run"), "{error}");
     }
-    assert!(parse(Verb::Prepare, &words("a --net=host"), &caller).is_ok());
+    assert!(parse(Verb::Prepare, &words("a --net=host")).is_ok());
 }
 
 #[test]
 fn help_is_asked_for_anywhere_but_among_arguments() {
     for line in ["--help", "a -h", "a --memory=1Gi --help"] {
-        assert_eq!(parse(Verb::Run, &words(line), &caller), Ok(Parsed::Help), "{line}");
+        assert_eq!(parse(Verb::Run, &words(line)), Ok(Parsed::Help), "{line}");
     }
     assert_eq!(spec("a -- --help").apps[0].args, ["--help"]);
 }
@@ -243,7 +258,7 @@ fn help_is_asked_for_anywhere_but_among_arguments() {
 fn the_table_is_sound_and_the_help_complete() {
     let mut names = BTreeSet::new();
     let mut shorts = BTreeSet::new();
-    let text = help(Verb::Run);
+    let text = help(Verb::Run, 80);
     for flag in FLAGS {
         for name in flag.longs() {
             assert!(names.insert(name), "two flags are called --{name}");
@@ -253,13 +268,13 @@ fn the_table_is_sound_and_the_help_complete() {
         assert!(text.contains(&format!("--{}", flag.long())), "--{} is not in the help", flag.long());
         assert_eq!(flag.arity == Arity::Switch, flag.value.is_empty(), "--{}", flag.long());
     }
-    assert!(!help(Verb::Prepare).contains("--detach"));
+    assert!(!help(Verb::Prepare, 80).contains("--detach"));
 }
 
 proptest! {
     #[test]
     fn never_panics(words in proptest::collection::vec(".{0,12}", 0..12)) {
-        let _ = parse(Verb::Run, &words, &caller);
+        let _ = parse(Verb::Run, &words);
     }
 
     #[test]
@@ -275,7 +290,7 @@ proptest! {
                 _ => words.push(if text.len() % 2 == 0 { "--".into() } else { "---".into() }),
             }
         }
-        if let Ok(Parsed::Pod(request)) = parse(Verb::Run, &words, &caller) {
+        if let Ok(Parsed::Pod(request)) = parse(Verb::Run, &words) {
             prop_assert!(request.options.pod_manifest.is_some() || request.spec.validate().is_ok());
         }
     }

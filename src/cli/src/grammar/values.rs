@@ -1,6 +1,7 @@
 //! What flags take: one reader per sort of value.
 
 use std::collections::BTreeSet;
+use std::path::{Component, Path, PathBuf};
 
 use gantry_model::spec::{ALL_CAPABILITIES, MountSpec, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, id::shown, quantity};
@@ -80,14 +81,27 @@ pub(super) fn variable(value: &str, lookup: &dyn Fn(&str) -> Option<String>) -> 
     Ok(value.map(|value| (name.to_owned(), value)))
 }
 
-/// An amount of memory; docker's `m` and `g` (powers of 1024) besides Kubernetes' suffixes.
+/// An amount of memory: Kubernetes' suffixes, and docker's (`b`, `k`, `m`, `g`, `t`, and those with a `b` or `B` behind
+/// them, all powers of 1024).
 pub(super) fn memory(value: &str) -> Result<u64, Why> {
-    let docker =
-        value.strip_suffix('m').map(|n| format!("{n}Mi")).or(value.strip_suffix('g').map(|n| format!("{n}Gi")));
-    match docker {
-        Some(amount) => quantity::bytes(&amount).or_else(|_| Ok(quantity::bytes(value)?)),
-        None => Ok(quantity::bytes(value)?),
-    }
+    docker_amount(value)
+        .and_then(|amount| quantity::bytes(&amount).ok())
+        .map_or_else(|| Ok(quantity::bytes(value)?), Ok)
+}
+
+/// docker's spelling of an amount in Kubernetes': `64m`, `64mb` and `64MB` are `64Mi`. `64M` is Kubernetes' own.
+fn docker_amount(value: &str) -> Option<String> {
+    let without = value.strip_suffix(['b', 'B']);
+    let (number, unit) = without.unwrap_or(value).split_at_checked(without.unwrap_or(value).len().checked_sub(1)?)?;
+    let unit = match (unit, without.is_some()) {
+        ("k", _) | ("K", true) => "Ki",
+        ("m", _) | ("M", true) => "Mi",
+        ("g", _) | ("G", true) => "Gi",
+        ("t", _) | ("T", true) => "Ti",
+        (digit, true) if digit.bytes().all(|c| c.is_ascii_digit()) => return without.map(str::to_owned),
+        _ => return None,
+    };
+    Some(format!("{number}{unit}"))
 }
 
 /// Names of capabilities, with or without `CAP_`, in any case, comma-separated.
@@ -109,13 +123,14 @@ pub(super) enum Volume {
     Bound(Bind),
 }
 
-pub(super) fn volume(value: &str) -> Result<Volume, Why> {
+/// `directory` is where relative paths of the host begin.
+pub(super) fn volume(value: &str, directory: Option<&Path>) -> Result<Volume, Why> {
     if value.contains(",kind=") {
         return named_volume(value).map(Volume::Named);
     }
     let mut parts = value.split(':');
     let (source, target) = (parts.next().unwrap_or_default(), parts.next());
-    let (Some(target), true) = (target, source.starts_with('/')) else {
+    let (Some(target), Some(source)) = (target, host_path(source, directory)?) else {
         return Err(Why::Text(format!(
             "'{}' is neither NAME,kind=host,source=/path, NAME,kind=empty, nor /host/path:/path/in/app[:ro]",
             shown(value)
@@ -125,11 +140,43 @@ pub(super) fn volume(value: &str) -> Result<Volume, Why> {
     for option in parts.flat_map(|options| options.split(',')) {
         match option {
             "ro" => read_only = true,
-            "rw" | "rbind" => {}
+            // SELinux labels (z, Z), where gantry sets none; what a bind always is; docker's hints for other systems.
+            "rw" | "rbind" | "z" | "Z" | "private" | "rprivate" | "cached" | "delegated" | "consistent" => {}
             _ => return not(option, "an option of a bind: ro or rw"),
         }
     }
-    Ok(Volume::Bound(Bind { source: source.to_owned(), target: target.to_owned(), read_only }))
+    Ok(Volume::Bound(Bind { source, target: target.to_owned(), read_only }))
+}
+
+/// A path of the host, made absolute; `None` when it is no path but a name.
+fn host_path(source: &str, directory: Option<&Path>) -> Result<Option<String>, Why> {
+    if source.starts_with('/') {
+        return Ok(Some(source.to_owned()));
+    }
+    if !matches!(source.split('/').next(), Some("." | "..")) {
+        return Ok(None);
+    }
+    let joined = directory.map(|directory| without_dots(&directory.join(source)));
+    match joined.as_deref().map(Path::to_str) {
+        Some(Some(path)) => Ok(Some(path.to_owned())),
+        Some(None) => Err(Why::Text(format!("'{}': the working directory's path is not UTF-8", shown(source)))),
+        None => Err(Why::Text(format!("'{}': there is no working directory to begin at", shown(source)))),
+    }
+}
+
+/// The path without `.` and `..`, by its text as docker does it: links are not looked at.
+fn without_dots(path: &Path) -> PathBuf {
+    let mut clean = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir => {
+                clean.pop();
+            }
+            other => clean.push(other),
+        }
+    }
+    clean
 }
 
 fn named_volume(value: &str) -> Result<VolumeSpec, Why> {

@@ -7,6 +7,7 @@ pub(crate) mod pod;
 pub(crate) mod size;
 pub(crate) mod table;
 pub(crate) mod time;
+pub(crate) mod wrap;
 
 use clap::{Args, ValueEnum};
 

@@ -195,20 +195,17 @@ fn hosts_that_make_no_sense() {
         ("a --hosts-entry=host --add-host=a:1.1.1.1", "--add-host: entries cannot be combined"),
         ("a --add-host=a", "--add-host: 'a' is not NAME:IP"),
         ("a --add-host=a:b", "--add-host: 'b' is not an IP address"),
-        ("a --add-host=a:host-gateway", "--add-host=a:host-gateway is not supported yet: the host is reached"),
+        ("a --add-host=a:host-gateway", "--add-host=a:host-gateway is not supported: the host is reached"),
     ]);
 }
 
 #[test]
 fn what_is_not_there_is_named_with_what_is() {
     refused(&[
-        (
-            "a --ip=10.0.0.2",
-            "--ip is not supported yet: an address is an argument of its network: write --net=NAME:IP=",
-        ),
-        ("a --mac-address=x", "--mac-address is not supported yet: it is an argument of its network"),
-        ("a --publish-all", "--publish-all is not supported yet: name the ports"),
-        ("a -P", "-P is not supported yet: name the ports"),
+        ("a --ip=10.0.0.2", "--ip is not supported: an address is an argument of its network: write --net=NAME:IP="),
+        ("a --mac-address=x", "--mac-address is not supported: it is an argument of its network"),
+        ("a --publish-all", "--publish-all is not supported: name the ports"),
+        ("a -P", "-P is not supported: name the ports"),
     ]);
 }
 

@@ -1,0 +1,95 @@
+//! Which command a word names: whole, by an alias, or shortened to what is unique.
+
+use gantry_model::id::shown;
+
+use crate::failure::{CliError, Failure};
+use crate::{suggest, unknown_command};
+
+/// The command (of `parent`) that the word names, by its full name.
+///
+/// # Errors
+/// There is none, or there are several.
+pub(crate) fn complete(parent: &clap::Command, group: &str, word: &str) -> Result<String, Failure> {
+    let exact = parent.get_subcommands().find(|command| names(command, true).any(|name| name == word));
+    if let Some(command) = exact {
+        return Ok(command.get_name().to_owned());
+    }
+    if word == "help" {
+        return Ok(word.to_owned());
+    }
+    // Hidden spellings are for those who know them; a shortened word means what the help shows.
+    let shortened =
+        |command: &&clap::Command| !command.is_hide_set() && names(command, false).any(|name| name.starts_with(word));
+    let mut fitting: Vec<&str> = parent.get_subcommands().filter(shortened).map(clap::Command::get_name).collect();
+    if "help".starts_with(word) {
+        fitting.push("help");
+    }
+    match (&fitting[..], unknown_command::instead(group, word)) {
+        ([only], None) => Ok((*only).to_owned()),
+        (_, Some(instead)) => Err(unknown(group, word, instead)),
+        ([], None) => Err(unknown(group, word, &meant(parent, group, word))),
+        (several, None) => {
+            Err(CliError::Usage(format!("'{}' is short for several: {}", shown(word), several.join(", "))).into())
+        }
+    }
+}
+
+fn unknown(group: &str, word: &str, text: &str) -> Failure {
+    let group = if group.is_empty() { String::new() } else { format!("{group} ") };
+    CliError::Usage(format!("there is no command '{group}{}': {text}", shown(word))).into()
+}
+
+fn meant(parent: &clap::Command, group: &str, word: &str) -> String {
+    let known: Vec<&str> =
+        parent.get_subcommands().filter(|c| !c.is_hide_set()).flat_map(|c| names(c, false)).collect();
+    let all = if group.is_empty() { "help".to_owned() } else { format!("{group} --help") };
+    match suggest::nearest(word, known) {
+        Some(near) => format!("did you mean '{near}'? 'gantry {all}' lists all"),
+        None => format!("'gantry {all}' lists all"),
+    }
+}
+
+/// The names of a command: its own, aliases that the help shows, and with `hidden` the others too.
+fn names(command: &clap::Command, hidden: bool) -> impl Iterator<Item = &str> {
+    let aliases = command.get_all_aliases().filter(move |_| hidden);
+    std::iter::once(command.get_name()).chain(command.get_visible_aliases()).chain(aliases)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_commands() {
+        let root = crate::cli::command();
+        let image = root.find_subcommand("image").unwrap();
+        for (word, want) in [
+            ("list", "list"),
+            ("ps", "list"),
+            ("ls", "list"),
+            ("stat", "status"),
+            ("im", "image"),
+            ("images", "images"),
+            ("vers", "version"),
+            ("hel", "help"),
+            ("net", "network"),
+            ("prep", "prepare"),
+        ] {
+            assert_eq!(complete(&root, "", word).unwrap(), want, "{word}");
+        }
+        assert_eq!(complete(image, "image", "l").map_err(|_| ()).as_deref().unwrap_or("list"), "list");
+        for (word, want) in [
+            ("st", "'st' is short for several: status, stop"),
+            ("prune", "there is no command 'prune': 'gantry gc' removes"),
+            ("restart", "a pod runs once"),
+            ("lsit", "did you mean 'list'?"),
+            ("xyzzy", "'gantry help' lists all"),
+            ("\u{1b}[2J", "there is no command '\\u{1b}[2J'"),
+        ] {
+            let text = complete(&root, "", word).unwrap_err().text(false).unwrap();
+            assert!(text.contains(want), "{word}: {text}");
+        }
+        let text = complete(image, "image", "prune").unwrap_err().text(false).unwrap();
+        assert!(text.contains("there is no command 'image prune': 'gantry image gc'"), "{text}");
+    }
+}

@@ -1,0 +1,127 @@
+//! A word after the first image: another image, as in rkt's grammar, or the command of docker's form
+//! `run [flags] IMAGE COMMAND ARG…`, which does without `--`.
+//!
+//! The word begins the app's command, and every word behind it is an argument, when all of this holds:
+//!
+//! 1. It follows the first image, and neither `--` nor `---` is anywhere behind it: those belong to rkt's grammar.
+//! 2. It does not name an image by its form. A registry (`docker://…`, `host.example/app`), a tag or a digest (`app:1`),
+//!    an id (`sha256:…`), a layout or archive (`oci:…`, `file://…`, a name that ends in `.tar`) and `-` do.
+//! 3. It names no image by what exists: a plain name (`sh`) is no image in the store, a path (`/bin/sh`) is neither an
+//!    image layout nor an archive.
+//! 4. A plain name could not be fetched either: no default registry is configured, or the line makes no sense when
+//!    every word is an image (`debian bash -c …`: there is no flag `-c`).
+//!
+//! A plain name for which only the fourth does not hold is refused, with both ways to write what was meant.
+
+use gantry_model::ImageRef;
+
+/// What is known of a word that reads as an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// It is one.
+    Image,
+    /// It is none, and cannot be fetched.
+    NoImage,
+    /// It is none in the store, and could be fetched from the default registry.
+    Fetchable,
+}
+
+/// What the form of a word says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// It is an image.
+    Image,
+    /// It cannot be one.
+    Command,
+    /// That depends on what exists.
+    Either(ImageRef),
+}
+
+/// Names of files that are images, whether they exist or not.
+const ARCHIVES: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".aci"];
+
+/// What the word's form and the words behind it say.
+pub(super) fn form(word: &str, behind: &[String]) -> Form {
+    if behind.iter().any(|word| word == "--" || word == "---") {
+        return Form::Image;
+    }
+    let Ok(reference) = word.parse::<ImageRef>() else { return Form::Command };
+    match &reference {
+        ImageRef::Short(name) if name.tag.is_none() && name.digest.is_none() => Form::Either(reference),
+        ImageRef::Path(_) if word.starts_with("file:") || ARCHIVES.iter().any(|end| word.ends_with(end)) => Form::Image,
+        ImageRef::Path(_) => Form::Either(reference),
+        ImageRef::Registry(_)
+        | ImageRef::Short(_)
+        | ImageRef::Id(_)
+        | ImageRef::Layout(..)
+        | ImageRef::OciArchive(..)
+        | ImageRef::DockerArchive(..)
+        | ImageRef::Stdin => Form::Image,
+    }
+}
+
+/// The command line with `--` before the word at this place, as it could have been written.
+pub(super) fn with_separator(verb: &str, words: &[String], at: usize) -> String {
+    let (before, behind) = words.split_at(at.min(words.len()));
+    let mut line = vec![format!("gantry {verb}")];
+    line.extend(before.iter().map(|word| quoted(word)));
+    line.push("--".to_owned());
+    // The first words show where the separator goes; a script of a screen would hide it.
+    line.extend(behind.iter().take(3).map(|word| quoted(word)));
+    if behind.len() > 3 {
+        line.push("…".to_owned());
+    }
+    line.join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=/.:,@%+".contains(c);
+    let shown = crate::render::escape::text(word);
+    if !word.is_empty() && word.chars().all(plain) {
+        shown.into_owned()
+    } else {
+        format!("'{}'", shown.replace('\'', "'\\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms() {
+        let form = |word: &str| form(word, &[]);
+        for word in [
+            "docker://sh",
+            "host.example/sh",
+            "localhost/sh",
+            "sh:1",
+            "sha256:0123456789ab",
+            "oci:/x",
+            "file:///bin/sh",
+            "./x.tar",
+            "/x/y.tar.gz",
+            "-",
+        ] {
+            assert_eq!(form(word), Form::Image, "{word}");
+        }
+        for word in ["sh", "usr/bin/env", "/bin/sh", "./x", "."] {
+            assert!(matches!(form(word), Form::Either(_)), "{word}");
+        }
+        for word in ["", "Upper", "a b", "http://x/", "$HOME", "a=b", "[", "_x"] {
+            assert_eq!(form(word), Form::Command, "{word}");
+        }
+        for separator in ["--", "---"] {
+            assert_eq!(super::form("Upper", &["x".to_owned(), separator.to_owned()]), Form::Image);
+        }
+    }
+
+    #[test]
+    fn lines_with_a_separator() {
+        let words: Vec<String> = ["-it", "busybox", "sh", "-c", "echo 'hi'"].map(str::to_owned).into();
+        assert_eq!(with_separator("run", &words, 2), r"gantry run -it busybox -- sh -c 'echo '\''hi'\'''");
+        let many: Vec<String> = "a b c d e f".split(' ').map(str::to_owned).collect();
+        assert_eq!(with_separator("prepare", &many, 1), "gantry prepare a -- b c d …");
+        assert!(!with_separator("run", &["\u{1b}[2J".to_owned()], 0).contains('\u{1b}'));
+    }
+}

@@ -1,0 +1,162 @@
+//! `run IMAGE COMMAND ARG…`: what is a command and what is rkt's grammar.
+
+use proptest::prelude::*;
+
+use super::super::parse::{Reading, read};
+use super::*;
+
+/// The images of the store here; `bash` could be fetched where a default registry is configured.
+const IMAGES: [&str; 3] = ["busybox", "web", "log"];
+
+fn known(_: &Globals, reference: &ImageRef) -> Known {
+    match reference {
+        ImageRef::Short(name) if IMAGES.contains(&name.repository.as_str()) => Known::Image,
+        ImageRef::Path(path) if path.ends_with("layout") => Known::Image,
+        _ => Known::NoImage,
+    }
+}
+
+fn with_registry(globals: &Globals, reference: &ImageRef) -> Known {
+    match (known(globals, reference), reference) {
+        (Known::NoImage, ImageRef::Short(_)) => Known::Fetchable,
+        (known, _) => known,
+    }
+}
+
+fn apps(words: &[String], image: &dyn Fn(&Globals, &ImageRef) -> Known) -> Result<Vec<Vec<String>>, String> {
+    match super::super::parse(Verb::Run, words, &here(image)).map_err(|error| error.to_string())? {
+        Parsed::Pod(request) => Ok(request
+            .spec
+            .apps
+            .iter()
+            .map(|app| std::iter::once(app.image.clone()).chain(app.args.iter().cloned()).collect())
+            .collect()),
+        Parsed::Help => Err("help".to_owned()),
+    }
+}
+
+#[test]
+fn docker_lines_and_rkt_lines() {
+    let rows: &[(&str, &[&[&str]])] = &[
+        ("-it busybox sh", &[&["busybox", "sh"]]),
+        ("busybox ls -la", &[&["busybox", "ls", "-la"]]),
+        ("busybox sh -c true --rm", &[&["busybox", "sh", "-c", "true", "--rm"]]),
+        ("busybox -e A=1 env --help", &[&["busybox", "env", "--help"]]),
+        ("busybox /bin/sh", &[&["busybox", "/bin/sh"]]),
+        ("busybox ./run.sh web", &[&["busybox", "./run.sh", "web"]]),
+        ("busybox echo web", &[&["busybox", "echo", "web"]]),
+        ("docker://debian FOO", &[&["docker://debian", "FOO"]]),
+        // rkt's grammar: several images, separators, flags of each.
+        ("web log", &[&["web"], &["log"]]),
+        ("web --name=a log --name=b", &[&["web"], &["log"]]),
+        ("web -- sh --- log -- -f", &[&["web", "sh"], &["log", "-f"]]),
+        ("web sh -- x", &[&["web"], &["sh", "x"]]),
+        ("web -- a --- sh", &[&["web", "a"], &["sh"]]),
+        ("web ./layout", &[&["web"], &["./layout"]]),
+        ("web sh:1", &[&["web"], &["sh:1"]]),
+        ("web docker://sh", &[&["web"], &["docker://sh"]]),
+        ("web oci:/x", &[&["web"], &["oci:/x"]]),
+    ];
+    for (line, want) in rows {
+        let want: Vec<Vec<String>> = want.iter().map(|app| app.iter().map(|&word| word.to_owned()).collect()).collect();
+        assert_eq!(apps(&words(line), &known), Ok(want), "{line}");
+    }
+}
+
+#[test]
+fn a_default_registry_makes_a_word_unclear() {
+    let error = apps(&words("web bash"), &with_registry).unwrap_err();
+    assert!(error.contains("gantry run web -- bash") && error.contains("docker://bash"), "{error}");
+    // The rest makes no sense of an image.
+    let want = Ok(vec![words("web bash -c true")]);
+    assert_eq!(apps(&words("web bash -c true"), &with_registry), want);
+    assert_eq!(apps(&words("web /bin/sh"), &with_registry), Ok(vec![words("web /bin/sh")]));
+}
+
+#[test]
+fn what_was_taken_for_an_image_is_said() {
+    let error = apps(&words("-it web log -f"), &known).unwrap_err();
+    assert!(error.contains("'log' was taken for another image") && error.contains("run -it web -- log -f"), "{error}");
+    let Ok(Parsed::Pod(request)) = super::super::parse(Verb::Run, &words("web lgo"), &here(&known)) else {
+        panic!("a command")
+    };
+    assert!(request.options.hint.unwrap().contains("'lgo' was taken for the command"));
+}
+
+#[test]
+fn an_empty_entrypoint_executes_the_command() {
+    for line in ["--entrypoint= web sh -c x", "web --entrypoint= -- sh -c x"] {
+        let Ok(Parsed::Pod(request)) = super::super::parse(Verb::Run, &words(line), &here(&known)) else {
+            panic!("{line}")
+        };
+        let app = &request.spec.apps[0];
+        assert_eq!((app.exec.as_deref(), &app.args[..]), (Some("sh"), &words("-c x")[..]), "{line}");
+    }
+}
+
+#[test]
+fn relative_paths_and_docker_options_of_volumes() {
+    for (line, source, read_only) in [
+        ("web -v ./html:/x", "/here/html", false),
+        ("web -v ../html:/x:ro,z", "/html", true),
+        ("web -v .:/x:Z", "/here", false),
+        ("web -v /abs:/x:rw,cached", "/abs", false),
+    ] {
+        let spec = spec(line);
+        assert_eq!(spec.volumes[0].kind, VolumeKind::Host { source: source.into(), recursive: true }, "{line}");
+        assert_eq!(spec.volumes[0].read_only, read_only, "{line}");
+    }
+}
+
+#[test]
+fn amounts_of_docker_and_of_kubernetes() {
+    let kib = |amount: &str| spec(&format!("web -m {amount}")).apps[0].limits.memory.unwrap() >> 10;
+    for amount in ["64m", "64mb", "64MB", "64mB", "64Mi", "65536k", "65536kb", "65536KB", "67108864b", "67108864"] {
+        assert_eq!(kib(amount), 64 << 10, "{amount}");
+    }
+    assert_eq!((kib("1g"), kib("1GB"), kib("64M")), (1 << 20, 1 << 20, 62_500));
+    for bad in ["mb", "b", "64mib", "64xb", "-1b", "64 mb", "é", "éb"] {
+        assert!(parse(Verb::Run, &["web".into(), format!("--memory={bad}")]).is_err(), "{bad}");
+    }
+}
+
+fn word() -> impl Strategy<Value = String> {
+    prop_oneof![
+        "[a-z]{1,6}",
+        "[A-Z]{1,3}",
+        "/[a-z]{1,4}",
+        Just("web".to_owned()),
+        Just("--rm".to_owned()),
+        Just("-it".to_owned()),
+        Just("-x".to_owned()),
+        Just("--name=x".to_owned()),
+        Just("x:1".to_owned()),
+        Just("--help".to_owned()),
+    ]
+}
+
+proptest! {
+    /// Docker's form means what the same line with '--' means.
+    #[test]
+    fn a_command_is_as_with_a_separator(command in "[A-Z][a-z]{0,4}|/[a-z]{1,6}|[a-z]{9}", rest in proptest::collection::vec(word(), 0..6)) {
+        let plain: Vec<String> = ["-i", "web", "-e", "A=b"].map(str::to_owned).into_iter().chain([command.clone()]).chain(rest.clone()).collect();
+        let mut separated = plain.clone();
+        separated.insert(4, "--".to_owned());
+        prop_assert_eq!(apps(&plain, &known), apps(&separated, &known));
+    }
+
+    /// Where every word is an image, or separators are there, nothing but rkt's grammar counts.
+    #[test]
+    fn rkt_lines_are_read_as_rkt_does(lines in proptest::collection::vec((0..IMAGES.len(), proptest::collection::vec(word(), 0..3), any::<bool>()), 1..4)) {
+        let several = lines.len() > 1;
+        let mut all = Vec::new();
+        for (i, (image, args, named)) in lines.into_iter().enumerate() {
+            all.push(IMAGES[image].to_owned());
+            if named { all.push(format!("--name=n{i}")); }
+            if several || !args.is_empty() { all.push("--".into()); all.extend(args); all.push("---".into()); }
+        }
+        let caller = here(&known);
+        let rkt = read(Verb::Run, &all, &caller, Reading::Images).map_err(|error| error.to_string());
+        prop_assert_eq!(super::super::parse(Verb::Run, &all, &caller).map_err(|error| error.to_string()), rkt);
+    }
+}

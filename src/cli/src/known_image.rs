@@ -1,0 +1,78 @@
+//! What is known of a word of `run` that may be an image: by the store, and by the files of the host.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use gantry_model::{ErrorKind, ImageRef, Kind as _};
+
+use crate::context::Context;
+use crate::globals::Globals;
+use crate::grammar::Known;
+
+/// What is known of it. Where that cannot be found out it counts as an image, as in rkt's grammar, and running it says why.
+pub(crate) fn known(globals: &Globals, reference: &ImageRef) -> Known {
+    match reference {
+        ImageRef::Path(path) => match is_image(path) {
+            true => Known::Image,
+            false => Known::NoImage,
+        },
+        _ => in_store(globals, reference),
+    }
+}
+
+fn in_store(globals: &Globals, reference: &ImageRef) -> Known {
+    let Ok(engine) = Context::new(globals.clone(), "run").look() else { return Known::Image };
+    match engine.image_find(reference) {
+        Err(error) if error.kind() == ErrorKind::NotFound => match engine.options().fetch.default_registry {
+            Some(_) => Known::Fetchable,
+            None => Known::NoImage,
+        },
+        _ => Known::Image,
+    }
+}
+
+/// Where a tar archive has its magic, and what all archives have at their beginning.
+const TAR: std::ops::Range<usize> = 257..262;
+const COMPRESSED: [&[u8]; 4] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ"];
+
+/// Whether the path is an image layout or an archive. A program such as `/bin/sh` is neither.
+fn is_image(path: &Path) -> bool {
+    let Ok(metadata) = path.metadata() else { return false };
+    if metadata.is_dir() {
+        return path.join("oci-layout").exists();
+    }
+    // Opening anything else, such as a FIFO, could wait for ever.
+    metadata.is_file() && File::open(path).is_ok_and(is_archive)
+}
+
+fn is_archive(file: File) -> bool {
+    let mut head = Vec::new();
+    if file.take(TAR.end as u64).read_to_end(&mut head).is_err() {
+        return false;
+    }
+    COMPRESSED.iter().any(|magic| head.starts_with(magic)) || head.get(TAR) == Some(b"ustar")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_images() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let mut tar = vec![0; 512];
+        tar[TAR].copy_from_slice(b"ustar");
+        for (name, content, want) in
+            [("a.tar", &tar[..], true), ("gz", b"\x1f\x8b\x08", true), ("sh", b"\x7fELF", false), ("empty", b"", false)]
+        {
+            std::fs::write(path(name), content).unwrap();
+            assert_eq!(is_image(&path(name)), want, "{name}");
+        }
+        std::fs::create_dir(path("layout")).unwrap();
+        assert!(!is_image(&path("layout")));
+        std::fs::write(path("layout/oci-layout"), "{}").unwrap();
+        assert!(is_image(&path("layout")) && !is_image(&path("missing")) && !is_image(Path::new("/dev/null")));
+    }
+}

@@ -1,0 +1,149 @@
+//! Words of other tools: what docker, podman, kubectl and rkt call a command that has another name here, or none.
+
+/// What is said of a word, by the command it follows ("" for the first word).
+const WORDS: &[(&str, &str, &str)] = &[
+    ("", "restart", "a pod runs once: 'gantry stop POD', then 'gantry run' again"),
+    (
+        "",
+        "start",
+        "'gantry run-prepared POD' starts a prepared pod; a pod that has ended does not run again: use 'gantry run'",
+    ),
+    ("", "create", "'gantry prepare IMAGE' makes a pod without starting it"),
+    ("", "prune", "'gantry gc' removes ended pods, 'gantry image gc' images that are not in use"),
+    (
+        "",
+        "system",
+        "'gantry gc' and 'gantry image gc' remove what is not in use, 'gantry doctor' checks the host, \
+                    'gantry image list' shows sizes",
+    ),
+    ("", "df", "'gantry image list' shows the sizes of images; 'du -sh' of the data directory those of pods"),
+    ("", "info", "'gantry doctor' checks the host, 'gantry version' prints the version"),
+    ("", "top", "use 'gantry exec POD ps', where the image has ps"),
+    ("", "stats", "the pod's cgroup has the figures: 'gantry inspect POD' shows where it is"),
+    ("", "pause", "send a signal: 'gantry kill --signal=STOP POD'"),
+    ("", "unpause", "send a signal: 'gantry kill --signal=CONT POD'"),
+    (
+        "",
+        "cp",
+        "pass an archive: 'gantry exec -i POD tar -xC /path <FILE.tar' and 'gantry exec POD tar -cC /path . >FILE.tar'",
+    ),
+    (
+        "",
+        "rename",
+        "a pod's names are those of its apps and its host name: give them with 'gantry run --name' and '--hostname'",
+    ),
+    ("", "update", "limits are given with 'gantry run' and stay as they are"),
+    ("", "diff", "the differences of a pod's files to its image cannot be shown"),
+    ("", "export", "pass an archive: 'gantry exec POD tar -cC / .', where the image has tar"),
+    (
+        "",
+        "import",
+        "'gantry fetch oci-archive:FILE' and 'gantry fetch docker-archive:FILE' take images; a bare file system cannot \
+                    be imported",
+    ),
+    ("", "load", "'gantry fetch docker-archive:FILE' or 'gantry fetch oci-archive:FILE' takes an image from a file"),
+    ("", "save", "images cannot be written to a file: use skopeo copy"),
+    ("", "push", "images are fetched only: use skopeo copy, or 'buildah push'"),
+    ("", "commit", "images are not made here: use buildah or docker build"),
+    ("", "build", "images are not made here: use buildah or docker build, then 'gantry fetch'"),
+    ("", "tag", "images keep the names they were fetched by"),
+    ("", "history", "'gantry image cat-manifest IMAGE' shows the layers"),
+    ("", "search", "registries cannot be searched: use skopeo list-tags, or the registry's web page"),
+    ("", "login", "use 'podman login' or 'docker login': gantry reads the credentials that they write"),
+    ("", "logout", "use 'podman logout' or 'docker logout'"),
+    ("", "container", "pods are handled directly: 'gantry list', 'gantry run', 'gantry rm' …"),
+    ("", "pod", "pods are handled directly: 'gantry list', 'gantry run', 'gantry rm' …"),
+    ("", "pods", "'gantry list' lists pods"),
+    ("", "get", "'gantry list' lists pods, 'gantry image list' images, 'gantry network list' networks"),
+    ("", "describe", "'gantry inspect POD' shows all that is known of a pod, 'gantry status POD' its state"),
+    ("", "apply", "'gantry run --pod-manifest=FILE' runs what 'gantry cat-manifest' prints"),
+    (
+        "",
+        "play",
+        "'gantry run --pod-manifest=FILE' runs what 'gantry cat-manifest' prints; Kubernetes' YAML is not read",
+    ),
+    (
+        "",
+        "kube",
+        "'gantry run --pod-manifest=FILE' runs what 'gantry cat-manifest' prints; Kubernetes' YAML is not read",
+    ),
+    (
+        "",
+        "compose",
+        "several apps that share a network are one pod: 'gantry run IMAGE -- ARG --- IMAGE'; compose files are not read",
+    ),
+    ("", "generate", "docs/examples has a systemd unit for a pod"),
+    ("", "healthcheck", "health checks are not run"),
+    ("", "volume", "volumes are given with 'gantry run --volume'"),
+    ("", "delete", "'gantry rm POD' removes a pod"),
+    ("", "remove", "'gantry rm POD' removes a pod"),
+    ("", "show", "'gantry status POD' shows a pod's state, 'gantry inspect POD' everything"),
+    ("", "trust", "images are verified by their digest; there are no keys"),
+    ("", "app", "apps are part of a pod from its start: they cannot be added to it"),
+    ("", "api-service", "it is a program of its own: gantryd"),
+    ("", "daemon", "it is a program of its own: gantryd"),
+    ("", "config", "see /etc/gantry/config.toml, and 'man gantry'"),
+    ("", "shell", "'gantry enter POD' starts a shell in an app"),
+    ("", "ssh", "'gantry enter POD' starts a shell in an app"),
+    ("image", "prune", "'gantry image gc' removes images that are not in use"),
+    ("image", "inspect", "'gantry image cat-manifest IMAGE' prints the manifest"),
+    ("image", "history", "'gantry image cat-manifest IMAGE' shows the layers"),
+    ("image", "tag", "images keep the names they were fetched by"),
+    ("image", "push", "images are fetched only: use skopeo copy, or 'buildah push'"),
+    ("image", "build", "images are not made here: use buildah or docker build, then 'gantry fetch'"),
+    (
+        "image",
+        "load",
+        "'gantry fetch docker-archive:FILE' or 'gantry fetch oci-archive:FILE' takes an image from a file",
+    ),
+    (
+        "image",
+        "import",
+        "'gantry fetch docker-archive:FILE' or 'gantry fetch oci-archive:FILE' takes an image from a file",
+    ),
+    ("image", "save", "images cannot be written to a file: use skopeo copy"),
+    ("image", "export", "images cannot be written to a file: use skopeo copy"),
+    ("image", "search", "registries cannot be searched: use skopeo list-tags, or the registry's web page"),
+    ("network", "create", NETWORK_FILE),
+    ("network", "rm", "remove its file from /etc/gantry/net.d; bridges and rules go with the last pod"),
+    ("network", "remove", "remove its file from /etc/gantry/net.d; bridges and rules go with the last pod"),
+    ("network", "prune", "'gantry gc' removes what ended pods left of their networks"),
+    ("network", "connect", "a pod's networks are given with 'gantry run --net'"),
+    ("network", "disconnect", "a pod's networks are given with 'gantry run --net'"),
+    ("volume", "create", "volumes are given with 'gantry run --volume'"),
+];
+
+const NETWORK_FILE: &str = "a network is a CNI file in /etc/gantry/net.d: 'man gantry', NETWORKS";
+
+/// What is said of this word behind the command `group`.
+pub(crate) fn instead(group: &str, word: &str) -> Option<&'static str> {
+    WORDS.iter().find(|(of, name, _)| *of == group && *name == word).map(|(_, _, instead)| *instead)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The commands that a text advises: what stands behind `gantry` in quotes.
+    fn advised(text: &str) -> impl Iterator<Item = Vec<&str>> {
+        text.split("'gantry ").skip(1).map(|rest| rest.split(['\'', ' ']).take(2).collect())
+    }
+
+    #[test]
+    fn what_is_advised_exists() {
+        let root = crate::cli::command();
+        for (group, word, text) in WORDS {
+            assert!(!text.ends_with('.') && !text.contains("  "), "{group} {word}: {text}");
+            for words in advised(text) {
+                let command = root.find_subcommand(words[0]);
+                assert!(command.is_some(), "{group} {word}: there is no 'gantry {}'", words[0]);
+                if let Some(group) = command.filter(|command| command.has_subcommands()) {
+                    assert!(group.find_subcommand(words[1]).is_some(), "{word}: there is no {words:?}");
+                }
+            }
+        }
+        let mut known: Vec<_> = WORDS.iter().map(|(group, word, _)| (group, word)).collect();
+        known.sort_unstable();
+        assert!(known.windows(2).all(|pair| pair[0] != pair[1]), "a word is there twice");
+    }
+}
