@@ -1,6 +1,7 @@
 //! An app of the running pod: what it was made with, its process, its output.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use gantry_contract::How;
 use gantry_contract::plan;
@@ -8,9 +9,13 @@ use rustix::process::Pid;
 
 use crate::cgroup::AppCgroup;
 use crate::confine::Confinement;
+use crate::foreground::Foregrounds;
 use crate::journal::now;
 use crate::logs::{Log, Pending, Stream};
 use crate::user::Ids;
+
+/// How long the beginning of a line waits for the rest before the log gets it as a piece of its own.
+const PARTIAL_LINE_DELAY: Duration = Duration::from_millis(200);
 
 /// An app whose program was executed.
 pub(crate) struct App {
@@ -56,6 +61,8 @@ pub(crate) struct Output {
     pub(crate) sources: Vec<Source>,
     /// Whether the beginning of a line is written at once.
     pub(crate) eager: bool,
+    /// When the log gets the beginnings of lines that are not complete yet.
+    pub(crate) flush_at: Option<Instant>,
 }
 
 /// One open output.
@@ -69,29 +76,52 @@ pub(crate) struct Source {
 }
 
 impl Output {
-    /// Reads what is there from source `index`, into the log; whether the source has ended. At most some reads at a
-    /// time, so that one app that floods cannot keep the loop from everybody else.
-    pub(crate) fn pump(&mut self, index: usize, buffer: &mut [u8]) -> bool {
+    /// Reads what is there from source `index` of app number `app`, for the foregrounds and the log; whether the source
+    /// has ended. At most some reads at a time, so that one app that floods cannot keep the loop from everything else, and
+    /// none while a foreground has to take what was read before.
+    pub(crate) fn pump(&mut self, app: usize, index: usize, foregrounds: &mut Foregrounds, buffer: &mut [u8]) -> bool {
         const TURNS: usize = 16;
         let Some(source) = self.sources.get_mut(index) else { return true };
+        let mut has_ended = false;
         for _ in 0..TURNS {
+            if foregrounds.are_blocked() {
+                break;
+            }
             match rustix::io::read(&source.fd, &mut *buffer) {
                 Ok(0) | Err(rustix::io::Errno::IO) => {
                     self.log.end(source.stream, &mut source.pending, now());
-                    return true;
+                    has_ended = true;
+                    break;
                 }
-                Ok(n) => self.log.take(source.stream, &mut source.pending, &buffer[..n], now(), self.eager),
+                Ok(n) => {
+                    foregrounds.send(app, source.stream, &buffer[..n]);
+                    self.log.take(source.stream, &mut source.pending, &buffer[..n], now(), self.eager);
+                }
                 Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return false,
+                Err(_) => break,
             }
         }
-        false
+        self.flush_at = match self.sources.iter().any(|source| source.pending.is_waiting()) {
+            true => self.flush_at.or_else(|| Some(Instant::now() + PARTIAL_LINE_DELAY)),
+            false => None,
+        };
+        has_ended
+    }
+
+    /// Gives the log the beginnings of lines that have waited long enough: who follows the log sees prompts and progress.
+    pub(crate) fn flush_late_lines(&mut self, at: Instant) {
+        if self.flush_at.is_some_and(|flush_at| flush_at <= at) {
+            self.flush_at = None;
+            for source in &mut self.sources {
+                self.log.take(source.stream, &mut source.pending, &[], now(), true);
+            }
+        }
     }
 
     /// Takes what is there and closes every source: nothing that could write to them runs any more, or it is stuck.
-    pub(crate) fn close(&mut self, buffer: &mut [u8]) {
+    pub(crate) fn close(&mut self, app: usize, foregrounds: &mut Foregrounds, buffer: &mut [u8]) {
         for index in 0..self.sources.len() {
-            self.pump(index, buffer);
+            self.pump(app, index, foregrounds, buffer);
             if let Some(source) = self.sources.get_mut(index) {
                 self.log.end(source.stream, &mut source.pending, now());
             }

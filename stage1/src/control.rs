@@ -57,28 +57,33 @@ impl Connection {
 
     /// Reads the request and the descriptors that came with it. `None`: the client went away.
     pub(crate) fn request(&self) -> Option<Result<(Request, Vec<OwnedFd>)>> {
-        let mut bytes = vec![0u8; MAX_MESSAGE];
-        let received = match passing::receive(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
-            Err(Errno::MFILE) => {
-                let why = "the supervisor has no descriptor left for what came with the request";
-                return Some(Err(failure(ErrorKind::Exhausted, why)));
-            }
-            other => other.ok()?,
-        };
-        if received.bytes == 0 {
-            return None;
-        }
-        if received.is_cut || received.fds.len() > MOST_DESCRIPTORS {
-            return Some(Err(failure(
-                ErrorKind::Invalid,
-                format!("a request has at most {MAX_MESSAGE} bytes and {MOST_DESCRIPTORS} descriptors"),
-            )));
-        }
-        let request = serde_json::from_slice(&bytes[..received.bytes]);
-        Some(request.map(|request| (request, received.fds)).map_err(|error| {
-            failure(ErrorKind::Invalid, format!("the supervisor does not understand the request: {error}"))
-        }))
+        receive_request(&self.socket)
     }
+}
+
+/// Reads a request and the descriptors that came with it. `None`: the client went away.
+pub(crate) fn receive_request(socket: &OwnedFd) -> Option<Result<(Request, Vec<OwnedFd>)>> {
+    let mut bytes = vec![0u8; MAX_MESSAGE];
+    let received = match passing::receive(socket, &mut bytes, RecvFlags::DONTWAIT) {
+        Err(Errno::MFILE) => {
+            let why = "the supervisor has no descriptor left for what came with the request";
+            return Some(Err(failure(ErrorKind::Exhausted, why)));
+        }
+        other => other.ok()?,
+    };
+    if received.bytes == 0 {
+        return None;
+    }
+    if received.is_cut || received.fds.len() > MOST_DESCRIPTORS {
+        return Some(Err(failure(
+            ErrorKind::Invalid,
+            format!("a request has at most {MAX_MESSAGE} bytes and {MOST_DESCRIPTORS} descriptors"),
+        )));
+    }
+    let request = serde_json::from_slice(&bytes[..received.bytes]);
+    Some(request.map(|request| (request, received.fds)).map_err(|error| {
+        failure(ErrorKind::Invalid, format!("the supervisor does not understand the request: {error}"))
+    }))
 }
 
 /// Sends an answer, with a descriptor if there is one. A client that has gone or does not read gets none: it is not waited for.

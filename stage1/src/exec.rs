@@ -11,7 +11,6 @@ use gantry_model::ErrorKind;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags};
-use rustix::termios::Winsize;
 use rustix::thread::CapabilitySet;
 
 use crate::app::App;
@@ -179,7 +178,7 @@ impl Carrier<'_> {
             kind: "internal",
             message: format!("cannot become user {}: {error}", self.ids.uid),
         })?;
-        sys::close_all_but(teller.as_fd(), messages.as_fd()).map_err(entered)?;
+        sys::close_all_but(&[teller.as_fd(), messages.as_fd()]).map_err(entered)?;
         let program = confine::prepare(&command)?;
         self.app.confinement.lock_down(self.ids.uid)?;
         // From here on nothing is allocated.
@@ -209,11 +208,10 @@ impl Carrier<'_> {
         }
     }
 
-    fn open_terminal(&self, to: &OwnedFd, (rows, columns): (u16, u16)) -> std::io::Result<()> {
+    fn open_terminal(&self, to: &OwnedFd, size: (u16, u16)) -> std::io::Result<()> {
         let master = terminal::open_master()?;
         let peer = sys::terminal_peer(master.as_fd())?;
-        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        rustix::termios::tcsetwinsize(&master, size)?;
+        terminal::set_size(&master, size)?;
         rustix::fs::fchown(&peer, Some(rustix::fs::Uid::from_raw(self.ids.uid)), None)?;
         passing::send(to, b"t", &[master.as_fd()], SendFlags::empty())?;
         set_stdio(&peer, &peer, &peer)

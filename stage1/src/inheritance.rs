@@ -5,7 +5,7 @@
 //! one, so what holds here holds for PID 1, the apps and everything executed in them.
 
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -40,10 +40,10 @@ const LIMITS: [(Resource, Option<u64>, Option<u64>); 16] = [
     (Resource::Stack, Some(8 * MEBIBYTE), UNLIMITED),
 ];
 
-/// Closes every descriptor but standard input, output and error, the pod's lock and the one of its signals. Those that the
+/// Closes every descriptor but standard input, output and error, and those that are this program's own. Those that the
 /// caller's shell had open (a lock file, a pipe) would stay open for the life of the pod.
-pub(crate) fn close_descriptors(lock: &OwnedFd, signals: &OwnedFd) -> Result<()> {
-    sys::close_all_but(lock.as_fd(), signals.as_fd()).attempt(|| "cannot close inherited descriptors")
+pub(crate) fn close_descriptors(own: &[BorrowedFd<'_>]) -> Result<()> {
+    sys::close_all_but(own).attempt(|| "cannot close inherited descriptors")
 }
 
 /// Puts everything else to its fixed value. Signals that a terminal sends must be blocked.

@@ -42,14 +42,14 @@ pub(crate) struct Pod {
     pub(crate) apps: Vec<App>,
 }
 
-/// Runs the plan. `lock` is the pod directory.
-pub(crate) fn launch(plan: Plan, lock: &OwnedFd) -> Result<Pod> {
+/// Runs the plan. `lock` is the pod directory; apps' terminals get this size (rows, columns).
+pub(crate) fn launch(plan: Plan, lock: &OwnedFd, terminal_size: Option<(u16, u16)>) -> Result<Pod> {
     jail::check_kernel()?;
-    if plan.version != gantry_contract::VERSION {
+    if plan.version > gantry_contract::VERSION {
         return Err(failure(
             ErrorKind::Unavailable,
             format!(
-                "this supervisor speaks version {}, the plan is of version {}",
+                "this supervisor understands plans up to version {}, the plan is of version {}",
                 gantry_contract::VERSION,
                 plan.version
             ),
@@ -57,7 +57,7 @@ pub(crate) fn launch(plan: Plan, lock: &OwnedFd) -> Result<Pod> {
     }
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).attempt(|| "cannot become not dumpable")?;
     let cgroups = Cgroups::make(&plan.cgroup_parent, &plan.pod)?;
-    let mut starting = Starting { cgroups, network: None, init: None, groups: Vec::new() };
+    let mut starting = Starting { cgroups, network: None, init: None, groups: Vec::new(), terminal_size };
     match starting.run(&plan, lock) {
         Ok((jail, apps)) => match starting.init {
             Some(init) => Ok(Pod { plan, jail, cgroups: starting.cgroups, network: starting.network, init, apps }),
@@ -76,6 +76,7 @@ struct Starting {
     network: Option<Network>,
     init: Option<Init>,
     groups: Vec<String>,
+    terminal_size: Option<(u16, u16)>,
 }
 
 impl Starting {
@@ -99,7 +100,8 @@ impl Starting {
         let mut waiting = Vec::with_capacity(plan.apps.len());
         for (app, cgroup) in plan.apps.iter().zip(groups) {
             let init = init.as_raw_nonzero().get();
-            let making = Making { plan, jail: &jail, app, devices_confined, init, etc: &etc };
+            let terminal_size = self.terminal_size;
+            let making = Making { plan, jail: &jail, app, devices_confined, init, etc: &etc, terminal_size };
             waiting.push(making.create(cgroup).of_app(&app.name)?);
         }
         // One right after the other: the kernel waits for the first only.
@@ -229,6 +231,7 @@ struct Making<'a> {
     devices_confined: bool,
     init: i32,
     etc: &'a [etc::File],
+    terminal_size: Option<(u16, u16)>,
 }
 
 /// An app that waits for its start.
@@ -263,9 +266,9 @@ impl Making<'_> {
         let created = launcher::create(&self.app.name, command, &confinement, ids.uid, given)?;
         self.set_oom_score(&created)?;
         let null = terminal::open_null(created.pid).attempt(|| "cannot open /dev/null of the app")?;
-        let (sources, input) = stdio.ours()?;
+        let (sources, input) = stdio.ours(self.terminal_size)?;
         let eager = self.app.terminal || self.app.stdin;
-        let output = Output { log: self.log()?, sources, eager };
+        let output = Output { log: self.log()?, sources, eager, flush_at: None };
         Ok(Waiting { plan: app, root, null, etc, ids, confinement, cgroup, created, output, input })
     }
 

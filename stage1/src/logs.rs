@@ -45,6 +45,13 @@ pub(crate) struct Pending {
     begun: bool,
 }
 
+impl Pending {
+    /// Whether there is text that the log does not have yet.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.text.is_empty()
+    }
+}
+
 /// The log of one attempt of an app.
 pub(crate) struct Log {
     dir: OwnedFd,

@@ -19,6 +19,7 @@ mod devices;
 mod etc;
 mod exec;
 mod failure;
+mod foreground;
 mod inheritance;
 mod init;
 mod jail;
@@ -44,7 +45,7 @@ mod user;
 mod volumes;
 
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::ExitCode;
 
 use gantry_contract::Failure;
@@ -54,22 +55,25 @@ use gantry_contract::up::Word;
 use gantry_model::ErrorKind;
 
 use crate::failure::{Attempt, Result, failure};
+use crate::foreground::Foregrounds;
 use crate::journal::Journal;
 use crate::supervise::Supervisor;
 
 /// The longest plan, in bytes.
 const MOST_PLAN: u64 = 16 << 20;
 
-const USAGE: &str = "usage: gantry-stage1 run --lock-fd N\n       gantry-stage1 network\n       gantry-stage1 version\n\
+const USAGE: &str = "usage: gantry-stage1 run --lock-fd N [--output-fd N] [--terminal-size ROWSxCOLUMNS]\n       gantry-stage1 network\n       gantry-stage1 version\n\
 This is started by gantry, not by hand.";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["run", "--lock-fd", number, ..] => match reexec::ensure_read_only() {
-            Ok(()) => match number.parse().ok().and_then(sys::inherited) {
-                Some(lock) => run(lock),
-                None => usage("the lock's descriptor is not open"),
+        ["run", "--lock-fd", lock, ref options @ ..] => match reexec::ensure_read_only() {
+            // Only now: what is taken over is not inherited any further.
+            Ok(()) => match (inherited(lock), Options::parse(options)) {
+                (Some(lock), Ok(options)) => run(lock, options),
+                (None, _) => usage("the lock's descriptor is not open"),
+                (_, Err(why)) => usage(why),
             },
             Err(why) => {
                 say(&Word::Failed(why));
@@ -88,6 +92,42 @@ fn main() -> ExitCode {
     }
 }
 
+fn inherited(number: &str) -> Option<OwnedFd> {
+    number.parse().ok().and_then(sys::inherited)
+}
+
+/// What concerns one start and not the pod.
+#[derive(Default)]
+struct Options {
+    /// The pipe of the foreground, if there is one.
+    output: Option<OwnedFd>,
+    /// The size of the foreground's terminal: rows and columns.
+    terminal_size: Option<(u16, u16)>,
+}
+
+impl Options {
+    fn parse(words: &[&str]) -> std::result::Result<Self, &'static str> {
+        let mut options = Self::default();
+        let mut left = words;
+        while let [name, value, rest @ ..] = left {
+            match *name {
+                "--output-fd" => {
+                    options.output = Some(inherited(value).ok_or("the descriptor for the output is not open")?);
+                }
+                "--terminal-size" => {
+                    let size = value
+                        .split_once('x')
+                        .and_then(|(rows, columns)| Some((rows.parse().ok()?, columns.parse().ok()?)));
+                    options.terminal_size = Some(size.ok_or("the size of the terminal is not ROWSxCOLUMNS")?);
+                }
+                _ => return Err("unknown options"),
+            }
+            left = rest;
+        }
+        if left.is_empty() { Ok(options) } else { Err("an option without a value") }
+    }
+}
+
 fn usage(why: &str) -> ExitCode {
     eprintln!("gantry-stage1: {why}\n{USAGE}");
     ExitCode::from(125)
@@ -95,9 +135,9 @@ fn usage(why: &str) -> ExitCode {
 
 /// `lock` is held until this process ends; nothing has to be done with it.
 #[expect(clippy::needless_pass_by_value, reason = "it is this function's to hold")]
-fn run(lock: OwnedFd) -> ExitCode {
+fn run(lock: OwnedFd, options: Options) -> ExitCode {
     name();
-    match start(&lock) {
+    match start(&lock, options) {
         Ok((mut supervisor, ready)) => {
             say(&Word::Ready(ready));
             supervisor.let_go_of_stdio();
@@ -120,19 +160,23 @@ fn name() {
     let _ = rustix::thread::set_name(c"gantry-stage1");
 }
 
-fn start(lock: &OwnedFd) -> Result<(Supervisor, gantry_contract::up::Ready)> {
+fn start(lock: &OwnedFd, options: Options) -> Result<(Supervisor, gantry_contract::up::Ready)> {
     let signals = sys::signalfd(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]).attempt(|| "cannot watch for signals")?;
-    inheritance::close_descriptors(lock, &signals)?;
+    let kept: Vec<BorrowedFd<'_>> =
+        [lock.as_fd(), signals.as_fd()].into_iter().chain(options.output.iter().map(AsFd::as_fd)).collect();
+    inheritance::close_descriptors(&kept)?;
     inheritance::reset()?;
     let plan = read_plan()?;
-    let pod = launch::launch(plan, lock)?;
+    let mut foregrounds = Foregrounds::default();
+    options.output.map_or(Ok(()), |pipe| foregrounds.add(pipe))?;
+    let pod = launch::launch(plan, lock, options.terminal_size)?;
     let journal = Journal::create(&pod.jail.pod_dir);
     let socket = control::listen();
     match (journal, socket) {
         (Ok(journal), Ok(listener)) => {
             let ready = pod.ready();
             journal.append(Fact::Ready(ready.clone()));
-            Ok((Supervisor::new(pod, journal, signals, listener), ready))
+            Ok((Supervisor::new(pod, journal, signals, listener, foregrounds), ready))
         }
         (Err(why), _) | (_, Err(why)) => {
             pod.undo();

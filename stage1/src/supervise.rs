@@ -1,11 +1,14 @@
 //! The life of a running pod: one loop that waits for everything at once.
 //!
 //! What it waits for, each a descriptor in one `poll`: signals to the supervisor, PID 1, the control socket and its
-//! connections, the main process and the outputs of each app, the processes and clients of execs. Nothing blocks it:
-//! pipes and sockets do not wait, and every deadline is a bound on the poll.
+//! connections, the main process and the outputs of each app, room in the pipes of foregrounds, the processes and
+//! clients of execs. Nothing blocks it: pipes and sockets do not wait, and every deadline is a bound on the poll.
 //!
 //! The rule of an immutable pod (rkt): it ends when its last app has ended, or when one fails; then the others are
 //! stopped.
+
+mod ending;
+mod sessions;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -15,14 +18,15 @@ use gantry_contract::control::{Answer, Request, Status};
 use gantry_contract::journal::Fact;
 use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::Signal;
 
+use self::sessions::{MOST_SESSIONS, Session};
 use crate::app::{Input, reap};
 use crate::control::{self, Connection, MOST_CONNECTIONS};
 use crate::exec::Starting;
 use crate::failure::{Result, failure};
+use crate::foreground::Foregrounds;
 use crate::journal::Journal;
-use crate::launch::{Pod, end_init};
+use crate::launch::Pod;
 use crate::{exec, sys, trim};
 
 const SIGKILL: u8 = libc::SIGKILL as u8;
@@ -32,19 +36,6 @@ const DRAIN: Duration = Duration::from_secs(2);
 
 /// How long no connection is taken after descriptors had run out.
 const DEAF: Duration = Duration::from_millis(200);
-
-/// How many programs are executed at a time. They do not count as connections: a pod full of them can be stopped.
-const MOST_SESSIONS: usize = 128;
-
-/// A program executed on request of a client.
-struct Session {
-    /// `None`: it has gone, and the program was killed; or it was told that the program could not be executed.
-    client: Option<OwnedFd>,
-    /// The program, once it was executed.
-    pidfd: Option<OwnedFd>,
-    /// Until the program is executed.
-    starting: Option<Starting>,
-}
 
 /// The loop's state.
 pub(crate) struct Supervisor {
@@ -56,8 +47,15 @@ pub(crate) struct Supervisor {
     sessions: Vec<Session>,
     /// Processes of execs that have nothing left to do but end.
     ending: Vec<OwnedFd>,
+    foregrounds: Foregrounds,
     /// When apps that were asked to stop are killed.
     kill_at: Option<Instant>,
+    /// When foregrounds are given up that have not read all the output of ended apps: the pod was asked to stop.
+    give_up_at: Option<Instant>,
+    /// When output is given up that does not end though everything that could write it was killed.
+    drained_by: Option<Instant>,
+    /// Nothing of the pod runs any more: there is only output to be passed on.
+    over: bool,
     /// No connection is taken until then: descriptors have run out.
     deaf_until: Option<Instant>,
     stopping: bool,
@@ -76,45 +74,36 @@ enum Who {
     Connection(usize),
     App(usize),
     Output(usize, usize),
+    Foreground(usize),
     Program(usize),
     Client(usize),
+    Detached(usize),
     Start(usize),
     Ending,
 }
 
-impl Session {
-    fn answer(&self, answer: &Answer, fd: Option<&OwnedFd>) {
-        if let Some(client) = &self.client {
-            control::answer(client, answer, fd);
-        }
-    }
-
-    /// Kills what there is of it; gives back what has to be reaped apart from it.
-    fn kill(&mut self) -> Vec<OwnedFd> {
-        if let Some(pidfd) = &self.pidfd {
-            let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
-        }
-        self.starting.take().map(Starting::kill).unwrap_or_default()
-    }
-
-    /// Whether there is nothing of it left to wait for.
-    fn is_over(&self) -> bool {
-        self.starting.is_none() && self.pidfd.is_none()
-    }
-}
-
 impl Supervisor {
     /// A supervisor of a pod that runs.
-    pub(crate) fn new(pod: Pod, journal: Journal, signals: OwnedFd, listener: OwnedFd) -> Self {
+    pub(crate) fn new(
+        pod: Pod,
+        journal: Journal,
+        signals: OwnedFd,
+        listener: OwnedFd,
+        foregrounds: Foregrounds,
+    ) -> Self {
         Self {
             pod,
             journal,
+            foregrounds,
             signals,
             listener,
             connections: Vec::new(),
             sessions: Vec::new(),
             ending: Vec::new(),
             kill_at: None,
+            give_up_at: None,
+            drained_by: None,
+            over: false,
             deaf_until: None,
             stopping: false,
             log_bytes_dropped: 0,
@@ -133,18 +122,23 @@ impl Supervisor {
     pub(crate) fn run(&mut self) {
         self.clean = trim::clean();
         while self.pod.apps.iter().any(|app| app.running.is_some()) {
-            for who in self.wait() {
-                self.handle(who);
-            }
-            self.check_deadlines();
+            self.turn();
         }
         self.finish();
+    }
+
+    /// Waits, and handles everything that happened.
+    fn turn(&mut self) {
+        for who in self.wait() {
+            self.handle(who);
+        }
+        self.check_deadlines();
     }
 
     /// Everything that has something to say.
     fn wait(&mut self) -> Vec<Who> {
         let (whos, mut fds): (Vec<Who>, Vec<PollFd<'_>>) =
-            self.watched().into_iter().map(|(who, fd)| (who, PollFd::from_borrowed_fd(fd, PollFlags::IN))).unzip();
+            self.watched().into_iter().map(|(who, fd, events)| (who, PollFd::from_borrowed_fd(fd, events))).unzip();
         let timeout = self.timeout().map(|left| Timespec {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
@@ -163,31 +157,42 @@ impl Supervisor {
         ready
     }
 
-    fn watched(&self) -> Vec<(Who, BorrowedFd<'_>)> {
-        let mut fds = vec![(Who::Signals, self.signals.as_fd()), (Who::Init, self.pod.init.pidfd.as_fd())];
+    fn watched(&self) -> Vec<(Who, BorrowedFd<'_>, PollFlags)> {
+        let mut fds = vec![(Who::Signals, self.signals.as_fd())];
+        // The pidfd of one that is known to have ended would be readable for ever.
+        if !self.over {
+            fds.push((Who::Init, self.pod.init.pidfd.as_fd()));
+        }
         if self.connections.len() < MOST_CONNECTIONS && self.deaf_until.is_none() {
             fds.push((Who::Listener, self.listener.as_fd()));
         }
-        // An app's end comes before its output here, so after it in the reversed list: what it printed is taken first.
+        let blocked = self.foregrounds.are_blocked();
+        // An app's end comes before its output here, so after it in the reversed list: what it printed is taken first. Of two
+        // outputs that have something, nothing tells which was written first; standard output is taken first.
         for (i, app) in self.pod.apps.iter().enumerate() {
             fds.extend(app.running.as_ref().map(|pidfd| (Who::App(i), pidfd.as_fd())));
-            fds.extend(app.output.sources.iter().enumerate().map(|(n, source)| (Who::Output(i, n), source.fd.as_fd())));
+            let sources = app.output.sources.iter().enumerate().rev().filter(|_| !blocked);
+            fds.extend(sources.map(|(n, source)| (Who::Output(i, n), source.fd.as_fd())));
         }
         fds.extend(self.ending.iter().map(|process| (Who::Ending, process.as_fd())));
         fds.extend(self.connections.iter().enumerate().map(|(i, c)| (Who::Connection(i), c.socket.as_fd())));
         for (i, session) in self.sessions.iter().enumerate() {
             fds.extend(session.pidfd.as_ref().map(|pidfd| (Who::Program(i), pidfd.as_fd())));
             fds.extend(session.client.as_ref().map(|client| (Who::Client(i), client.as_fd())));
+            fds.extend(session.detached.as_ref().map(|master| (Who::Detached(i), master.as_fd())));
             // Last, so first in the reversed list: a program that has ended already was started before.
             fds.extend(session.starting.as_ref().map(|starting| (Who::Start(i), starting.failed.as_fd())));
         }
-        fds
+        let readable = fds.into_iter().map(|(who, fd)| (who, fd, PollFlags::IN));
+        readable.chain(self.foregrounds.watched().map(|(i, fd, events)| (Who::Foreground(i), fd, events))).collect()
     }
 
     fn timeout(&self) -> Option<Duration> {
         let starting = self.sessions.iter().filter_map(|session| Some(session.starting.as_ref()?.deadline));
-        let deadlines =
-            self.connections.iter().map(|c| c.deadline).chain(self.kill_at).chain(self.deaf_until).chain(starting);
+        let late_lines = self.pod.apps.iter().filter_map(|app| app.output.flush_at);
+        let of_end = self.give_up_at.filter(|_| self.over).into_iter().chain(self.drained_by);
+        let deadlines = self.connections.iter().map(|c| c.deadline).chain(self.kill_at).chain(self.deaf_until);
+        let deadlines = deadlines.chain(starting).chain(late_lines).chain(of_end);
         deadlines.min().map(|at| at.saturating_duration_since(Instant::now()))
     }
 
@@ -200,8 +205,10 @@ impl Supervisor {
             Who::Connection(i) => self.serve(i),
             Who::App(i) => self.app_ended(i),
             Who::Output(i, n) => self.pump(i, n),
+            Who::Foreground(i) => self.foregrounds.resume(i),
             Who::Program(i) => self.program_ended(i),
             Who::Client(i) => self.client_spoke(i),
+            Who::Detached(i) => self.discard_output(i),
             Who::Start(i) => self.program_started(i),
             // Reaped after every round.
             Who::Ending => {}
@@ -220,13 +227,14 @@ impl Supervisor {
         let asked = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
         let taken = sys::take_signals(&self.signals);
         if taken.iter().any(|&signal| asked.iter().any(|&stop| stop.unsigned_abs() == signal)) {
-            self.stop("supervisor-signal", Duration::from_millis(self.pod.plan.stop_grace_ms));
+            self.stop_on_request("supervisor-signal", Duration::from_millis(self.pod.plan.stop_grace_ms));
         }
     }
 
     fn pump(&mut self, i: usize, n: usize) {
         let Some(app) = self.pod.apps.get_mut(i) else { return };
-        if app.output.pump(n, &mut self.buffer) && n < app.output.sources.len() {
+        let has_ended = app.output.pump(i, n, &mut self.foregrounds, &mut self.buffer);
+        if has_ended && n < app.output.sources.len() {
             app.output.sources.remove(n);
         }
         self.note_dropped(i);
@@ -278,8 +286,18 @@ impl Supervisor {
         self.kill_at = Some(self.kill_at.map_or(at, |before| before.min(at)));
     }
 
+    /// The same, because somebody outside wants it so: then foregrounds that do not read are not waited for either.
+    fn stop_on_request(&mut self, reason: &str, grace: Duration) {
+        self.stop(reason, grace);
+        self.give_up_at = self.kill_at.map(|at| at + DRAIN);
+    }
+
     fn check_deadlines(&mut self) {
         let now = Instant::now();
+        for i in 0..self.pod.apps.len() {
+            self.pod.apps[i].output.flush_late_lines(now);
+            self.note_dropped(i);
+        }
         self.connections.retain(|connection| connection.deadline > now);
         self.deaf_until = self.deaf_until.filter(|at| *at > now);
         self.give_up_late_execs(now);
@@ -303,7 +321,7 @@ impl Supervisor {
         match outcome {
             Ok(None) => {}
             Ok(Some(starting)) => {
-                self.sessions.push(Session { client: Some(connection.socket), pidfd: None, starting: Some(starting) });
+                self.sessions.push(Session::new(connection.socket, starting));
             }
             Err(why) => control::answer(&connection.socket, &Answer::Failed(why), None),
         }
@@ -314,7 +332,7 @@ impl Supervisor {
         match request {
             Request::Status => control::answer(client, &Answer::Status(self.status()), None),
             Request::Stop { grace_ms } => {
-                self.stop("stop", Duration::from_millis(grace_ms));
+                self.stop_on_request("stop", Duration::from_millis(grace_ms));
                 control::answer(client, &Answer::Done, None);
             }
             Request::Kill { signal, app } => {
@@ -330,6 +348,15 @@ impl Supervisor {
                 return exec::exec(&self.pod.apps[i], &self.pod.init.pidfd, &request, fds).map(Some);
             }
             Request::Attach { app } => self.attach(&app, client)?,
+            Request::Output => {
+                let pipe = fds.into_iter().next();
+                self.foregrounds.add(pipe.ok_or_else(|| failure(ErrorKind::Invalid, "no pipe came along"))?)?;
+                control::answer(client, &Answer::Done, None);
+            }
+            Request::Detach => {
+                let why = "a detach is possible over the connection of a program that runs, and over no other";
+                return Err(failure(ErrorKind::Invalid, why));
+            }
             Request::ReopenLog { app } => {
                 let i = self.find(&app)?;
                 self.pod.apps[i].output.log.reopen();
@@ -387,127 +414,5 @@ impl Supervisor {
             running: running.map(|app| app.plan.name.clone()).collect(),
             log_bytes_dropped: self.log_bytes_dropped,
         }
-    }
-
-    /// Tells the client of an exec that its program runs, or why not.
-    fn program_started(&mut self, i: usize) {
-        let Some(session) = self.sessions.get_mut(i) else { return };
-        // Asked again: another session may have come into this one's place since the poll.
-        let Some(starting) = session.starting.take_if(|starting| starting.is_decided()) else { return };
-        let (outcome, ending) = starting.outcome();
-        self.ending.extend(ending);
-        match outcome {
-            Ok(program) => {
-                let pid = program.pid.as_raw_nonzero().get().unsigned_abs();
-                session.answer(&Answer::Started { pid }, program.master.as_ref());
-                session.pidfd = Some(program.pidfd);
-            }
-            Err(why) => {
-                session.answer(&Answer::Failed(why), None);
-                self.sessions.swap_remove(i);
-            }
-        }
-    }
-
-    fn give_up_late_execs(&mut self, now: Instant) {
-        for i in (0..self.sessions.len()).rev() {
-            if self.sessions[i].starting.as_ref().is_some_and(|starting| starting.deadline <= now) {
-                let mut session = self.sessions.swap_remove(i);
-                self.ending.extend(session.kill());
-                let why = failure(ErrorKind::TimedOut, "the program was not executed in time");
-                session.answer(&Answer::Failed(why), None);
-            }
-        }
-    }
-
-    fn program_ended(&mut self, i: usize) {
-        let Some(how) = self.sessions.get(i).and_then(|session| reap(session.pidfd.as_ref()?)) else { return };
-        self.sessions.swap_remove(i).answer(&Answer::Ended { how }, None);
-    }
-
-    /// A client of an exec has nothing more to say: a message is ignored, its going away ends the program.
-    fn client_spoke(&mut self, i: usize) {
-        let Some(session) = self.sessions.get_mut(i) else { return };
-        let Some(client) = &session.client else { return };
-        let mut scrap = [0u8; 16];
-        let spoke = rustix::net::recv(client, &mut scrap, rustix::net::RecvFlags::DONTWAIT);
-        let silent = matches!(spoke, Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR));
-        if !silent && !matches!(spoke, Ok((n, _)) if n > 0) {
-            self.ending.extend(session.kill());
-            session.client = None;
-            if session.is_over() {
-                self.sessions.swap_remove(i);
-            }
-        }
-    }
-
-    /// The last app has ended: end everything else of the pod, save the output, take the networks away, say so, remove the
-    /// groups, go.
-    fn finish(&mut self) {
-        self.end_sessions();
-        end_init(&self.pod.init);
-        self.drain();
-        let total = self.log_bytes_dropped;
-        if total > 0 {
-            let app = self.pod.apps.first().map(|app| app.plan.name.clone()).unwrap_or_default();
-            self.journal.append(Fact::LogDropped { app, bytes: total, why: "in all".to_owned() });
-        }
-        // From here on the host's files are to be seen in place of the jail's.
-        self.pod.take_networks_away();
-        self.journal.append(Fact::Ended);
-        let control = gantry_contract::files::CONTROL;
-        let _ = rustix::fs::unlinkat(&self.pod.jail.pod_dir, control, rustix::fs::AtFlags::empty());
-        self.pod.remove_groups();
-    }
-
-    /// Kills what was executed in the pod and gives every client the end of its program, while nobody else reaps it.
-    fn end_sessions(&mut self) {
-        for session in &mut self.sessions {
-            if session.starting.is_some() {
-                session.answer(&Answer::Failed(failure(ErrorKind::Refused, "the pod has ended")), None);
-            }
-            // What is left over of those is reaped with PID 1.
-            drop(session.kill());
-        }
-        self.sessions.retain(|session| session.pidfd.is_some());
-        let deadline = Instant::now() + DRAIN;
-        while !self.sessions.is_empty() && Instant::now() < deadline {
-            let programs = self.sessions.iter().filter_map(|session| session.pidfd.as_ref());
-            let mut fds: Vec<PollFd<'_>> = programs.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)).collect();
-            let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 200_000_000 }));
-            for i in (0..self.sessions.len()).rev() {
-                self.program_ended(i);
-            }
-        }
-    }
-
-    /// Takes the rest of every app's output. All writers are dead, so the pipes end by themselves; the deadline is for one that hangs in the kernel.
-    fn drain(&mut self) {
-        let deadline = Instant::now() + DRAIN;
-        for i in 0..self.pod.apps.len() {
-            while !self.pod.apps[i].output.sources.is_empty() && Instant::now() < deadline {
-                if !self.drain_some(i) {
-                    break;
-                }
-            }
-            self.pod.apps[i].output.close(&mut self.buffer);
-            self.note_dropped(i);
-        }
-    }
-
-    /// Waits for output of app `i` and takes it; `false` when none came in time.
-    fn drain_some(&mut self, i: usize) -> bool {
-        let output = &self.pod.apps[i].output;
-        let mut fds: Vec<PollFd<'_>> =
-            output.sources.iter().map(|source| PollFd::new(&source.fd, PollFlags::IN)).collect();
-        let wait = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-        if !poll(&mut fds, Some(&wait)).is_ok_and(|ready| ready > 0) {
-            return false;
-        }
-        let ready: Vec<usize> = (0..fds.len()).filter(|&n| !fds[n].revents().is_empty()).collect();
-        for n in ready.into_iter().rev() {
-            self.pump(i, n);
-        }
-        true
     }
 }

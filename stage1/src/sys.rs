@@ -288,17 +288,21 @@ pub(crate) fn drop_clean_pages(start: usize, len: usize) {
     unsafe { libc::madvise(start as *mut libc::c_void, len, libc::MADV_DONTNEED) };
 }
 
-/// Closes every descriptor above stdio but these two. Only for a forked process that goes on in a function which never
-/// returns to their owners.
-pub(crate) fn close_all_but(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<()> {
-    let number = |fd: BorrowedFd<'_>| libc::c_uint::try_from(fd.as_raw_fd()).unwrap_or(libc::c_uint::MAX);
-    let (low, high) = (number(one).min(number(other)), number(one).max(number(other)));
-    for (first, last) in [(3, low - 1), (low + 1, high.saturating_sub(1)), (high + 1, libc::c_uint::MAX)] {
+/// Closes every descriptor above stdio but these. Only for a process in which nothing else is owned, or a forked one that goes
+/// on in a function which never returns to the owners.
+pub(crate) fn close_all_but(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut kept: Vec<libc::c_uint> = kept.iter().filter_map(|fd| fd.as_raw_fd().try_into().ok()).collect();
+    kept.sort_unstable();
+    let mut first = 3;
+    for end in kept.into_iter().map(Some).chain([None]) {
+        let last = end.map_or(libc::c_uint::MAX, |fd| fd.saturating_sub(1));
         if first <= last {
             // SAFETY: the carrier of an exec calls this; the closed descriptors' owners are on its stack below a call
-            // that ends in _exit or execve, so none of them is used or dropped afterwards.
+            // that ends in _exit or execve, so none of them is used or dropped afterwards. The supervisor calls it before
+            // it owns any descriptor but those that are kept.
             check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })?;
         }
+        first = end.map_or(libc::c_uint::MAX, |fd| first.max(fd + 1));
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use gantry_model::ErrorKind;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Pid;
+use rustix::termios::Winsize;
 
 use crate::app::{Input, Source};
 use crate::failure::{Attempt, Result, failure};
@@ -43,14 +44,17 @@ impl Ends {
         self.console.as_ref().map(|(path, _)| path.clone())
     }
 
-    /// Our ends, once libcontainer has made the container.
-    pub(crate) fn ours(self) -> Result<(Vec<Source>, Input)> {
+    /// Our ends, once libcontainer has made the container and before the app starts; a terminal gets this size.
+    pub(crate) fn ours(self, size: Option<(u16, u16)>) -> Result<(Vec<Source>, Input)> {
         match (self.pipes, self.console) {
             (Some(ours), _) => Ok(ours),
             (None, Some((path, listener))) => {
                 let master = receive_master(&listener)?;
                 let _ = rustix::fs::unlink(&path);
                 let what = || "cannot set up the app's terminal";
+                if let Some(size) = size {
+                    set_size(&master, size).attempt(what)?;
+                }
                 let reader = rustix::io::dup(&master).attempt(what)?;
                 // Shared with whoever attaches: they poll before they write.
                 rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK).attempt(what)?;
@@ -60,6 +64,11 @@ impl Ends {
             (None, None) => Err(failure(ErrorKind::Internal, "an app has neither pipes nor a terminal")),
         }
     }
+}
+
+/// Sets the size of a terminal: rows and columns.
+pub(crate) fn set_size(master: &OwnedFd, (rows, columns): (u16, u16)) -> rustix::io::Result<()> {
+    rustix::termios::tcsetwinsize(master, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })
 }
 
 fn receive_master(listener: &OwnedFd) -> Result<OwnedFd> {

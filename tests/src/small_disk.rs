@@ -75,9 +75,16 @@ impl<'g> SmallDisk<'g> {
     /// The same with another deadline.
     #[track_caller]
     pub fn run_within(&self, time: Duration, args: &[&str]) -> Out {
-        let out = Running::start(&mut self.inside(&self.gantry.command(&[]), args), false).wait_within(time);
+        let out = self.spawn(args).wait_within(time);
         self.gantry.remember(&out.stdout);
         out
+    }
+
+    /// Starts gantry with its data directory on this disk, and leaves it running.
+    #[must_use]
+    #[track_caller]
+    pub fn spawn(&self, args: &[&str]) -> Running {
+        Running::start(&mut self.inside(&self.gantry.command(&[]), args), false)
     }
 
     /// Starts a node daemon that keeps its data directory on this disk.

@@ -1,31 +1,51 @@
 //! A pod in front of the user: its output as it comes, signals and the keyboard on their way in, its exit code.
 //!
-//! The output is read from the apps' log files by the thread that called; one thread waits for signals; one more
-//! feeds stdin when an app wants it. They end with the process.
+//! The output comes from the supervisor and is written by the thread that called: apps that write faster than it is taken
+//! are held back. One thread waits for signals; one more feeds stdin when an app wants it. They end with the process.
 
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
-use gantry_engine::{Engine, LogQuery, Options};
-use gantry_model::{AppName, Phase, PodId, Was};
+use gantry_engine::{EndWatch, Ended, Engine, KillError, LogQuery, Options, OutputStream, Show};
+use gantry_model::{AppName, ErrorKind, Kind as _, PodId};
 use signal_hook::consts::SIGWINCH;
 
-use crate::failure::{CliError, Failure, logs};
+use crate::failure::{Failure, logs};
 use crate::printer::Printer;
-use crate::signals::{ENDING, Signals};
-use crate::terminal::{self, DetachKeys, RawMode};
-use crate::{exit, relay};
+use crate::signals::{self, ENDING, Signals};
+use crate::terminal::{self, DetachFilter, DetachKeys, RawMode};
+use crate::{exit, live_output, relay};
 
 /// The pod, and how it is shown.
 pub(crate) struct Shown {
     pub(crate) id: PodId,
-    /// How many apps it has: with more than one, lines say whose they are.
-    pub(crate) apps: usize,
+    /// Its apps: with more than one, lines say whose they are.
+    pub(crate) apps: Vec<AppName>,
     /// The app that has a terminal or takes stdin.
     pub(crate) interactive: Option<Interactive>,
-    /// Whether it is ours: what asks us to end, ends it.
+    /// Whether this program runs it: a failure to show it ends it.
     pub(crate) own: bool,
+    /// What signals to this program mean to it.
+    pub(crate) signals: SignalProxy,
+    /// The keys that leave it.
+    pub(crate) detach_keys: DetachKeys,
+}
+
+/// What signals to this program mean to the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SignalProxy {
+    /// Those that ask a program to end, end it; others are passed on.
+    On,
+    /// Nothing.
+    Off,
+}
+
+/// A running pod's output and end.
+pub(crate) struct Live {
+    /// `None`: an older supervisor, of which only the logs can be had.
+    pub(crate) output: Option<OutputStream>,
+    pub(crate) end: EndWatch,
 }
 
 /// An app that the user talks to.
@@ -36,8 +56,8 @@ pub(crate) struct Interactive {
     pub(crate) terminal: bool,
 }
 
-/// The apps of a manifest (as `Engine::manifest` gives it): how many, and those that take input.
-pub(crate) fn of_manifest(manifest: &serde_json::Value) -> (usize, Vec<Interactive>) {
+/// The apps of a manifest (as `Engine::manifest` gives it): all, and those that take input.
+pub(crate) fn of_manifest(manifest: &serde_json::Value) -> (Vec<AppName>, Vec<Interactive>) {
     let apps = manifest["apps"].as_array().map_or(&[][..], Vec::as_slice);
     let interactive = apps.iter().filter_map(|app| {
         let is = |key: &str| app[key].as_bool().unwrap_or(false);
@@ -45,23 +65,30 @@ pub(crate) fn of_manifest(manifest: &serde_json::Value) -> (usize, Vec<Interacti
             Interactive { app: app["name"].as_str()?.parse().ok()?, stdin: is("stdin"), terminal: is("terminal") };
         (interactive.stdin || interactive.terminal).then_some(interactive)
     });
-    (apps.len(), interactive.collect())
+    let interactive = interactive.collect();
+    (apps.iter().filter_map(|app| app["name"].as_str()?.parse().ok()).collect(), interactive)
 }
 
-/// Catches what asks a program to end, and changes of the window's size.
+/// That the output is to be shown here.
+pub(crate) fn show() -> Show {
+    Show::Output { terminal_size: terminal::size().map(|size| (size.ws_row, size.ws_col)) }
+}
+
+/// Catches what asks a program to end, changes of the window's size, and with a proxy what can be passed on.
 ///
 /// # Errors
 /// No descriptors left.
-pub(crate) fn catch() -> io::Result<Signals> {
-    Signals::catch(&[ENDING[0], ENDING[1], ENDING[2], SIGWINCH])
+pub(crate) fn catch(proxy: SignalProxy) -> io::Result<Signals> {
+    let passed_on = signals::proxied().filter(|_| proxy == SignalProxy::On);
+    Signals::catch(ENDING.into_iter().chain([SIGWINCH]).chain(passed_on))
 }
 
 /// Shows a pod until it has ended, and returns its exit code.
 ///
 /// # Errors
 /// When the pod is ours, it has been asked to stop by then.
-pub(crate) fn follow(engine: &Engine, shown: &Shown, signals: Option<Signals>) -> Result<u8, Failure> {
-    let outcome = attached(engine, shown, signals);
+pub(crate) fn follow(engine: &Engine, shown: &Shown, live: Live, signals: Option<Signals>) -> Result<u8, Failure> {
+    let outcome = attached(engine, shown, live, signals);
     terminal::restore();
     if outcome.is_err() && shown.own {
         // The first failure is the one that is told; should this fail too, the pod shows in `gantry list`.
@@ -70,14 +97,19 @@ pub(crate) fn follow(engine: &Engine, shown: &Shown, signals: Option<Signals>) -
     outcome
 }
 
-fn attached(engine: &Engine, shown: &Shown, signals: Option<Signals>) -> Result<u8, Failure> {
+fn attached(engine: &Engine, shown: &Shown, live: Live, signals: Option<Signals>) -> Result<u8, Failure> {
     let channel = match &shown.interactive {
         Some(interactive) => attach(engine, shown.id, interactive)?,
         None => None,
     };
     let keyboard = shown.interactive.as_ref().is_some_and(|interactive| interactive.stdin && interactive.terminal);
-    let raw = if keyboard && channel.is_some() { raw_mode()? } else { None };
     let has_terminal = shown.interactive.as_ref().is_some_and(|interactive| interactive.terminal);
+    let raw = match (keyboard && channel.is_some(), has_terminal) {
+        (true, _) => RawMode::enter(),
+        (false, true) => RawMode::enter_output(),
+        (false, false) => Ok(None),
+    };
+    let raw = raw.map_err(crate::failure::io("make raw", "the terminal"))?;
     let master = match &channel {
         Some(channel) if has_terminal => {
             terminal::resize(channel);
@@ -86,28 +118,46 @@ fn attached(engine: &Engine, shown: &Shown, signals: Option<Signals>) -> Result<
         _ => None,
     };
     if let Some(signals) = signals {
-        let watch = Watch { options: engine.options().clone(), id: shown.id, master, own: shown.own };
-        thread("signals", move || watch.run(&signals))?;
+        let watch = Watch { options: engine.options().clone(), id: shown.id, master, proxy: shown.signals };
+        thread("signals", move || watch.run(signals))?;
     }
     if let (Some(channel), Some(interactive)) = (channel, &shown.interactive)
         && interactive.stdin
     {
-        let (id, raw, terminal) = (shown.id, raw.is_some(), interactive.terminal);
-        thread("stdin", move || feed(&channel, id, raw, terminal))?;
+        let (id, terminal) = (shown.id, interactive.terminal);
+        let keys = if raw.is_some() { Some(shown.detach_keys.clone()) } else { None };
+        thread("stdin", move || feed(&channel, id, keys, terminal))?;
     }
-    print_output(engine, shown)?;
-    let code = end(engine, shown.id)?;
+    let Live { output, end } = live;
+    let lost = match output {
+        Some(output) => live_output::show(output, &shown.apps)?,
+        None => print_logs(engine, shown).map(|()| None)?,
+    };
+    let ended = engine.wait_end(&end)?;
     drop(raw);
-    Ok(code)
+    tell_of_memory(&ended);
+    let code = exit::of_app(ended.end.exit_code);
+    match lost.map(Failure::from) {
+        Some(failure) if code == exit::OK => Err(failure),
+        Some(failure) => {
+            failure.print(false);
+            Ok(code)
+        }
+        None => Ok(code),
+    }
+}
+
+/// An app that the kernel killed has no words of its own.
+fn tell_of_memory(ended: &Ended) {
+    for app in &ended.out_of_memory {
+        // Nowhere to tell that standard error is gone.
+        let _ = writeln!(io::stderr(), "gantry: app '{app}' ran out of memory: the kernel killed a process of it");
+    }
 }
 
 fn thread(name: &'static str, run: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
     let spawned = std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(run);
     spawned.map(drop).map_err(crate::failure::io("start a thread for", name))
-}
-
-fn raw_mode() -> Result<Option<RawMode>, Failure> {
-    RawMode::enter().map_err(crate::failure::io("make raw", "the terminal"))
 }
 
 /// The other end of the app's stdin; `None` when the pod was faster and has ended.
@@ -128,46 +178,47 @@ fn app_has_ended(engine: &Engine, id: PodId, app: &AppName) -> Result<bool, Fail
     Ok(matches!(state, Some(gantry_model::AppState::Exited { .. })))
 }
 
-/// Waits for the end of the pod and says its exit code.
-pub(crate) fn end(engine: &Engine, id: PodId) -> Result<u8, Failure> {
-    let view = engine.wait(id, None)?;
-    match view.map(|view| view.row.phase) {
-        Some(Phase::Exited { end, .. } | Phase::Garbage { was: Was::Exited { end, .. }, .. }) => {
-            Ok(exit::of_app(end.exit_code))
-        }
-        Some(phase) => {
-            Err(CliError::Refused(format!("pod {id} was waited for and is {}: it never ran", phase.name())).into())
-        }
-        None => Err(CliError::Refused(format!("pod {id} is gone: its exit code is not known")).into()),
-    }
-}
-
 /// What happens when signals come.
 struct Watch {
     options: Options,
     id: PodId,
     master: Option<OwnedFd>,
-    own: bool,
+    proxy: SignalProxy,
 }
 
 impl Watch {
-    fn run(self, signals: &Signals) {
+    fn run(self, mut signals: Signals) {
         let mut asked = false;
         loop {
             for signal in signals.wait() {
-                if signal == SIGWINCH {
-                    if let Some(master) = &self.master {
-                        terminal::resize(master);
+                match (signal, &self.master, self.proxy) {
+                    (SIGWINCH, Some(master), _) => terminal::resize(master),
+                    (_, _, SignalProxy::On) if ENDING.contains(&signal) => {
+                        // The second one means it.
+                        self.stop(asked);
+                        asked = true;
                     }
-                } else if self.own {
-                    // The second one means it.
-                    self.stop(asked);
-                    asked = true;
-                } else {
-                    terminal::restore();
-                    std::process::exit(exit::of_signal(signal).into());
+                    (_, _, SignalProxy::On) => self.pass_on(signal),
+                    (SIGWINCH, _, SignalProxy::Off) => {}
+                    (_, _, SignalProxy::Off) => {
+                        terminal::restore();
+                        std::process::exit(exit::of_signal(signal).into());
+                    }
                 }
             }
+        }
+    }
+
+    fn pass_on(&self, signal: i32) {
+        let Ok(number) = u8::try_from(signal) else { return };
+        let sent =
+            Engine::open(self.options.clone()).map_err(Failure::from).map(|engine| engine.kill(self.id, None, number));
+        match sent {
+            Ok(Ok(()) | Err(KillError::NotRunning { .. })) => {}
+            // The apps have ended, and what they wrote is being shown.
+            Ok(Err(error)) if error.kind() == ErrorKind::Refused => {}
+            Ok(Err(error)) => Failure::from(error).print(false),
+            Err(failure) => failure.print(false),
         }
     }
 
@@ -190,9 +241,9 @@ impl Watch {
 /// The end of input on a terminal.
 const CTRL_D: u8 = 0x04;
 
-/// Feeds our stdin to the app until it ends or nobody wants it any more.
-fn feed(channel: &OwnedFd, id: PodId, raw: bool, terminal: bool) {
-    let mut keys = DetachKeys::default();
+/// Feeds our stdin to the app until it ends or the app takes no more; with `keys` the user can leave by typing them.
+fn feed(channel: &OwnedFd, id: PodId, keys: Option<DetachKeys>, terminal: bool) {
+    let mut filter = keys.map(DetachFilter::new);
     let mut chunk = vec![0; 64 << 10];
     loop {
         let count = match rustix::io::read(rustix::stdio::stdin(), &mut chunk) {
@@ -209,7 +260,10 @@ fn feed(channel: &OwnedFd, id: PodId, raw: bool, terminal: bool) {
             // Our terminal has hung up: the end of input.
             Err(_) => break,
         };
-        let (passed, detach) = if raw { keys.pass(&chunk[..count]) } else { (chunk[..count].to_vec(), false) };
+        let (passed, detach) = match &mut filter {
+            Some(filter) => filter.pass(&chunk[..count]),
+            None => (chunk[..count].to_vec(), false),
+        };
         if relay::write_all(channel.as_fd(), &passed).is_err() {
             // The app takes no more input.
             return;
@@ -228,12 +282,10 @@ fn feed(channel: &OwnedFd, id: PodId, raw: bool, terminal: bool) {
     // For a pipe, dropping the channel is the app's end of file.
 }
 
-/// Prints what the apps write until the pod has ended.
-fn print_output(engine: &Engine, shown: &Shown) -> Result<(), Failure> {
-    // Whoever attaches sees what comes from now on; whoever runs a pod sees all of it.
-    let tail = if shown.own { None } else { Some(0) };
-    let query = LogQuery { follow: true, tail, ..LogQuery::default() };
-    engine.logs(shown.id, &query, &mut Printer::new(shown.apps > 1)).map_err(logs)
+/// Prints what the apps write from now on to their logs, until the pod has ended.
+fn print_logs(engine: &Engine, shown: &Shown) -> Result<(), Failure> {
+    let query = LogQuery { follow: true, tail: Some(0), ..LogQuery::default() };
+    engine.logs(shown.id, &query, &mut Printer::new(shown.apps.len() > 1)).map_err(logs)
 }
 
 #[cfg(test)]
@@ -244,10 +296,11 @@ mod tests {
     fn manifests_say_who_takes_input() {
         let app = |name: &str| gantry_model::AppSpec::new(name.parse().unwrap(), "x".into());
         let mut spec = gantry_model::PodSpec { apps: vec![app("a"), app("b")], ..gantry_model::PodSpec::default() };
-        assert_eq!(of_manifest(&gantry_engine::manifest::to_value(&spec)), (2, Vec::new()));
+        let names: Vec<AppName> = ["a", "b"].map(|name| name.parse().unwrap()).into();
+        assert_eq!(of_manifest(&gantry_engine::manifest::to_value(&spec)), (names.clone(), Vec::new()));
         spec.apps[1].terminal = true;
         let b = Interactive { app: "b".parse().unwrap(), stdin: false, terminal: true };
-        assert_eq!(of_manifest(&gantry_engine::manifest::to_value(&spec)), (2, vec![b]));
-        assert_eq!(of_manifest(&serde_json::Value::Null), (0, Vec::new()));
+        assert_eq!(of_manifest(&gantry_engine::manifest::to_value(&spec)), (names, vec![b]));
+        assert_eq!(of_manifest(&serde_json::Value::Null), (Vec::new(), Vec::new()));
     }
 }

@@ -17,6 +17,7 @@ mod foreground;
 mod globals;
 mod grammar;
 mod known_image;
+mod live_output;
 mod printer;
 mod progress;
 mod relay;

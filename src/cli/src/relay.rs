@@ -12,7 +12,7 @@ use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::terminal::DetachKeys;
+use crate::terminal::{DetachFilter, DetachKeys};
 
 const CHUNK: usize = 64 << 10;
 
@@ -35,7 +35,7 @@ pub(crate) struct Flow {
     to: Option<OwnedFd>,
     /// Read and not written yet.
     pending: Vec<u8>,
-    keys: Option<DetachKeys>,
+    keys: Option<DetachFilter>,
     to_app: bool,
 }
 
@@ -46,8 +46,9 @@ impl Flow {
     }
 
     /// From the caller to the app; with `keys` the caller can get out by typing them.
-    pub(crate) fn input(from: OwnedFd, to: OwnedFd, keys: bool) -> Self {
-        Self { from: Some(from), to: Some(to), pending: Vec::new(), keys: keys.then(DetachKeys::default), to_app: true }
+    pub(crate) fn input(from: OwnedFd, to: OwnedFd, keys: Option<DetachKeys>) -> Self {
+        let keys = keys.map(DetachFilter::new);
+        Self { from: Some(from), to: Some(to), pending: Vec::new(), keys, to_app: true }
     }
 
     /// What to wait for; `None` when it has ended.
@@ -171,7 +172,7 @@ fn inward(ours: BorrowedFd<'_>, flows: &mut Vec<Flow>) -> io::Result<OwnedFd> {
     let (theirs, sink) = pipe_with(PipeFlags::CLOEXEC)?;
     // A full pipe must not stop the flows in the other direction.
     nonblocking(&sink)?;
-    flows.push(Flow::input(ours.try_clone_to_owned()?, sink, false));
+    flows.push(Flow::input(ours.try_clone_to_owned()?, sink, None));
     Ok(theirs)
 }
 
@@ -328,7 +329,7 @@ mod tests {
             read.len()
         });
         let mut copy = tempfile::tempfile().unwrap();
-        let mut flows = [Flow::input(input.into(), sink, false), Flow::out(source, copy.try_clone().unwrap().into())];
+        let mut flows = [Flow::input(input.into(), sink, None), Flow::out(source, copy.try_clone().unwrap().into())];
         assert_eq!(relay(&mut flows, end.as_fd(), None).unwrap(), Over::Ended);
         assert_eq!(app.join().unwrap(), 300_000);
         assert_eq!(copy.seek(io::SeekFrom::End(0)).unwrap(), 300_000);

@@ -1,20 +1,32 @@
-//! Signals as something to poll: handlers that only write to a pipe.
+//! Signals as something to poll: handlers that only set a flag and write to a socket.
 
-use std::io::{self, Read as _};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{
+    SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
+};
+use signal_hook::iterator::backend::SignalDelivery;
+use signal_hook::iterator::exfiltrator::SignalOnly;
 
 /// What asks a program to end.
 pub(crate) const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
+/// SIGPWR and the real-time signals, for which there are no names.
+const SIGPWR: i32 = 30;
+const SIGRTMIN: i32 = 34;
+const SIGRTMAX: i32 = 64;
+
+/// What means nothing to this program and may mean something to an app.
+pub(crate) fn proxied() -> impl Iterator<Item = i32> {
+    let named = [SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGCONT, SIGIO, SIGPWR];
+    named.into_iter().chain(SIGRTMIN..=SIGRTMAX)
+}
+
 /// Caught signals. They stay caught until the process ends.
 pub(crate) struct Signals {
-    pipe: UnixStream,
-    seen: Vec<(i32, Arc<AtomicBool>)>,
+    delivery: SignalDelivery<UnixStream, SignalOnly>,
 }
 
 impl Signals {
@@ -22,38 +34,26 @@ impl Signals {
     ///
     /// # Errors
     /// No descriptors left.
-    pub(crate) fn catch(signals: &[i32]) -> io::Result<Self> {
-        let (pipe, writer) = UnixStream::pair()?;
-        pipe.set_nonblocking(true)?;
+    pub(crate) fn catch(signals: impl IntoIterator<Item = i32>) -> io::Result<Self> {
+        let (reader, writer) = UnixStream::pair()?;
         let ignored = ignored();
-        let mut seen = Vec::with_capacity(signals.len());
-        for &signal in signals.iter().filter(|&&signal| ignored & (1 << (signal - 1)) == 0) {
-            let flag = Arc::new(AtomicBool::new(false));
-            // The flag first: whoever is woken by the pipe finds it set.
-            signal_hook::flag::register(signal, Arc::clone(&flag))?;
-            signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
-            seen.push((signal, flag));
-        }
-        Ok(Self { pipe, seen })
+        let caught = signals.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
+        Ok(Self { delivery: SignalDelivery::with_pipe(reader, writer, SignalOnly, caught)? })
     }
 
     /// Those that came since the last call. Two of one sort may show as one.
-    pub(crate) fn take(&self) -> Vec<i32> {
-        let mut bytes = [0; 64];
-        // Drained until it would block; any other failure leaves the flags, which are what counts.
-        while matches!((&self.pipe).read(&mut bytes), Ok(count) if count > 0) {}
-        let came = self.seen.iter().filter(|(_, flag)| flag.swap(false, Ordering::SeqCst));
-        came.map(|(signal, _)| *signal).collect()
+    pub(crate) fn take(&mut self) -> Vec<i32> {
+        self.delivery.pending().collect()
     }
 
     /// Waits for one or more.
-    pub(crate) fn wait(&self) -> Vec<i32> {
+    pub(crate) fn wait(&mut self) -> Vec<i32> {
         loop {
             let came = self.take();
             if !came.is_empty() {
                 return came;
             }
-            let mut fds = [rustix::event::PollFd::new(&self.pipe, rustix::event::PollFlags::IN)];
+            let mut fds = [rustix::event::PollFd::from_borrowed_fd(self.as_fd(), rustix::event::PollFlags::IN)];
             // Interrupted by the very signal, or readable: look again either way.
             let _ = rustix::event::poll(&mut fds, None);
         }
@@ -62,7 +62,7 @@ impl Signals {
 
 impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.pipe.as_fd()
+        self.delivery.get_read().as_fd()
     }
 }
 
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_signal_is_seen_once() {
-        let signals = Signals::catch(&[signal_hook::consts::SIGUSR1, signal_hook::consts::SIGUSR2]).unwrap();
+        let mut signals = Signals::catch([signal_hook::consts::SIGUSR1, signal_hook::consts::SIGUSR2]).unwrap();
         assert!(signals.take().is_empty());
         signal_hook::low_level::raise(signal_hook::consts::SIGUSR1).unwrap();
         assert_eq!(signals.wait(), [signal_hook::consts::SIGUSR1]);

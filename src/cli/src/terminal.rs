@@ -4,18 +4,21 @@
 //! leaves raw, `reset` repairs; no program can do better.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::termios::{OptionalActions, Termios, Winsize, isatty, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize};
+use rustix::termios::{
+    OptionalActions, OutputModes, Termios, Winsize, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr, tcsetwinsize,
+};
 
-/// How the terminal was, while it is raw.
-static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
+/// How the terminal was, while it is changed, and on which standard descriptor it is.
+static SAVED: Mutex<Option<(BorrowedFd<'static>, Termios)>> = Mutex::new(None);
 
-/// Standard input is a raw terminal while this lives.
+/// The terminal passes on what an app's terminal has processed already; while this lives.
 pub(crate) struct RawMode(());
 
 impl RawMode {
-    /// Makes standard input raw when it is a terminal; `None` when it is none.
+    /// Makes standard input raw when it is a terminal; `None` when it is none. Keys reach the app as they are typed.
     ///
     /// # Errors
     /// The terminal refuses.
@@ -24,18 +27,37 @@ impl RawMode {
         if !isatty(stdin) {
             return Ok(None);
         }
-        let saved = tcgetattr(stdin)?;
-        let mut raw = saved.clone();
-        raw.make_raw();
-        *lock() = Some(saved);
+        Self::change(stdin, Termios::make_raw).map(Some)
+    }
+
+    /// Makes only the output of standard output raw, when it is a terminal: for an app that has a terminal and no
+    /// input. Line ends come from the app's terminal complete. ctrl-c stays a signal to this program.
+    ///
+    /// # Errors
+    /// The terminal refuses.
+    pub(crate) fn enter_output() -> std::io::Result<Option<Self>> {
+        let stdout = rustix::stdio::stdout();
+        // A background job that changed its terminal would be stopped.
+        let in_foreground = tcgetpgrp(stdout).is_ok_and(|group| group == rustix::process::getpgrp());
+        if !in_foreground {
+            return Ok(None);
+        }
+        Self::change(stdout, |mode| mode.output_modes.remove(OutputModes::OPOST)).map(Some)
+    }
+
+    fn change(terminal: BorrowedFd<'static>, change: impl FnOnce(&mut Termios)) -> std::io::Result<Self> {
+        let saved = tcgetattr(terminal)?;
+        let mut changed = saved.clone();
+        change(&mut changed);
+        *lock() = Some((terminal, saved));
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             restore();
             before(info);
         }));
         // Not with a flush: what was typed ahead is meant for the app.
-        tcsetattr(stdin, OptionalActions::Now, &raw)?;
-        Ok(Some(Self(())))
+        tcsetattr(terminal, OptionalActions::Now, &changed)?;
+        Ok(Self(()))
     }
 }
 
@@ -45,15 +67,15 @@ impl Drop for RawMode {
     }
 }
 
-/// Puts the terminal back as it was; nothing when it is not raw. For ways out that drop nothing.
+/// Puts the terminal back as it was; nothing when it was not changed. For ways out that drop nothing.
 pub(crate) fn restore() {
-    if let Some(saved) = lock().take() {
+    if let Some((terminal, saved)) = lock().take() {
         // A terminal that has hung up needs no restoring, and there is nobody left to tell.
-        let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &saved);
+        let _ = tcsetattr(terminal, OptionalActions::Now, &saved);
     }
 }
 
-fn lock() -> MutexGuard<'static, Option<Termios>> {
+fn lock() -> MutexGuard<'static, Option<(BorrowedFd<'static>, Termios)>> {
     SAVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -71,30 +93,66 @@ pub(crate) fn resize(master: impl AsFd) {
     }
 }
 
-/// docker's and podman's way out of a terminal without ending what runs in it: ctrl-p ctrl-q.
-#[derive(Debug, Default)]
-pub(crate) struct DetachKeys {
-    /// ctrl-p came last and is held back.
-    held: bool,
+/// The keys that leave a terminal without ending what runs in it, as docker and podman spell them: `ctrl-p,ctrl-q`.
+/// Empty: there are none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DetachKeys(Vec<u8>);
+
+impl Default for DetachKeys {
+    fn default() -> Self {
+        Self(vec![0x10, 0x11])
+    }
 }
 
-const CTRL_P: u8 = 0x10;
-const CTRL_Q: u8 = 0x11;
+impl FromStr for DetachKeys {
+    type Err = String;
 
-impl DetachKeys {
-    /// What of `typed` goes to the app, and whether the caller wants out after it.
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Ok(Self(Vec::new()));
+        }
+        let key = |name: &str| match (name.as_bytes(), name.strip_prefix("ctrl-").map(str::as_bytes)) {
+            (_, Some([letter @ (b'a'..=b'z' | b'A'..=b'Z' | b'@' | b'['..=b'_')])) => Ok(letter & 0x1f),
+            ([single @ b'!'..=b'~'], _) => Ok(*single),
+            _ => {
+                let shown = gantry_model::id::shown(name);
+                Err(format!("'{shown}' is not a key: expected one character, or ctrl- and a letter or one of @[\\]^_"))
+            }
+        };
+        text.split(',').map(key).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// Looks for the detach keys in what is typed.
+#[derive(Debug)]
+pub(crate) struct DetachFilter {
+    keys: DetachKeys,
+    /// So many of the keys came last and are held back.
+    held: usize,
+}
+
+impl DetachFilter {
+    /// Looks for these.
+    pub(crate) fn new(keys: DetachKeys) -> Self {
+        Self { keys, held: 0 }
+    }
+
+    /// What of `typed` goes to the app, and whether the caller detaches after it.
     pub(crate) fn pass(&mut self, typed: &[u8]) -> (Vec<u8>, bool) {
-        let mut passed = Vec::with_capacity(typed.len() + 1);
+        let keys = &self.keys.0;
+        if keys.is_empty() {
+            return (typed.to_vec(), false);
+        }
+        let mut passed = Vec::with_capacity(typed.len() + self.held);
         for &byte in typed {
-            match (self.held, byte) {
-                (true, CTRL_Q) => return (passed, true),
-                (true, CTRL_P) => passed.push(CTRL_P),
-                (true, _) => {
-                    passed.extend([CTRL_P, byte]);
-                    self.held = false;
-                }
-                (false, CTRL_P) => self.held = true,
-                (false, _) => passed.push(byte),
+            let candidate = [&keys[..self.held], &[byte]].concat();
+            // The end of what came that may be the beginning of the keys stays held back.
+            let rest = (0..=candidate.len()).find(|&at| keys.starts_with(&candidate[at..])).unwrap_or(candidate.len());
+            passed.extend_from_slice(&candidate[..rest]);
+            self.held = candidate.len() - rest;
+            if self.held == keys.len() {
+                self.held = 0;
+                return (passed, true);
             }
         }
         (passed, false)
@@ -108,26 +166,52 @@ mod tests {
     /// Pieces typed, bytes passed on, and whether that led out.
     type Row<'a> = (&'a [&'a [u8]], &'a [u8], bool);
 
+    fn typed(keys: &str, pieces: &[&[u8]]) -> (Vec<u8>, bool) {
+        let mut filter = DetachFilter::new(keys.parse().unwrap());
+        let mut got = Vec::new();
+        let mut left = false;
+        for piece in pieces {
+            let (passed, detach) = filter.pass(piece);
+            got.extend(passed);
+            left |= detach;
+        }
+        (got, left)
+    }
+
     #[test]
-    fn the_way_out() {
-        let rows: [Row<'_>; 6] = [
-            (&[b"abc"], b"abc", false),
-            (&[b"a\x10\x11b"], b"a", true),
-            (&[b"a\x10", b"\x11"], b"a", true),
-            (&[b"a\x10", b"b"], b"a\x10b", false),
-            (&[b"\x10\x10\x11"], b"\x10", true),
-            (&[b"\x11"], b"\x11", false),
+    fn detaching() {
+        let default = "ctrl-p,ctrl-q";
+        let rows: [(&str, Row<'_>); 11] = [
+            (default, (&[b"abc"], b"abc", false)),
+            (default, (&[b"a\x10\x11b"], b"a", true)),
+            (default, (&[b"a\x10", b"\x11"], b"a", true)),
+            (default, (&[b"a\x10", b"b"], b"a\x10b", false)),
+            (default, (&[b"\x10\x10\x11"], b"\x10", true)),
+            (default, (&[b"\x11"], b"\x11", false)),
+            ("", (&[b"a\x10\x11b"], b"a\x10\x11b", false)),
+            ("ctrl-@", (&[b"a\0"], b"a", true)),
+            ("ctrl-],x", (&[b"\x1dy\x1dx"], b"\x1dy", true)),
+            ("a,a,b", (&[b"aaab"], b"a", true)),
+            ("a,b,a,c", (&[b"aba", b"bac"], b"ab", true)),
         ];
-        for (pieces, want, out) in rows {
-            let mut keys = DetachKeys::default();
-            let mut got = Vec::new();
-            let mut left = false;
-            for piece in pieces {
-                let (passed, detach) = keys.pass(piece);
-                got.extend(passed);
-                left |= detach;
+        for (keys, (pieces, want, out)) in rows {
+            assert_eq!(typed(keys, pieces), (want.to_vec(), out), "{keys} {pieces:?}");
+        }
+        assert_eq!(default.parse(), Ok(DetachKeys::default()));
+        for bad in ["CTRL", "ctrl-", "ctrl-pp", "ab", "ctrl-p,", "é", " "] {
+            assert!(bad.parse::<DetachKeys>().is_err(), "{bad}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_typed_is_passed_or_held(typed: Vec<u8>, keys in "[a-c](,[a-c]){0,3}") {
+            let mut filter = DetachFilter::new(keys.parse().unwrap());
+            let (passed, out) = filter.pass(&typed);
+            if !out {
+                let held = filter.keys.0[..filter.held].to_vec();
+                proptest::prop_assert_eq!([passed, held].concat(), typed);
             }
-            assert_eq!((got.as_slice(), left), (want, out), "{pieces:?}");
         }
     }
 }

@@ -8,7 +8,7 @@ use gantry_model::{AppName, ErrorKind, HowEnded, Kind, Phase, PodId, spec};
 use gantry_store::PodRow;
 use thiserror::Error;
 
-use crate::control::{Connection, ControlError, unexpected};
+use crate::control::{ANSWER_WITHIN, Connection, ControlError, unexpected};
 use crate::error::need_root;
 use crate::{Engine, PodError};
 
@@ -112,6 +112,20 @@ pub struct Exec {
 }
 
 impl Exec {
+    /// Lets the program run on without a client. It keeps its terminal, of which `master` is the other end; what it
+    /// writes from now on is discarded.
+    ///
+    /// # Errors
+    /// [`ExecError`]: the supervisor does not do so. The program ends then.
+    pub fn detach(self, master: &OwnedFd) -> Result<(), ExecError> {
+        self.connection.send(&Request::Detach, &[master.as_fd()])?;
+        match self.connection.receive(ANSWER_WITHIN)?.0 {
+            // It ended that very moment.
+            Answer::Done | Answer::Ended { .. } => Ok(()),
+            other => Err(unexpected(self.id, &other).into()),
+        }
+    }
+
     /// Waits for its end.
     ///
     /// # Errors
@@ -179,7 +193,7 @@ impl Engine {
     }
 }
 
-fn running(row: PodRow) -> Result<PodRow, ExecError> {
+pub(crate) fn running(row: PodRow) -> Result<PodRow, ExecError> {
     match row.phase {
         Phase::Running { .. } => Ok(row),
         ref other => Err(ExecError::NotRunning { id: row.id, phase: other.name() }),

@@ -14,9 +14,10 @@
 //! store() -> &Store        options() -> &Options
 //! fetch(&ImageRef, PullPolicy, Option<&mut dyn Read>, &dyn Progress) -> Result<Fetched, FetchError>
 //! prepare(Prepare) -> Result<PodId, PrepareError>
-//! start(PodId, Option<NetMode>) -> Result<Running, StartError>
-//! run(Prepare) -> Result<Running, RunError>
+//! start(PodId, Option<NetMode>, Show) -> Result<Running, StartError>
+//! run(Prepare, Show) -> Result<Running, RunError>
 //! wait(PodId, Option<Duration>) -> Result<Option<PodView>, PodError>              None: the deadline passed
+//! watch_end(PodId) -> Result<EndWatch, PodError>          wait_end(&EndWatch) -> Result<Ended, PodError>
 //! wait_ready(PodId, Option<Duration>) -> Result<Option<PodView>, PodError>        running, or over for good
 //! resolve(&PodPrefix) -> Result<PodId, PodError>
 //! list(&PodQuery) -> Result<Vec<PodView>, PodError>       status(PodId) -> Result<PodView, PodError>
@@ -26,6 +27,7 @@
 //! kill(PodId, Option<&AppName>, u8) -> Result<(), KillError>
 //! exec(PodId, ExecRequest, Stdio) -> Result<Exec, ExecError>
 //! attach(PodId, Option<&AppName>) -> Result<OwnedFd, ExecError>
+//! output(PodId) -> Result<Option<OutputStream>, ExecError>
 //! logs(PodId, &LogQuery, &mut dyn LogSink) -> Result<(), LogsError>
 //! open_logs(PodId, &LogQuery) -> Result<LogReader, LogsError>
 //! pull_logs(&mut LogReader, most: usize, &mut dyn FnMut(LineRef)) -> Result<Pulled, LogsError>
@@ -70,6 +72,7 @@ mod manifest_net;
 pub mod network;
 pub mod observer;
 mod old_pods;
+pub mod output;
 pub mod plan;
 pub mod plan_net;
 pub mod pod_dir;
@@ -103,6 +106,7 @@ pub use look::PodView;
 pub use manifest::ManifestError;
 pub use network::NetworkError;
 pub use observer::Observer;
+pub use output::{Chunk, OutputError, OutputStream, Show};
 pub use plan::PlanError;
 pub use prepare::{Prepare, PrepareError};
 pub use recover::{Condition, Keeping, open_for_keeping};
@@ -111,6 +115,7 @@ pub use run::{RunError, Running, StartError};
 pub use settings::{KeeperSettings, Settings, SettingsError};
 pub use stop::{StopError, Stopped};
 pub use supervisor::SupervisorError;
+pub use wait::{EndWatch, Ended};
 
 /// What callers need from the crates below, so that they import the engine alone.
 pub use gantry_contract::network::{Attached, Member, Network};

@@ -34,6 +34,12 @@ impl Engine {
         }
     }
 
+    /// The journal, held open: it can be read also when the pod has been removed.
+    pub(crate) fn open_journal(&self, id: PodId) -> Result<File, PodError> {
+        let path = self.pod_dir(id).join(files::JOURNAL);
+        open(&path).map_err(PodError::io("open the journal", path))
+    }
+
     /// The plan of a prepared pod.
     pub(crate) fn plan(&self, id: PodId) -> Result<Plan, PodError> {
         let path = self.pod_dir(id).join(files::PLAN);
@@ -55,6 +61,16 @@ impl Engine {
             text.lines().map(str::trim).filter(|line| !line.is_empty()).map(gantry_model::id::shown).collect();
         lines[lines.len().saturating_sub(3)..].join("; ")
     }
+}
+
+/// What is in a journal that is held open.
+pub(crate) fn read_journal(file: &File) -> io::Result<journal::Parsed> {
+    use std::io::Seek as _;
+    let mut file = file;
+    file.rewind()?;
+    let mut bytes = Vec::new();
+    file.take(MOST_JOURNAL).read_to_end(&mut bytes)?;
+    Ok(journal::parse(&bytes))
 }
 
 /// Makes the directories a supervisor expects and writes the plan.

@@ -14,9 +14,11 @@ use gantry_store::PodRow;
 use thiserror::Error;
 
 use crate::error::need_root;
+use crate::output::{OutputStream, Show};
 use crate::plan_net::{self, PortError};
 use crate::prepare::{Made, Prepare, PrepareError};
 use crate::supervisor::{Spawned, SupervisorError};
+use crate::wait::EndWatch;
 use crate::{Engine, NetworkError, PodError, pod_dir};
 
 /// A prepared pod could not be started. It stays prepared.
@@ -99,6 +101,10 @@ pub struct Running {
     pub id: PodId,
     /// What its supervisor said.
     pub ready: Ready,
+    /// What its apps write, if that was asked for.
+    pub output: Option<OutputStream>,
+    /// To wait for its end, if its output was asked for.
+    pub end: Option<EndWatch>,
     pidfd: OwnedFd,
     child: Child,
 }
@@ -135,7 +141,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`StartError`]; the pod stays prepared then, and what was started is gone.
-    pub fn start(&self, id: PodId, net: Option<NetMode>) -> Result<Running, StartError> {
+    pub fn start(&self, id: PodId, net: Option<NetMode>, show: Show) -> Result<Running, StartError> {
         need_root("start a pod")?;
         prepared(self.current(id)?)?;
         let lock = self.take_lock(id)?.ok_or(StartError::Busy(id))?;
@@ -146,10 +152,12 @@ impl Engine {
         pod_dir::forget_start(&dir)?;
         // Of a start that failed, and could not be taken back then.
         self.network_down_or_leave(id);
-        let mut spawned = self.spawn(id, &dir, lock)?;
+        let mut spawned = self.spawn(id, &dir, lock, show)?;
         let ready = self.word(&mut spawned).inspect_err(|_| self.take_back_start(id))?;
-        match self.mark_running(row, &ready) {
-            Ok(_) => Ok(running(spawned, ready)),
+        // Before the row says that it runs: from then on it can end and be removed at any time.
+        let marked = self.watch_if(show, id).and_then(|end| Ok((self.mark_running(row, &ready)?, end)));
+        match marked {
+            Ok((_, end)) => Ok(running(spawned, ready, end)),
             Err(error) => {
                 end_unknown(&mut spawned);
                 self.take_back_start(id);
@@ -181,23 +189,25 @@ impl Engine {
     ///
     /// # Errors
     /// [`RunError`]; nothing is left of the pod then.
-    pub fn run(&self, mut request: Prepare<'_>) -> Result<Running, RunError> {
+    pub fn run(&self, mut request: Prepare<'_>, show: Show) -> Result<Running, RunError> {
         self.settle_net(&mut request.spec);
         request.spec.net.as_ref().map_or(Ok(()), |net| self.check_choice(net))?;
         let made = self.make(&request)?;
         let id = made.id;
-        self.run_made(made, &request).inspect_err(|_| self.undo(id))
+        self.run_made(made, &request, show).inspect_err(|_| self.undo(id))
     }
 
-    fn run_made(&self, made: Made, request: &Prepare<'_>) -> Result<Running, RunError> {
+    fn run_made(&self, made: Made, request: &Prepare<'_>, show: Show) -> Result<Running, RunError> {
         let Made { id, dir, lock, row } = made;
-        let mut spawned = self.spawn(id, &dir, lock)?;
+        let mut spawned = self.spawn(id, &dir, lock, show)?;
         // While the supervisor works. Whatever fails here, it is let go first: its word is always heard.
         let written = self.while_starting(&dir, row, request);
         let ready = self.word(&mut spawned)?;
-        match written.and_then(|row| Ok(self.mark_running(row, &ready)?)) {
-            Ok(Some(_)) => Ok(running(spawned, ready)),
-            Ok(None) => {
+        // Before the row says that it runs: from then on it can end and be removed at any time.
+        let end = self.watch_if(show, id);
+        match written.and_then(|row| Ok((end?, self.mark_running(row, &ready)?))) {
+            Ok((end, Some(_))) => Ok(running(spawned, ready, end)),
+            Ok((_, None)) => {
                 end_unknown(&mut spawned);
                 Err(PrepareError::Gone(id).into())
             }
@@ -211,6 +221,13 @@ impl Engine {
     fn while_starting(&self, dir: &std::path::Path, row: PodRow, request: &Prepare<'_>) -> Result<PodRow, RunError> {
         pod_dir::write_manifest(dir, &request.spec)?;
         Ok(self.to_preparing(row)?)
+    }
+
+    fn watch_if(&self, show: Show, id: PodId) -> Result<Option<EndWatch>, PodError> {
+        match show {
+            Show::No => Ok(None),
+            Show::Output { .. } => self.watch_end(id).map(Some),
+        }
     }
 
     /// After a failed start: the cgroups and networks go, and the socket and journal of what never ran. Under the lock, for the
@@ -247,7 +264,7 @@ fn prepared(row: PodRow) -> Result<PodRow, StartError> {
     }
 }
 
-fn running(spawned: Spawned, ready: Ready) -> Running {
-    let (id, child, pidfd) = spawned.into_parts();
-    Running { id, ready, pidfd, child }
+fn running(spawned: Spawned, ready: Ready, end: Option<EndWatch>) -> Running {
+    let (id, child, pidfd, output) = spawned.into_parts();
+    Running { id, ready, output, end, pidfd, child }
 }

@@ -81,7 +81,7 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Seen
     let reason = match (lost.is_some(), ended, seen.restarted) {
         (true, None, true) => "the host was restarted".to_owned(),
         (true, None, false) => "the supervisor was killed".to_owned(),
-        _ => reason(journal, failed.as_ref().map(|(name, _)| name)),
+        _ => reason(journal, failed.as_ref().map(|(name, _)| name), &states),
     };
     let exit_code = failed.as_ref().map_or(0, |(_, how)| how.exit_code());
     Outcome { apps: states, at, end: PodEnd { exit_code, failed_app: failed.map(|(name, _)| name), reason } }
@@ -130,7 +130,11 @@ fn first_failed(states: &[(AppName, AppState)], journal: &Parsed) -> Option<(App
     })
 }
 
-fn reason(journal: &Parsed, failed: Option<&AppName>) -> String {
+fn reason(journal: &Parsed, failed: Option<&AppName>, states: &[(AppName, AppState)]) -> String {
+    let ran_out_of_memory = |app: &AppName| {
+        let end = states.iter().find(|(name, _)| name == app).and_then(|(_, state)| end_of(state));
+        end.is_some_and(|end| end.oom)
+    };
     let asked = journal.records.iter().find_map(|record| match &record.fact {
         Fact::Stopping { reason } => Some(reason.as_str()),
         _ => None,
@@ -139,6 +143,7 @@ fn reason(journal: &Parsed, failed: Option<&AppName>) -> String {
         (Some("stop"), _) => "stopped".to_owned(),
         (Some("kill"), _) => "killed".to_owned(),
         (Some("supervisor-signal"), _) => "the supervisor was told to end".to_owned(),
+        (Some("app-failed") | None, Some(app)) if ran_out_of_memory(app) => format!("app {app} ran out of memory"),
         (Some("app-failed") | None, Some(app)) => format!("app {app} failed"),
         (Some("app-failed") | None, None) => "all apps ended".to_owned(),
         (Some(other), _) => gantry_model::id::shown(other),
@@ -214,6 +219,15 @@ mod tests {
             assert_eq!((got.end, got.at), (end, Timestamp(at)), "{shown}");
             assert!(got.apps.iter().all(|(_, state)| matches!(state, AppState::Exited { .. })), "{shown}");
         }
+    }
+
+    #[test]
+    fn an_app_without_memory_is_the_reason() {
+        let how = How::Signal(9);
+        let oom = Fact::AppExited { app: "a".into(), attempt: 0, how, oom: true };
+        let got =
+            outcome(&running(&["a"]), &journal(vec![oom, Fact::Ended]), Seen { now: Timestamp(9), restarted: false });
+        assert_eq!((got.end.exit_code, got.end.reason.as_str()), (137, "app a ran out of memory"));
     }
 
     #[test]

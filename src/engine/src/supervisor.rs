@@ -4,7 +4,7 @@
 //! and the locked pod directory, which from then on is its own.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,6 +19,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use thiserror::Error;
 
 use crate::error::kind_of_word;
+use crate::output::{OutputStream, Show};
 use crate::process::{self, Deadline};
 use crate::{Engine, PodError, pod_dir};
 
@@ -146,6 +147,7 @@ pub(crate) struct Spawned {
     pub(crate) child: Child,
     pub(crate) pidfd: OwnedFd,
     word: OwnedFd,
+    pub(crate) output: Option<OutputStream>,
 }
 
 /// Between clearing close-on-exec on a lock and setting it again, a program started by another thread would inherit
@@ -157,16 +159,27 @@ static SPAWNING: Mutex<()> = Mutex::new(());
 impl Engine {
     /// Starts the supervisor of a pod whose plan is written. The lock is its own from now on, so that it is alive as
     /// long as the lock is held; if we are killed right after, the pod runs and `reconcile` finds it.
-    pub(crate) fn spawn(&self, id: PodId, dir: &Path, lock: PodLock) -> Result<Spawned, SupervisorError> {
+    pub(crate) fn spawn(&self, id: PodId, dir: &Path, lock: PodLock, show: Show) -> Result<Spawned, SupervisorError> {
         let program = self.stage1().map_err(|places| SupervisorError::Missing { id, places })?;
         let plan = pod_dir::open_plan(dir)?;
         let log = pod_dir::open_supervisor_log(dir)?;
         let io = |attempt| move |source: io::Error| SupervisorError::Io { id, attempt, source };
+        let (output, output_writer) = match show {
+            Show::No => (None, None),
+            Show::Output { .. } => {
+                let (stream, writer) = OutputStream::new(id).map_err(io("make a pipe for its output"))?;
+                (Some(stream), Some(writer))
+            }
+        };
         let mut command = Command::new(&program);
+        command.arg("run").arg("--lock-fd").arg(lock.as_fd().as_raw_fd().to_string());
+        if let Some(writer) = &output_writer {
+            command.arg("--output-fd").arg(writer.as_raw_fd().to_string());
+        }
+        if let Show::Output { terminal_size: Some((rows, columns)) } = show {
+            command.arg("--terminal-size").arg(format!("{rows}x{columns}"));
+        }
         command
-            .arg("run")
-            .arg("--lock-fd")
-            .arg(lock.as_fd().as_raw_fd().to_string())
             .env_clear()
             .env("PATH", PATH)
             .env("HOME", "/root")
@@ -175,18 +188,21 @@ impl Engine {
             .stdin(plan)
             .stdout(Stdio::piped())
             .stderr(log);
-        let mut child = inheriting(&lock, || command.spawn())
+        let handed_over: Vec<BorrowedFd<'_>> =
+            [lock.as_fd()].into_iter().chain(output_writer.iter().map(AsFd::as_fd)).collect();
+        let mut child = inheriting(&handed_over, || command.spawn())
             .map_err(io("hand over the lock"))?
             .map_err(|source| SupervisorError::Spawn { id, program, source })?;
-        // Our copy of the lock must go: the supervisor's death has to free it.
-        drop(lock);
+        // Our copies must go: the supervisor's death has to free the lock, and to end the output.
+        drop(handed_over);
+        drop((lock, output_writer));
         let (Some(word), Some(pidfd)) = (child.stdout.take(), process::open_pid(child.id())) else {
             let source = io::Error::last_os_error();
             let _ = child.kill();
             let _ = child.wait();
             return Err(io("watch the supervisor")(source));
         };
-        Ok(Spawned { id, child, pidfd, word: word.into() })
+        Ok(Spawned { id, child, pidfd, word: word.into(), output })
     }
 
     /// Waits for the word. On failure the supervisor is gone when this returns; its cgroups are the caller's to remove.
@@ -226,8 +242,8 @@ impl Engine {
 }
 
 impl Spawned {
-    pub(crate) fn into_parts(self) -> (PodId, Child, OwnedFd) {
-        (self.id, self.child, self.pidfd)
+    pub(crate) fn into_parts(self) -> (PodId, Child, OwnedFd, Option<OutputStream>) {
+        (self.id, self.child, self.pidfd, self.output)
     }
 
     /// Makes sure that it is gone, and reaps it. One that failed is ending by itself; SIGKILL only makes that sure.
@@ -274,12 +290,12 @@ pub(crate) fn alone<T>(spawn: impl FnOnce() -> T) -> T {
     spawn()
 }
 
-/// Runs `spawn` while the lock's descriptor is inherited by what it starts.
-fn inheriting<T>(lock: &PodLock, spawn: impl FnOnce() -> T) -> io::Result<T> {
+/// Runs `spawn` while these descriptors are inherited by what it starts.
+fn inheriting<T>(fds: &[BorrowedFd<'_>], spawn: impl FnOnce() -> T) -> io::Result<T> {
     let _alone = SPAWNING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    fcntl_setfd(lock.as_fd(), FdFlags::empty())?;
+    fds.iter().try_for_each(|fd| fcntl_setfd(fd, FdFlags::empty()))?;
     let made = spawn();
-    fcntl_setfd(lock.as_fd(), FdFlags::CLOEXEC)?;
+    fds.iter().try_for_each(|fd| fcntl_setfd(fd, FdFlags::CLOEXEC))?;
     Ok(made)
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A connection carries one request. Every request is answered by exactly one [`Answer`], but `Exec`, which is
 //! answered by `Started` and, when the process has ended, `Ended`. Closing the connection of a running `Exec` kills
-//! its process (SIGKILL): nobody is left to take its output or its code.
+//! its process (SIGKILL): nobody is left to take its output or its code. A client that wants it to run on sends
+//! [`Request::Detach`] over the same connection first.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +40,11 @@ pub enum Request {
         /// Which app.
         app: String,
     },
+    /// Send the apps' output from now on: the writing end of a pipe comes with the request (see [`crate::output`]).
+    Output,
+    /// Over the connection of a running `Exec` with a terminal: let its program run on when the connection is closed.
+    /// The terminal's master comes with the request; the supervisor keeps it open and discards what the program writes.
+    Detach,
     /// Open the log file of an app anew, after somebody renamed it (CRI `ReopenContainerLog`).
     ReopenLog {
         /// Which app.

@@ -5,7 +5,7 @@
 //! supervisor keeps working under a newer engine: fields are only added, with a default; [`VERSION`] rises when that
 //! is not enough.
 //!
-//! Start reading at [`plan`], then [`up`], [`journal`], [`control`], [`network`].
+//! Start reading at [`plan`], then [`up`], [`journal`], [`control`], [`output`], [`network`].
 //!
 //! # The file descriptors of a supervisor
 //!
@@ -15,17 +15,21 @@
 //! | 1 | one line of JSON: [`up::Word`] |
 //! | 2 | free text for a developer; the engine keeps it in `supervisor.log` of the pod directory |
 //! | `--lock-fd N` | the pod directory, opened and exclusively flocked by the engine; the lock is the supervisor's from now on |
+//! | `--output-fd N` | optional: the pipe of a foreground, which gets the apps' output from its first byte ([`output`]) |
+//!
+//! With `--terminal-size ROWSxCOLUMNS` apps' terminals have that size from the beginning.
 
 pub mod control;
 pub mod journal;
 pub mod network;
+pub mod output;
 pub mod plan;
 pub mod up;
 
 use serde::{Deserialize, Serialize};
 
 /// The version of this ABI.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The names of files in a pod directory. They are part of the ABI.
 pub mod files {

@@ -1,10 +1,12 @@
 //! `gantry attach`.
 
-use gantry_model::AppName;
+use gantry_engine::PodView;
+use gantry_model::{AppName, AppState, Phase};
 
 use crate::context::{self, Context};
 use crate::failure::{CliError, Failure, io};
-use crate::foreground::{self, Interactive, Shown};
+use crate::foreground::{self, Interactive, Live, Shown, SignalProxy};
+use crate::terminal::DetachKeys;
 
 /// Arguments of `attach`.
 #[derive(Debug, clap::Args)]
@@ -18,6 +20,9 @@ pub(crate) struct Attach {
     /// Show output only
     #[arg(long)]
     no_stdin: bool,
+    /// Keys that leave an app that has a terminal; empty: none
+    #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
+    detach_keys: DetachKeys,
 }
 
 /// Shows what the pod writes from now on, feeds the app's stdin, and ends with the pod's code.
@@ -25,16 +30,40 @@ pub(crate) fn attach(context: &Context, args: &Attach) -> Result<u8, Failure> {
     let engine = context.open("attach")?;
     let id = context::pod(&engine, &args.pod)?;
     let (apps, takers) = foreground::of_manifest(&engine.manifest(id)?);
-    if let Some(name) = &args.app
-        && !engine.status(id)?.row.apps.iter().any(|app| app.name == *name)
-    {
-        return Err(CliError::Refused(format!("pod {id} has no app '{name}'")).into());
-    }
+    check(&engine.status(id)?, args.app.as_ref())?;
     let wanted = |taker: &Interactive| args.app.as_ref().is_none_or(|name| taker.app == *name);
     let interactive = takers.into_iter().find(wanted).filter(|_| !args.no_stdin);
-    let shown = Shown { id, apps, interactive, own: false };
+    let (signals, detach_keys) = (SignalProxy::Off, args.detach_keys.clone());
+    let shown = Shown { id, apps, interactive, own: false, signals, detach_keys };
     // Without a terminal of the app's there is nothing to put back, and the default end is the right one.
     let has_terminal = shown.interactive.as_ref().is_some_and(|interactive| interactive.terminal);
-    let signals = if has_terminal { Some(foreground::catch().map_err(io("catch", "signals"))?) } else { None };
-    foreground::follow(&engine, &shown, signals)
+    let signals = match has_terminal {
+        true => Some(foreground::catch(signals).map_err(io("catch", "signals"))?),
+        false => None,
+    };
+    let live = Live { end: engine.watch_end(id)?, output: engine.output(id)? };
+    foreground::follow(&engine, &shown, live, signals)
+}
+
+/// Whether there is something to attach to.
+fn check(pod: &PodView, app: Option<&AppName>) -> Result<(), Failure> {
+    let id = pod.row.id;
+    let refused = |why: String| Err(CliError::Refused(why).into());
+    if let Some(code) = pod.exit_code() {
+        return refused(format!("pod {id} has ended, with exit code {code}: 'gantry logs {id}' shows what it wrote"));
+    }
+    if !matches!(pod.row.phase, Phase::Running { .. }) {
+        return refused(format!("pod {id} is {}: only a running pod can be attached to", pod.row.phase.name()));
+    }
+    let Some(name) = app else { return Ok(()) };
+    match pod.row.apps.iter().find(|app| app.name == *name).map(|app| app.state) {
+        None => refused(format!("pod {id} has no app '{name}'")),
+        Some(AppState::Exited { end, .. }) => {
+            let code = end.how.exit_code();
+            refused(format!(
+                "app '{name}' of pod {id} has ended, with exit code {code}: 'gantry logs --app={name} {id}' shows what it wrote"
+            ))
+        }
+        Some(_) => Ok(()),
+    }
 }

@@ -1,5 +1,6 @@
 //! `gantry exec` and `gantry enter`.
 
+use std::io::Write as _;
 use std::os::fd::AsFd as _;
 
 use gantry_engine::{Engine, Exec as Process, ExecRequest, Stdio};
@@ -10,7 +11,7 @@ use crate::exit;
 use crate::failure::{Failure, io};
 use crate::relay::{self, Flow, Over};
 use crate::signals::{ENDING, Signals};
-use crate::terminal::{self, RawMode};
+use crate::terminal::{self, DetachKeys, RawMode};
 
 /// Arguments of `exec`.
 #[derive(Debug, clap::Args)]
@@ -36,6 +37,9 @@ pub(crate) struct Exec {
     /// A variable on top of the app's; NAME alone takes the caller's
     #[arg(short, long, alias = "environment", value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<Variable>,
+    /// Keys that leave the program to itself; empty: none
+    #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
+    detach_keys: DetachKeys,
     /// Id of a running pod, or the beginning of it
     #[arg(value_name = "POD")]
     pod: String,
@@ -79,8 +83,9 @@ pub(crate) fn exec(context: &Context, args: Exec) -> Result<u8, Failure> {
     };
     let mut candidates: &[&str] = if shell { &SHELLS[1..] } else { &[] };
     let mut request = request;
+    let keyboard = interactive.then_some(&args.detach_keys);
     loop {
-        match once(&engine, id, request.clone(), interactive) {
+        match once(&engine, id, request.clone(), keyboard) {
             Err(failure) if failure.kind() == ErrorKind::CommandNotFound => {
                 let Some((next, rest)) = candidates.split_first() else { return Err(failure) };
                 request.argv = vec![(*next).to_owned()];
@@ -91,12 +96,13 @@ pub(crate) fn exec(context: &Context, args: Exec) -> Result<u8, Failure> {
     }
 }
 
-fn once(engine: &Engine, id: PodId, request: ExecRequest, interactive: bool) -> Result<u8, Failure> {
+/// Runs the program; `keyboard` is there if it takes input.
+fn once(engine: &Engine, id: PodId, request: ExecRequest, keyboard: Option<&DetachKeys>) -> Result<u8, Failure> {
     if request.terminal.is_some() {
         let process = engine.exec(id, request, Stdio::Terminal)?;
-        return with_terminal(process, interactive);
+        return with_terminal(process, id, keyboard);
     }
-    let interposed = relay::interpose(interactive).map_err(io("make", "pipes for standard streams"))?;
+    let interposed = relay::interpose(keyboard.is_some()).map_err(io("make", "pipes for standard streams"))?;
     let stdio = Stdio::Fds(interposed.stdin, interposed.stdout, interposed.stderr);
     let process = engine.exec(id, request, stdio)?;
     let mut flows = interposed.flows;
@@ -107,23 +113,32 @@ fn once(engine: &Engine, id: PodId, request: ExecRequest, interactive: bool) -> 
     ended(process)
 }
 
-fn with_terminal(mut process: Process, interactive: bool) -> Result<u8, Failure> {
+fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>) -> Result<u8, Failure> {
     let failed = || io("use", "the terminal of the program");
     let Some(master) = process.master.take() else { return ended(process) };
     relay::nonblocking(&master).map_err(failed())?;
-    let signals = Signals::catch(&[ENDING[0], ENDING[1], ENDING[2], signal_hook::consts::SIGWINCH]).map_err(failed())?;
-    let raw = if interactive { RawMode::enter().map_err(failed())? } else { None };
+    let caught = ENDING.into_iter().chain([signal_hook::consts::SIGWINCH]);
+    let mut signals = Signals::catch(caught).map_err(failed())?;
+    let raw = match keyboard {
+        Some(_) => RawMode::enter().map_err(failed())?,
+        None => RawMode::enter_output().map_err(failed())?,
+    };
     let copy = || master.try_clone().map_err(failed());
     let ours = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map_err(failed());
     let mut flows = vec![Flow::out(copy()?, ours(rustix::stdio::stdout())?)];
-    if interactive {
-        flows.push(Flow::input(ours(rustix::stdio::stdin())?, copy()?, raw.is_some()));
+    if let Some(keys) = keyboard {
+        flows.push(Flow::input(ours(rustix::stdio::stdin())?, copy()?, raw.is_some().then(|| keys.clone())));
     }
     let code = loop {
         match relay::relay(&mut flows, process.as_fd(), Some(signals.as_fd())).map_err(failed())? {
             Over::Ended => break ended(process)?,
-            // Nobody is left to take its output or its code: the supervisor ends it with the connection.
-            Over::Detached => break exit::OK,
+            Over::Detached => {
+                process.detach(&master)?;
+                terminal::restore();
+                // Nowhere to tell that standard error is gone.
+                let _ = writeln!(std::io::stderr(), "gantry: detached from the program in pod {id}, which runs on");
+                break exit::OK;
+            }
             Over::Other => {
                 let came = signals.take();
                 if let Some(signal) = came.iter().find(|signal| ENDING.contains(signal)) {

@@ -3,38 +3,40 @@
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
-use gantry_engine::{Engine, Prepare, PrepareError, RunError};
-use gantry_model::NetMode;
+use gantry_engine::{Engine, Prepare, PrepareError, RunError, Running, Show};
 use gantry_model::spec::VolumeKind;
-use gantry_model::{AppSpec, ErrorKind, PodId, PodSpec};
+use gantry_model::{AppSpec, ErrorKind, Kind as _, NetMode, PodId, PodSpec};
 
 use super::fetch::policy;
 use crate::context::{self, Context};
 use crate::failure::{CliError, Failure, io};
-use crate::foreground::{self, Interactive, Shown};
-use crate::grammar::{Pull, Request};
+use crate::foreground::{self, Interactive, Live, Shown, SignalProxy};
+use crate::grammar::{PodOptions, Pull, Request};
 use crate::progress;
 use crate::render::json;
 use crate::signals::Signals;
+use crate::terminal::DetachKeys;
 use crate::{environment, exit};
 
 /// Prepares a pod and runs it, in the foreground or detached.
 pub(crate) fn run(request: Request) -> Result<u8, Failure> {
     let Made { context, spec, options } = made(request, "run")?;
     let engine = context.open("run")?;
-    let shown = shown(&spec);
+    let shown = shown(&spec, &options);
+    let proxy = proxy(&options);
     // From the moment the pod exists, what asks us to end, ends the pod; before, it ends us and nothing is left.
     let signals: RefCell<Option<Signals>> = RefCell::new(None);
     let on_id = |id: PodId| {
         if !options.detach {
-            *signals.borrow_mut() = Some(foreground::catch()?);
+            *signals.borrow_mut() = Some(foreground::catch(proxy)?);
         }
         save_id(options.uuid_file.as_deref(), id)
     };
     let several = spec.apps.len() > 1;
     let progress = progress::Shown::new(context.globals.progress, options.quiet);
     let policy = policy(options.pull.unwrap_or_default());
-    let running = engine.run(Prepare { spec, policy, progress: &progress, durable: false, on_id: &on_id });
+    let show = if options.detach { Show::No } else { foreground::show() };
+    let running = engine.run(Prepare { spec, policy, progress: &progress, durable: false, on_id: &on_id }, show);
     let running = running.map_err(|error| {
         let of_image = matches!(error, RunError::Prepare(PrepareError::Fetch { .. }));
         hinted(error.into(), options.hint.as_deref(), several && of_image)
@@ -42,7 +44,7 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
     if options.detach {
         return print_id(running.id);
     }
-    show(&engine, shown(running.id), signals.into_inner(), options.remove)
+    follow(&engine, shown(running.id), running, signals.into_inner(), options.remove)
 }
 
 /// Prepares a pod and prints its id.
@@ -78,6 +80,12 @@ pub(crate) struct RunPrepared {
     /// Remove the pod when it has ended
     #[arg(long)]
     rm: bool,
+    /// Whether signals to this command are passed on to the apps
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set, value_name = "BOOL")]
+    sig_proxy: bool,
+    /// Keys that leave the pod to itself when it has a terminal; empty: none
+    #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
+    detach_keys: DetachKeys,
 }
 
 impl RunPrepared {
@@ -99,13 +107,15 @@ pub(crate) fn run_prepared(context: &Context, args: &RunPrepared) -> Result<u8, 
     let id = context::pod(&engine, &args.pod)?;
     // Before the start: a pod that cannot be shown is not started.
     let (apps, takers) = foreground::of_manifest(&engine.manifest(id)?);
-    let shown = Shown { id, apps, interactive: takers.into_iter().next(), own: true };
-    let signals = match args.detach {
-        true => None,
-        false => Some(foreground::catch().map_err(io("catch", "signals"))?),
-    };
-    let running = engine.start(id, net)?;
-    if args.detach { print_id(running.id) } else { show(&engine, shown, signals, args.rm) }
+    let proxy = if args.sig_proxy { SignalProxy::On } else { SignalProxy::Off };
+    let interactive = takers.into_iter().next();
+    let shown = Shown { id, apps, interactive, own: true, signals: proxy, detach_keys: args.detach_keys.clone() };
+    if args.detach {
+        return print_id(engine.start(id, net, Show::No)?.id);
+    }
+    let signals = foreground::catch(proxy).map_err(io("catch", "signals"))?;
+    let running = engine.start(id, net, foreground::show())?;
+    follow(&engine, shown, running, Some(signals), args.rm)
 }
 
 /// What `run` and `prepare` have in common once the command line is understood.
@@ -156,26 +166,42 @@ fn manifest(path: &Path) -> Result<PodSpec, Failure> {
 }
 
 /// How the pod of this specification is shown in the foreground.
-fn shown(spec: &PodSpec) -> impl FnOnce(PodId) -> Shown + use<> {
+fn shown(spec: &PodSpec, options: &PodOptions) -> impl FnOnce(PodId) -> Shown + use<> {
     let wanted = |app: &&AppSpec| app.terminal || app.stdin;
     let interactive = spec.apps.iter().find(wanted).map(|app| Interactive {
         app: app.name.clone(),
         stdin: app.stdin,
         terminal: app.terminal,
     });
-    let apps = spec.apps.len();
-    move |id| Shown { id, apps, interactive, own: true }
+    let apps = spec.apps.iter().map(|app| app.name.clone()).collect();
+    let (signals, detach_keys) = (proxy(options), options.detach_keys.clone());
+    move |id| Shown { id, apps, interactive, own: true, signals, detach_keys }
 }
 
-fn show(engine: &Engine, shown: Shown, signals: Option<Signals>, remove: bool) -> Result<u8, Failure> {
+fn proxy(options: &PodOptions) -> SignalProxy {
+    if options.no_sig_proxy { SignalProxy::Off } else { SignalProxy::On }
+}
+
+fn follow(
+    engine: &Engine,
+    shown: Shown,
+    mut running: Running,
+    signals: Option<Signals>,
+    remove: bool,
+) -> Result<u8, Failure> {
     let id = shown.id;
-    let outcome = foreground::follow(engine, &shown, signals);
+    let end = running.end.take().map_or_else(|| engine.watch_end(id), Ok)?;
+    let live = Live { output: running.output.take(), end };
+    let outcome = foreground::follow(engine, &shown, live, signals);
     if remove {
         // With force: should following it have failed, it may still be on its way down.
-        let removed = engine.rm(id, true);
-        // The first failure is the one that is told.
-        if outcome.is_ok() {
-            removed?;
+        match engine.rm(id, true) {
+            Ok(()) => {}
+            // `gc` or another `rm` was faster.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            // The first failure is the one that is told.
+            Err(error) if outcome.is_ok() => return Err(error.into()),
+            Err(_) => {}
         }
     }
     outcome

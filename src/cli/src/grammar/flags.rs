@@ -168,6 +168,16 @@ pub(crate) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .run_only(),
+    switch(Pod, &["sig-proxy"], "pass signals to this command on to the apps (true)", |d, v| {
+        d.options.no_sig_proxy = !values::boolean(v)?;
+        Ok(())
+    })
+    .run_only(),
+    valued(Pod, &["detach-keys"], "KEYS", "keys that leave a pod with a terminal (ctrl-p,ctrl-q); empty: none", |d, v| {
+        d.options.detach_keys = v.parse().map_err(Why::Text)?;
+        Ok(())
+    })
+    .run_only(),
     switch(Pod, &["keep-stdin"], "keep stdin open and feed it to the app", |d, v| {
         d.options.stdin = values::boolean(v)?;
         Ok(())

@@ -35,6 +35,7 @@ use gantry_model::{ErrorKind, ImageRef, Kind, PodSpec};
 use thiserror::Error;
 
 use crate::globals::Globals;
+use crate::terminal::DetachKeys;
 
 /// What the grammar asks of the place in which it is used; it does no I/O itself.
 pub(crate) struct Caller<'a> {
@@ -95,6 +96,10 @@ pub(crate) struct PodOptions {
     pub(crate) detach: bool,
     /// Remove the pod when it has ended.
     pub(crate) remove: bool,
+    /// Signals to the command are not passed on to the apps.
+    pub(crate) no_sig_proxy: bool,
+    /// The keys that leave a pod with a terminal.
+    pub(crate) detach_keys: DetachKeys,
     /// No progress.
     pub(crate) quiet: bool,
     /// Keep stdin of the app open and feed it.

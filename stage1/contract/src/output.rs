@@ -1,0 +1,83 @@
+//! The stream in which a foreground gets the output of a pod's apps: frames in a pipe.
+//!
+//! The engine makes the pipe. Its writing end goes to the supervisor, at the start (`--output-fd N`) or later (with
+//! [`crate::control::Request::Output`]). The supervisor reads no more from the apps than it can pass on, so a slow reader
+//! slows the apps down and loses nothing. [`Kind::End`] comes after the last byte: a pipe that ends without it was cut.
+
+/// The length of an encoded [`Header`].
+pub const HEADER_LEN: usize = 8;
+
+/// The longest payload of a frame.
+pub const MAX_PAYLOAD: usize = 64 << 10;
+
+/// What a frame carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Bytes of an app's standard output or of its terminal.
+    Stdout,
+    /// Bytes of an app's standard error.
+    Stderr,
+    /// No payload: every app has ended and everything it wrote was passed on.
+    End,
+}
+
+/// The head of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// What follows.
+    pub kind: Kind,
+    /// The app: its place in the plan.
+    pub app: u16,
+    /// The length of the payload.
+    pub len: u32,
+}
+
+impl Header {
+    /// The header as it goes over the pipe.
+    #[must_use]
+    pub fn encode(self) -> [u8; HEADER_LEN] {
+        let kind = match self.kind {
+            Kind::Stdout => 1,
+            Kind::Stderr => 2,
+            Kind::End => 3,
+        };
+        let ([a, b], [c, d, e, f]) = (self.app.to_le_bytes(), self.len.to_le_bytes());
+        [kind, 0, a, b, c, d, e, f]
+    }
+
+    /// The header in these bytes; `None` if they are none.
+    #[must_use]
+    pub fn decode(bytes: [u8; HEADER_LEN]) -> Option<Self> {
+        let [kind, 0, a, b, c, d, e, f] = bytes else { return None };
+        let kind = match kind {
+            1 => Kind::Stdout,
+            2 => Kind::Stderr,
+            3 => Kind::End,
+            _ => return None,
+        };
+        let (app, len) = (u16::from_le_bytes([a, b]), u32::from_le_bytes([c, d, e, f]));
+        let fits = usize::try_from(len).is_ok_and(|len| len <= MAX_PAYLOAD);
+        fits.then_some(Self { kind, app, len })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    proptest::proptest! {
+        #[test]
+        fn headers_survive_the_pipe(kind in 0..3usize, app: u16, len in 0..=MAX_PAYLOAD) {
+            let header = Header { kind: [Kind::Stdout, Kind::Stderr, Kind::End][kind], app, len: len as u32 };
+            proptest::prop_assert_eq!(Header::decode(header.encode()), Some(header));
+        }
+
+        #[test]
+        fn other_bytes_are_no_header(bytes: [u8; HEADER_LEN]) {
+            if let Some(header) = Header::decode(bytes) {
+                proptest::prop_assert_eq!(header.encode(), bytes);
+                proptest::prop_assert!(header.len as usize <= MAX_PAYLOAD);
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Foregrounds: clients that get what the apps write while they write it.
+//!
+//! Each is the writing end of a pipe. What a foreground does not take is kept (at most one read's worth), and as long as
+//! something is kept nothing is read from the apps: their own writes block then, as they would on a pipe to the client
+//! itself. A foreground that goes away costs the apps nothing.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use gantry_contract::output::{HEADER_LEN, Header, Kind, MAX_PAYLOAD};
+use gantry_model::ErrorKind;
+use rustix::event::PollFlags;
+use rustix::fs::{FileType, OFlags};
+use rustix::io::Errno;
+
+use crate::failure::{Attempt, Result, failure};
+use crate::logs::Stream;
+
+/// How many clients a pod's output is sent to at a time.
+const MAX_FOREGROUNDS: usize = 16;
+
+/// The pod's foregrounds.
+#[derive(Default)]
+pub(crate) struct Foregrounds {
+    all: Vec<Foreground>,
+}
+
+/// One client.
+struct Foreground {
+    pipe: OwnedFd,
+    /// What the pipe had no room for.
+    backlog: Vec<u8>,
+}
+
+impl Foregrounds {
+    /// Adds the client that reads from this pipe.
+    pub(crate) fn add(&mut self, pipe: OwnedFd) -> Result<()> {
+        let what = || "cannot use the pipe for the output";
+        // A file of the host must not be written to by this process, and a file never blocks.
+        if FileType::from_raw_mode(rustix::fs::fstat(&pipe).attempt(what)?.st_mode) != FileType::Fifo {
+            return Err(failure(ErrorKind::Invalid, "the output can be sent to a pipe, and to nothing else"));
+        }
+        if self.all.len() >= MAX_FOREGROUNDS {
+            let why = format!("the output is sent to {MAX_FOREGROUNDS} clients already, which is the limit");
+            return Err(failure(ErrorKind::Busy, why));
+        }
+        let flags = rustix::fs::fcntl_getfl(&pipe).attempt(what)?;
+        rustix::fs::fcntl_setfl(&pipe, flags | OFlags::NONBLOCK).attempt(what)?;
+        self.all.push(Foreground { pipe, backlog: Vec::new() });
+        Ok(())
+    }
+
+    /// Whether one of them has to read before more can be sent.
+    pub(crate) fn are_blocked(&self) -> bool {
+        self.all.iter().any(|foreground| !foreground.backlog.is_empty())
+    }
+
+    /// Sends what app number `app` wrote.
+    pub(crate) fn send(&mut self, app: usize, stream: Stream, bytes: &[u8]) {
+        let kind = match stream {
+            Stream::Stdout => Kind::Stdout,
+            Stream::Stderr => Kind::Stderr,
+        };
+        for payload in bytes.chunks(MAX_PAYLOAD) {
+            self.frame(kind, app, payload);
+        }
+    }
+
+    /// Tells that nothing more comes. The pipe closes when this process ends, or by [`Self::close`].
+    pub(crate) fn end(&mut self) {
+        self.frame(Kind::End, 0, &[]);
+    }
+
+    fn frame(&mut self, kind: Kind, app: usize, payload: &[u8]) {
+        // Neither overflows: a pod has at most 100 apps, and the payload is bounded above.
+        let (app, len) = (u16::try_from(app).unwrap_or(u16::MAX), u32::try_from(payload.len()).unwrap_or(0));
+        let header = Header { kind, app, len }.encode();
+        self.all.retain_mut(|foreground| foreground.send(&header, payload));
+    }
+
+    /// Lets go of all of them. What they have not read yet is lost to them, and they can tell.
+    pub(crate) fn close(&mut self) {
+        self.all.clear();
+    }
+
+    /// What to wait for: room in the pipes that are full, and on all the reader's going away (which poll tells unasked).
+    pub(crate) fn watched(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>, PollFlags)> {
+        self.all.iter().enumerate().map(|(i, foreground)| {
+            let events = if foreground.backlog.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+            (i, foreground.pipe.as_fd(), events)
+        })
+    }
+
+    /// Writes more of foreground `i`'s backlog; lets go of it if nobody reads the pipe any more.
+    pub(crate) fn resume(&mut self, i: usize) {
+        let Some(foreground) = self.all.get_mut(i) else { return };
+        if foreground.has_gone() || !foreground.flush() {
+            self.all.remove(i);
+        }
+    }
+}
+
+impl Foreground {
+    /// `false`: the reader has gone.
+    fn send(&mut self, header: &[u8; HEADER_LEN], payload: &[u8]) -> bool {
+        if !self.backlog.is_empty() {
+            self.backlog.extend_from_slice(header);
+            self.backlog.extend_from_slice(payload);
+            return true;
+        }
+        let written = match rustix::io::writev(&self.pipe, &[IoSlice::new(header), IoSlice::new(payload)]) {
+            Ok(written) => written,
+            Err(Errno::AGAIN | Errno::INTR) => 0,
+            Err(_) => return false,
+        };
+        self.backlog.extend(header.iter().chain(payload).skip(written));
+        true
+    }
+
+    /// `false`: the reader has gone.
+    fn flush(&mut self) -> bool {
+        while !self.backlog.is_empty() {
+            match rustix::io::write(&self.pipe, &self.backlog) {
+                Ok(written) => drop(self.backlog.drain(..written)),
+                Err(Errno::AGAIN) => return true,
+                Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+        // Most apps write little: the memory is given back.
+        self.backlog = Vec::new();
+        true
+    }
+
+    /// The kernel reports an error on a pipe without a reader.
+    fn has_gone(&self) -> bool {
+        use rustix::event::{PollFd, Timespec, poll};
+        let mut fds = [PollFd::new(&self.pipe, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    fn read_all(reader: &OwnedFd, foregrounds: &mut Foregrounds) -> Vec<u8> {
+        let mut got = Vec::new();
+        let mut chunk = [0; 7000];
+        while foregrounds.are_blocked() {
+            let count = rustix::io::read(reader, &mut chunk).unwrap();
+            got.extend_from_slice(&chunk[..count]);
+            foregrounds.resume(0);
+        }
+        got
+    }
+
+    #[test]
+    fn a_slow_reader_gets_every_byte() {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let mut foregrounds = Foregrounds::default();
+        foregrounds.add(writer).unwrap();
+        let bytes: Vec<u8> = (0..300_000u32).map(|i| (i / 7) as u8).collect();
+        foregrounds.send(3, Stream::Stderr, &bytes);
+        foregrounds.end();
+        assert!(foregrounds.are_blocked());
+        let mut got = read_all(&reader, &mut foregrounds);
+        foregrounds.close();
+        std::io::Read::read_to_end(&mut std::fs::File::from(reader), &mut got).unwrap();
+        let mut payloads = Vec::new();
+        let mut rest = &got[..];
+        while let Some((head, tail)) = rest.split_first_chunk() {
+            let header = Header::decode(*head).unwrap();
+            if header.kind == Kind::End {
+                assert!(tail.is_empty());
+                break;
+            }
+            assert_eq!((header.kind, header.app), (Kind::Stderr, 3));
+            let (payload, tail) = tail.split_at(header.len as usize);
+            payloads.extend_from_slice(payload);
+            rest = tail;
+        }
+        assert!(payloads == bytes);
+    }
+
+    #[test]
+    fn a_reader_that_goes_blocks_nothing() {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let mut foregrounds = Foregrounds::default();
+        foregrounds.add(writer).unwrap();
+        foregrounds.send(0, Stream::Stdout, &[b'x'; 200_000]);
+        assert!(foregrounds.are_blocked());
+        drop(reader);
+        foregrounds.resume(0);
+        assert!(!foregrounds.are_blocked());
+        assert_eq!(foregrounds.watched().count(), 0);
+    }
+
+    #[test]
+    fn files_are_refused() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(Foregrounds::default().add(file.into()).is_err());
+    }
+}

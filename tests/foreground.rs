@@ -1,0 +1,329 @@
+//! A pod in the foreground: every byte of its output arrives, however slowly it is read, and signals reach it.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
+
+use std::io::Read as _;
+use std::process::{Child, Stdio};
+
+use gantry_tests::{Gantry, Running, Signal, SmallDisk, Terminal, pod_id, wait_for};
+
+/// The lines that the slow readers' app writes, and how long each is with its newline: 100 MB.
+const LINES: usize = 1_000_000;
+const LINE: usize = 100;
+
+/// What `lines` of the fixture app writes, with these line ends.
+fn lines(end: &str) -> Vec<u8> {
+    let mut all = Vec::with_capacity(LINES * (LINE + 1));
+    for i in 0..LINES {
+        let text = format!("line {i:06} ");
+        all.extend_from_slice(text.as_bytes());
+        all.resize(all.len() + LINE - 1 - text.len(), b'x');
+        all.extend_from_slice(end.as_bytes());
+    }
+    all
+}
+
+/// Waits until the pod's only app has written as much as it can: it waits in write(2), and has not got any further in ten looks.
+#[track_caller]
+fn wait_blocked(g: &Gantry) {
+    let pod = wait_for("the pod to run", || {
+        let list = g.list();
+        list.iter().find(|pod| pod["phase"] == "running").map(|pod| pod["id"].as_str().unwrap().to_owned())
+    });
+    let status = g.status(&pod);
+    let pid = status["apps"][0]["pid"].as_u64().unwrap();
+    let (mut last, mut looks) = (String::new(), 0);
+    wait_for("the app to be held back", || {
+        let Ok(call) = std::fs::read_to_string(format!("/proc/{pid}/syscall")) else {
+            panic!("the app was not held back: it has ended before any of its output was read")
+        };
+        let written = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
+        let written = written.lines().find(|line| line.starts_with("wchar")).unwrap_or_default().to_owned();
+        let waits = call.starts_with("1 0x");
+        looks = if waits && written == last { looks + 1 } else { 0 };
+        last = written;
+        (looks >= 10).then_some(())
+    });
+}
+
+#[track_caller]
+fn assert_same(got: &[u8], want: &[u8]) {
+    let same = got.iter().zip(want).take_while(|(a, b)| a == b).count();
+    assert!(got == want, "{} bytes of {}, equal up to byte {same}", got.len(), want.len());
+}
+
+fn line_of(g: &Gantry, flags: &[&str]) -> Vec<String> {
+    let (image, count, length) = (g.fixture(), LINES.to_string(), LINE.to_string());
+    let verb = ["--", "lines", &count, &length];
+    let all = [&["run", "--net=none", "--quiet"], flags, &[image.as_str()], &verb].concat();
+    all.into_iter().map(str::to_owned).collect()
+}
+
+/// A command whose output is a pipe that is not read yet.
+#[track_caller]
+fn unread(g: &Gantry, line: &[String]) -> Child {
+    let line: Vec<&str> = line.iter().map(String::as_str).collect();
+    g.command(&line).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn a_slow_reader_of_a_pipe_gets_every_byte() {
+    let g = Gantry::new();
+    let mut child = unread(&g, &line_of(&g, &[]));
+    wait_blocked(&g);
+    let mut got = Vec::new();
+    child.stdout.take().unwrap().read_to_end(&mut got).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_same(&got, &lines("\n"));
+}
+
+#[track_caller]
+fn slow_terminal(flags: &[&str]) {
+    let g = Gantry::new();
+    let line = line_of(&g, flags);
+    let line: Vec<&str> = line.iter().map(String::as_str).collect();
+    let mut terminal = Terminal::start_unread(&g.command(&line));
+    wait_blocked(&g);
+    terminal.read();
+    let left = terminal.wait();
+    assert_eq!(left.code, 0);
+    assert_same(&left.bytes, &lines("\r\n"));
+    assert!(left.is_restored);
+}
+
+#[test]
+fn a_slow_terminal_gets_every_byte() {
+    slow_terminal(&[]);
+}
+
+#[test]
+fn a_slow_terminal_gets_every_byte_of_an_apps_terminal() {
+    slow_terminal(&["-t"]);
+}
+
+#[test]
+fn a_slow_terminal_gets_every_byte_of_an_interactive_app() {
+    slow_terminal(&["-it"]);
+}
+
+#[test]
+fn a_prepared_pod_is_held_back_too() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "flood", "3000000"]).ok());
+    let mut child = unread(&g, &["run-prepared".to_owned(), pod]);
+    wait_blocked(&g);
+    let mut got = Vec::new();
+    child.stdout.take().unwrap().read_to_end(&mut got).unwrap();
+    assert_eq!((child.wait().unwrap().code(), got.len()), (Some(0), 3_000_000));
+}
+
+/// What an app wrote before its end is passed on however long that takes, and the pod can be looked at meanwhile.
+#[test]
+fn the_rest_is_passed_on_after_the_app_has_ended() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    // More than the pipe to the command takes, and less than all pipes on the way.
+    let line = ["run", "--net=none", "--quiet", &image, "--", "flood", "400000"].map(str::to_owned);
+    let mut child = unread(&g, &line);
+    let pod = wait_for("the app to end", || {
+        let list = g.list();
+        let pod = list.first()?;
+        let id = pod["id"].as_str()?.to_owned();
+        (g.status(&id)["apps"][0]["state"] == "exited").then_some(id)
+    });
+    assert_eq!(g.status(&pod)["phase"], "running");
+    let mut got = Vec::new();
+    child.stdout.take().unwrap().read_to_end(&mut got).unwrap();
+    assert_eq!((child.wait().unwrap().code(), got.len()), (Some(0), 400_000));
+    g.wait_state(&pod, "exited");
+}
+
+/// Stopping does not wait for a reader that never reads; what is lost then is told.
+#[test]
+fn a_reader_that_does_not_read_cannot_keep_a_pod() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let line = ["run", "--net=none", "--quiet", &image, "--", "flood", "300000000"].map(str::to_owned);
+    let mut child = unread(&g, &line);
+    wait_blocked(&g);
+    let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+    g.run(&["stop", "--force", &pod]).succeeded();
+    assert_eq!(g.status(&pod)["phase"], "exited");
+    let (mut got, mut said) = (Vec::new(), String::new());
+    child.stdout.take().unwrap().read_to_end(&mut got).unwrap();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    // By the stop signal or by SIGKILL right after it.
+    assert!([Some(137), Some(143)].contains(&child.wait().unwrap().code()));
+    assert!(got.len() < 300_000_000 && said.contains(&format!("output of pod {pod} was lost")), "{said}");
+}
+
+/// A foreground that is killed does not hold the app back.
+#[test]
+fn a_killed_foreground_costs_the_app_nothing() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let line = ["run", "--net=none", "--quiet", &image, "--", "flood", "30000000"].map(str::to_owned);
+    let mut child = unread(&g, &line);
+    wait_blocked(&g);
+    let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(g.wait_state(&pod, "exited")["exit_code"], 0);
+}
+
+/// The log is written beside the foreground, and its rotation is nothing to the foreground.
+#[test]
+fn the_log_has_it_too() {
+    let g = Gantry::new();
+    let text = g.app(&[], &["seq", "lines", "2000", "100", "--", "eprint", "bad", "--", "no-newline", "end"]).ok();
+    let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+    let logs = g.run(&["logs", &pod]).ok();
+    assert_eq!((logs.stdout, logs.stderr), (text.stdout, text.stderr));
+}
+
+#[test]
+fn bytes_without_a_newline_come_at_once() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let line = ["run", "--net=none", "--quiet", &image, "--", "seq", "no-newline", "50%", "--", "obey", "TERM", "3"];
+    let mut run = g.spawn(&line);
+    // `obey` begins behind it on the same line: alone it shows only if it came alone, so the log is asked as well.
+    run.wait_for_output("50%");
+    run.wait_for_output("obeying");
+    run.signal(Signal::TERM);
+    let out = run.wait().exits(3);
+    assert!(out.stdout.starts_with("50%obeying"), "{out}");
+}
+
+/// Who follows the log sees a line that is not complete, and no line break that was not written.
+#[test]
+fn a_followed_log_shows_unfinished_lines() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["seq", "no-newline", "Password: ", "--", "sleep", "forever"]);
+    let mut logs = g.spawn(&["logs", "--follow", &pod]);
+    logs.wait_for_output("Password: ");
+    g.run(&["stop", "--force", &pod]).succeeded();
+    assert_eq!(logs.wait().ok().stdout, "Password: ");
+    let written = g.run(&["logs", "-o", "json", &pod]).ok();
+    assert_eq!(written.stdout.lines().count(), 2, "{written}");
+}
+
+/// Several apps' lines never mix.
+#[test]
+fn lines_of_several_apps_say_whose_they_are() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let verb = ["lines", "20000", "50"];
+    let line = [&["run", "--net=none", "--quiet", &image, "--name=a", "--"][..], &verb, &["---"]].concat();
+    let second = [&[image.as_str(), "--name=b", "--"][..], &["seq", "lines", "20000", "50", "--", "no-newline", "x"]];
+    let out = g.run(&[line, second.concat()].concat()).ok();
+    for app in ["a", "b"] {
+        let prefix = format!("[{app}] line ");
+        let own: Vec<&str> = out.stdout.lines().filter(|line| line.starts_with(&prefix)).collect();
+        assert_eq!(own.len(), 20_000);
+        assert!(own.iter().enumerate().all(|(i, line)| line.starts_with(&format!("{prefix}{i:06} xx"))), "{app}");
+    }
+    assert_eq!(out.stdout.lines().count(), 40_001);
+    assert!(out.stdout.ends_with("[b] x"), "{:?}", &out.stdout[out.stdout.len() - 100..]);
+}
+
+/// Both outputs to one place: what was written with a pause in between stays in order.
+#[test]
+fn outputs_keep_their_order() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let mut command = g.command(&["run", "--net=none", "--quiet", &image, "--"]);
+    command.args([
+        "seq", "print", "1", "--", "sleep", "0.2", "--", "eprint", "2", "--", "sleep", "0.2", "--", "print", "3",
+    ]);
+    assert_eq!(Terminal::start(&command).wait().output, "1\r\n2\r\n3\r\n");
+}
+
+/// The disk fills while the app runs: its log is dropped, what it prints is not.
+#[test]
+fn a_full_disk_takes_nothing_from_the_foreground() {
+    let g = Gantry::new();
+    let disk = SmallDisk::new(&g, "32m");
+    let standard = g.scratch().join("standard");
+    gantry_fixtures::write_standard(&standard, g.app_bytes()).unwrap();
+    let id = disk.run(&["fetch", &format!("oci:{}", standard.join("layout").display())]).ok().text().to_owned();
+    let verb = ["seq", "obey", "USR1", "--", "print", "important", "--", "flood", "200000", "--", "exit", "4"];
+    let mut run = disk.spawn(&[&["run", "--net=none", "--quiet", &id, "--"][..], &verb].concat());
+    run.wait_for_output("obeying");
+    disk.fill();
+    run.signal(Signal::USR1);
+    let out = run.wait().exits(4);
+    assert!(out.stdout.starts_with("obeying SIGUSR1\ngot SIGUSR1\nimportant\nxxx"), "{out}");
+    assert_eq!(out.bytes.len(), "obeying SIGUSR1\ngot SIGUSR1\nimportant\n".len() + 200_000);
+    disk.drain();
+    let pod = disk.run(&["list", "-q"]).ok();
+    disk.run(&["rm", pod.text()]).succeeded();
+}
+
+#[track_caller]
+fn foreground(g: &Gantry, flags: &[&str], verb: &[&str]) -> Running {
+    let image = g.fixture();
+    g.spawn(&[&["run", "--net=none", "--quiet"], flags, &[&image, "--"], verb].concat())
+}
+
+#[test]
+fn signals_are_passed_on() {
+    let g = Gantry::new();
+    let mut run = foreground(&g, &[], &["ignore", "USR1", "USR2", "ALRM", "CONT", "QUIT", "WINCH", "40"]);
+    run.wait_for_output("ignoring");
+    for (signal, name) in [
+        (Signal::USR1, "SIGUSR1"),
+        (Signal::USR2, "SIGUSR2"),
+        (Signal::ALARM, "SIGALRM"),
+        (Signal::CONT, "SIGCONT"),
+        (Signal::QUIT, "SIGQUIT"),
+        (Signal::WINCH, "SIGWINCH"),
+    ] {
+        run.signal(signal);
+        run.wait_for_output(&format!("got {name}\n"));
+    }
+    run.signal(Signal::TERM);
+    let _ = run.wait().exits(143);
+}
+
+#[test]
+fn without_a_proxy_signals_end_the_command_alone() {
+    let g = Gantry::new();
+    let run = foreground(&g, &["--sig-proxy=false"], &["sleep", "forever"]);
+    let pod = wait_for("the pod to run", || {
+        let list = g.list();
+        let pod = list.first().filter(|pod| pod["phase"] == "running")?;
+        Some(pod["id"].as_str()?.to_owned())
+    });
+    run.signal(Signal::TERM);
+    let _ = run.wait().exits(143);
+    assert_eq!(g.status(&pod)["phase"], "running");
+}
+
+/// The pod is collected before the command has looked at how it ended.
+#[test]
+fn the_exit_code_outlives_the_pod() {
+    let g = Gantry::new();
+    let mut run = foreground(&g, &[], &["obey", "USR1", "3"]);
+    run.wait_for_output("obeying");
+    let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+    run.signal(Signal::STOP);
+    g.run(&["kill", "--signal=USR1", &pod]).succeeded();
+    g.wait_state(&pod, "exited");
+    g.run(&["gc", "--grace-period=0s"]).succeeded();
+    assert!(g.list().is_empty());
+    run.signal(Signal::CONT);
+    let out = run.wait().exits(3);
+    assert!(out.stdout.ends_with("got SIGUSR1\n"), "{out}");
+}
+
+#[test]
+fn an_app_that_ran_out_of_memory_is_told() {
+    let g = Gantry::new();
+    let out = g.app(&["--memory=32Mi", "--name=hog"], &["alloc", "200"]).exits(137);
+    let out = out.complains(&["app 'hog' ran out of memory"]);
+    let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+    let status = g.run(&["status", &pod]).ok();
+    assert!(status.stdout.contains("reason=app hog ran out of memory"), "{out} {status}");
+}

@@ -1,0 +1,230 @@
+//! What a user at a terminal does: `run -it`, `attach`, `exec -it`, keys, sizes, hanging up.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
+
+use gantry_tests::{Gantry, Signal, Terminal, wait_for};
+
+/// docker's way out: ctrl-p ctrl-q.
+const DETACH: &str = "\x10\x11";
+const CTRL_C: &str = "\x03";
+const CTRL_D: &str = "\x04";
+
+/// `gantry run FLAGS IMAGE -- VERB` on a terminal.
+#[track_caller]
+fn run(g: &Gantry, flags: &[&str], verb: &[&str]) -> Terminal {
+    let image = g.fixture();
+    Terminal::start(&g.command(&[&["run", "--net=none", "--quiet"], flags, &[&image, "--"], verb].concat()))
+}
+
+/// The only pod.
+#[track_caller]
+fn pod(g: &Gantry) -> String {
+    wait_for("a pod", || g.list().first().map(|pod| pod["id"].as_str().unwrap().to_owned()))
+}
+
+#[test]
+fn a_terminal_of_its_own_that_has_the_users_size() {
+    let g = Gantry::new();
+    let terminal = run(&g, &["-it"], &["tty", "watch"]);
+    terminal.wait_for("tty 0=true 1=true 2=true\r\nsize 24x80\r\n");
+    terminal.resize(50, 132);
+    terminal.wait_for("size 50x132\r\n");
+    terminal.resize(10, 20);
+    terminal.wait_for("size 10x20\r\n");
+    terminal.type_in(CTRL_C);
+    let left = terminal.wait();
+    assert_eq!(left.code, 130, "{left:?}");
+    assert!(left.is_restored && !left.output.contains("\r\r"), "{left:?}");
+}
+
+#[test]
+fn what_is_typed_is_echoed_once_and_reaches_the_app() {
+    let g = Gantry::new();
+    let terminal = run(&g, &["-it"], &["seq", "print", "ready", "--", "echo-stdin"]);
+    terminal.wait_for("ready\r\n");
+    terminal.type_in("hello\r");
+    terminal.wait_for("hello\r\nhello\r\n");
+    terminal.type_in(CTRL_D);
+    let left = terminal.wait();
+    assert_eq!((left.code, left.output.as_str()), (0, "ready\r\nhello\r\nhello\r\n"));
+    assert!(left.is_restored);
+}
+
+#[test]
+fn the_apps_exit_code() {
+    let g = Gantry::new();
+    let left = run(&g, &["-it", "--rm"], &["seq", "print", "out", "--", "eprint", "err", "--", "exit", "7"]).wait();
+    assert_eq!((left.code, left.output.as_str()), (7, "out\r\nerr\r\n"));
+    assert!(left.is_restored && g.list().is_empty());
+}
+
+#[test]
+fn a_terminal_without_input() {
+    let g = Gantry::new();
+    let terminal = run(&g, &["-t"], &["seq", "tty", "--", "print", "ready", "--", "obey", "INT", "5"]);
+    terminal.wait_for("tty 0=true 1=true 2=true\r\nsize 24x80\r\nready\r\n");
+    terminal.wait_for("obeying");
+    // It is not the app's terminal that this is typed on: it asks the command to end, which stops the app.
+    terminal.type_in(CTRL_C);
+    let left = terminal.wait();
+    assert!(!left.output.contains("\r\r\n"), "{left:?}");
+    assert!([5, 143].contains(&left.code) && left.is_restored, "{left:?}");
+}
+
+#[test]
+fn ctrl_c_without_a_terminal_of_the_apps_stops_the_pod() {
+    let g = Gantry::new();
+    let terminal = run(&g, &[], &["obey", "TERM", "9"]);
+    terminal.wait_for("obeying SIGTERM\r\n");
+    terminal.type_in(CTRL_C);
+    let left = terminal.wait();
+    assert_eq!(left.code, 9, "{left:?}");
+    assert!(left.output.contains("got SIGTERM\r\n"), "{left:?}");
+}
+
+#[test]
+fn detaching_and_attaching_again() {
+    let g = Gantry::new();
+    let terminal = run(&g, &["-it"], &["seq", "print", "ready", "--", "echo-stdin"]);
+    terminal.wait_for("ready\r\n");
+    let pod = pod(&g);
+    terminal.type_in(DETACH);
+    let left = terminal.wait();
+    assert_eq!(left.code, 0, "{left:?}");
+    assert!(left.is_restored && left.output.contains(&format!("detached from pod {pod}, which runs on")), "{left:?}");
+
+    let attach = || Terminal::start(&g.command(&["attach", &pod]));
+    let (one, two) = (attach(), attach());
+    one.wait_raw();
+    two.wait_raw();
+    for (terminal, word) in [(&one, "first"), (&two, "second")] {
+        terminal.type_in(&format!("{word}\r"));
+        one.wait_for(&format!("{word}\r\n{word}\r\n"));
+        two.wait_for(&format!("{word}\r\n{word}\r\n"));
+    }
+    one.type_in(DETACH);
+    assert_eq!(one.wait().code, 0);
+    two.type_in("still here\r");
+    two.wait_for("still here\r\nstill here\r\n");
+    two.type_in(CTRL_D);
+    let left = two.wait();
+    assert_eq!(left.code, 0, "{left:?}");
+    assert!(left.is_restored);
+    g.wait_state(&pod, "exited");
+
+    let out = g.run(&["attach", &pod]).exits(125);
+    let _ = out.complains(&["has ended, with exit code 0", "gantry logs"]);
+}
+
+#[test]
+fn other_keys_to_detach_or_none() {
+    let g = Gantry::new();
+    let terminal = run(&g, &["-it", "--detach-keys=ctrl-x,q"], &["seq", "print", "ready", "--", "echo-stdin"]);
+    terminal.wait_for("ready\r\n");
+    terminal.type_in("\x18a\r");
+    // As the terminal echoes control characters.
+    terminal.wait_for("^Xa\r\n");
+    terminal.type_in("\x18q");
+    assert!(terminal.wait().output.contains("detached from pod"));
+    let pod = pod(&g);
+
+    let attached = Terminal::start(&g.command(&["attach", "--detach-keys=", &pod]));
+    attached.wait_raw();
+    attached.type_in("\x10\x18q\r");
+    attached.wait_for("^P^Xq\r\n");
+    attached.type_in(CTRL_D);
+    assert_eq!(attached.wait().code, 0);
+
+    let out = g.app(&["-it", "--detach-keys=ctrl-"], &["true"]).exits(125);
+    let _ = out.complains(&["--detach-keys", "is not a key"]);
+}
+
+/// `gantry exec FLAGS POD -- VERB` on a terminal.
+#[track_caller]
+fn exec(g: &Gantry, flags: &[&str], pod: &str, verb: &[&str]) -> Terminal {
+    Terminal::start(&g.command(&[&["exec"], flags, &[pod, "--", "/bin/app"], verb].concat()))
+}
+
+#[test]
+fn a_program_in_a_pod() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let terminal = exec(&g, &["-it"], &pod, &["tty", "watch"]);
+    terminal.wait_for("tty 0=true 1=true 2=true\r\nsize 24x80\r\n");
+    terminal.resize(33, 99);
+    terminal.wait_for("size 33x99\r\n");
+    terminal.type_in(CTRL_C);
+    let left = terminal.wait();
+    assert!(left.code == 130 && left.is_restored, "{left:?}");
+
+    let left = exec(&g, &["-it"], &pod, &["seq", "print", "in", "--", "exit", "6"]).wait();
+    assert_eq!((left.code, left.output.as_str()), (6, "in\r\n"));
+    let left = exec(&g, &["-t"], &pod, &["seq", "tty", "--", "print", "over"]).wait();
+    assert_eq!((left.code, left.output.as_str()), (0, "tty 0=true 1=true 2=true\r\nsize 24x80\r\nover\r\n"));
+    assert!(left.is_restored);
+    let left = Terminal::start(&g.command(&["enter", &pod, "/bin/app", "print", "entered"])).wait();
+    assert_eq!((left.code, left.output.as_str()), (0, "entered\r\n"));
+}
+
+/// The program runs on, and what it writes then does not hold it back.
+#[test]
+fn detaching_from_a_program() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let verb =
+        ["seq", "obey", "USR1", "--", "flood", "1000000", "--", "touch-ready", "/tmp/done", "--", "sleep", "forever"];
+    let terminal = exec(&g, &["-it"], &pod, &verb);
+    terminal.wait_for("obeying");
+    let pids = || g.run(&["exec", &pod, "--", "/bin/app", "pids"]).ok().stdout;
+    let before = pids();
+    terminal.type_in(DETACH);
+    let left = terminal.wait();
+    assert_eq!(left.code, 0, "{left:?}");
+    assert!(left.is_restored && left.output.contains("detached from the program in pod"), "{left:?}");
+    assert_eq!(before.lines().count(), pids().lines().count(), "the program has ended:\n{before}\n{}", pids());
+    // PID 1, the app, and the program, whose number is the highest but for those of the listings.
+    let program: u32 = before.lines().rev().nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    let supervisor = g.supervisor(&pod);
+    let host_pid = std::fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).unwrap();
+    let host_pid = host_pid.split_whitespace().find(|pid| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status
+            .lines()
+            .any(|line| line.starts_with("NSpid:") && line.split_whitespace().nth(2) == Some(&program.to_string()))
+    });
+    let host_pid = rustix::process::Pid::from_raw(host_pid.unwrap().parse().unwrap()).unwrap();
+    rustix::process::kill_process(host_pid, Signal::USR1).unwrap();
+    wait_for("the program to write and go on", || {
+        (g.run(&["exec", &pod, "--", "/bin/app", "stat", "/tmp/done"]).code == 0).then_some(())
+    });
+}
+
+#[test]
+fn a_program_whose_keys_do_not_detach() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let terminal = exec(&g, &["-it", "--detach-keys="], &pod, &["seq", "print", "ready", "--", "echo-stdin"]);
+    terminal.wait_for("ready\r\n");
+    terminal.type_in("\x10a\r");
+    terminal.wait_for("^Pa\r\n");
+    terminal.type_in(CTRL_D);
+    assert_eq!(terminal.wait().code, 0);
+}
+
+#[test]
+fn a_terminal_that_hangs_up() {
+    let g = Gantry::new();
+    let mut terminal = run(&g, &["-it"], &["seq", "print", "ready", "--", "echo-stdin"]);
+    terminal.wait_for("ready\r\n");
+    let own = pod(&g);
+    terminal.hang_up();
+    g.wait_state(&own, "exited");
+
+    let other = g.detached(&["-it"], &["seq", "print", "ready", "--", "sleep", "forever"]);
+    g.wait_log(&other, "ready");
+    let mut attached = Terminal::start(&g.command(&["attach", &other]));
+    let pid = attached.pid();
+    attached.hang_up();
+    wait_for("attach to end", || (!std::path::Path::new(&format!("/proc/{pid}")).exists()).then_some(()));
+    assert_eq!(g.status(&other)["phase"], "running");
+}
