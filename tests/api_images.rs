@@ -4,6 +4,7 @@
 use gantry_fixtures::{Image as Made, Layer, Style};
 use gantry_proto::rkt::v1alpha::{EventFilter, Image, ImageFilter, ImageType, KeyValue, PodState};
 use gantry_tests::api::{Api, data};
+use gantry_tests::appc::check_image_manifest;
 use gantry_tests::{DebianRegistry, Gantry, nanos, pod_id, wait_for};
 use serde_json::Value;
 
@@ -35,7 +36,7 @@ fn image(style: Style, label: (&str, &str), note: Option<(&'static str, &'static
     built.build().unwrap()
 }
 
-/// Holds one image against what `image list` and `image cat-manifest` say.
+/// Holds one image against what `image list` and `image cat-manifest --appc` say.
 #[track_caller]
 fn same(g: &Gantry, image: &Image, listed: &[Value]) {
     let row =
@@ -49,7 +50,9 @@ fn same(g: &Gantry, image: &Image, listed: &[Value]) {
         assert!(names.contains(&&*format!("{}:{}", image.name, image.version)), "{row} {image:?}");
     }
     let manifest: Value = serde_json::from_slice(&image.manifest).unwrap();
-    assert_eq!(manifest, g.run(&["image", "cat-manifest", &image.id]).ok().json());
+    assert_eq!(manifest, g.run(&["image", "cat-manifest", "--appc", &image.id]).ok().json());
+    check_image_manifest(&manifest).unwrap();
+    assert_eq!(g.run(&["image", "cat-manifest", &image.id]).ok().json()["schemaVersion"], 2, "as it came");
 }
 
 #[test]
@@ -82,7 +85,12 @@ fn images_are_told_as_the_command_line_tells_them() {
     assert!(docker.annotations.is_empty());
     assert_eq!(get(&standard.labels, "org.opencontainers.image.title"), Some("gantry-fixture"));
 
-    for id in [&oci.id[..30], "sha256:", "", "no id", "\u{1b}[2J", &format!("sha256:{}", "0".repeat(64))] {
+    // By each form of its id, whole or shortened.
+    let hex = oci.id.trim_start_matches("sha256:");
+    for id in [hex, &hex[..20], &oci.id[..30], &format!("sha512-{hex}"), &format!("sha512-{}", &hex[..20])] {
+        assert_eq!(api.inspect_image(id), oci, "{id}");
+    }
+    for id in ["sha256:", "", "no id", "\u{1b}[2J", &format!("sha256:{}", "0".repeat(64))] {
         let status = api.try_inspect_image(id).unwrap_err();
         assert_eq!(status.code(), tonic::Code::NotFound, "{id}: {status}");
         assert!(status.message().starts_with("ACI info not found with blob key \""), "{status}");
@@ -231,6 +239,8 @@ fn facts(it: &Two) -> Vec<(&'static str, ImageFilter, &'static str)> {
     vec![
         ("id", ids(&[&it.first]), "1"),
         ("any id", ids(&[&it.first, &it.second, "x"]), "12"),
+        ("appc's id", ids(&[&it.first.replace("sha256:", "sha512-")]), "1"),
+        ("digits", ids(&[&it.first.replace("sha256:", "")]), "1"),
         ("whole ids", ids(&[&it.first[..20]]), ""),
         ("label", labels(&[("kind", "one")]), "1"),
         ("all labels", labels(&[("kind", "one"), ("all", "1")]), "1"),

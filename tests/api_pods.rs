@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use gantry_proto::rkt::v1alpha::{AppState, KeyValue, Pod, PodFilter, PodState};
 use gantry_tests::api::{Api, Served, copy_setting};
+use gantry_tests::appc::check_pod_manifest;
 use gantry_tests::{Gantry, Signal, nanos, now_ns, pod_id, wait_for};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use serde_json::{Value, json};
@@ -147,10 +148,9 @@ fn pods_are_told_as_the_command_line_tells_them() {
 
         let inspected = api.inspect_pod(&pod.id);
         assert_eq!(&inspected, detailed);
-        let on_disk = std::fs::read(g.dir().join("pods").join(&pod.id).join("pod.json")).unwrap();
-        assert_eq!(inspected.manifest, on_disk);
-        let printed = g.run(&["cat-manifest", &pod.id]).ok().json();
+        let printed = g.run(&["cat-manifest", "--appc", &pod.id]).ok().json();
         assert_eq!(serde_json::from_slice::<Value>(&inspected.manifest).unwrap(), printed);
+        check_pod_manifest(&printed).unwrap();
         assert_eq!(Pod { manifest: Vec::new(), ..inspected }, *pod);
     }
     let find = |id: &str| pods.iter().find(|pod| pod.id == id).unwrap();
@@ -279,7 +279,7 @@ fn a_damaged_pod_is_listed() {
     let pods = kinds.map(|_| pod_id(&g.run(&["prepare", "--net=none", &image, "--name=it", "--", "true"]).ok()));
     let whole = api.inspect_pod(&pods[5]);
     for (kind, pod) in kinds.iter().zip(&pods) {
-        let file = g.dir().join("pods").join(pod).join("pod.json");
+        let file = g.dir().join("pods").join(pod).join("plan.json");
         if *kind != "whole" {
             std::fs::remove_file(&file).unwrap();
         }
@@ -303,7 +303,7 @@ fn a_damaged_pod_is_listed() {
     }
     for (kind, pod) in kinds.iter().zip(&pods) {
         let manifest = api.inspect_pod(pod).manifest;
-        assert!(manifest.is_empty() || matches!(*kind, "garbage" | "whole"), "{kind}: {manifest:?}");
+        assert_eq!(manifest.is_empty(), *kind != "whole", "{kind}: {manifest:?}");
     }
     assert!(begin.elapsed() < Duration::from_secs(10), "nothing waits for a FIFO: {:?}", begin.elapsed());
     // The whole directory gone: a row alone is told too.

@@ -145,7 +145,8 @@ def store(world, count):
         into = os.path.join(pods, other)
         if not os.path.exists(into):
             os.mkdir(into, 0o700)
-            shutil.copy(os.path.join(pods, pod, "pod.json"), into)
+            for name in ("pod.json", "plan.json"):
+                shutil.copy(os.path.join(pods, pod, name), into)
     return made, pod
 
 

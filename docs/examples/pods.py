@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Asks gantryd for its pods, by rkt's PublicAPI; with --follow, stays and tells what happens.
 
-    pods.py [--follow] [ADDRESS]        127.0.0.1:15441, or unix:/run/gantry/api.sock
+    pods.py [--follow] [ADDRESS]        unix:/run/gantry/api.sock, or HOST:PORT
 
 Needs grpcio-tools (`pip install grpcio-tools`), which compiles the contract while this runs.
 """
@@ -41,7 +41,7 @@ def main(address, follow):
 if __name__ == "__main__":
     words = [word for word in sys.argv[1:] if word != "--follow"]
     try:
-        main(words[0] if words else "127.0.0.1:15441", "--follow" in sys.argv)
+        main(words[0] if words else "unix:/run/gantry/api.sock", "--follow" in sys.argv)
     except KeyboardInterrupt:
         pass
     except grpc.RpcError as error:

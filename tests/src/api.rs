@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,8 +17,11 @@ use gantry_proto::rkt::v1alpha::{
     InspectPodRequest, ListImagesRequest, ListPodsRequest, ListenEventsRequest, ListenEventsResponse, Pod, PodFilter,
     PodState,
 };
+use hyper_util::rt::TokioIo;
 use prost::Message;
 use tokio::runtime::Runtime;
+use tonic::codegen::Service;
+use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
@@ -176,6 +180,46 @@ fn uri(address: &str) -> String {
     }
 }
 
+/// Connections to a socket file by another user, as many of so many as are made. The kernel notes the credentials of the
+/// thread that connects.
+///
+/// # Panics
+/// When this process may not become that user.
+#[must_use]
+pub fn connect_unix_as(path: &std::path::Path, uid: u32, gid: u32, count: usize) -> Vec<UnixStream> {
+    use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
+    let connect = || {
+        let become_user = set_thread_groups(&[])
+            .and_then(|()| set_thread_gid(rustix::fs::Gid::from_raw(gid)))
+            .and_then(|()| set_thread_uid(rustix::fs::Uid::from_raw(uid)));
+        become_user.unwrap_or_else(|error| panic!("cannot become user {uid}: {error}"));
+        (0..count).map_while(|_| UnixStream::connect(path).ok()).collect()
+    };
+    std::thread::scope(|scope| scope.spawn(connect).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Gives a connection that is there already to whoever asks for one first.
+struct Once(Option<UnixStream>);
+
+impl Service<Uri> for Once {
+    type Response = TokioIo<tokio::net::UnixStream>;
+    type Error = std::io::Error;
+    type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _cx: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Self::Error>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _uri: Uri) -> Self::Future {
+        let stream = self.0.take().ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected));
+        let tokio = |stream: UnixStream| {
+            stream.set_nonblocking(true)?;
+            tokio::net::UnixStream::from_std(stream)
+        };
+        std::future::ready(stream.and_then(tokio).map(TokioIo::new))
+    }
+}
+
 impl Api {
     /// Connects to `unix:/path` or `tcp:HOST:PORT`.
     ///
@@ -215,6 +259,24 @@ impl Api {
         let endpoint = endpoint.initial_stream_window_size(window).initial_connection_window_size(window);
         let channel = runtime.block_on(endpoint.connect_timeout(DEADLINE).connect())?;
         Ok(Self { runtime, channel })
+    }
+
+    /// Connects to `unix:/path` as this user and group, which have no other groups and no rights.
+    ///
+    /// # Panics
+    /// When nobody answers.
+    #[track_caller]
+    #[must_use]
+    pub fn connect_as(address: &str, uid: u32, gid: u32) -> Self {
+        let path = address.strip_prefix("unix:").unwrap_or_else(|| panic!("{address} is no socket file")).to_owned();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = Arc::new(runtime.unwrap_or_else(|error| panic!("cannot start a runtime: {error}")));
+        let mut streams = connect_unix_as(std::path::Path::new(&path), uid, gid, 1);
+        let stream = streams.pop().unwrap_or_else(|| panic!("user {uid} cannot connect to {path}"));
+        let endpoint = Endpoint::from_static("http://localhost");
+        let channel = runtime.block_on(endpoint.connect_with_connector(Once(Some(stream))));
+        let channel = channel.unwrap_or_else(|error| panic!("user {uid} is not answered on {path}: {error:?}"));
+        Self { runtime, channel }
     }
 
     /// The generated client, for what has no method here; run its calls with [`Self::block_on`].

@@ -10,6 +10,7 @@
 //! `tidy.rs`.
 
 pub mod api;
+pub mod appc;
 mod authority;
 mod binaries;
 mod debian_registry;

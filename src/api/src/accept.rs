@@ -8,15 +8,19 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
 use crate::answers::OfConnection;
 use crate::listen::{Listener, Socket, SocketFile};
+use crate::peer::Peer;
+use crate::places::{Place, Places};
 
-/// How many connections there may be. Further ones wait in the kernel until one ends.
-const MOST: usize = 1024;
+/// How many connections there may be, without those of root; [`crate::peer`] has the shares. A TCP connection beyond its
+/// share waits in the kernel until one ends. One of a user beyond its share is closed: it would keep those of other users,
+/// which come by the same socket, waiting.
+const MAX_CONNECTIONS: usize = 1024;
 /// How long nothing is accepted after the kernel had no descriptor or memory left.
 const BREATH: Duration = Duration::from_millis(100);
 
@@ -29,7 +33,8 @@ const GREET_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) struct Connection {
     stream: Stream,
     greeting: Option<Greeting>,
-    _place: OwnedSemaphorePermit,
+    peer: Peer,
+    _place: Place,
 }
 
 /// A client that has not said all of its first words yet.
@@ -39,9 +44,9 @@ struct Greeting {
 }
 
 impl Connection {
-    fn new(stream: Stream, place: OwnedSemaphorePermit) -> Self {
+    fn new(stream: Stream, peer: Peer, place: Place) -> Self {
         let greeting = Greeting { heard: 0, deadline: Box::pin(tokio::time::sleep(GREET_WITHIN)) };
-        Self { stream, greeting: Some(greeting), _place: place }
+        Self { stream, greeting: Some(greeting), peer, _place: place }
     }
 
     /// After so many bytes were read: whether the client has greeted in time.
@@ -74,7 +79,7 @@ impl Acceptors {
     /// # Errors
     /// What the kernel says.
     pub(crate) fn start(listeners: Vec<Listener>) -> io::Result<(Self, ReceiverStream<Result<Connection, io::Error>>)> {
-        let places = Arc::new(Semaphore::new(MOST));
+        let places = Arc::new(Places::new(MAX_CONNECTIONS));
         let (sender, connections) = mpsc::channel(1);
         let mut acceptors = Self { tasks: tokio::task::JoinSet::new(), files: Vec::new() };
         for listener in listeners {
@@ -116,29 +121,35 @@ impl Listening {
         }
     }
 
-    async fn accept(&self) -> io::Result<Stream> {
+    /// The next connection. None: its user has too many already, and it was closed.
+    async fn accept(&self, places: &Places) -> io::Result<Option<Connection>> {
         match self {
             Self::Tcp(listener) => {
+                // A place first: who cannot be served yet stays in the kernel's queue.
+                let place = places.wait(Peer::Network).await;
                 let (stream, _) = listener.accept().await?;
                 // Small answers are not to wait for more; where that cannot be had it is only slower.
                 let _ = stream.set_nodelay(true);
-                Ok(Stream::Tcp(stream))
+                Ok(Some(Connection::new(Stream::Tcp(stream), Peer::Network, place)))
             }
-            Self::Unix(listener) => Ok(Stream::Unix(listener.accept().await?.0)),
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let peer = Peer::of_unix(&stream);
+                Ok(places.take(peer).ok().map(|place| Connection::new(Stream::Unix(stream), peer, place)))
+            }
         }
     }
 }
 
-async fn accept(listening: Listening, places: Arc<Semaphore>, sender: mpsc::Sender<io::Result<Connection>>) {
+async fn accept(listening: Listening, places: Arc<Places>, sender: mpsc::Sender<io::Result<Connection>>) {
     loop {
-        // A place first: who cannot be served yet stays in the kernel's queue.
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        match listening.accept().await {
-            Ok(stream) => {
-                if sender.send(Ok(Connection::new(stream, place))).await.is_err() {
+        match listening.accept(&places).await {
+            Ok(Some(connection)) => {
+                if sender.send(Ok(connection)).await.is_err() {
                     return;
                 }
             }
+            Ok(None) => {}
             // The client gave up before it was accepted.
             Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {}
             // No descriptors or no memory left: until some are free again there is nothing to be done.
@@ -151,7 +162,7 @@ impl Connected for Connection {
     type ConnectInfo = OfConnection;
 
     fn connect_info(&self) -> OfConnection {
-        OfConnection::default()
+        OfConnection::new(self.peer)
     }
 }
 
@@ -218,15 +229,15 @@ mod tests {
     fn a_client_that_says_nothing_is_left_in_time() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let place = || Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+            let place = || Places::new(2).take(Peer::Network).unwrap();
             let mut bytes = [0; GREETING];
             let (mut client, ours) = UnixStream::pair().unwrap();
-            let mut silent = Connection::new(Stream::Unix(ours), place());
+            let mut silent = Connection::new(Stream::Unix(ours), Peer::Network, place());
             client.write_all(b"PRI").await.unwrap();
             assert_eq!(silent.read_exact(&mut bytes).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
 
             let (mut client, ours) = UnixStream::pair().unwrap();
-            let mut polite = Connection::new(Stream::Unix(ours), place());
+            let mut polite = Connection::new(Stream::Unix(ours), Peer::Network, place());
             client.write_all(&[0; GREETING]).await.unwrap();
             polite.read_exact(&mut bytes).await.unwrap();
             let more = tokio::time::timeout(2 * GREET_WITHIN, polite.read(&mut bytes)).await;

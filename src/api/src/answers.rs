@@ -16,31 +16,43 @@ use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::NamedService;
 use tonic::{Extensions, Response, Status};
 
+use crate::peer::Peer;
+
 /// How many lists are answered for one connection at a time; further ones wait.
 const EACH: usize = 4;
 /// An answer goes to its connection in parts of so many bytes.
 const PART: usize = 64 << 10;
-/// All answers together, in KiB.
-const ALL: usize = 1 << 20;
+/// All answers to clients over TCP together, in KiB, and as much to users over unix sockets. Those to root are bounded by
+/// [`EACH`] alone.
+const ALL: usize = 1 << 19;
 
-/// The lists of one connection.
+/// The lists of one connection, and its client.
 #[derive(Debug, Clone)]
-pub(crate) struct OfConnection(Arc<Semaphore>);
+pub(crate) struct OfConnection {
+    turns: Arc<Semaphore>,
+    peer: Peer,
+}
 
-impl Default for OfConnection {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(EACH)))
+impl OfConnection {
+    pub(crate) fn new(peer: Peer) -> Self {
+        Self { turns: Arc::new(Semaphore::new(EACH)), peer }
+    }
+
+    pub(crate) fn peer(&self) -> Peer {
+        self.peer
     }
 }
 
 /// All answers that were not taken yet.
 pub(crate) struct Answers {
-    room: Arc<Semaphore>,
+    network: Arc<Semaphore>,
+    users: Arc<Semaphore>,
 }
 
 impl Default for Answers {
     fn default() -> Self {
-        Self { room: Arc::new(Semaphore::new(ALL)) }
+        let room = || Arc::new(Semaphore::new(ALL));
+        Self { network: room(), users: room() }
     }
 }
 
@@ -48,23 +60,26 @@ impl Default for Answers {
 #[derive(Debug, Clone)]
 struct Held {
     _turn: Option<Arc<OwnedSemaphorePermit>>,
-    _room: Arc<OwnedSemaphorePermit>,
+    _room: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 /// The right to have a list answered.
-pub(crate) struct Turn(Option<Arc<OwnedSemaphorePermit>>);
+pub(crate) struct Turn {
+    peer: Peer,
+    permit: Option<Arc<OwnedSemaphorePermit>>,
+}
 
 impl Turn {
     /// None is needed: the answer is that to one thing.
-    pub(crate) fn free() -> Self {
-        Self(None)
+    pub(crate) fn free(peer: Peer) -> Self {
+        Self { peer, permit: None }
     }
 
     /// Waits for it. What was asked is to be looked at first: a request that makes no sense is not kept waiting.
     pub(crate) async fn of(extensions: &Extensions) -> Self {
-        let Some(OfConnection(turns)) = extensions.get() else { return Self(None) };
+        let Some(OfConnection { turns, peer }) = extensions.get() else { return Self::free(Peer::Network) };
         // Fails when they are closed, which nobody does.
-        Self(Arc::clone(turns).acquire_owned().await.ok().map(Arc::new))
+        Self { peer: *peer, permit: Arc::clone(turns).acquire_owned().await.ok().map(Arc::new) }
     }
 }
 
@@ -75,10 +90,15 @@ impl Answers {
     /// RESOURCE_EXHAUSTED when there is no room.
     pub(crate) fn hold<T>(&self, turn: Turn, answer: T, bytes: usize) -> Result<Response<T>, Status> {
         let size = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1);
-        let room = Arc::clone(&self.room).try_acquire_many_owned(size);
+        let room = match turn.peer {
+            Peer::Root => None,
+            Peer::Network => Some(&self.network),
+            Peer::User { .. } => Some(&self.users),
+        };
+        let room = room.map(|room| Arc::clone(room).try_acquire_many_owned(size)).transpose();
         let room = room.map_err(|_| Status::resource_exhausted("too many answers wait to be read: try again later"))?;
         let mut response = Response::new(answer);
-        response.extensions_mut().insert(Held { _turn: turn.0, _room: Arc::new(room) });
+        response.extensions_mut().insert(Held { _turn: turn.permit, _room: room.map(Arc::new) });
         Ok(response)
     }
 }
@@ -171,11 +191,13 @@ mod tests {
     fn there_is_room_again_when_an_answer_was_taken() {
         let answers = Answers::default();
         let most = (ALL - 1) << 10;
-        let held = answers.hold(Turn(None), (), most);
+        let hold = |peer, bytes| answers.hold(Turn::free(peer), (), bytes);
+        let held = hold(Peer::Network, most);
         assert!(held.is_ok());
-        assert_eq!(answers.hold(Turn(None), (), 0).map(drop).unwrap_err().code(), tonic::Code::ResourceExhausted);
+        assert_eq!(hold(Peer::Network, 0).map(drop).unwrap_err().code(), tonic::Code::ResourceExhausted);
+        assert!(hold(Peer::Root, most).is_ok() && hold(Peer::User { uid: 1, member: false }, most).is_ok());
         drop(held);
-        assert!(answers.hold(Turn(None), (), 0).is_ok());
+        assert!(hold(Peer::Network, 0).is_ok());
     }
 
     /// A body that is there as a whole.
@@ -194,7 +216,12 @@ mod tests {
     fn an_answer_is_given_out_in_parts() {
         let bytes = Bytes::from((0..3 * PART + 5).map(|n| (n % 251) as u8).collect::<Vec<_>>());
         let answers = Answers::default();
-        let held = answers.hold(Turn(None), (), bytes.len()).unwrap().extensions_mut().remove::<Held>().unwrap();
+        let held = answers
+            .hold(Turn::free(Peer::Network), (), bytes.len())
+            .unwrap()
+            .extensions_mut()
+            .remove::<Held>()
+            .unwrap();
         let frames = [Frame::data(bytes.clone()), Frame::trailers(http::HeaderMap::new())];
         let body = tonic::body::Body::new(Frames(frames.into()));
         let mut body = HeldBody { body, rest: Bytes::new(), _held: held };
@@ -218,7 +245,7 @@ mod tests {
     fn a_connection_has_so_many_turns() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut request = Extensions::default();
-        request.insert(OfConnection::default());
+        request.insert(OfConnection::new(Peer::Root));
         let turns: Vec<Turn> = (0..EACH).map(|_| runtime.block_on(Turn::of(&request))).collect();
         let mut next = std::pin::pin!(Turn::of(&request));
         let mut waker = Context::from_waker(std::task::Waker::noop());

@@ -14,14 +14,16 @@ use gantry_engine::{Observer, Options};
 use tokio::sync::{Semaphore, oneshot};
 use tonic::{Code, Status};
 
+use crate::peer::Peer;
 use crate::status;
 
 /// How many threads there are.
 const WORKERS: usize = 4;
 /// How many of them may do something heavy at a time.
 const HEAVY: usize = WORKERS - 1;
-/// How many calls may wait. Whoever asks beyond that is refused at once: waiting would only make it worse.
-const MOST_WAITING: usize = 1024;
+/// How many calls may wait. Calls beyond that are refused at once: waiting would only make it worse. Half of these places
+/// are not for clients over TCP; calls of root are never refused.
+const MAX_WAITING: usize = 1024;
 /// How many jobs of streams may wait besides. Further ones wait for their turn, because a stream that was accepted is not
 /// to end for others' sake.
 const MOST_OF_STREAMS: usize = 256;
@@ -105,10 +107,16 @@ impl Bridge {
     /// The job's own; RESOURCE_EXHAUSTED when too many wait; INTERNAL when it panicked.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
+        peer: Peer,
         weight: Weight,
         job: impl FnOnce(&Observer) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        self.have_done(weight, MOST_WAITING, job).await
+        let max_waiting = match peer {
+            Peer::Network => MAX_WAITING / 2,
+            Peer::User { .. } => MAX_WAITING,
+            Peer::Root => usize::MAX,
+        };
+        self.have_done(weight, max_waiting, job).await
     }
 
     /// Has a job of a stream done, however many calls there are.

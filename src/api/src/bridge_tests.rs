@@ -5,6 +5,8 @@ use std::sync::mpsc;
 
 use super::*;
 
+const USER: Peer = Peer::User { uid: 1000, member: false };
+
 struct Home {
     dir: tempfile::TempDir,
     runtime: tokio::runtime::Runtime,
@@ -34,7 +36,7 @@ fn hold(home: &Home, bridge: &Arc<Bridge>, weight: Weight, count: usize) -> (mps
                 let _ = held.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 Ok(())
             };
-            bridge.ask(weight, job).await
+            bridge.ask(USER, weight, job).await
         })
     });
     let asked = asked.collect();
@@ -47,7 +49,7 @@ fn hold(home: &Home, bridge: &Arc<Bridge>, weight: Weight, count: usize) -> (mps
 fn heavy_jobs_leave_room_for_small_ones() {
     let (home, bridge) = home();
     let (release, asked) = hold(&home, &bridge, Weight::Heavy, WORKERS + 1);
-    let answer = home.runtime.block_on(bridge.ask(Weight::Light, |_| Ok(7)));
+    let answer = home.runtime.block_on(bridge.ask(USER, Weight::Light, |_| Ok(7)));
     assert_eq!(answer.unwrap(), 7);
     drop(release);
     for one in asked {
@@ -60,18 +62,18 @@ fn a_job_without_a_caller_is_skipped_and_too_many_are_refused() {
     let (home, bridge) = home();
     let (release, asked) = hold(&home, &bridge, Weight::Light, WORKERS);
     let done = Arc::new(AtomicUsize::new(0));
-    let waiting: Vec<Asked> = (0..MOST_WAITING)
+    let waiting: Vec<Asked> = (0..MAX_WAITING)
         .map(|_| {
             let (bridge, done) = (Arc::clone(&bridge), Arc::clone(&done));
             let job = move |_: &Observer| {
                 done.fetch_add(1, Ordering::SeqCst);
                 Ok(())
             };
-            home.runtime.spawn(async move { bridge.ask(Weight::Light, job).await })
+            home.runtime.spawn(async move { bridge.ask(USER, Weight::Light, job).await })
         })
         .collect();
-    gantry_tests::wait_for("the queue to be full", || (bridge.shared.lock().light.len() == MOST_WAITING).then_some(()));
-    let refused = home.runtime.block_on(bridge.ask(Weight::Light, |_| Ok(()))).unwrap_err();
+    gantry_tests::wait_for("the queue to be full", || (bridge.shared.lock().light.len() == MAX_WAITING).then_some(()));
+    let refused = home.runtime.block_on(bridge.ask(USER, Weight::Light, |_| Ok(()))).unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
     for one in waiting {
         one.abort();
@@ -81,7 +83,7 @@ fn a_job_without_a_caller_is_skipped_and_too_many_are_refused() {
     for one in asked {
         home.runtime.block_on(one).unwrap().unwrap();
     }
-    home.runtime.block_on(bridge.ask(Weight::Light, |_| Ok(()))).unwrap();
+    home.runtime.block_on(bridge.ask(USER, Weight::Light, |_| Ok(()))).unwrap();
     assert_eq!(done.load(Ordering::SeqCst), 0);
 }
 
@@ -89,17 +91,18 @@ fn a_job_without_a_caller_is_skipped_and_too_many_are_refused() {
 fn a_panic_is_told_to_its_caller_and_ends_no_thread() {
     let (home, bridge) = home();
     for _ in 0..WORKERS * 2 {
-        let answer = home.runtime.block_on(bridge.ask::<()>(Weight::Heavy, |_| panic!("as this test wants it")));
+        let answer = home.runtime.block_on(bridge.ask::<()>(USER, Weight::Heavy, |_| panic!("as this test wants it")));
         assert_eq!(answer.unwrap_err().code(), Code::Internal);
     }
-    home.runtime.block_on(bridge.ask(Weight::Heavy, |_| Ok(()))).unwrap();
+    home.runtime.block_on(bridge.ask(USER, Weight::Heavy, |_| Ok(()))).unwrap();
 }
 
 #[test]
 fn another_database_in_its_place_is_opened() {
     let (home, bridge) = home();
-    let count =
-        || home.runtime.block_on(bridge.ask(Weight::Light, |observer| Ok(observer.pods(&[]).map(|all| all.len()))));
+    let count = || {
+        home.runtime.block_on(bridge.ask(USER, Weight::Light, |observer| Ok(observer.pods(&[]).map(|all| all.len()))))
+    };
     assert_eq!(count().unwrap().unwrap(), 0);
     std::fs::rename(home.dir.path().join("data"), home.dir.path().join("old")).unwrap();
     assert_eq!(count().unwrap_err().code(), Code::NotFound);
@@ -128,13 +131,13 @@ fn big_work_has_one_thread_however_much_small_work_there_is() {
 fn streams_are_not_refused_for_others_sake() {
     let (home, bridge) = home();
     let (release, asked) = hold(&home, &bridge, Weight::Light, WORKERS);
-    let waiting: Vec<Asked> = (0..MOST_WAITING)
+    let waiting: Vec<Asked> = (0..MAX_WAITING)
         .map(|_| {
             let bridge = Arc::clone(&bridge);
-            home.runtime.spawn(async move { bridge.ask(Weight::Light, |_| Ok(())).await })
+            home.runtime.spawn(async move { bridge.ask(USER, Weight::Light, |_| Ok(())).await })
         })
         .collect();
-    gantry_tests::wait_for("the queue to be full", || (bridge.shared.lock().light.len() == MOST_WAITING).then_some(()));
+    gantry_tests::wait_for("the queue to be full", || (bridge.shared.lock().light.len() == MAX_WAITING).then_some(()));
     let streams: Vec<Asked> = (0..2 * MOST_OF_STREAMS)
         .map(|_| {
             let bridge = Arc::clone(&bridge);

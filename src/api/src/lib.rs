@@ -10,9 +10,10 @@
 //! answers  lists that wait to be read, and how many of them
 //! server   tonic with its limits; start and drain
 //! bridge   from tasks to the synchronous observers, a few threads with a bounded queue
-//! deadline calls that take longer than their callers wait
+//! deadline  calls that take longer than their callers wait
 //! hub      events as they are committed, encoded once for all who listen
-//! places   how many streams
+//! peer     the client of a connection: its share, and what it is shown
+//! places   how many connections and streams
 //! watch    which log directories changed, for all who follow
 //! status   from our kinds of errors to gRPC's codes, the one place
 //! health   grpc.health.v1
@@ -30,6 +31,7 @@ mod deadline;
 mod health;
 mod hub;
 pub mod listen;
+mod peer;
 mod places;
 mod rkt;
 pub mod server;

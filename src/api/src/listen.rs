@@ -15,7 +15,7 @@ use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
 
-/// Who may connect to a socket file: its owner and its group.
+/// Who may connect to a socket file: its owner and its group, `gantry` where there is one.
 const SOCKET_MODE: u32 = 0o660;
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -265,6 +265,10 @@ fn open_unix(address: &Address, path: &Path) -> Result<Listener, ListenError> {
         other => other,
     };
     let socket = socket.map_err(failed("listen on"))?;
+    if let Some(group) = crate::peer::group() {
+        let group = Some(rustix::fs::Gid::from_raw(group));
+        rustix::fs::chown(path, None, group).map_err(|errno| failed("give to its group")(errno.into()))?;
+    }
     let file = SocketFile::of(path).map_err(failed("look at"))?;
     Ok(Listener { socket: Socket::Unix(socket), name, file: Some(file) })
 }

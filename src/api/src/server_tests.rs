@@ -167,8 +167,10 @@ fn pods_and_images_as_they_are() {
         let one = client.inspect_image(wire::InspectImageRequest { id: image.clone() }).await.unwrap();
         let one = one.into_inner().image.unwrap();
         assert!(one.manifest.starts_with(b"{") && one.size == images[0].size && one.name == images[0].name);
-        let none = client.inspect_image(wire::InspectImageRequest { id: image[..20].to_owned() }).await;
-        let text = format!("ACI info not found with blob key \"{}\"", &image[..20]);
+        let short = client.inspect_image(wire::InspectImageRequest { id: image[7..20].to_owned() }).await;
+        assert_eq!(short.unwrap().into_inner().image.unwrap().id, image);
+        let none = client.inspect_image(wire::InspectImageRequest { id: "sha256:xyz".to_owned() }).await;
+        let text = "ACI info not found with blob key \"sha256:xyz\"".to_owned();
         assert_eq!(refused(none), (Code::NotFound, text));
 
         let bad = wire::PodFilter { states: vec![42], ..wire::PodFilter::default() };

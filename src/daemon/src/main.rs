@@ -44,8 +44,8 @@ pub(crate) struct Args {
     /// Configuration file [default: /etc/gantry/config.toml; environment: GANTRY_CONFIG]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Serve the API there: HOST:PORT, [IPV6]:PORT or unix:/PATH, any number of times; or 'none' [default:
-    /// 127.0.0.1:15441 and unix:/run/gantry/api.sock]
+    /// Serve the API there: unix:/PATH, HOST:PORT or [IPV6]:PORT, any number of times; or 'none'. Whoever can connect to a
+    /// TCP address sees all pods, images and logs [default: unix:/run/gantry/api.sock]
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
     /// Directory of the default socket, made if it is absent [default: /run/gantry]

@@ -9,9 +9,8 @@ use gantry_api::{Address, Config, Listener, Running};
 
 use crate::log;
 
-/// Where it is listened unless something else is said.
-const DEFAULT_TCP: &str = "127.0.0.1:15441";
-/// The directory of the default socket.
+/// The directory of the default socket. No TCP address is a default: every user of the host can connect to it, and so can
+/// every pod in the host's network.
 const DEFAULT_RUN_DIR: &str = "/run/gantry";
 /// The default socket in it.
 const SOCKET: &str = "api.sock";
@@ -29,7 +28,7 @@ enum Places {
     Passed,
     /// At these addresses.
     Addresses(Vec<Address>),
-    /// At the default address and at the default socket in this directory.
+    /// At the default socket in this directory.
     Default(PathBuf),
 }
 
@@ -50,7 +49,7 @@ pub(crate) fn listeners(
                 .mode(0o755)
                 .create(&dir)
                 .with_context(|| format!("cannot make {}", dir.display()))?;
-            vec![DEFAULT_TCP.parse()?, Address::Unix(dir.join(SOCKET))]
+            vec![Address::Unix(dir.join(SOCKET))]
         }
     };
     let mut listeners = Vec::new();

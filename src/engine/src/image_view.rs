@@ -7,11 +7,15 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use gantry_fetch::config::ImageConfig;
 use gantry_fetch::source::MAX_DOCUMENT;
 use gantry_model::query::ImageFilter;
 use gantry_model::{ImageId, ImageRef};
 use gantry_store::{ImageFormat, ImageRow, Store};
 use serde::Deserialize;
+
+use crate::appc::Secrets;
+use crate::appc_write;
 
 /// Most images kept.
 const MOST_KEPT: usize = 512;
@@ -36,6 +40,8 @@ pub struct ImageView {
     pub annotations: BTreeMap<String, String>,
     /// The manifest as it came; empty when it is lost.
     pub manifest: Vec<u8>,
+    /// The configuration, unless it is lost.
+    pub config: Option<Arc<ImageConfig>>,
     /// The format of that manifest; the format in which the image came where the manifest does not say.
     pub format: ImageFormat,
 }
@@ -79,16 +85,24 @@ impl ImageView {
     pub(crate) fn new(row: ImageRow, said: &Said) -> Self {
         let (name, version) = row.names.first().map_or(("", "latest"), |name| name_and_version(name));
         let (name, version) = (name.to_owned(), version.to_owned());
-        let mut labels = said.labels.clone();
+        let config = said.config.as_deref();
+        let mut labels = config.map(|config| config.labels.clone()).unwrap_or_default();
         labels.retain(|key, _| !OWN_LABELS.contains(&key.as_str()));
-        for (key, value) in [("os", &said.os), ("arch", &said.arch), ("version", &version)] {
+        let (os, arch) = config.map_or(("", ""), |config| (&config.os, &config.architecture));
+        for (key, value) in [("os", os), ("arch", arch), ("version", &version)] {
             if !value.is_empty() {
-                labels.insert(key.to_owned(), value.clone());
+                labels.insert(key.to_owned(), value.to_owned());
             }
         }
         let (annotations, manifest) = (said.annotations.clone(), said.manifest.clone());
         let format = said.format.unwrap_or(row.format);
-        Self { row, name, version, labels, annotations, manifest, format }
+        Self { row, name, version, labels, annotations, manifest, config: said.config.clone(), format }
+    }
+
+    /// The manifest in appc's form (JSON), made from this one and the configuration.
+    #[must_use]
+    pub fn appc_manifest(&self, secrets: Secrets) -> Vec<u8> {
+        serde_json::to_vec(&appc_write::image(self, secrets)).unwrap_or_default()
     }
 
     /// Whether the part of the filter holds which the store leaves to us: names, labels, annotations.
@@ -134,9 +148,9 @@ impl ImageView {
 /// What was decoded. Where a part is lost or damaged, what it would say is missing here.
 #[derive(Debug, Default)]
 pub(crate) struct Said {
-    os: String,
-    arch: String,
-    labels: BTreeMap<String, String>,
+    config: Option<Arc<ImageConfig>>,
+    /// About how much memory that takes.
+    config_size: usize,
     annotations: BTreeMap<String, String>,
     manifest: Vec<u8>,
     format: Option<ImageFormat>,
@@ -145,8 +159,8 @@ pub(crate) struct Said {
 impl Said {
     /// About how much memory it takes.
     fn size(&self) -> usize {
-        let pairs = self.labels.iter().chain(&self.annotations);
-        self.manifest.len() + pairs.map(|(key, value)| key.len() + value.len() + 64).sum::<usize>()
+        let pairs = self.annotations.iter();
+        self.manifest.len() + self.config_size + pairs.map(|(key, value)| key.len() + value.len() + 64).sum::<usize>()
     }
 }
 
@@ -174,6 +188,14 @@ impl Kept {
         }
         said
     }
+
+    /// The configuration of an image in the store, where it can be had.
+    pub(crate) fn config(&self, store: &Store, id: &ImageId) -> Option<Arc<ImageConfig>> {
+        if let Some(said) = self.0.borrow().said.get(id) {
+            return said.config.clone();
+        }
+        self.said(store, &store.image(id).ok().flatten()?).config.clone()
+    }
 }
 
 impl Shelf {
@@ -194,18 +216,16 @@ fn decoded(store: &Store, row: &ImageRow) -> (Said, bool) {
     let mut said = Said::default();
     // Damaged, too large, unreadable: all the same here, for the image must be shown. `doctor` tells what is wrong.
     let manifest = store.blob(&row.id, MAX_DOCUMENT).ok().flatten().filter(|bytes| is_json(bytes));
-    let config = store.blob(&row.config, MAX_DOCUMENT).ok().flatten();
-    let config = config.and_then(|bytes| gantry_fetch::config::parse(&bytes).ok());
-    let whole = manifest.is_some() && config.is_some();
+    if let Some(bytes) = store.blob(&row.config, MAX_DOCUMENT).ok().flatten() {
+        // Texts and lists of texts, each of which costs more in memory than in the document.
+        said.config_size = 2 * bytes.len();
+        said.config = gantry_fetch::config::parse(&bytes).ok().map(Arc::new);
+    }
+    let whole = manifest.is_some() && said.config.is_some();
     if let Some(bytes) = manifest {
         said.annotations = annotations(&bytes);
         said.format = format(&bytes);
         said.manifest = bytes;
-    }
-    if let Some(config) = config {
-        said.os = config.os;
-        said.arch = config.architecture;
-        said.labels = config.labels;
     }
     (said, whole)
 }
@@ -302,7 +322,8 @@ mod tests {
     fn each_name_is_found_with_its_own_tag() {
         let labels = [("version", "9"), ("os", "plan9"), ("name", "x"), ("kind", "k")];
         let labels = labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-        let said = Said { os: "linux".into(), labels, format: Some(ImageFormat::Oci), ..Said::default() };
+        let config = ImageConfig { os: "linux".into(), labels, ..ImageConfig::default() };
+        let said = Said { config: Some(config.into()), format: Some(ImageFormat::Oci), ..Said::default() };
         let view = ImageView::new(row(&["r/a:1", "r/b:2"]), &said);
         let shown: Vec<_> = view.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         assert_eq!((shown.join(" ").as_str(), view.format), ("kind=k os=linux version=1", ImageFormat::Oci));

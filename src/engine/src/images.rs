@@ -10,7 +10,8 @@ use gantry_store::{ImageRow, RemoveImageError, Swept};
 use thiserror::Error;
 
 use crate::error::{Cause, need_root};
-use crate::{Engine, PodError};
+use crate::image_view::Kept;
+use crate::{Engine, ImageView, PodError, Secrets};
 
 /// An image could not be found, shown or removed.
 #[derive(Debug, Error)]
@@ -202,6 +203,20 @@ impl Engine {
         let bytes = self.store.blob(&image.id, MAX_DOCUMENT).map_err(store)?;
         let bytes = bytes.ok_or_else(|| damaged("it is not there".to_owned()))?;
         serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))
+    }
+}
+
+impl Engine {
+    /// The manifest of an image in appc's form, as rkt's clients read it.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn image_appc_manifest(&self, reference: &ImageRef) -> Result<serde_json::Value, ImageError> {
+        let image = self.image_find(reference)?;
+        let id = image.id.clone();
+        let said = Kept::default().said(&self.store, &image);
+        let bytes = ImageView::new(image, &said).appc_manifest(Secrets::Shown);
+        serde_json::from_slice(&bytes).map_err(|error| ImageError::Damaged { id, why: error.to_string() })
     }
 }
 

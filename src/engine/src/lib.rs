@@ -46,6 +46,9 @@
 //! ```
 
 mod adopt;
+pub mod appc;
+mod appc_read;
+mod appc_write;
 pub mod cgroup;
 pub mod control;
 pub mod doctor;
@@ -90,6 +93,7 @@ pub mod supervisor;
 pub mod wait;
 
 pub use adopt::Adopted;
+pub use appc::Secrets;
 pub use control::ControlError;
 pub use doctor_store::examine;
 pub use engine::{Engine, NetworkOptions, OpenError, Options};

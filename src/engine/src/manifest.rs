@@ -1,4 +1,5 @@
-//! The pod manifest: a pod as it was asked for, as JSON (`cat-manifest`, `run --pod-manifest FILE`).
+//! The pod manifest: a pod as it was asked for, as JSON (`cat-manifest`, `run --pod-manifest FILE`). The latter also takes
+//! appc's ([`crate::appc`]), which is told apart by its `acKind`.
 //!
 //! ```json
 //! { "version": 1,
@@ -34,11 +35,13 @@
 
 use gantry_model::id::IdError;
 use gantry_model::net::NetError;
-use gantry_model::{ErrorKind, Kind, PodId, PodSpec};
+use gantry_model::{ErrorKind, Kind, Phase, PodId, PodSpec};
+use gantry_store::PodRow;
 use thiserror::Error;
 
+use crate::appc::Secrets;
 use crate::manifest_json::Pod;
-use crate::{Engine, PodError, pod_dir};
+use crate::{Engine, PodError, appc_read, appc_write, pod_dir};
 
 /// The longest manifest, in bytes.
 pub const MOST: usize = 1 << 20;
@@ -57,6 +60,9 @@ pub enum ManifestError {
     /// It is not JSON, or not a pod manifest.
     #[error("this is not a pod manifest")]
     Json(#[source] serde_json::Error),
+    /// It is appc's, and says what gantry cannot do.
+    #[error("this appc pod manifest cannot be used: {0}")]
+    Appc(String),
     /// It is of another version.
     #[error("the pod manifest is of version {0}, this gantry knows version {VERSION} only")]
     Version(u32),
@@ -69,6 +75,9 @@ pub enum ManifestError {
     /// A pod never had one: it was aborted before.
     #[error("pod {0} has no manifest: its preparation was aborted")]
     None(PodId),
+    /// A pod has none yet.
+    #[error("pod {0} has no manifest yet: it is being prepared; try again when it is")]
+    NotYet(PodId),
     /// The pod could not be looked at.
     #[error(transparent)]
     Pod(#[from] PodError),
@@ -77,20 +86,25 @@ pub enum ManifestError {
 impl Kind for ManifestError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::TooLong(_) | Self::Json(_) | Self::Version(_) | Self::Name(_) | Self::Net(_) => ErrorKind::Invalid,
-            Self::None(_) => ErrorKind::NotFound,
+            Self::TooLong(_) | Self::Json(_) | Self::Appc(_) | Self::Version(_) | Self::Name(_) | Self::Net(_) => {
+                ErrorKind::Invalid
+            }
+            Self::None(_) | Self::NotYet(_) => ErrorKind::NotFound,
             Self::Pod(error) => error.kind(),
         }
     }
 }
 
-/// Reads a manifest. Whether it makes sense as a pod is `PodSpec::validate`'s to say.
+/// Reads a manifest, gantry's or appc's. Whether it makes sense as a pod is `PodSpec::validate`'s to say.
 ///
 /// # Errors
 /// [`ManifestError`].
 pub fn parse(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
     if bytes.len() > MOST {
         return Err(ManifestError::TooLong(bytes.len()));
+    }
+    if appc_read::is_appc(bytes) {
+        return appc_read::pod(bytes);
     }
     parse_ours(bytes)
 }
@@ -132,9 +146,32 @@ impl Engine {
                 }
                 Ok(document)
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(ManifestError::None(id)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(no_manifest(&row)),
             Err(error) => Err(PodError::io("read the manifest", path)(error).into()),
         }
+    }
+
+    /// The manifest of a pod in appc's form, as rkt's clients read it.
+    ///
+    /// # Errors
+    /// [`ManifestError`].
+    pub fn appc_manifest(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
+        let row = self.current(id)?;
+        let kept = crate::image_view::Kept::default();
+        let configs = |image: &gantry_model::ImageId| kept.config(&self.store, image);
+        let bytes = self.appc_manifest_of(&row, &configs, Secrets::Shown)?.ok_or_else(|| no_manifest(&row))?;
+        serde_json::from_slice(&bytes).map_err(ManifestError::Json)
+    }
+
+    /// The same of a row that was read, as bytes; `None` when what it is made from was never there, or is lost.
+    pub(crate) fn appc_manifest_of(
+        &self,
+        row: &PodRow,
+        configs: &appc_write::Configs<'_>,
+        secrets: Secrets,
+    ) -> Result<Option<Vec<u8>>, PodError> {
+        let Some(plan) = self.plan_as_it_lies(row.id)? else { return Ok(None) };
+        Ok(serde_json::to_vec(&appc_write::pod(row, &plan, configs, secrets)).ok())
     }
 
     /// What there is to know about a pod beyond its status: `manifest` (as asked for), `plan` (as handed to the supervisor), `journal` (facts as
@@ -157,6 +194,13 @@ impl Engine {
             "cgroup": view.cgroup,
             "supervisor_log": self.supervisor_log(id).to_string_lossy(),
         }))
+    }
+}
+
+fn no_manifest(row: &PodRow) -> ManifestError {
+    match row.phase {
+        Phase::Embryo | Phase::Preparing => ManifestError::NotYet(row.id),
+        _ => ManifestError::None(row.id),
     }
 }
 

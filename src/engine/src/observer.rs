@@ -5,11 +5,15 @@
 //! a pod that is starting, and none takes a pod's lock.
 
 use gantry_model::query::{ImageFilter, PodFilter};
-use gantry_model::{ImageId, PodId, PodPrefix};
-use gantry_store::{PodRow, PodWhere};
+use gantry_model::{ImageId, PodPrefix};
+use gantry_store::{ImageRow, PodRow, PodWhere};
 
+use crate::appc::Secrets;
 use crate::image_view::{ImageView, Kept};
 use crate::{Cause, Engine, ImageError, OpenError, Options, PodError, PodView, pod_filter};
+
+/// The most hexadecimal digits of an image id.
+const MAX_ID_DIGITS: usize = 128;
 
 /// See the module. One per thread.
 pub struct Observer {
@@ -55,13 +59,13 @@ impl Observer {
         view.ok_or_else(|| PodError::NotFound(prefix.clone()))
     }
 
-    /// The manifest of a pod as it lies on the disk (JSON); `None` when it never had one or lost it: whatever lies there
-    /// instead, the pod can be shown.
+    /// The manifest of a pod in appc's form (JSON); `None` when what it is made from was never there or is lost: whatever
+    /// lies there instead, the pod can be shown.
     ///
     /// # Errors
     /// [`PodError`] when nothing can be said of it (no descriptors are left, for example).
-    pub fn pod_manifest(&self, id: PodId) -> Result<Option<Vec<u8>>, PodError> {
-        self.engine.manifest_as_it_lies(id)
+    pub fn pod_manifest(&self, row: &PodRow, secrets: Secrets) -> Result<Option<Vec<u8>>, PodError> {
+        self.engine.appc_manifest_of(row, &|image| self.kept.config(&self.engine.store, image), secrets)
     }
 
     /// The images for which any of the filters holds (all, where there is none), by id.
@@ -87,9 +91,36 @@ impl Observer {
     /// [`ImageError`], also when there is none.
     pub fn image(&self, id: &ImageId) -> Result<ImageView, ImageError> {
         let row = self.engine.store.image(id).map_err(store)?;
-        let row = row.ok_or_else(|| ImageError::NotFound(id.to_string()))?;
+        Ok(self.image_view(row.ok_or_else(|| ImageError::NotFound(id.to_string()))?))
+    }
+
+    /// The image whose id is or begins so: `sha256:…`, `sha512-…` as in appc's manifests, or the digits alone.
+    ///
+    /// # Errors
+    /// [`ImageError`], also when there is none, or more than one.
+    pub fn image_by_text(&self, text: &str) -> Result<ImageView, ImageError> {
+        if let Some(id) = text.parse().ok().or_else(|| ImageId::from_appc(text)) {
+            return self.image(&id);
+        }
+        let prefixes = ["sha256:", "sha512:", "sha512-"];
+        let hex = prefixes.into_iter().find_map(|prefix| text.strip_prefix(prefix)).unwrap_or(text);
+        if hex.len() > MAX_ID_DIGITS {
+            return Err(ImageError::NotFound(text.to_owned()));
+        }
+        let mut found = self.engine.store.images_by_prefix(hex).map_err(store)?;
+        match (found.pop(), found.is_empty()) {
+            (Some(row), true) => Ok(self.image_view(row)),
+            (None, _) => Err(ImageError::NotFound(text.to_owned())),
+            (Some(last), false) => {
+                let some = found.iter().chain([&last]).take(5).map(|image| image.id.to_string()).collect();
+                Err(ImageError::Ambiguous { name: text.to_owned(), some })
+            }
+        }
+    }
+
+    fn image_view(&self, row: ImageRow) -> ImageView {
         let said = self.kept.said(&self.engine.store, &row);
-        Ok(ImageView::new(row, &said))
+        ImageView::new(row, &said)
     }
 
     /// Rows as they are shown.

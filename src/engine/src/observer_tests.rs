@@ -6,11 +6,12 @@ use std::path::Path;
 
 use gantry_model::NetMode;
 use gantry_model::id::Algorithm;
-use gantry_model::{AppSpec, Edge, Generation, PodSpec, Process, Timestamp};
+use gantry_model::{AppSpec, Edge, Generation, PodId, PodSpec, Process, Timestamp};
 use gantry_store::{Change, ImageFormat, Moved, NewApp, NewImage, NewPod, Store};
 use serde_json::json;
 
 use super::*;
+use crate::appc::tests::{plan_of as appc_plan, planned_app};
 use crate::pod_dir;
 
 const SECOND: i64 = 1_000_000_000;
@@ -297,8 +298,11 @@ fn damaged_pods_are_listed() {
     ];
     for (n, spoil) in (1..).zip(damage) {
         let id = home.pod(&image, n);
-        spoil(&home.store.layout().pod_dir(&id).join(pod_dir::MANIFEST));
-        let manifest = home.observer.pod_manifest(id).unwrap();
+        let dir = home.store.layout().pod_dir(&id);
+        pod_dir::write_plan(&dir, &appc_plan(planned_app())).unwrap();
+        spoil(&dir.join(gantry_contract::files::PLAN));
+        let row = home.store.pod(id).unwrap().unwrap();
+        let manifest = home.observer.pod_manifest(&row, Secrets::Shown).unwrap();
         assert_eq!(manifest.is_some(), n == 1, "{n}");
     }
     let views = home.observer.pods(&[]).unwrap();

@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::io;
 
+use gantry_contract::files;
+use gantry_contract::plan::Plan;
 use gantry_model::PodId;
 use gantry_store::AnnotationsByApp;
 use rustix::io::Errno;
@@ -35,7 +37,17 @@ impl Engine {
         Ok(app_annotations(&self.manifest_as_it_lies(id)?.unwrap_or_default()))
     }
 
-    /// See [`crate::Observer::pod_manifest`].
+    /// The plan of a pod as it lies on the disk; `None` when it never had one or lost it.
+    pub(crate) fn plan_as_it_lies(&self, id: PodId) -> Result<Option<Plan>, PodError> {
+        let path = self.pod_dir(id).join(files::PLAN);
+        match pod_dir::read(&path, pod_dir::MOST_PLAN) {
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+            Err(error) if is_lost(&error) => Ok(None),
+            Err(error) => Err(PodError::io("read the plan", path)(error)),
+        }
+    }
+
+    /// The manifest of a pod as it lies on the disk; `None` when it never had one or lost it.
     pub(crate) fn manifest_as_it_lies(&self, id: PodId) -> Result<Option<Vec<u8>>, PodError> {
         let path = self.pod_dir(id).join(pod_dir::MANIFEST);
         match pod_dir::read(&path, manifest::MOST_OURS) {

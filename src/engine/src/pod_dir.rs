@@ -17,7 +17,7 @@ use crate::{Engine, PodError, manifest};
 pub const MANIFEST: &str = "pod.json";
 
 const MOST_JOURNAL: u64 = 64 << 20;
-const MOST_PLAN: u64 = 64 << 20;
+pub(crate) const MOST_PLAN: u64 = 64 << 20;
 
 impl Engine {
     pub(crate) fn pod_dir(&self, id: PodId) -> PathBuf {

@@ -10,7 +10,7 @@
 //! gc-interval = "1m"               # gantryd: how often garbage is collected
 //! gc-grace = "30m"                 # gantryd: how long a pod stays after its end
 //! expire-prepared = "24h"          # gantryd: how long a prepared pod may wait to be run
-//! listen = ["127.0.0.1:15441"]     # gantryd: where the API is served, or ["none"]
+//! listen = ["unix:/run/x.sock"]    # gantryd: where the API is served, or ["none"]
 //! events-kept = 100000             # gantryd: how many events stay when older ones are deleted
 //! backup-interval = "1h"           # gantryd: how often a changed database is copied to DIR/backups; "0": never
 //! [log]

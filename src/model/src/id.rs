@@ -244,6 +244,21 @@ impl Digest {
         &self.hex
     }
 
+    /// The same digits in the form of appc's hashes, `sha512-…`, which knows no other algorithm. It names the image just as
+    /// well, and each form can be made from the other. rkt's own ids have 64 digits, too: half of a SHA-512.
+    #[must_use]
+    pub fn to_appc(&self) -> String {
+        format!("sha512-{}", self.hex)
+    }
+
+    /// The digest of which this is the form for appc.
+    #[must_use]
+    pub fn from_appc(text: &str) -> Option<Self> {
+        let hex = text.strip_prefix("sha512-")?;
+        let algorithm = if hex.len() == 64 { Algorithm::Sha256 } else { Algorithm::Sha512 };
+        format!("{}:{hex}", algorithm.as_str()).parse().ok()
+    }
+
     /// The first twelve digits, as tables show it.
     #[must_use]
     pub fn short(&self) -> &str {
@@ -324,7 +339,7 @@ mod tests {
         fn parsers_never_panic(text: String) {
             let _ = text.parse::<PodId>();
             let _ = text.parse::<PodPrefix>();
-            let _ = text.parse::<Digest>();
+            let _ = (text.parse::<Digest>(), Digest::from_appc(&text));
             if let Some(name) = AppName::sanitized(&text) {
                 prop_assert_eq!(name.as_str().parse::<AppName>(), Ok(name.clone()));
             }
@@ -333,7 +348,10 @@ mod tests {
         #[test]
         fn digests_survive_printing(hash: [u8; 32]) {
             let digest = Digest::from_hash(Algorithm::Sha256, &hash).unwrap();
+            prop_assert_eq!(Digest::from_appc(&digest.to_appc()), Some(digest.clone()));
             prop_assert_eq!(digest.to_string().parse::<Digest>(), Ok(digest));
+            let long = Digest::from_hash(Algorithm::Sha512, &[hash, hash].concat()).unwrap();
+            prop_assert_eq!(Digest::from_appc(&long.to_appc()), Some(long));
         }
     }
 }

@@ -8,7 +8,7 @@
 //! | `oci:DIR[:TAG]`, a directory with an `oci-layout` file | an OCI image layout |
 //! | `oci-archive:FILE[:TAG]`, `docker-archive:FILE[:TAG]`, an existing file | an archive |
 //! | `-` | an archive on standard input |
-//! | `sha256:…`, or at least 8 digits of it, with or without `sha256:` | an image id in the store |
+//! | `sha256:…`, or at least 8 digits of it, with or without `sha256:`; `sha512-…` as appc has it | an image id in the store |
 
 use std::fmt;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ pub enum ImageRef {
     Registry(RegistryRef),
     /// A name without a registry's host: the store is asked first, then the default registry.
     Short(ShortName),
-    /// The beginning of the digest of an image in the store: lower-case hexadecimal digits, 8 to 64.
+    /// The beginning of the digest of an image in the store: lower-case hexadecimal digits, 8 or more.
     Id(String),
     /// An OCI image layout directory.
     Layout(PathBuf, Option<String>),
@@ -174,8 +174,9 @@ impl std::str::FromStr for ImageRef {
         if text.starts_with('/') || text.starts_with("./") || text.starts_with("../") || text == "." {
             return Ok(Self::Path(text.into()));
         }
-        if let Some(hex) = text.strip_prefix("sha256:").or_else(|| text.strip_prefix("sha256-")) {
-            return id(hex).ok_or_else(|| refuse("an image id is sha256: and 8 to 64 hexadecimal digits"));
+        let prefixes = ["sha256:", "sha256-", "sha512-"];
+        if let Some(hex) = prefixes.into_iter().find_map(|prefix| text.strip_prefix(prefix)) {
+            return id(hex).ok_or_else(|| refuse("an image id is sha256: and at least 8 hexadecimal digits"));
         }
         if text.contains("://") {
             return Err(refuse("this scheme is not known; known are docker://, oci:// and file://"));
@@ -189,7 +190,7 @@ impl std::str::FromStr for ImageRef {
 }
 
 fn id(hex: &str) -> Option<ImageRef> {
-    let fits = (8..=64).contains(&hex.len()) && hex.bytes().all(|c| c.is_ascii_digit() || (b'a'..=b'f').contains(&c));
+    let fits = (8..=128).contains(&hex.len()) && hex.bytes().all(|c| c.is_ascii_digit() || (b'a'..=b'f').contains(&c));
     fits.then(|| ImageRef::Id(hex.to_owned()))
 }
 

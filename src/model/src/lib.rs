@@ -7,6 +7,7 @@
 //! [`event`] (what everybody hears).
 
 pub mod app;
+pub mod errno;
 pub mod error;
 pub mod event;
 pub mod id;

@@ -24,10 +24,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::convert;
-use super::filters::Budget;
+use super::filters::{Budget, image_id};
 use super::pods::put;
 use crate::bridge::Weight;
 use crate::hub::{Entry, Slice};
+use crate::peer::Peer;
 use crate::places::Places;
 use crate::server::Shared;
 use crate::status::{self, invalid};
@@ -77,7 +78,7 @@ impl Wanted {
         let (since, until) = times("filter.since_time", since_time, "filter.until_time", until_time)?;
         Ok(Self {
             never: kinds.is_empty() && !types.is_empty(),
-            ids: budget.texts("filter.ids", ids)?.into_iter().collect(),
+            ids: budget.texts("filter.ids", ids)?.into_iter().map(event_id).collect(),
             names: budget.texts("filter.names", names)?.into_iter().collect(),
             query: EventQuery { kinds, ids: Vec::new(), names: Vec::new(), since, until },
         })
@@ -100,6 +101,11 @@ impl Wanted {
             && [one_of, any_name].iter().all(|set| set.is_empty())
             && (since, until) == (&None, &None)
     }
+}
+
+/// The id of an image as events have it, however it is written; other ids as they are.
+fn event_id(text: String) -> String {
+    image_id(&text).map_or(text, |id| id.to_string())
 }
 
 /// Two times in seconds, of which 0 means not set.
@@ -213,9 +219,10 @@ impl Listeners {
 pub(super) async fn listen(
     shared: &Arc<Shared>,
     listeners: &Arc<Listeners>,
+    peer: Peer,
     wanted: Wanted,
 ) -> Result<ReceiverStream<Result<Encoded, Status>>, Status> {
-    let place = listeners.places.take()?;
+    let place = listeners.places.take(peer)?;
     // Known before the caller hears that it listens: what happens after that is not missed.
     let query = wanted.query.clone();
     let start = shared.bridge.ask_for_stream(Weight::Light, move |observer| {

@@ -137,7 +137,7 @@ fn rounds_get_longer_with_more_listeners() {
         assert!(next >= now - Duration::from_millis(5) && next <= now + most + Duration::from_millis(5));
     };
     next(PAUSE.0);
-    let places: Vec<_> = (0..2000).map(|_| listeners.places.take().ok()).collect();
+    let places: Vec<_> = (0..2000).map(|_| listeners.places.take(crate::peer::Peer::Root).ok()).collect();
     next(PAUSE.1);
     drop(places);
 }

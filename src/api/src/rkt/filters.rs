@@ -83,7 +83,7 @@ fn pod(budget: &mut Budget, at: &str, filter: PodFilter) -> Result<query::PodFil
     let states_asked = states.len();
     let phases = phases(budget, &format!("{at}.states"), states)?;
     let app_names = all_of(budget.texts(&format!("{at}.app_names"), app_names)?, parsed::<AppName>);
-    let images = all_of(budget.texts(&format!("{at}.image_ids"), image_ids)?, parsed::<ImageId>);
+    let images = all_of(budget.texts(&format!("{at}.image_ids"), image_ids)?, image_id);
     let never = ids.never || app_names.never || images.never || (states_asked > 0 && phases.is_empty());
     Ok(query::PodFilter {
         ids: ids.values,
@@ -128,7 +128,7 @@ fn image(budget: &mut Budget, at: &str, filter: ImageFilter) -> Result<query::Im
         annotations,
         full_names,
     } = filter;
-    let ids = any_of(budget.texts(&format!("{at}.ids"), ids)?, parsed::<ImageId>);
+    let ids = any_of(budget.texts(&format!("{at}.ids"), ids)?, image_id);
     Ok(query::ImageFilter {
         ids: ids.values,
         never: ids.never,
@@ -164,6 +164,11 @@ fn all_of<T>(texts: Vec<String>, parse: fn(&str) -> Option<T>) -> Asked<T> {
 
 fn parsed<T: FromStr>(text: &str) -> Option<T> {
     text.parse().ok()
+}
+
+/// A whole image id: `sha256:…`, `sha512-…` as in appc's manifests, or the digits alone.
+pub(super) fn image_id(text: &str) -> Option<ImageId> {
+    text.parse().ok().or_else(|| ImageId::from_appc(text)).or_else(|| format!("sha256:{text}").parse().ok())
 }
 
 /// As in rkt the ids of a filter are compared as they are: whole, and in lower case.

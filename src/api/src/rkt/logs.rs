@@ -23,6 +23,7 @@ use super::filters::check_text;
 use super::lines::Lines;
 use super::pods;
 use crate::bridge::Weight;
+use crate::peer::Peer;
 use crate::places::Places;
 use crate::server::Shared;
 use crate::status::{self, invalid};
@@ -104,9 +105,10 @@ impl Reading {
 pub(super) async fn read(
     shared: &Arc<Shared>,
     readers: &Places,
+    peer: Peer,
     wanted: Wanted,
 ) -> Result<ReceiverStream<Result<Encoded, Status>>, Status> {
-    let place = readers.take()?;
+    let place = readers.take(peer)?;
     let follow = wanted.query.follow;
     let reading = shared.bridge.ask_for_stream(Weight::Heavy, move |observer| wanted.open(observer)).await?;
     let (sender, receiver) = mpsc::channel(1);

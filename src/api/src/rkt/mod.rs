@@ -6,6 +6,7 @@ mod filters;
 mod images;
 mod lines;
 mod logs;
+mod manifests;
 mod pods;
 mod service;
 

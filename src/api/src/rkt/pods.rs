@@ -15,6 +15,7 @@ use prost::encoding::{WireType, encode_key, encode_varint};
 use tonic::Status;
 
 use super::convert;
+use super::manifests::Shows;
 use crate::status;
 
 /// The most bytes of the answer to a list.
@@ -52,21 +53,21 @@ pub(super) fn put(bytes: &mut Vec<u8>, length: usize) {
 }
 
 /// The pods for which any filter holds, by id.
-pub(super) fn list(observer: &Observer, filters: &[PodFilter], detail: bool) -> Result<Encoded, Status> {
+pub(super) fn list(observer: &Observer, filters: &[PodFilter], shows: Shows) -> Result<Encoded, Status> {
     let pods = observer.pods(filters).map_err(|error| status::of(&error))?;
     let mut images = Images::new(observer);
     let mut answer = Answer::default();
     for view in pods {
-        let pod = pod(&mut images, &view, detail)?;
+        let pod = pod(&mut images, &view, shows)?;
         answer.add(&pod)?;
     }
     Ok(answer.done())
 }
 
 /// The pod whose id begins so.
-pub(super) fn inspect(observer: &Observer, id: &str) -> Result<InspectPodResponse, Status> {
+pub(super) fn inspect(observer: &Observer, id: &str, shows: Shows) -> Result<InspectPodResponse, Status> {
     let view = resolve(observer, id)?;
-    let pod = pod(&mut Images::new(observer), &view, true)?;
+    let pod = pod(&mut Images::new(observer), &view, shows)?;
     Ok(InspectPodResponse { pod: Some(pod) })
 }
 
@@ -128,13 +129,13 @@ impl<'a> Images<'a> {
     }
 }
 
-fn pod(images: &mut Images<'_>, view: &PodView, detail: bool) -> Result<wire::Pod, Status> {
+fn pod(images: &mut Images<'_>, view: &PodView, shows: Shows) -> Result<wire::Pod, Status> {
     let row = &view.row;
     let supervisor = view.supervisor();
     let started = row.phase.started_at();
-    let manifest = match detail {
-        true => images.observer.pod_manifest(row.id).map_err(|error| status::of(&error))?.unwrap_or_default(),
-        false => Vec::new(),
+    let manifest = match shows.manifest {
+        Some(secrets) => images.observer.pod_manifest(row, secrets).map_err(|error| status::of(&error))?,
+        None => None,
     };
     Ok(wire::Pod {
         id: row.id.to_string(),
@@ -142,7 +143,7 @@ fn pod(images: &mut Images<'_>, view: &PodView, detail: bool) -> Result<wire::Po
         state: convert::pod_state(&row.phase).into(),
         apps: row.apps.iter().map(|row| app(images, row)).collect::<Result<_, _>>()?,
         networks: if started.is_some() { networks(&row.net, &row.networks)? } else { Vec::new() },
-        manifest,
+        manifest: manifest.unwrap_or_default(),
         annotations: convert::pairs(&row.user_annotations),
         cgroup: supervisor.map(|_| view.cgroup.clone()).unwrap_or_default(),
         created_at: row.created.0,

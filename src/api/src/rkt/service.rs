@@ -12,9 +12,11 @@ use prost::Message as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use super::manifests::Shows;
 use super::{events, filters, images, logs, pods};
 use crate::answers::{Answers, Turn};
 use crate::bridge::Weight;
+use crate::peer::Peer;
 use crate::places::Places;
 use crate::server::{Config, Shared};
 
@@ -48,7 +50,7 @@ fn info(config: &Config) -> Info {
     let dir = config.options.dir.canonicalize().unwrap_or_else(|_| config.options.dir.clone());
     Info {
         rkt_version: concat!("1.30.0+gantry.", env!("CARGO_PKG_VERSION")).to_owned(),
-        appc_version: "0.8.11".to_owned(),
+        appc_version: gantry_engine::appc::VERSION.to_owned(),
         api_version: "1.0.0-alpha".to_owned(),
         global_flags: Some(GlobalFlags {
             dir: dir.display().to_string(),
@@ -75,25 +77,31 @@ impl PublicApi for Service {
         let (_, extensions, ListPodsRequest { filters, detail }) = request.into_parts();
         let filters = filters::pods(filters)?;
         let turn = Turn::of(&extensions).await;
-        let ask = self.shared.bridge.ask(Weight::Heavy, move |observer| pods::list(observer, &filters, detail));
+        let peer = Peer::of(&extensions);
+        let shows = Shows::to(peer, detail);
+        let ask = self.shared.bridge.ask(peer, Weight::Heavy, move |observer| pods::list(observer, &filters, shows));
         let answer = ask.await?;
         let bytes = answer.0.len();
         self.answers.hold(turn, answer, bytes)
     }
 
     async fn inspect_pod(&self, request: Request<InspectPodRequest>) -> Result<Response<InspectPodResponse>, Status> {
-        let InspectPodRequest { id } = request.into_inner();
-        let ask = self.shared.bridge.ask(Weight::Light, move |observer| pods::inspect(observer, &id));
+        let (_, extensions, InspectPodRequest { id }) = request.into_parts();
+        let peer = Peer::of(&extensions);
+        let shows = Shows::to(peer, true);
+        let ask = self.shared.bridge.ask(peer, Weight::Light, move |observer| pods::inspect(observer, &id, shows));
         let answer = ask.await?;
         let bytes = answer.encoded_len();
-        self.answers.hold(Turn::free(), answer, bytes)
+        self.answers.hold(Turn::free(peer), answer, bytes)
     }
 
     async fn list_images(&self, request: Request<ListImagesRequest>) -> Result<Response<Encoded>, Status> {
         let (_, extensions, ListImagesRequest { filters, detail }) = request.into_parts();
         let filters = filters::images(filters)?;
         let turn = Turn::of(&extensions).await;
-        let ask = self.shared.bridge.ask(Weight::Heavy, move |observer| images::list(observer, &filters, detail));
+        let peer = Peer::of(&extensions);
+        let shows = Shows::to(peer, detail);
+        let ask = self.shared.bridge.ask(peer, Weight::Heavy, move |observer| images::list(observer, &filters, shows));
         let answer = ask.await?;
         let bytes = answer.0.len();
         self.answers.hold(turn, answer, bytes)
@@ -103,25 +111,29 @@ impl PublicApi for Service {
         &self,
         request: Request<InspectImageRequest>,
     ) -> Result<Response<InspectImageResponse>, Status> {
-        let InspectImageRequest { id } = request.into_inner();
-        let ask = self.shared.bridge.ask(Weight::Light, move |observer| images::inspect(observer, &id));
+        let (_, extensions, InspectImageRequest { id }) = request.into_parts();
+        let peer = Peer::of(&extensions);
+        let shows = Shows::to(peer, true);
+        let ask = self.shared.bridge.ask(peer, Weight::Light, move |observer| images::inspect(observer, &id, shows));
         let answer = ask.await?;
         let bytes = answer.encoded_len();
-        self.answers.hold(Turn::free(), answer, bytes)
+        self.answers.hold(Turn::free(peer), answer, bytes)
     }
 
     async fn listen_events(
         &self,
         request: Request<ListenEventsRequest>,
     ) -> Result<Response<Self::ListenEventsStream>, Status> {
+        let peer = Peer::of(request.extensions());
         let wanted = events::Wanted::of(request.into_inner())?;
-        let stream = events::listen(&self.shared, &self.listeners, wanted).await?;
+        let stream = events::listen(&self.shared, &self.listeners, peer, wanted).await?;
         Ok(Response::new(stream))
     }
 
     async fn get_logs(&self, request: Request<GetLogsRequest>) -> Result<Response<Self::GetLogsStream>, Status> {
+        let peer = Peer::of(request.extensions());
         let wanted = logs::Wanted::of(request.into_inner())?;
-        let stream = logs::read(&self.shared, &self.readers, wanted).await?;
+        let stream = logs::read(&self.shared, &self.readers, peer, wanted).await?;
         Ok(Response::new(stream))
     }
 }

@@ -160,12 +160,17 @@ pub(crate) struct CatManifest {
     /// Indent it
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pretty_print: bool,
+    /// In the form of appc, as rkt's clients read it from gantryd
+    #[arg(long)]
+    appc: bool,
 }
 
 /// Prints an image's manifest.
 fn cat_manifest(context: &Context, args: &CatManifest) -> Result<u8, Failure> {
     let reference: ImageRef = args.image.parse()?;
-    let document = context.look()?.image_manifest(&reference)?;
+    let engine = context.look()?;
+    let document =
+        if args.appc { engine.image_appc_manifest(&reference)? } else { engine.image_manifest(&reference)? };
     json::to_stdout(|out| json::document(out, super::inspect::form(args.pretty_print), &document))?;
     Ok(exit::OK)
 }

@@ -47,13 +47,17 @@ pub(crate) struct CatManifest {
     /// Indent it
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pretty_print: bool,
+    /// In the form of appc, as rkt's clients read it from gantryd
+    #[arg(long)]
+    appc: bool,
 }
 
 /// Prints pods' manifests: what `--pod-manifest` takes.
 pub(crate) fn cat_manifest(context: &Context, args: &CatManifest) -> Result<u8, Failure> {
     let engine = context.look()?;
     args.pods.each(context.globals.debug, Asking::Existence, |text| {
-        let document = engine.manifest(context::pod(&engine, text)?)?;
+        let id = context::pod(&engine, text)?;
+        let document = if args.appc { engine.appc_manifest(id)? } else { engine.manifest(id)? };
         json::to_stdout(|out| json::document(out, form(args.pretty_print), &document))?;
         Ok(exit::OK)
     })

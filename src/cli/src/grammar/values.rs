@@ -288,52 +288,8 @@ pub(super) fn seccomp(value: &str) -> Result<Seccomp, Why> {
     }
 }
 
-/// The generic error numbers of Linux, from 1 (errno-base.h, and the first of errno.h).
-const ERRNO: [&str; 40] = [
-    "EPERM",
-    "ENOENT",
-    "ESRCH",
-    "EINTR",
-    "EIO",
-    "ENXIO",
-    "E2BIG",
-    "ENOEXEC",
-    "EBADF",
-    "ECHILD",
-    "EAGAIN",
-    "ENOMEM",
-    "EACCES",
-    "EFAULT",
-    "ENOTBLK",
-    "EBUSY",
-    "EEXIST",
-    "EXDEV",
-    "ENODEV",
-    "ENOTDIR",
-    "EISDIR",
-    "EINVAL",
-    "ENFILE",
-    "EMFILE",
-    "ENOTTY",
-    "ETXTBSY",
-    "EFBIG",
-    "ENOSPC",
-    "ESPIPE",
-    "EROFS",
-    "EMLINK",
-    "EPIPE",
-    "EDOM",
-    "ERANGE",
-    "EDEADLK",
-    "ENAMETOOLONG",
-    "ENOLCK",
-    "ENOSYS",
-    "ENOTEMPTY",
-    "ELOOP",
-];
-
 fn error_number(value: &str) -> Result<u16, Why> {
-    let named = ERRNO.iter().position(|name| *name == value).and_then(|at| u16::try_from(at + 1).ok());
+    let named = gantry_model::errno::number(value);
     let numbered = || number::<u16>(value, "").ok().filter(|n| (1..4096).contains(n));
     match named.or_else(numbered) {
         Some(number) => Ok(number),

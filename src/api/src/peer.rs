@@ -1,0 +1,136 @@
+//! The client of a connection, as the kernel tells it: what it may take of the server, and what it is shown.
+//!
+//! | peer | places of each sort | values of environment variables |
+//! |---|---|---|
+//! | TCP, whatever address | half of them, all TCP clients together | hidden |
+//! | another user, over a unix socket | an eighth of them for each, half for all together | shown to the group `gantry` |
+//! | root, over a unix socket | as many as it asks for | shown |
+//!
+//! So no user can keep root, or another user, from being served.
+
+use std::path::Path;
+
+use tokio::net::UnixStream;
+use tonic::Extensions;
+
+use crate::answers::OfConnection;
+
+/// The group whose members may read what is secret.
+pub(crate) const GROUP: &str = "gantry";
+/// The user and group databases. Longer ones are not read: what is said in them does not count then.
+const MAX_DATABASE: u64 = 4 << 20;
+
+/// Who sent a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// Over TCP: any user of this host, and of others where they can reach the address.
+    Network,
+    /// A process of root, over a unix socket.
+    Root,
+    /// A process of another user, over a unix socket.
+    User {
+        /// Its effective user id when it connected.
+        uid: u32,
+        /// Whether it belongs to the group [`GROUP`].
+        member: bool,
+    },
+}
+
+impl Peer {
+    /// The process that connected (SO_PEERCRED). What the kernel does not tell counts as a stranger.
+    pub(crate) fn of_unix(stream: &UnixStream) -> Self {
+        match stream.peer_cred() {
+            Ok(credentials) if credentials.uid() == 0 => Self::Root,
+            Ok(credentials) => {
+                let (uid, gid) = (credentials.uid(), credentials.gid());
+                Self::User { uid, member: is_member(uid, gid) }
+            }
+            Err(_) => Self::Network,
+        }
+    }
+
+    /// The client of a request.
+    pub(crate) fn of(extensions: &Extensions) -> Self {
+        extensions.get().map_or(Self::Network, OfConnection::peer)
+    }
+
+    /// Whether it is shown the values of environment variables.
+    pub(crate) fn sees_secrets(self) -> bool {
+        match self {
+            Self::Network => false,
+            Self::Root => true,
+            Self::User { member, .. } => member,
+        }
+    }
+}
+
+fn is_member(uid: u32, gid: u32) -> bool {
+    let read = |path: &str| {
+        let fits = Path::new(path).metadata().is_ok_and(|found| found.len() <= MAX_DATABASE);
+        if fits { std::fs::read_to_string(path).unwrap_or_default() } else { String::new() }
+    };
+    is_member_in(&read("/etc/group"), &read("/etc/passwd"), uid, gid)
+}
+
+/// group(5), passwd(5): the group is the user's current one, or names the user among its members.
+fn is_member_in(groups: &str, users: &str, uid: u32, gid: u32) -> bool {
+    let Some(group) = groups.lines().find_map(|line| line.strip_prefix(GROUP)?.strip_prefix(':')) else { return false };
+    let mut fields = group.split(':').skip(1);
+    let (number, members) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
+    // Group 0 under another name would let in every process of a service that runs with it.
+    match number.parse::<u32>() {
+        Ok(0) | Err(_) => return false,
+        Ok(number) if number == gid => return true,
+        Ok(_) => {}
+    }
+    let mut names = users.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse::<u32>().ok()? == uid).then_some(name)
+    });
+    names.any(|name| !name.is_empty() && members.split(',').any(|member| member == name))
+}
+
+/// The number of the group, where there is one.
+pub(crate) fn group() -> Option<u32> {
+    let groups = std::fs::read_to_string("/etc/group").ok()?;
+    let group = groups.lines().find_map(|line| line.strip_prefix(GROUP)?.strip_prefix(':'))?;
+    group.split(':').nth(1)?.parse().ok().filter(|&number| number != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const USERS: &str = "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/:/bin/sh\n\nbroken\nbob:x:1001:50::/:\n";
+
+    #[test]
+    fn members_by_gid_and_by_name() {
+        let rows = [
+            ("gantry:x:50:ann,bob", 1000, 1000, true),
+            ("gantry:x:50:ann,bob", 1001, 1001, true),
+            ("gantry:x:50:ann,bob", 1002, 1002, false),
+            ("gantry:x:50:", 1002, 50, true),
+            ("gantry:x:50:annabel", 1000, 1000, false),
+            ("gantryx:x:50:ann", 1000, 50, false),
+            ("x:x:50:ann", 1000, 50, false),
+            ("gantry:x:0:ann", 1000, 0, false),
+            ("gantry:x::ann", 1000, 1000, false),
+            ("gantry", 1000, 1000, false),
+            ("", 1000, 0, false),
+        ];
+        for (group, uid, gid, want) in rows {
+            let groups = format!("root:x:0:\n{group}\n");
+            assert_eq!(is_member_in(&groups, USERS, uid, gid), want, "{group:?} {uid} {gid}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_database_panics(groups: String, users: String, uid: u32) {
+            let _ = is_member_in(&format!("gantry:{groups}"), &users, uid, uid);
+        }
+    }
+}
