@@ -1,12 +1,13 @@
 //! A fetch as it is shown: bars on a terminal, lines elsewhere, or nothing. Always on standard error.
 
 use std::collections::HashMap;
+use std::fmt::Write;
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gantry_engine::{Note, Progress};
 use gantry_model::Digest;
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use crate::globals::ProgressMode;
 use crate::render::{escape, size};
@@ -110,7 +111,7 @@ impl Bars {
         let all = &self.all;
         self.layers.entry(layer.clone()).or_insert_with(|| {
             let bar = all.add(ProgressBar::no_length());
-            bar.set_style(style("{prefix} {spinner} {bytes} {msg}"));
+            bar.set_style(style(UNSIZED));
             bar.set_prefix(layer.short().to_owned());
             bar
         })
@@ -121,18 +122,27 @@ impl Bars {
             Note::Layer { layer, total: Some(total) } => {
                 let bar = self.bar(layer);
                 bar.set_length(*total);
-                bar.set_style(style("{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg}"));
+                bar.set_style(style(RUNNING));
             }
             Note::Layer { layer, total: None } => self.bar(layer).tick(),
             Note::Bytes { layer, done } => self.bar(layer).set_position(*done),
-            Note::LayerDone { layer } => self.bar(layer).finish_with_message("done"),
+            Note::LayerDone { layer } => {
+                // The rate of a layer that is done would go on falling.
+                let bar = self.bar(layer);
+                bar.set_style(style(DONE));
+                bar.finish_with_message("done");
+            }
             Note::LayerExists { layer } => {
                 let bar = self.bar(layer);
-                bar.set_style(style("{prefix} {msg}"));
+                bar.set_style(style(PRESENT));
                 bar.finish_with_message("already here");
             }
             Note::Waiting { layer } => self.bar(layer).set_message("waiting for another fetch of it"),
-            Note::Done { .. } => self.layers.values().for_each(ProgressBar::abandon),
+            Note::Done { .. } => {
+                self.layers.values().for_each(ProgressBar::abandon);
+                // What follows is printed below these bars, not above them.
+                *self = Self::new();
+            }
             _ => {
                 if let Some(sentence) = sentence(note) {
                     // The bars are on a terminal; when it is gone, so is whoever would read of it.
@@ -143,14 +153,83 @@ impl Bars {
     }
 }
 
-/// A template of ours; should one be wrong, the library's own style shows the same numbers.
+// The bar takes what the line has left, on a terminal of any width.
+const RUNNING: &str = "{prefix} [{wide_bar}] {done}/{total} {rate} {msg}";
+const UNSIZED: &str = "{prefix} {spinner} {done} {msg}";
+const DONE: &str = "{prefix} {total} {msg}";
+const PRESENT: &str = "{prefix} {msg}";
+
+/// A style with sizes as every other output writes them; should a template be wrong, the library's own style is used.
 fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    // Writing into the line that is drawn cannot fail.
+    style
+        .with_key("done", |state: &ProgressState, out: &mut dyn Write| {
+            let _ = write!(out, "{}", size::human(state.pos()));
+        })
+        .with_key("total", |state: &ProgressState, out: &mut dyn Write| {
+            let _ = write!(out, "{}", size::human(state.len().unwrap_or_default()));
+        })
+        .with_key("rate", |state: &ProgressState, out: &mut dyn Write| {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a rate is shown with two digits"
+            )]
+            let rate = state.per_sec() as u64;
+            let _ = write!(out, "{}/s", size::human(rate));
+        })
+        .progress_chars("=> ")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use indicatif::TermLike;
+
     use super::*;
+
+    /// A terminal of 80 columns; it keeps what is written to it.
+    #[derive(Debug, Clone, Default)]
+    struct Terminal(Arc<Mutex<Vec<String>>>);
+
+    impl Terminal {
+        fn put(&self, text: &str) -> std::io::Result<()> {
+            self.0.lock().unwrap().push(text.to_owned());
+            Ok(())
+        }
+    }
+
+    impl TermLike for Terminal {
+        fn width(&self) -> u16 {
+            80
+        }
+        fn move_cursor_up(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> std::io::Result<()> {
+            self.put(text)
+        }
+        fn write_str(&self, text: &str) -> std::io::Result<()> {
+            self.put(text)
+        }
+        fn clear_line(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn flush(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
 
     #[test]
     fn lines_say_what_matters_and_obey_nothing() {
@@ -170,12 +249,26 @@ mod tests {
 
     #[test]
     fn templates_are_right() {
-        for template in [
-            "{prefix} {spinner} {bytes} {msg}",
-            "{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg}",
-            "{prefix} {msg}",
-        ] {
+        for template in [RUNNING, UNSIZED, DONE, PRESENT] {
             assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
         }
+    }
+
+    #[test]
+    fn bars_fit_80_columns() {
+        let terminal = Terminal::default();
+        let all = MultiProgress::with_draw_target(ProgressDrawTarget::term_like(Box::new(terminal.clone())));
+        let mut bars = Bars { all, layers: HashMap::new() };
+        let layers: Vec<Digest> =
+            ["ab", "cd"].iter().map(|two| format!("sha256:{}", two.repeat(32)).parse().unwrap()).collect();
+        for layer in &layers {
+            bars.notify(&Note::Layer { layer: layer.clone(), total: Some(987 << 20) });
+            bars.notify(&Note::Bytes { layer: layer.clone(), done: 500 << 20 });
+        }
+        bars.notify(&Note::LayerDone { layer: layers[0].clone() });
+        let written = terminal.0.lock().unwrap();
+        assert!(written.iter().all(|text| text.trim_end().chars().count() <= 80), "{written:?}");
+        let has = |wanted: &str| written.iter().any(|text| text.contains(wanted));
+        assert!(has("abababababab 987.0MiB done") && has("500.0MiB/987.0MiB"), "{written:?}");
     }
 }
