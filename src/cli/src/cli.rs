@@ -77,6 +77,10 @@ pub(crate) enum Command {
     /// Remove images
     #[command(hide = true)]
     Rmi(commands::image::Rm),
+    /// Log in to a registry
+    Login(commands::login::Login),
+    /// Remove the login of a registry
+    Logout(commands::login::Logout),
     /// Work with networks
     #[command(subcommand, infer_subcommands = true)]
     Network(commands::network::Network),

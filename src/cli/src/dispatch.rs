@@ -169,6 +169,8 @@ fn asking(command: &Command) -> Asking {
         | Command::Attach(_)
         | Command::Gc(_)
         | Command::Doctor(_)
+        | Command::Login(_)
+        | Command::Logout(_)
         | Command::Completion(_)
         | Command::Version(_) => Asking::Action,
     }
@@ -196,6 +198,8 @@ fn command(context: Context, command: Command) -> Result<u8, Failure> {
         Command::Image(image) => commands::image::image(&context, &image),
         Command::Images(args) => commands::image::list(&context, &args),
         Command::Rmi(args) => commands::image::rm(&context, &args),
+        Command::Login(args) => commands::login::login(&context, &args),
+        Command::Logout(args) => commands::login::logout(&context, &args),
         Command::Network(network) => commands::network::network(&context, &network),
         Command::Doctor(args) => commands::doctor::doctor(&context, &args),
         Command::Completion(args) => commands::completion::completion(&args),

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::error::{Cause, need_root};
 use crate::image_view::Kept;
-use crate::{Engine, ImageView, PodError, Secrets};
+use crate::{Engine, ImageView, PodError, RmError, Secrets};
 
 /// An image could not be found, shown or removed.
 #[derive(Debug, Error)]
@@ -38,6 +38,34 @@ pub enum ImageError {
         /// What is wrong.
         why: String,
     },
+    /// A text that is no name for an image in the store.
+    #[error("'{0}' cannot be an image's name: expected such as registry.example/app:1, or app:1")]
+    Name(String),
+    /// It has more names than the one it was to be removed by.
+    #[error("image {} has several names: {}; remove them by name, or all of them with --force", .id.short(), .names.join(", "))]
+    SeveralNames {
+        /// Which image.
+        id: ImageId,
+        /// Its names.
+        names: Vec<String>,
+    },
+    /// Not even --force removes it from under a pod that runs or may yet run.
+    #[error("image {} is used by pods that have not ended, among them {}: stop and remove those first", .id.short(), pods[0])]
+    NotEnded {
+        /// Which image.
+        id: ImageId,
+        /// The pods, at least one.
+        pods: Vec<gantry_model::PodId>,
+    },
+    /// A pod that uses it cannot be removed.
+    #[error("cannot remove a pod that uses image {}", .id.short())]
+    User {
+        /// Which image.
+        id: ImageId,
+        /// Why not.
+        #[source]
+        source: Box<RmError>,
+    },
     /// It cannot be removed.
     #[error(transparent)]
     Remove(RemoveImageError),
@@ -53,24 +81,15 @@ impl Kind for ImageError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::NotFound(_) => ErrorKind::NotFound,
-            Self::Ambiguous { .. } | Self::NotStored(_) => ErrorKind::Invalid,
+            Self::Ambiguous { .. } | Self::NotStored(_) | Self::Name(_) => ErrorKind::Invalid,
+            Self::SeveralNames { .. } | Self::NotEnded { .. } => ErrorKind::Refused,
+            Self::User { source, .. } => source.kind(),
             Self::Damaged { .. } => ErrorKind::Damaged,
             Self::Remove(error) => error.kind(),
             Self::Store(cause) => cause.kind(),
             Self::Pod(error) => error.kind(),
         }
     }
-}
-
-/// What `image_rm` did.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImageRemoved {
-    /// The image as it was.
-    pub image: ImageRow,
-    /// Only this name was taken away, because the image has others.
-    pub untagged: Option<String>,
-    /// What was freed.
-    pub swept: Swept,
 }
 
 /// What `image_gc` did.
@@ -99,26 +118,26 @@ impl Engine {
         self.find(reference).map(|(image, _)| image)
     }
 
-    /// The image, and the name by which it was found where it was found by name.
-    fn find(&self, reference: &ImageRef) -> Result<(ImageRow, Option<String>), ImageError> {
+    /// The image, and those of its names that were meant: none when it was found by its id.
+    pub(crate) fn find(&self, reference: &ImageRef) -> Result<(ImageRow, Vec<String>), ImageError> {
         let shown = gantry_model::id::shown(&reference.to_string());
         let by_id = |hex: &str| -> Result<Option<ImageRow>, ImageError> {
             only(&shown, self.store.images_by_prefix(hex).map_err(store)?)
         };
         let found = match reference {
-            ImageRef::Registry(name) => self.by_name(&name.to_string())?.map(|(image, name)| (image, Some(name))),
+            ImageRef::Registry(name) => self.by_name(&name.to_string())?.map(|(image, name)| (image, vec![name])),
             ImageRef::Short(short) => match &short.digest {
-                Some(digest) => by_id(digest.hex())?.map(|image| (image, None)),
+                Some(digest) => by_id(digest.hex())?.map(|image| (image, Vec::new())),
                 None => {
                     let repository = &short.repository;
                     let found = self.by_short(&shown, repository, short.tag.as_deref().unwrap_or("latest"))?;
                     match (found, short.id_prefix()) {
-                        (None, Some(prefix)) => by_id(prefix)?.map(|image| (image, None)),
+                        (None, Some(prefix)) => by_id(prefix)?.map(|image| (image, Vec::new())),
                         (found, _) => found,
                     }
                 }
             },
-            ImageRef::Id(hex) => by_id(hex)?.map(|image| (image, None)),
+            ImageRef::Id(hex) => by_id(hex)?.map(|image| (image, Vec::new())),
             ImageRef::Layout(..)
             | ImageRef::OciArchive(..)
             | ImageRef::DockerArchive(..)
@@ -137,29 +156,14 @@ impl Engine {
         shown: &str,
         repository: &str,
         tag: &str,
-    ) -> Result<Option<(ImageRow, Option<String>)>, ImageError> {
+    ) -> Result<Option<(ImageRow, Vec<String>)>, ImageError> {
         let found = only(shown, self.store.images_by_short(repository, tag).map_err(store)?)?;
         let end = format!("/{repository}:{tag}");
         Ok(found.map(|image| {
-            let name = image.names.iter().find(|name| name.ends_with(&end) || name[..] == end[1..]).cloned();
-            (image, name)
+            let names =
+                image.names.iter().filter(|name| name.ends_with(&end) || name[..] == end[1..]).cloned().collect();
+            (image, names)
         }))
-    }
-
-    /// Removes an image that no pod uses; where it is named by one of several names, only that name.
-    ///
-    /// # Errors
-    /// [`ImageError`], also when pods use it.
-    pub fn image_rm(&self, reference: &ImageRef) -> Result<ImageRemoved, ImageError> {
-        need_root("remove an image")?;
-        let (image, name) = self.find(reference)?;
-        if let Some(name) = name.filter(|_| image.names.len() > 1) {
-            self.store.untag(&name).map_err(store)?;
-            return Ok(ImageRemoved { image, untagged: Some(name), swept: Swept::default() });
-        }
-        self.store.remove_image(&image.id).map_err(ImageError::Remove)?;
-        let swept = self.store.sweep_images().map_err(store)?;
-        Ok(ImageRemoved { image, untagged: None, swept })
     }
 
     /// Removes images that no pod uses and nobody has used for `grace`, and what no image refers to.
@@ -228,6 +232,6 @@ fn only(shown: &str, mut found: Vec<ImageRow>) -> Result<Option<ImageRow>, Image
     Ok(found.pop())
 }
 
-fn store<E: std::error::Error + Kind + Send + Sync + 'static>(error: E) -> ImageError {
+pub(crate) fn store<E: std::error::Error + Kind + Send + Sync + 'static>(error: E) -> ImageError {
     ImageError::Store(error.into())
 }

@@ -33,7 +33,10 @@
 //! pull_logs(&mut LogReader, most: usize, &mut dyn FnMut(LineRef)) -> Result<Pulled, LogsError>
 //! rm(PodId, force: bool) -> Result<(), RmError>           gc(&GcOptions) -> Result<GcReport, GcError>
 //! image_list() -> Result<Vec<ImageRow>, ImageError>       image_find(&ImageRef) -> Result<ImageRow, ImageError>
-//! image_rm(&ImageRef) -> Result<ImageRemoved, ImageError> image_gc(Duration, dry_run) -> Result<ImageGc, ImageError>
+//! image_rm(&ImageRef, force: bool) -> Result<ImageRemoved, ImageError>
+//! image_inspect(&ImageRef) -> Result<ImageDetails, ImageError>
+//! image_tag(&ImageRef, &str) -> Result<(String, Option<ImageId>), ImageError>
+//! image_gc(Duration, dry_run) -> Result<ImageGc, ImageError>
 //! image_manifest(&ImageRef) -> Result<serde_json::Value, ImageError>
 //! events_start(&EventQuery, now) -> Result<u64, PodError>
 //! events_after(cursor, most) -> Result<EventPage, PodError>                       commits() -> io::Result<Commits>
@@ -59,6 +62,8 @@ pub mod events;
 pub mod exec;
 pub mod fetch;
 pub mod gc;
+pub mod image_inspect;
+pub mod image_rm;
 pub mod image_view;
 pub mod images;
 pub mod kill;
@@ -67,6 +72,7 @@ mod log_line;
 mod log_merge;
 pub mod log_reader;
 mod log_source;
+pub mod login;
 pub mod logs;
 pub mod look;
 pub mod manifest;
@@ -101,8 +107,10 @@ pub use error::{Cause, PodError};
 pub use events::{Commits, EventPage};
 pub use exec::{Exec, ExecError, ExecRequest, Stdio};
 pub use gc::{GcAction, GcError, GcOptions, GcReport, GcStep};
+pub use image_inspect::{HistoryStep, ImageDetails, LayerDetails};
+pub use image_rm::ImageRemoved;
 pub use image_view::ImageView;
-pub use images::{ImageError, ImageGc, ImageRemoved};
+pub use images::{ImageError, ImageGc};
 pub use kill::KillError;
 pub use log_reader::{LineRef, LogReader, Pulled};
 pub use logs::{LogQuery, LogSink, LogsError};

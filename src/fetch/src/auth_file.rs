@@ -19,7 +19,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 /// Most bytes of a credential file.
-const MAX_FILE: u64 = 1 << 20;
+pub(crate) const MAX_FILE: u64 = 1 << 20;
 
 /// Most bytes of a helper's answer.
 const MAX_ANSWER: u64 = 64 << 10;
@@ -70,6 +70,15 @@ pub enum AuthFileError {
         #[source]
         source: std::io::Error,
     },
+    /// The file cannot be written.
+    #[error("cannot write the credentials to {}", .path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
     /// The file is larger than any such file is.
     #[error("the credential file {} is larger than 1 MiB", .path.display())]
     TooLarge {
@@ -77,7 +86,7 @@ pub enum AuthFileError {
         path: PathBuf,
     },
     /// The file breaks its format.
-    #[error("the credential file {} is malformed near line {line}; log in again with `podman login` or `docker login`", .path.display())]
+    #[error("the credential file {} is malformed near line {line}; mend it, or move it away and log in again", .path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -99,7 +108,7 @@ pub enum AuthFileError {
 impl Kind for AuthFileError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Read { source, .. } => ErrorKind::of_io(source),
+            Self::Read { source, .. } | Self::Write { source, .. } => ErrorKind::of_io(source),
             Self::TooLarge { .. } => ErrorKind::Exhausted,
             Self::Malformed { .. } => ErrorKind::Invalid,
             Self::Helper { .. } => ErrorKind::Unavailable,
@@ -222,7 +231,7 @@ fn of_entry(path: &Path, entry: &Entry) -> Result<Option<Credentials>, AuthFileE
 }
 
 /// One name for all names of Docker Hub.
-fn canonical_host(host: &str) -> &str {
+pub(crate) fn canonical_host(host: &str) -> &str {
     if matches!(host, "index.docker.io" | "registry-1.docker.io" | "registry.hub.docker.com") {
         "docker.io"
     } else {
@@ -245,7 +254,7 @@ fn canonical_key(key: &str) -> String {
     }
 }
 
-fn same_host(key: &str, host: &str) -> bool {
+pub(crate) fn same_host(key: &str, host: &str) -> bool {
     canonical_key(key) == canonical_host(host)
 }
 
@@ -259,11 +268,7 @@ struct HelperAnswer {
 /// Asks a credential helper (docker-credential-helpers, "get"): the key on stdin, JSON on stdout.
 fn ask(path: &Path, name: &str, key: &str) -> Result<Option<Credentials>, AuthFileError> {
     let failed = |why: String| AuthFileError::Helper { path: path.to_owned(), name: shown(name), why };
-    let plain = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
-    if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
-        return Err(failed("the name is not made of letters, digits, '-', '_' and '.'".to_owned()));
-    }
-    let (success, output) = run_helper(name, key).map_err(failed)?;
+    let (success, output) = run_helper(name, "get", key).map_err(failed)?;
     if !success {
         let text = String::from_utf8_lossy(&output);
         if text.contains("credentials not found") {
@@ -282,9 +287,13 @@ fn ask(path: &Path, name: &str, key: &str) -> Result<Option<Credentials>, AuthFi
 
 /// Runs a helper under a deadline; on its passing, the helper and all it started are killed, so that the thread
 /// that reads its answer ends before we return.
-fn run_helper(name: &str, key: &str) -> Result<(bool, Vec<u8>), String> {
+pub(crate) fn run_helper(name: &str, verb: &'static str, input: &str) -> Result<(bool, Vec<u8>), String> {
+    let plain = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
+    if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
+        return Err("the name is not made of letters, digits, '-', '_' and '.'".to_owned());
+    }
     let mut child = Command::new(format!("docker-credential-{name}"))
-        .arg("get")
+        .arg(verb)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -298,7 +307,7 @@ fn run_helper(name: &str, key: &str) -> Result<(bool, Vec<u8>), String> {
         scope.spawn(move || {
             let mut output = Vec::new();
             // A helper that does not want its key closes the pipe; its answer tells whether that was right.
-            let told = stdin.map_or(Ok(()), |mut stdin| stdin.write_all(key.as_bytes()));
+            let told = stdin.map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes()));
             let told =
                 told.or_else(|error| if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) });
             let read = stdout.map_or(Ok(0), |stdout| stdout.take(MAX_ANSWER).read_to_end(&mut output));

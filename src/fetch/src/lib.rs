@@ -9,6 +9,7 @@
 
 pub mod archive;
 pub mod auth_file;
+pub mod auth_store;
 pub mod caps;
 mod checked;
 pub mod config;

@@ -81,6 +81,15 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Where `login` files credentials: podman's place for root.
+    #[must_use]
+    pub fn login_file() -> PathBuf {
+        let env = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        env("REGISTRY_AUTH_FILE")
+            .or_else(|| env("XDG_RUNTIME_DIR").map(|dir| dir.join("containers/auth.json")))
+            .unwrap_or_else(|| "/run/containers/0/auth.json".into())
+    }
+
     /// Where credentials are looked for when nothing else is said: the places of podman and docker, in this order.
     #[must_use]
     pub fn default_auth_files() -> Vec<PathBuf> {

@@ -1,6 +1,6 @@
 //! `gantry image` and its short spellings.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::time::Duration;
 
 use gantry_engine::{ImageGc, ImageRemoved, ImageRow, Swept};
@@ -20,6 +20,12 @@ pub(crate) enum Image {
     /// List images
     #[command(visible_alias = "ls")]
     List(List),
+    /// Show what images say of themselves
+    Inspect(super::image_inspect::Inspect),
+    /// Show the steps that made an image
+    History(super::image_inspect::History),
+    /// Give an image further names
+    Tag(Tag),
     /// Remove images, or names of images
     Rm(Rm),
     /// Remove images that have not been used for a while
@@ -35,6 +41,9 @@ pub(crate) enum Image {
 pub(crate) fn image(context: &Context, image: &Image) -> Result<u8, Failure> {
     match image {
         Image::List(args) => list(context, args),
+        Image::Inspect(args) => super::image_inspect::inspect(context, args),
+        Image::History(args) => super::image_inspect::history(context, args),
+        Image::Tag(args) => tag(context, args),
         Image::Rm(args) => rm(context, args),
         Image::Gc(args) => gc(context, args),
         Image::CatManifest(args) => cat_manifest(context, args),
@@ -56,18 +65,20 @@ struct Document<'a> {
     names: &'a [String],
     format: &'static str,
     size: u64,
+    disk_size: u64,
     layers: usize,
     imported: At,
     last_used: At,
 }
 
 impl<'a> Document<'a> {
-    fn of(row: &'a ImageRow) -> Self {
+    fn of(row: &'a ImageRow, disk_size: u64) -> Self {
         Self {
             id: Text(&row.id),
             names: &row.names,
             format: row.format.as_str(),
             size: row.size,
+            disk_size,
             layers: row.layers.len(),
             imported: At(row.imported),
             last_used: At(row.last_used),
@@ -77,34 +88,72 @@ impl<'a> Document<'a> {
 
 /// Lists images.
 pub(crate) fn list(context: &Context, args: &List) -> Result<u8, Failure> {
-    let images = context.look()?.image_list()?;
+    let engine = context.look()?;
+    let images = engine.image_list()?;
+    let sizes = engine.image_disk_sizes(&images)?;
+    let with_sizes = || images.iter().map(|row| (row, sizes.get(&row.id).copied().unwrap_or_default()));
+    // A line that is cut is for eyes alone.
+    let width =
+        std::io::stdout().is_terminal().then(crate::terminal::size).flatten().map(|size| usize::from(size.ws_col));
     json::to_stdout(|out| match args.output.form {
         _ if args.output.quiet => {
             images.iter().try_for_each(|row| writeln!(out, "{}", shown_id(row, args.output.full)))
         }
-        Form::Table => table(out, &images, &args.output, gantry_engine::now()),
-        form => json::items(out, form, images.iter().map(Document::of)),
+        Form::Table => table(out, with_sizes(), &args.output, width, gantry_engine::now()),
+        form => json::items(out, form, with_sizes().map(|(row, size)| Document::of(row, size))),
     })?;
     Ok(exit::OK)
 }
 
 /// The beginning of an id that still is an image reference.
 fn shown_id(row: &ImageRow, full: bool) -> String {
-    if full { row.id.to_string() } else { format!("{}:{}", row.id.algorithm().as_str(), row.id.short()) }
+    if full { row.id.to_string() } else { row.id.short().to_owned() }
+}
+
+/// A name as it is shown: its digest cut to the digits that ids are shown with.
+fn shown_name(name: &str, full: bool) -> String {
+    match name.split_once('@') {
+        Some((repository, digest)) if !full => match digest.parse::<gantry_model::Digest>() {
+            Ok(digest) => format!("{repository}@{}:{}", digest.algorithm().as_str(), digest.short()),
+            Err(_) => name.to_owned(),
+        },
+        _ => name.to_owned(),
+    }
+}
+
+/// Cuts a name at its beginning, so that the repository's last part and the tag stay.
+fn cut_name(name: String, most: usize) -> String {
+    let length = name.chars().count();
+    if length <= most {
+        return name;
+    }
+    std::iter::once('…').chain(name.chars().skip(length - most.saturating_sub(1))).collect()
 }
 
 /// One line per name; an image without one has one line all the same.
-fn table(out: &mut dyn Write, images: &[ImageRow], output: &Output, now: Timestamp) -> io::Result<()> {
+fn table<'a>(
+    out: &mut dyn Write,
+    images: impl Iterator<Item = (&'a ImageRow, u64)>,
+    output: &Output,
+    width: Option<usize>,
+    now: Timestamp,
+) -> io::Result<()> {
+    /// What the other columns take at most, with the spaces between.
+    const OTHERS: usize = 12 + 9 + 13 + 13 + 8;
+    /// Fewer characters tell no names apart.
+    const MIN_NAME: usize = 16;
+    let most = width.filter(|_| !output.full).map_or(usize::MAX, |width| width.saturating_sub(OTHERS).max(MIN_NAME));
+
     let mut table = Table::new(&["ID", "NAME", "SIZE", "IMPORTED", "LAST USED"]);
     let shown_time = |at: Timestamp| if output.full { at.rfc3339().to_string() } else { time::relative(now, at) };
     let nameless = ["-".to_owned()];
-    for row in images {
+    for (row, disk_size) in images {
         let names = if row.names.is_empty() { &nameless[..] } else { &row.names };
         for name in names {
             table.row([
                 shown_id(row, output.full),
-                name.clone(),
-                if output.full { row.size.to_string() } else { size::human(row.size) },
+                cut_name(shown_name(name, output.full), most),
+                if output.full { disk_size.to_string() } else { size::human(disk_size) },
                 shown_time(row.imported),
                 shown_time(row.last_used),
             ]);
@@ -119,6 +168,35 @@ pub(crate) struct Rm {
     /// Names or ids of images
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<String>,
+    /// Remove all names of an image that is named by its id, and pods that have ended and use it
+    #[arg(short, long)]
+    force: bool,
+}
+
+/// Arguments of `image tag`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Tag {
+    /// Name or id of an image
+    #[arg(value_name = "IMAGE")]
+    image: String,
+    /// Names to give it, such as registry.example/app:2 or app:2
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
+}
+
+/// Gives an image further names.
+pub(crate) fn tag(context: &Context, args: &Tag) -> Result<u8, Failure> {
+    let engine = context.open("image tag")?;
+    let image: ImageRef = args.image.parse()?;
+    Ok(context::each(&args.names, context.globals.debug, Asking::Action, &mut |target| {
+        let (name, before) = engine.image_tag(&image, target)?;
+        if let Some(before) = before {
+            // Nowhere to tell that standard error is gone.
+            let _ = writeln!(io::stderr(), "{} belonged to image {} until now", escape::text(&name), before.short());
+        }
+        json::to_stdout(|out| writeln!(out, "{}", escape::text(&name)))?;
+        Ok(exit::OK)
+    }))
 }
 
 /// Removes images; one that a pod needs is never removed.
@@ -126,7 +204,7 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> Result<u8, Failure> {
     let engine = context.open("image rm")?;
     Ok(context::each(&args.images, context.globals.debug, Asking::Existence, &mut |image| {
         let reference: ImageRef = image.parse()?;
-        let removed = engine.image_rm(&reference)?;
+        let removed = engine.image_rm(&reference, args.force)?;
         json::to_stdout(|out| removal(out, &removed))?;
         Ok(exit::OK)
     }))
@@ -176,6 +254,9 @@ fn cat_manifest(context: &Context, args: &CatManifest) -> Result<u8, Failure> {
 }
 
 fn removal(out: &mut dyn Write, removed: &ImageRemoved) -> io::Result<()> {
+    for pod in &removed.pods {
+        writeln!(out, "removed pod {pod}")?;
+    }
     if let Some(name) = &removed.untagged {
         writeln!(out, "untagged {}", escape::text(name))?;
     } else {
@@ -196,12 +277,26 @@ fn freed(out: &mut dyn Write, swept: &Swept) -> io::Result<()> {
     if swept.layers == 0 && swept.bytes == 0 {
         return Ok(());
     }
-    writeln!(out, "freed {} in {} layers", size::human(swept.bytes), swept.layers)
+    let noun = if swept.layers == 1 { "layer" } else { "layers" };
+    writeln!(out, "freed {} in {} {noun}", size::human(swept.bytes), swept.layers)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_terminal_of_80_columns_is_enough() {
+        let output = Output { form: Form::Table, no_legend: false, full: false, quiet: false };
+        let digest = format!("registry.example:5000/team/product@sha256:{}", "cd".repeat(32));
+        let images = [row(&["registry.example:5000/a/rather/long/name/of/an/image:v1.2.3", &digest])];
+        let mut out = Vec::new();
+        let sized = images.iter().map(|row| (row, 1023 << 20));
+        table(&mut out, sized, &output, Some(80), Timestamp(40 * 60_000_000_000)).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.contains("an/image:v1.2.3") && text.contains("@sha256:cdcdcdcdcdcd"), "{text}");
+    }
 
     fn row(names: &[&str]) -> ImageRow {
         let id = format!("sha256:{}", "ab".repeat(32)).parse::<gantry_model::Digest>().unwrap();
@@ -222,19 +317,17 @@ mod tests {
         let output = Output { form: Form::Table, no_legend: false, full: false, quiet: false };
         let mut out = Vec::new();
         let images = [row(&["docker.io/library/alpine:3", "x\n:1"]), row(&[])];
-        table(&mut out, &images, &output, Timestamp(7_200_000_000_000)).unwrap();
+        let sized = || images.iter().map(|row| (row, 5 << 20));
+        table(&mut out, sized(), &output, None, Timestamp(7_200_000_000_000)).unwrap();
         let text = String::from_utf8(out).unwrap();
         let lines: Vec<Vec<&str>> =
             text.lines().map(|line| line.split("  ").map(str::trim).filter(|c| !c.is_empty()).collect()).collect();
         assert_eq!(lines[0], ["ID", "NAME", "SIZE", "IMPORTED", "LAST USED"]);
-        assert_eq!(
-            lines[1],
-            ["sha256:abababababab", "docker.io/library/alpine:3", "5.0MiB", "2 hours ago", "1 hour ago"]
-        );
+        assert_eq!(lines[1], ["abababababab", "docker.io/library/alpine:3", "5.0MiB", "2 hours ago", "1 hour ago"]);
         assert_eq!((lines[2][1], lines[3][1], lines.len()), ("x\\u{a}:1", "-", 4));
 
-        let json = serde_json::to_value(Document::of(&images[0])).unwrap();
+        let json = serde_json::to_value(Document::of(&images[0], 7)).unwrap();
         let fields: Vec<&String> = json.as_object().unwrap().keys().collect();
-        assert_eq!(fields, ["format", "id", "imported", "last_used", "layers", "names", "size"]);
+        assert_eq!(fields, ["disk_size", "format", "id", "imported", "last_used", "layers", "names", "size"]);
     }
 }

@@ -23,6 +23,9 @@ use crate::settings::Insecure;
 /// Most bytes of a token server's answer.
 const MAX_TOKEN: u64 = 1 << 20;
 
+/// Of credentials that are being tried.
+pub(crate) const NOT_ACCEPTED: &str = "the user name or the password is not accepted";
+
 /// Most further repositories that a registry may demand a token for.
 const MAX_SCOPES: usize = 8;
 
@@ -32,6 +35,8 @@ pub(crate) struct Auth {
     host: String,
     repository: String,
     files: Vec<PathBuf>,
+    /// Credentials that are being tried; no file is read.
+    given: Option<Credentials>,
     insecure: Insecure,
     /// Held while a token is fetched, so that four downloads that find it stale fetch one new one.
     state: Mutex<State>,
@@ -62,7 +67,22 @@ struct TokenAnswer {
 
 impl Auth {
     pub(crate) fn new(host: &str, repository: &str, files: Vec<PathBuf>, insecure: Insecure) -> Self {
-        Self { host: host.to_owned(), repository: repository.to_owned(), files, insecure, state: Mutex::default() }
+        let (host, repository, given) = (host.to_owned(), repository.to_owned(), None);
+        Self { host, repository, files, given, insecure, state: Mutex::default() }
+    }
+
+    /// For a registry as a whole, with these credentials and no others.
+    pub(crate) fn with_credentials(host: &str, credentials: Credentials, insecure: Insecure) -> Self {
+        Self { given: Some(credentials), ..Self::new(host, "", Vec::new(), insecure) }
+    }
+
+    /// The credentials there are, and where they are from.
+    fn credentials(&self) -> Result<(Option<Credentials>, Option<String>), RegistryError> {
+        if self.given.is_some() {
+            return Ok((self.given.clone(), None));
+        }
+        let found = auth_file::find(&self.files, &self.host, &self.repository)?;
+        Ok(found.map(|found| (found.credentials, found.place)).unzip())
     }
 
     pub(crate) fn standing(&self) -> Standing {
@@ -85,10 +105,7 @@ impl Auth {
             .map(|value| value.to_str().map_err(|_| refuse("the WWW-Authenticate header is not text")))
             .collect::<Result<_, _>>()?;
         let challenge = challenge::parse(&headers).map_err(refuse)?;
-        let (credentials, place) = match auth_file::find(&self.files, &self.host, &self.repository)? {
-            Some(found) => (Some(found.credentials), Some(found.place)),
-            None => (None, None),
-        };
+        let (credentials, place) = self.credentials()?;
         let header = match (challenge, &credentials) {
             (Challenge::Basic, Some(Credentials::Basic { user, password })) => basic(user, password),
             (Challenge::Basic, _) => return Err(self.denied(origin, 401, None)),
@@ -97,13 +114,9 @@ impl Auth {
             })?,
             (Challenge::Bearer { realm, service, scope }, _) => {
                 let realm = self.realm(origin, &realm)?;
-                self.token(
-                    http,
-                    &realm,
-                    service.as_deref(),
-                    &self.scopes(scope),
-                    credentials.as_ref().zip(place.as_deref()),
-                )?
+                let scopes = self.scopes(scope);
+                let answer = self.token(http, &realm, service.as_deref(), &scopes, credentials.as_ref())?;
+                self.read_token(http, &realm, answer, place.as_deref())?
             }
         };
         *state = State { generation: seen + 1, header: Some(header), credentials: place };
@@ -111,7 +124,10 @@ impl Auth {
     }
 
     fn denied(&self, origin: &Url, status: u16, place: Option<&str>) -> RegistryError {
-        let (what, advice) = (self.repository.clone(), login_advice(place, &self.host));
+        let (what, advice) = match self.given {
+            Some(_) => ("the login".to_owned(), NOT_ACCEPTED.to_owned()),
+            None => (self.repository.clone(), login_advice(place, &self.host)),
+        };
         RegistryError::Denied { host: origin.place(), what, status, advice, message: String::new() }
     }
 
@@ -131,6 +147,9 @@ impl Auth {
     /// What we ask to be allowed: to pull this repository, and what the registry says is needed for it as long
     /// as that is pulling too. Never more, whatever a registry demands in our name.
     fn scopes(&self, demanded: Option<String>) -> Vec<String> {
+        if self.repository.is_empty() {
+            return Vec::new();
+        }
         let own = format!("repository:{}:pull", self.repository);
         let further = demanded.as_deref().unwrap_or_default().split_ascii_whitespace();
         let mut scopes = vec![own];
@@ -148,13 +167,12 @@ impl Auth {
         realm: &Url,
         service: Option<&str>,
         scopes: &[String],
-        credentials: Option<(&Credentials, &str)>,
-    ) -> Result<String, RegistryError> {
-        let (credentials, place) = credentials.unzip();
+        credentials: Option<&Credentials>,
+    ) -> Result<Answer, RegistryError> {
         let mut query: Vec<(&str, &str)> = service.map(|service| ("service", service)).into_iter().collect();
         let joined = scopes.join(" ");
         let what = "a token";
-        let answer = match credentials {
+        match credentials {
             Some(Credentials::Identity(refresh)) => {
                 // OAuth 2 (RFC 6749 section 6), as the Docker registry's oauth2 specification has it.
                 query.extend([("grant_type", "refresh_token"), ("refresh_token", refresh), ("client_id", "gantry")]);
@@ -168,7 +186,7 @@ impl Auth {
                     authorization: None,
                     what,
                 };
-                http.send(&request)?
+                http.send(&request)
             }
             _ => {
                 query.extend(scopes.iter().map(|scope| ("scope", scope.as_str())));
@@ -179,10 +197,9 @@ impl Auth {
                 let mark = if realm.path.contains('?') { '&' } else { '?' };
                 let url = realm.at(format!("{}{mark}{}", realm.path, encode(&query)));
                 let authorization = header.as_deref();
-                http.send(&Request { url, method: Method::Get, accept: None, from: 0, authorization, what })?
+                http.send(&Request { url, method: Method::Get, accept: None, from: 0, authorization, what })
             }
-        };
-        self.read_token(http, realm, answer, place)
+        }
     }
 
     fn read_token(

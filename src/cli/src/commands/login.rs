@@ -1,0 +1,182 @@
+//! `gantry login` and `gantry logout`.
+
+use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::path::PathBuf;
+
+use gantry_engine::login;
+
+use crate::context::Context;
+use crate::exit;
+use crate::failure::{Failure, io};
+use crate::progress::Shown;
+use crate::render::{escape, json};
+use crate::terminal;
+
+/// A password is never longer; some tokens come close.
+const MAX_PASSWORD: u64 = 64 << 10;
+
+/// Arguments of `login`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Login {
+    /// The registry, such as registry.example:5000 or docker.io
+    #[arg(value_name = "REGISTRY")]
+    registry: String,
+    /// User name; asked for when it is not given
+    #[arg(short, long, value_name = "USER")]
+    username: Option<String>,
+    /// Password. Other users of this host can read it here: better is --password-stdin
+    #[arg(short, long, value_name = "PASSWORD", conflicts_with = "password_stdin")]
+    password: Option<String>,
+    /// Read the password from standard input
+    #[arg(long)]
+    password_stdin: bool,
+    /// File for the credentials [default: REGISTRY_AUTH_FILE, or containers/auth.json in XDG_RUNTIME_DIR, or
+    /// /run/containers/0/auth.json]
+    #[arg(long, value_name = "FILE")]
+    authfile: Option<PathBuf>,
+}
+
+/// Arguments of `logout`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Logout {
+    /// The registry
+    #[arg(value_name = "REGISTRY", required_unless_present = "all")]
+    registry: Option<String>,
+    /// Remove the logins of all registries
+    #[arg(short, long, conflicts_with = "registry")]
+    all: bool,
+    /// File with the credentials, as for 'gantry login'
+    #[arg(long, value_name = "FILE")]
+    authfile: Option<PathBuf>,
+}
+
+/// Checks credentials at a registry and files them.
+pub(crate) fn login(context: &Context, args: &Login) -> Result<u8, Failure> {
+    let host = login::registry_host(&args.registry)?;
+    if args.password_stdin && args.username.is_none() {
+        return Err(Failure::usage("--password-stdin needs --username"));
+    }
+    let user = match &args.username {
+        Some(user) => user.clone(),
+        None => ask("Username: ", false)?,
+    };
+    let password = match &args.password {
+        Some(password) => {
+            // Nowhere to tell that standard error is gone.
+            let _ = writeln!(
+                std::io::stderr(),
+                "warning: other users can read a password on the command line; --password-stdin keeps it from them"
+            );
+            password.clone()
+        }
+        None if args.password_stdin => from_stdin()?,
+        None => ask("Password: ", true)?,
+    };
+    if user.is_empty() || user.contains(':') || password.is_empty() {
+        return Err(Failure::usage("a user name without ':' and a password are needed"));
+    }
+    let config = context.options()?.fetch;
+    let progress = Shown::new(context.globals.progress, false);
+    let done = login::log_in(&config, &host, (&user, &password), args.authfile.as_deref(), &progress)?;
+    let note = if done.checked { "" } else { " (it asks for no credentials, so they are not checked)" };
+    let (host, place) = (escape::text(&done.host), escape::text(&done.place));
+    json::to_stdout(|out| writeln!(out, "logged in to {host}{note}; the credentials are in {place}"))?;
+    Ok(exit::OK)
+}
+
+/// Removes filed credentials.
+pub(crate) fn logout(context: &Context, args: &Logout) -> Result<u8, Failure> {
+    let host = args.registry.as_deref().map(login::registry_host).transpose()?;
+    let config = context.options()?.fetch;
+    let left = login::log_out(&config, host.as_deref(), args.authfile.as_deref())?;
+    let from = host.as_deref().unwrap_or("all registries");
+    match left {
+        Some(place) => {
+            let (from, place) = (escape::text(from), escape::text(&place));
+            // Nowhere to tell that standard error is gone.
+            let _ = writeln!(std::io::stderr(), "warning: {place} still has credentials for {from}");
+        }
+        None => json::to_stdout(|out| writeln!(out, "logged out of {}", escape::text(from)))?,
+    }
+    Ok(exit::OK)
+}
+
+fn from_stdin() -> Result<String, Failure> {
+    let mut text = String::new();
+    let read = std::io::stdin()
+        .take(MAX_PASSWORD + 1)
+        .read_to_string(&mut text)
+        .map_err(io("read the password from", "standard input"))?;
+    if read as u64 > MAX_PASSWORD {
+        return Err(Failure::usage("the password on standard input is longer than 64 KiB"));
+    }
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+/// Asks at the terminal.
+fn ask(prompt: &str, secret: bool) -> Result<String, Failure> {
+    let stdin = std::io::stdin();
+    if !stdin.is_terminal() {
+        return Err(Failure::usage(
+            "standard input is not a terminal, so nothing can be asked for: give --username and --password-stdin",
+        ));
+    }
+    let failed = || io("ask at", "the terminal");
+    let mut stderr = std::io::stderr();
+    write!(stderr, "{prompt}").and_then(|()| stderr.flush()).map_err(failed())?;
+    let mut line = String::new();
+    if !secret {
+        stdin.read_line(&mut line).map_err(failed())?;
+        return Ok(line.trim().to_owned());
+    }
+    let typed = {
+        let _raw = terminal::RawMode::enter().map_err(failed())?;
+        read_secret(&mut stdin.lock()).map_err(failed())?
+    };
+    writeln!(stderr).map_err(failed())?;
+    typed.ok_or_else(|| Failure::usage("the login was cancelled"))
+}
+
+/// Reads a line from a raw terminal; `None` when it is cancelled (ctrl-c, ctrl-d).
+fn read_secret(input: &mut dyn std::io::Read) -> std::io::Result<Option<String>> {
+    const CANCEL: [u8; 2] = [3, 4];
+    const ERASE: [u8; 2] = [8, 127];
+    const ERASE_LINE: u8 = 21;
+    let mut typed = Vec::new();
+    let mut byte = [0];
+    loop {
+        if input.read(&mut byte)? == 0 {
+            return Ok(None);
+        }
+        match byte[0] {
+            b'\r' | b'\n' => return Ok(String::from_utf8(typed).ok()),
+            key if CANCEL.contains(&key) => return Ok(None),
+            key if ERASE.contains(&key) => {
+                // All bytes of a character.
+                while typed.pop().is_some_and(|last| last & 0xc0 == 0x80) {}
+            }
+            ERASE_LINE => typed.clear(),
+            key if typed.len() as u64 <= MAX_PASSWORD => typed.push(key),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_edited_as_it_is_typed() {
+        for (keys, want) in [
+            (&b"secret\r"[..], Some("secret")),
+            (b"sx\x7fecret\n", Some("secret")),
+            (b"wrong\x15right\r", Some("right")),
+            ("pé\u{7f}w\r".as_bytes(), Some("pw")),
+            (b"abc\x03", None),
+            (b"abc", None),
+        ] {
+            assert_eq!(read_secret(&mut &keys[..]).unwrap().as_deref(), want, "{keys:?}");
+        }
+    }
+}

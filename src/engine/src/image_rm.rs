@@ -1,0 +1,67 @@
+//! `image rm`: a name, or the image itself.
+
+use gantry_model::query::PodQuery;
+use gantry_model::{ImageRef, Phase, PodId};
+use gantry_store::{ImageRow, Swept};
+
+use crate::error::need_root;
+use crate::images::store;
+use crate::{Engine, ImageError};
+
+/// What `image_rm` did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageRemoved {
+    /// The image as it was.
+    pub image: ImageRow,
+    /// Only this name was taken away, because the image has others.
+    pub untagged: Option<String>,
+    /// Pods that had ended and were removed, because they used it.
+    pub pods: Vec<PodId>,
+    /// What was freed.
+    pub swept: Swept,
+}
+
+impl Engine {
+    /// Removes an image that no pod uses; where it is named by one of several names, only that name. With `force` an
+    /// image named by its id goes with all of its names, and pods that have ended go with it.
+    ///
+    /// # Errors
+    /// [`ImageError`], also when pods use it that have not ended.
+    pub fn image_rm(&self, reference: &ImageRef, force: bool) -> Result<ImageRemoved, ImageError> {
+        need_root("remove an image")?;
+        let (image, names) = self.find(reference)?;
+        match (names.as_slice(), image.names.len()) {
+            ([name], 2..) => {
+                self.store().untag(name).map_err(store)?;
+                let (untagged, swept) = (Some(name.clone()), Swept::default());
+                return Ok(ImageRemoved { image, untagged, pods: Vec::new(), swept });
+            }
+            (_, 2..) if !force => return Err(ImageError::SeveralNames { id: image.id, names: image.names }),
+            _ => {}
+        }
+        let pods = if force { self.remove_ended_users(&image)? } else { Vec::new() };
+        self.store().remove_image(&image.id).map_err(ImageError::Remove)?;
+        let swept = self.store().sweep_images().map_err(store)?;
+        Ok(ImageRemoved { image, untagged: None, pods, swept })
+    }
+
+    /// Removes the pods of an image, unless one of them has not ended.
+    fn remove_ended_users(&self, image: &ImageRow) -> Result<Vec<PodId>, ImageError> {
+        let pods = self.list(&PodQuery::default())?;
+        let users = pods.into_iter().filter(|pod| pod.row.apps.iter().any(|app| app.image == image.id));
+        let (ended, others): (Vec<_>, Vec<_>) = users.partition(|pod| {
+            matches!(pod.row.phase, Phase::Exited { .. } | Phase::AbortedPrepare { .. } | Phase::Garbage { .. })
+        });
+        if !others.is_empty() {
+            let pods = others.iter().map(|pod| pod.row.id).collect();
+            return Err(ImageError::NotEnded { id: image.id.clone(), pods });
+        }
+        let mut removed = Vec::new();
+        for pod in ended {
+            self.rm(pod.row.id, false)
+                .map_err(|source| ImageError::User { id: image.id.clone(), source: Box::new(source) })?;
+            removed.push(pod.row.id);
+        }
+        Ok(removed)
+    }
+}

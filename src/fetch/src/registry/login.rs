@@ -1,0 +1,68 @@
+//! A login: user name and password tried at a registry, before anybody files them.
+
+use gantry_model::RegistryRef;
+
+use super::auth::{self, Auth};
+use super::http::{Method, Request};
+use super::{Registry, RegistryError};
+use crate::auth_file::Credentials;
+use crate::progress::Progress;
+use crate::settings::Config;
+
+const LOGIN: &str = "the login";
+
+/// Tries `credentials` at the registry `host`. False when it asks for none, so that they could not be checked.
+///
+/// # Errors
+/// [`RegistryError`]: it cannot be reached, or it does not accept them.
+pub fn check_login(
+    host: &str,
+    credentials: Credentials,
+    config: &Config,
+    progress: &dyn Progress,
+) -> Result<bool, RegistryError> {
+    let reference = RegistryRef { host: host.to_owned(), repository: String::new(), tag: None, digest: None };
+    let mut registry = Registry::new(&reference, config, progress)?;
+    registry.auth = Auth::with_credentials(host, credentials, config.insecure);
+    registry.retried(|| check_once(&registry))
+}
+
+/// Asks for the top of the API, which every registry protects that protects anything.
+fn check_once(registry: &Registry<'_>) -> Result<bool, RegistryError> {
+    let origin = registry.origin()?;
+    let url = origin.at("/v2/".to_owned());
+    let mut asked = false;
+    loop {
+        let standing = registry.auth.standing();
+        let authorization = standing.header.as_deref();
+        let request =
+            Request { url: url.clone(), method: Method::Get, accept: None, from: 0, authorization, what: LOGIN };
+        let answer = registry.http.send(&request)?;
+        let (status, host, what) = (answer.status(), answer.url.place(), LOGIN.to_owned());
+        match status {
+            200 => return Ok(asked),
+            401 if !asked && answer.url.same_origin(&origin) => {
+                registry.auth.renew(&registry.http, &origin, &answer, standing.generation)?;
+                asked = true;
+            }
+            401 | 403 => {
+                let advice = auth::NOT_ACCEPTED.to_owned();
+                return Err(RegistryError::Denied { host, what, status, advice, message: auth::message_of(answer) });
+            }
+            404 => {
+                let why = "it does not speak the registry API (404 for /v2/)".to_owned();
+                return Err(RegistryError::Answer { host, what, why });
+            }
+            _ => {
+                let retry_after = super::asked_wait(&answer);
+                return Err(RegistryError::Status {
+                    host,
+                    what,
+                    status,
+                    message: auth::message_of(answer),
+                    retry_after,
+                });
+            }
+        }
+    }
+}
