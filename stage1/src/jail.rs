@@ -66,10 +66,14 @@ pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
 fn clone_volumes(plan: &Plan) -> Result<BTreeMap<String, (OwnedFd, bool)>> {
     let mut trees = BTreeMap::new();
     for volume in &plan.volumes {
-        let VolumeKind::Host { source, recursive } = &volume.kind else { continue };
+        let (source, recursive) = match &volume.kind {
+            VolumeKind::Host { source, recursive } => (source, *recursive),
+            VolumeKind::Named { dir, .. } => (dir, false),
+            VolumeKind::Empty { .. } => continue,
+        };
         let what = || format!("cannot use '{}' as volume '{}'", gantry_model::id::shown(source), volume.name);
         let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-        if *recursive {
+        if recursive {
             flags |= OpenTreeFlags::AT_RECURSIVE;
         }
         let tree = open_tree(CWD, source.as_str(), flags).attempt(what)?;

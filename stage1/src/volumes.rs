@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use gantry_contract::plan::{App, Mount, Plan, Volume, VolumeKind};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::spec::{is_device, is_provided};
-use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
 use crate::copy::{self, Budget, CopyError};
@@ -96,12 +97,22 @@ impl<'a> Placing<'a> {
             return Err(failure(ErrorKind::Invalid, why));
         }
         let volume = self.volume(mount)?;
-        if let VolumeKind::Empty { mode, uid, gid } = volume.kind {
-            let seed = mount.seed.then(|| open_in(self.root, &target, OFlags::DIRECTORY).ok()).flatten();
-            let inside = |other: &&String| other.strip_prefix(target.as_str())?.strip_prefix('/').map(PathBuf::from);
-            let covered = targets.iter().filter_map(inside).collect();
-            let filling = Filling { volume, from: seed.as_ref(), budget: &mut self.budget, covered: &covered };
-            make_empty(filling, (mode, uid, gid))?;
+        let seed = mount.seed.then(|| open_in(self.root, &target, OFlags::DIRECTORY).ok()).flatten();
+        let from = seed.as_ref();
+        match volume.kind {
+            VolumeKind::Empty { mode, uid, gid } => {
+                let inside =
+                    |other: &&String| other.strip_prefix(target.as_str())?.strip_prefix('/').map(PathBuf::from);
+                let covered = targets.iter().filter_map(inside).collect();
+                let filling = Filling { volume, from, budget: &mut self.budget, covered: &covered };
+                make_empty(filling, (mode, uid, gid))?;
+            }
+            VolumeKind::Named { .. } => {
+                // Whole: other pods may mount nothing inside of it.
+                let (budget, covered) = (&mut Budget::of(self.app.image_size), &BTreeSet::new());
+                begin_named(Filling { volume, from, budget, covered })?;
+            }
+            VolumeKind::Host { .. } => {}
         }
         self.placed.push(Mount { target, ..mount.clone() });
         Ok(())
@@ -144,6 +155,7 @@ fn read_link(top: &OwnedFd, path: &str) -> std::io::Result<Option<String>> {
 pub(crate) fn source(volume: &Volume) -> String {
     match volume.kind {
         VolumeKind::Host { .. } => jail::volume_path(&volume.name),
+        VolumeKind::Named { .. } => format!("{}/{NAMED_DATA}", jail::volume_path(&volume.name)),
         VolumeKind::Empty { .. } => format!("/pod/{}/{}", gantry_contract::files::VOLUMES, volume.name),
     }
 }
@@ -185,6 +197,61 @@ fn make_empty(filling: Filling<'_>, (mode, uid, gid): (u32, u32, u32)) -> Result
         }
     }
     rustix::fs::rename(&new, &path).attempt(|| format!("cannot name the volume {path}"))
+}
+
+/// In the directory of a named volume: what apps see.
+const NAMED_DATA: &str = "data";
+/// There while no app has mounted the volume yet.
+const NAMED_FRESH: &str = "fresh";
+/// What the volume is filled in before it takes the place of its data.
+const NAMED_FILLING: &str = "filling";
+/// How long to wait for another pod that fills the volume.
+const NAMED_TIMEOUT: Duration = Duration::from_secs(40);
+
+/// Fills a named volume from the image when it is mounted for the first time and is empty. The copy takes the place of the
+/// empty directory when it is complete and on the disk: a kill or a power cut leaves the volume as it was.
+fn begin_named(filling: Filling<'_>) -> Result<()> {
+    let volume = filling.volume;
+    let what = || format!("cannot fill volume '{}'", volume.name);
+    let path = |name: &str| format!("{}/{name}", jail::volume_path(&volume.name));
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let top = rustix::fs::open(path("."), flags, Mode::empty()).attempt(what)?;
+    lock_named(&top, &volume.name)?;
+    match rustix::fs::statat(&top, NAMED_FRESH, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => return Ok(()),
+        other => drop(other.attempt(what)?),
+    }
+    let is_empty = std::fs::read_dir(path(NAMED_DATA)).attempt(what)?.next().is_none();
+    if is_empty && filling.from.is_some() {
+        remove_tree(&path(NAMED_FILLING)).attempt(what)?;
+        rustix::fs::mkdirat(&top, NAMED_FILLING, Mode::from_raw_mode(0o700)).attempt(what)?;
+        let dir = rustix::fs::openat(&top, NAMED_FILLING, flags, Mode::empty()).attempt(what)?;
+        fill(filling, &dir).inspect_err(|_| {
+            // The next start would remove it too.
+            let _ = remove_tree(&path(NAMED_FILLING));
+        })?;
+        rustix::fs::syncfs(&dir).attempt(what)?;
+        rustix::fs::renameat(&top, NAMED_FILLING, &top, NAMED_DATA).attempt(what)?;
+    }
+    // After this it is never filled again: apps may be in it.
+    rustix::fs::fsync(&top).attempt(what)?;
+    rustix::fs::unlinkat(&top, NAMED_FRESH, AtFlags::empty()).attempt(what)?;
+    rustix::fs::fsync(&top).attempt(what)
+}
+
+/// Waits until no other pod fills the volume. The lock ends with the descriptor.
+fn lock_named(top: &OwnedFd, name: &str) -> Result<()> {
+    let deadline = Instant::now() + NAMED_TIMEOUT;
+    loop {
+        match rustix::fs::flock(top, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+            Err(Errno::WOULDBLOCK) => {
+                let why = format!("volume '{name}' is still being filled by another pod");
+                return Err(failure(ErrorKind::Busy, why));
+            }
+            other => return other.attempt(|| format!("cannot lock volume '{name}'")),
+        }
+    }
 }
 
 /// Copies the image's directory into a new one.

@@ -334,7 +334,8 @@ fn refuse_lost(layout: &Layout) -> Result<(), OpenError> {
 
 /// What a data directory has that a database must know of.
 pub(crate) fn remains(layout: &Layout) -> Result<Option<&'static str>, StoreError> {
-    for (dir, what) in [(layout.pods_dir(), "pods"), (layout.trees_dir(), "layers")] {
+    let dirs = [(layout.pods_dir(), "pods"), (layout.trees_dir(), "layers"), (layout.volumes_dir(), "volumes")];
+    for (dir, what) in dirs {
         let entry = match fs::read_dir(&dir) {
             Ok(mut entries) => entries.next().transpose(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

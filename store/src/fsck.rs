@@ -45,13 +45,14 @@ impl Store {
     /// [`StoreError`] when something cannot be looked at. Damage is a finding and no error.
     pub fn check(&self, deep: bool) -> Result<Vec<Finding>, StoreError> {
         type Part = fn(&Store, bool, &mut Report) -> Result<(), StoreError>;
-        let parts: [Part; 7] = [
+        let parts: [Part; 8] = [
             Self::check_database,
             Self::check_sequence,
             Self::check_permissions,
             Self::check_layers,
             Self::check_blobs,
             Self::check_pods,
+            Self::check_volumes,
             Self::check_temporaries,
         ];
         let mut report = Report::default();
@@ -222,6 +223,20 @@ impl Store {
                 Err(_) => report
                     .error(format!("'{}' in 'pods' is no pod", shown(&name)), "gantry did not make it: move it away"),
             }
+        }
+        Ok(())
+    }
+
+    fn check_volumes(&self, _deep: bool, report: &mut Report) -> Result<(), StoreError> {
+        for volume in self.volumes()? {
+            // The second look: it may have been removed meanwhile.
+            if !self.layout.volume_data(&volume.name).is_dir() && self.volume(&volume.name)?.is_some() {
+                let what = format!("the directory of volume '{}' is missing", volume.name);
+                report.error(what, "put it back from a backup, or remove the volume with 'gantry volume rm'");
+            }
+        }
+        for name in self.unfinished_volumes()? {
+            report.warning(format!("the directory of volume '{}' and the database do not agree", shown(&name)));
         }
         Ok(())
     }

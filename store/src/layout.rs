@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gantry_model::{Digest, PodId};
+use gantry_model::{Digest, PodId, VolumeName};
 
 /// The paths of one data directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,6 +89,24 @@ impl Layout {
         self.root.join("pods")
     }
 
+    /// One directory per named volume.
+    #[must_use]
+    pub fn volumes_dir(&self) -> PathBuf {
+        self.root.join("volumes")
+    }
+
+    /// The directory of a named volume.
+    #[must_use]
+    pub fn volume_dir(&self, name: &VolumeName) -> PathBuf {
+        self.volumes_dir().join(name.as_str())
+    }
+
+    /// The directory that apps see of a named volume. That above it keeps its mode from others.
+    #[must_use]
+    pub fn volume_data(&self, name: &VolumeName) -> PathBuf {
+        self.volume_dir(name).join("data")
+    }
+
     /// Leases of addresses and what plugins answered; made and read by stage1 alone.
     #[must_use]
     pub fn net_dir(&self) -> PathBuf {
@@ -156,12 +174,21 @@ impl Layout {
         self.root.join("locks")
     }
 
+    /// The lock of those who make and remove named volumes.
+    #[must_use]
+    pub(crate) fn volumes_lock(&self) -> PathBuf {
+        self.locks_dir().join(VOLUMES_LOCK)
+    }
+
     /// The lock that protects blobs nobody refers to yet.
     #[must_use]
     pub(crate) fn blobs_lock(&self) -> PathBuf {
         self.locks_dir().join("blobs")
     }
 }
+
+/// The name of [`Layout::volumes_lock`].
+pub(crate) const VOLUMES_LOCK: &str = "volumes";
 
 const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 

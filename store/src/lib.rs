@@ -15,8 +15,10 @@
 //!   blobs/ALG/HEX      manifests and configurations, by digest
 //!   trees/NAME/        layers, unpacked; NAME is base32 of 128 bits of the chain id
 //!   pods/UUID/         pod directories; their contents are the engine's
+//!   volumes/NAME/      named volumes: `data` is what apps see, `volume.json` says what the row says, `fresh` that no app has
+//!                      mounted it yet
 //!   tmp/               being made or deleted; unlocked means left by the dead
-//!   locks/NAME         one per layer being worked on, `blobs` and `gantryd.lock`
+//!   locks/NAME         one per layer being worked on, `blobs`, `volumes` and `gantryd.lock`
 //!   sequence           how far the numbers of events had come: high_water.rs
 //!   reserve            space to be given back when the disk is full
 //! ```
@@ -35,6 +37,7 @@
 //! | `pods/UUID` | a pod: its preparer, supervisor or deleter | never | the lock is free: reconcile reads what is there |
 //! | `locks/NAME` | staging, committing or sweeping a layer; kept until its image is committed. Several: lowest layer first | the caller's deadline | its staging directory is unlocked, and swept |
 //! | `locks/blobs` | blobs without an image: shared by importers, exclusive by the sweeper | 10 s; the sweeper never | blobs without an image are swept |
+//! | `locks/volumes` | making and removing named volumes | 10 s | the next one finishes what was begun |
 //! | `locks/gantryd.lock` | the one keeper of the directory; held for its life, before everything else | never | the next keeper takes over |
 //! | `tmp` | the moment between making a name there and locking it | 10 s | nothing |
 //! | `tmp/…` | one temporary | never | it is swept |
@@ -66,6 +69,7 @@ mod shortage;
 mod sweep;
 mod tmp;
 mod trees;
+mod volumes;
 mod wal;
 mod wal_index;
 
@@ -92,3 +96,4 @@ pub use record::Record;
 pub use restore::{Home, HomeLock};
 pub use sweep::Swept;
 pub use trees::{CommitLayersError, LayerLock, LayerRow, Staging, Trees};
+pub use volumes::{RemoveVolumeError, VolumeRow};

@@ -18,7 +18,7 @@ pub(crate) const APPLICATION_ID: i32 = 0x6761_6e74;
 pub(crate) const FEATURES: [&str; 0] = [];
 
 /// The steps. Append only.
-pub(crate) const STEPS: &[&str] = &[V1, V2, V3];
+pub(crate) const STEPS: &[&str] = &[V1, V2, V3, V4];
 
 const V1: &str = "
 CREATE TABLE feature (
@@ -166,6 +166,24 @@ const V3: &str = "
 -- What a pod got of its networks when it was started (`pods/networks.rs`). NULL: nothing, or not started.
 ALTER TABLE pod ADD COLUMN networks TEXT
     CHECK (networks IS NULL OR (json_type(networks) = 'array' AND started_at IS NOT NULL));
+";
+
+const V4: &str = "
+-- Volumes that outlive pods (`volumes.rs`). `deleting`: its removal has begun.
+CREATE TABLE volume (
+    name TEXT PRIMARY KEY,
+    created INTEGER NOT NULL,
+    labels TEXT NOT NULL CHECK (json_type(labels) = 'object'),
+    deleting INTEGER NOT NULL DEFAULT 0 CHECK (deleting IN (0, 1))
+) STRICT, WITHOUT ROWID;
+
+-- What keeps a volume: it cannot be removed while this row is there.
+CREATE TABLE pod_volume (
+    pod TEXT NOT NULL REFERENCES pod (id) ON DELETE CASCADE,
+    volume TEXT NOT NULL REFERENCES volume (name),
+    PRIMARY KEY (pod, volume)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX pod_volume_volume ON pod_volume (volume);
 ";
 
 /// The number of steps a database has had.

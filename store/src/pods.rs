@@ -9,12 +9,12 @@ pub(crate) mod list;
 mod networks;
 pub(crate) mod row;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::phase::Stepped;
 use gantry_model::{
     AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodPrefix, Refused,
-    Timestamp, step,
+    Timestamp, VolumeName, step,
 };
 use rusqlite::{Connection, Transaction, params};
 use thiserror::Error;
@@ -43,6 +43,8 @@ pub struct NewPod {
     pub user_annotations: BTreeMap<String, String>,
     /// Labels of the user.
     pub user_labels: BTreeMap<String, String>,
+    /// The named volumes it mounts, which must be in the store.
+    pub volumes: BTreeSet<VolumeName>,
 }
 
 /// An app of a pod that is about to exist.
@@ -160,6 +162,9 @@ pub enum InsertPodError {
         /// Which image.
         image: ImageId,
     },
+    /// A volume was removed in between, or never was there.
+    #[error("there is no volume '{0}'")]
+    NoSuchVolume(VolumeName),
     /// The id is taken.
     #[error("there is a pod {0} already")]
     Exists(PodId),
@@ -171,7 +176,7 @@ pub enum InsertPodError {
 impl Kind for InsertPodError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::NoSuchImage { .. } => ErrorKind::NotFound,
+            Self::NoSuchImage { .. } | Self::NoSuchVolume(_) => ErrorKind::NotFound,
             Self::Exists(_) => ErrorKind::AlreadyExists,
             Self::Store(error) => error.kind(),
         }
@@ -424,6 +429,13 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
             .map_err(sql())?;
         if inserted == 0 {
             return Err(InsertPodError::NoSuchImage { app: app.name.clone(), image: app.image.clone() });
+        }
+    }
+    let refer = "INSERT INTO pod_volume (pod, volume) SELECT ?1, name FROM volume WHERE name = ?2 AND deleting = 0";
+    for name in &pod.volumes {
+        let inserted = tx.prepare_cached(refer).and_then(|mut insert| insert.execute([id.as_str(), name.as_str()]));
+        if inserted.map_err(sql())? == 0 {
+            return Err(InsertPodError::NoSuchVolume(name.clone()));
         }
     }
     Ok(())

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use crate::db::Sync;
 use crate::keeper::KEEPER_LOCK;
+use crate::layout::VOLUMES_LOCK;
 use crate::lock::{open_dir, open_lock_file, sync_dir, try_lock};
 use crate::pods::row::Columns;
 use crate::trees::try_lock_tree;
@@ -247,7 +248,7 @@ impl Store {
     /// Lock files of layers that are gone. Whoever waits for one sees that its name is gone, and makes a new one.
     fn sweep_locks(&self) -> Result<(), StoreError> {
         let (dir, known) = (self.layout.locks_dir(), self.tree_names()?);
-        let stays = |name: &str| name == "blobs" || name == KEEPER_LOCK || known.contains(name);
+        let stays = |name: &str| name == "blobs" || name == VOLUMES_LOCK || name == KEEPER_LOCK || known.contains(name);
         for name in names(&dir)?.into_iter().filter(|name| !stays(name)) {
             if let Some(_lock) = try_lock_tree(&self.layout, &name)? {
                 delete(&dir, &name)?;

@@ -8,6 +8,7 @@ mod opening;
 mod restoring;
 mod speed;
 mod sweeping;
+mod volumes;
 
 use std::path::Path;
 use std::time::Duration;
@@ -105,6 +106,7 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
         apps: apps.iter().map(app).collect(),
         user_annotations: [("k".to_owned(), "v\n\"".to_owned())].into(),
         user_labels: Default::default(),
+        volumes: Default::default(),
     }
 }
 

@@ -17,16 +17,18 @@
 //! manifest adds what only people asked for. When a row is there, the row is right, and `reconcile` brings it up to
 //! the facts as always. Doing it twice changes nothing.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
-use gantry_contract::plan::Plan;
+use gantry_contract::plan::{Plan, VolumeKind};
 use gantry_contract::{files, journal};
 use gantry_fetch::manifest::{self as image_manifest, Parsed};
 use gantry_fetch::source::{MAX_DOCUMENT, digest_of};
 use gantry_model::id::Algorithm;
 use gantry_model::query::PodQuery;
-use gantry_model::{Digest, Edge, ErrorKind, ImageId, Kind as _, NetMode, Phase, PodId, PodSpec, Timestamp};
+use gantry_model::{
+    Digest, Edge, ErrorKind, ImageId, Kind as _, NetMode, Phase, PodId, PodSpec, Timestamp, VolumeName,
+};
 use gantry_store::{
     Change, CommitImageError, ImageRow, LayerRef, LayerRow, Layout, NewApp, NewImage, NewPod, PodRow, PodState, Store,
 };
@@ -126,6 +128,7 @@ impl Images {
 impl Engine {
     /// Brings the rows of a database that was just replaced up to what lies on the disk.
     pub(crate) fn adopt_all(&self) -> Result<Adopted, PodError> {
+        self.store.settle_volumes()?;
         // Pods first: an image is let go only when no pod has it. Images before pods: a pod needs its image.
         let gone = self.forget_pods(|_| true)?;
         let images_gone = self.forget_images()?;
@@ -252,7 +255,8 @@ impl Engine {
             return Adopted::default();
         }
         // Without its image a pod would be given up, so that images that cannot be adopted keep the pods waiting.
-        let adopted = self.adopt_images().and_then(|images| Ok(Adopted { images, ..self.adopt_pods(&ids)? }));
+        let adopted = self.store.settle_volumes().map_err(PodError::from).and_then(|()| self.adopt_images());
+        let adopted = adopted.and_then(|images| Ok(Adopted { images, ..self.adopt_pods(&ids)? }));
         adopted.unwrap_or_else(|error| {
             let stay = ids.into_iter().map(|id| (id, error.to_string())).collect();
             Adopted { stay, ..Adopted::default() }
@@ -398,6 +402,7 @@ impl Engine {
             Err(why) => return Err(why),
         };
         let apps = apps(&plan, spec.as_ref(), images)?;
+        let volumes = self.volumes_of(&plan).map_err(|error| Not::Readable(error.to_string()))?;
         let made = [pod_dir::MANIFEST, files::PLAN].iter().find_map(|name| modified(&self.pod_dir(id).join(name)));
         Ok(NewPod {
             id,
@@ -407,7 +412,22 @@ impl Engine {
             apps,
             user_annotations: spec.as_ref().map(|spec| spec.user_annotations.clone()).unwrap_or_default(),
             user_labels: spec.map(|spec| spec.user_labels).unwrap_or_default(),
+            volumes,
         })
+    }
+
+    /// The named volumes of a plan, without those that are gone: the pod is not, and says so when it is started.
+    fn volumes_of(&self, plan: &Plan) -> Result<BTreeSet<VolumeName>, PodError> {
+        let mut there = BTreeSet::new();
+        for volume in &plan.volumes {
+            let VolumeKind::Named { volume, .. } = &volume.kind else { continue };
+            if let Ok(name) = volume.parse::<VolumeName>()
+                && self.store.volume(&name)?.is_some()
+            {
+                there.insert(name);
+            }
+        }
+        Ok(there)
     }
 }
 

@@ -196,6 +196,11 @@ fn volume(volume: &plan::Volume) -> Volume {
         plan::VolumeKind::Host { source, recursive } => {
             Volume { kind: "host".to_owned(), source: source.clone(), recursive: Some(*recursive), ..blank }
         }
+        // appc knows no volumes that outlive pods; to its clients this is a directory of the host.
+        plan::VolumeKind::Named { dir, .. } => {
+            let source = format!("{dir}/data");
+            Volume { kind: "host".to_owned(), source, recursive: Some(false), ..blank }
+        }
         plan::VolumeKind::Empty { mode, uid, gid } => {
             let mode = Some(format!("{mode:04o}"));
             Volume { kind: "empty".to_owned(), mode, uid: Some(*uid), gid: Some(*gid), ..blank }

@@ -161,7 +161,10 @@ impl Engine {
             }
         }
         if !options.mark_only && !options.dry_run {
-            report.temporaries_failure = self.store.sweep_temporaries().map_err(PodError::store).err();
+            // Space first, which the database may need.
+            let swept = self.store.sweep_temporaries().map(drop);
+            let settled = self.store.settle_volumes();
+            report.temporaries_failure = swept.and(settled).map_err(PodError::store).err();
             self.store.refill_reserve().map_err(PodError::store)?;
         }
         Ok(report)
@@ -289,6 +292,9 @@ impl Engine {
         let temporaries = std::fs::read_dir(self.store.layout().tmp_dir());
         if self.writes.get() && temporaries.is_ok_and(|mut entries| entries.next().is_some()) {
             let _left_for_gc = self.store.sweep_temporaries();
+        }
+        if self.writes.get() {
+            let _left_for_gc = self.store.settle_volumes();
         }
         let links = rustix::fs::stat(self.store.layout().pods_dir())
             .map_or(0, |stat| usize::try_from(stat.st_nlink).unwrap_or(0));

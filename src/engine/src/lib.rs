@@ -42,6 +42,8 @@
 //! events_after(cursor, most) -> Result<EventPage, PodError>                       commits() -> io::Result<Commits>
 //! networks() -> Result<Vec<Network>, NetworkError>        network(&str) -> Result<Network, NetworkError>
 //! reload_networks() -> Result<(), NetworkError>           sweep_networks(dry_run) -> Result<Vec<String>, NetworkError>
+//! volume_create(&VolumeName, &labels) -> Result<bool, VolumeError>        volumes() -> Result<Vec<VolumeRow>, VolumeError>
+//! volume(&VolumeName) -> Result<VolumeRow, VolumeError>                   volume_rm(&VolumeName) -> Result<u64, VolumeError>
 //! doctor(deep: bool) -> Result<Vec<Finding>, PodError>
 //! examine(Options, deep) -> Result<Vec<Finding>, OpenError | PodError>           doctor, also of a damaged database
 //! open_for_keeping(Options) -> Result<Keeping, OpenError>                         gantryd's start: restores or serves
@@ -96,6 +98,7 @@ pub mod settings;
 pub mod settle;
 pub mod stop;
 pub mod supervisor;
+pub mod volumes;
 pub mod wait;
 
 pub use adopt::Adopted;
@@ -127,6 +130,7 @@ pub use run::{RunError, Running, StartError};
 pub use settings::{KeeperSettings, Settings, SettingsError};
 pub use stop::{StopError, Stopped};
 pub use supervisor::SupervisorError;
+pub use volumes::VolumeError;
 pub use wait::{EndWatch, Ended};
 
 /// What callers need from the crates below, so that they import the engine alone.
@@ -135,6 +139,7 @@ pub use gantry_contract::{plan::LogLimits, up::Ready};
 pub use gantry_fetch::{Config as FetchConfig, FetchError, Fetched, Insecure, Note, Platform, Progress, PullPolicy};
 pub use gantry_model as model;
 pub use gantry_store::{
-    AppRow, Backup, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, Severity, Store, Swept, now,
+    AppRow, Backup, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, RemoveVolumeError, Severity,
+    Store, Swept, VolumeRow, now,
 };
 pub use gantry_store::{Glance, Networks};

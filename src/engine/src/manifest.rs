@@ -26,6 +26,7 @@
 //!     "annotations": {}, "labels": {} } ],
 //!   "volumes": [ { "name": "data", "read_only": false,
 //!                  "kind": { "host": { "source": "/srv/data", "recursive": false } } },
+//!                { "name": "db", "kind": { "named": { "volume": "pgdata" } } }, { "name": "own", "kind": "anonymous" },
 //!                { "name": "tmp", "kind": { "empty": { "mode": 493, "uid": 0, "gid": 0 } } } ],
 //!   "annotations": {}, "labels": {} }
 //! ```

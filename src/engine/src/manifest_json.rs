@@ -159,6 +159,10 @@ enum VolumeKind {
         #[serde(default)]
         recursive: bool,
     },
+    Named {
+        volume: String,
+    },
+    Anonymous,
     Empty {
         #[serde(default = "usual_mode")]
         mode: u32,
@@ -324,6 +328,8 @@ impl From<&spec::VolumeSpec> for Volume {
             spec::VolumeKind::Host { source, recursive } => {
                 VolumeKind::Host { source: source.clone(), recursive: *recursive }
             }
+            spec::VolumeKind::Named { volume } => VolumeKind::Named { volume: volume.to_string() },
+            spec::VolumeKind::Anonymous => VolumeKind::Anonymous,
             spec::VolumeKind::Empty { mode, uid, gid } => VolumeKind::Empty { mode: *mode, uid: *uid, gid: *gid },
         };
         Self { name: name.to_string(), kind, read_only: *read_only }
@@ -336,6 +342,8 @@ impl TryFrom<Volume> for spec::VolumeSpec {
     fn try_from(volume: Volume) -> Result<Self, IdError> {
         let kind = match volume.kind {
             VolumeKind::Host { source, recursive } => spec::VolumeKind::Host { source, recursive },
+            VolumeKind::Named { volume } => spec::VolumeKind::Named { volume: volume.parse()? },
+            VolumeKind::Anonymous => spec::VolumeKind::Anonymous,
             VolumeKind::Empty { mode, uid, gid } => spec::VolumeKind::Empty { mode, uid, gid },
         };
         Ok(Self { name: volume.name.parse()?, kind, read_only: volume.read_only })

@@ -44,11 +44,10 @@ fn seccomp() -> impl Strategy<Value = Seccomp> {
 fn volume() -> impl Strategy<Value = VolumeSpec> {
     let host = (any::<String>(), any::<bool>()).prop_map(|(source, recursive)| VolumeKind::Host { source, recursive });
     let empty = any::<(u32, u32, u32)>().prop_map(|(mode, uid, gid)| VolumeKind::Empty { mode, uid, gid });
-    (name(), prop_oneof![host, empty], any::<bool>()).prop_map(|(name, kind, read_only)| VolumeSpec {
-        name,
-        kind,
-        read_only,
-    })
+    let named =
+        "[a-zA-Z0-9][a-zA-Z0-9_.-]{0,9}".prop_map(|volume| VolumeKind::Named { volume: volume.parse().unwrap() });
+    (name(), prop_oneof![host, empty, named, Just(VolumeKind::Anonymous)], any::<bool>())
+        .prop_map(|(name, kind, read_only)| VolumeSpec { name, kind, read_only })
 }
 
 fn app() -> impl Strategy<Value = AppSpec> {

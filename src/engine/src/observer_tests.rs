@@ -79,6 +79,7 @@ impl Home {
             apps: vec![app("a"), app("b")],
             user_annotations: BTreeMap::new(),
             user_labels: BTreeMap::new(),
+            volumes: Default::default(),
         };
         self.store.insert_pod(&new).unwrap();
         let spec_of =

@@ -88,7 +88,7 @@ pub(crate) struct Image<'a> {
     /// Chain ids, bottom layer first.
     pub(crate) chains: Vec<&'a Digest>,
     /// How much its layers hold.
-    pub(crate) size: out::ImageSize,
+    pub(crate) size: Option<out::ImageSize>,
 }
 
 /// The hostname of a pod.
@@ -99,7 +99,7 @@ pub(crate) fn hostname(spec: &PodSpec, id: PodId) -> String {
 /// The plan of a valid spec; `images` has one entry per app, in order.
 pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) -> Result<out::Plan, PlanError> {
     let hostname = hostname(spec, setting.id);
-    let mut volumes = Volumes::new(spec);
+    let mut volumes = Volumes::new(spec, setting.layout);
     let mut apps = Vec::with_capacity(spec.apps.len());
     for (app, image) in spec.apps.iter().zip(images) {
         apps.push(plan_app(app, image, &hostname, &mut volumes)?);
@@ -125,8 +125,13 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
     })
 }
 
-fn volume(volume: &spec::VolumeSpec) -> out::Volume {
+fn volume(volume: &spec::VolumeSpec, layout: &Layout) -> out::Volume {
     let kind = match &volume.kind {
+        VolumeKind::Named { volume } => {
+            let dir = layout.volume_dir(volume).to_string_lossy().into_owned();
+            out::VolumeKind::Named { volume: volume.to_string(), dir }
+        }
+        VolumeKind::Anonymous => out::VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 },
         VolumeKind::Host { source, recursive } => {
             out::VolumeKind::Host { source: source.clone(), recursive: *recursive }
         }
@@ -147,7 +152,7 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
         name: app.name.to_string(),
         attempt: 0,
         layers: layers(app, image)?,
-        image_size: Some(image.size),
+        image_size: image.size,
         argv,
         env,
         cwd: working_dir(app, config)?,
@@ -262,7 +267,8 @@ fn mounts(app: &AppSpec, config: &ImageConfig, volumes: &mut Volumes) -> Result<
     for mount in &app.mounts {
         let target = spec::normal(&mount.target);
         let volume = mount.volume.to_string();
-        mounts.push(out::Mount { volume, target, read_only: mount.read_only, seed: false, declared: false });
+        let seed = volumes.seeded.contains(&volume);
+        mounts.push(out::Mount { volume, target, read_only: mount.read_only, seed, declared: false });
     }
     let mut taken: BTreeSet<String> = mounts.iter().map(|mount| mount.target.clone()).collect();
     for declared in config.volumes.iter().filter(|declared| !is_ignored(declared)) {
@@ -302,13 +308,18 @@ fn is_ignored(declared: &str) -> bool {
 struct Volumes {
     list: Vec<out::Volume>,
     names: BTreeSet<String>,
+    /// Those that begin with what the image has at their place.
+    seeded: BTreeSet<String>,
 }
 
 impl Volumes {
-    fn new(spec: &PodSpec) -> Self {
-        let list: Vec<out::Volume> = spec.volumes.iter().map(volume).collect();
+    fn new(spec: &PodSpec, layout: &Layout) -> Self {
+        let list: Vec<out::Volume> = spec.volumes.iter().map(|of| volume(of, layout)).collect();
         let names = list.iter().map(|volume| volume.name.clone()).collect();
-        Self { list, names }
+        let is_seeded =
+            |volume: &&spec::VolumeSpec| matches!(volume.kind, VolumeKind::Named { .. } | VolumeKind::Anonymous);
+        let seeded = spec.volumes.iter().filter(is_seeded).map(|volume| volume.name.to_string()).collect();
+        Self { list, names, seeded }
     }
 
     /// Adds an empty volume that an image declares; tells its name, which no other has.

@@ -25,7 +25,7 @@ fn made(edit: impl FnOnce(&mut PodSpec, &mut ImageConfig)) -> Result<out::Plan, 
         stop_grace_ms: 10,
     };
     let chains: Vec<Digest> = ["0", "f"].iter().map(|c| format!("sha256:{}", c.repeat(64)).parse().unwrap()).collect();
-    let size = out::ImageSize { bytes: 1, entries: 1 };
+    let size = Some(out::ImageSize { bytes: 1, entries: 1 });
     plan(&spec, &[Image { config: &config, chains: chains.iter().collect(), size }], &setting)
 }
 
@@ -135,6 +135,28 @@ fn declared_volumes_become_empty_ones() {
     for path in ["/dev/shm", "/dev/shm/x", "/device", "/process"] {
         assert_eq!(app(|_, config| config.volumes = vec![path.into()]).unwrap().mounts.len(), 1, "{path}");
     }
+}
+
+#[test]
+fn volumes_of_the_user_that_begin_with_the_image() {
+    let plan = made(|spec, config| {
+        let volume = |name: &str, kind| VolumeSpec { name: name.parse().unwrap(), kind, read_only: false };
+        spec.volumes = vec![
+            volume("a", VolumeKind::Named { volume: "pg_data".parse().unwrap() }),
+            volume("b", VolumeKind::Anonymous),
+            volume("c", VolumeKind::Empty { mode: 0o700, uid: 1, gid: 2 }),
+        ];
+        let mount =
+            |name: &str| MountSpec { volume: name.parse().unwrap(), target: format!("/{name}"), read_only: false };
+        spec.apps[0].mounts = vec![mount("a"), mount("b"), mount("c")];
+        config.volumes = vec!["/a".into()];
+    })
+    .unwrap();
+    let seeds: Vec<_> = plan.apps[0].mounts.iter().map(|mount| (mount.seed, mount.declared)).collect();
+    assert_eq!(seeds, [(true, false), (true, false), (false, false)]);
+    let dir = "/data/volumes/pg_data".to_owned();
+    assert_eq!(plan.volumes[0].kind, out::VolumeKind::Named { volume: "pg_data".into(), dir });
+    assert_eq!(plan.volumes[1].kind, out::VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 });
 }
 
 #[test]

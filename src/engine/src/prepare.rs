@@ -15,7 +15,7 @@ use gantry_fetch::{FetchError, Note, Progress, PullPolicy};
 use gantry_model::image_ref::RefError;
 use gantry_model::spec::SpecError;
 use gantry_model::{AppName, Edge, ErrorKind, ImageRef, Kind, PodId, PodSpec};
-use gantry_store::{Change, ImageRow, NewApp, NewPod, PodLock, PodRow};
+use gantry_store::{Change, ImageRow, InsertPodError, NewApp, NewPod, PodLock, PodRow};
 use thiserror::Error;
 
 use crate::error::need_root;
@@ -194,10 +194,27 @@ impl Engine {
         let dir = self.pod_dir(id);
         // The directory first: from the row's first moment on, its free lock says that the preparer is dead.
         let lock = self.store.make_pod_dir(id).map_err(PodError::store)?;
-        let row = self.store.insert_pod(&new_pod(&request.spec, plan, id, images)).map_err(PodError::store)?;
+        let row = self.insert_with_volumes(&new_pod(&request.spec, plan, id, images))?;
         (request.on_id)(id).map_err(|source| PrepareError::SaveId { id, source })?;
         pod_dir::fill(&dir, plan)?;
         Ok(Made { id, dir, lock, row })
+    }
+
+    /// Writes the row; makes named volumes that are not there. One that is removed in between is made again.
+    fn insert_with_volumes(&self, pod: &NewPod) -> Result<PodRow, PodError> {
+        const ATTEMPTS: usize = 3;
+        let mut attempt = 1;
+        loop {
+            for name in &pod.volumes {
+                if self.store.volume(name)?.is_none() {
+                    self.store.create_volume(name, &std::collections::BTreeMap::new())?;
+                }
+            }
+            match self.store.insert_pod(pod) {
+                Err(InsertPodError::NoSuchVolume(_)) if attempt < ATTEMPTS => attempt += 1,
+                done => return done.map_err(PodError::store),
+            }
+        }
     }
 
     /// The image of each app, fetched as the policy says; each once, however many apps it has.
@@ -261,16 +278,22 @@ impl Engine {
         Ok(plan::plan(spec, &sized, &setting)?)
     }
 
-    /// How much the layers of an image hold; one that has no row holds nothing that is known of.
-    fn size_of(&self, image: &ImageRow) -> Result<ImageSize, PodError> {
+    /// How much the layers of an image hold. `None`: of one it is not known, for its row was lost and made again.
+    fn size_of(&self, image: &ImageRow) -> Result<Option<ImageSize>, PodError> {
         let mut size = ImageSize { bytes: 0, entries: 0 };
         for layer in &image.layers {
-            if let Some(row) = self.store.layer(&layer.chain).map_err(PodError::store)? {
-                size.bytes = size.bytes.saturating_add(row.size);
-                size.entries = size.entries.saturating_add(row.entries);
+            let Some(row) = self.store.layer(&layer.chain).map_err(PodError::store)? else { return Ok(None) };
+            if row.entries == 0 {
+                let dir = self.store.layout().tree_dir(&layer.chain);
+                let mut entries = std::fs::read_dir(&dir).map_err(PodError::io("list", dir))?;
+                if entries.next().is_some() {
+                    return Ok(None);
+                }
             }
+            size.bytes = size.bytes.saturating_add(row.size);
+            size.entries = size.entries.saturating_add(row.entries);
         }
-        Ok(size)
+        Ok(Some(size))
     }
 
     /// Takes back what was made of a pod. What this cannot take back now has a free lock: `gc` takes it.
@@ -294,6 +317,7 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
         apps: spec.apps.iter().zip(images).map(app).collect(),
         user_annotations: spec.user_annotations.clone(),
         user_labels: spec.user_labels.clone(),
+        volumes: spec.named_volumes(),
     }
 }
 

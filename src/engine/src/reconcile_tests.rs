@@ -65,6 +65,7 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
         apps: vec![app],
         user_annotations: std::collections::BTreeMap::new(),
         user_labels: std::collections::BTreeMap::new(),
+        volumes: Default::default(),
     };
     (engine.store.insert_pod(&pod).unwrap(), lock)
 }

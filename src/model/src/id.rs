@@ -20,6 +20,12 @@ pub enum IdError {
         shown(.0)
     )]
     AppName(String),
+    /// Not the name of a volume.
+    #[error(
+        "'{}' is not the name of a volume: expected 1 to 64 letters, digits, '_', '.' and '-', beginning with a letter or digit",
+        shown(.0)
+    )]
+    VolumeName(String),
     /// Not a digest.
     #[error("'{}' is not a digest: expected sha256: and 64, or sha512: and 128, lower-case hexadecimal digits", shown(.0))]
     Digest(String),
@@ -182,6 +188,35 @@ impl FromStr for AppName {
     }
 }
 
+/// The name of a volume that outlives pods. It is safe as a file name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct VolumeName(String);
+
+impl VolumeName {
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for VolumeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for VolumeName {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let fits = (1..=64).contains(&text.len())
+            && text.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.' | b'-'))
+            && text.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
+        if fits { Ok(Self(text.to_owned())) } else { Err(IdError::VolumeName(text.to_owned())) }
+    }
+}
+
 /// The hash function of a [`Digest`] (OCI image specification, descriptor, "Registered Algorithms").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
@@ -315,6 +350,16 @@ mod tests {
     }
 
     #[test]
+    fn names_of_volumes() {
+        for good in ["data", "A", "0", "pg_data-15.4", &"a".repeat(64)] {
+            assert_eq!(good.parse::<VolumeName>().unwrap().as_str(), good);
+        }
+        for bad in ["", ".", "..", ".a", "-a", "_a", "a/b", "/a", "a b", "a:b", "é", "a\n", "a\0", &"a".repeat(65)] {
+            assert!(bad.parse::<VolumeName>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
     fn names_are_made_from_image_names() {
         for (from, want) in [("busybox", Some("busybox")), ("My_App.v2", Some("my-app-v2")), ("--", None), ("", None)] {
             assert_eq!(AppName::sanitized(from).as_ref().map(AppName::as_str), want, "{from:?}");
@@ -340,6 +385,7 @@ mod tests {
             let _ = text.parse::<PodId>();
             let _ = text.parse::<PodPrefix>();
             let _ = (text.parse::<Digest>(), Digest::from_appc(&text));
+            let _ = text.parse::<VolumeName>();
             if let Some(name) = AppName::sanitized(&text) {
                 prop_assert_eq!(name.as_str().parse::<AppName>(), Ok(name.clone()));
             }

@@ -23,7 +23,7 @@ pub mod time;
 pub use app::{AppEnd, AppState, HowEnded};
 pub use error::{ErrorKind, Kind};
 pub use event::{Event, EventKind, NewEvent};
-pub use id::{AppName, BootId, Digest, Generation, ImageId, PodId, PodPrefix};
+pub use id::{AppName, BootId, Digest, Generation, ImageId, PodId, PodPrefix, VolumeName};
 pub use image_ref::{ImageRef, RegistryRef};
 pub use net::{NetMode, PodNetwork};
 pub use phase::{Edge, Phase, PodEnd, Process, Refused, Was, step};

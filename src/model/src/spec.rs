@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use thiserror::Error;
 
-use crate::AppName;
 use crate::id::shown;
 use crate::net::{DnsSpec, HostsSpec, NetError, NetMode, PortSpec};
+use crate::{AppName, VolumeName};
 
 /// A pod as asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -129,6 +129,13 @@ pub enum VolumeKind {
         /// Whether mounts below the source come along (rbind).
         recursive: bool,
     },
+    /// A volume that outlives pods; made if it is not there, and filled from the image when it is first mounted.
+    Named {
+        /// Which.
+        volume: VolumeName,
+    },
+    /// A directory that lives as long as the pod and is filled from the image.
+    Anonymous,
     /// An empty directory that lives as long as the pod.
     Empty {
         /// Permission bits.
@@ -431,6 +438,16 @@ const MOST_MOUNTS: usize = 200;
 const MOST_TEXT: usize = 128 << 10;
 
 impl PodSpec {
+    /// The volumes that outlive the pod.
+    #[must_use]
+    pub fn named_volumes(&self) -> BTreeSet<VolumeName> {
+        let name = |volume: &VolumeSpec| match &volume.kind {
+            VolumeKind::Named { volume } => Some(volume.clone()),
+            VolumeKind::Host { .. } | VolumeKind::Anonymous | VolumeKind::Empty { .. } => None,
+        };
+        self.volumes.iter().filter_map(name).collect()
+    }
+
     /// Checks everything that can be checked without looking at the host or an image.
     ///
     /// # Errors

@@ -175,6 +175,14 @@ pub enum VolumeKind {
         /// Whether mounts below it come along.
         recursive: bool,
     },
+    /// A volume that outlives the pod.
+    Named {
+        /// Its name.
+        volume: String,
+        /// Its directory, absolute. Apps see `data` in it. While it has a file `fresh`, no app has mounted it yet, and the
+        /// first one fills it.
+        dir: String,
+    },
     /// A directory below [`crate::files::VOLUMES`], made by the supervisor if it is not there.
     Empty {
         /// Permission bits.

@@ -15,6 +15,7 @@ use crate::{OpenError, StoreError};
 const V1: &str = include_str!("../../fixtures/v1.sql");
 const V2: &str = include_str!("../../fixtures/v2.sql");
 const V3: &str = include_str!("../../fixtures/v3.sql");
+const V4: &str = include_str!("../../fixtures/v4.sql");
 
 fn boot(name: &str) -> BootId {
     BootId(name.into())
@@ -156,14 +157,14 @@ fn the_steps_make_the_schema_of_the_fixture() {
         let mut all = conn.prepare("SELECT name, coalesce(sql, '') FROM sqlite_schema ORDER BY name").unwrap();
         all.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().collect::<Result<_, _>>().unwrap()
     };
-    for (n, fixture) in [V1, V2, V3].into_iter().enumerate() {
+    for (n, fixture) in [V1, V2, V3, V4].into_iter().enumerate() {
         let (released, made) = (Connection::open_in_memory().unwrap(), Connection::open_in_memory().unwrap());
         released.execute_batch(fixture).unwrap();
         STEPS[..=n].iter().for_each(|step| made.execute_batch(step).unwrap());
         assert_eq!(schema(&released), schema(&made), "format {}", n + 1);
         assert_eq!(crate::migrate::version(&released).unwrap(), n + 1);
     }
-    assert_eq!(STEPS.len(), 3, "a format without a fixture");
+    assert_eq!(STEPS.len(), 4, "a format without a fixture");
 }
 
 /// What the fixtures have in common.
@@ -235,7 +236,8 @@ fn format_3_is_read() {
     let (_dir, data) = old(V3);
     let store = Store::open(&data).unwrap();
     check_fixture(&store);
-    assert_eq!(entries(&data.join("backups")), 0);
+    assert_eq!(entries(&data.join("backups")), 1);
+    assert_eq!(store.volumes().unwrap(), [], "format 3 had none");
     let pods = store.pods(&PodQuery::default()).unwrap();
     assert_eq!(pods[4].net, "default,b".parse().unwrap());
     let second = gantry_model::PodNetwork { name: "b".into(), interface: "eth1".into(), ..Default::default() };
@@ -245,6 +247,19 @@ fn format_3_is_read() {
     first.ports.truncate(1);
     assert_eq!(pods[4].networks, Networks::of(&[first, second]).unwrap(), "also letter by letter");
     assert_eq!((pods[5].networks.read().unwrap()[0].name.as_str(), pods[3].networks.is_empty()), ("default", true));
+}
+
+#[test]
+fn format_4_is_read() {
+    let (_dir, data) = old(V4);
+    let store = Store::open(&data).unwrap();
+    check_fixture(&store);
+    assert_eq!(entries(&data.join("backups")), 0);
+    let volumes = store.volumes().unwrap();
+    assert_eq!(volumes.len(), 1, "of the other one the removal was begun: {volumes:?}");
+    let data = &volumes[0];
+    assert_eq!((data.name.as_str(), data.created, data.labels["k"].as_str()), ("data", Timestamp(5), "v"));
+    assert_eq!(data.pods, [pods_n(4)].into());
 }
 
 #[test]

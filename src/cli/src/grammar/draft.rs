@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::spec::{Capabilities, Limits, MountSpec, Seccomp, VolumeKind, VolumeSpec};
-use gantry_model::{AppName, AppSpec, ImageRef, PodSpec};
+use gantry_model::{AppName, AppSpec, ImageRef, PodSpec, VolumeName};
 
 use super::network::NetDraft;
 use super::{Caller, PodOptions, Request, UsageError};
@@ -52,10 +52,21 @@ pub(super) struct AppDraft {
     pub(super) labels: BTreeMap<String, String>,
 }
 
-/// A file or directory of the host and its place in an app.
+/// What docker's `-v` mounts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum BindSource {
+    /// A file or directory of the host.
+    Host(String),
+    /// A volume that outlives the pod.
+    Named(VolumeName),
+    /// A volume of the pod's own.
+    Anonymous,
+}
+
+/// Something and its place in an app.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Bind {
-    pub(super) source: String,
+    pub(super) source: BindSource,
     pub(super) target: String,
     pub(super) read_only: bool,
 }
@@ -263,15 +274,38 @@ impl Volumes {
     }
 
     fn mount_of(&mut self, bind: &Bind) -> MountSpec {
-        let volume = loop {
-            self.binds += 1;
-            let name = AppName::sanitized(&format!("bind-{}", self.binds));
-            if let Some(free) = name.filter(|name| self.list.iter().all(|volume| volume.name != *name)) {
-                break free;
+        let (kind, read_only) = match &bind.source {
+            BindSource::Host(source) => (VolumeKind::Host { source: source.clone(), recursive: true }, bind.read_only),
+            BindSource::Named(volume) => (VolumeKind::Named { volume: volume.clone() }, false),
+            BindSource::Anonymous => (VolumeKind::Anonymous, false),
+        };
+        let known = self.list.iter().find(|known| matches!(kind, VolumeKind::Named { .. }) && known.kind == kind);
+        let volume = match known {
+            Some(known) => known.name.clone(),
+            None => {
+                let name = self.free_name(&bind.source);
+                self.list.push(VolumeSpec { name: name.clone(), kind, read_only });
+                name
             }
         };
-        let kind = VolumeKind::Host { source: bind.source.clone(), recursive: true };
-        self.list.push(VolumeSpec { name: volume.clone(), kind, read_only: bind.read_only });
         MountSpec { volume, target: bind.target.clone(), read_only: bind.read_only }
+    }
+
+    /// A name in the pod that no other volume has: a named volume's own where it can be one.
+    fn free_name(&mut self, source: &BindSource) -> AppName {
+        let base = if matches!(source, BindSource::Host(_)) { "bind" } else { "volume" };
+        let mut own = match source {
+            BindSource::Named(volume) => AppName::sanitized(volume.as_str()),
+            BindSource::Host(_) | BindSource::Anonymous => None,
+        };
+        loop {
+            let name = own.take().or_else(|| {
+                self.binds += 1;
+                AppName::sanitized(&format!("{base}-{}", self.binds))
+            });
+            if let Some(free) = name.filter(|name| self.list.iter().all(|volume| volume.name != *name)) {
+                return free;
+            }
+        }
     }
 }

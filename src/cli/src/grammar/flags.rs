@@ -147,7 +147,8 @@ pub(crate) static FLAGS: &[Flag] = &[
         &["volume"],
         "VOLUME",
         "NAME,kind=host,source=/path[,readOnly=true][,recursive=false], or NAME,kind=empty[,mode=0755][,uid=0][,gid=0], \
-         or /host/path:/path/in/app[:ro] to define and mount it at once",
+         or NAME,kind=named[,source=VOLUME] for one that outlives the pod; \
+         or /host/path:/path/in/app[:ro], VOLUME:/path/in/app[:ro] or /path/in/app to define and mount it at once",
         set_volume,
     )
     .short('v')
@@ -281,7 +282,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .short('e'),
-    valued(App, &["mount"], "MOUNT", "volume=NAME,target=/path[,readOnly=true], or type=bind,source=/host,target=/path", set_mount),
+    valued(App, &["mount"], "MOUNT", "volume=NAME,target=/path[,readOnly=true], type=bind,source=/host,target=/path, or type=volume,source=VOLUME,target=/path", set_mount),
     switch(App, &["readonly-rootfs", "read-only"], "a read-only root", |d, v| {
         d.app().read_only_root = Some(values::boolean(v)?);
         Ok(())

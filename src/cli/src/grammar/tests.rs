@@ -121,13 +121,37 @@ fn volumes_and_mounts() {
             let volume = pod.volumes.iter().find(|volume| volume.name == mount.volume).unwrap();
             match &volume.kind {
                 VolumeKind::Host { source, .. } => source.clone(),
-                VolumeKind::Empty { .. } => panic!("a bind must not take a volume's name"),
+                kind => panic!("a bind must not take a volume's name: {kind:?}"),
             }
         };
         pod.apps[app].mounts.iter().map(|m| (source(m), m.target.clone(), m.read_only)).collect()
     };
     assert_eq!(places(0), [("/all".into(), "/x".into(), false), ("/h".into(), "/c".into(), true)]);
     assert_eq!(places(1), [("/all".into(), "/x".into(), false), ("/m".into(), "/n".into(), false)]);
+}
+
+#[test]
+fn volumes_that_outlive_pods() {
+    let volume = |name: &str| VolumeKind::Named { volume: name.parse().unwrap() };
+    let pod = spec("-v pg_data:/x:ro a -v pg_data:/y -v /own b -v data:/z --mount type=volume,source=data,target=/w");
+    let kinds: Vec<_> = pod.volumes.iter().map(|volume| (volume.name.as_str(), volume.kind.clone())).collect();
+    let want = [("pg-data", volume("pg_data")), ("volume-1", VolumeKind::Anonymous), ("data", volume("data"))];
+    assert_eq!(kinds, want);
+    let mounts = |app: usize| -> Vec<_> {
+        pod.apps[app].mounts.iter().map(|m| (m.volume.as_str(), m.target.as_str(), m.read_only)).collect()
+    };
+    assert_eq!(mounts(0), [("pg-data", "/x", true), ("pg-data", "/y", false), ("volume-1", "/own", false)]);
+    assert_eq!(mounts(1), [("pg-data", "/x", true), ("data", "/z", false), ("data", "/w", false)]);
+    let pod = spec("--volume=data,kind=named --volume=logs,kind=named,source=web.logs a --mount volume=logs,target=/l");
+    assert_eq!((pod.volumes[0].kind.clone(), pod.volumes[1].kind.clone()), (volume("data"), volume("web.logs")));
+    assert_eq!(pod.named_volumes().len(), 2);
+    // The pod has a volume of this name already: the named one gets another name in it.
+    let pod = spec("--volume=data,kind=empty a -v data:/x");
+    assert_eq!((pod.volumes[1].name.as_str(), pod.volumes[1].kind.clone()), ("volume-1", volume("data")));
+    for bad in ["-v data", "-v data:x", "-v a/b:/x", "-v .data:/x", "--volume=d,kind=named,mode=0700", "-v :/x"] {
+        assert!(parsed(&format!("{bad} a")).is_err(), "{bad}");
+    }
+    assert!(parsed("a --volume=e,kind=empty,source=/x").is_err());
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 use gantry_model::spec::{ALL_CAPABILITIES, MountSpec, Seccomp, VolumeKind, VolumeSpec};
-use gantry_model::{AppName, id::shown, quantity};
+use gantry_model::{AppName, VolumeName, id::shown, quantity};
 
-use super::draft::Bind;
+use super::draft::{Bind, BindSource};
 
 /// Why a value is not one.
 #[derive(Debug, PartialEq, Eq)]
@@ -116,7 +116,8 @@ pub(super) fn capabilities(value: &str, all: bool) -> Result<BTreeSet<String>, W
     value.split(',').filter(|name| !name.is_empty()).map(one).collect()
 }
 
-/// What stands behind --volume: rkt's `NAME,kind=…` is a volume, docker's `HOST:APP[:ro]` a bind.
+/// What stands behind --volume: rkt's `NAME,kind=…` is a volume; docker's `HOST:APP[:ro]` a bind, `NAME:APP[:ro]` one of a
+/// volume that outlives the pod, `APP` alone one of a volume of the pod's own.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Volume {
     Named(VolumeSpec),
@@ -129,12 +130,20 @@ pub(super) fn volume(value: &str, directory: Option<&Path>) -> Result<Volume, Wh
         return named_volume(value).map(Volume::Named);
     }
     let mut parts = value.split(':');
-    let (source, target) = (parts.next().unwrap_or_default(), parts.next());
-    let (Some(target), Some(source)) = (target, host_path(source, directory)?) else {
-        return Err(Why::Text(format!(
-            "'{}' is neither NAME,kind=host,source=/path, NAME,kind=empty, nor /host/path:/path/in/app[:ro]",
-            shown(value)
-        )));
+    let (first, target) = (parts.next().unwrap_or_default(), parts.next());
+    let (source, target) = match (target, host_path(first, directory)?) {
+        (None, _) if first.starts_with('/') => (BindSource::Anonymous, first),
+        (Some(target), Some(source)) => (BindSource::Host(source), target),
+        (Some(target), None) if target.starts_with('/') && first.parse::<VolumeName>().is_ok() => {
+            (BindSource::Named(first.parse()?), target)
+        }
+        _ => {
+            return Err(Why::Text(format!(
+                "'{}' is neither /host/path:/path/in/app[:ro], VOLUME:/path/in/app[:ro], /path/in/app, nor \
+                 NAME,kind=host,source=/path, NAME,kind=named or NAME,kind=empty",
+                shown(value)
+            )));
+        }
     };
     let mut read_only = false;
     for option in parts.flat_map(|options| options.split(',')) {
@@ -142,7 +151,7 @@ pub(super) fn volume(value: &str, directory: Option<&Path>) -> Result<Volume, Wh
             "ro" => read_only = true,
             // SELinux labels (z, Z), where gantry sets none; what a bind always is; docker's hints for other systems.
             "rw" | "rbind" | "z" | "Z" | "private" | "rprivate" | "cached" | "delegated" | "consistent" => {}
-            _ => return not(option, "an option of a bind: ro or rw"),
+            _ => return not(option, "an option of a mount: ro or rw"),
         }
     }
     Ok(Volume::Bound(Bind { source, target: target.to_owned(), read_only }))
@@ -198,7 +207,8 @@ fn named_volume(value: &str) -> Result<VolumeSpec, Why> {
             _ => return not(&key, "a key of a volume: kind, source, readOnly, recursive, mode, uid or gid"),
         }
         match key.as_str() {
-            "source" | "recursive" => of_host = Some(key),
+            "source" => {}
+            "recursive" => of_host = Some(key),
             "mode" | "uid" | "gid" => of_empty = Some(key),
             _ => {}
         }
@@ -208,12 +218,16 @@ fn named_volume(value: &str) -> Result<VolumeSpec, Why> {
             Some(source) => VolumeKind::Host { source, recursive },
             None => return Err(Why::Text("a volume of kind host needs source=/path".into())),
         },
-        (Some("empty"), None, _) => VolumeKind::Empty { mode, uid, gid },
-        (Some(kind @ ("host" | "empty")), of_host, of_empty) => {
-            let key = if kind == "host" { of_empty } else { of_host }.unwrap_or_default();
+        (Some("empty"), None, _) if source.is_none() => VolumeKind::Empty { mode, uid, gid },
+        (Some("named"), None, None) => {
+            VolumeKind::Named { volume: source.unwrap_or_else(|| name.to_string()).parse()? }
+        }
+        (Some(kind @ ("host" | "empty" | "named")), of_host, of_empty) => {
+            let key = if kind == "host" { of_empty } else { of_host.or(of_empty) };
+            let key = key.unwrap_or_else(|| "source".to_owned());
             return Err(Why::Text(format!("{key}= has no meaning for a volume of kind {kind}")));
         }
-        (kind, _, _) => return not(kind.unwrap_or_default(), "a kind of volume: host or empty"),
+        (kind, _, _) => return not(kind.unwrap_or_default(), "a kind of volume: host, named or empty"),
     };
     Ok(VolumeSpec { name, kind, read_only })
 }
@@ -248,9 +262,16 @@ pub(super) fn mount(value: &str) -> Result<Mount, Why> {
     }
     match (volume, kind, source, target) {
         (Some(volume), None, None, Some(target)) => Ok(Mount::Of(MountSpec { volume, target, read_only })),
-        (None, Some("bind"), Some(source), Some(target)) => Ok(Mount::Bound(Bind { source, target, read_only })),
-        (None, Some(kind), _, _) if kind != "bind" => {
-            not(kind, "a type of mount: bind; for an empty one, use --volume")
+        (None, Some("bind"), Some(source), Some(target)) => {
+            Ok(Mount::Bound(Bind { source: BindSource::Host(source), target, read_only }))
+        }
+        (None, Some("volume"), source, Some(target)) => {
+            let source = source.map(|name| name.parse()).transpose()?;
+            let source = source.map_or(BindSource::Anonymous, BindSource::Named);
+            Ok(Mount::Bound(Bind { source, target, read_only }))
+        }
+        (None, Some(kind), _, _) if kind != "bind" && kind != "volume" => {
+            not(kind, "a type of mount: bind or volume; for an empty one, use --volume")
         }
         _ => not(value, "volume=NAME,target=/path or type=bind,source=/host/path,target=/path"),
     }

@@ -1,0 +1,95 @@
+//! Named volumes: made, referred to, removed, and found again.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use super::*;
+use crate::{InsertPodError, RemoveVolumeError};
+
+fn name(text: &str) -> gantry_model::VolumeName {
+    text.parse().unwrap()
+}
+
+/// A home with an image, for pods.
+fn home() -> (Home, Digest) {
+    let home = Home::new();
+    let image = image(&home.store, "i", &["l"]);
+    (home, image)
+}
+
+fn with_volume(n: u128, image: &Digest, volume: &str) -> NewPod {
+    NewPod { volumes: [name(volume)].into(), ..new_pod(pod_id(n), image, &["a"]) }
+}
+
+#[test]
+fn a_volume_stays_while_a_pod_refers_to_it() {
+    let (home, image) = home();
+    let (store, data) = (&home.store, name("data"));
+    let labels = [("k".to_owned(), "v".to_owned())].into();
+    assert!(store.create_volume(&data, &labels).unwrap());
+    assert!(!store.create_volume(&data, &BTreeMap::new()).unwrap(), "it is there");
+    let row = store.volume(&data).unwrap().unwrap();
+    assert_eq!((row.labels, row.pods.len()), (labels, 0));
+    fs::write(store.layout().volume_data(&data).join("file"), [7; 8192]).unwrap();
+    let missing = store.insert_pod(&with_volume(1, &image, "none")).unwrap_err();
+    assert!(matches!(missing, InsertPodError::NoSuchVolume(_)), "{missing}");
+    assert!(store.pod(pod_id(1)).unwrap().is_none(), "all or nothing");
+    let pod = store.insert_pod(&with_volume(1, &image, "data")).unwrap();
+    let refused = store.remove_volume(&data).unwrap_err();
+    assert!(matches!(&refused, RemoveVolumeError::InUse { pods, .. } if pods.len() == 1), "{refused}");
+    assert!(refused.to_string().contains(&pod.id.to_string()), "{refused}");
+    assert_eq!(store.volumes().unwrap()[0].pods, [pod.id].into());
+    // The pod goes, the volume stays.
+    let aborted = moved(store, pod.id, pod.generation, edge(Edge::Aborted(Timestamp(1))));
+    let marked = moved(store, pod.id, aborted.generation, edge(Edge::Marked(Timestamp(2))));
+    let deleting = moved(store, pod.id, marked.generation, edge(Edge::Deleting(Timestamp(3))));
+    store.step(pod.id, deleting.generation, edge(Edge::Swept)).unwrap();
+    assert_eq!(store.volume(&data).unwrap().unwrap().pods, [].into());
+    assert!(store.remove_volume(&data).unwrap() >= 8192);
+    assert!(store.volumes().unwrap().is_empty() && !store.layout().volume_dir(&data).exists());
+    assert!(matches!(store.remove_volume(&data), Err(RemoveVolumeError::NotFound(_))));
+    assert!(store.check(true).unwrap().is_empty());
+}
+
+/// What a kill or a power cut leaves at each step, and what the next who comes makes of it.
+#[test]
+fn what_was_interrupted_is_finished() {
+    let (home, image) = home();
+    let (store, data) = (&home.store, name("data"));
+    let labels: BTreeMap<String, String> = [("k".to_owned(), "v".to_owned())].into();
+    let again = |finish: &dyn Fn()| {
+        assert_eq!(store.check(false).unwrap().len(), 1);
+        finish();
+        assert!(store.check(false).unwrap().is_empty(), "{:?}", store.check(false).unwrap());
+        store.settle_volumes().unwrap();
+    };
+    let row_lost = |store: &Store| store.conn.execute("DELETE FROM volume", []).unwrap();
+    let marked = |store: &Store| store.conn.execute("UPDATE volume SET deleting = 1", []).unwrap();
+    // The directory is there and the row is not: killed before it, or the database was restored. Nothing is lost.
+    store.create_volume(&data, &labels).unwrap();
+    let created = store.volume(&data).unwrap().unwrap().created;
+    row_lost(store);
+    again(&|| store.settle_volumes().unwrap());
+    let row = store.volume(&data).unwrap().unwrap();
+    assert_eq!((row.created, &row.labels), (created, &labels));
+    row_lost(store);
+    again(&|| assert!(!store.create_volume(&data, &BTreeMap::new()).unwrap()));
+    assert_eq!(store.volume(&data).unwrap().unwrap().labels, labels);
+    // A removal was begun: it counts as gone, and is finished.
+    marked(store);
+    assert!(store.volumes().unwrap().is_empty() && store.insert_pod(&with_volume(1, &image, "data")).is_err());
+    again(&|| store.settle_volumes().unwrap());
+    assert!(!store.layout().volume_dir(&data).exists());
+    // The same, and its directory was gone already; a new one begins empty.
+    store.create_volume(&data, &labels).unwrap();
+    fs::write(store.layout().volume_data(&data).join("old"), "x").unwrap();
+    marked(store);
+    again(&|| assert!(store.create_volume(&data, &BTreeMap::new()).unwrap()));
+    assert_eq!(entries(&store.layout().volume_data(&data)), 0);
+    // Only people delete a directory under a row.
+    fs::remove_dir_all(store.layout().volume_dir(&data)).unwrap();
+    let findings = store.check(false).unwrap();
+    assert!(findings.len() == 1 && findings[0].what.contains("is missing"), "{findings:?}");
+    assert_eq!(store.remove_volume(&data).unwrap(), 0);
+    assert!(store.check(false).unwrap().is_empty());
+}

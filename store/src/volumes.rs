@@ -1,0 +1,322 @@
+//! Named volumes: directories that outlive the pods that mount them.
+//!
+//! A directory is complete and durable before its row is written; it is removed after a row has said, durably, that it will
+//! be. So a `kill -9` or a power cut leaves a directory without a row, which gets one again ([`Store::settle_volumes`]):
+//! data is never lost for want of a row; or a row whose removal has begun, which is finished. All that make or remove one
+//! hold a lock; who only refers to one ([`Store::insert_pod`]) needs none, for a row whose removal has begun is not
+//! referred to, and one that is referred to is not removed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use gantry_model::{ErrorKind, Kind, PodId, Timestamp, VolumeName};
+use rusqlite::{Connection, OptionalExtension as _, params};
+use rustix::fs::{FlockOperation, Mode, RenameFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::db::{BUSY, Sync};
+use crate::lock::{lock_within, open_lock_file, sync_dir};
+use crate::pods::row::{Columns, map_text};
+use crate::sweep::names;
+use crate::tmp::{self, Scrap};
+use crate::{Store, StoreError};
+
+/// A named volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeRow {
+    /// Its name.
+    pub name: VolumeName,
+    /// When it was made.
+    pub created: Timestamp,
+    /// Labels of the user.
+    pub labels: BTreeMap<String, String>,
+    /// The pods that mount it, in whatever phase they are.
+    pub pods: BTreeSet<PodId>,
+}
+
+/// What the row says, in the volume's directory too: for when the row is lost.
+#[derive(Serialize, Deserialize)]
+struct Description {
+    created: i64,
+    labels: BTreeMap<String, String>,
+}
+
+/// A named volume could not be removed.
+#[derive(Debug, Error)]
+pub enum RemoveVolumeError {
+    /// There is none.
+    #[error("there is no volume '{0}': 'gantry volume list' shows those there are")]
+    NotFound(VolumeName),
+    /// Pods refer to it.
+    #[error("volume '{name}' is used by {}: remove those first", pods_text(pods))]
+    InUse {
+        /// Which volume.
+        name: VolumeName,
+        /// By which pods, at least one.
+        pods: BTreeSet<PodId>,
+    },
+    /// The database or the disk.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Kind for RemoveVolumeError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotFound(_) => ErrorKind::NotFound,
+            Self::InUse { .. } => ErrorKind::Refused,
+            Self::Store(error) => error.kind(),
+        }
+    }
+}
+
+fn pods_text(pods: &BTreeSet<PodId>) -> String {
+    const SHOWN: usize = 5;
+    let mut some: Vec<String> = pods.iter().take(SHOWN).map(PodId::to_string).collect();
+    if pods.len() > SHOWN {
+        some.push(format!("{} more", pods.len() - SHOWN));
+    }
+    format!("{} {}", if pods.len() == 1 { "pod" } else { "pods" }, some.join(", "))
+}
+
+impl Store {
+    /// Makes a named volume, durably; false when there is one.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn create_volume(&self, name: &VolumeName, labels: &BTreeMap<String, String>) -> Result<bool, StoreError> {
+        let _lock = self.lock_volumes()?;
+        match self.volume_state(name)? {
+            Some(State::Kept) => return Ok(false),
+            Some(State::Deleting) => drop(self.finish_removal(name)?),
+            None => {}
+        }
+        let description = Description { created: crate::now().0, labels: labels.clone() };
+        let is_new = self.make_volume_dir(name, &description)?;
+        // A directory that was there is kept, and described, as it is.
+        let description = if is_new { description } else { self.describe(name) };
+        self.insert_volume(name, &description)?;
+        Ok(is_new)
+    }
+
+    /// All named volumes, by name.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn volumes(&self) -> Result<Vec<VolumeRow>, StoreError> {
+        self.read_volumes(None)
+    }
+
+    /// The volume with this name.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn volume(&self, name: &VolumeName) -> Result<Option<VolumeRow>, StoreError> {
+        Ok(self.read_volumes(Some(name))?.pop())
+    }
+
+    fn read_volumes(&self, name: Option<&VolumeName>) -> Result<Vec<VolumeRow>, StoreError> {
+        const DOING: &str = "read the volumes";
+        let read = |conn: &Connection| -> rusqlite::Result<Vec<VolumeRow>> {
+            let mut all = conn.prepare_cached(
+                "SELECT name, created, labels FROM volume WHERE deleting = 0 AND (?1 IS NULL OR name = ?1) ORDER BY name",
+            )?;
+            let mut pods = conn.prepare_cached("SELECT pod FROM pod_volume WHERE volume = ?1")?;
+            let rows = all.query_map([name.map(VolumeName::as_str)], |row| {
+                let mut columns = Columns::new(row);
+                let (name, created) = (columns.parsed::<VolumeName>()?, Timestamp(columns.get()?));
+                Ok(VolumeRow { name, created, labels: columns.map()?, pods: BTreeSet::new() })
+            })?;
+            rows.map(|row| {
+                let mut row = row?;
+                let users = pods.query_map([row.name.as_str()], |row| Columns::new(row).parsed())?;
+                row.pods = users.collect::<rusqlite::Result<_>>()?;
+                Ok(row)
+            })
+            .collect()
+        };
+        self.read(DOING, |tx| read(tx).map_err(StoreError::sql(DOING)))
+    }
+
+    /// Removes a volume that no pod refers to, with all that is in it, durably; tells the bytes freed.
+    ///
+    /// # Errors
+    /// [`RemoveVolumeError`]. A removal that was begun is finished by the next who makes or removes one, or by
+    /// [`Store::settle_volumes`].
+    pub fn remove_volume(&self, name: &VolumeName) -> Result<u64, RemoveVolumeError> {
+        const DOING: &str = "remove the volume";
+        let _lock = self.lock_volumes()?;
+        let mark = || {
+            self.write(DOING, Sync::Now, |tx| -> Result<(), RemoveVolumeError> {
+                let sql = || StoreError::sql(DOING);
+                let users = tx.prepare_cached("SELECT pod FROM pod_volume WHERE volume = ?1");
+                let pods: BTreeSet<PodId> = users
+                    .and_then(|mut users| users.query_map([name.as_str()], |row| Columns::new(row).parsed())?.collect())
+                    .map_err(sql())?;
+                if !pods.is_empty() {
+                    return Err(RemoveVolumeError::InUse { name: name.clone(), pods });
+                }
+                let marked = tx
+                    .prepare_cached("UPDATE volume SET deleting = 1 WHERE name = ?1")
+                    .and_then(|mut update| update.execute([name.as_str()]))
+                    .map_err(sql())?;
+                if marked == 0 { Err(RemoveVolumeError::NotFound(name.clone())) } else { Ok(()) }
+            })
+        };
+        match mark() {
+            // A full disk must be emptied: what was set aside is given back for it.
+            Err(RemoveVolumeError::Store(error)) if error.is_full() => {
+                self.make_room()?;
+                mark()?;
+            }
+            other => other?,
+        }
+        Ok(self.finish_removal(name)?)
+    }
+
+    /// Finishes removals that were begun, and writes rows for directories that have none. Twice changes nothing.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn settle_volumes(&self) -> Result<(), StoreError> {
+        if self.unfinished_volumes()?.is_empty() {
+            return Ok(());
+        }
+        let _lock = self.lock_volumes()?;
+        for text in self.unfinished_volumes()? {
+            // What is no name of a volume is not ours; `check` reports it.
+            let Ok(name) = text.parse::<VolumeName>() else { continue };
+            match self.volume_state(&name)? {
+                Some(State::Deleting) => drop(self.finish_removal(&name)?),
+                Some(State::Kept) => {}
+                None => self.insert_volume(&name, &self.describe(&name))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Names in `volumes/` that have no row, and of rows whose removal was begun. Somebody may be at them this moment.
+    pub(crate) fn unfinished_volumes(&self) -> Result<Vec<String>, StoreError> {
+        let mut known = BTreeMap::new();
+        let rows = self.conn.prepare_cached("SELECT name, deleting FROM volume");
+        let rows = rows.and_then(|mut all| {
+            let rows = all.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?)))?;
+            rows.collect::<rusqlite::Result<Vec<_>>>()
+        });
+        known.extend(rows.map_err(StoreError::sql("read the volumes"))?);
+        let dir = self.layout.volumes_dir();
+        let mut unfinished: Vec<String> =
+            known.iter().filter(|(_, deleting)| **deleting).map(|(name, _)| name.clone()).collect();
+        if dir.is_dir() {
+            unfinished.extend(names(&dir)?.into_iter().filter(|name| !known.contains_key(name)));
+        }
+        Ok(unfinished)
+    }
+
+    fn lock_volumes(&self) -> Result<OwnedFd, StoreError> {
+        let path = self.layout.volumes_lock();
+        let lock = open_lock_file(&path)?;
+        lock_within(&lock, FlockOperation::NonBlockingLockExclusive, &path, BUSY, &mut || {})?;
+        Ok(lock)
+    }
+
+    fn volume_state(&self, name: &VolumeName) -> Result<Option<State>, StoreError> {
+        let state = self
+            .conn
+            .prepare_cached("SELECT deleting FROM volume WHERE name = ?1")
+            .and_then(|mut one| one.query_row([name.as_str()], |row| row.get::<_, bool>(0)).optional());
+        let deleting = state.map_err(StoreError::sql("read the volume"))?;
+        Ok(deleting.map(|deleting| if deleting { State::Deleting } else { State::Kept }))
+    }
+
+    fn insert_volume(&self, name: &VolumeName, description: &Description) -> Result<(), StoreError> {
+        const DOING: &str = "write down the volume";
+        self.write(DOING, Sync::Now, |tx| {
+            tx.prepare_cached("INSERT INTO volume (name, created, labels) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")
+                .and_then(|mut insert| {
+                    insert.execute(params![name.as_str(), description.created, map_text(&description.labels)?])
+                })
+                .map(drop)
+                .map_err(StoreError::sql(DOING))
+        })
+    }
+
+    /// Makes the directory of a volume, durably; false when there is one.
+    fn make_volume_dir(&self, name: &VolumeName, description: &Description) -> Result<bool, StoreError> {
+        let above = self.layout.volumes_dir();
+        match rustix::fs::mkdir(&above, Mode::RWXU) {
+            Ok(()) => sync_dir(self.layout.root())?,
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(StoreError::io("make", &above)(errno)),
+        }
+        let (_lock, temporary) = tmp::make_dir(&self.layout, "volume", Mode::RWXU)?;
+        let scrap = Scrap::new(&self.layout, temporary.clone());
+        let data = temporary.join("data");
+        rustix::fs::mkdir(&data, Mode::RWXU).map_err(StoreError::io("make", &data))?;
+        rustix::fs::chmod(&data, Mode::from_raw_mode(0o755)).map_err(StoreError::io("change the mode of", &data))?;
+        let text = serde_json::to_vec(description).map_err(std::io::Error::from);
+        let path = temporary.join("volume.json");
+        text.and_then(|text| write_synced(&path, &text)).map_err(StoreError::io("write", &path))?;
+        let path = temporary.join("fresh");
+        write_synced(&path, b"").map_err(StoreError::io("write", &path))?;
+        sync_dir(&data)?;
+        sync_dir(&temporary)?;
+        let (path, cwd) = (self.layout.volume_dir(name), rustix::fs::CWD);
+        match rustix::fs::renameat_with(cwd, &temporary, cwd, &path, RenameFlags::NOREPLACE) {
+            Ok(()) => scrap.keep(),
+            Err(Errno::EXIST) => return Ok(false),
+            Err(errno) => return Err(StoreError::io("make", &path)(errno)),
+        }
+        sync_dir(&above)?;
+        Ok(true)
+    }
+
+    /// What the directory of a volume says of it; where it says nothing, it was made when it was last changed.
+    fn describe(&self, name: &VolumeName) -> Description {
+        let dir = self.layout.volume_dir(name);
+        let said = std::fs::read(dir.join("volume.json")).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        said.unwrap_or_else(|| {
+            let modified = std::fs::symlink_metadata(&dir).and_then(|found| found.modified());
+            let modified = modified.ok().filter(|time| *time >= std::time::UNIX_EPOCH).map(Timestamp::from);
+            Description { created: modified.unwrap_or_else(crate::now).0, labels: BTreeMap::new() }
+        })
+    }
+
+    /// Deletes the directory of a volume whose removal has begun, then its row; tells the bytes freed. The caller has the lock.
+    fn finish_removal(&self, name: &VolumeName) -> Result<u64, StoreError> {
+        const DOING: &str = "remove the volume";
+        let path = self.layout.volume_dir(name);
+        let aside = self.layout.tmp_dir().join(tmp::fresh_name("deleted-volume")?);
+        let freed = match rustix::fs::rename(&path, &aside) {
+            Ok(()) => {
+                sync_dir(&self.layout.volumes_dir())?;
+                // What cannot be deleted is swept from there.
+                tmp::delete(&self.layout, &aside)?
+            }
+            Err(Errno::NOENT) => 0,
+            Err(errno) => return Err(StoreError::io("move away", &path)(errno)),
+        };
+        self.write(DOING, Sync::Soon, |tx| {
+            tx.prepare_cached("DELETE FROM volume WHERE name = ?1 AND deleting = 1")
+                .and_then(|mut delete| delete.execute([name.as_str()]))
+                .map_err(StoreError::sql(DOING))
+        })?;
+        Ok(freed)
+    }
+}
+
+/// What a row says of a volume.
+enum State {
+    Kept,
+    Deleting,
+}
+
+fn write_synced(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    let mut file = std::fs::File::options().write(true).create_new(true).open(path)?;
+    file.write_all(text)?;
+    file.sync_all()
+}
