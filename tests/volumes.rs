@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gantry_fixtures::{Device, Header, Image, ImageBuilder, Layer};
-use gantry_tests::{Gantry, Out};
+use gantry_tests::{Gantry, Out, pod_id};
 
 /// An image with the fixture app and what `add` puts beside it.
 fn image(g: &Gantry, add: impl FnOnce(Layer) -> Layer) -> ImageBuilder {
@@ -224,4 +224,170 @@ fn exec_does_not_need_the_null_device_of_the_app() {
     exec(&["mkdir", "/dev/null"]).succeeded();
     exec(&["true"]).succeeded();
     assert!(Path::new("/dev/null").exists());
+}
+
+/// An image with a directory `/data` of user 1700 and some files, and how the verb `stat` begins to show it.
+fn seeded(g: &Gantry, name: &str) -> String {
+    let made = image(g, |layer| {
+        let layer = layer.owner(1700, 60).dir("data", 0o750).owner(1700, 60).file("data/file", name, 0o640);
+        layer.hardlink("data/again", "data/file")
+    });
+    g.import(name, &made.build().unwrap())
+}
+
+#[test]
+fn named_volumes_begin_with_the_image_and_outlive_pods() {
+    let g = Gantry::new();
+    let (one, two) = (seeded(&g, "one"), seeded(&g, "two"));
+    let with = |image: &str, verb: &[&str]| run(&g, &["--rm", "--user=1700:60", "-v", "pg_data:/data"], image, verb);
+    let out = with(&one, &["seq", "stat", "/data", "--", "cat", "/data/again"]).ok();
+    assert!(out.stdout.starts_with("dir 0750 1700 60 ") && out.stdout.ends_with("/data\none"), "{out}");
+    with(&one, &["write", "/data/mine", "kept"]).succeeded();
+    // Another image, another place, read-only: what is in the volume counts.
+    let flags = ["--rm", "--user=1700:60", "-v", "pg_data:/elsewhere:ro"];
+    let out = run(&g, &flags, &two, &["cat", "/elsewhere/file", "/elsewhere/mine"]).ok();
+    assert_eq!(out.stdout, "onekept\n");
+    let _ = run(&g, &flags, &two, &["write", "/elsewhere/x", "x"]).exits(1).complains(&["Read-only"]);
+    // Emptied, it stays empty.
+    with(&one, &["seq", "rm", "/data/file", "--", "rm", "/data/again", "--", "rm", "/data/mine"]).succeeded();
+    assert_eq!(with(&two, &["ls", "/data"]).ok().stdout, "");
+    let data = g.dir().join("volumes/pg_data");
+    assert_eq!(fs::metadata(&data).unwrap().mode() & 0o7777, 0o700, "others get into the volume");
+    assert_eq!(fs::metadata(data.join("data")).unwrap().mode() & 0o7777, 0o750);
+    // Two apps of a pod, and docker's long form.
+    let line = [
+        "run",
+        "--net=none",
+        "--quiet",
+        "--rm",
+        &one,
+        "--name=a",
+        "-v",
+        "shared:/data",
+        "--",
+        "wait-file",
+        "/data/go",
+        "---",
+        &two,
+        "--name=b",
+        "--mount=type=volume,source=shared,target=/data",
+        "--",
+        "touch-ready",
+        "/data/go",
+    ];
+    g.run(&line).succeeded();
+    assert!(g.dir().join("volumes/shared/data/file").exists());
+    g.check_invariants();
+}
+
+#[test]
+fn named_volumes_are_listed_and_removed() {
+    let g = Gantry::new();
+    assert_eq!(g.json(&["volume", "list"]), serde_json::json!([]));
+    assert_eq!(g.run(&["volume", "create", "--label=k=v", "data", "idle"]).ok().stdout, "data\nidle\n");
+    assert_eq!(g.run(&["volume", "create", "data"]).ok().stdout, "data\n", "it stays as it is");
+    let image = g.fixture();
+    let prepared = pod_id(&g.run(&["prepare", "-v", "data:/d", &image]).ok());
+    let running =
+        g.detached(&["--volume=x,kind=named,source=data", "--mount=volume=x,target=/x"], &["sleep", "forever"]);
+    let of = |name: &str| g.json(&["volume", "inspect", name]);
+    let mut pods = vec![prepared.clone(), running.clone()];
+    pods.sort();
+    let data = of("data");
+    assert_eq!((&data["pods"], &data["labels"]), (&serde_json::json!(pods), &serde_json::json!({"k": "v"})));
+    assert_eq!(data["path"], g.dir().join("volumes/data/data").display().to_string());
+    assert_eq!(of("idle")["pods"], serde_json::json!([]));
+    let table = g.run(&["volume", "ls"]).ok().stdout;
+    assert!(table.starts_with("VOLUME") && table.contains(&prepared[..8]), "{table}");
+    // Whatever phase its pods are in.
+    for pod in [&running, &prepared] {
+        let _ = g.run(&["volume", "rm", "data"]).exits(125).complains(&["volume 'data' is used by", pod]);
+        g.run(&["kill", pod]);
+        if pod == &running {
+            g.wait_state(pod, "exited");
+            let _ = g.run(&["volume", "rm", "data"]).exits(125).complains(&[pod]);
+        }
+        g.run(&["rm", pod]).succeeded();
+    }
+    fs::write(g.dir().join("volumes/data/data/file"), [7; 100_000]).unwrap();
+    // prune says what goes, and takes what no pod mounts.
+    let keeper = pod_id(&g.run(&["prepare", "-v", "used:/d", &image]).ok());
+    let dry = g.run(&["volume", "prune", "--dry-run"]).ok().stdout;
+    assert!(dry.contains("data ") && dry.contains("idle ") && !dry.contains("used "), "{dry}");
+    assert_eq!(g.json(&["volume", "list"]).as_array().map(Vec::len), Some(3));
+    let pruned = g.run(&["volume", "prune"]).ok().stdout;
+    assert!(pruned.contains("data ") && pruned.contains("freed 10"), "{pruned}");
+    assert_eq!(g.run(&["volume", "list", "-q"]).ok().stdout, "used\n");
+    g.run(&["rm", &keeper]).succeeded();
+    assert_eq!(g.run(&["volume", "rm", "used"]).ok().stdout, "used\n");
+    let _ = g.run(&["volume", "rm", "used"]).exits(1).complains(&["no volume 'used'"]);
+    let _ = g.run(&["volume", "inspect", "used"]).exits(1).complains(&["no volume 'used'"]);
+    for bad in ["../x", ".", "a/b", "-"] {
+        let _ = g.run(&["volume", "create", "--", bad]).exits(125).complains(&["is not the name of a volume"]);
+    }
+    g.check_invariants();
+}
+
+#[test]
+fn anonymous_volumes_go_with_their_pod() {
+    let g = Gantry::new();
+    let one = seeded(&g, "one");
+    let out =
+        run(&g, &["--user=1700:60", "-v", "/data"], &one, &["seq", "cat", "/data/file", "--", "write", "/data/x", "x"]);
+    assert_eq!(out.ok().stdout, "one");
+    let pod = g.list().pop().unwrap()["id"].as_str().unwrap().to_owned();
+    assert!(dirs_of(&g, &pod)[0].join("x").exists());
+    g.run(&["rm", &pod]).succeeded();
+    assert_eq!(g.json(&["volume", "list"]), serde_json::json!([]));
+}
+
+/// A supervisor that is killed while it fills a volume leaves it to be filled by the next; nothing of its try is seen.
+#[test]
+fn a_volume_that_was_half_filled_is_filled_again() {
+    let g = Gantry::new();
+    let one = seeded(&g, "one");
+    g.run(&["volume", "create", "data"]).succeeded();
+    let dir = g.dir().join("volumes/data");
+    fs::create_dir(dir.join("filling")).unwrap();
+    fs::write(dir.join("filling/half"), "x").unwrap();
+    let out = run(&g, &["-v", "data:/data"], &one, &["ls", "/data"]).ok();
+    assert_eq!(out.stdout, "again\nfile\n");
+    assert!(!dir.join("filling").exists() && !dir.join("fresh").exists());
+    // Filled by a person before any app, it is left as it is.
+    g.run(&["volume", "create", "mine"]).succeeded();
+    fs::write(g.dir().join("volumes/mine/data/own"), "x").unwrap();
+    assert_eq!(run(&g, &["-v", "mine:/data"], &one, &["ls", "/data"]).ok().stdout, "own\n");
+    // Two pods at once: one fills it, none sees it half full.
+    let both: Vec<_> = (0..2)
+        .map(|_| g.spawn(&["run", "--rm", "--net=none", "--quiet", "-v", "new:/data", &one, "--", "ls", "/data"]))
+        .collect();
+    for running in both {
+        assert_eq!(running.wait().ok().stdout, "again\nfile\n");
+    }
+}
+
+/// Volumes and what refers to them come back with a database that was lost.
+#[test]
+fn volumes_survive_the_database() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let _ = run(&g, &["--rm", "-v", "kept:/d"], &image, &["write", "/d/file", "x"]).ok();
+    let prepared = pod_id(&g.run(&["prepare", "-v", "data:/d", &image]).ok());
+    for name in ["gantry.db", "gantry.db-wal", "gantry.db-shm"] {
+        let _ = fs::remove_file(g.dir().join(name));
+    }
+    for backup in fs::read_dir(g.dir().join("backups")).unwrap() {
+        fs::remove_file(backup.unwrap().path()).unwrap();
+    }
+    drop(g.keeper(&[]));
+    let _ = fs::remove_file(g.dir().join("restored"));
+    assert_eq!(g.run(&["volume", "list", "-q"]).ok().stdout, "data\nkept\n");
+    let _ = g.run(&["volume", "rm", "data"]).exits(125).complains(&[&prepared]);
+    let _ = run(&g, &["--rm", "-v", "kept:/d"], &image, &["cat", "/d/file"]).ok().says("x");
+    // A directory of which no row says anything is one that a kill left: it is on record again.
+    g.run(&["rm", &prepared]).succeeded();
+    fs::create_dir_all(g.dir().join("volumes/found/data")).unwrap();
+    fs::set_permissions(g.dir().join("volumes/found"), PermissionsExt::from_mode(0o700)).unwrap();
+    g.run(&["gc"]).succeeded();
+    assert_eq!(g.run(&["volume", "list", "-q"]).ok().stdout, "data\nfound\nkept\n");
 }

@@ -84,6 +84,9 @@ pub(crate) enum Command {
     /// Work with networks
     #[command(subcommand, infer_subcommands = true)]
     Network(commands::network::Network),
+    /// Work with volumes that outlive pods
+    #[command(subcommand, infer_subcommands = true)]
+    Volume(commands::volume::Volume),
     /// Check the host and the data directory
     Doctor(commands::doctor::Doctor),
     /// Print a completion script for a shell

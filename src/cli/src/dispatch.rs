@@ -159,6 +159,7 @@ fn asking(command: &Command) -> Asking {
         | Command::Rmi(_)
         | Command::Images(_)
         | Command::Network(_)
+        | Command::Volume(_)
         | Command::List(_) => Asking::Existence,
         Command::Run(_)
         | Command::Prepare(_)
@@ -201,6 +202,7 @@ fn command(context: Context, command: Command) -> Result<u8, Failure> {
         Command::Login(args) => commands::login::login(&context, &args),
         Command::Logout(args) => commands::login::logout(&context, &args),
         Command::Network(network) => commands::network::network(&context, &network),
+        Command::Volume(volume) => commands::volume::volume(&context, &volume),
         Command::Doctor(args) => commands::doctor::doctor(&context, &args),
         Command::Completion(args) => commands::completion::completion(&args),
         Command::Version(args) => commands::version::version(&args),
@@ -251,6 +253,8 @@ mod tests {
             ("network ls -q", "Network"),
             ("net inspect a b", "Network"),
             ("network reload", "Network"),
+            ("volume create a b", "Volume"),
+            ("vol ls -q", "Volume"),
         ] {
             let matches = crate::cli::command().try_get_matches_from(words(&format!("gantry {line}"))).unwrap();
             let cli = Cli::from_arg_matches(&matches).unwrap();

@@ -19,3 +19,4 @@ pub(crate) mod run;
 pub(crate) mod status;
 pub(crate) mod stop;
 pub(crate) mod version;
+pub(crate) mod volume;

@@ -1,0 +1,230 @@
+//! `gantry volume`: volumes that outlive pods.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use gantry_engine::model::VolumeName;
+use gantry_engine::{Engine, VolumeRow};
+use gantry_model::Timestamp;
+use serde::Serialize;
+
+use crate::context::{self, Context};
+use crate::exit::{self, Asking};
+use crate::failure::Failure;
+use crate::render::json::{self, At, Text};
+use crate::render::table::Table;
+use crate::render::{Form, Indented, Output, size, time};
+
+/// What can be done with volumes.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Volume {
+    /// Make volumes; one that is there stays as it is
+    Create(Create),
+    /// List volumes and the pods that mount them
+    #[command(visible_alias = "ls")]
+    List(List),
+    /// Show all that is known of volumes, as JSON
+    Inspect(Inspect),
+    /// Remove volumes that no pod mounts, with all that is in them
+    #[command(visible_alias = "remove")]
+    Rm(Rm),
+    /// Remove all volumes that no pod mounts, running or not
+    Prune(Prune),
+}
+
+/// Does it.
+pub(crate) fn volume(context: &Context, volume: &Volume) -> Result<u8, Failure> {
+    match volume {
+        Volume::Create(args) => create(context, args),
+        Volume::List(args) => list(context, args),
+        Volume::Inspect(args) => inspect(context, args),
+        Volume::Rm(args) => rm(context, args),
+        Volume::Prune(args) => prune(context, args),
+    }
+}
+
+/// Arguments of `volume create`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Create {
+    /// Names of volumes: letters, digits, '_', '.' and '-'
+    #[arg(value_name = "VOLUME", required = true)]
+    volumes: Vec<VolumeName>,
+    /// A free-form label
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = label)]
+    labels: Vec<(String, String)>,
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("expected NAME=VALUE".to_owned()),
+    }
+}
+
+/// Arguments of `volume list`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct List {
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Arguments of `volume inspect`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Inspect {
+    /// Names of volumes
+    #[arg(value_name = "VOLUME", required = true)]
+    volumes: Vec<VolumeName>,
+    #[command(flatten)]
+    output: Indented,
+}
+
+/// Arguments of `volume rm`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Rm {
+    /// Names of volumes
+    #[arg(value_name = "VOLUME", required = true)]
+    volumes: Vec<VolumeName>,
+}
+
+/// Arguments of `volume prune`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Prune {
+    /// Change nothing, say what would be removed
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// A volume as JSON. The names of the fields are a promise.
+#[derive(Serialize)]
+struct Document<'a> {
+    name: &'a str,
+    created: At,
+    labels: &'a BTreeMap<String, String>,
+    /// The directory that apps see.
+    path: String,
+    /// The pods that mount it, in whatever phase they are.
+    pods: Vec<Text<gantry_model::PodId>>,
+}
+
+impl<'a> Document<'a> {
+    fn of(engine: &Engine, row: &'a VolumeRow) -> Self {
+        Self {
+            name: row.name.as_str(),
+            created: At(row.created),
+            labels: &row.labels,
+            path: engine.volume_data(&row.name).to_string_lossy().into_owned(),
+            pods: row.pods.iter().copied().map(Text).collect(),
+        }
+    }
+}
+
+fn create(context: &Context, args: &Create) -> Result<u8, Failure> {
+    let engine = context.open("volume create")?;
+    let labels = args.labels.iter().cloned().collect();
+    for name in &args.volumes {
+        engine.volume_create(name, &labels)?;
+        json::to_stdout(|out| writeln!(out, "{name}"))?;
+    }
+    Ok(exit::OK)
+}
+
+fn list(context: &Context, args: &List) -> Result<u8, Failure> {
+    let engine = context.look()?;
+    let volumes = engine.volumes()?;
+    json::to_stdout(|out| match args.output.form {
+        _ if args.output.quiet => volumes.iter().try_for_each(|row| writeln!(out, "{}", row.name)),
+        Form::Table => table(out, &volumes, args.output.full, !args.output.no_legend, gantry_engine::now()),
+        form => json::items(out, form, volumes.iter().map(|row| Document::of(&engine, row))),
+    })?;
+    Ok(exit::OK)
+}
+
+fn table(out: &mut dyn Write, volumes: &[VolumeRow], full: bool, legend: bool, now: Timestamp) -> io::Result<()> {
+    let mut table = Table::new(&["VOLUME", "CREATED", "PODS"]);
+    for row in volumes {
+        let shown = |pod: &gantry_model::PodId| {
+            let id = pod.to_string();
+            if full { id } else { id.split('-').next().unwrap_or_default().to_owned() }
+        };
+        let created = row.created;
+        table.row([
+            row.name.to_string(),
+            if full { created.rfc3339().to_string() } else { time::relative(now, created) },
+            row.pods.iter().map(shown).collect::<Vec<_>>().join(","),
+        ]);
+    }
+    table.write(out, legend)
+}
+
+fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
+    let engine = context.look()?;
+    let names: Vec<String> = args.volumes.iter().map(ToString::to_string).collect();
+    Ok(context::each(&names, context.globals.debug, Asking::Existence, &mut |name| {
+        let row = engine.volume(&name.parse()?)?;
+        json::to_stdout(|out| json::document(out, args.output.form, &Document::of(&engine, &row)))?;
+        Ok(exit::OK)
+    }))
+}
+
+fn rm(context: &Context, args: &Rm) -> Result<u8, Failure> {
+    let engine = context.open("volume rm")?;
+    let names: Vec<String> = args.volumes.iter().map(ToString::to_string).collect();
+    Ok(context::each(&names, context.globals.debug, Asking::Existence, &mut |name| {
+        engine.volume_rm(&name.parse()?)?;
+        json::to_stdout(|out| writeln!(out, "{name}"))?;
+        Ok(exit::OK)
+    }))
+}
+
+/// Says which volumes go before the first of them does.
+fn prune(context: &Context, args: &Prune) -> Result<u8, Failure> {
+    let engine = context.open("volume prune")?;
+    let unused = engine.volumes_unused()?;
+    if unused.is_empty() {
+        json::to_stdout(|out| writeln!(out, "every volume is mounted by a pod"))?;
+        return Ok(exit::OK);
+    }
+    json::to_stdout(|out| {
+        writeln!(out, "{} that no pod mounts:", if args.dry_run { "volumes" } else { "removing volumes" })?;
+        table(out, &unused, false, true, gantry_engine::now())?;
+        out.flush()
+    })?;
+    if args.dry_run {
+        return Ok(exit::OK);
+    }
+    let names: Vec<String> = unused.iter().map(|row| row.name.to_string()).collect();
+    let mut freed = 0;
+    let code = context::each(&names, context.globals.debug, Asking::Existence, &mut |name| {
+        freed += engine.volume_rm(&name.parse()?)?;
+        Ok(exit::OK)
+    });
+    json::to_stdout(|out| writeln!(out, "freed {}", size::human(freed)))?;
+    Ok(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_as_a_table() {
+        let row = |name: &str, pods: &[&str]| VolumeRow {
+            name: name.parse().unwrap(),
+            created: Timestamp(0),
+            labels: BTreeMap::new(),
+            pods: pods.iter().map(|pod| pod.parse().unwrap()).collect(),
+        };
+        let pod = "6733c088-a507-4694-aabf-ec79c0a8ac9a";
+        let mut out = Vec::new();
+        let rows = [row("data", &[pod, "0733c088-a507-4694-aabf-ec79c0a8ac9a"]), row("old", &[])];
+        table(&mut out, &rows, false, true, Timestamp(3_600_000_000_000)).unwrap();
+        let want = "VOLUME  CREATED     PODS\ndata    1 hour ago  0733c088,6733c088\nold     1 hour ago\n";
+        assert_eq!(String::from_utf8(out).unwrap(), want);
+    }
+
+    #[test]
+    fn labels_have_names() {
+        assert_eq!(label("a=b=c"), Ok(("a".into(), "b=c".into())));
+        assert!(label("=b").is_err() && label("a").is_err());
+    }
+}
