@@ -1,7 +1,9 @@
 //! What an app sees and may do.
 
 use gantry_fixtures::{Image, Layer};
-use gantry_tests::{Gantry, app, pod_id};
+use std::time::{Duration, Instant};
+
+use gantry_tests::{Gantry, app, pod_id, wait_for};
 
 #[test]
 fn users_and_groups() {
@@ -215,6 +217,29 @@ fn limits_hold() {
     let _ = g.app(&["--pids-limit=30"], &["fork-bomb", "200"]).exits(3).says("of 200");
     let _ = g.app(&["--pids-limit=30"], &["threads", "200"]).exits(3);
     assert_eq!(g.app(&["--oom-score-adj=500"], &["oom-adj"]).ok().text(), "500");
+}
+
+/// A log costs the supervisor more than the app that writes it: an app with a cpu limit may not have more work done for it.
+#[test]
+fn the_supervisor_works_within_the_limit_of_the_app() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--cpu=50m", "--name=it"], &["newlines"]);
+    let supervisor = g.supervisor(&pod);
+    let log = g.dir().join("pods").join(&pod).join("logs/it/0.log");
+    wait_for("the log to be written", || std::fs::metadata(&log).is_ok_and(|meta| meta.len() > 100_000).then_some(()));
+    let (begin, used) = (Instant::now(), processor_time(supervisor));
+    let _ = g.app(&[], &["sleep", "5"]).ok();
+    let (took, used) = (begin.elapsed(), processor_time(supervisor) - used);
+    assert!(used < took / 4, "5 % of a processor for the app, {used:?} of {took:?} for its supervisor");
+    g.run(&["kill", &pod]).succeeded();
+    g.wait_state(&pod, "exited");
+}
+
+/// The processor time that a process has used: fields 14 and 15 of proc_pid_stat(5), in hundredths of a second.
+fn processor_time(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' ').skip(11).take(2)).into_iter().flatten();
+    Duration::from_millis(fields.filter_map(|field| field.parse::<u64>().ok()).sum::<u64>() * 10)
 }
 
 #[test]

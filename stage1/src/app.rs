@@ -12,6 +12,7 @@ use crate::confine::Confinement;
 use crate::foreground::Foregrounds;
 use crate::journal::now;
 use crate::logs::{Log, Pending, Stream};
+use crate::pace::Pace;
 use crate::user::Ids;
 
 /// How long the beginning of a line waits for the rest before the log gets it as a piece of its own.
@@ -63,6 +64,8 @@ pub(crate) struct Output {
     pub(crate) eager: bool,
     /// When the log gets the beginnings of lines that are not complete yet.
     pub(crate) flush_at: Option<Instant>,
+    /// Keeps the work of reading it within the app's cpu limit.
+    pub(crate) pace: Pace,
 }
 
 /// One open output.
@@ -80,10 +83,12 @@ impl Output {
     /// has ended. At most some reads at a time, so that one app that floods cannot keep the loop from everything else, and
     /// none while a foreground has to take what was read before.
     pub(crate) fn pump(&mut self, app: usize, index: usize, foregrounds: &mut Foregrounds, buffer: &mut [u8]) -> bool {
-        const TURNS: usize = 16;
+        // An app with a cpu limit may have used up its share after a few lines.
+        let (turns, most) = if self.pace.is_limited() { (1, 8 << 10) } else { (16, buffer.len()) };
+        let buffer = &mut buffer[..most];
         let Some(source) = self.sources.get_mut(index) else { return true };
         let mut has_ended = false;
-        for _ in 0..TURNS {
+        for _ in 0..turns {
             if foregrounds.are_blocked() {
                 break;
             }

@@ -23,6 +23,7 @@ use crate::journal::now;
 use crate::launcher::{self, Created, Stdio, reap_all};
 use crate::logs::{Log, Pending, Stream};
 use crate::network::{self, Network};
+use crate::pace::Pace;
 use crate::user::{self, Ids};
 use crate::{etc, root, seccomp, spec, terminal, volumes};
 
@@ -268,7 +269,8 @@ impl Making<'_> {
         let null = terminal::open_null(created.pid).attempt(|| "cannot open /dev/null of the app")?;
         let (sources, input) = stdio.ours(self.terminal_size)?;
         let eager = self.app.terminal || self.app.stdin;
-        let output = Output { log: self.log()?, sources, eager, flush_at: None };
+        let pace = Pace::new(self.app.limits.cpu_milli, Instant::now());
+        let output = Output { log: self.log()?, sources, eager, flush_at: None, pace };
         Ok(Waiting { plan: app, root, null, etc, ids, confinement, cgroup, created, output, input })
     }
 

@@ -28,6 +28,7 @@ mod launch;
 mod launcher;
 mod logs;
 mod network;
+mod pace;
 mod passing;
 mod program;
 mod reexec;

@@ -15,17 +15,24 @@ use rustix::process::Signal;
 use std::os::fd::AsFd as _;
 
 use crate::failure::{self, Attempt, Result, failure};
-use crate::reexec;
+use crate::{reexec, sys};
 
 /// The longest request, in bytes.
 const MOST_REQUEST: u64 = 1 << 20;
 
 /// Takes the request from stdin, does what it says, answers.
 pub(crate) fn run() -> ExitCode {
-    let answer = reexec::ensure_read_only().and_then(|()| stay_only_while_asked()).and_then(|()| fulfil(&read()?));
+    let answer = prepare().and_then(|()| fulfil(&read()?));
     // A failure of it is none of what was asked for: gc sees to it.
     unused::take().iter().for_each(|left| drop(left.remove()));
     say(&answer.unwrap_or_else(Answer::Failed))
+}
+
+/// Plugins get none of the caller's descriptors.
+fn prepare() -> Result<()> {
+    reexec::ensure_read_only()?;
+    sys::close_from(3).attempt(|| "cannot close inherited descriptors")?;
+    stay_only_while_asked()
 }
 
 /// Who asks holds the pod's lock for what is done here, so this process must not outlive it: the pod could be started anew

@@ -27,7 +27,7 @@ use crate::failure::{Result, failure};
 use crate::foreground::Foregrounds;
 use crate::journal::Journal;
 use crate::launch::Pod;
-use crate::{exec, sys, trim};
+use crate::{exec, pace, sys, trim};
 
 const SIGKILL: u8 = libc::SIGKILL as u8;
 
@@ -166,12 +166,13 @@ impl Supervisor {
         if self.connections.len() < MOST_CONNECTIONS && self.deaf_until.is_none() {
             fds.push((Who::Listener, self.listener.as_fd()));
         }
-        let blocked = self.foregrounds.are_blocked();
+        let (blocked, now) = (self.foregrounds.are_blocked(), Instant::now());
         // An app's end comes before its output here, so after it in the reversed list: what it printed is taken first. Of two
         // outputs that have something, nothing tells which was written first; standard output is taken first.
         for (i, app) in self.pod.apps.iter().enumerate() {
             fds.extend(app.running.as_ref().map(|pidfd| (Who::App(i), pidfd.as_fd())));
-            let sources = app.output.sources.iter().enumerate().rev().filter(|_| !blocked);
+            let paused = blocked || app.output.pace.resumes_at(now).is_some();
+            let sources = app.output.sources.iter().enumerate().rev().filter(|_| !paused);
             fds.extend(sources.map(|(n, source)| (Who::Output(i, n), source.fd.as_fd())));
         }
         fds.extend(self.ending.iter().map(|process| (Who::Ending, process.as_fd())));
@@ -189,11 +190,14 @@ impl Supervisor {
 
     fn timeout(&self) -> Option<Duration> {
         let starting = self.sessions.iter().filter_map(|session| Some(session.starting.as_ref()?.deadline));
+        let now = Instant::now();
         let late_lines = self.pod.apps.iter().filter_map(|app| app.output.flush_at);
+        let with_output = self.pod.apps.iter().filter(|app| !app.output.sources.is_empty());
+        let paused = with_output.filter_map(|app| app.output.pace.resumes_at(now));
         let of_end = self.give_up_at.filter(|_| self.over).into_iter().chain(self.drained_by);
         let deadlines = self.connections.iter().map(|c| c.deadline).chain(self.kill_at).chain(self.deaf_until);
-        let deadlines = deadlines.chain(starting).chain(late_lines).chain(of_end);
-        deadlines.min().map(|at| at.saturating_duration_since(Instant::now()))
+        let deadlines = deadlines.chain(starting).chain(late_lines).chain(paused).chain(of_end);
+        deadlines.min().map(|at| at.saturating_duration_since(now))
     }
 
     fn handle(&mut self, who: Who) {
@@ -233,9 +237,13 @@ impl Supervisor {
 
     fn pump(&mut self, i: usize, n: usize) {
         let Some(app) = self.pod.apps.get_mut(i) else { return };
+        let before = app.output.pace.is_limited().then(pace::processor_time);
         let has_ended = app.output.pump(i, n, &mut self.foregrounds, &mut self.buffer);
         if has_ended && n < app.output.sources.len() {
             app.output.sources.remove(n);
+        }
+        if let Some(before) = before {
+            app.output.pace.charge(pace::processor_time().saturating_sub(before), Instant::now());
         }
         self.note_dropped(i);
     }

@@ -413,6 +413,7 @@ pub(crate) fn close_all_of(descriptors: &[RawFd]) {
 
 /// Closes every descriptor from `first` on. Only for a process that owns none of them in Rust's sense any more.
 pub(crate) fn close_from(first: u32) -> io::Result<()> {
-    // SAFETY: called by PID 1 right after its fork, in a function that never returns: no OwnedFd of it is used or dropped later.
+    // SAFETY: called by PID 1 right after its fork, in a function that never returns, so that no OwnedFd of it is used or dropped
+    // later; and by the role for networks before it opens anything.
     check(unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0) }).map(drop)
 }

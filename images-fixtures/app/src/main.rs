@@ -133,6 +133,7 @@ const VERBS: &[Verb] = &[
     verb("no-newline", "TEXT", "write a text without a newline", output::no_newline),
     verb("binary", "", "write the bytes 0 to 255 without a final newline", output::binary),
     verb("flood", "BYTES [--stderr]", "write lines of 80 bytes as fast as possible", output::flood),
+    verb("newlines", "", "write newlines and nothing else, as fast as possible, until killed", output::newlines),
     verb("echo-stdin", "", "copy stdin to stdout until it ends", output::echo_stdin),
     verb("alloc", "MIB [hold]", "allocate and touch memory; hold: keep it and sleep", processes::alloc),
     verb("burn", "SECONDS", "use one cpu", processes::burn),

@@ -92,6 +92,13 @@ pub(crate) fn flood(args: &[String]) -> Outcome {
     Ok(OK)
 }
 
+pub(crate) fn newlines(_: &[String]) -> Outcome {
+    let mut out = unbuffered(false)?;
+    loop {
+        out.write_all(&[b'\n'; 65_536])?;
+    }
+}
+
 pub(crate) fn echo_stdin(_: &[String]) -> Outcome {
     let mut out = unbuffered(false)?;
     let mut input = std::io::stdin().lock();

@@ -16,6 +16,8 @@ impl Supervisor {
         self.ending.clear();
         self.sessions.clear();
         self.over = true;
+        // Nothing runs any more that could write more.
+        self.pod.apps.iter_mut().for_each(|app| app.output.pace.lift());
         self.drain();
         let total = self.log_bytes_dropped;
         if total > 0 {

@@ -1,0 +1,124 @@
+//! Keeps the supervisor's work for an app within the app's cpu limit.
+//!
+//! A line costs the supervisor more than the app that writes it: a time stamp, a record, a rotated file. An app with 5 % of a core
+//! could have its supervisor, which is in none of the app's cgroups, use a whole one. So an app with a cpu limit has an account of
+//! the supervisor's processor time. It earns as much as its limit gives it, and reading its output is paid from it. While the
+//! account is overdrawn the output is not read: the pipe fills, and the app waits in write(2) as it would for a slow disk.
+
+use std::time::{Duration, Instant};
+
+/// What may be saved up: this much time's earnings, so that an app that writes now and then never waits.
+const MAX_SAVED: Duration = Duration::from_secs(1);
+
+/// The account of one app.
+pub(crate) struct Pace {
+    /// Thousandths of a processor; `None`: no limit.
+    cpu_milli: Option<u64>,
+    /// Processor time that may be used, in nanoseconds; negative: overdrawn.
+    balance: i64,
+    /// When the balance was as it is.
+    at: Instant,
+}
+
+impl Pace {
+    /// The account of an app with this limit, full.
+    pub(crate) fn new(cpu_milli: Option<u64>, now: Instant) -> Self {
+        let balance = cpu_milli.map_or(0, |milli| earned(MAX_SAVED, milli));
+        Self { cpu_milli, balance, at: now }
+    }
+
+    /// Whether there is a limit to keep.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.cpu_milli.is_some()
+    }
+
+    /// From here on there is no limit.
+    pub(crate) fn lift(&mut self) {
+        self.cpu_milli = None;
+    }
+
+    /// Takes off what reading has cost.
+    pub(crate) fn charge(&mut self, cost: Duration, now: Instant) {
+        let Some(milli) = self.cpu_milli else { return };
+        let earned = earned(now.saturating_duration_since(self.at), milli);
+        let cost = i64::try_from(cost.as_nanos()).unwrap_or(i64::MAX);
+        self.balance = self.balance.saturating_add(earned).min(self::earned(MAX_SAVED, milli)).saturating_sub(cost);
+        self.at = now;
+    }
+
+    /// When the output may be read again; `None`: now.
+    pub(crate) fn resumes_at(&self, now: Instant) -> Option<Instant> {
+        let milli = self.cpu_milli?.max(1);
+        let debt = u64::try_from(self.balance.saturating_neg()).ok().filter(|debt| *debt > 0)?;
+        let at = self.at + Duration::from_nanos(debt.saturating_mul(1000) / milli);
+        (at > now).then_some(at)
+    }
+}
+
+/// What a limit gives in some time, in nanoseconds.
+fn earned(time: Duration, milli: u64) -> i64 {
+    i64::try_from(time.as_nanos().saturating_mul(milli.into()) / 1000).unwrap_or(i64::MAX)
+}
+
+/// The processor time that this process has used.
+pub(crate) fn processor_time() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(used.tv_sec).unwrap_or(0), u32::try_from(used.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn an_app_without_a_limit_never_waits() {
+        let now = Instant::now();
+        let mut pace = Pace::new(None, now);
+        pace.charge(3600 * 1000 * MS, now);
+        assert_eq!(pace.resumes_at(now), None);
+    }
+
+    #[test]
+    fn a_burst_is_free_and_a_debt_is_paid_off_at_the_rate_of_the_limit() {
+        let now = Instant::now();
+        let mut pace = Pace::new(Some(50), now);
+        pace.charge(50 * MS, now);
+        assert_eq!(pace.resumes_at(now), None, "a second's worth was saved");
+        pace.charge(10 * MS, now);
+        assert_eq!(pace.resumes_at(now), Some(now + 200 * MS), "10 ms at 5 %");
+        assert_eq!(pace.resumes_at(now + 200 * MS), None);
+        pace.charge(Duration::ZERO, now + 400 * MS);
+        pace.charge(20 * MS, now + 400 * MS);
+        assert_eq!(pace.resumes_at(now + 400 * MS), Some(now + 600 * MS), "10 ms were left");
+    }
+
+    #[test]
+    fn no_more_is_saved_than_a_burst() {
+        let now = Instant::now();
+        let mut pace = Pace::new(Some(1000), now);
+        let later = now + 3600 * 1000 * MS;
+        pace.charge(1001 * MS, later);
+        assert_eq!(pace.resumes_at(later), Some(later + MS));
+    }
+
+    #[test]
+    fn over_any_time_the_use_stays_at_the_limit() {
+        let mut now = Instant::now();
+        let begin = now;
+        let mut pace = Pace::new(Some(50), now);
+        let mut used = Duration::ZERO;
+        while now < begin + 60_000 * MS {
+            match pace.resumes_at(now) {
+                Some(at) => now = at,
+                None => {
+                    now += 25 * MS;
+                    used += 25 * MS;
+                    pace.charge(25 * MS, now);
+                }
+            }
+        }
+        assert!(used <= 3100 * MS, "5 % of a minute and a burst: {used:?}");
+    }
+}
