@@ -94,7 +94,7 @@ fn limits_scores_and_priorities() {
     let image = g.fixture();
     let line = [&["run", "--quiet", "--net=none", &image, "--"], &verb[..]].concat();
     let odd = "ulimit -S -n 777; ulimit -S -c unlimited; ulimit -S -s 4096; echo 500 >/proc/self/oom_score_adj; umask 0; trap '' PIPE HUP; \
-               exec nice -n 7 taskset -c 0 \"$0\" \"$@\"";
+               exec nice -n 7 taskset -c 0 setarch --addr-no-randomize \"$0\" \"$@\"";
     let plain = g.run(&line).ok();
     let strange = run_by(&g, &["sh", "-c", odd], &line).ok();
     let fields = |out: &Out| -> Vec<String> {
@@ -116,6 +116,8 @@ fn limits_scores_and_priorities() {
     let supervisor = g.supervisor(&pod);
     assert_eq!(status_field(supervisor, "Umask:"), "0022");
     assert_eq!(status_field(supervisor, "Cpus_allowed_list:"), status_field(std::process::id(), "Cpus_allowed_list:"));
+    let personality = std::fs::read_to_string(format!("/proc/{supervisor}/personality")).unwrap();
+    assert_eq!(personality.trim(), "00000000", "addresses are randomised");
     let exec = g.run(&["exec", &pod, "--", "/bin/app", "rlimits"]).ok();
     assert!(plain.stdout.starts_with(&exec.stdout), "exec: {exec}\n{plain}");
 }

@@ -1,5 +1,5 @@
 //! Lets go of what the caller of gantry passed on by fork and execve, so that a pod is the same whoever starts it: session and
-//! terminal, descriptors, supplementary groups, session keyring, resource limits, OOM score, scheduling, capabilities.
+//! terminal, descriptors, supplementary groups, session keyring, personality, resource limits, OOM score, scheduling, capabilities.
 //!
 //! The engine has seen to the environment, the working directory and the signal mask. Every process of the pod is a fork of this
 //! one, so what holds here holds for PID 1, the apps and everything executed in them.
@@ -53,6 +53,7 @@ pub(crate) fn reset() -> Result<()> {
     rustix::thread::set_thread_groups(&[]).attempt(|| "cannot drop supplementary groups")?;
     join_new_keyring().attempt(|| "cannot join a new session keyring")?;
     clear_inheritable_capabilities().attempt(|| "cannot clear inheritable capabilities")?;
+    sys::reset_personality().attempt(|| "cannot reset the personality")?;
     for (resource, soft, hard) in LIMITS {
         set_limit(resource, soft, hard).attempt(|| format!("cannot set the resource limit {resource:?}"))?;
     }

@@ -248,6 +248,12 @@ pub(crate) fn join_new_session_keyring() -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<u8>()) }).map(drop)
 }
 
+/// The personality that a process has by default: randomised addresses, for instance.
+pub(crate) fn reset_personality() -> io::Result<()> {
+    // SAFETY: a plain number: PER_LINUX without flags.
+    check(unsafe { libc::syscall(libc::SYS_personality, 0) }).map(drop)
+}
+
 /// The scheduling policy and the I/O priority that a process has by default.
 pub(crate) fn reset_scheduling() -> io::Result<()> {
     const IOPRIO_WHO_PROCESS: libc::c_int = 1;
