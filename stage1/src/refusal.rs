@@ -65,6 +65,10 @@ fn of_step(step: Option<Step>, errno: Errno, program: &str) -> Failure {
             let Unexecutable { kind, message } = program::unexecutable(&shown, errno);
             return Failure { kind: kind.to_owned(), message, app: None };
         }
+        Some(Step::Fork) if errno == Errno::AGAIN => {
+            let why = "the app's limit of processes is reached; exec needs room for two for a moment";
+            return failure(ErrorKind::Exhausted, format!("cannot start a process in the app: {why}"));
+        }
         Some(Step::Fork) => "start a process in the app",
         Some(Step::Session) => "begin a session",
         Some(Step::Filter) => "load the app's seccomp filter",
