@@ -1,6 +1,6 @@
 //! The life of pods: prepare, run, look, stop, remove, collect.
 
-use gantry_tests::{Gantry, Signal, app, pod_id};
+use gantry_tests::{Gantry, Signal, app, pod_id, wait_for};
 use serde_json::json;
 
 #[test]
@@ -375,4 +375,71 @@ fn version_and_doctor() {
     let g = Gantry::new();
     assert!(g.run(&["version"]).ok().stdout.starts_with("gantry"));
     let _ = g.run(&["doctor"]).ok();
+}
+
+/// A pod that is removed when it ends, without the command that ran it: by whatever command comes next.
+#[test]
+fn a_detached_pod_is_removed_when_it_has_ended() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--rm"], &["obey", "USR1"]);
+    assert_eq!(g.status(&pod)["phase"], "running");
+    g.wait_log(&pod, "obeying");
+    assert_eq!(g.run(&["kill", "--signal=USR1", &pod]).ok().text(), pod);
+    wait_for("the pod to be removed", || g.list().iter().all(|pod| pod["phase"] != "running").then_some(()));
+    wait_for("the pod to be gone", || g.list().is_empty().then_some(()));
+    let _ = g.run(&["status", &pod]).exits(1);
+    assert!(!g.dir().join("pods").join(&pod).exists());
+
+    let stopped = g.detached(&["--rm"], &["sleep", "forever"]);
+    assert_eq!(g.run(&["stop", "--force", &stopped]).ok().text(), stopped);
+    assert!(g.list().is_empty());
+
+    let image = g.fixture();
+    let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "sleep", "forever"]).ok());
+    g.run(&["run-prepared", "--detach", "--rm", &prepared]).succeeded();
+    g.run(&["rm", "--force", &prepared]).succeeded();
+    assert!(g.list().is_empty());
+}
+
+/// The command that runs it is killed: the pod runs on, and is removed all the same.
+#[test]
+fn a_pod_to_be_removed_outlives_its_command() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let mut run = g.spawn(&["run", "--net=none", "--quiet", "--rm", &image, "--", "obey", "USR1"]);
+    run.wait_for_output("obeying");
+    let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+    run.signal(Signal::KILL);
+    let _ = run.wait().exits(137);
+    assert_eq!(g.status(&pod)["phase"], "running");
+    g.run(&["kill", "--signal=USR1", &pod]).succeeded();
+    wait_for("the pod to be gone", || g.list().is_empty().then_some(()));
+}
+
+/// gantryd notices by itself.
+#[test]
+fn gantryd_removes_a_detached_pod() {
+    let g = Gantry::new();
+    let keeper = g.keeper(&[]);
+    let pod = g.detached(&["--rm"], &["obey", "USR1"]);
+    g.wait_log(&pod, "obeying");
+    g.run(&["kill", "--signal=USR1", &pod]).succeeded();
+    let dir = g.dir().join("pods").join(&pod);
+    wait_for("the pod's directory to be removed", || (!dir.exists()).then_some(()));
+    keeper.terminate();
+    assert!(g.list().is_empty());
+}
+
+/// Asked for at the very moment in which the pod ends.
+#[test]
+fn a_signal_to_a_pod_that_ends_is_refused_clearly() {
+    let g = Gantry::new();
+    for _ in 0..10 {
+        let pod = g.detached(&[], &["true"]);
+        let out = g.run(&["kill", &pod]);
+        if out.code != 0 {
+            let out = out.exits(125);
+            assert!(["only a running pod", "no app runs"].iter().any(|text| out.stderr.contains(text)), "{out}");
+        }
+    }
 }

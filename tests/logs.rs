@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use gantry_tests::{Gantry, json_lines, pod_id, wait_for};
+use gantry_tests::{Gantry, Signal, json_lines, pod_id, wait_for};
 
 #[test]
 fn everything_arrives_in_order() {
@@ -267,4 +267,34 @@ fn nothing_that_lies_in_a_log_directory_makes_reading_hang_or_leave_it() {
     let _ = g.run(&["logs", &pod]).exits(125).complains(&["it", &pod]);
     std::fs::remove_file(&dir).unwrap();
     assert_eq!(g.run(&["logs", "--follow", &pod]).ok().stdout, "");
+}
+
+/// A supervisor that is killed leaves the line it was writing, and a file that may end anywhere.
+#[test]
+fn the_log_of_a_killed_supervisor_ends_in_a_whole_line() {
+    let g = Gantry::new();
+    let verb =
+        ["seq", "print", "whole", "--", "eprint", "bad", "--", "no-newline", "Password: ", "--", "sleep", "forever"];
+    let pod = g.detached(&["--name=it"], &verb);
+    let log = g.dir().join("pods").join(&pod).join("logs/it/0.log");
+    wait_for("the unfinished line to be logged", || {
+        std::fs::read_to_string(&log).is_ok_and(|text| text.contains(" stdout P Password: \n")).then_some(())
+    });
+    let supervisor = i32::try_from(g.supervisor(&pod)).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
+    wait_for("the supervisor to be gone", || {
+        let stat = std::fs::read_to_string(format!("/proc/{supervisor}/stat")).unwrap_or_default();
+        (stat.is_empty() || stat.contains(") Z ")).then_some(())
+    });
+    // As the kernel leaves a write that it breaks off.
+    let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
+    std::io::Write::write_all(&mut file, b"2026-11-22T10:00:00.000000000Z stdo").unwrap();
+    drop(file);
+    g.wait_state(&pod, "exited");
+    let text = std::fs::read_to_string(&log).unwrap();
+    let records: Vec<&str> = text.lines().map(|line| line.split_once(' ').unwrap().1).collect();
+    assert!(text.ends_with('\n'), "{text}");
+    assert_eq!(records, ["stdout F whole", "stderr F bad", "stdout F Password: "]);
+    g.run(&["doctor", "--deep"]).succeeded();
+    assert_eq!(g.run(&["logs", &pod]).ok().stdout, "whole\nPassword: \n");
 }

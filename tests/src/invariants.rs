@@ -40,6 +40,7 @@ impl Gantry {
             found.is_empty().then_some(())
         });
         found.extend(self.wrong_permissions());
+        found.extend(self.torn_logs(&running));
         if doctor.code != 0 {
             found.push(format!("the doctor found something: {doctor}"));
         }
@@ -69,6 +70,23 @@ impl Gantry {
         let over = pods.filter(|pod| !running.iter().any(|id| pod.ends_with(id)));
         let records = over.map(|pod| pod.join("network.json")).filter(|path| path.exists());
         records.map(|path| left("record of networks", &path)).collect()
+    }
+
+    /// Logs of pods that do not run and do not end in a whole line.
+    fn torn_logs(&self, running: &BTreeSet<String>) -> Vec<String> {
+        let pods = entries(&self.dir().join("pods")).into_iter();
+        let over = pods.filter(|pod| !running.iter().any(|id| pod.ends_with(id)));
+        let logs = over
+            .flat_map(|pod| files_below(&pod.join("logs")))
+            .filter(|path| path.extension().is_some_and(|end| end == "log"));
+        logs.filter(|path| {
+            let bytes = fs::read(path).unwrap_or_default();
+            let text = String::from_utf8_lossy(&bytes);
+            let whole = |line: &str| line.split(' ').nth(2).is_some_and(|tag| tag.starts_with('F'));
+            !(text.is_empty() || text.ends_with('\n') && text.lines().last().is_some_and(whole))
+        })
+        .map(|path| left("log without a whole last line", &path))
+        .collect()
     }
 
     fn wrong_permissions(&self) -> Vec<String> {

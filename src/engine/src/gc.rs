@@ -19,7 +19,7 @@ use thiserror::Error;
 use crate::adopt::Images;
 use crate::error::need_root;
 use crate::rm::RmError;
-use crate::{Engine, NetworkError, PodError};
+use crate::{Engine, NetworkError, PodError, pod_dir};
 
 /// How long a network plugin may refuse to delete what it made for a pod, from the beginning of the pod's deletion on. After that
 /// `gc` deletes the pod without it: a plugin or a daemon of one that was uninstalled does not come back.
@@ -181,6 +181,12 @@ impl Engine {
     fn collect(&self, row: PodRow, options: &GcOptions, report: &mut GcReport) -> Result<(), RmError> {
         let Some(mut row) = self.reconcile(row)? else { return Ok(()) };
         let id = row.id;
+        let may_delete = !options.mark_only && !options.dry_run;
+        if may_delete && matches!(row.phase, Phase::Exited { .. }) && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
+            self.dispose_durably(id, false)?;
+            report.steps.push(GcStep { id, action: GcAction::Delete, why: "it was run with --rm and has ended" });
+            return Ok(());
+        }
         let now = gantry_store::now();
         let due = decide(&row.phase, now, options);
         let deletes = due.iter().any(|(action, _)| *action == GcAction::Delete);

@@ -1,5 +1,7 @@
 //! `kill`: a signal to the main process of an app, or of every app.
 
+use std::time::Duration;
+
 use gantry_contract::control::{Answer, Request};
 use gantry_model::{AppName, ErrorKind, Kind, Phase, PodId};
 use thiserror::Error;
@@ -8,6 +10,9 @@ use crate::control::{ControlError, unexpected};
 use crate::error::need_root;
 use crate::exec::{ExecError, which_app};
 use crate::{Engine, PodError};
+
+/// How long a supervisor that takes no requests may take to end.
+const ENDING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A signal could not be sent.
 #[derive(Debug, Error)]
@@ -62,9 +67,18 @@ impl Engine {
         }
         let app = app.map(|app| which_app(&row, Some(app))).transpose().map_err(KillError::App)?;
         let request = Request::Kill { signal, app: app.map(|app| app.to_string()) };
-        match self.ask(id, &request)?.0 {
-            Answer::Done => Ok(()),
-            other => Err(unexpected(id, &other).into()),
+        match self.ask(id, &request) {
+            Ok((Answer::Done, _)) => Ok(()),
+            Ok((other, _)) => Err(unexpected(id, &other).into()),
+            // A supervisor that takes no requests any more is about to end.
+            Err(error @ (ControlError::Connect { .. } | ControlError::Closed(_) | ControlError::Io { .. })) => {
+                match self.wait(id, Some(ENDING_TIMEOUT)) {
+                    Ok(Some(view)) => Err(KillError::NotRunning { id, phase: view.row.phase.name() }),
+                    Err(PodError::NotFound(_)) => Err(KillError::NotRunning { id, phase: "removed" }),
+                    Ok(None) | Err(_) => Err(error.into()),
+                }
+            }
+            Err(error) => Err(error.into()),
         }
     }
 }

@@ -14,8 +14,8 @@
 //! store() -> &Store        options() -> &Options
 //! fetch(&ImageRef, PullPolicy, Option<&mut dyn Read>, &dyn Progress) -> Result<Fetched, FetchError>
 //! prepare(Prepare) -> Result<PodId, PrepareError>
-//! start(PodId, Option<NetMode>, Show) -> Result<Running, StartError>
-//! run(Prepare, Show) -> Result<Running, RunError>
+//! start(PodId, Option<NetMode>, RunOptions) -> Result<Running, StartError>
+//! run(Prepare, RunOptions) -> Result<Running, RunError>
 //! wait(PodId, Option<Duration>) -> Result<Option<PodView>, PodError>              None: the deadline passed
 //! watch_end(PodId) -> Result<EndWatch, PodError>          wait_end(&EndWatch) -> Result<Ended, PodError>
 //! wait_ready(PodId, Option<Duration>) -> Result<Option<PodView>, PodError>        running, or over for good
@@ -73,6 +73,7 @@ mod log_files;
 mod log_line;
 mod log_merge;
 pub mod log_reader;
+mod log_repair;
 mod log_source;
 pub mod login;
 pub mod logs;
@@ -126,7 +127,7 @@ pub use plan::PlanError;
 pub use prepare::{Prepare, PrepareError};
 pub use recover::{Condition, Keeping, open_for_keeping};
 pub use rm::RmError;
-pub use run::{RunError, Running, StartError};
+pub use run::{RunError, RunOptions, Running, StartError};
 pub use settings::{KeeperSettings, Settings, SettingsError};
 pub use stop::{StopError, Stopped};
 pub use supervisor::SupervisorError;

@@ -16,6 +16,9 @@ use crate::{Engine, PodError, manifest};
 /// The pod's manifest as it was asked for (see [`crate::manifest`]). The supervisor does not know of it.
 pub const MANIFEST: &str = "pod.json";
 
+/// A file that says that the pod is to be removed as soon as it has ended.
+const REMOVE_WHEN_ENDED: &str = "remove-when-ended";
+
 const MOST_JOURNAL: u64 = 64 << 20;
 pub(crate) const MOST_PLAN: u64 = 64 << 20;
 
@@ -122,7 +125,7 @@ pub(crate) fn open_supervisor_log(dir: &Path) -> Result<File, PodError> {
 
 /// Takes away what an earlier attempt to start left: its journal would tell of a start that failed.
 pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
-    for name in [files::JOURNAL, files::CONTROL] {
+    for name in [files::JOURNAL, files::CONTROL, REMOVE_WHEN_ENDED] {
         let path = dir.join(name);
         match std::fs::remove_file(&path) {
             Ok(()) => {}
@@ -131,6 +134,17 @@ pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
         }
     }
     Ok(())
+}
+
+/// Writes down that the pod is to be removed as soon as it has ended, by whichever program notices that.
+pub(crate) fn remove_when_ended(dir: &Path) -> Result<(), PodError> {
+    let path = dir.join(REMOVE_WHEN_ENDED);
+    write(&path, b"").map_err(PodError::io("write", path))
+}
+
+/// Whether that was written down.
+pub(crate) fn is_to_be_removed(dir: &Path) -> bool {
+    rustix::fs::access(dir.join(REMOVE_WHEN_ENDED), rustix::fs::Access::EXISTS).is_ok()
 }
 
 /// Reads a regular file that may have at most this many bytes; symbolic links are not followed, and nothing else (a

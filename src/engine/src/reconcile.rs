@@ -25,10 +25,10 @@ use gantry_contract::up;
 use gantry_model::{AppName, AppState, BootId, Edge, ErrorKind, Phase, PodId, PodPrefix, Process, Timestamp};
 use gantry_store::{Change, Moved, Networks, PodLock, PodRow, PodState};
 
-use crate::Engine;
 use crate::error::PodError;
 use crate::process::{self, Deadline};
 use crate::settle::{self, Seen};
+use crate::{Engine, log_repair, pod_dir};
 
 /// What the facts ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +76,17 @@ impl Engine {
         if row.phase.is_final() {
             return Ok(Some(row));
         }
+        let id = row.id;
+        let reconciled = self.reconcile_to_facts(row)?;
+        let has_ended = reconciled.as_ref().is_some_and(|row| matches!(row.phase, Phase::Exited { .. }));
+        if has_ended && self.writes.get() && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
+            // The caller still learns how it ended.
+            let _left_for_gc = self.dispose(id);
+        }
+        Ok(reconciled)
+    }
+
+    fn reconcile_to_facts(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         match self.reconcile_stored(row.clone()) {
             // Looking at a pod must not need room on the disk. The next one who can writes it down.
             Err(error) if self.tolerant && cannot_be_written(&error) => {
@@ -195,6 +206,10 @@ impl Engine {
         // A supervisor that came to its end has tried already, and a plugin that hung then would hang again.
         if !journal.records.iter().any(|record| matches!(record.fact, Fact::Ended)) {
             self.network_down_or_leave(row.id);
+            if self.writes.get() {
+                // `doctor --deep` tells of a log that could not be repaired.
+                let _left_as_it_is = log_repair::repair(&self.pod_dir(row.id));
+            }
         }
         let now = gantry_store::now();
         let outcome = settle::outcome(&app_states(row), journal, Seen { now, restarted });

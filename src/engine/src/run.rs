@@ -94,6 +94,15 @@ impl Kind for RunError {
     }
 }
 
+/// How a pod is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunOptions {
+    /// Whether the caller shows what the apps write.
+    pub show: Show,
+    /// Whether it is removed as soon as it has ended, by whichever program notices that first.
+    pub remove: bool,
+}
+
 /// A pod that was just started. Dropping it leaves the pod running.
 #[derive(Debug)]
 pub struct Running {
@@ -141,7 +150,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`StartError`]; the pod stays prepared then, and what was started is gone.
-    pub fn start(&self, id: PodId, net: Option<NetMode>, show: Show) -> Result<Running, StartError> {
+    pub fn start(&self, id: PodId, net: Option<NetMode>, options: RunOptions) -> Result<Running, StartError> {
         need_root("start a pod")?;
         prepared(self.current(id)?)?;
         let lock = self.take_lock(id)?.ok_or(StartError::Busy(id))?;
@@ -150,12 +159,15 @@ impl Engine {
         let dir = self.pod_dir(id);
         row = self.settle_plan(row, net)?;
         pod_dir::forget_start(&dir)?;
+        if options.remove {
+            pod_dir::remove_when_ended(&dir)?;
+        }
         // Of a start that failed, and could not be taken back then.
         self.network_down_or_leave(id);
-        let mut spawned = self.spawn(id, &dir, lock, show)?;
+        let mut spawned = self.spawn(id, &dir, lock, options.show)?;
         let ready = self.word(&mut spawned).inspect_err(|_| self.take_back_start(id))?;
         // Before the row says that it runs: from then on it can end and be removed at any time.
-        let marked = self.watch_if(show, id).and_then(|end| Ok((self.mark_running(row, &ready)?, end)));
+        let marked = self.watch_if(options.show, id).and_then(|end| Ok((self.mark_running(row, &ready)?, end)));
         match marked {
             Ok((_, end)) => Ok(running(spawned, ready, end)),
             Err(error) => {
@@ -189,22 +201,25 @@ impl Engine {
     ///
     /// # Errors
     /// [`RunError`]; nothing is left of the pod then.
-    pub fn run(&self, mut request: Prepare<'_>, show: Show) -> Result<Running, RunError> {
+    pub fn run(&self, mut request: Prepare<'_>, options: RunOptions) -> Result<Running, RunError> {
         self.settle_net(&mut request.spec);
         request.spec.net.as_ref().map_or(Ok(()), |net| self.check_choice(net))?;
         let made = self.make(&request)?;
         let id = made.id;
-        self.run_made(made, &request, show).inspect_err(|_| self.undo(id))
+        self.run_made(made, &request, options).inspect_err(|_| self.undo(id))
     }
 
-    fn run_made(&self, made: Made, request: &Prepare<'_>, show: Show) -> Result<Running, RunError> {
+    fn run_made(&self, made: Made, request: &Prepare<'_>, options: RunOptions) -> Result<Running, RunError> {
         let Made { id, dir, lock, row } = made;
-        let mut spawned = self.spawn(id, &dir, lock, show)?;
+        if options.remove {
+            pod_dir::remove_when_ended(&dir)?;
+        }
+        let mut spawned = self.spawn(id, &dir, lock, options.show)?;
         // While the supervisor works. Whatever fails here, it is let go first: its word is always heard.
         let written = self.while_starting(&dir, row, request);
         let ready = self.word(&mut spawned)?;
         // Before the row says that it runs: from then on it can end and be removed at any time.
-        let end = self.watch_if(show, id);
+        let end = self.watch_if(options.show, id);
         match written.and_then(|row| Ok((end?, self.mark_running(row, &ready)?))) {
             Ok((end, Some(_))) => Ok(running(spawned, ready, end)),
             Ok((_, None)) => {

@@ -86,13 +86,21 @@ impl Engine {
         // Why it could not be asked does not matter: it has ended, or it is made to.
         let asked = matches!(self.ask(id, &Request::Stop { grace_ms }), Ok((Answer::Done, _)));
         let patience = if asked { grace.saturating_add(SLACK) } else { Duration::ZERO };
-        if let Some(view) = self.wait(id, Some(patience))? {
+        if let Some(view) = self.wait_or_gone(&view, patience)? {
             return Ok(self.stopped(view, false, false));
         }
         self.escalate(&view)?;
-        match self.wait(id, Some(SLACK))? {
+        match self.wait_or_gone(&view, SLACK)? {
             Some(view) => Ok(self.stopped(view, false, true)),
             None => Err(StopError::Stuck(id)),
+        }
+    }
+
+    /// The pod when it has ended; as it was before, when another program has removed it by then (`run --rm`).
+    fn wait_or_gone(&self, before: &PodView, patience: Duration) -> Result<Option<PodView>, PodError> {
+        match self.wait(before.row.id, Some(patience)) {
+            Err(PodError::NotFound(_)) => Ok(Some(before.clone())),
+            other => other,
         }
     }
 

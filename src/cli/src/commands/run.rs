@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
-use gantry_engine::{Engine, Prepare, PrepareError, RunError, Running, Show};
+use gantry_engine::{Engine, Prepare, PrepareError, RunError, RunOptions, Running, Show};
 use gantry_model::spec::VolumeKind;
 use gantry_model::{AppSpec, ErrorKind, Kind as _, NetMode, PodId, PodSpec};
 
@@ -36,7 +36,8 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
     let progress = progress::Shown::new(context.globals.progress, options.quiet);
     let policy = policy(options.pull.unwrap_or_default());
     let show = if options.detach { Show::No } else { foreground::show() };
-    let running = engine.run(Prepare { spec, policy, progress: &progress, durable: false, on_id: &on_id }, show);
+    let how = RunOptions { show, remove: options.remove };
+    let running = engine.run(Prepare { spec, policy, progress: &progress, durable: false, on_id: &on_id }, how);
     let running = running.map_err(|error| {
         let of_image = matches!(error, RunError::Prepare(PrepareError::Fetch { .. }));
         hinted(error.into(), options.hint.as_deref(), several && of_image)
@@ -75,7 +76,7 @@ pub(crate) struct RunPrepared {
     #[arg(long, value_name = "NET,…", conflicts_with = "net")]
     network: Vec<String>,
     /// Print the pod's id when it is ready, and return
-    #[arg(short, long, conflicts_with = "rm")]
+    #[arg(short, long)]
     detach: bool,
     /// Remove the pod when it has ended
     #[arg(long)]
@@ -111,10 +112,10 @@ pub(crate) fn run_prepared(context: &Context, args: &RunPrepared) -> Result<u8, 
     let interactive = takers.into_iter().next();
     let shown = Shown { id, apps, interactive, own: true, signals: proxy, detach_keys: args.detach_keys.clone() };
     if args.detach {
-        return print_id(engine.start(id, net, Show::No)?.id);
+        return print_id(engine.start(id, net, RunOptions { show: Show::No, remove: args.rm })?.id);
     }
     let signals = foreground::catch(proxy).map_err(io("catch", "signals"))?;
-    let running = engine.start(id, net, foreground::show())?;
+    let running = engine.start(id, net, RunOptions { show: foreground::show(), remove: args.rm })?;
     follow(&engine, shown, running, Some(signals), args.rm)
 }
 
@@ -197,7 +198,7 @@ fn follow(
         // With force: should following it have failed, it may still be on its way down.
         match engine.rm(id, true) {
             Ok(()) => {}
-            // `gc` or another `rm` was faster.
+            // It was removed at its end, or by another command.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             // The first failure is the one that is told.
             Err(error) if outcome.is_ok() => return Err(error.into()),

@@ -59,12 +59,13 @@ pub(crate) struct Kill {
     app: Option<AppName>,
 }
 
-/// Sends a signal to the main processes of pods' apps.
+/// Sends a signal to the main processes of pods' apps, and prints the pods' ids.
 pub(crate) fn kill(context: &Context, args: &Kill) -> Result<u8, Failure> {
     let engine = context.open("kill")?;
     args.pods.each(context.globals.debug, Asking::Action, |text| {
         let id = context::pod(&engine, text)?;
         engine.kill(id, args.app.as_ref(), args.signal)?;
+        json::to_stdout(|out| writeln!(out, "{id}"))?;
         Ok(exit::OK)
     })
 }

@@ -68,12 +68,6 @@ impl<'a> Parser<'a> {
             None => error,
         })?;
         request.options.hint = request.options.hint.or(image_hint);
-        if request.options.detach && request.options.remove {
-            return Err(UsageError::Conflict(
-                "--rm cannot be combined with --detach: nobody would be there to remove the pod; 'gantry gc' removes ended pods"
-                    .into(),
-            ));
-        }
         Ok(Parsed::Pod(Box::new(request)))
     }
 

@@ -98,6 +98,10 @@ fn pod_flags_stand_anywhere() {
     let request = parsed("a --net=host --hostname h b --rm -q --pull=always --uuid-file-save /u -l k=v").unwrap();
     assert_eq!((request.spec.net, request.spec.hostname.as_deref()), (Some(NetMode::Host), Some("h")));
     assert!(request.options.remove && request.options.quiet);
+    let request = parsed("--rm -d a").unwrap();
+    assert!(request.options.remove && request.options.detach);
+    let request = parsed("--sig-proxy=false --detach-keys=ctrl-x a").unwrap();
+    assert!(request.options.no_sig_proxy && request.options.detach_keys == "ctrl-x".parse().unwrap());
     assert_eq!((request.options.pull, request.options.uuid_file), (Some(Pull::Update), Some("/u".into())));
     assert_eq!(request.spec.user_labels.get("k").map(String::as_str), Some("v"));
     assert_eq!(spec("--network none a").net, Some(NetMode::None));
@@ -208,7 +212,6 @@ fn what_makes_no_sense_is_named() {
         ("a --mds-register", "not supported"),
         ("--insecure-options=htpp a", "'htpp' is not known"),
         ("--insecure-options=paths a", "not supported"),
-        ("--rm -d a", "--rm cannot be combined with --detach"),
         ("a --caps-retain=CAP_KILL --caps-remove=CAP_KILL", "exclude each other"),
         ("a --caps-retain=CAP_KILL --cap-add=CAP_KILL", "cannot be combined"),
         ("a --cap-add=CAP_X", "'CAP_X' is not a capability"),
