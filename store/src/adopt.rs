@@ -2,8 +2,9 @@
 //! since its backup was made, and pod directories that nothing can be made of.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use gantry_model::{Digest, PodId};
+use gantry_model::{Digest, PodId, Timestamp};
 use rustix::fs::{Mode, RenameFlags};
 use rustix::io::Errno;
 
@@ -88,8 +89,8 @@ impl Store {
         }
     }
 
-    /// Moves the directory of what cannot be a pod to `lost-pods/`, durably, and tells where it is now. Nothing there
-    /// is ever deleted by gantry.
+    /// Moves the directory of what cannot be a pod to `lost-pods/`, durably, and tells where it is now. It stays there
+    /// until [`Self::delete_lost_pods`].
     ///
     /// # Errors
     /// [`StoreError::Io`]; [`StoreError::Locked`] when the lock is not that of this directory.
@@ -116,6 +117,33 @@ impl Store {
         sync_dir(&self.layout.pods_dir())?;
         drop(lock);
         Ok(to)
+    }
+}
+
+impl Store {
+    /// Deletes the directories in `lost-pods/` that were moved there longer ago than this; tells which. With `dry_run` it
+    /// only tells.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn delete_lost_pods(&self, kept: Duration, dry_run: bool) -> Result<Vec<PathBuf>, StoreError> {
+        let now = crate::now();
+        let mut due = Vec::new();
+        for path in lost_pods(&self.layout)? {
+            let found = rustix::fs::lstat(&path).map_err(StoreError::io("look at", &path))?;
+            // Moving it has changed it last.
+            let moved = Timestamp(found.st_ctime.saturating_mul(1_000_000_000));
+            if !kept.is_zero() && now.since(moved) < kept {
+                continue;
+            }
+            if !dry_run {
+                let aside = self.layout.tmp_dir().join(tmp::fresh_name("deleted-lost-pod")?);
+                rustix::fs::rename(&path, &aside).map_err(StoreError::io("move away", &path))?;
+                tmp::delete(&self.layout, &aside)?;
+            }
+            due.push(path);
+        }
+        Ok(due)
     }
 }
 

@@ -124,6 +124,12 @@ impl StoreError {
         }
     }
 
+    /// Whether a file or directory is not there.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.kind() == ErrorKind::NotFound
+    }
+
     /// Whether there was no space, in the database or beside it.
     #[must_use]
     pub fn is_full(&self) -> bool {

@@ -36,13 +36,15 @@ const LARGEST_BLOB: u64 = 64 << 20;
 
 const REFETCH: &str = "fetch the image again, or remove it";
 const RESTORE: &str = "restart gantryd, which restores the newest good one of its backups, and fetch what is missing";
+const LOOK_AGAIN: &str = "run 'gantry doctor' again when the cause is gone";
 const SWEEP: &str = "run 'gantry gc' and 'gantry image gc'";
 
 impl Store {
-    /// Checks the database, and that rows and files agree; with `deep`, every page of the database and every blob.
+    /// Checks the database, and that rows and files agree; with `deep`, every page of the database, every blob and every
+    /// file of the layers.
     ///
     /// # Errors
-    /// [`StoreError`] when something cannot be looked at. Damage is a finding and no error.
+    /// None so far: what is damaged or cannot be looked at is a finding.
     pub fn check(&self, deep: bool) -> Result<Vec<Finding>, StoreError> {
         type Part = fn(&Store, bool, &mut Report) -> Result<(), StoreError>;
         let parts: [Part; 8] = [
@@ -62,7 +64,14 @@ impl Store {
                     let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
                     report.error(format!("a part of the store cannot be read: {error}: {cause}"), RESTORE);
                 }
-                other => other?,
+                Err(error) => {
+                    // What is missing altogether is told by `check_permissions`, for the other parts as well.
+                    if error.kind() != ErrorKind::NotFound {
+                        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                        report.error(format!("a part of the store cannot be looked at: {error}: {cause}"), LOOK_AGAIN);
+                    }
+                }
+                Ok(()) => {}
             }
         }
         Ok(report.findings)
@@ -154,7 +163,7 @@ impl Store {
         Ok(())
     }
 
-    fn check_layers(&self, _deep: bool, report: &mut Report) -> Result<(), StoreError> {
+    fn check_layers(&self, deep: bool, report: &mut Report) -> Result<(), StoreError> {
         let sql = || StoreError::sql("check the layers");
         let chains: Vec<Digest> = self
             .conn
@@ -165,12 +174,17 @@ impl Store {
             // The second look: the row may have gone with the tree.
             if !self.layout.tree_dir(chain).is_dir() && self.tree_names()?.contains(&Layout::tree_name(chain)) {
                 report.error(format!("the directory of layer {chain} is missing"), REFETCH);
+            } else if deep && let Some(why) = self.check_layer(chain)? {
+                report.error(format!("layer {chain} is damaged: {why}"), REFETCH);
+            } else if self.is_damaged(chain) {
+                report.error(format!("layer {chain} was found damaged"), REFETCH);
             }
         }
         let known = self.tree_names()?;
         for name in names(&self.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
             // Held: it is being committed or swept right now.
-            if !crate::trees::is_locked(&self.layout, &name)?
+            if crate::trees::layer_of_replaced(&name).is_none()
+                && !crate::trees::is_locked(&self.layout, &name)?
                 && self.layout.trees_dir().join(&name).exists()
                 && !self.tree_names()?.contains(&name)
             {

@@ -14,7 +14,7 @@ use crate::db::Sync;
 use crate::pods::row::Columns;
 use crate::sweep::delete_tree;
 use crate::trees::try_lock_tree;
-use crate::{Layout, Store, StoreError, events};
+use crate::{BlobError, Layout, Store, StoreError, events};
 
 /// The format in which an image came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -212,6 +212,29 @@ impl Store {
     /// [`StoreError`].
     pub fn image(&self, id: &ImageId) -> Result<Option<ImageRow>, StoreError> {
         self.one_image(&format!("{ALL} WHERE id = ?1"), &id.to_string())
+    }
+
+    /// Whether all parts of an image are here and none is known to be damaged: its documents are verified, its layers as
+    /// far as the last deep check has seen them.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn is_whole(&self, image: &ImageRow) -> Result<bool, StoreError> {
+        /// Larger ones are not taken when they are put.
+        const LARGEST: u64 = 64 << 20;
+        for digest in [&image.id, &image.config] {
+            match self.blob(digest, LARGEST) {
+                Ok(Some(_)) => {}
+                Err(BlobError::Store(error)) => return Err(error),
+                Ok(None) | Err(_) => return Ok(false),
+            }
+        }
+        for layer in &image.layers {
+            if self.sound_layer(&layer.chain)?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// All images, by the time of their import.

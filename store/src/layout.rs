@@ -131,6 +131,12 @@ impl Layout {
         self.trees_dir().join(Self::tree_name(chain))
     }
 
+    /// What is in each layer's directory, one list each.
+    #[must_use]
+    pub(crate) fn contents_dir(&self) -> PathBuf {
+        self.root.join("contents")
+    }
+
     /// The name of a layer's directory: the first 128 bits of its chain id in lower-case base32 (RFC 4648 section 6,
     /// no padding), 26 characters. Short, because overlayfs takes all lower directories in one page of options.
     #[must_use]

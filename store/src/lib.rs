@@ -13,7 +13,8 @@
 //!   wal-short          there from when a WAL is seen to have lost pages to the end of the restore: shortage.rs
 //!   lost-pods/UUID/    pod directories that could not be made pods again after a restore
 //!   blobs/ALG/HEX      manifests and configurations, by digest
-//!   trees/NAME/        layers, unpacked; NAME is base32 of 128 bits of the chain id
+//!   trees/NAME/        layers, unpacked; NAME is base32 of 128 bits of the chain id. replaced-NAME-…: damaged ones that pods use
+//!   contents/NAME      what is in a layer's directory: contents.rs
 //!   pods/UUID/         pod directories; their contents are the engine's
 //!   volumes/NAME/      named volumes: `data` is what apps see, `volume.json` says what the row says, `fresh` that no app has
 //!                      mounted it yet
@@ -48,6 +49,7 @@
 mod adopt;
 mod backup;
 mod blobs;
+mod contents;
 mod damage;
 mod db;
 mod error;
@@ -79,6 +81,7 @@ mod tests;
 pub use adopt::lost_pods;
 pub use backup::{Backup, Verdict, backups};
 pub use blobs::BlobError;
+pub use contents::Sums;
 pub use damage::Damage;
 pub use db::{OpenError, Store, now};
 pub use error::{Cause, StoreError};

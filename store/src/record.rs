@@ -34,8 +34,8 @@ impl Record {
     /// [`StoreError::Io`].
     pub fn load(layout: &Layout) -> Result<Option<Self>, StoreError> {
         let path = layout.restored();
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
+        let text = match fs::read(&path) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(StoreError::io("read", &path)(error)),
         };

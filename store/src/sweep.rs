@@ -18,8 +18,8 @@ use crate::keeper::KEEPER_LOCK;
 use crate::layout::VOLUMES_LOCK;
 use crate::lock::{open_dir, open_lock_file, sync_dir, try_lock};
 use crate::pods::row::Columns;
-use crate::trees::try_lock_tree;
-use crate::{Layout, PodState, Store, StoreError, remove, reserve, tmp};
+use crate::trees::{is_locked, layer_of_replaced, try_lock_tree};
+use crate::{Layout, PodState, Store, StoreError, contents, remove, reserve, tmp};
 
 /// What a sweep has deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -52,6 +52,8 @@ impl Store {
         self.sweep_layers(&mut swept)?;
         self.sweep_blobs(&mut swept)?;
         self.sweep_locks()?;
+        let known = self.tree_names()?;
+        contents::sweep(&self.layout, |name| known.contains(name) || is_locked(&self.layout, name).unwrap_or(true))?;
         reserve::fill(&self.layout)?;
         Ok(swept)
     }
@@ -94,9 +96,29 @@ impl Store {
         }
         let known = self.tree_names()?;
         for name in names(&self.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
+            if let Some(layer) = layer_of_replaced(&name)
+                && self.is_of_a_pod(layer)?
+            {
+                continue;
+            }
             self.sweep_orphan(&name, swept)?;
         }
         Ok(())
+    }
+
+    /// Whether a pod that may have been started has this layer: the directory it mounted may have been replaced since.
+    fn is_of_a_pod(&self, tree: &str) -> Result<bool, StoreError> {
+        let mut chains = self
+            .conn
+            .prepare_cached(
+                "SELECT DISTINCT chain FROM pod JOIN app ON app.pod = pod.id JOIN image_layer USING (image)
+                    WHERE phase IN ('embryo', 'preparing', 'prepared', 'running')",
+            )
+            .map_err(StoreError::sql("list the layers of pods"))?;
+        let chains = chains.query_map([], |row| Columns::new(row).parsed::<Digest>());
+        let chains: Vec<Digest> =
+            chains.and_then(Iterator::collect).map_err(StoreError::sql("list the layers of pods"))?;
+        Ok(chains.iter().any(|chain| Layout::tree_name(chain) == tree))
     }
 
     /// Whether somebody holds the directory of a pod that has no row. It may be a pod whose row was lost, and then no row
@@ -278,6 +300,7 @@ pub(crate) fn delete_tree(layout: &Layout, name: &str) -> Result<u64, StoreError
         Err(errno) => return Err(StoreError::io("move away", &path)(errno)),
     }
     sync_dir(&trees)?;
+    contents::forget(layout, name)?;
     tmp::delete(layout, &aside)
 }
 

@@ -7,7 +7,7 @@
 //! ever taken for a layer, and both are swept.
 
 use std::collections::BTreeSet;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::db::Sync;
 use crate::lock::{lock_within, open_dir, open_lock_file, still_named, sync_dir, try_lock};
 use crate::pods::row::Columns;
 use crate::tmp::{self, Scrap};
-use crate::{Layout, Store, StoreError};
+use crate::{Layout, Store, StoreError, Sums, contents};
 
 /// A committed layer, or one that is about to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,9 +95,15 @@ pub struct Staging {
     // Before `dir`: it is removed while it is still locked.
     scrap: Scrap,
     dir: OwnedFd,
+    sums: Option<Sums>,
 }
 
 impl Staging {
+    /// Says what was written into the files of this directory, so that damage is found later.
+    pub fn set_sums(&mut self, sums: Sums) {
+        self.sums = Some(sums);
+    }
+
     /// The directory, opened (and locked through this descriptor: duplicates keep the lock).
     #[must_use]
     pub fn dir(&self) -> &OwnedFd {
@@ -153,7 +159,7 @@ impl Trees {
         let mode = Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH;
         let (dir, path) = tmp::make_dir(&self.layout, "layer", mode)?;
         let scrap = Scrap::new(&self.layout, path.clone());
-        Ok(Staging { chain: lock.chain.clone(), path, scrap, dir })
+        Ok(Staging { chain: lock.chain.clone(), path, scrap, dir, sums: None })
     }
 }
 
@@ -226,8 +232,16 @@ impl Store {
         }
     }
 
+    /// The same, unless it was found damaged: what a fetch can use.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn sound_layer(&self, chain: &Digest) -> Result<Option<LayerRow>, StoreError> {
+        Ok(self.layer(chain)?.filter(|_| !self.is_damaged(chain)))
+    }
+
     /// Commits layers, durably: all of the file system is synced, the directories are renamed into place, then the
-    /// rows are written. The caller holds their locks. One that is committed already is left as it is.
+    /// rows are written. The caller holds their locks. One that is committed already is left as it is, unless it is damaged.
     ///
     /// # Errors
     /// [`CommitLayersError`]; then no row was written, and what was renamed is swept or replaced later.
@@ -244,7 +258,10 @@ impl Store {
                     return Err(CommitLayersError::NoParent { chain: row.chain, parent: parent.clone() });
                 }
             }
-            if self.layer(&row.chain)?.is_none() {
+            if self.sound_layer(&row.chain)?.is_none() {
+                if let Some(sums) = &staging.sums {
+                    contents::write(&self.layout, &Layout::tree_name(&row.chain), staging.dir.as_fd(), sums)?;
+                }
                 fresh.push((staging, row));
             }
         }
@@ -257,6 +274,7 @@ impl Store {
         let mut rows = Vec::new();
         for (staging, row) in fresh {
             self.place(staging)?;
+            contents::publish(&self.layout, &Layout::tree_name(&row.chain))?;
             rows.push(row);
         }
         sync_dir(&trees)?;
@@ -264,12 +282,18 @@ impl Store {
         Ok(())
     }
 
-    /// Renames a staged directory to its place. What is there has no row: a `kill -9` left it, and it goes.
+    /// Renames a staged directory to its place. What is there without a row was left by a `kill -9`, and goes. What has one
+    /// is damaged; it stays under another name as long as pods may have it mounted ([`Self::sweep_images`]).
     fn place(&self, staging: Staging) -> Result<(), StoreError> {
         let path = self.layout.tree_dir(&staging.chain);
-        let aside = self.layout.tmp_dir().join(tmp::fresh_name("orphan")?);
+        let replaced = self.layer(&staging.chain)?.is_some();
+        let aside = if replaced {
+            self.layout.trees_dir().join(tmp::fresh_name(&replaced_name(&Layout::tree_name(&staging.chain)))?)
+        } else {
+            self.layout.tmp_dir().join(tmp::fresh_name("orphan")?)
+        };
         let _left = match rustix::fs::rename(&path, &aside) {
-            Ok(()) => Some(Scrap::new(&self.layout, aside)),
+            Ok(()) => (!replaced).then(|| Scrap::new(&self.layout, aside)),
             Err(Errno::NOENT) => None,
             Err(errno) => return Err(StoreError::io("move out of the way", &path)(errno)),
         };
@@ -278,6 +302,18 @@ impl Store {
         Ok(())
     }
 }
+
+/// How the names of replaced directories of this layer begin.
+fn replaced_name(tree: &str) -> String {
+    format!("{REPLACED}{tree}")
+}
+
+/// The name of the layer whose damaged directory this was.
+pub(crate) fn layer_of_replaced(name: &str) -> Option<&str> {
+    name.strip_prefix(REPLACED)?.split('-').next()
+}
+
+const REPLACED: &str = "replaced-";
 
 fn insert(tx: &Transaction<'_>, rows: &[LayerRow]) -> rusqlite::Result<()> {
     // A row whose directory was lost is there already, and is now true again.

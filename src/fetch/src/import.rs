@@ -78,8 +78,12 @@ pub(crate) fn import(
     let (id, bytes, manifest) = find_manifest(source, config, name)?;
     naming.check(store, config, &id, progress)?;
     let watch = Watch { progress, cancelled: AtomicBool::new(false), read: AtomicU64::new(0) };
-    if let Some(row) = store.image(&id).map_err(FetchError::store("look for an image"))? {
-        // Known under another name, perhaps; all of its parts are there as long as its row is.
+    let looked = || FetchError::store("look for an image");
+    let known = store.image(&id).map_err(looked())?;
+    // Known under another name, perhaps. One that is damaged is fetched as if it were not known: what is sound stays.
+    if let Some(row) = known
+        && store.is_whole(&row).map_err(looked())?
+    {
         let image = NewImage {
             id: row.id,
             config: row.config,

@@ -112,7 +112,7 @@ pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<(), FetchError> {
 }
 
 fn present(store: &Store, plan: &Planned) -> Result<bool, FetchError> {
-    Ok(store.layer(&plan.chain).map_err(FetchError::store("look for a layer"))?.is_some())
+    Ok(store.sound_layer(&plan.chain).map_err(FetchError::store("look for a layer"))?.is_some())
 }
 
 struct Committer<'a> {
@@ -157,8 +157,8 @@ impl Committer<'_> {
                 }
                 State::Present => self.open_below(at)?,
                 State::Finished(layer) => {
-                    let Finished { lock, staging, unpacked } = *layer;
-                    let row = self.finish(at, &staging, unpacked)?;
+                    let Finished { lock, mut staging, unpacked } = *layer;
+                    let row = self.finish(at, &mut staging, unpacked)?;
                     batch.push((staging, row));
                     locks.push(lock);
                 }
@@ -192,9 +192,9 @@ impl Committer<'_> {
         }
     }
 
-    fn finish(&mut self, at: usize, staging: &Staging, unpacked: Unpacked) -> Result<LayerRow, FetchError> {
+    fn finish(&mut self, at: usize, staging: &mut Staging, unpacked: Unpacked) -> Result<LayerRow, FetchError> {
         let plan = &self.plans[at];
-        let Unpacked { diff_id, size, entries, deferred } = unpacked;
+        let Unpacked { diff_id, size, entries, deferred, sums } = unpacked;
         let layer = plan.blob.digest.clone();
         unpack::finish(deferred, staging.dir(), &self.below).map_err(|source| FetchError::Layer { layer, source })?;
         let copy = staging.dir().try_clone().map_err(|source| {
@@ -202,6 +202,7 @@ impl Committer<'_> {
             FetchError::Store { doing: "keep a layer open", source: StoreError::Io { doing: "open", path, source } }
         })?;
         self.below.insert(0, copy);
+        staging.set_sums(sums);
         Ok(LayerRow { chain: plan.chain.clone(), diff_id, parent: plan.parent.clone(), size, entries })
     }
 }

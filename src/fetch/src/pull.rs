@@ -121,13 +121,25 @@ impl Context<'_> {
     fn known(&self, reference: &RegistryRef, name: &str) -> Result<Option<ImageRow>, FetchError> {
         let looked = FetchError::store("look for an image");
         match self.store.image_by_name(name).map_err(looked)? {
-            Some(image) => Ok(self.fits_platform(&image)?.then_some(image)),
+            Some(image) => Ok((self.is_usable(&image)? && self.fits_platform(&image)?).then_some(image)),
             // The same bytes under another name are the same image.
             None => match &reference.digest {
-                Some(digest) => self.store.image(digest).map_err(FetchError::store("look for an image")),
+                Some(digest) => {
+                    let image = self.store.image(digest).map_err(FetchError::store("look for an image"))?;
+                    image.map(|image| Ok(self.is_usable(&image)?.then_some(image))).transpose().map(Option::flatten)
+                }
                 None => Ok(None),
             },
         }
+    }
+
+    /// Whether nothing has to be fetched of an image of the store. Where nothing may be fetched, a damaged one is as good
+    /// as it gets.
+    fn is_usable(&self, image: &ImageRow) -> Result<bool, FetchError> {
+        if self.policy == PullPolicy::Never {
+            return Ok(true);
+        }
+        self.store.is_whole(image).map_err(FetchError::store("look at an image"))
     }
 
     /// Whether an image of the store is for the platform that is asked for. One that does not say is for any.

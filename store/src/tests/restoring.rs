@@ -517,3 +517,16 @@ fn what_the_wal_still_has_is_not_given_up() {
     let known = [1, 2, 3].map(|n| store.pod(pod_id(n)).unwrap().is_some());
     assert_eq!(known, [true, true, false]);
 }
+
+#[test]
+fn what_was_lost_is_kept_for_a_while() {
+    let home = Home::new();
+    let store = &home.store;
+    let lock = store.make_pod_dir(pod_id(1)).unwrap();
+    let path = store.move_to_lost(lock, pod_id(1)).unwrap();
+    assert!(store.delete_lost_pods(Duration::from_secs(3600), false).unwrap().is_empty() && path.exists());
+    assert_eq!(store.delete_lost_pods(Duration::ZERO, true).unwrap(), std::slice::from_ref(&path));
+    assert!(path.exists());
+    assert_eq!(store.delete_lost_pods(Duration::ZERO, false).unwrap(), std::slice::from_ref(&path));
+    assert!(!path.exists() && store.check(true).unwrap().is_empty());
+}

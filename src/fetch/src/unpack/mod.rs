@@ -44,6 +44,7 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 
 use gantry_model::Digest;
+use gantry_store::Sums;
 
 pub use error::UnpackError;
 pub use finish::Deferred;
@@ -62,6 +63,8 @@ pub struct Unpacked {
     pub entries: u64,
     /// What is left for [`finish`].
     pub deferred: Deferred,
+    /// The CRC-32 of the files' data, by inode number.
+    pub sums: Sums,
 }
 
 /// Unpacks one layer from `stream`, as it came, into the empty directory `into`. The calling thread writes; two more
@@ -76,8 +79,8 @@ pub fn layer(
     caps: &Caps,
 ) -> Result<Unpacked, UnpackError> {
     let (written, diff_id) = pipeline::run(stream, media, caps, |chunks| tree::write(chunks, into, caps))?;
-    let tree::Written { size, entries, deferred } = written;
-    Ok(Unpacked { diff_id, size, entries, deferred })
+    let tree::Written { size, entries, deferred, sums } = written;
+    Ok(Unpacked { diff_id, size, entries, deferred, sums })
 }
 
 /// Does what needs the layers below, which must be finished themselves: `parents` are their directories, the

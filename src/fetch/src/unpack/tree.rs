@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use gantry_store::Sums;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -22,19 +23,21 @@ pub(crate) struct Written {
     /// Files, directories, links and whiteouts made.
     pub entries: u64,
     pub deferred: Deferred,
+    pub sums: Sums,
 }
 
 /// Writes every entry of the archive below `into`.
 pub(crate) fn write<S: Stream>(stream: S, into: &OwnedFd, caps: &Caps) -> Result<Written, UnpackError> {
     let mut entries = Entries::new(stream, caps);
-    let mut tree = Tree { dirs: Dirs::new(into, caps)?, links: Vec::new(), opaque_root: false, size: 0 };
+    let dirs = Dirs::new(into, caps)?;
+    let mut tree = Tree { dirs, links: Vec::new(), opaque_root: false, size: 0, sums: Sums::new() };
     while let Some(entry) = entries.next()? {
         tree.entry(&entry, &mut entries)?;
     }
-    let Tree { dirs, links, opaque_root, size } = tree;
+    let Tree { dirs, links, opaque_root, size, sums } = tree;
     let entries = dirs.made;
     let deferred = Deferred { implicit: dirs.finish()?, links, opaque_root };
-    Ok(Written { size, entries, deferred })
+    Ok(Written { size, entries, deferred, sums })
 }
 
 struct Tree<'c> {
@@ -42,6 +45,8 @@ struct Tree<'c> {
     links: Vec<DeferredLink>,
     opaque_root: bool,
     size: u64,
+    /// Of the files written so far. One that was replaced since may be among them: its inode is another's by then.
+    sums: Sums,
 }
 
 impl Tree<'_> {
@@ -116,12 +121,16 @@ impl Tree<'_> {
         self.size += data.left();
         let failed = |e: Errno| UnpackError::write("write", &entry.path, e);
         match &entry.sparse {
-            None => copy(data, &file, data.left(), None, &entry.path)?,
+            None => {
+                let sum = copy(data, &file, data.left(), None, &entry.path)?;
+                self.sums.insert(rustix::fs::fstat(&file).map_err(failed)?.st_ino, sum);
+            }
             Some(map) => {
                 for &(offset, length) in &map.spans {
                     copy(data, &file, length, Some(offset), &entry.path)?;
                 }
                 rustix::fs::ftruncate(&file, map.real_size).map_err(failed)?;
+                self.sums.remove(&rustix::fs::fstat(&file).map_err(failed)?.st_ino);
             }
         }
         meta::apply(&file, &entry.meta, &entry.path)
@@ -220,14 +229,15 @@ impl Tree<'_> {
     }
 }
 
-/// Writes `length` bytes of the entry's data, straight from the stream's buffers.
+/// Writes `length` bytes of the entry's data, straight from the stream's buffers; tells their CRC-32.
 fn copy<S: Stream>(
     data: &mut Entries<'_, S>,
     file: &OwnedFd,
     mut length: u64,
     mut offset: Option<u64>,
     path: &[u8],
-) -> Result<(), UnpackError> {
+) -> Result<u32, UnpackError> {
+    let mut sum = crc32fast::Hasher::new();
     while length > 0 {
         let bytes = data.data()?;
         let most = usize::try_from(length).unwrap_or(usize::MAX).min(bytes.len());
@@ -238,6 +248,7 @@ fn copy<S: Stream>(
         match wrote {
             Ok(0) => return Err(short(path)),
             Ok(n) => {
+                sum.update(&bytes[..n]);
                 data.consume(n);
                 length -= n as u64;
                 offset = offset.map(|at| at + n as u64);
@@ -246,7 +257,7 @@ fn copy<S: Stream>(
             Err(error) => return Err(UnpackError::write("write", path, error)),
         }
     }
-    Ok(())
+    Ok(sum.finalize())
 }
 
 fn short(path: &[u8]) -> UnpackError {
