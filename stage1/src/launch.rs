@@ -312,7 +312,7 @@ impl Making<'_> {
     fn log(&self) -> Result<Log> {
         let name = &self.app.name;
         let path = format!("/pod/{}/{name}", gantry_contract::files::LOGS);
-        match rustix::fs::mkdirat(CWD, &path, Mode::from_raw_mode(0o750)) {
+        match rustix::fs::mkdirat(CWD, &path, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error).attempt(|| format!("cannot make the log directory of '{name}'")),
         }

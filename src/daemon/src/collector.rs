@@ -120,6 +120,9 @@ fn collect_pods(engine: &Engine, settings: KeeperSettings) -> anyhow::Result<()>
         };
         log::info(&format!("{done} pod {}: {}", step.id, step.why));
     }
+    for path in report.lost_pods {
+        log::info(&format!("removed what was left of a lost pod: {}", path.display()));
+    }
     for line in report.networks {
         log::info(&format!("removed what no pod needs: {line}"));
     }

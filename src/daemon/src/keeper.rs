@@ -295,6 +295,10 @@ impl Keeper {
     fn still_runs(&mut self, view: &PodView) {
         let id = view.row.id;
         let Some(pidfd) = self.engine.supervisor_fd(&view.row) else {
+            // Without a free descriptor nothing can be said of its supervisor.
+            if let Err(error) = std::fs::File::open("/dev/null") {
+                return self.postpone(id, format!("cannot look at its supervisor: {error}"));
+            }
             // Its supervisor is dead and somebody else is at the pod: whoever deletes or settles it.
             return self.postpone(id, "its supervisor has ended and its directory is still locked".to_owned());
         };

@@ -186,11 +186,16 @@ impl Watcher {
         }
     }
 
-    /// Watches a directory for changes of its files; `None`, and a line, when there are no watches left.
+    /// Watches a directory for changes of its files; `None` when it is gone; or, with a line, when there are no
+    /// watches left.
     fn add_watch(&self, dir: &Path) -> Option<i32> {
         let flags = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::ONLYDIR;
         inotify::add_watch(self.inotify.as_ref()?, dir, flags)
             .inspect_err(|errno| {
+                // Deleted since; the end of whatever runs there wakes us all the same.
+                if *errno == Errno::NOENT {
+                    return;
+                }
                 let why = "looking once a second instead (sysctl fs.inotify.max_user_watches)";
                 log::warning(&format!("cannot watch {}: {errno}; {why}", dir.display()));
             })

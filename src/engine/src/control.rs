@@ -123,6 +123,11 @@ pub(crate) struct Connection {
 impl Engine {
     /// Connects to the supervisor of a running pod.
     pub(crate) fn connect(&self, id: PodId) -> Result<Connection, ControlError> {
+        self.connect_within(id, ANSWER_WITHIN)
+    }
+
+    /// The same within another time, which sending gets as well.
+    pub(crate) fn connect_within(&self, id: PodId, within: Duration) -> Result<Connection, ControlError> {
         let fail = |source: rustix::io::Errno| ControlError::Connect { id, source: source.into() };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let dir = rustix::fs::open(self.pod_dir(id), flags, Mode::empty()).map_err(fail)?;
@@ -130,10 +135,10 @@ impl Engine {
         let address = SocketAddrUnix::new(path.as_str()).map_err(fail)?;
         let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(fail)?;
         // Bounds connecting to a full backlog, and sending to a full buffer.
-        set_socket_timeout(&fd, Timeout::Send, Some(ANSWER_WITHIN)).map_err(fail)?;
+        set_socket_timeout(&fd, Timeout::Send, Some(within)).map_err(fail)?;
         match connect(&fd, &address) {
             Ok(()) => Ok(Connection { id, fd }),
-            Err(rustix::io::Errno::AGAIN) => Err(ControlError::Silent { id, seconds: ANSWER_WITHIN.as_secs() }),
+            Err(rustix::io::Errno::AGAIN) => Err(ControlError::Silent { id, seconds: within.as_secs() }),
             Err(errno) => Err(fail(errno)),
         }
     }
@@ -147,13 +152,17 @@ impl Engine {
 
     /// What the supervisor says of itself.
     pub(crate) fn supervisor_status(&self, id: PodId) -> Result<Status, ControlError> {
-        match self.ask(id, &Request::Status)?.0 {
-            Answer::Status(status) if status.version > gantry_contract::VERSION => {
-                Err(ControlError::Version { id, theirs: status.version, ours: gantry_contract::VERSION })
-            }
-            Answer::Status(status) => Ok(status),
-            other => Err(unexpected(id, &other)),
+        status_of(id, self.ask(id, &Request::Status)?.0)
+    }
+}
+
+fn status_of(id: PodId, answer: Answer) -> Result<Status, ControlError> {
+    match answer {
+        Answer::Status(status) if status.version > gantry_contract::VERSION => {
+            Err(ControlError::Version { id, theirs: status.version, ours: gantry_contract::VERSION })
         }
+        Answer::Status(status) => Ok(status),
+        other => Err(unexpected(id, &other)),
     }
 }
 
@@ -197,6 +206,11 @@ impl Connection {
     /// The next answer, within a time; a refusal is an error.
     pub(crate) fn receive(&self, within: Duration) -> Result<(Answer, Option<OwnedFd>), ControlError> {
         self.receive_until(Deadline::after(within), within.as_secs())
+    }
+
+    /// The answer to [`Request::Status`], by then.
+    pub(crate) fn receive_status(&self, deadline: Deadline) -> Result<Status, ControlError> {
+        status_of(self.id, self.receive_until(deadline, ANSWER_WITHIN.as_secs())?.0)
     }
 
     /// The next answer, whenever it comes: the end of a program has no deadline.

@@ -1,29 +1,25 @@
 //! `doctor`: whether the host has what pods need, and whether rows, locks, directories, cgroups and logs agree. Changes
 //! nothing but what every look changes: rows that were behind the facts.
 
-use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use gantry_contract::files;
-use gantry_model::Phase;
 use gantry_model::query::PodQuery;
-use gantry_store::{Finding, PodRow, Severity};
+use gantry_store::{Finding, Severity};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-use crate::log_files::ends_in_a_whole_line;
 use crate::process::Deadline;
-use crate::{Engine, PodError, cgroup, process, supervisor};
+use crate::{Engine, PodError, process, supervisor};
 
-/// How long a supervisor may take from closing its socket to its end.
-const ENDING: Duration = Duration::from_secs(5);
+/// So long after one look at the networks the next one is made, while something seems to be wrong.
+const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(2)];
 
 /// Controllers without which a limit cannot be set.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 
 impl Engine {
-    /// Looks at everything; with `deep`, also at every blob, every page of the database and the end of every log.
+    /// Looks at everything; with `deep`, also at every blob, every file of the layers, every page of the database
+    /// and the end of every log.
     ///
     /// # Errors
     /// [`PodError`] when something cannot be looked at. What is wrong is a finding and no error.
@@ -32,17 +28,15 @@ impl Engine {
         self.check_host(&mut findings);
         let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
         self.sweep_orphans_if_any(&rows);
-        for row in rows {
-            if let Some(row) = self.reconcile(row)? {
-                self.check_pod(&row, deep, &mut findings);
-            }
-        }
+        self.check_pods(rows, deep, &mut findings)?;
         if let Some(why) = self.unwritten() {
             let what = format!("what was found of pods cannot be written down: {why}");
             fail(&mut findings, what, "free space, or mount the file system writable");
         }
         self.check_networks_of_pods(&mut findings);
-        self.check_store(deep, &mut findings)?;
+        if let Err(error) = self.check_store(deep, &mut findings) {
+            fail(&mut findings, chain(&error), "run 'gantry doctor' again when the cause is gone");
+        }
         // After the pods were brought up to the facts, so that it does not report what was only not noticed yet.
         findings.extend(self.store.check(deep).map_err(PodError::store)?);
         Ok(findings)
@@ -94,32 +88,23 @@ impl Engine {
         }
     }
 
-    fn check_pod(&self, row: &PodRow, deep: bool, findings: &mut Vec<Finding>) {
-        let id = row.id;
-        match &row.phase {
-            Phase::Running { .. } => self.check_running(row, findings),
-            Phase::Embryo | Phase::Preparing => {}
-            phase => {
-                for path in self.pod_cgroups(id) {
-                    let alive = if cgroup::is_populated(&path) { ", with processes in it" } else { "" };
-                    let what = format!("pod {id} is {} and has a cgroup {}{alive}", phase.name(), path.display());
-                    warn(findings, what, "run 'gantry gc', or 'gantry rm' on the pod");
-                }
-                if self.has_network_record(id) {
-                    let what =
-                        format!("pod {id} is {} and may still have addresses or rules of its networks", phase.name());
-                    fail(findings, what, "run 'gantry gc', or 'gantry rm' on the pod");
-                }
-                if deep {
-                    self.check_logs(row, findings);
-                }
-            }
-        }
-    }
-
     /// Leases, rules and interfaces against what the pods' records say.
     fn check_networks_of_pods(&self, findings: &mut Vec<Finding>) {
-        match self.check_networks() {
+        let mut checked = self.check_networks();
+        // A pod that starts or ends between two of its parts is looked at looks as if something were missing or too much.
+        // What is wrong stays wrong.
+        for pause in LOOK_AGAIN {
+            let Ok(lines) = &mut checked else { break };
+            if lines.is_empty() {
+                return;
+            }
+            let _slept = process::readable(&[], Deadline::after(pause));
+            match self.check_networks() {
+                Ok(again) => lines.retain(|line| again.contains(line)),
+                Err(error) => checked = Err(error),
+            }
+        }
+        match checked {
             Ok(lines) => {
                 for line in lines {
                     fail(
@@ -134,46 +119,6 @@ impl Engine {
         match self.stray_networks() {
             Ok(lines) => lines.into_iter().for_each(|line| warn(findings, line, "")),
             Err(error) => warn(findings, chain(&error), "run 'gantry doctor' again when the cause is gone"),
-        }
-    }
-
-    fn check_running(&self, row: &PodRow, findings: &mut Vec<Finding>) {
-        let id = row.id;
-        match self.supervisor_status(id) {
-            Ok(status) if status.log_bytes_dropped > 0 => {
-                let what = format!("pod {id} dropped {} bytes of its apps' output", status.log_bytes_dropped);
-                warn(findings, what, "free space where the data directory is");
-            }
-            Ok(_) => {}
-            // A pod that is just ending has no socket any more.
-            Err(_) if self.ends_soon(row) => {}
-            Err(error) => {
-                let what = format!("pod {id} runs and cannot be talked to: {error}");
-                fail(findings, what, "'gantry stop --force' ends it");
-            }
-        }
-        let control = self.pod_dir(id).join(files::CONTROL);
-        let mode = std::fs::symlink_metadata(&control).map(|meta| meta.permissions().mode() & 0o777);
-        if mode.is_ok_and(|mode| mode & 0o077 != 0) {
-            let what = format!("the control socket {} is open to others", control.display());
-            fail(findings, what, "run 'chmod 0600' on it");
-        }
-    }
-
-    /// Whether the pod's supervisor is gone within some seconds.
-    fn ends_soon(&self, row: &PodRow) -> bool {
-        let Phase::Running { supervisor, .. } = &row.phase else { return true };
-        let Some(fd) = process::open(supervisor, self.store.boot()) else { return true };
-        matches!(process::readable(&[fd.as_fd()], Deadline::after(ENDING)), Ok(Some(_)))
-    }
-
-    fn check_logs(&self, row: &PodRow, findings: &mut Vec<Finding>) {
-        for app in &row.apps {
-            let dir = self.pod_dir(row.id).join(files::LOGS).join(app.name.as_str());
-            if !ends_in_a_whole_line(&dir).unwrap_or(true) {
-                let what = format!("the log of app '{}' of pod {} does not end in a whole line", app.name, row.id);
-                warn(findings, what, "its supervisor was killed, or the disk was full; nothing needs to be done");
-            }
         }
     }
 }

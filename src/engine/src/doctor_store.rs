@@ -6,6 +6,7 @@ use gantry_model::{ErrorKind, Kind};
 use gantry_store::{Finding, Layout, PodState, Record, StoreError, Verdict};
 
 use crate::doctor::{fail, warn};
+use crate::gc::LOST_PODS_KEPT;
 use crate::{Engine, OpenError, Options, PodError, recover, settle};
 
 const START: &str = "start gantryd, which restores the newest good backup";
@@ -108,6 +109,8 @@ fn check_backups(layout: &Layout, wanted: bool, findings: &mut Vec<Finding>) -> 
                 }
                 good = true;
             }
+            // Rotated away meanwhile.
+            Verdict::Bad { .. } if !backup.path.exists() => {}
             Verdict::Bad { why } => {
                 let why = gantry_model::id::shown(&why);
                 warn(findings, format!("backup {path}, made {}, cannot be restored: {why}", at.as_str()), "delete it");
@@ -126,8 +129,12 @@ fn check_records(layout: &Layout, findings: &mut Vec<Finding>) -> Result<(), Sto
         warn(findings, recover::restored(&record), &hint);
     }
     for path in gantry_store::lost_pods(layout)? {
-        let hint = "its logs are in 'logs', its files in 'apps' and 'volumes'; delete it when nothing of it is needed";
-        warn(findings, format!("the pod in {} lost its place in the database", named(&path)), hint);
+        let hint = format!(
+            "its logs are in 'logs', its files in 'apps' and 'volumes'; 'gantry gc' deletes it {} days after it was moved \
+             there",
+            LOST_PODS_KEPT.as_secs() / 86_400
+        );
+        warn(findings, format!("the pod in {} lost its place in the database", named(&path)), &hint);
     }
     Ok(())
 }

@@ -8,6 +8,7 @@
 //! 4. What dead pods left of their networks goes, also of those that stay; and what belongs to no pod any more.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use gantry_model::phase::Was;
@@ -46,6 +47,9 @@ impl Default for GcOptions {
     }
 }
 
+/// How long a pod directory stays in `lost-pods/`. `doctor` tells of it all the while.
+pub(crate) const LOST_PODS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+
 /// What is done with a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GcAction {
@@ -79,6 +83,8 @@ pub struct GcReport {
     pub networks: Vec<String>,
     /// Why that could not be done; the next `gc` tries again.
     pub networks_failure: Option<NetworkError>,
+    /// Directories in `lost-pods/` that were deleted, or would be.
+    pub lost_pods: Vec<PathBuf>,
     /// What was left of an earlier deletion and cannot be deleted either; the next `gc` tries again.
     pub temporaries_failure: Option<PodError>,
 }
@@ -159,6 +165,10 @@ impl Engine {
                 Ok(lines) => report.networks = lines,
                 Err(error) => report.networks_failure = Some(error),
             }
+        }
+        if !options.mark_only {
+            let lost = self.store.delete_lost_pods(LOST_PODS_KEPT, options.dry_run);
+            report.lost_pods = lost.map_err(PodError::store)?;
         }
         if !options.mark_only && !options.dry_run {
             // Space first, which the database may need.

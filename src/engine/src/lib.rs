@@ -57,6 +57,7 @@ mod appc_write;
 pub mod cgroup;
 pub mod control;
 pub mod doctor;
+mod doctor_pods;
 mod doctor_store;
 pub mod engine;
 pub mod error;

@@ -72,7 +72,8 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
         Keeper::Ours(lock) => lock,
         Keeper::Other { pid } => return Err(OpenError::Kept { dir: options.dir, pid }),
     };
-    let before = Record::load(home.layout()).map_err(gantry_store::OpenError::from)?;
+    // It is for people to see; one that cannot be read keeps nobody from keeping, and `doctor` says so.
+    let before = Record::load(home.layout()).unwrap_or_default();
     let condition = match put_in_order(&home, &options) {
         Err(error) if is_failure(&error) && home.can_be_read() => Condition::ReadOnly { why: chain(&error) },
         other => other?,

@@ -11,7 +11,7 @@ use crate::render::{Form, escape, json};
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Doctor {
-    /// Read every page of the database and every blob
+    /// Read every page of the database, every blob and every file of the layers
     #[arg(long)]
     deep: bool,
     /// Form of the answer

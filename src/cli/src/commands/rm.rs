@@ -86,8 +86,9 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
         mark_only: args.mark_only,
         dry_run: args.dry_run,
     };
-    let GcReport { steps, failures, abandoned, networks, networks_failure, temporaries_failure } =
+    let GcReport { steps, failures, abandoned, mut networks, networks_failure, lost_pods, temporaries_failure } =
         engine.gc(&options)?;
+    networks.extend(lost_pods.iter().map(|path| path.display().to_string()));
     if !args.mark_only && !args.dry_run {
         engine.trim_events()?;
     }
