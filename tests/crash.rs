@@ -110,19 +110,35 @@ fn fetch_dies_at_any_moment() {
 }
 
 #[test]
-fn rm_dies_and_is_finished_by_the_next_command() {
+fn rm_dies_at_any_moment_and_is_finished_by_the_next_command() {
     let g = Gantry::new();
-    for _ in 0..5 {
+    let exited = || {
+        // Enough to delete that it takes some time.
         g.app(&[], &["write", "/tmp/x", "x"]).succeeded();
         let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+        let dir = g.dir().join("pods").join(&pod).join("volumes");
+        for n in 0..3000 {
+            fs::write(dir.join(n.to_string()), "x").unwrap();
+        }
+        pod
+    };
+    let whole = g.run(&["rm", &exited()]).ok().duration;
+    let mut seen = std::collections::BTreeSet::new();
+    for step in 0..12u32 {
+        let pod = exited();
         let rm = g.spawn(&["rm", &pod]);
+        let begin = std::time::Instant::now();
+        wait_for("the moment", || (begin.elapsed() >= whole * step / 12).then_some(()));
         rm.signal(Signal::KILL);
         let _ = rm.wait();
-        g.run(&["gc", "--grace-period=0s"]).succeeded();
+        let phase = g.list().first().map(|pod| pod["phase"].as_str().unwrap_or_default().to_owned());
+        assert!(matches!(phase.as_deref(), None | Some("exited" | "garbage" | "deleting")), "{phase:?}");
+        seen.insert(phase);
         g.run(&["gc", "--grace-period=0s"]).succeeded();
         assert!(g.list().is_empty());
         g.check_invariants();
     }
+    assert!(seen.len() > 1, "killed at one moment only: {seen:?}");
 }
 
 /// Runs gantry in what it takes for another boot of the host.

@@ -1,5 +1,7 @@
 //! Images from layouts and archives, and their care. Registries are tested beside the code that speaks to them.
 
+use std::fs;
+
 use gantry_fixtures::{Compression, Image, Layer, STANDARD_NAME, Style, digest};
 use gantry_tests::{Gantry, pod_id};
 use serde_json::json;
@@ -227,4 +229,68 @@ fn one_pull_at_a_time() {
     }
     assert_eq!(g.json(&["image", "list"]).as_array().map(Vec::len), Some(1));
     g.check_invariants();
+}
+
+/// What `doctor --deep` names is repaired by fetching the image again, also while a pod runs from it.
+#[test]
+fn a_damaged_image_is_repaired() {
+    let g = Gantry::new();
+    let layers = [
+        Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755),
+        Layer::new().file("data", "as it was unpacked", 0o644),
+    ];
+    let image = layers.into_iter().fold(Image::builder(), |image, layer| image.layer(layer));
+    let image = image.entrypoint(&["/bin/app"]).build().unwrap();
+    let reference = g.layout("image", &image);
+    let id = g.run(&["fetch", &reference]).ok().text().to_owned();
+    let run = |verb: &[&str]| g.run(&[&["run", "--rm", "--net=none", &id, "--"], verb].concat());
+    let running = pod_id(&g.run(&["run", "-d", "--net=none", &id, "--", "sleep", "forever"]).ok());
+    g.run(&["doctor", "--deep"]).succeeded();
+
+    // One byte of the configuration.
+    let blobs: Vec<_> = files_below(&g.dir().join("blobs"));
+    let config = blobs.iter().find(|path| !path.ends_with(id.trim_start_matches("sha256:"))).unwrap();
+    let mut bytes = fs::read(config).unwrap();
+    bytes[10] ^= 1;
+    fs::write(config, bytes).unwrap();
+    assert!(g.run(&["doctor", "--deep"]).exits(1).stdout.contains("is damaged"));
+    let _ = run(&["true"]).exits(125);
+    g.run(&["fetch", &reference]).succeeded();
+    run(&["true"]).succeeded();
+    g.run(&["doctor", "--deep"]).succeeded();
+
+    // One byte of a file, whose length and times stay.
+    let trees = g.dir().join("trees");
+    let data = || files_below(&trees).into_iter().find(|path| path.ends_with("data")).unwrap();
+    let times = fs::metadata(data()).unwrap().modified().unwrap();
+    fs::write(data(), "as it was uNpacked").unwrap();
+    fs::File::options().write(true).open(data()).unwrap().set_modified(times).unwrap();
+    let doctor = g.run(&["doctor", "--deep"]).exits(1).stdout;
+    assert!(doctor.contains("'data' is not what was unpacked") && doctor.contains("fetch the image again"), "{doctor}");
+    assert_eq!(g.run(&["doctor"]).code, 1, "it stays damaged");
+    g.run(&["fetch", &reference]).succeeded();
+    g.run(&["doctor", "--deep"]).succeeded();
+    assert!(run(&["cat", "/data"]).ok().stdout.contains("as it was unpacked"));
+    // The pod keeps what it has mounted, as long as it runs.
+    assert!(g.run(&["exec", &running, "--", "/bin/app", "cat", "/data"]).ok().stdout.contains("uNpacked"));
+    let replaced = || fs::read_dir(&trees).unwrap().filter(|entry| is_replaced(entry.as_ref().unwrap())).count();
+    g.run(&["image", "gc"]).succeeded();
+    assert_eq!(replaced(), 1);
+    g.run(&["stop", &running]).succeeded();
+    g.run(&["image", "gc"]).succeeded();
+    assert_eq!(replaced(), 0);
+    g.run(&["rm", &running]).succeeded();
+    g.run(&["image", "rm", &id]).succeeded();
+    assert_eq!(fs::read_dir(g.dir().join("contents")).unwrap().count(), 0);
+    g.check_invariants();
+}
+
+fn is_replaced(entry: &fs::DirEntry) -> bool {
+    entry.file_name().to_string_lossy().starts_with("replaced-")
+}
+
+/// All files below a directory.
+fn files_below(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let all = fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    all.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
 }

@@ -1,5 +1,6 @@
-//! Finding and building the fixture app.
+//! Finding and building the fixture app, and the programs beside it.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -14,6 +15,38 @@ pub const MUSL: &str = "x86_64-unknown-linux-musl";
 /// When cargo fails; its output is in the message.
 pub fn build() -> Result<PathBuf> {
     cargo_build(&["-p", "gantry-fixture-app", "--target", MUSL, "--release"], "gantry-fixture-app")
+}
+
+/// Brings `<target>/gantry-dev` up to date as `./dev test` does, and returns where it is. Says on standard error that it
+/// builds: that may take minutes. Safe to call from several processes at a time.
+///
+/// # Errors
+/// When cargo fails, or a program cannot be put in its place.
+pub fn build_set() -> Result<PathBuf> {
+    // Nowhere to tell that standard error is gone.
+    let _ = writeln!(std::io::stderr(), "building the programs to test (GANTRY_BIN_DIR names built ones)");
+    let gantry = cargo_build(&["--workspace", "--bins", "--examples"], "gantry")?;
+    let debug = gantry.parent().context("a program without a directory")?;
+    let set = debug.parent().context("cargo's target directory")?.join("gantry-dev");
+    std::fs::create_dir_all(&set).with_context(|| format!("cannot make {}", set.display()))?;
+    let stage1 = cargo_build(&["-p", "gantry-stage1", "--target", MUSL], "gantry-stage1")?;
+    let beside = ["gantryd", "gantry-fixtures", "examples/cni-liar"].map(|name| debug.join(name));
+    for program in beside.into_iter().chain([gantry, stage1, build()?]) {
+        put(&program, &set.join(program.file_name().context("a program without a name")?))?;
+    }
+    Ok(set)
+}
+
+/// Puts a copy where another may be, at once: what runs keeps its own file. One that is the same stays.
+fn put(program: &Path, place: &Path) -> Result<()> {
+    let bytes = std::fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
+    if std::fs::read(place).is_ok_and(|there| there == bytes) {
+        return Ok(());
+    }
+    let temporary = place.with_extension(format!("{}.new", std::process::id()));
+    std::fs::copy(program, &temporary)
+        .and_then(|_| std::fs::rename(&temporary, place))
+        .with_context(|| format!("cannot copy {} to {}", program.display(), place.display()))
 }
 
 /// Runs `cargo build` with these arguments in this workspace and returns the program called `name`. Cargo's own

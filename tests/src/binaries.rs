@@ -1,16 +1,14 @@
 //! Finding or building what is tested, once per test process.
 //!
 //! `GANTRY_BIN_DIR` names a directory with `gantry`, `gantryd`, `gantry-stage1` and `gantry-fixture-app`, for instance an
-//! installation. Without it cargo builds them (its own lock makes that safe from many test processes at a time),
-//! and hard links beside each other in `<target>/gantry-tests/` stand for an installation: `gantry` looks for the
-//! supervisor beside itself.
+//! installation. Without it the set in `<target>/gantry-dev` is brought up to date, which is the one that `./dev test`
+//! builds: with the same commands, so that nothing is compiled for the second time with other features.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result};
-use gantry_fixtures::app::{MUSL, build, cargo_build};
 
 /// Where the programs are.
 #[derive(Debug)]
@@ -42,7 +40,7 @@ pub(crate) fn binaries() -> &'static Binaries {
 fn find() -> Result<Binaries> {
     let dir = match std::env::var_os("GANTRY_BIN_DIR") {
         Some(dir) => PathBuf::from(dir),
-        None => install()?,
+        None => gantry_fixtures::app::build_set()?,
     };
     let app_program = dir.join("gantry-fixture-app");
     let app = fs::read(&app_program).with_context(|| format!("cannot read {}", app_program.display()))?;
@@ -63,37 +61,13 @@ pub(crate) fn liar() -> &'static Path {
     static LIAR: OnceLock<PathBuf> = OnceLock::new();
     LIAR.get_or_init(|| {
         // A built set has it; what is installed has not.
-        let built = std::env::var_os("GANTRY_BIN_DIR").map(|dir| PathBuf::from(dir).join("cni-liar"));
-        match built
+        let named = std::env::var_os("GANTRY_BIN_DIR").map(|dir| PathBuf::from(dir).join("cni-liar"));
+        match named
             .filter(|path| path.exists())
-            .map_or_else(|| cargo_build(&["-p", "gantry-net", "--example", "cni-liar"], "cni-liar"), Ok)
+            .map_or_else(|| gantry_fixtures::app::build_set().map(|dir| dir.join("cni-liar")), Ok)
         {
             Ok(path) => path,
             Err(error) => panic!("the plugin that lies is not there: {error:#}"),
         }
     })
-}
-
-fn install() -> Result<PathBuf> {
-    let gantry = cargo_build(&["-p", "gantry-cli", "--bin", "gantry"], "gantry")?;
-    let gantryd = cargo_build(&["-p", "gantry-daemon", "--bin", "gantryd"], "gantryd")?;
-    let stage1 = cargo_build(&["-p", "gantry-stage1", "--target", MUSL], "gantry-stage1")?;
-    let app = build()?;
-    let dir = gantry.parent().and_then(Path::parent).context("cargo's target directory")?.join("gantry-tests");
-    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    for program in [gantry, gantryd, stage1, app] {
-        let name = program.file_name().context("a program without a name")?;
-        replace_link(&program, &dir.join(name))?;
-    }
-    Ok(dir)
-}
-
-/// Puts a hard link where another may be, at once: other test processes are running what is there.
-fn replace_link(program: &Path, place: &Path) -> Result<()> {
-    let temporary = place.with_extension(format!("{}.new", std::process::id()));
-    fs::hard_link(program, &temporary)
-        .and_then(|()| fs::rename(&temporary, place))
-        // rename leaves both names when they are the same file already (rename(2)).
-        .and_then(|()| if temporary.exists() { fs::remove_file(&temporary) } else { Ok(()) })
-        .with_context(|| format!("cannot link {} to {}", place.display(), program.display()))
 }

@@ -21,7 +21,7 @@ impl Gantry {
     /// With the whole list of what was found.
     #[track_caller]
     pub fn check_invariants(&self) {
-        let doctor = self.run(&["doctor"]);
+        let doctor = self.run(&["doctor", "--deep"]);
         let list = self.list();
         let mut running = BTreeSet::new();
         let mut supervisors = BTreeSet::new();
@@ -104,6 +104,7 @@ impl Gantry {
         for pod in entries(&self.dir().join("pods")) {
             check(&pod);
             entries(&pod).iter().filter(|path| is_socket(path)).for_each(|path| check(path));
+            entries(&pod.join("logs")).iter().for_each(|path| check(path));
         }
         found
     }

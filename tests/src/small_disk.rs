@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::gantry::Gantry;
 use crate::output::Out;
 use crate::running::Running;
-use crate::wait::DEADLINE;
+use crate::wait::{DEADLINE, wait_for};
 
 /// The disk. Its namespace is held by a process that ends, and with it the disk, when this goes out of scope.
 #[derive(Debug)]
@@ -109,15 +109,18 @@ impl<'g> SmallDisk<'g> {
         command
     }
 
-    /// Mounts it read-only, or writable again.
+    /// Mounts it read-only, or writable again, as soon as no file on it is being written.
     ///
     /// # Panics
     /// When that fails.
     #[track_caller]
     pub fn remount(&self, how: &str) {
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--mount=/proc/{}/ns/mnt", self.holder.pid())).args(["--", "mount", "-o"]);
-        Running::start(command.arg(format!("remount,{how}")).arg(&self.mount), false).wait().succeeded();
+        wait_for("the disk to be mounted otherwise", || {
+            let mut command = Command::new("nsenter");
+            command.arg(format!("--mount=/proc/{}/ns/mnt", self.holder.pid())).args(["--", "mount", "-o"]);
+            let out = Running::start(command.arg(format!("remount,{how}")).arg(&self.mount), false).wait();
+            (out.code == 0).then_some(())
+        });
     }
 
     /// Writes a file until the disk takes no more, not a byte.

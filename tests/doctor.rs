@@ -1,0 +1,87 @@
+//! `doctor` finds what is wrong, and nothing that is not.
+
+use std::fs;
+
+use gantry_tests::{Gantry, Running, Signal, Space, pod_id};
+
+/// Asks again and again until these have ended: whatever happens meanwhile is no finding.
+#[track_caller]
+fn is_well_until_the_end(g: &Gantry, mut busy: Vec<Running>) {
+    let mut asked = 0;
+    while asked == 0 || busy.iter_mut().any(|running| !running.has_ended()) {
+        g.run(&["doctor", "--deep"]).succeeded();
+        asked += 1;
+    }
+    for running in busy {
+        running.wait().succeeded();
+    }
+}
+
+#[test]
+fn what_starts_and_ends_meanwhile_is_no_finding() {
+    let space = Space::new();
+    let g = Gantry::in_space(&space);
+    let image = g.fixture();
+    for _ in 0..4 {
+        let prepared = pod_id(&g.run(&["prepare", &image, "--", "true"]).ok());
+        let runs =
+            [&["run-prepared", &*prepared][..], &["run", "--rm", &image, "--", "true"], &["run", &image, "--", "true"]];
+        is_well_until_the_end(&g, runs.map(|args| g.spawn(args)).into());
+        let ended: Vec<String> = g.list().iter().map(|pod| pod["id"].as_str().unwrap_or_default().to_owned()).collect();
+        let removals = ended.iter().map(|pod| g.spawn(&["rm", pod])).collect();
+        is_well_until_the_end(&g, removals);
+    }
+}
+
+/// One after the other they would take longer than any command here may: each is given ten seconds.
+#[test]
+fn hung_supervisors_are_asked_side_by_side() {
+    let g = Gantry::new();
+    let pods: Vec<String> = (0..7).map(|_| g.detached(&[], &["sleep", "forever"])).collect();
+    let signal = |signal| {
+        for pod in &pods {
+            let pid = i32::try_from(g.supervisor(pod)).ok().and_then(rustix::process::Pid::from_raw);
+            let sent = rustix::process::kill_process(pid.unwrap_or(rustix::process::Pid::INIT), signal);
+            assert!(sent.is_ok(), "{sent:?}");
+        }
+    };
+    signal(Signal::STOP);
+    let doctor = g.run(&["doctor"]);
+    signal(Signal::CONT);
+    assert_eq!(doctor.code, 1, "{doctor}");
+    for pod in &pods {
+        assert!(doctor.stdout.contains(&format!("pod {pod} runs and cannot be talked to")), "{doctor}");
+    }
+    g.run(&["doctor"]).succeeded();
+}
+
+#[test]
+fn missing_directories_are_findings() {
+    let g = Gantry::new();
+    g.app(&[], &["true"]).succeeded();
+    let pod = g.list()[0]["id"].as_str().unwrap_or_default().to_owned();
+    g.run(&["rm", &pod]).succeeded();
+    for name in ["tmp", "pods", "locks", "backups"] {
+        let (dir, away) = (g.dir().join(name), g.scratch().join(name));
+        assert!(fs::rename(&dir, &away).is_ok());
+        let doctor = g.run(&["doctor", "--deep"]).exits(1).stdout;
+        assert!(doctor.contains(&format!("{} is missing", dir.display())), "{doctor}");
+        let _made_meanwhile = fs::remove_dir(&dir);
+        assert!(fs::rename(&away, &dir).is_ok());
+    }
+    g.run(&["doctor", "--deep"]).succeeded();
+}
+
+#[test]
+fn a_record_of_a_restore_that_cannot_be_read_keeps_nobody_from_keeping() {
+    let g = Gantry::new();
+    g.fixture();
+    let record = g.dir().join("restored");
+    assert!(fs::write(&record, [0xff, 0xfe, b'=', 0x80]).is_ok());
+    g.keeper(&[]).terminate();
+    assert!(fs::remove_file(&record).and_then(|()| fs::create_dir(&record)).is_ok());
+    g.keeper(&[]).terminate();
+    let doctor = g.run(&["doctor"]).exits(1).stdout;
+    assert!(doctor.contains(&record.display().to_string()), "{doctor}");
+    assert!(fs::remove_dir(&record).is_ok());
+}
