@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use gantry_contract::journal::{Fact, Record, line};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::failure::{Attempt, Result};
 
@@ -33,8 +34,12 @@ impl Journal {
             OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(pod_dir, gantry_contract::files::JOURNAL, flags, Mode::from_raw_mode(0o600))
             .attempt(|| "cannot make the pod's journal")?;
-        // Room for the last facts even when the disk is full by then. A file system that cannot do it is no reason to stop.
-        let _ = rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, RESERVED);
+        // Room for the last facts even when the disk is full by then: without it a pod that ended well could not say so.
+        // A file system that cannot set space aside is no reason to stop.
+        let set_aside = rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, RESERVED);
+        if let Err(full @ (Errno::NOSPC | Errno::DQUOT)) = set_aside {
+            return Err(full).attempt(|| "cannot set space aside for the pod's journal");
+        }
         Ok(Self { file, torn: Cell::new(false) })
     }
 
