@@ -239,7 +239,7 @@ impl Gantry {
         // Whoever runs the tests in the background has SIGINT or SIGHUP ignored, and an ignored signal stays ignored.
         let plain = self.command(args);
         let mut command = Command::new("env");
-        command.arg("--default-signal=HUP,INT,TERM").arg(plain.get_program()).args(plain.get_args());
+        command.arg("--default-signal=HUP,INT,QUIT,TERM").arg(plain.get_program()).args(plain.get_args());
         command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
         for (name, _) in plain.get_envs().filter(|(_, value)| value.is_none()) {
             command.env_remove(name);

@@ -133,13 +133,16 @@ impl Running {
         self.stdin = None;
     }
 
-    /// Sends it a signal.
+    /// Sends it a signal. SIGSTOP takes effect before this returns.
     #[track_caller]
     pub fn signal(&self, signal: Signal) {
         assert!(!self.ended, "{} has ended", self.command);
         // The child has not been waited for, so the number is still its own.
         if let Err(error) = kill_process(Pid::from_child(&self.child), signal) {
             panic!("cannot signal {}: {error}", self.command);
+        }
+        if signal == Signal::STOP {
+            wait_for("every thread to stop", || is_stopped(self.child.id()).then_some(()));
         }
     }
 
@@ -191,4 +194,11 @@ impl Drop for Running {
             let _ = self.child.wait();
         }
     }
+}
+
+/// Whether no thread of the process runs: each one stops by itself (`state` of proc_pid_stat(5)).
+fn is_stopped(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut stats = threads.map(|thread| std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default());
+    stats.all(|stat| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T')))
 }

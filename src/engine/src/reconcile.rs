@@ -237,8 +237,11 @@ impl Engine {
         if !self.writes.get() {
             return Ok(Some(with_apps(row, &news)));
         }
-        let moved = self.store.update_apps(row.id, row.generation, &news);
-        Ok(outcome_of(moved.map_err(PodError::store)?))
+        match self.store.update_apps(row.id, row.generation, &news).map_err(PodError::store) {
+            // As at the pod's end: the journal has the news, and gantryd stores it in the database it restored.
+            Err(error) if was_replaced(&error) => Ok(Some(with_apps(row, &news))),
+            moved => moved.map(outcome_of),
+        }
     }
 
     /// What a supervisor that died at its start left on the host. First the processes, plugins among them, then what they made.
