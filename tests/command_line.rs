@@ -1,6 +1,7 @@
 //! What a hand used to docker, podman, kubectl or rkt types, and what it gets.
 
 use gantry_tests::{Gantry, pod_id};
+use serde_json::{Value, json};
 
 /// An exit code of gantry's own failures.
 const FAILED: i32 = 125;
@@ -102,4 +103,120 @@ fn volumes_as_docker_spells_them() {
     assert!(!out.stderr.contains("bind-"), "{out}");
     assert!(g.list().is_empty());
     let _ = g.run(&line(&["-m", "64MB", &image, "true"])).ok();
+}
+
+#[test]
+fn pods_are_found_by_name_and_in_sets() {
+    let g = Gantry::new();
+    let (web, db) = (
+        g.detached(&["--name=web", "--label=tier=front", "--hostname=one"], &["sleep", "forever"]),
+        g.detached(&["--name=db", "--label=tier=back"], &["sleep", "forever"]),
+    );
+    for name in ["web", "one", &web[..8], &web] {
+        assert_eq!(g.json(&["status", name])["id"], web.as_str(), "{name}");
+    }
+    assert_eq!(g.json(&["status", "--latest"])["id"], db.as_str());
+    let out = g.run(&["exec", "--latest", "/bin/app", "args", "-l", "x"]).ok();
+    assert_eq!(out.text(), "[\"-l\",\"x\"]");
+    let file = g.scratch().join("id");
+    std::fs::write(&file, format!("{web}\n")).unwrap();
+    let file = format!("--uuid-file={}", file.display());
+    let _ = g.run(&["exec", &file, "--", "/bin/app", "true"]).ok();
+    let _ = g.run(&["logs", &file]).ok();
+    let _ = g.run(&["logs", &file, "web"]).exits(FAILED).complains(&["--uuid-file"]);
+
+    // Of several of one name the one that runs is meant, else none.
+    let other = pod_id(&g.run(&["prepare", "--net=none", &g.fixture(), "--name=web"]).ok());
+    assert_eq!(g.json(&["status", "web"])["id"], web.as_str());
+    let _ = g.run(&["stop", "web", "nobody", "db"]).exits(1).says(&db).complains(&["there is no pod 'nobody'"]);
+    let _ = g.run(&["rm", "web"]).exits(FAILED).complains(&["2 pods", "'web'", &web, &other, "give the id"]);
+
+    // wait prints the code of each; several documents are one array.
+    let codes = g.run(&["wait", &web, &db]).ok().stdout;
+    assert_eq!(codes, "143\n143\n");
+    let _ = g.run(&["wait", "--time=0", &other]).exits(FAILED).complains(&["was not over"]);
+    for command in ["status", "inspect"] {
+        let both = g.json(&[command, &web, &db]);
+        let ids: Vec<&Value> = both.as_array().unwrap().iter().map(|pod| &pod["id"]).collect();
+        assert_eq!(ids, [&json!(web), &json!(db)], "{command}");
+        assert_eq!(g.json(&[command, &db])["id"], db.as_str(), "{command}");
+    }
+    let text = g.run(&["status", &web, &db]).ok().stdout;
+    assert!(text.starts_with(&format!("id={web}\nstate=")) && text.contains(&format!("\n\nid={db}\n")), "{text}");
+
+    assert_eq!(g.run(&["rm", "--filter=label=tier=back"]).ok().text(), db);
+    let gone = g.run(&["rm", "-a"]).ok().stdout;
+    assert!(gone.contains(&web) && gone.contains(&other), "{gone}");
+    for command in [&["stop", "--all"][..], &["kill", "--all"], &["rm", "--all"]] {
+        assert_eq!(g.run(command).ok().stdout, "", "nothing is left for {command:?}");
+    }
+    let _ = g.run(&["status", "--latest"]).exits(1).complains(&["there is no pod"]);
+    let _ = g.run(&["stop", "--all", "x"]).exits(FAILED);
+}
+
+#[test]
+fn sets_are_stopped_and_killed() {
+    let g = Gantry::new();
+    let a = g.detached(&["--name=a"], &["sleep", "forever"]);
+    let b = g.detached(&["--name=b"], &["sleep", "forever"]);
+    assert_eq!(g.run(&["stop", "--filter", "name=a"]).ok().text(), a);
+    let _ = g.run(&["kill", "--all", "--signal=KILL"]).ok();
+    assert_eq!(g.run(&["wait", "b"]).ok().text(), "137");
+    let removed = g.run(&["rm", "-f", "--filter=state=exited"]).ok().stdout;
+    assert!(removed.contains(&a) && removed.contains(&b) && g.list().is_empty(), "{removed}");
+}
+
+#[test]
+fn lists_are_filtered_sorted_and_formatted() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let bad = pod_id(&g.run(&["prepare", "--net=none", &image, "--name=bad", "--", "exit", "3"]).ok());
+    let _ = g.run(&["run-prepared", &bad]).exits(3);
+    let good = g.detached(&["--name=good", "--label=x=1"], &["sleep", "forever"]);
+    let of = |flags: &[&str]| g.run(&[&["list", "--format={{.FullID}}"], flags].concat()).ok().stdout;
+    let lines = |pods: &[&str]| pods.iter().map(|pod| format!("{pod}\n")).collect::<String>();
+    for (flags, want) in [
+        (&[][..], &[&good, &bad][..]),
+        (&["--sort=name"], &[&bad, &good]),
+        (&["--last=1"], &[&good]),
+        (&["--latest"], &[&good]),
+        (&["--filter=exited=3"], &[&bad]),
+        (&["--filter", "state=running", "--filter", "label=x=1"], &[&good]),
+        (&["-f", "label=y"], &[]),
+        (&["-f", &format!("image={}", &image[..19])], &[&good, &bad]),
+        (&["-f", "network=none", "-f", "name=bad"], &[&bad]),
+    ] {
+        let want: Vec<&str> = want.iter().map(|pod| pod.as_str()).collect();
+        assert_eq!(of(flags), lines(&want), "{flags:?}");
+    }
+    let out = g.run(&["ps", "--format", r"{{.Names}}\t{{.State}}\t{{.ExitCode}}\t{{.Labels}}"]).ok();
+    assert_eq!(out.stdout, "good\trunning\t\tx=1\nbad\texited\t3\t\n");
+    let _ = g.run(&["ps", "--format={{.Colour}}"]).exits(FAILED).complains(&["'{{.Colour}}' is not a field", ".Names"]);
+    let _ = g.run(&["ps", "-f", "colour=red"]).exits(FAILED).complains(&["is not a key", "label"]);
+    assert_eq!(g.json(&["list", "--filter=name=good"])[0]["id"], good.as_str());
+    let full = g.run(&["list", "--full"]).ok().stdout;
+    assert!(full.lines().next().unwrap().ends_with("LABELS") && full.contains("  x=1\n"), "{full}");
+
+    // An app that has ended before its pod shows it, with its code.
+    let two = g.run(&[
+        "run",
+        "-d",
+        "--net=none",
+        &image,
+        "--name=stays",
+        "--",
+        "sleep",
+        "forever",
+        "---",
+        &image,
+        "--name=goes",
+        "--",
+        "true",
+    ]);
+    let two = pod_id(&two.ok());
+    gantry_tests::wait_for("the end of an app in the list", || {
+        let table = g.run(&["list", "-f", &format!("id={two}")]).ok().stdout;
+        let line = table.lines().find(|line| line.contains("goes"))?.to_owned();
+        line.contains("exited (0)").then_some(())
+    });
 }

@@ -94,7 +94,7 @@ fn lives(events: &[Value]) -> Vec<Vec<String>> {
     for event in events {
         let id = text(event, "id");
         let name = if text(event, "type").starts_with("app-") { text(event, "name") } else { "" };
-        let code = event["data"]["exit_code"].as_str().unwrap_or_default();
+        let code = event["data"]["exit_code"].as_i64().map(|code| code.to_string()).unwrap_or_default();
         let told = format!("{} {name} {code}", text(event, "type"));
         match lives.iter_mut().find(|(known, _)| *known == id) {
             Some((_, life)) => life.push(told),
@@ -292,7 +292,7 @@ fn ranges_and_forms() {
     let all = events(&g, &[]);
     let kinds = ["image-imported", "pod-prepared", "pod-started", "app-started", "app-exited", "pod-exited"];
     assert_eq!(types(&all), kinds);
-    assert_eq!((&all[4]["data"]["exit_code"], &all[4]["name"]), (&Value::from("3"), &Value::from("it")));
+    assert_eq!((&all[4]["data"]["exit_code"], &all[4]["name"]), (&Value::from(3), &Value::from("it")));
     let pod = text(&all[1], "id");
     // Half-open: from a time on, before a time.
     let (second, last) = (text(&all[1], "time"), text(&all[5], "time"));

@@ -45,6 +45,8 @@ pub(crate) enum Command {
     List(commands::list::List),
     /// Show a pod's state, or wait for it
     Status(commands::status::Status),
+    /// Wait until pods have ended, and print their exit codes
+    Wait(commands::wait::Wait),
     /// Show what apps have written
     Logs(commands::logs::Logs),
     /// Show what has happened, and what happens

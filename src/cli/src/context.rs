@@ -1,11 +1,9 @@
-//! What every command starts from: the global flags, an engine opened as the command needs it, and pods as people name them.
-
-use std::path::PathBuf;
+//! What every command starts from: the global flags, an engine opened as the command needs it.
 
 use gantry_engine::{Engine, Options};
-use gantry_model::{ErrorKind, PodId, PodPrefix};
+use gantry_model::ErrorKind;
 
-use crate::failure::{CliError, Failure, io};
+use crate::failure::{CliError, Failure};
 use crate::globals::Globals;
 use crate::settings;
 
@@ -66,44 +64,7 @@ pub(crate) fn need_root(command: &'static str) -> Result<(), Failure> {
     if is_root() { Ok(()) } else { Err(CliError::NeedsRoot(command.to_owned()).into()) }
 }
 
-/// The pod that this text names: its id or the beginning of it.
-pub(crate) fn pod(engine: &Engine, text: &str) -> Result<PodId, Failure> {
-    let prefix: PodPrefix = text.parse()?;
-    Ok(engine.resolve(&prefix)?)
-}
-
-/// The pods named by words or by a file that `--uuid-file-save` wrote.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Pods {
-    /// Ids of pods, or the beginnings of them
-    #[arg(value_name = "POD", required_unless_present = "uuid_file")]
-    pods: Vec<String>,
-    /// Read the pod's id from this file
-    #[arg(long, value_name = "FILE", conflicts_with = "pods")]
-    uuid_file: Option<PathBuf>,
-}
-
-impl Pods {
-    /// The texts that name pods.
-    pub(crate) fn texts(&self) -> Result<Vec<String>, Failure> {
-        match &self.uuid_file {
-            Some(path) => Ok(vec![from_file(path)?]),
-            None => Ok(self.pods.clone()),
-        }
-    }
-
-    /// Does something to every one of them, also when it fails for some: all failures are said, the worst code counts.
-    pub(crate) fn each(
-        &self,
-        debug: bool,
-        asking: crate::exit::Asking,
-        mut act: impl FnMut(&str) -> Result<u8, Failure>,
-    ) -> Result<u8, Failure> {
-        Ok(each(&self.texts()?, debug, asking, &mut act))
-    }
-}
-
-/// Does something to every one of `texts`; see [`Pods::each`].
+/// Does something to every one of `texts`, also when it fails for some: each failure is said, and the worst code counts.
 pub(crate) fn each(
     texts: &[String],
     debug: bool,
@@ -119,14 +80,4 @@ pub(crate) fn each(
         worst = worst.max(code);
     }
     worst
-}
-
-fn from_file(path: &std::path::Path) -> Result<String, Failure> {
-    use std::io::Read as _;
-    let failed = || io("read the pod's id from", path.display().to_string());
-    let file = std::fs::File::open(path).map_err(failed())?;
-    let mut text = String::new();
-    // A UUID has 36 characters; what is longer than this is no such file.
-    file.take(128).read_to_string(&mut text).map_err(failed())?;
-    Ok(text.trim().to_owned())
 }

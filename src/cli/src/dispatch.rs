@@ -152,6 +152,7 @@ fn asking(command: &Command) -> Asking {
         | Command::Stop(_)
         | Command::Kill(_)
         | Command::Logs(_)
+        | Command::Wait(_)
         | Command::Inspect(_)
         | Command::Port(_)
         | Command::CatManifest(_)
@@ -185,6 +186,7 @@ fn command(context: Context, command: Command) -> Result<u8, Failure> {
         Command::Fetch(args) => commands::fetch::fetch(&context, &args),
         Command::List(args) => commands::list::list(&context, &args),
         Command::Status(args) => commands::status::status(&context, &args),
+        Command::Wait(args) => commands::wait::wait(&context, &args),
         Command::Logs(args) => commands::logs::logs(&context, &args),
         Command::Events(args) => commands::events::events(&context, &args),
         Command::Exec(args) => commands::exec::exec(&context, args),

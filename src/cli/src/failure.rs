@@ -65,6 +65,17 @@ pub(crate) enum CliError {
     /// Only root may.
     #[error("'gantry {0}' needs root")]
     NeedsRoot(String),
+    /// There is not one pod.
+    #[error("there is no pod: 'gantry run' makes one")]
+    NoPods,
+    /// A pod without an exit code.
+    #[error("pod {id} is {phase} and has no exit code: it was never started")]
+    NeverStarted {
+        /// Which pod.
+        id: gantry_model::PodId,
+        /// Where it stands.
+        phase: &'static str,
+    },
     /// The wait is over and the pod is not where it was waited for.
     #[error("pod {0} was not {1} within {2:?}")]
     TimedOut(gantry_model::PodId, &'static str, std::time::Duration),
@@ -88,8 +99,8 @@ impl Kind for CliError {
             Self::NotText(_) | Self::Usage(_) | Self::NoVolumeSource(_) | Self::Content { .. } => ErrorKind::Invalid,
             Self::NeedsRoot(_) => ErrorKind::Denied,
             Self::TimedOut(..) => ErrorKind::TimedOut,
-            Self::NotPublished { .. } => ErrorKind::NotFound,
-            Self::Refused(_) => ErrorKind::Refused,
+            Self::NotPublished { .. } | Self::NoPods => ErrorKind::NotFound,
+            Self::Refused(_) | Self::NeverStarted { .. } => ErrorKind::Refused,
         }
     }
 }

@@ -58,6 +58,22 @@ pub enum PodError {
     /// There is none.
     #[error("there is no pod {0}: 'gantry list' shows those there are")]
     NotFound(PodPrefix),
+    /// No pod has this id or name.
+    #[error("there is no pod '{}': 'gantry list' shows those there are", gantry_model::id::shown(.0))]
+    NoSuchPod(String),
+    /// Several pods have this name.
+    #[error(
+        "{matches} pods have an app or a host of the name '{}', among them {}: give the id",
+        gantry_model::id::shown(.name), some.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    AmbiguousName {
+        /// The name.
+        name: String,
+        /// How many pods have it.
+        matches: usize,
+        /// Some of them.
+        some: Vec<PodId>,
+    },
     /// The store failed.
     #[error(transparent)]
     Store(Cause),
@@ -90,7 +106,8 @@ pub enum PodError {
 impl Kind for PodError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::NotFound(_) => ErrorKind::NotFound,
+            Self::NotFound(_) | Self::NoSuchPod(_) => ErrorKind::NotFound,
+            Self::AmbiguousName { .. } => ErrorKind::Invalid,
             Self::Store(cause) => cause.kind(),
             Self::Io { source, .. } => ErrorKind::of_io(source),
             Self::Damaged { .. } => ErrorKind::Damaged,

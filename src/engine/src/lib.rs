@@ -20,6 +20,7 @@
 //! watch_end(PodId) -> Result<EndWatch, PodError>          wait_end(&EndWatch) -> Result<Ended, PodError>
 //! wait_ready(PodId, Option<Duration>) -> Result<Option<PodView>, PodError>        running, or over for good
 //! resolve(&PodPrefix) -> Result<PodId, PodError>
+//! find_pod(&str) -> Result<PodId, PodError>                                      by id, app name or host name
 //! list(&PodQuery) -> Result<Vec<PodView>, PodError>       status(PodId) -> Result<PodView, PodError>
 //! inspect(PodId) -> Result<serde_json::Value, ManifestError>
 //! manifest(PodId) -> Result<serde_json::Value, ManifestError>

@@ -10,6 +10,11 @@ use gantry_store::{PodRow, ResolveError};
 
 use crate::{Engine, PodError, process};
 
+/// How many digits of an id lists show: so many, or more, mean an id before they mean a name.
+const SHOWN_DIGITS: usize = 8;
+/// How many pods are listed of those that have one name.
+const MAX_LISTED: usize = 5;
+
 /// A pod as it stands now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodView {
@@ -54,6 +59,47 @@ impl Engine {
             ResolveError::NotFound { prefix } => PodError::NotFound(prefix),
             other => PodError::store(other),
         })
+    }
+
+    /// The pod that a person means: its id or the beginning of it, or the name of one of its apps or its host name where no
+    /// other pod has it. Of several with the name it is the one that runs, when only one does.
+    ///
+    /// A name wins over the beginning of an id that is shorter than what lists show: `db` is what is called so.
+    ///
+    /// # Errors
+    /// [`PodError`] when there is none, or more than one.
+    pub fn find_pod(&self, text: &str) -> Result<PodId, PodError> {
+        let prefix = text.parse::<PodPrefix>().ok();
+        if let Some(prefix) = prefix.as_ref().filter(|_| text.len() >= SHOWN_DIGITS) {
+            match self.resolve(prefix) {
+                Err(PodError::NotFound(_)) => {}
+                found => return found,
+            }
+        }
+        if let Some(id) = self.find_by_name(text)? {
+            return Ok(id);
+        }
+        match prefix {
+            Some(prefix) if text.len() < SHOWN_DIGITS => self.resolve(&prefix),
+            _ => Err(PodError::NoSuchPod(text.to_owned())),
+        }
+    }
+
+    fn find_by_name(&self, name: &str) -> Result<Option<PodId>, PodError> {
+        let is_named = |row: &PodRow| row.hostname == name || row.apps.iter().any(|app| app.name.as_str() == name);
+        let named: Vec<PodView> =
+            self.list(&PodQuery::default())?.into_iter().filter(|view| is_named(&view.row)).collect();
+        let running: Vec<PodId> =
+            named.iter().filter(|view| view.supervisor().is_some()).map(|view| view.row.id).collect();
+        match (&named[..], &running[..]) {
+            ([], _) => Ok(None),
+            ([only], _) => Ok(Some(only.row.id)),
+            (_, [only]) => Ok(Some(*only)),
+            (several, _) => {
+                let some = several.iter().take(MAX_LISTED).map(|view| view.row.id).collect();
+                Err(PodError::AmbiguousName { name: name.to_owned(), matches: several.len(), some })
+            }
+        }
     }
 
     /// Pods, oldest first, each brought up to the facts.

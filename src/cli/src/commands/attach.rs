@@ -3,17 +3,17 @@
 use gantry_engine::PodView;
 use gantry_model::{AppName, AppState, Phase};
 
-use crate::context::{self, Context};
+use crate::context::Context;
 use crate::failure::{CliError, Failure, io};
 use crate::foreground::{self, Interactive, Live, Shown, SignalProxy};
+use crate::pods::OnePod;
 use crate::terminal::DetachKeys;
 
 /// Arguments of `attach`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Attach {
-    /// Id of a running pod, or the beginning of it
-    #[arg(value_name = "POD")]
-    pod: String,
+    #[command(flatten)]
+    pod: OnePod,
     /// The app; needed when several take input
     #[arg(long)]
     app: Option<AppName>,
@@ -28,7 +28,7 @@ pub(crate) struct Attach {
 /// Shows what the pod writes from now on, feeds the app's stdin, and ends with the pod's code.
 pub(crate) fn attach(context: &Context, args: &Attach) -> Result<u8, Failure> {
     let engine = context.open("attach")?;
-    let id = context::pod(&engine, &args.pod)?;
+    let id = args.pod.only(&engine)?;
     let (apps, takers) = foreground::of_manifest(&engine.manifest(id)?);
     check(&engine.status(id)?, args.app.as_ref())?;
     let wanted = |taker: &Interactive| args.app.as_ref().is_none_or(|name| taker.app == *name);

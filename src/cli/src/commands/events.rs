@@ -225,10 +225,36 @@ struct Document<'a> {
     kind: &'static str,
     id: &'a str,
     name: &'a str,
-    data: &'a BTreeMap<String, String>,
+    data: Data<'a>,
     /// Events before this one are gone: the highest number of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     trimmed: Option<u64>,
+}
+
+/// The facts of an event, numbers as numbers: an exit code has the same type here as in `status -o json`.
+struct Data<'a>(&'a BTreeMap<String, String>);
+
+/// The facts that are numbers.
+const NUMBERS: [&str; 4] = ["exit_code", "attempt", "signal", "size"];
+/// Those that are true or false.
+const BOOLEANS: [&str; 2] = ["oom", "lost"];
+
+impl Serialize for Data<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeMap as _;
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (key, value) in self.0 {
+            // What another version of gantry wrote in another way stays the text that it is.
+            let number = NUMBERS.contains(&key.as_str()).then(|| value.parse::<i64>().ok()).flatten();
+            let boolean = BOOLEANS.contains(&key.as_str()).then(|| value.parse::<bool>().ok()).flatten();
+            match (number, boolean) {
+                (Some(number), _) => map.serialize_entry(key, &number)?,
+                (_, Some(boolean)) => map.serialize_entry(key, &boolean)?,
+                (None, None) => map.serialize_entry(key, value)?,
+            }
+        }
+        map.end()
+    }
 }
 
 /// Where events go.
@@ -286,7 +312,7 @@ impl Sink {
         });
         let NewEvent { kind, at, id, name, data } = &event.event;
         let (seq, boot, time) = (event.seq, event.boot.as_str(), At(*at));
-        let document = Document { seq, boot, time, kind: kind.as_str(), id, name, data, trimmed };
+        let document = Document { seq, boot, time, kind: kind.as_str(), id, name, data: Data(data), trimmed };
         let form = if self.form == Form::JsonPretty { self.form } else { Form::JsonLines };
         json::document(&mut self.out, form, &document)
     }
@@ -367,6 +393,22 @@ mod tests {
             assert_eq!(left(at(until), at(now)), Duration::from_millis(want), "{until} {now}");
         }
         assert!(!left(Timestamp(i64::MAX), at(0)).is_zero());
+    }
+
+    #[test]
+    fn facts_have_the_types_of_other_documents() {
+        let data = [("exit_code", "137"), ("oom", "true"), ("reason", "1"), ("size", "big")];
+        let event = event(EventKind::AppExited, POD, "a", &data);
+        let json = serde_json::to_string(&Data(&event.event.data)).unwrap();
+        assert_eq!(json, r#"{"exit_code":137,"oom":true,"reason":"1","size":"big"}"#);
+    }
+
+    #[test]
+    fn a_long_name_keeps_its_distance() {
+        let name = "127.0.0.1:5000/some/long/repository:bookworm";
+        let imported = event(EventKind::ImageImported, &format!("sha256:{}", "ab".repeat(32)), name, &[("size", "1")]);
+        assert!(row(&imported, false).ends_with(&format!("{name}  size=1\n")), "{}", row(&imported, false));
+        assert!(row(&imported, true).contains(&format!("  {name}  size=1")), "{}", row(&imported, true));
     }
 
     #[test]

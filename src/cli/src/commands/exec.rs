@@ -6,9 +6,10 @@ use std::os::fd::AsFd as _;
 use gantry_engine::{Engine, Exec as Process, ExecRequest, Stdio};
 use gantry_model::{AppName, ErrorKind, HowEnded, PodId};
 
-use crate::context::{self, Context};
+use crate::context::Context;
 use crate::exit;
 use crate::failure::{Failure, io};
+use crate::pods::OnePod;
 use crate::relay::{self, Flow, Over};
 use crate::signals::{ENDING, Signals};
 use crate::terminal::{self, DetachKeys, RawMode};
@@ -40,9 +41,8 @@ pub(crate) struct Exec {
     /// Keys that leave the program to itself; empty: none
     #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
     detach_keys: DetachKeys,
-    /// Id of a running pod, or the beginning of it
-    #[arg(value_name = "POD")]
-    pod: String,
+    #[command(flatten)]
+    pod: OnePod,
     /// Program and arguments; none: a shell, with a terminal when there is one here
     #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<String>,
@@ -66,15 +66,17 @@ const SHELLS: [&str; 3] = ["/bin/bash", "/bin/ash", "/bin/sh"];
 /// Runs a program in an app and ends with its code.
 pub(crate) fn exec(context: &Context, args: Exec) -> Result<u8, Failure> {
     let engine = context.open("exec")?;
-    let id = context::pod(&engine, &args.pod)?;
-    let shell = args.command.is_empty();
+    let (id, first) = args.pod.id(&engine)?;
+    // With --latest and --uuid-file the first word belongs to the command.
+    let command: Vec<String> = first.map(str::to_owned).into_iter().chain(args.command).collect();
+    let shell = command.is_empty();
     // Whoever enters wants to type.
     let at_terminal = shell && rustix::termios::isatty(rustix::stdio::stdin());
     let (tty, interactive) = (args.tty || at_terminal, args.interactive || shell);
     let size = terminal::size();
     let request = ExecRequest {
         app: args.app,
-        argv: if shell { vec![SHELLS[0].to_owned()] } else { args.command },
+        argv: if shell { vec![SHELLS[0].to_owned()] } else { command },
         env: args.env.into_iter().filter_map(|(name, value)| Some((name, value?))).collect(),
         cwd: args.workdir,
         user: args.user,

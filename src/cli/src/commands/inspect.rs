@@ -1,10 +1,13 @@
 //! `gantry inspect` and `gantry cat-manifest`.
 
+use gantry_engine::PodRow;
+use gantry_model::PodNetwork;
 use serde::Serialize;
 
-use crate::context::{self, Context, Pods};
-use crate::exit::{self, Asking};
+use crate::context::Context;
+use crate::exit;
 use crate::failure::Failure;
+use crate::pods::Pods;
 use crate::render::pod::Document;
 use crate::render::{Form, Indented, json};
 
@@ -17,26 +20,36 @@ pub(crate) struct Inspect {
     output: Indented,
 }
 
+/// What is known of a pod, before it is written.
+struct Found {
+    row: PodRow,
+    networks: Vec<PodNetwork>,
+    more: serde_json::Value,
+}
+
 /// The fields of `status -o json`, and the engine's beside them.
 #[derive(Serialize)]
 struct Whole<'a> {
     #[serde(flatten)]
     pod: Document<'a>,
     #[serde(flatten)]
-    more: serde_json::Value,
+    more: &'a serde_json::Value,
 }
 
-/// Prints all that is known of pods, one document each.
+/// Prints all that is known of pods: a document, or an array of them where several are named.
 pub(crate) fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
     let engine = context.look()?;
-    args.pods.each(context.globals.debug, Asking::Existence, |text| {
-        let id = context::pod(&engine, text)?;
-        let view = engine.status(id)?;
-        let networks = view.row.networks.read()?;
-        let document = Whole { pod: Document::spread(&view.row, &networks), more: engine.inspect(id)? };
-        json::to_stdout(|out| json::document(out, args.output.form, &document))?;
+    let mut found = Vec::new();
+    let worst = args.pods.each(&engine, context.globals.debug, |id| {
+        let row = engine.status(id)?.row;
+        let networks = row.networks.read()?;
+        found.push(Found { networks, more: engine.inspect(id)?, row });
         Ok(exit::OK)
-    })
+    })?;
+    let whole =
+        found.iter().map(|found| Whole { pod: Document::spread(&found.row, &found.networks), more: &found.more });
+    json::to_stdout(|out| json::one_or_several(out, args.output.form, args.pods.are_several(), whole))?;
+    Ok(worst)
 }
 
 /// Arguments of `cat-manifest`.
@@ -55,12 +68,13 @@ pub(crate) struct CatManifest {
 /// Prints pods' manifests: what `--pod-manifest` takes.
 pub(crate) fn cat_manifest(context: &Context, args: &CatManifest) -> Result<u8, Failure> {
     let engine = context.look()?;
-    args.pods.each(context.globals.debug, Asking::Existence, |text| {
-        let id = context::pod(&engine, text)?;
-        let document = if args.appc { engine.appc_manifest(id)? } else { engine.manifest(id)? };
-        json::to_stdout(|out| json::document(out, form(args.pretty_print), &document))?;
+    let mut manifests = Vec::new();
+    let worst = args.pods.each(&engine, context.globals.debug, |id| {
+        manifests.push(if args.appc { engine.appc_manifest(id)? } else { engine.manifest(id)? });
         Ok(exit::OK)
-    })
+    })?;
+    json::to_stdout(|out| json::one_or_several(out, form(args.pretty_print), args.pods.are_several(), &manifests))?;
+    Ok(worst)
 }
 
 /// The form of one document.

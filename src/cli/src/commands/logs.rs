@@ -8,8 +8,9 @@ use gantry_model::AppName;
 use gantry_model::id::{IdError, shown};
 use serde::Serialize;
 
-use crate::context::{self, Context};
+use crate::context::Context;
 use crate::failure::{self, Failure};
+use crate::pods::OnePod;
 use crate::printer::Printer;
 use crate::render::time;
 use crate::{exit, relay};
@@ -17,9 +18,8 @@ use crate::{exit, relay};
 /// Arguments of `logs`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Logs {
-    /// Id of a pod, or the beginning of it
-    #[arg(value_name = "POD")]
-    pod: String,
+    #[command(flatten)]
+    pod: OnePod,
     /// Go on with what comes, until the pod has ended
     #[arg(short, long)]
     follow: bool,
@@ -106,7 +106,7 @@ pub(crate) fn logs(context: &Context, args: &Logs) -> Result<u8, Failure> {
         follow: args.follow,
     };
     let engine = context.look()?;
-    let id = context::pod(&engine, &args.pod)?;
+    let id = args.pod.only(&engine)?;
     let mut text = Printer::new(several && engine.status(id)?.row.apps.len() > 1).with_timestamps(args.timestamps);
     let mut json = Documents::default();
     let sink: &mut dyn LogSink = match args.form {

@@ -20,3 +20,4 @@ pub(crate) mod status;
 pub(crate) mod stop;
 pub(crate) mod version;
 pub(crate) mod volume;
+pub(crate) mod wait;

@@ -6,7 +6,7 @@ use gantry_model::Phase;
 use gantry_model::id::shown;
 use gantry_model::net::{PodPort, Protocol};
 
-use crate::context::{self, Context};
+use crate::context::Context;
 use crate::exit;
 use crate::failure::{CliError, Failure};
 use crate::render::json;
@@ -14,7 +14,7 @@ use crate::render::json;
 /// Arguments of `port`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Port {
-    /// Id of a pod, or the beginning of it
+    /// A pod: its id or the beginning of it, or the name of an app or host
     #[arg(value_name = "POD")]
     pod: String,
     /// Only where this port of the pod is published: PORT[/PROTOCOL]
@@ -39,7 +39,7 @@ fn asked(text: &str) -> Result<Asked, String> {
 /// Shows which ports of the host lead to a running pod: `80/tcp -> 0.0.0.0:8080`, or `0.0.0.0:8080` alone for one port.
 pub(crate) fn port(context: &Context, args: &Port) -> Result<u8, Failure> {
     let engine = context.look()?;
-    let id = context::pod(&engine, &args.pod)?;
+    let id = crate::pods::find(&engine, &args.pod)?;
     let row = engine.status(id)?.row;
     // Another pod may have the ports of one that has ended.
     let networks = if matches!(row.phase, Phase::Running { .. }) { row.networks.read()? } else { Vec::new() };

@@ -3,13 +3,14 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use gantry_engine::{Engine, GcAction, GcOptions, GcReport, GcStep, RmError};
-use gantry_model::PodId;
+use gantry_engine::{Engine, GcAction, GcOptions, GcReport, GcStep, PodRow, RmError};
+use gantry_model::{Phase, PodId};
 use serde::Serialize;
 
-use crate::context::{self, Context, Pods};
+use crate::context::Context;
 use crate::exit::{self, Asking};
 use crate::failure::Failure;
+use crate::pods::PodSet;
 use crate::render::Form;
 use crate::render::json::{self, Text};
 
@@ -17,7 +18,7 @@ use crate::render::json::{self, Text};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Rm {
     #[command(flatten)]
-    pods: Pods,
+    pods: PodSet,
     /// Stop the pod first when it runs, and remove it also if a network plugin fails to delete what it made
     #[arg(short, long)]
     force: bool,
@@ -26,8 +27,9 @@ pub(crate) struct Rm {
 /// Removes pods and prints their ids.
 pub(crate) fn rm(context: &Context, args: &Rm) -> Result<u8, Failure> {
     let engine = context.open("rm")?;
-    args.pods.each(context.globals.debug, Asking::Existence, |text| {
-        let id = context::pod(&engine, text)?;
+    // Of those that run only with --force, and of those that others make or start none.
+    let fits = |row: &PodRow| row.phase.is_final() || args.force || matches!(row.phase, Phase::Prepared { .. });
+    args.pods.each(&engine, context.globals.debug, fits, |id| {
         match engine.rm(id, args.force) {
             Err(RmError::Network { .. }) if args.force => abandon(&engine, id)?,
             removed => removed?,

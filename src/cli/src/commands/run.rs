@@ -12,6 +12,7 @@ use crate::context::{self, Context};
 use crate::failure::{CliError, Failure, io};
 use crate::foreground::{self, Interactive, Live, Shown, SignalProxy};
 use crate::grammar::{PodOptions, Pull, Request};
+use crate::pods::OnePod;
 use crate::progress;
 use crate::render::json;
 use crate::signals::Signals;
@@ -66,9 +67,8 @@ pub(crate) fn prepare(request: Request) -> Result<u8, Failure> {
 /// Arguments of `run-prepared`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunPrepared {
-    /// Id of a prepared pod, or the beginning of it
-    #[arg(value_name = "POD")]
-    pod: String,
+    #[command(flatten)]
+    pod: OnePod,
     /// The pod's networks, in place of those it was prepared with; as 'gantry run' takes them, alone: default
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "default", value_name = "NET,…")]
     net: Vec<String>,
@@ -105,7 +105,7 @@ impl RunPrepared {
 pub(crate) fn run_prepared(context: &Context, args: &RunPrepared) -> Result<u8, Failure> {
     let net = args.networks()?;
     let engine = context.open("run-prepared")?;
-    let id = context::pod(&engine, &args.pod)?;
+    let id = args.pod.only(&engine)?;
     // Before the start: a pod that cannot be shown is not started.
     let (apps, takers) = foreground::of_manifest(&engine.manifest(id)?);
     let proxy = if args.sig_proxy { SignalProxy::On } else { SignalProxy::Off };

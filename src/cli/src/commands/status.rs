@@ -6,9 +6,10 @@ use std::time::Duration;
 use gantry_engine::PodRow;
 use gantry_model::{AppState, PodNetwork};
 
-use crate::context::{self, Context, Pods};
-use crate::exit::{self, Asking};
+use crate::context::Context;
+use crate::exit;
 use crate::failure::{CliError, Failure};
+use crate::pods::Pods;
 use crate::render::network::{self, Families};
 use crate::render::pod::{self, Document};
 use crate::render::{Form, escape, json};
@@ -49,8 +50,10 @@ fn wait(text: &str) -> Result<Wait, String> {
 /// Shows where pods stand.
 pub(crate) fn status(context: &Context, args: &Status) -> Result<u8, Failure> {
     let engine = context.look()?;
-    args.pods.each(context.globals.debug, Asking::Existence, |text| {
-        let id = context::pod(&engine, text)?;
+    let several = args.pods.are_several();
+    let mut found = Vec::new();
+    let mut first = true;
+    let worst = args.pods.each(&engine, context.globals.debug, |id| {
         if let Some((deadline, limit)) = deadline(args.wait_ready) {
             engine.wait_ready(id, deadline)?.ok_or(CliError::TimedOut(id, "ready", limit))?;
         }
@@ -59,13 +62,22 @@ pub(crate) fn status(context: &Context, args: &Status) -> Result<u8, Failure> {
         }
         let row = engine.status(id)?.row;
         let networks = row.networks.read()?;
+        if args.form != Form::Table {
+            found.push((row, networks));
+            return Ok(exit::OK);
+        }
         let shown = network::text(&row, Families::Both)?;
-        json::to_stdout(|out| match args.form {
-            Form::Table => lines(out, &row, &shown, &networks),
-            form => json::document(out, form, &Document::spread(&row, &networks)),
+        json::to_stdout(|out| {
+            if several {
+                writeln!(out, "{}id={id}", if std::mem::take(&mut first) { "" } else { "\n" })?;
+            }
+            lines(out, &row, &shown, &networks)
         })?;
         Ok(exit::OK)
-    })
+    })?;
+    let documents = found.iter().map(|(row, networks)| Document::spread(row, networks));
+    json::to_stdout(|out| json::one_or_several(out, args.form, several && args.form != Form::Table, documents))?;
+    Ok(worst)
 }
 
 fn deadline(wait: Option<Wait>) -> Option<(Option<Duration>, Duration)> {

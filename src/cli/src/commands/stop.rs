@@ -2,18 +2,20 @@
 
 use std::time::Duration;
 
-use gantry_model::AppName;
+use gantry_engine::PodRow;
+use gantry_model::{AppName, Phase};
 
-use crate::context::{self, Context, Pods};
-use crate::exit::{self, Asking};
+use crate::context::Context;
+use crate::exit;
 use crate::failure::Failure;
+use crate::pods::PodSet;
 use crate::render::json;
 
 /// Arguments of `stop`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Stop {
     #[command(flatten)]
-    pods: Pods,
+    pods: PodSet,
     /// Kill at once
     #[arg(long, short)]
     force: bool,
@@ -35,8 +37,7 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 pub(crate) fn stop(context: &Context, args: &Stop) -> Result<u8, Failure> {
     let engine = context.open("stop")?;
     let grace = args.time.unwrap_or(engine.options().stop_grace);
-    args.pods.each(context.globals.debug, Asking::Action, |text| {
-        let id = context::pod(&engine, text)?;
+    args.pods.each(&engine, context.globals.debug, runs, |id| {
         let stopped = engine.stop(id, grace, args.force)?;
         if let Some(why) = stopped.unwritten {
             crate::failure::warn(&format!("pod {id} has ended, and that could not be written down: {why}"));
@@ -46,11 +47,16 @@ pub(crate) fn stop(context: &Context, args: &Stop) -> Result<u8, Failure> {
     })
 }
 
+/// Of which pods a set consists that are stopped or sent a signal.
+fn runs(row: &PodRow) -> bool {
+    matches!(row.phase, Phase::Running { .. })
+}
+
 /// Arguments of `kill`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Kill {
     #[command(flatten)]
-    pods: Pods,
+    pods: PodSet,
     /// Which signal, by name or number
     #[arg(long, short, value_parser = crate::signal_name::parse, default_value = "SIGKILL")]
     signal: u8,
@@ -62,8 +68,7 @@ pub(crate) struct Kill {
 /// Sends a signal to the main processes of pods' apps, and prints the pods' ids.
 pub(crate) fn kill(context: &Context, args: &Kill) -> Result<u8, Failure> {
     let engine = context.open("kill")?;
-    args.pods.each(context.globals.debug, Asking::Action, |text| {
-        let id = context::pod(&engine, text)?;
+    args.pods.each(&engine, context.globals.debug, runs, |id| {
         engine.kill(id, args.app.as_ref(), args.signal)?;
         json::to_stdout(|out| writeln!(out, "{id}"))?;
         Ok(exit::OK)

@@ -70,6 +70,20 @@ pub(crate) fn document(out: &mut dyn Write, form: Form, value: &impl Serialize) 
     out.write_all(b"\n")
 }
 
+/// Writes one document where one thing was asked for, and an array where several were. The one may be missing: its failure
+/// was said.
+pub(crate) fn one_or_several<T: Serialize>(
+    out: &mut dyn Write,
+    form: Form,
+    several: bool,
+    items: impl IntoIterator<Item = T>,
+) -> io::Result<()> {
+    if several {
+        return self::items(out, form, items);
+    }
+    items.into_iter().try_for_each(|item| document(out, form, &item))
+}
+
 /// Lends standard output, buffered, to `write`, and flushes it.
 pub(crate) fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), crate::failure::Failure> {
     let mut out = BufWriter::with_capacity(64 << 10, std::io::stdout().lock());

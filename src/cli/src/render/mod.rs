@@ -6,6 +6,7 @@ pub(crate) mod network;
 pub(crate) mod pod;
 pub(crate) mod size;
 pub(crate) mod table;
+pub(crate) mod template;
 pub(crate) mod time;
 pub(crate) mod wrap;
 

@@ -8,12 +8,23 @@ use super::escape;
 pub(crate) struct Table {
     header: &'static [&'static str],
     rows: Vec<Vec<String>>,
+    /// The columns that may be cut to fit a terminal.
+    cut: &'static [usize],
+}
+
+/// No column is cut to fewer characters.
+const MIN_CUT: usize = 8;
+
+/// The width of the terminal that standard output is; `None` when it is none.
+pub(crate) fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(rustix::stdio::stdout()).ok();
+    size.map(|size| usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
 impl Table {
     /// A table with these columns.
     pub(crate) fn new(header: &'static [&'static str]) -> Self {
-        Self { header, rows: Vec::new() }
+        Self { header, rows: Vec::new(), cut: &[] }
     }
 
     /// Adds a row; its cells are escaped here, so that no caller can forget it.
@@ -25,19 +36,61 @@ impl Table {
         self.rows.push(cells.into_iter().map(shown).collect());
     }
 
+    /// The same table, of which these columns may be cut to fit a terminal.
+    pub(crate) fn cutting(self, columns: &'static [usize]) -> Self {
+        Self { cut: columns, ..self }
+    }
+
     /// Writes it, with its header when `legend`.
     pub(crate) fn write(&self, out: &mut dyn Write, legend: bool) -> io::Result<()> {
+        self.write_within(out, legend, None)
+    }
+
+    /// Writes it so that a terminal of this width has each line in one piece, if cutting columns allows that.
+    pub(crate) fn write_within(&self, out: &mut dyn Write, legend: bool, width: Option<usize>) -> io::Result<()> {
         let mut widths: Vec<usize> = self.header.iter().map(|name| if legend { name.len() } else { 0 }).collect();
         for row in &self.rows {
             for (width, cell) in widths.iter_mut().zip(row) {
                 *width = (*width).max(cell.chars().count());
             }
         }
+        let natural = widths.clone();
+        if let Some(width) = width {
+            self.narrow(&mut widths, width);
+        }
         if legend {
             line(out, self.header, &widths)?;
         }
-        self.rows.iter().try_for_each(|row| line(out, row, &widths))
+        if natural == widths {
+            return self.rows.iter().try_for_each(|row| line(out, row, &widths));
+        }
+        self.rows.iter().try_for_each(|row| {
+            let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| cut(cell, *width)).collect();
+            line(out, &cells, &widths)
+        })
     }
+
+    /// Takes from the widest columns that may be cut what a line has too much.
+    fn narrow(&self, widths: &mut [usize], most: usize) {
+        let between = 2 * widths.len().saturating_sub(1);
+        while widths.iter().sum::<usize>() + between > most {
+            let least = |column: usize| MIN_CUT.max(self.header.get(column).map_or(0, |name| name.len()));
+            let widest =
+                self.cut.iter().copied().filter(|&column| widths.get(column).is_some_and(|w| *w > least(column)));
+            let Some(column) = widest.max_by_key(|&column| widths[column]) else { return };
+            widths[column] -= 1;
+        }
+    }
+}
+
+/// The text, or its beginning and an ellipsis.
+fn cut(cell: &str, width: usize) -> String {
+    if cell.chars().count() <= width {
+        return cell.to_owned();
+    }
+    let mut text: String = cell.chars().take(width.saturating_sub(1)).collect();
+    text.push('…');
+    text
 }
 
 /// Writes one line of cells, which the caller has escaped.
@@ -45,7 +98,8 @@ pub(crate) fn line(out: &mut dyn Write, cells: &[impl AsRef<str>], widths: &[usi
     // What follows the last cell with text is not padded: no spaces at the end of a line.
     let last = cells.iter().rposition(|cell| !cell.as_ref().is_empty()).unwrap_or(0);
     for (i, (cell, width)) in cells.iter().zip(widths).enumerate().take(last + 1) {
-        let pad = if i == last { 0 } else { width + 2 };
+        // A cell may be longer than its column: of events the widths are not measured. The next one is still apart.
+        let pad = if i == last { 0 } else { (width + 2).max(cell.as_ref().chars().count() + 2) };
         write!(out, "{:<pad$}", cell.as_ref())?;
     }
     out.write_all(b"\n")
@@ -59,6 +113,29 @@ mod tests {
         let mut out = Vec::new();
         table.write(&mut out, legend).unwrap();
         String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn cells_never_run_together() {
+        let mut out = Vec::new();
+        line(&mut out, &["too long", "x"], &[3, 0]).unwrap();
+        assert_eq!(out, b"too long  x\n");
+    }
+
+    #[test]
+    fn columns_are_cut_to_fit() {
+        let mut table = Table::new(&["ID", "NAME"]).cutting(&[1]);
+        table.row(["abcdef".into(), "überlanger Name".into()]);
+        for (width, want) in [
+            (None, "abcdef  überlanger Name\n"),
+            (Some(80), "abcdef  überlanger Name\n"),
+            (Some(20), "abcdef  überlanger …\n"),
+            (Some(1), "abcdef  überlan…\n"),
+        ] {
+            let mut out = Vec::new();
+            table.write_within(&mut out, false, width).unwrap();
+            assert_eq!(String::from_utf8(out).unwrap(), want);
+        }
     }
 
     #[test]

@@ -1,0 +1,186 @@
+//! `--filter KEY=VALUE` of the commands that list or choose pods: any of the values of one key, and all keys; of labels,
+//! all.
+
+use gantry_engine::{AppRow, PodRow};
+use gantry_model::id::shown;
+use gantry_model::{Phase, PodPrefix};
+
+use crate::failure::Failure;
+use crate::render::pod::run;
+
+/// The keys there are, with what each takes.
+pub(crate) const KEYS: [&str; 8] = ["state", "name", "app", "label", "image", "exited", "network", "id"];
+
+/// One condition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// In this phase.
+    State(&'static str),
+    /// An app, or the host, has this name.
+    Name(String),
+    /// An app has this name.
+    App(String),
+    /// It has this label, with this value where one is given.
+    Label(String, Option<String>),
+    /// An app was made from this image.
+    Image(String),
+    /// It has ended with this code.
+    Exited(i32),
+    /// It asked for this network, or got it.
+    Network(String),
+    /// Its id begins so.
+    Id(PodPrefix),
+}
+
+/// Reads `KEY=VALUE`.
+pub(crate) fn parse(text: &str) -> Result<Condition, String> {
+    let expected = || format!("expected KEY=VALUE with one of {}", KEYS.join(", "));
+    let (key, value) = text.split_once('=').ok_or_else(expected)?;
+    if value.is_empty() {
+        return Err(format!("the value of '{}' is missing", shown(key)));
+    }
+    let text = || value.to_owned();
+    Ok(match key {
+        "state" | "phase" | "status" => Condition::State(phase(value)?),
+        "name" => Condition::Name(text()),
+        "app" => Condition::App(text()),
+        "label" => match value.split_once('=') {
+            Some((name, value)) => Condition::Label(name.to_owned(), Some(value.to_owned())),
+            None => Condition::Label(text(), None),
+        },
+        "image" | "ancestor" => Condition::Image(text()),
+        "exited" => Condition::Exited(value.parse().map_err(|_| format!("'{}' is not an exit code", shown(value)))?),
+        "network" => Condition::Network(text()),
+        "id" => Condition::Id(value.parse().map_err(|error: gantry_model::id::IdError| error.to_string())?),
+        _ => return Err(format!("'{}' is not a key: {}", shown(key), expected())),
+    })
+}
+
+/// The name of a phase.
+pub(crate) fn phase(text: &str) -> Result<&'static str, String> {
+    let known = Phase::NAMES.into_iter().find(|name| *name == text);
+    known.ok_or_else(|| format!("'{}' is not a phase: expected one of {}", shown(text), Phase::NAMES.join(", ")))
+}
+
+/// Whether the pod is asked for.
+///
+/// # Errors
+/// What the row says of its networks is damaged.
+pub(crate) fn holds(conditions: &[Condition], row: &PodRow) -> Result<bool, Failure> {
+    let networks = match conditions.iter().any(|condition| matches!(condition, Condition::Network(_))) {
+        true => networks(row)?,
+        false => Vec::new(),
+    };
+    let met: Vec<bool> = conditions.iter().map(|condition| is_met(condition, row, &networks)).collect();
+    let key = std::mem::discriminant::<Condition>;
+    Ok(conditions.iter().zip(&met).all(|(condition, is_met)| {
+        let label = matches!(condition, Condition::Label(..));
+        *is_met || !label && conditions.iter().zip(&met).any(|(other, met)| *met && key(other) == key(condition))
+    }))
+}
+
+/// The names of the networks that the pod got, and of those it asked for.
+fn networks(row: &PodRow) -> Result<Vec<String>, Failure> {
+    let mut names: Vec<String> = row.networks.read()?.into_iter().map(|network| network.name).collect();
+    let asked = row.net.to_string();
+    names.extend(asked.split(',').map(|network| network.split(':').next().unwrap_or(network).to_owned()));
+    Ok(names)
+}
+
+fn is_met(condition: &Condition, row: &PodRow, networks: &[String]) -> bool {
+    let has_app = |name: &str| row.apps.iter().any(|app| app.name.as_str() == name);
+    match condition {
+        Condition::State(phase) => row.phase.name() == *phase,
+        Condition::Name(name) => row.hostname == *name || has_app(name),
+        Condition::App(name) => has_app(name),
+        Condition::Label(name, value) => {
+            row.user_labels.get(name).is_some_and(|is| value.as_ref().is_none_or(|value| value == is))
+        }
+        Condition::Image(image) => row.apps.iter().any(|app| is_of_image(app, image)),
+        Condition::Exited(code) => run(&row.phase).end.is_some_and(|end| end.exit_code == *code),
+        Condition::Network(name) => networks.contains(name),
+        Condition::Id(prefix) => row.id.to_string().starts_with(&prefix.to_string()),
+    }
+}
+
+/// Whether the app was made from the image of this name or id. A name may lack its registry, its tag, or both; an id its
+/// algorithm, and its end from 8 digits on.
+fn is_of_image(app: &AppRow, image: &str) -> bool {
+    let digits = image.strip_prefix("sha256:").or(image.strip_prefix("sha512:")).unwrap_or(image);
+    if digits.len() >= 8 && app.image.hex().starts_with(digits) {
+        return true;
+    }
+    let name = app.image_name.split_once("://").map_or(app.image_name.as_str(), |(_, name)| name);
+    let untagged = match name.rsplit_once(':') {
+        Some((repository, tag)) if !tag.contains('/') => repository,
+        _ => name,
+    };
+    [name, untagged]
+        .into_iter()
+        .any(|known| known == image || known.strip_suffix(image).is_some_and(|registry| registry.ends_with('/')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::pod::tests::ended;
+
+    fn row() -> PodRow {
+        let mut row = ended();
+        row.apps[0].image_name = "docker://registry.example:5000/team/app:1".into();
+        row.user_labels = [("tier".to_owned(), "web=1".to_owned()), ("x".to_owned(), String::new())].into();
+        row
+    }
+
+    #[test]
+    fn conditions() {
+        let row = row();
+        for (filters, want) in [
+            (&[][..], true),
+            (&["state=exited"], true),
+            (&["status=running"], false),
+            (&["state=running", "state=exited"], true),
+            (&["state=exited", "exited=1"], false),
+            (&["exited=139"], true),
+            (&["exited=0", "exited=139"], true),
+            (&["name=a"], true),
+            (&["name=h"], true),
+            (&["app=h"], false),
+            (&["label=tier"], true),
+            (&["label=tier=web=1", "label=x"], true),
+            (&["label=tier=web=1", "label=y"], false),
+            (&["label=tier=web"], false),
+            (&["image=app"], true),
+            (&["image=team/app"], true),
+            (&["ancestor=team/app:1"], true),
+            (&["image=registry.example:5000/team/app:1"], true),
+            (&["image=pp:1"], false),
+            (&["image=abababab"], true),
+            (&["image=sha256:abababababab"], true),
+            (&["image=ababab"], false),
+            (&["network=none"], true),
+            (&["network=default"], false),
+            (&["id=6733c088"], true),
+            (&["id=7"], false),
+        ] {
+            let conditions: Vec<_> = filters.iter().map(|text| parse(text).unwrap()).collect();
+            assert_eq!(holds(&conditions, &row).unwrap(), want, "{filters:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_condition() {
+        for (text, want) in [
+            ("running", "expected KEY=VALUE"),
+            ("state=", "is missing"),
+            ("state=happy", "is not a phase"),
+            ("exited=x", "is not an exit code"),
+            ("colour=red", "is not a key"),
+            ("id=xyz", "xyz"),
+            ("\u{1b}=1", "u{1b}"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(want) && !error.contains('\u{1b}'), "{text}: {error}");
+        }
+    }
+}
