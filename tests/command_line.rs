@@ -220,3 +220,44 @@ fn lists_are_filtered_sorted_and_formatted() {
         line.contains("exited (0)").then_some(())
     });
 }
+
+/// What a shell offers at the end of a line, with the completion script that gantry prints.
+fn completed(g: &Gantry, line: &str) -> Vec<String> {
+    let words: Vec<String> = line.replace('=', " = ").split(' ').map(|word| format!("'{word}'")).collect();
+    let program = g.command(&[]).get_program().to_string_lossy().into_owned();
+    let asked = format!(
+        "gantry() {{ '{program}' \"$@\"; }}\nsource <(gantry completion bash)\n\
+         COMP_LINE='{line}' COMP_POINT=${{#COMP_LINE}} COMP_WORDS=({}) COMP_CWORD={}\n\
+         COMP_POINT=${{#COMP_LINE}}; _gantry; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+        words.join(" "),
+        words.len() - 1
+    );
+    let plain = g.command(&[]);
+    let mut bash = std::process::Command::new("bash");
+    bash.args(["-c", &asked]).env("GANTRY_DIR", g.dir()).envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))));
+    let out = bash.current_dir("/").output().unwrap();
+    assert!(out.stderr.is_empty(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap().lines().map(str::to_owned).filter(|word| !word.is_empty()).collect()
+}
+
+#[test]
+fn bash_completes_what_there_is() {
+    let g = Gantry::new();
+    let running = g.detached(&["--name=server"], &["sleep", "forever"]);
+    let prepared = pod_id(&g.run(&["prepare", "--net=none", &g.fixture(), "--name=later"]).ok());
+    for (line, want) in [
+        ("gantry netw", &["network"][..]),
+        ("gantry stop ", &["server", &running[..8]]),
+        ("gantry run-prepared ", &["later", &prepared[..8]]),
+        ("gantry exec ser", &["server"]),
+        ("gantry run --net=no", &["none"]),
+        ("gantry ps --phase=run", &["running"]),
+        ("gantry ps --filter=state=run", &["running"]),
+        ("gantry kill -s SIGKI", &["SIGKILL"]),
+        ("gantry run --cap-add=NET_AD", &["NET_ADMIN"]),
+        ("gantry fetch /etc/hostnam", &["/etc/hostname"]),
+    ] {
+        assert_eq!(completed(&g, line), want, "{line}");
+    }
+    assert!(completed(&g, "gantry run --mem").contains(&"--memory".to_owned()));
+}

@@ -138,7 +138,7 @@ impl Kind for CommitImageError {
 #[derive(Debug, Error)]
 pub enum RemoveImageError {
     /// Pods use it.
-    #[error("image {image} is used by {} pods, among them {}: remove those first", pods.len(), pods[0])]
+    #[error("image {image} is used by {}", users_text(pods))]
     InUse {
         /// Which image.
         image: ImageId,
@@ -151,6 +151,15 @@ pub enum RemoveImageError {
     /// The database.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// `pod X: remove it first`, or how many pods there are.
+fn users_text(pods: &[PodId]) -> String {
+    match pods {
+        [only] => format!("pod {only}: remove it first"),
+        [first, ..] => format!("{} pods, among them {first}: remove those first", pods.len()),
+        [] => "no pod".to_owned(),
+    }
 }
 
 impl Kind for RemoveImageError {

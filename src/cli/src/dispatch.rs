@@ -26,6 +26,10 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
             Err(_) => return failed(&CliError::NotText(i + 1).into(), Asking::Action, false),
         }
     }
+    if words.first().is_some_and(|word| word == commands::completion::ASK) {
+        return commands::completion::answer(&words[1..])
+            .unwrap_or_else(|failure| failed(&failure, Asking::Action, false));
+    }
     let debug = words.iter().take_while(|word| *word != "--").any(|word| word == "--debug");
     let Some(at) = command_at(&words) else { return other(crate::cli::command(), words, None, debug) };
     if let Some(verb) = verb(&words[at]) {

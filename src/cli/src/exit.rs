@@ -4,7 +4,7 @@
 //! |---|---|
 //! | the app's | `run`, `run-prepared`, `exec`, `attach`: that of the first app that failed, or of the process |
 //! | 0 | done |
-//! | 1 | `status`, `rm`, `inspect` and their like: there is no such pod, app or image; `doctor`: something is wrong |
+//! | 1 | there is no such pod, app, image or network (of `run`, `exec`, `attach` and the like: 125); `doctor`: something is wrong |
 //! | 125 | gantry itself failed, or the command line makes no sense |
 //! | 126 | the command of the app exists and cannot be executed |
 //! | 127 | the command of the app does not exist in the image |
@@ -24,7 +24,7 @@ pub(crate) const BROKEN_PIPE: u8 = 128 + 13;
 /// Whether a command asks about something, so that its absence is an answer, or needs it to do something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asking {
-    /// `status`, `rm`, `inspect` …: absence is code 1.
+    /// `status`, `rm`, `stop`, `logs` …: absence is code 1.
     Existence,
     /// `run`, `exec` …: absence is a failure.
     Action,

@@ -52,6 +52,10 @@ pub(crate) enum InsecureOption {
     All,
 }
 
+/// The words of `--insecure-options`.
+pub(crate) const INSECURE_OPTIONS: [&str; 9] =
+    ["http", "tls", "image", "seccomp", "capabilities", "all-fetch", "all-run", "all", "none"];
+
 /// What the words of `--insecure-options` come to.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InsecureSet {

@@ -18,6 +18,8 @@ mod globals;
 mod grammar;
 mod known_image;
 mod live_output;
+#[cfg(test)]
+mod man;
 mod pod_filter;
 mod pods;
 mod printer;

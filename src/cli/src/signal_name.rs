@@ -1,6 +1,7 @@
 //! Signals by name and number (signal(7), x86 and arm).
 
-const NAMES: [&str; 31] = [
+/// The names of the signals from 1 on, without SIG.
+pub(crate) const NAMES: [&str; 31] = [
     "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
     "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO",
     "PWR", "SYS",

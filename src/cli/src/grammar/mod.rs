@@ -25,7 +25,7 @@ mod tests;
 mod values;
 
 pub(crate) use draft::merged_environment;
-pub(crate) use flags::{Arity, FLAGS, Scope, help};
+pub(crate) use flags::{Arity, FLAGS, Flag, Scope, help};
 pub(crate) use parse::parse;
 pub(crate) use second_word::Known;
 

@@ -1,0 +1,375 @@
+//! Which words can stand in the place of the last one of a command line.
+
+use super::known::{Known, Pod};
+use super::values::values;
+use crate::command_words;
+use crate::grammar::{Arity, FLAGS, Scope};
+
+/// A word, and what it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Candidate {
+    pub(super) value: String,
+    pub(super) about: String,
+}
+
+impl Candidate {
+    pub(super) fn word(value: impl Into<String>) -> Self {
+        Self { value: value.into(), about: String::new() }
+    }
+}
+
+/// What can stand there.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) candidates: Vec<Candidate>,
+    /// Names of files fit, too.
+    pub(super) files: bool,
+}
+
+impl Answer {
+    pub(super) fn words(words: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self { candidates: words.into_iter().map(Candidate::word).collect(), files: false }
+    }
+
+    pub(super) fn files() -> Self {
+        Self { candidates: Vec::new(), files: true }
+    }
+
+    /// What begins as typed, each word once.
+    fn that_begin(mut self, typed: &str) -> Self {
+        self.candidates.retain(|candidate| candidate.value.starts_with(typed));
+        let mut seen = std::collections::BTreeSet::new();
+        self.candidates.retain(|candidate| seen.insert(candidate.value.clone()));
+        self
+    }
+
+    /// The same words behind what stands before them on the line.
+    fn behind(mut self, before: &str) -> Self {
+        for candidate in &mut self.candidates {
+            candidate.value.insert_str(0, before);
+        }
+        self
+    }
+}
+
+/// A flag as completion sees it.
+struct Flag {
+    names: Vec<String>,
+    short: Option<char>,
+    takes_value: bool,
+    /// Whether the value can only follow `=`.
+    only_sign: bool,
+    hint: String,
+    /// Values that clap knows.
+    possible: Vec<String>,
+    about: String,
+}
+
+/// The words for the last of `words`, which follow the program's name.
+pub(super) fn candidates(words: &[String], known: &dyn Known) -> Answer {
+    let Some((typed, before)) = words.split_last() else { return Answer::default() };
+    let mut root = crate::cli::command();
+    root.build();
+    let mut parent = root;
+    let mut path: Vec<String> = Vec::new();
+    let mut rest = before;
+    // As far as there are commands of commands.
+    while let Some(at) = first_word(rest) {
+        let group = path.last().map_or("", String::as_str);
+        let Ok(name) = command_words::complete(&parent, group, &rest[at]) else { return Answer::default() };
+        let Some(command) = parent.find_subcommand(&name).cloned() else { return Answer::default() };
+        path.push(name);
+        rest = &rest[at + 1..];
+        parent = command;
+        if !parent.has_subcommands() {
+            break;
+        }
+    }
+    if parent.has_subcommands() {
+        let flags = flags(&parent);
+        return match typed.starts_with('-') {
+            true => flag_names(&flags).that_begin(typed),
+            false => commands(&parent).that_begin(typed),
+        };
+    }
+    of_command(&path.join(" "), &parent, rest, typed, known)
+}
+
+/// Where the first word stands that is neither a global flag nor the value of one.
+fn first_word(words: &[String]) -> Option<usize> {
+    let mut at = 0;
+    while let Some(word) = words.get(at) {
+        if !word.starts_with('-') {
+            return Some(at);
+        }
+        let takes_next = FLAGS.iter().any(|flag| {
+            flag.scope == Scope::Global
+                && flag.arity == Arity::Value
+                && word.strip_prefix("--").is_some_and(|name| name == flag.long())
+        });
+        at += if takes_next { 2 } else { 1 };
+    }
+    None
+}
+
+fn of_command(name: &str, command: &clap::Command, before: &[String], typed: &str, known: &dyn Known) -> Answer {
+    let flags = if matches!(name, "run" | "prepare") { grammar_flags() } else { flags(command) };
+    if before.iter().any(|word| word == "--") {
+        // The arguments of an app: what they are is the app's.
+        return Answer::files();
+    }
+    let value_of = |flag: &Flag, value: &str| {
+        let main = flag.names.first().map_or("", String::as_str);
+        let answer = match flag.possible.is_empty() {
+            true => values(name, main, &flag.hint, value, known),
+            false => Answer::words(flag.possible.clone()),
+        };
+        match value.rsplit_once(',') {
+            Some((listed, last)) => answer.that_begin(last).behind(&format!("{listed},")),
+            None => answer.that_begin(value),
+        }
+    };
+    if let Some((flag, value)) = typed.strip_prefix("--").and_then(|word| word.split_once('=')) {
+        let known = flags.iter().find(|known| known.names.iter().any(|name| name == flag));
+        return known.map(|known| value_of(known, value).behind(&format!("--{flag}="))).unwrap_or_default();
+    }
+    if let Some(flag) = before.last().and_then(|word| flags.iter().find(|flag| awaits_value(flag, word))) {
+        return value_of(flag, typed);
+    }
+    if typed.starts_with('-') {
+        return flag_names(&flags).that_begin(typed);
+    }
+    positional(name, &words_of(&flags, before), known).that_begin(typed)
+}
+
+/// Whether the word is this flag, and its value is the next word.
+fn awaits_value(flag: &Flag, word: &str) -> bool {
+    let named = match word.strip_prefix("--") {
+        Some(name) => flag.names.iter().any(|known| known == name),
+        // In a cluster such as -it the last one takes the value.
+        None => word
+            .strip_prefix('-')
+            .is_some_and(|cluster| cluster.chars().next_back() == flag.short && flag.short.is_some()),
+    };
+    named && flag.takes_value && !flag.only_sign
+}
+
+/// The words that are neither flags nor values of flags.
+fn words_of<'a>(flags: &[Flag], before: &'a [String]) -> Vec<&'a str> {
+    let mut words = Vec::new();
+    let mut is_value = false;
+    for word in before {
+        if std::mem::take(&mut is_value) {
+            continue;
+        }
+        if word.starts_with('-') && word.len() > 1 {
+            is_value = flags.iter().any(|flag| awaits_value(flag, word));
+        } else {
+            words.push(word.as_str());
+        }
+    }
+    words
+}
+
+/// What a word of the command can be that is no flag.
+fn positional(name: &str, words: &[&str], known: &dyn Known) -> Answer {
+    let is = |phases: &'static [&str]| move |pod: &Pod| phases.contains(&pod.phase);
+    match (name, words.len()) {
+        ("run" | "prepare" | "fetch", _) => Answer { files: true, ..Answer::words(known.images()) },
+        ("exec", 1..) => Answer::files(),
+        ("stop" | "kill", _) | ("exec" | "attach" | "port", 0) => pods(known, is(&["running"])),
+        ("run-prepared", 0) => pods(known, is(&["prepared"])),
+        ("status" | "wait" | "inspect" | "cat-manifest" | "rm", _) | ("logs", 0) => pods(known, |_| true),
+        ("completion", 0) => Answer::words(["bash", "zsh", "fish"]),
+        ("network inspect", _) => Answer::words(known.networks()),
+        ("rmi", _) => Answer::words(known.images()),
+        (name, _) if name.starts_with("image ") && !matches!(name, "image list" | "image gc") => {
+            Answer { files: true, ..Answer::words(known.images()) }
+        }
+        ("help", 0) => commands(&crate::cli::command()),
+        _ => Answer::default(),
+    }
+}
+
+/// Pods by the beginnings of their ids, and by the names of their apps where only one pod has them.
+fn pods(known: &dyn Known, fits: impl Fn(&Pod) -> bool) -> Answer {
+    let pods: Vec<Pod> = known.pods().into_iter().filter(|pod| fits(pod)).collect();
+    let mut candidates = Vec::new();
+    for pod in &pods {
+        let about = format!("{} of {}, {}", pod.apps.join(","), pod.image, pod.phase);
+        for app in &pod.apps {
+            if pods.iter().filter(|other| other.apps.contains(app)).count() == 1 {
+                candidates.push(Candidate { value: app.clone(), about: about.clone() });
+            }
+        }
+        let id = pod.id.get(..8).unwrap_or(&pod.id).to_owned();
+        candidates.push(Candidate { value: id, about });
+    }
+    Answer { candidates, files: false }
+}
+
+fn commands(parent: &clap::Command) -> Answer {
+    let shown = parent.get_subcommands().filter(|command| !command.is_hide_set());
+    let named = shown.flat_map(|command| {
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        let names = std::iter::once(command.get_name()).chain(command.get_visible_aliases());
+        names.map(|name| Candidate { value: name.to_owned(), about: about.clone() }).collect::<Vec<_>>()
+    });
+    Answer { candidates: named.collect(), files: false }
+}
+
+fn flag_names(flags: &[Flag]) -> Answer {
+    let named = flags.iter().flat_map(|flag| {
+        let sign = if flag.only_sign { "=" } else { "" };
+        flag.names.iter().map(move |name| Candidate { value: format!("--{name}{sign}"), about: flag.about.clone() })
+    });
+    Answer { candidates: named.collect(), files: false }
+}
+
+fn flags(command: &clap::Command) -> Vec<Flag> {
+    let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set() && !argument.is_positional());
+    let flag = |argument: &clap::Arg| Flag {
+        names: argument.get_long().map(str::to_owned).into_iter().collect(),
+        short: argument.get_short(),
+        takes_value: argument.get_action().takes_values(),
+        only_sign: false,
+        hint: String::new(),
+        possible: argument
+            .get_possible_values()
+            .iter()
+            .filter(|value| !value.is_hide_set() && argument.get_action().takes_values())
+            .map(|value| value.get_name().to_owned())
+            .collect(),
+        about: argument.get_help().map(ToString::to_string).unwrap_or_default(),
+    };
+    arguments.map(flag).collect()
+}
+
+fn grammar_flags() -> Vec<Flag> {
+    let flag = |flag: &crate::grammar::Flag| Flag {
+        names: flag.longs().map(str::to_owned).collect(),
+        short: flag.short,
+        takes_value: flag.arity != Arity::Switch,
+        only_sign: flag.arity == Arity::Optional,
+        hint: flag.value.to_owned(),
+        possible: Vec::new(),
+        about: flag.help.to_owned(),
+    };
+    FLAGS.iter().map(flag).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Here;
+
+    impl Known for Here {
+        fn pods(&self) -> Vec<Pod> {
+            let pod = |id: &str, phase, apps: &[&str]| Pod {
+                id: format!("{id}-0000"),
+                phase,
+                apps: apps.iter().map(|&app| app.to_owned()).collect(),
+                image: "nginx".to_owned(),
+            };
+            vec![
+                pod("aaaaaaaa", "running", &["web", "log"]),
+                pod("bbbbbbbb", "prepared", &["job"]),
+                pod("cccccccc", "exited", &["web"]),
+            ]
+        }
+
+        fn images(&self) -> Vec<String> {
+            ["docker.io/library/nginx:1", "127.0.0.1:5000/fixture:1"].map(str::to_owned).into()
+        }
+
+        fn networks(&self) -> Vec<String> {
+            ["default", "lan"].map(str::to_owned).into()
+        }
+    }
+
+    fn completed(line: &str) -> String {
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let answer = candidates(&words, &Here);
+        let mut words: Vec<String> = answer.candidates.into_iter().map(|candidate| candidate.value).collect();
+        if answer.files {
+            words.push(":files".to_owned());
+        }
+        words.join(" ")
+    }
+
+    #[test]
+    fn what_can_follow() {
+        for (line, want) in [
+            ("net", "network"),
+            ("p", "prepare pull ps port"),
+            ("network ", "list ls inspect reload"),
+            ("--dir /x image l", "list ls"),
+            ("network inspect l", "lan"),
+            ("run ", "docker.io/library/nginx:1 127.0.0.1:5000/fixture:1 :files"),
+            ("pull doc", "docker.io/library/nginx:1 :files"),
+            ("rmi 127", "127.0.0.1:5000/fixture:1"),
+            ("run --net=", "--net=none --net=host --net=all --net=default --net=lan"),
+            ("run --network l", "lan"),
+            ("run --net=lan,d", "--net=lan,default"),
+            ("run --dns-s", "--dns-search"),
+            ("run --pull-policy=n", "--pull-policy=never --pull-policy=new"),
+            ("run --cap-add NET_A", "NET_ADMIN"),
+            ("run x -- ", ":files"),
+            ("stop ", "web log aaaaaaaa"),
+            ("exec w", "web"),
+            ("enter -it ", "web log aaaaaaaa"),
+            ("exec web ", ":files"),
+            ("exec --app ", "web log job"),
+            ("run-prepared ", "job bbbbbbbb"),
+            ("status ", "log aaaaaaaa job bbbbbbbb cccccccc"),
+            ("kill -s SIGK", "SIGKILL"),
+            (
+                "kill --signal=SIGT",
+                "--signal=SIGTRAP --signal=SIGTERM --signal=SIGTSTP --signal=SIGTTIN --signal=SIGTTOU",
+            ),
+            ("ps -o js", "json json-lines"),
+            ("ps --phase=exited,ru", "--phase=exited,running"),
+            ("list --filter st", "state="),
+            ("list --filter state=p", "state=preparing state=prepared"),
+            ("events --filter type=pod-e", "type=pod-exited"),
+            ("events --filter=app=j", "--filter=app=job"),
+            ("completion ", "bash zsh fish"),
+            ("--insecure-options all-f", ""),
+            ("list --insecure-options all-f", "all-fetch"),
+            ("list ", ""),
+            ("nonsense ", ""),
+        ] {
+            // The order is that of the help and of the list; here it does not matter.
+            let sorted = |words: &str| {
+                let mut words: Vec<_> = words.split(' ').map(str::to_owned).collect();
+                words.sort_unstable();
+                words
+            };
+            assert_eq!(sorted(&completed(line)), sorted(want), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn pods_are_described() {
+        let answer = candidates(&["stop".to_owned(), "a".to_owned()], &Here);
+        assert_eq!(answer.candidates[0].about, "web,log of nginx, running");
+    }
+
+    #[test]
+    fn every_command_and_flag_is_offered_with_a_description() {
+        let root = candidates(&[String::new()], &Here);
+        assert!(root.candidates.iter().all(|candidate| !candidate.about.is_empty()), "{root:?}");
+        for candidate in root.candidates.iter().filter(|candidate| candidate.value != "help") {
+            let flags = candidates(&[candidate.value.clone(), "--".to_owned()], &Here);
+            for flag in ["--dir", "--debug"] {
+                assert!(flags.candidates.iter().any(|known| known.value == flag), "{flag} of {}", candidate.value);
+            }
+        }
+        let run = candidates(&["run".to_owned(), "--".to_owned()], &Here);
+        for flag in FLAGS.iter().flat_map(crate::grammar::Flag::longs) {
+            let offered = run.candidates.iter().any(|known| known.value.trim_end_matches('=') == format!("--{flag}"));
+            assert!(offered, "--{flag}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What there is on this host that a word can name.
+
+use gantry_model::query::PodQuery;
+
+use crate::context::Context;
+use crate::failure::Failure;
+
+/// A pod, as far as completion tells of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Pod {
+    pub(super) id: String,
+    pub(super) phase: &'static str,
+    pub(super) apps: Vec<String>,
+    pub(super) image: String,
+}
+
+/// What can be named. Nothing, where it cannot be found out: completion has nowhere to complain.
+pub(super) trait Known {
+    /// The pods, newest first.
+    fn pods(&self) -> Vec<Pod>;
+    /// Names of images.
+    fn images(&self) -> Vec<String>;
+    /// Names of networks.
+    fn networks(&self) -> Vec<String>;
+}
+
+/// What the store knows.
+pub(super) struct Store<'a>(&'a Context);
+
+impl<'a> Store<'a> {
+    pub(super) fn new(context: &'a Context) -> Self {
+        Self(context)
+    }
+
+    fn read_pods(&self) -> Result<Vec<Pod>, Failure> {
+        let mut pods = self.0.look()?.list(&PodQuery::default())?;
+        pods.reverse();
+        let pod = |view: gantry_engine::PodView| Pod {
+            id: view.row.id.to_string(),
+            phase: view.row.phase.name(),
+            apps: view.row.apps.iter().map(|app| app.name.to_string()).collect(),
+            image: view.row.apps.first().map(|app| app.image_name.clone()).unwrap_or_default(),
+        };
+        Ok(pods.into_iter().map(pod).collect())
+    }
+
+    fn read_images(&self) -> Result<Vec<String>, Failure> {
+        let images = self.0.look()?.image_list()?;
+        Ok(images.into_iter().flat_map(|image| image.names).collect())
+    }
+
+    fn read_networks(&self) -> Result<Vec<String>, Failure> {
+        let networks = self.0.look()?.networks()?;
+        Ok(networks
+            .into_iter()
+            .filter(|network| network.shadowed_by.is_none())
+            .filter_map(|network| network.name)
+            .collect())
+    }
+}
+
+impl Known for Store<'_> {
+    fn pods(&self) -> Vec<Pod> {
+        self.read_pods().unwrap_or_default()
+    }
+
+    fn images(&self) -> Vec<String> {
+        self.read_images().unwrap_or_default()
+    }
+
+    fn networks(&self) -> Vec<String> {
+        self.read_networks().unwrap_or_default()
+    }
+}
