@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::context::{self, Context};
 use crate::exit::{self, Asking};
 use crate::failure::Failure;
-use crate::render::table::Table;
+use crate::render::table::{Table, terminal_width};
 use crate::render::{Form, Indented, json, network};
 
 /// What can be done with networks.
@@ -122,7 +122,7 @@ fn list(context: &Context, args: &List) -> Result<u8, Failure> {
     let networks = context.look()?.networks()?;
     json::to_stdout(|out| match args.form {
         _ if args.quiet => usable(&networks).try_for_each(|name| writeln!(out, "{name}")),
-        Form::Table => table(out, &networks, !args.no_legend),
+        Form::Table => table(out, &networks, !args.no_legend, terminal_width()),
         form => {
             let pods: Vec<_> = networks.iter().map(got).collect();
             json::items(out, form, networks.iter().zip(&pods).map(|(network, pods)| Document::of(network, pods)))
@@ -137,7 +137,7 @@ fn usable(networks: &[Configured]) -> impl Iterator<Item = &str> {
     networks.iter().filter(usable).filter_map(|network| network.name.as_deref())
 }
 
-fn table(out: &mut dyn Write, networks: &[Configured], legend: bool) -> io::Result<()> {
+fn table(out: &mut dyn Write, networks: &[Configured], legend: bool, width: Option<usize>) -> io::Result<()> {
     let mut table = Table::new(&["NAME", "SOURCE", "TYPE", "SUBNETS", "PODS", "PROBLEM"]);
     for network in networks {
         let shadowed = network.shadowed_by.as_ref().map(|by| format!("not used: {by} has its name"));
@@ -150,7 +150,8 @@ fn table(out: &mut dyn Write, networks: &[Configured], legend: bool) -> io::Resu
             network.problem.clone().or(shadowed).unwrap_or_default(),
         ]);
     }
-    table.write(out, legend)
+    // A problem is shown whole: it is what to act on.
+    table.cutting(&[1, 2, 3]).write_within(out, legend, width)
 }
 
 /// Prints all that is known of networks, one document each.
@@ -213,7 +214,7 @@ mod tests {
     #[test]
     fn networks_as_a_table() {
         let mut out = Vec::new();
-        table(&mut out, &networks(), true).unwrap();
+        table(&mut out, &networks(), true, None).unwrap();
         let want = "NAME     SOURCE                     TYPE            SUBNETS        PODS  PROBLEM\n\
                     default  built in                   bridge,portmap  10.121.0.0/16  1\n\
                     default  /etc/cni/net.d/1.conflist  ptp                            0     not used: built in has its name\n\
