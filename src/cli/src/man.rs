@@ -53,7 +53,8 @@ fn section(text: &mut String, name: &str, command: &clap::Command) {
         if let Some(default) = flag.get_default_values().first().filter(|_| flag.get_action().takes_values()) {
             help.push_str(&format!(" (default {})", default.to_string_lossy()));
         }
-        item(text, flag.get_short(), flag.get_long().into_iter(), value.map_or("", |value| value.as_str()), &help);
+        let longs = flag.get_long().into_iter().chain(flag.get_visible_aliases().unwrap_or_default());
+        item(text, flag.get_short(), longs, value.map_or("", |value| value.as_str()), &help);
     }
     text.push_str(".El\n");
 }

@@ -52,7 +52,7 @@ pub(crate) struct Events {
     #[arg(long, alias = "no-headers", alias = "noheading")]
     no_legend: bool,
     /// Whole ids
-    #[arg(long, alias = "no-trunc")]
+    #[arg(long, visible_alias = "no-trunc")]
     full: bool,
 }
 

@@ -33,10 +33,10 @@ pub(crate) struct Exec {
     #[arg(long)]
     group: Option<String>,
     /// Working directory, absolute in the app
-    #[arg(short, long, alias = "working-dir", value_name = "DIR")]
+    #[arg(short, long, visible_alias = "working-dir", value_name = "DIR")]
     workdir: Option<String>,
     /// A variable on top of the app's; NAME alone takes the caller's
-    #[arg(short, long, alias = "environment", value_name = "NAME=VALUE", value_parser = variable)]
+    #[arg(short, long, visible_alias = "environment", value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<Variable>,
     /// Keys that leave the program to itself; empty: none
     #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]

@@ -37,7 +37,7 @@ pub(crate) struct List {
     #[arg(long, alias = "no-headers", alias = "noheading")]
     no_legend: bool,
     /// Whole ids and names, absolute times, image ids and labels
-    #[arg(long, alias = "no-trunc")]
+    #[arg(long, visible_alias = "no-trunc")]
     full: bool,
     /// Ids only
     #[arg(short, long)]
@@ -60,8 +60,8 @@ pub(crate) struct List {
     /// Only the newest pod
     #[arg(short, long, conflicts_with = "last")]
     latest: bool,
-    /// All pods are listed; for hands used to 'ps -a'
-    #[arg(long, short, hide = true)]
+    /// Changes nothing: all pods are listed, as with 'ps -a' of docker
+    #[arg(long, short)]
     all: bool,
 }
 

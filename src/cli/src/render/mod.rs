@@ -53,7 +53,7 @@ pub(crate) struct Output {
     #[arg(long, alias = "no-headers", alias = "noheading")]
     pub(crate) no_legend: bool,
     /// Whole ids and absolute times
-    #[arg(long, alias = "no-trunc")]
+    #[arg(long, visible_alias = "no-trunc")]
     pub(crate) full: bool,
     /// Ids only
     #[arg(short = 'q', long)]
