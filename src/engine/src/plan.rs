@@ -91,9 +91,12 @@ pub(crate) struct Image<'a> {
     pub(crate) size: Option<out::ImageSize>,
 }
 
-/// The hostname of a pod.
+/// The hostname of a pod; by default with the digits of its id that lists show, so that a prompt stays short.
 pub(crate) fn hostname(spec: &PodSpec, id: PodId) -> String {
-    spec.hostname.clone().unwrap_or_else(|| format!("gantry-{id}"))
+    spec.hostname.clone().unwrap_or_else(|| {
+        let id = id.to_string();
+        format!("gantry-{}", id.get(..8).unwrap_or(&id))
+    })
 }
 
 /// The plan of a valid spec; `images` has one entry per app, in order.

@@ -153,7 +153,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     )
     .short('v')
     .of_spec(),
-    valued(Pod, &["hostname"], "NAME", "host name in the pod (gantry-UUID)", |d, v| {
+    valued(Pod, &["hostname"], "NAME", "host name in the pod (gantry- and the first 8 digits of its id)", |d, v| {
         d.hostname = Some(values::text(v)?);
         Ok(())
     })
