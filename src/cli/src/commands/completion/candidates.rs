@@ -209,7 +209,10 @@ fn pods(known: &dyn Known, fits: impl Fn(&Pod) -> bool) -> Answer {
 }
 
 fn commands(parent: &clap::Command) -> Answer {
+    // A group has 'help', too; '--help' is among its flags.
+    let is_group = parent.get_name() != "gantry";
     let shown = parent.get_subcommands().filter(|command| !command.is_hide_set());
+    let shown = shown.filter(|command| !is_group || command.get_name() != "help");
     let named = shown.flat_map(|command| {
         let about = command.get_about().map(ToString::to_string).unwrap_or_default();
         let names = std::iter::once(command.get_name()).chain(command.get_visible_aliases());
@@ -313,7 +316,7 @@ mod tests {
             ("run --network l", "lan"),
             ("run --net=lan,d", "--net=lan,default"),
             ("run --dns-s", "--dns-search"),
-            ("run --pull-policy=n", "--pull-policy=never --pull-policy=new"),
+            ("run --pull-policy=up", "--pull-policy=update"),
             ("run --cap-add NET_A", "NET_ADMIN"),
             ("run x -- ", ":files"),
             ("stop ", "web log aaaaaaaa"),
