@@ -9,7 +9,11 @@ const WORDS: &[(&str, &str, &str)] = &[
         "'gantry run-prepared POD' starts a prepared pod; a pod that has ended does not run again: use 'gantry run'",
     ),
     ("", "create", "'gantry prepare IMAGE' makes a pod without starting it"),
-    ("", "prune", "'gantry gc' removes ended pods, 'gantry image gc' images that are not in use"),
+    (
+        "",
+        "prune",
+        "'gantry gc' removes ended pods, 'gantry image gc' images, 'gantry volume prune' volumes that are not in use",
+    ),
     (
         "",
         "system",
@@ -46,11 +50,9 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("", "push", "images are fetched only: use skopeo copy, or 'buildah push'"),
     ("", "commit", "images are not made here: use buildah or docker build"),
     ("", "build", "images are not made here: use buildah or docker build, then 'gantry fetch'"),
-    ("", "tag", "images keep the names they were fetched by"),
-    ("", "history", "'gantry image cat-manifest IMAGE' shows the layers"),
+    ("", "tag", "'gantry image tag' gives an image further names"),
+    ("", "history", "'gantry image history IMAGE' shows how an image was made"),
     ("", "search", "registries cannot be searched: use skopeo list-tags, or the registry's web page"),
-    ("", "login", "use 'podman login' or 'docker login': gantry reads the credentials that they write"),
-    ("", "logout", "use 'podman logout' or 'docker logout'"),
     ("", "container", "pods are handled directly: 'gantry list', 'gantry run', 'gantry rm' …"),
     ("", "pod", "pods are handled directly: 'gantry list', 'gantry run', 'gantry rm' …"),
     ("", "pods", "'gantry list' lists pods"),
@@ -74,7 +76,6 @@ const WORDS: &[(&str, &str, &str)] = &[
     ),
     ("", "generate", "docs/examples has a systemd unit for a pod"),
     ("", "healthcheck", "health checks are not run"),
-    ("", "volume", "volumes are given with 'gantry run --volume'"),
     ("", "delete", "'gantry rm POD' removes a pod"),
     ("", "remove", "'gantry rm POD' removes a pod"),
     ("", "show", "'gantry status POD' shows a pod's state, 'gantry inspect POD' everything"),
@@ -86,9 +87,6 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("", "shell", "'gantry enter POD' starts a shell in an app"),
     ("", "ssh", "'gantry enter POD' starts a shell in an app"),
     ("image", "prune", "'gantry image gc' removes images that are not in use"),
-    ("image", "inspect", "'gantry image cat-manifest IMAGE' prints the manifest"),
-    ("image", "history", "'gantry image cat-manifest IMAGE' shows the layers"),
-    ("image", "tag", "images keep the names they were fetched by"),
     ("image", "push", "images are fetched only: use skopeo copy, or 'buildah push'"),
     ("image", "build", "images are not made here: use buildah or docker build, then 'gantry fetch'"),
     (
@@ -110,7 +108,7 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("network", "prune", "'gantry gc' removes what ended pods left of their networks"),
     ("network", "connect", "a pod's networks are given with 'gantry run --net'"),
     ("network", "disconnect", "a pod's networks are given with 'gantry run --net'"),
-    ("volume", "create", "volumes are given with 'gantry run --volume'"),
+    ("volume", "gc", "'gantry volume prune' removes volumes that no pod mounts"),
 ];
 
 const NETWORK_FILE: &str = "a network is a CNI file in /etc/gantry/net.d: 'man gantry', NETWORKS";

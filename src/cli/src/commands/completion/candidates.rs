@@ -181,6 +181,7 @@ fn positional(name: &str, words: &[&str], known: &dyn Known) -> Answer {
         ("run-prepared", 0) => pods(known, is(&["prepared"])),
         ("status" | "wait" | "inspect" | "cat-manifest" | "rm", _) | ("logs", 0) => pods(known, |_| true),
         ("completion", 0) => Answer::words(["bash", "zsh", "fish"]),
+        ("volume inspect" | "volume rm", _) => Answer::words(known.volumes()),
         ("network inspect", _) => Answer::words(known.networks()),
         ("rmi", _) => Answer::words(known.images()),
         (name, _) if name.starts_with("image ") && !matches!(name, "image list" | "image gc") => {
@@ -289,6 +290,10 @@ mod tests {
         fn networks(&self) -> Vec<String> {
             ["default", "lan"].map(str::to_owned).into()
         }
+
+        fn volumes(&self) -> Vec<String> {
+            vec!["data".to_owned()]
+        }
     }
 
     fn completed(line: &str) -> String {
@@ -309,6 +314,7 @@ mod tests {
             ("network ", "list ls inspect reload"),
             ("--dir /x image l", "list ls"),
             ("network inspect l", "lan"),
+            ("volume rm ", "data"),
             ("run ", "docker.io/library/nginx:1 127.0.0.1:5000/fixture:1 :files"),
             ("pull doc", "docker.io/library/nginx:1 :files"),
             ("rmi 127", "127.0.0.1:5000/fixture:1"),

@@ -22,6 +22,8 @@ pub(super) trait Known {
     fn images(&self) -> Vec<String>;
     /// Names of networks.
     fn networks(&self) -> Vec<String>;
+    /// Names of volumes.
+    fn volumes(&self) -> Vec<String>;
 }
 
 /// What the store knows.
@@ -49,6 +51,10 @@ impl<'a> Store<'a> {
         Ok(images.into_iter().flat_map(|image| image.names).collect())
     }
 
+    fn read_volumes(&self) -> Result<Vec<String>, Failure> {
+        Ok(self.0.look()?.volumes()?.into_iter().map(|volume| volume.name.to_string()).collect())
+    }
+
     fn read_networks(&self) -> Result<Vec<String>, Failure> {
         let networks = self.0.look()?.networks()?;
         Ok(networks
@@ -70,5 +76,9 @@ impl Known for Store<'_> {
 
     fn networks(&self) -> Vec<String> {
         self.read_networks().unwrap_or_default()
+    }
+
+    fn volumes(&self) -> Vec<String> {
+        self.read_volumes().unwrap_or_default()
     }
 }
