@@ -139,7 +139,7 @@ fn table<'a>(
     now: Timestamp,
 ) -> io::Result<()> {
     /// What the other columns take at most, with the spaces between.
-    const OTHERS: usize = 12 + 9 + 13 + 13 + 8;
+    const OTHERS: usize = 12 + 9 + 14 + 14 + 8;
     /// Fewer characters tell no names apart.
     const MIN_NAME: usize = 16;
     let most = width.filter(|_| !output.full).map_or(usize::MAX, |width| width.saturating_sub(OTHERS).max(MIN_NAME));

@@ -98,12 +98,12 @@ fn pod_flags_stand_anywhere() {
     let request = parsed("a --net=host --hostname h b --rm -q --pull=always --uuid-file-save /u -l k=v").unwrap();
     assert_eq!((request.spec.net, request.spec.hostname.as_deref()), (Some(NetMode::Host), Some("h")));
     assert!(request.options.remove && request.options.quiet);
+    assert_eq!((request.options.pull, request.options.uuid_file), (Some(Pull::Update), Some("/u".into())));
+    assert_eq!(request.spec.user_labels.get("k").map(String::as_str), Some("v"));
     let request = parsed("--rm -d a").unwrap();
     assert!(request.options.remove && request.options.detach);
     let request = parsed("--sig-proxy=false --detach-keys=ctrl-x a").unwrap();
     assert!(request.options.no_sig_proxy && request.options.detach_keys == "ctrl-x".parse().unwrap());
-    assert_eq!((request.options.pull, request.options.uuid_file), (Some(Pull::Update), Some("/u".into())));
-    assert_eq!(request.spec.user_labels.get("k").map(String::as_str), Some("v"));
     assert_eq!(spec("--network none a").net, Some(NetMode::None));
     let globals = parsed("--dir /d a --debug --insecure-options=http,tls --progress=none").unwrap().globals;
     assert_eq!((globals.dir, globals.debug, globals.insecure_options.len()), (Some("/d".into()), true, 2));
