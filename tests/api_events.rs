@@ -248,31 +248,21 @@ fn it_ends_by_itself_when_it_was_asked_to() {
 }
 
 #[test]
-fn an_event_of_a_command_is_heard_at_once() {
-    const EVENTS: usize = 40;
+fn an_event_of_a_command_is_heard_while_it_runs() {
+    const EVENTS: usize = 10;
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
     let api = served.api();
     let mut listener = api.listen(EventFilter { types: vec![EventType::PodPrepared.into()], ..EventFilter::default() });
-    let mut late: Vec<i64> = (0..EVENTS)
-        .map(|_| {
-            let made = g.spawn(&["prepare", "--net=none", "--quiet", &image, "--", "true"]);
-            let event = listener.take_one();
-            let late = now_ns() - data(&event, "time_ns").unwrap().parse::<i64>().unwrap();
-            let pod = pod_id(&made.wait().ok());
-            assert_eq!(event.id, pod);
-            g.run(&["rm", &pod]).succeeded();
-            late
-        })
-        .collect();
-    late.sort_unstable();
-    let ms = |at: usize| late[at] as f64 / 1e6;
-    let (p50, p99) = (ms(EVENTS / 2), ms(EVENTS - 1));
-    println!(
-        "from the event's own time (before its commit is synced) to the client: p50 {p50:.1} ms, most {p99:.1} ms"
-    );
-    assert!(p99 < 1000.0, "{late:?}");
+    // How soon is measured by the benchmark (`bench/run api`); here every event comes, and only those.
+    for _ in 0..EVENTS {
+        let made = g.spawn(&["prepare", "--net=none", "--quiet", &image, "--", "true"]);
+        let event = listener.take_one();
+        let pod = pod_id(&made.wait().ok());
+        assert_eq!(event.id, pod);
+        g.run(&["rm", &pod]).succeeded();
+    }
     drop((listener, api));
     served.end();
 }
