@@ -8,8 +8,8 @@ use std::process::Command;
 use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
-use gantry_proto::rkt::v1alpha::{AppState, KeyValue, Pod, PodFilter, PodState};
-use gantry_tests::api::{Api, Served, copy_setting};
+use gantry_proto::rkt::v1alpha::{AppState, EventFilter, EventType, KeyValue, Pod, PodFilter, PodState};
+use gantry_tests::api::{Api, Served, copy_setting, data};
 use gantry_tests::appc::check_pod_manifest;
 use gantry_tests::{Gantry, Signal, nanos, now_ns, pod_id, wait_for};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
@@ -412,5 +412,42 @@ fn a_pod_that_is_being_deleted_is_seen() {
     assert_eq!(listed.as_array().map(Vec::len), Some(1), "{listed}");
     g.run(&["rm", &pod]).succeeded();
     assert!(api.pods().is_empty());
+    end(api, served);
+}
+
+/// rkt's own test of its API: a pod that cannot be started because its network is not there is listed all the same.
+#[test]
+fn a_pod_that_could_not_be_started_is_listed_with_the_reason() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let mut listener = api.listen(EventFilter::default());
+    let saved = g.scratch().join("id").display().to_string();
+    let run = |flags: &[&str]| {
+        let all = [&["run", "--net=none", "--uuid-file-save", &saved], flags, &[&image, "--name=it"]].concat();
+        let _ = g.run(&[&all[..], &["--exec=/no/such/program"]].concat()).exits(127).complains(&["/no/such/program"]);
+        std::fs::read_to_string(&saved).unwrap()
+    };
+    let pod = run(&[]);
+    let shown = api.inspect_pod(&pod);
+    assert_eq!((shown.state(), shown.pid, shown.started_at), (PodState::AbortedPrepare, -1, 0));
+    let [annotation] = &shown.annotations[..] else { panic!("{shown:?}") };
+    assert!(annotation.key == "gantry/failure" && annotation.value.contains("/no/such/program"), "{shown:?}");
+    check_pod_manifest(&serde_json::from_slice(&shown.manifest).unwrap()).unwrap();
+    let event = listener.until(|event| event.id == pod).pop().unwrap();
+    assert_eq!(
+        (event.r#type(), data(&event, "reason")),
+        (EventType::PodPrepareAborted, Some(annotation.value.as_str()))
+    );
+    let status = g.run(&["status", &pod]).ok().stdout;
+    assert!(status.contains("state=aborted-prepare") && status.contains("/no/such/program"), "{status}");
+    // Nothing of it holds anything, and it goes as others do.
+    g.run(&["gc"]).succeeded();
+    assert_eq!(api.inspect_pod(&pod), shown, "until its grace period is over");
+    g.run(&["rm", &pod]).succeeded();
+    let removed = run(&["--rm"]);
+    assert_eq!(api.try_inspect_pod(&removed).unwrap_err().code(), tonic::Code::NotFound, "--rm takes it away");
+    drop(listener);
     end(api, served);
 }

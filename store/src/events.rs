@@ -50,6 +50,9 @@ pub(crate) fn of_step(
     if let (Some(event), Some(networks)) = (&mut of_pod, asked.got()) {
         event.data.insert("networks".to_owned(), listed(networks)?);
     }
+    if let (Some(event), Some(failure)) = (&mut of_pod, asked.failure()) {
+        event.data.insert("reason".to_owned(), failure.to_owned());
+    }
     match asked.edge {
         Some(Edge::Ended { .. }) => events.extend(of_pod),
         _ => events.splice(0..0, of_pod).for_each(drop),

@@ -115,15 +115,21 @@ pub struct Change {
     pub apps: Vec<(AppName, AppState)>,
     /// What it got of its networks; written down with [`Edge::Started`], passed over otherwise.
     pub networks: Networks,
+    /// Why it could not be started; written down with [`Edge::Aborted`], in its event and as the annotation
+    /// [`FAILURE`], passed over otherwise.
+    pub failure: Option<String>,
     /// Whether it must survive a power cut before this is acknowledged.
     pub durable: bool,
 }
+
+/// The annotation of a pod that tells why it could not be started.
+pub const FAILURE: &str = "gantry/failure";
 
 impl Change {
     /// This step, and nothing beside it.
     #[must_use]
     pub fn along(edge: Edge) -> Self {
-        Self { edge, apps: Vec::new(), networks: Networks::default(), durable: false }
+        Self { edge, apps: Vec::new(), networks: Networks::default(), failure: None, durable: false }
     }
 }
 
@@ -133,9 +139,15 @@ pub(crate) struct Step<'a> {
     pub(crate) edge: Option<&'a Edge>,
     pub(crate) apps: &'a [(AppName, AppState)],
     networks: Option<&'a Networks>,
+    failure: Option<&'a str>,
 }
 
 impl<'a> Step<'a> {
+    /// Why it could not be started, when it is given up for that.
+    pub(crate) fn failure(&self) -> Option<&'a str> {
+        self.failure.filter(|_| matches!(self.edge, Some(Edge::Aborted(_))))
+    }
+
     /// What the pod got of its networks, when it is started in some.
     pub(crate) fn got(&self) -> Option<&'a Networks> {
         self.networks.filter(|got| matches!(self.edge, Some(Edge::Started { .. })) && !got.is_empty())
@@ -275,8 +287,9 @@ impl Store {
     /// [`StepError`].
     pub fn step(&self, id: PodId, seen: Generation, change: Change) -> Result<Moved, StepError> {
         let sync = if change.durable { Sync::Now } else { Sync::Soon };
-        let Change { edge, apps, networks, durable: _ } = &change;
-        self.change(id, seen, sync, Step { edge: Some(edge), apps, networks: Some(networks) })
+        let Change { edge, apps, networks, failure, durable: _ } = &change;
+        let failure = failure.as_deref();
+        self.change(id, seen, sync, Step { edge: Some(edge), apps, networks: Some(networks), failure })
     }
 
     /// Changes the states of apps of a running pod if nobody has changed it since `seen`.
@@ -284,7 +297,7 @@ impl Store {
     /// # Errors
     /// [`StepError`].
     pub fn update_apps(&self, id: PodId, seen: Generation, apps: &[(AppName, AppState)]) -> Result<Moved, StepError> {
-        self.change(id, seen, Sync::Soon, Step { edge: None, apps, networks: None })
+        self.change(id, seen, Sync::Soon, Step { edge: None, apps, networks: None, failure: None })
     }
 
     /// Changes the network of a prepared pod: what `run-prepared --net` asks for. `None`: it is not prepared any more, or gone.
@@ -355,8 +368,15 @@ impl Store {
             };
             let apps = events::matched(&pod.apps, asked.apps).map_err(|app| StepError::NoSuchApp { id, app })?;
             let told = events::of_step(id, &asked, &apps, crate::now())?;
-            let after = after(&pod, to, &asked, &apps);
+            let mut after = after(&pod, to, &asked, &apps);
             store(tx, id, after.as_ref())
+                .and_then(|()| match (&mut after, asked.failure()) {
+                    (Some(pod), Some(failure)) => {
+                        pod.user_annotations.insert(FAILURE.to_owned(), failure.to_owned());
+                        row::write_annotations(tx, pod)
+                    }
+                    _ => Ok(()),
+                })
                 .and_then(|()| asked.got().map_or(Ok(()), |networks| row::write_networks(tx, id, networks)))
                 .and_then(|()| events::append(self, tx, &told))
                 .map_err(StoreError::sql(DOING))?;

@@ -142,7 +142,7 @@ pub use gantry_contract::{plan::LogLimits, up::Ready};
 pub use gantry_fetch::{Config as FetchConfig, FetchError, Fetched, Insecure, Note, Platform, Progress, PullPolicy};
 pub use gantry_model as model;
 pub use gantry_store::{
-    AppRow, Backup, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, RemoveVolumeError, Severity,
-    Store, Swept, VolumeRow, now,
+    AppRow, Backup, FAILURE, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, RemoveVolumeError,
+    Severity, Store, Swept, VolumeRow, now,
 };
 pub use gantry_store::{Glance, Networks};

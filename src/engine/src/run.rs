@@ -9,8 +9,9 @@ use std::process::Child;
 
 use gantry_contract::files;
 use gantry_contract::up::Ready;
-use gantry_model::{ErrorKind, Kind, NetMode, Phase, PodId};
-use gantry_store::PodRow;
+use gantry_model::error::messages;
+use gantry_model::{Edge, ErrorKind, Kind, NetMode, Phase, PodId};
+use gantry_store::{Change, PodRow};
 use thiserror::Error;
 
 use crate::error::need_root;
@@ -20,6 +21,9 @@ use crate::prepare::{Made, Prepare, PrepareError};
 use crate::supervisor::{Spawned, SupervisorError};
 use crate::wait::EndWatch;
 use crate::{Engine, NetworkError, PodError, pod_dir};
+
+/// The most bytes that are kept of why a pod could not be started.
+const MAX_REASON: usize = 1024;
 
 /// A prepared pod could not be started. It stays prepared.
 #[derive(Debug, Error)]
@@ -64,7 +68,7 @@ impl Kind for StartError {
     }
 }
 
-/// A pod could not be run. Nothing is left of it.
+/// A pod could not be run.
 #[derive(Debug, Error)]
 pub enum RunError {
     /// It could not be prepared.
@@ -200,13 +204,17 @@ impl Engine {
     /// Prepares a pod and runs it.
     ///
     /// # Errors
-    /// [`RunError`]; nothing is left of the pod then.
+    /// [`RunError`]. Nothing is left of the pod then; but one that was made and could not be started stays as an aborted
+    /// preparation, with the reason, unless it is to be removed when it has ended.
     pub fn run(&self, mut request: Prepare<'_>, options: RunOptions) -> Result<Running, RunError> {
         self.settle_net(&mut request.spec);
         request.spec.net.as_ref().map_or(Ok(()), |net| self.check_choice(net))?;
         let made = self.make(&request)?;
         let id = made.id;
-        self.run_made(made, &request, options).inspect_err(|_| self.undo(id))
+        self.run_made(made, &request, options).inspect_err(|error| match error {
+            RunError::Supervisor(error) if !options.remove => self.abort(id, error),
+            _ => self.undo(id),
+        })
     }
 
     fn run_made(&self, made: Made, request: &Prepare<'_>, options: RunOptions) -> Result<Running, RunError> {
@@ -231,6 +239,19 @@ impl Engine {
                 Err(error)
             }
         }
+    }
+
+    /// Gives up a pod whose supervisor could not start it. What cannot be done now is left to the next look: its lock is
+    /// free and its journal does not say ready.
+    fn abort(&self, id: PodId, error: &SupervisorError) {
+        let Ok(Some(_lock)) = self.take_lock(id) else { return };
+        self.remove_leftovers(id);
+        let _its_journal_says_nothing_of_use = pod_dir::forget_start(&self.pod_dir(id));
+        let Ok(row) = self.current_locked(id) else { return };
+        let mut reason = messages(error).join(": ");
+        reason.truncate(reason.floor_char_boundary(MAX_REASON));
+        let change = Change { failure: Some(reason), ..Change::along(Edge::Aborted(gantry_store::now())) };
+        let _seen_as_aborted_by_the_next_look = self.step(&row, change);
     }
 
     fn while_starting(&self, dir: &std::path::Path, row: PodRow, request: &Prepare<'_>) -> Result<PodRow, RunError> {

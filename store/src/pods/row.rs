@@ -304,6 +304,12 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
     .map(drop)
 }
 
+/// Writes the annotations of a pod.
+pub(crate) fn write_annotations(conn: &Connection, pod: &PodRow) -> rusqlite::Result<()> {
+    let mut update = conn.prepare_cached("UPDATE pod SET user_annotations = ?2 WHERE id = ?1")?;
+    update.execute(params![pod.id.to_string(), map_text(&pod.user_annotations)?]).map(drop)
+}
+
 /// Writes what a pod got of its networks.
 pub(crate) fn write_networks(conn: &Connection, pod: PodId, got: &Networks) -> rusqlite::Result<()> {
     let mut update = conn.prepare_cached("UPDATE pod SET networks = ?2 WHERE id = ?1")?;

@@ -110,6 +110,9 @@ fn lines(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodNetwork]
         writeln!(out, "exit-code={}", end.exit_code)?;
         writeln!(out, "reason={}", escape::text(&end.reason))?;
     }
+    if let Some(failure) = row.user_annotations.get(gantry_engine::FAILURE) {
+        writeln!(out, "reason={}", escape::text(failure))?;
+    }
     for app in &row.apps {
         if let AppState::Exited { end, .. } = app.state {
             writeln!(out, "app-{}={}", app.name, end.how.exit_code())?;
