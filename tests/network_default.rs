@@ -390,3 +390,60 @@ fn gc_tells_what_it_removed_of_networks() {
     assert!(of_bridge(&did, true), "{did:?}");
     assert_eq!(swept(&[]), Vec::<Value>::new());
 }
+
+/// The switches that forwarding changes, in the host's namespace.
+const SWITCHES: &str = "cd /proc/sys/net; cat ipv4/ip_forward ipv6/conf/all/forwarding ipv4/conf/all/accept_redirects \
+                        ipv4/conf/up0/forwarding ipv6/conf/up0/forwarding ipv6/conf/up0/accept_ra";
+
+#[test]
+fn forwarding_is_for_pods_alone_and_ends_with_them() {
+    let (space, g) = lab();
+    let (host, outside, inner) = (space.host(), space.outside(), Place::new());
+    let (inner4, inner6) = ("198.51.100.2", "2001:db8:1::2");
+    host.cable(
+        "down0",
+        &["198.51.100.1/24", "2001:db8:1::1/64"],
+        &inner,
+        ("down0", &[&format!("{inner4}/24"), &format!("{inner6}/64")]),
+    );
+    inner.batch("route add default via 198.51.100.1\nroute add ::/0 via 2001:db8:1::1\n");
+    outside.batch(&format!("route add 198.51.100.0/24 via {HOST4}\nroute add 2001:db8:1::/64 via {HOST6}\n"));
+    host.sh("cd /proc/sys/net; echo 0 >ipv4/ip_forward; echo 0 >ipv6/conf/all/forwarding; \
+             echo 0 >ipv4/conf/all/accept_redirects; echo 1 >ipv6/conf/up0/accept_ra");
+    let before = host.sh(SWITCHES);
+    let _server = inner.serve(7000);
+    let pod = g.server(&["-p", "8080:7000"], "7000");
+    let routes_nothing = || [inner4, inner6].iter().for_each(|address| outside.ask_in_vain("tcp", address, 7000));
+    routes_nothing();
+    // What pods need is forwarded, in both families and directions.
+    for (address, own) in [(inner4, "198.51.100.1"), (inner6, "2001:db8:1::1")] {
+        assert!(g.place(&pod).ask("tcp", address, 7000).starts_with(&format!("from {own} ")));
+    }
+    for (address, from) in [("198.51.100.1", &inner), ("2001:db8:1::1", &inner), (HOST4, outside), (HOST6, outside)] {
+        let _ = from.ask("tcp", address, 8080);
+    }
+    host.sh("nft flush ruleset; echo 0 >/proc/sys/net/ipv4/ip_forward");
+    g.run(&["network", "reload"]).succeeded();
+    routes_nothing();
+    let _ = outside.ask("tcp", HOST4, 8080);
+    let _ = g.run(&["doctor"]).ok();
+    // Another gantry's pods are not what is confined.
+    let other = Gantry::in_space(&space);
+    other.conflist("second", &bridge("second0", "10.77"));
+    let theirs = other.networked(&["--net=second"], &["sleep", "forever"]);
+    let _ = other.place(&theirs).ask("tcp", "198.51.100.1", 8080);
+    other.run(&["rm", "--force", &theirs]).succeeded();
+    g.run(&["stop", &pod]).succeeded();
+    wait_for("the host to be as it was", || (host.sh(SWITCHES) == before).then_some(()));
+    routes_nothing();
+    // A host that is a router already is none of gantry's business.
+    host.sh("echo 1 >/proc/sys/net/ipv4/ip_forward");
+    let before = host.sh(SWITCHES);
+    let pod = g.networked(&[], &["sleep", "forever"]);
+    assert!(outside.ask("tcp", inner4, 7000).starts_with(&format!("from {OUTSIDE4} ")));
+    outside.ask_in_vain("tcp", inner6, 7000);
+    g.run(&["stop", &pod]).succeeded();
+    wait_for("the bridge to go", || (!host.links().contains("gantry0")).then_some(()));
+    wait_for("the host to be as it was", || (host.sh(SWITCHES) == before).then_some(()));
+    let _ = outside.ask("tcp", inner4, 7000);
+}

@@ -27,6 +27,7 @@ use crate::netlink::link::port::Port;
 use crate::netlink::link::{Change, Link};
 use crate::netlink::sysctl::Sysctl;
 use crate::netlink::{Mac, Setup, Socket};
+use crate::nft;
 use crate::plugin::{Attachment, NetworkResult};
 
 /// How often it is tried to become a port of a bridge that others delete.
@@ -51,7 +52,6 @@ pub(super) fn add(
     let mut entries = routed.entries(&wanted.bridge, &given, false);
     ports::add(&mut entries, chain, attachment, &given)?;
     let plan = Plan { wanted, given: &given, owner: ends.owner, took_over: Cell::new(false) };
-    plan.switch(ends)?;
     let isolated = chain.firewall.is_some_and(|firewall| firewall.ingress_policy == IngressPolicy::Isolated);
     let port = Port {
         hairpin: wanted.hairpin_mode.then_some(true),
@@ -102,16 +102,6 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// The switches of the host, where the calling thread need not be.
-    fn switch(&self, ends: &mut Ends<'_>) -> Result<(), NativeError> {
-        if !self.wanted.is_gateway && !self.wanted.ip_masq {
-            return Ok(());
-        }
-        let (v4, v6) = (self.given.has(true), self.given.has(false));
-        let host = &mut ends.host;
-        Ok(ends.host_namespace.enter(|| switches::forward(host, v4, v6))?)
-    }
-
     /// The bridge as it is to be, and the cable on it.
     fn plug(
         &self,
@@ -162,7 +152,8 @@ impl Plan<'_> {
         let found = match host.link(name)? {
             Some(found) => found,
             None => {
-                let with = Change { mac: Some(self.mac()), mtu: self.wanted.mtu, ..Change::default() };
+                let group = Some(nft::INTERFACE_GROUP);
+                let with = Change { mac: Some(self.mac()), mtu: self.wanted.mtu, group, ..Change::default() };
                 let made = host.create_link(&NewLink { name, kind: LinkKind::Bridge(create::Bridge::default()), with });
                 match (made, host.link(name)?) {
                     // Somebody else may have made it meanwhile, in whatever way: what counts is what is there.
@@ -182,7 +173,8 @@ impl Plan<'_> {
                 if !is_abandoned(host, &found, alias)? {
                     return Err(NativeError::Foreign { bridge: name.clone(), owner: alias.to_owned() });
                 }
-                host.change_link(found.index, &Change { alias: Some(self.owner), ..Change::default() })?;
+                let group = Some(nft::INTERFACE_GROUP);
+                host.change_link(found.index, &Change { alias: Some(self.owner), group, ..Change::default() })?;
                 self.took_over.set(true);
                 Ok(Link { alias: Some(self.owner.to_owned()), ..found })
             }

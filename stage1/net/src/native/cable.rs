@@ -59,6 +59,8 @@ pub(super) struct Outside {
     pub(super) mtu: Option<u32>,
     /// What the pod may receive.
     pub(super) limit: Option<RateLimit>,
+    /// The group of interfaces that the host's end is in.
+    pub(super) group: Option<u32>,
 }
 
 impl Outside {
@@ -112,7 +114,8 @@ pub(super) fn make(
     let inside_mtu = inside.mtu.unwrap_or(mtu);
     let with = Change { namespace: Some(pod.as_fd()), mtu: Some(inside_mtu), ..inside.change() };
     let kind = LinkKind::Veth(Peer { name: &attachment.interface, with });
-    let with = Change { master: outside.master, mtu: Some(mtu), mac: Some(mac), ..Change::default() };
+    let with =
+        Change { master: outside.master, mtu: Some(mtu), mac: Some(mac), group: outside.group, ..Change::default() };
     host.create_link(&NewLink { name: &name, kind, with })?;
     match host.index(&name)? {
         Some(index) => Ok(Cable { name, index, mac, mtu, inside_mtu }),

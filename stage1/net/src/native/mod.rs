@@ -71,7 +71,7 @@ pub struct Added {
     /// In the words of CNI.
     pub result: NetworkResult,
     /// What the tables must hold for it. They are the caller's to add; and then, if there are ports of IPv4 among it, to turn on
-    /// `route_localnet` of its interface, through which others could reach 127.0.0.1 before.
+    /// `route_localnet` of its interface, through which others could reach 127.0.0.1 before; and forwarding ([`is_forwarded`]).
     pub entries: Entries,
     /// A bridge that was made by a gantry that is gone: tables of that one that name it are to be removed.
     pub took_over: Option<String>,
@@ -81,6 +81,16 @@ pub struct Added {
 #[must_use]
 pub fn obstacle(network: &NetworkConfig) -> Option<String> {
     Chain::of(network).err()
+}
+
+/// Whether the host forwards for the pods of a network.
+#[must_use]
+pub fn is_forwarded(network: &NetworkConfig) -> bool {
+    network.plugins.iter().any(|plugin| match &plugin.view {
+        View::Bridge(bridge) => bridge.is_gateway || bridge.ip_masq,
+        View::Ptp(_) => true,
+        _ => false,
+    })
 }
 
 /// Adds the pod to the network. After a failure [`del`] takes away what was made.

@@ -16,6 +16,7 @@ use crate::config::{NetworkConfig, Ptp};
 use crate::netlink::Setup;
 use crate::netlink::address::Address;
 use crate::netlink::route::Route;
+use crate::nft;
 use crate::plugin::{Attachment, NetworkResult};
 
 pub(super) fn add(
@@ -37,9 +38,10 @@ pub(super) fn add(
     let name = host_interface(&attachment.container_id, &attachment.interface);
     let mut entries = routed.entries(&name, &given, true);
     ports::add(&mut entries, chain, attachment, &given)?;
-    let outside = Outside::new(wanted.mtu, inside.ingress);
+    let outside = Outside { group: Some(nft::INTERFACE_GROUP), ..Outside::new(wanted.mtu, inside.ingress) };
     let cable = cable::make(&mut ends.host, ends.pod_namespace, attachment, &outside, &inside)?;
-    switch(ends, &given, &cable.name)?;
+    // The kernel asks for the pod's address by an address of the link, which it has at once so.
+    ends.host_namespace.enter(|| switches::quiet(&cable.name, given.has(false)))?;
     cable::raise(&mut ends.host, attachment, &outside, &cable, to_pod(&given, cable.index))?;
     let how = How { alone: true, ..How::default() };
     inside::finish(ends, attachment, &inside, &given, how)?;
@@ -47,17 +49,6 @@ pub(super) fn add(
     let ips = ips(&given, 1);
     let result = NetworkResult { interfaces, ips, routes: given.routes, dns: given.dns };
     Ok(Added { result, entries, took_over: None })
-}
-
-fn switch(ends: &mut Ends<'_>, given: &Given, cable: &str) -> Result<(), NativeError> {
-    let (v4, v6) = (given.has(true), given.has(false));
-    let host = &mut ends.host;
-    ends.host_namespace.enter(|| {
-        switches::forward(host, v4, v6)?;
-        // The kernel asks for the pod's address by an address of the link, which it has at once so.
-        switches::quiet(cable, v6)
-    })?;
-    Ok(())
 }
 
 /// The gateways' addresses and the routes to the pod's.

@@ -14,24 +14,17 @@ pub(crate) fn be(switch: Sysctl<'_>, value: &str) -> Result<()> {
 }
 
 /// As [`be`], where IPv6 may be missing: then there is nothing to switch.
-pub(super) fn be_if_there(switch: Sysctl<'_>, value: &str) -> Result<()> {
+pub(crate) fn be_if_there(switch: Sysctl<'_>, value: &str) -> Result<()> {
     match be(switch, value) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         other => other,
     }
 }
 
-/// Passes packets on, in the namespace of the calling thread, which the socket is of.
-///
-/// A host that forwards IPv6 stops listening to its routers where `accept_ra` is 1, and loses the default route it has from
-/// them minutes later. So interfaces with a default route of IPv6 are told to go on listening.
-pub(crate) fn forward(host: &mut Socket, v4: bool, v6: bool) -> Result<()> {
-    if v4 {
-        be(Sysctl::ForwardV4, "1")?;
-    }
-    if !v6 || Sysctl::ForwardV6.get()? == "1" {
-        return Ok(());
-    }
+/// Tells interfaces with a default route of IPv6 to go on listening to routers, in the namespace of the calling thread, which the
+/// socket is of: a host that forwards IPv6 stops listening where `accept_ra` is 1, and loses the default route it has from them
+/// minutes later.
+pub(crate) fn listen_to_routers(host: &mut Socket) -> Result<()> {
     let main = RouteFilter { v4: Some(false), device: None, table: Some(TABLE_MAIN) };
     let defaults = host.routes(&main)?.into_iter().filter(|route| route.to == Prefix::ALL_V6);
     for index in defaults.filter_map(|route| route.device).collect::<Vec<_>>() {
@@ -44,7 +37,7 @@ pub(crate) fn forward(host: &mut Socket, v4: bool, v6: bool) -> Result<()> {
             Err(error) => return Err(error),
         }
     }
-    Sysctl::ForwardV6.set("1")
+    Ok(())
 }
 
 /// An interface that nobody else speaks for: no routers' word is taken on it, and its addresses need no asking around.

@@ -41,6 +41,7 @@ const IFLA_TXQLEN: u16 = 13;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_IFALIAS: u16 = 20;
 const IFLA_AF_SPEC: u16 = 26;
+const IFLA_GROUP: u16 = 27;
 const IFLA_NET_NS_FD: u16 = 28;
 const IFLA_EXT_MASK: u16 = 29;
 const IFLA_INFO_KIND: u16 = 1;
@@ -79,6 +80,8 @@ pub struct Change<'a> {
     pub alias: Option<&'a str>,
     /// Packets that may wait to be sent.
     pub tx_queue_length: Option<u32>,
+    /// The number of a group of interfaces, which rules of nftables can match (`iifgroup`).
+    pub group: Option<u32>,
     /// Give itself an IPv6 address of the link (fe80::…) when it comes up; the kernel does if not said. A port of a bridge needs
     /// none, and without one it sends no packets of its own, which the bridge would copy to every other port.
     pub link_local: Option<bool>,
@@ -135,7 +138,12 @@ impl Change<'_> {
         if let Some(alias) = self.alias {
             m.bytes(IFLA_IFALIAS, alias.as_bytes());
         }
-        for (kind, value) in [(IFLA_MTU, self.mtu), (IFLA_MASTER, self.master), (IFLA_TXQLEN, self.tx_queue_length)] {
+        for (kind, value) in [
+            (IFLA_MTU, self.mtu),
+            (IFLA_MASTER, self.master),
+            (IFLA_TXQLEN, self.tx_queue_length),
+            (IFLA_GROUP, self.group),
+        ] {
             if let Some(value) = value {
                 m.u32(kind, value);
             }

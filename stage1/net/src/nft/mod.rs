@@ -10,7 +10,7 @@
 //! | `guard` (prerouting, raw) | drops 127.0.0.0/8 from or to our interfaces, which `route_localnet` would let in; and, from an interface that leads to one pod alone, what is not from its addresses |
 //! | `prerouting`, `output` (dstnat) | what is addressed to this host (`fib daddr type local`) goes to `ports` |
 //! | `ports` | changes the destination: first by address, protocol and port, then by protocol and port |
-//! | `forward` (filter) | drops what goes from one of our networks to another, from or to a restricted one, or from outside to a masqueraded one; not answers, and not what came through a host port |
+//! | `forward` (filter) | drops what goes from one of our networks to another, from or to a restricted one, or from outside to a masqueraded one; not answers, and not what came through a host port; and, of IP versions that the host forwards for pods alone, what is neither from nor to an interface of a gantry |
 //! | `postrouting` (srcnat) | masquerades what leaves a network that wants it; what comes from loopback; and what comes back into its own network through a host port, whose answer would else not come back through us |
 //!
 //! The other table, `bridge NAME`, is there while there are guards, and changes in the same transactions. Its one chain, `frames`
@@ -65,8 +65,8 @@ pub use gantry_model::net::Protocol;
 pub use monitor::{Change, Monitor, Part};
 pub use read::Found;
 pub use state::{
-    Access, Entries, Forward, Guard, HostPort, Interface, NETWORKS_LIMIT, Network, PORTS_LIMIT, PREFIXES_LIMIT,
-    RANGE_LIMIT, State,
+    Access, Confined, Entries, Forward, Guard, HostPort, INTERFACE_GROUP, Interface, NETWORKS_LIMIT, Network,
+    PORTS_LIMIT, PREFIXES_LIMIT, RANGE_LIMIT, State,
 };
 pub use table::{Table, table_names};
 

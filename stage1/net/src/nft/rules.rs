@@ -4,6 +4,7 @@ use super::expr::{Expr, Verdict};
 use super::family::Family;
 use super::frames;
 use super::sets::Set;
+use super::state::INTERFACE_GROUP;
 
 /// Where a chain is called from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +46,8 @@ const META_IIFNAME: u32 = 6;
 const META_OIFNAME: u32 = 7;
 const META_NFPROTO: u32 = 15;
 const META_L4PROTO: u32 = 16;
+const META_IIFGROUP: u32 = 21;
+const META_OIFGROUP: u32 = 22;
 const CT_STATE: u32 = 0;
 const CT_STATUS: u32 = 2;
 /// `ct state established,related`.
@@ -55,8 +58,8 @@ const STATUS_DNAT: u32 = 1 << 5;
 const LOCAL: u32 = 2;
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
-const NFPROTO_IPV4: u8 = 2;
-const NFPROTO_IPV6: u8 = 10;
+pub(super) const NFPROTO_IPV4: u8 = 2;
+pub(super) const NFPROTO_IPV6: u8 = 10;
 
 /// An IP version: where its header has what.
 #[derive(Clone, Copy)]
@@ -273,7 +276,19 @@ fn forward() -> Vec<Rule> {
         rule("isolated", [from(Set::Interfaces), to(Set::Isolated), drop()]),
         rule("a masqueraded network has no address outside", [entered(V4, Set::Masquerade4), drop()]),
         rule("a masqueraded network has no address outside", [entered(V6, Set::Masquerade6), drop()]),
+        rule("forwarding is on for pods alone", [confined(), drop()]),
     ]
+}
+
+/// The IP version is forwarded for pods alone, and neither interface is one of a gantry.
+fn confined() -> Vec<Expr> {
+    let mut steps = vec![Expr::Meta { key: META_NFPROTO, to: 0 }, within(Set::Confined)];
+    for (name, group) in [(META_IIFNAME, META_IIFGROUP), (META_OIFNAME, META_OIFGROUP)] {
+        let other = Expr::Compare { from: 0, equal: false, value: INTERFACE_GROUP.to_ne_bytes().to_vec() };
+        steps.extend([Expr::Meta { key: name, to: 0 }, without(Set::Interfaces)]);
+        steps.extend([Expr::Meta { key: group, to: 0 }, other]);
+    }
+    steps
 }
 
 fn postrouting() -> Vec<Rule> {

@@ -9,7 +9,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::Protocol;
 use super::family::Family;
-use super::state::{Access, Forward, Guard, HostPort, Interface, Network, State};
+use super::rules::{NFPROTO_IPV4, NFPROTO_IPV6};
+use super::state::{Access, Confined, Forward, Guard, HostPort, Interface, Network, State};
 use crate::address::Prefix;
 use crate::netlink::Mac;
 
@@ -39,6 +40,8 @@ pub(super) enum Set {
     /// Address of the host, protocol and port: likewise.
     HostPorts4,
     HostPorts6,
+    /// IP version that is forwarded for pods alone.
+    Confined,
     /// Port of a bridge and hardware address: of the pod it leads to.
     Macs,
     /// Port of a bridge: one that leads to a pod.
@@ -52,6 +55,8 @@ pub(super) enum Set {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Field {
     Interface,
+    /// The number of an IP version (`NFPROTO_*`).
+    Version,
     V4,
     V6,
     Mac,
@@ -63,6 +68,7 @@ impl Field {
     /// The number by which `nft` knows the type (datatype.h of nftables); the kernel keeps it unread.
     fn datatype(self) -> u32 {
         match self {
+            Self::Version => 2,
             Self::V4 => 7,
             Self::V6 => 8,
             Self::Mac => 9,
@@ -75,7 +81,7 @@ impl Field {
     /// Bytes, without the filling up to a multiple of four that each field of several has.
     pub(super) fn length(self) -> usize {
         match self {
-            Self::Protocol => 1,
+            Self::Protocol | Self::Version => 1,
             Self::Port => 2,
             Self::V4 => 4,
             Self::Mac => 6,
@@ -85,7 +91,7 @@ impl Field {
 }
 
 impl Set {
-    pub(super) const ALL: [Self; 18] = [
+    pub(super) const ALL: [Self; 19] = [
         Self::Interfaces,
         Self::Isolated,
         Self::Restricted,
@@ -100,6 +106,7 @@ impl Set {
         Self::Ports6,
         Self::HostPorts4,
         Self::HostPorts6,
+        Self::Confined,
         Self::Macs,
         Self::Guarded,
         Self::Pods4,
@@ -135,6 +142,7 @@ impl Set {
             Self::Ports6 => "ports6",
             Self::HostPorts4 => "hostports4",
             Self::HostPorts6 => "hostports6",
+            Self::Confined => "confined",
             Self::Macs => "macs",
             Self::Guarded => "guarded",
             Self::Pods4 => "pods4",
@@ -145,6 +153,7 @@ impl Set {
     pub(super) fn key(self) -> &'static [Field] {
         match self {
             Self::Interfaces | Self::Isolated | Self::Restricted | Self::Guarded => &[Field::Interface],
+            Self::Confined => &[Field::Version],
             Self::Shared => &[Field::Interface, Field::Interface],
             Self::Sources4 | Self::Pods4 => &[Field::Interface, Field::V4],
             Self::Sources6 | Self::Pods6 => &[Field::Interface, Field::V6],
@@ -183,8 +192,11 @@ impl Set {
     }
 }
 
-/// How many bytes these fields take, each filled up.
+/// How many bytes these fields take: several are each filled up.
 pub(super) fn length(fields: &[Field]) -> usize {
+    if let [field] = fields {
+        return field.length();
+    }
     fields.iter().map(|field| field.length().next_multiple_of(4)).sum()
 }
 
@@ -259,6 +271,10 @@ pub(super) fn elements(state: &State) -> BTreeSet<Element> {
     all.extend(state.ports.iter().map(|(port, forward)| port_element(port, forward)));
     for (name, guard) in &state.guards {
         guard_elements(name, guard, &mut all);
+    }
+    let Confined { v4, v6 } = state.confined;
+    for (number, _) in [(NFPROTO_IPV4, v4), (NFPROTO_IPV6, v6)].into_iter().filter(|(_, confined)| *confined) {
+        all.insert(Element::plain(Set::Confined, vec![number], ""));
     }
     all
 }
@@ -422,6 +438,11 @@ fn read_into(state: &mut State, element: &Element) -> Option<()> {
             let (port, mac) = (key.interface()?, key.mac()?);
             state.guards.insert(port, Guard { mac, addresses: BTreeSet::new() });
         }
+        Set::Confined => match element.key.first() {
+            Some(&NFPROTO_IPV4) => state.confined.v4 = true,
+            Some(&NFPROTO_IPV6) => state.confined.v6 = true,
+            _ => return None,
+        },
         // Says nothing that is not known from the hardware address.
         Set::Guarded => {}
         Set::Pods4 | Set::Pods6 => {

@@ -35,6 +35,20 @@ pub struct State {
     pub ports: BTreeMap<HostPort, Forward>,
     /// What may come out of a pod, by the port of a bridge that leads to it (the host's end of its veth).
     pub guards: BTreeMap<String, Guard>,
+    /// For which IP versions the host forwards only from and to gantries' interfaces ([`INTERFACE_GROUP`]).
+    pub confined: Confined,
+}
+
+/// The group of interfaces (`ip link set group`) that every gantry puts its own into: what one confines is not another's pods.
+pub const INTERFACE_GROUP: u32 = 0x6761_6e74;
+
+/// IP versions that are forwarded for pods alone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Confined {
+    /// IPv4.
+    pub v4: bool,
+    /// IPv6.
+    pub v6: bool,
 }
 
 /// What may come out of a pod: everything else it sends is dropped on its bridge (addresses of others, the gateway's above
@@ -120,7 +134,7 @@ impl State {
         Self::default()
     }
 
-    /// Whether there is nothing in it.
+    /// Whether there is nothing in it that a table is needed for: without pods nothing is forwarded for them alone.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.networks.is_empty() && self.interfaces.is_empty() && self.ports.is_empty() && self.guards.is_empty()

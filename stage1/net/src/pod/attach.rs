@@ -14,6 +14,7 @@ use gantry_contract::network::{Address, Attached, Route};
 use gantry_contract::plan::{Dns, Networks};
 
 use super::error::{NetworkError, Result};
+use super::forwarding::Forwarding;
 use super::record::{self, Joined, Place, Record, Records};
 use super::select::{Choice, Families};
 use super::state::{Lock, StateDir, WAIT};
@@ -101,6 +102,7 @@ impl Making<'_> {
         };
         let mut entries = State::new();
         let mut attached = Vec::new();
+        let mut forwarded = Families::default();
         for (choice, joined) in self.chosen.choices.iter().zip(&record.networks) {
             *begun += 1;
             let netns = record.namespace.as_ref().map(|place| place.path.clone());
@@ -111,10 +113,19 @@ impl Making<'_> {
                 ports::settle(&choice.ports, choice.families(), has, &choice.network.name, sockets)
             });
             settled.map_err(|error| self.whose_port(error))?;
+            if choice.plugins.is_none() && native::is_forwarded(&choice.network) {
+                forwarded = Families { v4: forwarded.v4 | has.v4, v6: forwarded.v6 | has.v6 };
+            }
             attached.push(facts);
         }
         record.got(self.pod.dir, &entries, attached)?;
-        within(self.host, || self.add_entries(&entries))
+        within(self.host, || {
+            let forwarding = Forwarding::new(&self.chosen.wanted.host, &self.state, &record.boot);
+            forwarding.note(forwarded)?;
+            entries.confined = forwarding.confined()?;
+            self.add_entries(&entries)?;
+            forwarding.switch_on(forwarded)
+        })
     }
 
     /// One network.

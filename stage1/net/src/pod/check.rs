@@ -104,7 +104,7 @@ fn both(host: &Host, records: &Records) -> Result<(Option<nft::Found>, State)> {
     let mut before = None;
     for _ in 0..ATTEMPTS {
         let (whole, others) = records.sorted()?;
-        let needed = tables::needed(&whole, &now)?;
+        let needed = tables::wanted(host, &whole, &now)?;
         let found = match tables::with(host, nft::Table::read) {
             // A host without nftables, and without pods that need them.
             Err(error) if needed.is_empty() && error.kind() == ErrorKind::Unavailable => None,
@@ -162,6 +162,9 @@ fn tables_against(host: &Host, records: &Records) -> Result<Vec<String>> {
     let mut lines: Vec<String> = found.faults.iter().map(|fault| format!("nftables: {fault}")).collect();
     lines.extend(differences(&found.state, &needed, " is in the tables, and no pod needs it so"));
     lines.extend(differences(&needed, &found.state, " is not in the tables, and a pod needs it"));
+    if found.state.confined != needed.confined && !needed.is_empty() {
+        lines.push("forwarding that was switched on for pods is not confined to them in the tables".to_owned());
+    }
     for (name, network) in &needed.networks {
         if found.state.networks.get(name) != Some(network) {
             lines.push(format!("network {name} is not in the tables as its pods need it"));

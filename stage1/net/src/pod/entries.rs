@@ -148,6 +148,7 @@ pub(super) fn own(state: &State) -> State {
         interfaces: state.interfaces.iter().filter(|(_, it)| !it.addresses.is_empty()).map(cloned).collect(),
         ports: state.ports.clone(),
         guards: state.guards.clone(),
+        confined: nft::Confined::default(),
     }
 }
 
@@ -174,6 +175,8 @@ pub(super) fn merge(into: &mut State, more: State) -> bool {
     whole &= merge_map(&mut into.interfaces, more.interfaces);
     whole &= merge_map(&mut into.ports, more.ports);
     whole &= merge_map(&mut into.guards, more.guards);
+    into.confined.v4 |= more.confined.v4;
+    into.confined.v6 |= more.confined.v6;
     whole
 }
 

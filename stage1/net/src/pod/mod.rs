@@ -21,6 +21,7 @@ mod check;
 mod detach;
 mod entries;
 mod error;
+mod forwarding;
 mod holders;
 mod list;
 mod listeners;

@@ -4,6 +4,7 @@
 //! STATE_DIR/            0700
 //!   lock                flock: shared by who makes an interface and its entries, exclusive for who removes bridges
 //!   gc                  flock: shared by who adds a pod by plugins, exclusive for their garbage collection; the plugins have it too
+//!   forwarding4, forwarding6   what the host was before forwarding was switched on (super::forwarding)
 //!   results/            crate::plugin::Cache
 //!   BOOT_ID/NETWORK/    crate::ipam::Store
 //! ```
@@ -26,6 +27,8 @@ use crate::plugin::{Cache, Runtime};
 pub(super) const WAIT: Duration = Duration::from_secs(30);
 /// When it is looked whether it is plugins that have a lock, and nobody who would end them: a collection takes no longer.
 const ORPHAN_AFTER: Duration = Duration::from_secs(12);
+/// More than a small file of ours has.
+const MAX_SMALL: usize = 256 * 1024;
 /// The deepest directory of leases.
 const MAX_DEPTH: u32 = 8;
 
@@ -133,6 +136,39 @@ impl StateDir {
     pub(super) fn forget_boot(&self, boot: &str) -> Result<()> {
         remove_tree(self.fd.as_fd(), boot, MAX_DEPTH)
             .map_err(NetworkError::errno(format!("remove the directory {}/{boot}", self.path)))
+    }
+
+    /// A small file of it.
+    pub(super) fn small(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let doing = || format!("read {}/{name}", self.path);
+        let file = match files::open_file(self.fd.as_fd(), Path::new(name)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(NetworkError::file(doing()))?,
+        };
+        files::read(file, MAX_SMALL).map_err(NetworkError::file(doing()))
+    }
+
+    /// Writes a small file, in the place of an earlier one. Nothing is synced: what it says is over with the boot.
+    pub(super) fn put(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let doing = || format!("write {}/{name}", self.path);
+        // Two may write the same at once: each its own file, of which one is the last.
+        let new = format!(".{name}.{}", std::process::id());
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fd = rustix::fs::openat(&self.fd, &new, flags, Mode::RUSR | Mode::WUSR);
+        let mut file = std::fs::File::from(fd.map_err(NetworkError::errno(doing()))?);
+        let written = std::io::Write::write_all(&mut file, bytes);
+        let placed = written.and_then(|()| Ok(rustix::fs::renameat(&self.fd, &new, &self.fd, name)?));
+        if placed.is_err() {
+            // The failure to write is the one to tell.
+            let _ = rustix::fs::unlinkat(&self.fd, &new, AtFlags::empty());
+        }
+        placed.map_err(NetworkError::file(doing()))
+    }
+
+    /// Removes a small file; it need not be there.
+    pub(super) fn remove(&self, name: &str) -> Result<()> {
+        gone(rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()))
+            .map_err(NetworkError::errno(format!("remove {}/{name}", self.path)))
     }
 
     /// What is remembered of plugins.

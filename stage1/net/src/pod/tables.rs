@@ -18,12 +18,14 @@ use gantry_model::{ErrorKind, Kind};
 
 use super::entries;
 use super::error::{NetworkError, Result};
+use super::forwarding::Forwarding;
 use super::record::{Record, Records, Standing, boot};
+use super::select::Families;
 use super::state::{Lock, StateDir};
 use crate::native;
-use crate::native::switches::{be, forward};
+use crate::native::switches::be;
+use crate::netlink::Namespace;
 use crate::netlink::sysctl::Sysctl;
-use crate::netlink::{Namespace, Socket};
 use crate::nft::{self, State, Table, conntrack};
 
 /// How the names of all gantries' tables begin.
@@ -52,6 +54,15 @@ pub(super) fn needed(records: &[Record], boot: &str) -> Result<State> {
     for record in records.iter().filter(|record| record.state == Standing::Up && record.boot == boot) {
         // Where two cannot both be, one of them is about to find that out.
         entries::merge(&mut state, record.entries()?.possible());
+    }
+    Ok(state)
+}
+
+/// What the tables should hold: what the pods need that are up, and whether the host forwards for them alone.
+pub(super) fn wanted(host: &Host, records: &[Record], boot: &str) -> Result<State> {
+    let mut state = needed(records, boot)?;
+    if let Some(dir) = StateDir::find(host)?.filter(|_| !state.is_empty()) {
+        state.confined = Forwarding::new(host, &dir, boot).confined()?;
     }
     Ok(state)
 }
@@ -104,7 +115,8 @@ pub(super) fn reload(host: &Host) -> Result<()> {
     for _ in 0..ATTEMPTS {
         let generation = with(host, Table::generation);
         let (whole, others) = records.sorted()?;
-        let state = needed(&whole, &boot)?;
+        forward_for(host, &boot, &needed(&whole, &boot)?, |forwarding, families| forwarding.note(families))?;
+        let state = wanted(host, &whole, &boot)?;
         let table = with_others(state.clone(), || with(host, Table::read), &others);
         let generation = match generation {
             // A host without nftables, and without pods that need them.
@@ -123,8 +135,8 @@ pub(super) fn reload(host: &Host) -> Result<()> {
             Err(nft::Error::Changed) => continue,
             other => other.map_err(NetworkError::table(RELOAD))?,
         }
-        if needed(&records.whole()?, &boot)? == state {
-            return switch_on(&state);
+        if wanted(host, &records.whole()?, &boot)? == state {
+            return switch_on(host, &boot, &state);
         }
     }
     let source = nft::Error::Contended { what: "make the tables hold what the pods need".into() };
@@ -141,9 +153,11 @@ fn delete_if_unused(host: &Host) -> Result<()> {
         Err(NetworkError::Locked { .. }) => return Ok(()),
         other => other?,
     };
-    if !needed(&Records::open(host)?.whole()?, &boot()?)?.is_empty() {
+    let now = boot()?;
+    if !needed(&Records::open(host)?.whole()?, &now)?.is_empty() {
         return Ok(());
     }
+    Forwarding::new(host, &state, &now).restore()?;
     delete(host)
 }
 
@@ -186,11 +200,23 @@ pub(super) fn remove_shared(host: &Host, unused: &State) -> Result<()> {
 }
 
 /// The switches that our networks need and that others turn off (docker, sysctl --system). Written only if they are not so.
-fn switch_on(state: &State) -> Result<()> {
-    let has = |v4: bool| state.networks.values().flat_map(|network| &network.prefixes).any(|it| it.is_ipv4() == v4);
-    let on = Socket::open().and_then(|mut socket| forward(&mut socket, has(true), has(false)));
-    if_there(on)?;
+fn switch_on(host: &Host, boot: &str, state: &State) -> Result<()> {
+    forward_for(host, boot, state, |forwarding, families| forwarding.switch_on(families))?;
     open_loopback(state)
+}
+
+fn forward_for(
+    host: &Host,
+    boot: &str,
+    state: &State,
+    work: impl FnOnce(&Forwarding<'_>, Families) -> Result<()>,
+) -> Result<()> {
+    let has = |v4: bool| state.networks.values().flat_map(|network| &network.prefixes).any(|it| it.is_ipv4() == v4);
+    let families = Families { v4: has(true), v6: has(false) };
+    match StateDir::find(host)? {
+        Some(dir) if families != Families::default() => work(&Forwarding::new(host, &dir, boot), families),
+        _ => Ok(()),
+    }
 }
 
 /// Lets 127.0.0.1 of the host lead to the ports among these entries, which are in the tables.

@@ -16,6 +16,7 @@ use std::time::Duration;
 use gantry_contract::network::Host;
 
 use super::error::{NetworkError, Result};
+use super::forwarding::Forwarding;
 use super::record::{Record, Records, boot};
 use super::state::{Lock, StateDir};
 use super::{detach, tables};
@@ -116,6 +117,9 @@ impl Left {
         }
         let needed = tables::needed(&whole, &now)?;
         if needed.is_empty() {
+            if let Some(state) = &state {
+                Forwarding::new(&self.host, state, &now).restore()?;
+            }
             tables::delete(&self.host)?;
         } else {
             let mut unused = self.shared.clone();

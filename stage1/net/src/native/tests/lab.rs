@@ -90,6 +90,11 @@ impl Lab {
         table.ensure(&State::new()).unwrap();
         for added in added {
             table.add(&added.entries).unwrap();
+            within(&self.host, || {
+                for switch in [Sysctl::ForwardV4, Sysctl::ForwardV6] {
+                    switches::be(switch, "1").unwrap();
+                }
+            });
             if added.entries.ports.keys().any(|port| port.address.is_ipv4()) {
                 let on = |name: &String| switches::be(Sysctl::RouteLocalnet(name), "1").unwrap();
                 within(&self.host, || added.entries.interfaces.keys().for_each(on));

@@ -2,9 +2,9 @@
 
 use super::port::Port;
 use super::{
-    IFF_PROMISC, IFF_UP, IFINFOMSG, IFLA_ADDRESS, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND,
-    IFLA_INFO_SLAVE_DATA, IFLA_INFO_SLAVE_KIND, IFLA_LINK, IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_TXQLEN,
-    RTM_NEWLINK, create, port,
+    IFF_PROMISC, IFF_UP, IFINFOMSG, IFLA_ADDRESS, IFLA_GROUP, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA,
+    IFLA_INFO_KIND, IFLA_INFO_SLAVE_DATA, IFLA_INFO_SLAVE_KIND, IFLA_LINK, IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU,
+    IFLA_TXQLEN, RTM_NEWLINK, create, port,
 };
 use crate::netlink::error::Malformed;
 use crate::netlink::mac::Mac;
@@ -38,6 +38,8 @@ pub struct Link {
     pub flags: u32,
     /// Packets that may wait to be sent.
     pub tx_queue_length: u32,
+    /// The number of its group of interfaces; 0 if nobody gave it another.
+    pub group: u32,
     /// The text somebody gave it.
     pub alias: Option<String>,
     /// How it is a port, when `master` is a bridge.
@@ -114,6 +116,7 @@ pub(crate) fn parse(message: &Message<'_>) -> std::result::Result<Option<Link>, 
         mac: None,
         flags: word(8).ok_or(short)?,
         tx_queue_length: 0,
+        group: 0,
         alias: None,
         port: None,
         mode: None,
@@ -128,6 +131,7 @@ pub(crate) fn parse(message: &Message<'_>) -> std::result::Result<Option<Link>, 
             IFLA_TXQLEN => link.tx_queue_length = attribute.u32().unwrap_or_default(),
             IFLA_LINK_NETNSID => link.netns_id = attribute.i32(),
             IFLA_ADDRESS => link.mac = attribute.payload.try_into().ok().map(Mac),
+            IFLA_GROUP => link.group = attribute.u32().unwrap_or(0),
             IFLA_IFALIAS => link.alias = attribute.text().filter(|alias| !alias.is_empty()).map(str::to_owned),
             IFLA_LINKINFO => parse_info(&attribute, &mut link)?,
             _ => {}

@@ -16,7 +16,7 @@ mod watch;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Access, Forward, Guard, HostPort, Interface, Network, Protocol, State};
+use super::{Access, Confined, Forward, Guard, HostPort, Interface, Network, Protocol, State};
 use crate::address::Prefix;
 use crate::netlink::Mac;
 
@@ -62,5 +62,6 @@ fn sample() -> State {
     state.guards.insert("gt0".to_owned(), guard([2, 0, 0, 0, 0, 1], &["10.1.0.2", "fd00:1::2"]));
     state.guards.insert("gt1".to_owned(), guard([2, 0, 0, 0, 0, 2], &["10.1.0.3", "10.1.0.4", "fd00:1::3"]));
     state.guards.insert("gt2".to_owned(), guard([2, 0, 0, 0, 0, 3], &[]));
+    state.confined = Confined { v4: true, v6: true };
     state
 }

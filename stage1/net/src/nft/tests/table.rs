@@ -35,6 +35,7 @@ fn nft_and_we_read_what_was_written() {
     let chains = ["forward", "guard", "output", "ports", "postrouting", "prerouting"];
     assert_eq!(names(&objects(&listing, "chain")), chains);
     let sets = [
+        "confined",
         "interfaces",
         "isolated",
         "masquerade4",
@@ -48,7 +49,7 @@ fn nft_and_we_read_what_was_written() {
     ];
     assert_eq!(names(&objects(&listing, "set")), sets);
     assert_eq!(names(&objects(&listing, "map")), ["hostports4", "hostports6", "ports4", "ports6"]);
-    assert_eq!(objects(&listing, "rule").len(), 32);
+    assert_eq!(objects(&listing, "rule").len(), 33);
     let text = space.sh("nft list table inet gantry");
     for line in [
         "tcp . 8080 comment \"pod-a\" : 10.1.0.2 . 80",
@@ -56,6 +57,7 @@ fn nft_and_we_read_what_was_written() {
         "127.0.0.1 . tcp . 8081 comment \"pod-b\" : 10.1.0.3 . 81",
         "2001:db8::1 . udp . 65535 comment \"pod-b\" : fd00:1::3 . 1",
         "\"gantry1\" . \"gantry1\" comment \"apart\"",
+        "elements = { ipv4, ipv6 }",
         "\"veth7\" . fd00:3::7 comment \"open\"",
         "10.1.0.0/16 . 10.1.0.0/16 comment \"default\"",
         "10.1.0.0/16 comment \"default\"",
@@ -237,7 +239,7 @@ fn faults_are_named() {
     let space = Space::new();
     let mut table = space.table();
     for (damage, fault) in [
-        ("flush chain inet gantry forward", "the chain forward has other rules (0; it should have 11)"),
+        ("flush chain inet gantry forward", "the chain forward has other rules (0; it should have 12)"),
         ("insert rule inet gantry postrouting accept", "the chain postrouting has other rules (9; it should have 8)"),
         ("insert rule inet gantry guard limit rate 1/second drop", "the chain guard has other rules"),
         ("chain inet gantry forward { policy drop; }", "the chain forward is of another type"),

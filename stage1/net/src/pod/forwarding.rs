@@ -1,0 +1,246 @@
+//! Forwarding: switched on when the first pod needs it, confined to gantries' interfaces where it was off before, and
+//! switched off with the last pod.
+//!
+//! Before the switch is turned, what it was is written into the state directory (`forwarding4`, `forwarding6`); it goes when the
+//! host is as it was. As long as there is such a file, the tables drop what is forwarded and neither comes from nor goes to an
+//! interface of a gantry: a host between two networks does not begin to route between them because it runs a pod. The tables
+//! have that before the switch is turned.
+//!
+//! The kernel turns other switches with this one, which are put back too: `accept_redirects` (ip_forward of ip-sysctl.rst: "this
+//! variable is special, its change resets all configuration parameters to their default state"), and the switches of single
+//! interfaces. A host on which single interfaces forward already routes by its administrator's will, and is not confined.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use gantry_contract::network::Host;
+use gantry_model::{ErrorKind, Kind};
+use serde::{Deserialize, Serialize};
+
+use super::detach;
+use super::error::{NetworkError, Result};
+use super::select::Families;
+use super::state::StateDir;
+use crate::native;
+use crate::native::switches::{be, be_if_there, listen_to_routers};
+use crate::netlink::link::Link;
+use crate::netlink::sysctl::Sysctl;
+use crate::netlink::{Namespace, Socket};
+use crate::nft::{Confined, INTERFACE_GROUP};
+
+/// What a host was before gantry switched forwarding on for an IP version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Earlier {
+    /// The boot and the network namespace (device and inode) it is true within.
+    boot: String,
+    namespace: (u64, u64),
+    /// Interfaces that forwarded already.
+    forwarding: Vec<String>,
+    /// `net.ipv4.conf.all.accept_redirects`; of IPv4 only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    accept_redirects: Option<String>,
+    /// Interfaces that were told to go on listening to routers, which a host that forwards does not; of IPv6 only.
+    #[serde(default)]
+    listening: Vec<String>,
+}
+
+/// The forwarding of the network namespace that the calling thread is in.
+pub(super) struct Forwarding<'a> {
+    host: &'a Host,
+    state: &'a StateDir,
+    boot: &'a str,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    V4,
+    V6,
+}
+
+impl Version {
+    const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    fn file(self) -> &'static str {
+        match self {
+            Self::V4 => "forwarding4",
+            Self::V6 => "forwarding6",
+        }
+    }
+
+    fn switch(self) -> Sysctl<'static> {
+        match self {
+            Self::V4 => Sysctl::ForwardV4,
+            Self::V6 => Sysctl::ForwardV6,
+        }
+    }
+
+    /// The directory of the switches of interfaces, below `/proc/sys/net`.
+    fn conf(self) -> &'static str {
+        match self {
+            Self::V4 => "ipv4/conf",
+            Self::V6 => "ipv6/conf",
+        }
+    }
+
+    fn is_among(self, families: Families) -> bool {
+        match self {
+            Self::V4 => families.v4,
+            Self::V6 => families.v6,
+        }
+    }
+}
+
+impl<'a> Forwarding<'a> {
+    pub(super) fn new(host: &'a Host, state: &'a StateDir, boot: &'a str) -> Self {
+        Self { host, state, boot }
+    }
+
+    /// Writes down what the host is, for the IP versions that are to be switched on and are not.
+    pub(super) fn note(&self, needed: Families) -> Result<()> {
+        for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
+            if self.is_on(version)? == Some(false) && self.earlier(version)?.is_none() {
+                let earlier = self.look(version)?;
+                let text = serde_json::to_string(&earlier)
+                    .map_err(|error| NetworkError::file(format!("write {}", version.file()))(error.into()))?;
+                self.state.put(version.file(), text.as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// For which IP versions the host is to forward for pods alone.
+    pub(super) fn confined(&self) -> Result<Confined> {
+        Ok(Confined { v4: self.is_for_pods_alone(Version::V4)?, v6: self.is_for_pods_alone(Version::V6)? })
+    }
+
+    fn is_for_pods_alone(&self, version: Version) -> Result<bool> {
+        Ok(self.earlier(version)?.is_some_and(|earlier| earlier.forwarding.is_empty()))
+    }
+
+    /// Switches forwarding on where it is off. The tables are as they are to be.
+    pub(super) fn switch_on(&self, needed: Families) -> Result<()> {
+        for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
+            if self.is_on(version)? == Some(false) {
+                if version == Version::V6 {
+                    let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
+                    listen_to_routers(&mut socket).map_err(NetworkError::link("keep listening to routers"))?;
+                }
+                version.switch().set("1").map_err(NetworkError::link("switch forwarding on"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the host what it was, unless another gantry has pods here: then it is left to the next time. The caller has the
+    /// lock of the links alone, and no pod needs forwarding.
+    pub(super) fn restore(&self) -> Result<()> {
+        for version in Version::ALL {
+            let Some(earlier) = self.earlier(version)? else {
+                // Of another boot, or damaged: there is nothing to go back to.
+                self.state.remove(version.file())?;
+                continue;
+            };
+            if self.others_have_pods()? {
+                continue;
+            }
+            let restored = restore(version, &earlier);
+            restored.map_err(NetworkError::link("switch forwarding off, as it was before the first pod"))?;
+            self.state.remove(version.file())?;
+        }
+        Ok(())
+    }
+
+    /// `None`: there is no such IP version.
+    fn is_on(&self, version: Version) -> Result<Option<bool>> {
+        match version.switch().get() {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(NetworkError::link("look whether the host forwards")(error)),
+            Ok(value) => Ok(Some(value != "0")),
+        }
+    }
+
+    /// What is written down that is true within this boot and network namespace.
+    fn earlier(&self, version: Version) -> Result<Option<Earlier>> {
+        let Some(text) = self.state.small(version.file())? else { return Ok(None) };
+        let earlier: Option<Earlier> = serde_json::from_slice(&text).ok();
+        let here = here()?;
+        Ok(earlier.filter(|earlier| earlier.boot == self.boot && earlier.namespace == here))
+    }
+
+    fn look(&self, version: Version) -> Result<Earlier> {
+        let (boot, namespace) = (self.boot.to_owned(), here()?);
+        let looked = NetworkError::link("look at the switches of the host");
+        let read = || -> crate::netlink::Result<Earlier> {
+            let forwarding = interfaces_with(version, "forwarding", "1")?;
+            Ok(match version {
+                Version::V4 => {
+                    let accept_redirects = Some(Sysctl::Other(ACCEPT_REDIRECTS).get()?);
+                    Earlier { boot, namespace, forwarding, accept_redirects, listening: Vec::new() }
+                }
+                // Those with a default route of IPv6 among them are told to: see `listen_to_routers`.
+                Version::V6 => {
+                    let listening = interfaces_with(version, "accept_ra", "1")?;
+                    Earlier { boot, namespace, forwarding, accept_redirects: None, listening }
+                }
+            })
+        };
+        read().map_err(looked)
+    }
+
+    /// Whether there are interfaces of another gantry here.
+    fn others_have_pods(&self) -> Result<bool> {
+        let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
+        let links = socket.links().map_err(NetworkError::link("list the interfaces"))?;
+        let others = |link: &&Link| link.group == INTERFACE_GROUP && !native::is_bridge_of(link, &self.host.state_dir);
+        // The kernel removes the cables of pods that have just ended by and by.
+        let own = |link: &Link| {
+            detach::pod_of(link).is_some_and(|pod| Path::new(&self.host.pods_dir).join(pod).symlink_metadata().is_ok())
+        };
+        Ok(links.iter().filter(others).any(|link| !own(link)))
+    }
+}
+
+const ACCEPT_REDIRECTS: &str = "ipv4/conf/all/accept_redirects";
+
+fn restore(version: Version, earlier: &Earlier) -> crate::netlink::Result<()> {
+    be(version.switch(), "0")?;
+    if let Some(value) = &earlier.accept_redirects {
+        be(Sysctl::Other(ACCEPT_REDIRECTS), value)?;
+    }
+    for name in &earlier.forwarding {
+        be_if_there(Sysctl::Other(&format!("{}/{name}/forwarding", version.conf())), "1")?;
+    }
+    for name in &earlier.listening {
+        let switch = format!("{}/{name}/accept_ra", version.conf());
+        match Sysctl::Other(&switch).get() {
+            Ok(value) if value == "2" => be_if_there(Sysctl::Other(&switch), "1")?,
+            // It is gone, or somebody has said something else since.
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The interfaces whose switch of this name has this value; without `all` and `default`, which are none.
+fn interfaces_with(version: Version, switch: &str, value: &str) -> crate::netlink::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for link in Socket::open()?.links()? {
+        match Sysctl::Other(&format!("{}/{}/{switch}", version.conf(), link.name)).get() {
+            Ok(has) if has == value => names.push(link.name),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(names)
+}
+
+/// The network namespace the thread is in.
+fn here() -> Result<(u64, u64)> {
+    let doing = "look at the network namespace of the host";
+    let namespace = Namespace::own().map_err(NetworkError::link(doing))?;
+    let stat = rustix::fs::fstat(namespace.as_fd()).map_err(NetworkError::errno(doing))?;
+    Ok((stat.st_dev, stat.st_ino))
+}
