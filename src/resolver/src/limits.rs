@@ -1,5 +1,8 @@
 //! How much one asker may have of us, and how much all of them: what is beyond is dropped, as if it had been lost on the
 //! way, and is asked again by whoever means it.
+//!
+//! What is under way for all is shared by dynamic thresholds (Choudhury and Hahne, 1998): an asker may have as much as is free.
+//! So n askers that want all they can get have an nth each, and as much stays free for the next one, however many they are.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -22,7 +25,7 @@ pub(crate) enum Work {
     Connection,
 }
 
-/// How many of each there may be.
+/// How many of each there may be. An asker may also have no more than are free.
 #[derive(Debug, Clone, Copy)]
 struct Most {
     of_one: u32,
@@ -90,11 +93,9 @@ impl Limits {
     pub(crate) fn begin(&self, asker: IpAddr, work: Work, now: Instant) -> Option<Ticket> {
         let most = work.most();
         let mut counts = self.lock();
-        if *counts.all.under_way(work) >= most.of_all {
-            return None;
-        }
+        let free = most.of_all.saturating_sub(*counts.all.under_way(work));
         let of_one = counts.asker(asker, now)?.under_way(work);
-        if *of_one >= most.of_one {
+        if *of_one >= most.of_one.min(free) {
             return None;
         }
         *of_one += 1;

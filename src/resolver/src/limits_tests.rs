@@ -24,14 +24,36 @@ fn so_much_under_way() {
         let begin = |asker| limits.begin(asker, work, now);
         let mut tickets: Vec<Ticket> = std::iter::from_fn(|| begin(asker(1))).collect();
         assert_eq!(tickets.len(), of_one as usize, "of one");
+        // Each of many gets one, until nothing is free.
         tickets.extend((2..).map_while(|n| begin(asker(n))));
-        tickets.extend(std::iter::from_fn(|| begin(asker(2))));
-        let others = (3..1000).flat_map(|n| std::iter::from_fn(move || Some(n)).take(of_one as usize));
-        tickets.extend(others.map_while(|n| begin(asker(n))));
         assert_eq!(tickets.len(), of_all as usize, "of all");
         assert!(begin(asker(5000)).is_none());
         tickets.clear();
         assert!(begin(asker(1)).is_some(), "over is over");
+    }
+}
+
+/// However many ask for all they can get, one who comes later has its part.
+#[test]
+fn askers_share_and_leave_a_reserve() {
+    let now = Instant::now();
+    for flooding in [1, 4, 8, 9, 50] {
+        let limits = Limits::default();
+        let begin = |asker| limits.begin(asker, Work::Forward, now);
+        let Most { of_one, of_all } = Work::Forward.most();
+        let mut tickets: Vec<Ticket> = Vec::new();
+        loop {
+            let round: Vec<Ticket> = (1..=flooding).filter_map(|n| begin(asker(n))).collect();
+            if round.is_empty() {
+                break;
+            }
+            tickets.extend(round);
+        }
+        let share = (of_all / (flooding + 1)).min(of_one) as usize;
+        let has = |n: u32| limits.lock().askers[&asker(n)].forwards as usize;
+        assert!((1..=flooding).all(|n| has(n).abs_diff(share) <= 1), "{flooding}: {:?}", (1..=flooding).map(has));
+        let later: Vec<Ticket> = std::iter::from_fn(|| begin(asker(1000))).collect();
+        assert!(later.len() >= share / 2 && !later.is_empty(), "{flooding}: {}", later.len());
     }
 }
 

@@ -85,6 +85,8 @@ pub(crate) struct Zone {
     prefixes: Vec<(IpAddr, u8)>,
     names: HashMap<String, Vec<IpAddr>>,
     pointers: HashMap<IpAddr, String>,
+    /// Of an address of a pod the pod's first: what one pod may ask for is counted for all of its addresses together.
+    firsts: HashMap<IpAddr, IpAddr>,
 }
 
 /// What a name is.
@@ -130,6 +132,11 @@ impl Zone {
         self.pointers.get(&address).map(String::as_str)
     }
 
+    /// The address under which the questions of a pod are counted, of whichever of its addresses they come.
+    pub(crate) fn counted_as(&self, asker: IpAddr) -> IpAddr {
+        self.firsts.get(&asker).copied().unwrap_or(asker)
+    }
+
     /// Whether an address is in one of the subnets.
     pub(crate) fn covers(&self, address: IpAddr) -> bool {
         self.prefixes.iter().any(|&(of, length)| contains(of, length, address))
@@ -141,6 +148,9 @@ impl Zone {
             let prefix = (address.address, address.prefix);
             if !self.prefixes.iter().any(|&(of, length)| length == prefix.1 && contains(of, length, prefix.0)) {
                 self.prefixes.push(prefix);
+            }
+            if let Some(first) = network.addresses.first() {
+                self.firsts.entry(address.address).or_insert(first.address);
             }
             if let Some(first) = labels.first() {
                 self.pointers.entry(address.address).or_insert_with(|| first.clone());

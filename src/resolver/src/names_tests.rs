@@ -38,6 +38,9 @@ fn names_of_a_pod() {
     assert_eq!(back.find(&name("web.")), Found::Pod(&[ip("10.2.0.2")]));
     assert_eq!(back.find(&name("log.")), Found::Pod(&[ip("10.2.0.2"), ip("10.2.0.3")]));
     assert_eq!(back.name_of(ip("10.2.0.3")), Some("db"));
+    let counted = [front.counted_as(ip("10.1.0.2")), front.counted_as(ip("fd00:1::2"))];
+    assert_eq!(counted, [ip("10.1.0.2"); 2], "the addresses of a pod share");
+    assert_eq!(front.counted_as(ip("10.1.0.77")), ip("10.1.0.77"), "an address of no pod is its own");
     // Pods of other networks are as if they were not there.
     assert_eq!(front.find(&name("db.")), Found::Foreign);
     assert_eq!(front.find(&name("db.gantry.internal.")), Found::Missing);

@@ -137,6 +137,13 @@ impl Shared {
         Asked { packet, transport, zone, forward, turn }.step()
     }
 
+    /// Whose share of what is under way a question from this address takes: the pod's.
+    fn counted_as(&self, at: IpAddr, asker: IpAddr) -> IpAddr {
+        let facts = self.facts.borrow();
+        let zone = facts.places.get(&at).and_then(|place| place.zone_for(asker));
+        zone.map_or(asker, |zone| zone.counted_as(asker))
+    }
+
     /// Asks the servers of the host; never ourselves.
     async fn forward(&self, forward: &Forward) -> Option<Vec<u8>> {
         let facts = Arc::clone(&self.facts.borrow());
@@ -165,7 +172,8 @@ impl Shared {
                 // What cannot be sent is lost, as datagrams are.
                 Step::Reply(reply) => drop(socket.try_send_to(&reply, from)),
                 Step::Forward(forward) => {
-                    let Some(ticket) = self.limits.begin(from.ip(), Work::Forward, Instant::now()) else { continue };
+                    let asker = self.counted_as(at, from.ip());
+                    let Some(ticket) = self.limits.begin(asker, Work::Forward, Instant::now()) else { continue };
                     let (shared, socket) = (Arc::clone(&self), Arc::clone(&socket));
                     under_way.spawn(async move {
                         let _ticket = ticket;
@@ -195,7 +203,8 @@ impl Shared {
             if !covered {
                 continue;
             }
-            if let Some(ticket) = self.limits.begin(from.ip(), Work::Connection, Instant::now()) {
+            let asker = self.counted_as(at, from.ip());
+            if let Some(ticket) = self.limits.begin(asker, Work::Connection, Instant::now()) {
                 under_way.spawn(Arc::clone(&self).connection(stream, at, from.ip(), ticket));
             }
         }
@@ -209,10 +218,13 @@ impl Shared {
                 let reply = match self.step(at, asker, &packet, Transport::Tcp) {
                     Step::Drop => return,
                     Step::Reply(reply) => Some(reply),
-                    Step::Forward(forward) => match self.limits.begin(asker, Work::Forward, Instant::now()) {
-                        Some(_ticket) => self.forward(&forward).await,
-                        None => return,
-                    },
+                    Step::Forward(forward) => {
+                        let counted = self.counted_as(at, asker);
+                        match self.limits.begin(counted, Work::Forward, Instant::now()) {
+                            Some(_ticket) => self.forward(&forward).await,
+                            None => return,
+                        }
+                    }
                 };
                 let Some(reply) = reply else { return };
                 if !matches!(timeout(IDLE, forward::send(&mut stream, &reply)).await, Ok(Ok(()))) {
