@@ -23,6 +23,7 @@ PLUGINS = "/usr/lib/cni"
 NONE, DEFAULT = "gantry run --net=none", "gantry run, built-in default"
 SAME, EXTERNAL = "gantry run, a list done by gantry", "gantry run, that list by Debian's plugins"
 ALONE, WITHIN = "those plugins alone, ADD and DEL", "… without what its plugins took in it"
+FLUSHED, FLUSHED_MS = "rules back after nft flush ruleset, with gantryd", 2000.0
 PODMAN, PODMAN_NONE = "podman run, its bridge", "podman run, no network"
 
 MOST_MS, OF_PODMAN, EXTRA_MS, GROWTH = 10.0, 0.1, 2.0, 1.25
@@ -177,6 +178,50 @@ def beside(world, rounds):
     return dict(sorted(rows.items(), key=lambda row: (row[0].split(", ")[0], row[0].split(", ")[1])))
 
 
+def flushed(world, rounds):
+    """How long a pod is without its rules after `nft flush ruleset` beside gantryd; documented are two seconds at most."""
+    samples = []
+    with ExitStack() as stack:
+        host = Host(world, stack, "net-flushed")
+        gantry, image, ways = host.gantry()
+        start = gantry.command(ways["built-in"], "run", "--net=default", "--detach", "--quiet", image, "--exec", APP, "--",
+                               "sleep", "forever")
+        host.runner.run(start)
+        # One process does it all, in the host's namespace: what is measured is not the start of programs.
+        daemon = [os.path.join(gantry.programs, "gantryd"), "--dir", gantry.directory, "--listen", "none"]
+        watch = [sys.executable, "-c", FLUSH, str(rounds), *daemon]
+        for line in host.runner.text(watch, deadline=60.0 + 5.0 * rounds).splitlines():
+            samples.append(int(line))
+    return {FLUSHED: summary(samples)}
+
+
+# Starts gantryd, waits until it has put the rules in place once, then flushes and waits for the rules; nanoseconds, a line each.
+FLUSH = """
+import subprocess, sys, time
+rounds, daemon = int(sys.argv[1]), sys.argv[2:]
+def there():
+    return "gantry" in subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
+def back():
+    begun = time.monotonic_ns()
+    while not there():
+        if time.monotonic_ns() - begun > 30e9:
+            sys.exit("the rules are not back after 30 s")
+        time.sleep(0.005)
+    return time.monotonic_ns() - begun
+keeper = subprocess.Popen(daemon, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+try:
+    time.sleep(2)
+    for _ in range(rounds):
+        subprocess.run(["nft", "flush", "ruleset"], check=True)
+        print(back(), flush=True)
+        # gantryd waits a second between two times; what is measured is one flush by itself.
+        time.sleep(1.5)
+finally:
+    keeper.terminate()
+    keeper.wait()
+"""
+
+
 def run(world):
     """Rows: name -> summary."""
     rounds = world.options.rounds or 40
@@ -188,6 +233,7 @@ def run(world):
         rows[WITHIN] = summary([took for number, took in kept if number >= warm])
     if world.wants("gantry"):
         rows.update(beside(world, rounds))
+        rows.update(flushed(world, min(rounds, 20)))
     return rows
 
 
@@ -207,6 +253,9 @@ def table_rows(rows):
         if PODMAN in median:
             of = median[DEFAULT] / median[PODMAN]
             judge(PODMAN, of, OF_PODMAN, f"default is {of:.3f} of it, most {OF_PODMAN}")
+    if FLUSHED in rows:
+        longest = max(rows[FLUSHED]["samples_ms"])
+        judge(FLUSHED, longest, FLUSHED_MS, f"{longest:.0f} ms at most, documented {FLUSHED_MS:.0f}")
     for name, value in median.items():
         parts = name.split(", ")
         if len(parts) == 3 and parts[1] == "default" and parts[2] != "1 pod":

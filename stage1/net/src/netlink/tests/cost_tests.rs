@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::support::{Net, cable, lacks, until};
+use super::support::{Feature, Net, cable, lacks, until};
 use crate::address::Cidr;
 use crate::netlink::address::Address;
 use crate::netlink::link::Change;
@@ -107,7 +107,7 @@ fn each_operation_has_its_price() {
         let with = Change { namespace: Some(pod.fd()), ..Change::default() };
         let mut made = Ok(());
         price("macvlan made", &mut || made = host.socket.create_link(&NewLink { name: "mac0", kind, with }));
-        if !lacks("macvlan", &made) {
+        if !lacks(Feature::Macvlan, &made) {
             made.unwrap();
             price("macvlan deleted", &mut || assert!(pod.socket.delete_link_named("mac0").unwrap()));
         }

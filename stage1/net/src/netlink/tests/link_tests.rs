@@ -8,7 +8,7 @@ use std::time::Duration;
 use gantry_model::{ErrorKind, Kind};
 use rustix::io::Errno;
 
-use super::support::{Net, cable, lacks, until};
+use super::support::{Feature, Net, cable, lacks, until};
 use crate::netlink::link::create::{Bridge, IpvlanMode, LinkKind, MacvlanMode, NewLink, Peer};
 use crate::netlink::link::port::Port;
 use crate::netlink::link::{Change, Statistics};
@@ -194,7 +194,7 @@ fn a_macvlan_is_made_inside_the_pod() {
     let kind = LinkKind::Macvlan { parent, mode: MacvlanMode::Private };
     let new = NewLink { name: "eth0", kind, with };
     let made = host.socket.create_link(&new);
-    if lacks("macvlan", &made) {
+    if lacks(Feature::Macvlan, &made) {
         return;
     }
     made.unwrap();

@@ -4,6 +4,7 @@
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use gantry_model::{ErrorKind, Kind};
@@ -11,7 +12,7 @@ use rustix::process::Pid;
 
 use crate::netlink::link::create::{Bridge, LinkKind, NewLink, Peer};
 use crate::netlink::link::{Change, Link};
-use crate::netlink::{Namespace, Result, Socket};
+use crate::netlink::{Namespace, Socket};
 
 /// An own network namespace and a socket in it.
 pub(crate) struct Net {
@@ -106,13 +107,40 @@ pub(crate) fn needs(program: &str) {
     assert!(there, "there is no '{program}' on PATH; install what the tests need with `./dev setup tests`");
 }
 
-/// Whether this failed because the kernel was built without something; then it says so, and the test is over.
-pub(crate) fn lacks<T>(what: &str, result: &Result<T>) -> bool {
-    let lacks = matches!(result, Err(error) if error.kind() == ErrorKind::Unavailable);
-    if lacks {
-        println!("this kernel has no {what}: not tried");
+/// Whether this failed because the kernel was built without a feature; then the skip is told, and the test is over. Other programs
+/// are asked too: a feature that they find and we do not is a failure.
+pub(crate) fn lacks<T, E: Kind>(feature: Feature, result: &std::result::Result<T, E>) -> bool {
+    match result {
+        // A queueing discipline that the kernel does not know is "not found".
+        Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::NotFound) => skipped(feature),
+        _ => false,
     }
-    lacks
+}
+
+/// Tells that a test, or a part of it, is skipped for the lack of a feature.
+pub(crate) fn skipped(feature: Feature) -> bool {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let (name, probe) = match feature {
+        Feature::Macvlan => ("macvlan", "ip link add up0 type bridge && ip link add probe link up0 type macvlan"),
+        Feature::Ipvlan => ("ipvlan", "ip link add up0 type bridge && ip link add probe link up0 type ipvlan"),
+        Feature::TokenBuckets => ("token buckets", "tc qdisc add dev lo root tbf rate 1mbit burst 10k latency 1ms"),
+        Feature::Sctp => ("SCTP", "python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_STREAM, 132)'"),
+    };
+    let probed = Command::new("unshare").args(["--net", "--", "sh", "-c", probe]).output().unwrap();
+    assert!(!probed.status.success(), "the kernel has {name}, and the test was about to be skipped for the lack of it");
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
+    // Not by println: that is shown of tests that fail.
+    let _ = writeln!(std::io::stderr(), "skipped ({count}): kernel has no {name}");
+    true
+}
+
+/// What a kernel may be built without.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Feature {
+    Macvlan,
+    Ipvlan,
+    TokenBuckets,
+    Sctp,
 }
 
 /// A socket at an address that a former one of this program may have had: while another test starts a process, that has

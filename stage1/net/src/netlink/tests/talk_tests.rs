@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use super::support::{Net, lacks, until};
+use super::support::{Feature, Net, lacks, until};
 use crate::address::Cidr;
 use crate::netlink::Mac;
 use crate::netlink::address::Address;
@@ -152,7 +152,7 @@ fn a_token_bucket_slows_down() {
     let index = host.index("veth1-2");
     let bucket = TokenBucket { rate: 1_000_000, burst: 100_000, latency: Duration::from_millis(50) };
     let limited = host.socket.limit_rate(index, &bucket);
-    if lacks("token buckets", &limited) {
+    if lacks(Feature::TokenBuckets, &limited) {
         return;
     }
     limited.unwrap();

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketType, ipproto};
 
 use super::space::Space;
 use super::{bridge, port, prefixes, to};
-use crate::netlink::tests::support::{bound, until};
+use crate::netlink::tests::support::{Feature, bound, skipped, until};
 use crate::nft::{Access, Interface, Network, Protocol, State};
 use Protocol::{Sctp, Tcp, Udp};
 
@@ -226,7 +226,7 @@ fn start(lan: &Lan) -> Servers {
     if has_sctp() {
         protocols.push(Sctp);
     } else {
-        println!("this kernel has no SCTP: not tried");
+        skipped(Feature::Sctp);
     }
     for protocol in protocols {
         for (space, port) in [(&lan.a, 80), (&lan.b, 81), (&lan.b, 80), (&lan.restricted, 80), (&lan.other, 80)] {
@@ -472,7 +472,7 @@ fn interfaces_of_their_own() {
 #[test]
 fn other_protocols() {
     if !has_sctp() {
-        println!("this kernel has no SCTP: not tried");
+        skipped(Feature::Sctp);
         return;
     }
     let lan = wire();
