@@ -257,3 +257,66 @@ fn a_flow_of_datagrams_follows_the_port_to_the_next_pod() {
     let third = g.server(&["-p", "8054:7000/udp"], "7000");
     assert!(space.outside().ask_from("udp", HOST4, 8054, 40054).contains(&g.ip4(&third)));
 }
+
+/// The port of the host that leads to a port of a pod, as `gantry port` tells it.
+fn published(g: &Gantry, pod: &str, port: &str) -> u16 {
+    let out = g.run(&["port", pod, port]).ok();
+    let number = out.text().rsplit_once(':').and_then(|(_, number)| number.parse().ok());
+    number.unwrap_or_else(|| panic!("no port: {out}"))
+}
+
+#[test]
+fn a_free_port_is_picked_told_and_held() {
+    let (space, g) = lab();
+    let image = g.fixture();
+    let line = ["run", "-d", "-p", "7000", "-p", "127.0.0.1::7000/udp", "-p", "8080:7001", &image, "--"];
+    let start = || {
+        let line = if g.list().is_empty() { line.to_vec() } else { [&line[..6], &line[8..]].concat() };
+        let out = g.run(&[&line[..], &["serve-echo", "7000"]].concat()).ok();
+        let pod = gantry_tests::pod_id(&out);
+        g.wait_log(&pod, "listening");
+        (pod, out)
+    };
+    let (first, out) = start();
+    let (tcp, udp) = (published(&g, &first, "7000"), published(&g, &first, "7000/udp"));
+    for told in [format!("published {tcp}->7000/tcp"), format!("published 127.0.0.1:{udp}->7000/udp")] {
+        let _ = out.stderr.contains(&told).then_some(()).unwrap_or_else(|| panic!("'{told}' is not told: {out}"));
+    }
+    for address in [HOST4, HOST6] {
+        assert!(space.outside().ask("tcp", address, tcp).contains(" to "));
+    }
+    assert!(space.host().ask("udp", "127.0.0.1", udp).contains(&g.ip4(&first)));
+    let _ = g.run(&["list"]).ok().says(&format!("{tcp}->7000/tcp"));
+    assert_eq!(g.attached(&first)[0]["ports"][0]["host_port"], tcp);
+    // Nobody else gets it: neither a program, nor a pod that names it, nor one that has another picked.
+    let bind = format!("import socket; socket.create_server(('0.0.0.0', {tcp}))");
+    assert_ne!(space.host().run("python3", &["-c", &bind]).code, 0);
+    let asked = format!("{tcp}:7000");
+    let out = g.run(&["run", "-p", &asked, &image, "--", "true"]).exits(FAILED);
+    let _ = out.complains(&[&format!("in use by pod {first}")]);
+    let (second, _) = start();
+    assert_ne!(published(&g, &second, "7000"), tcp);
+    g.run(&["stop", &first]).succeeded();
+    g.wait_state(&first, "exited");
+    assert_eq!(space.host().run("python3", &["-c", &bind]).code, 0, "it is free when the pod is over");
+}
+
+#[test]
+fn all_declared_ports_are_published() {
+    let (space, g) = lab();
+    // The standard image declares 8080/tcp.
+    let pod = g.server(&["-P"], "8080");
+    let port = published(&g, &pod, "8080");
+    assert!(space.outside().ask("tcp", HOST4, port).contains(&g.ip4(&pod)));
+    let other = g.server(&["--publish-all", "-p", "8080:8080"], "8080");
+    assert_eq!(g.run(&["port", &other]).ok().stdout, "8080/tcp -> 0.0.0.0:8080\n", "it is published already");
+    // A prepared pod has its port picked when it starts.
+    let image = g.fixture();
+    let prepared =
+        gantry_tests::pod_id(&g.run(&["prepare", "-p", "8080-tcp", &image, "--", "serve-echo", "8080"]).ok());
+    g.run(&["run-prepared", "--detach", &prepared]).succeeded();
+    g.wait_log(&prepared, "listening");
+    assert!(space.outside().ask("tcp", HOST4, published(&g, &prepared, "8080")).contains(&g.ip4(&prepared)));
+    let manifest = g.run(&["cat-manifest", &other]).ok().json();
+    assert_eq!(manifest["ports"][0]["to"], "all", "{manifest}");
+}

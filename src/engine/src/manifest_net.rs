@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Port {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     host_ip: Option<IpAddr>,
+    /// 0: a free one.
+    #[serde(default)]
     host_port: u16,
     to: Target,
 }
@@ -19,6 +21,8 @@ pub(crate) struct Port {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 enum Target {
+    /// Every declared one.
+    All,
     Name(String),
     Port {
         port: u16,
@@ -88,6 +92,7 @@ impl From<&PortSpec> for Port {
     fn from(port: &PortSpec) -> Self {
         let PortSpec { to, host_ip, host_port } = port;
         let to = match to {
+            PortTarget::All => Target::All,
             PortTarget::Named(name) => Target::Name(name.clone()),
             PortTarget::Numbered { port, count, protocol } => {
                 Target::Port { port: *port, count: *count, protocol: (*protocol).into() }
@@ -101,6 +106,7 @@ impl From<Port> for PortSpec {
     fn from(port: Port) -> Self {
         let Port { host_ip, host_port, to } = port;
         let to = match to {
+            Target::All => PortTarget::All,
             Target::Name(name) => PortTarget::Named(name),
             Target::Port { port, count, protocol } => PortTarget::Numbered { port, count, protocol: protocol.into() },
         };

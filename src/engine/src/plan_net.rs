@@ -19,6 +19,8 @@ use crate::settings::DEFAULT_DIR;
 
 /// The name of our nftables tables where there is one gantry.
 const TABLE: &str = "gantry";
+/// The most ports of a pod at free ports of the host.
+const MAX_PICKED: usize = 1024;
 /// So many declared ports are named in an error.
 const NAMED: usize = 20;
 
@@ -65,6 +67,9 @@ pub enum PortError {
         /// The first they have in common.
         port: u16,
     },
+    /// More free ports of the host than a pod may have.
+    #[error("a pod may have {MAX_PICKED} free ports of the host: publish the ports that are needed one by one")]
+    TooMany,
     /// They are for a pod that has no networks of its own.
     #[error(transparent)]
     NoNetwork(NetError),
@@ -144,17 +149,50 @@ pub(crate) fn ports_of(net: &out::Net) -> Vec<out::Port> {
     }
 }
 
-/// The ports asked for, each with its number; `images` are the apps with what their images say.
+/// The ports asked for, each with its number; `images` are the apps with what their images say. Ports at free ports of the host
+/// are single ones.
 pub(crate) fn ports(asked: &[PortSpec], images: &[(&AppName, &ImageConfig)]) -> Result<Vec<out::Port>, PortError> {
     let mut ports: Vec<out::Port> = Vec::with_capacity(asked.len());
-    for asked in asked {
+    for asked in asked.iter().filter(|asked| asked.to != PortTarget::All) {
         let port = port(asked, images)?;
         if let Some(common) = ports.iter().find_map(|earlier| common(earlier, &port)) {
             return Err(PortError::Twice { protocol: port.protocol.into(), port: common });
         }
-        ports.push(port);
+        if port.host_port == 0 { ports.extend(single(&port)) } else { ports.push(port) }
+    }
+    // What is led to already is not published twice, as with podman.
+    for all in asked.iter().filter(|asked| asked.to == PortTarget::All) {
+        for declared in images.iter().flat_map(|(_, config)| config.ports()) {
+            let DeclaredPort { name: _, port: pod_port, count, protocol } = declared;
+            if ports.len().saturating_add(count.into()) > MAX_PICKED {
+                return Err(PortError::TooMany);
+            }
+            let port = out::Port { host_ip: all.host_ip, host_port: 0, pod_port, count, protocol: protocol.into() };
+            let new: Vec<_> =
+                single(&port).filter(|port| !ports.iter().any(|earlier| leads_to(earlier, port))).collect();
+            ports.extend(new);
+        }
+    }
+    if ports.iter().filter(|port| port.host_port == 0).count() > MAX_PICKED {
+        return Err(PortError::TooMany);
     }
     Ok(ports)
+}
+
+/// The ports of a range, one by one.
+fn single(port: &out::Port) -> impl Iterator<Item = out::Port> + use<> {
+    let port = port.clone();
+    (0..port.count).map(move |offset| out::Port {
+        pod_port: port.pod_port.saturating_add(offset),
+        count: 1,
+        ..port.clone()
+    })
+}
+
+/// Whether a port leads to the port of the pod that another one, a single one, leads to.
+fn leads_to(one: &out::Port, single: &out::Port) -> bool {
+    one.protocol == single.protocol
+        && single.pod_port.checked_sub(one.pod_port).is_some_and(|offset| offset < one.count)
 }
 
 fn port(asked: &PortSpec, images: &[(&AppName, &ImageConfig)]) -> Result<out::Port, PortError> {
@@ -163,10 +201,12 @@ fn port(asked: &PortSpec, images: &[(&AppName, &ImageConfig)]) -> Result<out::Po
         PortTarget::Numbered { port, count, protocol } => (*port, *count, *protocol),
         PortTarget::Named(name) => {
             let DeclaredPort { name, port, count, protocol } = named(name, images)?;
-            let fits = port_range(*host_port, count);
+            let fits = if *host_port == 0 { port_range(port, count) } else { port_range(*host_port, count) };
             fits.map_err(|source| PortError::Range { name, host_port: *host_port, source })?;
             (port, count, protocol)
         }
+        // Not one port, and seen to by the caller.
+        PortTarget::All => return Err(PortError::TooMany),
     };
     Ok(out::Port { host_ip: *host_ip, host_port: *host_port, pod_port, count, protocol: protocol.into() })
 }
@@ -194,7 +234,8 @@ fn common(one: &out::Port, other: &out::Port) -> Option<u16> {
     };
     let last = |port: &out::Port| port.host_port.saturating_add(port.count.saturating_sub(1));
     let (first, last) = (one.host_port.max(other.host_port), last(one).min(last(other)));
-    (same_address && one.protocol == other.protocol && first <= last).then_some(first)
+    let picked = one.host_port == 0 || other.host_port == 0;
+    (!picked && same_address && one.protocol == other.protocol && first <= last).then_some(first)
 }
 
 /// What resolv.conf says.

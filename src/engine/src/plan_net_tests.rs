@@ -123,3 +123,26 @@ fn files_of_the_apps() {
     assert_eq!(hosts(&said), out::Hosts::Entries(vec![entry("10.0.0.1", &["a", "c"]), entry("fd00::1", &["b"])]));
     assert_eq!(hosts(&HostsSpec::Host), out::Hosts::Host);
 }
+
+#[test]
+fn ports_at_free_ports_of_the_host_are_single() {
+    let web = image(&["80/tcp", "443", "8000-8001/udp"]);
+    let name = name("web");
+    let images = [(&name, &web)];
+    let free = |to| PortSpec { to, host_ip: None, host_port: 0 };
+    let numbered = |port, count| PortTarget::Numbered { port, count, protocol: Protocol::Tcp };
+    let shown = |asked: &[PortSpec]| -> Vec<(u16, u16, u16)> {
+        let ports = ports(asked, &images).unwrap();
+        ports.iter().map(|port| (port.host_port, port.pod_port, port.count)).collect()
+    };
+    assert_eq!(
+        shown(&[free(numbered(70, 3)), free(numbered(70, 1))]),
+        [(0, 70, 1), (0, 71, 1), (0, 72, 1), (0, 70, 1)]
+    );
+    assert_eq!(shown(&[free(PortTarget::Named("80-tcp".into()))]), [(0, 80, 1)]);
+    let at = PortSpec { host_port: 8080, ..free(numbered(80, 1)) };
+    let all = free(PortTarget::All);
+    assert_eq!(shown(&[all.clone(), at, all.clone()]), [(8080, 80, 1), (0, 443, 1), (0, 8000, 1), (0, 8001, 1)]);
+    let many = image(&["1-65535"]);
+    assert_eq!(ports(&[all], &[(&name, &many)]), Err(PortError::TooMany));
+}

@@ -82,6 +82,9 @@ pub enum NetError {
     /// Port 0.
     #[error("there is no port 0: ports are 1 to 65535")]
     PortZero,
+    /// All declared ports at one port of the host.
+    #[error("all declared ports cannot lead from port {0} of the host: each gets a free port of its own")]
+    AllOnOnePort(u16),
     /// None, or too many ports in one range.
     #[error("a range of {0} ports cannot be had: 1 to {MAX_PORT_RANGE} can")]
     PortCount(u16),
@@ -296,7 +299,7 @@ pub struct PortSpec {
     pub to: PortTarget,
     /// The host's address it is on; `None`: every one.
     pub host_ip: Option<IpAddr>,
-    /// The first port of the host. Not 0.
+    /// The first port of the host; 0: a free one, which is picked when the pod starts.
     pub host_port: u16,
 }
 
@@ -305,6 +308,8 @@ pub struct PortSpec {
 pub enum PortTarget {
     /// The one an image declares under this name (`ports` of an appc image; `80-tcp` for `80/tcp` of an OCI image).
     Named(String),
+    /// Every one that an image of the pod declares and that nothing else leads to; each at a free port of the host.
+    All,
     /// These.
     Numbered {
         /// The first. Not 0.

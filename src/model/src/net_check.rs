@@ -57,17 +57,16 @@ fn mode(net: &NetMode) -> Result<(), NetError> {
 }
 
 fn port(port: &PortSpec) -> Result<(), NetError> {
-    if port.host_port == 0 {
-        return Err(NetError::PortZero);
-    }
     port.host_ip.map_or(Ok(()), host_address)?;
     match &port.to {
         PortTarget::Named(name) if is_name(name) => Ok(()),
         PortTarget::Named(name) => Err(NetError::PortName(shown(name))),
+        PortTarget::All if port.host_port == 0 => Ok(()),
+        PortTarget::All => Err(NetError::AllOnOnePort(port.host_port)),
         PortTarget::Numbered { port: 0, .. } => Err(NetError::PortZero),
         PortTarget::Numbered { port: first, count, protocol: _ } => {
             port_range(*first, *count)?;
-            port_range(port.host_port, *count)
+            if port.host_port == 0 { Ok(()) } else { port_range(port.host_port, *count) }
         }
     }
 }

@@ -82,7 +82,7 @@ pub struct Port {
     /// The host's address; `None`: every one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_ip: Option<IpAddr>,
-    /// The first port of the host.
+    /// The first port of the host; 0: a free one, of a single port.
     pub host_port: u16,
     /// The first port of the pod.
     pub pod_port: u16,

@@ -1,6 +1,7 @@
 //! `gantry run`, `gantry prepare` and `gantry run-prepared`.
 
 use std::cell::RefCell;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use gantry_engine::{Engine, Prepare, PrepareError, RunError, RunOptions, Running, Show};
@@ -34,6 +35,7 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
         save_id(options.uuid_file.as_deref(), id)
     };
     let several = spec.apps.len() > 1;
+    let picks = !options.quiet && spec.ports.iter().any(|port| port.host_port == 0);
     let progress = progress::Shown::new(context.globals.progress, options.quiet);
     let policy = policy(options.pull.unwrap_or_default());
     let show = if options.detach { Show::No } else { foreground::show() };
@@ -43,10 +45,22 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
         let of_image = matches!(error, RunError::Prepare(PrepareError::Fetch { .. }));
         hinted(error.into(), options.hint.as_deref(), several && of_image)
     })?;
+    if picks {
+        tell_ports(&running);
+    }
     if options.detach {
         return print_id(running.id);
     }
     follow(&engine, shown(running.id), running, signals.into_inner(), options.remove)
+}
+
+/// Tells on standard error where the ports of a pod are published of which some were picked.
+fn tell_ports(running: &Running) {
+    for port in running.ready.networks.iter().flat_map(|network| &network.ports).cloned() {
+        let line = crate::render::network::arrow(&port.into());
+        // As with progress: nowhere to tell that standard error is gone.
+        let _ = writeln!(std::io::stderr(), "gantry: published {line}");
+    }
 }
 
 /// Prepares a pod and prints its id.

@@ -110,10 +110,17 @@ pub(crate) static FLAGS: &[Flag] = &[
         &["port", "publish"],
         "PORT",
         "NAME:[HOSTIP:]HOSTPORT leads to the port that an image declares under this name, \
-         [HOSTIP:]HOSTPORT[-END]:PODPORT[-END][/tcp|udp|sctp] to this one or these; an IPv6 address stands in brackets",
+         [HOSTIP:]HOSTPORT[-END]:PODPORT[-END][/tcp|udp|sctp] to this one or these; without HOSTPORT a free port of the host is \
+         picked; an IPv6 address stands in brackets",
         |d, v| d.network.port(v),
     )
     .short('p')
+    .of_spec(),
+    switch(Pod, &["publish-all"], "publish every port that the images declare, each at a free port of the host", |d, v| {
+        d.network.publish_all(values::boolean(v)?);
+        Ok(())
+    })
+    .short('P')
     .of_spec(),
     valued(Pod, &["dns"], "IP,…|host|none", "name servers; the host's resolv.conf; or the image's own", |d, v| {
         d.network.dns(v)

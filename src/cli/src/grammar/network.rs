@@ -48,6 +48,14 @@ impl NetDraft {
         Ok(())
     }
 
+    /// `--publish-all`.
+    pub(super) fn publish_all(&mut self, on: bool) {
+        self.ports.retain(|port| port.to != PortTarget::All);
+        if on {
+            self.ports.push(PortSpec { to: PortTarget::All, host_ip: None, host_port: 0 });
+        }
+    }
+
     /// `--dns`: addresses, or `host` or `none` and nothing else.
     pub(super) fn dns(&mut self, value: &str) -> Result<(), Why> {
         let special = match value {
@@ -166,7 +174,7 @@ fn is_host_name(text: &str) -> bool {
 }
 
 /// What can stand behind `--port` and `--publish`.
-const PORT: &str = "NAME:[HOSTIP:]HOSTPORT or [HOSTIP:]HOSTPORT[-END]:PODPORT[-END][/tcp|udp|sctp], \
+const PORT: &str = "NAME[:[HOSTIP:]HOSTPORT] or [[HOSTIP:][HOSTPORT[-END]]:]PODPORT[-END][/tcp|udp|sctp], \
                     with an IPv6 address in brackets";
 
 /// rkt's `NAME:[HOSTIP:]HOSTPORT`, or docker's `[HOSTIP:]HOSTPORT[-END]:PODPORT[-END][/PROTOCOL]`. It is docker's when it
@@ -178,18 +186,23 @@ fn port(value: &str) -> Result<PortSpec, Why> {
     };
     let fields = fields(rest).unwrap_or_default();
     match fields[..] {
-        [_] | [_, "", _] => Err(Why::Text(format!(
-            "'{}' names no port of the host, and gantry picks none: write HOSTPORT:PODPORT",
-            shown(value)
-        ))),
+        [pod] if is_numeric(pod) => at_a_free_port(None, pod, protocol.unwrap_or_default()),
+        [ip, "", pod] if is_numeric(pod) => at_a_free_port(Some(host_address(ip)?), pod, protocol.unwrap_or_default()),
+        [name] if is_port_name(name) => named(name, None, None, protocol),
         [host, pod] if is_numeric(host) => numbered(None, host, pod, protocol.unwrap_or_default()),
         [ip, host, pod] if ip.parse::<IpAddr>().is_ok() => {
             numbered(Some(host_address(ip)?), host, pod, protocol.unwrap_or_default())
         }
-        [name, port] if is_port_name(name) => named(name, None, port, protocol),
-        [name, ip, port] if is_port_name(name) => named(name, Some(host_address(ip)?), port, protocol),
+        [name, port] if is_port_name(name) => named(name, None, Some(port), protocol),
+        [name, ip, port] if is_port_name(name) => named(name, Some(host_address(ip)?), Some(port), protocol),
         _ => not(value, PORT),
     }
+}
+
+/// A free port of the host is picked when the pod starts.
+fn at_a_free_port(host_ip: Option<IpAddr>, pod: &str, protocol: Protocol) -> Result<PortSpec, Why> {
+    let (port, count) = range(pod)?;
+    Ok(PortSpec { to: PortTarget::Numbered { port, count, protocol }, host_ip, host_port: 0 })
 }
 
 fn numbered(host_ip: Option<IpAddr>, host: &str, pod: &str, protocol: Protocol) -> Result<PortSpec, Why> {
@@ -205,14 +218,16 @@ fn numbered(host_ip: Option<IpAddr>, host: &str, pod: &str, protocol: Protocol) 
     Ok(PortSpec { to: PortTarget::Numbered { port, count, protocol }, host_ip, host_port })
 }
 
-fn named(name: &str, host_ip: Option<IpAddr>, port: &str, protocol: Option<Protocol>) -> Result<PortSpec, Why> {
+/// Without a port of the host, at a free one.
+fn named(name: &str, host_ip: Option<IpAddr>, port: Option<&str>, protocol: Option<Protocol>) -> Result<PortSpec, Why> {
     if let Some(protocol) = protocol {
         let protocol = protocol.as_str();
         return Err(Why::Text(format!(
             "port '{name}' has the protocol that its image declares: leave '/{protocol}' out"
         )));
     }
-    Ok(PortSpec { to: PortTarget::Named(name.to_owned()), host_ip, host_port: number(port)? })
+    let host_port = port.map_or(Ok(0), number)?;
+    Ok(PortSpec { to: PortTarget::Named(name.to_owned()), host_ip, host_port })
 }
 
 /// The parts between colons; an address in brackets is one, without them. None when a bracket is in the wrong place.

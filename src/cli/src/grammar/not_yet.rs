@@ -4,7 +4,6 @@
 const NOT_YET: &[(&str, &str)] = &[
     ("private-users", "apps run in the host's user namespace"),
     ("no-overlay", "app roots are always overlays"),
-    ("publish-all", PUBLISH_ALL),
     ("ip", "an address is an argument of its network: write --net=NAME:IP=ADDRESS"),
     ("ip6", "an address is an argument of its network: write --net=NAME:IP=ADDRESS"),
     ("mac-address", "it is an argument of its network: write --net=NAME:MAC=ADDRESS"),
@@ -92,15 +91,9 @@ const LOGS: &str = "output goes to the pod's log files; [log] in /etc/gantry/con
 const HEALTH: &str = "health checks are not run";
 const CPU: &str = "use --cpu, in cores";
 const BLKIO: &str = "disk bandwidth is not limited";
-const PUBLISH_ALL: &str = "name the ports: --port NAME:HOSTPORT or --port HOSTPORT:PODPORT";
 const STAGE1: &str = "the supervisor is gantry-stage1 beside gantry, or the one named by GANTRY_STAGE1";
 
 /// What can be said of this flag (without dashes), when it is one of those.
 pub(super) fn instead(long: &str) -> Option<&'static str> {
     NOT_YET.iter().find(|(name, _)| *name == long).map(|(_, instead)| *instead)
-}
-
-/// The same for short flags.
-pub(super) fn instead_of_short(short: char) -> Option<&'static str> {
-    (short == 'P').then_some(PUBLISH_ALL)
 }

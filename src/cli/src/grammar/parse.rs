@@ -175,10 +175,7 @@ impl<'a> Parser<'a> {
             rest = &rest[short.len_utf8()..];
             let shown = format!("-{short}");
             let Some(flag) = FLAGS.iter().find(|flag| flag.short == Some(short)) else {
-                return Err(match not_yet::instead_of_short(short) {
-                    Some(instead) => UsageError::NotYet { flag: shown, instead },
-                    None => self.unknown(shown),
-                });
+                return Err(self.unknown(shown));
             };
             if flag.arity == Arity::Value {
                 let value = (!rest.is_empty()).then(|| rest.strip_prefix('=').unwrap_or(rest));

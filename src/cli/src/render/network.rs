@@ -161,7 +161,7 @@ pub(crate) fn published(row: &PodRow) -> Result<String, Failure> {
 }
 
 /// `127.0.0.1:8080->80/tcp`; of a range `9000-9002->7000-7002/tcp`.
-fn arrow(port: &PodPort) -> String {
+pub(crate) fn arrow(port: &PodPort) -> String {
     let (host, pod) = (host_side(port), range(port.pod_port, port.count));
     format!("{host}->{pod}/{}", port.protocol.as_str())
 }

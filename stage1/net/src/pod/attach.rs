@@ -10,8 +10,8 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use gantry_contract::network::{Address, Attached, Route};
-use gantry_contract::plan::{Dns, Networks};
+use gantry_contract::network::{Address, Attached, Host, Route};
+use gantry_contract::plan::{Dns, Networks, Port};
 
 use super::error::{NetworkError, Result};
 use super::forwarding::Forwarding;
@@ -41,15 +41,24 @@ pub(super) fn attach(pod: &Pod<'_>, chosen: &Chosen<'_>, namespaces: &Namespaces
     let Namespaces { host, own, keeper } = *namespaces;
     take_away_earlier(pod, wanted, host)?;
     let state = StateDir::open(&wanted.host)?;
-    let making = Making { pod, chosen, host, own, keeper, state };
     let mut sockets = Vec::new();
-    for choice in choices {
+    let picked;
+    let chosen = if choices.iter().any(|choice| choice.picked) {
+        picked = with_picked(chosen, host, &mut sockets)?;
+        &picked
+    } else {
+        chosen
+    };
+    for choice in &chosen.choices {
         if choice.families() != Families::default() {
             ports::fit(&choice.ports, choice.families(), &choice.network.name)?;
         }
-        within(host, || ports::hold(&choice.ports, choice.families(), &mut sockets))
-            .map_err(|error| making.whose_port(error))?;
+        if !choice.picked {
+            within(host, || ports::hold(&choice.ports, choice.held_families(), &mut sockets))
+                .map_err(|error| whose_port(&wanted.host, error))?;
+        }
     }
+    let making = Making { pod, chosen, host, own, keeper, state };
     let mut record = making.intent()?;
     record.write(pod.dir)?;
     let mut begun = 0;
@@ -57,6 +66,26 @@ pub(super) fn attach(pod: &Pod<'_>, chosen: &Chosen<'_>, namespaces: &Namespaces
         Ok(()) => Ok((record.attached, Held(sockets.into_iter().map(OwnedFd::from).collect()))),
         Err(cause) => Err(making.undo(&mut record, begun, cause)),
     }
+}
+
+/// What was chosen, with a free port of the host for each that asks for one. All ports of these networks are held: those that are
+/// named come first.
+fn with_picked<'a>(chosen: &Chosen<'a>, host: &Namespace, sockets: &mut Vec<ports::Socket>) -> Result<Chosen<'a>> {
+    let mut choices = chosen.choices.clone();
+    for choice in choices.iter_mut().filter(|choice| choice.picked) {
+        let families = choice.held_families();
+        let (mut free, named): (Vec<Port>, Vec<Port>) = choice.ports.iter().cloned().partition(|it| it.host_port == 0);
+        within(host, || {
+            ports::hold(&named, families, sockets)?;
+            ports::pick(&mut free, families, sockets)
+        })
+        .map_err(|error| whose_port(&chosen.wanted.host, error))?;
+        let mut free = free.into_iter();
+        for port in choice.ports.iter_mut().filter(|port| port.host_port == 0) {
+            port.host_port = free.next().map_or(0, |picked| picked.host_port);
+        }
+    }
+    Ok(Chosen { wanted: chosen.wanted, choices })
 }
 
 /// What an earlier attempt has left: a supervisor that was killed, and its namespace with it. Whoever attaches has the pod's lock.
@@ -110,9 +139,9 @@ impl Making<'_> {
             let facts = facts(choice, joined, &result);
             let has = Families::of(facts.addresses.iter().map(|it| it.address));
             let settled = within(self.host, || {
-                ports::settle(&choice.ports, choice.families(), has, &choice.network.name, sockets)
+                ports::settle(&choice.ports, choice.held_families(), has, &choice.network.name, sockets)
             });
-            settled.map_err(|error| self.whose_port(error))?;
+            settled.map_err(|error| whose_port(&self.chosen.wanted.host, error))?;
             if choice.plugins.is_none() && native::is_forwarded(&choice.network) {
                 forwarded = Families { v4: forwarded.v4 | has.v4, v6: forwarded.v6 | has.v6 };
             }
@@ -203,21 +232,6 @@ impl Making<'_> {
         tables::forget_flows(entries, nft::conntrack::Which::Elsewhere)
     }
 
-    /// Whose a port is that cannot be had: it may be a pod's.
-    fn whose_port(&self, error: NetworkError) -> NetworkError {
-        let NetworkError::PortTaken { port, by } = error else { return error };
-        let holds = |record: &Record| {
-            let all = record.attached.iter().flat_map(|attached| &attached.ports);
-            all.into_iter().any(|held| {
-                (0..held.count).any(|offset| ports::shown(held, held.host_port.saturating_add(offset)) == port)
-            })
-        };
-        let records = Records::open(&self.chosen.wanted.host).and_then(|records| records.whole());
-        let owner = records.ok().and_then(|records| records.into_iter().find(holds));
-        let by = owner.map_or(by, |record| format!("pod {}", record.pod));
-        NetworkError::PortTaken { port, by }
-    }
-
     /// Takes away what was made, last first.
     fn undo(&self, record: &mut Record, begun: usize, cause: NetworkError) -> NetworkError {
         record.networks.truncate(begun);
@@ -234,6 +248,20 @@ impl Making<'_> {
             Err(left) => NetworkError::NotUndone { cause: Box::new(cause), left: Box::new(left) },
         }
     }
+}
+
+/// Whose a port is that cannot be had: it may be a pod's.
+fn whose_port(host: &Host, error: NetworkError) -> NetworkError {
+    let NetworkError::PortTaken { port, by } = error else { return error };
+    let holds = |record: &Record| {
+        let all = record.attached.iter().flat_map(|attached| &attached.ports);
+        all.into_iter()
+            .any(|held| (0..held.count).any(|offset| ports::shown(held, held.host_port.saturating_add(offset)) == port))
+    };
+    let records = Records::open(host).and_then(|records| records.whole());
+    let owner = records.ok().and_then(|records| records.into_iter().find(holds));
+    let by = owner.map_or(by, |record| format!("pod {}", record.pod));
+    NetworkError::PortTaken { port, by }
 }
 
 /// How often to put the tables back for one pod.

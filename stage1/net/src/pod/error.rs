@@ -81,6 +81,12 @@ pub enum NetworkError {
         /// Whose it is, as far as it can be told.
         by: String,
     },
+    /// The host has no free port.
+    #[error("no free port of the host was found to publish {port}: name one with HOSTPORT:PODPORT")]
+    NoFreePort {
+        /// The protocol, and the host's address if one was asked for.
+        port: String,
+    },
     /// The address of a port is not the host's.
     #[error("port {port} cannot be had: {address} is not an address of this host")]
     NotHostAddress {
@@ -283,6 +289,7 @@ impl Kind for NetworkError {
             | Self::NoFamily { .. }
             | Self::NotHostAddress { .. } => ErrorKind::Invalid,
             Self::PortTaken { .. } => ErrorKind::AlreadyExists,
+            Self::NoFreePort { .. } => ErrorKind::Exhausted,
             Self::NoSctp { .. } | Self::Untrue { .. } => ErrorKind::Unavailable,
             Self::Port { source, .. } | Self::File { source, .. } => ErrorKind::of_io(source),
             Self::Native { source, .. } => source.kind(),

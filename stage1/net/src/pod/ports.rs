@@ -45,6 +45,45 @@ pub(super) fn hold(ports: &[Port], families: Families, held: &mut Vec<Socket>) -
     Ok(())
 }
 
+/// Picks a free port of the host for each of these that has none, and holds it: the same number in every family.
+pub(super) fn pick(ports: &mut [Port], families: Families, held: &mut Vec<Socket>) -> Result<()> {
+    for port in ports.iter_mut().filter(|port| port.host_port == 0) {
+        let addresses = addresses(port, families);
+        let mut picked = None;
+        for _ in 0..PICKS {
+            picked = try_pick(&addresses, port)?;
+            if picked.is_some() {
+                break;
+            }
+        }
+        let (number, sockets) = picked.ok_or_else(|| NetworkError::NoFreePort { port: shown(port, 0) })?;
+        port.host_port = number;
+        held.extend(sockets);
+    }
+    Ok(())
+}
+
+/// The kernel picks for the first address; `None`: that port is in use on another one.
+fn try_pick(addresses: &[IpAddr], port: &Port) -> Result<Option<(u16, Vec<Socket>)>> {
+    let (mut number, mut sockets) = (0, Vec::new());
+    for address in addresses {
+        let fd = match bind(*address, number, port) {
+            Err(NetworkError::PortTaken { .. }) if number != 0 => return Ok(None),
+            other => other?,
+        };
+        let Some(fd) = fd else { continue };
+        if number == 0 {
+            let name = rustix::net::getsockname(&fd).ok().and_then(|name| SocketAddr::try_from(name).ok());
+            number = name.map_or(0, |name| name.port());
+        }
+        sockets.push(Socket { ipv4: address.is_ipv4(), fd });
+    }
+    Ok((number != 0).then_some((number, sockets)))
+}
+
+/// How often a port is picked that another address may have in use.
+const PICKS: u32 = 64;
+
 /// Makes what is held fit the addresses the pod has in the end: `had` is what was held for.
 pub(super) fn settle(
     ports: &[Port],

@@ -14,7 +14,7 @@ use crate::ipam;
 use crate::native;
 
 /// A network that was chosen.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Choice {
     pub(super) network: NetworkConfig,
     pub(super) args: Arguments,
@@ -22,6 +22,8 @@ pub(super) struct Choice {
     pub(super) plugins: Option<String>,
     /// The ports it forwards.
     pub(super) ports: Vec<Port>,
+    /// Whether some of them are free ports of the host, which are picked first.
+    pub(super) picked: bool,
 }
 
 /// Keys and values, in order.
@@ -110,7 +112,7 @@ fn all(catalog: Catalog, wanted: &[Wanted]) -> std::result::Result<Vec<NetworkCo
 
 fn choice(network: NetworkConfig, args: Vec<(String, String)>, host: &Host) -> Choice {
     let plugins = plugins_needed(&network, host);
-    Choice { network, args, plugins, ports: Vec::new() }
+    Choice { network, args, plugins, ports: Vec::new(), picked: false }
 }
 
 /// Why a network is made by its plugins; None: gantry makes it.
@@ -151,7 +153,10 @@ fn give_ports(choices: &mut [Choice], ports: &[Port]) -> Result<()> {
     let best = choices.iter().position(|it| forwards(&it.network) && masquerades(&it.network));
     let best = best.or_else(|| choices.iter().position(|it| forwards(&it.network)));
     match best.and_then(|index| choices.get_mut(index)) {
-        Some(choice) => choice.ports = ports.to_vec(),
+        Some(choice) => {
+            choice.ports = ports.to_vec();
+            choice.picked = ports.iter().any(|port| port.host_port == 0);
+        }
         None => {
             let names: Vec<&str> = choices.iter().map(|it| it.network.name.as_str()).collect();
             return Err(NetworkError::NoForwarder { networks: names.join(", ") });
@@ -230,6 +235,15 @@ impl Choice {
             values.insert("mac".into(), mac.into());
         }
         Ok(values)
+    }
+
+    /// For which families its ports are held before it is known which addresses the pod has. A free port is picked for both, where
+    /// the configuration does not tell.
+    pub(super) fn held_families(&self) -> Families {
+        match self.families() {
+            unknown if unknown == Families::default() && self.picked => Families { v4: true, v6: true },
+            known => known,
+        }
     }
 
     /// Which addresses the pod will have, where the configuration tells: none, where it does not.

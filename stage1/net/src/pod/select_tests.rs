@@ -15,6 +15,7 @@ fn choices(networks: &[(&str, &str)]) -> Vec<Choice> {
         args: Vec::new(),
         plugins: None,
         ports: Vec::new(),
+        picked: false,
     };
     networks.iter().map(one).collect()
 }

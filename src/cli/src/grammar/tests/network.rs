@@ -42,6 +42,12 @@ fn ports() {
         ("-p 65535:65535", numbered(65535, 1, Protocol::Tcp), None, 65535),
         ("-p 127.0.0.1:8080:80", numbered(80, 1, Protocol::Tcp), Some("127.0.0.1"), 8080),
         ("-p 0.0.0.0:8080:80", numbered(80, 1, Protocol::Tcp), Some("0.0.0.0"), 8080),
+        ("-p 80", numbered(80, 1, Protocol::Tcp), None, 0),
+        ("-p 80-82/udp", numbered(80, 3, Protocol::Udp), None, 0),
+        ("-p 127.0.0.1::80", numbered(80, 1, Protocol::Tcp), Some("127.0.0.1"), 0),
+        ("-p http", named("http"), None, 0),
+        ("-P", PortTarget::All, None, 0),
+        ("--publish-all", PortTarget::All, None, 0),
         ("-p [fd00::1]:8000-8001:80-81/udp", numbered(80, 2, Protocol::Udp), Some("fd00::1"), 8000),
     ];
     for (flag, to, host_ip, host_port) in rows {
@@ -131,15 +137,12 @@ fn networks_that_make_no_sense() {
 #[test]
 fn ports_that_make_no_sense() {
     refused(&[
-        ("a --port=80", "--port: '80' names no port of the host, and gantry picks none: write HOSTPORT:PODPORT"),
-        ("a --port=http", "--port: 'http' names no port of the host"),
-        ("a -p 127.0.0.1::80", "-p: '127.0.0.1::80' names no port of the host"),
         ("a -p [::1]:80:80", "-p: a port cannot be published on [::1]: the kernel routes no answer"),
         ("a --port=http:[::1]:80", "--port: a port cannot be published on [::1]"),
         ("a -p 224.0.0.1:80:80", "-p: a port cannot be published on 224.0.0.1: it is the address of a group"),
         ("a -p 0:80", "-p: '0' is not a port: 1 to 65535"),
         ("a -p 80:65536", "-p: '65536' is not a port"),
-        ("a -p +80:80", "-p: '+80:80' is not NAME:"),
+        ("a -p +80:80", "-p: '+80:80' is not NAME"),
         ("a -p 80:+80", "-p: '+80' is not a port"),
         ("a -p 8000-8001:80", "-p: '8000-8001' and '80' are not equally many: 2 of the host for 1 of the pod"),
         ("a -p 81-80:1-2", "-p: '81-80' is not a range of ports"),
@@ -150,11 +153,14 @@ fn ports_that_make_no_sense() {
         ("a --port http:80/tcp", "--port: port 'http' has the protocol that its image declares"),
         ("a --port http:0", "--port: '0' is not a port"),
         ("a --port http:80:80", "--port: '80' is not an IP address"),
-        ("a --port Http:80", "--port: 'Http:80' is not NAME:[HOSTIP:]HOSTPORT or"),
+        ("a --port Http:80", "--port: 'Http:80' is not NAME[:[HOSTIP:]HOSTPORT] or"),
         ("a -p ::1:80:80", "with an IPv6 address in brackets"),
-        ("a -p [::1:80:80", "-p: '[::1:80:80' is not NAME:"),
-        ("a -p 127.0.0.1:80", "-p: '127.0.0.1:80' is not NAME:"),
-        ("a -p published=80,target=80", "names no port of the host"),
+        ("a -p [::1:80:80", "-p: '[::1:80:80' is not NAME"),
+        ("a -p 127.0.0.1:80", "-p: '127.0.0.1:80' is not NAME"),
+        ("a -p published=80,target=80", "'published=80,target=80' is not NAME"),
+        ("a -p 0", "-p: '0' is not a port: 1 to 65535"),
+        ("a -p http/tcp", "-p: port 'http' has the protocol that its image declares"),
+        ("--pod-manifest=/m -P", "-P cannot be combined with --pod-manifest"),
         ("a -p", "-p needs a value"),
         ("a --net=none -p 80:80", "no port of the host can lead to a pod with --net=none"),
         ("-p 80:80 a --net=host", "no port of the host can lead to a pod with --net=host"),
@@ -204,8 +210,6 @@ fn what_is_not_there_is_named_with_what_is() {
     refused(&[
         ("a --ip=10.0.0.2", "--ip is not supported: an address is an argument of its network: write --net=NAME:IP="),
         ("a --mac-address=x", "--mac-address is not supported: it is an argument of its network"),
-        ("a --publish-all", "--publish-all is not supported: name the ports"),
-        ("a -P", "-P is not supported: name the ports"),
     ]);
 }
 
