@@ -249,7 +249,13 @@ impl Store {
                 report.error(what, "put it back from a backup, or remove the volume with 'gantry volume rm'");
             }
         }
-        for name in self.unfinished_volumes()? {
+        let mut unfinished = self.unfinished_volumes()?;
+        if !unfinished.is_empty() {
+            // The second look, when whoever makes or removes one this moment has done so.
+            let _lock = self.lock_volumes()?;
+            unfinished = self.unfinished_volumes()?;
+        }
+        for name in unfinished {
             report.warning(format!("the directory of volume '{}' and the database do not agree", shown(&name)));
         }
         Ok(())

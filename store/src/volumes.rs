@@ -217,7 +217,7 @@ impl Store {
         Ok(unfinished)
     }
 
-    fn lock_volumes(&self) -> Result<OwnedFd, StoreError> {
+    pub(crate) fn lock_volumes(&self) -> Result<OwnedFd, StoreError> {
         let path = self.layout.volumes_lock();
         let lock = open_lock_file(&path)?;
         lock_within(&lock, FlockOperation::NonBlockingLockExclusive, &path, BUSY, &mut || {})?;
