@@ -145,7 +145,12 @@ impl App {
 /// How a process that has ended did; takes its exit status. `None` when it has not.
 pub(crate) fn reap(pidfd: &OwnedFd) -> Option<How> {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
-    let status = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten()?;
+    let status = match waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
+        Ok(status) => status?,
+        // Its status was collected elsewhere. It has ended all the same: its descriptor would be readable for ever.
+        Err(rustix::io::Errno::CHILD) => return Some(How::Signal(9)),
+        Err(_) => return None,
+    };
     let small = |number: i32| u8::try_from(number & 0xff).unwrap_or(0);
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => Some(How::Code(small(code))),

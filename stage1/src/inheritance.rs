@@ -66,12 +66,21 @@ pub(crate) fn reset() -> Result<()> {
 }
 
 /// Begins a session, without a terminal. setsid(2) refuses a process that leads a process group, as this one does so that a
-/// terminal's signals miss it while it starts: it joins the group of the engine first.
+/// terminal's signals miss it while it starts: it joins the group of the engine first. If the engine was killed meanwhile the
+/// parent is in another session (EPERM); then a child goes on, whose number is no group's.
 fn leave_session() -> Result<()> {
     let what = || "cannot leave the session of the caller";
     if rustix::process::getpgrp() == rustix::process::getpid() {
-        let engine = rustix::process::getpgid(rustix::process::getppid()).attempt(what)?;
-        rustix::process::setpgid(None, Some(engine)).attempt(what)?;
+        let joined = rustix::process::getpgid(rustix::process::getppid())
+            .and_then(|engine| rustix::process::setpgid(None, Some(engine)));
+        match joined {
+            Err(Errno::PERM) => {
+                if let sys::Fork::Parent(_) = sys::fork(0).attempt(what)? {
+                    sys::exit_now(0);
+                }
+            }
+            other => other.attempt(what)?,
+        }
     }
     rustix::process::setsid().attempt(what).map(drop)
 }

@@ -10,6 +10,10 @@ use std::time::{Duration, Instant};
 /// What may be saved up: this much time's earnings, so that an app that writes now and then never waits.
 const MAX_SAVED: Duration = Duration::from_secs(1);
 
+/// The least that an account earns, in thousandths of a processor: what the kernel gives an app with the smallest quota
+/// (`cfs_quota_us` of 1000 in a period of 100 000).
+const MIN_MILLI: u64 = 10;
+
 /// The account of one app.
 pub(crate) struct Pace {
     /// Thousandths of a processor; `None`: no limit.
@@ -23,6 +27,7 @@ pub(crate) struct Pace {
 impl Pace {
     /// The account of an app with this limit, full.
     pub(crate) fn new(cpu_milli: Option<u64>, now: Instant) -> Self {
+        let cpu_milli = cpu_milli.map(|milli| milli.max(MIN_MILLI));
         let balance = cpu_milli.map_or(0, |milli| earned(MAX_SAVED, milli));
         Self { cpu_milli, balance, at: now }
     }
@@ -48,7 +53,7 @@ impl Pace {
 
     /// When the output may be read again; `None`: now.
     pub(crate) fn resumes_at(&self, now: Instant) -> Option<Instant> {
-        let milli = self.cpu_milli?.max(1);
+        let milli = self.cpu_milli?;
         let debt = u64::try_from(self.balance.saturating_neg()).ok().filter(|debt| *debt > 0)?;
         let at = self.at + Duration::from_nanos(debt.saturating_mul(1000) / milli);
         (at > now).then_some(at)

@@ -193,6 +193,8 @@ impl Watch {
             for signal in signals.wait() {
                 match (signal, &self.master, self.proxy) {
                     (SIGWINCH, Some(master), _) => terminal::resize(master),
+                    // The kernel sends it to every program of a resized terminal; httpd and nginx stop on it.
+                    (SIGWINCH, None, _) if terminal::is_any() => {}
                     (_, _, SignalProxy::On) if ENDING.contains(&signal) => {
                         // The second one means it.
                         self.stop(asked);

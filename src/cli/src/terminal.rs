@@ -85,6 +85,12 @@ pub(crate) fn size() -> Option<Winsize> {
     all.into_iter().find_map(|fd| tcgetwinsize(fd).ok()).filter(|size| size.ws_row > 0 && size.ws_col > 0)
 }
 
+/// Whether a standard descriptor is a terminal, whose resizing sends SIGWINCH to this program.
+pub(crate) fn is_any() -> bool {
+    use std::io::IsTerminal as _;
+    std::io::stdin().is_terminal() || std::io::stdout().is_terminal() || std::io::stderr().is_terminal()
+}
+
 /// Gives `master` the size of the caller's terminal, when there is one.
 pub(crate) fn resize(master: impl AsFd) {
     if let Some(size) = size() {

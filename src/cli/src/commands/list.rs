@@ -166,10 +166,10 @@ fn chosen(engine: &Engine, args: &List) -> Result<Vec<PodView>, Failure> {
 
 /// Orders pods that are newest first; the sort is stable.
 fn order(pods: &mut [PodView], sort: Sort) {
-    fn names<'a>(row: &'a PodRow) -> impl Iterator<Item = &'a str> {
+    fn names(row: &PodRow) -> impl Iterator<Item = &str> {
         row.apps.iter().map(|app| app.name.as_str())
     }
-    fn images<'a>(row: &'a PodRow) -> impl Iterator<Item = &'a str> {
+    fn images(row: &PodRow) -> impl Iterator<Item = &str> {
         row.apps.iter().map(|app| app.image_name.as_str())
     }
     match sort {
