@@ -280,7 +280,7 @@ fn a_free_port_is_picked_told_and_held() {
     let (first, out) = start();
     let (tcp, udp) = (published(&g, &first, "7000"), published(&g, &first, "7000/udp"));
     for told in [format!("published {tcp}->7000/tcp"), format!("published 127.0.0.1:{udp}->7000/udp")] {
-        let _ = out.stderr.contains(&told).then_some(()).unwrap_or_else(|| panic!("'{told}' is not told: {out}"));
+        assert!(out.stderr.contains(&told), "'{told}' is not told: {out}");
     }
     for address in [HOST4, HOST6] {
         assert!(space.outside().ask("tcp", address, tcp).contains(" to "));

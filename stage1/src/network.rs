@@ -187,7 +187,7 @@ pub(crate) fn finish_elsewhere() {
             }
             for left in &left {
                 // Nobody listens any more. What is left is seen to by the next pod that ends, and by gc.
-                let _ = left.remove();
+                let _ = left.remove(unused::LOCK_TIMEOUT);
             }
             sys::exit_now(0);
         }

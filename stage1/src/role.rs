@@ -3,6 +3,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use gantry_contract::Failure;
 use gantry_contract::network::{Answer, Host, Request, What};
@@ -23,8 +24,9 @@ const MOST_REQUEST: u64 = 1 << 20;
 /// Takes the request from stdin, does what it says, answers.
 pub(crate) fn run() -> ExitCode {
     let answer = prepare().and_then(|()| fulfil(&read()?));
-    // A failure of it is none of what was asked for: gc sees to it.
-    unused::take().iter().for_each(|left| drop(left.remove()));
+    // The engine waits for the answer and holds the lock of the dead pod: a lock that another pod's plugins hold is not waited
+    // for. What is left, also after a failure, is removed by gc.
+    unused::take().iter().for_each(|left| drop(left.remove(Duration::ZERO)));
     say(&answer.unwrap_or_else(Answer::Failed))
 }
 

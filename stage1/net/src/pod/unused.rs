@@ -27,8 +27,8 @@ use crate::nft::State;
 
 /// How long the process of a supervisor waits for the next pod before it removes anything.
 pub const LINGER: Duration = Duration::from_millis(200);
-/// How long to wait for the lock. Other pods that end have it for a moment each; one that begins is seen to by its own end.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the process of a supervisor waits for the lock of the links. A pod that begins holds it while plugins run.
+pub const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What pods that were detached by this process shared with others, which may be unused now.
 #[derive(Debug)]
@@ -90,23 +90,24 @@ impl Left {
         }
     }
 
-    /// Removes what no pod needs of it, with the host's files in sight.
+    /// Removes what no pod needs of it, with the host's files in sight. Nothing is removed when the lock of the links is held for
+    /// longer than `patience`.
     ///
     /// # Errors
     /// [`NetworkError`]; the next pod that ends, or a sweep, removes what is left.
-    pub fn remove(&self) -> std::result::Result<(), NetworkError> {
-        let done = self.namespace.enter(|| Ok(self.remove_here()));
+    pub fn remove(&self, patience: Duration) -> std::result::Result<(), NetworkError> {
+        let done = self.namespace.enter(|| Ok(self.remove_here(patience)));
         done.map_err(NetworkError::link("go to the network namespace of the host"))?
     }
 
-    fn remove_here(&self) -> Result<()> {
+    fn remove_here(&self, patience: Duration) -> Result<()> {
         if self.looks_used()? {
             return Ok(());
         }
         let now = boot()?;
         // Without its directory there is no lock to wait for: the whole gantry was removed.
         let state = StateDir::find(&self.host)?;
-        let _locked = match state.as_ref().map(|state| state.lock(Lock::Links, false, LOCK_TIMEOUT)).transpose() {
+        let _locked = match state.as_ref().map(|state| state.lock(Lock::Links, false, patience)).transpose() {
             Err(NetworkError::Locked { .. }) => return Ok(()),
             other => other?,
         };
