@@ -235,9 +235,10 @@ fn completed(g: &Gantry, line: &str) -> Vec<String> {
     let plain = g.command(&[]);
     let mut bash = std::process::Command::new("bash");
     bash.args(["-c", &asked]).env("GANTRY_DIR", g.dir()).envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))));
-    let out = bash.current_dir("/").output().unwrap();
+    let out = bash.current_dir("/").output().unwrap_or_else(|error| panic!("cannot run bash: {error}"));
     assert!(out.stderr.is_empty(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).unwrap().lines().map(str::to_owned).filter(|word| !word.is_empty()).collect()
+    let words = String::from_utf8_lossy(&out.stdout);
+    words.lines().map(str::to_owned).filter(|word| !word.is_empty()).collect()
 }
 
 #[test]
