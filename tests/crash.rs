@@ -246,7 +246,8 @@ fn two_hands_on_one_pod() {
         }
         let removers: Vec<_> = (0..3).map(|_| g.spawn(&["rm", &pod])).collect();
         let codes: Vec<i32> = removers.into_iter().map(|rm| rm.wait().code).collect();
-        assert!(codes.contains(&0) && codes.iter().all(|code| matches!(code, 0 | 1 | 125)), "{codes:?}");
+        // Whoever comes later waits for the first, or finds no pod any more.
+        assert!(codes.contains(&0) && codes.iter().all(|code| matches!(code, 0 | 1)), "{codes:?}");
         assert!(g.list().is_empty());
     }
 }

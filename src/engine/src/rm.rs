@@ -11,6 +11,8 @@
 //! can then keep the loss of the directory and take back the row's steps. That is a new boot, and the first command in it
 //! removes rows of pods whose directories are gone ([`Engine::finish_cut_removals`]).
 
+use std::time::Duration;
+
 use gantry_contract::journal::Parsed;
 use gantry_model::{Edge, ErrorKind, Kind, Phase, PodId};
 use gantry_store::{Change, PodLock, PodRow, PodState};
@@ -18,8 +20,12 @@ use thiserror::Error;
 
 use crate::cgroup::CgroupError;
 use crate::error::need_root;
+use crate::process::Deadline;
 use crate::stop::StopError;
 use crate::{Engine, NetworkError, PodError};
+
+/// How often a deletion by another process is looked at.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// A pod could not be removed.
 #[derive(Debug, Error)]
@@ -143,12 +149,18 @@ impl Engine {
         Ok(self.store.refill_reserve().map_err(PodError::store)?)
     }
 
-    /// Without a lock: what an earlier deletion has left.
+    /// Without a lock: what an earlier deletion has left. One that is under way is waited for, as its lock is before it
+    /// takes the directory's name away ([`Self::lock_patiently`]).
     fn delete_dir(&self, lock: Option<PodLock>, id: PodId) -> Result<(), RmError> {
-        match lock {
-            Some(lock) => self.store.delete_pod_dir(lock, id).map_err(PodError::store)?,
-            None if self.store.delete_rest_of_pod_dir(id).map_err(PodError::store)? => {}
-            None => return Err(RmError::Busy(id)),
+        if let Some(lock) = lock {
+            return Ok(self.store.delete_pod_dir(lock, id).map_err(PodError::store)?);
+        }
+        let deadline = Deadline::after(self.patience.lock);
+        while !self.store.delete_rest_of_pod_dir(id).map_err(PodError::store)? {
+            if deadline.passed() {
+                return Err(RmError::Busy(id));
+            }
+            std::thread::sleep(LOOK);
         }
         Ok(())
     }
