@@ -5,7 +5,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 
 use gantry_fixtures::{Image, Layer};
-use gantry_tests::{DebianRegistry, Gantry, PASSWORD, USER, pod_id};
+use gantry_tests::{DebianRegistry, Gantry, PASSWORD, USER, pod_id, write_index};
 use serde_json::json;
 
 const FAILED: i32 = 125;
@@ -187,4 +187,123 @@ fn a_login_is_checked_filed_and_removed() {
     let _ = with(&["login", "no-registry"], None).exits(FAILED).complains(&["is not a registry"]);
     assert_eq!(with(&["logout", &host], None).ok().text(), format!("logged out of {host}"));
     let _ = with(&["logout", &host], None).exits(FAILED).complains(&["not logged in"]);
+}
+
+/// What a pod of an image sees, as far as layers can change it.
+fn seen(g: &Gantry, image: &str) -> Vec<String> {
+    let look = |words: &[&str]| {
+        let out = g.run(&[&["run", "--rm", "--net=none", image, "--"], words].concat());
+        format!("{} {} {}", out.code, out.stdout, if out.code == 0 { "" } else { "failed" })
+    };
+    [&["cat", "/lower/kept"][..], &["cat", "/replaced/new"], &["cat", "/replaced/old"], &["args", "a", "b"]]
+        .map(look)
+        .to_vec()
+}
+
+#[test]
+fn a_saved_image_is_loaded_with_the_same_contents() {
+    let g = Gantry::new();
+    let id = g.fixture();
+    g.run(&["image", "tag", &id, "reg.example/team/app:1", "plain:2"]).succeeded();
+    let want = seen(&g, &id);
+    assert!(want[0].starts_with("0 from the lower layer"), "{want:?}");
+    for (format, command) in [("docker-archive", "image save"), ("oci-archive", "save")] {
+        let file = g.scratch().join(format!("saved-{format}.tar"));
+        let path = file.display().to_string();
+        let words: Vec<&str> = command.split(' ').collect();
+        let flag = format!("--format={format}");
+        g.run(&[&words[..], &[&flag, "-o", &path, &id]].concat()).succeeded();
+        let again = g.scratch().join("again.tar");
+        g.run(&[&words[..], &[&flag, "-o", &again.display().to_string(), &id]].concat()).succeeded();
+        assert!(
+            std::fs::read(&file).unwrap() == std::fs::read(&again).unwrap(),
+            "{format}: another archive of the same image"
+        );
+        // A reader that checks every digest.
+        let out = g.scratch().join(format!("read-{format}"));
+        let source = format!("{format}:{path}:reg.example/team/app:1");
+        let skopeo = std::process::Command::new("skopeo")
+            .args(["copy", "--quiet", "--insecure-policy", &source])
+            .arg(format!("oci:{}:x", out.display()))
+            .env("TMPDIR", g.scratch())
+            .output()
+            .unwrap();
+        assert!(skopeo.status.success(), "{format}: {}", String::from_utf8_lossy(&skopeo.stderr));
+        let fresh = Gantry::new();
+        let loaded = fresh.run(&["image", "load", "-i", &path]).ok();
+        assert_eq!(fresh.json(&["image", "list"])[0]["names"].as_array().map(Vec::len), Some(3), "{format}");
+        assert_eq!(seen(&fresh, loaded.text()), want, "{format}");
+        assert_eq!(seen(&fresh, "reg.example/team/app:1"), want, "{format}");
+        let said = |g: &Gantry, name: &str| {
+            let mut all = g.json(&["image", "inspect", name])[0].clone();
+            for field in ["id", "names", "size", "format", "imported", "last_used", "layers", "disk_size"] {
+                all[field] = json!(null);
+            }
+            all
+        };
+        assert_eq!(said(&fresh, "reg.example/team/app:1"), said(&g, &id), "{format}: the configuration changed");
+        let sizes = |g: &Gantry, name: &str| g.json(&["image", "inspect", name])[0]["disk_size"].clone();
+        assert_eq!(sizes(&fresh, "reg.example/team/app:1"), sizes(&g, &id), "{format}");
+        assert!(
+            !std::fs::read_dir(g.scratch()).unwrap().any(|e| e
+                .unwrap()
+                .file_name()
+                .to_string_lossy()
+                .ends_with(".tmp"))
+        );
+    }
+}
+
+#[test]
+fn save_and_load_through_pipes() {
+    let g = Gantry::new();
+    let id = g.import("talkative", &talkative());
+    let archive = g.scratch().join("piped.tar");
+    let mut shell = std::process::Command::new("sh");
+    let command = g.command(&["save", "--format=oci", &id]);
+    shell.args(["-c", "exec \"$@\" >\"$0\""]).arg(&archive).arg(command.get_program()).args(command.get_args());
+    let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    g.spawn_command(shell.envs(set)).wait().succeeded();
+    let fresh = Gantry::new();
+    let loaded = fresh.run_with_input(&["load"], &std::fs::read(&archive).unwrap()).ok();
+    let all = fresh.json(&["image", "inspect", loaded.text()]);
+    assert_eq!((&all[0]["user"], &all[0]["env"]), (&json!("7:8"), &json!(["GREETING=hello world"])));
+    let _ = g.run(&["save", "nothing"]).exits(FAILED).complains(&["no image 'nothing'"]);
+    let _ = g
+        .run(&["save", "-o", "/nonexistent/x.tar", &id])
+        .exits(FAILED)
+        .complains(&["cannot write", "/nonexistent/x.tar"]);
+}
+
+#[test]
+fn another_platform_is_fetched_and_not_run() {
+    let g = Gantry::new();
+    let of = |arch: &str| {
+        let layer = Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755);
+        Image::builder()
+            .layer(layer)
+            .entrypoint(&["/bin/app"])
+            .label("arch", arch)
+            .platform("linux", arch)
+            .build()
+            .unwrap()
+    };
+    // Nobody registers an emulator for it on a machine that runs tests.
+    let (ours, other) = (of("amd64"), of("sparc64"));
+    let dir = g.scratch().join("index");
+    write_index(&dir, &[&ours, &other]);
+    let registry = DebianRegistry::start();
+    registry.push(&format!("oci:{}:latest", dir.display()), "app:1");
+    let name = format!("{}/app:1", registry.host());
+    assert_eq!(g.run(&["fetch", "--platform=linux/sparc64", &name]).ok().text(), other.id());
+    let out = g.run(&["run", "--net=none", "--pull=never", &name]).exits(FAILED);
+    let _ = out.complains(&["is for linux/sparc64", "this host runs linux/amd64", "qemu-user-static"]);
+    let out = g.run(&["run", "--net=none", "--platform=linux/sparc64", &name]).exits(FAILED);
+    let _ = out.complains(&["is for linux/sparc64"]);
+    let out =
+        g.run(&["run", "--rm", "--net=none", "--platform=linux/amd64", "--pull=update", &name, "--", "args", "here"]);
+    assert_eq!(out.ok().stdout, "[\"here\"]\n");
+    let _ = g.run(&["run", "--net=none", "--platform=linux/mips", &name]).exits(FAILED).complains(&["linux/mips"]);
+    let _ = g.run(&["fetch", "--platform=nonsense/", &name]).exits(FAILED).complains(&["is not a platform"]);
+    assert!(g.list().is_empty(), "a pod was left of an image that does not run");
 }

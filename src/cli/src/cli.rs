@@ -79,6 +79,12 @@ pub(crate) enum Command {
     /// Remove images
     #[command(hide = true)]
     Rmi(commands::image::Rm),
+    /// Write images into an archive
+    #[command(hide = true)]
+    Save(commands::image_archive::Save),
+    /// Read an image from an archive
+    #[command(hide = true)]
+    Load(commands::image_archive::Load),
     /// Log in to a registry
     Login(commands::login::Login),
     /// Remove the login of a registry

@@ -176,6 +176,8 @@ fn asking(command: &Command) -> Asking {
         | Command::Gc(_)
         | Command::Doctor(_)
         | Command::Login(_)
+        | Command::Save(_)
+        | Command::Load(_)
         | Command::Logout(_)
         | Command::Completion(_)
         | Command::Version(_) => Asking::Action,
@@ -205,6 +207,8 @@ fn command(context: Context, command: Command) -> Result<u8, Failure> {
         Command::Image(image) => commands::image::image(&context, &image),
         Command::Images(args) => commands::image::list(&context, &args),
         Command::Rmi(args) => commands::image::rm(&context, &args),
+        Command::Save(args) => commands::image_archive::save(&context, &args),
+        Command::Load(args) => commands::image_archive::load(&context, &args),
         Command::Login(args) => commands::login::login(&context, &args),
         Command::Logout(args) => commands::login::logout(&context, &args),
         Command::Network(network) => commands::network::network(&context, &network),

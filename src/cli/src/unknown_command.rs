@@ -45,8 +45,6 @@ const WORDS: &[(&str, &str, &str)] = &[
         "'gantry fetch oci-archive:FILE' and 'gantry fetch docker-archive:FILE' take images; a bare file system cannot \
                     be imported",
     ),
-    ("", "load", "'gantry fetch docker-archive:FILE' or 'gantry fetch oci-archive:FILE' takes an image from a file"),
-    ("", "save", "images cannot be written to a file: use skopeo copy"),
     ("", "push", "images are fetched only: use skopeo copy, or 'buildah push'"),
     ("", "commit", "images are not made here: use buildah or docker build"),
     ("", "build", "images are not made here: use buildah or docker build, then 'gantry fetch'"),
@@ -91,16 +89,10 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("image", "build", "images are not made here: use buildah or docker build, then 'gantry fetch'"),
     (
         "image",
-        "load",
-        "'gantry fetch docker-archive:FILE' or 'gantry fetch oci-archive:FILE' takes an image from a file",
-    ),
-    (
-        "image",
         "import",
         "'gantry fetch docker-archive:FILE' or 'gantry fetch oci-archive:FILE' takes an image from a file",
     ),
-    ("image", "save", "images cannot be written to a file: use skopeo copy"),
-    ("image", "export", "images cannot be written to a file: use skopeo copy"),
+    ("image", "export", "'gantry image save IMAGE' writes an archive"),
     ("image", "search", "registries cannot be searched: use skopeo list-tags, or the registry's web page"),
     ("network", "create", NETWORK_FILE),
     ("network", "rm", "remove its file from /etc/gantry/net.d; bridges and rules go with the last pod"),

@@ -37,6 +37,7 @@
 //! image_rm(&ImageRef, force: bool) -> Result<ImageRemoved, ImageError>
 //! image_inspect(&ImageRef) -> Result<ImageDetails, ImageError>
 //! image_tag(&ImageRef, &str) -> Result<(String, Option<ImageId>), ImageError>
+//! image_save(&[ImageRef], ArchiveFormat, &mut dyn Write) -> Result<(), ImageSaveError>
 //! image_gc(Duration, dry_run) -> Result<ImageGc, ImageError>
 //! image_manifest(&ImageRef) -> Result<serde_json::Value, ImageError>
 //! events_start(&EventQuery, now) -> Result<u64, PodError>
@@ -65,9 +66,11 @@ pub mod error;
 pub mod events;
 pub mod exec;
 pub mod fetch;
+mod foreign;
 pub mod gc;
 pub mod image_inspect;
 pub mod image_rm;
+pub mod image_save;
 pub mod image_view;
 pub mod images;
 pub mod kill;
@@ -115,6 +118,7 @@ pub use exec::{Exec, ExecError, ExecRequest, Stdio};
 pub use gc::{GcAction, GcError, GcOptions, GcReport, GcStep};
 pub use image_inspect::{HistoryStep, ImageDetails, LayerDetails};
 pub use image_rm::ImageRemoved;
+pub use image_save::ImageSaveError;
 pub use image_view::ImageView;
 pub use images::{ImageError, ImageGc};
 pub use kill::KillError;
@@ -139,7 +143,10 @@ pub use wait::{EndWatch, Ended};
 /// What callers need from the crates below, so that they import the engine alone.
 pub use gantry_contract::network::{Attached, Member, Network};
 pub use gantry_contract::{plan::LogLimits, up::Ready};
-pub use gantry_fetch::{Config as FetchConfig, FetchError, Fetched, Insecure, Note, Platform, Progress, PullPolicy};
+pub use gantry_fetch::export::{ArchiveFormat, ExportError};
+pub use gantry_fetch::{
+    Config as FetchConfig, FetchError, Fetched, Insecure, Note, Platform, Progress, PullPolicy, platform::PlatformError,
+};
 pub use gantry_model as model;
 pub use gantry_store::{
     AppRow, Backup, FAILURE, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, RemoveVolumeError,

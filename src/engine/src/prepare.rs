@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use gantry_contract::plan::{ImageSize, Plan};
 use gantry_fetch::config::{self, ConfigError, ImageConfig};
 use gantry_fetch::source::MAX_DOCUMENT;
-use gantry_fetch::{FetchError, Note, Progress, PullPolicy};
+use gantry_fetch::{FetchError, Note, Platform, Progress, PullPolicy};
 use gantry_model::image_ref::RefError;
 use gantry_model::spec::SpecError;
 use gantry_model::{AppName, Edge, ErrorKind, ImageRef, Kind, PodId, PodSpec};
@@ -19,6 +19,7 @@ use gantry_store::{Change, ImageRow, InsertPodError, NewApp, NewPod, PodLock, Po
 use thiserror::Error;
 
 use crate::error::need_root;
+use crate::foreign;
 use crate::image_view::recorded_name;
 use crate::plan::{self, Image, PlanError, Setting};
 use crate::{Engine, PodError, plan_net, pod_dir};
@@ -82,6 +83,19 @@ pub enum PrepareError {
         #[source]
         source: ConfigError,
     },
+    /// An image is for another architecture, and nothing here emulates it.
+    #[error(
+        "app '{app}' cannot be prepared: its image is for {platform}, and this host runs {}; \
+         install qemu-user-static with binfmt-support to emulate it, or fetch the image for this host", .host
+    )]
+    Platform {
+        /// Which app.
+        app: AppName,
+        /// What its image is for.
+        platform: Box<Platform>,
+        /// What this host runs.
+        host: Box<Platform>,
+    },
     /// An image cannot be run as asked.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -113,6 +127,7 @@ impl Kind for PrepareError {
             Self::Fetch { source, .. } => source.kind(),
             Self::ConfigMissing { .. } => ErrorKind::Damaged,
             Self::Config { source, .. } => source.kind(),
+            Self::Platform { .. } => ErrorKind::Invalid,
             Self::Plan(error) => error.kind(),
             Self::Path(_) => ErrorKind::Invalid,
             Self::SaveId { source, .. } => ErrorKind::of_io(source),
@@ -250,6 +265,11 @@ impl Engine {
                 Some(bytes) => config::parse(&bytes).map_err(|source| PrepareError::Config { app, image, source })?,
                 None => return Err(PrepareError::ConfigMissing { app, image }),
             };
+            if let Some(platform) = foreign::unrunnable_platform(&config) {
+                let (app, platform, host) =
+                    (spec.apps[configs.len()].name.clone(), Box::new(platform), Box::new(Platform::host()));
+                return Err(PrepareError::Platform { app, platform, host });
+            }
             configs.push(config);
         }
         Ok(configs)

@@ -73,10 +73,12 @@ impl<F: Files> Layout<F> {
             Ok(Parsed::Manifest(_)) => return Err(invalid("'index.json'", "it is no index".to_owned())),
             Err(error) => return Err(invalid("'index.json'", error.to_string())),
         };
-        let chosen = choose(entries, tag, &files.place())?;
+        let mut chosen = choose(entries, tag, &files.place())?;
         let mut names: Vec<String> = chosen.iter().flat_map(names).map(str::to_owned).collect();
         names.sort();
         names.dedup();
+        // One image may be listed under each of its names.
+        chosen.dedup_by(|a, b| a.digest == b.digest);
         let top = match <[Descriptor; 1]>::try_from(chosen) {
             Ok([one]) => Top::Blob(one),
             Err(_) => Top::Index(bytes),
@@ -111,8 +113,9 @@ fn choose(entries: Vec<Descriptor>, tag: Option<&str>, place: &str) -> Result<Ve
     if total == 0 {
         return Err(SourceError::NotFound { what: "an image".to_owned(), place: place.to_owned() });
     }
+    let one = entries.iter().all(|d| d.digest == entries[0].digest);
     let same = entries.iter().all(|d| d.annotations == entries[0].annotations && d.platform.is_some());
-    if total == 1 || same || (known(&entries).is_empty() && entries.iter().all(|d| d.platform.is_some())) {
+    if one || same || (known(&entries).is_empty() && entries.iter().all(|d| d.platform.is_some())) {
         return Ok(entries);
     }
     Err(SourceError::Ambiguous { place: place.to_owned(), names: known(&entries) })

@@ -14,6 +14,7 @@ pub mod caps;
 mod checked;
 pub mod config;
 pub mod error;
+pub mod export;
 mod import;
 mod layers;
 pub mod layout;

@@ -58,6 +58,53 @@ impl Platform {
     }
 }
 
+/// A text is no platform.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{}' is not a platform: expected OS/ARCHITECTURE[/VARIANT], such as linux/arm64 or linux/arm/v7", shown(.0))]
+pub struct PlatformError(String);
+
+impl gantry_model::Kind for PlatformError {
+    fn kind(&self) -> gantry_model::ErrorKind {
+        gantry_model::ErrorKind::Invalid
+    }
+}
+
+impl std::str::FromStr for Platform {
+    type Err = PlatformError;
+
+    /// `OS/ARCHITECTURE[/VARIANT]`, or an architecture alone, which means Linux; also with the kernel's names for
+    /// architectures (`x86_64`, `aarch64`).
+    fn from_str(text: &str) -> Result<Self, PlatformError> {
+        let refuse = || PlatformError(text.to_owned());
+        let parts: Vec<&str> = text.split('/').collect();
+        let word = |part: &&str| {
+            (1..=32).contains(&part.len())
+                && part.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, b'_' | b'.' | b'-'))
+        };
+        if !parts.iter().all(word) {
+            return Err(refuse());
+        }
+        let (os, architecture, variant) = match parts[..] {
+            ["linux" | "windows" | "darwin" | "freebsd"] => return Err(refuse()),
+            [architecture] => ("linux", architecture, None),
+            [os, architecture] => (os, architecture, None),
+            [os, architecture, variant] => (os, architecture, Some(variant)),
+            _ => return Err(refuse()),
+        };
+        let (architecture, variant) = match architecture {
+            "x86_64" => ("amd64", variant),
+            "aarch64" => ("arm64", variant),
+            "armhf" => ("arm", variant.or(Some("v7"))),
+            "i386" => ("386", variant),
+            other => (other, variant),
+        };
+        let platform =
+            Self { os: os.to_owned(), architecture: architecture.to_owned(), variant: variant.map(str::to_owned) };
+        // A variant that fits nowhere is a mistake.
+        if platform.level().is_none() { Err(refuse()) } else { Ok(platform) }
+    }
+}
+
 impl fmt::Display for Platform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", shown(&self.os), shown(&self.architecture))?;
@@ -68,6 +115,27 @@ impl fmt::Display for Platform {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn platforms_as_they_are_written() {
+        for (text, want) in [
+            ("linux/amd64", Some("linux/amd64")),
+            ("arm64", Some("linux/arm64")),
+            ("linux/aarch64/v8", Some("linux/arm64/v8")),
+            ("linux/arm/v7", Some("linux/arm/v7")),
+            ("windows/x86_64", Some("windows/amd64")),
+            ("linux", None),
+            ("", None),
+            ("/", None),
+            ("linux/", None),
+            ("linux/amd64/", None),
+            ("linux/arm/strange", None),
+            ("a/b/c/d", None),
+            ("LINUX/AMD64", None),
+        ] {
+            assert_eq!(text.parse::<Platform>().ok().map(|it| it.to_string()).as_deref(), want, "{text}");
+        }
+    }
 
     fn platform(text: &str) -> Platform {
         let mut parts = text.split('/').map(str::to_owned);

@@ -21,6 +21,9 @@ pub(crate) struct Fetch {
     /// Print whole ids; they always are (accepted for the sake of rkt's scripts)
     #[arg(long, alias = "no-trunc", hide = true)]
     full: bool,
+    /// Platform of the images where there is a choice, such as linux/arm64 [default: this host's]
+    #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
+    platform: Option<gantry_engine::Platform>,
     /// Let archives take names that belong to other images in the store
     #[arg(short, long)]
     force: bool,
@@ -35,7 +38,12 @@ pub(crate) fn fetch(context: &Context, args: &Fetch) -> Result<u8, Failure> {
     if references.iter().filter(|reference| **reference == ImageRef::Stdin).count() > 1 {
         return Err(Failure::usage("standard input can be one image only: '-' stands there more than once"));
     }
-    let engine = context.open_for_fetch("fetch", |config| config.take_names = args.force)?;
+    let engine = context.open_for_fetch("fetch", |config| {
+        config.take_names = args.force;
+        if let Some(platform) = &args.platform {
+            config.platform = platform.clone();
+        }
+    })?;
     let progress = Shown::new(context.globals.progress, args.quiet);
     let mut stdin = std::io::stdin();
     Ok(context::each(&args.images, context.globals.debug, Asking::Action, &mut |image| {

@@ -26,6 +26,10 @@ pub(crate) enum Image {
     History(super::image_inspect::History),
     /// Give an image further names
     Tag(Tag),
+    /// Write images into an archive that docker, podman and gantry can load
+    Save(super::image_archive::Save),
+    /// Read an image from an archive
+    Load(super::image_archive::Load),
     /// Remove images, or names of images
     Rm(Rm),
     /// Remove images that have not been used for a while
@@ -44,6 +48,8 @@ pub(crate) fn image(context: &Context, image: &Image) -> Result<u8, Failure> {
         Image::Inspect(args) => super::image_inspect::inspect(context, args),
         Image::History(args) => super::image_inspect::history(context, args),
         Image::Tag(args) => tag(context, args),
+        Image::Save(args) => super::image_archive::save(context, args),
+        Image::Load(args) => super::image_archive::load(context, args),
         Image::Rm(args) => rm(context, args),
         Image::Gc(args) => gc(context, args),
         Image::CatManifest(args) => cat_manifest(context, args),

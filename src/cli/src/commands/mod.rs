@@ -7,6 +7,7 @@ pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod fetch;
 pub(crate) mod image;
+pub(crate) mod image_archive;
 pub(crate) mod image_inspect;
 pub(crate) mod inspect;
 pub(crate) mod list;

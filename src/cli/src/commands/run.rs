@@ -23,7 +23,7 @@ use crate::{environment, exit};
 /// Prepares a pod and runs it, in the foreground or detached.
 pub(crate) fn run(request: Request) -> Result<u8, Failure> {
     let Made { context, spec, options } = made(request, "run")?;
-    let engine = context.open("run")?;
+    let engine = context.open_for_fetch("run", |config| at_platform(config, &options))?;
     let shown = shown(&spec, &options);
     let proxy = proxy(&options);
     // From the moment the pod exists, what asks us to end, ends the pod; before, it ends us and nothing is left.
@@ -66,7 +66,7 @@ fn tell_ports(running: &Running) {
 /// Prepares a pod and prints its id.
 pub(crate) fn prepare(request: Request) -> Result<u8, Failure> {
     let Made { context, spec, options } = made(request, "prepare")?;
-    let engine = context.open("prepare")?;
+    let engine = context.open_for_fetch("prepare", |config| at_platform(config, &options))?;
     let on_id = |id: PodId| save_id(options.uuid_file.as_deref(), id);
     let several = spec.apps.len() > 1;
     let progress = progress::Shown::new(context.globals.progress, options.quiet);
@@ -131,6 +131,13 @@ pub(crate) fn run_prepared(context: &Context, args: &RunPrepared) -> Result<u8, 
     let signals = foreground::catch(proxy).map_err(io("catch", "signals"))?;
     let running = engine.start(id, net, RunOptions { show: foreground::show(), remove: args.rm })?;
     follow(&engine, shown, running, Some(signals), args.rm)
+}
+
+/// Looks for images of the platform that is asked for.
+fn at_platform(config: &mut gantry_engine::FetchConfig, options: &crate::grammar::PodOptions) {
+    if let Some(platform) = &options.platform {
+        config.platform = platform.clone();
+    }
 }
 
 /// What `run` and `prepare` have in common once the command line is understood.

@@ -204,6 +204,10 @@ pub(crate) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .of_spec(),
+    valued(Pod, &["platform"], "OS/ARCH", "platform of the images, where there is a choice: linux/arm64 …", |d, v| {
+        d.options.platform = Some(v.parse().map_err(|error: gantry_engine::PlatformError| Why::Text(error.to_string()))?);
+        Ok(())
+    }),
     valued(Pod, &["pull-policy", "pull"], "never|new|update|newer", "when to ask the registry (new: what is not here)", |d, v| {
         d.options.pull = Some(pull(v)?);
         Ok(())

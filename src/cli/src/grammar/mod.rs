@@ -92,6 +92,8 @@ pub(crate) struct Request {
 pub(crate) struct PodOptions {
     /// When a registry is asked.
     pub(crate) pull: Option<Pull>,
+    /// The platform of the images, where it is not this host's.
+    pub(crate) platform: Option<gantry_engine::Platform>,
     /// Return when the pod is ready, printing its id.
     pub(crate) detach: bool,
     /// Remove the pod when it has ended.

@@ -23,14 +23,14 @@
 //!
 //! Nothing is synced here: the store syncs once, when it commits the layers.
 
-mod dirs;
+pub(crate) mod dirs;
 pub(crate) mod entries;
 mod error;
 mod finish;
 mod header;
 pub(crate) mod inflate;
-mod meta;
-mod names;
+pub(crate) mod meta;
+pub(crate) mod names;
 mod pax;
 mod pipeline;
 mod remove;

@@ -312,7 +312,7 @@ mod tests {
             ("net", "network"),
             ("p", "prepare pull ps port"),
             ("network ", "list ls inspect reload"),
-            ("--dir /x image l", "list ls"),
+            ("--dir /x image l", "list load ls"),
             ("network inspect l", "lan"),
             ("volume rm ", "data"),
             ("run ", "docker.io/library/nginx:1 127.0.0.1:5000/fixture:1 :files"),

@@ -1,0 +1,54 @@
+//! `image save`: images written out as an archive.
+
+use std::io::Write;
+
+use gantry_fetch::export::{self, ArchiveFormat, ExportError};
+use gantry_model::{ErrorKind, ImageRef, Kind};
+use thiserror::Error;
+
+use crate::error::need_root;
+use crate::{Engine, ImageError};
+
+/// Images could not be saved.
+#[derive(Debug, Error)]
+pub enum ImageSaveError {
+    /// One of them is not there.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// It cannot be written out.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+}
+
+impl Kind for ImageSaveError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Image(error) => error.kind(),
+            Self::Export(error) => error.kind(),
+        }
+    }
+}
+
+impl Engine {
+    /// Writes images into one archive. An image that is named keeps that name there; one that is given by its id keeps
+    /// all of its names.
+    ///
+    /// # Errors
+    /// [`ImageSaveError`]; what was written by then is no archive.
+    pub fn image_save(
+        &self,
+        references: &[ImageRef],
+        format: ArchiveFormat,
+        out: &mut dyn Write,
+    ) -> Result<(), ImageSaveError> {
+        // Layers hold files that only root may read.
+        need_root("save an image").map_err(ImageError::from)?;
+        let mut images = Vec::new();
+        for reference in references {
+            let (image, named) = self.find(reference)?;
+            let names = if named.is_empty() { image.names.clone() } else { named };
+            images.push((image, names));
+        }
+        Ok(export::write_archive(self.store(), &images, format, out)?)
+    }
+}

@@ -1,0 +1,319 @@
+//! Images written out again, as `docker load`, `podman load` and `gantry fetch` take them.
+//!
+//! The store keeps layers unpacked, so their archives are made anew from the directories ([`layer`]). They have the
+//! same contents as those that came; their digests differ where the originals were written by another tool, and the
+//! configuration is changed to name the new ones.
+
+mod layer;
+mod tar;
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write};
+use std::path::Path;
+
+use flate2::write::GzEncoder;
+use gantry_model::id::Algorithm;
+use gantry_model::{Digest, ErrorKind, Kind};
+use gantry_store::{BlobError, ImageRow, Store};
+use rustix::fs::{Mode, OFlags};
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use self::tar::{TarEntry, TarKind, write_end, write_file, write_header, write_padding};
+use crate::source::{Hasher, MAX_DOCUMENT, digest_of};
+use crate::unpack::entries::Meta;
+
+/// How images are written out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ArchiveFormat {
+    /// An OCI image layout in a tar file.
+    Oci,
+    /// What `docker save` writes.
+    Docker,
+}
+
+/// An image could not be written out.
+#[derive(Debug, Error)]
+pub enum ExportError {
+    /// A layer's directory cannot be read.
+    #[error("cannot read layer {} of image {}", .layer.short(), .image.short())]
+    Layer {
+        /// Which image.
+        image: Digest,
+        /// Which layer.
+        layer: Digest,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The manifest or the configuration is lost.
+    #[error("{what} of image {} is damaged or lost; fetch the image again", .image.short())]
+    Document {
+        /// Which image.
+        image: Digest,
+        /// Which of the two.
+        what: &'static str,
+    },
+    /// The store cannot read it.
+    #[error("cannot read the documents of the image")]
+    Blob(#[source] BlobError),
+    /// There is no room for a copy of a layer.
+    #[error("cannot keep a layer's archive in {place}")]
+    Spool {
+        /// Where.
+        place: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The archive cannot be written.
+    #[error("cannot write the archive")]
+    Write(#[source] io::Error),
+}
+
+impl Kind for ExportError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Layer { source, .. } | Self::Spool { source, .. } | Self::Write(source) => ErrorKind::of_io(source),
+            Self::Document { .. } => ErrorKind::Damaged,
+            Self::Blob(error) => error.kind(),
+        }
+    }
+}
+
+/// A file of the archive: its name, and the descriptor's digest and size.
+struct Written {
+    digest: Digest,
+    size: u64,
+}
+
+/// Writes images into one archive. `names` are those each image is to have there.
+///
+/// # Errors
+/// [`ExportError`]; what was written by then is no archive.
+pub fn write_archive(
+    store: &Store,
+    images: &[(ImageRow, Vec<String>)],
+    format: ArchiveFormat,
+    out: &mut dyn Write,
+) -> Result<(), ExportError> {
+    let mut archive = ArchiveWriter { store, format, out, written: BTreeSet::new(), listed: Vec::new() };
+    for (image, names) in images {
+        archive.image(image, names)?;
+    }
+    archive.finish().map_err(ExportError::Write)
+}
+
+struct ArchiveWriter<'a> {
+    store: &'a Store,
+    format: ArchiveFormat,
+    out: &'a mut dyn Write,
+    /// Files that are in the archive already: images share layers.
+    written: BTreeSet<String>,
+    /// The entries of `index.json` or `manifest.json`.
+    listed: Vec<Value>,
+}
+
+impl ArchiveWriter<'_> {
+    fn image(&mut self, image: &ImageRow, names: &[String]) -> Result<(), ExportError> {
+        let lost = |what| ExportError::Document { image: image.id.clone(), what };
+        let mut config =
+            self.document(image, &image.config).map_err(|e| e.unwrap_or_else(|| lost("the configuration")))?;
+        let (mut diff_ids, mut layers) = (Vec::new(), Vec::new());
+        for layer in &image.layers {
+            let (diff_id, written) = self.layer(image, &layer.chain)?;
+            diff_ids.push(diff_id.to_string());
+            layers.push(written);
+        }
+        let rootfs =
+            config.get_mut("rootfs").and_then(Value::as_object_mut).ok_or_else(|| lost("the configuration"))?;
+        rootfs.insert("diff_ids".to_owned(), json!(diff_ids));
+        let config = config.to_string();
+        let written = match self.format {
+            ArchiveFormat::Oci => {
+                let manifest =
+                    self.document(image, &image.id).map_err(|e| e.unwrap_or_else(|| lost("the manifest")))?;
+                self.oci(&config, &layers, manifest.get("annotations"), names)
+            }
+            ArchiveFormat::Docker => self.docker(&config, &layers, names),
+        };
+        written.map_err(ExportError::Write)
+    }
+
+    /// A JSON document of the image; `Err(None)` when it is lost or none.
+    fn document(&self, _image: &ImageRow, digest: &Digest) -> Result<Value, Option<ExportError>> {
+        let bytes = self.store.blob(digest, MAX_DOCUMENT).map_err(|error| Some(ExportError::Blob(error)))?;
+        serde_json::from_slice(&bytes.ok_or(None)?).map_err(|_| None)
+    }
+
+    /// Writes a layer; the digest of its archive, and of the file it is in.
+    fn layer(&mut self, image: &ImageRow, chain: &Digest) -> Result<(Digest, Written), ExportError> {
+        let unreadable = |source| ExportError::Layer { image: image.id.clone(), layer: chain.clone(), source };
+        let tmp = self.store.layout().tmp_dir();
+        let spooled = |source| ExportError::Spool { place: tmp.display().to_string(), source };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let root = rustix::fs::open(self.store.layout().tree_dir(chain), flags, Mode::empty());
+        let root = root.map_err(|errno| unreadable(errno.into()))?;
+        let file = anonymous(&tmp).map_err(spooled)?;
+        let (mut file, diff_id, size) = match self.format {
+            ArchiveFormat::Docker => {
+                let mut hashing = Hashing::new(io::BufWriter::with_capacity(1 << 20, file));
+                layer::write_layer(&root, &mut hashing).map_err(unreadable)?;
+                let (buffered, digest, size) = hashing.finish();
+                (buffered.into_inner().map_err(|error| spooled(error.into_error()))?, digest, size)
+            }
+            ArchiveFormat::Oci => {
+                // No name and no time in gzip's header: the same contents give the same bytes.
+                let compressed = Hashing::new(io::BufWriter::with_capacity(1 << 20, file));
+                let mut hashing = Hashing::new(GzEncoder::new(compressed, flate2::Compression::new(6)));
+                layer::write_layer(&root, &mut hashing).map_err(unreadable)?;
+                let (encoder, diff_id, _) = hashing.finish();
+                let (buffered, digest, size) = encoder.finish().map_err(spooled)?.finish();
+                let file = buffered.into_inner().map_err(|error| spooled(error.into_error()))?;
+                return self
+                    .place(file, &digest, size)
+                    .map(|()| (diff_id, Written { digest, size }))
+                    .map_err(ExportError::Write);
+            }
+        };
+        file.flush().map_err(spooled)?;
+        self.place(file, &diff_id, size).map_err(ExportError::Write)?;
+        Ok((diff_id.clone(), Written { digest: diff_id, size }))
+    }
+
+    /// The name of a blob's file in the archive.
+    fn name_of(&self, digest: &Digest, ending: &str) -> String {
+        match self.format {
+            ArchiveFormat::Oci => format!("blobs/{}/{}", digest.algorithm().as_str(), digest.hex()),
+            ArchiveFormat::Docker => format!("{}{ending}", digest.hex()),
+        }
+    }
+
+    /// Copies a layer's archive into the archive, once.
+    fn place(&mut self, mut file: File, digest: &Digest, size: u64) -> io::Result<()> {
+        let name = self.name_of(digest, ".tar");
+        if !self.written.insert(name.clone()) {
+            return Ok(());
+        }
+        let meta = Meta { mode: 0o644, ..Meta::default() };
+        let (kind, link, device) = (TarKind::File, &b""[..], (0, 0));
+        write_header(self.out, &TarEntry { path: name.as_bytes(), kind, meta: &meta, size, link, device })?;
+        file.seek(SeekFrom::Start(0))?;
+        let copied = io::copy(&mut file.take(size), self.out)?;
+        if copied != size {
+            return Err(io::Error::other("the copy of a layer is incomplete"));
+        }
+        write_padding(self.out, size)
+    }
+
+    fn small(&mut self, text: &str, ending: &str) -> io::Result<Written> {
+        let digest = digest_of(Algorithm::Sha256, text.as_bytes());
+        let name = self.name_of(&digest, ending);
+        if self.written.insert(name.clone()) {
+            write_file(self.out, &name, text.as_bytes())?;
+        }
+        Ok(Written { digest, size: text.len() as u64 })
+    }
+
+    fn oci(
+        &mut self,
+        config: &str,
+        layers: &[Written],
+        annotations: Option<&Value>,
+        names: &[String],
+    ) -> io::Result<()> {
+        const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+        let descriptor =
+            |kind: &str, it: &Written| json!({ "mediaType": kind, "digest": it.digest.to_string(), "size": it.size });
+        let config = self.small(config, "")?;
+        let layers: Vec<Value> =
+            layers.iter().map(|layer| descriptor("application/vnd.oci.image.layer.v1.tar+gzip", layer)).collect();
+        let mut manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
+            "layers": layers,
+        });
+        if let (Some(object), Some(annotations)) = (manifest.as_object_mut(), annotations.filter(|it| it.is_object())) {
+            object.insert("annotations".to_owned(), annotations.clone());
+        }
+        let written = self.small(&manifest.to_string(), "")?;
+        let entry = |name: Option<&String>| {
+            let mut entry = descriptor(MANIFEST, &written);
+            if let (Some(object), Some(name)) = (entry.as_object_mut(), name) {
+                object.insert("annotations".to_owned(), json!({ "org.opencontainers.image.ref.name": name }));
+            }
+            entry
+        };
+        match names {
+            [] => self.listed.push(entry(None)),
+            names => self.listed.extend(names.iter().map(|name| entry(Some(name)))),
+        }
+        Ok(())
+    }
+
+    fn docker(&mut self, config: &str, layers: &[Written], names: &[String]) -> io::Result<()> {
+        let config = self.small(config, ".json")?;
+        let layers: Vec<String> = layers.iter().map(|layer| self.name_of(&layer.digest, ".tar")).collect();
+        // A name with a digest is none there.
+        let tags: Vec<&String> = names.iter().filter(|name| !name.contains('@')).collect();
+        self.listed
+            .push(json!({ "Config": self.name_of(&config.digest, ".json"), "RepoTags": tags, "Layers": layers }));
+        Ok(())
+    }
+
+    fn finish(self) -> io::Result<()> {
+        let Self { out, format, listed, .. } = self;
+        match format {
+            ArchiveFormat::Oci => {
+                let index = json!({
+                    "schemaVersion": 2,
+                    "mediaType": "application/vnd.oci.image.index.v1+json",
+                    "manifests": listed,
+                });
+                write_file(out, "index.json", index.to_string().as_bytes())?;
+                write_file(out, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+            }
+            ArchiveFormat::Docker => write_file(out, "manifest.json", json!(listed).to_string().as_bytes())?,
+        }
+        write_end(out)?;
+        out.flush()
+    }
+}
+
+/// A file without a name, which is gone when it is closed.
+fn anonymous(dir: &Path) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::open(dir, flags, Mode::from_raw_mode(0o600))?))
+}
+
+/// Counts and hashes what goes through.
+struct Hashing<W> {
+    inner: W,
+    hash: Hasher,
+    size: u64,
+}
+
+impl<W: Write> Hashing<W> {
+    fn new(inner: W) -> Self {
+        Self { inner, hash: Hasher::new(Algorithm::Sha256), size: 0 }
+    }
+
+    fn finish(self) -> (W, Digest, u64) {
+        (self.inner, self.hash.finish(), self.size)
+    }
+}
+
+impl<W: Write> Write for Hashing<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.inner.write(bytes)?;
+        self.hash.update(&bytes[..count]);
+        self.size += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
