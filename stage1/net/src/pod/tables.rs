@@ -77,7 +77,8 @@ pub(super) fn with_others(
     if !others.is_empty()
         && let Ok(Some(found)) = read()
     {
-        entries::merge(&mut needed, of_pods(found.state, others));
+        let confined = found.state.confined;
+        entries::merge(&mut needed, State { confined, ..of_pods(found.state, others) });
     }
     needed
 }
