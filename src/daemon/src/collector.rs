@@ -132,7 +132,7 @@ fn collect_pods(engine: &Engine, settings: KeeperSettings) -> anyhow::Result<()>
     if let Some(error) = report.networks_failure {
         log::warning(&format!("{:#}", anyhow::Error::from(error)));
     }
-    if let Some(error) = report.temporaries_failure {
+    for error in report.temporaries_failure.into_iter().chain(report.lost_pods_failure) {
         log::warning(&format!("{:#}", anyhow::Error::from(error)));
     }
     for (id, error) in report.failures {

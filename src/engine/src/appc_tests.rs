@@ -75,7 +75,7 @@ pub(crate) fn planned_app() -> plan::App {
 
 pub(crate) fn plan_of(app: plan::App) -> Plan {
     let port = |protocol| plan::Port {
-        host_ip: Some("::1".parse().unwrap()),
+        host_ip: Some("2001:db8::1".parse().unwrap()),
         host_port: 8080,
         pod_port: 80,
         count: 2,

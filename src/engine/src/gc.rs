@@ -87,6 +87,8 @@ pub struct GcReport {
     pub lost_pods: Vec<PathBuf>,
     /// What was left of an earlier deletion and cannot be deleted either; the next `gc` tries again.
     pub temporaries_failure: Option<PodError>,
+    /// Why `lost-pods` could not be emptied of what is too old.
+    pub lost_pods_failure: Option<PodError>,
 }
 
 /// Garbage could not be collected at all; failures of single pods are in the report.
@@ -166,15 +168,19 @@ impl Engine {
                 Err(error) => report.networks_failure = Some(error),
             }
         }
-        if !options.mark_only {
-            let lost = self.store.delete_lost_pods(LOST_PODS_KEPT, options.dry_run);
-            report.lost_pods = lost.map_err(PodError::store)?;
-        }
         if !options.mark_only && !options.dry_run {
             // Space first, which the database may need.
             let swept = self.store.sweep_temporaries().map(drop);
             let settled = self.store.settle_volumes();
             report.temporaries_failure = swept.and(settled).map_err(PodError::store).err();
+        }
+        if !options.mark_only {
+            match self.store.delete_lost_pods(LOST_PODS_KEPT, options.dry_run).map_err(PodError::store) {
+                Ok(lost) => report.lost_pods = lost,
+                Err(error) => report.lost_pods_failure = Some(error),
+            }
+        }
+        if !options.mark_only && !options.dry_run {
             self.store.refill_reserve().map_err(PodError::store)?;
         }
         Ok(report)

@@ -13,8 +13,8 @@ use crate::{Engine, ImageError};
 pub struct ImageRemoved {
     /// The image as it was.
     pub image: ImageRow,
-    /// Only this name was taken away, because the image has others.
-    pub untagged: Option<String>,
+    /// Only these names were taken away, because the image has others; empty: the image is removed.
+    pub untagged: Vec<String>,
     /// Pods that had ended and were removed, because they used it.
     pub pods: Vec<PodId>,
     /// What was freed.
@@ -31,10 +31,12 @@ impl Engine {
         need_root("remove an image")?;
         let (image, names) = self.find(reference)?;
         match (names.as_slice(), image.names.len()) {
-            ([name], 2..) => {
-                self.store().untag(name).map_err(store)?;
-                let (untagged, swept) = (Some(name.clone()), Swept::default());
-                return Ok(ImageRemoved { image, untagged, pods: Vec::new(), swept });
+            // A short name can stand for several of the image's names; the others were not named.
+            (named @ [_, ..], all @ 2..) if named.len() == 1 || (force && named.len() < all) => {
+                for name in named {
+                    self.store().untag(name).map_err(store)?;
+                }
+                return Ok(ImageRemoved { image, untagged: names, pods: Vec::new(), swept: Swept::default() });
             }
             (_, 2..) if !force => return Err(ImageError::SeveralNames { id: image.id, names: image.names }),
             _ => {}
@@ -42,7 +44,7 @@ impl Engine {
         let pods = if force { self.remove_ended_users(&image)? } else { Vec::new() };
         self.store().remove_image(&image.id).map_err(ImageError::Remove)?;
         let swept = self.store().sweep_images().map_err(store)?;
-        Ok(ImageRemoved { image, untagged: None, pods, swept })
+        Ok(ImageRemoved { image, untagged: Vec::new(), pods, swept })
     }
 
     /// Removes the pods of an image, unless one of them has not ended.

@@ -263,9 +263,10 @@ fn removal(out: &mut dyn Write, removed: &ImageRemoved) -> io::Result<()> {
     for pod in &removed.pods {
         writeln!(out, "removed pod {pod}")?;
     }
-    if let Some(name) = &removed.untagged {
+    for name in &removed.untagged {
         writeln!(out, "untagged {}", escape::text(name))?;
-    } else {
+    }
+    if removed.untagged.is_empty() {
         writeln!(out, "removed {}", removed.image.id)?;
     }
     freed(out, &removed.swept)

@@ -88,8 +88,16 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
         mark_only: args.mark_only,
         dry_run: args.dry_run,
     };
-    let GcReport { steps, failures, abandoned, mut networks, networks_failure, lost_pods, temporaries_failure } =
-        engine.gc(&options)?;
+    let GcReport {
+        steps,
+        failures,
+        abandoned,
+        mut networks,
+        networks_failure,
+        lost_pods,
+        temporaries_failure,
+        lost_pods_failure,
+    } = engine.gc(&options)?;
     networks.extend(lost_pods.iter().map(|path| path.display().to_string()));
     if !args.mark_only && !args.dry_run {
         engine.trim_events()?;
@@ -114,7 +122,8 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
     abandoned.iter().for_each(|(id, line)| warn_kept(*id, line));
     let mut worst = exit::OK;
     let failures = failures.into_iter().map(|(_, error)| Failure::from(error));
-    let others = networks_failure.map(Failure::from).into_iter().chain(temporaries_failure.map(Failure::from));
+    let store_failures = temporaries_failure.into_iter().chain(lost_pods_failure).map(Failure::from);
+    let others = networks_failure.map(Failure::from).into_iter().chain(store_failures);
     for failure in failures.chain(others) {
         failure.print(context.globals.debug);
         worst = worst.max(failure.code(Asking::Action));
