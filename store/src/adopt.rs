@@ -137,9 +137,9 @@ impl Store {
                 continue;
             }
             if !dry_run {
-                let aside = self.layout.tmp_dir().join(tmp::fresh_name("deleted-lost-pod")?);
-                rustix::fs::rename(&path, &aside).map_err(StoreError::io("move away", &path))?;
-                tmp::delete(&self.layout, &aside)?;
+                // Another process may be deleting it.
+                let Some(mut aside) = tmp::move_aside(&self.layout, &path, "deleted-lost-pod")? else { continue };
+                aside.delete()?;
             }
             due.push(path);
         }

@@ -22,7 +22,11 @@ pub(crate) fn remove(parent: BorrowedFd<'_>, name: &CStr) -> Result<u64> {
         Err(Errno::NOENT) => return Ok(0),
         other => return other.map(|()| freed),
     }
-    let top = open_beneath(parent, name)?;
+    let top = match open_beneath(parent, name) {
+        // Another process deletes the same tree.
+        Err(Errno::NOENT) => return Ok(0),
+        other => other?,
+    };
     let mut walk = Walk { top: top.as_fd(), moved: 0, freed: 0 };
     loop {
         walk.empty(top.as_fd(), 0)?;
@@ -61,7 +65,12 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn empty(&mut self, dir: BorrowedFd<'_>, depth: usize) -> Result<()> {
-        for entry in Dir::read_from(dir)? {
+        let entries = match Dir::read_from(dir) {
+            // It opens "." again, which fails in a directory that another process has deleted.
+            Err(Errno::NOENT) => return Ok(()),
+            other => other?,
+        };
+        for entry in entries {
             let entry = entry?;
             let name = entry.file_name();
             if matches!(name.to_bytes(), b"." | b"..") {
@@ -78,7 +87,10 @@ impl Walk<'_> {
     }
 
     fn descend(&mut self, dir: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<()> {
-        let child = open_beneath(dir, name)?;
+        let child = match open_beneath(dir, name) {
+            Err(Errno::NOENT) => return Ok(()),
+            other => other?,
+        };
         loop {
             self.empty(child.as_fd(), depth + 1)?;
             match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
@@ -96,6 +108,7 @@ impl Walk<'_> {
             match rustix::fs::renameat_with(dir, name, self.top, &free, RenameFlags::NOREPLACE) {
                 // The app had the same idea for a name.
                 Err(Errno::EXIST) => {}
+                Err(Errno::NOENT) => return Ok(()),
                 other => return other,
             }
         }
@@ -167,6 +180,29 @@ mod tests {
         fs::write(dir.path().join("file"), vec![1; 8192]).unwrap();
         assert_eq!(remove_content(open_dir(dir.path()).as_fd()), Ok(8192));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn two_threads_delete_the_same_tree() {
+        let dir = tempfile::tempdir().unwrap();
+        for round in 0..20 {
+            for n in 0..100 {
+                fs::create_dir_all(dir.path().join(format!("tree/{n}/a/b"))).unwrap();
+                fs::write(dir.path().join(format!("tree/{n}/a/file")), "x").unwrap();
+            }
+            let parent = open_dir(dir.path());
+            let start = std::sync::Barrier::new(2);
+            let delete = || {
+                start.wait();
+                remove(parent.as_fd(), c"tree")
+            };
+            let results = std::thread::scope(|scope| {
+                let threads = [scope.spawn(delete), scope.spawn(delete)];
+                threads.map(|thread| thread.join().unwrap())
+            });
+            assert!(results.iter().all(Result::is_ok), "round {round}: {results:?}");
+            assert!(!dir.path().join("tree").exists());
+        }
     }
 
     fn open_dir(path: &std::path::Path) -> OwnedFd {

@@ -8,6 +8,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -70,6 +71,57 @@ pub(crate) fn delete(layout: &Layout, path: &Path) -> Result<u64, StoreError> {
     let name = path.file_name().map(std::ffi::OsStr::as_encoded_bytes).unwrap_or_default();
     let name = CString::new(name).map_err(|error| StoreError::io("delete", path)(std::io::Error::other(error)))?;
     remove::remove(tmp.as_fd(), &name).map_err(StoreError::io("delete", path))
+}
+
+/// A directory that was moved to `tmp/` for deletion. It stays locked while this value lives, so that no sweep deletes
+/// it at the same time.
+#[derive(Debug)]
+pub(crate) struct Aside {
+    layout: Layout,
+    path: PathBuf,
+    freed: u64,
+    /// `None` for what is no directory: unlinking it is one step.
+    _lock: Option<OwnedFd>,
+}
+
+impl Aside {
+    /// Deletes it; returns the bytes that all calls have freed. A failure leaves the rest to the next sweep.
+    pub(crate) fn delete(&mut self) -> Result<u64, StoreError> {
+        self.freed += delete(&self.layout, &self.path)?;
+        Ok(self.freed)
+    }
+}
+
+/// Locks a directory and then moves it to `tmp/`, under a fresh name that begins with `what`. `None`: it does not exist,
+/// or another process has just moved it. The caller syncs the directory that it was in.
+pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Option<Aside>, StoreError> {
+    let lock = match open_dir(path) {
+        Ok(lock) => Some(lock),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(Errno::NOTDIR | Errno::LOOP) => None,
+        Err(errno) => return Err(StoreError::io("open", path)(errno)),
+    };
+    if let Some(lock) = &lock {
+        let begun = Instant::now();
+        while !try_lock(lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", path))? {
+            if !still_named(lock, path).map_err(StoreError::io("look at", path))? {
+                return Ok(None);
+            }
+            if begun.elapsed() >= BUSY {
+                return Err(StoreError::Locked { path: path.to_owned(), seconds: BUSY.as_secs() });
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if !still_named(lock, path).map_err(StoreError::io("look at", path))? {
+            return Ok(None);
+        }
+    }
+    let aside = layout.tmp_dir().join(fresh_name(what)?);
+    match rustix::fs::rename(path, &aside) {
+        Ok(()) => Ok(Some(Aside { layout: layout.clone(), path: aside, freed: 0, _lock: lock })),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(StoreError::io("move away", path)(errno)),
+    }
 }
 
 /// Deletes what has a name in `tmp/` that begins so. `false`: another process is at one of them.

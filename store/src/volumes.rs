@@ -289,16 +289,12 @@ impl Store {
     /// Deletes the directory of a volume whose removal has begun, then its row; tells the bytes freed. The caller has the lock.
     fn finish_removal(&self, name: &VolumeName) -> Result<u64, StoreError> {
         const DOING: &str = "remove the volume";
-        let path = self.layout.volume_dir(name);
-        let aside = self.layout.tmp_dir().join(tmp::fresh_name("deleted-volume")?);
-        let freed = match rustix::fs::rename(&path, &aside) {
-            Ok(()) => {
+        let freed = match tmp::move_aside(&self.layout, &self.layout.volume_dir(name), "deleted-volume")? {
+            Some(mut aside) => {
                 sync_dir(&self.layout.volumes_dir())?;
-                // What cannot be deleted is swept from there.
-                tmp::delete(&self.layout, &aside)?
+                aside.delete()?
             }
-            Err(Errno::NOENT) => 0,
-            Err(errno) => return Err(StoreError::io("move away", &path)(errno)),
+            None => 0,
         };
         self.write(DOING, Sync::Soon, |tx| {
             tx.prepare_cached("DELETE FROM volume WHERE name = ?1 AND deleting = 1")

@@ -93,3 +93,24 @@ fn what_was_interrupted_is_finished() {
     assert_eq!(store.remove_volume(&data).unwrap(), 0);
     assert!(store.check(false).unwrap().is_empty());
 }
+
+#[test]
+fn a_sweep_leaves_a_directory_that_is_being_deleted() {
+    let home = Home::new();
+    let (store, data) = (&home.store, name("data"));
+    store.create_volume(&data, &BTreeMap::new()).unwrap();
+    let (path, tmp) = (store.layout().volume_dir(&data), store.layout().tmp_dir());
+    let mut aside = crate::tmp::move_aside(store.layout(), &path, "deleted-volume").unwrap().unwrap();
+    assert!(crate::tmp::move_aside(store.layout(), &path, "deleted-volume").unwrap().is_none());
+    home.another().sweep_temporaries().unwrap();
+    assert_eq!(entries(&tmp), 1);
+    aside.delete().unwrap();
+    assert_eq!(entries(&tmp), 0);
+    // Its process died before the deletion.
+    let dead = store.layout().volumes_dir().join("dead");
+    fs::create_dir(&dead).unwrap();
+    drop(crate::tmp::move_aside(store.layout(), &dead, "deleted-volume").unwrap());
+    assert_eq!(entries(&tmp), 1);
+    store.sweep_temporaries().unwrap();
+    assert_eq!(entries(&tmp), 0);
+}
