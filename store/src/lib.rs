@@ -38,7 +38,7 @@
 //! | `pods/UUID` | a pod: its preparer, supervisor or deleter | never | the lock is free: reconcile reads what is there |
 //! | `locks/NAME` | staging, committing or sweeping a layer; kept until its image is committed. Several: lowest layer first | the caller's deadline | its staging directory is unlocked, and swept |
 //! | `locks/blobs` | blobs without an image: shared by importers, exclusive by the sweeper | 10 s; the sweeper never | blobs without an image are swept |
-//! | `locks/volumes` | making and removing named volumes | 10 s | the next one finishes what was begun |
+//! | `locks/volumes` | making and removing named volumes, without the deletion of their content | 10 s; listing pods never | the next one finishes what was begun |
 //! | `locks/gantryd.lock` | the one keeper of the directory; held for its life, before everything else | never | the next keeper takes over |
 //! | `tmp` | the moment between making a name there and locking it | 10 s | nothing |
 //! | `tmp/…` | one temporary | never | it is swept |

@@ -1,10 +1,11 @@
 //! Named volumes: directories that outlive the pods that mount them.
 //!
 //! A directory is complete and durable before its row is written; it is removed after a row has said, durably, that it will
-//! be. So a `kill -9` or a power cut leaves a directory without a row, which gets one again ([`Store::settle_volumes`]):
-//! data is never lost for want of a row; or a row whose removal has begun, which is finished. All that make or remove one
-//! hold a lock; who only refers to one ([`Store::insert_pod`]) needs none, for a row whose removal has begun is not
-//! referred to, and one that is referred to is not removed.
+//! be. Its content is deleted in `tmp/`, after the row and without the lock. So a `kill -9` or a power cut leaves a
+//! directory without a row, which gets one again ([`Store::settle_volumes`]): data is never lost for want of a row; or a
+//! row whose removal has begun, which is finished. All that make or remove one hold a lock; who only refers to one
+//! ([`Store::insert_pod`]) needs none, for a row whose removal has begun is not referred to, and one that is referred to
+//! is not removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -19,10 +20,10 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::db::{BUSY, Sync};
-use crate::lock::{lock_within, open_lock_file, sync_dir};
+use crate::lock::{lock_within, open_lock_file, sync_dir, try_lock};
 use crate::pods::row::{Columns, map_text};
 use crate::sweep::names;
-use crate::tmp::{self, Scrap};
+use crate::tmp::{self, Aside, Scrap};
 use crate::{Store, StoreError};
 
 /// A named volume.
@@ -89,17 +90,22 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn create_volume(&self, name: &VolumeName, labels: &BTreeMap<String, String>) -> Result<bool, StoreError> {
-        let _lock = self.lock_volumes()?;
-        match self.volume_state(name)? {
+        let lock = self.lock_volumes()?;
+        let removed = match self.volume_state(name)? {
             Some(State::Kept) => return Ok(false),
-            Some(State::Deleting) => drop(self.finish_removal(name)?),
-            None => {}
-        }
+            Some(State::Deleting) => self.finish_removal(name)?,
+            None => None,
+        };
         let description = Description { created: crate::now().0, labels: labels.clone() };
         let is_new = self.make_volume_dir(name, &description)?;
         // A directory that was there is kept, and described, as it is.
         let description = if is_new { description } else { self.describe(name) };
         self.insert_volume(name, &description)?;
+        drop(lock);
+        if let Some(mut removed) = removed {
+            // The new volume does not depend on it; the next sweep of `tmp/` reports why it cannot be deleted.
+            let _left_for_the_sweep = removed.delete();
+        }
         Ok(is_new)
     }
 
@@ -145,11 +151,11 @@ impl Store {
     /// Removes a volume that no pod refers to, with all that is in it, durably; tells the bytes freed.
     ///
     /// # Errors
-    /// [`RemoveVolumeError`]. A removal that was begun is finished by the next who makes or removes one, or by
-    /// [`Store::settle_volumes`].
+    /// [`RemoveVolumeError`]. [`Store::settle_volumes`] finishes a removal that failed or was killed; the next sweep of
+    /// `tmp/` deletes what is left there.
     pub fn remove_volume(&self, name: &VolumeName) -> Result<u64, RemoveVolumeError> {
         const DOING: &str = "remove the volume";
-        let _lock = self.lock_volumes()?;
+        let lock = self.lock_volumes()?;
         let mark = || {
             self.write(DOING, Sync::Now, |tx| -> Result<(), RemoveVolumeError> {
                 let sql = || StoreError::sql(DOING);
@@ -175,7 +181,12 @@ impl Store {
             }
             other => other?,
         }
-        Ok(self.finish_removal(name)?)
+        let removed = self.finish_removal(name)?;
+        drop(lock);
+        match removed {
+            Some(mut removed) => Ok(removed.delete()?),
+            None => Ok(0),
+        }
     }
 
     /// Finishes removals that were begun, and writes rows for directories that have none. Twice changes nothing.
@@ -186,15 +197,41 @@ impl Store {
         if self.unfinished_volumes()?.is_empty() {
             return Ok(());
         }
-        let _lock = self.lock_volumes()?;
+        let lock = self.lock_volumes()?;
+        self.settle_locked(lock)
+    }
+
+    /// [`Self::settle_volumes`], but does nothing while another process holds the lock.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn try_settle_volumes(&self) -> Result<(), StoreError> {
+        if self.unfinished_volumes()?.is_empty() {
+            return Ok(());
+        }
+        let path = self.layout.volumes_lock();
+        let lock = open_lock_file(&path)?;
+        if try_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))? {
+            self.settle_locked(lock)?;
+        }
+        Ok(())
+    }
+
+    /// Settles the volumes, releases the lock, and then deletes the content of those that were removed.
+    fn settle_locked(&self, lock: OwnedFd) -> Result<(), StoreError> {
+        let mut removed = Vec::new();
         for text in self.unfinished_volumes()? {
             // What is no name of a volume is not ours; `check` reports it.
             let Ok(name) = text.parse::<VolumeName>() else { continue };
             match self.volume_state(&name)? {
-                Some(State::Deleting) => drop(self.finish_removal(&name)?),
+                Some(State::Deleting) => removed.extend(self.finish_removal(&name)?),
                 Some(State::Kept) => {}
                 None => self.insert_volume(&name, &self.describe(&name))?,
             }
+        }
+        drop(lock);
+        for mut aside in removed {
+            aside.delete()?;
         }
         Ok(())
     }
@@ -286,22 +323,32 @@ impl Store {
         })
     }
 
-    /// Deletes the directory of a volume whose removal has begun, then its row; tells the bytes freed. The caller has the lock.
-    fn finish_removal(&self, name: &VolumeName) -> Result<u64, StoreError> {
-        const DOING: &str = "remove the volume";
-        let freed = match tmp::move_aside(&self.layout, &self.layout.volume_dir(name), "deleted-volume")? {
-            Some(mut aside) => {
-                sync_dir(&self.layout.volumes_dir())?;
-                aside.delete()?
+    /// Moves the directory of a volume whose removal has begun to `tmp/`, durably, and deletes its row. The caller holds
+    /// the lock, and deletes the directory when it has released it.
+    fn finish_removal(&self, name: &VolumeName) -> Result<Option<Aside>, StoreError> {
+        let mut aside = tmp::move_aside(&self.layout, &self.layout.volume_dir(name), "deleted-volume")?;
+        if aside.is_some() {
+            sync_dir(&self.layout.volumes_dir())?;
+        }
+        match (self.delete_row_of_removed(name), &mut aside) {
+            // A full disk has no room to delete the row: deleting the content first makes it.
+            (Err(error), Some(aside)) if error.is_full() => {
+                aside.delete()?;
+                self.delete_row_of_removed(name)?;
             }
-            None => 0,
-        };
+            (deleted, _) => deleted?,
+        }
+        Ok(aside)
+    }
+
+    fn delete_row_of_removed(&self, name: &VolumeName) -> Result<(), StoreError> {
+        const DOING: &str = "remove the volume";
         self.write(DOING, Sync::Soon, |tx| {
             tx.prepare_cached("DELETE FROM volume WHERE name = ?1 AND deleting = 1")
                 .and_then(|mut delete| delete.execute([name.as_str()]))
+                .map(drop)
                 .map_err(StoreError::sql(DOING))
-        })?;
-        Ok(freed)
+        })
     }
 }
 

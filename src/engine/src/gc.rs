@@ -316,7 +316,7 @@ impl Engine {
             let _left_for_gc = self.store.sweep_temporaries();
         }
         if self.writes.get() {
-            let _left_for_gc = self.store.settle_volumes();
+            let _left_for_gc = self.store.try_settle_volumes();
         }
         let links = rustix::fs::stat(self.store.layout().pods_dir())
             .map_or(0, |stat| usize::try_from(stat.st_nlink).unwrap_or(0));

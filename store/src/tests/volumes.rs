@@ -114,3 +114,20 @@ fn a_sweep_leaves_a_directory_that_is_being_deleted() {
     store.sweep_temporaries().unwrap();
     assert_eq!(entries(&tmp), 0);
 }
+
+#[test]
+fn settling_for_a_list_does_not_wait_for_the_lock() {
+    let home = Home::new();
+    let (store, data) = (&home.store, name("data"));
+    store.create_volume(&data, &BTreeMap::new()).unwrap();
+    store.conn.execute("UPDATE volume SET deleting = 1", []).unwrap();
+    let lock = home.another().lock_volumes().unwrap();
+    let begun = std::time::Instant::now();
+    store.try_settle_volumes().unwrap();
+    assert!(begun.elapsed() < crate::db::BUSY / 2);
+    assert_eq!(store.unfinished_volumes().unwrap(), ["data"]);
+    drop(lock);
+    store.try_settle_volumes().unwrap();
+    assert!(store.unfinished_volumes().unwrap().is_empty() && !store.layout().volume_dir(&data).exists());
+    assert_eq!(entries(&store.layout().tmp_dir()), 0);
+}
