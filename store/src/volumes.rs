@@ -217,6 +217,48 @@ impl Store {
         Ok(())
     }
 
+    /// [`Self::settle_volumes`] for a database that was restored from a backup. Where a row says that a removal has begun
+    /// and the directory exists, the directory is kept: the backup may be of the middle of that removal, and the
+    /// directory that of a volume made since under the same name.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn adopt_volumes(&self) -> Result<(), StoreError> {
+        if self.unfinished_volumes()?.is_empty() {
+            return Ok(());
+        }
+        let lock = self.lock_volumes()?;
+        for text in self.unfinished_volumes()? {
+            let Ok(name) = text.parse::<VolumeName>() else { continue };
+            if matches!(self.volume_state(&name)?, Some(State::Deleting)) && self.has_volume_dir(&name)? {
+                self.cancel_removal(&name, &self.describe(&name))?;
+            }
+        }
+        self.settle_locked(lock)
+    }
+
+    fn has_volume_dir(&self, name: &VolumeName) -> Result<bool, StoreError> {
+        let path = self.layout.volume_dir(name);
+        match rustix::fs::lstat(&path) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(StoreError::io("look at", &path)(errno)),
+        }
+    }
+
+    /// Makes a volume whose removal has begun an ordinary one again, with the description in its directory.
+    fn cancel_removal(&self, name: &VolumeName, description: &Description) -> Result<(), StoreError> {
+        const DOING: &str = "keep the volume";
+        self.write(DOING, Sync::Now, |tx| {
+            tx.prepare_cached("UPDATE volume SET deleting = 0, created = ?2, labels = ?3 WHERE name = ?1")
+                .and_then(|mut update| {
+                    update.execute(params![name.as_str(), description.created, map_text(&description.labels)?])
+                })
+                .map(drop)
+                .map_err(StoreError::sql(DOING))
+        })
+    }
+
     /// Settles the volumes, releases the lock, and then deletes the content of those that were removed.
     fn settle_locked(&self, lock: OwnedFd) -> Result<(), StoreError> {
         let mut removed = Vec::new();

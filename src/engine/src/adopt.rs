@@ -128,7 +128,7 @@ impl Images {
 impl Engine {
     /// Brings the rows of a database that was just replaced up to what lies on the disk.
     pub(crate) fn adopt_all(&self) -> Result<Adopted, PodError> {
-        self.store.settle_volumes()?;
+        self.store.adopt_volumes()?;
         // Pods first: an image is let go only when no pod has it. Images before pods: a pod needs its image.
         let gone = self.forget_pods(|_| true)?;
         let images_gone = self.forget_images()?;

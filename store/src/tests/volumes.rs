@@ -131,3 +131,24 @@ fn settling_for_a_list_does_not_wait_for_the_lock() {
     assert!(store.unfinished_volumes().unwrap().is_empty() && !store.layout().volume_dir(&data).exists());
     assert_eq!(entries(&store.layout().tmp_dir()), 0);
 }
+
+/// The backup was made while a volume was being removed; one of the same name was made after it.
+#[test]
+fn a_restore_keeps_a_volume_that_the_backup_has_as_being_removed() {
+    let home = Home::new();
+    let (store, data, gone) = (&home.store, name("data"), name("gone"));
+    let labels: BTreeMap<String, String> = [("k".to_owned(), "new".to_owned())].into();
+    store.create_volume(&data, &labels).unwrap();
+    store.create_volume(&gone, &labels).unwrap();
+    let file = store.layout().volume_data(&data).join("file");
+    fs::write(&file, "x").unwrap();
+    fs::remove_dir_all(store.layout().volume_dir(&gone)).unwrap();
+    store.conn.execute("UPDATE volume SET deleting = 1, labels = '{}', created = 1", []).unwrap();
+    store.adopt_volumes().unwrap();
+    store.settle_volumes().unwrap();
+    let rows = store.volumes().unwrap();
+    assert_eq!(rows.iter().map(|row| (&row.name, &row.labels)).collect::<Vec<_>>(), [(&data, &labels)]);
+    assert!(rows[0].created > Timestamp(1));
+    assert_eq!(fs::read_to_string(&file).unwrap(), "x");
+    assert!(store.unfinished_volumes().unwrap().is_empty());
+}
