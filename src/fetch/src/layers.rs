@@ -194,9 +194,10 @@ impl Committer<'_> {
 
     fn finish(&mut self, at: usize, staging: &mut Staging, unpacked: Unpacked) -> Result<LayerRow, FetchError> {
         let plan = &self.plans[at];
-        let Unpacked { diff_id, size, entries, deferred, sums } = unpacked;
+        let Unpacked { diff_id, size, entries, deferred, mut sums } = unpacked;
         let layer = plan.blob.digest.clone();
-        unpack::finish(deferred, staging.dir(), &self.below).map_err(|source| FetchError::Layer { layer, source })?;
+        unpack::finish(deferred, staging.dir(), &self.below, &mut sums)
+            .map_err(|source| FetchError::Layer { layer, source })?;
         let copy = staging.dir().try_clone().map_err(|source| {
             let path = staging.path().to_owned();
             FetchError::Store { doing: "keep a layer open", source: StoreError::Io { doing: "open", path, source } }

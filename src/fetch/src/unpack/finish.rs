@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
+use gantry_store::Sums;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
@@ -49,11 +50,11 @@ pub(crate) struct DeferredLink {
 }
 
 /// Does it; see [`super::finish`].
-pub(crate) fn run(deferred: Deferred, into: &OwnedFd, parents: &[OwnedFd]) -> Result<(), UnpackError> {
+pub(crate) fn run(deferred: Deferred, into: &OwnedFd, parents: &[OwnedFd], sums: &mut Sums) -> Result<(), UnpackError> {
     let mut copied = HashMap::new();
     for link in &deferred.links {
         let dir = open_real(into, &link.dir).map_err(|e| UnpackError::write("open", &link.dir, e))?;
-        keeping_time(&dir, &link.dir, || place(link, &dir, into, parents, &mut copied))?;
+        keeping_time(&dir, &link.dir, || place(link, &dir, into, parents, &mut copied, sums))?;
     }
     if deferred.opaque_root {
         keeping_time(into, b".", || hide_all(into, parents))?;
@@ -82,6 +83,7 @@ fn place(
     into: &OwnedFd,
     parents: &[OwnedFd],
     copied: &mut Copied,
+    sums: &mut Sums,
 ) -> Result<(), UnpackError> {
     let path = join(&link.dir, &link.base);
     let failed = |e| UnpackError::write("make hard link", &path, e);
@@ -111,6 +113,10 @@ fn place(
             .map_err(failed);
     }
     copy(&found, dir, &link.base, &path)?;
+    // File systems such as ext4 reuse inode numbers at once: the entry would be the checksum of a replaced file.
+    if let Some(made) = stat(dir, &link.base).map_err(failed)? {
+        sums.remove(&made.st_ino);
+    }
     copied.insert(link.target.clone(), (link.dir.clone(), link.base.clone()));
     Ok(())
 }

@@ -86,9 +86,10 @@ pub fn layer(
 /// Does what needs the layers below, which must be finished themselves: `parents` are their directories, the
 /// topmost first. Hard links to their files become copies; directories that no entry described, the root included,
 /// take over owner, mode, attributes and time from there (without one there they stay root's, mode 0755).
+/// A copy may get the inode number of a file that the layer replaced, so `sums` loses its entry.
 ///
 /// # Errors
 /// [`UnpackError::LinkTarget`] when no layer has what a hard link names; [`UnpackError::Write`].
-pub fn finish(deferred: Deferred, into: &OwnedFd, parents: &[OwnedFd]) -> Result<(), UnpackError> {
-    finish::run(deferred, into, parents)
+pub fn finish(deferred: Deferred, into: &OwnedFd, parents: &[OwnedFd], sums: &mut Sums) -> Result<(), UnpackError> {
+    finish::run(deferred, into, parents, sums)
 }

@@ -45,7 +45,8 @@ struct Tree<'c> {
     links: Vec<DeferredLink>,
     opaque_root: bool,
     size: u64,
-    /// Of the files written so far. One that was replaced since may be among them: its inode is another's by then.
+    /// Of the files written so far, by inode number. The entry of a replaced file stays until its number is reused:
+    /// whatever creates a regular file sets or removes the entry of its number.
     sums: Sums,
 }
 

@@ -178,7 +178,7 @@ proptest! {
             }
         }
         let place = Place::new();
-        let _ = unpack(&tar, &place).and_then(|u| finish(u.deferred, &place.dir, &[]));
+        let _ = unpack(&tar, &place).and_then(|mut u| finish(u.deferred, &place.dir, &[], &mut u.sums));
         place.assert_confined("damaged");
     }
 }

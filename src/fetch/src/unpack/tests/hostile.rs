@@ -115,7 +115,7 @@ fn what_must_be_refused() {
     for (case, tar) in [bad_names(), bad_headers(), bad_streams()].concat() {
         let place = Place::new();
         let result = unpack(&tar, &place);
-        let result = result.and_then(|u| finish(u.deferred, &place.dir, &[]));
+        let result = result.and_then(|mut u| finish(u.deferred, &place.dir, &[], &mut u.sums));
         assert!(result.is_err(), "{case}: {:?}", place.listing());
         place.assert_confined(case);
     }
@@ -235,8 +235,8 @@ fn kinds_and_doubles() -> Vec<Taken> {
 fn what_becomes_of_the_rest() {
     for (case, tar, want) in [links_and_whiteouts(), kinds_and_doubles()].concat() {
         let place = Place::new();
-        let unpacked = unpack(&tar, &place).unwrap_or_else(|e| panic!("{case}: {e}"));
-        finish(unpacked.deferred, &place.dir, &[]).unwrap_or_else(|e| panic!("{case}: {e}"));
+        let mut unpacked = unpack(&tar, &place).unwrap_or_else(|e| panic!("{case}: {e}"));
+        finish(unpacked.deferred, &place.dir, &[], &mut unpacked.sums).unwrap_or_else(|e| panic!("{case}: {e}"));
         assert_eq!(place.listing(), want, "{case}");
         place.assert_confined(case);
     }

@@ -10,9 +10,9 @@ fn stack(tars: &[Vec<u8>]) -> Result<Vec<Place>, UnpackError> {
     let mut places: Vec<Place> = Vec::new();
     for tar in tars {
         let place = Place::new();
-        let deferred = unpack(tar, &place)?.deferred;
+        let mut unpacked = unpack(tar, &place)?;
         let parents: Vec<OwnedFd> = places.iter().rev().map(|p| p.dir.try_clone().unwrap()).collect();
-        finish(deferred, &place.dir, &parents)?;
+        finish(unpacked.deferred, &place.dir, &parents, &mut unpacked.sums)?;
         places.push(place);
     }
     Ok(places)
@@ -41,6 +41,25 @@ fn hard_links_to_lower_layers_become_copies() {
     // The directory's own time was not moved by the late files.
     assert_eq!(stat("b").mtime(), 1_000_000_000);
     assert_eq!(places[0].path().join("usr/x").symlink_metadata().unwrap().nlink(), 1);
+}
+
+#[test]
+fn a_copy_does_not_get_the_checksum_of_a_replaced_file() {
+    let below = Place::new();
+    unpack(&Tar::default().file("x", b"lower").end(), &below).unwrap();
+    let place = Place::new();
+    let mut unpacked = unpack(&Tar::default().link(b'1', "copy", "x").end(), &place).unwrap();
+    // The file that is removed here stands for a replaced one. Some file systems reuse its inode number, others take
+    // one of the next.
+    let replaced = place.path().join("replaced");
+    std::fs::write(&replaced, "old").unwrap();
+    let freed = replaced.metadata().unwrap().ino();
+    std::fs::remove_file(&replaced).unwrap();
+    unpacked.sums.extend((freed..freed + 5000).map(|inode| (inode, 7)));
+    finish(unpacked.deferred, &place.dir, &[below.dir.try_clone().unwrap()], &mut unpacked.sums).unwrap();
+    let copy = place.path().join("copy").metadata().unwrap().ino();
+    assert_eq!(unpacked.sums.get(&copy), None);
+    assert_eq!(place.listing(), ["copy lower"]);
 }
 
 #[test]
