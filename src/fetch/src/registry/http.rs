@@ -221,9 +221,8 @@ impl Http {
         if let Some(peer) = agents.by_place.get(&key) {
             return Ok(Arc::clone(peer));
         }
-        let certificates =
-            if url.https { self.certificates(url, &mut agents.system_roots)? } else { HostCertificates::default() };
         let proxy = self.proxies.proxy_for(url)?;
+        let certificates = self.certificates(url, proxy.as_ref(), &mut agents.system_roots)?;
         let agent = self.make_agent(url, &certificates, proxy.as_ref())?;
         let client = certificates.client.map(|(_, path)| path);
         let peer = Arc::new(Peer { agent, client, proxy });
@@ -281,12 +280,19 @@ impl Http {
     }
 
     /// The certificates trusted for a host (the system's and those laid down for it alone), and the one shown to it.
+    /// A plain-http host has none of its own; an https proxy on the way to it is checked against the system's.
     fn certificates(
         &self,
         url: &Url,
+        proxy: Option<&Proxy>,
         system: &mut Option<Arc<Vec<Certificate<'static>>>>,
     ) -> Result<HostCertificates, RegistryError> {
-        let mut found = certificates::of_host(&self.certificate_dirs, url)?;
+        let https_proxy = proxy.filter(|proxy| proxy.url.https);
+        if !url.https && https_proxy.is_none() {
+            return Ok(HostCertificates::default());
+        }
+        let mut found =
+            if url.https { certificates::of_host(&self.certificate_dirs, url)? } else { HostCertificates::default() };
         let shared = match system {
             Some(roots) => Arc::clone(roots),
             None => Arc::clone(system.insert(Arc::new(certificates::system_roots()?))),
@@ -448,6 +454,18 @@ mod tests {
             assert_eq!(redirect(from, location, Method::Get, insecure).ok().as_deref(), want, "{from} {location}");
         }
         assert!(redirect(tls, "https://reg.example/x", Method::Post("a=b"), false).is_err(), "a form is not sent on");
+    }
+
+    #[test]
+    fn an_https_proxy_of_a_plain_registry_is_checked_against_the_system_roots() {
+        let registry = Url::parse("http://reg.example/").unwrap();
+        let http = Http::new(&registry, &Config::default(), ProxySettings::default());
+        for (proxy, roots) in [("https://proxy.example/", 1), ("http://proxy.example/", 0)] {
+            let proxy = Proxy { url: Url::parse(proxy).unwrap(), credentials: None, variable: "HTTP_PROXY" };
+            let mut system = Some(Arc::new(vec![Certificate::from_der(b"root")]));
+            let found = http.certificates(&registry, Some(&proxy), &mut system).unwrap();
+            assert_eq!(found.roots.len(), roots, "{}", proxy.url);
+        }
     }
 
     #[test]
