@@ -12,6 +12,7 @@ use rustls::{AlertDescription, CertificateError, Error as TlsError};
 use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey};
 
 use super::error::RegistryError;
+use super::proxy::Proxy;
 use super::url::Url;
 
 /// Where a distribution keeps the certificates it trusts.
@@ -62,6 +63,32 @@ pub(crate) fn of_host(dirs: &[PathBuf], url: &Url) -> Result<HostCertificates, R
         }
     }
     Ok(found)
+}
+
+/// Refuses an https proxy for a registry with TLS settings of its own: ureq has one TLS configuration for both
+/// connections, so the registry's would hold for the proxy. `own` are the certificates laid down for the registry.
+pub(crate) fn check_https_proxy(
+    proxy: &Proxy,
+    url: &Url,
+    own: &HostCertificates,
+    unverified: bool,
+) -> Result<(), RegistryError> {
+    let setting = if unverified {
+        "--insecure-options=tls"
+    } else if own.client.is_some() {
+        "the client certificate"
+    } else if own.roots.is_empty() {
+        return Ok(());
+    } else {
+        "the certificate authority"
+    };
+    let host = url.place();
+    let why = format!(
+        "{setting} for {host} would apply to the https:// proxy {} too; \
+         use an http:// proxy, or add {host} to NO_PROXY",
+        proxy.url.place()
+    );
+    Err(RegistryError::ProxySetting { variable: proxy.variable, why })
 }
 
 fn sorted_files(dir: &Path) -> Result<Vec<PathBuf>, RegistryError> {
@@ -188,4 +215,32 @@ fn is_about_client(alert: AlertDescription) -> bool {
 fn today() -> String {
     let text = gantry_store::now().rfc3339().to_string();
     text.split('T').next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_https_proxy_does_not_get_the_tls_settings_of_a_registry() {
+        let url = Url::parse("https://reg.example:5000/").unwrap();
+        let address = Url::parse("https://proxy.example:3129/").unwrap();
+        let proxy = Proxy { url: address, credentials: None, variable: "HTTPS_PROXY" };
+        let certificate = || Certificate::from_der(b"certificate");
+        let authority = HostCertificates { roots: vec![certificate()], client: None };
+        let key = PrivateKey::from_pem(b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n").unwrap();
+        let client = ClientCert::new_with_certs(&[certificate()], key);
+        let client = HostCertificates { roots: Vec::new(), client: Some((client, PathBuf::from("a.cert"))) };
+        for (own, unverified, setting) in [
+            (&HostCertificates::default(), true, "--insecure-options=tls"),
+            (&client, false, "client certificate"),
+            (&authority, false, "certificate authority"),
+        ] {
+            let error = check_https_proxy(&proxy, &url, own, unverified).unwrap_err().to_string();
+            for part in ["HTTPS_PROXY", "reg.example:5000", "proxy.example:3129", "NO_PROXY", setting] {
+                assert!(error.contains(part), "{part}: {error}");
+            }
+        }
+        check_https_proxy(&proxy, &url, &HostCertificates::default(), false).unwrap();
+    }
 }

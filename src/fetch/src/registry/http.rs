@@ -293,6 +293,9 @@ impl Http {
         }
         let mut found =
             if url.https { certificates::of_host(&self.certificate_dirs, url)? } else { HostCertificates::default() };
+        if let Some(proxy) = https_proxy.filter(|_| url.https) {
+            certificates::check_https_proxy(proxy, url, &found, self.insecure.tls && url.host == self.registry)?;
+        }
         let shared = match system {
             Some(roots) => Arc::clone(roots),
             None => Arc::clone(system.insert(Arc::new(certificates::system_roots()?))),
