@@ -4,6 +4,7 @@
 //! A setting that cannot be parsed is an error of every request it concerns: to go around a proxy without a word is
 //! what its operator wanted least.
 
+use std::env::VarError;
 use std::net::IpAddr;
 
 use gantry_model::id::shown;
@@ -30,9 +31,27 @@ pub(crate) struct Proxy {
 /// The proxy settings of the environment.
 #[derive(Debug, Default)]
 pub(crate) struct ProxySettings {
-    https: Option<(&'static str, String)>,
-    http: Option<(&'static str, String)>,
-    bypass: Option<(&'static str, String)>,
+    https: Option<Setting>,
+    http: Option<Setting>,
+    bypass: Option<Setting>,
+}
+
+/// A variable that is set.
+#[derive(Debug)]
+struct Setting {
+    variable: &'static str,
+    /// None when it is not UTF-8.
+    text: Option<String>,
+}
+
+impl Setting {
+    fn text(&self) -> Result<&str, RegistryError> {
+        self.text.as_deref().ok_or_else(|| self.unusable("it is not UTF-8".to_owned()))
+    }
+
+    fn unusable(&self, why: String) -> RegistryError {
+        RegistryError::ProxySetting { variable: self.variable, why }
+    }
 }
 
 /// An entry of `NO_PROXY`.
@@ -48,28 +67,31 @@ enum Bypass {
 }
 
 impl ProxySettings {
-    /// Reads the settings through `variable`, which looks a variable up.
-    pub(crate) fn read(variable: impl Fn(&'static str) -> Option<String>) -> Self {
-        let first = |names: &[&'static str]| {
-            names.iter().find_map(|name| Some((*name, variable(name).filter(|value| !value.trim().is_empty())?)))
+    /// Reads the settings through `look_up`, which has the meaning of [`std::env::var`].
+    pub(crate) fn read(look_up: impl Fn(&'static str) -> Result<String, VarError>) -> Self {
+        let setting = |variable: &'static str| match look_up(variable) {
+            Ok(text) => (!text.trim().is_empty()).then_some(Setting { variable, text: Some(text) }),
+            Err(VarError::NotPresent) => None,
+            Err(VarError::NotUnicode(_)) => Some(Setting { variable, text: None }),
         };
+        let first = |names: &[&'static str]| names.iter().find_map(|&name| setting(name));
         Self { https: first(&HTTPS_VARIABLES), http: first(&HTTP_VARIABLES), bypass: first(&BYPASS_VARIABLES) }
     }
 
     /// The proxy for requests to `url`. Loopback is never reached through one.
     pub(crate) fn proxy_for(&self, url: &Url) -> Result<Option<Proxy>, RegistryError> {
         let setting = if url.https { &self.https } else { &self.http };
-        let Some((variable, text)) = setting else { return Ok(None) };
+        let Some(setting) = setting else { return Ok(None) };
         if url.is_loopback() || self.is_bypassed(url)? {
             return Ok(None);
         }
-        parse_proxy(variable, text).map(Some).map_err(|why| RegistryError::ProxySetting { variable, why })
+        parse_proxy(setting.variable, setting.text()?).map(Some).map_err(|why| setting.unusable(why))
     }
 
     fn is_bypassed(&self, url: &Url) -> Result<bool, RegistryError> {
-        let Some((variable, text)) = &self.bypass else { return Ok(false) };
-        for entry in text.split([',', ' ', '\t']).filter(|entry| !entry.is_empty()) {
-            let bypass = parse_bypass(entry).map_err(|why| RegistryError::ProxySetting { variable, why })?;
+        let Some(setting) = &self.bypass else { return Ok(false) };
+        for entry in setting.text()?.split([',', ' ', '\t']).filter(|entry| !entry.is_empty()) {
+            let bypass = parse_bypass(entry).map_err(|why| setting.unusable(why))?;
             if bypass.covers(url) {
                 return Ok(true);
             }
@@ -168,7 +190,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn settings(pairs: &[(&str, &str)]) -> ProxySettings {
-        ProxySettings::read(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()))
+        let value = |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+        ProxySettings::read(|name| value(name).ok_or(VarError::NotPresent))
     }
 
     fn url(text: &str) -> Url {
@@ -219,6 +242,23 @@ mod tests {
         assert!(bad.proxy_for(&url("https://reg.example/")).unwrap_err().to_string().contains("192.0.2.0/99"));
         let unused = settings(&[("HTTPS_PROXY", "bogus://x")]).proxy_for(&url("http://reg.example/")).unwrap();
         assert_eq!(unused, None);
+    }
+
+    #[test]
+    fn a_variable_that_is_not_utf_8_is_an_error_of_the_requests_it_concerns() {
+        let read = |damaged: &'static str| {
+            ProxySettings::read(move |name| match name {
+                _ if name == damaged => Err(VarError::NotUnicode("x".into())),
+                "HTTPS_PROXY" => Ok("p:1".to_owned()),
+                _ => Err(VarError::NotPresent),
+            })
+        };
+        for damaged in ["HTTPS_PROXY", "NO_PROXY"] {
+            let settings = read(damaged);
+            let error = settings.proxy_for(&url("https://reg.example/")).unwrap_err().to_string();
+            assert!(error.contains(damaged) && error.contains("UTF-8"), "{error}");
+            assert_eq!(settings.proxy_for(&url("http://reg.example/")).unwrap(), None);
+        }
     }
 
     #[test]
