@@ -96,15 +96,16 @@ pub fn log_in(
     Ok(LoggedIn { host: host.to_owned(), place, checked })
 }
 
-/// Removes the login for `host`, or all of them. Returns the place where there is still one for `host`.
+/// Removes the login for `host`, or all logins of the file. Returns a place that still has one for `host`, or for any
+/// registry: credential helpers keep theirs when all are removed, and pulls read other files too.
 ///
 /// # Errors
 /// [`LoginError`].
 pub fn log_out(config: &Config, host: Option<&str>, path: Option<&Path>) -> Result<Option<String>, LoginError> {
     let file = path.map_or_else(Config::login_file, Path::to_owned);
     let removed = auth_store::remove_login(&file, host)?;
-    let Some(host) = host else { return Ok(None) };
     let others: Vec<PathBuf> = if path.is_some() { vec![file] } else { config.auth_files.clone() };
+    let Some(host) = host else { return auth_file::find_any(&others).map_err(LoginError::from) };
     let left = auth_file::find(&others, host, "")?.map(|found| found.place);
     if removed || left.is_some() { Ok(left) } else { Err(LoginError::NotLoggedIn { host: host.to_owned() }) }
 }

@@ -154,6 +154,32 @@ pub fn find(files: &[PathBuf], host: &str, repository: &str) -> Result<Option<St
     Ok(None)
 }
 
+/// Finds a place that has credentials for any registry: a file, or a helper that it names.
+///
+/// # Errors
+/// [`AuthFileError`]: a file that is there, or a helper, cannot be used. Missing files are skipped.
+pub fn find_any(files: &[PathBuf]) -> Result<Option<String>, AuthFileError> {
+    for path in files {
+        let Some(file) = read(path)? else { continue };
+        for entry in file.auths.iter().flatten().map(|(_, entry)| entry) {
+            if of_entry(path, entry)?.is_some() {
+                return Ok(Some(path.display().to_string()));
+            }
+        }
+        for (key, name) in file.helpers.iter().flatten() {
+            if let Some(found) = asked(path, name, key)? {
+                return Ok(Some(found.place));
+            }
+        }
+        if let Some(name) = file.store.as_deref().filter(|name| !name.is_empty())
+            && has_logins(path, name)?
+        {
+            return Ok(Some(helper_place(path, name)));
+        }
+    }
+    Ok(None)
+}
+
 fn read(path: &Path) -> Result<Option<File>, AuthFileError> {
     let failed = |source| AuthFileError::Read { path: path.to_owned(), source };
     let file = match std::fs::File::open(path) {
@@ -205,8 +231,12 @@ fn in_file(path: &Path, file: &File, host: &str, repository: &str) -> Result<Opt
 
 /// What a helper has for `key`.
 fn asked(path: &Path, name: &str, key: &str) -> Result<Option<StoredCredentials>, AuthFileError> {
-    let place = || format!("docker-credential-{}, which {} names,", shown(name), path.display());
-    Ok(ask(path, name, key)?.map(|credentials| StoredCredentials { credentials, place: place() }))
+    let found = ask(path, name, key)?;
+    Ok(found.map(|credentials| StoredCredentials { credentials, place: helper_place(path, name) }))
+}
+
+fn helper_place(path: &Path, name: &str) -> String {
+    format!("docker-credential-{}, which {} names,", shown(name), path.display())
 }
 
 fn of_entry(path: &Path, entry: &Entry) -> Result<Option<Credentials>, AuthFileError> {
@@ -283,6 +313,18 @@ fn ask(path: &Path, name: &str, key: &str) -> Result<Option<Credentials>, AuthFi
         _ if answer.secret.is_empty() => None,
         _ => Some(Credentials::Basic { user: answer.username, password: answer.secret }),
     })
+}
+
+/// Asks a credential helper (docker-credential-helpers, "list") whether it has any login.
+fn has_logins(path: &Path, name: &str) -> Result<bool, AuthFileError> {
+    let failed = |why: &str| AuthFileError::Helper { path: path.to_owned(), name: shown(name), why: why.to_owned() };
+    let (success, output) = run_helper(name, "list", "").map_err(|why| failed(&why))?;
+    if !success {
+        return Err(failed("'list' ended with an error"));
+    }
+    let logins: Option<BTreeMap<String, serde_json::Value>> =
+        serde_json::from_slice(&output).map_err(|_| failed("its answer to 'list' is not a JSON object"))?;
+    Ok(logins.is_some_and(|logins| !logins.is_empty()))
 }
 
 /// Runs a helper under a deadline; on its passing, the helper and all it started are killed, so that the thread
@@ -371,6 +413,27 @@ mod tests {
             ("reg.example.evil", "x", None),
         ] {
             assert_eq!(found(&json, host, repository).as_deref(), want, "{host}/{repository}");
+        }
+    }
+
+    #[test]
+    fn any_login_in_any_file_is_found() {
+        for (json, has_login) in [
+            ("", false),
+            ("{}", false),
+            (r#"{"auths":{},"credHelpers":{},"credsStore":""}"#, false),
+            (r#"{"auths":{"reg.example":{}}}"#, false),
+            (r#"{"auths":{"reg.example":{},"other.example/team":{"auth":"YTpi"}}}"#, true),
+        ] {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), json).unwrap();
+            let place = find_any(&[PathBuf::from("/nonexistent/auth.json"), file.path().to_owned()]).unwrap();
+            assert_eq!(place, has_login.then(|| file.path().display().to_string()), "{json}");
+        }
+        for json in [r#"{"credsStore":"a b"}"#, r#"{"credHelpers":{"reg.example":"a b"}}"#] {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), json).unwrap();
+            assert!(matches!(find_any(&[file.path().to_owned()]), Err(AuthFileError::Helper { .. })), "{json}");
         }
     }
 

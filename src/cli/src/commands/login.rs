@@ -89,14 +89,17 @@ pub(crate) fn logout(context: &Context, args: &Logout) -> Result<u8, Failure> {
     let host = args.registry.as_deref().map(login::registry_host).transpose()?;
     let config = context.options()?.fetch;
     let left = login::log_out(&config, host.as_deref(), args.authfile.as_deref())?;
-    let from = host.as_deref().unwrap_or("all registries");
     match left {
         Some(place) => {
-            let (from, place) = (escape::text(from), escape::text(&place));
+            let registry = host.as_deref().unwrap_or("one registry or more");
+            let (registry, place) = (escape::text(registry), escape::text(&place));
             // Nowhere to tell that standard error is gone.
-            let _ = writeln!(std::io::stderr(), "warning: {place} still has credentials for {from}");
+            let _ = writeln!(std::io::stderr(), "warning: {place} still has credentials for {registry}");
         }
-        None => json::to_stdout(|out| writeln!(out, "logged out of {}", escape::text(from)))?,
+        None => {
+            let registry = host.as_deref().unwrap_or("all registries");
+            json::to_stdout(|out| writeln!(out, "logged out of {}", escape::text(registry)))?;
+        }
     }
     Ok(exit::OK)
 }
