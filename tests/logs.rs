@@ -44,7 +44,7 @@ fn stdout_and_stderr_stay_apart() {
         let logs = g.run(&[&["logs", &pod], filters].concat()).ok();
         assert_eq!((logs.stdout.as_str(), logs.stderr.as_str()), want, "{filters:?}");
     }
-    let _ = g.run(&["logs", "--filter=app=none", &pod]).exits(125).complains(&["no app 'none'"]);
+    let _ = g.run(&["logs", "--filter=app=none", &pod]).exits(1).complains(&["no app 'none'"]);
     let _ = g.run(&["logs", "--filter=stream=stdin", &pod]).exits(125).complains(&["stream=stderr"]);
 }
 

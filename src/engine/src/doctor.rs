@@ -96,7 +96,7 @@ impl Engine {
         for pause in LOOK_AGAIN {
             let Ok(lines) = &mut checked else { break };
             if lines.is_empty() {
-                return;
+                break;
             }
             let _slept = process::readable(&[], Deadline::after(pause));
             match self.check_networks() {
