@@ -195,8 +195,10 @@ fn what_writes_without_end_is_shown_up_to_now() {
     wait_for("rotation", || log_dir(&g, &pod).join("0.log.2").exists().then_some(()));
     let out = g.run(&["logs", &pod]).ok();
     let first: u64 = out.stdout[5..11].parse().unwrap();
+    let mut last = "";
     for (want, line) in (first..).zip(out.stdout.lines().take(400)) {
-        assert!(line.starts_with(&format!("line {want:06}")), "a gap before {line}");
+        assert!(line.starts_with(&format!("line {want:06}")), "line {want} is missing between '{last}' and '{line}'");
+        last = line;
     }
     assert_eq!(g.run(&["logs", "--tail=10", &pod]).ok().stdout.lines().count(), 10);
     g.run(&["stop", "--force", &pod]).succeeded();

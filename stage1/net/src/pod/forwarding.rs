@@ -12,6 +12,7 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::time::Duration;
 
 use gantry_contract::network::Host;
 use gantry_model::{ErrorKind, Kind};
@@ -20,13 +21,16 @@ use serde::{Deserialize, Serialize};
 use super::detach;
 use super::error::{NetworkError, Result};
 use super::select::Families;
-use super::state::StateDir;
+use super::state::{Lock, StateDir};
 use crate::native;
 use crate::native::switches::{be, be_if_there, listen_to_routers};
 use crate::netlink::link::Link;
 use crate::netlink::sysctl::Sysctl;
 use crate::netlink::{Namespace, Socket};
 use crate::nft::{Confined, INTERFACE_GROUP};
+
+/// How long to wait for another first pod to record the setting: it reads a few files.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a host was before gantry switched forwarding on for an IP version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,17 +99,24 @@ impl<'a> Forwarding<'a> {
         Self { host, state, boot }
     }
 
-    /// Writes down what the host is, for the IP versions that are to be switched on and are not.
+    /// Records the host's setting for each IP version that is about to be switched on. Of several first pods only one records it:
+    /// another could look when the switch is on already.
     pub(super) fn note(&self, needed: Families) -> Result<()> {
         for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
-            if self.is_on(version)? == Some(false) && self.earlier(version)?.is_none() {
-                let earlier = self.look(version)?;
-                let text = serde_json::to_string(&earlier)
-                    .map_err(|error| NetworkError::file(format!("write {}", version.file()))(error.into()))?;
-                self.state.put(version.file(), text.as_bytes())?;
+            if self.is_to_be_recorded(version)? {
+                let _locked = self.state.lock(Lock::Forwarding, false, LOCK_TIMEOUT)?;
+                if self.is_to_be_recorded(version)? {
+                    let text = serde_json::to_string(&self.look(version)?)
+                        .map_err(|error| NetworkError::file(format!("write {}", version.file()))(error.into()))?;
+                    self.state.put(version.file(), text.as_bytes())?;
+                }
             }
         }
         Ok(())
+    }
+
+    fn is_to_be_recorded(&self, version: Version) -> Result<bool> {
+        Ok(self.is_on(version)? == Some(false) && self.earlier(version)?.is_none())
     }
 
     /// For which IP versions the host is to forward for pods alone.

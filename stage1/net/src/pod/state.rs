@@ -46,6 +46,7 @@ pub(super) type Locked = Flock<OwnedFd>;
 pub(super) enum Lock {
     Links,
     Plugins,
+    Forwarding,
 }
 
 impl Lock {
@@ -53,6 +54,7 @@ impl Lock {
         match self {
             Self::Links => "lock",
             Self::Plugins => "gc",
+            Self::Forwarding => "forwarding",
         }
     }
 }
