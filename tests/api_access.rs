@@ -1,4 +1,4 @@
-//! Who reaches the API, what it shows to whom, and that no client keeps root from being served.
+//! Access to the API: which clients can connect, what each can see, and that no client can block root.
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
 use std::fs::Permissions;

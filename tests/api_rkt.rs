@@ -1,5 +1,5 @@
-//! What rkt's clients did with its API, done with gantryd's: kubelet's old integration from an appc manifest to the logs,
-//! and what cAdvisor asked for. Manifests are read by the rules of appc's schema.
+//! Clients of rkt's API work with gantryd: the kubelet's old integration, from an appc manifest to the logs, and the
+//! queries of cAdvisor. Manifests are validated by the rules of appc's schema.
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
 use gantry_proto::rkt::v1alpha::{AppState, GetLogsRequest, ImageFilter, KeyValue, Pod, PodFilter, PodState};

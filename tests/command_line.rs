@@ -1,4 +1,4 @@
-//! What a hand used to docker, podman, kubectl or rkt types, and what it gets.
+//! Command lines that users of docker, podman, kubectl or rkt would type.
 
 use gantry_tests::{Gantry, pod_id};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! `doctor` finds what is wrong, and nothing that is not.
+//! `doctor` reports real problems and gives no false alarms.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! A pod in the foreground: every byte of its output arrives, however slowly it is read, and signals reach it.
+//! A pod in the foreground: all of its output arrives, even with a slow reader, and signals are passed on.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 

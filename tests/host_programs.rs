@@ -1,5 +1,4 @@
-//! No process of a pod leads to the programs of the host: what an app finds in `/proc/PID/exe` cannot be changed
-//! (CVE-2019-5736).
+//! An app cannot change programs of the host through the `/proc/PID/exe` of any process in its pod (CVE-2019-5736).
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;

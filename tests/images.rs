@@ -1,4 +1,4 @@
-//! Images in the store as people look at them, name them and remove them; logins at registries.
+//! Listing, naming and removing images in the store; logins to registries.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 

@@ -1,4 +1,4 @@
-//! A pod is the same whoever starts it: nothing of the caller's but what the command line says reaches a process of it.
+//! Processes of a pod inherit nothing from the caller except what the command line asks for.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! What a user at a terminal does: `run -it`, `attach`, `exec -it`, keys, sizes, hanging up.
+//! Interactive use of a terminal: `run -it`, `attach`, `exec -it`, detach keys, window sizes, hangups.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 

@@ -1,4 +1,4 @@
-//! What an app may ask of the kernel: capabilities, address families, ports.
+//! Privileges of an app: capabilities, address families, ports.
 
 use std::io::Write as _;
 use std::os::fd::OwnedFd;

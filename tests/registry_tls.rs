@@ -1,4 +1,4 @@
-//! Fetching over TLS and through proxies, from Debian's registry with certificates of the test's own making.
+//! Fetching over TLS and through proxies, from Debian's registry with certificates that the test creates.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 

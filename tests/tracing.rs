@@ -1,5 +1,5 @@
-//! What an app with CAP_SYS_PTRACE finds: every process of its pod that it sees is confined as it is itself, also those that
-//! are still on their way to their program.
+//! An app with CAP_SYS_PTRACE: every process of the pod that it can see is confined like the app itself, including
+//! processes that have not executed their program yet.
 
 use gantry_tests::{Gantry, pod_id, wait_for};
 

@@ -1,4 +1,4 @@
-//! Volumes: what they begin with, where they may be mounted, what gets into them.
+//! Volumes: initial contents, allowed mount points, and isolation from later mounts on the host.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 

@@ -1,4 +1,4 @@
-//! Copies of directories that images could hold.
+//! Copying directories as images may contain them.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt};
 

@@ -1,8 +1,8 @@
-//! Foregrounds: clients that get what the apps write while they write it.
+//! Foregrounds: clients that receive the apps' output live.
 //!
-//! Each is the writing end of a pipe. What a foreground does not take is kept (at most one read's worth), and as long as
-//! something is kept nothing is read from the apps: their own writes block then, as they would on a pipe to the client
-//! itself. A foreground that goes away costs the apps nothing.
+//! Each foreground is the write end of a pipe. Output that does not fit into the pipe is buffered (at most one read's
+//! worth). While anything is buffered, the supervisor does not read from the apps, so their writes block as they would
+//! on a pipe to the client itself. A foreground that disconnects does not affect the apps.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

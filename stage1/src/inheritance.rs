@@ -1,8 +1,9 @@
-//! Lets go of what the caller of gantry passed on by fork and execve, so that a pod is the same whoever starts it: session and
-//! terminal, descriptors, supplementary groups, session keyring, personality, resource limits, OOM score, scheduling, capabilities.
+//! Drops what the supervisor inherited from gantry's caller by fork and execve, so that a pod does not depend on its
+//! caller: session and terminal, descriptors, supplementary groups, session keyring, personality, resource limits, OOM
+//! score, scheduling, capabilities.
 //!
-//! The engine has seen to the environment, the working directory and the signal mask. Every process of the pod is a fork of this
-//! one, so what holds here holds for PID 1, the apps and everything executed in them.
+//! The engine has already reset the environment, the working directory and the signal mask. Every process of the pod is
+//! a fork of this one, so the reset applies to PID 1, the apps and everything executed in them.
 
 use std::io::{self, Write as _};
 use std::os::fd::BorrowedFd;

@@ -1,9 +1,10 @@
-//! Keeps the supervisor's work for an app within the app's cpu limit.
+//! Limits the supervisor's CPU time for an app's output to the app's CPU limit.
 //!
-//! A line costs the supervisor more than the app that writes it: a time stamp, a record, a rotated file. An app with 5 % of a core
-//! could have its supervisor, which is in none of the app's cgroups, use a whole one. So an app with a cpu limit has an account of
-//! the supervisor's processor time. It earns as much as its limit gives it, and reading its output is paid from it. While the
-//! account is overdrawn the output is not read: the pipe fills, and the app waits in write(2) as it would for a slow disk.
+//! Processing a line costs the supervisor more than writing it costs the app: a timestamp, a record, a log rotation. An
+//! app limited to 5 % of a core could make its supervisor, which is not in the app's cgroup, use a whole core. So each
+//! app with a CPU limit has a token bucket of the supervisor's CPU time, which fills at the rate of the limit and pays
+//! for reading the app's output. While the balance is negative, the output is not read: the pipe fills, and the app
+//! blocks in write(2) as on a slow disk.
 
 use std::time::{Duration, Instant};
 

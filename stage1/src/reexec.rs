@@ -1,13 +1,14 @@
-//! Executes this program again from a read-only mount that nothing else has (CVE-2019-5736).
+//! Executes this program again from a private read-only mount (CVE-2019-5736).
 //!
-//! PID 1 of a pod, a container's process before its execve and the carrier of an exec are forks of this program, and an app
-//! can make its own process this program (`#!/proc/self/exe`, or a link to it). Each time `/proc/PID/exe` gives the app a
-//! descriptor of the host's file, and an app's root is root of the host: it may change the mode, owner and attributes of that
-//! file at any time, and its content as soon as no process executes it (until then: ETXTBSY).
+//! PID 1 of a pod, a container's process before its execve and the carrier of an exec are forks of this program, and an
+//! app can execute this program as its own process (`#!/proc/self/exe`, or a link to it). In each case `/proc/PID/exe`
+//! gives the app a descriptor of the file on the host, and root in an app is root on the host: it could change the
+//! mode, owner and attributes of the file at any time, and its content once no process executes it (until then:
+//! ETXTBSY).
 //!
-//! `/proc/PID/exe` reaches the file through the mount it was executed from. So that mount is a copy
-//! (`open_tree(OPEN_TREE_CLONE)`) that is read-only: every change through it fails with EROFS. The copy is attached to no
-//! mount namespace, so no one can remount it writable, not even with CAP_SYS_ADMIN.
+//! `/proc/PID/exe` reaches the file through the mount from which it was executed. So the program executes from a copy
+//! of that mount (`open_tree(OPEN_TREE_CLONE)`) that is read-only: every change through it fails with EROFS. The copy
+//! is attached to no mount namespace, so it cannot be remounted writable, not even with CAP_SYS_ADMIN.
 
 use std::ffi::CString;
 use std::os::fd::AsFd as _;

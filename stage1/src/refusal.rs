@@ -1,7 +1,7 @@
-//! Why a program was not executed, as the process that was to become it says to the supervisor.
+//! Reports to the supervisor why a process could not execute its program.
 //!
-//! Before its filter is loaded a process says it in words. After that it may allocate nothing (the app's filter may refuse
-//! mmap), and says the step and the error number, for the supervisor to put into words.
+//! Before its seccomp filter is loaded, the process sends a text. After that it must not allocate (the app's filter may
+//! deny mmap), so it sends the failed step and the error number, and the supervisor formats the message.
 
 use std::io;
 use std::os::fd::AsFd;

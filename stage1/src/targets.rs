@@ -1,5 +1,5 @@
-//! Where a path of an app's root really is. Links of the image, and of volumes that are mounted in it, decide that; so a
-//! mount is judged by the place it ends up at and not by the words that lead there.
+//! Resolves a mount target in an app's root. Symbolic links in the image, and in volumes mounted there, determine the
+//! result, so a mount is checked by its resolved path and not by the path as written.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! The volumes of an app: where in its root each ends up, and what empty ones begin with.
+//! The volumes of an app: their mount points in its root, and the initial contents of empty ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;

@@ -1,12 +1,13 @@
-//! `contents/NAME`: what is in a layer's directory, written down when it was unpacked, so that damage is found.
+//! `contents/NAME`: the list of a layer's files, written when the layer is unpacked, to detect damage later.
 //!
-//! One record for each name, ended by a NUL: `TYPE MODE UID GID SIZE SUM PATH`, sorted by path. TYPE is that of find(1),
-//! SUM the CRC-32 of a file's data or a link's target, taken while it was written, so that nothing is read for it; `-`
-//! where it was not written from the layer's stream (sparse files, copies from lower layers). A checksum against disks,
-//! not against attackers: whoever can write there can write here.
+//! Each file has one record, terminated by a NUL: `TYPE MODE UID GID SIZE SUM PATH`, sorted by path. TYPE is that of
+//! find(1). SUM is the CRC-32 of the file's data or of the link's target, computed while it was written, so that no
+//! file is read again. SUM is `-` if the file was not written from the layer's stream (sparse files, copies from lower
+//! layers). The checksum detects disk errors, not attackers: an attacker with write access to the layer could also
+//! change this list.
 //!
-//! `contents/NAME.damaged` says that the directory was found to be something else. The layer counts as absent for whoever
-//! fetches an image with it; unpacking it anew removes the mark. Layers of older gantries have no contents, and are not checked.
+//! `contents/NAME.damaged` marks a layer whose directory does not match its list. Fetches treat the layer as absent;
+//! unpacking it again removes the mark. Layers of older gantry versions have no list and are not checked.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;

@@ -1,15 +1,16 @@
-//! `DIR/sequence`: how far the numbers of events had come. A database that knows of fewer has lost commits.
+//! `DIR/sequence`: the high-water mark of event numbers. A database with a lower last number has lost commits.
 //!
-//! SQLite takes a WAL that is missing, cut short or overwritten for an empty one, and a copy of `gantry.db` without its
-//! WAL for a whole database. What was committed last is gone then without a word, and numbers would be given twice.
-//! So each commit that gave numbers also writes here how far they go, after it and without a sync:
+//! SQLite treats a missing, truncated or overwritten WAL as an empty one, and a copy of `gantry.db` without its WAL as
+//! a complete database. The newest commits are then silently lost, and event numbers would be used twice. So each
+//! commit that allocates numbers also writes the new mark to this file, after the commit and without a sync:
 //!
-//! * In one boot the page cache holds both, whatever was killed. A database that is behind `next` was rolled back.
-//! * After a power cut either may be older. What counts then is `synced`, which is only raised after the WAL was synced
-//!   with all that it counts. Numbers between the two may have been given: entering a boot skips them all.
+//! * Within one boot the page cache holds both, whatever process is killed. A database that is behind `next` was rolled
+//!   back.
+//! * After a power cut either may be older. Then `synced` counts, which is only raised after a sync of the WAL with all
+//!   commits it covers. The numbers between the two may have been used: the first process of a new boot skips them all.
 //!
-//! Writers race here without a lock, so the mark may be behind by a few; it is never ahead, because it is written after
-//! the commit and read before the database. A mark that is missing or damaged says nothing.
+//! Writers update the mark without a lock, so it may be slightly behind. It is never ahead, because it is written after
+//! the commit and read before the database. A missing or damaged mark is ignored.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};

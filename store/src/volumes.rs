@@ -1,11 +1,11 @@
 //! Named volumes: directories that outlive the pods that mount them.
 //!
-//! A directory is complete and durable before its row is written; it is removed after a row has said, durably, that it will
-//! be. Its content is deleted in `tmp/`, after the row and without the lock. So a `kill -9` or a power cut leaves a
-//! directory without a row, which gets one again ([`Store::settle_volumes`]): data is never lost for want of a row; or a
-//! row whose removal has begun, which is finished. All that make or remove one hold a lock; who only refers to one
-//! ([`Store::insert_pod`]) needs none, for a row whose removal has begun is not referred to, and one that is referred to
-//! is not removed.
+//! On creation, a volume's directory is complete and durable before its row is written. On removal, the row is durably
+//! marked as being removed before the directory is moved to `tmp/`; its content is deleted after the row, without the lock.
+//! So a `kill -9` or a power cut leaves either a directory without a row, for which [`Store::settle_volumes`] writes one
+//! (data is never lost because a row is missing), or a marked row, whose removal is finished. Creating and removing volumes
+//! takes a lock. Referring to a volume ([`Store::insert_pod`]) needs no lock: a marked row cannot be referred to, and a row
+//! that is referred to cannot be removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;

@@ -1,16 +1,16 @@
-//! Readies the index beside the WAL (`gantry.db-shm`) for SQLite, so that opening the database needs no space.
+//! Prepares the WAL index (`gantry.db-shm`) for SQLite, so that opening the database needs no disk space.
 //!
-//! The first process to open a database truncates the index to three bytes and rebuilds it. On a full disk the blocks
-//! it frees may be taken by another writer before it allocates them again. Worse, SQLite allocates by writing the last
-//! byte of each 4096: where blocks are smaller, the rest are holes, and the first store into a hole of a full disk ends
-//! the process with SIGBUS.
+//! The first process to open a database truncates the index to three bytes and rebuilds it. On a full disk another
+//! writer may take the freed blocks before SQLite allocates them again. Worse, SQLite allocates space by writing the
+//! last byte of each 4096. On a file system with smaller blocks the rest are holes, and on a full disk the first store
+//! into a hole kills the process with SIGBUS.
 //!
-//! SQLite truncates only when no process holds a lock on byte 128 of the index (`UNIX_SHM_DMS` in its `os_unix.c`). So
-//! the first opener takes that lock here, allocates the whole index once and for all, clears its header, which makes
-//! SQLite rebuild the content in place, and keeps a shared lock while it has the database open. The locks are those of
-//! open file descriptions (fcntl(2), `F_OFD_SETLK`): they conflict with SQLite's own also within one process. Closing any
-//! descriptor of a file drops all of SQLite's locks (POSIX's) that the process has on it. So a process has one
-//! descriptor of an index, and closes it after its last connection.
+//! SQLite truncates only if no process holds a lock on byte 128 of the index (`UNIX_SHM_DMS` in its `os_unix.c`). So
+//! the first opener takes that lock here, allocates the whole index once, and clears its header, which makes SQLite
+//! rebuild the content in place. It keeps a shared lock while the database is open. The locks are open file description
+//! locks (fcntl(2), `F_OFD_SETLK`), which conflict with SQLite's own even within one process. Closing any descriptor of
+//! a file drops all POSIX locks, and so SQLite's, that the process has on the file. So a process keeps a single
+//! descriptor of the index, and closes it after its last connection.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};

@@ -1,6 +1,6 @@
-//! The rules of appc's schema (0.8.11) for manifests, as its Go types apply them when they unmarshal one: what they refuse
-//! is refused here, in their order and nearly in their words. A field that the schema does not know is passed over by Go;
-//! here it is refused, for gantry has no business to write one.
+//! Validates manifests by the rules of appc's schema (0.8.11), as its Go types apply them on unmarshalling, in the same
+//! order and with nearly the same messages. Go ignores unknown fields; here they are errors, because gantry must not
+//! write any.
 
 use serde_json::{Map, Value};
 

@@ -1,4 +1,4 @@
-//! Certificates made on the spot by Debian's openssl: an authority of a test's own, and what it issues.
+//! A test certificate authority, created with Debian's openssl, and the certificates it issues.
 
 use std::fs;
 use std::path::{Path, PathBuf};

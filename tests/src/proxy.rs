@@ -1,5 +1,5 @@
-//! A small HTTP proxy on loopback. Whatever host it is asked for, it connects to one address: so a registry on loopback
-//! can be reached by names that exist nowhere.
+//! A small HTTP proxy on loopback. It connects every request to one address, so that a registry on loopback can be
+//! reached under names that do not exist.
 
 use std::io::{BufRead as _, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

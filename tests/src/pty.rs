@@ -1,4 +1,4 @@
-//! A command on a terminal of its own, as a user at a keyboard has it.
+//! Runs a command on its own pseudo-terminal, like an interactive user.
 
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};

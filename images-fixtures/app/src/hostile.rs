@@ -1,4 +1,4 @@
-//! Verbs of an app that attacks the processes it sees.
+//! Commands of the fixture app that attack the processes it can see.
 
 use std::fs::{File, FileTimes, OpenOptions, Permissions};
 use std::io::{self, Write as _};

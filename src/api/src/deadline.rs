@@ -1,8 +1,8 @@
-//! A call whose deadline passes here is answered with DEADLINE_EXCEEDED.
+//! Answers a call that exceeds its deadline with DEADLINE_EXCEEDED.
 //!
-//! tonic has a timer of its own for `grpc-timeout`, around all services, and answers CANCELLED when it fires. Clients take
-//! that for their own doing and do not try again. The timer of this module is started before tonic's, runs a little
-//! shorter, and is polled first, so that its answer is the one that is sent.
+//! tonic has its own timer for `grpc-timeout` around all services, but it answers CANCELLED. Clients take CANCELLED for
+//! their own cancellation and do not retry. The timer of this module starts before tonic's, is slightly shorter, and is
+//! polled first, so its answer is the one that is sent.
 
 use std::convert::Infallible;
 use std::time::Duration;

@@ -1,12 +1,12 @@
-//! The client of a connection, as the kernel tells it: what it may take of the server, and what it is shown.
+//! Identifies the client of a connection by its kernel credentials, and derives its limits and access rights.
 //!
-//! | peer | places of each sort | values of environment variables |
+//! | peer | share of connections and of streams | values of environment variables |
 //! |---|---|---|
-//! | TCP, whatever address | half of them, all TCP clients together | hidden |
-//! | another user, over a unix socket | an eighth of them for each, half for all together | shown to the group `gantry` |
-//! | root, over a unix socket | as many as it asks for | shown |
+//! | TCP, any address | half, for all TCP clients together | hidden |
+//! | user other than root, over a unix socket | an eighth per user, half for all together | shown to the group `gantry` |
+//! | root, over a unix socket | unlimited | shown |
 //!
-//! So no user can keep root, or another user, from being served.
+//! So no user can block root or another user.
 
 use std::path::Path;
 

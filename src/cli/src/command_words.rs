@@ -1,4 +1,4 @@
-//! Which command a word names: whole, by an alias, or shortened to what is unique.
+//! Resolves a word to a command: by its name, an alias, or a unique prefix.
 
 use gantry_model::id::shown;
 

@@ -1,4 +1,4 @@
-//! What is known of a word of `run` that may be an image: by the store, and by the files of the host.
+//! Checks in the store and in the host's file system whether a word of `run` is an image.
 
 use std::fs::File;
 use std::io::Read as _;

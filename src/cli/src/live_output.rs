@@ -1,4 +1,4 @@
-//! What the apps of a pod write, on standard output and standard error as they write it.
+//! Prints the output of a pod's apps to standard output and standard error while they write it.
 
 use std::collections::BTreeMap;
 use std::io;

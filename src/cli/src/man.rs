@@ -1,5 +1,5 @@
-//! The part of the man page that lists the flags of every command: made from the descriptions that parse them, so that
-//! none is missing. A test compares it with `docs/man/gantry.1`, and writes it there when `GANTRY_UPDATE_MAN` is set.
+//! Generates the part of the man page that lists the flags of every command, from the definitions that parse them. A
+//! test compares it with `docs/man/gantry.1`, and updates the page when `GANTRY_UPDATE_MAN` is set.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! `--filter KEY=VALUE` of the commands that list or choose pods: any of the values of one key, and all keys; of labels,
-//! all.
+//! `--filter KEY=VALUE` of the commands that list or select pods. A pod matches if every key matches; a key matches if
+//! any of its values does, except for `label`, where all values have to match.
 
 use gantry_engine::{AppRow, PodRow};
 use gantry_model::id::shown;

@@ -1,4 +1,4 @@
-//! The pods that a command is about: by id, by name, the newest one, all of them, or those that filters choose.
+//! Selects the pods for a command: by id, by name, the newest one, all of them, or by filters.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Words of other tools: what docker, podman, kubectl and rkt call a command that has another name here, or none.
+//! Hints for commands of docker, podman, kubectl and rkt that gantry lacks or names differently.
 
 /// What is said of a word, by the command it follows ("" for the first word).
 const WORDS: &[(&str, &str, &str)] = &[

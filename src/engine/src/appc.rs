@@ -1,10 +1,10 @@
-//! appc's manifests (schema 0.8.11), which rkt's clients read: their JSON, and the rules of its names.
+//! appc manifests (schema 0.8.11), which rkt's clients read: their JSON, and the rules for names.
 //!
-//! * `appc_write`: from a pod or an image to its manifest.
-//! * `appc_read`: from a pod manifest that a user gives to what gantry runs.
+//! * `appc_write`: converts a pod or an image to its manifest.
+//! * `appc_read`: converts a pod manifest given by a user to gantry's own.
 //!
-//! What appc cannot say is left out of what is written: variables whose names appc does not take, limits on processes, an
-//! empty set of capabilities. Annotations whose names are no identifiers are told as `userAnnotations`.
+//! Written manifests omit what appc cannot express: variables whose names appc does not allow, limits on processes, an
+//! empty set of capabilities. Annotations whose names are not identifiers become `userAnnotations`.
 
 use std::collections::BTreeMap;
 

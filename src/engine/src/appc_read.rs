@@ -1,5 +1,5 @@
-//! From an appc pod manifest that a user gives (`--pod-manifest`) to what gantry runs. What gantry cannot do is refused by
-//! its name, never ignored: a limit that does not hold is worse than a pod that does not start.
+//! Reads an appc pod manifest given by a user (`--pod-manifest`). Unsupported parts are errors that name them and are
+//! never ignored: running a pod without a limit it asked for is worse than not starting it.
 
 use std::collections::BTreeMap;
 

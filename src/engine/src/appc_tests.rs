@@ -1,4 +1,4 @@
-//! What is written is what appc's schema takes, whatever a pod or an image is like; and what is written can be read.
+//! Every manifest that gantry writes is valid by appc's schema, and gantry can read it back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! From a pod or an image to its appc manifest. Of a pod, what its supervisor was given is told: command, environment and
-//! mounts as they are in effect, those of the image among them.
+//! Converts a pod or an image to its appc manifest. The manifest of a pod has the effective command, environment and
+//! mounts that its supervisor was given, including those from the image.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The doctor of pods: whether each is what its row says. Pods are started, settled and deleted while it looks, so what seems
-//! wrong is looked at again under the pod's lock, or after what may have been under way.
+//! Checks whether each pod matches its row. Pods may be started, reconciled and deleted during the check. So an
+//! apparent problem is checked again under the pod's lock, or after any operation in progress has had time to finish.
 
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt as _;

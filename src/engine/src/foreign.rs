@@ -1,4 +1,4 @@
-//! Images for another architecture than this host's: they run only where the kernel hands their programs to an emulator.
+//! Detects images for another architecture. They run only if the kernel has an emulator registered (binfmt_misc).
 
 use std::path::Path;
 

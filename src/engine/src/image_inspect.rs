@@ -1,4 +1,4 @@
-//! `image inspect` and `image history`: what an image says of itself, and what of it is on the disk. `image tag`.
+//! `image inspect` and `image history`: an image's configuration and its size on disk. Also `image tag`.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! `image rm`: a name, or the image itself.
+//! `image rm`: removes a name of an image, or the image itself.
 
 use gantry_model::query::PodQuery;
 use gantry_model::{ImageRef, Phase, PodId};

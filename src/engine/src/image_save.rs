@@ -1,4 +1,4 @@
-//! `image save`: images written out as an archive.
+//! `image save`: exports images to an archive.
 
 use std::io::Write;
 

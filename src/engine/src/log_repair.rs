@@ -1,8 +1,8 @@
-//! Logs of a supervisor that was killed while it wrote, brought to whole lines.
+//! Repairs logs after a supervisor was killed while writing them, so that they end in a complete line.
 //!
-//! The kernel breaks a long write(2) at a page when the writer is killed, so the file may end within a record. And the last
-//! record may be a piece of a line (tag `P`) whose rest was never written. The first is cut, the second becomes the last
-//! piece (tag `F`) in place: neither needs room on the disk.
+//! If the writer is killed, the kernel can cut a long write(2) short at a page boundary, so the file may end within a
+//! record. Also, the last record may be a partial line (tag `P`) whose rest was never written. An incomplete record is
+//! truncated; a partial line becomes the last part of its line (tag `F`) in place. Neither needs disk space.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -1,5 +1,5 @@
-//! `login` and `logout`: credentials checked at a registry and filed where podman, docker and gantry read them. Needs
-//! neither a store nor root.
+//! `login` and `logout`: checks credentials with a registry and stores them where podman, docker and gantry read them.
+//! Needs neither a store nor root.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! What the apps of a running pod write, as they write it: for a foreground (the frames of [`gantry_contract::output`]).
+//! Reads the live output of a running pod's apps for a foreground (frames of [`gantry_contract::output`]).
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};

@@ -1,4 +1,4 @@
-//! Named volumes: made, shown, removed. How they are filled is the supervisor's to do; how they survive, the store's.
+//! Creates, lists and removes named volumes. The supervisor fills them from images; the store makes them durable.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

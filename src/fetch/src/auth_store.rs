@@ -1,7 +1,8 @@
-//! Writing the credential files that [`crate::auth_file`] reads, so that podman, docker and skopeo read the same.
+//! Writes the credential files that [`crate::auth_file`] reads, in the format of podman, docker and skopeo.
 //!
-//! A file is replaced as a whole (a temporary file beside it, synced, renamed), with mode 0600; what else it has stays.
-//! Where it names a credential helper for a registry, the helper keeps the credentials and the file does not.
+//! A file is replaced atomically (temporary file in the same directory, sync, rename), with mode 0600; all other
+//! content is preserved. If the file names a credential helper for a registry, the credentials go to the helper and not
+//! to the file.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Error as IoError, Read as _, Write as _};

@@ -1,8 +1,8 @@
-//! The stream in which a foreground gets the output of a pod's apps: frames in a pipe.
+//! The live output of a pod's apps, sent to a foreground as frames through a pipe.
 //!
-//! The engine makes the pipe. Its writing end goes to the supervisor, at the start (`--output-fd N`) or later (with
-//! [`crate::control::Request::Output`]). The supervisor reads no more from the apps than it can pass on, so a slow reader
-//! slows the apps down and loses nothing. [`Kind::End`] comes after the last byte: a pipe that ends without it was cut.
+//! The engine creates the pipe. The supervisor gets the write end at the start (`--output-fd N`) or later (with
+//! [`crate::control::Request::Output`]). The supervisor reads no more from the apps than it can forward, so a slow
+//! reader slows the apps down and loses nothing. [`Kind::End`] follows the last byte: without it, the stream was cut.
 
 /// The length of an encoded [`Header`].
 pub const HEADER_LEN: usize = 8;

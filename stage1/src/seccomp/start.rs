@@ -1,9 +1,10 @@
-//! What a process calls between its filter and its execve, and the filters that let it.
+//! The system calls that a process makes between loading its filter and its execve, and the filters that allow them.
 //!
-//! An app with CAP_SYS_PTRACE can take over every process of its pod that it sees, so a process has its filter and its final
-//! capabilities before any app can see it. What it calls after that is here. The default profile allows all of it; a filter of the
-//! user's may not. Then the process first loads a filter that allows these calls besides, and the app's own right before execve.
-//! The kernel applies both: a call is made only if each allows it.
+//! An app with CAP_SYS_PTRACE can take over every process of its pod that it sees. So a process gets its filter and its
+//! final capabilities before any app can see it. This module lists the calls that it makes afterwards. The default
+//! profile allows all of them; a filter given by the user may not. In that case the process first loads a filter that
+//! also allows these calls, and the app's own filter right before execve. The kernel applies both: a call succeeds only
+//! if each filter allows it.
 
 use std::collections::BTreeMap;
 

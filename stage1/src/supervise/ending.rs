@@ -1,4 +1,4 @@
-//! The end of a pod whose last app has ended.
+//! Ends a pod after its last app has exited.
 
 use std::time::Instant;
 

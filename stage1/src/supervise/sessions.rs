@@ -1,4 +1,4 @@
-//! Programs executed in a running pod on request of clients (`exec`).
+//! Programs that clients execute in a running pod (`exec`).
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;

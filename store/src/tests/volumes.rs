@@ -1,4 +1,4 @@
-//! Named volumes: made, referred to, removed, and found again.
+//! Named volumes: creation, references, removal and recovery.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! What a caller is shown of pods and images.
+//! Manifests of pods and images, as far as a client may see them.
 
 use gantry_engine::Secrets;
 

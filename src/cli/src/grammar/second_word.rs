@@ -1,17 +1,17 @@
-//! A word after the first image: another image, as in rkt's grammar, or the command of docker's form
-//! `run [flags] IMAGE COMMAND ARG…`, which does without `--`.
+//! Decides what the word after the first image is: another image, as in rkt's grammar, or the app's command, as in
+//! docker's form `run [flags] IMAGE COMMAND ARG…`, which needs no `--`.
 //!
-//! The word begins the app's command, and every word behind it is an argument, when all of this holds:
+//! The word is the app's command, and all following words are its arguments, if all of these conditions hold:
 //!
-//! 1. It follows the first image, and neither `--` nor `---` is anywhere behind it: those belong to rkt's grammar.
-//! 2. It does not name an image by its form. A registry (`docker://…`, `host.example/app`), a tag or a digest (`app:1`),
-//!    an id (`sha256:…`), a layout or archive (`oci:…`, `file://…`, a name that ends in `.tar`) and `-` do.
-//! 3. It names no image by what exists: a plain name (`sh`) is no image in the store, a path (`/bin/sh`) is neither an
-//!    image layout nor an archive.
-//! 4. A plain name could not be fetched either: no default registry is configured, or the line makes no sense when
-//!    every word is an image (`debian bash -c …`: there is no flag `-c`).
+//! 1. It follows the first image, and neither `--` nor `---` comes anywhere after it: those belong to rkt's grammar.
+//! 2. Its form is not that of an image: it has no registry (`docker://…`, `host.example/app`), tag or digest (`app:1`),
+//!    and is no id (`sha256:…`), layout or archive (`oci:…`, `file://…`, a name that ends in `.tar`) or `-`.
+//! 3. No such image exists: a plain name (`sh`) is not in the store, a path (`/bin/sh`) is neither an image layout nor
+//!    an archive.
+//! 4. A plain name could not be fetched either: no default registry is configured, or the line is invalid if every word
+//!    is an image (`debian bash -c …`: there is no flag `-c`).
 //!
-//! A plain name for which only the fourth does not hold is refused, with both ways to write what was meant.
+//! A plain name that fails only the fourth condition is ambiguous. It is an error that shows how to write each meaning.
 
 use gantry_model::ImageRef;
 

@@ -1,7 +1,7 @@
-//! `--format TEMPLATE`: text with `{{.Field}}` in it, as docker's and podman's, one line for each item.
+//! `--format TEMPLATE`: a template as in docker and podman, printed as one line per item.
 //!
-//! `{{.Field}}` is a field, in any case of letters; `{{json .}}` is the whole item as JSON; `\t` and `\n` are a tab and a
-//! newline. That is all: no pipes, conditions or functions.
+//! `{{.Field}}` is a field (case-insensitive), `{{json .}}` the whole item as JSON; `\t` and `\n` are a tab and a
+//! newline. There are no pipes, conditions or functions.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! Text in lines of a width.
+//! Wraps text to a width.
 
 /// Help is never wider, however wide the terminal is.
 const MAX_WIDTH: usize = 100;

@@ -1,5 +1,5 @@
-//! A layer's archive made anew from its directory: overlay's whiteouts become those of archives, names that are one
-//! file become hard links. The same directory always gives the same bytes.
+//! Packs a layer's directory into a tar archive: converts overlayfs whiteouts to those of OCI archives, and several
+//! names of one file to hard links. The same directory always gives the same bytes.
 
 use std::collections::HashMap;
 use std::io::{self, Read as _, Write};

@@ -1,8 +1,8 @@
-//! Images written out again, as `docker load`, `podman load` and `gantry fetch` take them.
+//! Exports images to archives for `docker load`, `podman load` and `gantry fetch`.
 //!
-//! The store keeps layers unpacked, so their archives are made anew from the directories ([`layer`]). They have the
-//! same contents as those that came; their digests differ where the originals were written by another tool, and the
-//! configuration is changed to name the new ones.
+//! The store keeps layers unpacked, so [`layer`] packs the directories again. The archives have the same contents as
+//! the originals. Their digests differ if another tool wrote the originals; the exported configuration names the new
+//! digests.
 
 mod layer;
 mod tar;

@@ -1,4 +1,4 @@
-//! A writer of tar archives (POSIX pax interchange format) that gives the same bytes for the same entries.
+//! A writer of tar archives (POSIX pax interchange format) with deterministic output.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

@@ -1,7 +1,7 @@
-//! Certificates: those that are trusted, those that a registry asks of its clients, and what a refused one means.
+//! TLS certificates: trusted authorities, client certificates, and explanations of failed handshakes.
 //!
-//! Beside the system's bundle there is a directory for each host, as podman and docker have it: `HOST[:PORT]/*.crt` are
-//! authorities trusted for that host alone, `*.cert` with `*.key` of the same name is the certificate shown to it.
+//! In addition to the system's bundle there can be a directory per host, as with podman and docker: `HOST[:PORT]/*.crt`
+//! are authorities trusted for that host only, `*.cert` with `*.key` of the same name is the client certificate for it.
 
 use std::io::{Error as IoError, ErrorKind as IoErrorKind};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A login: user name and password tried at a registry, before anybody files them.
+//! Checks a user name and password with a registry.
 
 use gantry_model::RegistryRef;
 

@@ -1,8 +1,7 @@
-//! Which proxy a request goes through: `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, with the meaning that
-//! curl and Go's `net/http` give them.
+//! Selects the proxy for a request from `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, which have the same
+//! meaning as in curl and Go's `net/http`.
 //!
-//! A setting that cannot be parsed is an error of every request it concerns: to go around a proxy without a word is
-//! what its operator wanted least.
+//! If a setting cannot be parsed, every request it applies to fails. Bypassing a proxy silently would be worse.
 
 use std::env::VarError;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Names of registries, token servers and proxies looked up.
+//! Resolves the names of registries, token servers and proxies.
 
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};

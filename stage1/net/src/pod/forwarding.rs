@@ -1,14 +1,15 @@
-//! Forwarding: switched on when the first pod needs it, confined to gantries' interfaces where it was off before, and
-//! switched off with the last pod.
+//! IP forwarding: enabled when the first pod needs it, confined to gantry interfaces if it was off before, and disabled
+//! with the last pod.
 //!
-//! Before the switch is turned, what it was is written into the state directory (`forwarding4`, `forwarding6`); it goes when the
-//! host is as it was. As long as there is such a file, the tables drop what is forwarded and neither comes from nor goes to an
-//! interface of a gantry: a host between two networks does not begin to route between them because it runs a pod. The tables
-//! have that before the switch is turned.
+//! Before enabling it, gantry saves the previous settings in the state directory (`forwarding4`, `forwarding6`); the
+//! file is deleted once they are restored. While such a file exists, the firewall drops forwarded packets that neither
+//! come from nor go to a gantry interface, so a host between two networks does not become a router because it runs a
+//! pod. The rules are installed before forwarding is enabled.
 //!
-//! The kernel turns other switches with this one, which are put back too: `accept_redirects` (ip_forward of ip-sysctl.rst: "this
-//! variable is special, its change resets all configuration parameters to their default state"), and the switches of single
-//! interfaces. A host on which single interfaces forward already routes by its administrator's will, and is not confined.
+//! Enabling forwarding makes the kernel change other settings, which are restored too: `accept_redirects` (ip_forward
+//! of ip-sysctl.rst: "this variable is special, its change resets all configuration parameters to their default
+//! state"), and the forwarding settings of single interfaces. If single interfaces forward already, the administrator
+//! has configured the host as a router, and forwarding is not confined.
 
 use std::os::fd::AsFd;
 use std::path::Path;

@@ -1,8 +1,9 @@
-//! Which process uses a port of the host, for a message: read from `/proc`, so it needs no right that a supervisor lacks.
+//! Finds the process that uses a port of the host, for error messages. It reads `/proc`, so it needs no right that a
+//! supervisor lacks.
 //!
-//! `/proc/net/tcp` and its siblings (proc_pid_net(5)) list sockets with their inode numbers, and a process's descriptors
-//! (`/proc/PID/fd`) name the inodes of its sockets. TCP sockets that are bound and neither listen nor are connected are in no
-//! list; so are those of SCTP on this kernel's interface. Then the process stays unknown.
+//! `/proc/net/tcp` and the like (proc_pid_net(5)) list sockets with their inode numbers, and a process's descriptors
+//! (`/proc/PID/fd`) give the inodes of its sockets. The lists contain neither TCP sockets that are bound but neither
+//! listening nor connected, nor, on this kernel's interface, SCTP sockets. Then the process remains unknown.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;

@@ -1,12 +1,12 @@
-//! Removing what the last pod of a network leaves: its bridge, its rules, and with the last pod of all the tables.
+//! Removes the bridge and the rules of a network after its last pod, and the tables after the last pod of all.
 //!
-//! A pod's record goes before this is looked at, and a pod that begins writes its record before it takes the lock of the links.
-//! So of two pods that end at once, the one whose record goes last sees no other and removes; and a pod that begins meanwhile
-//! either has its record seen, or waits for the lock and makes the bridge anew.
+//! An ending pod deletes its record before this check; a starting pod writes its record before it takes the link lock.
+//! If two pods end at once, the one whose record is deleted last finds no other record and removes the bridge. A pod
+//! that starts meanwhile either has its record found, or waits for the lock and creates the bridge again.
 //!
-//! To delete a bridge takes the kernel some 40 ms (two grace periods of RCU), and a pod that begins meanwhile waits for it. So a
-//! supervisor has it done by a process that outlives it for a moment ([`take`], [`LINGER`]): a pod's end takes no longer, and
-//! pods that are run one right after the other go on using the same bridge.
+//! Deleting a bridge takes the kernel about 40 ms (two RCU grace periods), and a starting pod has to wait for it. So
+//! the supervisor leaves it to a process that outlives it briefly ([`take`], [`LINGER`]): the end of a pod takes no
+//! longer, and pods that run one right after another reuse the bridge.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,4 +1,4 @@
-//! Which words can stand in the place of the last one of a command line.
+//! Candidates for the last word of a command line.
 
 use super::known::{Known, Pod};
 use super::values::values;

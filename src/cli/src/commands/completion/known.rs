@@ -1,4 +1,4 @@
-//! What there is on this host that a word can name.
+//! Names of pods, images, networks and volumes on this host, for completion.
 
 use gantry_model::query::PodQuery;
 

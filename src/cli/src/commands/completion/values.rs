@@ -1,4 +1,4 @@
-//! What flags take, for completion.
+//! Values of flags, for completion.
 
 use gantry_model::spec::{ALL_CAPABILITIES, CAPABILITIES};
 use gantry_model::{EventKind, Phase};

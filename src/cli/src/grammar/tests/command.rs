@@ -1,4 +1,4 @@
-//! `run IMAGE COMMAND ARG…`: what is a command and what is rkt's grammar.
+//! `run IMAGE COMMAND ARG…`: telling the app's command from rkt's grammar of several images.
 
 use proptest::prelude::*;
 
