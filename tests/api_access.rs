@@ -95,7 +95,7 @@ fn password_for(address: &str, pod: &str, gid: u32) -> String {
     password(&Api::connect_as(address, NOBODY, gid).inspect_pod(pod).manifest)
 }
 
-/// A gantryd that sees this in place of /etc/group.
+/// A gantryd with this file in place of /etc/group.
 fn served_with_groups(g: &Gantry, open: &Open, groups: &str) -> Served {
     let file = g.write("group", groups);
     let daemon = g.untold_daemon(&["--listen", &open.address()]);
@@ -119,7 +119,7 @@ fn other_users_see_values_of_variables_as_members_of_the_group_only() {
     let open = Open::new();
     let let_all_in = |path: &Path| std::fs::set_permissions(path, Permissions::from_mode(0o666)).unwrap();
 
-    // Without the group, and somebody who may connect all the same.
+    // Without the group, another user that can connect sees no values.
     let served = served_with_groups(&g, &open, "root:x:0:\n");
     assert_eq!(open.socket().metadata().unwrap().gid(), 0);
     let_all_in(&open.socket());
@@ -128,7 +128,7 @@ fn other_users_see_values_of_variables_as_members_of_the_group_only() {
     assert_eq!(password(&served.api().inspect_pod(&pod).manifest), SECRET, "root");
     served.end();
 
-    // With the group, the socket is its; a process of it sees them, and others do not.
+    // With the group, the group owns the socket; its members see the values, other users do not.
     let served = served_with_groups(&g, &open, &format!("root:x:0:\ngantry:x:{GROUP}:\n"));
     let found = open.socket().metadata().unwrap();
     assert_eq!((found.gid(), found.mode() & 0o777), (GROUP, 0o660));
@@ -144,7 +144,7 @@ fn other_users_see_values_of_variables_as_members_of_the_group_only() {
     served.end();
 }
 
-/// What every client of HTTP/2 says first: the preface, and settings without any.
+/// The start of every HTTP/2 connection: the preface, and an empty settings frame.
 const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 #[test]
@@ -189,7 +189,7 @@ fn a_user_has_a_share_and_root_is_never_refused() {
     let open = Open::new();
     let served = g.serve_on(&["--listen", &open.address()]);
     std::fs::set_permissions(open.socket(), Permissions::from_mode(0o666)).unwrap();
-    // Whether a connection was answered; else it was closed.
+    // Whether the server answered a connection; otherwise it closed it.
     let is_answered = |stream: &mut UnixStream| {
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         stream.write_all(GREETING).and_then(|()| stream.read_exact(&mut [0; 9])).is_ok()

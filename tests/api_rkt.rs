@@ -139,7 +139,7 @@ fn kubelet_prepares_runs_lists_and_reads_logs() {
         let (time, message) = line.split_once(" MESSAGE=").unwrap();
         assert!(message.starts_with("line ") && time.ends_with(" +0000 UTC"), "{line}");
     }
-    // What is printed can be given again.
+    // A printed manifest can be used as input.
     let printed = g.run(&["cat-manifest", "--appc", &pod]).ok().stdout;
     assert_eq!(serde_json::from_str::<Value>(&printed).unwrap(), manifest);
     let again = g.write("again.json", &printed);
@@ -186,7 +186,7 @@ fn every_kind_of_pod_has_a_manifest_for_appc() {
     served.end();
 }
 
-/// What a manifest asks for and gantry cannot do is refused; a manifest of gantry's own is taken as before.
+/// Unsupported parts of an appc manifest are errors; gantry's own manifests are accepted as before.
 #[test]
 fn an_appc_manifest_that_asks_for_more_is_refused() {
     let g = Gantry::new();

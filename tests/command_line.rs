@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 /// An exit code of gantry's own failures.
 const FAILED: i32 = 125;
 
-/// A command line of `run` that leaves nothing.
+/// A command line of `run` that leaves no pod.
 fn line<'a>(words: &[&'a str]) -> Vec<&'a str> {
     [&["run", "--net=none", "--quiet", "--rm"], words].concat()
 }
@@ -23,7 +23,7 @@ fn a_command_needs_no_separator() {
     let _ = g.run(&line(&["--entrypoint=", &image])).exits(FAILED).complains(&["--entrypoint", "command"]);
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "args", "two"]).ok());
     assert_eq!(g.run(&["run-prepared", &prepared]).ok().text(), "[\"two\"]");
-    // Every word that is an image stays one.
+    // Every word that is an image is taken as an image.
     let out = g.run(&line(&[&image, "--name=a", &image, "--name=b"])).ok();
     assert_eq!(out.stdout.lines().count(), 2, "{out}");
     let _ = g.run(&line(&["-it", &image, &image, "--name=b"])).exits(FAILED).complains(&[
@@ -125,7 +125,7 @@ fn pods_are_found_by_name_and_in_sets() {
     let _ = g.run(&["logs", &file]).ok();
     let _ = g.run(&["logs", &file, "web"]).exits(FAILED).complains(&["--uuid-file"]);
 
-    // Of several of one name the one that runs is meant, else none.
+    // Of several pods with one name, the running one is selected, otherwise none.
     let other = pod_id(&g.run(&["prepare", "--net=none", &g.fixture(), "--name=web"]).ok());
     assert_eq!(g.json(&["status", "web"])["id"], web.as_str());
     let _ = g.run(&["stop", "web", "nobody", "db"]).exits(1).says(&db).complains(&["there is no pod 'nobody'"]);
@@ -221,7 +221,7 @@ fn lists_are_filtered_sorted_and_formatted() {
     });
 }
 
-/// What a shell offers at the end of a line, with the completion script that gantry prints.
+/// The candidates that a shell offers at the end of a line, with gantry's completion script.
 fn completed(g: &Gantry, line: &str) -> Vec<String> {
     let words: Vec<String> = line.replace('=', " = ").split(' ').map(|word| format!("'{word}'")).collect();
     let program = g.command(&[]).get_program().to_string_lossy().into_owned();

@@ -118,7 +118,7 @@ fn a_prepared_pod_is_held_back_too() {
     assert_eq!((child.wait().unwrap().code(), got.len()), (Some(0), 3_000_000));
 }
 
-/// What an app wrote before its end is passed on however long that takes, and the pod can be looked at meanwhile.
+/// Output that an app wrote before its end is forwarded however long that takes; meanwhile the pod can be inspected.
 #[test]
 fn the_rest_is_passed_on_after_the_app_has_ended() {
     let g = Gantry::new();
@@ -139,7 +139,7 @@ fn the_rest_is_passed_on_after_the_app_has_ended() {
     g.wait_state(&pod, "exited");
 }
 
-/// Stopping does not wait for a reader that never reads; what is lost then is told.
+/// Stopping does not wait for a reader that never reads; the lost output is reported.
 #[test]
 fn a_reader_that_does_not_read_cannot_keep_a_pod() {
     let g = Gantry::new();
@@ -158,7 +158,7 @@ fn a_reader_that_does_not_read_cannot_keep_a_pod() {
     assert!(got.len() < 300_000_000 && said.contains(&format!("output of pod {pod} was lost")), "{said}");
 }
 
-/// A foreground that is killed does not hold the app back.
+/// A foreground that is killed does not block the app.
 #[test]
 fn a_killed_foreground_costs_the_app_nothing() {
     let g = Gantry::new();
@@ -196,7 +196,7 @@ fn bytes_without_a_newline_come_at_once() {
     assert!(out.stdout.starts_with("50%obeying"), "{out}");
 }
 
-/// Who follows the log sees a line that is not complete, and no line break that was not written.
+/// A log follower sees incomplete lines, without an added line break.
 #[test]
 fn a_followed_log_shows_unfinished_lines() {
     let g = Gantry::new();
@@ -209,7 +209,7 @@ fn a_followed_log_shows_unfinished_lines() {
     assert_eq!(written.stdout.lines().count(), 2, "{written}");
 }
 
-/// Several apps' lines never mix.
+/// Lines of several apps are not mixed.
 #[test]
 fn lines_of_several_apps_say_whose_they_are() {
     let g = Gantry::new();
@@ -301,7 +301,7 @@ fn without_a_proxy_signals_end_the_command_alone() {
     assert_eq!(g.status(&pod)["phase"], "running");
 }
 
-/// The pod is collected before the command has looked at how it ended.
+/// The pod is collected before the command reads its exit status.
 #[test]
 fn the_exit_code_outlives_the_pod() {
     let g = Gantry::new();

@@ -61,7 +61,7 @@ struct Target {
     image: String,
 }
 
-/// So that the attacker may open the programs of processes that are not its own.
+/// Lets the attacker open the programs of other users' processes.
 const TRACE: &str = "--cap-add=CAP_SYS_PTRACE";
 
 impl Target {
@@ -152,7 +152,7 @@ fn an_app_that_becomes_the_program_cannot_change_it() {
     t.end(&pod);
 }
 
-/// A program executed in the app, which ends at once and has to be caught.
+/// A program executed in the app that exits at once, so the attacker has to catch it.
 #[test]
 fn a_program_that_becomes_gantry_stage1_cannot_be_used() {
     let t = Target::new();

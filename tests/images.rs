@@ -10,7 +10,7 @@ use serde_json::json;
 
 const FAILED: i32 = 125;
 
-/// An image that says everything an image can say.
+/// An image with every field of the configuration set.
 fn talkative() -> Image {
     let layer = |name: &str, bytes: usize| Layer::new().file(name, vec![b'x'; bytes], 0o644);
     Image::builder()
@@ -173,7 +173,7 @@ fn a_login_is_checked_filed_and_removed() {
     let mode = std::fs::metadata(&file).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o600);
     assert_eq!(with(&["fetch", &name], None).ok().text(), image.id());
-    // podman's and skopeo's eyes see the same.
+    // podman and skopeo see the same.
     let skopeo = std::process::Command::new("skopeo")
         .args(["inspect", "--tls-verify=false", "--authfile"])
         .arg(&file)
@@ -189,7 +189,7 @@ fn a_login_is_checked_filed_and_removed() {
     let _ = with(&["logout", &host], None).exits(FAILED).complains(&["not logged in"]);
 }
 
-/// What a pod of an image sees, as far as layers can change it.
+/// The files of an image as a pod sees them, with all properties that layers can set.
 fn seen(g: &Gantry, image: &str) -> Vec<String> {
     let look = |words: &[&str]| {
         let out = g.run(&[&["run", "--rm", "--net=none", image, "--"], words].concat());
@@ -288,7 +288,7 @@ fn another_platform_is_fetched_and_not_run() {
             .build()
             .unwrap()
     };
-    // Nobody registers an emulator for it on a machine that runs tests.
+    // Test machines have no emulator registered for this architecture.
     let (ours, other) = (of("amd64"), of("sparc64"));
     let dir = g.scratch().join("index");
     write_index(&dir, &[&ours, &other]);

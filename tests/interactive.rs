@@ -4,7 +4,7 @@
 
 use gantry_tests::{Gantry, Signal, Terminal, wait_for};
 
-/// docker's way out: ctrl-p ctrl-q.
+/// docker's detach keys: ctrl-p ctrl-q.
 const DETACH: &str = "\x10\x11";
 const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
@@ -166,7 +166,7 @@ fn a_program_in_a_pod() {
     assert_eq!((left.code, left.output.as_str()), (0, "entered\r\n"));
 }
 
-/// The program runs on, and what it writes then does not hold it back.
+/// The program keeps running, and its later output does not block it.
 #[test]
 fn detaching_from_a_program() {
     let g = Gantry::new();

@@ -16,7 +16,7 @@ fn set(out: &Out, name: &str) -> u64 {
     parse_set(&out.stdout, name)
 }
 
-/// What this process could give an app.
+/// The capabilities that this process could give an app.
 fn held() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     parse_set(&status, "CapPrm") & parse_set(&status, "CapBnd")

@@ -142,7 +142,7 @@ fn links_do_not_lead_mounts_over_what_gantry_mounts() {
         let id = g.import(&format!("link-{i}"), &made.build().unwrap());
         let out = run(&g, &[&volume, "--mount=volume=v,target=/data"], &id, &["true"]).exits(125);
         let _ = out.complains(&[&format!("cannot mount over '{place}'"), "'/data' leads there"]);
-        // Declared by the image, it is left out.
+        // If the image declares the volume, it is skipped.
         let made = image(&g, |layer| layer.symlink("data", link));
         let id = g.import(&format!("declared-{i}"), &made.volume("/data").build().unwrap());
         assert_eq!(run(&g, &[], &id, &["sysctl", "kernel.ostype"]).ok().text(), "Linux", "{link}");
@@ -175,7 +175,7 @@ fn beside(process: u32, program: &Command) -> Command {
     command
 }
 
-/// What the host mounts below a volume while a pod runs stays out of the pod: it would be writable there.
+/// File systems that the host mounts below a volume do not appear in a running pod, where they would be writable.
 #[test]
 fn later_mounts_of_the_host_do_not_appear_in_volumes() {
     let g = Gantry::new();
@@ -299,7 +299,7 @@ fn named_volumes_are_listed_and_removed() {
     assert_eq!(of("idle")["pods"], serde_json::json!([]));
     let table = g.run(&["volume", "ls"]).ok().stdout;
     assert!(table.starts_with("VOLUME") && table.contains(&prepared[..8]), "{table}");
-    // Whatever phase its pods are in.
+    // In every phase of its pods.
     for pod in [&running, &prepared] {
         let _ = g.run(&["volume", "rm", "data"]).exits(125).complains(&["volume 'data' is used by", pod]);
         g.run(&["kill", pod]);
@@ -310,7 +310,7 @@ fn named_volumes_are_listed_and_removed() {
         g.run(&["rm", pod]).succeeded();
     }
     fs::write(g.dir().join("volumes/data/data/file"), [7; 100_000]).unwrap();
-    // prune says what goes, and takes what no pod mounts.
+    // prune lists and removes the volumes that no pod mounts.
     let keeper = pod_id(&g.run(&["prepare", "-v", "used:/d", &image]).ok());
     let dry = g.run(&["volume", "prune", "--dry-run"]).ok().stdout;
     assert!(dry.contains("data ") && dry.contains("idle ") && !dry.contains("used "), "{dry}");
@@ -353,11 +353,11 @@ fn a_volume_that_was_half_filled_is_filled_again() {
     let out = run(&g, &["-v", "data:/data"], &one, &["ls", "/data"]).ok();
     assert_eq!(out.stdout, "again\nfile\n");
     assert!(!dir.join("filling").exists() && !dir.join("fresh").exists());
-    // Filled by a person before any app, it is left as it is.
+    // A volume that a user filled before its first mount is left unchanged.
     g.run(&["volume", "create", "mine"]).succeeded();
     fs::write(g.dir().join("volumes/mine/data/own"), "x").unwrap();
     assert_eq!(run(&g, &["-v", "mine:/data"], &one, &["ls", "/data"]).ok().stdout, "own\n");
-    // Two pods at once: one fills it, none sees it half full.
+    // Two pods at once: one fills the volume, neither sees it partly filled.
     let both: Vec<_> = (0..2)
         .map(|_| g.spawn(&["run", "--rm", "--net=none", "--quiet", "-v", "new:/data", &one, "--", "ls", "/data"]))
         .collect();
@@ -366,7 +366,7 @@ fn a_volume_that_was_half_filled_is_filled_again() {
     }
 }
 
-/// Volumes and what refers to them come back with a database that was lost.
+/// Volumes and their references are recovered after the database was lost.
 #[test]
 fn volumes_survive_the_database() {
     let g = Gantry::new();
@@ -384,7 +384,7 @@ fn volumes_survive_the_database() {
     assert_eq!(g.run(&["volume", "list", "-q"]).ok().stdout, "data\nkept\n");
     let _ = g.run(&["volume", "rm", "data"]).exits(125).complains(&[&prepared]);
     let _ = run(&g, &["--rm", "-v", "kept:/d"], &image, &["cat", "/d/file"]).ok().says("x");
-    // A directory of which no row says anything is one that a kill left: it is on record again.
+    // A directory without a row was left by a kill; it gets a row again.
     g.run(&["rm", &prepared]).succeeded();
     fs::create_dir_all(g.dir().join("volumes/found/data")).unwrap();
     fs::set_permissions(g.dir().join("volumes/found"), PermissionsExt::from_mode(0o700)).unwrap();

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use crate::failure::{Attempt, Result, failure};
 use crate::logs::Stream;
 
-/// How many clients a pod's output is sent to at a time.
+/// Maximum number of foregrounds of a pod.
 const MAX_FOREGROUNDS: usize = 16;
 
 /// The pod's foregrounds.
@@ -28,7 +28,7 @@ pub(crate) struct Foregrounds {
 /// One client.
 struct Foreground {
     pipe: OwnedFd,
-    /// What the pipe had no room for.
+    /// Output that did not fit into the pipe.
     backlog: Vec<u8>,
 }
 
@@ -50,7 +50,7 @@ impl Foregrounds {
         Ok(())
     }
 
-    /// Whether one of them has to read before more can be sent.
+    /// Whether any foreground has a backlog, so that nothing more can be sent.
     pub(crate) fn are_blocked(&self) -> bool {
         self.all.iter().any(|foreground| !foreground.backlog.is_empty())
     }
@@ -66,7 +66,7 @@ impl Foregrounds {
         }
     }
 
-    /// Tells that nothing more comes. The pipe closes when this process ends, or by [`Self::close`].
+    /// Sends the end frame. The pipe closes when this process exits, or by [`Self::close`].
     pub(crate) fn end(&mut self) {
         self.frame(Kind::End, 0, &[]);
     }
@@ -78,7 +78,7 @@ impl Foregrounds {
         self.all.retain_mut(|foreground| foreground.send(&header, payload));
     }
 
-    /// Lets go of all of them. What they have not read yet is lost to them, and they can tell.
+    /// Drops all foregrounds. Output that was not sent is lost to them; they detect this by the missing end frame.
     pub(crate) fn close(&mut self) {
         self.all.clear();
     }
@@ -127,7 +127,7 @@ impl Foreground {
                 Err(_) => return false,
             }
         }
-        // Most apps write little: the memory is given back.
+        // Most apps write little: free the memory.
         self.backlog = Vec::new();
         true
     }

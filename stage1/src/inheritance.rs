@@ -58,7 +58,7 @@ pub(crate) fn reset() -> Result<()> {
     for (resource, soft, hard) in LIMITS {
         set_limit(resource, soft, hard).attempt(|| format!("cannot set the resource limit {resource:?}"))?;
     }
-    // What follows is comfort: where the kernel refuses it the pod runs as the caller does.
+    // The following settings are optional: if the kernel refuses one, the pod keeps the caller's value.
     warn("set oom_score_adj to 0", reset_oom_score());
     warn("set the nice value to 0", reset_nice_value());
     warn("set the scheduling policy to the default", sys::reset_scheduling());
@@ -105,7 +105,7 @@ fn clear_inheritable_capabilities() -> io::Result<()> {
     Ok(())
 }
 
-/// Without CAP_SYS_RESOURCE a hard limit can only be lowered: then as much is set as the caller had.
+/// Without CAP_SYS_RESOURCE a hard limit can only be lowered: then the caller's hard limit is the maximum.
 fn set_limit(resource: Resource, soft: Option<u64>, hard: Option<u64>) -> rustix::io::Result<()> {
     match setrlimit(resource, Rlimit { current: soft, maximum: hard }) {
         Err(Errno::PERM) => {

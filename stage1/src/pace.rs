@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-/// What may be saved up: this much time's earnings, so that an app that writes now and then never waits.
+/// Maximum balance, as time at the app's rate, so that an app that writes occasionally never waits.
 const MAX_SAVED: Duration = Duration::from_secs(1);
 
 /// The least that an account earns, in thousandths of a processor: what the kernel gives an app with the smallest quota
@@ -38,12 +38,12 @@ impl Pace {
         self.cpu_milli.is_some()
     }
 
-    /// From here on there is no limit.
+    /// Removes the limit.
     pub(crate) fn lift(&mut self) {
         self.cpu_milli = None;
     }
 
-    /// Takes off what reading has cost.
+    /// Subtracts the cost of reading.
     pub(crate) fn charge(&mut self, cost: Duration, now: Instant) {
         let Some(milli) = self.cpu_milli else { return };
         let earned = earned(now.saturating_duration_since(self.at), milli);
@@ -61,7 +61,7 @@ impl Pace {
     }
 }
 
-/// What a limit gives in some time, in nanoseconds.
+/// The CPU time that a limit earns in an interval, in nanoseconds.
 fn earned(time: Duration, milli: u64) -> i64 {
     i64::try_from(time.as_nanos().saturating_mul(milli.into()) / 1000).unwrap_or(i64::MAX)
 }

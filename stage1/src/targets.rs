@@ -8,7 +8,7 @@ use gantry_model::id::shown;
 
 use crate::failure::{Result, failure};
 
-/// As many links as the kernel follows.
+/// Maximum number of symbolic links that the kernel follows.
 const MAX_LINKS: usize = 40;
 /// The kernel's limit on a path (`PATH_MAX`).
 const MAX_PATH: usize = 4096;

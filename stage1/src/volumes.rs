@@ -118,7 +118,7 @@ impl<'a> Placing<'a> {
         Ok(())
     }
 
-    /// An image runs without a volume that it cannot have; who asks for one must know.
+    /// Skip a volume declared by the image that cannot be mounted; for a volume the user asked for, fail.
     fn refuse(&self, mount: &Mount, target: &str) -> Result<()> {
         let leads = if mount.target == target {
             String::new()
@@ -160,13 +160,13 @@ pub(crate) fn source(volume: &Volume) -> String {
     }
 }
 
-/// How a new volume is filled.
+/// The initial contents of a new volume.
 struct Filling<'a> {
     volume: &'a Volume,
     /// The image's directory.
     from: Option<&'a OwnedFd>,
     budget: &'a mut Budget,
-    /// What of it other volumes cover.
+    /// Paths in it that other volumes cover.
     covered: &'a BTreeSet<PathBuf>,
 }
 
@@ -201,11 +201,11 @@ fn make_empty(filling: Filling<'_>, (mode, uid, gid): (u32, u32, u32)) -> Result
 
 /// In the directory of a named volume: what apps see.
 const NAMED_DATA: &str = "data";
-/// There while no app has mounted the volume yet.
+/// Exists until an app mounts the volume for the first time.
 const NAMED_FRESH: &str = "fresh";
-/// What the volume is filled in before it takes the place of its data.
+/// Temporary directory in which the volume is filled before it replaces the data directory.
 const NAMED_FILLING: &str = "filling";
-/// How long to wait for another pod that fills the volume.
+/// Timeout of waiting for another pod that fills the volume.
 const NAMED_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Fills a named volume from the image when it is mounted for the first time and is empty. The copy takes the place of the

@@ -31,7 +31,7 @@ const DAMAGED: &str = ".damaged";
 /// Being written.
 const FRESH: &str = ".new";
 
-/// Where the sums of files come from.
+/// The source of the checksums.
 enum Source<'a> {
     Written(&'a Sums),
     Disk,
@@ -87,7 +87,7 @@ fn absent_is_fine(done: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Deletes what was written down of a layer.
+/// Deletes the list of a layer.
 pub(crate) fn forget(layout: &Layout, name: &str) -> Result<(), StoreError> {
     for path in [path(layout, name), fresh(layout, name), damaged(layout, name)] {
         absent_is_fine(fs::remove_file(&path)).map_err(StoreError::io("remove", &path))?;
@@ -95,7 +95,7 @@ pub(crate) fn forget(layout: &Layout, name: &str) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Deletes what belongs to no layer any more.
+/// Deletes lists and damage marks that belong to no layer.
 pub(crate) fn sweep(layout: &Layout, known: impl Fn(&str) -> bool) -> Result<(), StoreError> {
     let names = match crate::sweep::names(&layout.contents_dir()) {
         Err(error) if error.is_absent() => return Ok(()),
@@ -109,7 +109,7 @@ pub(crate) fn sweep(layout: &Layout, known: impl Fn(&str) -> bool) -> Result<(),
 }
 
 impl Store {
-    /// Whether this layer was found damaged and not unpacked anew since.
+    /// Whether this layer is marked as damaged.
     pub(crate) fn is_damaged(&self, chain: &Digest) -> bool {
         damaged(&self.layout, &Layout::tree_name(chain)).exists()
     }
@@ -159,7 +159,7 @@ fn parse(bytes: &[u8]) -> Records {
     records
 }
 
-/// The first thing in which they differ, for people.
+/// The first difference, as text.
 fn difference(want: &Records, found: &Records) -> Option<String> {
     let named = |path: &[u8]| shown(&String::from_utf8_lossy(path));
     for (path, record) in want {

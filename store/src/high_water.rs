@@ -24,7 +24,7 @@ use crate::{Layout, Store, StoreError};
 /// The size of the file, so that it is only ever written in place.
 const LENGTH: usize = 256;
 
-/// What the file says.
+/// The contents of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HighWater {
     /// In which boot it was written.
@@ -117,7 +117,7 @@ impl Store {
         Ok(HighWater::load(&self.layout)?.is_some_and(|mark| mark.recovered != self.boot))
     }
 
-    /// Notes that this boot has nothing left to finish of an earlier one.
+    /// Records that this boot has finished the removals of earlier boots.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -137,7 +137,7 @@ pub(crate) fn enter_boot(layout: &Layout, boot: &BootId, recovered: Option<&Boot
     let _says_less = mark.save(layout).and_then(|file| file.sync_all());
 }
 
-/// Begins the marks anew, for a database with a numbering of its own.
+/// Resets the mark, for a database with a different numbering.
 pub(crate) fn replace(layout: &Layout, boot: &BootId, next: u64) -> Result<(), StoreError> {
     let path = layout.sequence();
     let mark = HighWater { boot: boot.clone(), recovered: boot.clone(), next, synced: next };

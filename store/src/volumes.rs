@@ -85,7 +85,7 @@ fn pods_text(pods: &BTreeSet<PodId>) -> String {
 }
 
 impl Store {
-    /// Makes a named volume, durably; false when there is one.
+    /// Creates a named volume durably; false if it exists already.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -148,7 +148,7 @@ impl Store {
         self.read(DOING, |tx| read(tx).map_err(StoreError::sql(DOING)))
     }
 
-    /// Removes a volume that no pod refers to, with all that is in it, durably; tells the bytes freed.
+    /// Durably removes a volume that no pod refers to, with its contents; returns the bytes freed.
     ///
     /// # Errors
     /// [`RemoveVolumeError`]. [`Store::settle_volumes`] finishes a removal that failed or was killed; the next sweep of
@@ -174,7 +174,7 @@ impl Store {
             })
         };
         match mark() {
-            // A full disk must be emptied: what was set aside is given back for it.
+            // Removal has to work on a full disk, so release the reserved space for it.
             Err(RemoveVolumeError::Store(error)) if error.is_full() => {
                 self.make_room()?;
                 mark()?;
@@ -263,7 +263,7 @@ impl Store {
     fn settle_locked(&self, lock: OwnedFd) -> Result<(), StoreError> {
         let mut removed = Vec::new();
         for text in self.unfinished_volumes()? {
-            // What is no name of a volume is not ours; `check` reports it.
+            // Skip entries that are not names of volumes; `check` reports them.
             let Ok(name) = text.parse::<VolumeName>() else { continue };
             match self.volume_state(&name)? {
                 Some(State::Deleting) => removed.extend(self.finish_removal(&name)?),
@@ -278,7 +278,7 @@ impl Store {
         Ok(())
     }
 
-    /// Names in `volumes/` that have no row, and of rows whose removal was begun. Somebody may be at them this moment.
+    /// Names in `volumes/` without a row, and those of rows marked for removal. Another process may be working on them.
     pub(crate) fn unfinished_volumes(&self) -> Result<Vec<String>, StoreError> {
         let mut known = BTreeMap::new();
         let rows = self.conn.prepare_cached("SELECT name, deleting FROM volume");
@@ -324,7 +324,7 @@ impl Store {
         })
     }
 
-    /// Makes the directory of a volume, durably; false when there is one.
+    /// Creates the directory of a volume durably; false if it exists already.
     fn make_volume_dir(&self, name: &VolumeName, description: &Description) -> Result<bool, StoreError> {
         let above = self.layout.volumes_dir();
         match rustix::fs::mkdir(&above, Mode::RWXU) {

@@ -102,7 +102,7 @@ fn claim(file: &File, path: &Path) -> Result<(), StoreError> {
         if try_lock(file, libc::F_RDLCK).map_err(failed())? {
             return Ok(());
         }
-        // Another process resets it at this moment.
+        // Another process is resetting it.
         if begun.elapsed() >= BUSY {
             return Err(StoreError::Locked { path: path.to_owned(), seconds: BUSY.as_secs() });
         }
@@ -125,7 +125,7 @@ fn try_lock(file: &File, kind: libc::c_int) -> io::Result<bool> {
     }
 }
 
-/// Makes SQLite rebuild the index where it is.
+/// Makes SQLite rebuild the index in place.
 fn reset(file: &File) -> io::Result<()> {
     if file.metadata()?.blocks() * 512 >= LENGTH {
         return file.write_all_at(&HEADER, 0);
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(store.last_seq().unwrap(), 0);
     }
 
-    /// What is in the index when nobody uses the database is of no account.
+    /// While no process uses the database, the contents of the index do not matter.
     #[test]
     fn a_stale_index_is_rebuilt() {
         let home = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// An authority that nobody trusts unless told to.
+/// A certificate authority that is not trusted by default.
 #[derive(Debug)]
 pub struct Authority {
     home: TempDir,
@@ -43,7 +43,7 @@ impl Validity {
 }
 
 impl Authority {
-    /// Makes one.
+    /// Creates an authority.
     ///
     /// # Panics
     /// When openssl is not installed or fails.

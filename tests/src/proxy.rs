@@ -12,7 +12,7 @@ pub struct Proxy {
     requests: Arc<Mutex<Vec<String>>>,
 }
 
-/// What a proxy does besides passing on.
+/// Options of the proxy.
 #[derive(Debug, Clone, Default)]
 pub struct ProxyRules {
     /// CONNECT to other ports than 443 is refused, as squid does by default.
@@ -22,7 +22,7 @@ pub struct ProxyRules {
 }
 
 impl Proxy {
-    /// Starts one that connects to `target` (`127.0.0.1:PORT`) whatever it is asked for.
+    /// Starts a proxy that connects every request to `target` (`127.0.0.1:PORT`).
     ///
     /// # Panics
     /// When it cannot listen.
@@ -39,7 +39,7 @@ impl Proxy {
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let (target, rules, seen) = (target.clone(), rules.clone(), Arc::clone(&seen));
-                // A connection that breaks is the client's to notice.
+                // The client notices a broken connection.
                 std::thread::spawn(move || drop(serve(client, &target, &rules, &seen)));
             }
         });
@@ -52,7 +52,7 @@ impl Proxy {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The request lines that came.
+    /// The request lines received.
     #[must_use]
     pub fn requests(&self) -> Vec<String> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()

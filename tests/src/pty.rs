@@ -142,7 +142,7 @@ impl Terminal {
         })
     }
 
-    /// What came so far.
+    /// The output so far.
     #[must_use]
     pub fn output(&self) -> String {
         String::from_utf8_lossy(&self.bytes()).into_owned()
@@ -163,7 +163,7 @@ impl Terminal {
         }
     }
 
-    /// Types.
+    /// Types a text.
     #[track_caller]
     pub fn type_in(&self, text: &str) {
         let mut bytes = text.as_bytes();

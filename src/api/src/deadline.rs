@@ -13,10 +13,10 @@ use tonic::server::NamedService;
 
 /// The header in which a client says how long it waits.
 const TIMEOUT_HEADER: &str = "grpc-timeout";
-/// How much earlier than the client's deadline the answer is given, at most: time for it to get there.
+/// Maximum time by which the answer precedes the client's deadline, so that it arrives in time.
 const MAX_MARGIN: Duration = Duration::from_millis(1);
 
-/// A service that answers in time.
+/// A service that answers before the client's deadline.
 #[derive(Clone)]
 pub(crate) struct Deadline<S>(pub(crate) S);
 
@@ -35,7 +35,7 @@ where
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         let timeout = request.headers().get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?));
-        // Started here and not in the future: tonic starts its own when this returns.
+        // Start the timer here and not in the future: tonic starts its own when this returns.
         let timer = timeout.map(|timeout| tokio::time::sleep(timeout - (timeout / 16).min(MAX_MARGIN)));
         let answer = self.0.call(request);
         Box::pin(async move {

@@ -15,15 +15,15 @@ use tonic::Extensions;
 
 use crate::answers::OfConnection;
 
-/// The group whose members may read what is secret.
+/// The group whose members may read secrets (values of environment variables).
 pub(crate) const GROUP: &str = "gantry";
-/// The user and group databases. Longer ones are not read: what is said in them does not count then.
+/// Maximum size of the user and group databases; larger files are ignored.
 const MAX_DATABASE: u64 = 4 << 20;
 
-/// Who sent a request.
+/// The sender of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// Over TCP: any user of this host, and of others where they can reach the address.
+    /// Over TCP: any user of this host, or of any host that can reach the address.
     Network,
     /// A process of root, over a unix socket.
     Root,
@@ -37,7 +37,7 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    /// The process that connected (SO_PEERCRED). What the kernel does not tell counts as a stranger.
+    /// The process that connected (SO_PEERCRED). If the kernel gives no credentials, the peer counts as a TCP client.
     pub(crate) fn of_unix(stream: &UnixStream) -> Self {
         match stream.peer_cred() {
             Ok(credentials) if credentials.uid() == 0 => Self::Root,
@@ -54,7 +54,7 @@ impl Peer {
         extensions.get().map_or(Self::Network, OfConnection::peer)
     }
 
-    /// Whether it is shown the values of environment variables.
+    /// Whether the client may see the values of environment variables.
     pub(crate) fn sees_secrets(self) -> bool {
         match self {
             Self::Network => false,
@@ -72,7 +72,7 @@ fn is_member(uid: u32, gid: u32) -> bool {
     is_member_in(&read("/etc/group"), &read("/etc/passwd"), uid, gid)
 }
 
-/// group(5), passwd(5): the group is the user's current one, or names the user among its members.
+/// Whether the group is the user's current one, or lists the user as a member (group(5), passwd(5)).
 fn is_member_in(groups: &str, users: &str, uid: u32, gid: u32) -> bool {
     let Some(group) = groups.lines().find_map(|line| line.strip_prefix(GROUP)?.strip_prefix(':')) else { return false };
     let mut fields = group.split(':').skip(1);
@@ -91,7 +91,7 @@ fn is_member_in(groups: &str, users: &str, uid: u32, gid: u32) -> bool {
     names.any(|name| !name.is_empty() && members.split(',').any(|member| member == name))
 }
 
-/// The number of the group, where there is one.
+/// The id of the group, if the group exists.
 pub(crate) fn group() -> Option<u32> {
     let groups = std::fs::read_to_string("/etc/group").ok()?;
     let group = groups.lines().find_map(|line| line.strip_prefix(GROUP)?.strip_prefix(':'))?;

@@ -8,7 +8,7 @@ use crate::{suggest, unknown_command};
 /// The command (of `parent`) that the word names, by its full name.
 ///
 /// # Errors
-/// There is none, or there are several.
+/// No command matches, or several do.
 pub(crate) fn complete(parent: &clap::Command, group: &str, word: &str) -> Result<String, Failure> {
     let exact = parent.get_subcommands().find(|command| names(command, true).any(|name| name == word));
     if let Some(command) = exact {
@@ -17,7 +17,7 @@ pub(crate) fn complete(parent: &clap::Command, group: &str, word: &str) -> Resul
     if word == "help" {
         return Ok(word.to_owned());
     }
-    // Hidden spellings are for those who know them; a shortened word means what the help shows.
+    // Hidden aliases match only in full; prefixes match only the names that the help shows.
     let shortened =
         |command: &&clap::Command| !command.is_hide_set() && names(command, false).any(|name| name.starts_with(word));
     let mut fitting: Vec<&str> = parent.get_subcommands().filter(shortened).map(clap::Command::get_name).collect();

@@ -11,10 +11,10 @@ use crate::failure::{Failure, output};
 use crate::printer::Printer;
 use crate::relay;
 
-/// A line of several apps' output is shown in pieces when it is longer than this.
+/// With several apps, a line longer than this is printed in parts.
 const MAX_LINE: usize = 16 << 10;
 
-/// Shows the output until every app has ended. `Some`: the rest of it was lost.
+/// Prints the output until every app has ended. `Some`: the rest of the output was lost.
 ///
 /// # Errors
 /// It cannot be written.
@@ -35,13 +35,13 @@ pub(crate) fn show(mut stream: OutputStream, apps: &[AppName]) -> Result<Option<
     Ok(lost)
 }
 
-/// The output of an only app: as it is.
+/// The output of a single app, unchanged.
 fn copy(chunk: Chunk<'_>) -> io::Result<()> {
     let to: BorrowedFd<'_> = if chunk.stderr { rustix::stdio::stderr() } else { rustix::stdio::stdout() };
     relay::write_all(to, chunk.bytes)
 }
 
-/// Several apps' output: in whole lines that say whose they are.
+/// The output of several apps, in whole lines with the app's name.
 struct Lines<'a> {
     apps: &'a [AppName],
     /// The beginnings of lines, by app and by whether they came from standard error.
@@ -72,7 +72,7 @@ impl Lines<'_> {
         self.printer.flush()
     }
 
-    /// The apps have ended: what they wrote without a newline is all there will be.
+    /// The apps have ended: print the incomplete last lines.
     fn finish(&mut self) -> io::Result<()> {
         for ((app, stderr), text) in std::mem::take(&mut self.unfinished) {
             self.print(app, stderr, &text, true)?;
@@ -81,7 +81,7 @@ impl Lines<'_> {
     }
 
     fn print(&mut self, app: usize, stderr: bool, text: &[u8], partial: bool) -> io::Result<()> {
-        // A supervisor that names an app the pod does not have cannot be believed in anything.
+        // An app index outside the pod means that the stream is corrupt.
         let Some(app) = self.apps.get(app) else { return Err(io::ErrorKind::InvalidData.into()) };
         self.printer.line(LineRef { app, at: gantry_model::Timestamp(0), stderr, piece: partial, partial, text })
     }

@@ -62,10 +62,10 @@ pub(crate) fn phase(text: &str) -> Result<&'static str, String> {
     known.ok_or_else(|| format!("'{}' is not a phase: expected one of {}", shown(text), Phase::NAMES.join(", ")))
 }
 
-/// Whether the pod is asked for.
+/// Whether the pod matches.
 ///
 /// # Errors
-/// What the row says of its networks is damaged.
+/// The networks in the pod's row are damaged.
 pub(crate) fn holds(conditions: &[Condition], row: &PodRow) -> Result<bool, Failure> {
     let networks = match conditions.iter().any(|condition| matches!(condition, Condition::Network(_))) {
         true => networks(row)?,

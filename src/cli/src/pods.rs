@@ -93,7 +93,7 @@ pub(crate) struct Pods {
 }
 
 impl Pods {
-    /// Whether they may be several.
+    /// Whether the command selects several pods.
     pub(crate) fn are_several(&self) -> bool {
         self.pods.len() > 1
     }
@@ -179,7 +179,7 @@ fn worst(
     worst
 }
 
-/// A UUID has 36 characters; what is longer than this is no such file.
+/// A UUID has 36 characters; a longer file is not a UUID file.
 const MAX_ID_FILE: u64 = 128;
 
 fn from_file(path: &Path) -> Result<String, Failure> {

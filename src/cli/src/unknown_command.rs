@@ -1,6 +1,6 @@
 //! Hints for commands of docker, podman, kubectl and rkt that gantry lacks or names differently.
 
-/// What is said of a word, by the command it follows ("" for the first word).
+/// Hints by word and by the command that the word follows ("" for the first word).
 const WORDS: &[(&str, &str, &str)] = &[
     ("", "restart", "a pod runs once: 'gantry stop POD', then 'gantry run' again"),
     (
@@ -105,7 +105,7 @@ const WORDS: &[(&str, &str, &str)] = &[
 
 const NETWORK_FILE: &str = "a network is a CNI file in /etc/gantry/net.d: 'man gantry', NETWORKS";
 
-/// What is said of this word behind the command `group`.
+/// The hint for this word after the command `group`.
 pub(crate) fn instead(group: &str, word: &str) -> Option<&'static str> {
     WORDS.iter().find(|(of, name, _)| *of == group && *name == word).map(|(_, _, instead)| *instead)
 }
@@ -114,7 +114,7 @@ pub(crate) fn instead(group: &str, word: &str) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    /// The commands that a text advises: what stands behind `gantry` in quotes.
+    /// The commands that a hint recommends: the words after `gantry` in quotes.
     fn advised(text: &str) -> impl Iterator<Item = Vec<&str>> {
         text.split("'gantry ").skip(1).map(|rest| rest.split(['\'', ' ']).take(2).collect())
     }

@@ -16,17 +16,17 @@ use crate::log_files::ends_in_a_whole_line;
 use crate::process::Deadline;
 use crate::{Engine, PodError, cgroup, process};
 
-/// How long a supervisor may take from closing its socket to its end.
+/// Maximum time between a supervisor closing its socket and exiting.
 const ENDING: Duration = Duration::from_secs(5);
 
-/// How long connecting to one supervisor may take: its backlog may be full.
+/// Timeout of connecting to one supervisor, whose backlog may be full.
 const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 
-/// So many supervisors are asked at once; each takes a descriptor.
+/// Maximum number of supervisors queried concurrently; each takes a descriptor.
 const ASKED_AT_ONCE: usize = 200;
 
 impl Engine {
-    /// Looks at these pods, bringing each up to the facts first.
+    /// Checks these pods, after reconciling each.
     pub(crate) fn check_pods(
         &self,
         rows: Vec<PodRow>,
@@ -62,7 +62,7 @@ impl Engine {
     /// Whoever starts, settles or deletes a pod holds its lock, and what the pod has then is its own.
     fn check_leftovers(&self, row: &PodRow, findings: &mut Vec<Finding>) {
         let id = row.id;
-        // Kept to the end: nobody starts the pod while it is looked at.
+        // Hold the lock to the end, so that the pod is not started during the check.
         let Ok(_lock @ (PodState::Free(_) | PodState::Absent)) = self.lock_patiently(id) else { return };
         let Ok(Some(now)) = self.store.pod(id) else { return };
         if now.phase.name() != row.phase.name() {
@@ -80,7 +80,7 @@ impl Engine {
         }
     }
 
-    /// Asks all of these supervisors at once, and waits for all of them together.
+    /// Sends a status request to each of these supervisors, then waits for all answers with a common deadline.
     fn check_running(&self, rows: &[PodRow], findings: &mut Vec<Finding>) {
         let asked: Vec<Result<Connection, ControlError>> = rows
             .iter()
@@ -99,7 +99,7 @@ impl Engine {
             }
             self.check_socket(row.id, findings);
         }
-        // A pod that is just ending has no socket any more.
+        // A pod that is ending has no socket any more.
         let ending = Deadline::after(ENDING);
         for (row, error) in silent {
             if !self.ends_by(row, ending) && self.is_running(row.id) {
@@ -122,7 +122,7 @@ impl Engine {
         }
     }
 
-    /// Whether the pod's supervisor is gone by then.
+    /// Whether the pod's supervisor exits before the deadline.
     fn ends_by(&self, row: &PodRow, deadline: Deadline) -> bool {
         let Phase::Running { supervisor, .. } = &row.phase else { return true };
         let Some(fd) = process::open(supervisor, self.store.boot()) else { return true };

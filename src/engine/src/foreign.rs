@@ -5,7 +5,7 @@ use std::path::Path;
 use gantry_fetch::Platform;
 use gantry_fetch::config::ImageConfig;
 
-/// Where the kernel shows what is registered with it (Documentation/admin-guide/binfmt-misc.rst).
+/// The kernel's list of registered formats (Documentation/admin-guide/binfmt-misc.rst).
 const BINFMT: &str = "/proc/sys/fs/binfmt_misc";
 
 /// The platform of an image whose programs cannot be executed here.
@@ -28,7 +28,7 @@ fn has_emulator(binfmt: &Path, architecture: &str) -> bool {
         plain if plain.bytes().all(|byte| byte.is_ascii_alphanumeric()) => plain,
         _ => return false,
     };
-    // Unreadable is the same as absent: then nothing says that it would work.
+    // An unreadable entry counts as absent.
     let Ok(text) = std::fs::read_to_string(binfmt.join(format!("qemu-{name}"))) else { return false };
     let fixed = |line: &str| line.strip_prefix("flags:").is_some_and(|flags| flags.contains('F'));
     text.lines().next() == Some("enabled") && text.lines().any(fixed)

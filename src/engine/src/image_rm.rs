@@ -8,16 +8,16 @@ use crate::error::need_root;
 use crate::images::store;
 use crate::{Engine, ImageError};
 
-/// What `image_rm` did.
+/// The result of `image_rm`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageRemoved {
-    /// The image as it was.
+    /// The image before the removal.
     pub image: ImageRow,
-    /// Only these names were taken away, because the image has others; empty: the image is removed.
+    /// If the image has other names, the names that were removed; empty if the image was removed.
     pub untagged: Vec<String>,
-    /// Pods that had ended and were removed, because they used it.
+    /// The ended pods that were removed because they used the image.
     pub pods: Vec<PodId>,
-    /// What was freed.
+    /// The space freed.
     pub swept: Swept,
 }
 

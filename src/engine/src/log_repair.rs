@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 
 use crate::log_line;
 
-/// How far back the last record of each stream is looked for.
+/// Maximum distance from the end of a log at which the last record of each stream is searched.
 const MAX_TAIL: u64 = 4 << 20;
 
 /// Repairs the logs of every app of the pod in this directory. The caller holds the pod's lock: nothing writes them.

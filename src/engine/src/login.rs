@@ -10,7 +10,7 @@ use gantry_model::id::shown;
 use gantry_model::{ErrorKind, Kind};
 use thiserror::Error;
 
-/// A login could not be checked, filed or removed.
+/// A login could not be checked, stored or removed.
 #[derive(Debug, Error)]
 pub enum LoginError {
     /// The registry did not accept it.
@@ -47,14 +47,14 @@ impl Kind for LoginError {
     }
 }
 
-/// A login that was filed.
+/// A stored login.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoggedIn {
     /// The registry.
     pub host: String,
     /// The file, or the helper, that has the credentials.
     pub place: String,
-    /// Whether the registry asked for them and accepted them.
+    /// Whether the registry checked the credentials (some registries need none).
     pub checked: bool,
 }
 

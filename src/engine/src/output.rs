@@ -17,12 +17,12 @@ use crate::exec::{ExecError, running};
 /// How much the pipe is asked to hold. The kernel may grant less.
 const PIPE_SIZE: usize = 256 << 10;
 
-/// Whether the caller of a start shows what the apps write.
+/// Whether the caller that starts a pod prints the apps' output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Show {
-    /// No: it goes to the logs alone.
+    /// The output goes to the logs only.
     No,
-    /// Yes: `Running::output` has it from the first byte on.
+    /// `Running::output` has the output from the first byte.
     Output {
         /// The size of the caller's terminal, if there is one: rows and columns.
         terminal_size: Option<(u16, u16)>,
@@ -35,7 +35,7 @@ pub enum OutputError {
     /// The supervisor ended before it had passed everything on, or gave up a reader that did not read.
     #[error("output of pod {0} was lost: its supervisor ended before all of it was read")]
     Cut(PodId),
-    /// What came is not in the format.
+    /// The stream is malformed.
     #[error("the output of pod {0} is not understood: are gantry and gantry-stage1 of one version?")]
     Garbled(PodId),
     /// Reading failed.
@@ -76,9 +76,9 @@ pub struct OutputStream {
     id: PodId,
     pipe: OwnedFd,
     buffer: Vec<u8>,
-    /// The part of the buffer that was read and not given out.
+    /// The part of the buffer that was read but not returned yet.
     filled: std::ops::Range<usize>,
-    /// The frame that is being given out, and how much of it has not been yet.
+    /// The current frame, and how many of its bytes have not been returned yet.
     frame: Option<(Header, usize)>,
 }
 
@@ -124,7 +124,7 @@ impl OutputStream {
         }
     }
 
-    /// Reads more behind what is there.
+    /// Appends more data from the pipe to the buffer.
     fn fill(&mut self) -> Result<(), OutputError> {
         let id = self.id;
         self.buffer.copy_within(self.filled.clone(), 0);
@@ -161,7 +161,7 @@ impl Engine {
         match connection.receive(crate::control::ANSWER_WITHIN) {
             Ok((Answer::Done, _)) => Ok(Some(stream)),
             Ok((other, _)) => Err(unexpected(id, &other).into()),
-            // Unknown requests are refused so.
+            // Older supervisors answer unknown requests with this error.
             Err(ControlError::Failed { kind: ErrorKind::Invalid, .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }

@@ -10,16 +10,16 @@ use thiserror::Error;
 use crate::error::need_root;
 use crate::{Engine, PodError};
 
-/// Something could not be done with a named volume.
+/// An operation on a named volume failed.
 #[derive(Debug, Error)]
 pub enum VolumeError {
-    /// There is none of this name.
+    /// No such volume.
     #[error("there is no volume '{0}': 'gantry volume list' shows those there are")]
     NotFound(VolumeName),
-    /// It cannot be removed.
+    /// The volume cannot be removed.
     #[error(transparent)]
     Remove(#[from] RemoveVolumeError),
-    /// The store failed, or the caller may not.
+    /// The store failed, or the caller lacks permission.
     #[error(transparent)]
     Pod(#[from] PodError),
 }
@@ -35,7 +35,7 @@ impl Kind for VolumeError {
 }
 
 impl Engine {
-    /// Makes a named volume; false when there is one.
+    /// Creates a named volume; false if it exists already.
     ///
     /// # Errors
     /// [`VolumeError`].

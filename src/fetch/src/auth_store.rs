@@ -16,10 +16,10 @@ use serde_json::{Map, Value, json};
 
 use crate::auth_file::{AuthFileError, MAX_FILE, canonical_host, run_helper, same_host};
 
-/// How long another writer of the same file is waited for.
+/// Timeout of waiting for another writer of the same file.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Files user name and password for the registry `host`. Returns where they are now.
+/// Stores user name and password for the registry `host`. Returns the place where they were stored.
 ///
 /// # Errors
 /// [`AuthFileError`].
@@ -40,7 +40,7 @@ pub fn save_login(path: &Path, host: &str, user: &str, password: &str) -> Result
     Ok(path.display().to_string())
 }
 
-/// Removes what is filed for the registry `host`, or for every registry. False when there is nothing.
+/// Removes the credentials for the registry `host`, or for every registry. False if there were none.
 ///
 /// # Errors
 /// [`AuthFileError`].
@@ -143,7 +143,7 @@ fn lock_directory(path: &Path) -> Result<File, AuthFileError> {
 }
 
 fn write(path: &Path, file: &Map<String, Value>) -> Result<(), AuthFileError> {
-    // A link to the file stays one.
+    // Keep a symbolic link to the file.
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let failed = |source: IoError| AuthFileError::Write { path: path.clone(), source };
     let text = serde_json::to_string_pretty(file).map_err(|error| failed(error.into()))?;
@@ -151,7 +151,7 @@ fn write(path: &Path, file: &Map<String, Value>) -> Result<(), AuthFileError> {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let temporary = dir.join(format!(".{name}.{}.tmp", std::process::id()));
     let written = (|| {
-        // What a killed predecessor of this process id left.
+        // A killed process with the same pid may have left this file.
         match std::fs::remove_file(&temporary) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -8,7 +8,8 @@ use super::{DRAIN, Supervisor};
 use crate::launch::end_init;
 
 impl Supervisor {
-    /// Ends everything else of the pod, saves the output, takes the networks away, says so, removes the groups.
+    /// Kills the pod's remaining processes, saves the output, detaches the networks, reports the end, and removes the
+    /// cgroups.
     pub(super) fn finish(&mut self) {
         self.end_sessions();
         end_init(&self.pod.init);
@@ -16,7 +17,7 @@ impl Supervisor {
         self.ending.clear();
         self.sessions.clear();
         self.over = true;
-        // Nothing runs any more that could write more.
+        // No process is left that could write.
         self.pod.apps.iter_mut().for_each(|app| app.output.pace.lift());
         self.drain();
         let total = self.log_bytes_dropped;
@@ -24,7 +25,7 @@ impl Supervisor {
             let app = self.pod.apps.first().map(|app| app.plan.name.clone()).unwrap_or_default();
             self.journal.append(Fact::LogDropped { app, bytes: total, why: "in all".to_owned() });
         }
-        // From here on the host's files are to be seen in place of the jail's.
+        // From here on this process needs the host's file system instead of its jail.
         self.pod.take_networks_away();
         self.journal.append(Fact::Ended);
         let control = gantry_contract::files::CONTROL;

@@ -17,7 +17,7 @@ use crate::control;
 use crate::exec::Starting;
 use crate::failure::{Attempt, Result, failure};
 
-/// How many programs are executed at a time. They do not count as connections: a pod full of them can be stopped.
+/// Maximum number of concurrent sessions. They do not count as connections, so a pod at the limit can be stopped.
 pub(super) const MOST_SESSIONS: usize = 128;
 
 /// A program executed on request of a client.
@@ -26,7 +26,7 @@ pub(super) struct Session {
     pub(super) client: Option<OwnedFd>,
     /// The program, once it was executed.
     pub(super) pidfd: Option<OwnedFd>,
-    /// Until the program is executed.
+    /// Set until the program is executed.
     pub(super) starting: Option<Starting>,
     /// The client has detached: its terminal, of which nobody but this process has the master.
     pub(super) detached: Option<OwnedFd>,
@@ -81,7 +81,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether there is nothing of it left to wait for.
+    /// Whether the session is complete.
     fn is_over(&self) -> bool {
         self.starting.is_none() && self.pidfd.is_none()
     }

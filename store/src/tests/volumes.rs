@@ -51,7 +51,7 @@ fn a_volume_stays_while_a_pod_refers_to_it() {
     assert!(store.check(true).unwrap().is_empty());
 }
 
-/// What a kill or a power cut leaves at each step, and what the next who comes makes of it.
+/// Recovery after a kill or a power cut at each step.
 #[test]
 fn what_was_interrupted_is_finished() {
     let (home, image) = home();
@@ -86,7 +86,7 @@ fn what_was_interrupted_is_finished() {
     marked(store);
     again(&|| assert!(store.create_volume(&data, &BTreeMap::new()).unwrap()));
     assert_eq!(entries(&store.layout().volume_data(&data)), 0);
-    // Only people delete a directory under a row.
+    // Only an administrator deletes a directory that has a row.
     fs::remove_dir_all(store.layout().volume_dir(&data)).unwrap();
     let findings = store.check(false).unwrap();
     assert!(findings.len() == 1 && findings[0].what.contains("is missing"), "{findings:?}");

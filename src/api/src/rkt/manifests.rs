@@ -4,15 +4,15 @@ use gantry_engine::Secrets;
 
 use crate::peer::Peer;
 
-/// What an answer has beyond rows.
+/// Parts of an answer that are not in the database rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shows {
-    /// How manifests are written; none: without them.
+    /// How to write manifests; `None` omits them.
     pub(super) manifest: Option<Secrets>,
 }
 
 impl Shows {
-    /// What this client may see, with manifests or without.
+    /// The parts that this client may see, with or without manifests.
     pub(super) fn to(peer: Peer, detail: bool) -> Self {
         let secrets = if peer.sees_secrets() { Secrets::Shown } else { Secrets::Hidden };
         Self { manifest: detail.then_some(secrets) }

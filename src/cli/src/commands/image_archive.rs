@@ -75,7 +75,7 @@ pub(crate) fn save(context: &Context, args: &Save) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// Whoever closed the pipe knows.
+/// Converts an error of writing to standard output; a closed pipe is reported as for all other output.
 fn of_stdout(error: gantry_engine::ImageSaveError) -> Failure {
     match error {
         gantry_engine::ImageSaveError::Export(gantry_engine::ExportError::Write(source)) => failure::output(source),
@@ -83,11 +83,11 @@ fn of_stdout(error: gantry_engine::ImageSaveError) -> Failure {
     }
 }
 
-/// Writes beside the file and renames: what is there stays until the archive is whole.
+/// Writes a temporary file and renames it, so that an existing file stays until the archive is complete.
 fn save_to_file(engine: &Engine, references: &[ImageRef], format: ArchiveFormat, path: &Path) -> Result<(), Failure> {
     let failed = || failure::io("write", path.display().to_string());
     if path.exists() && !path.is_file() {
-        // A device or FIFO is written itself.
+        // Write directly to a device or FIFO.
         let mut file = File::options().write(true).open(path).map_err(failed())?;
         return Ok(engine.image_save(references, format, &mut file)?);
     }
@@ -100,13 +100,13 @@ fn save_to_file(engine: &Engine, references: &[ImageRef], format: ArchiveFormat,
         std::fs::rename(&temporary, path).map_err(failed())
     });
     if saved.is_err() {
-        // The first failure is the one that is told.
+        // Report the first failure.
         let _ = std::fs::remove_file(&temporary);
     }
     saved
 }
 
-/// Reads an archive into the store: `gantry fetch` of it, as docker spells that.
+/// Imports an archive into the store: docker's spelling of `gantry fetch` for archives.
 pub(crate) fn load(context: &Context, args: &Load) -> Result<u8, Failure> {
     let reference = args.input.as_ref().map_or(ImageRef::Stdin, |path| ImageRef::Path(path.clone()));
     if reference == ImageRef::Stdin && io::stdin().is_terminal() {

@@ -50,7 +50,7 @@ pub(crate) struct Logout {
     authfile: Option<PathBuf>,
 }
 
-/// Checks credentials at a registry and files them.
+/// Checks credentials with a registry and stores them.
 pub(crate) fn login(context: &Context, args: &Login) -> Result<u8, Failure> {
     let host = login::registry_host(&args.registry)?;
     if args.password_stdin && args.username.is_none() {
@@ -84,7 +84,7 @@ pub(crate) fn login(context: &Context, args: &Login) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// Removes filed credentials.
+/// Removes stored credentials.
 pub(crate) fn logout(context: &Context, args: &Logout) -> Result<u8, Failure> {
     let host = args.registry.as_deref().map(login::registry_host).transpose()?;
     let config = context.options()?.fetch;
@@ -116,7 +116,7 @@ fn from_stdin() -> Result<String, Failure> {
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-/// Asks at the terminal.
+/// Prompts on the terminal.
 fn ask(prompt: &str, secret: bool) -> Result<String, Failure> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {

@@ -22,7 +22,7 @@ pub(crate) struct Port {
     port: Option<Asked>,
 }
 
-/// A port of the pod; of TCP where no protocol is said.
+/// Parses a port of the pod; the protocol defaults to TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Asked {
     port: u16,
@@ -41,7 +41,7 @@ pub(crate) fn port(context: &Context, args: &Port) -> Result<u8, Failure> {
     let engine = context.look()?;
     let id = crate::pods::find(&engine, &args.pod)?;
     let row = engine.status(id)?.row;
-    // Another pod may have the ports of one that has ended.
+    // Another pod may use the ports of an ended pod by now.
     let networks = if matches!(row.phase, Phase::Running { .. }) { row.networks.read()? } else { Vec::new() };
     let ports: Vec<&PodPort> = networks.iter().flat_map(|network| &network.ports).collect();
     let text = match args.port {

@@ -32,7 +32,7 @@ pub(crate) enum Volume {
     Prune(Prune),
 }
 
-/// Does it.
+/// Executes the subcommand.
 pub(crate) fn volume(context: &Context, volume: &Volume) -> Result<u8, Failure> {
     match volume {
         Volume::Create(args) => create(context, args),
@@ -176,7 +176,7 @@ fn rm(context: &Context, args: &Rm) -> Result<u8, Failure> {
     }))
 }
 
-/// Says which volumes go before the first of them does.
+/// Lists all volumes to be removed before removing the first.
 fn prune(context: &Context, args: &Prune) -> Result<u8, Failure> {
     let engine = context.open("volume prune")?;
     let unused = engine.volumes_unused()?;

@@ -15,32 +15,32 @@
 
 use gantry_model::ImageRef;
 
-/// What is known of a word that reads as an image.
+/// Result of looking up a word that could be the name of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// It is one.
+    /// The image exists.
     Image,
-    /// It is none, and cannot be fetched.
+    /// No such image exists, and it cannot be fetched.
     NoImage,
-    /// It is none in the store, and could be fetched from the default registry.
+    /// The store has no such image, but it could be fetched from the default registry.
     Fetchable,
 }
 
-/// What the form of a word says.
+/// Classification of a word by its form.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// It is an image.
+    /// The word is an image.
     Image,
-    /// It cannot be one.
+    /// The word cannot be an image.
     Command,
-    /// That depends on what exists.
+    /// The form does not decide it; look the word up.
     Either(ImageRef),
 }
 
 /// Names of files that are images, whether they exist or not.
 const ARCHIVES: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".aci"];
 
-/// What the word's form and the words behind it say.
+/// Classifies the word by its form and the words after it.
 pub(super) fn form(word: &str, behind: &[String]) -> Form {
     if behind.iter().any(|word| word == "--" || word == "---") {
         return Form::Image;
@@ -60,13 +60,13 @@ pub(super) fn form(word: &str, behind: &[String]) -> Form {
     }
 }
 
-/// The command line with `--` before the word at this place, as it could have been written.
+/// The command line with `--` inserted before the word at this index.
 pub(super) fn with_separator(verb: &str, words: &[String], at: usize) -> String {
     let (before, behind) = words.split_at(at.min(words.len()));
     let mut line = vec![format!("gantry {verb}")];
     line.extend(before.iter().map(|word| quoted(word)));
     line.push("--".to_owned());
-    // The first words show where the separator goes; a script of a screen would hide it.
+    // Show only the first words, so that a long script as an argument does not hide the separator.
     line.extend(behind.iter().take(3).map(|word| quoted(word)));
     if behind.len() > 3 {
         line.push("…".to_owned());

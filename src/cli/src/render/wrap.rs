@@ -1,11 +1,11 @@
 //! Wraps text to a width.
 
-/// Help is never wider, however wide the terminal is.
+/// Maximum width of help, even on a wider terminal.
 const MAX_WIDTH: usize = 100;
-/// Nor narrower: words would not fit.
+/// Minimum width of help, so that words fit.
 const MIN_WIDTH: usize = 40;
 
-/// How wide help is here: as the terminal, within limits.
+/// The width of help: that of the terminal, within the limits.
 pub(crate) fn help_width() -> usize {
     crate::terminal::size().map_or(MAX_WIDTH, |size| usize::from(size.ws_col).clamp(MIN_WIDTH, MAX_WIDTH))
 }

@@ -11,7 +11,7 @@ use crate::settings::Config;
 
 const LOGIN: &str = "the login";
 
-/// Tries `credentials` at the registry `host`. False when it asks for none, so that they could not be checked.
+/// Checks `credentials` with the registry `host`. False if the registry asks for none, so that they are unchecked.
 ///
 /// # Errors
 /// [`RegistryError`]: it cannot be reached, or it does not accept them.
@@ -27,7 +27,7 @@ pub fn check_login(
     registry.retried(|| check_once(&registry))
 }
 
-/// Asks for the top of the API, which every registry protects that protects anything.
+/// Requests the root of the API, which every registry with authentication protects.
 fn check_once(registry: &Registry<'_>) -> Result<bool, RegistryError> {
     let origin = registry.origin()?;
     let url = origin.at("/v2/".to_owned());

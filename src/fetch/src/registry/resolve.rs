@@ -6,7 +6,7 @@ use ureq::unversioned::transport::NextTimeout;
 
 use super::url::is_metadata;
 
-/// Resolves names, and refuses what a hostile name may resolve to.
+/// Resolves names, and rejects addresses that a hostile name may resolve to.
 #[derive(Debug)]
 pub(crate) struct Guard {
     /// Link-local addresses are accepted.

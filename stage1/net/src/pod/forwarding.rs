@@ -148,7 +148,7 @@ impl<'a> Forwarding<'a> {
     pub(super) fn restore(&self) -> Result<()> {
         for version in Version::ALL {
             let Some(earlier) = self.earlier(version)? else {
-                // Of another boot, or damaged: there is nothing to go back to.
+                // Saved in another boot, or damaged: there is nothing to restore.
                 self.state.remove(version.file())?;
                 continue;
             };
@@ -204,7 +204,7 @@ impl<'a> Forwarding<'a> {
         let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
         let links = socket.links().map_err(NetworkError::link("list the interfaces"))?;
         let others = |link: &&Link| link.group == INTERFACE_GROUP && !native::is_bridge_of(link, &self.host.state_dir);
-        // The kernel removes the cables of pods that have just ended by and by.
+        // The kernel removes the veth pairs of ended pods with a delay.
         let own = |link: &Link| {
             detach::pod_of(link).is_some_and(|pod| Path::new(&self.host.pods_dir).join(pod).symlink_metadata().is_ok())
         };
@@ -226,7 +226,7 @@ fn restore(version: Version, earlier: &Earlier) -> crate::netlink::Result<()> {
         let switch = format!("{}/{name}/accept_ra", version.conf());
         match Sysctl::Other(&switch).get() {
             Ok(value) if value == "2" => be_if_there(Sysctl::Other(&switch), "1")?,
-            // It is gone, or somebody has said something else since.
+            // The interface is gone, or its setting was changed since.
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),

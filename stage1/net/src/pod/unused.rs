@@ -30,7 +30,7 @@ pub const LINGER: Duration = Duration::from_millis(200);
 /// How long the process of a supervisor waits for the lock of the links. A pod that begins holds it while plugins run.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What pods that were detached by this process shared with others, which may be unused now.
+/// Shared resources of the pods that this process detached, which may be unused now.
 #[derive(Debug)]
 pub struct Left {
     host: Host,
@@ -105,7 +105,7 @@ impl Left {
             return Ok(());
         }
         let now = boot()?;
-        // Without its directory there is no lock to wait for: the whole gantry was removed.
+        // Without the directory there is no lock: the data directory was removed.
         let state = StateDir::find(&self.host)?;
         let _locked = match state.as_ref().map(|state| state.lock(Lock::Links, false, patience)).transpose() {
             Err(NetworkError::Locked { .. }) => return Ok(()),

@@ -18,11 +18,11 @@ impl Candidate {
     }
 }
 
-/// What can stand there.
+/// The candidates for a position.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) candidates: Vec<Candidate>,
-    /// Names of files fit, too.
+    /// Whether file names are candidates, too.
     pub(super) files: bool,
 }
 
@@ -35,7 +35,7 @@ impl Answer {
         Self { candidates: Vec::new(), files: true }
     }
 
-    /// What begins as typed, each word once.
+    /// Keeps the candidates with the typed prefix, without duplicates.
     fn that_begin(mut self, typed: &str) -> Self {
         self.candidates.retain(|candidate| candidate.value.starts_with(typed));
         let mut seen = std::collections::BTreeSet::new();
@@ -43,7 +43,7 @@ impl Answer {
         self
     }
 
-    /// The same words behind what stands before them on the line.
+    /// Puts a prefix in front of each candidate.
     fn behind(mut self, before: &str) -> Self {
         for candidate in &mut self.candidates {
             candidate.value.insert_str(0, before);
@@ -73,7 +73,7 @@ pub(super) fn candidates(words: &[String], known: &dyn Known) -> Answer {
     let mut parent = root;
     let mut path: Vec<String> = Vec::new();
     let mut rest = before;
-    // As far as there are commands of commands.
+    // Descend into subcommands.
     while let Some(at) = first_word(rest) {
         let group = path.last().map_or("", String::as_str);
         let Ok(name) = command_words::complete(&parent, group, &rest[at]) else { return Answer::default() };
@@ -95,7 +95,7 @@ pub(super) fn candidates(words: &[String], known: &dyn Known) -> Answer {
     of_command(&path.join(" "), &parent, rest, typed, known)
 }
 
-/// Where the first word stands that is neither a global flag nor the value of one.
+/// The index of the first word that is neither a global flag nor the value of one.
 fn first_word(words: &[String]) -> Option<usize> {
     let mut at = 0;
     while let Some(word) = words.get(at) {
@@ -115,7 +115,7 @@ fn first_word(words: &[String]) -> Option<usize> {
 fn of_command(name: &str, command: &clap::Command, before: &[String], typed: &str, known: &dyn Known) -> Answer {
     let flags = if matches!(name, "run" | "prepare") { grammar_flags() } else { flags(command) };
     if before.iter().any(|word| word == "--") {
-        // The arguments of an app: what they are is the app's.
+        // Arguments of an app cannot be completed.
         return Answer::files();
     }
     let value_of = |flag: &Flag, value: &str| {
@@ -171,7 +171,7 @@ fn words_of<'a>(flags: &[Flag], before: &'a [String]) -> Vec<&'a str> {
     words
 }
 
-/// What a word of the command can be that is no flag.
+/// Candidates for a positional argument of the command.
 fn positional(name: &str, words: &[&str], known: &dyn Known) -> Answer {
     let is = |phases: &'static [&str]| move |pod: &Pod| phases.contains(&pod.phase);
     match (name, words.len()) {

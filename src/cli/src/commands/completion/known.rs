@@ -5,7 +5,7 @@ use gantry_model::query::PodQuery;
 use crate::context::Context;
 use crate::failure::Failure;
 
-/// A pod, as far as completion tells of it.
+/// The data of a pod that completion shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pod {
     pub(super) id: String,
@@ -14,7 +14,7 @@ pub(super) struct Pod {
     pub(super) image: String,
 }
 
-/// What can be named. Nothing, where it cannot be found out: completion has nowhere to complain.
+/// The names on this host. Empty if they cannot be read, because completion cannot report errors.
 pub(super) trait Known {
     /// The pods, newest first.
     fn pods(&self) -> Vec<Pod>;
@@ -26,7 +26,7 @@ pub(super) trait Known {
     fn volumes(&self) -> Vec<String>;
 }
 
-/// What the store knows.
+/// Reads the names from the store.
 pub(super) struct Store<'a>(&'a Context);
 
 impl<'a> Store<'a> {

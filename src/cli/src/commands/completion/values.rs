@@ -31,7 +31,7 @@ pub(super) fn values(command: &str, name: &str, hint: &str, typed: &str, known: 
     }
 }
 
-/// docker's hand writes capabilities without their prefix.
+/// docker users write capabilities without the `CAP_` prefix.
 fn short(name: &str) -> String {
     name.strip_prefix("CAP_").unwrap_or(name).to_owned()
 }
