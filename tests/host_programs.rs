@@ -61,7 +61,7 @@ struct Target {
     image: String,
 }
 
-/// Lets the attacker open the programs of other users' processes.
+/// Lets the attacker open the programs of processes other than its own.
 const TRACE: &str = "--cap-add=CAP_SYS_PTRACE";
 
 impl Target {

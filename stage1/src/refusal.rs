@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::failure::failure;
 use crate::program::{self, Unexecutable};
 
-/// What a process does once its filter is loaded.
+/// The steps of a process after its filter is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// The carrier of an exec forks the process that becomes the program.
@@ -31,12 +31,12 @@ const STEPS: [Step; 4] = [Step::Fork, Step::Session, Step::Filter, Step::Execve]
 /// The first byte of a step and an error number; no text begins with it.
 const MARK: u8 = 0;
 
-/// Says in words why a program is not executed.
+/// Sends the reason why a program is not executed, as text.
 pub(crate) fn tell(channel: impl AsFd, why: &Unexecutable) {
     let _ = rustix::io::write(channel, format!("{}\t{}", why.kind, why.message).as_bytes());
 }
 
-/// Says which step failed. It allocates nothing.
+/// Sends the failed step, without allocating.
 pub(crate) fn tell_step(channel: impl AsFd, step: Step, error: &io::Error) {
     let [a, b, c, d] = error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
     let _ = rustix::io::write(channel, &[MARK, step as u8, a, b, c, d]);
@@ -57,7 +57,7 @@ fn of_step(step: Option<Step>, errno: Errno, program: &str) -> Failure {
     let shown = gantry_model::id::shown(program);
     let what = match step {
         Some(Step::Execve) if errno == Errno::NOENT => {
-            // The file is there (it was just found): what is missing is what it names.
+            // The file exists (it was just found), so its interpreter is missing.
             let why = "the interpreter or loader it names is not in the image";
             return failure(ErrorKind::CommandNotFound, format!("cannot execute '{shown}': {why}"));
         }

@@ -33,7 +33,7 @@ use crate::nft::{Confined, INTERFACE_GROUP};
 /// How long to wait for another first pod to record the setting: it reads a few files.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a host was before gantry switched forwarding on for an IP version.
+/// The host's settings before gantry enabled forwarding for an IP version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Earlier {
     /// The boot and the network namespace (device and inode) it is true within.
@@ -100,8 +100,8 @@ impl<'a> Forwarding<'a> {
         Self { host, state, boot }
     }
 
-    /// Records the host's setting for each IP version that is about to be switched on. Of several first pods only one records it:
-    /// another could look when the switch is on already.
+    /// Saves the host's settings for the IP versions that need forwarding and do not have it yet. Several first pods may start at
+    /// once: only one saves them, because another could read them after forwarding was enabled.
     pub(super) fn note(&self, needed: Families) -> Result<()> {
         for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
             if self.is_to_be_recorded(version)? {
@@ -120,7 +120,7 @@ impl<'a> Forwarding<'a> {
         Ok(self.is_on(version)? == Some(false) && self.earlier(version)?.is_none())
     }
 
-    /// For which IP versions the host is to forward for pods alone.
+    /// The IP versions for which the host forwards for pods only.
     pub(super) fn confined(&self) -> Result<Confined> {
         Ok(Confined { v4: self.is_for_pods_alone(Version::V4)?, v6: self.is_for_pods_alone(Version::V6)? })
     }
@@ -129,7 +129,7 @@ impl<'a> Forwarding<'a> {
         Ok(self.earlier(version)?.is_some_and(|earlier| earlier.forwarding.is_empty()))
     }
 
-    /// Switches forwarding on where it is off. The tables are as they are to be.
+    /// Enables forwarding where it is off. The firewall rules must be installed already.
     pub(super) fn switch_on(&self, needed: Families) -> Result<()> {
         for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
             if self.is_on(version)? == Some(false) {
@@ -171,7 +171,7 @@ impl<'a> Forwarding<'a> {
         }
     }
 
-    /// What is written down that is true within this boot and network namespace.
+    /// The saved settings, if they are of this boot and network namespace.
     fn earlier(&self, version: Version) -> Result<Option<Earlier>> {
         let Some(text) = self.state.small(version.file())? else { return Ok(None) };
         let earlier: Option<Earlier> = serde_json::from_slice(&text).ok();
@@ -199,7 +199,7 @@ impl<'a> Forwarding<'a> {
         read().map_err(looked)
     }
 
-    /// Whether there are interfaces of another gantry here.
+    /// Whether another gantry installation has interfaces here.
     fn others_have_pods(&self) -> Result<bool> {
         let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
         let links = socket.links().map_err(NetworkError::link("list the interfaces"))?;

@@ -24,7 +24,7 @@ pub(super) fn user_of(address: IpAddr, port: u16, protocol: Protocol) -> Option<
     let read = |file: &&str| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
     let mut sockets: Vec<Listed> = files.iter().flat_map(|file| parse(&read(file))).collect();
     sockets.retain(|socket| socket.port == port && overlap(socket.address, address));
-    // A listener is more of an answer than one of its connections.
+    // Prefer a listening socket to one of its connections.
     sockets.sort_by_key(|socket| !socket.listens);
     sockets.iter().find_map(|socket| process_with(socket.inode))
 }
@@ -38,7 +38,7 @@ struct Listed {
     inode: u64,
 }
 
-/// The sockets of a file; lines that are none (the header) are passed over.
+/// The sockets in a file; the header is skipped.
 fn parse(text: &str) -> Vec<Listed> {
     let line = |line: &str| {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -63,7 +63,7 @@ fn address(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// Whether sockets on both addresses are in each other's way. `::` takes IPv4 too, unless it says otherwise.
+/// Whether sockets on both addresses conflict. `::` includes IPv4, unless the socket is IPv6-only.
 fn overlap(one: IpAddr, other: IpAddr) -> bool {
     one == other || one.is_unspecified() || other.is_unspecified()
 }
