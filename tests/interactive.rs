@@ -71,6 +71,23 @@ fn a_terminal_without_input() {
     assert!([5, 143].contains(&left.code) && left.is_restored, "{left:?}");
 }
 
+/// httpd and nginx stop on SIGWINCH, which the kernel sends to gantry when the user resizes the window.
+#[test]
+fn resizing_is_no_signal_to_an_app_without_a_terminal() {
+    let g = Gantry::new();
+    let terminal = run(&g, &[], &["ignore", "USR1", "USR2", "WINCH", "40"]);
+    terminal.wait_for("ignoring");
+    terminal.resize(50, 132);
+    // Signals are passed on in order of their numbers; SIGWINCH would be passed on before the second one is taken.
+    for (signal, name) in [(Signal::USR1, "SIGUSR1"), (Signal::USR2, "SIGUSR2")] {
+        terminal.signal(signal);
+        terminal.wait_for(&format!("got {name}"));
+    }
+    assert!(!terminal.output().contains("SIGWINCH"), "{}", terminal.output());
+    terminal.signal(Signal::TERM);
+    assert_eq!(terminal.wait().code, 143);
+}
+
 #[test]
 fn ctrl_c_without_a_terminal_of_the_apps_stops_the_pod() {
     let g = Gantry::new();
