@@ -21,12 +21,15 @@ use crate::{reexec, sys};
 /// The longest request, in bytes.
 const MOST_REQUEST: u64 = 1 << 20;
 
+/// How long to wait for the lock of the links: pods that end hold it for a moment each.
+const LINKS_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Takes the request from stdin, does what it says, answers.
 pub(crate) fn run() -> ExitCode {
     let answer = prepare().and_then(|()| fulfil(&read()?));
-    // The engine waits for the answer and holds the lock of the dead pod: a lock that another pod's plugins hold is not waited
-    // for. What is left, also after a failure, is removed by gc.
-    unused::take().iter().for_each(|left| drop(left.remove(Duration::ZERO)));
+    // The engine waits for the answer and holds the lock of the dead pod, so plugins of another pod that hold the lock of the links
+    // are not waited for. What is left, also after a failure, is removed by gc.
+    unused::take().iter().for_each(|left| drop(left.remove(LINKS_TIMEOUT)));
     say(&answer.unwrap_or_else(Answer::Failed))
 }
 
