@@ -67,23 +67,30 @@ pub(crate) fn reset() -> Result<()> {
 }
 
 /// Begins a session, without a terminal. setsid(2) refuses a process that leads a process group, as this one does so that a
-/// terminal's signals miss it while it starts: it joins the group of the engine first. If the engine was killed meanwhile the
-/// parent is in another session (EPERM); then a child goes on, whose number is no group's.
+/// terminal's signals miss it while it starts: it joins the group of the engine first, or that of a child. The engine's group
+/// cannot be joined if it has no number in this PID namespace, or if the engine was killed meanwhile.
 fn leave_session() -> Result<()> {
     let what = || "cannot leave the session of the caller";
     if rustix::process::getpgrp() == rustix::process::getpid() {
-        let joined = rustix::process::getpgid(rustix::process::getppid())
-            .and_then(|engine| rustix::process::setpgid(None, Some(engine)));
-        match joined {
-            Err(Errno::PERM) => {
-                if let sys::Fork::Parent(_) = sys::fork(0).attempt(what)? {
-                    sys::exit_now(0);
-                }
-            }
-            other => other.attempt(what)?,
+        let joined = sys::group_of_parent().map(|group| rustix::process::setpgid(None, Some(group)));
+        if !matches!(joined, Some(Ok(()))) {
+            join_group_of_child().attempt(what)?;
         }
     }
     rustix::process::setsid().attempt(what).map(drop)
+}
+
+/// A group stays while its leader is not reaped.
+fn join_group_of_child() -> io::Result<()> {
+    match sys::fork(0)? {
+        sys::Fork::Child => sys::exit_now(0),
+        sys::Fork::Parent(child) => {
+            let joined = rustix::process::setpgid(Some(child), Some(child))
+                .and_then(|()| rustix::process::setpgid(None, Some(child)));
+            rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())?;
+            Ok(joined?)
+        }
+    }
 }
 
 /// Without keyrings (ENOSYS), or under a filter that refuses them to this process and so to all its children (EPERM), there is

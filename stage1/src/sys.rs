@@ -50,6 +50,17 @@ pub(crate) fn fork(namespaces: libc::c_int) -> io::Result<Fork> {
     }
 }
 
+/// The process group of the parent; `None` where it has no number in this PID namespace, or is the kernel's own (0). rustix
+/// takes both for impossible.
+pub(crate) fn group_of_parent() -> Option<Pid> {
+    // SAFETY: both calls take and give numbers only.
+    let (parent, group) = unsafe {
+        let parent = libc::getppid();
+        (parent, libc::getpgid(parent))
+    };
+    if parent > 0 && group > 0 { Pid::from_raw(group) } else { None }
+}
+
 /// Ends this process without running destructors or flushing: what a forked child must do.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: _exit has no preconditions and does not return.
