@@ -130,14 +130,20 @@ impl<'a> Forwarding<'a> {
     }
 
     /// Enables forwarding where it is off. The firewall rules must be installed already.
+    ///
+    /// Even the first look is taken under the lock: a write in progress shows in `ip_forward` before any interface forwards.
     pub(super) fn switch_on(&self, needed: Families) -> Result<()> {
+        if needed == Families::default() {
+            return Ok(());
+        }
+        let _locked = self.state.lock(Lock::Forwarding, false, LOCK_TIMEOUT)?;
         for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
             if self.is_on(version)? == Some(false) {
                 if version == Version::V6 {
                     let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
                     listen_to_routers(&mut socket).map_err(NetworkError::link("keep listening to routers"))?;
                 }
-                version.switch().set("1").map_err(NetworkError::link("switch forwarding on"))?;
+                enable(version).map_err(NetworkError::link("switch forwarding on"))?;
             }
         }
         Ok(())
@@ -212,6 +218,28 @@ impl<'a> Forwarding<'a> {
     }
 }
 
+/// Writes the setting until the interfaces follow it.
+///
+/// Where two programs write `ip_forward` at once, the kernel can lose the effect: `devinet_sysctl_forward` stores the value,
+/// restores the old one if it does not get the RTNL lock, and a write that sees the value of another changes no interface.
+/// The lock keeps gantry's writes apart; podman, docker and others write without it. `conf/default` follows each effective
+/// write.
+fn enable(version: Version) -> crate::netlink::Result<()> {
+    let default = format!("{}/default/forwarding", version.conf());
+    for attempt in 0..ENABLE_ATTEMPTS {
+        if attempt > 0 {
+            version.switch().set("0")?;
+        }
+        version.switch().set("1")?;
+        if Sysctl::Other(&default).get()? != "0" {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// How often to enable forwarding while other programs write the setting.
+const ENABLE_ATTEMPTS: u32 = 8;
 const ACCEPT_REDIRECTS: &str = "ipv4/conf/all/accept_redirects";
 
 fn restore(version: Version, earlier: &Earlier) -> crate::netlink::Result<()> {
@@ -255,4 +283,44 @@ fn here() -> Result<(u64, u64)> {
     let namespace = Namespace::own().map_err(NetworkError::link(doing))?;
     let stat = rustix::fs::fstat(namespace.as_fd()).map_err(NetworkError::errno(doing))?;
     Ok((stat.st_dev, stat.st_ino))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::tests::support::Net;
+    use crate::pod::state::tests::host;
+
+    /// Namespaces in which first pods start at once, and how many start in each.
+    const ROUNDS: usize = 60;
+    const PODS: usize = 8;
+
+    #[test]
+    fn interfaces_forward_after_many_enable_forwarding_at_once() {
+        for round in 0..ROUNDS {
+            let net = Net::new();
+            let temp = tempfile::tempdir().unwrap();
+            let host = host(temp.path());
+            let state = StateDir::open(&host).unwrap();
+            let enter = |work: &dyn Fn()| net.namespace.enter(|| Ok(work())).unwrap();
+            enter(&|| Version::ALL.iter().for_each(|version| version.switch().set("0").unwrap()));
+            let begin = std::sync::Barrier::new(PODS);
+            std::thread::scope(|scope| {
+                for _ in 0..PODS {
+                    scope.spawn(|| {
+                        let forwarding = Forwarding::new(&host, &state, "boot");
+                        enter(&|| {
+                            begin.wait();
+                            forwarding.switch_on(Families { v4: true, v6: true }).unwrap();
+                            // Each pod starts its apps now.
+                            for version in Version::ALL {
+                                let forwards = Sysctl::Other(&format!("{}/lo/forwarding", version.conf())).get();
+                                assert_eq!(forwards.unwrap(), "1", "round {round}: {version:?}");
+                            }
+                        });
+                    });
+                }
+            });
+        }
+    }
 }

@@ -265,10 +265,11 @@ fn gone(result: rustix::io::Result<()>) -> rustix::io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn host(dir: &Path) -> Host {
+    /// A host with its files in this directory.
+    pub(in crate::pod) fn host(dir: &Path) -> Host {
         Host {
             state_dir: dir.join("net").display().to_string(),
             pods_dir: dir.join("pods").display().to_string(),
