@@ -302,7 +302,13 @@ mod tests {
             let temp = tempfile::tempdir().unwrap();
             let host = host(temp.path());
             let state = StateDir::open(&host).unwrap();
-            let enter = |work: &dyn Fn()| net.namespace.enter(|| Ok(work())).unwrap();
+            let enter = |work: &dyn Fn()| {
+                let entered = net.namespace.enter(|| {
+                    work();
+                    Ok(())
+                });
+                entered.unwrap();
+            };
             enter(&|| Version::ALL.iter().for_each(|version| version.switch().set("0").unwrap()));
             let begin = std::sync::Barrier::new(PODS);
             std::thread::scope(|scope| {
