@@ -365,7 +365,7 @@ fn libraries_do_not_print() {
         "src/resolver/",
         "proto/src/",
         "store/",
-        "stage1/contract/",
+        "src/contract/",
         "stage1/net/src/",
     ];
     let mut found = Vec::new();
