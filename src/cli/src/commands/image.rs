@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use gantry_engine::{ImageGc, ImageRemoved, ImageRow, Swept};
 use gantry_model::{ImageRef, Timestamp};
-use serde::Serialize;
 
 use crate::context::{self, Context};
 use crate::exit::{self, Asking};
 use crate::failure::Failure;
-use crate::render::json::{self, At, Text};
+use crate::render::image::ImageListJson;
+use crate::render::json;
 use crate::render::table::Table;
 use crate::render::{Form, Output, escape, size, time};
 
@@ -64,34 +64,6 @@ pub(crate) struct List {
     output: Output,
 }
 
-/// An image as JSON. The names of the fields are a promise.
-#[derive(Serialize)]
-struct Document<'a> {
-    id: Text<&'a gantry_model::ImageId>,
-    names: &'a [String],
-    format: &'static str,
-    size: u64,
-    disk_size: u64,
-    layers: usize,
-    imported: At,
-    last_used: At,
-}
-
-impl<'a> Document<'a> {
-    fn of(row: &'a ImageRow, disk_size: u64) -> Self {
-        Self {
-            id: Text(&row.id),
-            names: &row.names,
-            format: row.format.as_str(),
-            size: row.size,
-            disk_size,
-            layers: row.layers.len(),
-            imported: At(row.imported),
-            last_used: At(row.last_used),
-        }
-    }
-}
-
 /// Lists images.
 pub(crate) fn list(context: &Context, args: &List) -> Result<u8, Failure> {
     let engine = context.look()?;
@@ -106,7 +78,7 @@ pub(crate) fn list(context: &Context, args: &List) -> Result<u8, Failure> {
             images.iter().try_for_each(|row| writeln!(out, "{}", shown_id(row, args.output.full)))
         }
         Form::Table => table(out, with_sizes(), &args.output, width, gantry_engine::now()),
-        form => json::items(out, form, with_sizes().map(|(row, size)| Document::of(row, size))),
+        form => json::items(out, form, with_sizes().map(|(row, size)| ImageListJson::from_row(row, size))),
     })?;
     Ok(exit::OK)
 }

@@ -1,16 +1,15 @@
 //! `gantry image inspect` and `gantry image history`.
 
-use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use gantry_engine::{HistoryStep, ImageDetails, LayerDetails};
+use gantry_engine::{HistoryStep, ImageDetails};
 use gantry_model::{ImageRef, Timestamp};
-use serde::Serialize;
 
 use crate::context::Context;
 use crate::exit;
 use crate::failure::Failure;
-use crate::render::json::{self, At, Text};
+use crate::render::image::{HistoryStepJson, ImageInspectJson, disk_size};
+use crate::render::json;
 use crate::render::table::Table;
 use crate::render::{Form, Output, escape, size, time};
 
@@ -35,81 +34,6 @@ pub(crate) struct History {
     output: Output,
 }
 
-/// An image as JSON. The names of the fields are a promise.
-#[derive(Serialize)]
-struct Document<'a> {
-    id: Text<&'a gantry_model::ImageId>,
-    names: &'a [String],
-    format: &'static str,
-    os: &'a str,
-    architecture: &'a str,
-    variant: Option<&'a str>,
-    created: Option<&'a str>,
-    author: Option<&'a str>,
-    imported: At,
-    last_used: At,
-    size: u64,
-    disk_size: u64,
-    user: Option<&'a str>,
-    working_dir: Option<&'a str>,
-    entrypoint: &'a [String],
-    cmd: &'a [String],
-    env: Vec<String>,
-    exposed_ports: &'a [String],
-    volumes: &'a [String],
-    stop_signal: Option<&'a str>,
-    labels: &'a BTreeMap<String, String>,
-    layers: Vec<Layer<'a>>,
-}
-
-#[derive(Serialize)]
-struct Layer<'a> {
-    diff_id: Text<&'a gantry_model::Digest>,
-    blob: Text<&'a gantry_model::Digest>,
-    size: u64,
-    entries: u64,
-}
-
-impl<'a> Layer<'a> {
-    fn of(layer: &'a LayerDetails) -> Self {
-        Self { diff_id: Text(&layer.diff_id), blob: Text(&layer.blob), size: layer.size, entries: layer.entries }
-    }
-}
-
-impl<'a> Document<'a> {
-    fn of(image: &'a ImageDetails) -> Self {
-        let (row, config) = (&image.row, &image.config);
-        Self {
-            id: Text(&row.id),
-            names: &row.names,
-            format: row.format.as_str(),
-            os: &config.os,
-            architecture: &config.architecture,
-            variant: config.variant.as_deref(),
-            created: image.created.as_deref(),
-            author: image.author.as_deref(),
-            imported: At(row.imported),
-            last_used: At(row.last_used),
-            size: row.size,
-            disk_size: disk_size(image),
-            user: config.user.as_deref(),
-            working_dir: config.working_dir.as_deref(),
-            entrypoint: &config.entrypoint,
-            cmd: &config.cmd,
-            env: config.env.iter().map(|(name, value)| format!("{name}={value}")).collect(),
-            exposed_ports: &config.exposed_ports,
-            volumes: &config.volumes,
-            stop_signal: image.stop_signal.as_deref(),
-            labels: &config.labels,
-            layers: image.layers.iter().map(Layer::of).collect(),
-        }
-    }
-}
-
-fn disk_size(image: &ImageDetails) -> u64 {
-    image.layers.iter().fold(0, |sum, layer| sum.saturating_add(layer.size))
-}
-
 /// Shows images: as lines of KEY=VALUE, or as a JSON array.
 pub(crate) fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
     let engine = context.look()?;
@@ -124,7 +48,7 @@ pub(crate) fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> 
             }
             lines(out, image)
         }),
-        form => json::items(out, form, found.iter().map(Document::of)),
+        form => json::items(out, form, found.iter().map(ImageInspectJson::from)),
     })?;
     Ok(exit::OK)
 }
@@ -157,15 +81,6 @@ fn lines(out: &mut dyn Write, image: &ImageDetails) -> io::Result<()> {
     image.layers.iter().try_for_each(|layer| line("layer", &format!("{},{}", layer.diff_id, size::human(layer.size))))
 }
 
-/// A step as JSON. The names of the fields are a promise.
-#[derive(Serialize)]
-struct Step<'a> {
-    created: Option<&'a str>,
-    created_by: &'a str,
-    comment: &'a str,
-    layer: Option<Layer<'a>>,
-}
-
 /// Shows the steps that made an image, the newest first.
 pub(crate) fn history(context: &Context, args: &History) -> Result<u8, Failure> {
     let image = context.look()?.image_inspect(&args.image.parse::<ImageRef>()?)?;
@@ -175,18 +90,9 @@ pub(crate) fn history(context: &Context, args: &History) -> Result<u8, Failure> 
             steps().filter_map(|step| step.layer.as_ref()).try_for_each(|layer| writeln!(out, "{}", layer.diff_id))
         }
         Form::Table => table(out, steps(), &args.output, gantry_engine::now()),
-        form => json::items(out, form, steps().map(step_document)),
+        form => json::items(out, form, steps().map(HistoryStepJson::from)),
     })?;
     Ok(exit::OK)
-}
-
-fn step_document(step: &HistoryStep) -> Step<'_> {
-    Step {
-        created: step.created.as_deref(),
-        created_by: &step.created_by,
-        comment: &step.comment,
-        layer: step.layer.as_ref().map(Layer::of),
-    }
 }
 
 fn table<'a>(

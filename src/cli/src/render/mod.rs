@@ -1,6 +1,7 @@
 //! How things are shown: tables for people, JSON for programs. Pure but for the writing itself.
 
 pub(crate) mod escape;
+pub(crate) mod image;
 pub(crate) mod json;
 pub(crate) mod network;
 pub(crate) mod pod;
