@@ -19,7 +19,7 @@ def gantry(world, stack, build):
 
 
 def low_level(world, stack, tool, runner):
-    """crun and runc: the same commands."""
+    """crun, runc and youki: the same commands."""
     name, base = f"bench-exec-{tool}", world.low_level(tool)
     directory = world.bundle(f"exec-{tool}", "sleep", "forever")
     stack.callback(runner.run, [*base, "delete", "--force", name])
@@ -28,19 +28,19 @@ def low_level(world, stack, tool, runner):
 
 
 def podman(world, stack):
-    made = world.runner.text([*world.podman.run_args("--detach", "--entrypoint", APP), world.reference,
+    made = world.peer_runner.text([*world.podman.run_args("--detach", "--entrypoint", APP), world.reference,
                               "sleep", "forever"])
-    stack.callback(world.runner.run, world.podman.command("rm", "--force", "--time", "0", made))
+    stack.callback(world.peer_runner.run, world.podman.command("rm", "--force", "--time", "0", made))
     command = world.podman.command("exec", made, APP, "true")
-    return lambda _: world.runner.run(command)["ns"]
+    return lambda _: world.peer_runner.run(command)["ns"]
 
 
 def containerd(world, stack):
     name, ctr = "bench-exec", world.containerd
-    world.runner.run([*ctr.run_args("--detach", "--null-io"), world.reference, name, APP, "sleep", "forever"])
-    stack.callback(world.runner.run, ctr.command("containers", "delete", name))
-    stack.callback(world.runner.run, ctr.command("tasks", "delete", "--force", name), expect=None)
-    return lambda i: world.runner.run(ctr.command("tasks", "exec", "--exec-id", f"e{i}", name, APP, "true"))["ns"]
+    world.peer_runner.run([*ctr.run_args("--detach", "--null-io"), world.reference, name, APP, "sleep", "forever"])
+    stack.callback(world.peer_runner.run, ctr.command("containers", "delete", name))
+    stack.callback(world.peer_runner.run, ctr.command("tasks", "delete", "--force", name), expect=None)
+    return lambda i: world.peer_runner.run(ctr.command("tasks", "exec", "--exec-id", f"e{i}", name, APP, "true"))["ns"]
 
 
 def run(world):
@@ -50,14 +50,16 @@ def run(world):
         for suffix, build in world.builds().items():
             made["gantry exec" + suffix] = gantry(world, stack, build)
         if world.wants("crun"):
-            made["crun exec"] = low_level(world, stack, "crun", world.crun_runner)
+            made["crun exec"] = low_level(world, stack, "crun", world.bare_runner)
         if world.wants("runc"):
-            made["runc exec"] = low_level(world, stack, "runc", world.runner)
+            made["runc exec"] = low_level(world, stack, "runc", world.peer_runner)
+        if world.wants("youki"):
+            made["youki exec"] = low_level(world, stack, "youki", world.bare_runner)
         if world.wants("podman"):
             made["podman exec"] = podman(world, stack)
         if world.wants("containerd"):
             made["ctr tasks exec"] = containerd(world, stack)
         if not made:
-            raise Failed("exec: nobody takes part")
+            raise Failed("exec: no contender takes part")
         samples = alternate(made, world.options.rounds or 40, warm=3)
     return {name: summary(values) for name, values in samples.items()}

@@ -20,7 +20,7 @@ def program(name):
     """The absolute path of a program."""
     path = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if path is None:
-        raise Failed(f"{name} is not installed; `./dev setup bench` brings it")
+        raise Failed(f"{name} is not installed; `./dev setup bench` installs it")
     return path
 
 
@@ -35,18 +35,13 @@ def wait_for(fact, what, deadline=30.0):
 
 class Runner:
     """A process that starts and times commands (see runner.py). `prefix`: a command line that runs another, for other
-    namespaces.
-
-    With `hide_unified`, in a mount namespace of its own where the unified hierarchy of a hybrid cgroup setup is not
-    mounted: crun 1.8 refuses to run where a controller is in that hierarchy.
+    namespaces. `root`: the PeerRoot that the process chroots into; None for the host's.
     """
 
-    def __init__(self, hide_unified=False, prefix=()):
-        command = [*prefix, sys.executable, os.path.join(HERE, "runner.py")]
-        if hide_unified and os.path.ismount("/sys/fs/cgroup/unified"):
-            script = 'umount /sys/fs/cgroup/unified && exec "$@"'
-            command = [program("unshare"), "--mount", "--propagation", "private", "sh", "-c", script, "sh", *command]
-        # Answers that nobody has read, because an interrupt came while one was waited for.
+    def __init__(self, prefix=(), root=None):
+        command = [*prefix, sys.executable, os.path.join(HERE, "runner.py"), *([root.path] if root else [])]
+        self.root = root
+        # Replies not read yet: an interrupt can come between a request and its reply.
         self.unread = 0
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -58,9 +53,18 @@ class Runner:
         self.process.wait(timeout=60)
         self.process.stdout.close()
 
+    def program(self, name):
+        """The absolute path of a program, as the measuring process sees it."""
+        if self.root is None:
+            return program(name)
+        path = self.root.program(name)
+        if path is None:
+            raise Failed(f"{name} is not in {self.root.path}; `./dev setup peers` installs it")
+        return path
+
     def run(self, argv, deadline=120.0, keep=False, expect=0):
         """Runs `argv` to its end; its answer, or Failed when it did not exit with `expect` (None: any code)."""
-        argv = [program(argv[0]), *argv[1:]] if not argv[0].startswith("/") else list(argv)
+        argv = [self.program(argv[0]), *argv[1:]] if not argv[0].startswith("/") else list(argv)
         request = {"argv": argv, "deadline": deadline, "keep": keep}
         print(json.dumps(request), file=self.process.stdin, flush=True)
         self.unread += 1

@@ -67,9 +67,9 @@ def gantry(world):
 def podman(world):
     args = [*world.podman.run_args("--detach", "--entrypoint", APP), world.reference, "sleep", "forever"]
     return Pods(
-        lambda _: world.runner.text(args),
+        lambda _: world.peer_runner.text(args),
         lambda _, path: os.path.basename(path) == "conmon",
-        lambda pod: world.runner.run(world.podman.command("rm", "--force", "--time", "0", pod)))
+        lambda pod: world.peer_runner.run(world.podman.command("rm", "--force", "--time", "0", pod)))
 
 
 def containerd(world):
@@ -77,12 +77,12 @@ def containerd(world):
 
     def start(number):
         name = f"bench-memory-{number}"
-        world.runner.run([*ctr.run_args("--detach", "--null-io"), world.reference, name, APP, "sleep", "forever"])
+        world.peer_runner.run([*ctr.run_args("--detach", "--null-io"), world.reference, name, APP, "sleep", "forever"])
         return name
 
     def remove(name):
-        world.runner.run(ctr.command("tasks", "delete", "--force", name), expect=None)
-        world.runner.run(ctr.command("containers", "delete", name))
+        world.peer_runner.run(ctr.command("tasks", "delete", "--force", name), expect=None)
+        world.peer_runner.run(ctr.command("containers", "delete", name))
 
     return Pods(start, lambda _, path: os.path.basename(path).startswith("containerd-shim"), remove)
 
@@ -113,8 +113,8 @@ def run(world):
     makers = {"gantry": ("gantry-stage1", gantry), "podman": ("conmon (podman)", podman),
               "containerd": ("containerd's shim", containerd)}
     rows = {}
-    for who, (name, maker) in makers.items():
-        if world.wants(who):
+    for contender, (name, maker) in makers.items():
+        if world.wants(contender):
             before = set(processes())
             rows.update(measure(world, name, maker(world), before))
     if world.wants("containerd"):

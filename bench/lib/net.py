@@ -92,9 +92,13 @@ class Host:
 
     def podman(self):
         """podman with the fixture image; its id."""
-        podman = Podman(self.runner, self.work)
+        # In the namespaces of this host, and from there in the peers' root.
+        at = f"/proc/{self.runner.process.pid}/ns"
+        prefix = [program("nsenter"), f"--net={at}/net", f"--mount={at}/mnt"]
+        runner = self.stack.enter_context(self.world.peers.runner(prefix=prefix))
+        podman = Podman(runner, self.work)
         self.stack.callback(podman.stop)
-        return podman, self.runner.text(podman.command("pull", "--quiet", f"{self.image}:latest")).split()[-1]
+        return podman, runner.text(podman.command("pull", "--quiet", f"{self.image}:latest")).split()[-1]
 
 
 def without_plugins(stack, run, kept):
@@ -136,7 +140,7 @@ def contenders(world, host, kept):
         def run_podman(network):
             command = podman.command("run", "--network", network, "--log-driver", "k8s-file", *podman.limits, "--rm",
                                      "--entrypoint", APP, image_of_podman, "true")
-            return lambda _: host.runner.run(command)["ns"]
+            return lambda _: podman.runner.run(command)["ns"]
 
         made[PODMAN], made[PODMAN_NONE] = run_podman("bridge"), run_podman("none")
     return made

@@ -6,8 +6,6 @@ import subprocess
 
 from .measure import Failed
 
-SECCOMP = "/usr/share/containers/seccomp.json"
-
 # The default set of podman and docker.
 CAPS = [f"CAP_{name}" for name in (
     "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE NET_RAW SETFCAP SETGID SETPCAP SETUID"
@@ -20,7 +18,7 @@ MASKED = [
 READ_ONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
 
 
-def seccomp(path=SECCOMP, machine="amd64", caps=CAPS):
+def seccomp(path, machine="amd64", caps=CAPS):
     """The profile of containers-common as the `linux.seccomp` section of an OCI configuration.
 
     That file has conditions (capabilities, architectures) which a runtime does not know; they are decided here.
@@ -61,7 +59,7 @@ def mount(kind, target, options, source=None):
     return {"destination": target, "type": kind, "source": source or kind, "options": options}
 
 
-def configuration(root, argv, cgroup):
+def configuration(root, argv, cgroup, profile):
     """An OCI runtime configuration."""
     safe = ["nosuid", "noexec", "nodev"]
     return {
@@ -85,16 +83,16 @@ def configuration(root, argv, cgroup):
             "cgroupsPath": cgroup,
             "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")],
             "resources": {"devices": [{"allow": False, "access": "rwm"}]},
-            "maskedPaths": MASKED, "readonlyPaths": READ_ONLY, "seccomp": seccomp(),
+            "maskedPaths": MASKED, "readonlyPaths": READ_ONLY, "seccomp": seccomp(profile),
         },
     }
 
 
-def bundle(directory, root, argv, cgroup):
-    """Makes a bundle directory."""
+def bundle(directory, root, argv, cgroup, profile):
+    """Makes a bundle directory. `profile`: the path of containers-common's seccomp profile."""
     os.makedirs(directory)
     with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
-        json.dump(configuration(root, argv, cgroup), file)
+        json.dump(configuration(root, argv, cgroup, profile), file)
 
 
 def read_blob(layout, descriptor):

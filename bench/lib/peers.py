@@ -1,9 +1,10 @@
-"""Those we compare with, each in directories of its own below the bench's, each with the flags it needs to run here."""
+"""The peers of the comparison, each with its own directories below the benchmark's and the flags it needs to run here."""
 
 import os
 import subprocess
 
 from .measure import Failed, program, wait_for
+from .peer_root import PATH
 
 
 class Daemon:
@@ -11,9 +12,10 @@ class Daemon:
 
     def __init__(self, argv, log, env=None):
         self.log = log
+        argv = [program(argv[0]), *argv[1:]] if not argv[0].startswith("/") else argv
         with open(log, "wb") as out, open("/dev/null", "rb") as null:
             self.process = subprocess.Popen(
-                [program(argv[0]), *argv[1:]], stdin=null, stdout=out, stderr=out, env=env, start_new_session=True)
+                argv, stdin=null, stdout=out, stderr=out, env=env, start_new_session=True)
 
     def alive(self):
         """Raises when the program has ended by itself."""
@@ -87,7 +89,8 @@ class Registry:
 
 
 class Podman:
-    """podman with its own storage. runc and cgroupfs: crun does not run on hybrid cgroups, and no systemd is needed.
+    """podman with its own storage, in a measuring process of the peers' root. runc and cgroupfs: crun does not run on hybrid
+    cgroups, and no systemd is needed.
 
     The limits are lowered to ours: its default is above what a root without CAP_SYS_RESOURCE may set.
     """
@@ -131,7 +134,8 @@ class Containerd:
             file.write('version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
                        f'root = "{work}/containerd-root"\nstate = "{work}/containerd-state"\n'
                        f'[grpc]\n  address = "{self.socket}"\n[ttrpc]\n  address = "{self.socket}.ttrpc"\n')
-        self.daemon = Daemon(["containerd", "--config", config, "--log-level", "warn"], f"{work}/containerd.log")
+        daemon = runner.root.beside(runner, ["containerd", "--config", config, "--log-level", "warn"])
+        self.daemon = Daemon(daemon, f"{work}/containerd.log", env={"PATH": PATH})
         try:
             wait_for(self.ready, "containerd answers")
         except BaseException:

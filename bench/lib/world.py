@@ -5,12 +5,14 @@ import subprocess
 import sys
 from functools import cached_property
 
-from . import oci
+from . import oci, peer_root
 from .gantry import Gantry
 from .measure import Failed, Runner
 from .peers import Containerd, Podman, Registry
 
 APP = "/bin/app"
+# Contenders that come from the peers' root.
+PEERS = ("crun", "runc", "youki", "podman", "containerd")
 
 
 class World:
@@ -23,9 +25,26 @@ class World:
         """Progress for the person who waits."""
         print(f"bench: {text}", file=sys.stderr, flush=True)
 
-    def wants(self, who):
+    def wants(self, contender):
         """Whether a contender takes part."""
-        return who not in self.options.without
+        if contender in self.options.without:
+            return False
+        return contender == "gantry" or contender in self.installed
+
+    @cached_property
+    def peers(self):
+        """The root directory with the peers, or None."""
+        return peer_root.find(self.options.peers, self.work)
+
+    @cached_property
+    def installed(self):
+        """The peers that can take part. Says once which ones are left out."""
+        names = [name for name in PEERS if name not in self.options.without]
+        found = [name for name in names if self.peers and self.peers.has(name)]
+        left_out = [name for name in names if name not in found]
+        if left_out:
+            self.note(f"left out, not in {self.options.peers}: {', '.join(left_out)} (`./dev setup peers` installs them)")
+        return found
 
     @cached_property
     def runner(self):
@@ -33,9 +52,17 @@ class World:
         return self.stack.enter_context(Runner())
 
     @cached_property
-    def crun_runner(self):
-        """Starts commands where crun can work."""
-        return self.stack.enter_context(Runner(hide_unified=True))
+    def peer_runner(self):
+        """Starts peers in their root."""
+        return self.stack.enter_context(self.peers.runner())
+
+    @cached_property
+    def bare_runner(self):
+        """Starts peers in their root where the unified hierarchy of a hybrid cgroup setup is not mounted.
+
+        crun and youki refuse to run, or fail, where a controller is in that hierarchy.
+        """
+        return self.stack.enter_context(self.peers.runner(hide_unified=True))
 
     @cached_property
     def layout(self):
@@ -85,13 +112,13 @@ class World:
         return root
 
     def bundle(self, name, *argv):
-        """A bundle on that root, for crun and runc."""
+        """A bundle on that root, for crun, runc and youki."""
         directory = os.path.join(self.work, "bundle-" + name)
-        oci.bundle(directory, self.root, [APP, *argv], f"/gantry-bench/{name}")
+        oci.bundle(directory, self.root, [APP, *argv], f"/gantry-bench/{name}", self.peers.seccomp())
         return directory
 
     def low_level(self, tool):
-        """A crun or runc command line up to the verb, with its state in the work directory."""
+        """A crun, runc or youki command line up to the verb, with its state in the work directory."""
         return [tool, "--root", os.path.join(self.work, f"{tool}-state")]
 
     @cached_property
@@ -122,15 +149,15 @@ class World:
     @cached_property
     def podman(self):
         """podman with the fixture image in its store."""
-        podman = Podman(self.runner, self.work)
+        podman = Podman(self.peer_runner, self.work)
         self.stack.callback(podman.stop)
-        self.runner.run(podman.pull(self.reference))
+        self.peer_runner.run(podman.pull(self.reference))
         return podman
 
     @cached_property
     def containerd(self):
         """containerd with the fixture image in its store."""
-        containerd = Containerd(self.runner, self.work)
+        containerd = Containerd(self.peer_runner, self.work)
         self.stack.callback(containerd.stop)
-        self.runner.run(containerd.pull(self.reference))
+        self.peer_runner.run(containerd.pull(self.reference))
         return containerd
