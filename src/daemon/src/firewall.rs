@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use gantry_engine::{Engine, Options};
 use gantry_model::query::PodQuery;
-use gantry_net::nft::{self, Change, Monitor};
+use gantry_netlink::nft::{self, Change, Monitor};
 
 use crate::log;
 
@@ -244,7 +244,7 @@ impl Due {
 
 #[cfg(test)]
 mod tests {
-    use gantry_net::nft::Part;
+    use gantry_netlink::nft::Part;
 
     use super::*;
 

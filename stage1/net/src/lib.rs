@@ -2,24 +2,26 @@
 //!
 //! May import the model and the contract. Synchronous, no tokio, no threads, no database; nothing here runs `ip`, `nft` or `iptables`.
 //!
-//! * [`address`]: addresses with a prefix length, and networks; of everybody below.
-//! * [`netlink`]: interfaces, addresses and routes (rtnetlink).
-//! * [`nft`]: our own nftables table (nfnetlink).
+//! * [`address`], [`netlink`], [`nft`]: the crate below, `gantry-netlink`.
 //! * [`config`]: network configurations, as CNI writes them.
 //! * [`ipam`]: which pod has which address.
 //! * [`plugin`]: CNI plugins of others.
 //! * [`native`]: what the standard plugins do, done here.
 //! * [`pod`]: all of it together: a pod's networks made, written down, taken away; and the networks of this host.
 
-pub mod address;
 pub mod config;
 mod flock;
 pub mod ipam;
 pub mod native;
-pub mod netlink;
-pub mod nft;
 pub mod plugin;
 pub mod pod;
+
+pub use gantry_netlink::{address, netlink, nft};
+
+#[cfg(test)]
+#[path = "../../netlink/src/netlink/tests/support.rs"]
+#[allow(dead_code, reason = "the tests of both crates share it, and neither uses all of it")]
+mod test_support;
 
 /// `Ok` without errors, the error itself when there is one, and `several` of them as one.
 pub(crate) fn all_of<E>(mut errors: Vec<E>, several: impl FnOnce(Vec<E>) -> E) -> Result<(), E> {

@@ -22,6 +22,7 @@ mod version;
 mod views;
 
 pub use crate::address::{BadAddress, Cidr};
+pub use crate::netlink::is_interface_name;
 pub use catalog::{Catalog, Entry};
 pub use error::ConfigError;
 pub(crate) use network::empty_is_none;
@@ -41,13 +42,3 @@ pub const MAX_FILES: usize = 1024;
 pub const MAX_PLUGINS: usize = 32;
 
 pub use gantry_model::net::is_name;
-
-/// Whether this may be the name of an interface, for Linux (at most 15 bytes) and for CNI (no `/`, `:` or white space).
-#[must_use]
-pub fn is_interface_name(text: &str) -> bool {
-    !text.is_empty()
-        && text.len() <= 15
-        && text != "."
-        && text != ".."
-        && text.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'/' | b':'))
-}

@@ -288,8 +288,8 @@ fn here() -> Result<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::tests::support::Net;
     use crate::pod::state::tests::host;
+    use crate::test_support::Net;
 
     /// Namespaces in which first pods start at once, and how many start in each.
     const ROUNDS: usize = 60;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::lab::{Lab, attachment, network, ranges};
 use crate::config::{NetworkConfig, Source, builtin};
 use crate::native::{NativeError, obstacle};
-use crate::netlink::tests::support::Net;
+use crate::test_support::Net;
 
 #[test]
 fn what_we_cannot_do_is_said() {

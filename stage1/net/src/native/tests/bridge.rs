@@ -12,9 +12,9 @@ use crate::native::{NativeError, host_interface};
 use crate::netlink::Mac;
 use crate::netlink::link::Change;
 use crate::netlink::link::create::{Bridge, LinkKind, NewLink, Peer};
-use crate::netlink::tests::support::Net;
 use crate::nft::Access;
 use crate::plugin::Attachment;
+use crate::test_support::Net;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()

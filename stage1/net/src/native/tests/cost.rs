@@ -15,7 +15,7 @@ use crate::netlink::address::Address;
 use crate::netlink::link::Change;
 use crate::netlink::link::create::{LinkKind, NewLink, Peer};
 use crate::netlink::sysctl::Sysctl;
-use crate::netlink::tests::support::Net;
+use crate::test_support::Net;
 
 const PODS: u32 = 60;
 

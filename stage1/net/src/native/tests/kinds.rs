@@ -12,9 +12,9 @@ use crate::netlink::address::Address;
 use crate::netlink::link::create::{LinkKind, MacvlanMode, NewLink, Peer};
 use crate::netlink::link::{Change, Link};
 use crate::netlink::route::Route;
-use crate::netlink::tests::support::{Feature, Net, lacks};
 use crate::nft::Access;
 use crate::plugin::Attachment;
+use crate::test_support::{Feature, Net, lacks};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()

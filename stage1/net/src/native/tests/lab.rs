@@ -14,9 +14,9 @@ use crate::native::switches;
 use crate::native::{Added, Ends, NativeError, add, del};
 use crate::netlink::Socket;
 use crate::netlink::sysctl::Sysctl;
-use crate::netlink::tests::support::{Net, bound, until};
 use crate::nft::{State, Table, socket};
 use crate::plugin::Attachment;
+use crate::test_support::{Net, bound, until};
 
 /// Long enough for an answer, also on a busy machine.
 const LIMIT: Duration = Duration::from_secs(10);

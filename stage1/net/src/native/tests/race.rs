@@ -10,9 +10,9 @@ use rustix::process::Pid;
 
 use super::lab::{Lab, OWNER, attachment, dual};
 use crate::native::{Ends, add, host_interface};
-use crate::netlink::tests::support::{Net, until};
 use crate::netlink::{Namespace, Socket};
 use crate::plugin::Attachment;
+use crate::test_support::{Net, until};
 
 const HOST: &str = "GANTRY_NET_RACE_HOST";
 const PODS: &str = "GANTRY_NET_RACE_PODS";

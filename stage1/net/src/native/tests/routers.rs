@@ -10,7 +10,7 @@ use crate::netlink::address::Address;
 use crate::netlink::link::Change;
 use crate::netlink::link::create::{LinkKind, NewLink, Peer};
 use crate::netlink::route::Route;
-use crate::netlink::tests::support::{Net, until};
+use crate::test_support::{Net, until};
 
 /// A router advertisement with a lifetime of 1800 s: "I am a way out". The kernel adds the checksum.
 const ADVERTISEMENT: [u8; 16] = [134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0];

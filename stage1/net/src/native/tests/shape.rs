@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::lab::{Lab, attachment, within};
 use crate::config::{CniVersion, NetworkConfig, Source};
-use crate::netlink::tests::support::Net;
 use crate::plugin::{Cache, Runtime};
+use crate::test_support::Net;
 
 const PLUGINS: &str = "/usr/lib/cni";
 

@@ -5,9 +5,9 @@ use serde_json::json;
 
 use super::lab::{Lab, attachment, capabilities, network, pod_id, ranges, within};
 use crate::native::host_interface;
-use crate::netlink::tests::support::{Feature, Net, lacks};
 use crate::netlink::traffic::TokenBucket;
 use crate::plugin::Attachment;
+use crate::test_support::{Feature, Net, lacks};
 
 fn has_buckets(net: &mut Net) -> bool {
     let lo = net.index("lo");

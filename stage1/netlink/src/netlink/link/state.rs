@@ -45,9 +45,9 @@ pub struct Link {
     /// How it is a port, when `master` is a bridge.
     pub port: Option<Port>,
     /// `IFLA_MACVLAN_MODE` or `IFLA_IPVLAN_MODE`, as a number.
-    pub(crate) mode: Option<u32>,
+    pub mode: Option<u32>,
     /// Whether a bridge tells VLANs apart; None where the kernel has no such thing.
-    pub(crate) vlan_filtering: Option<bool>,
+    pub vlan_filtering: Option<bool>,
 }
 
 impl Link {

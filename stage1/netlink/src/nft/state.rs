@@ -8,8 +8,8 @@ use gantry_model::net::Protocol;
 
 use super::error::{Error, Result};
 use crate::address::Prefix;
-use crate::config::is_interface_name;
 use crate::netlink::Mac;
+use crate::netlink::is_interface_name;
 
 /// The most ports of one range ([`State::forward`]).
 pub const RANGE_LIMIT: u16 = 1024;

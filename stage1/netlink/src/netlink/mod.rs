@@ -33,6 +33,6 @@ pub use crate::address::{Cidr, Prefix};
 pub(crate) use error::Attempt;
 pub use error::{Error, Malformed, Result};
 pub use mac::{Mac, NotMac};
-pub use namespace::{Namespace, check_name};
+pub use namespace::{Namespace, check_name, is_interface_name};
 pub use setup::Setup;
 pub use socket::Socket;

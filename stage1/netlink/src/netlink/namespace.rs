@@ -123,3 +123,13 @@ pub fn check_name(name: &str) -> Result<()> {
     };
     Err(Error::Invalid { what: format!("use '{}' as an interface's name", name.escape_debug()), why: why.to_owned() })
 }
+
+/// Whether this may be the name of an interface, for Linux (at most 15 bytes) and for CNI (no `/`, `:` or white space).
+#[must_use]
+pub fn is_interface_name(text: &str) -> bool {
+    !text.is_empty()
+        && text.len() <= 15
+        && text != "."
+        && text != ".."
+        && text.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'/' | b':'))
+}

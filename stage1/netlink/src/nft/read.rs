@@ -62,12 +62,18 @@ impl Table {
     }
 
     /// The interfaces that are in the table, whatever else is in it or wrong with it.
-    pub(crate) fn interfaces(&mut self) -> Result<BTreeSet<String>> {
+    ///
+    /// # Errors
+    /// When the table cannot be read; [`Error::Contended`] when it changed during each of several attempts.
+    pub fn interfaces(&mut self) -> Result<BTreeSet<String>> {
         Ok(self.part_of_state(&[Set::Interfaces])?.interfaces.into_keys().collect())
     }
 
     /// Whether the table has prefixes of these networks that are not said here: their configuration was another before.
-    pub(crate) fn has_other_prefixes(&mut self, networks: &BTreeMap<String, Network>) -> Result<bool> {
+    ///
+    /// # Errors
+    /// As [`Self::interfaces`].
+    pub fn has_other_prefixes(&mut self, networks: &BTreeMap<String, Network>) -> Result<bool> {
         let there = self.part_of_state(&[Set::Within4, Set::Within6])?.networks;
         let other = |(name, said): (&String, &Network)| {
             there.get(name).is_some_and(|there| !there.prefixes.is_subset(&said.prefixes))

@@ -4,5 +4,6 @@ mod address_tests;
 mod cost_tests;
 mod link_tests;
 mod parse_tests;
+#[allow(dead_code, reason = "gantry-net has it too, for its own tests")]
 pub(crate) mod support;
 mod talk_tests;

@@ -149,7 +149,8 @@ impl Prefix {
     }
 
     /// The prefix from `first` to `last`; None if that range is not one.
-    pub(crate) fn between(first: IpAddr, last: IpAddr) -> Option<Self> {
+    #[must_use]
+    pub fn between(first: IpAddr, last: IpAddr) -> Option<Self> {
         if first.is_ipv4() != last.is_ipv4() {
             return None;
         }
@@ -166,7 +167,8 @@ fn width(address: IpAddr) -> u8 {
 }
 
 /// The address as a number.
-pub(crate) fn to_bits(address: IpAddr) -> u128 {
+#[must_use]
+pub fn to_bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(v4) => u128::from(v4.to_bits()),
         IpAddr::V6(v6) => v6.to_bits(),
@@ -174,7 +176,8 @@ pub(crate) fn to_bits(address: IpAddr) -> u128 {
 }
 
 /// The number as an address. What does not fit in IPv4 wraps; callers stay within a network.
-pub(crate) fn of_bits(bits: u128, ipv4: bool) -> IpAddr {
+#[must_use]
+pub fn of_bits(bits: u128, ipv4: bool) -> IpAddr {
     if ipv4 {
         let [.., a, b, c, d] = bits.to_be_bytes();
         IpAddr::V4(Ipv4Addr::new(a, b, c, d))

@@ -27,7 +27,10 @@ pub fn take() -> Vec<OwnedFd> {
 }
 
 /// Does something over a socket of the network namespace the thread is in, which nobody else uses meanwhile.
-pub(crate) fn with<T>(work: impl FnOnce(OwnedFd) -> Result<T>) -> Result<T> {
+///
+/// # Errors
+/// Those of `work`; when the kernel gives no socket.
+pub fn with<T>(work: impl FnOnce(OwnedFd) -> Result<T>) -> Result<T> {
     let stat = rustix::fs::fstat(Namespace::own()?).attempt(|| "look at the network namespace")?;
     let here = (stat.st_dev, stat.st_ino);
     let kept = {
