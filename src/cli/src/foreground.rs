@@ -299,10 +299,10 @@ mod tests {
         let app = |name: &str| gantry_model::AppSpec::new(name.parse().unwrap(), "x".into());
         let mut spec = gantry_model::PodSpec { apps: vec![app("a"), app("b")], ..gantry_model::PodSpec::default() };
         let names: Vec<AppName> = ["a", "b"].map(|name| name.parse().unwrap()).into();
-        assert_eq!(of_manifest(&gantry_engine::manifest::to_value(&spec)), (names.clone(), Vec::new()));
+        assert_eq!(of_manifest(&gantry_engine::manifest_to_value(&spec)), (names.clone(), Vec::new()));
         spec.apps[1].terminal = true;
         let b = Interactive { app: "b".parse().unwrap(), stdin: false, terminal: true };
-        assert_eq!(of_manifest(&gantry_engine::manifest::to_value(&spec)), (names, vec![b]));
+        assert_eq!(of_manifest(&gantry_engine::manifest_to_value(&spec)), (names, vec![b]));
         assert_eq!(of_manifest(&serde_json::Value::Null), (Vec::new(), Vec::new()));
     }
 }

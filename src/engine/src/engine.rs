@@ -10,7 +10,7 @@ use gantry_store::Store;
 use thiserror::Error;
 
 use crate::PodError;
-use crate::cgroup::Hierarchy;
+use crate::host::cgroup::Hierarchy;
 
 /// How an engine works. `Options::new` has the defaults.
 #[derive(Debug, Clone)]

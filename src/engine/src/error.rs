@@ -159,7 +159,7 @@ pub(crate) fn need_root(what: &'static str) -> Result<(), PodError> {
 
 /// The kind a supervisor named by its word (`ErrorKind::as_str`); unknown words are `Internal`.
 #[must_use]
-pub fn kind_of_word(word: &str) -> ErrorKind {
+pub(crate) fn kind_of_word(word: &str) -> ErrorKind {
     use ErrorKind as K;
     [
         K::NotFound,

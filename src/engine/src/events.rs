@@ -22,7 +22,7 @@ use gantry_store::Layout;
 use rustix::fs::inotify;
 use rustix::io::Errno;
 
-use crate::process::{self, Deadline};
+use crate::host::process::{self, Deadline};
 use crate::{Engine, Observer, PodError};
 
 /// After a wake-up it is looked again after so many milliseconds each, without another one. Soon at first, for most

@@ -8,9 +8,10 @@ use gantry_model::query::{ImageFilter, PodFilter};
 use gantry_model::{ImageId, PodPrefix};
 use gantry_store::{ImageRow, PodRow, PodWhere};
 
-use crate::appc::Secrets;
-use crate::image_view::{ImageView, Kept};
-use crate::{Cause, Engine, ImageError, OpenError, Options, PodError, PodView, pod_filter};
+use crate::images::view::{ImageView, Kept};
+use crate::manifest::appc::Secrets;
+use crate::pods::filter;
+use crate::{Cause, Engine, ImageError, OpenError, Options, PodError, PodView};
 
 /// The most hexadecimal digits of an image id.
 const MAX_ID_DIGITS: usize = 128;
@@ -43,7 +44,7 @@ impl Observer {
     /// [`PodError`].
     pub fn pods(&self, filters: &[PodFilter]) -> Result<Vec<PodView>, PodError> {
         let parent = &self.engine.options.cgroup_parent;
-        let filters: Vec<PodWhere<'_>> = filters.iter().map(|filter| pod_filter::resolved(filter, parent)).collect();
+        let filters: Vec<PodWhere<'_>> = filters.iter().map(|filter| filter::resolved(filter, parent)).collect();
         let rows = self.engine.store.pods_where(&filters).map_err(PodError::store)?;
         self.views(rows)
     }

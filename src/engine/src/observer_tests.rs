@@ -11,8 +11,8 @@ use gantry_store::{Change, ImageFormat, Moved, NewApp, NewImage, NewPod, Store};
 use serde_json::json;
 
 use super::*;
-use crate::appc::tests::{plan_of as appc_plan, planned_app};
-use crate::pod_dir;
+use crate::manifest::appc::tests::{plan_of as appc_plan, planned_app};
+use crate::pods::pod_dir;
 
 const SECOND: i64 = 1_000_000_000;
 

@@ -56,7 +56,7 @@ pub(super) fn app_state(state: &AppState) -> (wire::AppState, i32) {
 /// The format in which an image came, with the version of its specification.
 pub(super) fn image_format(format: ImageFormat) -> wire::ImageFormat {
     let (kind, version) = match format {
-        ImageFormat::Appc => (ImageType::Appc, gantry_engine::appc::VERSION),
+        ImageFormat::Appc => (ImageType::Appc, gantry_engine::APPC_VERSION),
         ImageFormat::Docker => (ImageType::Docker, "2.2"),
         ImageFormat::Oci => (ImageType::Oci, "1.1.0"),
     };

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gantry_engine::events::COMMITTED_WITHIN;
-use gantry_engine::image_view::name_and_version;
+use gantry_engine::COMMITTED_WITHIN;
 use gantry_engine::model::query::EventQuery;
 use gantry_engine::model::{Event, EventKind, NewEvent, Timestamp};
+use gantry_engine::name_and_version;
 use gantry_engine::now;
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::{self as wire, EventFilter, EventType, KeyValue, ListenEventsRequest};

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use gantry_engine::image_view::name_and_version;
 use gantry_engine::model::id::shown;
 use gantry_engine::model::query::PodFilter;
 use gantry_engine::model::{ErrorKind, ImageId, Kind as _, NetMode, PodPrefix};
+use gantry_engine::name_and_version;
 use gantry_engine::{AppRow, Glance, Networks, Observer, PodError, PodView};
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::{self as wire, InspectPodResponse, Network};

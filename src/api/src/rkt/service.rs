@@ -50,7 +50,7 @@ fn info(config: &Config) -> Info {
     let dir = config.options.dir.canonicalize().unwrap_or_else(|_| config.options.dir.clone());
     Info {
         rkt_version: concat!("1.30.0+gantry.", env!("CARGO_PKG_VERSION")).to_owned(),
-        appc_version: gantry_engine::appc::VERSION.to_owned(),
+        appc_version: gantry_engine::APPC_VERSION.to_owned(),
         api_version: "1.0.0-alpha".to_owned(),
         global_flags: Some(GlobalFlags {
             dir: dir.display().to_string(),

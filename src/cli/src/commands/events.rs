@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 use std::time::{Duration, Instant};
 
+use gantry_engine::COMMITTED_WITHIN;
 use gantry_engine::Engine;
-use gantry_engine::events::COMMITTED_WITHIN;
 use gantry_model::query::{EventQuery, PodQuery};
 use gantry_model::{Digest, Event, NewEvent, Timestamp};
 use serde::Serialize;

@@ -184,7 +184,7 @@ fn manifest(path: &Path) -> Result<PodSpec, Failure> {
         let why = format!("is longer than {MOST_MANIFEST} bytes: it cannot be a pod manifest");
         return Err(CliError::Content { path: path.to_owned(), why }.into());
     }
-    Ok(gantry_engine::manifest::parse(&bytes)?)
+    Ok(gantry_engine::parse_manifest(&bytes)?)
 }
 
 /// How the pod of this specification is shown in the foreground.

@@ -1,0 +1,159 @@
+//! `doctor`: whether the host has what pods need, and whether rows, locks, directories, cgroups and logs agree. Changes
+//! nothing but what every look changes: rows that were behind the facts.
+
+pub(crate) mod pods;
+pub(crate) mod store;
+
+use std::path::Path;
+use std::time::Duration;
+
+use gantry_model::query::PodQuery;
+use gantry_store::{Finding, Severity};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+use crate::host::process;
+use crate::host::process::Deadline;
+use crate::pods::supervisor;
+use crate::{Engine, PodError};
+
+/// So long after one look at the networks the next one is made, while something seems to be wrong.
+const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(2)];
+
+/// Controllers without which a limit cannot be set.
+const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+
+impl Engine {
+    /// Looks at everything; with `deep`, also at every blob, every file of the layers, every page of the database
+    /// and the end of every log.
+    ///
+    /// # Errors
+    /// [`PodError`] when something cannot be looked at. What is wrong is a finding and no error.
+    pub fn doctor(&self, deep: bool) -> Result<Vec<Finding>, PodError> {
+        let mut findings = Vec::new();
+        self.check_host(&mut findings);
+        let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
+        self.sweep_orphans_if_any(&rows);
+        self.check_pods(rows, deep, &mut findings)?;
+        if let Some(why) = self.unwritten() {
+            let what = format!("what was found of pods cannot be written down: {why}");
+            fail(&mut findings, what, "free space, or mount the file system writable");
+        }
+        self.check_networks_of_pods(&mut findings);
+        if let Err(error) = self.check_store(deep, &mut findings) {
+            fail(&mut findings, chain(&error), "run 'gantry doctor' again when the cause is gone");
+        }
+        // After the pods were brought up to the facts, so that it does not report what was only not noticed yet.
+        findings.extend(self.store.check(deep).map_err(PodError::store)?);
+        Ok(findings)
+    }
+
+    fn check_host(&self, findings: &mut Vec<Finding>) {
+        if !rustix::process::geteuid().is_root() {
+            fail(findings, "not running as root", "run gantry as root: pods need it");
+        }
+        self.check_stage1(findings);
+        check_kernel(findings);
+        self.check_controllers(findings);
+    }
+
+    fn check_stage1(&self, findings: &mut Vec<Finding>) {
+        let program = match self.stage1() {
+            Ok(program) => program,
+            Err(places) => {
+                let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+                let what = format!("there is no gantry-stage1 in {}", places.join(" or "));
+                return fail(findings, what, "install it there, or name it in $GANTRY_STAGE1");
+            }
+        };
+        let ours = format!("contract {}", gantry_contract::VERSION);
+        let hint = "install gantry and gantry-stage1 of one version";
+        match supervisor::version_of(&program) {
+            Ok(said) if said.ends_with(&ours) => {}
+            Ok(said) => fail(findings, format!("{} is '{said}', this gantry speaks {ours}", program.display()), hint),
+            Err(error) => fail(findings, format!("{} does not tell its version: {error}", program.display()), hint),
+        }
+    }
+
+    fn check_controllers(&self, findings: &mut Vec<Finding>) {
+        let mut known: Vec<String> = Vec::new();
+        for hierarchy in self.hierarchies() {
+            known.extend(hierarchy.controllers.iter().cloned());
+            if hierarchy.unified {
+                let text = std::fs::read_to_string(hierarchy.root.join("cgroup.controllers")).unwrap_or_default();
+                known.extend(text.split_ascii_whitespace().map(str::to_owned));
+            }
+        }
+        if self.hierarchies().is_empty() {
+            fail(findings, "no cgroup hierarchy is mounted", "mount cgroup2 on /sys/fs/cgroup");
+            return;
+        }
+        for controller in CONTROLLERS.iter().filter(|name| !known.iter().any(|known| known == *name)) {
+            let hint = "enable it in the kernel's configuration or command line; pods run, but not with such limits";
+            warn(findings, format!("the cgroup controller '{controller}' is not there"), hint);
+        }
+    }
+
+    /// Leases, rules and interfaces against what the pods' records say.
+    fn check_networks_of_pods(&self, findings: &mut Vec<Finding>) {
+        let mut checked = self.check_networks();
+        // A pod that starts or ends between two of its parts is looked at looks as if something were missing or too much.
+        // What is wrong stays wrong.
+        for pause in LOOK_AGAIN {
+            let Ok(lines) = &mut checked else { break };
+            if lines.is_empty() {
+                break;
+            }
+            let _slept = process::readable(&[], Deadline::after(pause));
+            match self.check_networks() {
+                Ok(again) => lines.retain(|line| again.contains(line)),
+                Err(error) => checked = Err(error),
+            }
+        }
+        match checked {
+            Ok(lines) => {
+                for line in lines {
+                    fail(
+                        findings,
+                        line,
+                        "'gantry gc' removes what is too much, 'gantry network reload' puts rules back",
+                    );
+                }
+            }
+            Err(error) => fail(findings, chain(&error), "run 'gantry doctor' again when the cause is gone"),
+        }
+        match self.stray_networks() {
+            Ok(lines) => lines.into_iter().for_each(|line| warn(findings, line, "")),
+            Err(error) => warn(findings, chain(&error), "run 'gantry doctor' again when the cause is gone"),
+        }
+    }
+}
+
+/// An error with its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// What the kernel must be able to do.
+fn check_kernel(findings: &mut Vec<Finding>) {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    if let Err(errno) = rustix::fs::openat2(rustix::fs::CWD, "/", flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
+        fail(findings, format!("the kernel cannot do openat2: {errno}"), "use Linux 5.10 or newer");
+    }
+    if process::open_pid(std::process::id()).is_none() {
+        fail(findings, "the kernel cannot do pidfd_open", "use Linux 5.10 or newer");
+    }
+    let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let overlay = known.lines().any(|line| line.split_ascii_whitespace().last() == Some("overlay"));
+    if !overlay && !Path::new("/sys/module/overlay").exists() {
+        warn(findings, "the kernel does not have overlayfs loaded", "run 'modprobe overlay'");
+    }
+}
+
+pub(crate) fn warn(findings: &mut Vec<Finding>, what: impl Into<String>, hint: &str) {
+    findings.push(Finding { what: what.into(), severity: Severity::Warning, hint: hint.to_owned() });
+}
+
+pub(crate) fn fail(findings: &mut Vec<Finding>, what: impl Into<String>, hint: &str) {
+    findings.push(Finding { what: what.into(), severity: Severity::Error, hint: hint.to_owned() });
+}

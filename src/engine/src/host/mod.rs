@@ -1,0 +1,5 @@
+//! What the engine sees of the host: processes, cgroups, networks.
+
+pub(crate) mod cgroup;
+pub(crate) mod network;
+pub(crate) mod process;

@@ -1,0 +1,245 @@
+//! Images in the store: list, find, remove, collect, show.
+
+pub(crate) mod fetch;
+pub(crate) mod inspect;
+pub mod login;
+pub(crate) mod platform;
+pub(crate) mod remove;
+pub(crate) mod save;
+pub(crate) mod view;
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use gantry_fetch::source::MAX_DOCUMENT;
+use gantry_model::query::PodQuery;
+use gantry_model::{ErrorKind, ImageId, ImageRef, Kind};
+use gantry_store::{ImageRow, RemoveImageError, Swept};
+use thiserror::Error;
+
+use crate::error::{Cause, need_root};
+use crate::images::view::Kept;
+use crate::{Engine, ImageView, PodError, RmError, Secrets};
+
+/// An image could not be found, shown or removed.
+#[derive(Debug, Error)]
+pub enum ImageError {
+    /// There is none of this name.
+    #[error("there is no image '{0}' in the store: 'gantry image list' shows those there are")]
+    NotFound(String),
+    /// There are several.
+    #[error("'{name}' fits several images: {}", .some.join(", "))]
+    Ambiguous {
+        /// As asked for.
+        name: String,
+        /// Some of them.
+        some: Vec<String>,
+    },
+    /// A file, not an image in the store.
+    #[error("'{0}' names a file and not an image in the store: give a name or an id from 'gantry image list'")]
+    NotStored(String),
+    /// Its manifest is gone or no JSON.
+    #[error("the manifest of image {id} is damaged: {why}; fetch the image again")]
+    Damaged {
+        /// Which image.
+        id: ImageId,
+        /// What is wrong.
+        why: String,
+    },
+    /// A text that is no name for an image in the store.
+    #[error("'{0}' cannot be an image's name: expected such as registry.example/app:1, or app:1")]
+    Name(String),
+    /// It has more names than the one it was to be removed by.
+    #[error("image {} has several names: {}; remove them by name, or all of them with --force", .id.short(), .names.join(", "))]
+    SeveralNames {
+        /// Which image.
+        id: ImageId,
+        /// Its names.
+        names: Vec<String>,
+    },
+    /// Not even --force removes it from under a pod that runs or may yet run.
+    #[error("image {} is used by pods that have not ended, among them {}: stop and remove those first", .id.short(), pods[0])]
+    NotEnded {
+        /// Which image.
+        id: ImageId,
+        /// The pods, at least one.
+        pods: Vec<gantry_model::PodId>,
+    },
+    /// A pod that uses it cannot be removed.
+    #[error("cannot remove a pod that uses image {}", .id.short())]
+    User {
+        /// Which image.
+        id: ImageId,
+        /// Why not.
+        #[source]
+        source: Box<RmError>,
+    },
+    /// It cannot be removed.
+    #[error(transparent)]
+    Remove(RemoveImageError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(Cause),
+    /// The caller may not.
+    #[error(transparent)]
+    Pod(#[from] PodError),
+}
+
+impl Kind for ImageError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotFound(_) => ErrorKind::NotFound,
+            Self::Ambiguous { .. } | Self::NotStored(_) | Self::Name(_) => ErrorKind::Invalid,
+            Self::SeveralNames { .. } | Self::NotEnded { .. } => ErrorKind::Refused,
+            Self::User { source, .. } => source.kind(),
+            Self::Damaged { .. } => ErrorKind::Damaged,
+            Self::Remove(error) => error.kind(),
+            Self::Store(cause) => cause.kind(),
+            Self::Pod(error) => error.kind(),
+        }
+    }
+}
+
+/// What `image_gc` did.
+#[derive(Debug, Clone, Default)]
+pub struct ImageGc {
+    /// Images that were (or would be) removed.
+    pub removed: Vec<ImageRow>,
+    /// What was freed; nothing in a dry run.
+    pub swept: Swept,
+}
+
+impl Engine {
+    /// Images, by the time of their import.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn image_list(&self) -> Result<Vec<ImageRow>, ImageError> {
+        self.store.images().map_err(store)
+    }
+
+    /// The image in the store that is meant.
+    ///
+    /// # Errors
+    /// [`ImageError`] when there is none, or more than one.
+    pub fn image_find(&self, reference: &ImageRef) -> Result<ImageRow, ImageError> {
+        self.find(reference).map(|(image, _)| image)
+    }
+
+    /// The image, and those of its names that were meant: none when it was found by its id.
+    pub(crate) fn find(&self, reference: &ImageRef) -> Result<(ImageRow, Vec<String>), ImageError> {
+        let shown = gantry_model::id::shown(&reference.to_string());
+        let by_id = |hex: &str| -> Result<Option<ImageRow>, ImageError> {
+            only(&shown, self.store.images_by_prefix(hex).map_err(store)?)
+        };
+        let found = match reference {
+            ImageRef::Registry(name) => self.by_name(&name.to_string())?.map(|(image, name)| (image, vec![name])),
+            ImageRef::Short(short) => match &short.digest {
+                Some(digest) => by_id(digest.hex())?.map(|image| (image, Vec::new())),
+                None => {
+                    let repository = &short.repository;
+                    let found = self.by_short(&shown, repository, short.tag.as_deref().unwrap_or("latest"))?;
+                    match (found, short.id_prefix()) {
+                        (None, Some(prefix)) => by_id(prefix)?.map(|image| (image, Vec::new())),
+                        (found, _) => found,
+                    }
+                }
+            },
+            ImageRef::Id(hex) => by_id(hex)?.map(|image| (image, Vec::new())),
+            ImageRef::Layout(..)
+            | ImageRef::OciArchive(..)
+            | ImageRef::DockerArchive(..)
+            | ImageRef::Path(_)
+            | ImageRef::Stdin => return Err(ImageError::NotStored(shown)),
+        };
+        found.ok_or(ImageError::NotFound(shown))
+    }
+
+    fn by_name(&self, name: &str) -> Result<Option<(ImageRow, String)>, ImageError> {
+        Ok(self.store.image_by_name(name).map_err(store)?.map(|image| (image, name.to_owned())))
+    }
+
+    fn by_short(
+        &self,
+        shown: &str,
+        repository: &str,
+        tag: &str,
+    ) -> Result<Option<(ImageRow, Vec<String>)>, ImageError> {
+        let found = only(shown, self.store.images_by_short(repository, tag).map_err(store)?)?;
+        let end = format!("/{repository}:{tag}");
+        Ok(found.map(|image| {
+            let names =
+                image.names.iter().filter(|name| name.ends_with(&end) || name[..] == end[1..]).cloned().collect();
+            (image, names)
+        }))
+    }
+
+    /// Removes images that no pod uses and nobody has used for `grace`, and what no image refers to.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn image_gc(&self, grace: Duration, dry_run: bool) -> Result<ImageGc, ImageError> {
+        need_root("collect images")?;
+        let pods = self.store.pods(&PodQuery::default()).map_err(store)?;
+        let used: HashSet<&ImageId> = pods.iter().flat_map(|pod| pod.apps.iter().map(|app| &app.image)).collect();
+        let now = gantry_store::now();
+        let mut done = ImageGc::default();
+        for image in self.store.images().map_err(store)? {
+            let fresh = !grace.is_zero() && now.since(image.last_used) < grace;
+            if fresh || used.contains(&image.id) {
+                continue;
+            }
+            if !dry_run {
+                match self.store.remove_image(&image.id) {
+                    Ok(_) => {}
+                    // A pod took it, or somebody else removed it, since we looked.
+                    Err(RemoveImageError::InUse { .. } | RemoveImageError::NotFound(_)) => continue,
+                    Err(error) => return Err(ImageError::Remove(error)),
+                }
+            }
+            done.removed.push(image);
+        }
+        if !dry_run {
+            done.swept = self.store.sweep_images().map_err(store)?;
+        }
+        Ok(done)
+    }
+
+    /// The manifest of an image, as it came.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn image_manifest(&self, reference: &ImageRef) -> Result<serde_json::Value, ImageError> {
+        let image = self.image_find(reference)?;
+        let damaged = |why: String| ImageError::Damaged { id: image.id.clone(), why };
+        let bytes = self.store.blob(&image.id, MAX_DOCUMENT).map_err(store)?;
+        let bytes = bytes.ok_or_else(|| damaged("it is not there".to_owned()))?;
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))
+    }
+}
+
+impl Engine {
+    /// The manifest of an image in appc's form, as rkt's clients read it.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn image_appc_manifest(&self, reference: &ImageRef) -> Result<serde_json::Value, ImageError> {
+        let image = self.image_find(reference)?;
+        let id = image.id.clone();
+        let said = Kept::default().said(&self.store, &image);
+        let bytes = ImageView::new(image, &said).appc_manifest(Secrets::Shown);
+        serde_json::from_slice(&bytes).map_err(|error| ImageError::Damaged { id, why: error.to_string() })
+    }
+}
+
+fn only(shown: &str, mut found: Vec<ImageRow>) -> Result<Option<ImageRow>, ImageError> {
+    if found.len() > 1 {
+        let some = found.iter().take(5).map(|image| image.id.to_string()).collect();
+        return Err(ImageError::Ambiguous { name: shown.to_owned(), some });
+    }
+    Ok(found.pop())
+}
+
+pub(crate) fn store<E: std::error::Error + Kind + Send + Sync + 'static>(error: E) -> ImageError {
+    ImageError::Store(error.into())
+}

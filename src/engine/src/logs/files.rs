@@ -1,0 +1,493 @@
+//! The files of one app's log: which there are and in which order, and places in them, found without reading what lies
+//! between.
+//!
+//! Files are `ATTEMPT.log`, and older parts `ATTEMPT.log.1` (newest) to `.N`. A file that is rotated keeps its inode: that
+//! is how a reader knows which one comes next. An inode is freed with its file and may be given to the next one at once;
+//! but a file only ever gets older, and one that is held open keeps its inode. The directory is opened beneath the pod's; symbolic links are not followed,
+//! and what is not a regular file is no part of the log.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gantry_model::Timestamp;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use crate::logs::line::{self, Parser};
+
+const BLOCK: usize = 64 << 10;
+/// A line longer than this was not written by a supervisor; it is given out in pieces.
+pub(crate) const MOST_LINE: usize = 1 << 20;
+/// Enough of a line's beginning to tell its tag: time, stream, tag.
+const HEAD: usize = 64;
+/// So much of what is not in the format is passed over in search of a line with a time.
+const MOST_UNTIMED: u64 = 1 << 20;
+/// A directory that changed less long ago may have changed again without its time telling: clocks of file systems tick.
+const SETTLED_NS: i64 = 1_000_000_000;
+/// How often a look is repeated when files were renamed during it.
+const LOOKS: usize = 50;
+
+/// A file of the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    attempt: u32,
+    /// 0 is the current one.
+    age: u32,
+    pub(crate) inode: u64,
+}
+
+impl Part {
+    fn name(&self) -> String {
+        match self.age {
+            0 => format!("{}.log", self.attempt),
+            age => format!("{}.log.{age}", self.attempt),
+        }
+    }
+
+    /// Whether that is this file under a later name. A younger one has only got the inode of this one, which is gone.
+    fn may_become(&self, other: &Self) -> bool {
+        (other.inode, other.attempt) == (self.inode, self.attempt) && other.age > self.age
+    }
+}
+
+/// A place in a file, which is held open: it may be renamed or deleted meanwhile.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) file: Arc<File>,
+    pub(crate) inode: u64,
+    pub(crate) offset: u64,
+}
+
+impl Place {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn at(&self, offset: u64) -> Self {
+        Self { offset, ..self.clone() }
+    }
+}
+
+/// What of a log is asked for, as it stood at one moment.
+#[derive(Debug)]
+pub(crate) struct Span {
+    parts: Vec<Part>,
+    pub(crate) start: Place,
+    pub(crate) end: Place,
+}
+
+/// The directory of one app's log.
+#[derive(Debug)]
+pub(crate) struct LogDir {
+    /// The directory that is trusted, and the way from there.
+    base: PathBuf,
+    below: PathBuf,
+    fd: Option<OwnedFd>,
+    /// When it was last changed, as it was before the last look; `None` where that tells nothing.
+    seen: Option<(i64, i64)>,
+}
+
+impl LogDir {
+    /// The directory `below` `base`, which need not be there yet.
+    pub(crate) fn new(base: impl Into<PathBuf>, below: impl Into<PathBuf>) -> Self {
+        Self { base: base.into(), below: below.into(), fd: None, seen: None }
+    }
+
+    /// The same directory, not looked at yet.
+    pub(crate) fn again(&self) -> Self {
+        Self::new(&self.base, &self.below)
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.base.join(&self.below)
+    }
+
+    /// Whether files may have come, gone or got other names since the last look at [`Self::parts`].
+    pub(crate) fn changed(&self) -> io::Result<bool> {
+        let (Some(fd), Some(seen)) = (&self.fd, self.seen) else { return Ok(true) };
+        Ok(changed_at(fd)? != seen)
+    }
+
+    /// All files of the log, oldest first, as they were at one moment.
+    pub(crate) fn parts(&mut self) -> io::Result<Vec<Part>> {
+        if self.fd.is_none() {
+            self.fd = open_dir(&self.base, &self.below)?;
+        }
+        let Some(fd) = &self.fd else { return Ok(Vec::new()) };
+        let changed = changed_at(fd)?;
+        let age = i128::from(gantry_store::now().0) - i128::from(changed.0) * 1_000_000_000 - i128::from(changed.1);
+        self.seen = (age > i128::from(SETTLED_NS)).then_some(changed);
+        steady_look(fd)
+    }
+
+    /// Opens this very file, under whatever name it has by now. `None` when it is gone.
+    pub(crate) fn open(&self, part: &Part) -> io::Result<Option<Place>> {
+        let mut part = part.clone();
+        for _ in 0..LOOKS {
+            let Some(fd) = &self.fd else { return Ok(None) };
+            if let Some(place) = open_file(fd, &part.name())?.filter(|place| place.inode == part.inode) {
+                return Ok(Some(place));
+            }
+            // Rotated since we looked.
+            let Some(renamed) = steady_look(fd)?.into_iter().find(|other| part.may_become(other)) else { break };
+            part = renamed;
+        }
+        Ok(None)
+    }
+
+    /// From the first line that is not older than `since` up to the first one that is not older than `until`, or to the
+    /// end as it is now. `None` when there are no files.
+    ///
+    /// Lines are taken to be in the order of time. Where a clock was set back, the log crosses a bound at several places;
+    /// one of them is found. A file that has more than a mebibyte of lines without a time in one place may be searched in
+    /// part only.
+    pub(crate) fn span(&mut self, since: Option<Timestamp>, until: Option<Timestamp>) -> io::Result<Option<Span>> {
+        let parts = self.parts()?;
+        let Some(oldest) = self.first_open(&parts)? else { return Ok(None) };
+        let Some(newest) = self.first_open(parts.iter().rev())? else { return Ok(None) };
+        let mut end = newest.at(newest.size()?);
+        if let Some(Crossing::At(place)) = until.map(|until| self.crossing(&parts, until)).transpose()?.flatten() {
+            end = place;
+        }
+        let start = since.map(|since| self.crossing(&parts, since)).transpose()?.flatten();
+        let mut start = match start {
+            Some(Crossing::At(place) | Crossing::Behind(place)) => place,
+            None => oldest,
+        };
+        if start.inode == end.inode {
+            // One descriptor is enough for both.
+            start.file = Arc::clone(&end.file);
+        }
+        let order = |place: &Place| (parts.iter().position(|part| part.inode == place.inode), place.offset);
+        if order(&start) > order(&end) {
+            start = end.clone();
+        }
+        Ok(Some(Span { parts, start, end }))
+    }
+
+    fn first_open<'a>(&self, parts: impl IntoIterator<Item = &'a Part>) -> io::Result<Option<Place>> {
+        for part in parts {
+            if let Some(place) = self.open(part)? {
+                return Ok(Some(place));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Where lines begin to be not older than `bound`. Lines without a time count as those before them.
+    fn crossing(&self, parts: &[Part], bound: Timestamp) -> io::Result<Option<Crossing>> {
+        // The newest file's last place that was looked at; then the oldest one known to be young enough.
+        let mut found = None;
+        for part in parts.iter().rev() {
+            let Some(place) = self.open(part)? else { continue };
+            let size = place.size()?;
+            let (mut offset, mut line) = first_timed(&place.file, 0, size, size)?;
+            let begins_before = line.as_ref().is_some_and(|line| line.at < bound);
+            if begins_before {
+                (offset, line) = first_timed(&place.file, bisect(&place.file, size, bound)?, size, size)?;
+            }
+            if line.is_some() {
+                found = Some(Crossing::At(place.at(offset)));
+            } else if found.is_none() {
+                found = Some(Crossing::Behind(place.at(offset)));
+            }
+            if begins_before {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Where the last `lines` whole lines of a span begin (its start when there are no more), and how many those are; of
+    /// one stream alone, if one is named.
+    pub(crate) fn tail(&self, span: &Span, lines: usize, stderr: Option<bool>) -> io::Result<(usize, Place)> {
+        let (start, end) = (&span.start, &span.end);
+        let mut counter = Tail { wanted: lines, seen: 0, stderr, newest: true, parser: Parser::default() };
+        let least = |place: &Place| if place.inode == start.inode { start.offset } else { 0 };
+        if let Some(found) = counter.scan(&end.file, least(end), end.offset)? {
+            return Ok((lines, end.at(found)));
+        }
+        let index = |place: &Place| span.parts.iter().position(|part| part.inode == place.inode).unwrap_or(0);
+        for part in span.parts.get(index(start)..index(end)).unwrap_or_default().iter().rev() {
+            let Some(place) = self.open(part)? else { continue };
+            if let Some(found) = counter.scan(&place.file, least(&place), place.size()?)? {
+                return Ok((lines, place.at(found)));
+            }
+        }
+        Ok((counter.seen, start.clone()))
+    }
+
+    /// The time of the line that lies before the span, unless the first line of it has one.
+    pub(crate) fn time_before(&self, span: &Span) -> io::Result<Option<Timestamp>> {
+        let start = &span.start;
+        if first_timed(&start.file, start.offset, start.offset + 1, start.size()?)?.1.is_some() {
+            return Ok(None);
+        }
+        let (mut place, mut end) = (start.clone(), start.offset);
+        let mut older = span.parts.iter().rev().skip_while(|part| part.inode != start.inode).skip(1);
+        loop {
+            let time = last_time(&place.file, end)?;
+            if time.is_some() || end >= MOST_UNTIMED {
+                return Ok(time);
+            }
+            let Some(next) = self.first_open(&mut older)? else { return Ok(None) };
+            (end, place) = (next.size()?, next);
+        }
+    }
+}
+
+/// Where a log crosses a time.
+enum Crossing {
+    /// Before this line, which is not older.
+    At(Place),
+    /// Nowhere: what is known to be older ends here.
+    Behind(Place),
+}
+
+fn open_dir(base: &Path, below: &Path) -> io::Result<Option<OwnedFd>> {
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let base = rustix::fs::open(base, flags | OFlags::PATH, Mode::empty());
+    let dir = base.and_then(|base| rustix::fs::openat2(base, below, flags | OFlags::RDONLY, Mode::empty(), beneath));
+    match dir {
+        Ok(dir) => Ok(Some(dir)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn changed_at(fd: &OwnedFd) -> io::Result<(i64, i64)> {
+    let stat = rustix::fs::fstat(fd)?;
+    Ok((stat.st_mtime, i64::try_from(stat.st_mtime_nsec).unwrap_or(0)))
+}
+
+/// Looks until two looks agree.
+fn steady_look(fd: &OwnedFd) -> io::Result<Vec<Part>> {
+    let mut before = look(fd)?;
+    for _ in 0..LOOKS {
+        let now = look(fd)?;
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    Ok(before)
+}
+
+fn look(fd: &OwnedFd) -> io::Result<Vec<Part>> {
+    let mut parts = Vec::new();
+    for entry in Dir::read_from(fd)? {
+        let entry = entry?;
+        let Some((attempt, age)) = entry.file_name().to_str().ok().and_then(name) else { continue };
+        match rustix::fs::statat(fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode).is_file() => {
+                parts.push(Part { attempt, age, inode: stat.st_ino });
+            }
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    parts.sort_by_key(|part| (part.attempt, std::cmp::Reverse(part.age)));
+    Ok(parts)
+}
+
+/// `ATTEMPT.log` or `ATTEMPT.log.AGE`, in the one way in which numbers are written.
+fn name(name: &str) -> Option<(u32, u32)> {
+    let (attempt, rest) = name.split_once(".log")?;
+    let age = if rest.is_empty() { 0 } else { rest.strip_prefix('.')?.parse().ok().filter(|age| *age > 0)? };
+    let part = Part { attempt: attempt.parse().ok()?, age, inode: 0 };
+    (part.name() == name).then_some((part.attempt, age))
+}
+
+/// `None` when it is not there, or no regular file.
+fn open_file(dir: &OwnedFd, name: &str) -> io::Result<Option<Place>> {
+    // NONBLOCK: if somebody put a FIFO there, opening it must not hang.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT | Errno::LOOP | Errno::NXIO | Errno::NODEV) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let meta = file.metadata()?;
+    Ok(meta.is_file().then(|| Place { file: Arc::new(file), inode: meta.ino(), offset: 0 }))
+}
+
+/// The beginning of the line that starts at `offset`: at most [`HEAD`] bytes of it.
+fn line_at(file: &File, offset: u64, size: u64) -> io::Result<Option<Vec<u8>>> {
+    if offset >= size {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; HEAD];
+    let read = file.read_at(&mut bytes, offset)?;
+    bytes.truncate(read);
+    if let Some(end) = memchr::memchr(b'\n', &bytes) {
+        bytes.truncate(end);
+    }
+    Ok(Some(bytes))
+}
+
+/// Where the line after the one that covers `offset` starts; `None` when the last one has no newline yet.
+fn next_line(file: &File, mut offset: u64, size: u64) -> io::Result<Option<u64>> {
+    let mut first = [0; 4096];
+    let mut more = Vec::new();
+    let mut block = &mut first[..];
+    while offset < size {
+        let read = file.read_at(block, offset)?;
+        if read == 0 {
+            break;
+        }
+        if let Some(end) = memchr::memchr(b'\n', &block[..read]) {
+            let next = offset + end as u64 + 1;
+            return Ok((next <= size).then_some(next));
+        }
+        offset += read as u64;
+        more.resize(BLOCK, 0);
+        block = &mut more;
+    }
+    Ok(None)
+}
+
+/// A whole line that has a time.
+struct Timed {
+    at: Timestamp,
+    /// Where the next line starts.
+    next: u64,
+}
+
+/// The first whole line with a time that starts at or after `offset` (where a line starts) and before `to`; or where the
+/// search ended, at the start of a line too.
+fn first_timed(file: &File, mut offset: u64, to: u64, size: u64) -> io::Result<(u64, Option<Timed>)> {
+    let to = to.min(offset.saturating_add(MOST_UNTIMED));
+    while offset < to {
+        let Some(head) = line_at(file, offset, size)? else { break };
+        let Some(next) = next_line(file, offset, size)? else { break };
+        if let Some(at) = line::time_of(&head) {
+            return Ok((offset, Some(Timed { at, next })));
+        }
+        offset = next;
+    }
+    Ok((offset, None))
+}
+
+/// Where the last line that is known to be older than `bound` ends, in a file whose lines are in the order of time.
+fn bisect(file: &File, size: u64, bound: Timestamp) -> io::Result<u64> {
+    // Every line before `low` is older; `low` is the start of a line. No older line starts at or after `high`.
+    let (mut low, mut high) = (0, size);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        // The byte before decides whether a line starts right in the middle.
+        let start = if middle == low { Some(low) } else { next_line(file, middle - 1, high)? };
+        let timed = match start {
+            Some(start) => first_timed(file, start, high, size)?.1,
+            None => None,
+        };
+        match timed {
+            Some(line) if line.at < bound => low = line.next,
+            // No line with a time starts between the middle and the end, or it is young enough.
+            _ => high = middle,
+        }
+    }
+    Ok(low)
+}
+
+/// Whether the newest file of a log ends with the last piece of a line (or is empty).
+pub(crate) fn ends_in_a_whole_line(dir: &Path) -> io::Result<bool> {
+    let mut dir = LogDir::new(dir.parent().unwrap_or(dir), dir.file_name().unwrap_or_default());
+    let parts = dir.parts()?;
+    let Some(newest) = dir.first_open(parts.iter().rev())? else { return Ok(true) };
+    let size = newest.size()?;
+    let from = size.saturating_sub(MOST_LINE as u64);
+    let mut bytes = vec![0; usize::try_from(size - from).unwrap_or(MOST_LINE)];
+    newest.file.read_exact_at(&mut bytes, from)?;
+    let Some(whole) = bytes.strip_suffix(b"\n") else { return Ok(bytes.is_empty()) };
+    let last = memchr::memrchr(b'\n', whole).map_or(whole, |at| &whole[at + 1..]);
+    Ok(line::parse(last).is_some_and(|line| !line.piece))
+}
+
+/// Counts whole lines backwards over several files. A line counts where its last piece is; one that has none yet, at the
+/// very end.
+struct Tail {
+    wanted: usize,
+    seen: usize,
+    /// Lines of the other stream do not count.
+    stderr: Option<bool>,
+    /// Nothing that counts was looked at yet.
+    newest: bool,
+    parser: Parser,
+}
+
+impl Tail {
+    /// Counts in a file from `end` down to `least`. Where the wanted lines begin, if it is in this file.
+    fn scan(&mut self, file: &File, least: u64, end: u64) -> io::Result<Option<u64>> {
+        backwards(file, least, end, |head, next| {
+            let line = self.parser.parse(head);
+            let (piece, stderr) = line.map_or((false, false), |line| (line.piece, line.stderr));
+            if self.stderr.is_some_and(|wanted| wanted != stderr) {
+                return None;
+            }
+            // The newest may have no last piece yet.
+            if !piece || self.newest {
+                self.seen += 1;
+            }
+            self.newest = false;
+            // It begins behind the line that is one too many.
+            (self.seen > self.wanted).then_some(next)
+        })
+    }
+}
+
+/// The time of the last line before `end` that has one, if it is not too far away.
+fn last_time(file: &File, end: u64) -> io::Result<Option<Timestamp>> {
+    let found = backwards(file, 0, end, |head, next| match line::time_of(head) {
+        None if end - next < MOST_UNTIMED => None,
+        time => Some(time),
+    });
+    Ok(found?.flatten())
+}
+
+/// Shows the lines between `least` and `end`, the last one first, until the visitor finds something: the beginning of a
+/// line, and where the next one starts. What follows the last newline is no line yet.
+fn backwards<T>(
+    file: &File,
+    least: u64,
+    end: u64,
+    mut visit: impl FnMut(&[u8], u64) -> Option<T>,
+) -> io::Result<Option<T>> {
+    let (mut low, mut block) = (end, Vec::new());
+    // Where the line ends whose start is looked for.
+    let mut next: Option<u64> = None;
+    let mut line = |block: &[u8], low: u64, start: u64, next: Option<u64>| -> io::Result<Option<T>> {
+        let Some(next) = next.filter(|next| *next > start) else { return Ok(None) };
+        let held = usize::try_from(start - low).ok().and_then(|at| block.get(at..at + HEAD));
+        let head = match held {
+            Some(head) => memchr::memchr(b'\n', head).map_or(head, |end| &head[..end]),
+            None => &line_at(file, start, end)?.unwrap_or_default(),
+        };
+        Ok(visit(head, next))
+    };
+    while low > least {
+        let step = (low - least).min(BLOCK as u64);
+        low -= step;
+        block.resize(usize::try_from(step).unwrap_or(BLOCK), 0);
+        // Shorter where a torn end was just cut off.
+        let read = file.read_at(&mut block, low)?;
+        block.truncate(read);
+        for at in memchr::memrchr_iter(b'\n', &block) {
+            let start = low + at as u64 + 1;
+            if let Some(found) = line(&block, low, start, next)? {
+                return Ok(Some(found));
+            }
+            next = Some(start);
+        }
+    }
+    line(&block, low, least, next)
+}
+
+#[cfg(test)]
+#[path = "files_tests.rs"]
+mod tests;

@@ -1,0 +1,93 @@
+//! Several logs as one, in the order of time.
+
+use gantry_model::{PodId, Timestamp};
+
+use crate::LogsError;
+use crate::logs::reader::LineRef;
+use crate::logs::source::{AppLog, BLOCK, FIRST_BLOCK};
+
+/// The logs, and which of their lines are wanted.
+#[derive(Debug)]
+pub(crate) struct Merge {
+    pub(crate) id: PodId,
+    pub(crate) logs: Vec<AppLog>,
+    /// Lines of the other stream are left out.
+    pub(crate) stderr: Option<bool>,
+    /// Lines that are older, or have no time, are left out.
+    pub(crate) since: Option<Timestamp>,
+    /// Lines that are not older are left out.
+    pub(crate) until: Option<Timestamp>,
+}
+
+/// When it is a log's turn: the time of the line it shows, and of equals its place.
+type Turn = (Option<Timestamp>, usize);
+
+/// How much each of so many logs may read at once, so that many need not much more memory than one.
+pub(crate) fn block_for(logs: usize) -> usize {
+    (BLOCK / logs.max(1)).max(FIRST_BLOCK)
+}
+
+impl Merge {
+    /// Shows the sink every line that is there (the number of its log; the line, if it is wanted; its size in the file),
+    /// until it says that this is enough. Whether it did.
+    ///
+    /// # Errors
+    /// A log could not be read.
+    pub(crate) fn give(
+        &mut self,
+        mut sink: impl FnMut(usize, Option<LineRef<'_>>, usize) -> bool,
+    ) -> Result<bool, LogsError> {
+        self.logs.iter_mut().for_each(AppLog::wake);
+        loop {
+            self.show()?;
+            let Some((first, rival)) = self.first() else { return Ok(false) };
+            let (since, until, stderr) = (self.since, self.until, self.stderr);
+            let wanted = |at: Option<Timestamp>, line: &LineRef<'_>| {
+                since.is_none_or(|since| at >= Some(since))
+                    && until.is_none_or(|until| at < Some(until))
+                    && stderr.is_none_or(|stderr| line.stderr == stderr)
+            };
+            let log = &mut self.logs[first];
+            // As long as it has the earliest line that was read, the others need not be looked at.
+            while let Some(at) = log.shown().filter(|at| rival.is_none_or(|rival| (*at, first) < rival)) {
+                let enough = log
+                    .line()
+                    .is_some_and(|(line, size)| !sink(first, Some(line).filter(|line| wanted(at, line)), size));
+                log.pass();
+                if enough {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+
+    /// Has every log show its next line, unless there is none.
+    fn show(&mut self) -> Result<(), LogsError> {
+        let id = self.id;
+        loop {
+            let mut read = false;
+            for log in self.logs.iter_mut().filter(|log| log.shown().is_none() && !log.is_dry()) {
+                read |= log.poll().map_err(|source| LogsError::Read { id, app: log.app.clone(), source })?;
+            }
+            if !read {
+                return Ok(());
+            }
+            // What was read may be younger than what a log has by now that had nothing before.
+            self.logs.iter_mut().filter(|log| log.shown().is_none()).for_each(AppLog::wake);
+        }
+    }
+
+    /// The log that shows the earliest line, and the second earliest with its log; of equals, the one before.
+    fn first(&self) -> Option<(usize, Option<Turn>)> {
+        let (mut best, mut rival): (Option<Turn>, Option<Turn>) = (None, None);
+        for (i, log) in self.logs.iter().enumerate() {
+            let Some(shown) = log.shown().map(|at| (at, i)) else { continue };
+            if best.is_none_or(|best| shown < best) {
+                (best, rival) = (Some(shown), best);
+            } else if rival.is_none_or(|rival| shown < rival) {
+                rival = Some(shown);
+            }
+        }
+        best.map(|(_, first)| (first, rival))
+    }
+}

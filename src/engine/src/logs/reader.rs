@@ -1,0 +1,368 @@
+//! Reading logs by pieces, for callers that do something else in between: the one way in which logs are read.
+//!
+//! A reader owns its files and knows nothing of the engine, so it may go from thread to thread between two pulls. It takes
+//! no lock and changes nothing.
+//!
+//! # Order
+//!
+//! The lines of several apps are merged by their times. What is there when a reader is opened comes in that order. So does
+//! what comes later, as far as the supervisor has written it: it writes in the order of time, so a line is given out only
+//! after every log that had nothing more has been asked again.
+//!
+//! # Bounds
+//!
+//! They are found by bisection, then every line is checked, so none is ever given out that is not within them. Where a
+//! clock was set back the log crosses a bound several times; lines within the bounds may then be missing before the place
+//! that is found for `since`, and behind the one for `until`. Without a bound the clock plays no part.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gantry_contract::files;
+use gantry_model::{AppName, BootId, Phase, PodId, PodPrefix, Timestamp};
+use gantry_store::PodRow;
+
+use crate::host::process::{self, Deadline};
+use crate::logs::files::{LogDir, Span};
+use crate::logs::merge::{Merge, block_for};
+use crate::logs::source::AppLog;
+use crate::{Engine, LogQuery, LogsError, Observer, PodError};
+
+/// A supervisor gives a line its time when it reads it and writes it next. This long after `until` it has.
+const WRITTEN: Duration = Duration::from_millis(50);
+
+/// Where one reader of a pod's logs stands. `Send`.
+///
+/// It holds a few descriptors for every app.
+#[derive(Debug)]
+pub struct LogReader {
+    id: PodId,
+    boot: BootId,
+    merge: Merge,
+    until: Option<Timestamp>,
+    stage: Stage,
+}
+
+/// What may still come.
+#[derive(Debug)]
+enum Stage {
+    /// The pod was not started yet.
+    Waiting,
+    /// Its supervisor (this one) may write.
+    Running(OwnedFd),
+    /// Nobody writes any more, or nothing that is asked for.
+    Over,
+}
+
+/// What there is after a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pulled {
+    /// There is more at once.
+    More,
+    /// Nothing more now. Wait until a directory of [`LogReader::dirs`] changes, the supervisor ends, or
+    /// [`LogReader::wait_at_most`] has passed.
+    Dry,
+    /// The pod was not started yet. Wait for its start (an event), or [`LogReader::wait_at_most`].
+    Waiting,
+    /// All was given out, and nothing more will come.
+    End,
+}
+
+/// A line, or a piece of one, borrowed.
+#[derive(Debug, Clone, Copy)]
+pub struct LineRef<'a> {
+    /// Which app.
+    pub app: &'a AppName,
+    /// When the supervisor read it; the time of the line before where the file says none.
+    pub at: Timestamp,
+    /// Whether it came from stderr.
+    pub stderr: bool,
+    /// Whether the line goes on in the next one of the same app and stream.
+    pub piece: bool,
+    /// Whether it ended without a newline, or `piece`.
+    pub partial: bool,
+    /// The bytes as written, without the newline.
+    pub text: &'a [u8],
+}
+
+impl LogReader {
+    /// The directories in which something changes when there is more. They may not be there before the pod was started.
+    #[must_use]
+    pub fn dirs(&self) -> Vec<PathBuf> {
+        self.merge.logs.iter().map(|log| log.dir().path()).collect()
+    }
+
+    /// How long to wait for more at most; `None`: for as long as it takes.
+    #[must_use]
+    pub fn wait_at_most(&self) -> Option<Duration> {
+        // A little more, so that it has passed when it is looked at.
+        let left = |until: Timestamp| until.since(gantry_store::now()) + WRITTEN + Duration::from_millis(1);
+        self.until.map(left)
+    }
+
+    /// The supervisor of the pod, while it is waited for.
+    pub(crate) fn supervisor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.stage {
+            Stage::Running(fd) => Some(fd.as_fd()),
+            Stage::Waiting | Stage::Over => None,
+        }
+    }
+
+    /// A reader of the pod in this row, whose directory this is.
+    fn open(row: &PodRow, dir: &Path, boot: &BootId, query: &LogQuery) -> Result<Self, LogsError> {
+        let id = row.id;
+        let apps = chosen(row, &query.apps)?;
+        let mut reader = Self {
+            id,
+            boot: boot.clone(),
+            merge: Merge { id, logs: Vec::new(), stderr: query.stderr, since: query.since, until: query.until },
+            until: query.until.filter(|_| query.follow),
+            stage: if query.follow { stage_of(row, boot) } else { Stage::Over },
+        };
+        // First whether it is over, then what it wrote: nothing is written after.
+        reader.advance(|| Ok(Some(row.clone())))?;
+        let mut opening = Opening { query, id, over: matches!(reader.stage, Stage::Over), logs: Vec::new() };
+        for app in &apps {
+            opening.add(app, dir)?;
+        }
+        reader.merge.logs = opening.finish()?;
+        Ok(reader)
+    }
+
+    /// Finds out what may still come. `row` says how the pod stands (`None`: it is gone) and is asked only where that
+    /// matters.
+    fn advance(&mut self, row: impl FnOnce() -> Result<Option<PodRow>, PodError>) -> Result<(), PodError> {
+        if matches!(self.stage, Stage::Waiting) {
+            self.stage = row()?.map_or(Stage::Over, |row| stage_of(&row, &self.boot));
+        }
+        let ended = match &self.stage {
+            Stage::Running(fd) => {
+                let now = Deadline::after(Duration::ZERO);
+                process::readable(&[fd.as_fd()], now)
+                    .map_err(PodError::io("watch the supervisor of pod", self.id.to_string()))?
+                    .is_some()
+            }
+            Stage::Waiting | Stage::Over => false,
+        };
+        let written = gantry_store::now().before(WRITTEN);
+        if ended || self.until.is_some_and(|until| until <= written) {
+            self.stage = Stage::Over;
+        }
+        Ok(())
+    }
+
+    fn pull(
+        &mut self,
+        row: impl FnOnce() -> Result<Option<PodRow>, PodError>,
+        most: usize,
+        sink: &mut dyn FnMut(LineRef<'_>),
+    ) -> Result<Pulled, LogsError> {
+        self.advance(row)?;
+        let mut given = 0;
+        let more = self.merge.give(|_, line, size| {
+            if let Some(line) = line {
+                sink(line);
+            }
+            given += size;
+            given < most
+        })?;
+        Ok(match self.stage {
+            _ if more => Pulled::More,
+            Stage::Waiting => Pulled::Waiting,
+            Stage::Running(_) => Pulled::Dry,
+            Stage::Over => Pulled::End,
+        })
+    }
+}
+
+/// What the apps of a pod in this row may still write.
+fn stage_of(row: &PodRow, boot: &BootId) -> Stage {
+    match &row.phase {
+        Phase::Running { supervisor, .. } => process::open(supervisor, boot).map_or(Stage::Over, Stage::Running),
+        phase if phase.is_final() => Stage::Over,
+        _ => Stage::Waiting,
+    }
+}
+
+fn chosen(row: &PodRow, asked: &[AppName]) -> Result<Vec<AppName>, LogsError> {
+    let all: Vec<&AppName> = row.apps.iter().map(|app| &app.name).collect();
+    match asked.iter().find(|name| !all.contains(name)) {
+        Some(app) => Err(LogsError::NoSuchApp { id: row.id, app: app.clone() }),
+        // Each once, however often it was named.
+        None => Ok(all.into_iter().filter(|name| asked.is_empty() || asked.contains(name)).cloned().collect()),
+    }
+}
+
+/// The logs of a reader that is being opened.
+struct Opening<'a> {
+    query: &'a LogQuery,
+    id: PodId,
+    /// Whether only what is there now is read.
+    over: bool,
+    logs: Vec<Source>,
+}
+
+/// The log of one app, and what of it is asked for.
+struct Source {
+    app: AppName,
+    dir: LogDir,
+    /// `None`: there are no files.
+    span: Option<Span>,
+    /// How many whole lines that is, if they were counted.
+    lines: usize,
+}
+
+impl Source {
+    fn find(app: &AppName, pod: &Path, query: &LogQuery, over: bool) -> io::Result<Self> {
+        let mut dir = LogDir::new(pod, Path::new(files::LOGS).join(app.as_str()));
+        let most = query.most_lines();
+        // Where lines are still to come, `until` is no place in the file yet, but one to count from.
+        let span = dir.span(query.since, query.until.filter(|_| over || most.is_some()))?;
+        let mut source = Self { app: app.clone(), dir, span, lines: 0 };
+        if let Some(most) = most {
+            source.tail(most, query.stderr)?;
+        }
+        Ok(source)
+    }
+
+    /// Leaves only so many lines, the last ones.
+    fn tail(&mut self, most: usize, stderr: Option<bool>) -> io::Result<()> {
+        if let Some(span) = &mut self.span {
+            (self.lines, span.start) = self.dir.tail(span, most, stderr)?;
+        }
+        Ok(())
+    }
+
+    /// The log itself, from there on or (if it is `over`) only there.
+    fn log(&self, over: bool, block: usize) -> io::Result<AppLog> {
+        let before = self.span.as_ref().map(|span| self.dir.time_before(span)).transpose()?.flatten();
+        let (start, end) = self.span.as_ref().map(|span| (span.start.clone(), span.end.clone())).unzip();
+        let log = AppLog::new(self.app.clone(), self.dir.again(), start, block).after(before);
+        Ok(if over { log.ending(end) } else { log })
+    }
+}
+
+impl Opening<'_> {
+    fn add(&mut self, app: &AppName, pod: &Path) -> Result<(), LogsError> {
+        let source = Source::find(app, pod, self.query, self.over);
+        self.logs.push(source.map_err(|source| LogsError::Read { id: self.id, app: app.clone(), source })?);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Vec<AppLog>, LogsError> {
+        let id = self.id;
+        let lines: usize = self.logs.iter().map(|source| source.lines).sum();
+        let surplus = self.query.tail_total.map_or(0, |most| lines.saturating_sub(most));
+        if surplus > 0 {
+            let older = self.older(surplus)?;
+            for (log, older) in self.logs.iter_mut().zip(older) {
+                let found = log.tail(log.lines.saturating_sub(older), self.query.stderr);
+                found.map_err(|source| LogsError::Read { id, app: log.app.clone(), source })?;
+            }
+        }
+        self.open(self.over)
+    }
+
+    fn open(&self, over: bool) -> Result<Vec<AppLog>, LogsError> {
+        let block = block_for(self.logs.len());
+        let open = |log: &Source| {
+            log.log(over, block).map_err(|source| LogsError::Read { id: self.id, app: log.app.clone(), source })
+        };
+        self.logs.iter().map(open).collect()
+    }
+
+    /// How many lines of each app are among the `surplus` oldest of all. They are read for that, and not kept.
+    fn older(&self, surplus: usize) -> Result<Vec<usize>, LogsError> {
+        // Counted as they lie in the files: the bounds are in the spans already.
+        let logs = self.open(true)?;
+        let mut merge = Merge { id: self.id, logs, stderr: self.query.stderr, since: None, until: None };
+        let mut older = vec![0; self.logs.len()];
+        let mut left = surplus;
+        merge.give(|app, line, _| {
+            if line.is_some_and(|line| !line.piece) {
+                older[app] += 1;
+                left -= 1;
+            }
+            left > 0
+        })?;
+        // Those without a last piece are the newest of all.
+        for (older, log) in older.iter_mut().zip(&self.logs) {
+            if left > 0 && log.lines > *older {
+                *older += 1;
+                left -= 1;
+            }
+        }
+        Ok(older)
+    }
+}
+
+impl Engine {
+    /// A reader of the logs of a pod, standing where the query says.
+    ///
+    /// # Errors
+    /// [`LogsError`], also when there is no such pod or app.
+    pub fn open_logs(&self, id: PodId, query: &LogQuery) -> Result<LogReader, LogsError> {
+        LogReader::open(&self.current(id)?, &self.pod_dir(id), self.store.boot(), query)
+    }
+
+    /// Gives lines to the sink until it has had about `most` bytes of the log, or there are no more.
+    ///
+    /// # Errors
+    /// [`LogsError`].
+    pub fn pull_logs(
+        &self,
+        reader: &mut LogReader,
+        most: usize,
+        sink: &mut dyn FnMut(LineRef<'_>),
+    ) -> Result<Pulled, LogsError> {
+        let id = reader.id;
+        let row = || match self.current(id) {
+            Err(PodError::NotFound(_)) => Ok(None),
+            row => row.map(Some),
+        };
+        reader.pull(row, most, sink)
+    }
+}
+
+impl Observer {
+    /// A reader of the logs of a pod, standing where the query says.
+    ///
+    /// # Errors
+    /// [`LogsError`], also when there is no such pod or app.
+    pub fn open_logs(&self, id: PodId, query: &LogQuery) -> Result<LogReader, LogsError> {
+        let engine = &self.engine;
+        let row = engine.store.pod(id).map_err(PodError::store)?;
+        let row = row.ok_or_else(|| PodError::NotFound(PodPrefix::from(id)))?;
+        LogReader::open(&row, &engine.pod_dir(id), engine.store.boot(), query)
+    }
+
+    /// Gives lines to the sink until it has had about `most` bytes of the log, or there are no more.
+    ///
+    /// What counts is what lines take in the file: about 40 bytes more than their text. At least one line is given
+    /// where there is one; it has at most a mebibyte.
+    ///
+    /// # Errors
+    /// [`LogsError`].
+    pub fn pull_logs(
+        &self,
+        reader: &mut LogReader,
+        most: usize,
+        sink: &mut dyn FnMut(LineRef<'_>),
+    ) -> Result<Pulled, LogsError> {
+        let id = reader.id;
+        reader.pull(|| self.engine.store.pod(id).map_err(PodError::store), most, sink)
+    }
+
+    /// A descriptor that becomes readable when the pod's supervisor ends. `None` when none runs or none is waited for (ask
+    /// again after [`Pulled::Waiting`]), or when there are no descriptors left: then pull again after a while.
+    #[must_use]
+    pub fn supervisor_of(&self, reader: &LogReader) -> Option<OwnedFd> {
+        reader.supervisor()?.try_clone_to_owned().ok()
+    }
+}
+
+#[cfg(test)]
+#[path = "reader_tests.rs"]
+mod tests;

@@ -1,0 +1,175 @@
+//! Repairs logs after a supervisor was killed while writing them, so that they end in a complete line.
+//!
+//! If the writer is killed, the kernel can cut a long write(2) short at a page boundary, so the file may end within a
+//! record. Also, the last record may be a partial line (tag `P`) whose rest was never written. An incomplete record is
+//! truncated; a partial line becomes the last part of its line (tag `F`) in place. Neither needs disk space.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use gantry_contract::files;
+use rustix::fs::OFlags;
+
+use crate::logs::line;
+
+/// Maximum distance from the end of a log at which the last record of each stream is searched.
+const MAX_TAIL: u64 = 4 << 20;
+
+/// Repairs the logs of every app of the pod in this directory. The caller holds the pod's lock: nothing writes them.
+///
+/// # Errors
+/// The first file that could not be repaired; the others are.
+pub(crate) fn repair(pod_dir: &Path) -> io::Result<()> {
+    let mut outcome = Ok(());
+    for app in entries(&pod_dir.join(files::LOGS))? {
+        for log in entries(&app)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "log")) {
+            let repaired = repair_log(&log);
+            outcome = outcome.and(repaired);
+        }
+    }
+    outcome
+}
+
+fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    match std::fs::read_dir(dir) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The newest file of a log, and the one before it for a stream that has nothing in the newest.
+fn repair_log(path: &Path) -> io::Result<()> {
+    let mut older = path.as_os_str().to_owned();
+    older.push(".1");
+    // Standard output, standard error: whether the end of the stream was seen.
+    let mut seen = [false, false];
+    for path in [path, Path::new(&older)] {
+        match open(path) {
+            Ok(file) => repair_file(&file, &mut seen)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        if seen == [true, true] {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    // NONBLOCK: should there be a FIFO, opening it must not hang.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
+}
+
+fn repair_file(file: &File, seen: &mut [bool; 2]) -> io::Result<()> {
+    let size = file.metadata()?.len();
+    let from = size.saturating_sub(MAX_TAIL);
+    let mut bytes = vec![0; usize::try_from(size - from).unwrap_or(0)];
+    file.read_exact_at(&mut bytes, from)?;
+    let whole = memchr::memrchr(b'\n', &bytes).map_or(0, |at| at + 1);
+    if whole < bytes.len() && (whole > 0 || from == 0) {
+        file.set_len(from + whole as u64)?;
+    }
+    let mut end = whole;
+    while end > 0 && *seen != [true, true] {
+        let line = &bytes[..end - 1];
+        let start = memchr::memrchr(b'\n', line).map_or(0, |at| at + 1);
+        let line = &line[start..];
+        if let Some(parsed) = line::parse(line) {
+            let known = std::mem::replace(&mut seen[usize::from(parsed.stderr)], true);
+            if let (false, true, Some(tag)) = (known, parsed.piece, tag_of(line)) {
+                file.write_all_at(b"F", from + (start + tag) as u64)?;
+            }
+        }
+        end = start;
+    }
+    Ok(())
+}
+
+/// Where the tag of a record is: behind the second blank.
+fn tag_of(line: &[u8]) -> Option<usize> {
+    memchr::memchr_iter(b' ', line).nth(1).map(|at| at + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIME: &str = "2026-11-22T10:00:00.123456789Z";
+
+    fn record(text: &str) -> String {
+        format!("{TIME} {text}\n")
+    }
+
+    /// The files of a log (newest first) before and after.
+    #[track_caller]
+    fn check(before: &[String], after: &[String]) {
+        let dir = tempfile::tempdir().unwrap();
+        let app = dir.path().join(files::LOGS).join("app");
+        std::fs::create_dir_all(&app).unwrap();
+        let name = |i: usize| app.join(if i == 0 { "0.log".to_owned() } else { format!("0.log.{i}") });
+        for (i, text) in before.iter().enumerate() {
+            std::fs::write(name(i), text).unwrap();
+        }
+        for _ in 0..2 {
+            repair(dir.path()).unwrap();
+            for (i, text) in after.iter().enumerate() {
+                assert_eq!(std::fs::read_to_string(name(i)).unwrap(), *text, "file {i} of {before:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn torn_and_unfinished_lines() {
+        let (out, err) = (record("stdout F one"), record("stderr F bad"));
+        let rows = [
+            (String::new(), String::new()),
+            (out.clone(), out.clone()),
+            (format!("{out}{TIME} stdo"), out.clone()),
+            (TIME.to_owned(), String::new()),
+            (format!("{out}{}", record("stdout P piece")), format!("{out}{}", record("stdout F piece"))),
+            (format!("{}{err}", record("stdout P a")), format!("{}{err}", record("stdout F a"))),
+            (
+                format!("{}{}{TIME} stdout P torn", record("stdout P a"), record("stderr P b")),
+                format!("{}{}", record("stdout F a"), record("stderr F b")),
+            ),
+            (format!("{}{out}", record("stdout P one ")), format!("{}{out}", record("stdout P one "))),
+            ("no log\nof ours\n".to_owned(), "no log\nof ours\n".to_owned()),
+        ];
+        for (before, after) in rows {
+            check(&[before], &[after]);
+        }
+    }
+
+    #[test]
+    fn a_line_that_began_before_the_rotation() {
+        let (out, err) = (record("stdout F one"), record("stderr P bad"));
+        check(&[out.clone(), err.clone()], &[out.clone(), record("stderr F bad")]);
+        check(&[err.clone(), record("stderr P before")], &[record("stderr F bad"), record("stderr P before")]);
+        check(&[format!("{TIME} st"), err], &[String::new(), record("stderr F bad")]);
+    }
+
+    #[test]
+    fn a_pod_without_logs() {
+        repair(tempfile::tempdir().unwrap().path()).unwrap();
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_is_there_ends_in_a_whole_line(bytes: Vec<u8>) {
+            let dir = tempfile::tempdir().unwrap();
+            let app = dir.path().join(files::LOGS).join("app");
+            std::fs::create_dir_all(&app).unwrap();
+            std::fs::write(app.join("0.log"), &bytes).unwrap();
+            repair(dir.path()).unwrap();
+            let after = std::fs::read(app.join("0.log")).unwrap();
+            proptest::prop_assert!(after.is_empty() || after.ends_with(b"\n"));
+            proptest::prop_assert!(bytes.len() >= after.len());
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The log of one app, read as one stream: all attempts, all rotated files, oldest first, and onwards while the
+//! supervisor writes and rotates. Starts anywhere without reading what comes before.
+//!
+//! Lines are found in a block that is read in one piece, and given out borrowed from it. Memory is bounded by a block and
+//! one line; a log that is waited for holds none.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+
+use gantry_model::{AppName, Timestamp};
+
+use crate::logs::files::{LogDir, MOST_LINE, Part, Place};
+use crate::logs::line::Parser;
+use crate::logs::reader::LineRef;
+
+/// What is read at once by one who reads a lot, and at first.
+pub(crate) const BLOCK: usize = 256 << 10;
+pub(crate) const FIRST_BLOCK: usize = 16 << 10;
+/// So many newer files are held open ahead of the reader, so that a writer who is faster for a while (and deletes
+/// what it rotates away) takes nothing from it. They may keep that many deleted files on the disk.
+const AHEAD: usize = 16;
+/// Newer files are looked for whenever so much was read.
+const LOOK_EVERY: usize = 1 << 20;
+
+/// The log of one app.
+#[derive(Debug)]
+pub(crate) struct AppLog {
+    pub(crate) app: AppName,
+    dir: LogDir,
+    open: Option<Place>,
+    /// Where to end.
+    stop: Option<Place>,
+    /// Whether it ends there; else it goes on.
+    ends: bool,
+    /// The files after the open one, opened before they can be deleted.
+    ahead: VecDeque<Place>,
+    /// Whether all newer files that there were at the last look are in `ahead`.
+    complete: bool,
+    /// Bytes read since newer files were looked for.
+    unlooked: usize,
+    /// All that was there has been given out.
+    dry: bool,
+    buffer: Buffer,
+    parser: Parser,
+    /// The time of the last line that had one, for lines that have none.
+    at: Option<Timestamp>,
+    /// The line of which only the beginning was given out, because it is too long.
+    cut: Option<Line>,
+    next: Option<Line>,
+}
+
+/// What was read and not given out: `bytes[taken..filled]`.
+#[derive(Debug, Default)]
+struct Buffer {
+    bytes: Vec<u8>,
+    taken: usize,
+    filled: usize,
+    /// The most that is read at once.
+    block: usize,
+    /// Whether the last read got as much as it could take.
+    brimful: bool,
+}
+
+/// A line, or a piece of one, in the buffer.
+#[derive(Debug, Clone)]
+struct Line {
+    at: Option<Timestamp>,
+    stderr: bool,
+    piece: bool,
+    partial: bool,
+    text: Range<usize>,
+    /// Bytes of the file that it covers.
+    size: usize,
+}
+
+impl AppLog {
+    /// The log in `dir` from `start` on (without: from the beginning), reading at most `block` bytes at once.
+    pub(crate) fn new(app: AppName, dir: LogDir, start: Option<Place>, block: usize) -> Self {
+        Self {
+            app,
+            dir,
+            open: start,
+            stop: None,
+            ends: false,
+            ahead: VecDeque::new(),
+            complete: false,
+            unlooked: 0,
+            dry: false,
+            buffer: Buffer { block, ..Buffer::default() },
+            parser: Parser::default(),
+            at: None,
+            cut: None,
+            next: None,
+        }
+    }
+
+    /// The same, with a time for lines that come before the first that has one.
+    pub(crate) fn after(self, at: Option<Timestamp>) -> Self {
+        Self { at, ..self }
+    }
+
+    /// The same, ending there. Without a place there is nothing to read.
+    pub(crate) fn ending(self, stop: Option<Place>) -> Self {
+        Self { ends: true, dry: stop.is_none(), stop, ..self }
+    }
+
+    /// Where it is.
+    pub(crate) fn dir(&self) -> &LogDir {
+        &self.dir
+    }
+
+    /// A log that goes on may have more by now.
+    pub(crate) fn wake(&mut self) {
+        self.dry &= self.ends;
+    }
+
+    /// Whether all that was there has been given out.
+    pub(crate) fn is_dry(&self) -> bool {
+        self.dry
+    }
+
+    /// Whether a line is shown, and its time, if it or one before it has one.
+    pub(crate) fn shown(&self) -> Option<Option<Timestamp>> {
+        self.next.as_ref().map(|line| line.at)
+    }
+
+    /// The line that is shown, and how many bytes of the file it covers.
+    pub(crate) fn line(&self) -> Option<(LineRef<'_>, usize)> {
+        let line = self.next.as_ref()?;
+        let at = line.at.unwrap_or_default();
+        let text = self.buffer.bytes.get(line.text.clone())?;
+        let (stderr, piece, partial) = (line.stderr, line.piece, line.partial);
+        Some((LineRef { app: &self.app, at, stderr, piece, partial, text }, line.size))
+    }
+
+    /// Goes on to the next line, which is shown if it was read already.
+    pub(crate) fn pass(&mut self) {
+        self.next = None;
+        self.scan();
+    }
+
+    /// Reads until a line is shown; whether one is. If none is, all that was there has been given out.
+    pub(crate) fn poll(&mut self) -> io::Result<bool> {
+        while !self.dry && self.next.is_none() && !self.scan() {
+            if !(self.fill()? || self.go_on()?) {
+                self.rest();
+            }
+        }
+        Ok(self.next.is_some())
+    }
+
+    /// Shows the next line of those in the buffer. What is not in the format (somebody edited the file) is shown as it is.
+    fn scan(&mut self) -> bool {
+        let Buffer { bytes, taken, filled, .. } = &self.buffer;
+        let held = &bytes[*taken..*filled];
+        let window = &held[..held.len().min(MOST_LINE)];
+        let (length, whole) = match memchr::memchr(b'\n', window) {
+            Some(at) => (at, true),
+            None if window.len() == MOST_LINE => (MOST_LINE, false),
+            None => return false,
+        };
+        let (start, end) = (*taken, *taken + length);
+        let size = length + usize::from(whole);
+        let line = match self.cut.take() {
+            Some(begun) => Line { text: start..end, size, ..begun },
+            None => match self.parser.parse(&window[..length]) {
+                Some(parsed) => {
+                    self.at = Some(parsed.at);
+                    let (stderr, piece, partial) = (parsed.stderr, parsed.piece, parsed.partial);
+                    Line { at: self.at, stderr, piece, partial, text: end - parsed.text.len()..end, size }
+                }
+                None => Line { at: self.at, stderr: false, piece: false, partial: false, text: start..end, size },
+            },
+        };
+        self.buffer.taken += size;
+        self.next = Some(if whole {
+            line
+        } else {
+            self.cut = Some(line.clone());
+            Line { piece: true, partial: true, ..line }
+        });
+        true
+    }
+
+    /// Reads on in the open file; whether there was something.
+    fn fill(&mut self) -> io::Result<bool> {
+        let Some(open) = &mut self.open else { return Ok(false) };
+        let most = match &self.stop {
+            Some(stop) if stop.inode == open.inode => stop.offset.saturating_sub(open.offset),
+            _ => u64::MAX,
+        };
+        let room = self.buffer.room();
+        let most = usize::try_from(most).unwrap_or(usize::MAX).min(room.len());
+        let read = open.file.read_at(&mut room[..most], open.offset)?;
+        self.buffer.took(read);
+        open.offset += read as u64;
+        self.unlooked += read;
+        if self.unlooked >= LOOK_EVERY {
+            self.look_ahead()?;
+        }
+        Ok(read > 0)
+    }
+
+    /// Goes on in the next file; whether there is one, or more in this one.
+    fn go_on(&mut self) -> io::Result<bool> {
+        self.look_ahead()?;
+        if self.ahead.is_empty() {
+            return Ok(false);
+        }
+        // Nothing is written to a file once it has a successor; but it may have been between our two looks.
+        if self.fill()? {
+            return Ok(true);
+        }
+        // An unfinished line at the end of a rotated file was torn by a full disk: it has no end and goes.
+        self.open = self.ahead.pop_front();
+        self.buffer.empty();
+        self.cut = None;
+        Ok(true)
+    }
+
+    /// All that was there has been given out. An unfinished line is read again when it has an end: a full disk may
+    /// have it cut off until then. Nobody knows how long that takes, so the memory is given back.
+    fn rest(&mut self) {
+        self.dry = true;
+        if let Some(open) = &mut self.open {
+            open.offset -= (self.buffer.filled - self.buffer.taken) as u64;
+        }
+        self.buffer = Buffer { block: self.buffer.block, ..Buffer::default() };
+        if self.ends {
+            self.open = None;
+            self.ahead.clear();
+        }
+    }
+
+    /// Opens the files that are newer than the newest one we have, up to the one in which to end.
+    fn look_ahead(&mut self) -> io::Result<()> {
+        self.unlooked = 0;
+        let last = self.stop.as_ref().map(|stop| stop.inode);
+        let newest = self.ahead.back().or(self.open.as_ref()).map(|open| open.inode);
+        if (newest.is_some() && newest == last) || (self.complete && !self.dir.changed()?) {
+            return Ok(());
+        }
+        let parts = self.dir.parts()?;
+        self.open_newer(&parts)
+    }
+
+    /// The same of these files, which a look has found. By now some of them may be gone.
+    fn open_newer(&mut self, parts: &[Part]) -> io::Result<()> {
+        self.complete = false;
+        let newest = self.ahead.back().or(self.open.as_ref()).map(|open| open.inode);
+        // One that is not there any more was older than all that are.
+        let known = newest.and_then(|inode| parts.iter().position(|part| part.inode == inode));
+        let newer = parts.get(known.map_or(0, |at| at + 1)..).unwrap_or_default();
+        let last = self.stop.as_ref().map(|stop| Place { offset: 0, ..stop.clone() });
+        if let Some(last) = last.as_ref().filter(|last| newer.iter().all(|part| part.inode != last.inode)) {
+            // It was deleted, and so was all between; what is there now came later.
+            self.ahead.push_back(last.clone());
+            return Ok(());
+        }
+        for part in newer {
+            if self.ahead.len() >= AHEAD {
+                return Ok(());
+            }
+            if let Some(last) = last.as_ref().filter(|last| last.inode == part.inode) {
+                self.ahead.push_back(last.clone());
+                break;
+            }
+            // What was deleted meanwhile leaves those that are newer.
+            self.ahead.extend(self.dir.open(part)?);
+        }
+        self.complete = true;
+        Ok(())
+    }
+}
+
+impl Buffer {
+    /// Where to read to. What is held (less than a line) moves to the front.
+    fn room(&mut self) -> &mut [u8] {
+        self.bytes.copy_within(self.taken..self.filled, 0);
+        self.filled -= self.taken;
+        self.taken = 0;
+        // Twice what was enough for the last read, or for a line that is longer than that.
+        let wanted = if self.brimful { self.bytes.len() * 2 } else { self.bytes.len() };
+        let wanted = wanted.clamp(FIRST_BLOCK, self.block.max(FIRST_BLOCK)).max(self.filled * 2);
+        if wanted > self.bytes.len() {
+            self.bytes.resize(wanted, 0);
+        }
+        &mut self.bytes[self.filled..]
+    }
+
+    fn took(&mut self, read: usize) {
+        self.filled += read;
+        self.brimful = self.filled == self.bytes.len();
+    }
+
+    fn empty(&mut self) {
+        (self.taken, self.filled) = (0, 0);
+    }
+}
+
+#[cfg(test)]
+#[path = "source_tests.rs"]
+mod tests;

@@ -1,0 +1,342 @@
+//! Every manifest that gantry writes is valid by appc's schema, and gantry can read it back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gantry_contract::plan::{self, Plan};
+use gantry_fetch::config::ImageConfig;
+use gantry_model::{AppState, Generation, NetMode, Phase, PodId, Timestamp};
+use gantry_store::{AppRow, ImageFormat, ImageRow, Networks, PodRow};
+use gantry_tests::appc::{check_image_manifest, check_pod_manifest};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::ImageView;
+use crate::manifest::appc::read;
+use crate::manifest::appc::write;
+
+fn digest() -> gantry_model::Digest {
+    format!("sha256:{}", "ab".repeat(32)).parse().unwrap()
+}
+
+fn config() -> ImageConfig {
+    let texts = |list: &[&str]| list.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
+    ImageConfig {
+        entrypoint: texts(&["/bin/app"]),
+        cmd: texts(&["x"]),
+        env: vec![("A".into(), "secret".into()), ("1".into(), "x".into())],
+        user: Some("www:web".into()),
+        working_dir: Some("/srv".into()),
+        volumes: texts(&["/data"]),
+        exposed_ports: texts(&["80/tcp", "0/tcp", "x"]),
+        labels: [("Some Label".to_owned(), "v".to_owned())].into(),
+        os: "linux".into(),
+        architecture: "arm64".into(),
+        ..ImageConfig::default()
+    }
+}
+
+pub(crate) fn planned_app() -> plan::App {
+    plan::App {
+        name: "a".into(),
+        attempt: 0,
+        image_size: None,
+        layers: Vec::new(),
+        argv: vec!["/bin/app".into(), "x".into()],
+        env: vec!["PATH=/bin".into(), "DB_PASSWORD=hunter2".into(), "2BAD=x".into()],
+        cwd: "/".into(),
+        user: Some("www:web".into()),
+        group: None,
+        supplementary_gids: vec![7],
+        mounts: vec![plan::Mount {
+            volume: "v".into(),
+            target: "/v".into(),
+            read_only: true,
+            seed: false,
+            declared: false,
+        }],
+        read_only_root: true,
+        limits: plan::Limits {
+            memory: Some(1 << 26),
+            cpu_milli: Some(500),
+            cpu_shares: Some(512),
+            ..Default::default()
+        },
+        capabilities: vec!["CAP_CHOWN".into()],
+        required_capabilities: Vec::new(),
+        ambient_capabilities: Vec::new(),
+        seccomp: plan::Seccomp::Retain { names: vec!["read".into()], errno: 38 },
+        new_privileges: false,
+        oom_score_adj: Some(-5),
+        stop_signal: 15,
+        terminal: false,
+        stdin: false,
+    }
+}
+
+pub(crate) fn plan_of(app: plan::App) -> Plan {
+    let port = |protocol| plan::Port {
+        host_ip: Some("2001:db8::1".parse().unwrap()),
+        host_port: 8080,
+        pod_port: 80,
+        count: 2,
+        protocol,
+    };
+    let host = crate::pods::plan_net::host(
+        &crate::NetworkOptions::default(),
+        &gantry_store::Layout::new(std::path::Path::new("/d")),
+    );
+    let networks = plan::Networks { host, wanted: Vec::new(), all: false, ports: vec![port(plan::Protocol::Udp)] };
+    Plan {
+        version: gantry_contract::VERSION,
+        pod: String::new(),
+        pod_dir: String::new(),
+        trees_dir: String::new(),
+        hostname: String::new(),
+        net: plan::Net::Networks(networks),
+        resolv: plan::Resolv::Network,
+        hosts: plan::Hosts::default(),
+        cgroup_parent: "/gantry".into(),
+        volumes: vec![
+            plan::Volume {
+                name: "v".into(),
+                kind: plan::VolumeKind::Host { source: "/srv".into(), recursive: false },
+                read_only: true,
+            },
+            plan::Volume {
+                name: "a-image-1".into(),
+                kind: plan::VolumeKind::Empty { mode: 0o1755, uid: 1, gid: 2 },
+                read_only: false,
+            },
+        ],
+        apps: vec![app],
+        log: plan::LogLimits::default(),
+        stop_grace_ms: 0,
+    }
+}
+
+fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
+    let annotations: BTreeMap<_, _> = annotations.iter().map(|&(key, value)| (key.into(), value.into())).collect();
+    PodRow {
+        id: PodId::from_random([7; 16]),
+        generation: Generation(0),
+        created: Timestamp(0),
+        net: NetMode::None,
+        networks: Networks::default(),
+        hostname: String::new(),
+        user_annotations: annotations.clone(),
+        user_labels: annotations.clone(),
+        prepared: None,
+        phase: Phase::Embryo,
+        apps: vec![AppRow {
+            name: "a".parse().unwrap(),
+            image: digest(),
+            image_name: image_name.into(),
+            annotations,
+            state: AppState::Waiting,
+        }],
+    }
+}
+
+fn written(row: &PodRow, plan: &Plan, secrets: Secrets) -> Value {
+    let config = Arc::new(config());
+    let manifest = write::pod(row, plan, &|_| Some(Arc::clone(&config)), secrets);
+    serde_json::to_value(manifest).unwrap()
+}
+
+fn view(name: &str, annotations: &[(&str, &str)], config: ImageConfig) -> ImageView {
+    let row = ImageRow {
+        id: digest(),
+        config: digest(),
+        format: ImageFormat::Oci,
+        layers: Vec::new(),
+        size: 0,
+        names: Vec::new(),
+        imported: Timestamp(0),
+        last_used: Timestamp(0),
+    };
+    ImageView {
+        row,
+        name: name.into(),
+        version: "1".into(),
+        labels: BTreeMap::new(),
+        annotations: annotations.iter().map(|&(key, value)| (key.into(), value.into())).collect(),
+        manifest: Vec::new(),
+        config: Some(config.into()),
+        format: ImageFormat::Oci,
+    }
+}
+
+#[test]
+fn a_pod_for_appc() {
+    let row = row("127.0.0.1:5000/App:1.2", &[("rkt.kubernetes.io/uid", "1"), ("Created By", "me"), ("created", "x")]);
+    let pod = written(&row, &plan_of(planned_app()), Secrets::Shown);
+    assert_eq!(check_pod_manifest(&pod), Ok(()), "{pod:#}");
+    let hex = "ab".repeat(32);
+    let labels = json!([{ "name": "version", "value": "1.2" }, { "name": "os", "value": "linux" },
+        { "name": "arch", "value": "aarch64" }]);
+    let app = &pod["apps"][0];
+    let image = json!({ "name": "127.0.0.1_5000/app", "id": format!("sha512-{hex}"), "labels": labels });
+    assert_eq!(app["image"], image);
+    assert_eq!(app["annotations"], json!([{ "name": "rkt.kubernetes.io/uid", "value": "1" }]));
+    assert_eq!(pod["annotations"], app["annotations"]);
+    assert_eq!(pod["userAnnotations"], json!({ "Created By": "me", "created": "x" }));
+    assert_eq!(app["mounts"], json!([{ "volume": "v", "path": "/v" }]));
+    let inner = &app["app"];
+    assert_eq!(
+        (&inner["user"], &inner["group"], &inner["exec"]),
+        (&json!("www"), &json!("web"), &json!(["/bin/app", "x"]))
+    );
+    let variables = json!([{ "name": "PATH", "value": "/bin" }, { "name": "DB_PASSWORD", "value": "hunter2" }]);
+    assert_eq!(inner["environment"], variables, "without a name that appc refuses");
+    assert_eq!(inner["ports"][0]["name"], "80-tcp");
+    assert_eq!(inner["ports"].as_array().unwrap().len(), 1);
+    let isolators: Vec<_> =
+        inner["isolators"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+    let want = [
+        isolator::MEMORY,
+        isolator::CPU,
+        isolator::CPU_SHARES,
+        isolator::OOM_SCORE_ADJ,
+        isolator::NO_NEW_PRIVILEGES,
+        isolator::RETAIN_CAPABILITIES,
+        isolator::RETAIN_CALLS,
+    ];
+    assert_eq!(isolators, want);
+    assert_eq!(pod["volumes"][1]["mode"], "1755");
+    assert_eq!(pod["ports"][0]["podPort"]["protocol"], "udp");
+}
+
+#[test]
+fn values_of_variables_can_be_hidden() {
+    let pod = written(&row("a:1", &[]), &plan_of(planned_app()), Secrets::Hidden);
+    assert_eq!(check_pod_manifest(&pod), Ok(()));
+    assert!(!pod.to_string().contains("hunter2"));
+    assert_eq!(pod["apps"][0]["app"]["environment"][1], json!({ "name": "DB_PASSWORD", "value": "" }));
+    let image = view("a", &[], config());
+    let shown: Value = serde_json::from_slice(&image.appc_manifest(Secrets::Shown)).unwrap();
+    let hidden: Value = serde_json::from_slice(&image.appc_manifest(Secrets::Hidden)).unwrap();
+    assert!(shown.to_string().contains("secret") && !hidden.to_string().contains("secret"));
+    assert_eq!(hidden["app"]["environment"], json!([{ "name": "A", "value": "" }]));
+}
+
+#[test]
+fn an_image_for_appc() {
+    let image: Value = serde_json::from_slice(
+        &view("r.example/App", &[("k", "v"), ("K", "v")], config()).appc_manifest(Secrets::Shown),
+    )
+    .unwrap();
+    assert_eq!(check_image_manifest(&image), Ok(()), "{image:#}");
+    assert_eq!(
+        (&image["name"], &image["annotations"]),
+        (&json!("r.example/app"), &json!([{ "name": "k", "value": "v" }]))
+    );
+    assert_eq!(image["app"]["userLabels"], json!({ "Some Label": "v" }));
+    assert_eq!(image["app"]["mountPoints"], json!([{ "name": "volume-0", "path": "/data" }]));
+    let nameless: Value = serde_json::from_slice(&view("", &[], config()).appc_manifest(Secrets::Shown)).unwrap();
+    assert_eq!(nameless["name"], digest().to_appc());
+    assert_eq!(check_image_manifest(&nameless), Ok(()));
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let row = row("r.example/a:1", &[("a", "b"), ("A", "B")]);
+    let pod = written(&row, &plan_of(planned_app()), Secrets::Shown);
+    let bytes = serde_json::to_vec(&pod).unwrap();
+    assert!(read::is_appc(&bytes));
+    let spec = crate::manifest::parse(&bytes).unwrap();
+    spec.validate().unwrap();
+    assert_eq!((&spec.user_annotations, &spec.user_labels), (&row.user_annotations, &row.user_labels));
+    let app = &spec.apps[0];
+    assert_eq!(app.image, digest().to_appc());
+    assert_eq!(format!("{}", app.image.parse::<gantry_model::ImageRef>().unwrap()), digest().to_string());
+    assert_eq!((app.exec.as_deref(), &app.args[..]), (Some("/bin/app"), &["x".to_owned()][..]));
+    assert_eq!((app.user.as_deref(), app.group.as_deref()), (Some("www"), Some("web")));
+    let limits =
+        gantry_model::spec::Limits { memory: Some(1 << 26), cpu_milli: Some(500), cpu_shares: Some(512), pids: None };
+    assert_eq!((app.limits, app.oom_score_adj, app.new_privileges), (limits, Some(-5), false));
+    assert_eq!(app.seccomp, gantry_model::spec::Seccomp::Retain { names: ["read".to_owned()].into(), errno: 38 });
+    assert_eq!(app.mounts.len(), 1);
+    assert!(app.read_only_root && app.mounts[0].read_only && app.mounts[0].target == "/v");
+    assert_eq!((spec.volumes.len(), spec.ports.len(), spec.ports[0].host_port), (2, 1, 8080));
+}
+
+#[test]
+fn what_gantry_cannot_do_is_refused_by_name() {
+    let pod = |change: Value| {
+        let mut app = json!({ "exec": ["/a"], "user": "0", "group": "0" });
+        for (key, value) in change.as_object().unwrap() {
+            app[key] = value.clone();
+        }
+        json!({ "acVersion": "0.8.11", "acKind": "PodManifest", "volumes": null,
+            "apps": [{ "name": "a", "image": { "name": "r.example/a", "labels": [{ "name": "version", "value": "2" }] }, "app": app }] })
+    };
+    let read = |pod: &Value| crate::manifest::parse(&serde_json::to_vec(pod).unwrap());
+    let spec = read(&pod(json!({}))).unwrap();
+    assert_eq!((spec.apps[0].image.as_str(), spec.apps[0].new_privileges), ("r.example/a:2", true));
+    let isolator = |name: &str, value: Value| json!({ "isolators": [{ "name": name, "value": value }] });
+    for (change, want) in [
+        (isolator("resource/network-bandwidth", json!({})), "resource/network-bandwidth"),
+        (isolator("resource/memory", json!({ "limit": "much" })), "resource/memory"),
+        (isolator("resource/memory", json!({ "limti": "1M" })), "limti"),
+        (isolator("os/linux/seccomp-retain-set", json!({ "set": ["@rkt/x"] })), "@rkt/x"),
+        (isolator("os/linux/seccomp-retain-set", json!({ "set": ["read"], "errno": "EWHAT" })), "errno"),
+        (json!({ "eventHandlers": [{ "name": "pre-start", "exec": ["/a"] }] }), "event handlers"),
+    ] {
+        let refused = read(&pod(change)).unwrap_err().to_string();
+        assert!(refused.contains(want) && !refused.contains('\n'), "{want}: {refused}");
+    }
+    let implied = read(&pod(json!({ "mountPoints": [{ "name": "data", "path": "/data" }] }))).unwrap();
+    assert_eq!((implied.volumes.len(), implied.apps[0].mounts[0].target.as_str()), (1, "/data"));
+}
+
+proptest! {
+    #[test]
+    fn every_pod_is_one_for_appc(
+        image_name: String,
+        keys in proptest::collection::vec((any::<String>(), any::<String>()), 0..4),
+        env in proptest::collection::vec("[ -~]{0,12}=[ -~]{0,8}", 0..4),
+        user: Option<String>,
+        group: Option<String>,
+        errno: u16,
+        names in proptest::collection::vec("[a-z]{1,6}", 0..3),
+    ) {
+        let app = plan::App {
+            env, user, group,
+            capabilities: names.clone(),
+            seccomp: plan::Seccomp::Remove { names, errno },
+            ..planned_app()
+        };
+        let keys: Vec<_> = keys.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        for secrets in [Secrets::Shown, Secrets::Hidden] {
+            let pod = written(&row(&image_name, &keys), &plan_of(app.clone()), secrets);
+            prop_assert_eq!(check_pod_manifest(&pod), Ok(()), "{:#}", pod);
+        }
+    }
+
+    #[test]
+    fn every_image_is_one_for_appc(
+        name: String,
+        keys in proptest::collection::vec((any::<String>(), any::<String>()), 0..4),
+        os in "linux|windows|", arch in "amd64|arm|arm64|riscv64|386|", variant in proptest::option::of("v[5-8]"),
+        ports in proptest::collection::vec("[0-9a-z/]{0,8}", 0..4),
+        dir: Option<String>,
+    ) {
+        let config = ImageConfig {
+            os, architecture: arch, variant, working_dir: dir, exposed_ports: ports, volumes: vec![name.clone()],
+            env: keys.clone(), ..config()
+        };
+        let keys: Vec<_> = keys.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        let image: Value = serde_json::from_slice(&view(&name, &keys, config).appc_manifest(Secrets::Shown)).unwrap();
+        prop_assert_eq!(check_image_manifest(&image), Ok(()), "{:#}", image);
+    }
+
+    #[test]
+    fn reading_never_panics(text: String, name in "[a-z/-]{0,20}", value: i64) {
+        let _ = crate::manifest::parse(text.as_bytes());
+        let pod = json!({ "acVersion": "0.8.11", "acKind": text, "apps": [{ "name": name, "image": { "id": name },
+            "app": { "user": "0", "group": "0", "isolators": [{ "name": name, "value": value }] } }] });
+        let _ = crate::manifest::parse(&serde_json::to_vec(&pod).unwrap());
+    }
+}

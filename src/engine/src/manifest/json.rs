@@ -1,0 +1,351 @@
+//! The JSON of the pod manifest, and both ways between it and the model. Every field is named in both directions, so
+//! that a new one breaks the build. What the fields mean is told in [`crate::manifest`].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gantry_model::id::IdError;
+use gantry_model::net::PortSpec;
+use gantry_model::spec::{self, PodSpec};
+use gantry_model::{AppName, AppSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::ManifestError;
+use crate::manifest::net::{Hosts, Port, Resolver};
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Pod {
+    pub(crate) version: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    net: Option<String>,
+    #[serde(default)]
+    ports: Vec<Port>,
+    #[serde(default)]
+    dns: Resolver,
+    #[serde(default)]
+    hosts: Hosts,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hostname: Option<String>,
+    apps: Vec<App>,
+    #[serde(default)]
+    volumes: Vec<Volume>,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct App {
+    name: String,
+    image: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exec: Option<String>,
+    #[serde(default)]
+    args: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    group: Option<String>,
+    #[serde(default)]
+    supplementary_gids: Vec<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    working_dir: Option<String>,
+    #[serde(default)]
+    environment: Vec<Variable>,
+    #[serde(default)]
+    mounts: Vec<Mount>,
+    #[serde(default)]
+    read_only_root: bool,
+    #[serde(default)]
+    limits: Limits,
+    #[serde(default)]
+    capabilities: Capabilities,
+    #[serde(default)]
+    seccomp: Seccomp,
+    #[serde(default)]
+    new_privileges: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    oom_score_adj: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stop_signal: Option<u8>,
+    #[serde(default)]
+    terminal: bool,
+    #[serde(default)]
+    stdin: bool,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Variable {
+    name: String,
+    value: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mount {
+    volume: String,
+    target: String,
+    #[serde(default)]
+    read_only: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Limits {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_milli: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_shares: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pids: Option<u64>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+enum Capabilities {
+    #[default]
+    Default,
+    Retain(BTreeSet<String>),
+    Remove(BTreeSet<String>),
+    Adjust {
+        #[serde(default)]
+        add: BTreeSet<String>,
+        #[serde(default)]
+        drop: BTreeSet<String>,
+    },
+    All,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+enum Seccomp {
+    #[default]
+    Default,
+    Unconfined,
+    Retain(Calls),
+    Remove(Calls),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Calls {
+    names: BTreeSet<String>,
+    errno: u16,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Volume {
+    name: String,
+    kind: VolumeKind,
+    #[serde(default)]
+    read_only: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+enum VolumeKind {
+    Host {
+        source: String,
+        #[serde(default)]
+        recursive: bool,
+    },
+    Named {
+        volume: String,
+    },
+    Anonymous,
+    Empty {
+        #[serde(default = "usual_mode")]
+        mode: u32,
+        #[serde(default)]
+        uid: u32,
+        #[serde(default)]
+        gid: u32,
+    },
+}
+
+fn usual_mode() -> u32 {
+    0o755
+}
+
+impl From<&PodSpec> for Pod {
+    fn from(spec: &PodSpec) -> Self {
+        let PodSpec { apps, volumes, net, ports, dns, hosts, hostname, user_annotations, user_labels } = spec;
+        Self {
+            version: crate::manifest::VERSION,
+            net: net.as_ref().map(ToString::to_string),
+            ports: ports.iter().map(Port::from).collect(),
+            dns: dns.into(),
+            hosts: hosts.into(),
+            hostname: hostname.clone(),
+            apps: apps.iter().map(App::from).collect(),
+            volumes: volumes.iter().map(Volume::from).collect(),
+            annotations: user_annotations.clone(),
+            labels: user_labels.clone(),
+        }
+    }
+}
+
+impl TryFrom<Pod> for PodSpec {
+    type Error = ManifestError;
+
+    fn try_from(pod: Pod) -> Result<Self, ManifestError> {
+        let Pod { version: _, net, ports, dns, hosts, hostname, apps, volumes, annotations, labels } = pod;
+        Ok(Self {
+            apps: apps.into_iter().map(AppSpec::try_from).collect::<Result<_, _>>()?,
+            volumes: volumes.into_iter().map(spec::VolumeSpec::try_from).collect::<Result<_, _>>()?,
+            net: net.map(|net| net.parse()).transpose()?,
+            ports: ports.into_iter().map(PortSpec::from).collect(),
+            dns: dns.into(),
+            hosts: hosts.into(),
+            hostname,
+            user_annotations: annotations,
+            user_labels: labels,
+        })
+    }
+}
+
+impl From<&AppSpec> for App {
+    fn from(app: &AppSpec) -> Self {
+        let mount = |mount: &spec::MountSpec| Mount {
+            volume: mount.volume.to_string(),
+            target: mount.target.clone(),
+            read_only: mount.read_only,
+        };
+        let variable = |(name, value): &(String, String)| Variable { name: name.clone(), value: value.clone() };
+        let spec::Limits { memory, cpu_milli, cpu_shares, pids } = app.limits;
+        Self {
+            name: app.name.to_string(),
+            image: app.image.clone(),
+            exec: app.exec.clone(),
+            args: app.args.clone(),
+            user: app.user.clone(),
+            group: app.group.clone(),
+            supplementary_gids: app.supplementary_gids.clone(),
+            working_dir: app.working_dir.clone(),
+            environment: app.environment.iter().map(variable).collect(),
+            mounts: app.mounts.iter().map(mount).collect(),
+            read_only_root: app.read_only_root,
+            limits: Limits { memory, cpu_milli, cpu_shares, pids },
+            capabilities: match &app.capabilities {
+                spec::Capabilities::Default => Capabilities::Default,
+                spec::Capabilities::Retain(names) => Capabilities::Retain(names.clone()),
+                spec::Capabilities::Remove(names) => Capabilities::Remove(names.clone()),
+                spec::Capabilities::Adjust { add, drop } => {
+                    Capabilities::Adjust { add: add.clone(), drop: drop.clone() }
+                }
+                spec::Capabilities::All => Capabilities::All,
+            },
+            seccomp: Seccomp::from(&app.seccomp),
+            new_privileges: app.new_privileges,
+            oom_score_adj: app.oom_score_adj,
+            stop_signal: app.stop_signal,
+            terminal: app.terminal,
+            stdin: app.stdin,
+            annotations: app.user_annotations.clone(),
+            labels: app.user_labels.clone(),
+        }
+    }
+}
+
+impl TryFrom<App> for AppSpec {
+    type Error = IdError;
+
+    fn try_from(app: App) -> Result<Self, IdError> {
+        let mount = |mount: Mount| -> Result<spec::MountSpec, IdError> {
+            let Mount { volume, target, read_only } = mount;
+            Ok(spec::MountSpec { volume: volume.parse()?, target, read_only })
+        };
+        let Limits { memory, cpu_milli, cpu_shares, pids } = app.limits;
+        Ok(Self {
+            name: app.name.parse::<AppName>()?,
+            image: app.image,
+            exec: app.exec,
+            args: app.args,
+            user: app.user,
+            group: app.group,
+            supplementary_gids: app.supplementary_gids,
+            working_dir: app.working_dir,
+            environment: app.environment.into_iter().map(|Variable { name, value }| (name, value)).collect(),
+            mounts: app.mounts.into_iter().map(mount).collect::<Result<_, _>>()?,
+            read_only_root: app.read_only_root,
+            limits: spec::Limits { memory, cpu_milli, cpu_shares, pids },
+            capabilities: match app.capabilities {
+                Capabilities::Default => spec::Capabilities::Default,
+                Capabilities::Retain(names) => spec::Capabilities::Retain(names),
+                Capabilities::Remove(names) => spec::Capabilities::Remove(names),
+                Capabilities::Adjust { add, drop } => spec::Capabilities::Adjust { add, drop },
+                Capabilities::All => spec::Capabilities::All,
+            },
+            seccomp: app.seccomp.into(),
+            new_privileges: app.new_privileges,
+            oom_score_adj: app.oom_score_adj,
+            stop_signal: app.stop_signal,
+            terminal: app.terminal,
+            stdin: app.stdin,
+            user_annotations: app.annotations,
+            user_labels: app.labels,
+        })
+    }
+}
+
+impl From<&spec::Seccomp> for Seccomp {
+    fn from(seccomp: &spec::Seccomp) -> Self {
+        let calls = |names: &BTreeSet<String>, errno: &u16| Calls { names: names.clone(), errno: *errno };
+        match seccomp {
+            spec::Seccomp::Default => Self::Default,
+            spec::Seccomp::Unconfined => Self::Unconfined,
+            spec::Seccomp::Retain { names, errno } => Self::Retain(calls(names, errno)),
+            spec::Seccomp::Remove { names, errno } => Self::Remove(calls(names, errno)),
+        }
+    }
+}
+
+impl From<Seccomp> for spec::Seccomp {
+    fn from(seccomp: Seccomp) -> Self {
+        match seccomp {
+            Seccomp::Default => Self::Default,
+            Seccomp::Unconfined => Self::Unconfined,
+            Seccomp::Retain(Calls { names, errno }) => Self::Retain { names, errno },
+            Seccomp::Remove(Calls { names, errno }) => Self::Remove { names, errno },
+        }
+    }
+}
+
+impl From<&spec::VolumeSpec> for Volume {
+    fn from(volume: &spec::VolumeSpec) -> Self {
+        let spec::VolumeSpec { name, kind, read_only } = volume;
+        let kind = match kind {
+            spec::VolumeKind::Host { source, recursive } => {
+                VolumeKind::Host { source: source.clone(), recursive: *recursive }
+            }
+            spec::VolumeKind::Named { volume } => VolumeKind::Named { volume: volume.to_string() },
+            spec::VolumeKind::Anonymous => VolumeKind::Anonymous,
+            spec::VolumeKind::Empty { mode, uid, gid } => VolumeKind::Empty { mode: *mode, uid: *uid, gid: *gid },
+        };
+        Self { name: name.to_string(), kind, read_only: *read_only }
+    }
+}
+
+impl TryFrom<Volume> for spec::VolumeSpec {
+    type Error = IdError;
+
+    fn try_from(volume: Volume) -> Result<Self, IdError> {
+        let kind = match volume.kind {
+            VolumeKind::Host { source, recursive } => spec::VolumeKind::Host { source, recursive },
+            VolumeKind::Named { volume } => spec::VolumeKind::Named { volume: volume.parse()? },
+            VolumeKind::Anonymous => spec::VolumeKind::Anonymous,
+            VolumeKind::Empty { mode, uid, gid } => spec::VolumeKind::Empty { mode, uid, gid },
+        };
+        Ok(Self { name: volume.name.parse()?, kind, read_only: volume.read_only })
+    }
+}

@@ -1,0 +1,216 @@
+//! The pod manifest: a pod as it was asked for, as JSON (`cat-manifest`, `run --pod-manifest FILE`). The latter also takes
+//! appc's ([`crate::manifest::appc`]), which is told apart by its `acKind`.
+//!
+//! ```json
+//! { "version": 1,
+//!   "net": "default",                           as --net: "none", "host", "default,other:IP=10.0.0.7"; not there: the default
+//!   "ports": [ { "host_ip": "127.0.0.1", "host_port": 8080, "to": { "name": "80-tcp" } },
+//!              { "host_port": 5000, "to": { "port": { "port": 500, "count": 1, "protocol": "udp" } } } ],
+//!   "dns": "network",                           network | host | none | {"given": {"servers": [...], "search": [...],
+//!                                               "options": [...], "domain": "example.com"}}
+//!   "hosts": { "entries": [ { "address": "10.0.0.1", "names": ["db"] } ] },          {"entries": [...]} | "host"
+//!   "hostname": "web-1",                        optional
+//!   "apps": [ {
+//!     "name": "web", "image": "registry.example/web:1",
+//!     "exec": "/bin/web", "args": ["-v"],
+//!     "user": "www", "group": "www", "supplementary_gids": [10],
+//!     "working_dir": "/srv",
+//!     "environment": [ { "name": "A", "value": "b" } ],
+//!     "mounts": [ { "volume": "data", "target": "/data", "read_only": false } ],
+//!     "read_only_root": false,
+//!     "limits": { "memory": 67108864, "cpu_milli": 500, "cpu_shares": 512, "pids": 100 },
+//!     "capabilities": "default",                default | all | {"retain": [...]} | {"remove": [...]} | {"adjust": {"add": [...], "drop": [...]}}
+//!     "seccomp": "default",                     default | unconfined | {"retain": {"names": [...], "errno": 1}} | {"remove": ...}
+//!     "new_privileges": false, "oom_score_adj": 100, "stop_signal": 15,
+//!     "terminal": false, "stdin": false,
+//!     "annotations": {}, "labels": {} } ],
+//!   "volumes": [ { "name": "data", "read_only": false,
+//!                  "kind": { "host": { "source": "/srv/data", "recursive": false } } },
+//!                { "name": "db", "kind": { "named": { "volume": "pgdata" } } }, { "name": "own", "kind": "anonymous" },
+//!                { "name": "tmp", "kind": { "empty": { "mode": 493, "uid": 0, "gid": 0 } } } ],
+//!   "annotations": {}, "labels": {} }
+//! ```
+//!
+//! What has its default may be left out, except `name` and `image`. Unknown fields are refused: a misspelt limit must not
+//! be no limit. At most 1 MiB.
+
+pub(crate) mod appc;
+pub(crate) mod json;
+pub(crate) mod net;
+
+use gantry_model::id::IdError;
+use gantry_model::net::NetError;
+use gantry_model::{ErrorKind, Kind, Phase, PodId, PodSpec};
+use gantry_store::PodRow;
+use thiserror::Error;
+
+use crate::manifest::appc::Secrets;
+use crate::manifest::appc::read;
+use crate::manifest::appc::write;
+use crate::manifest::json::Pod;
+use crate::pods::pod_dir;
+use crate::{Engine, PodError};
+
+/// The longest manifest, in bytes.
+pub(crate) const MOST: usize = 1 << 20;
+/// The longest manifest that gantry itself has written, in bytes: with its defaults written out it is longer than the
+/// one a user gave.
+pub(crate) const MOST_OURS: u64 = 16 << 20;
+/// The version written, and the only one read.
+pub(crate) const VERSION: u32 = 1;
+
+/// A manifest could not be read.
+#[derive(Debug, Error)]
+pub enum ManifestError {
+    /// It is too long.
+    #[error("the pod manifest has {0} bytes, {MOST} are allowed")]
+    TooLong(usize),
+    /// It is not JSON, or not a pod manifest.
+    #[error("this is not a pod manifest")]
+    Json(#[source] serde_json::Error),
+    /// It is appc's, and says what gantry cannot do.
+    #[error("this appc pod manifest cannot be used: {0}")]
+    Appc(String),
+    /// It is of another version.
+    #[error("the pod manifest is of version {0}, this gantry knows version {VERSION} only")]
+    Version(u32),
+    /// A name in it is none.
+    #[error("a name in the pod manifest cannot be used")]
+    Name(#[from] IdError),
+    /// Its networks are none.
+    #[error("the networks in the pod manifest cannot be used")]
+    Net(#[from] NetError),
+    /// A pod never had one: it was aborted before.
+    #[error("pod {0} has no manifest: its preparation was aborted")]
+    None(PodId),
+    /// A pod has none yet.
+    #[error("pod {0} has no manifest yet: it is being prepared; try again when it is")]
+    NotYet(PodId),
+    /// The pod could not be looked at.
+    #[error(transparent)]
+    Pod(#[from] PodError),
+}
+
+impl Kind for ManifestError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::TooLong(_) | Self::Json(_) | Self::Appc(_) | Self::Version(_) | Self::Name(_) | Self::Net(_) => {
+                ErrorKind::Invalid
+            }
+            Self::None(_) | Self::NotYet(_) => ErrorKind::NotFound,
+            Self::Pod(error) => error.kind(),
+        }
+    }
+}
+
+/// Reads a manifest, gantry's or appc's. Whether it makes sense as a pod is `PodSpec::validate`'s to say.
+///
+/// # Errors
+/// [`ManifestError`].
+pub fn parse(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
+    if bytes.len() > MOST {
+        return Err(ManifestError::TooLong(bytes.len()));
+    }
+    if read::is_appc(bytes) {
+        return read::pod(bytes);
+    }
+    parse_ours(bytes)
+}
+
+/// The same for one that gantry has written, which may be longer.
+pub(crate) fn parse_ours(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
+    let pod: Pod = serde_json::from_slice(bytes).map_err(ManifestError::Json)?;
+    if pod.version != VERSION {
+        return Err(ManifestError::Version(pod.version));
+    }
+    pod.try_into()
+}
+
+/// The manifest of a pod as asked for.
+#[must_use]
+#[expect(clippy::expect_used, reason = "serialising plain structs with string keys into memory cannot fail")]
+pub fn to_value(spec: &PodSpec) -> serde_json::Value {
+    serde_json::to_value(Pod::from(spec)).expect("a manifest is plain data with string keys")
+}
+
+#[expect(clippy::expect_used, reason = "serialising plain structs with string keys into memory cannot fail")]
+pub(crate) fn to_bytes(spec: &PodSpec) -> Vec<u8> {
+    serde_json::to_vec(&Pod::from(spec)).expect("a manifest is plain data with string keys")
+}
+
+impl Engine {
+    /// The manifest of a pod, as it was asked for: `run-prepared --net` included, which the row keeps.
+    ///
+    /// # Errors
+    /// [`ManifestError`].
+    pub fn manifest(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
+        let row = self.current(id)?;
+        let path = self.pod_dir(id).join(pod_dir::MANIFEST);
+        match pod_dir::read(&path, MOST_OURS) {
+            Ok(bytes) => {
+                let mut document: serde_json::Value = serde_json::from_slice(&bytes).map_err(ManifestError::Json)?;
+                if let Some(net) = document.get_mut("net") {
+                    *net = row.net.to_string().into();
+                }
+                Ok(document)
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(no_manifest(&row)),
+            Err(error) => Err(PodError::io("read the manifest", path)(error).into()),
+        }
+    }
+
+    /// The manifest of a pod in appc's form, as rkt's clients read it.
+    ///
+    /// # Errors
+    /// [`ManifestError`].
+    pub fn appc_manifest(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
+        let row = self.current(id)?;
+        let kept = crate::images::view::Kept::default();
+        let configs = |image: &gantry_model::ImageId| kept.config(&self.store, image);
+        let bytes = self.appc_manifest_of(&row, &configs, Secrets::Shown)?.ok_or_else(|| no_manifest(&row))?;
+        serde_json::from_slice(&bytes).map_err(ManifestError::Json)
+    }
+
+    /// The same of a row that was read, as bytes; `None` when what it is made from was never there, or is lost.
+    pub(crate) fn appc_manifest_of(
+        &self,
+        row: &PodRow,
+        configs: &write::Configs<'_>,
+        secrets: Secrets,
+    ) -> Result<Option<Vec<u8>>, PodError> {
+        let Some(plan) = self.plan_as_it_lies(row.id)? else { return Ok(None) };
+        Ok(serde_json::to_vec(&write::pod(row, &plan, configs, secrets)).ok())
+    }
+
+    /// What there is to know about a pod beyond its status: `manifest` (as asked for), `plan` (as handed to the supervisor), `journal` (facts as
+    /// written down), `supervisor` (what it says of itself, while it runs), `dir`, `cgroup`, `supervisor_log`. What
+    /// cannot be had is null.
+    ///
+    /// # Errors
+    /// [`ManifestError`] when there is no such pod.
+    pub fn inspect(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
+        let view = self.status(id)?;
+        let journal = self.journal(id)?;
+        let status = view.supervisor().and_then(|_| self.supervisor_status(id).ok());
+        Ok(serde_json::json!({
+            "manifest": self.manifest(id).ok(),
+            "plan": self.plan(id).ok(),
+            "journal": journal.records,
+            "journal_damaged_lines": journal.damaged,
+            "supervisor": status,
+            "dir": view.dir.to_string_lossy(),
+            "cgroup": view.cgroup,
+            "supervisor_log": self.supervisor_log(id).to_string_lossy(),
+        }))
+    }
+}
+
+fn no_manifest(row: &PodRow) -> ManifestError {
+    match row.phase {
+        Phase::Embryo | Phase::Preparing => ManifestError::NotYet(row.id),
+        _ => ManifestError::None(row.id),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,339 @@
+//! The client of a supervisor's control socket: one request per connection, a deadline on every wait.
+//!
+//! The socket's path may be longer than `sun_path`, so it is reached through a descriptor of the pod directory.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use gantry_contract::control::{Answer, MAX_MESSAGE, Request, Status};
+use gantry_contract::files;
+use gantry_model::{ErrorKind, Kind, PodId};
+use rustix::fs::{Mode, OFlags};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
+};
+use thiserror::Error;
+
+use crate::Engine;
+use crate::error::kind_of_word;
+use crate::host::process::{self, Deadline};
+use crate::pods::supervisor::printable;
+
+/// How long a supervisor may take to answer.
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// A supervisor could not be asked, or refused.
+#[derive(Debug, Error)]
+pub enum ControlError {
+    /// It cannot be reached.
+    #[error("cannot reach the supervisor of pod {id}")]
+    Connect {
+        /// Which pod.
+        id: PodId,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// It does not answer.
+    #[error("the supervisor of pod {id} does not answer within {seconds} s; 'gantry stop --force {id}' ends the pod")]
+    Silent {
+        /// Which pod.
+        id: PodId,
+        /// How long it had.
+        seconds: u64,
+    },
+    /// It hung up.
+    #[error("the supervisor of pod {0} closed the connection without an answer; the pod may have ended")]
+    Closed(PodId),
+    /// A request that does not fit.
+    #[error("the request to the supervisor of pod {id} is {bytes} bytes long, {MAX_MESSAGE} are possible")]
+    TooLong {
+        /// Which pod.
+        id: PodId,
+        /// Its length.
+        bytes: usize,
+    },
+    /// It says something that is not understood.
+    #[error("what the supervisor of pod {id} answers is not understood: {why}")]
+    Garbled {
+        /// Which pod.
+        id: PodId,
+        /// Why not.
+        why: String,
+    },
+    /// It speaks a newer language.
+    #[error(
+        "the supervisor of pod {id} speaks version {theirs} of the control protocol, this gantry only up to {ours}: use the newer gantry"
+    )]
+    Version {
+        /// Which pod.
+        id: PodId,
+        /// Its version.
+        theirs: u32,
+        /// Ours.
+        ours: u32,
+    },
+    /// It says no.
+    #[error("{message}")]
+    Failed {
+        /// What sort of failure.
+        kind: ErrorKind,
+        /// Why: the whole chain.
+        message: String,
+    },
+    /// The connection failed.
+    #[error("cannot {attempt} the supervisor of pod {id}")]
+    Io {
+        /// Which pod.
+        id: PodId,
+        /// What was attempted.
+        attempt: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Kind for ControlError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Connect { source, .. } | Self::Io { source, .. } => match ErrorKind::of_io(source) {
+                denied @ ErrorKind::Denied => denied,
+                _ => ErrorKind::Unavailable,
+            },
+            Self::Silent { .. } | Self::Closed(_) => ErrorKind::Unavailable,
+            Self::TooLong { .. } => ErrorKind::Invalid,
+            Self::Garbled { .. } | Self::Version { .. } => ErrorKind::Internal,
+            Self::Failed { kind, .. } => *kind,
+        }
+    }
+}
+
+/// A connection that carries one request.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    id: PodId,
+    fd: OwnedFd,
+}
+
+impl Engine {
+    /// Connects to the supervisor of a running pod.
+    pub(crate) fn connect(&self, id: PodId) -> Result<Connection, ControlError> {
+        self.connect_within(id, ANSWER_WITHIN)
+    }
+
+    /// The same within another time, which sending gets as well.
+    pub(crate) fn connect_within(&self, id: PodId, within: Duration) -> Result<Connection, ControlError> {
+        let fail = |source: rustix::io::Errno| ControlError::Connect { id, source: source.into() };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(self.pod_dir(id), flags, Mode::empty()).map_err(fail)?;
+        let path = format!("/proc/self/fd/{}/{}", dir.as_raw_fd(), files::CONTROL);
+        let address = SocketAddrUnix::new(path.as_str()).map_err(fail)?;
+        let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(fail)?;
+        // Bounds connecting to a full backlog, and sending to a full buffer.
+        set_socket_timeout(&fd, Timeout::Send, Some(within)).map_err(fail)?;
+        match connect(&fd, &address) {
+            Ok(()) => Ok(Connection { id, fd }),
+            Err(rustix::io::Errno::AGAIN) => Err(ControlError::Silent { id, seconds: within.as_secs() }),
+            Err(errno) => Err(fail(errno)),
+        }
+    }
+
+    /// One request, one answer; a refusal is an error.
+    pub(crate) fn ask(&self, id: PodId, request: &Request) -> Result<(Answer, Option<OwnedFd>), ControlError> {
+        let connection = self.connect(id)?;
+        connection.send(request, &[])?;
+        connection.receive(ANSWER_WITHIN)
+    }
+
+    /// What the supervisor says of itself.
+    pub(crate) fn supervisor_status(&self, id: PodId) -> Result<Status, ControlError> {
+        status_of(id, self.ask(id, &Request::Status)?.0)
+    }
+}
+
+fn status_of(id: PodId, answer: Answer) -> Result<Status, ControlError> {
+    match answer {
+        Answer::Status(status) if status.version > gantry_contract::VERSION => {
+            Err(ControlError::Version { id, theirs: status.version, ours: gantry_contract::VERSION })
+        }
+        Answer::Status(status) => Ok(status),
+        other => Err(unexpected(id, &other)),
+    }
+}
+
+/// For an answer that does not belong to the request.
+pub(crate) fn unexpected(id: PodId, answer: &Answer) -> ControlError {
+    let why = match answer {
+        Answer::Done => "it says 'done'",
+        Answer::Status(_) => "it tells its status",
+        Answer::Started { .. } => "it says that a program was started",
+        Answer::Ended { .. } => "it says that a program has ended",
+        Answer::Failed(_) => "it says that it failed",
+    };
+    ControlError::Garbled { id, why: format!("{why}, which was not asked for") }
+}
+
+impl Connection {
+    /// Sends the request, and descriptors with it.
+    pub(crate) fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), ControlError> {
+        let id = self.id;
+        let bytes = serde_json::to_vec(request).map_err(|error| ControlError::Io {
+            id,
+            attempt: "write a request to",
+            source: error.into(),
+        })?;
+        if bytes.len() > MAX_MESSAGE {
+            return Err(ControlError::TooLong { id, bytes: bytes.len() });
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            let source = io::Error::from(io::ErrorKind::InvalidInput);
+            return Err(ControlError::Io { id, attempt: "pass descriptors to", source });
+        }
+        match sendmsg(&self.fd, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) => Ok(()),
+            Err(rustix::io::Errno::AGAIN) => Err(ControlError::Silent { id, seconds: ANSWER_WITHIN.as_secs() }),
+            Err(errno) => Err(ControlError::Io { id, attempt: "send a request to", source: errno.into() }),
+        }
+    }
+
+    /// The next answer, within a time; a refusal is an error.
+    pub(crate) fn receive(&self, within: Duration) -> Result<(Answer, Option<OwnedFd>), ControlError> {
+        self.receive_until(Deadline::after(within), within.as_secs())
+    }
+
+    /// The answer to [`Request::Status`], by then.
+    pub(crate) fn receive_status(&self, deadline: Deadline) -> Result<Status, ControlError> {
+        status_of(self.id, self.receive_until(deadline, ANSWER_WITHIN.as_secs())?.0)
+    }
+
+    /// The next answer, whenever it comes: the end of a program has no deadline.
+    pub(crate) fn receive_whenever(&self) -> Result<(Answer, Option<OwnedFd>), ControlError> {
+        self.receive_until(Deadline::maybe(None), 0)
+    }
+
+    fn receive_until(&self, deadline: Deadline, seconds: u64) -> Result<(Answer, Option<OwnedFd>), ControlError> {
+        let id = self.id;
+        let io = |source: io::Error| ControlError::Io { id, attempt: "hear from", source };
+        if process::readable(&[self.fd.as_fd()], deadline).map_err(io)?.is_none() {
+            return Err(ControlError::Silent { id, seconds });
+        }
+        let mut bytes = vec![0u8; MAX_MESSAGE];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let got =
+            rustix::io::retry_on_intr(|| recvmsg(&self.fd, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags));
+        let got = match got {
+            Ok(got) => got,
+            Err(rustix::io::Errno::CONNRESET) => return Err(ControlError::Closed(id)),
+            Err(errno) => return Err(io(errno.into())),
+        };
+        // Every descriptor that came is owned from here on, wanted or not.
+        let fds: Vec<OwnedFd> = control
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(fds) => Some(fds.collect::<Vec<_>>()),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if got.bytes == 0 {
+            return Err(ControlError::Closed(id));
+        }
+        if got.flags.contains(ReturnFlags::TRUNC) {
+            return Err(ControlError::Garbled { id, why: "it is too long".to_owned() });
+        }
+        match serde_json::from_slice(&bytes[..got.bytes]) {
+            Ok(Answer::Failed(failure)) => {
+                Err(ControlError::Failed { kind: kind_of_word(&failure.kind), message: printable(&failure.message) })
+            }
+            Ok(answer) => Ok((answer, fds.into_iter().next())),
+            Err(error) => Err(ControlError::Garbled { id, why: error.to_string() }),
+        }
+    }
+}
+
+impl AsFd for Connection {
+    /// Readable when an answer has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gantry_contract::Failure;
+    use rustix::net::socketpair;
+
+    fn pair() -> (Connection, OwnedFd) {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        (Connection { id: PodId::from_random([1; 16]), fd: ours }, theirs)
+    }
+
+    fn answer(to: &OwnedFd, answer: &Answer) {
+        rustix::io::write(to, &serde_json::to_vec(answer).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn answers_and_refusals() {
+        let (connection, theirs) = pair();
+        answer(&theirs, &Answer::Started { pid: 7 });
+        assert_eq!(connection.receive(ANSWER_WITHIN).unwrap().0, Answer::Started { pid: 7 });
+        let message = "no\x1b[2J such app".to_owned();
+        answer(&theirs, &Answer::Failed(Failure { kind: "not-found".into(), message, app: None }));
+        let error = connection.receive(ANSWER_WITHIN).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(!error.to_string().contains('\x1b'));
+        rustix::io::write(&theirs, b"nonsense").unwrap();
+        assert!(matches!(connection.receive(ANSWER_WITHIN), Err(ControlError::Garbled { .. })));
+        drop(theirs);
+        assert!(matches!(connection.receive(ANSWER_WITHIN), Err(ControlError::Closed(_))));
+    }
+
+    #[test]
+    fn silence_has_a_deadline() {
+        let (connection, _theirs) = pair();
+        let error = connection.receive(Duration::from_millis(5)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+    }
+
+    #[test]
+    fn descriptors_ride_along() {
+        let (connection, theirs) = pair();
+        let (reading, writing) = rustix::pipe::pipe().unwrap();
+        let other = Connection { id: connection.id, fd: theirs };
+        other.send(&Request::Status, &[writing.as_fd(), writing.as_fd(), writing.as_fd()]).unwrap();
+        drop(writing);
+        let mut bytes = vec![0; 100];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        recvmsg(&connection.fd, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+        let got: Vec<OwnedFd> = control
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(fds) => Some(fds.collect::<Vec<_>>()),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        assert_eq!(got.len(), 3);
+        rustix::io::write(&got[0], b"x").unwrap();
+        assert_eq!(rustix::io::read(&reading, &mut [0u8; 4]).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_request_that_does_not_fit_is_refused() {
+        let (connection, _theirs) = pair();
+        let request = Request::Attach { app: "x".repeat(MAX_MESSAGE) };
+        assert_eq!(connection.send(&request, &[]).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+}

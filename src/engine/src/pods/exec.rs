@@ -1,0 +1,270 @@
+//! `exec` and `attach`: a program in an app of a running pod, and the other end of an app's stdin.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use gantry_contract::control::{Answer, Exec as Asked, Request};
+use gantry_model::{AppName, ErrorKind, HowEnded, Kind, Phase, PodId, spec};
+use gantry_store::PodRow;
+use thiserror::Error;
+
+use crate::error::need_root;
+use crate::pods::control::{ANSWER_WITHIN, Connection, ControlError, unexpected};
+use crate::{Engine, PodError};
+
+/// How long a program may take from the request to its execve, on a busy host.
+const STARTED_WITHIN: Duration = Duration::from_secs(30);
+
+/// A program to run in an app. What is `None` is as it is for the app.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExecRequest {
+    /// Which app; needed when the pod has several.
+    pub app: Option<AppName>,
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Environment on top of the app's.
+    pub env: Vec<(String, String)>,
+    /// Working directory.
+    pub cwd: Option<String>,
+    /// User.
+    pub user: Option<String>,
+    /// Group.
+    pub group: Option<String>,
+    /// Whether it gets a pseudo-terminal, and of what size (rows, columns).
+    pub terminal: Option<(u16, u16)>,
+}
+
+/// What the program reads and writes.
+#[derive(Debug)]
+pub enum Stdio {
+    /// These: stdin, stdout, stderr. The program can do with them what it likes, so never a file of the host.
+    Fds(OwnedFd, OwnedFd, OwnedFd),
+    /// A pseudo-terminal; its master comes back.
+    Terminal,
+}
+
+/// A program could not be run in an app, or an app's stdin not be had.
+#[derive(Debug, Error)]
+pub enum ExecError {
+    /// The pod does not run.
+    #[error("pod {id} is {phase}: only a running pod's apps can be entered")]
+    NotRunning {
+        /// Which pod.
+        id: PodId,
+        /// Where it stands.
+        phase: &'static str,
+    },
+    /// Several apps, none named.
+    #[error("pod {id} has several apps; choose one with --app: {}", .apps.iter().map(AppName::as_str).collect::<Vec<_>>().join(", "))]
+    WhichApp {
+        /// Which pod.
+        id: PodId,
+        /// Its apps.
+        apps: Vec<AppName>,
+    },
+    /// It has no such app.
+    #[error("pod {id} has no app '{app}'; it has: {}", .apps.iter().map(AppName::as_str).collect::<Vec<_>>().join(", "))]
+    NoSuchApp {
+        /// Which pod.
+        id: PodId,
+        /// Which app was asked for.
+        app: AppName,
+        /// Those it has.
+        apps: Vec<AppName>,
+    },
+    /// The request makes no sense.
+    #[error("cannot run a program in pod {id}: {why}")]
+    Invalid {
+        /// Which pod.
+        id: PodId,
+        /// Why not.
+        why: String,
+    },
+    /// The supervisor.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The pod could not be looked at.
+    #[error(transparent)]
+    Pod(#[from] PodError),
+}
+
+impl Kind for ExecError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotRunning { .. } => ErrorKind::Refused,
+            Self::WhichApp { .. } | Self::Invalid { .. } => ErrorKind::Invalid,
+            Self::NoSuchApp { .. } => ErrorKind::NotFound,
+            Self::Control(error) => error.kind(),
+            Self::Pod(error) => error.kind(),
+        }
+    }
+}
+
+/// A program that runs in an app. Dropping it kills the program.
+#[derive(Debug)]
+pub struct Exec {
+    /// Its PID on the host.
+    pub pid: u32,
+    /// The master of its terminal, if it has one.
+    pub master: Option<OwnedFd>,
+    id: PodId,
+    connection: Connection,
+}
+
+impl Exec {
+    /// Lets the program run on without a client. It keeps its terminal, of which `master` is the other end; what it
+    /// writes from now on is discarded.
+    ///
+    /// # Errors
+    /// [`ExecError`]: the supervisor does not do so. The program ends then.
+    pub fn detach(self, master: &OwnedFd) -> Result<(), ExecError> {
+        self.connection.send(&Request::Detach, &[master.as_fd()])?;
+        match self.connection.receive(ANSWER_WITHIN)?.0 {
+            // It ended that very moment.
+            Answer::Done | Answer::Ended { .. } => Ok(()),
+            other => Err(unexpected(self.id, &other).into()),
+        }
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// [`ExecError`] when the supervisor goes before it tells.
+    pub fn wait(self) -> Result<HowEnded, ExecError> {
+        match self.connection.receive_whenever()?.0 {
+            Answer::Ended { how } => Ok(how.into()),
+            other => Err(unexpected(self.id, &other).into()),
+        }
+    }
+}
+
+impl AsFd for Exec {
+    /// Readable when the program has ended: then [`Exec::wait`] does not block.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}
+
+impl Engine {
+    /// Runs a program in an app of a running pod, confined as the app is.
+    ///
+    /// # Errors
+    /// [`ExecError`]; its kind is `CommandNotFound` or `CommandNotExecutable` where that is why.
+    pub fn exec(&self, id: PodId, request: ExecRequest, stdio: Stdio) -> Result<Exec, ExecError> {
+        need_root("run a program in a pod")?;
+        let row = running(self.current(id)?)?;
+        let app = which_app(&row, request.app.as_ref())?;
+        let asked = checked(id, app, request, &stdio)?;
+        let connection = self.connect(id)?;
+        match &stdio {
+            Stdio::Fds(stdin, stdout, stderr) => {
+                connection.send(&Request::Exec(asked), &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
+            }
+            Stdio::Terminal => connection.send(&Request::Exec(asked), &[])?,
+        }
+        let terminal = matches!(stdio, Stdio::Terminal);
+        // Our copies go at once: the program's end must be the reader's end of file.
+        drop(stdio);
+        match connection.receive(STARTED_WITHIN)? {
+            (Answer::Started { .. }, None) if terminal => {
+                let why = "the terminal did not come along".to_owned();
+                Err(ControlError::Garbled { id, why }.into())
+            }
+            (Answer::Started { pid }, master) => Ok(Exec { pid, master, id, connection }),
+            (other, _) => Err(unexpected(id, &other).into()),
+        }
+    }
+
+    /// The other end of an app's stdin: its terminal's master, or the writing end of its pipe.
+    ///
+    /// # Errors
+    /// [`ExecError`], also when the app has neither or somebody else has it.
+    pub fn attach(&self, id: PodId, app: Option<&AppName>) -> Result<OwnedFd, ExecError> {
+        need_root("attach to a pod")?;
+        let row = running(self.current(id)?)?;
+        let app = which_app(&row, app)?.to_string();
+        match self.ask(id, &Request::Attach { app })? {
+            (Answer::Done, Some(fd)) => Ok(fd),
+            (Answer::Done, None) => {
+                Err(ControlError::Garbled { id, why: "no descriptor came along".to_owned() }.into())
+            }
+            (other, _) => Err(unexpected(id, &other).into()),
+        }
+    }
+}
+
+pub(crate) fn running(row: PodRow) -> Result<PodRow, ExecError> {
+    match row.phase {
+        Phase::Running { .. } => Ok(row),
+        ref other => Err(ExecError::NotRunning { id: row.id, phase: other.name() }),
+    }
+}
+
+/// The app that is meant.
+pub(crate) fn which_app(row: &PodRow, asked: Option<&AppName>) -> Result<AppName, ExecError> {
+    let apps = || row.apps.iter().map(|app| app.name.clone()).collect();
+    match (asked, row.apps.as_slice()) {
+        (None, [only]) => Ok(only.name.clone()),
+        (None, _) => Err(ExecError::WhichApp { id: row.id, apps: apps() }),
+        (Some(name), all) if all.iter().any(|app| app.name == *name) => Ok(name.clone()),
+        (Some(name), _) => Err(ExecError::NoSuchApp { id: row.id, app: name.clone(), apps: apps() }),
+    }
+}
+
+fn checked(id: PodId, app: AppName, request: ExecRequest, stdio: &Stdio) -> Result<Asked, ExecError> {
+    let ExecRequest { app: _, argv, env, cwd, user, group, terminal } = request;
+    let invalid = |why: &str| ExecError::Invalid { id, why: why.to_owned() };
+    if argv.first().is_none_or(String::is_empty) {
+        return Err(invalid("no program is named"));
+    }
+    let texts = argv.iter().chain(&cwd).chain(&user).chain(&group).chain(env.iter().map(|(_, value)| value));
+    if texts.into_iter().any(|text| text.contains('\0')) {
+        return Err(invalid("an argument contains a NUL byte"));
+    }
+    if matches!(stdio, Stdio::Terminal) != terminal.is_some() {
+        return Err(invalid("a terminal needs a size, and a size a terminal"));
+    }
+    for (name, value) in &env {
+        spec::environment_name(name).map_err(|error| invalid(&error.to_string()))?;
+        if name == "HOME" && value.chars().any(char::is_control) {
+            return Err(invalid("HOME contains control characters"));
+        }
+    }
+    let env = env.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+    if let Some(dir) = cwd.as_ref().map(|dir| spec::normal(dir))
+        && (!cwd.as_ref().is_some_and(|dir| dir.starts_with('/')) || dir == "/proc" || dir.starts_with("/proc/"))
+    {
+        return Err(invalid("the working directory is not absolute, or is below /proc"));
+    }
+    Ok(Asked { app: app.to_string(), argv, env, cwd, user, group, terminal })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(edit: impl FnOnce(&mut ExecRequest)) -> Result<Asked, ExecError> {
+        let mut request = ExecRequest { argv: vec!["sh".into()], terminal: Some((24, 80)), ..ExecRequest::default() };
+        edit(&mut request);
+        checked(PodId::from_random([0; 16]), "a".parse().unwrap(), request, &Stdio::Terminal)
+    }
+
+    #[test]
+    fn requests_that_make_no_sense() {
+        assert_eq!(check(|r| r.env = vec![("A".into(), "b".into())]).unwrap().env, ["A=b"]);
+        type Edit = fn(&mut ExecRequest);
+        let bad: [Edit; 8] = [
+            |r| r.argv.clear(),
+            |r| r.argv[0].clear(),
+            |r| r.argv.push("a\0b".into()),
+            |r| r.terminal = None,
+            |r| r.env = vec![("A=B".into(), "x".into())],
+            |r| r.env = vec![("HOME".into(), "/\nroot".into())],
+            |r| r.cwd = Some("/proc/self/fd/7".into()),
+            |r| r.cwd = Some("tmp".into()),
+        ];
+        for (i, edit) in bad.into_iter().enumerate() {
+            assert_eq!(check(edit).unwrap_err().kind(), ErrorKind::Invalid, "row {i}");
+        }
+    }
+}

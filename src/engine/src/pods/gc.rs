@@ -1,0 +1,415 @@
+//! `gc`: deletes the pods whose grace period is over, and sweeps what killed processes left.
+//!
+//! 1. Exited and aborted pods stay as they are for `grace`, counted from their end; then they are marked as garbage and
+//!    deleted in the same pass. Clients that poll find them in the state in which they ended until then.
+//! 2. With `mark_only`, exited and aborted pods are marked at once and nothing is deleted. The grace period of a pod
+//!    that was marked so counts from the mark, as in rkt.
+//! 3. Prepared pods older than `expire_prepared` are marked and deleted. A deletion that was begun is finished.
+//! 4. What dead pods left of their networks goes, also of those that stay; and what belongs to no pod any more.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gantry_model::phase::Was;
+use gantry_model::query::PodQuery;
+use gantry_model::{Edge, ErrorKind, Kind, Phase, PodId, Timestamp};
+use gantry_store::{Change, PodRow, PodState};
+use thiserror::Error;
+
+use crate::error::need_root;
+use crate::pods::pod_dir;
+use crate::pods::rm::RmError;
+use crate::recovery::adopt::Images;
+use crate::{Engine, NetworkError, PodError};
+
+/// How long a network plugin may refuse to delete what it made for a pod, from the beginning of the pod's deletion on. After that
+/// `gc` deletes the pod without it: a plugin or a daemon of one that was uninstalled does not come back.
+const ABANDON_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
+/// What `gc` may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GcOptions {
+    /// How long an exited or aborted pod stays, from its end or from the mark.
+    pub grace: Duration,
+    /// How long a prepared pod may wait to be started.
+    pub expire_prepared: Duration,
+    /// Mark only.
+    pub mark_only: bool,
+    /// Change nothing, tell what would be done.
+    pub dry_run: bool,
+}
+
+impl Default for GcOptions {
+    /// rkt's: half an hour, a day.
+    fn default() -> Self {
+        let (grace, expire_prepared) = (Duration::from_secs(30 * 60), Duration::from_secs(24 * 3600));
+        Self { grace, expire_prepared, mark_only: false, dry_run: false }
+    }
+}
+
+/// How long a pod directory stays in `lost-pods/`. `doctor` tells of it all the while.
+pub(crate) const LOST_PODS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// What is done with a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GcAction {
+    /// It is marked as garbage.
+    Mark,
+    /// It is deleted.
+    Delete,
+}
+
+/// One pod that was (or would be) marked or deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GcStep {
+    /// Which pod.
+    pub id: PodId,
+    /// What is done.
+    pub action: GcAction,
+    /// Why, for people.
+    pub why: &'static str,
+}
+
+/// What `gc` did.
+#[derive(Debug, Default)]
+pub struct GcReport {
+    /// Pods, in the order of their creation.
+    pub steps: Vec<GcStep>,
+    /// Pods that could not be marked or deleted; the next `gc` tries again.
+    pub failures: Vec<(PodId, RmError)>,
+    /// What network plugins may have kept of pods that were deleted without them: a line for people each.
+    pub abandoned: Vec<(PodId, String)>,
+    /// What was removed of networks that belonged to no pod, or would be: a line for people each.
+    pub networks: Vec<String>,
+    /// Why that could not be done; the next `gc` tries again.
+    pub networks_failure: Option<NetworkError>,
+    /// Directories in `lost-pods/` that were deleted, or would be.
+    pub lost_pods: Vec<PathBuf>,
+    /// What was left of an earlier deletion and cannot be deleted either; the next `gc` tries again.
+    pub temporaries_failure: Option<PodError>,
+    /// Why `lost-pods` could not be emptied of what is too old.
+    pub lost_pods_failure: Option<PodError>,
+}
+
+/// Garbage could not be collected at all; failures of single pods are in the report.
+#[derive(Debug, Error)]
+pub enum GcError {
+    /// The store or the file system failed.
+    #[error(transparent)]
+    Pod(#[from] PodError),
+}
+
+impl Kind for GcError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Pod(error) => error.kind(),
+        }
+    }
+}
+
+/// What is to be done with a pod, first to last.
+fn decide(phase: &Phase, now: Timestamp, options: &GcOptions) -> Vec<(GcAction, &'static str)> {
+    use GcAction::{Delete, Mark};
+    let old = |at: Timestamp, age: Duration| age.is_zero() || now.since(at) >= age;
+    let over = |at: Timestamp, why| match (options.mark_only, old(at, options.grace)) {
+        (false, false) => vec![],
+        _ => vec![(Mark, why), (Delete, "its grace period is over")],
+    };
+    let mut due = match phase {
+        Phase::Embryo | Phase::Preparing | Phase::Running { .. } => vec![],
+        Phase::AbortedPrepare { at } => over(*at, "its preparation was aborted"),
+        Phase::Prepared { at } if old(*at, options.expire_prepared) && !options.mark_only => {
+            vec![(Mark, "it was prepared too long ago"), (Delete, "it was prepared too long ago")]
+        }
+        Phase::Prepared { .. } => vec![],
+        Phase::Exited { at, .. } => over(*at, "it has exited"),
+        Phase::Garbage { deleting: Some(_), .. } => vec![(Delete, "its deletion was begun")],
+        Phase::Garbage { marked, was, deleting: None } => match was {
+            Was::Prepared => vec![(Delete, "it was given up before it ran")],
+            Was::Aborted | Was::Exited { .. } if old(*marked, options.grace) => {
+                vec![(Delete, "its grace period is over")]
+            }
+            Was::Aborted | Was::Exited { .. } => vec![],
+        },
+    };
+    if options.mark_only {
+        due.retain(|(action, _)| *action == Mark);
+    }
+    due
+}
+
+/// Whether the deletion of a pod was begun so long ago that what hinders it is not waited for any longer.
+fn is_overdue(phase: &Phase, now: Timestamp) -> bool {
+    matches!(phase, Phase::Garbage { deleting: Some(begun), .. } if now.since(*begun) >= ABANDON_TIMEOUT)
+}
+
+impl Engine {
+    /// Collects garbage.
+    ///
+    /// # Errors
+    /// [`GcError`] when nothing could be looked at. One pod's failure does not keep the others.
+    pub fn gc(&self, options: &GcOptions) -> Result<GcReport, GcError> {
+        need_root("collect garbage")?;
+        let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
+        let mut report = GcReport::default();
+        let known: HashSet<PodId> = rows.iter().map(|row| row.id).collect();
+        for row in rows {
+            let id = row.id;
+            if let Err(error) = self.collect(row, options, &mut report) {
+                report.failures.push((id, error));
+            }
+        }
+        if !options.mark_only {
+            self.sweep_orphans(&known, options, &mut report)?;
+        }
+        if !options.mark_only {
+            match self.sweep_networks(options.dry_run) {
+                Ok(lines) => report.networks = lines,
+                Err(error) => report.networks_failure = Some(error),
+            }
+        }
+        if !options.mark_only && !options.dry_run {
+            // Space first, which the database may need.
+            let swept = self.store.sweep_temporaries().map(drop);
+            let settled = self.store.settle_volumes();
+            report.temporaries_failure = swept.and(settled).map_err(PodError::store).err();
+        }
+        if !options.mark_only {
+            match self.store.delete_lost_pods(LOST_PODS_KEPT, options.dry_run).map_err(PodError::store) {
+                Ok(lost) => report.lost_pods = lost,
+                Err(error) => report.lost_pods_failure = Some(error),
+            }
+        }
+        if !options.mark_only && !options.dry_run {
+            self.store.refill_reserve().map_err(PodError::store)?;
+        }
+        Ok(report)
+    }
+
+    /// Deletes the oldest events, those beyond the number that is to be kept; tells how many.
+    ///
+    /// # Errors
+    /// [`GcError`].
+    pub fn trim_events(&self) -> Result<usize, GcError> {
+        Ok(self.store.trim_events(self.options.events_kept).map_err(PodError::store)?)
+    }
+
+    fn collect(&self, row: PodRow, options: &GcOptions, report: &mut GcReport) -> Result<(), RmError> {
+        let Some(mut row) = self.reconcile(row)? else { return Ok(()) };
+        let id = row.id;
+        let may_delete = !options.mark_only && !options.dry_run;
+        if may_delete && matches!(row.phase, Phase::Exited { .. }) && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
+            self.dispose_durably(id, false)?;
+            report.steps.push(GcStep { id, action: GcAction::Delete, why: "it was run with --rm and has ended" });
+            return Ok(());
+        }
+        let now = gantry_store::now();
+        let due = decide(&row.phase, now, options);
+        let deletes = due.iter().any(|(action, _)| *action == GcAction::Delete);
+        for (action, why) in due {
+            if !options.dry_run {
+                match action {
+                    GcAction::Mark => match self.mark(&row, now) {
+                        Ok(Some(next)) => row = next,
+                        Ok(None) => return Ok(()),
+                        // The disk is full: deleting it makes the room that marking it needs.
+                        Err(error) if deletes && error.kind() == ErrorKind::Exhausted => continue,
+                        Err(error) => return Err(error),
+                    },
+                    GcAction::Delete => match self.dispose_durably(id, false) {
+                        // Who began it lives and goes on.
+                        Err(RmError::Busy(_)) if matches!(row.phase, Phase::Garbage { deleting: Some(_), .. }) => {
+                            return Ok(());
+                        }
+                        // Its plugins have failed for long enough.
+                        Err(RmError::Network { .. }) if is_overdue(&row.phase, now) => {
+                            let kept = self.abandon_networks(id)?;
+                            report.abandoned.extend(kept.into_iter().map(|line| (id, line)));
+                            self.dispose_durably(id, false)?;
+                        }
+                        done => done?,
+                    },
+                }
+            }
+            report.steps.push(GcStep { id, action, why });
+        }
+        if options.mark_only || options.dry_run { Ok(()) } else { self.take_left_networks_away(id) }
+    }
+
+    /// What a pod that does not run still has of its networks: its supervisor was killed or a plugin failed.
+    fn take_left_networks_away(&self, id: PodId) -> Result<(), RmError> {
+        if !self.has_network_record(id) {
+            return Ok(());
+        }
+        // One that runs, or is being started, has somebody at it.
+        let PodState::Free(_lock) = self.store.try_lock_pod(id).map_err(PodError::store)? else { return Ok(()) };
+        self.network_down(id).map_err(|source| RmError::Network { id, source })
+    }
+
+    fn mark(&self, row: &PodRow, now: Timestamp) -> Result<Option<PodRow>, RmError> {
+        let edge = match row.phase {
+            // Another process may be starting it this very moment: not without its lock. One without a directory has
+            // none, and cannot be started.
+            Phase::Prepared { .. } => {
+                return match self.lock_patiently(row.id)? {
+                    PodState::Held => Ok(None),
+                    _free_or_absent => Ok(self.step(row, change(Edge::Discarded(now)))?),
+                };
+            }
+            _ => Edge::Marked(now),
+        };
+        Ok(self.step(row, change(edge))?)
+    }
+
+    /// Pod directories whose makers were killed before they wrote a row, and those of pods whose rows were lost.
+    fn sweep_orphans(
+        &self,
+        known: &HashSet<PodId>,
+        options: &GcOptions,
+        report: &mut GcReport,
+    ) -> Result<(), PodError> {
+        let mut images = None;
+        for id in self.store.pod_dirs().map_err(PodError::store)?.into_iter().filter(|id| !known.contains(id)) {
+            match self.sweep_orphan(id, options, &mut images) {
+                Ok(false) => {}
+                Ok(true) => {
+                    let why = "its maker was killed before it was a pod";
+                    report.steps.push(GcStep { id, action: GcAction::Delete, why });
+                }
+                Err(error) => report.failures.push((id, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells whether it was (or would be) deleted. The images are read when the first pod needs them.
+    fn sweep_orphan(&self, id: PodId, options: &GcOptions, images: &mut Option<Images>) -> Result<bool, RmError> {
+        if !self.is_orphan(id)? {
+            return Ok(false);
+        }
+        // Its row was lost with a database or a power cut, and is made again; its image's first, where that was lost too.
+        if self.was_pod(id) {
+            if !options.dry_run {
+                let images = match images {
+                    Some(images) => images,
+                    None => {
+                        self.adopt_images()?;
+                        images.insert(Images::of(&self.store)?)
+                    }
+                };
+                self.adopt_pod(id, images)?;
+            }
+            return Ok(false);
+        }
+        if !options.dry_run {
+            self.dispose(id)?;
+        }
+        Ok(true)
+    }
+
+    /// What a killed command left before there was a row for it. Temporaries show by one look into their directory, pod
+    /// directories by the link count of theirs (two and one per directory in it, where the file system counts them).
+    /// What cannot be swept now waits for `gc`.
+    pub(crate) fn sweep_orphans_if_any(&self, rows: &[PodRow]) {
+        let temporaries = std::fs::read_dir(self.store.layout().tmp_dir());
+        if self.writes.get() && temporaries.is_ok_and(|mut entries| entries.next().is_some()) {
+            let _left_for_gc = self.store.sweep_temporaries();
+        }
+        if self.writes.get() {
+            let _left_for_gc = self.store.try_settle_volumes();
+        }
+        let links = rustix::fs::stat(self.store.layout().pods_dir())
+            .map_or(0, |stat| usize::try_from(stat.st_nlink).unwrap_or(0));
+        if self.writes.get() && links > rows.len() + 2 {
+            let known = rows.iter().map(|row| row.id).collect();
+            let _left_for_gc = self.sweep_orphans(&known, &GcOptions::default(), &mut GcReport::default());
+        }
+    }
+
+    /// Whether this directory has neither a row nor anybody at it. It was locked before it had its name, so a free lock
+    /// means that its maker is dead; the row is asked for under the lock, for a living maker has written it by then.
+    fn is_orphan(&self, id: PodId) -> Result<bool, PodError> {
+        let PodState::Free(_lock) = self.store.try_lock_pod(id).map_err(PodError::store)? else { return Ok(false) };
+        // A database that was replaced does not know what was made since.
+        Ok(self.store.pod(id).map_err(PodError::store)?.is_none() && self.store.is_current()?)
+    }
+}
+
+fn change(edge: Edge) -> Change {
+    Change::along(edge)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gantry_model::{BootId, PodEnd, Process};
+
+    const MINUTE: i64 = 60_000_000_000;
+
+    fn exited(at: i64) -> Phase {
+        let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
+        Phase::Exited { started: Timestamp(at), at: Timestamp(at), end }
+    }
+
+    fn garbage(marked: i64, was: Was) -> Phase {
+        Phase::Garbage { marked: Timestamp(marked), was, deleting: None }
+    }
+
+    fn deleting(was: Was) -> Phase {
+        Phase::Garbage { marked: Timestamp(59 * MINUTE), was, deleting: Some(Timestamp(59 * MINUTE)) }
+    }
+
+    fn was_exited() -> Was {
+        let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
+        Was::Exited { started: Timestamp(0), at: Timestamp(0), end }
+    }
+
+    #[test]
+    fn plugins_are_given_up_after_a_day() {
+        let begun = deleting(Was::Prepared);
+        let day = 24 * 60 * MINUTE;
+        assert!(!is_overdue(&begun, Timestamp(59 * MINUTE + day - 1)));
+        assert!(is_overdue(&begun, Timestamp(59 * MINUTE + day)));
+        assert!(!is_overdue(&garbage(0, Was::Prepared), Timestamp(10 * day)), "nobody has begun to delete it");
+    }
+
+    /// Phase, what a usual gc does after an hour, with `mark_only`, and with no grace at all. M marks, D deletes.
+    #[test]
+    fn who_goes_when() {
+        let supervisor = Process { pid: 1, start_ticks: 1, boot: BootId("b".into()) };
+        let now = Timestamp(60 * MINUTE);
+        let usual = GcOptions::default();
+        let mark_only = GcOptions { mark_only: true, ..usual };
+        let none = GcOptions { grace: Duration::ZERO, expire_prepared: Duration::ZERO, ..usual };
+        let rows = [
+            (Phase::Embryo, ["", "", ""]),
+            (Phase::Preparing, ["", "", ""]),
+            (Phase::Running { since: Timestamp(0), supervisor }, ["", "", ""]),
+            (Phase::AbortedPrepare { at: now }, ["", "M", "MD"]),
+            (Phase::AbortedPrepare { at: Timestamp(30 * MINUTE) }, ["MD", "M", "MD"]),
+            (Phase::Prepared { at: Timestamp(0) }, ["", "", "MD"]),
+            (Phase::Prepared { at: Timestamp(-24 * 60 * MINUTE) }, ["MD", "", "MD"]),
+            (exited(0), ["MD", "M", "MD"]),
+            (exited(30 * MINUTE), ["MD", "M", "MD"]),
+            (exited(31 * MINUTE), ["", "M", "MD"]),
+            (exited(90 * MINUTE), ["", "M", "MD"]),
+            (garbage(0, was_exited()), ["D", "", "D"]),
+            (garbage(31 * MINUTE, was_exited()), ["", "", "D"]),
+            (garbage(30 * MINUTE, was_exited()), ["D", "", "D"]),
+            (garbage(90 * MINUTE, was_exited()), ["", "", "D"]),
+            (garbage(59 * MINUTE, Was::Aborted), ["", "", "D"]),
+            (garbage(30 * MINUTE, Was::Aborted), ["D", "", "D"]),
+            (garbage(59 * MINUTE, Was::Prepared), ["D", "", "D"]),
+            (deleting(was_exited()), ["D", "", "D"]),
+            (deleting(Was::Prepared), ["D", "", "D"]),
+        ];
+        for (phase, want) in rows {
+            let got = [&usual, &mark_only, &none].map(|options| {
+                let letter = |(action, _): &(GcAction, &str)| if *action == GcAction::Mark { 'M' } else { 'D' };
+                decide(&phase, now, options).iter().map(letter).collect::<String>()
+            });
+            assert_eq!(got, want, "{phase:?}");
+        }
+    }
+}

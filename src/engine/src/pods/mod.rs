@@ -1,0 +1,20 @@
+//! The life of a pod, from its plan to its removal: one file per verb, each with methods of [`crate::Engine`].
+
+pub(crate) mod control;
+pub(crate) mod exec;
+pub(crate) mod filter;
+pub(crate) mod gc;
+pub(crate) mod kill;
+pub(crate) mod outcome;
+pub(crate) mod output;
+pub(crate) mod plan;
+pub(crate) mod plan_net;
+pub(crate) mod pod_dir;
+pub(crate) mod prepare;
+pub(crate) mod reconcile;
+pub(crate) mod rm;
+pub(crate) mod run;
+pub(crate) mod stop;
+pub(crate) mod supervisor;
+pub(crate) mod view;
+pub(crate) mod wait;

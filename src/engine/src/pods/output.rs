@@ -1,0 +1,251 @@
+//! Reads the live output of a running pod's apps for a foreground (frames of [`gantry_contract::output`]).
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use gantry_contract::control::{Answer, Request};
+use gantry_contract::output::{HEADER_LEN, Header, Kind as Frame};
+use gantry_model::{ErrorKind, Kind, PodId};
+use rustix::pipe::PipeFlags;
+use thiserror::Error;
+
+use crate::Engine;
+use crate::error::need_root;
+use crate::pods::control::{ControlError, unexpected};
+use crate::pods::exec::{ExecError, running};
+
+/// How much the pipe is asked to hold. The kernel may grant less.
+const PIPE_SIZE: usize = 256 << 10;
+
+/// Whether the caller that starts a pod prints the apps' output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Show {
+    /// The output goes to the logs only.
+    No,
+    /// `Running::output` has the output from the first byte.
+    Output {
+        /// The size of the caller's terminal, if there is one: rows and columns.
+        terminal_size: Option<(u16, u16)>,
+    },
+}
+
+/// The output ended too early.
+#[derive(Debug, Error)]
+pub enum OutputError {
+    /// The supervisor ended before it had passed everything on, or gave up a reader that did not read.
+    #[error("output of pod {0} was lost: its supervisor ended before all of it was read")]
+    Cut(PodId),
+    /// The stream is malformed.
+    #[error("the output of pod {0} is not understood: are gantry and gantry-stage1 of one version?")]
+    Garbled(PodId),
+    /// Reading failed.
+    #[error("cannot read the output of pod {id}")]
+    Io {
+        /// Which pod.
+        id: PodId,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Kind for OutputError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Cut(_) => ErrorKind::Unavailable,
+            Self::Garbled(_) => ErrorKind::Internal,
+            Self::Io { source, .. } => ErrorKind::of_io(source),
+        }
+    }
+}
+
+/// Some bytes that an app wrote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunk<'a> {
+    /// The app: its place in the pod.
+    pub app: usize,
+    /// Whether it wrote them to standard error.
+    pub stderr: bool,
+    /// The bytes. Lines and characters may be cut anywhere.
+    pub bytes: &'a [u8],
+}
+
+/// The output of all apps of a pod. As long as it is not read, apps that write are held back.
+#[derive(Debug)]
+pub struct OutputStream {
+    id: PodId,
+    pipe: OwnedFd,
+    buffer: Vec<u8>,
+    /// The part of the buffer that was read but not returned yet.
+    filled: std::ops::Range<usize>,
+    /// The current frame, and how many of its bytes have not been returned yet.
+    frame: Option<(Header, usize)>,
+}
+
+impl OutputStream {
+    /// A stream, and the descriptor that the supervisor writes it to.
+    pub(crate) fn new(id: PodId) -> io::Result<(Self, OwnedFd)> {
+        let (pipe, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        // Fewer switches between the processes; a user at the limit for pipes gets a smaller one.
+        let _ = rustix::pipe::fcntl_setpipe_size(&writer, PIPE_SIZE);
+        Ok((Self { id, pipe, buffer: vec![0; 64 << 10], filled: 0..0, frame: None }, writer))
+    }
+
+    /// The next bytes, when there are some. `None`: every app has ended and this was all.
+    ///
+    /// # Errors
+    /// [`OutputError`].
+    pub fn next_chunk(&mut self) -> Result<Option<Chunk<'_>>, OutputError> {
+        loop {
+            match self.frame {
+                Some((Header { kind: Frame::End, .. }, _)) => return Ok(None),
+                Some((header, left)) if left > 0 => {
+                    if self.filled.is_empty() {
+                        self.fill()?;
+                    }
+                    let count = left.min(self.filled.len());
+                    let start = self.filled.start;
+                    self.filled.start += count;
+                    self.frame = Some((header, left - count));
+                    let bytes = &self.buffer[start..start + count];
+                    let (app, stderr) = (header.app.into(), header.kind == Frame::Stderr);
+                    return Ok(Some(Chunk { app, stderr, bytes }));
+                }
+                _ => {
+                    while self.filled.len() < HEADER_LEN {
+                        self.fill()?;
+                    }
+                    let head = self.buffer[self.filled.clone()].first_chunk().and_then(|head| Header::decode(*head));
+                    let header = head.ok_or(OutputError::Garbled(self.id))?;
+                    self.filled.start += HEADER_LEN;
+                    self.frame = Some((header, usize::try_from(header.len).unwrap_or(usize::MAX)));
+                }
+            }
+        }
+    }
+
+    /// Appends more data from the pipe to the buffer.
+    fn fill(&mut self) -> Result<(), OutputError> {
+        let id = self.id;
+        self.buffer.copy_within(self.filled.clone(), 0);
+        self.filled = 0..self.filled.len();
+        let read = rustix::io::retry_on_intr(|| rustix::io::read(&self.pipe, &mut self.buffer[self.filled.end..]));
+        match read {
+            Ok(0) => Err(OutputError::Cut(id)),
+            Ok(count) => {
+                self.filled.end += count;
+                Ok(())
+            }
+            Err(errno) => Err(OutputError::Io { id, source: errno.into() }),
+        }
+    }
+}
+
+impl Engine {
+    /// What the apps of a running pod write from now on. `None`: its supervisor is an older one that cannot tell; the
+    /// logs can.
+    ///
+    /// # Errors
+    /// [`ExecError`].
+    pub fn output(&self, id: PodId) -> Result<Option<OutputStream>, ExecError> {
+        need_root("attach to a pod")?;
+        running(self.current(id)?)?;
+        let (stream, writer) = OutputStream::new(id).map_err(|source| ControlError::Io {
+            id,
+            attempt: "make a pipe for the output to",
+            source,
+        })?;
+        let connection = self.connect(id)?;
+        connection.send(&Request::Output, &[writer.as_fd()])?;
+        drop(writer);
+        match connection.receive(crate::pods::control::ANSWER_WITHIN) {
+            Ok((Answer::Done, _)) => Ok(Some(stream)),
+            Ok((other, _)) => Err(unexpected(id, &other).into()),
+            // Older supervisors answer unknown requests with this error.
+            Err(ControlError::Failed { kind: ErrorKind::Invalid, .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream() -> (OutputStream, std::fs::File) {
+        let (stream, writer) = OutputStream::new(PodId::from_random([7; 16])).unwrap();
+        (stream, writer.into())
+    }
+
+    fn frame(kind: Frame, app: u16, payload: &[u8]) -> Vec<u8> {
+        let header = Header { kind, app, len: payload.len() as u32 };
+        [&header.encode()[..], payload].concat()
+    }
+
+    /// App, whether it is standard error, and what came from there in one go.
+    type Part = (usize, bool, Vec<u8>);
+
+    /// What came, and how it ended.
+    fn read(stream: &mut OutputStream) -> (Vec<Part>, Result<(), OutputError>) {
+        let mut all: Vec<Part> = Vec::new();
+        loop {
+            match stream.next_chunk() {
+                Ok(None) => return (all, Ok(())),
+                Err(error) => return (all, Err(error)),
+                Ok(Some(Chunk { app, stderr, bytes })) => match all.last_mut() {
+                    Some(last) if (last.0, last.1) == (app, stderr) => last.2.extend_from_slice(bytes),
+                    _ => all.push((app, stderr, bytes.to_vec())),
+                },
+            }
+        }
+    }
+
+    #[test]
+    fn frames_are_put_together_however_they_were_cut() {
+        let big: Vec<u8> = (0..60_000u32).map(|i| (i / 3) as u8).collect();
+        let all = [
+            frame(Frame::Stdout, 0, b"one\n"),
+            frame(Frame::Stderr, 0, b""),
+            frame(Frame::Stderr, 2, &big),
+            frame(Frame::End, 0, b""),
+        ]
+        .concat();
+        for size in [1, 7, 8, 9, 4096, all.len()] {
+            let (mut stream, mut writer) = stream();
+            let (bytes, want) = (all.clone(), vec![(0, false, b"one\n".to_vec()), (2, true, big.clone())]);
+            let writing = std::thread::spawn(move || {
+                for piece in bytes.chunks(size) {
+                    io::Write::write_all(&mut writer, piece).unwrap();
+                }
+            });
+            let (got, end) = read(&mut stream);
+            writing.join().unwrap();
+            assert!(got == want && end.is_ok(), "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn a_stream_without_its_end_was_cut() {
+        let whole = frame(Frame::Stdout, 0, b"some");
+        for kept in [0, 3, HEADER_LEN, HEADER_LEN + 2, whole.len()] {
+            let (mut stream, mut writer) = stream();
+            io::Write::write_all(&mut writer, &whole[..kept]).unwrap();
+            drop(writer);
+            let (got, end) = read(&mut stream);
+            let text: Vec<u8> = got.into_iter().flat_map(|(_, _, bytes)| bytes).collect();
+            assert_eq!(text, whole[..kept].get(HEADER_LEN..).unwrap_or_default());
+            assert!(matches!(end, Err(OutputError::Cut(_))), "{kept}: {end:?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_comes_is_read_or_refused(bytes: Vec<u8>) {
+            let (mut stream, mut writer) = stream();
+            io::Write::write_all(&mut writer, &bytes).unwrap();
+            drop(writer);
+            let (got, _) = read(&mut stream);
+            proptest::prop_assert!(got.iter().map(|(_, _, bytes)| bytes.len()).sum::<usize>() <= bytes.len());
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! From what a user asked for and what the images say to the plan a supervisor gets. Pure.
+//!
+//! What an image may decide: program and arguments, environment, user, working directory, stop signal, and that a
+//! path is a volume. Its labels decide nothing, and its ports are names for `--port`.
+
+use std::collections::BTreeSet;
+
+use gantry_contract::plan as out;
+use gantry_fetch::config::ImageConfig;
+use gantry_model::id::shown;
+use gantry_model::spec::{self, Seccomp, VolumeKind};
+use gantry_model::{AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
+use gantry_store::Layout;
+use thiserror::Error;
+
+use crate::NetworkOptions;
+use crate::pods::plan_net::{self, PortError};
+
+/// The PATH of an app whose image sets none.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// SIGTERM.
+const STOP_SIGNAL: u8 = 15;
+/// The longest command and environment of an app together, in bytes: the kernel's own limit is 2 MiB by default.
+const MOST_STRINGS: usize = 1 << 20;
+
+/// An image cannot be run as asked.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PlanError {
+    /// Neither the image nor the user names a program.
+    #[error("app '{0}' has no command: its image names none; give one with --exec or after --")]
+    NoCommand(AppName),
+    /// No files at all.
+    #[error("app '{0}' cannot run: its image has no layers, so there is no program in it")]
+    NoLayers(AppName),
+    /// More layers than can be mounted as one.
+    #[error("app '{app}' cannot run: its image has {layers} layers, 128 can be mounted")]
+    TooManyLayers {
+        /// Which app.
+        app: AppName,
+        /// How many.
+        layers: usize,
+    },
+    /// Something the image says, or the user, cannot be used.
+    #[error("app '{app}': {what} '{}' {why}", shown(.value))]
+    Value {
+        /// Which app.
+        app: AppName,
+        /// What it is for.
+        what: &'static str,
+        /// As it was given.
+        value: String,
+        /// Why it is refused.
+        why: &'static str,
+    },
+    /// Arguments and environment are too long.
+    #[error("app '{0}': its command and environment together are longer than 1 MiB")]
+    TooLong(AppName),
+    /// A port of the host cannot lead to the pod.
+    #[error(transparent)]
+    Port(#[from] PortError),
+}
+
+impl Kind for PlanError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::TooManyLayers { .. } | Self::TooLong(_) => ErrorKind::Exhausted,
+            Self::Port(error) => error.kind(),
+            _ => ErrorKind::Invalid,
+        }
+    }
+}
+
+/// What is the same for all apps of a pod.
+#[derive(Debug, Clone)]
+pub(crate) struct Setting<'a> {
+    pub(crate) id: PodId,
+    pub(crate) layout: &'a Layout,
+    pub(crate) network: &'a NetworkOptions,
+    pub(crate) cgroup_parent: &'a str,
+    pub(crate) log: out::LogLimits,
+    pub(crate) stop_grace_ms: u64,
+}
+
+/// What is known of an app's image.
+#[derive(Debug, Clone)]
+pub(crate) struct Image<'a> {
+    pub(crate) config: &'a ImageConfig,
+    /// Chain ids, bottom layer first.
+    pub(crate) chains: Vec<&'a Digest>,
+    /// How much its layers hold.
+    pub(crate) size: Option<out::ImageSize>,
+}
+
+/// The hostname of a pod; by default with the digits of its id that lists show, so that a prompt stays short.
+pub(crate) fn hostname(spec: &PodSpec, id: PodId) -> String {
+    spec.hostname.clone().unwrap_or_else(|| {
+        let id = id.to_string();
+        format!("gantry-{}", id.get(..8).unwrap_or(&id))
+    })
+}
+
+/// The plan of a valid spec; `images` has one entry per app, in order.
+pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) -> Result<out::Plan, PlanError> {
+    let hostname = hostname(spec, setting.id);
+    let mut volumes = Volumes::new(spec, setting.layout);
+    let mut apps = Vec::with_capacity(spec.apps.len());
+    for (app, image) in spec.apps.iter().zip(images) {
+        apps.push(plan_app(app, image, &hostname, &mut volumes)?);
+    }
+    let configs: Vec<(&AppName, &ImageConfig)> =
+        spec.apps.iter().zip(images).map(|(app, image)| (&app.name, image.config)).collect();
+    let ports = plan_net::ports(&spec.ports, &configs)?;
+    let mode = spec.net.as_ref().unwrap_or(&setting.network.default);
+    Ok(out::Plan {
+        version: gantry_contract::VERSION,
+        pod: setting.id.to_string(),
+        pod_dir: setting.layout.pod_dir(&setting.id).to_string_lossy().into_owned(),
+        trees_dir: setting.layout.trees_dir().to_string_lossy().into_owned(),
+        hostname,
+        net: plan_net::net(mode, ports, plan_net::host(setting.network, setting.layout))?,
+        resolv: plan_net::resolv(&spec.dns),
+        hosts: plan_net::hosts(&spec.hosts),
+        cgroup_parent: setting.cgroup_parent.to_owned(),
+        volumes: volumes.list,
+        apps,
+        log: setting.log,
+        stop_grace_ms: setting.stop_grace_ms,
+    })
+}
+
+fn volume(volume: &spec::VolumeSpec, layout: &Layout) -> out::Volume {
+    let kind = match &volume.kind {
+        VolumeKind::Named { volume } => {
+            let dir = layout.volume_dir(volume).to_string_lossy().into_owned();
+            out::VolumeKind::Named { volume: volume.to_string(), dir }
+        }
+        VolumeKind::Anonymous => out::VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 },
+        VolumeKind::Host { source, recursive } => {
+            out::VolumeKind::Host { source: source.clone(), recursive: *recursive }
+        }
+        VolumeKind::Empty { mode, uid, gid } => out::VolumeKind::Empty { mode: *mode, uid: *uid, gid: *gid },
+    };
+    out::Volume { name: volume.name.to_string(), kind, read_only: volume.read_only }
+}
+
+fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volumes) -> Result<out::App, PlanError> {
+    let config = image.config;
+    let argv = argv(app, config)?;
+    let env = environment(app, config, hostname)?;
+    if argv.iter().chain(&env).map(|text| text.len() + 1).sum::<usize>() > MOST_STRINGS {
+        return Err(PlanError::TooLong(app.name.clone()));
+    }
+    let (user, group) = identity(app, config)?;
+    Ok(out::App {
+        name: app.name.to_string(),
+        attempt: 0,
+        layers: layers(app, image)?,
+        image_size: image.size,
+        argv,
+        env,
+        cwd: working_dir(app, config)?,
+        user,
+        group,
+        supplementary_gids: app.supplementary_gids.clone(),
+        mounts: mounts(app, config, volumes)?,
+        read_only_root: app.read_only_root,
+        limits: out::Limits {
+            memory: app.limits.memory,
+            cpu_milli: app.limits.cpu_milli,
+            cpu_shares: app.limits.cpu_shares,
+            // 0 asks for no limit, as with docker and podman.
+            pids: app.limits.pids.filter(|&pids| pids > 0),
+            pids_default: if app.limits.pids.is_none() { Some(PIDS_DEFAULT) } else { None },
+        },
+        capabilities: app.capabilities.names().into_iter().collect(),
+        required_capabilities: app.capabilities.required().into_iter().collect(),
+        ambient_capabilities: app.capabilities.ambient().into_iter().collect(),
+        seccomp: seccomp(&app.seccomp),
+        new_privileges: app.new_privileges,
+        oom_score_adj: app.oom_score_adj,
+        stop_signal: app.stop_signal.or(config.stop_signal).unwrap_or(STOP_SIGNAL),
+        terminal: app.terminal,
+        stdin: app.stdin,
+    })
+}
+
+/// A fork bomb must not take the host's process numbers; podman's default is 2048.
+const PIDS_DEFAULT: u64 = 4096;
+
+fn layers(app: &AppSpec, image: &Image<'_>) -> Result<Vec<String>, PlanError> {
+    match image.chains.len() {
+        0 => Err(PlanError::NoLayers(app.name.clone())),
+        1..=128 => Ok(image.chains.iter().rev().map(|chain| Layout::tree_name(chain)).collect()),
+        layers => Err(PlanError::TooManyLayers { app: app.name.clone(), layers }),
+    }
+}
+
+/// `--exec` replaces the image's entrypoint and command; arguments replace the command, as docker and podman do.
+fn argv(app: &AppSpec, config: &ImageConfig) -> Result<Vec<String>, PlanError> {
+    let mut argv = app.exec.as_ref().map_or_else(|| config.entrypoint.clone(), |exec| vec![exec.clone()]);
+    if !app.args.is_empty() {
+        argv.extend(app.args.iter().cloned());
+    } else if app.exec.is_none() {
+        argv.extend(config.cmd.iter().cloned());
+    }
+    match argv.first() {
+        Some(program) if !program.is_empty() => Ok(argv),
+        _ => Err(PlanError::NoCommand(app.name.clone())),
+    }
+}
+
+/// Low to high: ours, the image's, what the user gave. The last value of a name wins, the first place is kept.
+fn environment(app: &AppSpec, config: &ImageConfig, hostname: &str) -> Result<Vec<String>, PlanError> {
+    let term = app.terminal.then_some(("TERM", "xterm"));
+    let ours = [("PATH", PATH), ("HOSTNAME", hostname), ("container", "gantry")].into_iter().chain(term);
+    let given = config.env.iter().chain(&app.environment).map(|(name, value)| (name.as_str(), value.as_str()));
+    let mut merged: Vec<(&str, &str)> = Vec::new();
+    let mut places: std::collections::HashMap<&str, usize> = std::collections::HashMap::new();
+    for (name, value) in ours.chain(given) {
+        spec::environment_name(name).map_err(|_| {
+            let why = "cannot be the name of an environment variable";
+            refuse(app, "environment variable", name, why)
+        })?;
+        // HOME ends up in the grammar of passwd(5) in many programs; a line break there would be a line of its own.
+        if name == "HOME" && value.chars().any(char::is_control) {
+            return Err(refuse(app, "HOME", value, "contains control characters"));
+        }
+        match places.entry(name) {
+            std::collections::hash_map::Entry::Occupied(at) => merged[*at.get()].1 = value,
+            std::collections::hash_map::Entry::Vacant(free) => {
+                free.insert(merged.len());
+                merged.push((name, value));
+            }
+        }
+    }
+    Ok(merged.into_iter().map(|(name, value)| format!("{name}={value}")).collect())
+}
+
+fn identity(app: &AppSpec, config: &ImageConfig) -> Result<(Option<String>, Option<String>), PlanError> {
+    let user = app.user.clone().or_else(|| config.user.clone()).filter(|user| !user.is_empty());
+    let group = app.group.clone().filter(|group| !group.is_empty());
+    for (what, value) in [("user", &user), ("group", &group)] {
+        if let Some(value) = value.as_ref().filter(|value| value.len() > 4096 || value.chars().any(char::is_control)) {
+            return Err(refuse(app, what, value, "is too long or contains control characters"));
+        }
+    }
+    Ok((user, group))
+}
+
+/// Below `/proc` a working directory could be one of the host's (`/proc/self/fd/7`): refused, as is `..`.
+fn working_dir(app: &AppSpec, config: &ImageConfig) -> Result<String, PlanError> {
+    let Some(dir) = app.working_dir.as_ref().or(config.working_dir.as_ref()).filter(|dir| !dir.is_empty()) else {
+        return Ok("/".to_owned());
+    };
+    let what = "working directory";
+    if !dir.starts_with('/') || dir.len() >= 4096 || dir.contains('\0') || dir.split('/').any(|part| part == "..") {
+        return Err(refuse(app, what, dir, "is not an absolute path without '..'"));
+    }
+    let dir = spec::normal(dir);
+    if dir == "/proc" || dir.starts_with("/proc/") {
+        return Err(refuse(app, what, &dir, "is below /proc"));
+    }
+    Ok(dir)
+}
+
+/// The mounts asked for, and an empty volume for each path the image declares as one and nobody mounts at.
+/// Shallow targets come first, so that none covers another.
+fn mounts(app: &AppSpec, config: &ImageConfig, volumes: &mut Volumes) -> Result<Vec<out::Mount>, PlanError> {
+    let mut mounts: Vec<out::Mount> = Vec::new();
+    for mount in &app.mounts {
+        let target = spec::normal(&mount.target);
+        let volume = mount.volume.to_string();
+        let seed = volumes.seeded.contains(&volume);
+        mounts.push(out::Mount { volume, target, read_only: mount.read_only, seed, declared: false });
+    }
+    let mut taken: BTreeSet<String> = mounts.iter().map(|mount| mount.target.clone()).collect();
+    for declared in config.volumes.iter().filter(|declared| !is_ignored(declared)) {
+        let target = declared_target(app, declared)?;
+        if taken.insert(target.clone()) {
+            let volume = volumes.add_implicit(app);
+            mounts.push(out::Mount { volume, target, read_only: false, seed: true, declared: true });
+        }
+    }
+    mounts.sort_by_key(|mount| mount.target.matches('/').count());
+    Ok(mounts)
+}
+
+fn declared_target(app: &AppSpec, declared: &str) -> Result<String, PlanError> {
+    let fits = declared.starts_with('/')
+        && declared.len() < 4096
+        && !declared.contains('\0')
+        && !declared.split('/').any(|part| part == "..");
+    if !fits {
+        return Err(refuse(app, "the image's volume", declared, "is not an absolute path without '..'"));
+    }
+    Ok(spec::normal(declared))
+}
+
+/// The volumes an image declares that it does not get: they would cover what gantry mounts. Images in use have some
+/// (`VOLUME /sys/fs/cgroup`), and run without.
+pub(crate) fn ignored_volumes(config: &ImageConfig) -> impl Iterator<Item = &String> {
+    config.volumes.iter().filter(|declared| is_ignored(declared))
+}
+
+fn is_ignored(declared: &str) -> bool {
+    let target = spec::normal(declared);
+    declared.starts_with('/') && (spec::is_provided(&target) || spec::is_device(&target))
+}
+
+/// The volumes of a pod while its apps are planned.
+struct Volumes {
+    list: Vec<out::Volume>,
+    names: BTreeSet<String>,
+    /// Those that begin with what the image has at their place.
+    seeded: BTreeSet<String>,
+}
+
+impl Volumes {
+    fn new(spec: &PodSpec, layout: &Layout) -> Self {
+        let list: Vec<out::Volume> = spec.volumes.iter().map(|of| volume(of, layout)).collect();
+        let names = list.iter().map(|volume| volume.name.clone()).collect();
+        let is_seeded =
+            |volume: &&spec::VolumeSpec| matches!(volume.kind, VolumeKind::Named { .. } | VolumeKind::Anonymous);
+        let seeded = spec.volumes.iter().filter(is_seeded).map(|volume| volume.name.to_string()).collect();
+        Self { list, names, seeded }
+    }
+
+    /// Adds an empty volume that an image declares; tells its name, which no other has.
+    fn add_implicit(&mut self, app: &AppSpec) -> String {
+        let base: String = app.name.as_str().chars().take(48).collect();
+        let mut n = self.list.len();
+        let name = loop {
+            let name = format!("{base}-image-{n}");
+            if self.names.insert(name.clone()) {
+                break name;
+            }
+            n += 1;
+        };
+        let kind = out::VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 };
+        self.list.push(out::Volume { name: name.clone(), kind, read_only: false });
+        name
+    }
+}
+
+fn seccomp(seccomp: &Seccomp) -> out::Seccomp {
+    let list = |names: &BTreeSet<String>| names.iter().cloned().collect();
+    match seccomp {
+        Seccomp::Default => out::Seccomp::Default,
+        Seccomp::Unconfined => out::Seccomp::Unconfined,
+        Seccomp::Retain { names, errno } => out::Seccomp::Retain { names: list(names), errno: *errno },
+        Seccomp::Remove { names, errno } => out::Seccomp::Remove { names: list(names), errno: *errno },
+    }
+}
+
+fn refuse(app: &AppSpec, what: &'static str, value: &str, why: &'static str) -> PlanError {
+    PlanError::Value { app: app.name.clone(), what, value: value.to_owned(), why }
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,211 @@
+//! The files of a pod directory: what the engine writes into a new one, and how it reads what the supervisor wrote.
+//!
+//! The directory is 0700 and ours; apps see only what is below `apps/` and `volumes/`, which nothing here follows.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use gantry_contract::{files, journal, plan::Plan};
+use gantry_model::{PodId, PodSpec};
+use rustix::fs::OFlags;
+
+use crate::{Engine, PodError, manifest};
+
+/// The pod's manifest as it was asked for (see [`crate::manifest`]). The supervisor does not know of it.
+pub(crate) const MANIFEST: &str = "pod.json";
+
+/// A file that says that the pod is to be removed as soon as it has ended.
+const REMOVE_WHEN_ENDED: &str = "remove-when-ended";
+
+const MOST_JOURNAL: u64 = 64 << 20;
+pub(crate) const MOST_PLAN: u64 = 64 << 20;
+
+impl Engine {
+    pub(crate) fn pod_dir(&self, id: PodId) -> PathBuf {
+        self.store.layout().pod_dir(&id)
+    }
+
+    /// What the supervisor wrote down; empty when it has not yet.
+    pub(crate) fn journal(&self, id: PodId) -> Result<journal::Parsed, PodError> {
+        let path = self.pod_dir(id).join(files::JOURNAL);
+        match read(&path, MOST_JOURNAL) {
+            Ok(bytes) => Ok(journal::parse(&bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(journal::Parsed::default()),
+            Err(error) => Err(PodError::io("read the journal", path)(error)),
+        }
+    }
+
+    /// The journal, held open: it can be read also when the pod has been removed.
+    pub(crate) fn open_journal(&self, id: PodId) -> Result<File, PodError> {
+        let path = self.pod_dir(id).join(files::JOURNAL);
+        open(&path).map_err(PodError::io("open the journal", path))
+    }
+
+    /// The plan of a prepared pod.
+    pub(crate) fn plan(&self, id: PodId) -> Result<Plan, PodError> {
+        let path = self.pod_dir(id).join(files::PLAN);
+        let damaged = |why: String| PodError::Damaged { id, file: files::PLAN, why };
+        let bytes = read(&path, MOST_PLAN).map_err(|error| match error.kind() {
+            // A pod that was made without syncing (`run`) lost its files with the power.
+            io::ErrorKind::NotFound => damaged("it is not there".to_owned()),
+            _ => PodError::io("read the plan", &path)(error),
+        })?;
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))
+    }
+
+    /// The end of what a supervisor said on stderr, for a person to read: the last lines, escaped.
+    pub(crate) fn supervisor_said(&self, id: PodId) -> String {
+        const MOST: usize = 400;
+        let bytes = read(&self.pod_dir(id).join(files::SUPERVISOR_LOG), 1 << 20).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(MOST)..]).into_owned();
+        let lines: Vec<String> =
+            text.lines().map(str::trim).filter(|line| !line.is_empty()).map(gantry_model::id::shown).collect();
+        lines[lines.len().saturating_sub(3)..].join("; ")
+    }
+}
+
+/// What is in a journal that is held open.
+pub(crate) fn read_journal(file: &File) -> io::Result<journal::Parsed> {
+    use std::io::Seek as _;
+    let mut file = file;
+    file.rewind()?;
+    let mut bytes = Vec::new();
+    file.take(MOST_JOURNAL).read_to_end(&mut bytes)?;
+    Ok(journal::parse(&bytes))
+}
+
+/// Makes the directories a supervisor expects and writes the plan.
+pub(crate) fn fill(dir: &Path, plan: &Plan) -> Result<(), PodError> {
+    for name in [files::LOGS, files::APPS, files::VOLUMES] {
+        let path = dir.join(name);
+        rustix::fs::mkdir(&path, rustix::fs::Mode::RWXU).map_err(PodError::io("make directory", path))?;
+    }
+    write_plan(dir, plan)
+}
+
+/// Writes the plan in place of an older one.
+pub(crate) fn write_plan(dir: &Path, plan: &Plan) -> Result<(), PodError> {
+    let path = dir.join(files::PLAN);
+    let bytes = serde_json::to_vec(plan).map_err(io::Error::from).map_err(PodError::io("write", &path))?;
+    let temp = dir.join("plan.json.new");
+    write(&temp, &bytes).map_err(PodError::io("write", &temp))?;
+    std::fs::rename(&temp, &path).map_err(PodError::io("write", path))
+}
+
+/// Writes the manifest of a new pod.
+pub(crate) fn write_manifest(dir: &Path, spec: &PodSpec) -> Result<(), PodError> {
+    let path = dir.join(MANIFEST);
+    write(&path, &manifest::to_bytes(spec)).map_err(PodError::io("write", path))
+}
+
+/// Makes a filled pod directory survive a power loss: its files, itself, and its name in `pods/`.
+pub(crate) fn sync(dir: &Path) -> Result<(), PodError> {
+    let above = dir.parent().unwrap_or(dir);
+    for path in [dir.join(files::PLAN), dir.join(MANIFEST), dir.to_owned(), above.to_owned()] {
+        File::open(&path).and_then(|file| file.sync_all()).map_err(PodError::io("sync", path))?;
+    }
+    Ok(())
+}
+
+/// The plan, to be the stdin of a supervisor.
+pub(crate) fn open_plan(dir: &Path) -> Result<File, PodError> {
+    let path = dir.join(files::PLAN);
+    open(&path).map_err(PodError::io("open", path))
+}
+
+/// Where a supervisor's stderr goes.
+pub(crate) fn open_supervisor_log(dir: &Path) -> Result<File, PodError> {
+    let path = dir.join(files::SUPERVISOR_LOG);
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(&path);
+    file.map_err(PodError::io("open", path))
+}
+
+/// Takes away what an earlier attempt to start left: its journal would tell of a start that failed.
+pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
+    for name in [files::JOURNAL, files::CONTROL, REMOVE_WHEN_ENDED] {
+        let path = dir.join(name);
+        match std::fs::remove_file(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(PodError::io("remove", path)(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Writes down that the pod is to be removed as soon as it has ended, by whichever program notices that.
+pub(crate) fn remove_when_ended(dir: &Path) -> Result<(), PodError> {
+    let path = dir.join(REMOVE_WHEN_ENDED);
+    write(&path, b"").map_err(PodError::io("write", path))
+}
+
+/// Whether that was written down.
+pub(crate) fn is_to_be_removed(dir: &Path) -> bool {
+    rustix::fs::access(dir.join(REMOVE_WHEN_ENDED), rustix::fs::Access::EXISTS).is_ok()
+}
+
+/// Reads a regular file that may have at most this many bytes; symbolic links are not followed, and nothing else (a
+/// FIFO, a device) is opened. What is no such file fails as [`io::ErrorKind::InvalidData`].
+pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let (file, size) = open_sized(path)?;
+    let mut bytes = Vec::with_capacity(usize::try_from(size.min(most)).unwrap_or(0) + 1);
+    let read = file.take(most + 1).read_to_end(&mut bytes)?;
+    if read as u64 > most { Err(invalid(format!("it has more than {most} bytes"))) } else { Ok(bytes) }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    open_sized(path).map(|(file, _)| file)
+}
+
+/// The file and how long it is.
+fn open_sized(path: &Path) -> io::Result<(File, u64)> {
+    let found = std::fs::symlink_metadata(path)?;
+    if !found.is_file() {
+        return Err(invalid("it is not a regular file"));
+    }
+    // NONBLOCK: should somebody put a FIFO there this very moment, opening it must not hang.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    Ok((OpenOptions::new().read(true).custom_flags(flags).open(path)?, found.len()))
+}
+
+fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(flags)
+        .open(path)?
+        .write_all(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_read_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        write(&path, b"12345").unwrap();
+        assert_eq!(read(&path, 5).unwrap(), b"12345");
+        assert!(read(&path, 4).is_err());
+        std::os::unix::fs::symlink(&path, dir.path().join("link")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .unwrap();
+        for other in ["link", "fifo", "."] {
+            let error = read(&dir.path().join(other), 10).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{other}: {error}");
+        }
+        let mode = std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+    }
+}

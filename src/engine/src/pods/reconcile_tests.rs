@@ -1,0 +1,471 @@
+//! Dead preparers and dead supervisors, on a real store: what the next look makes of them.
+
+use std::path::Path;
+
+use gantry_contract::journal::{self, Fact, Record};
+use gantry_contract::{How, files};
+use gantry_model::query::PodQuery;
+use gantry_model::{Digest, NetMode, PodEnd, phase::Was};
+use gantry_store::{ImageFormat, NewApp, NewImage, NewPod};
+
+use super::*;
+use crate::Options;
+
+#[test]
+fn what_the_facts_ask_for() {
+    let t = Timestamp(1);
+    let supervisor = Process { pid: 1, start_ticks: 1, boot: BootId("b".into()) };
+    let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
+    let running = Phase::Running { since: t, supervisor };
+    let rows = [
+        // phase, (held, ready): yes yes, yes no, no yes, no no
+        (Phase::Embryo, [Due::Run, Due::Nothing, Due::RunAndEnd, Due::Abort]),
+        (Phase::Preparing, [Due::Run, Due::Nothing, Due::RunAndEnd, Due::Abort]),
+        (Phase::Prepared { at: t }, [Due::Run, Due::Nothing, Due::RunAndEnd, Due::Nothing]),
+        (running, [Due::Apps, Due::Apps, Due::End, Due::End]),
+        (Phase::AbortedPrepare { at: t }, [Due::Nothing; 4]),
+        (Phase::Exited { started: t, at: t, end }, [Due::Nothing; 4]),
+        (Phase::Garbage { marked: t, was: Was::Prepared, deleting: None }, [Due::Nothing; 4]),
+        (Phase::Garbage { marked: t, was: Was::Prepared, deleting: Some(t) }, [Due::Nothing; 4]),
+    ];
+    for (phase, want) in rows {
+        let facts = [(true, true), (true, false), (false, true), (false, false)];
+        let got = facts.map(|(held, ready)| due(&phase, held, ready));
+        assert_eq!(got, want, "{}", phase.name());
+    }
+}
+
+/// An engine on an empty store with one image, which has no layers.
+fn engine(dir: &Path) -> (Engine, Digest) {
+    let options = Options { cgroup_parent: "/gantry-engine-test".into(), ..Options::new(dir.join("data")) };
+    let engine = Engine::open(options).unwrap();
+    let blob = |bytes: &[u8]| {
+        let digest = gantry_fetch::source::digest_of(gantry_model::id::Algorithm::Sha256, bytes);
+        engine.store.put_blob(&digest, bytes).unwrap();
+        digest
+    };
+    let (id, config) = (blob(b"{}"), blob(b"{\"x\":1}"));
+    let image =
+        NewImage { id: id.clone(), config, format: ImageFormat::Oci, layers: Vec::new(), size: 2, names: Vec::new() };
+    engine.store.commit_image(&image, Timestamp(1)).unwrap();
+    (engine, id)
+}
+
+/// A pod with one app, `a`, as Embryo, and its lock.
+fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
+    let id = PodId::from_random([n; 16]);
+    let lock = engine.store.make_pod_dir(id).unwrap();
+    let (image, annotations) = (image.clone(), std::collections::BTreeMap::new());
+    let app = NewApp { name: "a".parse().unwrap(), image, image_name: "x".into(), annotations };
+    let pod = NewPod {
+        id,
+        created: gantry_store::now(),
+        net: NetMode::None,
+        hostname: "h".into(),
+        apps: vec![app],
+        user_annotations: std::collections::BTreeMap::new(),
+        user_labels: std::collections::BTreeMap::new(),
+        volumes: Default::default(),
+    };
+    (engine.store.insert_pod(&pod).unwrap(), lock)
+}
+
+fn ready() -> up::Ready {
+    let at = gantry_store::now().0;
+    let app = up::Started { app: "a".into(), attempt: 0, pid: 7, at };
+    up::Ready { supervisor: std::process::id(), start_ticks: 1, init: 7, apps: vec![app], networks: Vec::new() }
+}
+
+/// One that got an address of the network `name`.
+fn ready_in(name: &str) -> up::Ready {
+    use gantry_contract::network::{Address, Attached};
+    let address = Address { address: "10.0.0.2".parse().unwrap(), prefix: 24, gateway: None };
+    let attached = Attached { name: name.into(), addresses: vec![address], ..Attached::default() };
+    up::Ready { networks: vec![attached], ..ready() }
+}
+
+fn write_journal(engine: &Engine, id: PodId, facts: Vec<Fact>) {
+    let at = gantry_store::now().0;
+    let lines = facts.into_iter().flat_map(|fact| journal::line(&Record { at, fact }).unwrap());
+    std::fs::write(engine.pod_dir(id).join(files::JOURNAL), lines.collect::<Vec<u8>>()).unwrap();
+}
+
+fn exited(code: u8) -> Fact {
+    Fact::AppExited { app: "a".into(), attempt: 0, how: How::Code(code), oom: false }
+}
+
+fn phase(engine: &Engine, id: PodId) -> Phase {
+    engine.current(id).unwrap().phase
+}
+
+#[test]
+fn a_dead_preparer_is_noticed_and_a_living_one_left_alone() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    assert_eq!(phase(&engine, row.id), Phase::Embryo);
+    drop(lock);
+    assert!(matches!(phase(&engine, row.id), Phase::AbortedPrepare { .. }));
+    assert!(matches!(phase(&engine, row.id), Phase::AbortedPrepare { .. }), "twice changes nothing");
+}
+
+#[test]
+fn a_pod_whose_starter_was_killed_is_running_and_then_over() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    write_journal(&engine, row.id, vec![Fact::Ready(ready_in("default"))]);
+    // Who may not write sees the same.
+    let reader = Engine::open_read_only(engine.options().clone()).unwrap();
+    for engine in [&reader, &engine] {
+        let seen = engine.current(row.id).unwrap();
+        let got = seen.networks.read().unwrap();
+        assert_eq!((got.len(), got[0].name.as_str()), (1, "default"));
+    }
+    let seen = engine.current(row.id).unwrap();
+    assert!(matches!(seen.phase, Phase::Running { .. }));
+    assert!(matches!(seen.apps[0].state, AppState::Started { pid: 7, .. }));
+    // The app ends while the supervisor still holds the lock.
+    write_journal(&engine, row.id, vec![Fact::Ready(ready()), exited(3)]);
+    drop(lock);
+    let Phase::Exited { end, .. } = phase(&engine, row.id) else { panic!("it has ended") };
+    assert_eq!((end.exit_code, end.failed_app.as_ref().map(AppName::as_str)), (3, Some("a")));
+    let events: Vec<_> =
+        engine.store.events_after(0, 100).unwrap().into_iter().map(|e| e.event.kind.as_str()).collect();
+    for kind in ["pod-prepared", "pod-started", "app-started", "app-exited", "pod-exited"] {
+        assert_eq!(events.iter().filter(|seen| **seen == kind).count(), 1, "{kind}: {events:?}");
+    }
+}
+
+#[test]
+fn a_pod_that_ran_and_ended_unnoticed_is_over_at_once() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    write_journal(&engine, row.id, vec![Fact::Ready(ready()), exited(0), Fact::Ended]);
+    drop(lock);
+    let Phase::Exited { end, .. } = phase(&engine, row.id) else { panic!("it has ended") };
+    assert_eq!((end.exit_code, end.reason.as_str()), (0, "all apps ended"));
+}
+
+#[test]
+fn a_killed_supervisor_leaves_its_apps_lost() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    engine.mark_running(row.clone(), &ready()).unwrap();
+    drop(lock);
+    let row = engine.current(row.id).unwrap();
+    let (_, end) = row.phase.end().unwrap();
+    assert_eq!((end.exit_code, end.reason.as_str()), (137, "the supervisor was killed"));
+    assert!(matches!(row.apps[0].state, AppState::Exited { end, .. } if end.how == gantry_model::HowEnded::Lost));
+}
+
+/// Somebody is at a pod whose supervisor is dead, for as long as he likes: one who has other pods to look after comes
+/// back later.
+#[test]
+fn a_hasty_one_does_not_wait_for_a_lock() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    engine.mark_running(row.clone(), &ready()).unwrap();
+    let engine = engine.hasty();
+    let begun = std::time::Instant::now();
+    assert!(matches!(phase(&engine, row.id), Phase::Running { .. }));
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    drop(lock);
+    assert!(matches!(phase(&engine, row.id), Phase::Exited { .. }));
+}
+
+#[test]
+fn a_read_only_engine_tells_the_truth_and_writes_nothing() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    drop(lock);
+    let reader = Engine::open_read_only(Options::new(temp.path().join("data"))).unwrap();
+    assert!(matches!(phase(&reader, row.id), Phase::AbortedPrepare { .. }));
+    assert_eq!(engine.store.pod(row.id).unwrap().unwrap().phase, Phase::Embryo);
+}
+
+#[test]
+fn what_is_disposed_of_leaves_neither_row_nor_directory() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    assert!(engine.dispose(row.id).is_err(), "somebody is at it");
+    drop(lock);
+    engine.dispose(row.id).unwrap();
+    assert!(engine.store.pod(row.id).unwrap().is_none() && !engine.pod_dir(row.id).exists());
+    // A maker that was killed before its row: the next list sweeps what it left.
+    drop(engine.store.make_pod_dir(PodId::from_random([2; 16])).unwrap());
+    assert!(engine.list(&PodQuery::default()).unwrap().is_empty());
+    assert!(engine.store.pod_dirs().unwrap().is_empty());
+}
+
+/// A pod that had exited, marked just now: its grace period has not begun to count.
+fn garbage(engine: &Engine, image: &Digest, n: u8) -> PodRow {
+    let (row, lock) = embryo(engine, image, n);
+    write_journal(engine, row.id, vec![Fact::Ready(ready()), exited(0), Fact::Ended]);
+    drop(lock);
+    let row = engine.current(row.id).unwrap();
+    let marked = Change::along(Edge::Marked(gantry_store::now()));
+    engine.step(&row, marked).unwrap().unwrap()
+}
+
+#[test]
+fn a_deletion_shows_before_anything_is_gone_and_the_next_gc_finishes_it() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let options = crate::GcOptions::default();
+    let id = garbage(&engine, &image, 1).id;
+    assert!(engine.gc(&options).unwrap().steps.is_empty(), "its grace period is not over");
+    // Without the directory into which pods are moved nothing can be deleted, which is as being killed right before it.
+    let tmp = engine.store.layout().tmp_dir();
+    std::fs::rename(&tmp, temp.path().join("away")).unwrap();
+    assert!(engine.rm(id, false).is_err());
+    assert!(engine.pod_dir(id).exists());
+    assert_eq!(phase(&engine, id).name(), "deleting");
+    let deleting = PodQuery::in_phases(&["deleting"]);
+    assert_eq!(engine.list(&deleting).unwrap().len(), 1);
+    assert!(engine.list(&PodQuery::in_phases(&["garbage"])).unwrap().is_empty());
+    std::fs::rename(temp.path().join("away"), &tmp).unwrap();
+    let steps = engine.gc(&options).unwrap().steps;
+    assert_eq!(steps.iter().map(|step| (step.id, step.why)).collect::<Vec<_>>(), [(id, "its deletion was begun")]);
+    assert!(engine.store.pod(id).unwrap().is_none() && !engine.pod_dir(id).exists());
+    let kinds: Vec<_> = engine.store.events_after(0, 100).unwrap().into_iter().map(|e| e.event.kind.as_str()).collect();
+    assert_eq!(kinds.last(), Some(&"pod-garbage-collected"));
+    assert_eq!(kinds.iter().filter(|kind| **kind == "pod-garbage-collected").count(), 1, "{kinds:?}");
+}
+
+#[test]
+fn gc_leaves_a_pod_to_who_is_deleting_it() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let row = garbage(&engine, &image, 1);
+    let Some(_lock) = engine.take_lock(row.id).unwrap() else { panic!("it is dead") };
+    let begun = Change::along(Edge::Deleting(gantry_store::now()));
+    engine.step(&row, begun).unwrap();
+    let report = engine.gc(&crate::GcOptions::default()).unwrap();
+    assert!(report.steps.is_empty() && report.failures.is_empty(), "{report:?}");
+    assert_eq!(phase(&engine, row.id).name(), "deleting");
+}
+
+/// A plan with the one app `a` of an image without layers.
+fn plan(id: PodId) -> gantry_contract::plan::Plan {
+    use gantry_contract::plan::{App, Limits, LogLimits, Net, Plan, Seccomp};
+    let app = App {
+        name: "a".into(),
+        attempt: 0,
+        layers: Vec::new(),
+        image_size: None,
+        argv: vec!["/x".into()],
+        env: Vec::new(),
+        cwd: "/".into(),
+        user: None,
+        group: None,
+        supplementary_gids: Vec::new(),
+        mounts: Vec::new(),
+        read_only_root: false,
+        limits: Limits::default(),
+        capabilities: Vec::new(),
+        required_capabilities: Vec::new(),
+        ambient_capabilities: Vec::new(),
+        seccomp: Seccomp::Default,
+        new_privileges: false,
+        oom_score_adj: None,
+        stop_signal: 15,
+        terminal: false,
+        stdin: false,
+    };
+    Plan {
+        version: gantry_contract::VERSION,
+        pod: id.to_string(),
+        pod_dir: String::new(),
+        trees_dir: String::new(),
+        hostname: "host".into(),
+        net: Net::Host,
+        resolv: gantry_contract::plan::Resolv::default(),
+        hosts: gantry_contract::plan::Hosts::default(),
+        cgroup_parent: "/gantry-engine-test".into(),
+        volumes: Vec::new(),
+        apps: vec![app],
+        log: LogLimits::default(),
+        stop_grace_ms: 1,
+    }
+}
+
+/// The same with these networks.
+fn plan_in(engine: &Engine, id: PodId, net: &NetMode) -> gantry_contract::plan::Plan {
+    let host = crate::pods::plan_net::host(&engine.options.network, engine.store.layout());
+    gantry_contract::plan::Plan { net: crate::pods::plan_net::net(net, Vec::new(), host).unwrap(), ..plan(id) }
+}
+
+/// A plan that was damaged: what it says cannot be kept in a row, which nobody could read then.
+#[test]
+fn networks_that_are_none_make_no_row() {
+    let home = tempfile::tempdir().unwrap();
+    let (engine, _) = engine(home.path());
+    let id = PodId::from_random([1; 16]);
+    drop(engine.store.make_pod_dir(id).unwrap());
+    let wanted = gantry_model::net::Wanted { name: "a,a".into(), args: Vec::new() };
+    let plan = plan_in(&engine, id, &NetMode::Networks(vec![wanted]));
+    crate::pods::pod_dir::fill(&engine.pod_dir(id), &plan).unwrap();
+    write_journal(&engine, id, vec![Fact::Ready(ready()), Fact::Ended]);
+    assert_eq!(engine.list(&PodQuery::default()).unwrap().len(), 0);
+    assert!(home.path().join("data/lost-pods").join(id.to_string()).is_dir());
+}
+
+#[test]
+fn where_nothing_is_said_the_default_is_meant() {
+    let home = tempfile::tempdir().unwrap();
+    let (mut engine, _) = engine(home.path());
+    for default in ["default", "none", "a:IP=10.0.0.2,b"] {
+        engine.options.network.default = default.parse().unwrap();
+        let mut spec = gantry_model::PodSpec::default();
+        engine.settle_net(&mut spec);
+        assert_eq!(crate::manifest::to_value(&spec)["net"], default);
+        let mut host = gantry_model::PodSpec { net: Some(NetMode::Host), ..gantry_model::PodSpec::default() };
+        engine.settle_net(&mut host);
+        assert_eq!(host.net, Some(NetMode::Host));
+    }
+}
+
+#[test]
+fn a_start_brings_the_networks_of_the_plan_up_to_date() {
+    use gantry_contract::plan::{Net, Port, Protocol};
+    let home = tempfile::tempdir().unwrap();
+    let (mut engine, image) = engine(home.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    let id = row.id;
+    let port = Port { host_ip: None, host_port: 80, pod_port: 8080, count: 1, protocol: Protocol::Tcp };
+    let mut planned = plan_in(&engine, id, &NetMode::default());
+    let Net::Networks(networks) = &mut planned.net else { panic!() };
+    networks.ports = vec![port.clone()];
+    crate::pods::pod_dir::fill(&engine.pod_dir(id), &planned).unwrap();
+    let row = engine.step(&row, Change::along(Edge::Prepare)).unwrap().unwrap();
+    let row = engine.step(&row, Change::along(Edge::Prepared(Timestamp(1)))).unwrap().unwrap();
+    // Of the plan, the row knew nothing: a start that was killed between the two.
+    let row = engine.settle_plan(row, None).unwrap();
+    assert_eq!((&row.net, engine.store.pod(id).unwrap().unwrap().net), (&NetMode::default(), NetMode::default()));
+    let said = |engine: &Engine| match engine.plan(id).unwrap().net {
+        Net::Networks(networks) => networks,
+        other => panic!("{other:?}"),
+    };
+    // Another network, and another way in which they are run: both at the next start, and the ports stay.
+    engine.options.network.use_plugins = true;
+    let row = engine.settle_plan(row, Some("a,b".parse().unwrap())).unwrap();
+    assert_eq!(row.net.to_string(), "a,b");
+    let networks = said(&engine);
+    assert_eq!((networks.ports, networks.host.use_plugins, networks.wanted.len()), (vec![port], true, 2));
+    engine.options.network.use_plugins = false;
+    let row = engine.settle_plan(row, None).unwrap();
+    assert!(!said(&engine).host.use_plugins);
+    for none in [NetMode::None, NetMode::Host] {
+        let refused = engine.settle_plan(row.clone(), Some(none)).unwrap_err();
+        assert_eq!(gantry_model::Kind::kind(&refused), gantry_model::ErrorKind::Invalid, "{refused}");
+    }
+    assert_eq!(engine.store.pod(id).unwrap().unwrap().net.to_string(), "a,b");
+    drop(lock);
+}
+
+#[test]
+fn what_ran_is_a_pod_though_its_row_is_lost() {
+    let home = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(home.path());
+    let id = |n: u8| PodId::from_random([n; 16]);
+    let made = |n: u8| (engine.store.make_pod_dir(id(n)).unwrap(), engine.pod_dir(id(n)));
+    let ended = Fact::AppExited { app: "a".into(), attempt: 0, how: How::Code(5), oom: false };
+    // Ended, running, never complete, and a plan that says nothing.
+    let (_, dir) = made(1);
+    crate::pods::pod_dir::fill(&dir, &plan(id(1))).unwrap();
+    write_journal(&engine, id(1), vec![Fact::Ready(ready()), ended, Fact::Ended]);
+    let (running, dir) = made(2);
+    let asked: NetMode = "default,b:IP=10.0.0.2".parse().unwrap();
+    crate::pods::pod_dir::fill(&dir, &plan_in(&engine, id(2), &asked)).unwrap();
+    write_journal(&engine, id(2), vec![Fact::Ready(ready_in("b"))]);
+    let (_, dir) = made(3);
+    crate::pods::pod_dir::fill(&dir, &plan(id(3))).unwrap();
+    let (_, dir) = made(4);
+    std::fs::write(dir.join(files::PLAN), "{").unwrap();
+    write_journal(&engine, id(4), vec![Fact::Ready(ready())]);
+    for _ in 0..2 {
+        engine.list(&PodQuery::default()).unwrap();
+    }
+    let row = engine.store.pod(id(1)).unwrap().unwrap();
+    assert_eq!((row.phase.end().map(|(_, end)| end.exit_code), row.hostname.as_str()), (Some(5), "host"));
+    assert_eq!((&row.apps[0].image, row.net), (&image, NetMode::Host));
+    assert!(engine.store.pod(id(2)).unwrap().is_none(), "somebody is at it: only gantryd's start looks there");
+    assert!(!engine.pod_dir(id(3)).exists() && engine.store.pod(id(3)).unwrap().is_none());
+    assert!(home.path().join("data/lost-pods").join(id(4).to_string()).is_dir());
+    let adopted = engine.adopt_late(false);
+    assert_eq!(adopted.pods, [id(2)]);
+    let row = engine.store.pod(id(2)).unwrap().unwrap();
+    assert!(matches!(row.phase, Phase::Running { .. }));
+    assert_eq!((row.net, row.networks.read().unwrap()[0].name.as_str()), (asked, "b"));
+    drop(running);
+    assert_eq!(engine.adopt_all().unwrap(), crate::Adopted::default(), "once is enough");
+}
+
+/// A pod that waits to be started: its plan and its manifest, and no row.
+fn prepared_without_row(engine: &Engine, n: u8) -> PodId {
+    let id = PodId::from_random([n; 16]);
+    drop(engine.store.make_pod_dir(id).unwrap());
+    crate::pods::pod_dir::fill(&engine.pod_dir(id), &plan(id)).unwrap();
+    let spec = gantry_model::PodSpec {
+        user_labels: [("of".to_owned(), n.to_string())].into(),
+        ..gantry_model::PodSpec::default()
+    };
+    crate::pods::pod_dir::write_manifest(&engine.pod_dir(id), &spec).unwrap();
+    id
+}
+
+#[test]
+fn what_was_prepared_is_a_pod_though_its_row_is_lost() {
+    type Look = fn(Engine) -> Engine;
+    let looks: [(&str, Look); 3] = [
+        ("list", |engine| {
+            engine.list(&PodQuery::default()).unwrap();
+            engine
+        }),
+        ("gc", |engine| {
+            let report = engine.gc(&crate::GcOptions::default()).unwrap();
+            assert_eq!((report.steps, report.failures.len()), (Vec::new(), 0));
+            engine
+        }),
+        ("gantryd's start", |engine| {
+            let options = engine.options().clone();
+            drop(engine);
+            let keeping = crate::open_for_keeping(options).map_err(|error| error.to_string()).unwrap();
+            assert_eq!((keeping.condition, keeping.found.lines().len()), (crate::Condition::Sound, 2));
+            keeping.engine
+        }),
+    ];
+    for (name, look) in looks {
+        let home = tempfile::tempdir().unwrap();
+        let (engine, image) = engine(home.path());
+        let ids = [1, 2].map(|n| prepared_without_row(&engine, n));
+        let engine = look(engine);
+        for (id, label) in ids.into_iter().zip(["1", "2"]) {
+            let row = engine.store.pod(id).unwrap().unwrap_or_else(|| panic!("{name}: {id} has no row"));
+            assert!(matches!(row.phase, Phase::Prepared { .. }), "{name}: {:?}", row.phase);
+            assert_eq!((&row.apps[0].image, row.user_labels["of"].as_str()), (&image, label), "{name}");
+        }
+    }
+}
+
+#[test]
+fn one_lost_row_that_cannot_be_made_again_keeps_no_other() {
+    let home = tempfile::tempdir().unwrap();
+    let (engine, _) = engine(home.path());
+    let ids = [1, 2, 3].map(|n| prepared_without_row(&engine, n));
+    std::fs::write(engine.pod_dir(ids[1]).join(crate::pods::pod_dir::MANIFEST), "{").unwrap();
+    // Where it is to be moved to, a file is in the way.
+    std::fs::write(home.path().join("data/lost-pods"), "").unwrap();
+    let report = engine.gc(&crate::GcOptions::default()).unwrap();
+    assert_eq!(report.failures.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [ids[1]]);
+    assert!(engine.pod_dir(ids[1]).exists(), "nothing is deleted that was a pod");
+    for id in [ids[0], ids[2]] {
+        assert!(engine.store.pod(id).unwrap().is_some(), "{id}");
+    }
+}

@@ -1,0 +1,200 @@
+//! `rm`, and the one way in which a pod goes: row to Garbage and on to deleting, cgroups, networks, directory, row.
+//!
+//! A `kill -9` leaves a pod that is still what it was, or garbage, or (from the moment before the first thing of it goes)
+//! deleting; the next `gc` or `rm` goes on. So does one that fails: the row says "deleting" until the last byte is gone,
+//! also when the directory has lost its name already, so that everyone sees the same whoever looks first.
+//!
+//! # Power cuts
+//!
+//! `rm` syncs the step to deleting before the directory goes, and nothing after: two syncs, the other one for the
+//! directory's name. Where nothing has to survive (`run --rm`) and in `gc`, only that second one is made. A power cut
+//! can then keep the loss of the directory and take back the row's steps. That is a new boot, and the first command in it
+//! removes rows of pods whose directories are gone ([`Engine::finish_cut_removals`]).
+
+use std::time::Duration;
+
+use gantry_contract::journal::Parsed;
+use gantry_model::{Edge, ErrorKind, Kind, Phase, PodId};
+use gantry_store::{Change, PodLock, PodRow, PodState};
+use thiserror::Error;
+
+use crate::error::need_root;
+use crate::host::cgroup::CgroupError;
+use crate::host::process::Deadline;
+use crate::pods::stop::StopError;
+use crate::{Engine, NetworkError, PodError};
+
+/// How often a deletion by another process is looked at.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A pod could not be removed.
+#[derive(Debug, Error)]
+pub enum RmError {
+    /// It runs.
+    #[error("pod {0} is currently running: stop it first, or remove it with --force")]
+    Running(PodId),
+    /// Somebody prepares it.
+    #[error("pod {0} is currently being prepared")]
+    Preparing(PodId),
+    /// Somebody starts or deletes it.
+    #[error("pod {0} is currently being started or deleted by somebody else")]
+    Busy(PodId),
+    /// It could not be stopped before.
+    #[error("pod {id} cannot be removed because it cannot be stopped")]
+    Stop {
+        /// Which pod.
+        id: PodId,
+        /// Why not.
+        #[source]
+        source: Box<StopError>,
+    },
+    /// Its cgroup cannot be removed.
+    #[error("pod {id} cannot be removed completely")]
+    Cgroup {
+        /// Which pod.
+        id: PodId,
+        /// Why not.
+        #[source]
+        source: CgroupError,
+    },
+    /// What it has of its networks on the host cannot be taken away. Its directory stays: the record in it is all that tells
+    /// what that is.
+    #[error(
+        "pod {id} cannot be removed completely; when the cause is gone, 'gantry gc' and 'gantry rm {id}' try again; \
+         'gantry rm --force {id}' removes it although a network plugin fails"
+    )]
+    Network {
+        /// Which pod.
+        id: PodId,
+        /// Why not.
+        #[source]
+        source: NetworkError,
+    },
+    /// The store or the file system failed.
+    #[error(transparent)]
+    Pod(#[from] PodError),
+}
+
+impl Kind for RmError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Running(_) | Self::Preparing(_) => ErrorKind::Refused,
+            Self::Busy(_) => ErrorKind::Busy,
+            Self::Stop { source, .. } => source.kind(),
+            Self::Cgroup { source, .. } => source.kind(),
+            Self::Network { source, .. } => source.kind(),
+            Self::Pod(error) => error.kind(),
+        }
+    }
+}
+
+impl Engine {
+    /// Removes a pod that does not run, whatever it is; with `force`, stops a running one first.
+    ///
+    /// # Errors
+    /// [`RmError`]. A removal that was begun is finished by the next `rm` or `gc`.
+    pub fn rm(&self, id: PodId, force: bool) -> Result<(), RmError> {
+        need_root("remove a pod")?;
+        match self.current(id)?.phase {
+            Phase::Running { .. } if force => {
+                self.stop(id, self.options.stop_grace, false)
+                    .map_err(|source| RmError::Stop { id, source: Box::new(source) })?;
+            }
+            Phase::Running { .. } => return Err(RmError::Running(id)),
+            // Brought up to the facts, these two have a living preparer.
+            Phase::Embryo | Phase::Preparing => return Err(RmError::Preparing(id)),
+            Phase::AbortedPrepare { .. } | Phase::Prepared { .. } | Phase::Exited { .. } | Phase::Garbage { .. } => {}
+        }
+        self.dispose_durably(id, true)
+    }
+
+    /// Takes a pod away without syncing: for one that `run` could not run.
+    pub(crate) fn dispose(&self, id: PodId) -> Result<(), RmError> {
+        self.dispose_durably(id, false)
+    }
+
+    /// Takes a dead pod away, whatever is left of it: a row, a directory, or both.
+    pub(crate) fn dispose_durably(&self, id: PodId, durable: bool) -> Result<(), RmError> {
+        let lock = match self.lock_patiently(id)? {
+            PodState::Free(lock) => Some(lock),
+            PodState::Absent => None,
+            PodState::Held => return Err(RmError::Busy(id)),
+        };
+        // Read under the lock: nobody starts it from here on. The journal goes with the directory.
+        let row = self.store.pod(id).map_err(PodError::store)?;
+        let journal = match row.as_ref().map(|row| &row.phase) {
+            Some(Phase::Running { .. }) => self.journal(id)?,
+            _ => Parsed::default(),
+        };
+        let (row, full) = match row.map(|row| self.to_deleting(row, &journal, durable)).transpose() {
+            // So full a disk that nothing can be written down: then the data goes first, and makes room for it.
+            Err(error) if error.kind() == ErrorKind::Exhausted => (None, true),
+            other => (other?.flatten(), false),
+        };
+        // Both, whatever becomes of the other; the processes first, plugins of a killed supervisor among them.
+        let cgroups = self.remove_cgroups(id);
+        self.network_down(id).map_err(|source| RmError::Network { id, source })?;
+        cgroups.map_err(|source| RmError::Cgroup { id, source })?;
+        self.delete_dir(lock, id)?;
+        let row = if full {
+            let row = self.store.pod(id).map_err(PodError::store)?;
+            row.map(|row| self.to_deleting(row, &journal, durable)).transpose()?.flatten()
+        } else {
+            row
+        };
+        // Not durable by itself: a row that is being deleted and has no directory is removed by whoever comes next.
+        if let Some(row) = row {
+            self.step(&row, Change::along(Edge::Swept))?;
+        }
+        Ok(self.store.refill_reserve().map_err(PodError::store)?)
+    }
+
+    /// Without a lock: what an earlier deletion has left. One that is under way is waited for, as its lock is before it
+    /// takes the directory's name away ([`Self::lock_patiently`]).
+    fn delete_dir(&self, lock: Option<PodLock>, id: PodId) -> Result<(), RmError> {
+        if let Some(lock) = lock {
+            return Ok(self.store.delete_pod_dir(lock, id).map_err(PodError::store)?);
+        }
+        let deadline = Deadline::after(self.patience.lock);
+        while !self.store.delete_rest_of_pod_dir(id).map_err(PodError::store)? {
+            if deadline.passed() {
+                return Err(RmError::Busy(id));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    /// Walks a row to Garbage that is being deleted; the caller holds the lock, or there is no directory to lock. `None`:
+    /// it is gone. With `durable` it survives a power cut before anything of the pod goes.
+    fn to_deleting(&self, mut row: PodRow, journal: &Parsed, durable: bool) -> Result<Option<PodRow>, RmError> {
+        loop {
+            let now = gantry_store::now();
+            let edge = match row.phase {
+                Phase::Embryo | Phase::Preparing => Edge::Aborted(now),
+                Phase::AbortedPrepare { .. } | Phase::Exited { .. } => Edge::Marked(now),
+                Phase::Prepared { .. } => Edge::Discarded(now),
+                // Dead, for the lock is ours; its end was not noticed yet.
+                Phase::Running { .. } => match self.end_under_lock(&row, journal)? {
+                    Some(next) => {
+                        row = next;
+                        continue;
+                    }
+                    None => return Ok(None),
+                },
+                Phase::Garbage { deleting: None, .. } => Edge::Deleting(now),
+                // Just now, or by a process that was killed since.
+                Phase::Garbage { deleting: Some(_), .. } => {
+                    if durable {
+                        self.store.make_durable().map_err(PodError::store)?;
+                    }
+                    return Ok(Some(row));
+                }
+            };
+            match self.step(&row, Change::along(edge))? {
+                Some(next) => row = next,
+                None => return Ok(None),
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! `stop`: the stop signal, the grace, SIGKILL; and if the supervisor itself does not act, its own end, which ends the
+//! pod's PID 1 and with it everything in the pod.
+
+use std::time::Duration;
+
+use gantry_contract::control::{Answer, Request};
+use gantry_model::{ErrorKind, Kind, Phase, PodId};
+use thiserror::Error;
+
+use crate::error::need_root;
+use crate::host::process::{self, Deadline};
+use crate::pods::view::PodView;
+use crate::{Engine, PodError};
+
+/// How much longer than the grace a supervisor may take: to kill, to drain pipes, to write the end.
+const SLACK: Duration = Duration::from_secs(5);
+
+/// A pod could not be stopped.
+#[derive(Debug, Error)]
+pub enum StopError {
+    /// It was never started.
+    #[error("pod {id} is {phase} and does not run: remove it with 'gantry rm {id}'")]
+    NotStarted {
+        /// Which pod.
+        id: PodId,
+        /// Where it stands.
+        phase: &'static str,
+    },
+    /// It does not end.
+    #[error("pod {0} does not end after its supervisor was killed: a process of it is stuck in the kernel")]
+    Stuck(PodId),
+    /// Its supervisor cannot be killed.
+    #[error("cannot kill the supervisor of pod {id}")]
+    Kill {
+        /// Which pod.
+        id: PodId,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The pod could not be looked at.
+    #[error(transparent)]
+    Pod(#[from] PodError),
+}
+
+impl Kind for StopError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotStarted { .. } => ErrorKind::Refused,
+            Self::Stuck(_) => ErrorKind::TimedOut,
+            Self::Kill { source, .. } => ErrorKind::of_io(source),
+            Self::Pod(error) => error.kind(),
+        }
+    }
+}
+
+/// A pod that does not run any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stopped {
+    /// The pod as it ended.
+    pub view: PodView,
+    /// It had ended before.
+    pub already: bool,
+    /// Its supervisor did not act and was killed.
+    pub escalated: bool,
+    /// Why its end could not be written down, where that is so: the disk is full, or may only be read.
+    pub unwritten: Option<String>,
+}
+
+impl Engine {
+    /// Stops a pod and waits for its end; with `force` there is no grace.
+    ///
+    /// # Errors
+    /// [`StopError`].
+    pub fn stop(&self, id: PodId, grace: Duration, force: bool) -> Result<Stopped, StopError> {
+        need_root("stop a pod")?;
+        self.unwritten.replace(None);
+        let view = self.status(id)?;
+        match &view.row.phase {
+            Phase::Running { .. } => {}
+            phase if phase.is_final() => return Ok(self.stopped(view, true, false)),
+            phase => return Err(StopError::NotStarted { id, phase: phase.name() }),
+        }
+        let grace = if force { Duration::ZERO } else { grace };
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        // Why it could not be asked does not matter: it has ended, or it is made to.
+        let asked = matches!(self.ask(id, &Request::Stop { grace_ms }), Ok((Answer::Done, _)));
+        let patience = if asked { grace.saturating_add(SLACK) } else { Duration::ZERO };
+        if let Some(view) = self.wait_or_gone(&view, patience)? {
+            return Ok(self.stopped(view, false, false));
+        }
+        self.escalate(&view)?;
+        match self.wait_or_gone(&view, SLACK)? {
+            Some(view) => Ok(self.stopped(view, false, true)),
+            None => Err(StopError::Stuck(id)),
+        }
+    }
+
+    /// The pod when it has ended; as it was before, when another program has removed it by then (`run --rm`).
+    fn wait_or_gone(&self, before: &PodView, patience: Duration) -> Result<Option<PodView>, PodError> {
+        match self.wait(before.row.id, Some(patience)) {
+            Err(PodError::NotFound(_)) => Ok(Some(before.clone())),
+            other => other,
+        }
+    }
+
+    fn stopped(&self, view: PodView, already: bool, escalated: bool) -> Stopped {
+        Stopped { view, already, escalated, unwritten: self.unwritten() }
+    }
+
+    fn escalate(&self, view: &PodView) -> Result<(), StopError> {
+        let id = view.row.id;
+        if let Some(fd) = view.supervisor().and_then(|supervisor| process::open(supervisor, self.store.boot())) {
+            process::kill(&fd).map_err(|source| StopError::Kill { id, source })?;
+            process::readable(&[std::os::fd::AsFd::as_fd(&fd)], Deadline::after(SLACK))
+                .map_err(|source| StopError::Kill { id, source })?;
+        }
+        Ok(())
+    }
+}

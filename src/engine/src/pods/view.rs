@@ -1,0 +1,148 @@
+//! Looking at pods: `list`, `status`, `inspect`, and finding one by the beginning of its id.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use gantry_contract::files;
+use gantry_model::query::PodQuery;
+use gantry_model::{AppName, Phase, PodId, PodPrefix, Process};
+use gantry_store::{PodRow, ResolveError};
+
+use crate::host::process;
+use crate::{Engine, PodError};
+
+/// How many digits of an id lists show: so many, or more, mean an id before they mean a name.
+const SHOWN_DIGITS: usize = 8;
+/// How many pods are listed of those that have one name.
+const MAX_LISTED: usize = 5;
+
+/// A pod as it stands now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodView {
+    /// Its row, brought up to the facts.
+    pub row: PodRow,
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Its cgroup, below each hierarchy's root; an app's is one below.
+    pub cgroup: String,
+}
+
+impl PodView {
+    /// The supervisor, while it runs.
+    #[must_use]
+    pub fn supervisor(&self) -> Option<&Process> {
+        match &self.row.phase {
+            Phase::Running { supervisor, .. } => Some(supervisor),
+            _ => None,
+        }
+    }
+
+    /// The pod's exit code, when it has ended.
+    #[must_use]
+    pub fn exit_code(&self) -> Option<i32> {
+        self.row.phase.end().map(|(_, end)| end.exit_code)
+    }
+
+    /// The log file of an app's start; earlier parts of it have `.1`, `.2` … appended.
+    #[must_use]
+    pub fn log(&self, app: &AppName, attempt: u32) -> PathBuf {
+        self.dir.join(files::LOGS).join(app.as_str()).join(format!("{attempt}.log"))
+    }
+}
+
+impl Engine {
+    /// The pod whose id begins so.
+    ///
+    /// # Errors
+    /// [`PodError`] when there is none, or more than one.
+    pub fn resolve(&self, prefix: &PodPrefix) -> Result<PodId, PodError> {
+        self.store.resolve(prefix).map_err(|error| match error {
+            ResolveError::NotFound { prefix } => PodError::NotFound(prefix),
+            other => PodError::store(other),
+        })
+    }
+
+    /// The pod that a person means: its id or the beginning of it, or the name of one of its apps or its host name where no
+    /// other pod has it. Of several with the name it is the one that runs, when only one does.
+    ///
+    /// A name wins over the beginning of an id that is shorter than what lists show: `db` is what is called so.
+    ///
+    /// # Errors
+    /// [`PodError`] when there is none, or more than one.
+    pub fn find_pod(&self, text: &str) -> Result<PodId, PodError> {
+        let prefix = text.parse::<PodPrefix>().ok();
+        if let Some(prefix) = prefix.as_ref().filter(|_| text.len() >= SHOWN_DIGITS) {
+            match self.resolve(prefix) {
+                Err(PodError::NotFound(_)) => {}
+                found => return found,
+            }
+        }
+        if let Some(id) = self.find_by_name(text)? {
+            return Ok(id);
+        }
+        match prefix {
+            Some(prefix) if text.len() < SHOWN_DIGITS => self.resolve(&prefix),
+            _ => Err(PodError::NoSuchPod(text.to_owned())),
+        }
+    }
+
+    fn find_by_name(&self, name: &str) -> Result<Option<PodId>, PodError> {
+        let is_named = |row: &PodRow| row.hostname == name || row.apps.iter().any(|app| app.name.as_str() == name);
+        let named: Vec<PodView> =
+            self.list(&PodQuery::default())?.into_iter().filter(|view| is_named(&view.row)).collect();
+        let running: Vec<PodId> =
+            named.iter().filter(|view| view.supervisor().is_some()).map(|view| view.row.id).collect();
+        match (&named[..], &running[..]) {
+            ([], _) => Ok(None),
+            ([only], _) => Ok(Some(only.row.id)),
+            (_, [only]) => Ok(Some(*only)),
+            (several, _) => {
+                let some = several.iter().take(MAX_LISTED).map(|view| view.row.id).collect();
+                Err(PodError::AmbiguousName { name: name.to_owned(), matches: several.len(), some })
+            }
+        }
+    }
+
+    /// Pods, oldest first, each brought up to the facts.
+    ///
+    /// # Errors
+    /// [`PodError`].
+    pub fn list(&self, query: &PodQuery) -> Result<Vec<PodView>, PodError> {
+        let rows = self.store.pods(query).map_err(PodError::store)?;
+        if *query == PodQuery::default() {
+            self.sweep_orphans_if_any(&rows);
+        }
+        let mut views = Vec::with_capacity(rows.len());
+        for row in rows {
+            let Some(row) = self.reconcile(row)? else { continue };
+            // What it became may not be what was asked for.
+            if query.phases.is_empty() || query.phases.contains(&row.phase.name()) {
+                views.push(self.view(row));
+            }
+        }
+        Ok(views)
+    }
+
+    /// One pod, brought up to the facts.
+    ///
+    /// # Errors
+    /// [`PodError`], also when there is none.
+    pub fn status(&self, id: PodId) -> Result<PodView, PodError> {
+        Ok(self.view(self.current(id)?))
+    }
+
+    /// A descriptor that becomes readable when the supervisor of this running pod has ended; `None` when it has ended
+    /// already, or the row does not name one. For waiting for many pods at once.
+    #[must_use]
+    pub fn supervisor_fd(&self, row: &PodRow) -> Option<OwnedFd> {
+        match &row.phase {
+            Phase::Running { supervisor, .. } => process::open(supervisor, self.store.boot()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn view(&self, row: PodRow) -> PodView {
+        let cgroup = format!("{}/{}", self.options.cgroup_parent, row.id);
+        PodView { dir: self.pod_dir(row.id), cgroup, row }
+    }
+}

@@ -1,0 +1,121 @@
+//! Waiting for a pod to end, or to run. Woken by the kernel when a supervisor ends; a pod that nobody has started yet is
+//! looked at again and again.
+
+use std::fs::File;
+use std::os::fd::AsFd as _;
+use std::time::Duration;
+
+use gantry_model::{AppName, AppState, Phase, PodEnd, PodId};
+
+use crate::host::process::{self, Deadline};
+use crate::pods::outcome::{self, Seen};
+use crate::pods::pod_dir;
+use crate::pods::view::PodView;
+use crate::{Engine, PodError};
+
+/// How often a pod without a supervisor is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Holds on to a running pod's journal, so that its end is known also if the pod is removed as soon as it has ended.
+#[derive(Debug)]
+pub struct EndWatch {
+    id: PodId,
+    journal: File,
+}
+
+/// How a pod ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// Exit code, failed app and reason.
+    pub end: PodEnd,
+    /// Apps of which the kernel killed a process for want of memory.
+    pub out_of_memory: Vec<AppName>,
+}
+
+impl Ended {
+    fn new(end: PodEnd, apps: impl IntoIterator<Item = (AppName, AppState)>) -> Self {
+        let killed = |state: &AppState| matches!(state, AppState::Exited { end, .. } if end.oom);
+        let out_of_memory = apps.into_iter().filter(|(_, state)| killed(state)).map(|(name, _)| name).collect();
+        Self { end, out_of_memory }
+    }
+}
+
+impl Engine {
+    /// Prepares for waiting for the end of a running pod.
+    ///
+    /// # Errors
+    /// [`PodError`]: it has no journal, so it does not run.
+    pub fn watch_end(&self, id: PodId) -> Result<EndWatch, PodError> {
+        Ok(EndWatch { id, journal: self.open_journal(id)? })
+    }
+
+    /// Waits until the pod has ended.
+    ///
+    /// # Errors
+    /// [`PodError`].
+    pub fn wait_end(&self, watch: &EndWatch) -> Result<Ended, PodError> {
+        match self.wait(watch.id, None) {
+            Ok(Some(PodView { row, .. })) => match row.phase.end() {
+                Some((_, end)) => {
+                    let end = end.clone();
+                    Ok(Ended::new(end, row.apps.into_iter().map(|app| (app.name, app.state))))
+                }
+                None => self.end_by_journal(watch),
+            },
+            // `rm` and `gc` take away only what has ended, or end it before.
+            Ok(None) | Err(PodError::NotFound(_)) => self.end_by_journal(watch),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn end_by_journal(&self, watch: &EndWatch) -> Result<Ended, PodError> {
+        let path = self.pod_dir(watch.id).join(gantry_contract::files::JOURNAL);
+        let journal = pod_dir::read_journal(&watch.journal).map_err(PodError::io("read the journal", path))?;
+        let apps = outcome::ready(&journal).map(outcome::started).unwrap_or_default();
+        let outcome = outcome::outcome(&apps, &journal, Seen { now: gantry_store::now(), restarted: false });
+        Ok(Ended::new(outcome.end, outcome.apps))
+    }
+
+    /// Waits until nothing of the pod will run again. `None`: the deadline passed.
+    ///
+    /// # Errors
+    /// [`PodError`], also when the pod is gone by then.
+    pub fn wait(&self, id: PodId, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
+        self.wait_until(id, Deadline::maybe(deadline), |phase| phase.is_final())
+    }
+
+    /// Waits until the pod runs, or never will. `None`: the deadline passed.
+    ///
+    /// # Errors
+    /// [`PodError`], also when the pod is gone by then.
+    pub fn wait_ready(&self, id: PodId, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
+        let ready = |phase: &Phase| matches!(phase, Phase::Running { .. }) || phase.is_final();
+        self.wait_until(id, Deadline::maybe(deadline), ready)
+    }
+
+    pub(crate) fn wait_until(
+        &self,
+        id: PodId,
+        deadline: Deadline,
+        reached: impl Fn(&Phase) -> bool,
+    ) -> Result<Option<PodView>, PodError> {
+        loop {
+            let view = self.status(id)?;
+            if reached(&view.row.phase) {
+                return Ok(Some(view));
+            }
+            if deadline.passed() {
+                return Ok(None);
+            }
+            match view.supervisor().and_then(|supervisor| process::open(supervisor, self.store.boot())) {
+                Some(fd) => {
+                    process::readable(&[fd.as_fd()], deadline)
+                        .map_err(PodError::io("wait for the supervisor of", &view.dir))?;
+                }
+                None => {
+                    process::readable(&[], deadline.at_most(LOOK)).map_err(PodError::io("wait for", &view.dir))?;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! gantryd's start: a database that is sound, restored, or served read-only. Commands never restore.
+//!
+//! | the database is | and | becomes |
+//! |---|---|---|
+//! | sound | | [`Condition::Sound`] |
+//! | damaged | there is a good backup | [`Condition::Restored`] from the newest whose rows can all be read |
+//! | damaged | there is none, and all its rows can be read | [`Condition::ReadOnly`]: nothing is lost that was not lost before |
+//! | damaged | there is none, and it cannot be read, or is gone | [`Condition::Restored`] from the disk alone |
+//! | damaged | it cannot be restored (the disk is full), and can be read | [`Condition::ReadOnly`] |
+//! | unknown, because the disk fails or is full | it can be read | [`Condition::ReadOnly`], for gantryd only |
+//! | another program's, newer, or not ours to use | | refused |
+//!
+//! How a restore is made, step by step, is told in the store's `restore.rs`; what its rows are made of, in
+//! [`crate::recovery::adopt`]. Pods run on through all of it: nothing here touches one that is locked.
+
+use gantry_model::{ErrorKind, Kind as _, Timestamp};
+use gantry_store::{Backup, Damage, Home, Keeper, KeeperLock, Record};
+
+use crate::engine::check_parent;
+use crate::recovery::adopt::Adopted;
+use crate::{Engine, OpenError, Options, PodError};
+
+/// In what state the database is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// As it was.
+    Sound,
+    /// It was damaged, and has been replaced.
+    Restored {
+        /// What was damaged, by what it was replaced.
+        record: Record,
+        /// What was found on the disk and is on record again.
+        adopted: Box<Adopted>,
+    },
+    /// It is damaged and there is nothing better: it can be read, and every command that changes something fails.
+    ReadOnly {
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl Condition {
+    /// Whether pods can be kept: settled, collected, and changed by commands.
+    #[must_use]
+    pub fn can_write(&self) -> bool {
+        !matches!(self, Self::ReadOnly { .. })
+    }
+}
+
+/// What gantryd starts with.
+pub struct Keeping {
+    /// Opened for writing, unless the condition is [`Condition::ReadOnly`].
+    pub engine: Engine,
+    /// In what state the database is.
+    pub condition: Condition,
+    /// What a sound database did not know of, and is on record again.
+    pub found: Adopted,
+    /// What was restored before, as long as nobody has deleted the record of it.
+    pub restored_before: Option<Record>,
+    /// The right to keep the directory; gantryd holds it for its life.
+    pub lock: KeeperLock,
+}
+
+/// Opens a data directory for the one who keeps it, putting its database in order first.
+///
+/// # Errors
+/// [`OpenError`], also when somebody else keeps it.
+pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
+    check_parent(&options.cgroup_parent)?;
+    let home = Home::open(&options.dir)?;
+    let lock = match home.lock_keeper().map_err(gantry_store::OpenError::from)? {
+        Keeper::Ours(lock) => lock,
+        Keeper::Other { pid } => return Err(OpenError::Kept { dir: options.dir, pid }),
+    };
+    // It is for people to see; one that cannot be read keeps nobody from keeping, and `doctor` says so.
+    let before = Record::load(home.layout()).unwrap_or_default();
+    let condition = match put_in_order(&home, &options) {
+        Err(error) if is_failure(&error) && home.can_be_read() => Condition::ReadOnly { why: chain(&error) },
+        other => other?,
+    };
+    let (engine, condition) = match condition {
+        Condition::ReadOnly { .. } => (Engine::open_read_only(options)?, condition),
+        Condition::Sound | Condition::Restored { .. } => match Engine::open(options.clone()) {
+            // So full that not even the new boot can be noted.
+            Err(error) if is_failure(&error) => {
+                (Engine::open_read_only(options)?, Condition::ReadOnly { why: chain(&error) })
+            }
+            other => (other?, condition),
+        },
+    };
+    let (condition, found) = match condition {
+        Condition::Restored { record, adopted } => {
+            let adopted = Box::new(adopted.and(engine.adopt_late(true)));
+            (Condition::Restored { record, adopted }, Adopted::default())
+        }
+        // Rows get lost otherwise as well; and a pod that no image was found for may have its image now.
+        Condition::Sound => (Condition::Sound, engine.adopt_late(false)),
+        other @ Condition::ReadOnly { .. } => (other, Adopted::default()),
+    };
+    let restored_before = if matches!(condition, Condition::Restored { .. }) { None } else { before };
+    Ok(Keeping { engine, condition, found, restored_before, lock })
+}
+
+/// Under the lock on the directory, so that no command makes a new database in between.
+fn put_in_order(home: &Home, options: &Options) -> Result<Condition, OpenError> {
+    let store = gantry_store::OpenError::from;
+    let _lock = home.lock().map_err(store)?;
+    let Some(damage) = home.damage()? else {
+        home.open_for_writing().map_err(store)?;
+        return Ok(Condition::Sound);
+    };
+    for source in home.sources(&damage).map_err(store)? {
+        match restore(home, options, &damage, Some(&source)) {
+            // Of an older format, or in rows that only adopting reads: an older one may be good.
+            Err(error) if error.kind() == ErrorKind::Damaged => {}
+            done => return or_read_only(home, &damage, done),
+        }
+    }
+    if home.can_be_read() {
+        return serve_read_only(home, format!("{}, and there is no good backup", damage.what));
+    }
+    or_read_only(home, &damage, restore(home, options, &damage, None))
+}
+
+/// Replaces the database by this backup, or by nothing, and what lies on the disk.
+fn restore(home: &Home, options: &Options, damage: &Damage, source: Option<&Backup>) -> Result<Condition, PodError> {
+    let mut adopted = Adopted::default();
+    let record = home.restore(damage, source, |store| -> Result<_, PodError> {
+        let engine = Engine::of(store, options.clone());
+        adopted = engine.adopt_all()?;
+        Ok(engine.store)
+    })?;
+    home.open_for_writing()?;
+    Ok(Condition::Restored { record, adopted: Box::new(adopted) })
+}
+
+fn or_read_only(home: &Home, damage: &Damage, done: Result<Condition, PodError>) -> Result<Condition, OpenError> {
+    match done.map_err(OpenError::Recover) {
+        Err(error) if home.can_be_read() => {
+            serve_read_only(home, format!("{}, and it cannot be restored: {}", damage.what, chain(&error)))
+        }
+        other => other,
+    }
+}
+
+fn serve_read_only(home: &Home, why: String) -> Result<Condition, OpenError> {
+    home.close_for_writing(&why).map_err(gantry_store::OpenError::from)?;
+    Ok(Condition::ReadOnly { why })
+}
+
+/// Whether the disk did not do what it should, which says nothing of the database.
+fn is_failure(error: &OpenError) -> bool {
+    match error {
+        OpenError::Store(gantry_store::OpenError::Store(error)) => {
+            matches!(error.kind(), ErrorKind::Internal | ErrorKind::Exhausted | ErrorKind::Unavailable)
+        }
+        _ => false,
+    }
+}
+
+/// A failure with its causes, in one line.
+fn chain(error: &OpenError) -> String {
+    gantry_model::error::messages(error).join(": ")
+}
+
+impl Condition {
+    /// What is to be said of it, for people: one line each; nothing of a sound one.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        match self {
+            Self::Sound => Vec::new(),
+            Self::ReadOnly { why } => vec![format!("{why}: serving it read-only; 'gantry doctor' says what to do")],
+            Self::Restored { record, adopted } => {
+                let mut lines = vec![restored(record)];
+                lines.extend(adopted.lines());
+                lines.push(images_since(record));
+                lines
+            }
+        }
+    }
+}
+
+/// What a record says, in one line.
+pub(crate) fn restored(record: &Record) -> String {
+    let from = match &record.backup {
+        Some((path, at)) => format!("from {}, made {}", path.display(), shown(*at)),
+        None => "from the directories of the pods alone, for there was no good backup".to_owned(),
+    };
+    format!(
+        "{}; it was restored at {} {from}; the damaged one is in {}",
+        record.damage,
+        shown(record.at),
+        record.aside.display()
+    )
+}
+
+fn images_since(record: &Record) -> String {
+    let since = record.backup.as_ref().map_or(String::new(), |(_, at)| format!(" fetched since {}", shown(*at)));
+    format!("images{since} have lost their names: fetch them again")
+}
+
+/// To the second, for people.
+fn shown(at: Timestamp) -> String {
+    at.rfc3339().as_str().get(..19).unwrap_or_default().to_owned() + "Z"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gantry_store::StoreError;
+
+    #[test]
+    fn a_disk_that_fails_says_nothing_of_the_database() {
+        let cause = || "disk I/O error".to_owned().into();
+        let of = |error: StoreError| OpenError::Store(gantry_store::OpenError::Store(error));
+        let doing = "check the database";
+        for (error, want) in [
+            (of(StoreError::Database { doing, source: cause() }), true),
+            (of(StoreError::Full { doing, source: cause() }), true),
+            (of(StoreError::Damaged { doing, source: cause() }), false),
+            (of(StoreError::ReadOnly { doing, source: cause() }), false),
+            (OpenError::CgroupParent("x".to_owned()), false),
+        ] {
+            assert_eq!(is_failure(&error), want, "{error}");
+        }
+        let failed = chain(&of(StoreError::Database { doing, source: cause() }));
+        assert_eq!(failed, "cannot check the database: the database failed: disk I/O error");
+    }
+
+    /// A restore that finds out late that its backup is no good goes on with an older one.
+    #[test]
+    fn the_next_backup_is_for_when_the_best_cannot_be_adopted() {
+        let temp = tempfile::tempdir().unwrap();
+        let options = Options::new(temp.path().join("data"));
+        let (store, chain) = (Engine::open(options.clone()).unwrap().store, format!("sha256:{}", "7".repeat(64)));
+        let first = store.back_up_if_due(std::time::Duration::ZERO).unwrap().unwrap();
+        let id: gantry_model::Digest = chain.parse().unwrap();
+        let lock = store.lock_layer(&id, std::time::Duration::ZERO, &mut || {}).unwrap();
+        let row = gantry_store::LayerRow { chain: id.clone(), diff_id: id, parent: None, size: 0, entries: 0 };
+        store.commit_layers(vec![(store.stage_layer(&lock).unwrap(), row)]).unwrap();
+        let second = store.back_up_if_due(std::time::Duration::ZERO).unwrap().unwrap();
+        // No image has the layer, so that only the sweep of unused layers reads the row.
+        let mut bytes = std::fs::read(&second.path).unwrap();
+        let at: Vec<usize> = (0..bytes.len() - 71).filter(|&at| bytes[at..at + 71] == *chain.as_bytes()).collect();
+        at.iter().for_each(|&at| bytes[at + 70] = b'x');
+        assert!(!at.is_empty());
+        std::fs::write(&second.path, bytes).unwrap();
+        let (db, wal) = (store.layout().db(), store.layout().wal());
+        drop((lock, store));
+        std::fs::remove_file(wal).unwrap();
+        std::fs::write(db, [7; 50_000]).unwrap();
+        let keeping = open_for_keeping(options).map_err(|error| super::chain(&error)).unwrap();
+        let Condition::Restored { record, .. } = keeping.condition else { panic!("{:?}", keeping.condition) };
+        assert_eq!(record.backup, Some((first.path, first.at)));
+    }
+
+    #[test]
+    fn one_keeper_and_a_fresh_directory_is_sound() {
+        let home = tempfile::tempdir().unwrap();
+        let options = Options::new(home.path().join("data"));
+        let keeping = open_for_keeping(options.clone()).map_err(|error| error.to_string()).unwrap();
+        assert_eq!((&keeping.condition, keeping.condition.lines().len()), (&Condition::Sound, 0));
+        assert!(keeping.condition.can_write() && keeping.restored_before.is_none());
+        let second = open_for_keeping(options).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(second.contains(&format!("process {}", std::process::id())), "{second}");
+    }
+}
