@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(lines[1], ["abababababab", "docker.io/library/alpine:3", "5.0MiB", "2 hours ago", "1 hour ago"]);
         assert_eq!((lines[2][1], lines[3][1], lines.len()), ("x\\u{a}:1", "-", 4));
 
-        let json = serde_json::to_value(Document::of(&images[0], 7)).unwrap();
+        let json = serde_json::to_value(ImageListJson::from_row(&images[0], 7)).unwrap();
         let fields: Vec<&String> = json.as_object().unwrap().keys().collect();
         assert_eq!(fields, ["disk_size", "format", "id", "imported", "last_used", "layers", "names", "size"]);
     }
