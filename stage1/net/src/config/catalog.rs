@@ -1,4 +1,4 @@
-//! All networks there are: those of some directories, then the built-in ones.
+//! The networks of this host: those in the configuration directories, then the built-in ones.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,28 +7,28 @@ use super::error::ConfigError;
 use super::network::{NetworkConfig, Source};
 use super::{MAX_FILE, MAX_FILES, builtin, files};
 
-/// One configuration found.
+/// One configuration.
 #[derive(Debug)]
-pub struct Entry {
-    /// Where.
+pub struct CatalogEntry {
+    /// Its origin.
     pub source: Source,
-    /// The network's name, if it can be told.
+    /// The network's name, if it could be read.
     pub name: Option<String>,
-    /// The network, or why it cannot be used.
+    /// The network, or why the configuration cannot be used.
     pub network: Result<NetworkConfig, ConfigError>,
-    /// The configuration that is used in its place: an earlier one of the same name.
+    /// The earlier configuration of the same name, which is used instead.
     pub shadowed_by: Option<Source>,
 }
 
-/// The configurations of some directories, and the built-in ones. Of several with one name the first counts.
+/// The configurations in some directories, and the built-in ones. The first of each name is used.
 #[derive(Debug)]
 pub struct Catalog {
-    entries: Vec<Entry>,
+    entries: Vec<CatalogEntry>,
 }
 
 impl Catalog {
-    /// Reads `*.conflist`, `*.conf` and `*.json` of each directory, sorted by name. A directory that is missing has none.
-    /// What is wrong with a file shows when its network is asked for, or in [`Catalog::entries`].
+    /// Reads `*.conflist`, `*.conf` and `*.json` of each directory, sorted by name. A missing directory is empty. An
+    /// invalid file is an error of [`Catalog::get`] and in [`Catalog::entries`], not here.
     ///
     /// # Errors
     ///
@@ -40,7 +40,7 @@ impl Catalog {
         }
         for (name, text) in builtin::ALL {
             let network = NetworkConfig::parse(text, Source::BuiltIn);
-            entries.push(Entry { source: Source::BuiltIn, name: Some(name.into()), network, shadowed_by: None });
+            entries.push(CatalogEntry { source: Source::BuiltIn, name: Some(name.into()), network, shadowed_by: None });
         }
         for index in 1..entries.len() {
             let (before, rest) = entries.split_at_mut(index);
@@ -51,9 +51,9 @@ impl Catalog {
         Ok(Self { entries })
     }
 
-    /// Everything found, in the order in which it counts.
+    /// All configurations, in order of precedence.
     #[must_use]
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[CatalogEntry] {
         &self.entries
     }
 
@@ -61,8 +61,8 @@ impl Catalog {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::NotFound`], which names the files that could not be understood at all; or what is wrong with the
-    /// file that has it.
+    /// [`ConfigError::NotFound`], which names the files whose network's name could not be read; or the error of the file
+    /// that defines the network.
     pub fn get(self, name: &str) -> Result<NetworkConfig, ConfigError> {
         let broken = self.broken();
         match self.entries.into_iter().find(|entry| entry.name.as_deref() == Some(name)) {
@@ -71,11 +71,11 @@ impl Catalog {
         }
     }
 
-    /// All networks, one of each name: what `--net=all` means.
+    /// All networks, one of each name (`--net=all`).
     ///
     /// # Errors
     ///
-    /// The first thing wrong with any file, since what a broken one is meant to be cannot be told.
+    /// The error of the first invalid file, since any of them may define a network.
     pub fn all(self) -> Result<Vec<NetworkConfig>, ConfigError> {
         self.entries.into_iter().filter(|entry| entry.shadowed_by.is_none()).map(|entry| entry.network).collect()
     }
@@ -86,7 +86,7 @@ impl Catalog {
     }
 }
 
-fn read_dir(path: &Path, entries: &mut Vec<Entry>) -> Result<(), ConfigError> {
+fn read_dir(path: &Path, entries: &mut Vec<CatalogEntry>) -> Result<(), ConfigError> {
     let failed = |source| ConfigError::Read { path: path.to_owned(), source };
     let dir = match files::open_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -109,11 +109,12 @@ fn read_dir(path: &Path, entries: &mut Vec<Entry>) -> Result<(), ConfigError> {
             Err(error) => (None, Err(error)),
             Ok(text) => {
                 let network = NetworkConfig::parse(&text, source.clone());
-                let name = network.as_ref().map_or_else(|_| NetworkConfig::name_of(&text), |it| Some(it.name.clone()));
+                let name =
+                    network.as_ref().map_or_else(|_| NetworkConfig::find_name(&text), |it| Some(it.name.clone()));
                 (name, network)
             }
         };
-        entries.push(Entry { source, name, network, shadowed_by: None });
+        entries.push(CatalogEntry { source, name, network, shadowed_by: None });
     }
     Ok(())
 }
@@ -127,8 +128,7 @@ fn read_text(dir: &std::os::fd::OwnedFd, name: &Path, path: &Path) -> Result<Str
     String::from_utf8(bytes).map_err(|error| {
         let before = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
         let line = 1 + before.iter().filter(|&&b| b == b'\n').count();
-        let problem = "not UTF-8".into();
-        ConfigError::Malformed { origin: path.display().to_string(), line, field: String::new(), problem }
+        ConfigError::Malformed { origin: path.display().to_string(), problem: format!("not UTF-8 at line {line}") }
     })
 }
 
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_a_name_counts() {
+    fn the_first_configuration_of_a_name_is_used() {
         let temp = tempfile::tempdir().unwrap();
         let (one, two) = (temp.path().join("one"), temp.path().join("two"));
         fs::create_dir(&one).unwrap();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_shows_when_asked_for() {
+    fn an_invalid_file_is_an_error_of_its_own_network() {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().to_path_buf();
         let broken = "{\n\"cniVersion\": \"1.0.0\",\n\"name\": \"bad\",\n\"plugins\": [{\"type\": \"../x\"}]}";
@@ -172,20 +172,25 @@ mod tests {
         let read = || Catalog::read(std::slice::from_ref(&dir)).unwrap();
         read().get("default").unwrap();
         let error = read().get("bad").unwrap_err().to_string();
-        assert!(error.contains("bad.conflist, line 4, plugins[0].type: must be the name"), "{error}");
+        assert!(error.contains("bad.conflist: plugins[0].type: must be the name"), "{error}");
         let error = read().get("other").unwrap_err().to_string();
         assert!(
-            error.contains("'other' not found; not readable: ") && error.contains("worse.conflist, line 3"),
+            error.contains("'other' not found; invalid files: ")
+                && error.contains("worse.conflist: not JSON")
+                && error.contains("line 3"),
             "{error}"
         );
         assert!(read().all().is_err());
         fs::write(dir.join("mine.conflist"), "{\n\"name\" : \"default\",\n\"plugins\": [,]}").unwrap();
         let error = read().get("default").unwrap_err().to_string();
-        assert!(error.contains("mine.conflist, line 3"), "the built-in one is not used in its place: {error}");
+        assert!(
+            error.contains("mine.conflist: not JSON") && error.contains("line 3"),
+            "the built-in one is not used in its place: {error}"
+        );
     }
 
     #[test]
-    fn files_are_small_plain_and_inside() {
+    fn configurations_are_small_regular_files_inside_the_directory() {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("d");
         fs::create_dir(&dir).unwrap();
@@ -201,6 +206,6 @@ mod tests {
         let usable: Vec<bool> = catalog.entries().iter().map(|entry| entry.network.is_ok()).collect();
         assert_eq!(usable, [false, true, false, false, false, false, true, true]);
         let error = catalog.entries()[5].network.as_ref().unwrap_err().to_string();
-        assert!(error.contains("f.conflist, line 2: not UTF-8"), "{error}");
+        assert!(error.contains("f.conflist: not UTF-8 at line 2"), "{error}");
     }
 }

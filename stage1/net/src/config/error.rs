@@ -1,53 +1,50 @@
-//! What can be wrong with network configurations.
+//! Errors of reading network configurations.
 
 use std::io;
 use std::path::PathBuf;
 
 use gantry_model::{ErrorKind, Kind};
 
-/// A configuration that cannot be had.
+/// A configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A directory or file could not be read.
     #[error("cannot read the network configuration {}: {source}", path.display())]
     Read {
-        /// Of what.
+        /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A file or directory is beyond its limit.
+    /// A file or directory exceeds its limit.
     #[error("the network configuration {} is too large: {limit}", path.display())]
     TooLarge {
-        /// Of what.
+        /// The file or directory.
         path: PathBuf,
-        /// Which limit.
+        /// The limit.
         limit: String,
     },
-    /// A file says something that cannot be.
-    #[error("{origin}, line {line}{}: {problem}", if field.is_empty() { String::new() } else { format!(", {field}") })]
+    /// A configuration is invalid.
+    #[error("{origin}: {problem}")]
     Malformed {
-        /// The file, or the name of the built-in network.
+        /// The file, or `built in`.
         origin: String,
-        /// Counted from 1.
-        line: usize,
-        /// The path of the key, such as `plugins[0].ipam.ranges[0][0].subnet`; empty when the text is no JSON.
-        field: String,
-        /// What is wrong with it.
+        /// The path of the invalid key, such as `plugins[0].ipam.ranges[0][0].subnet`, and the problem; or line and column, if the
+        /// text is not JSON.
         problem: String,
     },
     /// No network has this name.
     #[error("network '{name}' not found{}", unreadable(broken))]
     NotFound {
-        /// The name.
+        /// The requested name.
         name: String,
-        /// Files that have no readable name, one of which may have been meant.
+        /// Errors of the files whose network's name is unknown: one of them may define the network.
         broken: Vec<String>,
     },
 }
 
 fn unreadable(broken: &[String]) -> String {
-    if broken.is_empty() { String::new() } else { format!("; not readable: {}", broken.join("; ")) }
+    if broken.is_empty() { String::new() } else { format!("; invalid files: {}", broken.join("; ")) }
 }
 
 impl Kind for ConfigError {

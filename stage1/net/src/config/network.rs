@@ -1,25 +1,25 @@
-//! One network's configuration: read from a text, checked as a whole.
+//! A network configuration: read from a text and checked as a whole.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, de};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::error::ConfigError;
-use super::fields::{Bad, Fields, Item};
-use super::locate::{Step, line_of, shown};
+use super::json::{Invalid, join, lenient_bool, read};
+use super::settings::PluginSettings;
+use super::settings::ipam::{Dns, Ipam};
 use super::version::CniVersion;
-use super::views::ipam::{self, Dns, Ipam};
-use super::views::{self, View};
 use super::{MAX_PLUGINS, is_name};
 
-/// Where a configuration comes from.
+/// The origin of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// gantry itself.
+    /// Built into gantry.
     BuiltIn,
     /// A file.
     File(PathBuf),
@@ -34,26 +34,26 @@ impl fmt::Display for Source {
     }
 }
 
-/// A network: what is to be run, in order (CNI specification 1.1.0, section 1).
+/// A network: the plugins to run, in order (CNI specification 1.1.0, section 1).
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetworkConfig {
     /// Its name.
     pub name: String,
-    /// The greatest version of the specification it is written for.
+    /// The greatest version of the specification in [`Self::cni_versions`].
     pub cni_version: CniVersion,
-    /// All versions it says it is written for; never empty.
+    /// The versions of the specification that the configuration is written for; never empty.
     pub cni_versions: Vec<CniVersion>,
     /// CHECK must not be called.
     pub disable_check: bool,
-    /// GC must not be called (the plugins may be shared with another runtime).
+    /// GC must not be called, because another runtime may share the plugins.
     pub disable_gc: bool,
-    /// What is run, in order; never empty.
+    /// The plugins, in order; never empty.
     pub plugins: Vec<PluginConfig>,
-    /// Where it comes from.
+    /// The origin of the configuration.
     pub source: Source,
-    /// What is odd and harmless: keys that mean nothing here.
+    /// Harmless oddities: keys that gantry does not know.
     pub notes: Vec<String>,
-    /// The text it was read from, to be kept with a pod that uses it.
+    /// The text of the configuration, which is kept with the pods that use it.
     pub text: String,
 }
 
@@ -62,43 +62,56 @@ pub struct NetworkConfig {
 pub struct PluginConfig {
     /// Its type: the name of its program, without `/`.
     pub kind: String,
-    /// The object as it was written.
+    /// The object in the configuration.
     pub raw: Map<String, Value>,
-    /// The capabilities it declares; those with `true` may get `runtimeConfig`.
+    /// The capabilities it declares; those that are `true` may be passed in `runtimeConfig`.
     pub capabilities: BTreeMap<String, bool>,
-    /// Where addresses come from. `None` for none, and for plugins that are not standard.
+    /// The source of addresses. `None` for none, and for plugins that gantry does not know.
     pub ipam: Option<Ipam>,
     /// DNS settings.
     pub dns: Dns,
-    /// Its own keys, when it is a standard plugin.
-    pub view: View,
+    /// Its own keys, if gantry knows the plugin.
+    pub settings: PluginSettings,
 }
+
+/// The keys of a configuration list besides its plugins.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "an object")]
+struct ListKeys {
+    name: String,
+    cni_version: Option<String>,
+    #[serde(default)]
+    cni_versions: Vec<String>,
+    #[serde(default, deserialize_with = "lenient_bool")]
+    disable_check: bool,
+    #[serde(default, rename = "disableGC", deserialize_with = "lenient_bool")]
+    disable_gc: bool,
+    #[serde(default, rename = "loadOnlyInlinedPlugins")]
+    _load_only_inlined_plugins: IgnoredAny,
+    plugins: Option<Vec<Value>>,
+}
+
+/// Keys of a list that a single plugin's configuration may have as well.
+const LIST_KEYS: [&str; 6] =
+    ["name", "cniVersion", "cniVersions", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
+/// Keys of a plugin that the runtime fills in or replaces.
+const RUNTIME_KEYS: [&str; 5] = ["args", "runtimeConfig", "prevResult", "name", "cniVersion"];
 
 impl NetworkConfig {
     /// Reads a configuration list, or a single plugin's configuration, which is a list of one.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Malformed`] with line and key.
+    /// [`ConfigError::Malformed`] with the path of the invalid key, or with line and column if the text is not JSON.
     pub fn parse(text: &str, source: Source) -> Result<Self, ConfigError> {
-        let value: Value = serde_json::from_str(text).map_err(|error| ConfigError::Malformed {
-            origin: source.to_string(),
-            line: error.line().max(1),
-            field: String::new(),
-            problem: format!("not JSON: {error}"),
-        })?;
-        let origin = source.to_string();
-        network(&value, text, source).map_err(|bad| ConfigError::Malformed {
-            origin,
-            line: line_of(text, &bad.at),
-            field: shown(&bad.at),
-            problem: bad.problem,
-        })
+        let malformed = |problem: String| ConfigError::Malformed { origin: source.to_string(), problem };
+        let value: Value = serde_json::from_str(text).map_err(|error| malformed(format!("not JSON: {error}")))?;
+        parse_value(&value, text, source.clone()).map_err(|invalid| malformed(invalid.to_string()))
     }
 
-    /// The name a text gives its network, if it can be told: to know which network a broken file is of. Of what is no JSON
-    /// it is what follows the first `"name":`, so that a slip in one's own `default` does not bring back the built-in one.
-    pub(crate) fn name_of(text: &str) -> Option<String> {
+    /// The network's name in a text that may be invalid otherwise. In a text that is not JSON it is the string after the
+    /// first `"name":`, so that a syntax error in an administrator's `default` does not bring back the built-in one.
+    pub(crate) fn find_name(text: &str) -> Option<String> {
         let name = match serde_json::from_str::<Value>(text) {
             Ok(value) => value.get("name")?.as_str()?.to_owned(),
             Err(_) => {
@@ -111,49 +124,49 @@ impl NetworkConfig {
     }
 }
 
-fn network(value: &Value, text: &str, source: Source) -> Result<NetworkConfig, Bad> {
-    let mut notes = Vec::new();
-    let mut fields = Fields::of(value, Vec::new())?;
-    let name = fields.word("name")?.ok_or_else(|| fields.bad("name", "is missing"))?;
-    if !is_name(&name) {
-        let problem = "must begin with a letter or digit and have only those, '_', '.' and '-', at most 128";
-        return Err(fields.bad("name", problem));
+fn parse_value(value: &Value, text: &str, source: Source) -> Result<NetworkConfig, Invalid> {
+    if !value.is_object() {
+        return Err(Invalid::new("", "must be an object"));
     }
-    let cni_versions = versions(&mut fields)?;
+    let (mut notes, mut unknown) = (Vec::new(), Vec::new());
+    let list: ListKeys = read(value, "", &mut unknown)?;
+    if !is_name(&list.name) {
+        let problem = "must begin with a letter or digit and contain only those, '_', '.' and '-', at most 128";
+        return Err(Invalid::new("name", problem));
+    }
+    let cni_versions = parse_versions(&list)?;
     let cni_version = cni_versions.iter().copied().max().unwrap_or(CniVersion::V1_0_0);
-    let (disable_check, disable_gc) = (switch(&mut fields, "disableCheck")?, switch(&mut fields, "disableGC")?);
-    fields.leave(&["loadOnlyInlinedPlugins"]);
-    let plugins = if fields.map().contains_key("plugins") {
-        let plugins = fields.list("plugins")?;
-        let place = fields.place("plugins");
-        fields.finish(&mut notes);
-        list(plugins, place, &mut notes)?
-    } else {
-        let whole = Item { value, at: Vec::new() };
-        vec![plugin(whole, &mut notes)?]
+    let plugins = match list.plugins {
+        None => vec![parse_plugin(value, "", &mut notes)?],
+        Some(plugins) if plugins.is_empty() || plugins.len() > MAX_PLUGINS => {
+            return Err(Invalid::new("plugins", format!("must list 1 to {MAX_PLUGINS} plugins")));
+        }
+        Some(_) => {
+            notes.append(&mut unknown);
+            // As written: `read` has removed absent keys from the copies in the list.
+            let plugins = value.get("plugins").and_then(Value::as_array).into_iter().flatten().enumerate();
+            let parse = |(index, plugin)| parse_plugin(plugin, &format!("plugins[{index}]"), &mut notes);
+            plugins.map(parse).collect::<Result<_, _>>()?
+        }
     };
-    let text = text.to_owned();
+    let (disable_check, disable_gc) = (list.disable_check, list.disable_gc);
+    let notes = notes.into_iter().map(|key| format!("{key} is not known to gantry")).collect();
+    let (name, text) = (list.name, text.to_owned());
     Ok(NetworkConfig { name, cni_version, cni_versions, disable_check, disable_gc, plugins, source, notes, text })
 }
 
-fn list(items: Vec<Item<'_>>, at: Vec<Step>, notes: &mut Vec<String>) -> Result<Vec<PluginConfig>, Bad> {
-    if items.is_empty() || items.len() > MAX_PLUGINS {
-        return Err(Bad { at, problem: format!("must list 1 to {MAX_PLUGINS} plugins") });
-    }
-    items.into_iter().map(|item| plugin(item, notes)).collect()
-}
-
-/// `cniVersion`, and since 1.1 `cniVersions`.
-fn versions(fields: &mut Fields<'_>) -> Result<Vec<CniVersion>, Bad> {
-    let text = fields.text("cniVersion")?;
-    let more = fields.texts("cniVersions")?;
-    let mut versions = Vec::new();
-    // Of a list, versions that are not known yet are simply not chosen.
-    versions.extend(more.iter().filter_map(|text| CniVersion::from_str(text).ok()));
-    match text {
-        Some(text) => versions.push(text.parse().map_err(|problem: String| fields.bad("cniVersion", problem))?),
-        None if more.is_empty() => return Err(fields.bad("cniVersion", "is missing: write 1.0.0 or 1.1.0")),
-        None if versions.is_empty() => return Err(fields.bad("cniVersions", "has no version from 0.3.1 to 1.1.0")),
+/// The versions in `cniVersion` and, since 1.1.0, in `cniVersions`.
+fn parse_versions(list: &ListKeys) -> Result<Vec<CniVersion>, Invalid> {
+    // Versions in the list that gantry does not know are not chosen.
+    let mut versions: Vec<_> = list.cni_versions.iter().filter_map(|text| CniVersion::from_str(text).ok()).collect();
+    match &list.cni_version {
+        Some(text) => versions.push(text.parse().map_err(|problem: String| Invalid::new("cniVersion", problem))?),
+        None if list.cni_versions.is_empty() => {
+            return Err(Invalid::new("", "missing field `cniVersion`: write 1.0.0 or 1.1.0"));
+        }
+        None if versions.is_empty() => {
+            return Err(Invalid::new("cniVersions", "has no version from 0.3.1 to 1.1.0"));
+        }
         None => {}
     }
     versions.sort_unstable();
@@ -161,59 +174,38 @@ fn versions(fields: &mut Fields<'_>) -> Result<Vec<CniVersion>, Bad> {
     Ok(versions)
 }
 
-/// true, false, or the text of either: the specification allows both.
-fn switch(fields: &mut Fields<'_>, key: &'static str) -> Result<bool, Bad> {
-    match fields.get(key) {
-        Some(Value::String(text)) if text == "true" => Ok(true),
-        Some(Value::String(text)) if text == "false" => Ok(false),
-        _ => fields.flag(key, false),
+fn parse_plugin(value: &Value, path: &str, notes: &mut Vec<String>) -> Result<PluginConfig, Invalid> {
+    #[derive(Deserialize)]
+    #[serde(expecting = "an object")]
+    struct CommonKeys {
+        #[serde(rename = "type")]
+        kind: String,
+        #[serde(default)]
+        capabilities: BTreeMap<String, bool>,
+        ipam: Option<Value>,
+        dns: Option<Value>,
     }
-}
-
-fn plugin(item: Item<'_>, notes: &mut Vec<String>) -> Result<PluginConfig, Bad> {
-    let whole = item.at.is_empty();
-    let mut fields = Fields::of(item.value, item.at)?;
-    let kind = fields.word("type")?.ok_or_else(|| fields.bad("type", "is missing"))?;
+    let common: CommonKeys = read(value, path, &mut Vec::new())?;
+    let kind = common.kind;
     if !is_name(&kind) {
-        return Err(fields.bad("type", "must be the name of a program, without a path"));
+        return Err(Invalid::new(join(path, "type"), "must be the name of a program, without a path"));
     }
-    let capabilities = capabilities(&mut fields)?;
-    let view = views::parse(&kind, &mut fields, notes)?;
-    let (ipam, dns) = if view == View::Other {
-        (None, Dns::default())
-    } else {
-        (ipam::parse(&mut fields, notes)?, ipam::dns(&mut fields, notes)?)
-    };
-    let raw = fields.map().clone();
-    // Filled in by the runtime, or the list's.
-    fields.leave(&["args", "runtimeConfig", "prevResult", "name", "cniVersion"]);
-    if whole {
-        fields.leave(&["cniVersions", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"]);
+    let raw = value.as_object().cloned().unwrap_or_default();
+    let capabilities = common.capabilities;
+    if !PluginSettings::is_known(&kind) {
+        let settings = PluginSettings::Other;
+        return Ok(PluginConfig { kind, raw, capabilities, ipam: None, dns: Dns::default(), settings });
     }
-    if view != View::Other {
-        fields.finish(notes);
-    }
-    Ok(PluginConfig { kind, raw, capabilities, ipam, dns, view })
-}
-
-fn capabilities(fields: &mut Fields<'_>) -> Result<BTreeMap<String, bool>, Bad> {
-    let Some(object) = fields.object("capabilities")? else { return Ok(BTreeMap::new()) };
-    let one = |(name, value): (&String, &Value)| match value {
-        Value::Bool(has) => Ok((name.clone(), *has)),
-        _ => Err(object.bad(name, "must be true or false")),
-    };
-    object.map().iter().map(one).collect()
-}
-
-/// For results: Go writes an absent address as an empty text.
-pub(crate) fn empty_is_none<'de, D: Deserializer<'de>, T: FromStr>(from: D) -> Result<Option<T>, D::Error> {
-    match Option::<String>::deserialize(from)?.filter(|text| !text.is_empty()) {
-        None => Ok(None),
-        Some(text) => match text.parse() {
-            Ok(value) => Ok(Some(value)),
-            Err(_) => Err(de::Error::custom(format!("'{}' is not an address", gantry_model::id::shown(&text)))),
-        },
-    }
+    let ipam = common.ipam.map(|ipam| Ipam::read(&ipam, &join(path, "ipam"), notes)).transpose()?.flatten();
+    let dns = common.dns.map(|dns| Dns::read(&dns, &join(path, "dns"), notes)).transpose()?.unwrap_or_default();
+    let mut own = raw.clone();
+    own.retain(|key, _| {
+        let is_list_key = path.is_empty() && LIST_KEYS.contains(&key.as_str());
+        let is_common = matches!(key.as_str(), "type" | "capabilities" | "ipam" | "dns");
+        !is_list_key && !is_common && !RUNTIME_KEYS.contains(&key.as_str())
+    });
+    let settings = PluginSettings::read(&kind, &Value::Object(own), path, notes)?;
+    Ok(PluginConfig { kind, raw, capabilities, ipam, dns, settings })
 }
 
 #[cfg(test)]

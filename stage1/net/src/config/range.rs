@@ -1,45 +1,65 @@
-//! Ranges of addresses to give out (host-local's `ranges`).
+//! Ranges of addresses to assign (`ranges` of host-local).
 
 use std::net::IpAddr;
 
+use serde::Deserialize;
+
 use crate::address::{Cidr, of_bits, to_bits};
 
-/// How many ranges a network may have: each is compared with each other.
+/// The maximum number of ranges of a network: each is compared with each other.
 const MAX_RANGES: usize = 256;
 
-/// A stretch of a subnet from which addresses are given. `start` and `end` are within the subnet, `start` is not after
-/// `end`, and neither is the network's or the broadcast address.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A part of a subnet from which addresses are assigned. `start` and `end` are within the subnet, `start` is not after
+/// `end`, and neither is the network address or the broadcast address.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "RangeKeys")]
 pub struct Range {
-    /// The network, without bits beyond its prefix.
+    /// The subnet, without bits beyond its prefix.
     pub subnet: Cidr,
-    /// The first address given (default: the subnet's second).
+    /// The first address to assign (default: the subnet's second).
     pub start: IpAddr,
-    /// The last address given (default: the subnet's last, in IPv4 the one before).
+    /// The last address to assign (default: the subnet's last, in IPv4 the one before).
     pub end: IpAddr,
-    /// The gateway, never given (default: the subnet's second address).
+    /// The gateway, which is never assigned (default: the subnet's second address).
     pub gateway: IpAddr,
 }
 
-/// Ranges of one family, none overlapping another: a pod gets one address of each set.
+/// Ranges of one address family that do not overlap: a pod gets one address of each set.
 pub type RangeSet = Vec<Range>;
 
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "an object")]
+struct RangeKeys {
+    subnet: Cidr,
+    range_start: Option<IpAddr>,
+    range_end: Option<IpAddr>,
+    gateway: Option<IpAddr>,
+}
+
+impl TryFrom<RangeKeys> for Range {
+    type Error = String;
+
+    fn try_from(keys: RangeKeys) -> Result<Self, String> {
+        Self::new(keys.subnet, keys.range_start, keys.range_end, keys.gateway)
+    }
+}
+
 impl Range {
-    /// Fills in what is not said and checks what is, as the host-local plugin does.
+    /// Fills in defaults and checks the rest, as the host-local plugin does.
     ///
     /// # Errors
     ///
-    /// A sentence that says what cannot be.
+    /// A sentence with the problem.
     pub fn new(
         subnet: Cidr,
         start: Option<IpAddr>,
         end: Option<IpAddr>,
         gateway: Option<IpAddr>,
     ) -> Result<Self, String> {
-        let (most, four) = if subnet.is_ipv4() { (30, true) } else { (126, false) };
-        if subnet.length() > most {
+        let (max_length, is_ipv4) = if subnet.is_ipv4() { (30, true) } else { (126, false) };
+        if subnet.length() > max_length {
             return Err(format!(
-                "the subnet {subnet} is too small to give addresses from: its prefix is longer than {most}"
+                "the subnet {subnet} is too small to assign addresses from: its prefix is longer than {max_length}"
             ));
         }
         if subnet.first() != subnet.address() {
@@ -49,16 +69,16 @@ impl Range {
                 subnet.length()
             ));
         }
-        let first = of_bits(to_bits(subnet.first()) + 1, four);
+        let first = of_bits(to_bits(subnet.first()) + 1, is_ipv4);
         // IPv6 has no broadcast; its first address is the subnet's routers' (RFC 4291, section 2.6.1).
-        let last = if four { of_bits(to_bits(subnet.last()) - 1, true) } else { subnet.last() };
+        let last = if is_ipv4 { of_bits(to_bits(subnet.last()) - 1, true) } else { subnet.last() };
         let within = |what: &str, address: Option<IpAddr>, default: IpAddr| match address {
             None => Ok(default),
             Some(address) if !subnet.contains(address) => {
                 Err(format!("{what} {address} is not in the subnet {subnet}"))
             }
             Some(address) if address < first || address > last => {
-                Err(format!("{what} {address} is the network's or the broadcast address of {subnet}"))
+                Err(format!("{what} {address} is the network address or the broadcast address of {subnet}"))
             }
             Some(address) => Ok(address),
         };
@@ -67,8 +87,8 @@ impl Range {
             return Err(format!("rangeStart {start} is after rangeEnd {end}"));
         }
         let gateway = gateway.unwrap_or(first);
-        if gateway.is_ipv4() != four {
-            return Err(format!("the gateway {gateway} is not of the family of {subnet}"));
+        if gateway.is_ipv4() != is_ipv4 {
+            return Err(format!("the gateway {gateway} and the subnet {subnet} have different address families"));
         }
         Ok(Self { subnet, start, end, gateway })
     }
@@ -79,24 +99,24 @@ impl Range {
         address.is_ipv4() == self.subnet.is_ipv4() && (self.start..=self.end).contains(&address)
     }
 
-    /// Whether the two have an address in common.
+    /// Whether the ranges share an address.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.subnet.is_ipv4() == other.subnet.is_ipv4() && self.start <= other.end && other.start <= self.end
     }
 }
 
-/// Checks sets against each other: no empty one, one family in each, no overlap anywhere.
+/// Checks that no set is empty, that each set has one address family, and that no ranges overlap.
 pub(crate) fn check_sets(sets: &[RangeSet]) -> Result<(), String> {
     for set in sets {
         let Some(first) = set.first() else { return Err("a set of ranges must not be empty".into()) };
         if set.iter().any(|range| range.subnet.is_ipv4() != first.subnet.is_ipv4()) {
-            return Err("a set of ranges must be of IPv4 or of IPv6, not of both: write two sets".into());
+            return Err("a set of ranges has both IPv4 and IPv6: write two sets".into());
         }
     }
     let all: Vec<&Range> = sets.iter().flatten().collect();
     if all.len() > MAX_RANGES {
-        return Err(format!("at most {MAX_RANGES} ranges are possible"));
+        return Err(format!("a network can have at most {MAX_RANGES} ranges"));
     }
     for (index, one) in all.iter().enumerate() {
         if let Some(other) = all.iter().skip(index + 1).find(|other| one.overlaps(other)) {
@@ -123,15 +143,15 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said() {
+    fn invalid_ranges_are_rejected() {
         let new = |subnet: &str, start: &str, end: &str| {
             Range::new(subnet.parse().unwrap(), start.parse().ok(), end.parse().ok(), None).unwrap_err()
         };
         assert!(new("10.1.0.0/31", "", "").contains("too small"));
         assert!(new("10.1.0.1/24", "", "").contains("10.1.0.0/24"));
         assert!(new("10.1.0.0/24", "10.2.0.1", "").contains("not in the subnet"));
-        assert!(new("10.1.0.0/24", "10.1.0.0", "").contains("network's or the broadcast"));
-        assert!(new("10.1.0.0/24", "", "10.1.0.255").contains("network's or the broadcast"));
+        assert!(new("10.1.0.0/24", "10.1.0.0", "").contains("network address or the broadcast"));
+        assert!(new("10.1.0.0/24", "", "10.1.0.255").contains("network address or the broadcast"));
         assert!(new("10.1.0.0/24", "10.1.0.9", "10.1.0.8").contains("after"));
         let one = |subnet: &str| Range::new(subnet.parse().unwrap(), None, None, None).unwrap();
         assert!(check_sets(&[vec![one("10.1.0.0/24"), one("fd00::/64")]]).unwrap_err().contains("two sets"));

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use crate::address::Prefix;
-use crate::config::{Bandwidth, Bridge, Firewall, Ipam, Macvlan, NetworkConfig, PluginConfig, Portmap, Tuning, View};
+use crate::config::{
+    Bandwidth, Bridge, Firewall, Ipam, Macvlan, NetworkConfig, PluginConfig, PluginSettings, Portmap, Tuning,
+};
 use crate::nft::PREFIXES_LIMIT;
 use crate::plugin::Attachment;
 
@@ -43,29 +45,33 @@ impl<'a> Chain<'a> {
 
     fn take(&mut self, plugin: &'a PluginConfig) -> Result<(), String> {
         let kind = &plugin.kind;
-        let twice = match &plugin.view {
-            View::Portmap(portmap) => {
+        let twice = match &plugin.settings {
+            PluginSettings::Portmap(portmap) => {
                 portmap_obstacle(portmap)?;
                 self.portmap.replace(plugin).is_some()
             }
-            View::Firewall(firewall) => {
+            PluginSettings::Firewall(firewall) => {
                 firewall_obstacle(firewall)?;
                 self.firewall.replace(firewall).is_some()
             }
-            View::Bandwidth(bandwidth) => {
+            PluginSettings::Bandwidth(bandwidth) => {
                 if !bandwidth.shaped_subnets.is_empty() || !bandwidth.unshaped_subnets.is_empty() {
                     return Err("bandwidth with shapedSubnets or unshapedSubnets".to_owned());
                 }
                 self.bandwidth.replace((plugin, bandwidth)).is_some()
             }
-            View::Tuning(tuning) => {
+            PluginSettings::Tuning(tuning) => {
                 if !tuning.sysctl.is_empty() && std::path::Path::new(TUNING_ALLOWLIST).exists() {
                     return Err(format!("tuning with sysctl, where {TUNING_ALLOWLIST} has rules for it"));
                 }
                 self.tuning.replace((plugin, tuning)).is_some()
             }
-            View::Other => return Err(format!("the plugin '{kind}'")),
-            View::Bridge(_) | View::Ptp(_) | View::Macvlan(_) | View::Ipvlan(_) | View::Loopback => {
+            PluginSettings::Other => return Err(format!("the plugin '{kind}'")),
+            PluginSettings::Bridge(_)
+            | PluginSettings::Ptp(_)
+            | PluginSettings::Macvlan(_)
+            | PluginSettings::Ipvlan(_)
+            | PluginSettings::Loopback => {
                 return Err(format!("'{kind}' behind '{}'", self.main.kind));
             }
         };
@@ -75,16 +81,18 @@ impl<'a> Chain<'a> {
     /// Whether the others go with the main one.
     fn fits(&self) -> Result<(), String> {
         let kind = &self.main.kind;
-        let routed = matches!(self.main.view, View::Bridge(_) | View::Ptp(_));
+        let routed = matches!(self.main.settings, PluginSettings::Bridge(_) | PluginSettings::Ptp(_));
         if !routed && self.portmap.is_some() {
             return Err(format!("'portmap' behind '{kind}', whose pods the host does not reach"));
         }
         if !routed && self.bandwidth.is_some() {
             return Err(format!("'bandwidth' behind '{kind}', which has no end on the host"));
         }
-        match self.main.view {
-            View::Loopback if self.firewall.is_some() => Err(format!("'firewall' behind '{kind}'")),
-            View::Ipvlan(_) | View::Loopback if self.tuning.is_some_and(|(_, tuning)| tuning.mac.is_some()) => {
+        match self.main.settings {
+            PluginSettings::Loopback if self.firewall.is_some() => Err(format!("'firewall' behind '{kind}'")),
+            PluginSettings::Ipvlan(_) | PluginSettings::Loopback
+                if self.tuning.is_some_and(|(_, tuning)| tuning.mac.is_some()) =>
+            {
                 Err(format!("'tuning' with mac behind '{kind}', whose hardware address cannot be changed"))
             }
             _ => Ok(()),
@@ -111,17 +119,21 @@ pub(super) fn cni_arg<'v>(plugin: &'v PluginConfig, attachment: &'v Attachment, 
 }
 
 fn main_obstacle(main: &PluginConfig) -> Result<(), String> {
-    match &main.view {
-        View::Bridge(Bridge { vlan, vlan_trunk, .. }) if *vlan != 0 || !vlan_trunk.is_empty() => {
+    match &main.settings {
+        PluginSettings::Bridge(Bridge { vlan, vlan_trunk, .. }) if *vlan != 0 || !vlan_trunk.is_empty() => {
             Err("a bridge with vlan or vlanTrunk".to_owned())
         }
-        View::Bridge(Bridge { disable_container_interface: true, .. }) if main.ipam.is_some() => {
+        PluginSettings::Bridge(Bridge { disable_container_interface: true, .. }) if main.ipam.is_some() => {
             Err("a bridge with disableContainerInterface and with ipam".to_owned())
         }
-        View::Ptp(_) if main.ipam.is_none() => Err("a ptp network without ipam".to_owned()),
-        View::Macvlan(Macvlan { bc_queue_len: Some(_), .. }) => Err("macvlan with bcqueuelen".to_owned()),
-        View::Bridge(_) | View::Ptp(_) | View::Macvlan(_) | View::Ipvlan(_) | View::Loopback => Ok(()),
-        View::Other => Err(format!("the plugin '{}'", main.kind)),
+        PluginSettings::Ptp(_) if main.ipam.is_none() => Err("a ptp network without ipam".to_owned()),
+        PluginSettings::Macvlan(Macvlan { bc_queue_len: Some(_), .. }) => Err("macvlan with bcqueuelen".to_owned()),
+        PluginSettings::Bridge(_)
+        | PluginSettings::Ptp(_)
+        | PluginSettings::Macvlan(_)
+        | PluginSettings::Ipvlan(_)
+        | PluginSettings::Loopback => Ok(()),
+        PluginSettings::Other => Err(format!("the plugin '{}'", main.kind)),
         _ => Err(format!("'{}' without a plugin that makes an interface before it", main.kind)),
     }
 }

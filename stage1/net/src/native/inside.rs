@@ -12,7 +12,7 @@ use super::chain::{Chain, capability, cni_arg};
 use super::error::NativeError;
 use super::switches::{be, be_if_there};
 use crate::address::Cidr;
-use crate::config::{RateLimit, Tuning, View};
+use crate::config::{PluginSettings, RateLimit, Tuning};
 use crate::netlink::address::{Address, Scope};
 use crate::netlink::link::Change;
 use crate::netlink::route::Route;
@@ -93,7 +93,7 @@ fn asked_mac(chain: &Chain<'_>, attachment: &Attachment) -> Result<Option<Mac>, 
         },
     };
     let problem = |what: &str| NativeError::Invalid(format!("the hardware address '{}' {what}", shown(text)));
-    if !matches!(chain.main.view, View::Bridge(_) | View::Ptp(_) | View::Macvlan(_)) {
+    if !matches!(chain.main.settings, PluginSettings::Bridge(_) | PluginSettings::Ptp(_) | PluginSettings::Macvlan(_)) {
         return Err(problem("was asked for, and an interface of this network has that of the host's"));
     }
     let mac: Mac = text.parse().map_err(|bad: NotMac| problem(&format!("cannot be: {bad}")))?;
@@ -105,8 +105,8 @@ fn asked_mac(chain: &Chain<'_>, attachment: &Attachment) -> Result<Option<Mac>, 
 
 fn configured_mac(chain: &Chain<'_>) -> Option<[u8; 6]> {
     let tuned = chain.tuning.and_then(|(_, tuning)| tuning.mac);
-    match &chain.main.view {
-        View::Macvlan(macvlan) => tuned.or(macvlan.mac),
+    match &chain.main.settings {
+        PluginSettings::Macvlan(macvlan) => tuned.or(macvlan.mac),
         _ => tuned,
     }
 }

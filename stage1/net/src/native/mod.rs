@@ -19,7 +19,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use crate::config::{NetworkConfig, View};
+use crate::config::{NetworkConfig, PluginSettings};
 use crate::netlink::{Namespace, Socket};
 use crate::nft::Entries;
 use crate::plugin::{Attachment, NetworkResult};
@@ -86,9 +86,9 @@ pub fn obstacle(network: &NetworkConfig) -> Option<String> {
 /// Whether the host forwards for the pods of a network.
 #[must_use]
 pub fn is_forwarded(network: &NetworkConfig) -> bool {
-    network.plugins.iter().any(|plugin| match &plugin.view {
-        View::Bridge(bridge) => bridge.is_gateway || bridge.ip_masq,
-        View::Ptp(_) => true,
+    network.plugins.iter().any(|plugin| match &plugin.settings {
+        PluginSettings::Bridge(bridge) => bridge.is_gateway || bridge.ip_masq,
+        PluginSettings::Ptp(_) => true,
         _ => false,
     })
 }
@@ -99,12 +99,12 @@ pub fn is_forwarded(network: &NetworkConfig) -> bool {
 /// [`NativeError`].
 pub fn add(network: &NetworkConfig, attachment: &Attachment, ends: &mut Ends<'_>) -> Result<Added, NativeError> {
     let chain = Chain::of(network).map_err(NativeError::Beyond)?;
-    match &chain.main.view {
-        View::Bridge(bridge) => bridge::add(network, &chain, bridge, attachment, ends),
-        View::Ptp(ptp) => ptp::add(network, &chain, ptp, attachment, ends),
-        View::Macvlan(macvlan) => station::macvlan(network, &chain, macvlan, attachment, ends),
-        View::Ipvlan(ipvlan) => station::ipvlan(network, &chain, ipvlan, attachment, ends),
-        View::Loopback => station::loopback(&chain, attachment, ends),
+    match &chain.main.settings {
+        PluginSettings::Bridge(bridge) => bridge::add(network, &chain, bridge, attachment, ends),
+        PluginSettings::Ptp(ptp) => ptp::add(network, &chain, ptp, attachment, ends),
+        PluginSettings::Macvlan(macvlan) => station::macvlan(network, &chain, macvlan, attachment, ends),
+        PluginSettings::Ipvlan(ipvlan) => station::ipvlan(network, &chain, ipvlan, attachment, ends),
+        PluginSettings::Loopback => station::loopback(&chain, attachment, ends),
         _ => Err(NativeError::Beyond(format!("the plugin '{}'", chain.main.kind))),
     }
 }

@@ -7,7 +7,7 @@ use gantry_contract::network::{Host, Member, Network};
 use super::error::{NetworkError, Result};
 use super::record::{Record, Records, Standing, boot};
 use super::select;
-use crate::config::{Entry, Ipam, NetworkConfig, View};
+use crate::config::{CatalogEntry, Ipam, NetworkConfig, PluginSettings};
 
 /// All networks, or those configurations that have this name, with their texts.
 pub(super) fn networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>> {
@@ -32,7 +32,7 @@ pub(super) fn networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>> 
     Ok(all)
 }
 
-fn described(entry: &Entry, host: &Host) -> Network {
+fn described(entry: &CatalogEntry, host: &Host) -> Network {
     let mut network = match &entry.network {
         Ok(config) => of_config(config, select::plugins_needed(config, host).is_none()),
         Err(error) => Network { problem: Some(error.to_string()), ..Network::default() },
@@ -55,10 +55,10 @@ fn of_config(config: &NetworkConfig, built_in: bool) -> Network {
         ..Network::default()
     };
     for plugin in &config.plugins {
-        let interface = match &plugin.view {
-            View::Bridge(bridge) => Some(bridge.bridge.clone()),
-            View::Macvlan(macvlan) => macvlan.master.clone(),
-            View::Ipvlan(ipvlan) => ipvlan.master.clone(),
+        let interface = match &plugin.settings {
+            PluginSettings::Bridge(bridge) => Some(bridge.bridge.clone()),
+            PluginSettings::Macvlan(macvlan) => macvlan.master.clone(),
+            PluginSettings::Ipvlan(ipvlan) => ipvlan.master.clone(),
             _ => None,
         };
         network.interface = network.interface.or(interface);

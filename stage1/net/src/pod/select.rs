@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::{NetworkError, Result};
 use super::record::Joined;
-use crate::config::{Catalog, ConfigError, Ipam, NetworkConfig, Source, View, builtin};
+use crate::config::{Catalog, ConfigError, Ipam, NetworkConfig, PluginSettings, Source, builtin};
 use crate::ipam;
 use crate::native;
 
@@ -175,10 +175,10 @@ fn forwards(network: &NetworkConfig) -> bool {
 
 fn masquerades(network: &NetworkConfig) -> bool {
     let says = |raw: &Map<String, Value>| raw.get("ipMasq").and_then(Value::as_bool).unwrap_or(false);
-    network.plugins.iter().any(|plugin| match &plugin.view {
-        View::Bridge(bridge) => bridge.ip_masq,
-        View::Ptp(ptp) => ptp.ip_masq,
-        View::Other => says(&plugin.raw),
+    network.plugins.iter().any(|plugin| match &plugin.settings {
+        PluginSettings::Bridge(bridge) => bridge.ip_masq,
+        PluginSettings::Ptp(ptp) => ptp.ip_masq,
+        PluginSettings::Other => says(&plugin.raw),
         _ => false,
     })
 }
