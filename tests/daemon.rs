@@ -1,5 +1,6 @@
 //! gantryd: rows are true without any command, garbage goes by itself, and pods do not depend on it.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::Command;
@@ -280,4 +281,43 @@ fn the_service_manager_is_told() {
     assert_eq!(told(), "READY=1");
     end(keeper, Signal::TERM);
     assert_eq!(told(), "STOPPING=1");
+}
+
+#[test]
+fn log_lines_have_levels_formats_and_priorities() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let mut keeper = g.spawn_command(&mut g.daemon(&["--log-level=info,gantryd=debug", "--log-format=json"]));
+    keeper.wait_for_complaint("keeping");
+    let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "exit", "3"]).ok());
+    keeper.wait_for_complaint("exited with code 3");
+    let out = end(keeper, Signal::TERM);
+    let lines: Vec<serde_json::Value> =
+        out.stderr.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))).collect();
+    let exited: Vec<_> =
+        lines.iter().filter(|line| line["message"].as_str().is_some_and(|text| text.contains("exited"))).collect();
+    assert_eq!(exited.len(), 1, "an event is logged once: {out}");
+    assert_eq!((&exited[0]["level"], &exited[0]["span"]["pod"]), (&"INFO".into(), &pod.as_str().into()));
+    assert!(lines.iter().any(|line| line["level"] == "DEBUG" && line["span"]["pod"] == *pod), "{out}");
+
+    // A file in the journal's place. The variable alone decides nothing: programs whose output goes elsewhere inherit it.
+    let journal = g.scratch().join("journal");
+    let file = std::fs::File::create(&journal).unwrap();
+    let found = file.metadata().unwrap();
+    let stream = format!("{}:{}", found.dev(), found.ino());
+    let mut invalid = g.daemon(&[]);
+    invalid.env("GANTRY_LOG", "loud").env("JOURNAL_STREAM", &stream);
+    let status = Command::new(invalid.get_program())
+        .args(invalid.get_args())
+        .env("GANTRY_LOG", "loud")
+        .env("JOURNAL_STREAM", &stream)
+        .stderr(file)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(1));
+    let text = std::fs::read_to_string(&journal).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.starts_with("<3>error: cannot read GANTRY_LOG: 'loud' is not a level"), "{text}");
+    let out = g.spawn_command(&mut invalid).wait().exits(1);
+    assert!(out.stderr.starts_with("error: cannot read GANTRY_LOG"), "not the journal: {out}");
 }

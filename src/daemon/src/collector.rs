@@ -5,8 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use gantry_engine::{Engine, GcAction, KeeperSettings, Options};
-
-use crate::log;
+use tracing::{error, info, warn};
 
 /// What is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +36,7 @@ impl Collector {
             return false;
         }
         if let Some(Err(_)) = self.under_way.take().map(JoinHandle::join) {
-            log::error("the last collection of garbage panicked");
+            error!("the last collection of garbage panicked");
         }
         // Layers of a fetch that was cut short are worth keeping for a while: the next one starts from them.
         let images = due.collect && self.swept.elapsed() >= settings.gc.grace.max(settings.interval);
@@ -48,7 +47,7 @@ impl Collector {
         let thread = std::thread::Builder::new().name("collector".to_owned());
         match thread.spawn(move || work(options, settings, due, images)) {
             Ok(thread) => self.under_way = Some(thread),
-            Err(error) => log::warning(&format!("cannot start a thread to collect garbage: {error}")),
+            Err(error) => warn!("cannot start a thread to collect garbage: {error}"),
         }
         true
     }
@@ -58,7 +57,7 @@ fn work(options: Options, settings: KeeperSettings, due: Due, images: bool) {
     let engine = match Engine::open(options) {
         Ok(engine) => engine,
         Err(error) => {
-            return log::warning(&format!("cannot collect garbage or make a backup: {:#}", anyhow::Error::from(error)));
+            return warn!("cannot collect garbage or make a backup: {:#}", anyhow::Error::from(error));
         }
     };
     // First: what is collected is gone.
@@ -72,24 +71,24 @@ fn work(options: Options, settings: KeeperSettings, due: Due, images: bool) {
 
 fn back_up(engine: &Engine, settings: KeeperSettings) {
     match engine.store().back_up_if_due(settings.backup) {
-        Ok(Some(backup)) => log::info(&format!("backed up the database: {}", backup.path.display())),
+        Ok(Some(backup)) => info!("backed up the database: {}", backup.path.display()),
         Ok(None) => {}
-        Err(error) => log::error(&format!("{:#}", anyhow::Error::from(error))),
+        Err(error) => error!("{:#}", anyhow::Error::from(error)),
     }
 }
 
 fn collect(engine: &Engine, settings: KeeperSettings, images: bool) {
     if let Err(error) = add_annotations(engine) {
-        log::warning(&format!("cannot write down the annotations of old pods: {error:#}"));
+        warn!("cannot write down the annotations of old pods: {error:#}");
     }
     if let Err(error) = collect_pods(engine, settings) {
-        log::warning(&format!("cannot collect garbage: {error:#}"));
+        warn!("cannot collect garbage: {error:#}");
     }
     if let Err(error) = trim_events(engine) {
-        log::warning(&format!("cannot trim the history of events: {error:#}"));
+        warn!("cannot trim the history of events: {error:#}");
     }
     if images && let Err(error) = sweep_images(engine) {
-        log::warning(&format!("cannot sweep images: {error:#}"));
+        warn!("cannot sweep images: {error:#}");
     }
 }
 
@@ -97,7 +96,7 @@ fn collect(engine: &Engine, settings: KeeperSettings, images: bool) {
 fn add_annotations(engine: &Engine) -> anyhow::Result<()> {
     let old = engine.add_annotations_of_old_pods()?;
     if old > 0 {
-        log::info(&format!("annotations that only manifests had were written down, of pods: {old}"));
+        info!("annotations that only manifests had were written down, of pods: {old}");
     }
     Ok(())
 }
@@ -106,7 +105,7 @@ fn add_annotations(engine: &Engine) -> anyhow::Result<()> {
 fn trim_events(engine: &Engine) -> anyhow::Result<()> {
     let trimmed = engine.trim_events()?;
     if trimmed > 0 {
-        log::info(&format!("deleted the {trimmed} oldest events: events-kept is {}", engine.options().events_kept));
+        info!("deleted the {trimmed} oldest events: events-kept is {}", engine.options().events_kept);
     }
     Ok(())
 }
@@ -118,26 +117,26 @@ fn collect_pods(engine: &Engine, settings: KeeperSettings) -> anyhow::Result<()>
             GcAction::Mark => "marked",
             GcAction::Delete => "removed",
         };
-        log::info(&format!("{done} pod {}: {}", step.id, step.why));
+        info!("{done} pod {}: {}", step.id, step.why);
     }
     for path in report.lost_pods {
-        log::info(&format!("removed what was left of a lost pod: {}", path.display()));
+        info!("removed what was left of a lost pod: {}", path.display());
     }
     for line in report.networks {
-        log::info(&format!("removed what no pod needs: {line}"));
+        info!("removed what no pod needs: {line}");
     }
     for (id, line) in &report.abandoned {
-        log::warning(&format!("pod {id} is removed, but a network plugin may have kept something of it: {line}"));
+        warn!("pod {id} is removed, but a network plugin may have kept something of it: {line}");
     }
     if let Some(error) = report.networks_failure {
-        log::warning(&format!("{:#}", anyhow::Error::from(error)));
+        warn!("{:#}", anyhow::Error::from(error));
     }
     for error in report.temporaries_failure.into_iter().chain(report.lost_pods_failure) {
-        log::warning(&format!("{:#}", anyhow::Error::from(error)));
+        warn!("{:#}", anyhow::Error::from(error));
     }
     for (id, error) in report.failures {
         // Wrapped only for the chain of its causes.
-        log::warning(&format!("cannot collect pod {id}: {:#}", anyhow::Error::from(error)));
+        warn!("cannot collect pod {id}: {:#}", anyhow::Error::from(error));
     }
     Ok(())
 }
@@ -146,7 +145,7 @@ fn sweep_images(engine: &Engine) -> anyhow::Result<()> {
     let swept = engine.store().sweep_images()?;
     if swept.layers + swept.blobs > 0 {
         let (layers, blobs, bytes) = (swept.layers, swept.blobs, swept.bytes);
-        log::info(&format!("swept {layers} layers and {blobs} blobs that no image needs: {bytes} bytes"));
+        info!("swept {layers} layers and {blobs} blobs that no image needs: {bytes} bytes");
     }
     Ok(())
 }

@@ -18,8 +18,7 @@ use std::time::{Duration, Instant};
 use gantry_engine::{Engine, Options};
 use gantry_model::query::PodQuery;
 use gantry_netlink::nft::{self, Change, Monitor};
-
-use crate::log;
+use tracing::{error, info, warn};
 
 /// Whose changes are our own: the `comm` of the one program that makes them.
 const OURS: &str = "gantry-stage1";
@@ -84,7 +83,7 @@ impl Firewall {
         let done = self.engine().and_then(|engine| {
             engine.reload_networks()?;
             if !due.begun {
-                engine.sweep_networks(false)?.iter().for_each(|line| log::info(&format!("swept: {line}")));
+                engine.sweep_networks(false)?.iter().for_each(|line| info!("swept: {line}"));
             }
             Ok(engine)
         });
@@ -116,7 +115,7 @@ fn say(by: &BTreeSet<String>, engine: &Engine) {
     let pods = running.iter().filter(|row| !row.networks.is_empty()).count();
     if pods > 0 {
         let by = by.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        log::warning(&format!("nftables were changed by {by}: the rules of {pods} pods were put back"));
+        warn!("nftables were changed by {by}: the rules of {pods} pods were put back");
     }
 }
 
@@ -164,9 +163,7 @@ impl Ears {
         if !self.said {
             self.said = true;
             let every = UNSEEN.as_secs();
-            log::warning(&format!(
-                "cannot watch nftables: {error:#}; putting the rules in place every {every} s instead"
-            ));
+            warn!("cannot watch nftables: {error:#}; putting the rules in place every {every} s instead");
         }
     }
 }
@@ -233,7 +230,7 @@ impl Due {
     fn failed(&mut self, now: Instant, error: &anyhow::Error) {
         let text = format!("{error:#}");
         if self.trouble.as_ref() != Some(&text) {
-            log::error(&format!("{text}; trying again"));
+            error!("{text}; trying again");
             self.trouble = Some(text);
         }
         let pause = BREATH.saturating_mul(1 << self.failures.min(5)).min(UNSEEN);

@@ -27,12 +27,13 @@ use anyhow::Context as _;
 use gantry_engine::{Engine, PodError, PodRow, PodView, Settings};
 use gantry_model::query::PodQuery;
 use gantry_model::{AppName, AppState, Phase, PodId};
+use tracing::{debug, error, info, info_span, warn};
 
+use crate::Args;
 use crate::collector::{Collector, Due};
 use crate::network::Networking;
 use crate::signals::Signals;
 use crate::watcher::{Watcher, Woken};
-use crate::{Args, log};
 
 /// How often it is looked whether a wake-up was missed, and failures are tried again.
 const LOOK: Duration = Duration::from_secs(1);
@@ -128,7 +129,7 @@ impl Keeper {
         }
         // Says so where the rows cannot be read.
         self.look_at_rows();
-        log::info(&format!("running pods: {}", self.watcher.count()));
+        info!("running pods: {}", self.watcher.count());
     }
 
     /// Keeps until a signal ends it.
@@ -262,7 +263,7 @@ impl Keeper {
             if let Err(error) = self.watcher.watch(id, pidfd, &dir) {
                 return self.postpone(id, format!("cannot watch it: {error}"));
             }
-            log::info(&format!("pod {id} runs"));
+            info!("pod {id} runs");
             self.told.insert(id, ended_apps(row));
         }
         self.settle(id);
@@ -270,6 +271,8 @@ impl Keeper {
 
     /// Brings a pod's row up to the facts, says what it became, and watches it on if it runs.
     fn settle(&mut self, id: PodId) {
+        let _span = info_span!("pod", pod = %id).entered();
+        debug!("reconciling pod {id}");
         let view = match self.engine.status(id) {
             Ok(view) => view,
             Err(PodError::NotFound(_)) => return self.leave(id),
@@ -280,12 +283,12 @@ impl Keeper {
             // Nobody's business until somebody starts it; its start is a commit.
             Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } => self.leave(id),
             Phase::AbortedPrepare { .. } => {
-                log::info(&format!("pod {id}: its preparation was aborted"));
+                info!("pod {id}: its preparation was aborted");
                 self.leave(id);
             }
             phase => {
                 if let Some((_, end)) = phase.end() {
-                    log::info(&format!("pod {id} exited with code {}: {}", end.exit_code, end.reason));
+                    info!("pod {id} exited with code {}: {}", end.exit_code, end.reason);
                 }
                 self.leave(id);
             }
@@ -312,7 +315,7 @@ impl Keeper {
         let told = self.told.entry(id).or_default();
         for app in ended_apps(&view.row) {
             if told.insert(app.clone()) {
-                log::info(&format!("app {app} of pod {id} ended"));
+                info!("app {app} of pod {id} ended");
             }
         }
     }
@@ -331,7 +334,7 @@ impl Keeper {
             Some(Trouble { said: true, .. }) => {}
             Some(Trouble { said, .. }) => {
                 *said = true;
-                log::warning(&format!("cannot settle pod {id}: {why}; trying again"));
+                warn!("cannot settle pod {id}: {why}; trying again");
             }
             // Mostly somebody else who settles it as well, and has done so in a moment.
             None => drop(self.later.insert(id, Trouble { why, said: false })),
@@ -354,7 +357,7 @@ impl Keeper {
     fn note_trouble(&mut self, error: &anyhow::Error) {
         let text = format!("{error:#}");
         if self.trouble.as_ref() != Some(&text) {
-            log::error(&format!("{text}; trying again every second"));
+            error!("{text}; trying again every second");
             self.trouble = Some(text);
         }
     }
@@ -374,9 +377,9 @@ impl Keeper {
                 self.collect = self.collect.min(Instant::now() + self.settings.keeper.interval);
                 self.back_up = self.back_up.min(Instant::now() + self.settings.keeper.backup);
                 networking.reload(&self.settings);
-                log::info("configuration read again");
+                info!("configuration read again");
             }
-            Err(error) => log::error(&format!("configuration not read again, going on as before: {error:#}")),
+            Err(error) => error!("configuration not read again, going on as before: {error:#}"),
         }
     }
 }

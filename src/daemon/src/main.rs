@@ -1,6 +1,7 @@
 //! The gantryd daemon: configuration, wiring, the keeper loop. Synchronous; the server of the API has its own threads.
 //!
-//! May import `gantry_model`, `gantry_engine`, `gantry_api`, `gantry_resolver` and, to watch nftables, `gantry_net`. Holds no policy of its own: what is done with a pod is the engine's,
+//! May import `gantry_model`, `gantry_engine`, `gantry_api`, `gantry_resolver`, `gantry_logging`
+//! and, to watch nftables, `gantry_netlink`. Holds no policy of its own: what is done with a pod is the engine's,
 //! when it is done is here. Pods never depend on it: it may be killed, upgraded and started again while they run, and
 //! whatever it leaves undone is found by the next look at the facts, its own or a command's.
 //!
@@ -13,7 +14,6 @@ mod collector;
 mod condition;
 mod firewall;
 mod keeper;
-mod log;
 mod network;
 mod notify;
 mod serve;
@@ -27,7 +27,10 @@ use anyhow::{Context as _, bail};
 use clap::Parser as _;
 use gantry_api::{ListenError, Listener};
 use gantry_engine::{Keeping, Settings};
+use gantry_logging::{Filter, LogFormat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tracing::level_filters::LevelFilter;
+use tracing::{error, info, warn};
 
 use crate::keeper::Keeper;
 use crate::network::Networking;
@@ -51,6 +54,13 @@ pub(crate) struct Args {
     /// Directory of the default socket, made if it is absent [default: /run/gantry]
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
+    /// Log events of this level and above: off, error, warning, info, debug or trace; MODULE=LEVEL sets the level of one
+    /// module, with commas between several [default: info; environment: GANTRY_LOG]
+    #[arg(long, value_name = "FILTER")]
+    log_level: Option<Filter>,
+    /// Format of log lines: text or json
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    log_format: LogFormat,
 }
 
 impl Args {
@@ -68,13 +78,26 @@ impl Args {
 fn main() -> ExitCode {
     // First of all, while there is one thread: it takes variables out of the environment.
     let passed = Listener::passed();
-    match run(Args::parse(), passed) {
+    let args = Args::parse();
+    match start_logging(&args).and_then(|()| run(args, passed)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log::error(&format!("{error:#}"));
+            error!("{error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Logs with the default filter where the environment's is invalid, so that this failure is logged, too.
+fn start_logging(args: &Args) -> anyhow::Result<()> {
+    let filter = Filter::from_flag_or_env(args.log_level.clone());
+    let (filter, result) = match filter {
+        Ok(filter) => (filter, Ok(())),
+        Err(error) => (None, Err(error.into())),
+    };
+    gantry_logging::init(filter.unwrap_or_else(|| Filter::level(LevelFilter::INFO)), args.log_format);
+    gantry_logging::log_panics();
+    result
 }
 
 /// Returns when a signal asked for it. A collection that is under way then ends with the process, as it would with a
@@ -99,20 +122,20 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
         keeper.begin();
         // Pods that ended while nobody kept the directory have let go of their networks by now.
         let mut networking = Networking::start(&settings);
-        log::info(&format!("keeping {dir}"));
+        info!("keeping {dir}");
         notify::tell("READY=1");
         let ended = keeper.run(&mut networking);
         networking.drain();
         ended
     } else {
-        log::warning(&format!("only serving {dir}: pods run on, nobody settles them"));
+        warn!("only serving {dir}: pods run on, nobody settles them");
         notify::tell("READY=1");
         condition::only_serve(&signals, &condition)
     };
     notify::tell("STOPPING=1");
     api.drain();
     ended?;
-    log::info("told to end; pods run on");
+    info!("told to end; pods run on");
     Ok(())
 }
 
@@ -129,6 +152,6 @@ fn api_config(settings: &Settings, keeps: bool) -> gantry_api::Config {
 fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        log::warning(&format!("cannot raise the limit of open files: {errno}"));
+        warn!("cannot raise the limit of open files: {errno}");
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use gantry_engine::Settings;
 use gantry_resolver::Note;
+use tracing::{info, warn};
 
 use crate::firewall::Firewall;
-use crate::log;
 
 /// The host's servers for names that are no pod's.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -26,7 +26,7 @@ impl Networking {
     pub(crate) fn start(settings: &Settings) -> Self {
         let firewall = Firewall::start(&settings.options);
         let firewall = firewall.inspect_err(|error| {
-            log::warning(&format!("cannot watch nftables: cannot start a thread: {error}"));
+            warn!("cannot watch nftables: cannot start a thread: {error}");
         });
         let mut networking = Self { resolver: None, firewall: firewall.ok() };
         networking.use_resolver(settings);
@@ -47,7 +47,7 @@ impl Networking {
             (true, None) => self.resolver = start_resolver(settings),
             (false, Some(running)) => {
                 running.drain(DRAIN);
-                log::info("names of pods are not resolved any more");
+                info!("names of pods are not resolved any more");
             }
             (false, None) => {}
         }
@@ -66,12 +66,12 @@ fn start_resolver(settings: &Settings) -> Option<gantry_resolver::Running> {
     let config = gantry_resolver::Config { options: settings.options.clone(), resolv_conf: RESOLV_CONF.into() };
     let say = |note: &Note| {
         let text = note.to_string();
-        if note.is_warning() { log::warning(&text) } else { log::info(&text) }
+        if note.is_warning() { warn!("{text}") } else { info!("{text}") }
     };
     match gantry_resolver::start(config, Arc::new(say)) {
         Ok(running) => Some(running),
         Err(error) => {
-            log::warning(&format!("names of pods are not resolved: {:#}", anyhow::Error::from(error)));
+            warn!("names of pods are not resolved: {:#}", anyhow::Error::from(error));
             None
         }
     }

@@ -6,13 +6,13 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-use crate::log;
+use tracing::warn;
 
 /// Sends it when somebody wants to know. Pods do not depend on it, so failing is only said.
 pub(crate) fn tell(state: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     if let Err(error) = send(&socket, state) {
-        log::warning(&format!("cannot tell the service manager '{state}': {error}"));
+        warn!("cannot tell the service manager '{state}': {error}");
     }
 }
 

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use gantry_api::{Address, Config, Listener, Running};
-
-use crate::log;
+use tracing::{info, warn};
 
 /// The directory of the default socket. No TCP address is a default: every user of the host can connect to it, and so can
 /// every pod in the host's network.
@@ -88,9 +87,9 @@ impl Api {
         let names: Vec<String> = listeners.iter().map(|listener| listener.name().to_owned()).collect();
         let running = gantry_api::serve(config, listeners)?;
         for name in names {
-            log::info(&format!("serving on {name}"));
+            info!("serving on {name}");
         }
-        log::info("API service running");
+        info!("API service running");
         Ok(Self(Some(running)))
     }
 
@@ -98,7 +97,7 @@ impl Api {
     pub(crate) fn drain(self) {
         let Some(running) = self.0 else { return };
         if let Err(error) = running.drain(DRAIN) {
-            log::warning(&format!("{:#}", anyhow::Error::from(error)));
+            warn!("{:#}", anyhow::Error::from(error));
         }
     }
 }

@@ -18,8 +18,8 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::fs::inotify;
 use rustix::io::Errno;
+use tracing::warn;
 
-use crate::log;
 use crate::signals::Signals;
 
 const SIGNALS: u64 = 0;
@@ -68,7 +68,7 @@ impl Watcher {
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK);
         let inotify = inotify.inspect_err(|errno| {
             let why = "looking once a second instead (sysctl fs.inotify.max_user_instances)";
-            log::warning(&format!("cannot watch directories: {errno}; {why}"));
+            warn!("cannot watch directories: {errno}; {why}");
         });
         Self::with(signals, store, inotify.ok())
     }
@@ -197,7 +197,7 @@ impl Watcher {
                     return;
                 }
                 let why = "looking once a second instead (sysctl fs.inotify.max_user_watches)";
-                log::warning(&format!("cannot watch {}: {errno}; {why}", dir.display()));
+                warn!("cannot watch {}: {errno}; {why}", dir.display());
             })
             .ok()
     }
