@@ -2,10 +2,12 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::Duration;
 
 use gantry_contract::control::{Answer, Request};
 use gantry_contract::output::{HEADER_LEN, Header, Kind as Frame};
 use gantry_model::{ErrorKind, Kind, PodId};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::PipeFlags;
 use thiserror::Error;
 
@@ -121,6 +123,25 @@ impl OutputStream {
                     self.frame = Some((header, usize::try_from(header.len).unwrap_or(usize::MAX)));
                 }
             }
+        }
+    }
+
+    /// Waits for more output, for `timeout` at most. Returns whether [`Self::next_chunk`] has something to return: output,
+    /// the end of the stream, or an error.
+    ///
+    /// # Errors
+    /// [`OutputError::Io`].
+    pub fn wait_readable(&self, timeout: Duration) -> Result<bool, OutputError> {
+        if !self.filled.is_empty() || matches!(self.frame, Some((Header { kind: Frame::End, .. }, _))) {
+            return Ok(true);
+        }
+        let mut fds = [PollFd::new(&self.pipe, PollFlags::IN)];
+        // `None` waits without a limit: the timeout does not fit into a Timespec.
+        let timeout = Timespec::try_from(timeout).ok();
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(ready) => Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(errno) => Err(OutputError::Io { id: self.id, source: errno.into() }),
         }
     }
 
