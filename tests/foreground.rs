@@ -228,6 +228,25 @@ fn lines_of_several_apps_say_whose_they_are() {
     assert!(out.stdout.ends_with("[b] x"), "{:?}", &out.stdout[out.stdout.len() - 100..]);
 }
 
+/// A prompt has no newline. With several apps it is printed nevertheless, and another app's line does not run into it.
+#[test]
+fn an_unfinished_line_of_several_apps_is_shown() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let prompt = ["--name=a", "--", "seq", "no-newline", "Name: ", "--", "obey", "USR1", "--", "print", "x", "---"];
+    let other = ["--name=b", "--", "seq", "obey", "USR1", "--", "print", "y"];
+    let line = [&["run", "--net=none", "--quiet", &image][..], &prompt, &[image.as_str()], &other].concat();
+    let mut run = g.spawn(&line);
+    run.wait_for_output("[a] Name: ");
+    run.wait_for_output("[b] obeying SIGUSR1\n");
+    run.signal(Signal::USR1);
+    let out = run.wait().ok();
+    let lines: Vec<&str> = out.stdout.lines().collect();
+    for want in ["[b] obeying SIGUSR1", "[b] got SIGUSR1", "[b] y", "[a] x"] {
+        assert!(lines.contains(&want), "{want}: {out}");
+    }
+}
+
 /// Both outputs to one place: what was written with a pause in between stays in order.
 #[test]
 fn outputs_keep_their_order() {

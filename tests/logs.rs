@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use gantry_tests::{Gantry, Signal, json_lines, pod_id, wait_for};
+use gantry_tests::{Gantry, Signal, Terminal, json_lines, pod_id, wait_for};
 
 #[test]
 fn everything_arrives_in_order() {
@@ -96,6 +96,13 @@ fn tail_and_app() {
     let _ = g.run(&["logs", "--app=three", &pod]).complains(&["three"]);
     let all = g.run(&["logs", &pod]).ok().stdout;
     assert_eq!(all.lines().count(), 51, "both apps: {all}");
+    assert!(all.lines().any(|line| line == "[two] from two") && all.contains("[one] line 000049\n"), "{all}");
+    let colored = |command: &mut std::process::Command| Terminal::start(command).wait().output;
+    let mut logs = g.command(&["logs", "--tail=1", &pod]);
+    let _ = logs.env("TERM", "xterm").env_remove("NO_COLOR");
+    let text = colored(&mut logs);
+    assert!(text.contains("\u{1b}[36m[") && text.contains("\u{1b}[33m["), "{text:?}");
+    assert!(!colored(logs.env("NO_COLOR", "1")).contains('\u{1b}'));
 }
 
 #[test]

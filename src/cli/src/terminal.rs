@@ -91,6 +91,19 @@ pub(crate) fn is_any() -> bool {
     std::io::stdin().is_terminal() || std::io::stdout().is_terminal() || std::io::stderr().is_terminal()
 }
 
+/// Whether text written to this descriptor may be coloured: it is a terminal that knows colours, and `NO_COLOR` is not set
+/// (<https://no-color.org>).
+pub(crate) fn has_colors(fd: BorrowedFd<'_>) -> bool {
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    isatty(fd) && !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Whether both descriptors are the same terminal.
+pub(crate) fn is_same(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
+    let device = |fd| rustix::fs::fstat(fd).ok().map(|stat| (stat.st_rdev, stat.st_ino));
+    isatty(a) && isatty(b) && device(a) == device(b)
+}
+
 /// Gives `master` the size of the caller's terminal, when there is one.
 pub(crate) fn resize(master: impl AsFd) {
     if let Some(size) = size() {

@@ -2,7 +2,7 @@
 
 use super::draft::{AppDraft, Draft};
 use super::flags::{Arity, FLAGS, Flag, Scope};
-use super::second_word::{self, Form, Known};
+use super::second_word::{self, Form, Known, Separator};
 use super::{Caller, Parsed, UsageError, Verb, not_yet};
 use crate::globals::Globals;
 use crate::suggest;
@@ -120,7 +120,8 @@ impl<'a> Parser<'a> {
 
     /// Whether the word after the first image begins that app's command.
     fn is_command(&self, word: &str, at: usize) -> Result<bool, UsageError> {
-        let reference = match second_word::form(word, &self.words[at + 1..]) {
+        let separator = Separator::find(&self.words[at + 1..]);
+        let reference = match second_word::form(word, separator) {
             Form::Image => return Ok(false),
             Form::Command => return Ok(true),
             Form::Either(reference) => reference,
@@ -128,14 +129,16 @@ impl<'a> Parser<'a> {
         let caller = self.draft.caller;
         match (caller.image)(&self.draft.globals, &reference) {
             Known::Image => Ok(false),
-            Known::NoImage => Ok(true),
-            Known::Fetchable => match read(self.verb, self.words, caller, Reading::Images) {
-                Err(_) => Ok(true),
-                Ok(_) => Err(UsageError::Unclear {
-                    word: word.to_owned(),
-                    command: second_word::with_separator(self.verb.as_str(), self.words, at),
-                }),
-            },
+            Known::NoImage => Ok(separator == Separator::None),
+            Known::Fetchable
+                if separator == Separator::None && read(self.verb, self.words, caller, Reading::Images).is_err() =>
+            {
+                Ok(true)
+            }
+            Known::Fetchable => Err(UsageError::Unclear {
+                word: word.to_owned(),
+                command: second_word::with_separator(self.verb.as_str(), self.words, at),
+            }),
         }
     }
 

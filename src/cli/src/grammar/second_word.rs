@@ -4,6 +4,8 @@
 //! The word is the app's command, and all following words are its arguments, if all of these conditions hold:
 //!
 //! 1. It follows the first image, and neither `--` nor `---` comes anywhere after it: those belong to rkt's grammar.
+//!    (`---` decides. With `--` alone, a plain name that would have to be fetched is ambiguous, too: the `--` may be an
+//!    argument, as in `debian git checkout -- file`.)
 //! 2. Its form is not that of an image: it has no registry (`docker://…`, `host.example/app`), tag or digest (`app:1`),
 //!    and is no id (`sha256:…`), layout or archive (`oci:…`, `file://…`, a name that ends in `.tar`) or `-`.
 //! 3. No such image exists: a plain name (`sh`) is not in the store, a path (`/bin/sh`) is neither an image layout nor
@@ -40,14 +42,39 @@ pub(super) enum Form {
 /// Names of files that are images, whether they exist or not.
 const ARCHIVES: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".aci"];
 
+/// Whether a separator of rkt's grammar comes after the word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Separator {
+    None,
+    /// `--` only, which may be an argument of a command as well.
+    Arguments,
+    /// `---`.
+    NextImage,
+}
+
+impl Separator {
+    pub(super) fn find(behind: &[String]) -> Self {
+        match (behind.iter().any(|word| word == "---"), behind.iter().any(|word| word == "--")) {
+            (true, _) => Self::NextImage,
+            (false, true) => Self::Arguments,
+            (false, false) => Self::None,
+        }
+    }
+}
+
 /// Classifies the word by its form and the words after it.
-pub(super) fn form(word: &str, behind: &[String]) -> Form {
-    if behind.iter().any(|word| word == "--" || word == "---") {
+pub(super) fn form(word: &str, separator: Separator) -> Form {
+    if separator == Separator::NextImage {
         return Form::Image;
     }
-    let Ok(reference) = word.parse::<ImageRef>() else { return Form::Command };
+    let reference = match word.parse::<ImageRef>() {
+        Ok(reference) => reference,
+        Err(_) if separator == Separator::None => return Form::Command,
+        Err(_) => return Form::Image,
+    };
     match &reference {
         ImageRef::Short(name) if name.tag.is_none() && name.digest.is_none() => Form::Either(reference),
+        ImageRef::Path(_) if separator != Separator::None => Form::Image,
         ImageRef::Path(_) if word.starts_with("file:") || ARCHIVES.iter().any(|end| word.ends_with(end)) => Form::Image,
         ImageRef::Path(_) => Form::Either(reference),
         ImageRef::Registry(_)
@@ -90,7 +117,7 @@ mod tests {
 
     #[test]
     fn forms() {
-        let form = |word: &str| form(word, &[]);
+        let form = |word: &str| form(word, Separator::None);
         for word in [
             "docker://sh",
             "host.example/sh",
@@ -112,8 +139,13 @@ mod tests {
             assert_eq!(form(word), Form::Command, "{word}");
         }
         for separator in ["--", "---"] {
-            assert_eq!(super::form("Upper", &["x".to_owned(), separator.to_owned()]), Form::Image);
+            let separator = Separator::find(&["x".to_owned(), separator.to_owned()]);
+            for word in ["Upper", "/bin/sh"] {
+                assert_eq!(super::form(word, separator), Form::Image);
+            }
         }
+        assert_eq!(super::form("sh", Separator::NextImage), Form::Image);
+        assert!(matches!(super::form("sh", Separator::Arguments), Form::Either(_)));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `run IMAGE COMMAND ARG…`: telling the app's command from rkt's grammar of several images.
+//! `run IMAGE COMMAND ARG…`: distinguishing the app's command from further images in rkt's grammar.
 
 use proptest::prelude::*;
 
@@ -71,6 +71,18 @@ fn a_default_registry_makes_a_word_unclear() {
     let want = Ok(vec![words("web bash -c true")]);
     assert_eq!(apps(&words("web bash -c true"), &with_registry), want);
     assert_eq!(apps(&words("web /bin/sh"), &with_registry), Ok(vec![words("web /bin/sh")]));
+    // '--' may be an argument of the command, or begin the arguments of the second image.
+    for line in ["web git checkout -- file", "web git -c x=y checkout -- file", "web git -- file"] {
+        let error = apps(&words(line), &with_registry).unwrap_err();
+        let command = format!("gantry run {}", line.replacen("git", "-- git", 1));
+        assert!(error.contains(command.split(" file").next().unwrap()) || error.contains('…'), "{line}: {error}");
+        assert!(error.contains("docker://git"), "{line}: {error}");
+    }
+    let want = Ok(vec![words("web git checkout -- file")]);
+    assert_eq!(apps(&words("web -- git checkout -- file"), &with_registry), want);
+    // rkt's grammar: the image is in the store, or '---' follows.
+    assert_eq!(apps(&words("web log -- x"), &with_registry), Ok(vec![words("web"), words("log x")]));
+    assert_eq!(apps(&words("web git -- x ---"), &with_registry), Ok(vec![words("web"), words("git x")]));
 }
 
 #[test]
