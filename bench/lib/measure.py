@@ -35,7 +35,7 @@ def wait_for(fact, what, deadline=30.0):
 
 class Runner:
     """A process that starts and times commands (see runner.py). `prefix`: a command line that runs another, for other
-    namespaces. `root`: the PeerRoot that the process chroots into; None for the host's.
+    namespaces. `root`: the PeerRoot that becomes the process's root; None for the host's.
     """
 
     def __init__(self, prefix=(), root=None):
@@ -86,8 +86,8 @@ class Runner:
 def alternate(contenders, rounds, warm=2, note=None):
     """Times every contender once per round, in a new random order each round, so that whatever drifts hits all alike.
 
-    `contenders`: name -> function of the round's number that gives nanoseconds. Gives name -> list of nanoseconds.
-    The first `warm` rounds are not counted.
+    `contenders`: name -> function of the round's number that gives nanoseconds, or None for a run that does not count.
+    Gives name -> list of nanoseconds. The first `warm` rounds are not counted.
     """
     order, samples = list(contenders), {name: [] for name in contenders}
     shuffle = random.Random(20)
@@ -95,7 +95,7 @@ def alternate(contenders, rounds, warm=2, note=None):
         shuffle.shuffle(order)
         for name in order:
             took = contenders[name](number)
-            if number >= warm:
+            if number >= warm and took is not None:
                 samples[name].append(took)
         if note is not None:
             note(number + 1, warm + rounds)

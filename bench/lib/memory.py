@@ -33,13 +33,12 @@ def pss(pid):
         return 0
 
 
-def is_ours(world, pid, path):
-    """Whether a process belongs to gantry: its program is one of ours, also when it runs from an anonymous copy."""
-    if os.path.dirname(path) == os.path.realpath(world.options.programs):
-        return True
+def is_supervisor(pid):
+    """Whether a process is a supervisor of gantry or the PID 1 of one of its pods. By name: both execute gantry-stage1 from a
+    detached mount, so the program has no path."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return path.startswith("/memfd:") and file.read().startswith("gantry")
+            return file.read().strip() in ("gantry-stage1", "gantry-init")
     except FileNotFoundError:
         return False
 
@@ -60,7 +59,7 @@ def gantry(world):
     args = world.gantry.run_args("--detach", f"docker://{world.reference}", "--exec", APP, "--", "sleep", "forever")
     return Pods(
         lambda _: world.runner.text(args).splitlines()[-1],
-        lambda pid, path: is_ours(world, pid, path),
+        lambda pid, _: is_supervisor(pid),
         lambda pod: world.runner.run(world.gantry.command("rm", "--force", pod)))
 
 

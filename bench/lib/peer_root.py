@@ -1,7 +1,7 @@
 """The root directory of Debian unstable in which the peers are installed (`./dev setup peers`), and running them in it.
 
-Peers run in a mount namespace of their own, chrooted into that directory, with the host's /proc, /sys, /dev and /run and the
-work directory of the benchmark at their usual paths. Entering it happens once per measuring process, not once per command.
+Peers run in a mount namespace of their own whose root is that directory, with the host's /proc, /sys and /dev and the work
+directory of the benchmark at their usual paths, and an empty /run. Entering it happens once per measuring process, not once per command.
 """
 
 import os
@@ -24,10 +24,14 @@ VERSIONS = {
     "netavark": ("/usr/lib/podman/netavark", "--version"),
 }
 
-# $1: the root; $2: the work directory; then the command that chroots by itself.
+# $1: the root; $2: the work directory; then the command, which changes the root by itself.
 ENTER = """
 root=$1 work=$2; shift 2
-for at in proc sys dev run; do mount --rbind /$at $root/$at; done
+# Runtimes change the propagation of /, which must be a mount point for that.
+mount --bind $root $root
+cd $root
+for at in proc sys dev; do mount --rbind /$at $root/$at; done
+mount -t tmpfs -o mode=755 tmpfs $root/run
 mount -t tmpfs -o mode=1777 tmpfs $root/var/tmp
 mkdir -p $root$work
 mount --rbind $work $root$work
