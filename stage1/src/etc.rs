@@ -17,6 +17,7 @@ use gantry_contract::network::Attached;
 use gantry_contract::plan::{Dns, Hosts, Net, Plan, Resolv};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
+use gantry_model::resolv_conf::{self, Directive};
 
 use crate::failure::{Result, failure};
 
@@ -150,21 +151,18 @@ fn is_reachable(server: &IpAddr) -> bool {
     !(server.is_loopback() || server.is_unspecified() || local)
 }
 
-/// What a resolv.conf says; what is not understood is passed over, as resolvers do (resolv.conf(5)).
+/// The settings in a resolv.conf that apply in a pod.
 fn parse(text: &[u8]) -> Dns {
     let mut dns = Dns::default();
-    for line in String::from_utf8_lossy(text).lines() {
-        let mut words = line.split_whitespace();
-        let words = (words.next(), words.map(str::to_owned).collect::<Vec<_>>());
-        match words {
-            (Some("nameserver"), servers) => {
-                dns.servers.extend(servers.first().and_then(|it| it.parse::<IpAddr>().ok()))
-            }
-            // The last of these counts.
-            (Some("search"), names) => (dns.search, dns.domain) = (names, None),
-            (Some("domain"), names) => (dns.search, dns.domain) = (Vec::new(), names.into_iter().next()),
-            (Some("options"), options) => dns.options.extend(options),
-            _ => {}
+    let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect::<Vec<_>>();
+    for directive in resolv_conf::directives(&String::from_utf8_lossy(text)) {
+        match directive {
+            // A link-local address is of an interface that the pod does not have.
+            Directive::NameServer { address, zone } => dns.servers.extend(Some(address).filter(|_| zone.is_none())),
+            // The last of `search` and `domain` counts (resolv.conf(5)).
+            Directive::Search(names) => (dns.search, dns.domain) = (owned(names), None),
+            Directive::Domain(name) => (dns.search, dns.domain) = (Vec::new(), Some(name.to_owned())),
+            Directive::Options(options) => dns.options.extend(owned(options)),
         }
     }
     let plain = |text: &String| word(text).is_ok();

@@ -17,6 +17,7 @@ mod net_check;
 pub mod phase;
 pub mod quantity;
 pub mod query;
+pub mod resolv_conf;
 pub mod spec;
 pub mod time;
 

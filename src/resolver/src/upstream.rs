@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
+use gantry_model::resolv_conf::{self, Directive};
 use rustix::fs::{Mode, OFlags};
 
 /// The port of DNS.
@@ -19,26 +20,13 @@ const MOST_BYTES: u64 = 64 << 10;
 /// How long a server that did not answer is asked after the others.
 const AVOID: Duration = Duration::from_secs(30);
 
-/// A server, as it is written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Written {
-    address: IpAddr,
-    /// The link of an address that counts on one link only: a name or a number.
-    link: Option<String>,
-}
-
-/// The servers in a resolv.conf, in order. Lines that are not understood are passed over, as the C library does.
-fn parse(text: &str) -> Vec<Written> {
-    let of_line = |line: &str| {
-        let mut words = line.split_ascii_whitespace();
-        if words.next() != Some("nameserver") {
-            return None;
-        }
-        let word = words.next()?;
-        let (address, link) = word.split_once('%').map_or((word, None), |(address, link)| (address, Some(link)));
-        Some(Written { address: address.parse().ok()?, link: link.map(str::to_owned) })
+/// The name servers in a resolv.conf, in order, with the zones of link-local addresses.
+fn parse_servers(text: &str) -> impl Iterator<Item = (IpAddr, Option<&str>)> {
+    let server = |directive| match directive {
+        Directive::NameServer { address, zone } => Some((address, zone)),
+        Directive::Domain(_) | Directive::Search(_) | Directive::Options(_) => None,
     };
-    text.lines().filter_map(of_line).take(MOST_SERVERS).collect()
+    resolv_conf::directives(text).filter_map(server).take(MOST_SERVERS)
 }
 
 /// What a file looks like from outside; another one after it was written or replaced.
@@ -68,7 +56,8 @@ impl HostFile {
             return Ok(None);
         }
         self.seen = Some(stamp);
-        let servers: Vec<SocketAddr> = parse(&read(&self.path)?).iter().filter_map(socket_address).collect();
+        let text = read(&self.path)?;
+        let servers: Vec<SocketAddr> = parse_servers(&text).filter_map(socket_address).collect();
         // Where none is said it is the one on this machine.
         let local = || vec![SocketAddr::from((Ipv4Addr::LOCALHOST, PORT))];
         Ok(Some(if servers.is_empty() { local() } else { servers }))
@@ -102,8 +91,8 @@ fn read(path: &Path) -> io::Result<String> {
 }
 
 /// Where to send to; none for an address of a link that is not there.
-fn socket_address(written: &Written) -> Option<SocketAddr> {
-    match (written.address, &written.link) {
+fn socket_address((address, zone): (IpAddr, Option<&str>)) -> Option<SocketAddr> {
+    match (address, zone) {
         (IpAddr::V6(address), Some(link)) => {
             Some(SocketAddrV6::new(address, PORT, 0, link.parse().ok().or_else(|| index_of(link))?).into())
         }
