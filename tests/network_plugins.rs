@@ -423,7 +423,7 @@ fn a_failed_attachment_tells_its_cause_before_the_failed_clean_up() {
     let said = out.stderr.clone();
     let at = |text: &str| said.find(text).unwrap_or_else(|| panic!("'{text}' is not in: {said}"));
     assert!(at("failed to ADD") < at("told to fail"), "{said}");
-    assert!(at("told to fail") < at("removing what was made failed too"), "{said}");
+    assert!(at("told to fail") < at("removing what had been created failed too"), "{said}");
     liar.reform();
     // The pod stays, with what it failed of; what it had of its networks goes.
     let _ = liar.g.run(&["gc"]).ok();

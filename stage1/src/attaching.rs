@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use gantry_contract::Failure;
 use gantry_contract::network::Attached;
 use gantry_model::ErrorKind;
-use gantry_net::pod::Held;
+use gantry_net::pod::HeldPorts;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, Signal, WaitId, WaitIdOptions, waitid};
@@ -40,7 +40,7 @@ pub(crate) struct Attaching {
 
 impl Attaching {
     /// Begins the work in another process.
-    pub(crate) fn begin(work: impl FnOnce() -> Result<(Vec<Attached>, Held)>) -> Result<Self> {
+    pub(crate) fn begin(work: impl FnOnce() -> Result<(Vec<Attached>, HeldPorts)>) -> Result<Self> {
         let what = || "cannot start a process for the pod's networks";
         let (socket, its) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -69,12 +69,12 @@ impl Attaching {
 
     /// Waits for what came of it. It takes as long as plugins may; the engine does not wait for a start any longer.
     /// An error within is its own: then it has taken away what it made, or said in the pod's record what is left.
-    pub(crate) fn wait(mut self) -> Result<Result<(Vec<Attached>, Held)>> {
+    pub(crate) fn wait(mut self) -> Result<Result<(Vec<Attached>, HeldPorts)>> {
         let heard = self.hear();
         // It has nothing left to do but end.
         self.reap();
         let (said, sockets) = heard?;
-        Ok(said.map(|attached| (attached, Held::from(sockets))))
+        Ok(said.map(|attached| (attached, HeldPorts::from(sockets))))
     }
 
     fn hear(&self) -> Result<(Said, Vec<OwnedFd>)> {
@@ -112,10 +112,10 @@ impl Drop for Attaching {
 }
 
 /// Says what came of it, after the descriptors.
-fn tell(socket: OwnedFd, came: Result<(Vec<Attached>, Held)>) -> std::io::Result<()> {
-    let (said, held): (Said, Held) = match came {
+fn tell(socket: OwnedFd, came: Result<(Vec<Attached>, HeldPorts)>) -> std::io::Result<()> {
+    let (said, held): (Said, HeldPorts) = match came {
         Ok((attached, held)) => (Ok(attached), held),
-        Err(why) => (Err(why), Held::default()),
+        Err(why) => (Err(why), HeldPorts::default()),
     };
     let sockets: Vec<BorrowedFd<'_>> = held.sockets().collect();
     for fds in sockets.chunks(AT_A_TIME) {
@@ -140,12 +140,12 @@ fn receive(socket: BorrowedFd<'_>, text: &mut Vec<u8>, sockets: &mut Vec<OwnedFd
 mod tests {
     use super::*;
 
-    fn held(count: usize) -> Held {
-        Held::from((0..count).map(|_| std::fs::File::open("/dev/null").unwrap().into()).collect::<Vec<OwnedFd>>())
+    fn held(count: usize) -> HeldPorts {
+        HeldPorts::from((0..count).map(|_| std::fs::File::open("/dev/null").unwrap().into()).collect::<Vec<OwnedFd>>())
     }
 
     /// Over the socket, without the fork: the test program has threads.
-    fn hear(came: Result<(Vec<Attached>, Held)>) -> (Vec<u8>, Vec<OwnedFd>) {
+    fn hear(came: Result<(Vec<Attached>, HeldPorts)>) -> (Vec<u8>, Vec<OwnedFd>) {
         let (ours, its) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         let (mut text, mut sockets) = (Vec::new(), Vec::new());

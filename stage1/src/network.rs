@@ -19,7 +19,7 @@ use gantry_contract::plan::{Net, Networks, Plan};
 use gantry_model::{ErrorKind, Kind as _};
 use gantry_net::netlink::sysctl::Sysctl;
 use gantry_net::netlink::{Namespace, Socket};
-use gantry_net::pod::{self, Held, unused};
+use gantry_net::pod::{self, HeldPorts, unused};
 use rustix::fs::{Mode, OFlags};
 
 use crate::attaching::Attaching;
@@ -40,7 +40,7 @@ pub(crate) struct Network {
     host: Namespace,
     own: Namespace,
     /// Keeps the host's ports taken.
-    held: Held,
+    held: HeldPorts,
     /// What the pod got.
     attached: Vec<Attached>,
     /// Who attaches the pod while this goes on.
@@ -131,7 +131,7 @@ pub(crate) fn enter(plan: &Plan, lock: &OwnedFd) -> Result<Option<Network>> {
 }
 
 fn attach(plan: &Plan, networks: &Networks, lock: &OwnedFd) -> Result<Network> {
-    let chosen = pod::choose(networks).map_err(|error| failure::of(&error))?;
+    let chosen = pod::select_networks(networks).map_err(|error| failure::of(&error))?;
     let pod_dir = rustix::io::fcntl_dupfd_cloexec(lock, 3).attempt(|| "cannot keep the pod directory open")?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let host_mounts = rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty())
@@ -142,7 +142,7 @@ fn attach(plan: &Plan, networks: &Networks, lock: &OwnedFd) -> Result<Network> {
     let pod = pod::Pod { id: &plan.pod, dir: pod_dir.as_fd() };
     let namespaces = pod::Namespaces { host: &host, own: &own, keeper: std::process::id() };
     let attach = || pod::attach(&pod, &chosen, &namespaces).map_err(|error| failure::of(&error));
-    let plugins = chosen.run_plugins();
+    let plugins = chosen.runs_plugins();
     let (attaching, (attached, held)) =
         if plugins { (Some(Attaching::begin(attach)?), Default::default()) } else { (None, attach()?) };
     let (id, settings) = (plan.pod.clone(), networks.host.clone());
@@ -166,8 +166,8 @@ fn attach(plan: &Plan, networks: &Networks, lock: &OwnedFd) -> Result<Network> {
 /// the sockets of nftables that are open yet (a grace period of RCU), and remove the bridge and the rules that no pod needs
 /// any more (two of them).
 pub(crate) fn finish_elsewhere() {
-    let (sockets, mut left) = (gantry_net::nft::kept::take(), unused::take());
-    left.retain(unused::Left::may_be_unused);
+    let (sockets, mut left) = (gantry_net::nft::kept::take(), unused::take_shared());
+    left.retain(unused::SharedResources::may_be_unused);
     if sockets.is_empty() && left.is_empty() {
         return;
     }

@@ -29,7 +29,7 @@ pub(crate) fn run() -> ExitCode {
     let answer = prepare().and_then(|()| fulfil(&read()?));
     // The engine waits for the answer and holds the lock of the dead pod, so plugins of another pod that hold the lock of the links
     // are not waited for. What is left, also after a failure, is removed by gc.
-    unused::take().iter().for_each(|left| drop(left.remove(LINKS_TIMEOUT)));
+    unused::take_shared().iter().for_each(|left| drop(left.remove(LINKS_TIMEOUT)));
     say(&answer.unwrap_or_else(Answer::Failed))
 }
 
@@ -72,12 +72,12 @@ fn fulfil(request: &Request) -> Result<Answer> {
             return in_dir_of(host, pod, |pod| pod::abandon_on(host, pod))
                 .map(|left| Answer::Abandoned(left.unwrap_or_default()));
         }
-        What::Choose(networks) => pod::choose(networks).map(|_| Answer::Done),
+        What::Choose(networks) => pod::select_networks(networks).map(|_| Answer::Done),
         What::Reload => pod::reload(host).map(|()| Answer::Done),
-        What::Sweep { dry_run } => pod::sweep(host, *dry_run).map(Answer::Swept),
-        What::List => pod::networks(host, None).map(Answer::Networks),
-        What::Inspect { name } => pod::networks(host, Some(name)).map(Answer::Networks),
-        What::Strays => pod::strays(host).map(Answer::Findings),
+        What::Sweep { dry_run } => pod::collect_garbage(host, *dry_run).map(Answer::Swept),
+        What::List => pod::list_networks(host, None).map(Answer::Networks),
+        What::Inspect { name } => pod::list_networks(host, Some(name)).map(Answer::Networks),
+        What::Strays => pod::find_orphans(host).map(Answer::Findings),
         What::Check => pod::check(host).map(Answer::Findings),
     };
     done.map_err(|error: NetworkError| failure::of(&error))

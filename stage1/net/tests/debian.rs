@@ -233,8 +233,8 @@ fn what_a_dead_pod_leaves_is_collected() {
 }
 
 #[test]
-fn ptp_with_an_address_asked_for() {
-    if !inside("ptp_with_an_address_asked_for") {
+fn ptp_with_a_requested_address() {
+    if !inside("ptp_with_a_requested_address") {
         return;
     }
     let lab = Lab::new();

@@ -62,14 +62,14 @@ fn the_default_network() {
     let refused = TcpStream::connect_timeout(&"[::1]:8080".parse().unwrap(), Duration::from_secs(10)).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
     assert_eq!(pod::check(&lab.host).unwrap(), Vec::<String>::new());
-    assert_eq!(pod::sweep(&lab.host, false).unwrap(), Vec::<String>::new());
-    let networks = pod::networks(&lab.host, None).unwrap();
+    assert_eq!(pod::collect_garbage(&lab.host, false).unwrap(), Vec::<String>::new());
+    let networks = pod::list_networks(&lab.host, None).unwrap();
     assert_eq!(networks[0].pods[0].attached, attached[0]);
     assert_eq!((networks[0].interface.as_deref(), networks[0].built_in), (Some("gantry0"), true));
     drop(held);
     TcpListener::bind("0.0.0.0:8080").unwrap();
     lab.end(pod);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
     assert_eq!(lab.links(), Vec::<String>::new(), "the bridge is gone too");
 }
 
@@ -103,11 +103,11 @@ fn several_networks_and_one_that_cannot_be() {
     assert_eq!(error.kind(), ErrorKind::NotFound);
     // Removed from the configuration while a pod is in it.
     fs::remove_file(lab.at("conf/mine.conflist")).unwrap();
-    let mine = pod::networks(&lab.host, Some("mine")).unwrap();
+    let mine = pod::list_networks(&lab.host, Some("mine")).unwrap();
     assert!(mine[0].problem.is_some() && mine[0].pods.len() == 1, "{mine:?}");
-    assert_eq!(pod::networks(&lab.host, Some("nobody")).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(pod::list_networks(&lab.host, Some("nobody")).unwrap_err().kind(), ErrorKind::NotFound);
     lab.end(pod);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -140,12 +140,12 @@ fn ports_are_one_s_alone() {
         Some(rustix::net::ipproto::SCTP),
     ) {
         assert_eq!(error, rustix::io::Errno::PROTONOSUPPORT);
-        assert!(refused(port(9000, Protocol::Sctp)).1.contains("this kernel has no SCTP"));
+        assert!(refused(port(9000, Protocol::Sctp)).1.contains("the kernel has no SCTP"));
     }
     lab.network("four", "1.0.0", &lab.bridge("four", "br-four", "10.203.0.0/24"));
     let six = Port { host_ip: Some("::".parse().unwrap()), ..port(9000, Protocol::Tcp) };
     let error = lab.attach(&two, &["four"], &[six]).unwrap_err();
-    assert!(error.to_string().contains("it has no IPv6 address in network 'four'"), "{error}");
+    assert!(error.to_string().contains("the pod has no IPv6 address in network 'four'"), "{error}");
     // Who listens on IPv6 alone is not in the way of a pod that has none.
     let six = TcpListener::bind("[::1]:9001").unwrap();
     lab.attach(&two, &["four"], &[port(9001, Protocol::Tcp)]).unwrap();
@@ -161,7 +161,7 @@ fn ports_are_one_s_alone() {
     // Earlier connections to a server that has ended are in nobody's way.
     drop(held);
     lab.end(three);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn a_flow_follows_its_port() {
         drop((server, held));
         lab.end(pod);
     }
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn twenty_at_once() {
             scope.spawn(move || lab.end(pod));
         }
     });
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn sweeping_harms_no_pod_that_comes_or_goes() {
     let stay: Vec<TestPod> = std::thread::scope(|scope| {
         scope.spawn(|| {
             while busy.load(Ordering::SeqCst) > 0 {
-                pod::sweep(&lab.host, false).unwrap();
+                pod::collect_garbage(&lab.host, false).unwrap();
                 pod::reload(&lab.host).unwrap();
             }
         });
@@ -283,7 +283,7 @@ fn sweeping_harms_no_pod_that_comes_or_goes() {
         server.join().unwrap();
     }
     stay.into_iter().for_each(|pod| lab.end(pod));
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 /// One less is busy when it is dropped.
@@ -310,7 +310,7 @@ fn a_pool_that_is_exhausted_recovers() {
     lab.end(one);
     lab.attach(&two, &["small"], &[]).unwrap();
     lab.end(two);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -333,7 +333,7 @@ fn a_damaged_record_is_no_obstacle() {
         let error = lab.detach(&pod).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
         assert!(pod::check(&lab.host).unwrap().iter().any(|line| line.contains("is damaged")));
-        assert!(pod::sweep(&lab.host, true).unwrap().iter().all(|line| !line.contains("address")));
+        assert!(pod::collect_garbage(&lab.host, true).unwrap().iter().all(|line| !line.contains("address")));
         let it = pod::Pod { id: &pod.id, dir: pod.dir.as_fd() };
         pod::detach_on(&lab.host, &it, None).unwrap();
         pod::detach_on(&lab.host, &it, None).unwrap();
@@ -345,10 +345,10 @@ fn a_damaged_record_is_no_obstacle() {
     let pod = lab.pod();
     fs::write(pod.path.join("network.json"), r#"{"version": 9}"#).unwrap();
     let error = lab.detach(&pod).unwrap_err();
-    assert!(matches!(error, NetworkError::Newer { version: 9, .. }) && pod.has_record());
+    assert!(error.to_string().contains("has version 9") && pod.has_record(), "{error}");
     fs::remove_file(pod.path.join("network.json")).unwrap();
     lab.end(stays);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 /// A pod that runs and whose record cannot be read keeps what it has in the tables.
@@ -366,8 +366,8 @@ fn a_damaged_record_cuts_nobody_off() {
         let before = sh("nft list ruleset");
         pod::reload(&lab.host).unwrap();
         assert_eq!(sh("nft list ruleset"), before);
-        let swept = pod::sweep(&lab.host, false).unwrap();
-        assert!(swept.iter().all(|line| line == "bridge gantry1, which no pod is on"), "{swept:?}");
+        let swept = pod::collect_garbage(&lab.host, false).unwrap();
+        assert!(swept.iter().all(|line| line == "bridge gantry1, which no pod uses"), "{swept:?}");
         // Others come and go.
         let other = lab.pod();
         lab.attach(&other, &["default-restricted"], &[]).unwrap();
@@ -381,7 +381,7 @@ fn a_damaged_record_cuts_nobody_off() {
     fs::write(pod.path.join("network.json"), record).unwrap();
     drop(held);
     lab.end(pod);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -418,7 +418,7 @@ fn what_others_remove_comes_back() {
     lab.end(other);
     lab.end(pod);
     pod::reload(&lab.host).unwrap();
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 /// An administrator's bridge has others on it than pods: what keeps them from 127.0.0.1 of the host must be there as long as
@@ -451,7 +451,7 @@ fn loopback_is_let_out_only_while_the_tables_guard_it() {
     lab.end(again);
     drop(held);
     lab.end(stays);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
     assert_eq!(switch("br-lan"), "0");
 }
 
@@ -488,7 +488,7 @@ fn ipv6_may_be_turned_off_meanwhile() {
     assert!(sh("ip -6 address show dev gantry0").contains("fd67:616e:7472:7900::1/64"));
     lab.end(one);
     lab.end(two);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 /// What a pod behind a cable of its own sends has its address: nobody else's, whether the host checks by itself or not.
@@ -522,7 +522,7 @@ fn a_pod_behind_its_own_cable_is_nobody_else() {
         assert_eq!(from.ip(), own.address);
     }
     lab.end(pod);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -549,7 +549,7 @@ fn a_network_that_was_moved_gives_its_old_addresses_away() {
     let pod = lab.pod();
     lab.attach(&pod, &["two"], &[]).unwrap();
     lab.end(pod);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -571,9 +571,9 @@ fn what_belongs_to_nobody_is_swept() {
     for want in ["address 10.121.0.3", "address 10.122.0.2", "interface gt", "boot 0f3a1f3e", "port 8080/tcp"] {
         assert!(findings.contains(want), "no {want} in {findings}");
     }
-    let told = pod::sweep(&lab.host, true).unwrap();
-    assert_eq!(pod::sweep(&lab.host, true).unwrap(), told, "nothing was changed");
-    let swept = pod::sweep(&lab.host, false).unwrap().join("\n");
+    let told = pod::collect_garbage(&lab.host, true).unwrap();
+    assert_eq!(pod::collect_garbage(&lab.host, true).unwrap(), told, "nothing was changed");
+    let swept = pod::collect_garbage(&lab.host, false).unwrap().join("\n");
     for want in
         ["bridge gantry1", "bridge br-begun", "network default-restricted", "interface gt", "8080/tcp", "boot 0f3a1f3e"]
     {
@@ -581,10 +581,10 @@ fn what_belongs_to_nobody_is_swept() {
     }
     assert!(!swept.contains("8081") && !swept.contains("10.121.0.2 "), "{swept}");
     assert_eq!(pod::check(&lab.host).unwrap(), Vec::<String>::new());
-    assert_eq!(pod::sweep(&lab.host, true).unwrap(), Vec::<String>::new());
-    assert_eq!(pod::networks(&lab.host, Some("default")).unwrap()[0].pods.len(), 1);
+    assert_eq!(pod::collect_garbage(&lab.host, true).unwrap(), Vec::<String>::new());
+    assert_eq!(pod::list_networks(&lab.host, Some("default")).unwrap()[0].pods.len(), 1);
     lab.end(stays);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
     assert_eq!(lab.links(), ["br-admin", "br-other"], "others' bridges are theirs");
 }
 
@@ -605,7 +605,7 @@ fn supervisor() {
     let it = pod::Pod { id, dir: dir.as_fd() };
     println!("begins");
     let namespaces = pod::Namespaces { host: &host, own: &own, keeper: std::process::id() };
-    let attach = || pod::choose(&wanted).and_then(|chosen| pod::attach(&it, &chosen, &namespaces));
+    let attach = || pod::select_networks(&wanted).and_then(|selection| pod::attach(&it, &selection, &namespaces));
     let attached = own.enter(|| Ok(attach())).unwrap();
     let Ok((_, held)) = attached else { return };
     println!("attached");
@@ -669,13 +669,13 @@ fn killed_at_any_moment_nothing_is_left() {
         pod.die();
         // Every other time a sweep comes first, and leaves what the record has.
         if round % 4 < 2 {
-            pod::sweep(&lab.host, false).unwrap();
+            pod::collect_garbage(&lab.host, false).unwrap();
         }
         lab.detach(&pod).unwrap();
         drop(pod);
         lab.nothing_of_pods();
     }
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -698,7 +698,7 @@ fn detaching_that_is_killed_goes_on() {
     assert_eq!(lab.kept().len(), 3, "{:?}", lab.kept());
     drop((pod, held));
     lab.end(again);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 /// What this thread has used of the processor: a busy machine does not change it.
@@ -770,5 +770,5 @@ fn the_name_of_a_lease_is_not_believed() {
     assert_eq!(lab.kept().len(), 3);
     until("the interface goes", || !lab.links().iter().any(|name| name.starts_with("gt")));
     lab.end(pod);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 
 use gantry_contract::plan::Protocol;
 use gantry_model::{ErrorKind, Kind};
-use gantry_net::pod;
+use gantry_net::pod::{self, unused};
 use lab::{Lab, inside, port, sh, until};
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ fn standard_plugins_are_run_and_undone() {
     assert!(sh("iptables -t nat -S; nft list ruleset").contains("10.201.0.2:80"));
     // Debian's portmap (1.1.1) looks for rules of IPv6 that it did not make; nobody else has anything to object.
     assert!(pod::check(&lab.host).unwrap().iter().all(|line| line.contains("plugin 'portmap' failed to CHECK")));
-    let networks = pod::networks(&lab.host, Some("one")).unwrap();
+    let networks = pod::list_networks(&lab.host, Some("one")).unwrap();
     assert_eq!((networks[0].pods.len(), networks[0].built_in), (1, false));
     assert_eq!(networks[0].pods[0].attached, attached[0]);
     // With the namespace still there, and a second time.
@@ -45,7 +45,31 @@ fn standard_plugins_are_run_and_undone() {
     lab.detach(&pod).unwrap();
     assert!(!pod.has_record());
     drop((pod, held));
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
+}
+
+#[test]
+fn the_end_of_a_pod_with_plugins_only_removes_unused_bridges() {
+    if !inside("the_end_of_a_pod_with_plugins_only_removes_unused_bridges") {
+        return;
+    }
+    let mut lab = Lab::new();
+    lab.host.use_plugins = true;
+    lab.bridge("one", "br-one", "10.201.0.0/24");
+    let (native, by_plugins) = (lab.pod(), lab.pod());
+    lab.attach(&native, &["default"], &[]).unwrap();
+    lab.attach(&by_plugins, &["one"], &[]).unwrap();
+    lab.end(native);
+    // As if the lock of the links had been held for longer than the timeout.
+    assert!(unused::take_shared().iter().all(unused::SharedResources::may_be_unused));
+    assert!(lab.links().contains(&"gantry0".to_owned()));
+    lab.end(by_plugins);
+    for resources in unused::take_shared() {
+        assert!(resources.may_be_unused());
+        resources.remove(unused::LOCK_TIMEOUT).unwrap();
+    }
+    assert!(!lab.links().contains(&"gantry0".to_owned()), "{:?}", lab.links());
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -64,7 +88,7 @@ fn a_second_network_that_fails_undoes_the_first() {
     let error = lab.attach(&pod, &["good", "bad"], &[port(8080, Protocol::Udp)]).unwrap_err();
     let said = gantry_model::error::messages(&error).join(": ");
     let why = "use-plugins is true in the configuration of gantry";
-    assert!(said.contains(&format!("cannot attach the pod to network 'bad' by its plugins ({why}): ")), "{said}");
+    assert!(said.contains(&format!("cannot attach the pod to network 'bad' with its plugins ({why}): ")), "{said}");
     assert!(said.contains("told to fail: at ADD (code 101)"), "{said}");
     assert_eq!(lab.asked(), "ADD/eth0 ADD/eth1 DEL/eth1 DEL/eth0");
     assert!(!pod.has_record());
@@ -74,7 +98,7 @@ fn a_second_network_that_fails_undoes_the_first() {
     lab.attach(&pod, &["good"], &[]).unwrap();
     lab.detach(&pod).unwrap();
     drop(pod);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -99,7 +123,7 @@ fn a_plugin_that_hangs_is_killed_with_its_group() {
     assert_eq!(lab.asked(), "ADD/eth0 DEL/eth0");
     assert!(!pod.has_record());
     drop(pod);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -115,18 +139,21 @@ fn what_cannot_be_undone_stays_in_the_record() {
     let pod = lab.pod();
     let error = lab.attach(&pod, &["good", "bad"], &[]).unwrap_err();
     let said = error.to_string();
-    assert!(said.contains("removing what was made failed too") && said.contains("failed to DEL"), "{said}");
+    assert!(said.contains("removing what had been created failed too") && said.contains("failed to DEL"), "{said}");
     assert!(pod.has_record());
     assert_eq!(lab.kept().len(), 1, "the first network is undone nevertheless: {:?}", lab.kept());
     assert!(lab.detach(&pod).is_err() && pod.has_record());
-    assert!(pod::sweep(&lab.host, false).unwrap().iter().all(|line| !line.contains("bad")), "the record has it");
+    assert!(
+        pod::collect_garbage(&lab.host, false).unwrap().iter().all(|line| !line.contains("bad")),
+        "the record has it"
+    );
     // Somebody repairs the plugin: what is deleted is what was added, so it is the program that changes.
     fs::remove_file(lab.at("bin/liar")).unwrap();
     fs::copy("/bin/true", lab.at("bin/liar")).unwrap();
     lab.detach(&pod).unwrap();
     assert!(!pod.has_record());
     drop(pod);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -156,7 +183,7 @@ fn lies_are_not_believed() {
         assert!(!pod.has_record(), "{how}: {error}");
     }
     drop((pod, held));
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -192,16 +219,16 @@ fn what_plugins_keep_for_nobody_is_collected() {
     let findings = pod::check(&lab.host).unwrap();
     assert_eq!(findings.len(), 2, "{findings:?}");
     assert!(findings.iter().all(|line| line.contains("failed to CHECK")), "{findings:?}");
-    assert_eq!(pod::sweep(&lab.host, true).unwrap(), Vec::<String>::new());
+    assert_eq!(pod::collect_garbage(&lab.host, true).unwrap(), Vec::<String>::new());
     // A record that is lost: what is left is found by the entry of the cache.
     two.die();
     drop(gone);
     fs::remove_file(two.path.join("network.json")).unwrap();
     assert!(pod::check(&lab.host).unwrap().iter().any(|line| line.contains(&two.id)));
-    let would = pod::sweep(&lab.host, true).unwrap();
-    assert_eq!(would, [format!("what plugins made in network net for pod {} (eth0)", two.id)]);
+    let would = pod::collect_garbage(&lab.host, true).unwrap();
+    assert_eq!(would, [format!("interface eth0 of pod {}, created by plugins of network net", two.id)]);
     fs::remove_file(lab.at("log")).unwrap();
-    assert_eq!(pod::sweep(&lab.host, false).unwrap(), would);
+    assert_eq!(pod::collect_garbage(&lab.host, false).unwrap(), would);
     assert_eq!(lab.asked(), "DEL/eth0 GC/");
     let calls: Value =
         serde_json::from_str(fs::read_to_string(lab.at("log")).unwrap().lines().last().unwrap()).unwrap();
@@ -210,14 +237,14 @@ fn what_plugins_keep_for_nobody_is_collected() {
     let record = fs::read_to_string(one.path.join("network.json")).unwrap();
     fs::write(one.path.join("network.json"), r#"{"version": 9}"#).unwrap();
     fs::remove_file(lab.at("log")).unwrap();
-    assert_eq!(pod::sweep(&lab.host, false).unwrap(), Vec::<String>::new());
+    assert_eq!(pod::collect_garbage(&lab.host, false).unwrap(), Vec::<String>::new());
     assert_eq!(lab.asked(), "GC/");
     let calls: Value = serde_json::from_str(&fs::read_to_string(lab.at("log")).unwrap()).unwrap();
     assert_eq!(calls["config"]["cni.dev/valid-attachments"], json!([{"containerID": one.id, "ifname": "eth0"}]));
     fs::write(one.path.join("network.json"), record).unwrap();
     drop(held);
     lab.end(one);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -242,7 +269,7 @@ fn plugins_delete_what_they_were_told_to_add() {
         assert_eq!(calls[0]["env"][name], calls[1]["env"][name], "{name}");
     }
     drop(held);
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }
 
 #[test]
@@ -262,7 +289,7 @@ fn after_a_reboot_plugins_are_told_and_nothing_else_is_touched() {
     fs::write(&record, text.replace(&lab.boot, "00000000-0000-4000-8000-000000000000")).unwrap();
     // The cache was not synced.
     fs::remove_dir_all(lab.at("net/results")).unwrap();
-    assert_eq!(pod::networks(&lab.host, Some("net")).unwrap()[0].pods.len(), 0);
+    assert_eq!(pod::list_networks(&lab.host, Some("net")).unwrap()[0].pods.len(), 0);
     lab.detach(&pod).unwrap();
-    lab.nothing_after_sweep();
+    lab.assert_no_garbage();
 }

@@ -1,7 +1,7 @@
-//! Which pod has which address: host-local's rules, kept by several supervisors at once.
+//! Leases of addresses, with the rules of host-local, allocated by several supervisors at once.
 //!
-//! A [`Store`] is a directory for one network. Nothing is kept in memory, and nothing is read that grows with the number
-//! of leases:
+//! A [`Store`] is a directory for one network. Nothing is kept in memory, and the cost of an operation does not grow with the
+//! number of leases:
 //!
 //! ```text
 //! NETWORK/              0700
@@ -9,50 +9,50 @@
 //!   lock                flock: exclusive for every change
 //!   owners/POD:IFNAME   a record: the addresses of one interface of a pod, one to a line
 //!   owners/.new         a record being written
-//!   addresses/ADDRESS   a hard link to the record of its owner; existing means taken
-//!   last.FIRST          the address given last from the set whose first range starts at FIRST
-//!   full.FIRST          there was nothing left of that set; the ranges that were looked through
+//!   addresses/ADDRESS   a hard link to the record of its owner; if it exists, the address is leased
+//!   last.FIRST          the last address allocated from the set whose first range starts at FIRST
+//!   full.FIRST          the set was exhausted; its ranges at that time
 //! ```
 //!
-//! That an address is taken and by whom is one fact, made by one `link(2)`, which fails when it exists: even without the
-//! lock no address could be given twice.
+//! One `link(2)`, which fails if the link exists, both leases an address and names its owner. So even without the lock, no
+//! address could be leased twice.
 //!
-//! **Giving**: choose under the lock, write `.new`, rename it to `owners/…`, then for each address set `last` and link.
-//! **Taking back**: remove `full.*`, unlink the addresses that link to the record, then the record.
+//! **Allocate**: choose under the lock, write `.new`, rename it to `owners/…`, then for each address set `last` and link.
+//! **Release**: remove `full.*`, unlink the addresses that link to the record, then the record.
 //!
 //! What a `kill -9` leaves, by the step before it:
 //!
-//! | step | left | who repairs it |
+//! | step | left | repaired by |
 //! |---|---|---|
-//! | `.new` written | a file that means nothing | the next giver, or [`Store::release_all_but`], removes it |
-//! | record renamed | a record whose addresses are not, or not all, linked: they are free to others | the owner's release, [`Store::release_all_but`], or the owner's next allocation |
-//! | `last` set | one address is passed over in this round | nobody needs to |
+//! | `.new` written | a temporary file | the next allocation, or [`Store::release_all_but`] |
+//! | record renamed | a record whose addresses are not all linked: the others are free | the owner's release or next allocation, or [`Store::release_all_but`] |
+//! | `last` set | one address is skipped in this round | no repair needed |
 //! | all linked | a lease whose owner may be dead | [`Store::release_all_but`] |
 //! | some unlinked | a record that names the rest | the same release again |
 //!
-//! A record speaks only for addresses that link to it, so a half-made one cannot free another's address. Nothing is
-//! synced: a power loss ends the pods too, and what it leaves of their leases (stale, torn or missing) is swept by
-//! [`Store::release_all_but`], which goes by links and not by contents.
+//! A record counts only for addresses that link to it, so an incomplete record cannot free another owner's address. Nothing is
+//! synced: a power loss ends the pods too, and [`Store::release_all_but`] removes stale, torn and missing leases, because it
+//! follows the links and not the contents.
 //!
-//! Addresses are given in turn, as host-local does: a freed one comes again last. The search begins after the address
-//! given last and looks at one name for each taken address it passes, so its cost depends on how full a range is, not on
-//! how many leases there are: 1/(1-u) looks on average at utilisation u. A full set is remembered until something is freed.
-//! A sweep holds the lock while it removes (some 15 µs a lease); who waits for the lock should allow for that.
+//! Addresses are allocated in turn, as in host-local: a released one is reused last. The search starts after the last
+//! allocated address and checks one name for each leased address that it passes. So its cost depends on the utilization u of
+//! the range, not on the number of leases: 1/(1-u) checks on average. An exhausted set is remembered until an address is
+//! released. Garbage collection holds the lock while it removes leases (some 15 µs each); timeouts must allow for that.
 
-mod asked;
 mod choose;
-mod dirs;
 mod error;
 mod owner;
+mod request;
 mod store;
+mod store_dir;
 
-pub use asked::asked_for;
 pub use error::IpamError;
 pub use owner::Owner;
-pub use store::{Assigned, Lease, Store};
+pub use request::requested_addresses;
+pub use store::{AssignedAddress, Lease, Store};
 
-/// How many addresses one interface may have.
+/// The maximum number of addresses of one interface.
 pub const MAX_ADDRESSES: usize = 64;
 
-/// How many leases of one network are listed or swept.
+/// The maximum number of leases of a network.
 pub const MAX_LEASES: usize = 4 * 1024 * 1024;

@@ -31,7 +31,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn only(assigned: &[Assigned]) -> IpAddr {
+fn only(assigned: &[AssignedAddress]) -> IpAddr {
     assert_eq!(assigned.len(), 1);
     assigned[0].address.address()
 }
@@ -117,14 +117,14 @@ fn what_a_kill_or_a_power_loss_leaves_is_repaired() {
     // Killed while writing a record; its beginning must not be taken for one.
     fs::write(net.join("owners/.new"), "10.1.0").unwrap();
     // Killed after the record; meanwhile another gets its address.
-    store.dirs.write_record(&owner("half"), &[ip("10.1.0.2"), ip("fd00::2")]).unwrap();
+    store.dir.write_record(&owner("half"), &[ip("10.1.0.2"), ip("fd00::2")]).unwrap();
     store.allocate(&owner("other"), &sets, &[]).unwrap();
     assert!(store.held_by(&owner("half")).unwrap().is_empty());
     assert!(store.release(&owner("half")).unwrap().is_empty());
     assert_eq!(store.held_by(&owner("other")).unwrap(), [ip("10.1.0.2"), ip("fd00::2")], "another's are not freed");
     // Killed between two links: the owner asks again.
-    store.dirs.write_record(&owner("half"), &[ip("10.1.0.3"), ip("fd00::3")]).unwrap();
-    assert!(store.dirs.link(&owner("half"), ip("10.1.0.3")).unwrap());
+    store.dir.write_record(&owner("half"), &[ip("10.1.0.3"), ip("fd00::3")]).unwrap();
+    assert!(store.dir.link(&owner("half"), ip("10.1.0.3")).unwrap());
     store.allocate(&owner("half"), &sets, &[]).unwrap();
     assert_eq!(store.leases().unwrap().len(), 4);
     // Killed between two unlinks.
@@ -170,7 +170,7 @@ fn files_are_private_and_of_one_version() {
 fn a_lock_that_is_never_free_is_not_waited_for_forever() {
     let temp = tempfile::tempdir().unwrap();
     let store = open(temp.path());
-    let _held = store.dirs.lock(WAIT).unwrap();
+    let _held = store.dir.lock(WAIT).unwrap();
     let dir = files::open_dir(temp.path()).unwrap();
     let other = Store::open(dir.as_fd(), "net", Duration::from_millis(50)).unwrap();
     assert_eq!(other.release(&owner("a")).unwrap_err().kind(), ErrorKind::TimedOut);
@@ -257,7 +257,7 @@ fn step(store: &Store, model: &mut Model, op: &Op) {
             assert_eq!(store.release(&name(who)).unwrap(), had);
             // Only what was given last is at risk of being given again at once.
             model.freed = had.first().copied().filter(|freed| {
-                let last = store.dirs.small("last.10.1.0.1").unwrap().unwrap_or_default();
+                let last = store.dir.small("last.10.1.0.1").unwrap().unwrap_or_default();
                 last.trim_end() == freed.to_string()
             });
         }
@@ -275,9 +275,9 @@ fn step(store: &Store, model: &mut Model, op: &Op) {
             else {
                 return;
             };
-            store.dirs.write_record(&name(who), &[address, ip("fd00::2")]).unwrap();
+            store.dir.write_record(&name(who), &[address, ip("fd00::2")]).unwrap();
             if linked {
-                assert!(store.dirs.link(&name(who), address).unwrap());
+                assert!(store.dir.link(&name(who), address).unwrap());
             }
             model.half.insert(who, linked.then_some(address));
         }
@@ -397,9 +397,9 @@ fn it_does_not_slow_as_leases_grow() {
         have = leases;
         let (give, free) = median(&store, &pool);
         println!("{leases:>6} leases: give {give:?}, release {free:?} (medians); {each:?} each while filling");
-        let before = store.dirs.looks.get();
+        let before = store.dir.looks.get();
         store.allocate(&owner("looked"), &pool, &[]).unwrap();
-        assert_eq!(store.dirs.looks.get() - before, 1, "at {leases} leases");
+        assert_eq!(store.dir.looks.get() - before, 1, "at {leases} leases");
         store.release(&owner("looked")).unwrap();
     }
     let start = Instant::now();
@@ -407,7 +407,7 @@ fn it_does_not_slow_as_leases_grow() {
     println!("list 10000: {:?}", start.elapsed());
     // The worst case: the next free address is 8000 taken ones away.
     let far = store.held_by(&owner("p2000")).unwrap()[0];
-    store.dirs.put("last.10.1.0.1", &format!("{far}\n")).unwrap();
+    store.dir.put("last.10.1.0.1", &format!("{far}\n")).unwrap();
     let start = Instant::now();
     store.allocate(&owner("around"), &pool, &[]).unwrap();
     println!("give with 8000 taken ones in the way: {:?}", start.elapsed());

@@ -1,4 +1,4 @@
-//! A pod's addresses: host-local's from the leases, static ones from the configuration; with routes and DNS.
+//! A pod's addresses: leases of host-local, or static addresses from the configuration; with routes and DNS settings.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,37 +8,37 @@ use std::time::Duration;
 use gantry_model::id::shown;
 use serde_json::Value;
 
-use super::chain::{Chain, capability, cni_arg};
+use super::chain::{PluginChain, capability, cni_arg};
 use super::error::NativeError;
 use super::resolv;
 use crate::address::{Cidr, Prefix, of_bits, to_bits};
 use crate::config::{Dns, HostLocal, Ipam, NetworkConfig, Route, Source, Static, StaticAddress};
-use crate::ipam::{IpamError, MAX_ADDRESSES, Owner, Store, asked_for};
+use crate::ipam::{IpamError, MAX_ADDRESSES, Owner, Store, requested_addresses};
 use crate::plugin::Attachment;
 
-/// How long the leases may be locked by others. A sweep of a large network holds them for a second.
-const WAIT: Duration = Duration::from_secs(20);
+/// Timeout of the lock of the leases. Garbage collection of a large network holds it for a second.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A subnet of IPv6 that is longer runs out of addresses, so that they come again before their last owner is forgotten.
-const MOST_PREFIX6: u8 = 96;
+/// In an IPv6 subnet with a longer prefix, an address may be reused before the neighbours' caches have expired.
+const MAX_PREFIX6: u8 = 96;
 
-/// What a pod is given.
+/// The addresses assigned to a pod's interface.
 #[derive(Debug, Default)]
-pub(super) struct Given {
-    /// Its addresses.
+pub(super) struct Assignment {
+    /// The addresses.
     pub(super) ips: Vec<StaticAddress>,
-    /// Its routes.
+    /// The routes.
     pub(super) routes: Vec<Route>,
-    /// What the network says of DNS.
+    /// The network's DNS settings.
     pub(super) dns: Dns,
     /// The subnets of the network.
     pub(super) prefixes: BTreeSet<Prefix>,
-    /// Whether nobody asked for any of the addresses: they were given in turn.
+    /// No address was requested: all were allocated in turn.
     pub(super) in_turn: bool,
 }
 
-impl Given {
-    /// Whether it has an address of the family.
+impl Assignment {
+    /// Whether the pod has an address of the family.
     pub(super) fn has(&self, v4: bool) -> bool {
         self.ips.iter().any(|ip| ip.address.is_ipv4() == v4)
     }
@@ -53,10 +53,11 @@ impl Given {
         self.ips.iter().filter_map(|ip| ip.gateway).find(|gateway| gateway.is_ipv4() == v4)
     }
 
-    /// Whether an IPv6 address may be one that another had not long ago: it was asked for, or there are few.
-    pub(super) fn may_be_known6(&self) -> bool {
-        let few = |ip: &StaticAddress| !ip.address.is_ipv4() && ip.address.length() > MOST_PREFIX6;
-        !self.in_turn || self.ips.iter().any(few)
+    /// Whether neighbours may still have an IPv6 address of the pod in their caches, because it was requested or the subnet is
+    /// small.
+    pub(super) fn may_be_cached6(&self) -> bool {
+        let in_small_subnet = |ip: &StaticAddress| !ip.address.is_ipv4() && ip.address.length() > MAX_PREFIX6;
+        !self.in_turn || self.ips.iter().any(in_small_subnet)
     }
 
     /// All addresses.
@@ -64,22 +65,22 @@ impl Given {
         self.ips.iter().map(|ip| ip.address.address()).collect()
     }
 
-    /// The host's side: each address without a gateway gets the first of its subnet, as CNI's bridge plugin does.
+    /// Sets the first address of the subnet as the gateway of each address without one, as CNI's bridge plugin does.
     pub(super) fn complete_gateways(&mut self) {
         for ip in &mut self.ips {
             let v4 = ip.address.is_ipv4();
-            // A subnet of one or two addresses has no room for a gateway that is not the pod.
+            // A subnet of one or two addresses has no room for a gateway.
             if ip.gateway.is_none() && ip.address.length() < if v4 { 31 } else { 127 } {
                 ip.gateway = Some(of_bits(to_bits(ip.address.first()) + 1, v4));
             }
         }
     }
 
-    /// A default route by the gateway, in each family that has a gateway and no default route.
+    /// Adds a default route through the gateway, in each address family that has a gateway and no default route.
     pub(super) fn complete_default_routes(&mut self) {
         for (v4, all) in [(true, Prefix::ALL_V4), (false, Prefix::ALL_V6)] {
-            let there = self.routes.iter().any(|route| route.dst.network() == all && route.table.is_none());
-            if let (false, Some(gateway), Ok(dst)) = (there, self.gateway(v4), Cidr::new(all.first(), 0)) {
+            let present = self.routes.iter().any(|route| route.dst.network() == all && route.table.is_none());
+            if let (false, Some(gateway), Ok(dst)) = (present, self.gateway(v4), Cidr::new(all.first(), 0)) {
                 let (mtu, advmss, priority, table, scope) = (None, None, None, None, None);
                 self.routes.push(Route { dst, gw: Some(gateway), mtu, advmss, priority, table, scope });
             }
@@ -87,30 +88,30 @@ impl Given {
     }
 }
 
-/// Gives the pod its addresses. A network without ipam has none.
-pub(super) fn give(
+/// Assigns the pod's addresses. A network without ipam assigns none.
+pub(super) fn assign(
     network: &NetworkConfig,
-    chain: &Chain<'_>,
+    chain: &PluginChain<'_>,
     attachment: &Attachment,
     leases: BorrowedFd<'_>,
-) -> Result<Given, NativeError> {
-    let mut given = match &chain.main.ipam {
-        None => Given::default(),
+) -> Result<Assignment, NativeError> {
+    let mut assignment = match &chain.main.ipam {
+        None => Assignment::default(),
         Some(Ipam::HostLocal(local)) => host_local(network, chain, local, attachment, leases)?,
-        Some(Ipam::Static(fixed)) => fixed_ones(chain, fixed, attachment)?,
-        Some(Ipam::Other(kind)) => return Err(NativeError::Beyond(format!("the ipam plugin '{}'", shown(kind)))),
+        Some(Ipam::Static(fixed)) => static_addresses(chain, fixed, attachment)?,
+        Some(Ipam::Other(kind)) => return Err(NativeError::unsupported(format!("the ipam plugin '{}'", shown(kind)))),
     };
-    if chain.main.ipam.is_some() && given.ips.is_empty() {
-        return Err(NativeError::Invalid("the network has ipam, and no address to give".to_owned()));
+    if chain.main.ipam.is_some() && assignment.ips.is_empty() {
+        return Err(NativeError::invalid("the network has ipam, but no address is configured or requested"));
     }
     if !chain.main.dns.is_empty() {
-        given.dns = chain.main.dns.clone();
+        assignment.dns = chain.main.dns.clone();
     }
-    Ok(given)
+    Ok(assignment)
 }
 
-/// Takes back what [`give`] gave, or a part of it.
-pub(super) fn take_back(
+/// Releases the leases that [`assign`] allocated, even partly.
+pub(super) fn release(
     network: &NetworkConfig,
     attachment: &Attachment,
     leases: BorrowedFd<'_>,
@@ -118,58 +119,58 @@ pub(super) fn take_back(
     let host_local = network.plugins.iter().any(|plugin| matches!(plugin.ipam, Some(Ipam::HostLocal(_))));
     if host_local {
         let owner = Owner::new(&attachment.container_id, &attachment.interface)?;
-        Store::open(leases, &network.name, WAIT)?.release(&owner)?;
+        Store::open(leases, &network.name, LOCK_TIMEOUT)?.release(&owner)?;
     }
     Ok(())
 }
 
 fn host_local(
     network: &NetworkConfig,
-    chain: &Chain<'_>,
+    chain: &PluginChain<'_>,
     local: &HostLocal,
     attachment: &Attachment,
     leases: BorrowedFd<'_>,
-) -> Result<Given, NativeError> {
+) -> Result<Assignment, NativeError> {
     let mut local = local.clone();
     if network.source == Source::BuiltIn && !has_ipv6() {
-        without_ipv6(&mut local);
+        remove_ipv6(&mut local);
     }
     if let Some(ranges) = capability(chain.main, attachment, "ipRanges") {
-        local = local.with_ip_ranges(ranges).map_err(NativeError::Invalid)?;
+        local = local.with_ip_ranges(ranges).map_err(NativeError::invalid)?;
     }
-    let wanted = asked_for(&attachment.args, Some(&asked_ips(chain, attachment)))?;
+    let requested = requested_addresses(&attachment.args, Some(&requested_ips(chain, attachment)))?;
     let owner = Owner::new(&attachment.container_id, &attachment.interface)?;
-    let store = Store::open(leases, &network.name, WAIT)?;
-    let assigned = store.allocate(&owner, &local.ranges, &wanted)?;
+    let store = Store::open(leases, &network.name, LOCK_TIMEOUT)?;
+    let assigned = store.allocate(&owner, &local.ranges, &requested)?;
     let ips = assigned.into_iter().map(|one| StaticAddress { address: one.address, gateway: Some(one.gateway) });
-    Ok(Given {
+    Ok(Assignment {
         ips: ips.collect(),
         routes: local.routes,
         dns: local.resolv_conf.as_deref().map(resolv::read).transpose()?.unwrap_or_default(),
         prefixes: local.ranges.iter().flatten().map(|range| range.subnet.network()).collect(),
-        in_turn: wanted.is_empty(),
+        in_turn: requested.is_empty(),
     })
 }
 
-/// Whether the kernel has IPv6: not with `ipv6.disable=1`.
+/// Whether the kernel has IPv6; it has not with `ipv6.disable=1`.
 fn has_ipv6() -> bool {
     rustix::fs::access("/proc/sys/net/ipv6", rustix::fs::Access::EXISTS).is_ok()
 }
 
-/// The built-in networks go without IPv6 where there is none. Who wrote it into a configuration of his own is told that it
-/// cannot be.
-fn without_ipv6(local: &mut HostLocal) {
+/// Removes IPv6 from a built-in network on a kernel without IPv6. With IPv6 in an administrator's configuration, the pod fails
+/// to start.
+fn remove_ipv6(local: &mut HostLocal) {
     local.ranges.retain(|ranges| ranges.iter().all(|range| range.subnet.is_ipv4()));
     local.routes.retain(|route| route.dst.is_ipv4());
 }
 
-/// What the capability `ips` and `args.cni.ips` say, one behind the other.
-fn asked_ips(chain: &Chain<'_>, attachment: &Attachment) -> Value {
+/// The addresses in the capability `ips` and in `args.cni.ips`, one after the other.
+fn requested_ips(chain: &PluginChain<'_>, attachment: &Attachment) -> Value {
     let mut all = Vec::new();
     for value in [capability(chain.main, attachment, "ips"), cni_arg(chain.main, attachment, "ips")] {
         match value {
             Some(Value::Array(list)) => all.extend(list.iter().cloned()),
-            // Not a list: who reads it says so.
+            // Not a list: `requested_addresses` reports it.
             Some(other) => return other.clone(),
             None => {}
         }
@@ -177,42 +178,47 @@ fn asked_ips(chain: &Chain<'_>, attachment: &Attachment) -> Value {
     Value::Array(all)
 }
 
-/// As the static plugin: `ips` come in the place of the configured addresses, those of `IP=` besides, and `GATEWAY=` says the
-/// gateways of the networks they are in.
-fn fixed_ones(chain: &Chain<'_>, fixed: &Static, attachment: &Attachment) -> Result<Given, NativeError> {
+/// As in the static plugin, `ips` replaces the configured addresses, `IP=` adds to them, and `GATEWAY=` sets the gateways of
+/// their networks.
+fn static_addresses(
+    chain: &PluginChain<'_>,
+    fixed: &Static,
+    attachment: &Attachment,
+) -> Result<Assignment, NativeError> {
     let mut ips = fixed.addresses.clone();
-    let asked = capability(chain.main, attachment, "ips").or_else(|| cni_arg(chain.main, attachment, "ips"));
-    match asked {
+    let requested = capability(chain.main, attachment, "ips").or_else(|| cni_arg(chain.main, attachment, "ips"));
+    match requested {
         None => {}
         Some(Value::Array(list)) if list.is_empty() => {}
         Some(Value::Array(list)) => {
-            ips = list.iter().map(|text| asked_cidr(text.as_str().unwrap_or_default())).collect::<Result<_, _>>()?;
+            ips =
+                list.iter().map(|text| parse_requested(text.as_str().unwrap_or_default())).collect::<Result<_, _>>()?;
         }
-        Some(_) => return Err(NativeError::Invalid("'ips' must be a list of texts".to_owned())),
+        Some(_) => return Err(NativeError::invalid("'ips' must be a list of strings")),
     }
     let texts = |key: &'static str| {
         let of_key = attachment.args.iter().filter(move |(name, _)| name == key);
         of_key.flat_map(|(_, value)| value.split(',')).map(str::trim).filter(|text| !text.is_empty())
     };
     for text in texts("IP") {
-        ips.push(asked_cidr(text)?);
+        ips.push(parse_requested(text)?);
     }
     for text in texts("GATEWAY") {
         let gateway: IpAddr =
-            text.parse().map_err(|_| NativeError::Invalid(format!("GATEWAY={} is not an address", shown(text))))?;
+            text.parse().map_err(|_| NativeError::invalid(format!("GATEWAY={} is not an address", shown(text))))?;
         ips.iter_mut().filter(|ip| ip.address.contains(gateway)).for_each(|ip| ip.gateway = Some(gateway));
     }
     if ips.len() > MAX_ADDRESSES {
-        let problem = format!("at most {MAX_ADDRESSES} addresses can be asked for");
+        let problem = format!("at most {MAX_ADDRESSES} addresses can be requested");
         return Err(IpamError::Invalid(problem).into());
     }
     let prefixes = ips.iter().map(|ip| ip.address.network()).collect();
-    Ok(Given { ips, routes: fixed.routes.clone(), dns: fixed.dns.clone(), prefixes, in_turn: false })
+    Ok(Assignment { ips, routes: fixed.routes.clone(), dns: fixed.dns.clone(), prefixes, in_turn: false })
 }
 
-fn asked_cidr(text: &str) -> Result<StaticAddress, NativeError> {
-    let problem = || format!("'{}' was asked for, and must be ADDRESS/LENGTH, such as 10.1.0.5/16", shown(text));
-    let address = text.parse().map_err(|_| NativeError::Invalid(problem()))?;
+fn parse_requested(text: &str) -> Result<StaticAddress, NativeError> {
+    let problem = || format!("the requested address '{}' must be ADDRESS/LENGTH, such as 10.1.0.5/16", shown(text));
+    let address = text.parse().map_err(|_| NativeError::invalid(problem()))?;
     Ok(StaticAddress { address, gateway: None })
 }
 
@@ -222,13 +228,13 @@ mod tests {
     use crate::config::builtin;
 
     #[test]
-    fn what_is_built_in_can_do_without_ipv6() {
+    fn built_in_networks_work_without_ipv6() {
         assert!(has_ipv6());
         for (name, text) in builtin::ALL {
             let network = NetworkConfig::parse(text, Source::BuiltIn).unwrap();
             let Some(Ipam::HostLocal(mut local)) = network.plugins[0].ipam.clone() else { panic!("{name}") };
             let routes = local.routes.len() / 2;
-            without_ipv6(&mut local);
+            remove_ipv6(&mut local);
             assert_eq!((local.ranges.len(), local.routes.len()), (1, routes), "{name}");
         }
     }

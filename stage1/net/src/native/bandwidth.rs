@@ -1,59 +1,59 @@
-//! `bandwidth`: what a pod may receive and send, as token buckets on both ends of its cable.
+//! `bandwidth`: limits of a pod's traffic, as token buckets on both ends of its veth pair.
 
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::chain::{Chain, capability};
+use super::chain::{PluginChain, capability};
 use super::error::NativeError;
 use crate::config::RateLimit;
 use crate::netlink::traffic::TokenBucket;
 use crate::plugin::Attachment;
 
-/// As CNI's bandwidth plugin.
+/// The latency of CNI's bandwidth plugin.
 const LATENCY: Duration = Duration::from_millis(25);
 
-/// Limits of the two directions.
+/// The limits of both directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Of what the pod receives.
+    /// Limit of the traffic that the pod receives.
     pub(super) ingress: Option<RateLimit>,
-    /// Of what the pod sends.
+    /// Limit of the traffic that the pod sends.
     pub(super) egress: Option<RateLimit>,
 }
 
-/// What the configuration says, or, if that says nothing, the capability `bandwidth`.
-pub(super) fn limits(chain: &Chain<'_>, attachment: &Attachment) -> Result<Limits, NativeError> {
-    let Some((plugin, written)) = chain.bandwidth else { return Ok(Limits::default()) };
-    let written = Limits { ingress: written.ingress, egress: written.egress };
+/// The limits from the configuration, or, if it has none, from the capability `bandwidth`.
+pub(super) fn limits(chain: &PluginChain<'_>, attachment: &Attachment) -> Result<Limits, NativeError> {
+    let Some((plugin, configured)) = chain.bandwidth else { return Ok(Limits::default()) };
+    let configured = Limits { ingress: configured.ingress, egress: configured.egress };
     match capability(plugin, attachment, "bandwidth") {
-        Some(asked) if written == Limits::default() => Ok(Limits {
-            ingress: limit(asked, "ingressRate", "ingressBurst")?,
-            egress: limit(asked, "egressRate", "egressBurst")?,
+        Some(requested) if configured == Limits::default() => Ok(Limits {
+            ingress: limit(requested, "ingressRate", "ingressBurst")?,
+            egress: limit(requested, "egressRate", "egressBurst")?,
         }),
-        _ => Ok(written),
+        _ => Ok(configured),
     }
 }
 
-fn limit(asked: &Value, rate: &str, burst: &str) -> Result<Option<RateLimit>, NativeError> {
-    let bits = |key: &str| match asked.get(key) {
+fn limit(requested: &Value, rate: &str, burst: &str) -> Result<Option<RateLimit>, NativeError> {
+    let bits = |key: &str| match requested.get(key) {
         None | Some(Value::Null) => Ok(0),
         Some(value) => value.as_u64().ok_or_else(|| {
-            NativeError::Invalid(format!("{key} of the capability 'bandwidth' must be a number of bits"))
+            NativeError::invalid(format!("{key} of the capability 'bandwidth' must be a number of bits"))
         }),
     };
     match (bits(rate)?, bits(burst)?) {
         (0, 0) => Ok(None),
-        (0, _) => Err(NativeError::Invalid(format!("{burst} of the capability 'bandwidth' needs {rate}"))),
-        (_, 0) => Err(NativeError::Invalid(format!("{rate} of the capability 'bandwidth' needs {burst}"))),
-        (_, burst_bits) if burst_bits / 8 > u64::from(u32::MAX) => Err(NativeError::Invalid(format!(
-            "{burst} of the capability 'bandwidth' is more than the kernel can count"
+        (0, _) => Err(NativeError::invalid(format!("{burst} of the capability 'bandwidth' needs {rate}"))),
+        (_, 0) => Err(NativeError::invalid(format!("{rate} of the capability 'bandwidth' needs {burst}"))),
+        (_, burst_bits) if burst_bits / 8 > u64::from(u32::MAX) => Err(NativeError::invalid(format!(
+            "{burst} of the capability 'bandwidth' exceeds the kernel's limit of 32 bits of bytes"
         ))),
         (rate, burst) => Ok(Some(RateLimit { rate, burst })),
     }
 }
 
-/// The limit in bytes. Less than a byte is one: 0 would be no limit.
+/// The limit in bytes, at least one: 0 would mean no limit.
 pub(super) fn bucket(limit: RateLimit) -> TokenBucket {
     let burst = u32::try_from(limit.burst / 8).unwrap_or(u32::MAX).max(1);
     TokenBucket { rate: (limit.rate / 8).max(1), burst, latency: LATENCY }
@@ -65,7 +65,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn bits_are_eighths_of_bytes() {
+    fn limits_are_converted_to_bytes() {
         let bucket = bucket(RateLimit { rate: 8_000_000, burst: 80_000 });
         assert_eq!((bucket.rate, bucket.burst, bucket.latency), (1_000_000, 10_000, LATENCY));
         let small = super::bucket(RateLimit { rate: 1, burst: 1 });
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_is_checked() {
+    fn capability_values_are_checked() {
         let of = |asked: Value| limit(&asked, "ingressRate", "ingressBurst");
         assert_eq!(of(json!({})).unwrap(), None);
         assert_eq!(of(json!({"ingressRate": 8, "ingressBurst": 16})).unwrap(), Some(RateLimit { rate: 8, burst: 16 }));

@@ -1,26 +1,26 @@
-//! `bridge`: pods on a switch of the host's, whose own interface is their gateway.
+//! `bridge`: the pods' interfaces are ports of a bridge on the host, whose own interface is their gateway.
 //!
-//! Several supervisors may make the same bridge at once, and a sweep may delete one that has no port while a pod is about to
-//! become its first. So what is there is looked at, what is missing is made, somebody else being faster is fine; and
-//! when the bridge goes away before the pod is on it, all begins once more.
+//! Several supervisors may create the same bridge at once, and garbage collection may delete a bridge without ports just
+//! before a pod becomes its first. So the present state is read and what is missing is created; it does not matter whether
+//! another process was faster. If the bridge disappears before the pod is attached, everything starts over.
 //!
-//! A bridge that we made says so in its alias, and has a hardware address that only ours has (the alias comes in a second
-//! request: what was killed between is known by it). It is set up last, so that one that is up was finished. A bridge
-//! without an alias is the administrator's, or another program's: it is used, and only what the configuration asks for is
-//! changed.
+//! gantry marks a bridge that it created with its alias, and gives it a derived hardware address. (The alias needs a second
+//! request: a bridge whose creator was killed in between is recognized by its address.) The bridge is set up last, so a
+//! bridge that is up is complete. A bridge without an alias belongs to the administrator or to another program: gantry uses
+//! it, and changes only what the configuration requests.
 
 use std::cell::Cell;
 
-use super::addresses::{Given, give};
-use super::cable::{self, Cable, Outside};
-use super::chain::Chain;
-use super::entries::{Routed, guard};
+use super::addresses::{Assignment, assign};
+use super::entries::{RoutedNetwork, add_anti_spoofing};
 use super::error::NativeError;
-use super::inside::{self, How, Inside, derived_mac};
-use super::result::{at_host, ips};
-use super::{Added, Ends, ports, switches};
+use super::kind::{AddRequest, InterfaceKind, KindProperties};
+use super::pod_interface::{self, PodInterface, SetupOptions, derived_mac};
+use super::result::{host_side, result_ips};
+use super::veth::{self, HostEnd, VethPair};
+use super::{Added, Ends, ports, sysctl};
 use crate::address::Cidr;
-use crate::config::{Bridge, IngressPolicy, NetworkConfig, StaticAddress};
+use crate::config::{Bridge, IngressPolicy, Ipam, StaticAddress};
 use crate::netlink::address::{Address, Scope};
 use crate::netlink::link::create::{self, LinkKind, NewLink};
 use crate::netlink::link::port::Port;
@@ -30,89 +30,118 @@ use crate::netlink::{Mac, Setup, Socket};
 use crate::nft;
 use crate::plugin::{Attachment, NetworkResult};
 
-/// How often it is tried to become a port of a bridge that others delete.
-const ATTEMPTS: u32 = 3;
+/// How often to try to attach to a bridge that others delete.
+const MAX_ATTEMPTS: u32 = 3;
 
-pub(super) fn add(
-    network: &NetworkConfig,
-    chain: &Chain<'_>,
-    wanted: &Bridge,
-    attachment: &Attachment,
-    ends: &mut Ends<'_>,
-) -> Result<Added, NativeError> {
-    let mut given = give(network, chain, attachment, ends.leases)?;
-    if wanted.is_gateway {
-        given.complete_gateways();
+impl InterfaceKind for Bridge {
+    fn obstacle(&self, ipam: Option<&Ipam>) -> Option<String> {
+        if self.vlan != 0 || !self.vlan_trunk.is_empty() {
+            return Some("a bridge with vlan or vlanTrunk".to_owned());
+        }
+        if self.disable_container_interface && ipam.is_some() {
+            return Some("a bridge with disableContainerInterface and with ipam".to_owned());
+        }
+        None
     }
-    if wanted.is_default_gateway {
-        given.complete_default_routes();
+
+    fn add(&self, request: &AddRequest<'_>, ends: &mut Ends<'_>) -> Result<Added, NativeError> {
+        let AddRequest { network, chain, attachment } = *request;
+        let mut assignment = assign(network, chain, attachment, ends.leases)?;
+        if self.is_gateway {
+            assignment.complete_gateways();
+        }
+        if self.is_default_gateway {
+            assignment.complete_default_routes();
+        }
+        let interface = PodInterface::new(chain, attachment, Some(derived_mac(&assignment, attachment)))?;
+        let routed = RoutedNetwork { network, chain, masquerade: self.ip_masq };
+        let mut entries = routed.entries(&self.bridge, &assignment, false);
+        ports::add(&mut entries, chain, attachment, &assignment)?;
+        let creation =
+            BridgeSetup { settings: self, assignment: &assignment, owner: ends.owner, took_over: Cell::new(false) };
+        let isolated = chain.firewall.is_some_and(|firewall| firewall.ingress_policy == IngressPolicy::Isolated);
+        let port = Port {
+            hairpin: self.hairpin_mode.then_some(true),
+            isolated: (self.port_isolation || isolated).then_some(true),
+            ..Port::default()
+        };
+        let host_end = HostEnd { port, ..HostEnd::new(self.mtu, interface.ingress) };
+        let (bridge, pair) = creation.attach_to_bridge(ends, attachment, host_end, &interface)?;
+        let options = SetupOptions {
+            detect_duplicates: self.enable_dad,
+            leave_down: self.disable_container_interface,
+            gateway_only: false,
+        };
+        pod_interface::set_up(ends, attachment, &interface, &assignment, options)?;
+        add_anti_spoofing(&mut entries, &pair.host_name, interface.mac, &assignment);
+        let [host_end, pod_end] = pair.result_interfaces(attachment, &interface);
+        let interfaces = vec![host_side(&bridge), host_end, pod_end];
+        let ips = result_ips(&assignment, 2);
+        let took_over = creation.took_over.get().then(|| self.bridge.clone());
+        let result = NetworkResult { interfaces, ips, routes: assignment.routes, dns: assignment.dns };
+        Ok(Added { result, entries, took_over })
     }
-    let inside = Inside::of(chain, attachment, Some(derived_mac(&given, attachment)))?;
-    let routed = Routed { network, chain, masquerade: wanted.ip_masq };
-    let mut entries = routed.entries(&wanted.bridge, &given, false);
-    ports::add(&mut entries, chain, attachment, &given)?;
-    let plan = Plan { wanted, given: &given, owner: ends.owner, took_over: Cell::new(false) };
-    let isolated = chain.firewall.is_some_and(|firewall| firewall.ingress_policy == IngressPolicy::Isolated);
-    let port = Port {
-        hairpin: wanted.hairpin_mode.then_some(true),
-        isolated: (wanted.port_isolation || isolated).then_some(true),
-        ..Port::default()
-    };
-    let outside = Outside { port, ..Outside::new(wanted.mtu, inside.ingress) };
-    let (bridge, cable) = plan.plug(ends, attachment, outside, &inside)?;
-    let how = How { dad: wanted.enable_dad, down: wanted.disable_container_interface, alone: false };
-    inside::finish(ends, attachment, &inside, &given, how)?;
-    guard(&mut entries, &cable.name, inside.mac, &given);
-    let [at_bridge, in_pod] = cable.ends(attachment, &inside);
-    let interfaces = vec![at_host(&bridge), at_bridge, in_pod];
-    let ips = ips(&given, 2);
-    let took_over = plan.took_over.get().then(|| wanted.bridge.clone());
-    let result = NetworkResult { interfaces, ips, routes: given.routes, dns: given.dns };
-    Ok(Added { result, entries, took_over })
+
+    fn del(&self, attachment: &Attachment, host: &mut Socket) -> Result<(), NativeError> {
+        veth::delete_host_end(host, attachment)
+    }
+
+    fn describe(&self) -> KindProperties<'_> {
+        KindProperties {
+            host_interface: Some(&self.bridge),
+            is_forwarded: self.is_gateway || self.ip_masq,
+            masquerades: self.ip_masq,
+            has_host_end: true,
+            has_firewall: true,
+            has_own_mac: true,
+            mac: None,
+        }
+    }
 }
 
-/// A bridge's hardware address of its own: else it has the lowest of its ports', and another with each pod.
-fn mac(owner: &str, name: &str) -> Mac {
+/// The derived hardware address of a bridge. Without one, a bridge takes the lowest address of its ports, which changes as
+/// pods come and go.
+fn bridge_mac(owner: &str, name: &str) -> Mac {
     Mac::of_id(&format!("{owner} {name}"))
 }
 
-/// Whether a bridge was made by this gantry: it says so, or whoever made it was killed before that was said.
-pub(crate) fn is_of(link: &Link, owner: &str) -> bool {
+/// Whether a bridge belongs to this gantry: its alias says so, or its creator was killed before it set the alias.
+pub(crate) fn is_owned_by(link: &Link, owner: &str) -> bool {
     let marked = match link.alias.as_deref() {
         Some(alias) => alias == owner,
-        None => link.mac == Some(mac(owner, &link.name)),
+        None => link.mac == Some(bridge_mac(owner, &link.name)),
     };
     marked && link.kind.as_deref() == Some("bridge")
 }
 
-/// Whether a bridge's owner is gone: its state directory does not exist, and no pod is on the bridge. The directory alone does not
-/// tell: that of a gantry in a container may be out of sight.
+/// Whether a bridge's owner is gone: its state directory does not exist, and the bridge has no port. A missing directory
+/// alone proves nothing: that of a gantry in a container may not be visible here.
 pub(crate) fn is_abandoned(host: &mut Socket, bridge: &Link, owner: &str) -> Result<bool, crate::netlink::Error> {
     let gone = std::fs::symlink_metadata(owner).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
     Ok(gone && host.ports(bridge.index)?.is_empty())
 }
 
-/// What the bridge is to be.
-struct Plan<'a> {
-    wanted: &'a Bridge,
-    given: &'a Given,
+/// The creation of a bridge, as far as it does not exist.
+struct BridgeSetup<'a> {
+    settings: &'a Bridge,
+    assignment: &'a Assignment,
     owner: &'a str,
-    /// Whether it was another gantry's, which is gone.
+    /// The bridge was taken over from a gantry that is gone.
     took_over: Cell<bool>,
 }
 
-impl Plan<'_> {
-    /// The bridge as it is to be, and the cable on it.
-    fn plug(
+impl BridgeSetup<'_> {
+    /// Creates the bridge, if necessary, and a veth pair whose host end is a port of it.
+    fn attach_to_bridge(
         &self,
         ends: &mut Ends<'_>,
         attachment: &Attachment,
-        outside: Outside,
-        inside: &Inside,
-    ) -> Result<(Link, Cable), NativeError> {
-        for _ in 1..ATTEMPTS {
+        host_end: HostEnd,
+        interface: &PodInterface,
+    ) -> Result<(Link, VethPair), NativeError> {
+        for _ in 1..MAX_ATTEMPTS {
             let mut seen = None;
-            let error = match self.plug_once(ends, attachment, (outside, inside), &mut seen) {
+            let error = match self.try_attach(ends, attachment, (host_end, interface), &mut seen) {
                 Err(error) => error,
                 done => return done,
             };
@@ -123,114 +152,111 @@ impl Plan<'_> {
             if !gone {
                 return Err(error);
             }
-            // It may have become a port just before.
-            cable::delete(&mut ends.host, attachment)?;
+            // The veth pair may have become a port just before.
+            veth::delete_host_end(&mut ends.host, attachment)?;
         }
-        self.plug_once(ends, attachment, (outside, inside), &mut None)
+        self.try_attach(ends, attachment, (host_end, interface), &mut None)
     }
 
-    /// `seen` is the bridge that was found or made.
-    fn plug_once(
+    /// `seen` is the index of the bridge that was found or created.
+    fn try_attach(
         &self,
         ends: &mut Ends<'_>,
         attachment: &Attachment,
-        (outside, inside): (Outside, &Inside),
+        (host_end, interface): (HostEnd, &PodInterface),
         seen: &mut Option<u32>,
-    ) -> Result<(Link, Cable), NativeError> {
-        let bridge = self.look(&mut ends.host)?;
+    ) -> Result<(Link, VethPair), NativeError> {
+        let bridge = self.find_or_create(&mut ends.host)?;
         *seen = Some(bridge.index);
-        self.finish(ends, &bridge)?;
-        let outside = Outside { master: Some(bridge.index), ..outside };
-        let cable = cable::make(&mut ends.host, ends.pod_namespace, attachment, &outside, inside)?;
-        cable::raise(&mut ends.host, attachment, &outside, &cable, Setup::default())?;
-        Ok((bridge, cable))
+        self.complete(ends, &bridge)?;
+        let host_end = HostEnd { master: Some(bridge.index), ..host_end };
+        let pair = veth::create(&mut ends.host, ends.pod_namespace, attachment, &host_end, interface)?;
+        veth::set_up(&mut ends.host, attachment, &host_end, &pair, Setup::default())?;
+        Ok((bridge, pair))
     }
 
-    /// The bridge, made if it is not there.
-    fn look(&self, host: &mut Socket) -> Result<Link, NativeError> {
-        let name = &self.wanted.bridge;
-        let found = match host.link(name)? {
-            Some(found) => found,
+    fn find_or_create(&self, host: &mut Socket) -> Result<Link, NativeError> {
+        let name = &self.settings.bridge;
+        let link = match host.link(name)? {
+            Some(link) => link,
             None => {
                 let group = Some(nft::INTERFACE_GROUP);
-                let with = Change { mac: Some(self.mac()), mtu: self.wanted.mtu, group, ..Change::default() };
-                let made = host.create_link(&NewLink { name, kind: LinkKind::Bridge(create::Bridge::default()), with });
-                match (made, host.link(name)?) {
-                    // Somebody else may have made it meanwhile, in whatever way: what counts is what is there.
-                    (_, Some(found)) => found,
+                let mac = Some(bridge_mac(self.owner, name));
+                let with = Change { mac, mtu: self.settings.mtu, group, ..Change::default() };
+                let kind = LinkKind::Bridge(create::Bridge::default());
+                let created = host.create_link(&NewLink { name, kind, with });
+                match (created, host.link(name)?) {
+                    // Another process may have created it meanwhile, whatever the outcome here.
+                    (_, Some(link)) => link,
                     (Err(error), None) => return Err(error.into()),
-                    (Ok(()), None) => return Err(NativeError::Gone { name: name.clone() }),
+                    (Ok(()), None) => return Err(NativeError::vanished(name)),
                 }
             }
         };
-        if found.kind.as_deref() != Some("bridge") {
-            let kind = found.kind.unwrap_or_else(|| "a device".to_owned());
-            return Err(NativeError::NoBridge { name: name.clone(), kind });
+        if link.kind.as_deref() != Some("bridge") {
+            let kind = link.kind.unwrap_or_else(|| "a device".to_owned());
+            return Err(NativeError::not_a_bridge(name, &kind));
         }
-        match found.alias.as_deref() {
-            // The others write a path too; what else people write means nothing to us.
+        match link.alias.as_deref() {
+            // Every gantry sets a path. An alias of another form is the administrator's.
             Some(alias) if alias != self.owner && alias.starts_with('/') => {
-                if !is_abandoned(host, &found, alias)? {
-                    return Err(NativeError::Foreign { bridge: name.clone(), owner: alias.to_owned() });
+                if !is_abandoned(host, &link, alias)? {
+                    return Err(NativeError::foreign_bridge(name, alias));
                 }
                 let group = Some(nft::INTERFACE_GROUP);
-                host.change_link(found.index, &Change { alias: Some(self.owner), group, ..Change::default() })?;
+                host.change_link(link.index, &Change { alias: Some(self.owner), group, ..Change::default() })?;
                 self.took_over.set(true);
-                Ok(Link { alias: Some(self.owner.to_owned()), ..found })
+                Ok(Link { alias: Some(self.owner.to_owned()), ..link })
             }
-            _ => Ok(found),
+            _ => Ok(link),
         }
     }
 
-    fn mac(&self) -> Mac {
-        mac(self.owner, &self.wanted.bridge)
-    }
-
-    /// All that it may lack. Of a bridge that is as it should be, only its addresses are asked for.
-    fn finish(&self, ends: &mut Ends<'_>, bridge: &Link) -> Result<(), NativeError> {
+    /// Sets what the bridge lacks. Of a bridge that is complete, only the addresses are read.
+    fn complete(&self, ends: &mut Ends<'_>, bridge: &Link) -> Result<(), NativeError> {
         let name = &bridge.name;
         let marked = bridge.alias.as_deref() == Some(self.owner);
-        let ours = is_of(bridge, self.owner);
-        let (up, v6) = (bridge.is_up(), self.given.has(false));
-        if ours && !up {
-            ends.host_namespace.enter(|| switches::quiet(name, v6))?;
+        let owned = is_owned_by(bridge, self.owner);
+        let (up, v6) = (bridge.is_up(), self.assignment.has(false));
+        if owned && !up {
+            ends.host_namespace.enter(|| sysctl::disable_autoconfiguration(name, v6))?;
         }
-        let promiscuous = (self.wanted.promisc_mode && !bridge.is_promiscuous()).then_some(true);
-        let alias = (ours && !marked).then_some(self.owner);
+        let promiscuous = (self.settings.promisc_mode && !bridge.is_promiscuous()).then_some(true);
+        let alias = (owned && !marked).then_some(self.owner);
         if promiscuous.is_some() || alias.is_some() || !up {
             let change = Change { up: Some(true), promiscuous, alias, ..Change::default() };
             ends.host.change_link(bridge.index, &change)?;
         }
-        if self.wanted.is_gateway { self.give_gateways(ends, bridge) } else { Ok(()) }
+        if self.settings.is_gateway { self.assign_gateways(ends, bridge) } else { Ok(()) }
     }
 
-    /// The gateways' addresses.
-    fn give_gateways(&self, ends: &mut Ends<'_>, bridge: &Link) -> Result<(), NativeError> {
+    /// Assigns the gateways' addresses to the bridge.
+    fn assign_gateways(&self, ends: &mut Ends<'_>, bridge: &Link) -> Result<(), NativeError> {
         let host = &mut ends.host;
         let gateway = |ip: &StaticAddress| Cidr::new(ip.gateway?, ip.address.length()).ok();
-        let wanted: Vec<Cidr> = self.given.ips.iter().filter_map(gateway).collect();
-        let there = host.addresses(Some(bridge.index))?;
-        for wants in wanted.iter().filter(|wants| !there.iter().any(|own| own.address.prefix == **wants)) {
-            // Several of IPv6 go together, if their networks do not overlap. As CNI's bridge plugin has it.
-            let clashes = |has: Cidr| {
-                let overlap = has.contains(wants.address()) || wants.contains(has.address());
-                has.is_ipv4() == wants.is_ipv4() && (has.is_ipv4() || overlap)
+        let gateways: Vec<Cidr> = self.assignment.ips.iter().filter_map(gateway).collect();
+        let present = host.addresses(Some(bridge.index))?;
+        for gateway in gateways.iter().filter(|gateway| !present.iter().any(|own| own.address.prefix == **gateway)) {
+            // Several IPv6 addresses are fine if their networks do not overlap, as in CNI's bridge plugin.
+            let conflicts = |other: Cidr| {
+                let overlap = other.contains(gateway.address()) || gateway.contains(other.address());
+                other.is_ipv4() == gateway.is_ipv4() && (other.is_ipv4() || overlap)
             };
-            for own in &there {
-                let has = own.address.prefix;
-                if own.address.scope == Scope::Link || wanted.contains(&has) || !clashes(has) {
+            for own in &present {
+                let other = own.address.prefix;
+                if own.address.scope == Scope::Link || gateways.contains(&other) || !conflicts(other) {
                     continue;
                 }
-                if !self.wanted.force_address {
-                    return Err(NativeError::OtherAddress { bridge: bridge.name.clone(), has, wants: *wants });
+                if !self.settings.force_address {
+                    return Err(NativeError::other_address(&bridge.name, other, *gateway));
                 }
                 host.delete_address(bridge.index, &own.address)?;
             }
-            if !wants.is_ipv4() {
-                // Who turned IPv6 off on all interfaces took their addresses away.
-                ends.host_namespace.enter(|| switches::be(Sysctl::DisableV6(&bridge.name), "0"))?;
+            if !gateway.is_ipv4() {
+                // disable_ipv6 on all interfaces has removed the address and prevents a new one.
+                ends.host_namespace.enter(|| sysctl::ensure(Sysctl::DisableV6(&bridge.name), "0"))?;
             }
-            host.add_address(bridge.index, &Address::new(*wants))?;
+            host.add_address(bridge.index, &Address::new(*gateway))?;
         }
         Ok(())
     }

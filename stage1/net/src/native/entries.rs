@@ -1,43 +1,43 @@
-//! What the tables must hold for a pod ([`crate::nft`]).
+//! The firewall entries of a pod ([`crate::nft`]).
 
 use std::collections::BTreeSet;
 
-use super::addresses::Given;
-use super::chain::Chain;
+use super::addresses::Assignment;
+use super::chain::PluginChain;
 use crate::address::Prefix;
 use crate::config::builtin::DEFAULT_RESTRICTED;
 use crate::config::{IngressPolicy, NetworkConfig};
 use crate::netlink::Mac;
 use crate::nft::{Access, Entries, Guard, Interface, Network};
 
-/// A network whose pods the host routes for.
-pub(super) struct Routed<'a> {
+/// A network for whose pods the host routes.
+pub(super) struct RoutedNetwork<'a> {
     pub(super) network: &'a NetworkConfig,
-    pub(super) chain: &'a Chain<'a>,
+    pub(super) chain: &'a PluginChain<'a>,
     pub(super) masquerade: bool,
 }
 
-impl Routed<'_> {
-    /// The network, and the interface of the host that leads to its pods. `own`: it leads to this pod alone. A network without
-    /// subnets is nothing to the host.
-    pub(super) fn entries(&self, interface: &str, given: &Given, own: bool) -> Entries {
+impl RoutedNetwork<'_> {
+    /// The entries of the network and of the host's interface to its pods. `own`: it leads to this pod only. There are none
+    /// for a network without subnets.
+    pub(super) fn entries(&self, interface: &str, assignment: &Assignment, own: bool) -> Entries {
         let mut entries = Entries::new();
-        if given.prefixes.is_empty() {
+        if assignment.prefixes.is_empty() {
             return entries;
         }
         let name = &self.network.name;
-        let network = Network { prefixes: given.prefixes.clone(), masquerade: self.masquerade };
+        let network = Network { prefixes: assignment.prefixes.clone(), masquerade: self.masquerade };
         entries.networks.insert(name.clone(), network);
-        let addresses = if own { given.addresses() } else { BTreeSet::new() };
-        let access = self.access(given);
+        let addresses = if own { assignment.addresses() } else { BTreeSet::new() };
+        let access = self.access(assignment);
         entries.interfaces.insert(interface.to_owned(), Interface { network: name.clone(), addresses, access });
         entries
     }
 
-    /// What its pods may reach. Networks are apart unless one says `open`; the restricted one is that by its name, as long as
-    /// its configuration gives no way out.
-    fn access(&self, given: &Given) -> Access {
-        let out = self.masquerade || given.routes.iter().any(|route| is_default(&route.dst.network()));
+    /// What the pods may reach. Networks are isolated unless one is configured as `open`. The restricted network is
+    /// recognized by its name, unless its configuration masquerades or has a default route.
+    fn access(&self, assignment: &Assignment) -> Access {
+        let out = self.masquerade || assignment.routes.iter().any(|route| is_default(&route.dst.network()));
         if self.network.name == DEFAULT_RESTRICTED && !out {
             return Access::Restricted;
         }
@@ -52,10 +52,10 @@ fn is_default(to: &Prefix) -> bool {
     *to == Prefix::ALL_V4 || *to == Prefix::ALL_V6
 }
 
-/// What may come out of the pod into its bridge. Of one without addresses nothing is known.
-pub(super) fn guard(entries: &mut Entries, cable: &str, mac: Option<Mac>, given: &Given) {
-    let addresses = given.addresses();
+/// Adds the anti-spoofing entry of the host end: the addresses from which the pod may send. A pod without addresses has none.
+pub(super) fn add_anti_spoofing(entries: &mut Entries, host_end: &str, mac: Option<Mac>, assignment: &Assignment) {
+    let addresses = assignment.addresses();
     if let (Some(mac), false) = (mac, addresses.is_empty()) {
-        entries.guards.insert(cable.to_owned(), Guard { mac, addresses });
+        entries.guards.insert(host_end.to_owned(), Guard { mac, addresses });
     }
 }

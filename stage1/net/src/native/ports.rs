@@ -1,40 +1,41 @@
-//! `portmap`: ports of the host that lead to the pod, by the capability `portMappings` (CNI conventions: a list of objects with
-//! `hostPort`, `containerPort`, `protocol` and `hostIP`).
+//! `portmap`: published ports, from the capability `portMappings` (CNI conventions: a list of objects with `hostPort`,
+//! `containerPort`, `protocol` and `hostIP`).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use gantry_model::id::shown;
 use serde_json::Value;
 
-use super::addresses::Given;
-use super::chain::{Chain, capability};
+use super::addresses::Assignment;
+use super::chain::{PluginChain, capability};
 use super::error::NativeError;
 use crate::nft::{HostPort, PORTS_LIMIT, Protocol, State};
 use crate::plugin::Attachment;
 
-/// Adds the ports asked for to the entries; their owner is the pod. One without an address of the host leads from every one,
-/// of each family the pod has an address of.
+/// Adds the published ports to the entries, with the pod as their owner. A port without a host address is published on all
+/// host addresses of the families in which the pod has an address.
 pub(super) fn add(
     entries: &mut State,
-    chain: &Chain<'_>,
+    chain: &PluginChain<'_>,
     attachment: &Attachment,
-    given: &Given,
+    assignment: &Assignment,
 ) -> Result<(), NativeError> {
-    let Some(asked) = chain.portmap.and_then(|plugin| capability(plugin, attachment, "portMappings")) else {
+    let Some(requested) = chain.portmap.and_then(|plugin| capability(plugin, attachment, "portMappings")) else {
         return Ok(());
     };
-    let list = asked.as_array().ok_or_else(|| bad("it is no list"))?;
+    let list = requested.as_array().ok_or_else(|| invalid("must be a list"))?;
     if list.len() > PORTS_LIMIT {
-        return Err(bad(&format!("it has more than {PORTS_LIMIT} entries")));
+        return Err(invalid(&format!("has more than {PORTS_LIMIT} entries")));
     }
     for mapping in list {
         let (port, to) = (number(mapping, "hostPort")?, number(mapping, "containerPort")?);
         let protocol = protocol(mapping)?;
         let hosts = host_addresses(mapping)?;
-        let reachable: Vec<_> = hosts.iter().filter_map(|host| Some((*host, given.first(host.is_ipv4())?))).collect();
+        let reachable: Vec<_> =
+            hosts.iter().filter_map(|host| Some((*host, assignment.first(host.is_ipv4())?))).collect();
         if reachable.is_empty() {
-            let problem = "the pod has no address that a port of the host could lead to, in the family of the port's";
-            return Err(NativeError::Invalid(format!("host port {port}/{protocol}: {problem}")));
+            let problem = "the pod has no address in the address family of the port";
+            return Err(NativeError::invalid(format!("cannot publish port {port}/{protocol}: {problem}")));
         }
         for (address, pod) in reachable {
             let first = HostPort { address, protocol, port };
@@ -44,20 +45,20 @@ pub(super) fn add(
     Ok(())
 }
 
-fn bad(problem: &str) -> NativeError {
-    NativeError::Invalid(format!("the capability 'portMappings' cannot be used: {problem}"))
+fn invalid(problem: &str) -> NativeError {
+    NativeError::invalid(format!("the capability 'portMappings' is invalid: {problem}"))
 }
 
 fn number(mapping: &Value, key: &str) -> Result<u16, NativeError> {
     let number = mapping.get(key).and_then(Value::as_u64).and_then(|number| u16::try_from(number).ok());
-    number.filter(|port| *port != 0).ok_or_else(|| bad(&format!("{key} must be a number from 1 to 65535")))
+    number.filter(|port| *port != 0).ok_or_else(|| invalid(&format!("{key} must be a number from 1 to 65535")))
 }
 
 fn text<'v>(mapping: &'v Value, key: &str) -> Result<&'v str, NativeError> {
     match mapping.get(key) {
         None | Some(Value::Null) => Ok(""),
         Some(Value::String(text)) => Ok(text),
-        Some(_) => Err(bad(&format!("{key} must be a text"))),
+        Some(_) => Err(invalid(&format!("{key} must be a string"))),
     }
 }
 
@@ -67,11 +68,11 @@ fn protocol(mapping: &Value) -> Result<Protocol, NativeError> {
         "" | "tcp" => Ok(Protocol::Tcp),
         "udp" => Ok(Protocol::Udp),
         "sctp" => Ok(Protocol::Sctp),
-        _ => Err(bad(&format!("the protocol '{}' is none of tcp, udp, sctp", shown(text)))),
+        _ => Err(invalid(&format!("the protocol '{}' is not tcp, udp or sctp", shown(text)))),
     }
 }
 
-/// The host's address that is meant, or that for all of each family.
+/// The host address, or the unspecified address of each family.
 fn host_addresses(mapping: &Value) -> Result<Vec<IpAddr>, NativeError> {
     let text = text(mapping, "hostIP")?;
     if text.is_empty() {
@@ -79,6 +80,6 @@ fn host_addresses(mapping: &Value) -> Result<Vec<IpAddr>, NativeError> {
     }
     match text.parse() {
         Ok(address) => Ok(vec![address]),
-        Err(_) => Err(bad(&format!("the hostIP '{}' is not an address", shown(text)))),
+        Err(_) => Err(invalid(&format!("the hostIP '{}' is not an address", shown(text)))),
     }
 }

@@ -1,65 +1,81 @@
-//! `ptp`: a cable for each pod, with the gateway at its other end.
+//! `ptp`: each pod has a veth pair of its own, whose host end is the gateway.
 //!
-//! The gateway's address is on every such cable, alone (/32, /128), and a route of the host leads each pod's address to its
-//! cable. In the pod all goes to the gateway, its own subnet too: those there are behind the host.
+//! The gateway's address is on every such host end, alone (/32, /128), and a host route leads each pod's address to its veth
+//! pair. In the pod, all traffic goes to the gateway, even for its own subnet: the other pods are behind the host.
 
-use super::addresses::{Given, give};
-use super::cable::{self, Outside, host_interface};
-use super::chain::Chain;
-use super::entries::Routed;
+use super::addresses::{Assignment, assign};
+use super::entries::RoutedNetwork;
 use super::error::NativeError;
-use super::inside::{self, How, Inside, derived_mac};
-use super::result::ips;
-use super::{Added, Ends, ports, switches};
+use super::kind::{AddRequest, InterfaceKind, KindProperties};
+use super::pod_interface::{self, PodInterface, SetupOptions, derived_mac};
+use super::result::result_ips;
+use super::veth::{self, HostEnd, host_interface};
+use super::{Added, Ends, ports, sysctl};
 use crate::address::Cidr;
-use crate::config::{NetworkConfig, Ptp};
-use crate::netlink::Setup;
+use crate::config::{Ipam, Ptp};
 use crate::netlink::address::Address;
 use crate::netlink::route::Route;
+use crate::netlink::{Setup, Socket};
 use crate::nft;
 use crate::plugin::{Attachment, NetworkResult};
 
-pub(super) fn add(
-    network: &NetworkConfig,
-    chain: &Chain<'_>,
-    wanted: &Ptp,
-    attachment: &Attachment,
-    ends: &mut Ends<'_>,
-) -> Result<Added, NativeError> {
-    let given = give(network, chain, attachment, ends.leases)?;
-    if let Some(ip) = given.ips.iter().find(|ip| ip.gateway.is_none()) {
-        return Err(NativeError::Invalid(format!(
-            "the address {} has no gateway, which a ptp network needs",
-            ip.address
-        )));
+impl InterfaceKind for Ptp {
+    fn obstacle(&self, ipam: Option<&Ipam>) -> Option<String> {
+        ipam.is_none().then(|| "a ptp network without ipam".to_owned())
     }
-    let inside = Inside::of(chain, attachment, Some(derived_mac(&given, attachment)))?;
-    let routed = Routed { network, chain, masquerade: wanted.ip_masq };
-    let name = host_interface(&attachment.container_id, &attachment.interface);
-    let mut entries = routed.entries(&name, &given, true);
-    ports::add(&mut entries, chain, attachment, &given)?;
-    let outside = Outside { group: Some(nft::INTERFACE_GROUP), ..Outside::new(wanted.mtu, inside.ingress) };
-    let cable = cable::make(&mut ends.host, ends.pod_namespace, attachment, &outside, &inside)?;
-    // The kernel asks for the pod's address by an address of the link, which it has at once so.
-    ends.host_namespace.enter(|| switches::quiet(&cable.name, given.has(false)))?;
-    cable::raise(&mut ends.host, attachment, &outside, &cable, to_pod(&given, cable.index))?;
-    let how = How { alone: true, ..How::default() };
-    inside::finish(ends, attachment, &inside, &given, how)?;
-    let interfaces = cable.ends(attachment, &inside).into();
-    let ips = ips(&given, 1);
-    let result = NetworkResult { interfaces, ips, routes: given.routes, dns: given.dns };
-    Ok(Added { result, entries, took_over: None })
+
+    fn add(&self, request: &AddRequest<'_>, ends: &mut Ends<'_>) -> Result<Added, NativeError> {
+        let AddRequest { network, chain, attachment } = *request;
+        let assignment = assign(network, chain, attachment, ends.leases)?;
+        if let Some(ip) = assignment.ips.iter().find(|ip| ip.gateway.is_none()) {
+            let problem = format!("the address {} has no gateway, which a ptp network needs", ip.address);
+            return Err(NativeError::invalid(problem));
+        }
+        let interface = PodInterface::new(chain, attachment, Some(derived_mac(&assignment, attachment)))?;
+        let routed = RoutedNetwork { network, chain, masquerade: self.ip_masq };
+        let name = host_interface(&attachment.container_id, &attachment.interface);
+        let mut entries = routed.entries(&name, &assignment, true);
+        ports::add(&mut entries, chain, attachment, &assignment)?;
+        let host_end = HostEnd { group: Some(nft::INTERFACE_GROUP), ..HostEnd::new(self.mtu, interface.ingress) };
+        let pair = veth::create(&mut ends.host, ends.pod_namespace, attachment, &host_end, &interface)?;
+        // The kernel resolves the pod's address from a link-local address, which is usable at once without DAD.
+        let v6 = assignment.has(false);
+        ends.host_namespace.enter(|| sysctl::disable_autoconfiguration(&pair.host_name, v6))?;
+        veth::set_up(&mut ends.host, attachment, &host_end, &pair, gateways_and_routes(&assignment, pair.host_index))?;
+        let options = SetupOptions { gateway_only: true, ..SetupOptions::default() };
+        pod_interface::set_up(ends, attachment, &interface, &assignment, options)?;
+        let interfaces = pair.result_interfaces(attachment, &interface).into();
+        let ips = result_ips(&assignment, 1);
+        let result = NetworkResult { interfaces, ips, routes: assignment.routes, dns: assignment.dns };
+        Ok(Added { result, entries, took_over: None })
+    }
+
+    fn del(&self, attachment: &Attachment, host: &mut Socket) -> Result<(), NativeError> {
+        veth::delete_host_end(host, attachment)
+    }
+
+    fn describe(&self) -> KindProperties<'_> {
+        KindProperties {
+            host_interface: None,
+            is_forwarded: true,
+            masquerades: self.ip_masq,
+            has_host_end: true,
+            has_firewall: true,
+            has_own_mac: true,
+            mac: None,
+        }
+    }
 }
 
-/// The gateways' addresses and the routes to the pod's.
-fn to_pod(given: &Given, cable: u32) -> Setup<'static> {
-    let mut gateways: Vec<Cidr> = given.ips.iter().filter_map(|ip| ip.gateway).map(Cidr::host).collect();
+/// The gateways' addresses on the host end, and the routes to the pod's addresses.
+fn gateways_and_routes(assignment: &Assignment, host_end: u32) -> Setup<'static> {
+    let mut gateways: Vec<Cidr> = assignment.ips.iter().filter_map(|ip| ip.gateway).map(Cidr::host).collect();
     gateways.sort_unstable();
     gateways.dedup();
-    let route = |address| Route { device: Some(cable), ..Route::to(Cidr::host(address).network()) };
+    let route = |address| Route { device: Some(host_end), ..Route::to(Cidr::host(address).network()) };
     Setup {
         addresses: gateways.into_iter().map(Address::new).collect(),
-        routes: given.ips.iter().map(|ip| route(ip.address.address())).collect(),
+        routes: assignment.ips.iter().map(|ip| route(ip.address.address())).collect(),
         ..Setup::default()
     }
 }

@@ -1,4 +1,4 @@
-//! What is there against what the records say: for people.
+//! Compares the resources of this host with the records, for people.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
@@ -6,10 +6,10 @@ use std::os::fd::AsFd;
 use gantry_contract::network::Host;
 use gantry_model::{ErrorKind, Kind};
 
-use super::error::{NetworkError, Result, all};
-use super::record::{Found, Record, Records, boot};
-use super::state::{StateDir, WAIT};
-use super::{entries, sweep, tables};
+use super::error::{NetworkError, Result, with_causes};
+use super::record::{Record, RecordFile, Records, boot};
+use super::state::{LOCK_TIMEOUT, StateDir};
+use super::{entries, garbage, tables};
 use crate::ipam::Store;
 use crate::native;
 use crate::netlink::Socket;
@@ -22,33 +22,33 @@ pub(super) fn check(host: &Host) -> Result<Vec<String>> {
     let mut findings = Vec::new();
     for (pod, found) in records.all()? {
         match found {
-            Found::Whole(_) => {}
-            Found::Damaged(problem) => {
+            RecordFile::Valid(_) => {}
+            RecordFile::Damaged(problem) => {
                 findings.push(format!("the record of the networks of pod {pod} is damaged: {problem}"))
             }
-            Found::Newer(version) => {
+            RecordFile::Newer(version) => {
                 findings.push(format!(
-                    "the record of the networks of pod {pod} is of version {version}, which is not known here"
+                    "the record of the networks of pod {pod} has version {version}, which this gantry does not know"
                 ));
             }
         }
     }
-    let mut live = records.whole()?;
-    live.retain(|record| sweep::is_live(record, &now));
-    findings.extend(tables_against(host, &records)?);
-    findings.extend(links_against(host, &records, &live)?);
+    let mut live = records.valid()?;
+    live.retain(|record| garbage::is_up(record, &now));
+    findings.extend(check_tables(host, &records)?);
+    findings.extend(check_links(host, &records, &live)?);
     if let Some(state) = StateDir::find(host)? {
-        findings.extend(leases_against(&state, &records, &now)?);
-        findings.extend(plugins_against(host, &state, &records, &live)?);
+        findings.extend(check_leases(&state, &records, &now)?);
+        findings.extend(check_plugins(host, &state, &records, &live)?);
     }
     Ok(findings)
 }
 
-/// What gantries that are gone have left in this network namespace: bridges whose owner's directory does not exist, and the tables
-/// that name them, with what removes them.
-pub(super) fn strays(host: &Host) -> Result<Vec<String>> {
-    let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
-    let list = NetworkError::link("list the interfaces");
+/// Orphans of gantries that are gone, in this network namespace: bridges whose owner's directory does not exist, and the
+/// tables with their names, each with the commands that remove them.
+pub(super) fn orphans(host: &Host) -> Result<Vec<String>> {
+    let mut socket = Socket::open().map_err(NetworkError::attempt("open a socket on the host"))?;
+    let list = NetworkError::attempt("list the interfaces");
     let links = socket.links().map_err(list)?;
     let mut lines = Vec::new();
     for bridge in links.iter().filter(|link| link.kind.as_deref() == Some("bridge")) {
@@ -56,32 +56,32 @@ pub(super) fn strays(host: &Host) -> Result<Vec<String>> {
         else {
             continue;
         };
-        let looked = native::is_abandoned(&mut socket, bridge, owner);
-        if !looked.map_err(NetworkError::link("look at a bridge"))? {
+        let abandoned = native::is_abandoned(&mut socket, bridge, owner);
+        if !abandoned.map_err(NetworkError::attempt("check whether the owner of a bridge is gone"))? {
             continue;
         }
         let name = &bridge.name;
-        let mut cure = format!("'ip link delete {name}'");
+        let mut commands = format!("'ip link delete {name}'");
         let tables = match tables::others_naming(host, name) {
-            // A host without nftables.
+            // The kernel has no nftables.
             Err(error) if error.kind() == ErrorKind::Unavailable => Vec::new(),
-            other => other.map_err(NetworkError::table(READ))?,
+            other => other.map_err(NetworkError::attempt(READ))?,
         };
         for table in tables {
-            cure.push_str(&format!(", 'nft delete table inet {table}'"));
+            commands.push_str(&format!(", 'nft delete table inet {table}'"));
         }
         let owner = gantry_model::id::shown(owner);
         lines.push(format!(
-            "the bridge {name} was left by the gantry that kept its state in '{owner}', which does not exist: the next pod that \
-             needs the bridge takes it over; to remove what is left: {cure}"
+            "the bridge {name} belongs to a gantry with the state directory '{owner}', which does not exist: the next pod that \
+             needs the bridge takes it over; to remove it: {commands}"
         ));
     }
     Ok(lines)
 }
 
-/// What the tables have that no pod needs, as a line for people each.
-pub(super) fn beyond_tables(host: &Host, records: &Records) -> Result<Vec<String>> {
-    let (found, needed) = both(host, records)?;
+/// Firewall entries that no pod needs, a line each.
+pub(super) fn unneeded_entries(host: &Host, records: &Records) -> Result<Vec<String>> {
+    let (found, needed) = present_and_needed(host, records)?;
     let Some(found) = found else { return Ok(Vec::new()) };
     let mut lines = differences(&found.state, &needed, "");
     if found.state.is_empty() && needed.is_empty() {
@@ -98,19 +98,20 @@ pub(super) fn beyond_tables(host: &Host, records: &Records) -> Result<Vec<String
     Ok(lines)
 }
 
-/// The table as it is and as it should be, both at one time: when they differ it may be for a pod that came or went meanwhile.
-fn both(host: &Host, records: &Records) -> Result<(Option<nft::Found>, State)> {
+/// The present and the needed entries at the same time. If they differ, a pod may have come or gone meanwhile, so both are read
+/// until they are equal or stable.
+fn present_and_needed(host: &Host, records: &Records) -> Result<(Option<nft::Found>, State)> {
     let now = boot()?;
     let mut before = None;
-    for _ in 0..ATTEMPTS {
-        let (whole, others) = records.sorted()?;
-        let needed = tables::wanted(host, &whole, &now)?;
+    for _ in 0..MAX_ATTEMPTS {
+        let (whole, others) = records.partition()?;
+        let needed = tables::needed_state(host, &whole, &now)?;
         let found = match tables::with(host, nft::Table::read) {
-            // A host without nftables, and without pods that need them.
+            // The kernel has no nftables, and no pod needs them.
             Err(error) if needed.is_empty() && error.kind() == ErrorKind::Unavailable => None,
-            other => other.map_err(NetworkError::table(READ))?,
+            other => other.map_err(NetworkError::attempt(READ))?,
         };
-        let needed = tables::with_others(needed, || Ok(found.clone()), &others);
+        let needed = tables::with_present_entries(needed, || Ok(found.clone()), &others);
         let both = (found, needed);
         let same = both.0.as_ref().is_some_and(|found| {
             differences(&found.state, &both.1, "").is_empty() && differences(&both.1, &found.state, "").is_empty()
@@ -119,60 +120,54 @@ fn both(host: &Host, records: &Records) -> Result<(Option<nft::Found>, State)> {
             return Ok(both);
         }
         before = Some(both);
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
-    before.ok_or_else(|| {
-        let source = nft::Error::Contended { what: READ.into() };
-        NetworkError::Table { doing: READ, source: Box::new(source) }
-    })
+    before.ok_or_else(|| NetworkError::attempt(READ)(nft::Error::Contended { what: READ.into() }))
 }
 
 const READ: &str = "read the tables";
-const ATTEMPTS: u32 = 20;
-const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+const MAX_ATTEMPTS: u32 = 20;
+const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// What `one` has of single pods and `other` has not, or otherwise.
-fn differences(one: &State, other: &State, what: &str) -> Vec<String> {
-    let (mine, theirs) = (entries::own(one), entries::own(other));
+/// The entries of single pods that `one` has and `other` lacks or has otherwise. `suffix` ends each line.
+fn differences(one: &State, other: &State, suffix: &str) -> Vec<String> {
+    let (mine, theirs) = (entries::unshared(one), entries::unshared(other));
     let mut lines = Vec::new();
     for (port, forward) in mine.ports.iter().filter(|(port, forward)| theirs.ports.get(port) != Some(forward)) {
-        lines.push(format!("port {port}, which leads to {} for pod {}{what}", forward.to, forward.owner));
+        lines.push(format!("port {port}, which leads to {} for pod {}{suffix}", forward.to, forward.owner));
     }
     for (name, _) in mine.guards.iter().filter(|(name, guard)| theirs.guards.get(*name) != Some(guard)) {
-        lines.push(format!("the guard of interface {name}{what}"));
+        lines.push(format!("the anti-spoofing entry of interface {name}{suffix}"));
     }
     for (name, _) in mine.interfaces.iter().filter(|(name, it)| theirs.interfaces.get(*name) != Some(it)) {
-        lines.push(format!("rules for interface {name}{what}"));
+        lines.push(format!("rules for interface {name}{suffix}"));
     }
     lines
 }
 
-fn tables_against(host: &Host, records: &Records) -> Result<Vec<String>> {
-    let (found, mut needed) = both(host, records)?;
-    if !needed.guards.is_empty() && !can_guard(host).map_err(NetworkError::table(READ))? {
+fn check_tables(host: &Host, records: &Records) -> Result<Vec<String>> {
+    let (found, mut needed) = present_and_needed(host, records)?;
+    if !needed.guards.is_empty() && !can_guard(host).map_err(NetworkError::attempt(READ))? {
         needed.guards.clear();
     }
     let Some(found) = found else {
-        let missing = format!(
-            "the nftables table {} is not there, and pods need it: `gantry network reload` puts it back",
-            host.table
-        );
+        let missing = format!("the nftables table {} is missing: 'gantry network reload' restores it", host.table);
         return Ok(if needed.is_empty() { Vec::new() } else { vec![missing] });
     };
     let mut lines: Vec<String> = found.faults.iter().map(|fault| format!("nftables: {fault}")).collect();
-    lines.extend(differences(&found.state, &needed, " is in the tables, and no pod needs it so"));
-    lines.extend(differences(&needed, &found.state, " is not in the tables, and a pod needs it"));
+    lines.extend(differences(&found.state, &needed, " is in the tables, but no pod needs it"));
+    lines.extend(differences(&needed, &found.state, " is not in the tables, but a pod needs it"));
     if found.state.confined != needed.confined && !needed.is_empty() {
-        lines.push("forwarding that was switched on for pods is not confined to them in the tables".to_owned());
+        lines.push("the tables do not confine the forwarding that was enabled for pods".to_owned());
     }
     for (name, network) in &needed.networks {
         if found.state.networks.get(name) != Some(network) {
-            lines.push(format!("network {name} is not in the tables as its pods need it"));
+            lines.push(format!("the entry of network {name} is not what its pods need"));
         }
     }
     for (name, interface) in needed.interfaces.iter().filter(|(_, it)| it.addresses.is_empty()) {
         if found.state.interfaces.get(name) != Some(interface) {
-            lines.push(format!("interface {name} is not in the tables as its pods need it"));
+            lines.push(format!("the entry of interface {name} is not what its pods need"));
         }
     }
     Ok(lines)
@@ -182,14 +177,14 @@ fn can_guard(host: &Host) -> nft::Result<bool> {
     tables::with(host, nft::Table::can_guard)
 }
 
-/// Interfaces that should be there, or should not.
-fn links_against(host: &Host, records: &Records, live: &[Record]) -> Result<Vec<String>> {
-    let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
+/// Interfaces that are missing or orphaned.
+fn check_links(host: &Host, records: &Records, live: &[Record]) -> Result<Vec<String>> {
+    let mut socket = Socket::open().map_err(NetworkError::attempt("open a socket on the host"))?;
     let mut lines = Vec::new();
-    for link in sweep::stale_ends(host, records, &mut socket)? {
-        lines.push(format!("interface {} leads to a pod that is gone", link.name));
+    for link in garbage::stale_ends(host, records, &mut socket)? {
+        lines.push(format!("interface {} belongs to a pod that is gone", link.name));
     }
-    let links = socket.links().map_err(NetworkError::link("list the interfaces"))?;
+    let links = socket.links().map_err(NetworkError::attempt("list the interfaces"))?;
     let names: BTreeSet<&str> = links.iter().map(|link| link.name.as_str()).collect();
     for record in live {
         let entries = record.entries()?;
@@ -197,7 +192,7 @@ fn links_against(host: &Host, records: &Records, live: &[Record]) -> Result<Vec<
         {
             // A pod that has ended since has no record any more.
             if records.has(&record.pod)? {
-                lines.push(format!("interface {name} of pod {} is not there: start the pod again", record.pod));
+                lines.push(format!("interface {name} of pod {} is missing: start the pod again", record.pod));
             }
         }
     }
@@ -206,61 +201,53 @@ fn links_against(host: &Host, records: &Records, live: &[Record]) -> Result<Vec<
     Ok(lines)
 }
 
-fn leases_against(state: &StateDir, records: &Records, now: &str) -> Result<Vec<String>> {
+fn check_leases(state: &StateDir, records: &Records, now: &str) -> Result<Vec<String>> {
     let mut lines: Vec<String> = state
         .boots()?
         .into_iter()
         .filter(|boot| boot != now)
-        .map(|boot| format!("addresses are left of boot {boot}"))
+        .map(|boot| format!("leases of the earlier boot {boot} are left"))
         .collect();
     for network in state.networks(now)? {
         let dir = state.leases(now)?;
-        let leases = Store::open(dir.as_fd(), &network, WAIT).and_then(|store| store.leases());
-        let doing = || format!("list the addresses of network '{network}'");
-        for lease in leases.map_err(|source| NetworkError::Leases { doing: doing(), source: Box::new(source) })? {
-            let whose = match &lease.owner {
+        let leases = Store::open(dir.as_fd(), &network, LOCK_TIMEOUT).and_then(|store| store.leases());
+        let doing = format!("list the addresses of network '{network}'");
+        for lease in leases.map_err(NetworkError::attempt(doing))? {
+            let owner = match &lease.owner {
                 Some(owner) if records.has(owner.pod())? => continue,
                 Some(owner) => owner.to_string(),
-                None => "nobody".into(),
+                None => "an unknown owner".into(),
             };
-            lines.push(format!("address {} of network {network} is taken for {whose}, which is gone", lease.address));
+            lines.push(format!("address {} of network {network} is leased by {owner}, which is gone", lease.address));
         }
     }
     Ok(lines)
 }
 
-/// What is remembered of plugins for nobody; and CHECK for the pods that are up.
-fn plugins_against(host: &Host, state: &StateDir, records: &Records, live: &[Record]) -> Result<Vec<String>> {
+/// Cached attachments of pods that are gone; and CNI CHECK for the pods that are up.
+fn check_plugins(host: &Host, state: &StateDir, records: &Records, live: &[Record]) -> Result<Vec<String>> {
     let runtime = state.runtime(host)?;
     let mut lines = Vec::new();
-    for (network, pod, interface) in sweep::remembered(&runtime)? {
+    for (network, pod, interface) in garbage::cached_attachments(&runtime)? {
         if !records.has(&pod)? {
-            lines.push(format!("plugins of network {network} have {interface} of pod {pod}, which is gone"));
+            lines.push(format!("plugins of network {network} keep {interface} of pod {pod}, which is gone"));
         }
     }
     for record in live.iter().filter(|record| !record.attached.is_empty()) {
-        let Some(netns) = record.namespace.as_ref().filter(|place| place.is_there()).map(|place| &place.path) else {
+        let Some(netns) = record.namespace.as_ref().filter(|place| place.is_valid()).map(|place| &place.path) else {
             continue;
         };
-        for joined in record.networks.iter().filter(|joined| joined.plugins) {
-            let config = joined.config()?;
-            let attachment: Attachment = joined.attachment(&record.pod, Some(netns.clone()));
+        for network in record.networks.iter().filter(|network| network.plugins) {
+            let config = network.config()?;
+            let attachment: Attachment = network.attachment(&record.pod, Some(netns.clone()));
             if config.cni_version < crate::config::CniVersion::V0_4_0 {
                 continue;
             }
-            let failed = |source| {
-                let network = joined.name.clone();
-                NetworkError::Plugins {
-                    doing: "find the pod as it should be in",
-                    network,
-                    why: None,
-                    source: Box::new(source),
-                }
-            };
+            let failed = NetworkError::attempt(format!("check the pod's attachment to network '{}'", network.name));
             if let Err(error) = runtime.check_list(&config, &attachment).map_err(failed)
                 && records.has(&record.pod)?
             {
-                lines.push(format!("pod {}: {}", record.pod, all(&error)));
+                lines.push(format!("pod {}: {}", record.pod, with_causes(&error)));
             }
         }
     }

@@ -1,5 +1,5 @@
-//! A pod's part of the tables, as its record has it. Ports in a row are one line of it: a range of a thousand is no more to
-//! read than one.
+//! The firewall entries of a pod in its record. Consecutive ports are one item, so that a range of a thousand ports is as
+//! cheap to read as one.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -9,40 +9,40 @@ use serde::{Deserialize, Serialize};
 use crate::address::Cidr;
 use crate::nft::{self, Access, Forward, Guard, HostPort, Interface, State};
 
-/// What a record has of [`State`]. Whose the ports are is the record's.
+/// [`State`] in a record. The pod of the record owns the ports.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Written {
-    networks: BTreeMap<String, WrittenNetwork>,
-    interfaces: BTreeMap<String, WrittenInterface>,
-    ports: Vec<WrittenPorts>,
-    guards: BTreeMap<String, WrittenGuard>,
+pub(super) struct RecordedEntries {
+    networks: BTreeMap<String, RecordedNetwork>,
+    interfaces: BTreeMap<String, RecordedInterface>,
+    ports: Vec<RecordedPorts>,
+    guards: BTreeMap<String, RecordedGuard>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct WrittenNetwork {
+struct RecordedNetwork {
     prefixes: Vec<Cidr>,
     masquerade: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct WrittenInterface {
+struct RecordedInterface {
     network: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     addresses: Vec<IpAddr>,
-    access: WrittenAccess,
+    access: RecordedAccess,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum WrittenAccess {
+enum RecordedAccess {
     Open,
     Isolated,
     Restricted,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct WrittenPorts {
+struct RecordedPorts {
     address: IpAddr,
     protocol: gantry_contract::plan::Protocol,
     port: u16,
@@ -51,34 +51,34 @@ struct WrittenPorts {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct WrittenGuard {
+struct RecordedGuard {
     mac: String,
     addresses: Vec<IpAddr>,
 }
 
-impl Written {
-    pub(super) fn of(state: &State) -> Self {
-        let network = |network: &nft::Network| WrittenNetwork {
+impl RecordedEntries {
+    pub(super) fn from_state(state: &State) -> Self {
+        let network = |network: &nft::Network| RecordedNetwork {
             prefixes: network.prefixes.iter().filter_map(|it| Cidr::new(it.first(), it.length()).ok()).collect(),
             masquerade: network.masquerade,
         };
-        let interface = |it: &Interface| WrittenInterface {
+        let interface = |it: &Interface| RecordedInterface {
             network: it.network.clone(),
             addresses: it.addresses.iter().copied().collect(),
             access: it.access.into(),
         };
         let guard =
-            |it: &Guard| WrittenGuard { mac: it.mac.to_string(), addresses: it.addresses.iter().copied().collect() };
+            |it: &Guard| RecordedGuard { mac: it.mac.to_string(), addresses: it.addresses.iter().copied().collect() };
         Self {
             networks: state.networks.iter().map(|(name, it)| (name.clone(), network(it))).collect(),
             interfaces: state.interfaces.iter().map(|(name, it)| (name.clone(), interface(it))).collect(),
-            ports: ranges(state),
+            ports: port_ranges(state),
             guards: state.guards.iter().map(|(name, it)| (name.clone(), guard(it))).collect(),
         }
     }
 
-    /// The state it says, whose ports are the pod's; or what is wrong with it.
-    pub(super) fn state(&self, owner: &str) -> Result<State, String> {
+    /// The entries, with `owner` as the owner of the ports; or the problem.
+    pub(super) fn to_state(&self, owner: &str) -> Result<State, String> {
         let mut state = State::new();
         for (name, it) in &self.networks {
             let prefixes = it.prefixes.iter().map(Cidr::network).collect();
@@ -93,16 +93,16 @@ impl Written {
             state.forward(first, it.count, it.to, owner).map_err(|error| error.to_string())?;
         }
         for (name, it) in &self.guards {
-            let mac = it.mac.parse().map_err(|_| format!("'{}' is no hardware address", it.mac.escape_debug()))?;
+            let mac = it.mac.parse().map_err(|_| format!("'{}' is not a hardware address", it.mac.escape_debug()))?;
             state.guards.insert(name.clone(), Guard { mac, addresses: it.addresses.iter().copied().collect() });
         }
         Ok(state)
     }
 }
 
-/// The ports, those that follow each other on both sides as one.
-fn ranges(state: &State) -> Vec<WrittenPorts> {
-    let mut all: Vec<WrittenPorts> = Vec::new();
+/// The ports; ports that are consecutive on both sides are joined.
+fn port_ranges(state: &State) -> Vec<RecordedPorts> {
+    let mut all: Vec<RecordedPorts> = Vec::new();
     for (port, Forward { to, .. }) in &state.ports {
         if let Some(last) = all.last_mut()
             && last.count < nft::RANGE_LIMIT
@@ -115,12 +115,12 @@ fn ranges(state: &State) -> Vec<WrittenPorts> {
             continue;
         }
         let protocol = port.protocol.into();
-        all.push(WrittenPorts { address: port.address, protocol, port: port.port, to: *to, count: 1 });
+        all.push(RecordedPorts { address: port.address, protocol, port: port.port, to: *to, count: 1 });
     }
     all
 }
 
-impl From<Access> for WrittenAccess {
+impl From<Access> for RecordedAccess {
     fn from(access: Access) -> Self {
         match access {
             Access::Open => Self::Open,
@@ -130,19 +130,19 @@ impl From<Access> for WrittenAccess {
     }
 }
 
-impl From<WrittenAccess> for Access {
-    fn from(access: WrittenAccess) -> Self {
+impl From<RecordedAccess> for Access {
+    fn from(access: RecordedAccess) -> Self {
         match access {
-            WrittenAccess::Open => Self::Open,
-            WrittenAccess::Isolated => Self::Isolated,
-            WrittenAccess::Restricted => Self::Restricted,
+            RecordedAccess::Open => Self::Open,
+            RecordedAccess::Isolated => Self::Isolated,
+            RecordedAccess::Restricted => Self::Restricted,
         }
     }
 }
 
-/// Of a pod's entries those that no other pod shares: what goes with it. The networks, and the interfaces that pods share,
-/// stay until nobody uses them any more.
-pub(super) fn own(state: &State) -> State {
+/// The entries that a pod does not share with others, which are removed with it. Networks and shared interfaces stay until no
+/// pod uses them.
+pub(super) fn unshared(state: &State) -> State {
     State {
         networks: BTreeMap::new(),
         interfaces: state.interfaces.iter().filter(|(_, it)| !it.addresses.is_empty()).map(cloned).collect(),
@@ -156,8 +156,8 @@ fn cloned<K: Clone, V: Clone>((key, value): (&K, &V)) -> (K, V) {
     (key.clone(), value.clone())
 }
 
-/// Adds what another needs. Where both cannot be had (a port that leads elsewhere, a prefix of another network), the first
-/// one stays; tells whether all could.
+/// Adds entries. If two conflict (a port with two destinations, a prefix of two networks), the first one stays. Returns
+/// whether there was no conflict.
 pub(super) fn merge(into: &mut State, more: State) -> bool {
     let mut whole = true;
     for (name, network) in more.networks {
@@ -223,19 +223,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
-        let written = Written::of(&state());
+    fn entries_round_trip() {
+        let written = RecordedEntries::from_state(&state());
         assert_eq!(written.ports.len(), 3, "a range is one line");
         let text = serde_json::to_string(&written).unwrap();
-        let read: Written = serde_json::from_str(&text).unwrap();
+        let read: RecordedEntries = serde_json::from_str(&text).unwrap();
         assert_eq!(read, written);
-        assert_eq!(read.state("pod-1").unwrap(), state());
-        assert!(serde_json::from_str::<Written>("{}").unwrap().state("x").unwrap().is_empty());
+        assert_eq!(read.to_state("pod-1").unwrap(), state());
+        assert!(serde_json::from_str::<RecordedEntries>("{}").unwrap().to_state("x").unwrap().is_empty());
     }
 
     #[test]
-    fn what_is_no_state_is_said() {
-        let bad = |text: &str| serde_json::from_str::<Written>(text).unwrap().state("x").unwrap_err();
+    fn invalid_entries_are_rejected() {
+        let bad = |text: &str| serde_json::from_str::<RecordedEntries>(text).unwrap().to_state("x").unwrap_err();
         let port = |port: u16, count: u16| {
             format!(
                 r#"{{"ports":[{{"address":"0.0.0.0","protocol":"tcp","port":{port},"to":"10.0.0.1:80","count":{count}}}]}}"#
@@ -243,11 +243,11 @@ mod tests {
         };
         assert!(bad(&port(65000, 1000)).contains("lead past 65535"));
         assert!(bad(&port(1, 0)).contains("has 1 to"));
-        assert!(bad(r#"{"guards":{"a":{"mac":"x","addresses":[]}}}"#).contains("no hardware address"));
+        assert!(bad(r#"{"guards":{"a":{"mac":"x","addresses":[]}}}"#).contains("not a hardware address"));
     }
 
     #[test]
-    fn the_first_comes_first() {
+    fn the_first_of_two_conflicting_entries_stays() {
         let mut all = state();
         assert!(merge(&mut all, state()), "the same again");
         assert_eq!(all, state());
@@ -258,8 +258,8 @@ mod tests {
         assert!(!merge(&mut all, other));
         assert_eq!(all.ports, state().ports);
         assert_eq!(all.networks["second"].prefixes, ["10.9.0.0/16".parse().unwrap()].into());
-        let mine = own(&all);
-        assert_eq!((mine.networks.len(), mine.interfaces.len(), mine.guards.len()), (0, 1, 1));
-        assert_eq!(mine.ports.len(), 1002);
+        let unshared = unshared(&all);
+        assert_eq!((unshared.networks.len(), unshared.interfaces.len(), unshared.guards.len()), (0, 1, 1));
+        assert_eq!(unshared.ports.len(), 1002);
     }
 }

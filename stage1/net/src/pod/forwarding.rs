@@ -24,7 +24,7 @@ use super::error::{NetworkError, Result};
 use super::select::Families;
 use super::state::{Lock, StateDir};
 use crate::native;
-use crate::native::switches::{be, be_if_there, listen_to_routers};
+use crate::native::sysctl::{ensure, ensure_if_present, keep_accepting_advertisements};
 use crate::netlink::link::Link;
 use crate::netlink::sysctl::Sysctl;
 use crate::netlink::{Namespace, Socket};
@@ -35,7 +35,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The host's settings before gantry enabled forwarding for an IP version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Earlier {
+struct SavedForwarding {
     /// The boot and the network namespace (device and inode) it is true within.
     boot: String,
     namespace: (u64, u64),
@@ -72,14 +72,14 @@ impl Version {
         }
     }
 
-    fn switch(self) -> Sysctl<'static> {
+    fn sysctl(self) -> Sysctl<'static> {
         match self {
             Self::V4 => Sysctl::ForwardV4,
             Self::V6 => Sysctl::ForwardV6,
         }
     }
 
-    /// The directory of the switches of interfaces, below `/proc/sys/net`.
+    /// The directory of the sysctls of interfaces, below `/proc/sys/net`.
     fn conf(self) -> &'static str {
         match self {
             Self::V4 => "ipv4/conf",
@@ -102,13 +102,13 @@ impl<'a> Forwarding<'a> {
 
     /// Saves the host's settings for the IP versions that need forwarding and do not have it yet. Several first pods may start at
     /// once: only one saves them, because another could read them after forwarding was enabled.
-    pub(super) fn note(&self, needed: Families) -> Result<()> {
+    pub(super) fn save(&self, needed: Families) -> Result<()> {
         for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
-            if self.is_to_be_recorded(version)? {
+            if self.must_be_saved(version)? {
                 let _locked = self.state.lock(Lock::Forwarding, false, LOCK_TIMEOUT)?;
-                if self.is_to_be_recorded(version)? {
-                    let text = serde_json::to_string(&self.look(version)?)
-                        .map_err(|error| NetworkError::file(format!("write {}", version.file()))(error.into()))?;
+                if self.must_be_saved(version)? {
+                    let text = serde_json::to_string(&self.read_settings(version)?)
+                        .map_err(NetworkError::io(format!("write {}", version.file())))?;
                     self.state.put(version.file(), text.as_bytes())?;
                 }
             }
@@ -116,44 +116,45 @@ impl<'a> Forwarding<'a> {
         Ok(())
     }
 
-    fn is_to_be_recorded(&self, version: Version) -> Result<bool> {
-        Ok(self.is_on(version)? == Some(false) && self.earlier(version)?.is_none())
+    fn must_be_saved(&self, version: Version) -> Result<bool> {
+        Ok(self.is_enabled(version)? == Some(false) && self.read_saved(version)?.is_none())
     }
 
     /// The IP versions for which the host forwards for pods only.
     pub(super) fn confined(&self) -> Result<Confined> {
-        Ok(Confined { v4: self.is_for_pods_alone(Version::V4)?, v6: self.is_for_pods_alone(Version::V6)? })
+        Ok(Confined { v4: self.is_confined(Version::V4)?, v6: self.is_confined(Version::V6)? })
     }
 
-    fn is_for_pods_alone(&self, version: Version) -> Result<bool> {
-        Ok(self.earlier(version)?.is_some_and(|earlier| earlier.forwarding.is_empty()))
+    fn is_confined(&self, version: Version) -> Result<bool> {
+        Ok(self.read_saved(version)?.is_some_and(|saved| saved.forwarding.is_empty()))
     }
 
     /// Enables forwarding where it is off. The firewall rules must be installed already.
     ///
-    /// Even the first look is taken under the lock: a write in progress shows in `ip_forward` before any interface forwards.
-    pub(super) fn switch_on(&self, needed: Families) -> Result<()> {
+    /// The sysctl is read under the lock: during a write, `ip_forward` has the new value before any interface forwards.
+    pub(super) fn enable(&self, needed: Families) -> Result<()> {
         if needed == Families::default() {
             return Ok(());
         }
         let _locked = self.state.lock(Lock::Forwarding, false, LOCK_TIMEOUT)?;
         for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
-            if self.is_on(version)? == Some(false) {
+            if self.is_enabled(version)? == Some(false) {
                 if version == Version::V6 {
-                    let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
-                    listen_to_routers(&mut socket).map_err(NetworkError::link("keep listening to routers"))?;
+                    let mut socket = Socket::open().map_err(NetworkError::attempt("open a socket on the host"))?;
+                    keep_accepting_advertisements(&mut socket)
+                        .map_err(NetworkError::attempt("keep accepting router advertisements"))?;
                 }
-                enable(version).map_err(NetworkError::link("switch forwarding on"))?;
+                enable(version).map_err(NetworkError::attempt("enable forwarding"))?;
             }
         }
         Ok(())
     }
 
-    /// Makes the host what it was, unless another gantry has pods here: then it is left to the next time. The caller has the
-    /// lock of the links alone, and no pod needs forwarding.
+    /// Restores the saved settings, unless another gantry has pods here: then a later call restores them. The caller holds the
+    /// exclusive lock of the links, and no pod needs forwarding.
     pub(super) fn restore(&self) -> Result<()> {
         for version in Version::ALL {
-            let Some(earlier) = self.earlier(version)? else {
+            let Some(saved) = self.read_saved(version)? else {
                 // Saved in another boot, or damaged: there is nothing to restore.
                 self.state.remove(version.file())?;
                 continue;
@@ -161,55 +162,56 @@ impl<'a> Forwarding<'a> {
             if self.others_have_pods()? {
                 continue;
             }
-            let restored = restore(version, &earlier);
-            restored.map_err(NetworkError::link("switch forwarding off, as it was before the first pod"))?;
+            let restored = restore(version, &saved);
+            restored.map_err(NetworkError::attempt("restore the forwarding settings from before the first pod"))?;
             self.state.remove(version.file())?;
         }
         Ok(())
     }
 
-    /// `None`: there is no such IP version.
-    fn is_on(&self, version: Version) -> Result<Option<bool>> {
-        match version.switch().get() {
+    /// `None`: the kernel lacks the IP version.
+    fn is_enabled(&self, version: Version) -> Result<Option<bool>> {
+        match version.sysctl().get() {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(NetworkError::link("look whether the host forwards")(error)),
+            Err(error) => Err(NetworkError::attempt("read whether the host forwards")(error)),
             Ok(value) => Ok(Some(value != "0")),
         }
     }
 
     /// The saved settings, if they are of this boot and network namespace.
-    fn earlier(&self, version: Version) -> Result<Option<Earlier>> {
+    fn read_saved(&self, version: Version) -> Result<Option<SavedForwarding>> {
         let Some(text) = self.state.small(version.file())? else { return Ok(None) };
-        let earlier: Option<Earlier> = serde_json::from_slice(&text).ok();
-        let here = here()?;
-        Ok(earlier.filter(|earlier| earlier.boot == self.boot && earlier.namespace == here))
+        let saved: Option<SavedForwarding> = serde_json::from_slice(&text).ok();
+        let here = namespace_id()?;
+        Ok(saved.filter(|saved| saved.boot == self.boot && saved.namespace == here))
     }
 
-    fn look(&self, version: Version) -> Result<Earlier> {
-        let (boot, namespace) = (self.boot.to_owned(), here()?);
-        let looked = NetworkError::link("look at the switches of the host");
-        let read = || -> crate::netlink::Result<Earlier> {
+    fn read_settings(&self, version: Version) -> Result<SavedForwarding> {
+        let (boot, namespace) = (self.boot.to_owned(), namespace_id()?);
+        let failed = NetworkError::attempt("read the forwarding settings of the host");
+        let read = || -> crate::netlink::Result<SavedForwarding> {
             let forwarding = interfaces_with(version, "forwarding", "1")?;
             Ok(match version {
                 Version::V4 => {
                     let accept_redirects = Some(Sysctl::Other(ACCEPT_REDIRECTS).get()?);
-                    Earlier { boot, namespace, forwarding, accept_redirects, listening: Vec::new() }
+                    SavedForwarding { boot, namespace, forwarding, accept_redirects, listening: Vec::new() }
                 }
-                // Those with a default route of IPv6 among them are told to: see `listen_to_routers`.
+                // `keep_accepting_advertisements` sets those with an IPv6 default route to 2.
                 Version::V6 => {
                     let listening = interfaces_with(version, "accept_ra", "1")?;
-                    Earlier { boot, namespace, forwarding, accept_redirects: None, listening }
+                    SavedForwarding { boot, namespace, forwarding, accept_redirects: None, listening }
                 }
             })
         };
-        read().map_err(looked)
+        read().map_err(failed)
     }
 
     /// Whether another gantry installation has interfaces here.
     fn others_have_pods(&self) -> Result<bool> {
-        let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
-        let links = socket.links().map_err(NetworkError::link("list the interfaces"))?;
-        let others = |link: &&Link| link.group == INTERFACE_GROUP && !native::is_bridge_of(link, &self.host.state_dir);
+        let mut socket = Socket::open().map_err(NetworkError::attempt("open a socket on the host"))?;
+        let links = socket.links().map_err(NetworkError::attempt("list the interfaces"))?;
+        let others =
+            |link: &&Link| link.group == INTERFACE_GROUP && !native::is_bridge_owned_by(link, &self.host.state_dir);
         // The kernel removes the veth pairs of ended pods with a delay.
         let own = |link: &Link| {
             detach::pod_of(link).is_some_and(|pod| Path::new(&self.host.pods_dir).join(pod).symlink_metadata().is_ok())
@@ -226,11 +228,11 @@ impl<'a> Forwarding<'a> {
 /// write.
 fn enable(version: Version) -> crate::netlink::Result<()> {
     let default = format!("{}/default/forwarding", version.conf());
-    for attempt in 0..ENABLE_ATTEMPTS {
+    for attempt in 0..MAX_ENABLE_ATTEMPTS {
         if attempt > 0 {
-            version.switch().set("0")?;
+            version.sysctl().set("0")?;
         }
-        version.switch().set("1")?;
+        version.sysctl().set("1")?;
         if Sysctl::Other(&default).get()? != "0" {
             break;
         }
@@ -239,21 +241,21 @@ fn enable(version: Version) -> crate::netlink::Result<()> {
 }
 
 /// How often to enable forwarding while other programs write the setting.
-const ENABLE_ATTEMPTS: u32 = 8;
+const MAX_ENABLE_ATTEMPTS: u32 = 8;
 const ACCEPT_REDIRECTS: &str = "ipv4/conf/all/accept_redirects";
 
-fn restore(version: Version, earlier: &Earlier) -> crate::netlink::Result<()> {
-    be(version.switch(), "0")?;
-    if let Some(value) = &earlier.accept_redirects {
-        be(Sysctl::Other(ACCEPT_REDIRECTS), value)?;
+fn restore(version: Version, saved: &SavedForwarding) -> crate::netlink::Result<()> {
+    ensure(version.sysctl(), "0")?;
+    if let Some(value) = &saved.accept_redirects {
+        ensure(Sysctl::Other(ACCEPT_REDIRECTS), value)?;
     }
-    for name in &earlier.forwarding {
-        be_if_there(Sysctl::Other(&format!("{}/{name}/forwarding", version.conf())), "1")?;
+    for name in &saved.forwarding {
+        ensure_if_present(Sysctl::Other(&format!("{}/{name}/forwarding", version.conf())), "1")?;
     }
-    for name in &earlier.listening {
-        let switch = format!("{}/{name}/accept_ra", version.conf());
-        match Sysctl::Other(&switch).get() {
-            Ok(value) if value == "2" => be_if_there(Sysctl::Other(&switch), "1")?,
+    for name in &saved.listening {
+        let path = format!("{}/{name}/accept_ra", version.conf());
+        match Sysctl::Other(&path).get() {
+            Ok(value) if value == "2" => ensure_if_present(Sysctl::Other(&path), "1")?,
             // The interface is gone, or its setting was changed since.
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -263,11 +265,11 @@ fn restore(version: Version, earlier: &Earlier) -> crate::netlink::Result<()> {
     Ok(())
 }
 
-/// The interfaces whose switch of this name has this value; without `all` and `default`, which are none.
-fn interfaces_with(version: Version, switch: &str, value: &str) -> crate::netlink::Result<Vec<String>> {
+/// The interfaces whose sysctl of this name has this value; without `all` and `default`.
+fn interfaces_with(version: Version, sysctl: &str, value: &str) -> crate::netlink::Result<Vec<String>> {
     let mut names = Vec::new();
     for link in Socket::open()?.links()? {
-        match Sysctl::Other(&format!("{}/{}/{switch}", version.conf(), link.name)).get() {
+        match Sysctl::Other(&format!("{}/{}/{sysctl}", version.conf(), link.name)).get() {
             Ok(has) if has == value => names.push(link.name),
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -277,11 +279,11 @@ fn interfaces_with(version: Version, switch: &str, value: &str) -> crate::netlin
     Ok(names)
 }
 
-/// The network namespace the thread is in.
-fn here() -> Result<(u64, u64)> {
-    let doing = "look at the network namespace of the host";
-    let namespace = Namespace::own().map_err(NetworkError::link(doing))?;
-    let stat = rustix::fs::fstat(namespace.as_fd()).map_err(NetworkError::errno(doing))?;
+/// Device and inode of the network namespace of the thread.
+fn namespace_id() -> Result<(u64, u64)> {
+    let doing = "open the network namespace of the host";
+    let namespace = Namespace::own().map_err(NetworkError::attempt(doing))?;
+    let stat = rustix::fs::fstat(namespace.as_fd()).map_err(NetworkError::io(doing))?;
     Ok((stat.st_dev, stat.st_ino))
 }
 
@@ -309,7 +311,7 @@ mod tests {
                 });
                 entered.unwrap();
             };
-            enter(&|| Version::ALL.iter().for_each(|version| version.switch().set("0").unwrap()));
+            enter(&|| Version::ALL.iter().for_each(|version| version.sysctl().set("0").unwrap()));
             let begin = std::sync::Barrier::new(PODS);
             std::thread::scope(|scope| {
                 for _ in 0..PODS {
@@ -317,7 +319,7 @@ mod tests {
                         let forwarding = Forwarding::new(&host, &state, "boot");
                         enter(&|| {
                             begin.wait();
-                            forwarding.switch_on(Families { v4: true, v6: true }).unwrap();
+                            forwarding.enable(Families { v4: true, v6: true }).unwrap();
                             // Each pod starts its apps now.
                             for version in Version::ALL {
                                 let forwards = Sysctl::Other(&format!("{}/lo/forwarding", version.conf())).get();

@@ -1,23 +1,24 @@
-//! The networks of this host, for people: each configuration, also those that cannot be used, and the pods in it.
+//! The networks of this host, for people: each configuration, including unusable ones, and its pods.
 
 use std::net::IpAddr;
 
 use gantry_contract::network::{Host, Member, Network};
 
 use super::error::{NetworkError, Result};
-use super::record::{Record, Records, Standing, boot};
+use super::record::{Record, RecordState, Records, boot};
 use super::select;
-use crate::config::{CatalogEntry, Ipam, NetworkConfig, PluginSettings};
+use crate::config::{CatalogEntry, Ipam, NetworkConfig};
+use crate::native;
 
-/// All networks, or those configurations that have this name, with their texts.
+/// All networks, or the configurations of this name with their texts.
 pub(super) fn networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>> {
     let boot = boot()?;
-    let mut records = Records::open(host)?.whole()?;
-    records.retain(|record| record.boot == boot && record.state == Standing::Up);
+    let mut records = Records::open(host)?.valid()?;
+    records.retain(|record| record.boot == boot && record.state == RecordState::Up);
     records.sort_by(|one, other| one.pod.cmp(&other.pod));
     let catalog = select::catalog(host)?;
-    let mut all: Vec<Network> = catalog.entries().iter().map(|entry| described(entry, host)).collect();
-    forgotten(&mut all, &records);
+    let mut all: Vec<Network> = catalog.entries().iter().map(|entry| describe_entry(entry, host)).collect();
+    add_unconfigured(&mut all, &records);
     for network in all.iter_mut().filter(|network| network.shadowed_by.is_none()) {
         network.pods = members(network.name.as_deref(), &records);
     }
@@ -27,14 +28,14 @@ pub(super) fn networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>> 
     };
     all.retain(|network| network.name.as_deref() == Some(name));
     if all.is_empty() {
-        return Err(NetworkError::NotFound { names: vec![gantry_model::id::shown(name)], broken: Vec::new() });
+        return Err(NetworkError::no_networks(&[gantry_model::id::shown(name)], &[]));
     }
     Ok(all)
 }
 
-fn described(entry: &CatalogEntry, host: &Host) -> Network {
+fn describe_entry(entry: &CatalogEntry, host: &Host) -> Network {
     let mut network = match &entry.network {
-        Ok(config) => of_config(config, select::plugins_needed(config, host).is_none()),
+        Ok(config) => describe_config(config, select::plugins_needed(config, host).is_none()),
         Err(error) => Network { problem: Some(error.to_string()), ..Network::default() },
     };
     network.name.clone_from(&entry.name);
@@ -43,7 +44,7 @@ fn described(entry: &CatalogEntry, host: &Host) -> Network {
     network
 }
 
-fn of_config(config: &NetworkConfig, built_in: bool) -> Network {
+fn describe_config(config: &NetworkConfig, built_in: bool) -> Network {
     let mut network = Network {
         name: Some(config.name.clone()),
         source: config.source.to_string(),
@@ -55,12 +56,7 @@ fn of_config(config: &NetworkConfig, built_in: bool) -> Network {
         ..Network::default()
     };
     for plugin in &config.plugins {
-        let interface = match &plugin.settings {
-            PluginSettings::Bridge(bridge) => Some(bridge.bridge.clone()),
-            PluginSettings::Macvlan(macvlan) => macvlan.master.clone(),
-            PluginSettings::Ipvlan(ipvlan) => ipvlan.master.clone(),
-            _ => None,
-        };
+        let interface = native::properties(&plugin.settings).host_interface.map(str::to_owned);
         network.interface = network.interface.or(interface);
         if let Some(ipam) = &plugin.ipam {
             addresses(ipam, &mut network.subnets, &mut network.gateways);
@@ -87,18 +83,18 @@ fn addresses(ipam: &Ipam, subnets: &mut Vec<String>, gateways: &mut Vec<IpAddr>)
     }
 }
 
-/// Networks that pods are in and that are not configured any more.
-fn forgotten(all: &mut Vec<Network>, records: &[Record]) {
-    for joined in records.iter().flat_map(|record| &record.networks) {
-        if all.iter().any(|network| network.name.as_ref() == Some(&joined.name)) {
+/// Adds networks that pods are attached to but that are no longer configured.
+fn add_unconfigured(all: &mut Vec<Network>, records: &[Record]) {
+    for recorded in records.iter().flat_map(|record| &record.networks) {
+        if all.iter().any(|network| network.name.as_ref() == Some(&recorded.name)) {
             continue;
         }
-        let mut network = match joined.config() {
-            Ok(config) => of_config(&config, !joined.plugins),
-            Err(_) => Network { name: Some(joined.name.clone()), ..Network::default() },
+        let mut network = match recorded.config() {
+            Ok(config) => describe_config(&config, !recorded.plugins),
+            Err(_) => Network { name: Some(recorded.name.clone()), ..Network::default() },
         };
-        network.source.clone_from(&joined.source);
-        network.problem = Some("it is not configured any more: pods that run have it still".into());
+        network.source.clone_from(&recorded.source);
+        network.problem = Some("it is no longer configured: only running pods are attached to it".into());
         all.push(network);
     }
 }

@@ -1,13 +1,13 @@
-//! A pod's networks: made, written down, taken away; and the networks of this host.
+//! The networks of a pod: attach, record, detach; and the networks of this host.
 //!
-//! * [`attach`] and [`detach`]: of one pod. What it has is in its record, `network.json` of its directory, from before the first of
-//!   it is made until after the last is gone.
-//! * [`reload`], [`sweep`], [`check`]: what the records of all pods say against what is there.
-//! * [`unused`]: what the last pod of a network leaves to be removed.
-//! * [`networks`]: the configurations, and who is in them.
+//! * [`attach`] and [`detach`]: one pod. Its resources are listed in its record, `network.json` in its directory, from before
+//!   the first is created until after the last is removed.
+//! * [`reload`], [`collect_garbage`], [`check`]: the records of all pods compared with reality.
+//! * [`unused`]: removes shared resources after the last pod of a network.
+//! * [`list_networks`]: the configurations, and the pods that are attached.
 //!
-//! The record is the truth about what a pod owns here: a lease, a cached result or an interface of ours whose pod has none,
-//! looked up when it was seen, belongs to nobody.
+//! The record is authoritative: a lease, a cached result or an interface of gantry's whose pod has no record, looked up after
+//! the resource was seen, is orphaned.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -22,21 +22,21 @@ mod detach;
 mod entries;
 mod error;
 mod forwarding;
-mod holders;
+mod garbage;
 mod list;
-mod listeners;
+mod lock_holders;
+mod plugin_lock;
+mod port_users;
 mod ports;
 mod record;
 mod select;
 mod state;
-mod sweep;
 mod tables;
-mod turn;
 pub mod unused;
 
 pub use error::NetworkError;
 
-/// The pod whose networks are meant.
+/// A pod.
 pub struct Pod<'a> {
     /// Its UUID.
     pub id: &'a str,
@@ -44,108 +44,107 @@ pub struct Pod<'a> {
     pub dir: BorrowedFd<'a>,
 }
 
-/// The networks that a pod gets, as they are configured now.
+/// The networks of a pod, as they are configured now.
 #[derive(Debug)]
-pub struct Chosen<'a> {
+pub struct NetworkSelection<'a> {
     wanted: &'a Networks,
-    choices: Vec<select::Choice>,
+    choices: Vec<select::SelectedNetwork>,
 }
 
-impl Chosen<'_> {
-    /// Whether plugins make some of them.
+impl NetworkSelection<'_> {
+    /// Whether plugins create some of the networks.
     #[must_use]
-    pub fn run_plugins(&self) -> bool {
+    pub fn runs_plugins(&self) -> bool {
         self.choices.iter().any(|choice| choice.plugins.is_some())
     }
 }
 
-/// Looks which networks a pod gets, and who makes each; changes nothing.
+/// Selects the networks of a pod and determines which ones gantry creates without plugins. Changes nothing.
 ///
 /// # Errors
-/// [`NetworkError`]: one that is not there or cannot be used, ports that no network can have.
-pub fn choose(wanted: &Networks) -> Result<Chosen<'_>, NetworkError> {
-    Ok(Chosen { wanted, choices: select::choose(wanted)? })
+/// [`NetworkError`]: a network is missing or unusable, or no network can publish the ports.
+pub fn select_networks(wanted: &Networks) -> Result<NetworkSelection<'_>, NetworkError> {
+    Ok(NetworkSelection { wanted, choices: select::select_networks(wanted)? })
 }
 
-/// Attaches a pod to its networks, in its own namespace, where the calling thread is. The
-/// loopback interface is up afterwards. When one network fails, those before it are taken away. What an earlier attempt of the
-/// same pod has left is taken away first.
+/// Attaches a pod to its networks, in its own namespace, where the calling thread is. Sets the loopback interface up. First
+/// detaches what an earlier attempt of the same pod has left. If one network fails, the others are detached again.
 ///
-/// The ports of the host are held by the [`Held`] that comes with it, until it is dropped.
+/// The published ports are held until the returned [`HeldPorts`] is dropped.
 ///
 /// # Errors
-/// [`NetworkError`]; nothing is left of it then, or the pod's record says what is ([`detach`]).
+/// [`NetworkError`]; then nothing is left, or the pod's record lists the rest ([`detach`]).
 pub fn attach(
     pod: &Pod<'_>,
-    chosen: &Chosen<'_>,
+    selection: &NetworkSelection<'_>,
     namespaces: &Namespaces<'_>,
-) -> Result<(Vec<Attached>, Held), NetworkError> {
-    attach::attach(pod, chosen, namespaces)
+) -> Result<(Vec<Attached>, HeldPorts), NetworkError> {
+    attach::attach(pod, selection, namespaces)
 }
 
-/// The two network namespaces that a pod is attached between.
+/// The network namespaces of an attachment.
 #[derive(Clone, Copy)]
 pub struct Namespaces<'a> {
     /// The host's.
     pub host: &'a Namespace,
     /// The pod's.
     pub own: &'a Namespace,
-    /// The process that has `own` open, by this descriptor, as long as the pod lives: so plugins are told where it is
+    /// The process that keeps the descriptor of `own` open while the pod lives; plugins open the namespace through it
     /// (`CNI_NETNS`).
     pub keeper: u32,
 }
 
-/// Sockets on the ports of the host that lead to the pod, so that nobody else listens there.
+/// Sockets that hold the published ports of a pod, so that no other process can use them.
 #[derive(Debug, Default)]
-pub struct Held(Vec<OwnedFd>);
+pub struct HeldPorts(Vec<OwnedFd>);
 
-impl Held {
+impl HeldPorts {
     /// The sockets.
     pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(AsFd::as_fd)
     }
 }
 
-impl From<Vec<OwnedFd>> for Held {
+impl From<Vec<OwnedFd>> for HeldPorts {
     fn from(sockets: Vec<OwnedFd>) -> Self {
         Self(sockets)
     }
 }
 
-/// Takes away all that the pod's record says, in the host's namespaces, where the calling thread is. `own`: the pod's
-/// network namespace, if it is there for certain. Doing it again does nothing.
+/// Detaches a pod as its record says, in the host's namespaces, where the calling thread is. Idempotent. `own`: the pod's
+/// network namespace, if it certainly exists.
 ///
 /// # Errors
-/// [`NetworkError`]; the record says what is left. [`NetworkError::Damaged`] when it says nothing: see [`detach_on`].
+/// [`NetworkError`]; the record lists the rest. For a damaged record, see [`detach_on`].
 pub fn detach(pod: &Pod<'_>, own: Option<&Namespace>) -> Result<(), NetworkError> {
     match record::read(pod.dir, pod.id)? {
         None => record::remove(pod.dir),
-        Some(found) => detach::found(pod, found, None, own),
+        Some(record) => detach::detach_recorded(pod, record, None, own),
     }
 }
 
-/// As [`detach`], for who knows how networks are run here: a damaged record is no obstacle, what the pod has is found by its id.
+/// As [`detach`], with the settings of this host, so that a pod with a damaged record is detached by its id.
 ///
 /// # Errors
 /// [`NetworkError`]; the record stays.
 pub fn detach_on(host: &Host, pod: &Pod<'_>, own: Option<&Namespace>) -> Result<(), NetworkError> {
     match record::read(pod.dir, pod.id)? {
         None => record::remove(pod.dir),
-        Some(found) => detach::found(pod, found, Some(host), own),
+        Some(record) => detach::detach_recorded(pod, record, Some(host), own),
     }
 }
 
-/// As [`detach_on`], for a pod that is to go whatever its plugins say: what they fail to delete is given up, and is told, a line
-/// each. What gantry itself has of the pod is taken away.
+/// As [`detach_on`], even if plugins fail: returns a line for each attachment that they failed to delete. gantry's own resources
+/// of the pod are removed.
 ///
 /// # Errors
-/// [`NetworkError`]: what gantry itself has cannot be taken away; the record stays.
+/// [`NetworkError`]: gantry's own resources cannot be removed; the record stays.
 pub fn abandon_on(host: &Host, pod: &Pod<'_>) -> Result<Vec<String>, NetworkError> {
     detach::abandon(host, pod)
 }
 
-/// Makes the tables hold what the records of the pods that are up say, and nothing else, and turns on the switches of the
-/// kernel that their networks need; in the host's network namespace, where the calling thread is.
+/// Makes the firewall table equal to the records of the pods that are up, and enables the sysctls that their networks need;
+/// in the host's network namespace, where the calling thread is.
 ///
 /// # Errors
 /// [`NetworkError`].
@@ -153,15 +152,15 @@ pub fn reload(host: &Host) -> Result<(), NetworkError> {
     tables::reload(host)
 }
 
-/// Removes what no record accounts for; tells what it was. With `dry_run` it only tells.
+/// Removes resources that belong to no record; returns a line for each. With `dry_run` it removes nothing.
 ///
 /// # Errors
-/// [`NetworkError`]; what could be removed was.
-pub fn sweep(host: &Host, dry_run: bool) -> Result<Vec<String>, NetworkError> {
-    sweep::sweep(host, dry_run)
+/// [`NetworkError`]; the rest was removed.
+pub fn collect_garbage(host: &Host, dry_run: bool) -> Result<Vec<String>, NetworkError> {
+    garbage::collect(host, dry_run)
 }
 
-/// What is there that no record accounts for, and what is missing that one needs.
+/// Reports resources that belong to no record, and missing ones; a line each.
 ///
 /// # Errors
 /// [`NetworkError`].
@@ -169,18 +168,18 @@ pub fn check(host: &Host) -> Result<Vec<String>, NetworkError> {
     check::check(host)
 }
 
-/// What gantries that are gone have left here, a line for people each.
+/// Reports bridges and tables of gantries that are gone; a line each.
 ///
 /// # Errors
 /// [`NetworkError`].
-pub fn strays(host: &Host) -> Result<Vec<String>, NetworkError> {
-    check::strays(host)
+pub fn find_orphans(host: &Host) -> Result<Vec<String>, NetworkError> {
+    check::orphans(host)
 }
 
-/// The networks that are configured, or the one of this name with its text.
+/// Lists the configured networks; with `name` the network of this name, with its text.
 ///
 /// # Errors
-/// [`NetworkError`]; a network that is not there.
-pub fn networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>, NetworkError> {
+/// [`NetworkError`]; no network has this name.
+pub fn list_networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>, NetworkError> {
     list::networks(host, name)
 }

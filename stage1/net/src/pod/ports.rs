@@ -1,43 +1,44 @@
-//! Ports of the host that lead to a pod are held by sockets of its supervisor: nobody else can listen there, and who does
-//! already is not robbed of it.
+//! Published ports are held by sockets of the pod's supervisor, so that no other process can use them, and a port that is
+//! already in use is not taken over.
 //!
-//! They are bound and never listened on: what the tables do not lead away (`[::1]`) is refused, and not kept waiting.
+//! The sockets are bound but do not listen: the kernel refuses connections that the tables do not redirect (`[::1]`).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use gantry_contract::plan::{Port, Protocol};
+use gantry_model::ErrorKind;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
 use super::error::{NetworkError, Result};
-use super::listeners;
+use super::port_users;
 use super::select::Families;
 use crate::nft::HostPort;
 
-/// What uses a port where neither a pod's record nor `/proc` tells.
+/// The user of a port that is found neither in a pod's record nor in `/proc`.
 const UNKNOWN_USER: &str = "another process of this host";
 
-/// A port that is held.
+/// A socket that holds a port.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(super) struct PortSocket {
     ipv4: bool,
     fd: OwnedFd,
 }
 
-impl From<Socket> for OwnedFd {
-    fn from(socket: Socket) -> Self {
+impl From<PortSocket> for OwnedFd {
+    fn from(socket: PortSocket) -> Self {
         socket.fd
     }
 }
 
-/// Holds these ports in the calling thread's network namespace, for those families; and adds them to what is held.
-pub(super) fn hold(ports: &[Port], families: Families, held: &mut Vec<Socket>) -> Result<()> {
+/// Holds the ports for these address families, in the network namespace of the calling thread, and adds the sockets to `held`.
+pub(super) fn hold(ports: &[Port], families: Families, held: &mut Vec<PortSocket>) -> Result<()> {
     for port in ports {
-        for address in addresses(port, families) {
+        for address in held_addresses(port, families) {
             for number in port.host_port..=port.host_port.saturating_add(port.count.saturating_sub(1)) {
                 if let Some(fd) = bind(address, number, port)? {
-                    held.push(Socket { ipv4: address.is_ipv4(), fd });
+                    held.push(PortSocket { ipv4: address.is_ipv4(), fd });
                 }
             }
         }
@@ -45,26 +46,26 @@ pub(super) fn hold(ports: &[Port], families: Families, held: &mut Vec<Socket>) -
     Ok(())
 }
 
-/// Picks a free port of the host for each of these that has none, and holds it: the same number in every family.
-pub(super) fn pick(ports: &mut [Port], families: Families, held: &mut Vec<Socket>) -> Result<()> {
+/// Picks a free host port for each port without one, the same number in every family, and holds it.
+pub(super) fn pick(ports: &mut [Port], families: Families, held: &mut Vec<PortSocket>) -> Result<()> {
     for port in ports.iter_mut().filter(|port| port.host_port == 0) {
-        let addresses = addresses(port, families);
+        let addresses = held_addresses(port, families);
         let mut picked = None;
-        for _ in 0..PICKS {
+        for _ in 0..MAX_PICKS {
             picked = try_pick(&addresses, port)?;
             if picked.is_some() {
                 break;
             }
         }
-        let (number, sockets) = picked.ok_or_else(|| NetworkError::NoFreePort { port: shown(port, 0) })?;
+        let (number, sockets) = picked.ok_or_else(|| no_free_port(port))?;
         port.host_port = number;
         held.extend(sockets);
     }
     Ok(())
 }
 
-/// The kernel picks for the first address; `None`: that port is in use on another one.
-fn try_pick(addresses: &[IpAddr], port: &Port) -> Result<Option<(u16, Vec<Socket>)>> {
+/// The kernel picks a port for the first address. `None`: the port is in use on another address.
+fn try_pick(addresses: &[IpAddr], port: &Port) -> Result<Option<(u16, Vec<PortSocket>)>> {
     let (mut number, mut sockets) = (0, Vec::new());
     for address in addresses {
         let fd = match bind(*address, number, port) {
@@ -76,29 +77,29 @@ fn try_pick(addresses: &[IpAddr], port: &Port) -> Result<Option<(u16, Vec<Socket
             let name = rustix::net::getsockname(&fd).ok().and_then(|name| SocketAddr::try_from(name).ok());
             number = name.map_or(0, |name| name.port());
         }
-        sockets.push(Socket { ipv4: address.is_ipv4(), fd });
+        sockets.push(PortSocket { ipv4: address.is_ipv4(), fd });
     }
     Ok((number != 0).then_some((number, sockets)))
 }
 
-/// How often a port is picked that another address may have in use.
-const PICKS: u32 = 64;
+/// How often to pick a port, since it may be in use on another address.
+const MAX_PICKS: u32 = 64;
 
-/// Makes what is held fit the addresses the pod has in the end: `had` is what was held for.
-pub(super) fn settle(
+/// Adjusts the held ports to the addresses that the pod got. `had`: the families for which they were held.
+pub(super) fn adjust(
     ports: &[Port],
     had: Families,
     has: Families,
     network: &str,
-    held: &mut Vec<Socket>,
+    held: &mut Vec<PortSocket>,
 ) -> Result<()> {
-    fit(ports, has, network)?;
+    check_families(ports, has, network)?;
     held.retain(|socket| if socket.ipv4 { has.v4 } else { has.v6 });
     hold(ports, Families { v4: has.v4 && !had.v4, v6: has.v6 && !had.v6 }, held)
 }
 
-/// Fails for a port on an address of a family that the pod has none of.
-pub(super) fn fit(ports: &[Port], has: Families, network: &str) -> Result<()> {
+/// Fails for a port whose address family the pod has no address of.
+pub(super) fn check_families(ports: &[Port], has: Families, network: &str) -> Result<()> {
     for port in ports {
         let missing = match port.host_ip {
             Some(address) if address.is_ipv4() && !has.v4 => Some(4),
@@ -107,18 +108,18 @@ pub(super) fn fit(ports: &[Port], has: Families, network: &str) -> Result<()> {
             _ => None,
         };
         if let Some(family) = missing {
-            return Err(NetworkError::NoFamily {
-                port: shown(port, port.host_port),
-                family,
-                network: network.to_owned(),
-            });
+            let message = format!(
+                "cannot publish port {}: the pod has no IPv{family} address in network '{network}'",
+                shown(port, port.host_port)
+            );
+            return Err(NetworkError::new(ErrorKind::Invalid, message));
         }
     }
     Ok(())
 }
 
-/// The addresses a port is held on.
-fn addresses(port: &Port, families: Families) -> Vec<IpAddr> {
+/// The addresses on which a port is held.
+fn held_addresses(port: &Port, families: Families) -> Vec<IpAddr> {
     let every = [(families.v4, Ipv4Addr::UNSPECIFIED.into()), (families.v6, Ipv6Addr::UNSPECIFIED.into())];
     let every = every.into_iter().filter(|(wanted, _)| *wanted).map(|(_, address)| address);
     match port.host_ip {
@@ -127,15 +128,15 @@ fn addresses(port: &Port, families: Families) -> Vec<IpAddr> {
     }
 }
 
-/// None: there is nothing to hold, as this host has no IPv6.
+/// `None`: the host has no IPv6, so there is nothing to hold.
 fn bind(address: IpAddr, number: u16, port: &Port) -> Result<Option<OwnedFd>> {
     let bound = match try_bind(address, number, port.protocol, false) {
         Err(Errno::AFNOSUPPORT) if address == IpAddr::V6(Ipv6Addr::UNSPECIFIED) => return Ok(None),
-        // Connections of an earlier server that are over are in the way of who does not say that they are no matter.
+        // Without SO_REUSEADDR, connections in TIME-WAIT of an earlier server conflict.
         Err(Errno::ADDRINUSE) if port.protocol != Protocol::Udp => try_bind(address, number, port.protocol, true),
         other => other,
     };
-    bound.map(Some).map_err(|errno| refused(errno, address, number, port))
+    bound.map(Some).map_err(|errno| bind_error(errno, address, number, port))
 }
 
 fn try_bind(address: IpAddr, number: u16, protocol: Protocol, reuse: bool) -> rustix::io::Result<OwnedFd> {
@@ -150,33 +151,45 @@ fn try_bind(address: IpAddr, number: u16, protocol: Protocol, reuse: bool) -> ru
         sockopt::set_ipv6_v6only(&fd, true)?;
     }
     if protocol == ipproto::UDP {
-        // Nobody reads what comes: let little of it be kept.
+        // Received datagrams are never read: keep the buffer small.
         sockopt::set_socket_recv_buffer_size(&fd, 1)?;
     }
     sockopt::set_socket_reuseaddr(&fd, reuse)?;
     rustix::net::bind(&fd, &SocketAddr::new(address, number))?;
     if reuse {
-        // For ourselves only: nobody is to bind beside us.
+        // Reset, so that no other process can bind to the same port.
         sockopt::set_socket_reuseaddr(&fd, false)?;
     }
     Ok(fd)
 }
 
-fn refused(errno: Errno, address: IpAddr, number: u16, port: &Port) -> NetworkError {
+fn bind_error(errno: Errno, address: IpAddr, number: u16, port: &Port) -> NetworkError {
     let port_shown = shown(port, number);
     match errno {
         Errno::ADDRINUSE => {
-            let by = listeners::user_of(address, number, port.protocol).unwrap_or_else(|| UNKNOWN_USER.to_owned());
+            let by =
+                port_users::find_port_user(address, number, port.protocol).unwrap_or_else(|| UNKNOWN_USER.to_owned());
             NetworkError::PortTaken { port: port_shown, by }
         }
-        Errno::ADDRNOTAVAIL => NetworkError::NotHostAddress { port: port_shown, address },
-        Errno::PROTONOSUPPORT | Errno::SOCKTNOSUPPORT if port.protocol == Protocol::Sctp => {
-            NetworkError::NoSctp { port: port_shown }
+        Errno::ADDRNOTAVAIL => {
+            let message = format!("cannot publish port {port_shown}: {address} is not an address of this host");
+            NetworkError::new(ErrorKind::Invalid, message)
         }
-        errno => NetworkError::Port { port: port_shown, source: errno.into() },
+        Errno::PROTONOSUPPORT | Errno::SOCKTNOSUPPORT if port.protocol == Protocol::Sctp => {
+            let message = format!("cannot publish port {port_shown}: the kernel has no SCTP (module sctp)");
+            NetworkError::new(ErrorKind::Unavailable, message)
+        }
+        errno => NetworkError::io(format!("hold port {port_shown} of the host"))(errno),
     }
 }
 
+fn no_free_port(port: &Port) -> NetworkError {
+    let message =
+        format!("no free port of the host was found to publish {}: name one with HOSTPORT:PODPORT", shown(port, 0));
+    NetworkError::new(ErrorKind::Exhausted, message)
+}
+
+/// Address, number and protocol of a host port.
 pub(super) fn shown(port: &Port, number: u16) -> String {
     let address = port.host_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
     HostPort { address, protocol: port.protocol.into(), port: number }.to_string()

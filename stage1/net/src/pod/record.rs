@@ -1,12 +1,12 @@
-//! What a pod has of its networks, written down in its directory: before the first of it is made, until the last is gone.
+//! The record of a pod's networks (`network.json` in its directory): written before the first resource is created, removed
+//! after the last is deleted.
 //!
-//! The file has a line of JSON with what is going to be made, which is there whole or not at all (`rename(2)`), and then a line for
-//! each change: what came of it, and that it is being taken away. Lines are added and not replaced: to rename over a file makes
-//! ext4 write it to the disk, which takes milliseconds. A line that a kill cut short says nothing, and what it would have said
-//! was not done yet.
+//! The first line of JSON lists what is going to be created; it is written atomically (`rename(2)`). Then follows a line for
+//! each change: the result, and that the pod is being detached. Lines are appended, because renaming over a file makes ext4
+//! write it to the disk, which takes milliseconds. A line that was cut short by a kill is ignored: its change had not begun.
 //!
-//! Nothing is synced: a reboot ends the pod and what it had in this kernel. After one the file says what plugins may still keep
-//! on disk; torn by a power loss it says nothing, and then [`super::sweep`] goes by what is there.
+//! Nothing is synced: a reboot ends the pod and its resources in the kernel. After a reboot, the record lists what plugins may
+//! keep on disk. If a power loss has damaged it, garbage collection ([`super::collect_garbage`]) works without it.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,58 +18,58 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::entries::Written;
+use super::entries::RecordedEntries;
 use super::error::{NetworkError, Result};
 use crate::config::{NetworkConfig, Source, files, is_name};
 use crate::netlink::Namespace;
 use crate::nft::State;
 use crate::plugin::Attachment;
 
-/// Of this form of a record.
+/// The version of the format.
 const VERSION: u32 = 1;
-/// A file being written.
+/// A record being written.
 const NEW: &str = ".network.json.new";
-/// The most bytes of a record: some networks, each with its configuration of up to a mebibyte.
+/// The maximum size of a record: some networks, each with its configuration of up to a mebibyte.
 const MAX_RECORD: usize = 16 * 1024 * 1024;
-/// The most bytes of one line of it.
+/// The maximum size of one line.
 const MAX_LINE: usize = MAX_RECORD / 4;
-/// The most pods of a host.
+/// The maximum number of pods of a host.
 const MAX_PODS: usize = 1024 * 1024;
 
 /// A pod's record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Record {
     version: u32,
-    /// The boot it is true within.
+    /// The boot that the record belongs to.
     pub(super) boot: String,
     pub(super) pod: String,
-    /// When it was begun, in nanoseconds since the boot: of two that want the same, the first has it.
+    /// When the pod was attached, in nanoseconds since the boot. If two pods conflict, the earlier one wins.
     #[serde(default)]
     pub(super) since: u64,
     #[serde(skip)]
-    pub(super) state: Standing,
-    /// As the supervisor was told.
+    pub(super) state: RecordState,
+    /// The settings of the supervisor.
     pub(super) host: Host,
     /// The pod's network namespace, while its supervisor lives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) namespace: Option<Place>,
-    pub(super) networks: Vec<Joined>,
+    pub(super) namespace: Option<NamespacePath>,
+    pub(super) networks: Vec<NetworkRecord>,
     #[serde(skip)]
-    entries: Written,
-    /// What it got, when all of it was there.
+    entries: RecordedEntries,
+    /// The result, once all networks are attached.
     #[serde(skip)]
     pub(super) attached: Vec<Attached>,
-    /// A change was not understood, so that there may be more in the tables than this says.
+    /// A line was invalid, so the tables may contain more entries of the pod than the record.
     #[serde(skip)]
     pub(super) torn: bool,
 }
 
 /// Whether a pod's entries belong in the tables.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum RecordState {
     #[default]
     Up,
-    /// It is being taken away.
+    /// The pod is being detached.
     Down,
 }
 
@@ -77,39 +77,39 @@ pub(super) enum Standing {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Change {
-    /// Everything was made, and its entries are to be added.
-    Got { entries: Written, attached: Vec<Attached> },
-    /// It is being taken away.
+    /// All networks are attached; the entries are about to be added.
+    Got { entries: RecordedEntries, attached: Vec<Attached> },
+    /// The pod is being detached.
     Down {},
 }
 
-/// A network namespace: a path to it, and how to know that it still is the same.
+/// A path to a network namespace, and the identity of the namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct NamespacePath {
     pub(super) path: String,
     pub(super) device: u64,
     pub(super) inode: u64,
 }
 
-impl Place {
-    /// Whether the path still leads to the namespace it did: a number of a process comes again.
-    pub(super) fn is_there(&self) -> bool {
+impl NamespacePath {
+    /// Whether the path still leads to the same namespace: process ids are reused.
+    pub(super) fn is_valid(&self) -> bool {
         let Ok(namespace) = Namespace::at(self.path.as_ref()) else { return false };
         rustix::fs::fstat(namespace.as_fd()).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode))
     }
 }
 
-/// A network of the pod.
+/// A network in a record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Joined {
+pub(super) struct NetworkRecord {
     pub(super) name: String,
     pub(super) interface: String,
-    /// Run by plugins, and not by us.
+    /// Created by plugins.
     pub(super) plugins: bool,
-    /// Where it was configured, for people.
+    /// The origin of the configuration, for people.
     #[serde(default)]
     pub(super) source: String,
-    /// The configuration as it was then.
+    /// The configuration at the time of ADD.
     pub(super) text: String,
     #[serde(default)]
     pub(super) args: Vec<(String, String)>,
@@ -119,12 +119,12 @@ pub(super) struct Joined {
     pub(super) cni_args: Map<String, Value>,
 }
 
-impl Joined {
+impl NetworkRecord {
     pub(super) fn config(&self) -> Result<NetworkConfig> {
         Ok(NetworkConfig::parse(&self.text, Source::File(format!("{} (as kept with the pod)", self.source).into()))?)
     }
 
-    /// The attachment as its ADD got it.
+    /// The attachment that was passed to ADD.
     pub(super) fn attachment(&self, pod: &str, netns: Option<String>) -> Attachment {
         Attachment {
             container_id: pod.to_owned(),
@@ -137,19 +137,19 @@ impl Joined {
     }
 }
 
-/// What there is of a record.
+/// A record as it was read.
 #[derive(Debug)]
-pub(super) enum Found {
-    Whole(Box<Record>),
-    /// Why it cannot be understood.
+pub(super) enum RecordFile {
+    Valid(Box<Record>),
+    /// It is damaged; the problem.
     Damaged(String),
-    /// It is of this later version.
+    /// A later gantry wrote it; its version.
     Newer(u32),
 }
 
 impl Record {
-    /// The intent.
-    pub(super) fn new(pod: &str, host: &Host, boot: String, networks: Vec<Joined>) -> Self {
+    /// A record from before anything is created.
+    pub(super) fn new(pod: &str, host: &Host, boot: String, networks: Vec<NetworkRecord>) -> Self {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
         let since =
@@ -159,64 +159,68 @@ impl Record {
             boot,
             pod: pod.to_owned(),
             since,
-            state: Standing::Up,
+            state: RecordState::Up,
             host: host.clone(),
             namespace: None,
             networks,
-            entries: Written::default(),
+            entries: RecordedEntries::default(),
             attached: Vec::new(),
             torn: false,
         }
     }
 
-    /// Its part of the tables.
+    /// The firewall entries of the pod.
     pub(super) fn entries(&self) -> Result<State> {
-        let damaged = |problem| NetworkError::Damaged { pod: self.pod.clone(), problem };
-        self.entries.state(&self.pod).map_err(damaged)
+        self.entries.to_state(&self.pod).map_err(|problem| NetworkError::damaged(&self.pod, &problem))
     }
 
-    /// Writes it into the pod's directory, in the place of an earlier one. What a kill leaves: nothing, but perhaps a file that
-    /// means nothing and that the next writer takes over.
+    /// Writes the record into the pod's directory, replacing an earlier one. A kill may leave a temporary file, which the next
+    /// writer replaces.
     pub(super) fn write(&self, dir: BorrowedFd<'_>) -> Result<()> {
-        let text = self.line(self)?;
+        let text = self.to_line(self)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = rustix::fs::openat(dir, NEW, flags, Mode::RUSR | Mode::WUSR);
-        let fd = fd.map_err(NetworkError::errno(self.doing()))?;
-        std::fs::File::from(fd).write_all(&text).map_err(NetworkError::file(self.doing()))?;
-        rustix::fs::renameat(dir, NEW, dir, NETWORK).map_err(NetworkError::errno(self.doing()))
+        let fd = fd.map_err(NetworkError::io(self.doing()))?;
+        std::fs::File::from(fd).write_all(&text).map_err(NetworkError::io(self.doing()))?;
+        rustix::fs::renameat(dir, NEW, dir, NETWORK).map_err(NetworkError::io(self.doing()))
     }
 
-    /// Adds what came of it, before the entries are added to the tables.
-    pub(super) fn got(&mut self, dir: BorrowedFd<'_>, entries: &State, attached: Vec<Attached>) -> Result<()> {
-        self.entries = Written::of(entries);
+    /// Appends the result, before the entries are added to the tables.
+    pub(super) fn append_result(
+        &mut self,
+        dir: BorrowedFd<'_>,
+        entries: &State,
+        attached: Vec<Attached>,
+    ) -> Result<()> {
+        self.entries = RecordedEntries::from_state(entries);
         self.attached.clone_from(&attached);
-        self.add(dir, &Change::Got { entries: self.entries.clone(), attached })
+        self.append(dir, &Change::Got { entries: self.entries.clone(), attached })
     }
 
-    /// Adds that it is being taken away, before the entries are.
-    pub(super) fn down(&mut self, dir: BorrowedFd<'_>) -> Result<()> {
-        if self.state == Standing::Down {
+    /// Appends that the pod is being detached, before its entries are removed.
+    pub(super) fn append_down(&mut self, dir: BorrowedFd<'_>) -> Result<()> {
+        if self.state == RecordState::Down {
             return Ok(());
         }
-        self.state = Standing::Down;
-        self.add(dir, &Change::Down {})
+        self.state = RecordState::Down;
+        self.append(dir, &Change::Down {})
     }
 
-    fn add(&self, dir: BorrowedFd<'_>, change: &Change) -> Result<()> {
-        // Behind what a kill may have cut short.
+    fn append(&self, dir: BorrowedFd<'_>, change: &Change) -> Result<()> {
+        // After a line that a kill may have cut short.
         let mut text = b"\n".to_vec();
-        text.append(&mut self.line(change)?);
+        text.append(&mut self.to_line(change)?);
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = rustix::fs::openat2(dir, NETWORK, flags, Mode::empty(), beneath());
-        let fd = fd.map_err(NetworkError::errno(self.doing()))?;
-        std::fs::File::from(fd).write_all(&text).map_err(NetworkError::file(self.doing()))
+        let fd = fd.map_err(NetworkError::io(self.doing()))?;
+        std::fs::File::from(fd).write_all(&text).map_err(NetworkError::io(self.doing()))
     }
 
-    fn line(&self, what: &impl Serialize) -> Result<Vec<u8>> {
-        let text = serde_json::to_vec(what).map_err(|error| NetworkError::file(self.doing())(error.into()))?;
+    fn to_line(&self, value: &impl Serialize) -> Result<Vec<u8>> {
+        let text = serde_json::to_vec(value).map_err(NetworkError::io(self.doing()))?;
         if text.len() > MAX_LINE {
             let source = std::io::Error::new(std::io::ErrorKind::FileTooLarge, "its configurations are too long");
-            return Err(NetworkError::File { doing: self.doing(), source });
+            return Err(NetworkError::io(self.doing())(source));
         }
         Ok(text)
     }
@@ -225,51 +229,51 @@ impl Record {
         format!("write the record of the networks of pod {}", self.pod)
     }
 
-    fn change(&mut self, line: &[u8]) {
+    fn apply(&mut self, line: &[u8]) {
         match serde_json::from_slice::<Change>(line) {
             Ok(Change::Got { entries, attached }) => (self.entries, self.attached) = (entries, attached),
-            Ok(Change::Down {}) => self.state = Standing::Down,
+            Ok(Change::Down {}) => self.state = RecordState::Down,
             Err(_) => self.torn = true,
         }
     }
 }
 
-/// Removes a pod's record, and what a killed writer left of one.
+/// Removes a pod's record, and the temporary file of a killed writer.
 pub(super) fn remove(dir: BorrowedFd<'_>) -> Result<()> {
     for name in [NEW, NETWORK] {
         match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
-            Err(errno) => return Err(NetworkError::errno(format!("remove the file '{name}' of a pod"))(errno)),
+            Err(errno) => return Err(NetworkError::io(format!("remove the file '{name}' of a pod"))(errno)),
         }
     }
     Ok(())
 }
 
-/// The record in a pod's directory; None if there is none.
-pub(super) fn read(dir: BorrowedFd<'_>, pod: &str) -> Result<Option<Found>> {
+/// Reads the record in a pod's directory; `None` if there is none.
+pub(super) fn read(dir: BorrowedFd<'_>, pod: &str) -> Result<Option<RecordFile>> {
     read_at(dir, NETWORK, pod)
 }
 
-fn read_at(dir: BorrowedFd<'_>, path: &str, pod: &str) -> Result<Option<Found>> {
+fn read_at(dir: BorrowedFd<'_>, path: &str, pod: &str) -> Result<Option<RecordFile>> {
     let doing = || format!("read the record of the networks of pod {pod}");
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd = match rustix::fs::openat2(dir, path, flags, Mode::empty(), beneath()) {
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
-        Err(Errno::LOOP) => return Ok(Some(Found::Damaged("it is a link".into()))),
-        other => other.map_err(NetworkError::errno(doing()))?,
+        Err(Errno::LOOP) => return Ok(Some(RecordFile::Damaged("it is a link".into()))),
+        other => other.map_err(NetworkError::io(doing()))?,
     };
-    let kind = rustix::fs::fstat(&fd).map_err(NetworkError::errno(doing()))?.st_mode;
+    let kind = rustix::fs::fstat(&fd).map_err(NetworkError::io(doing()))?.st_mode;
     if FileType::from_raw_mode(kind) != FileType::RegularFile {
-        return Ok(Some(Found::Damaged("it is no regular file".into())));
+        return Ok(Some(RecordFile::Damaged("it is not a regular file".into())));
     }
-    let Some(bytes) = files::read(fd.into(), MAX_RECORD).map_err(NetworkError::file(doing()))? else {
-        return Ok(Some(Found::Damaged(format!("it has more than {MAX_RECORD} bytes"))));
+    let Some(bytes) = files::read(fd.into(), MAX_RECORD).map_err(NetworkError::io(doing()))? else {
+        return Ok(Some(RecordFile::Damaged(format!("it has more than {MAX_RECORD} bytes"))));
     };
     Ok(Some(parse(&bytes, pod)))
 }
 
-fn parse(bytes: &[u8], pod: &str) -> Found {
-    /// What every version has.
+fn parse(bytes: &[u8], pod: &str) -> RecordFile {
+    /// The part that every version has.
     #[derive(Deserialize)]
     struct Versioned {
         version: u32,
@@ -277,19 +281,19 @@ fn parse(bytes: &[u8], pod: &str) -> Found {
     let mut lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let first = lines.next().unwrap_or_default();
     match serde_json::from_slice::<Versioned>(first) {
-        Ok(Versioned { version }) if version > VERSION => return Found::Newer(version),
+        Ok(Versioned { version }) if version > VERSION => return RecordFile::Newer(version),
         Ok(_) => {}
-        Err(error) => return Found::Damaged(error.to_string()),
+        Err(error) => return RecordFile::Damaged(error.to_string()),
     }
     let mut record = match serde_json::from_slice::<Record>(first) {
-        Ok(record) if record.pod != pod => return Found::Damaged("it is another pod's".into()),
+        Ok(record) if record.pod != pod => return RecordFile::Damaged("it belongs to another pod".into()),
         Ok(record) => record,
-        Err(error) => return Found::Damaged(error.to_string()),
+        Err(error) => return RecordFile::Damaged(error.to_string()),
     };
-    lines.for_each(|line| record.change(line));
+    lines.for_each(|line| record.apply(line));
     match record.entries() {
-        Ok(_) => Found::Whole(Box::new(record)),
-        Err(error) => Found::Damaged(error.to_string()),
+        Ok(_) => RecordFile::Valid(Box::new(record)),
+        Err(error) => RecordFile::Damaged(error.to_string()),
     }
 }
 
@@ -297,9 +301,9 @@ fn beneath() -> ResolveFlags {
     ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS
 }
 
-/// The records of a gantry's pods.
+/// The records of all pods.
 pub(super) struct Records {
-    /// None: there is no such directory, so there are no pods.
+    /// `None`: the directory does not exist, so there are no pods.
     dir: Option<OwnedFd>,
 }
 
@@ -308,35 +312,35 @@ impl Records {
         match files::open_dir(host.pods_dir.as_ref()) {
             Ok(dir) => Ok(Self { dir: Some(dir) }),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self { dir: None }),
-            Err(error) => Err(NetworkError::file(format!("open the directory {}", host.pods_dir))(error)),
+            Err(error) => Err(NetworkError::io(format!("open the directory {}", host.pods_dir))(error)),
         }
     }
 
-    /// Whether a pod has a record, looked up now.
+    /// Looks up whether a pod has a record.
     pub(super) fn has(&self, pod: &str) -> Result<bool> {
         let Some(dir) = self.dir.as_ref().filter(|_| is_name(pod)) else { return Ok(false) };
         match rustix::fs::statat(dir, format!("{pod}/{NETWORK}"), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
-            Err(errno) => Err(NetworkError::errno(format!("look for the record of the networks of pod {pod}"))(errno)),
+            Err(errno) => Err(NetworkError::io(format!("look for the record of the networks of pod {pod}"))(errno)),
         }
     }
 
     /// The pods that have a directory.
     pub(super) fn pods(&self) -> Result<Vec<String>> {
         let Some(dir) = &self.dir else { return Ok(Vec::new()) };
-        let names = files::names(dir, MAX_PODS).map_err(NetworkError::file("list the pods"))?;
+        let names = files::names(dir, MAX_PODS).map_err(NetworkError::io("list the pods"))?;
         let names = names.ok_or_else(|| {
             let source = std::io::Error::other(format!("there are more than {MAX_PODS}"));
-            NetworkError::File { doing: "list the pods".into(), source }
+            NetworkError::io("list the pods")(source)
         })?;
         let mut names: Vec<String> = names.into_iter().filter_map(|name| name.into_string().ok()).collect();
         names.retain(|name| is_name(name));
         Ok(names)
     }
 
-    /// All records, by pod. One that goes meanwhile is missing.
-    pub(super) fn all(&self) -> Result<Vec<(String, Found)>> {
+    /// Reads all records, by pod. A record that is removed meanwhile is missing.
+    pub(super) fn all(&self) -> Result<Vec<(String, RecordFile)>> {
         let Some(dir) = &self.dir else { return Ok(Vec::new()) };
         let mut found = Vec::new();
         for pod in self.pods()? {
@@ -348,19 +352,18 @@ impl Records {
         Ok(found)
     }
 
-    /// Those that can be understood, the oldest first.
-    pub(super) fn whole(&self) -> Result<Vec<Record>> {
-        Ok(self.sorted()?.0)
+    /// The valid records, oldest first.
+    pub(super) fn valid(&self) -> Result<Vec<Record>> {
+        Ok(self.partition()?.0)
     }
 
-    /// Those that can be understood, the oldest first; and the pods whose cannot, of which nothing is known but that they may
-    /// be running.
-    pub(super) fn sorted(&self) -> Result<(Vec<Record>, Vec<String>)> {
+    /// The valid records, oldest first; and the pods with other records, which may be running.
+    pub(super) fn partition(&self) -> Result<(Vec<Record>, Vec<String>)> {
         let (mut records, mut others) = (Vec::new(), Vec::new());
         for (pod, found) in self.all()? {
             match found {
-                Found::Whole(record) => records.push(*record),
-                Found::Damaged(_) | Found::Newer(_) => others.push(pod),
+                RecordFile::Valid(record) => records.push(*record),
+                RecordFile::Damaged(_) | RecordFile::Newer(_) => others.push(pod),
             }
         }
         records.sort_by_key(|record| record.since);
@@ -368,10 +371,10 @@ impl Records {
     }
 }
 
-/// This boot's id.
+/// The id of this boot.
 pub(super) fn boot() -> Result<String> {
     let path = "/proc/sys/kernel/random/boot_id";
-    let text = std::fs::read_to_string(path).map_err(NetworkError::file(format!("read {path}")))?;
+    let text = std::fs::read_to_string(path).map_err(NetworkError::io(format!("read {path}")))?;
     Ok(text.trim().to_owned())
 }
 

@@ -28,25 +28,25 @@ fn what_is_written_is_read_and_nothing_else() {
     let mut record = Record::new("a", &host, "boot".into(), Vec::new());
     record.write(dir.as_fd()).unwrap();
     let whole = || match read(dir.as_fd(), "a").unwrap() {
-        Some(Found::Whole(found)) => *found,
+        Some(RecordFile::Valid(found)) => *found,
         other => panic!("{other:?}"),
     };
     assert_eq!(whole(), record);
     let mut entries = State::new();
     entries.networks.insert("net".into(), crate::nft::Network::default());
-    record.got(dir.as_fd(), &entries, vec![Attached { name: "net".into(), ..Attached::default() }]).unwrap();
+    record.append_result(dir.as_fd(), &entries, vec![Attached { name: "net".into(), ..Attached::default() }]).unwrap();
     assert_eq!((whole(), whole().entries().unwrap()), (record.clone(), entries));
     // A line that was cut short says nothing, and is in nobody's way.
     let path = temp.path().join("a").join(NETWORK);
     let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
     file.write_all(b"\n{\"got\":{\"entri").unwrap();
     assert_eq!(whole(), Record { torn: true, ..record.clone() });
-    record.down(dir.as_fd()).unwrap();
+    record.append_down(dir.as_fd()).unwrap();
     let length = std::fs::metadata(&path).unwrap().len();
-    record.down(dir.as_fd()).unwrap();
+    record.append_down(dir.as_fd()).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), length, "once");
     assert_eq!(whole(), Record { torn: true, ..record.clone() });
-    assert_eq!(whole().state, Standing::Down);
+    assert_eq!(whole().state, RecordState::Down);
     assert!(records.has("a").unwrap() && !records.has("../a").unwrap() && !records.has("nobody").unwrap());
     let of = |pod: &str| temp.path().join(pod).join(NETWORK);
     use std::os::unix::fs::PermissionsExt;
@@ -61,13 +61,13 @@ fn what_is_written_is_read_and_nothing_else() {
     let sorts: String = all
         .iter()
         .map(|(pod, found)| match found {
-            Found::Whole(_) => format!("{pod} "),
-            Found::Damaged(_) => format!("-{pod} "),
-            Found::Newer(version) => format!("{pod}{version} "),
+            RecordFile::Valid(_) => format!("{pod} "),
+            RecordFile::Damaged(_) => format!("-{pod} "),
+            RecordFile::Newer(version) => format!("{pod}{version} "),
         })
         .collect();
     assert_eq!(sorts, "a -b -c -d -e f2 ");
-    assert_eq!(records.whole().unwrap().len(), 1);
+    assert_eq!(records.valid().unwrap().len(), 1);
     std::fs::write(temp.path().join("a").join(NEW), "half").unwrap();
     remove(dir.as_fd()).unwrap();
     remove(dir.as_fd()).unwrap();

@@ -1,35 +1,37 @@
-//! Which networks a pod gets, who makes each (gantry or its plugins), and which of them forwards its ports.
+//! Selects the networks of a pod: whether gantry or plugins create each, and which one publishes the ports.
 
 use std::net::IpAddr;
 
 use gantry_contract::network::Host;
 use gantry_contract::plan::{Networks, Port, Wanted};
+use gantry_model::ErrorKind;
+use gantry_model::id::shown;
 use gantry_model::net::MAX_NETWORKS;
 use serde_json::{Map, Value, json};
 
 use super::error::{NetworkError, Result};
-use super::record::Joined;
+use super::record::NetworkRecord;
 use crate::config::{Catalog, ConfigError, Ipam, NetworkConfig, PluginSettings, Source, builtin};
 use crate::ipam;
 use crate::native;
 
-/// A network that was chosen.
+/// A selected network.
 #[derive(Debug, Clone)]
-pub(super) struct Choice {
+pub(super) struct SelectedNetwork {
     pub(super) network: NetworkConfig,
     pub(super) args: Arguments,
-    /// Why its plugins make it; None: gantry does.
+    /// Why its plugins are needed; `None`: gantry creates it.
     pub(super) plugins: Option<String>,
-    /// The ports it forwards.
+    /// The ports that it publishes.
     pub(super) ports: Vec<Port>,
-    /// Whether some of them are free ports of the host, which are picked first.
+    /// Some of them need a free host port, which is picked first.
     pub(super) picked: bool,
 }
 
 /// Keys and values, in order.
 type Arguments = Vec<(String, String)>;
 
-/// Which of the two kinds of addresses there are.
+/// A set of address families.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Families {
     pub(super) v4: bool,
@@ -37,7 +39,7 @@ pub(super) struct Families {
 }
 
 impl Families {
-    pub(super) fn of(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+    pub(super) fn from_addresses(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         let mut families = Self::default();
         for address in addresses {
             families.v4 |= address.is_ipv4();
@@ -47,14 +49,14 @@ impl Families {
     }
 }
 
-/// Reads the catalog of a host.
+/// Reads the catalog of this host.
 pub(super) fn catalog(host: &Host) -> Result<Catalog> {
     let dirs: Vec<std::path::PathBuf> = host.config_dirs.iter().map(Into::into).collect();
     Ok(Catalog::read(&dirs)?)
 }
 
-/// The networks of a pod, in order.
-pub(super) fn choose(wanted: &Networks) -> Result<Vec<Choice>> {
+/// Selects the networks of a pod, in order.
+pub(super) fn select_networks(wanted: &Networks) -> Result<Vec<SelectedNetwork>> {
     let catalog = catalog(&wanted.host)?;
     check_names(&catalog, &wanted.wanted)?;
     let mut choices = Vec::new();
@@ -69,14 +71,17 @@ pub(super) fn choose(wanted: &Networks) -> Result<Vec<Choice>> {
         }
     }
     if choices.len() > MAX_NETWORKS {
-        return Err(NetworkError::TooMany { count: choices.len(), most: MAX_NETWORKS });
+        let count = choices.len();
+        let message =
+            format!("a pod can have {MAX_NETWORKS} networks, but {count} were requested: name the ones that it needs");
+        return Err(NetworkError::new(ErrorKind::Invalid, message));
     }
     choices.iter().filter(|choice| choice.plugins.is_none()).try_for_each(check_arguments)?;
-    give_ports(&mut choices, &wanted.ports)?;
+    assign_ports(&mut choices, &wanted.ports)?;
     Ok(choices)
 }
 
-/// Fails with all names that no network has, as rkt does.
+/// Fails with all unknown names, as rkt does.
 fn check_names(catalog: &Catalog, wanted: &[Wanted]) -> Result<()> {
     let entries = catalog.entries();
     let missing = wanted.iter().filter(|it| !entries.iter().any(|entry| entry.name.as_ref() == Some(&it.name)));
@@ -85,21 +90,21 @@ fn check_names(catalog: &Catalog, wanted: &[Wanted]) -> Result<()> {
         return Ok(());
     }
     let nameless = entries.iter().filter(|entry| entry.name.is_none());
-    let broken = nameless.filter_map(|entry| entry.network.as_ref().err()).map(ToString::to_string).collect();
-    Err(NetworkError::NotFound { names, broken })
+    let broken: Vec<String> =
+        nameless.filter_map(|entry| entry.network.as_ref().err()).map(ToString::to_string).collect();
+    Err(NetworkError::no_networks(&names, &broken))
 }
 
 fn named(catalog: &Catalog, host: &Host, name: &str) -> Result<NetworkConfig> {
     let entry = catalog.entries().iter().find(|entry| entry.name.as_deref() == Some(name));
     match entry.map(|entry| &entry.network) {
         Some(Ok(network)) => Ok(network.clone()),
-        // Read again: an error is given away once.
+        // Read again, because the catalog gives its error away only once.
         _ => Ok(self::catalog(host)?.get(name)?),
     }
 }
 
-/// Every network that is configured, and the default one. The restricted one that is built in is not: it is for those who
-/// want nothing but it.
+/// All configured networks and the default one, but not the built-in restricted one, which is useful only alone.
 fn all(catalog: Catalog, wanted: &[Wanted]) -> std::result::Result<Vec<NetworkConfig>, ConfigError> {
     let mut networks = catalog.all()?;
     networks.retain(|network| {
@@ -110,27 +115,27 @@ fn all(catalog: Catalog, wanted: &[Wanted]) -> std::result::Result<Vec<NetworkCo
     Ok(networks)
 }
 
-fn choice(network: NetworkConfig, args: Vec<(String, String)>, host: &Host) -> Choice {
+fn choice(network: NetworkConfig, args: Vec<(String, String)>, host: &Host) -> SelectedNetwork {
     let plugins = plugins_needed(&network, host);
-    Choice { network, args, plugins, ports: Vec::new(), picked: false }
+    SelectedNetwork { network, args, plugins, ports: Vec::new(), picked: false }
 }
 
-/// Why a network is made by its plugins; None: gantry makes it.
+/// Why a network needs its plugins; `None`: gantry creates it.
 pub(super) fn plugins_needed(network: &NetworkConfig, host: &Host) -> Option<String> {
     if host.use_plugins && network.source != Source::BuiltIn {
         return Some("use-plugins is true in the configuration of gantry".into());
     }
-    native::obstacle(network).map(|what| format!("gantry itself cannot: {what}"))
+    native::obstacle(network).map(|obstacle| format!("gantry does not support: {obstacle}"))
 }
 
-/// The arguments of a network that gantry makes itself. `IgnoreUnknown` is of the CNI conventions: with it others may be there.
+/// The arguments of a network that gantry creates itself. With `IgnoreUnknown` (CNI conventions), others are allowed.
 const ARGUMENTS: [&str; 3] = ["IP", "MAC", "IgnoreUnknown"];
 
-/// Fails for an argument that gantry would ignore. What plugins know is theirs to say.
-fn check_arguments(choice: &Choice) -> Result<()> {
-    let network = || choice.network.name.clone();
+/// Fails for an argument that gantry would ignore. Plugins check their arguments themselves.
+fn check_arguments(choice: &SelectedNetwork) -> Result<()> {
     if let Some((argument, _)) = choice.args.iter().find(|(_, value)| value.is_empty()) {
-        return Err(NetworkError::EmptyArgument { network: network(), argument: argument.clone() });
+        let message = format!("argument '{argument}' of network '{}' has no value", choice.network.name);
+        return Err(NetworkError::new(ErrorKind::Invalid, message));
     }
     let lenient = |(key, value): &(String, String)| key == "IgnoreUnknown" && matches!(value.as_str(), "1" | "true");
     if choice.args.iter().any(lenient) {
@@ -138,20 +143,24 @@ fn check_arguments(choice: &Choice) -> Result<()> {
     }
     match choice.args.iter().find(|(key, _)| !ARGUMENTS.contains(&key.as_str())) {
         Some((argument, _)) => {
-            let known = "IP=ADDRESS and MAC=ADDRESS";
-            Err(NetworkError::UnknownArgument { network: network(), argument: argument.clone(), known })
+            let message = format!(
+                "network '{}' has no argument '{}': IP=ADDRESS and MAC=ADDRESS are its arguments",
+                choice.network.name,
+                shown(argument)
+            );
+            Err(NetworkError::new(ErrorKind::Invalid, message))
         }
         None => Ok(()),
     }
 }
 
-/// The ports go to the first network that forwards and masquerades, else to the first that forwards.
-fn give_ports(choices: &mut [Choice], ports: &[Port]) -> Result<()> {
+/// Assigns the ports to the first network that publishes ports and masquerades, else to the first that publishes ports.
+fn assign_ports(choices: &mut [SelectedNetwork], ports: &[Port]) -> Result<()> {
     if ports.is_empty() {
         return Ok(());
     }
-    let best = choices.iter().position(|it| forwards(&it.network) && masquerades(&it.network));
-    let best = best.or_else(|| choices.iter().position(|it| forwards(&it.network)));
+    let best = choices.iter().position(|it| publishes_ports(&it.network) && masquerades(&it.network));
+    let best = best.or_else(|| choices.iter().position(|it| publishes_ports(&it.network)));
     match best.and_then(|index| choices.get_mut(index)) {
         Some(choice) => {
             choice.ports = ports.to_vec();
@@ -159,7 +168,11 @@ fn give_ports(choices: &mut [Choice], ports: &[Port]) -> Result<()> {
         }
         None => {
             let names: Vec<&str> = choices.iter().map(|it| it.network.name.as_str()).collect();
-            return Err(NetworkError::NoForwarder { networks: names.join(", ") });
+            let message = format!(
+                "no network of the pod publishes ports ({}): add a network whose configuration lists portmap, or publish no ports",
+                names.join(", ")
+            );
+            return Err(NetworkError::new(ErrorKind::Invalid, message));
         }
     }
     Ok(())
@@ -169,25 +182,23 @@ fn declares(network: &NetworkConfig, capability: &str) -> bool {
     network.plugins.iter().any(|plugin| plugin.capabilities.get(capability).copied().unwrap_or(false))
 }
 
-fn forwards(network: &NetworkConfig) -> bool {
+fn publishes_ports(network: &NetworkConfig) -> bool {
     declares(network, "portMappings")
 }
 
 fn masquerades(network: &NetworkConfig) -> bool {
-    let says = |raw: &Map<String, Value>| raw.get("ipMasq").and_then(Value::as_bool).unwrap_or(false);
+    let is_configured = |raw: &Map<String, Value>| raw.get("ipMasq").and_then(Value::as_bool).unwrap_or(false);
     network.plugins.iter().any(|plugin| match &plugin.settings {
-        PluginSettings::Bridge(bridge) => bridge.ip_masq,
-        PluginSettings::Ptp(ptp) => ptp.ip_masq,
-        PluginSettings::Other => says(&plugin.raw),
-        _ => false,
+        PluginSettings::Other => is_configured(&plugin.raw),
+        settings => native::properties(settings).masquerades,
     })
 }
 
-impl Choice {
-    /// What the record says of it.
-    pub(super) fn joined(&self, index: usize) -> Result<Joined> {
+impl SelectedNetwork {
+    /// The record of the network.
+    pub(super) fn record(&self, index: usize) -> Result<NetworkRecord> {
         let (args, cni_args) = self.arguments()?;
-        Ok(Joined {
+        Ok(NetworkRecord {
             name: self.network.name.clone(),
             interface: format!("eth{index}"),
             plugins: self.plugins.is_some(),
@@ -199,10 +210,10 @@ impl Choice {
         })
     }
 
-    /// The arguments (`CNI_ARGS`) and what goes into `args.cni`. A plugin knows one `IP` only: several go the other way the
-    /// conventions have, and which host-local reads.
+    /// The arguments (`CNI_ARGS`) and `args.cni`. Plugins know a single `IP` argument only. Several addresses are passed in
+    /// `args.cni.ips` (CNI conventions), which host-local reads.
     fn arguments(&self) -> Result<(Arguments, Map<String, Value>)> {
-        let asked = self.addresses_asked_for()?;
+        let asked = self.requested_addresses()?;
         let mut cni_args = Map::new();
         if self.plugins.is_none() || asked.len() < 2 {
             return Ok((self.args.clone(), cni_args));
@@ -212,10 +223,9 @@ impl Choice {
         Ok((others.cloned().collect(), cni_args))
     }
 
-    fn addresses_asked_for(&self) -> Result<Vec<IpAddr>> {
-        let doing = || format!("read the arguments of network '{}'", self.network.name);
-        ipam::asked_for(&self.args, None)
-            .map_err(|source| NetworkError::Leases { doing: doing(), source: Box::new(source) })
+    fn requested_addresses(&self) -> Result<Vec<IpAddr>> {
+        let doing = format!("read the arguments of network '{}'", self.network.name);
+        ipam::requested_addresses(&self.args, None).map_err(NetworkError::attempt(doing))
     }
 
     /// Values of the capabilities that the network declares (CNI conventions).
@@ -226,7 +236,7 @@ impl Choice {
         }
         let by_args = |wanted: &str| self.args.iter().find(|(key, _)| key == wanted).map(|(_, value)| value.clone());
         if declares(&self.network, "ips") {
-            let asked = self.addresses_asked_for()?;
+            let asked = self.requested_addresses()?;
             if !asked.is_empty() {
                 values.insert("ips".into(), asked.iter().map(ToString::to_string).collect());
             }
@@ -237,8 +247,8 @@ impl Choice {
         Ok(values)
     }
 
-    /// For which families its ports are held before it is known which addresses the pod has. A free port is picked for both, where
-    /// the configuration does not tell.
+    /// The families in which its ports are held before the pod's addresses are known. If the configuration does not determine
+    /// them, a free port is picked for both.
     pub(super) fn held_families(&self) -> Families {
         match self.families() {
             unknown if unknown == Families::default() && self.picked => Families { v4: true, v6: true },
@@ -246,16 +256,16 @@ impl Choice {
         }
     }
 
-    /// Which addresses the pod will have, where the configuration tells: none, where it does not.
+    /// The families of the addresses that the pod will have; none if the configuration does not determine them.
     pub(super) fn families(&self) -> Families {
-        let mut families = Families::of(self.addresses_asked_for().unwrap_or_default());
+        let mut families = Families::from_addresses(self.requested_addresses().unwrap_or_default());
         for ipam in self.network.plugins.iter().filter_map(|plugin| plugin.ipam.as_ref()) {
             let addresses: Vec<IpAddr> = match ipam {
                 Ipam::HostLocal(it) => it.ranges.iter().flatten().map(|range| range.start).collect(),
                 Ipam::Static(it) => it.addresses.iter().map(|entry| entry.address.address()).collect(),
                 Ipam::Other(_) => Vec::new(),
             };
-            let more = Families::of(addresses);
+            let more = Families::from_addresses(addresses);
             families = Families { v4: families.v4 | more.v4, v6: families.v6 | more.v6 };
         }
         families

@@ -9,8 +9,8 @@ fn config(name: &str, text: &str) -> NetworkConfig {
     NetworkConfig::parse(&text, Source::File("/x".into())).unwrap()
 }
 
-fn choices(networks: &[(&str, &str)]) -> Vec<Choice> {
-    let one = |(name, text): &(&str, &str)| Choice {
+fn choices(networks: &[(&str, &str)]) -> Vec<SelectedNetwork> {
+    let one = |(name, text): &(&str, &str)| SelectedNetwork {
         network: config(name, text),
         args: Vec::new(),
         plugins: None,
@@ -44,7 +44,7 @@ fn ports_go_where_they_are_forwarded() {
     }
     let mut none = choices(&[("a", silent), ("b", silent)]);
     let error = give_ports(&mut none, &[port()]).unwrap_err().to_string();
-    assert!(error.contains("no network of the pod forwards ports (a, b)"), "{error}");
+    assert!(error.contains("no network of the pod publishes ports (a, b)"), "{error}");
     give_ports(&mut none, &[]).unwrap();
 }
 
@@ -54,22 +54,22 @@ fn capabilities_get_what_was_asked_for() {
     let mut choice = choices(&[("a", text)]).remove(0);
     choice.ports = vec![Port { host_ip: Some([127, 0, 0, 1].into()), ..port() }];
     choice.args = vec![("IP".into(), "10.0.0.1,fd00::1".into()), ("MAC".into(), "02:00:00:00:00:01".into())];
-    let joined = choice.joined(3).unwrap();
-    assert_eq!((joined.interface.as_str(), joined.plugins), ("eth3", false));
+    let network = choice.record(3).unwrap();
+    assert_eq!((network.interface.as_str(), network.plugins), ("eth3", false));
     assert_eq!(
-        Value::Object(joined.capability_args),
+        Value::Object(network.capability_args),
         json!({"ips": ["10.0.0.1", "fd00::1"], "mac": "02:00:00:00:00:01", "portMappings": [
             {"hostPort": 8000, "containerPort": 80, "protocol": "udp", "hostIP": "127.0.0.1"},
             {"hostPort": 8001, "containerPort": 81, "protocol": "udp", "hostIP": "127.0.0.1"},
         ]})
     );
-    assert_eq!((joined.args.len(), joined.cni_args.len()), (2, 0), "gantry itself reads several");
+    assert_eq!((network.args.len(), network.cni_args.len()), (2, 0), "gantry itself reads several");
     choice.plugins = Some("of a reason".into());
-    let joined = choice.joined(0).unwrap();
-    assert_eq!(joined.args, [("MAC".to_owned(), "02:00:00:00:00:01".to_owned())]);
-    assert_eq!(Value::Object(joined.cni_args), json!({"ips": ["10.0.0.1", "fd00::1"]}));
+    let network = choice.record(0).unwrap();
+    assert_eq!(network.args, [("MAC".to_owned(), "02:00:00:00:00:01".to_owned())]);
+    assert_eq!(Value::Object(network.cni_args), json!({"ips": ["10.0.0.1", "fd00::1"]}));
     choice.args = vec![("IP".into(), "me".into())];
-    assert!(choice.joined(0).is_err());
+    assert!(choice.record(0).is_err());
 }
 
 #[test]
@@ -93,15 +93,19 @@ fn all_that_is_missing_is_named() {
         all,
         ports: Vec::new(),
     };
-    let error = choose(&wanted(&["one", "default", "two"], false)).unwrap_err();
-    assert!(matches!(&error, NetworkError::NotFound { names, .. } if names == &["one", "two"]), "{error}");
-    let says =
-        "there are no networks 'one', 'two': 'gantry network list' shows the networks of this host; not readable: ";
-    assert!(error.to_string().starts_with(says), "{error}");
-    assert!(choose(&wanted(&["x"], true)).is_err() && choose(&wanted(&[], true)).is_err(), "a broken file");
+    let error = select_networks(&wanted(&["one", "default", "two"], false)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    let expected =
+        "there are no networks 'one', 'two': 'gantry network list' shows the networks of this host; invalid files: ";
+    assert!(error.to_string().starts_with(expected), "{error}");
+    assert!(
+        select_networks(&wanted(&["x"], true)).is_err() && select_networks(&wanted(&[], true)).is_err(),
+        "a broken file"
+    );
     std::fs::remove_file(temp.path().join("b.conflist")).unwrap();
-    let names =
-        |wanted: &Networks| -> Vec<String> { choose(wanted).unwrap().into_iter().map(|it| it.network.name).collect() };
+    let names = |wanted: &Networks| -> Vec<String> {
+        select_networks(wanted).unwrap().into_iter().map(|it| it.network.name).collect()
+    };
     assert_eq!(names(&wanted(&[], true)), ["mine", "default"]);
     assert_eq!(names(&wanted(&["default-restricted"], true)), ["mine", "default", "default-restricted"]);
     assert_eq!(names(&wanted(&["default", "mine"], false)), ["default", "mine"]);

@@ -1,10 +1,11 @@
-//! The directory of a gantry's networks: leases by boot, what plugins answered, and the locks.
+//! The state directory of networks: leases by boot, cached results of plugins, and locks.
 //!
 //! ```text
 //! STATE_DIR/            0700
-//!   lock                flock: shared by who makes an interface and its entries, exclusive for who removes bridges
-//!   gc                  flock: shared by who adds a pod by plugins, exclusive for their garbage collection; the plugins have it too
-//!   forwarding4, forwarding6   what the host was before forwarding was switched on (super::forwarding)
+//!   lock                flock: shared while an interface and its entries are created, exclusive while bridges are removed
+//!   gc                  flock: shared while plugins add a pod, exclusive while they collect garbage; plugins inherit it
+//!   forwarding          flock: exclusive while forwarding is enabled
+//!   forwarding4, forwarding6   the host's settings before forwarding was enabled (super::forwarding)
 //!   results/            crate::plugin::Cache
 //!   BOOT_ID/NETWORK/    crate::ipam::Store
 //! ```
@@ -18,21 +19,21 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::error::{NetworkError, Result};
-use super::holders::holders;
+use super::lock_holders::find_lock_holders;
 use crate::config::files;
 use crate::flock::{self, Flock};
 use crate::plugin::{Cache, Runtime};
 
-/// How long to wait for others who take addresses or make interfaces.
-pub(super) const WAIT: Duration = Duration::from_secs(30);
-/// When it is looked whether it is plugins that have a lock, and nobody who would end them: a collection takes no longer.
-const ORPHAN_AFTER: Duration = Duration::from_secs(12);
-/// More than a small file of ours has.
+/// The timeout of the locks of leases and links.
+pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+/// When to check whether the lock is held by plugins without a supervisor: no garbage collection takes longer.
+const ORPHAN_TIMEOUT: Duration = Duration::from_secs(12);
+/// The maximum size of a small file.
 const MAX_SMALL: usize = 256 * 1024;
-/// The deepest directory of leases.
+/// The maximum depth of the directory of leases.
 const MAX_DEPTH: u32 = 8;
 
-/// The directory, held open.
+/// The open state directory.
 pub(super) struct StateDir {
     fd: OwnedFd,
     path: String,
@@ -41,7 +42,7 @@ pub(super) struct StateDir {
 /// A lock, held until dropped.
 pub(super) type Locked = Flock<OwnedFd>;
 
-/// What a lock is about.
+/// The locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lock {
     Links,
@@ -60,54 +61,54 @@ impl Lock {
 }
 
 impl StateDir {
-    /// The directory, made if it is not there.
+    /// Opens the directory, creating it if necessary.
     pub(super) fn open(host: &Host) -> Result<Self> {
         match rustix::fs::mkdir(host.state_dir.as_str(), Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(NetworkError::errno(format!("make the directory {}", host.state_dir))(errno)),
+            Err(errno) => return Err(NetworkError::io(format!("create the directory {}", host.state_dir))(errno)),
         }
         let opened = files::open_dir(Path::new(&host.state_dir));
-        let fd = opened.map_err(NetworkError::file(format!("open the directory {}", host.state_dir)))?;
+        let fd = opened.map_err(NetworkError::io(format!("open the directory {}", host.state_dir)))?;
         Ok(Self { fd, path: host.state_dir.clone() })
     }
 
-    /// The directory if it is there: without it there never was a network.
+    /// Opens the directory if it exists: without it there has never been a network.
     pub(super) fn find(host: &Host) -> Result<Option<Self>> {
         match files::open_dir(Path::new(&host.state_dir)) {
             Ok(fd) => Ok(Some(Self { fd, path: host.state_dir.clone() })),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(NetworkError::file(format!("open the directory {}", host.state_dir))(error)),
+            Err(error) => Err(NetworkError::io(format!("open the directory {}", host.state_dir))(error)),
         }
     }
 
-    /// The directory of the leases of a boot, made if it is not there.
+    /// Opens the directory of the leases of a boot, creating it if necessary.
     pub(super) fn leases(&self, boot: &str) -> Result<OwnedFd> {
-        let doing = || format!("make the directory {}/{boot}", self.path);
+        let doing = || format!("create the directory {}/{boot}", self.path);
         match rustix::fs::mkdirat(&self.fd, boot, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(NetworkError::errno(doing())(errno)),
+            Err(errno) => return Err(NetworkError::io(doing())(errno)),
         }
-        open_beneath(self.fd.as_fd(), boot).map_err(NetworkError::errno(doing()))
+        open_beneath(self.fd.as_fd(), boot).map_err(NetworkError::io(doing()))
     }
 
     /// The networks that have leases of a boot.
     pub(super) fn networks(&self, boot: &str) -> Result<Vec<String>> {
         let dir = match open_beneath(self.fd.as_fd(), boot) {
             Err(Errno::NOENT) => return Ok(Vec::new()),
-            other => other.map_err(NetworkError::errno(format!("open the directory {}/{boot}", self.path)))?,
+            other => other.map_err(NetworkError::io(format!("open the directory {}/{boot}", self.path)))?,
         };
         Ok(self.directories(&dir)?.into_iter().filter(|name| crate::config::is_name(name)).collect())
     }
 
-    /// Whether addresses of a network are given to pods.
+    /// Whether pods have leases of a network.
     pub(super) fn has_leases(&self, boot: &str, network: &str) -> Result<bool> {
-        let doing = || format!("look for addresses that are given in network '{network}'");
+        let doing = || format!("look for leases of network '{network}'");
         let dir = match open_beneath(self.fd.as_fd(), &format!("{boot}/{network}/addresses")) {
             Err(Errno::NOENT) => return Ok(false),
-            other => other.map_err(NetworkError::errno(doing()))?,
+            other => other.map_err(NetworkError::io(doing()))?,
         };
-        for entry in Dir::read_from(&dir).map_err(NetworkError::errno(doing()))? {
-            if !entry.map_err(NetworkError::errno(doing()))?.file_name().to_bytes().starts_with(b".") {
+        for entry in Dir::read_from(&dir).map_err(NetworkError::io(doing()))? {
+            if !entry.map_err(NetworkError::io(doing()))?.file_name().to_bytes().starts_with(b".") {
                 return Ok(true);
             }
         }
@@ -120,11 +121,11 @@ impl StateDir {
         Ok(boots.filter(|name| is_boot(name)).collect())
     }
 
-    fn directories(&self, of: &OwnedFd) -> Result<Vec<String>> {
+    fn directories(&self, parent: &OwnedFd) -> Result<Vec<String>> {
         let doing = || format!("list the directory {}", self.path);
         let mut names = Vec::new();
-        for entry in Dir::read_from(of).map_err(NetworkError::errno(doing()))? {
-            let entry = entry.map_err(NetworkError::errno(doing()))?;
+        for entry in Dir::read_from(parent).map_err(NetworkError::io(doing()))? {
+            let entry = entry.map_err(NetworkError::io(doing()))?;
             let Ok(name) = entry.file_name().to_str() else { continue };
             if entry.file_type() == FileType::Directory && !name.starts_with('.') {
                 names.push(name.to_owned());
@@ -134,10 +135,10 @@ impl StateDir {
         Ok(names)
     }
 
-    /// Removes the leases of a boot that is over.
+    /// Removes the leases of an earlier boot.
     pub(super) fn forget_boot(&self, boot: &str) -> Result<()> {
         remove_tree(self.fd.as_fd(), boot, MAX_DEPTH)
-            .map_err(NetworkError::errno(format!("remove the directory {}/{boot}", self.path)))
+            .map_err(NetworkError::io(format!("remove the directory {}/{boot}", self.path)))
     }
 
     /// A small file of it.
@@ -145,9 +146,9 @@ impl StateDir {
         let doing = || format!("read {}/{name}", self.path);
         let file = match files::open_file(self.fd.as_fd(), Path::new(name)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            other => other.map_err(NetworkError::file(doing()))?,
+            other => other.map_err(NetworkError::io(doing()))?,
         };
-        files::read(file, MAX_SMALL).map_err(NetworkError::file(doing()))
+        files::read(file, MAX_SMALL).map_err(NetworkError::io(doing()))
     }
 
     /// Writes a small file, in the place of an earlier one. Nothing is synced: what it says is over with the boot.
@@ -157,26 +158,26 @@ impl StateDir {
         let new = format!(".{name}.{}", std::process::id());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = rustix::fs::openat(&self.fd, &new, flags, Mode::RUSR | Mode::WUSR);
-        let mut file = std::fs::File::from(fd.map_err(NetworkError::errno(doing()))?);
+        let mut file = std::fs::File::from(fd.map_err(NetworkError::io(doing()))?);
         let written = std::io::Write::write_all(&mut file, bytes);
         let placed = written.and_then(|()| Ok(rustix::fs::renameat(&self.fd, &new, &self.fd, name)?));
         if placed.is_err() {
             // The failure to write is the one to tell.
             let _ = rustix::fs::unlinkat(&self.fd, &new, AtFlags::empty());
         }
-        placed.map_err(NetworkError::file(doing()))
+        placed.map_err(NetworkError::io(doing()))
     }
 
     /// Removes a small file; it need not be there.
     pub(super) fn remove(&self, name: &str) -> Result<()> {
-        gone(rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()))
-            .map_err(NetworkError::errno(format!("remove {}/{name}", self.path)))
+        ignore_missing(rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()))
+            .map_err(NetworkError::io(format!("remove {}/{name}", self.path)))
     }
 
     /// What is remembered of plugins.
     pub(super) fn cache(&self) -> Result<Cache> {
         let doing = || format!("open what is remembered of plugins in {}", self.path);
-        Cache::open(self.fd.as_fd()).map_err(|source| NetworkError::Cache { doing: doing(), source: Box::new(source) })
+        Cache::open(self.fd.as_fd()).map_err(NetworkError::attempt(doing()))
     }
 
     /// What runs plugins.
@@ -190,36 +191,36 @@ impl StateDir {
         let path = || format!("{}/{}", self.path, lock.name());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&self.fd, lock.name(), flags, Mode::RUSR | Mode::WUSR)
-            .map_err(NetworkError::errno(format!("open {}", path())))?;
+            .map_err(NetworkError::io(format!("open {}", path())))?;
         let locked = flock::lock(file, shared, wait, |file, elapsed| {
-            let orphan = lock == Lock::Plugins && shared && elapsed >= ORPHAN_AFTER;
+            let orphan = lock == Lock::Plugins && shared && elapsed >= ORPHAN_TIMEOUT;
             if orphan { end_orphans(file) } else { Ok(()) }
         });
-        let locked = locked.map_err(NetworkError::file(format!("lock {}", path())))?;
+        let locked = locked.map_err(NetworkError::io(format!("lock {}", path())))?;
         let locked = locked.ok_or_else(|| NetworkError::Locked { path: path(), seconds: wait.as_secs() })?;
         if lock == Lock::Plugins {
-            // A plugin that outlives us goes on having it: what GC was told is true until it is done.
-            locked.inherit().map_err(NetworkError::file(format!("lock {}", path())))?;
+            // A plugin that outlives this process keeps the lock: the list of valid attachments holds until its GC is done.
+            locked.inherit().map_err(NetworkError::io(format!("lock {}", path())))?;
         }
         Ok(locked)
     }
 }
 
-/// Ends a collection of garbage whose starter is dead, and with it the deadline: nobody could be attached until it ended.
+/// Kills the plugins of a garbage collection whose supervisor is dead: no pod could be attached until they end.
 fn end_orphans(file: &OwnedFd) -> std::io::Result<()> {
-    let holders = holders(file)?;
-    if !holders.have_starter() {
+    let holders = find_lock_holders(file)?;
+    if !holders.include_supervisor() {
         holders.kill();
     }
     Ok(())
 }
 
-/// How long one plugin may take.
+/// The timeout of one plugin.
 pub(super) fn limit(host: &Host) -> Duration {
     Duration::from_millis(host.plugin_limit_ms)
 }
 
-/// Whether a name is a boot's id: a UUID in small letters.
+/// Whether a name is the id of a boot: a UUID in lower case.
 fn is_boot(name: &str) -> bool {
     let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     name.len() == 36
@@ -234,7 +235,7 @@ fn open_beneath(dir: BorrowedFd<'_>, name: &str) -> rustix::io::Result<OwnedFd> 
     rustix::fs::openat2(dir, name, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)
 }
 
-/// Removes a directory and all in it, following no link. Another may be at it too.
+/// Removes a directory with its contents, without following links. Other processes may do the same at once.
 fn remove_tree(parent: BorrowedFd<'_>, name: &str, depth: u32) -> rustix::io::Result<()> {
     let dir = match open_beneath(parent, name) {
         Err(Errno::NOENT) => return Ok(()),
@@ -251,13 +252,13 @@ fn remove_tree(parent: BorrowedFd<'_>, name: &str, depth: u32) -> rustix::io::Re
             let depth = depth.checked_sub(1).ok_or(Errno::NAMETOOLONG)?;
             remove_tree(dir.as_fd(), name, depth)?;
         } else {
-            gone(rustix::fs::unlinkat(&dir, name, AtFlags::empty()))?;
+            ignore_missing(rustix::fs::unlinkat(&dir, name, AtFlags::empty()))?;
         }
     }
-    gone(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR))
+    ignore_missing(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR))
 }
 
-fn gone(result: rustix::io::Result<()>) -> rustix::io::Result<()> {
+fn ignore_missing(result: rustix::io::Result<()>) -> rustix::io::Result<()> {
     match result {
         Err(Errno::NOENT) => Ok(()),
         other => other,
@@ -268,7 +269,7 @@ fn gone(result: rustix::io::Result<()>) -> rustix::io::Result<()> {
 pub(super) mod tests {
     use super::*;
 
-    /// A host with its files in this directory.
+    /// Settings of a host with its files in this directory.
     pub(in crate::pod) fn host(dir: &Path) -> Host {
         Host {
             state_dir: dir.join("net").display().to_string(),
@@ -283,14 +284,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn boots_are_told_from_others_and_go_whole() {
+    fn only_directories_of_boots_are_removed() {
         let temp = tempfile::tempdir().unwrap();
         let host = host(temp.path());
         assert!(StateDir::find(&host).unwrap().is_none());
         let state = StateDir::open(&host).unwrap();
         let old = "0f3a1f3e-6f0d-4f0e-8b89-0123456789ab";
         let leases = state.leases(old).unwrap();
-        crate::ipam::Store::open(leases.as_fd(), "net", WAIT).unwrap();
+        crate::ipam::Store::open(leases.as_fd(), "net", LOCK_TIMEOUT).unwrap();
         for other in ["results", "0F3a1f3e-6f0d-4f0e-8b89-0123456789ab", "x"] {
             std::fs::create_dir(temp.path().join("net").join(other)).unwrap();
         }
@@ -307,7 +308,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn locks_are_shared_and_alone_and_have_a_deadline() {
+    fn locks_are_shared_or_exclusive_and_time_out() {
         let temp = tempfile::tempdir().unwrap();
         let state = StateDir::open(&host(temp.path())).unwrap();
         let short = Duration::ZERO;

@@ -1,12 +1,12 @@
-//! The tables and the records: what the pods that are up need, and nothing else.
+//! Keeps the nftables table equal to the records of the pods that are up.
 //!
-//! A pod writes its entries into its record before it adds them, and marks the record before it removes them. So whoever asks
-//! for the generation of nftables, reads the records, and then replaces the table unless the generation changed, loses no
-//! pod's entries; and who reads the records again afterwards, and finds them as they were, has revived none.
+//! A pod appends its entries to its record before it adds them to the table, and marks the record before it removes them. A
+//! reload reads the generation of nftables, then the records, and replaces the table only if the generation is unchanged: so
+//! it loses no pod's entries. It then reads the records again: if they are unchanged, it has restored no removed entries.
 //!
-//! `route_localnet` lets 127.0.0.1 of the host lead out of an interface, and 127.0.0.0/8 come in through it, which the table drops.
-//! So it is turned on when the interface is in the table, and off before it goes from there: an administrator's bridge has others
-//! on it than pods.
+//! `route_localnet` lets packets from the host's 127.0.0.1 leave through an interface, and packets to 127.0.0.0/8 enter through
+//! it. The table drops the latter. So the sysctl is enabled once the interface is in the table, and disabled before the
+//! interface leaves the table: an administrator's bridge may have other ports than pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,21 +19,21 @@ use gantry_model::{ErrorKind, Kind};
 use super::entries;
 use super::error::{NetworkError, Result};
 use super::forwarding::Forwarding;
-use super::record::{Record, Records, Standing, boot};
+use super::record::{Record, RecordState, Records, boot};
 use super::select::Families;
 use super::state::{Lock, StateDir};
 use crate::native;
-use crate::native::switches::be;
+use crate::native::sysctl::ensure;
 use crate::netlink::Namespace;
 use crate::netlink::sysctl::Sysctl;
 use crate::nft::{self, State, Table, conntrack};
 
-/// How the names of all gantries' tables begin.
+/// The prefix of the names of all gantries' tables.
 const TABLE_PREFIX: &str = "gantry";
-/// How often to try again when pods come and go, or others change nftables, meanwhile.
-const ATTEMPTS: u32 = 32;
+/// How often to retry if pods come and go or other programs change nftables meanwhile.
+const MAX_ATTEMPTS: u32 = 32;
 
-/// Does something with the tables of the network namespace the thread is in.
+/// Runs `work` on the table in the network namespace of the thread.
 pub(super) fn with<T>(host: &Host, work: impl FnOnce(&mut Table) -> nft::Result<T>) -> nft::Result<T> {
     nft::kept::with(|socket| work(&mut Table::open(socket, &host.table)?))
 }
@@ -42,24 +42,24 @@ pub(super) fn add(host: &Host, entries: &State) -> nft::Result<()> {
     with(host, |table| table.add(entries))
 }
 
-/// Whether networks of these entries have other prefixes in the tables besides: their configuration was another before.
-pub(super) fn were_changed(host: &Host, entries: &State) -> Result<bool> {
+/// Whether networks of these entries have further prefixes in the table: their configuration has changed.
+pub(super) fn have_other_prefixes(host: &Host, entries: &State) -> Result<bool> {
     with(host, |table| table.has_other_prefixes(&entries.networks))
-        .map_err(NetworkError::table("look which prefixes are in the tables"))
+        .map_err(NetworkError::attempt("read the prefixes in the table"))
 }
 
-/// What the tables should hold: what these records say that are up in this boot.
+/// The entries of the pods that are up in this boot.
 pub(super) fn needed(records: &[Record], boot: &str) -> Result<State> {
     let mut state = State::new();
-    for record in records.iter().filter(|record| record.state == Standing::Up && record.boot == boot) {
-        // Where two cannot both be, one of them is about to find that out.
+    for record in records.iter().filter(|record| record.state == RecordState::Up && record.boot == boot) {
+        // If two conflict, attaching one of the pods is about to fail.
         entries::merge(&mut state, record.entries()?.possible());
     }
     Ok(state)
 }
 
-/// What the tables should hold: what the pods need that are up, and whether the host forwards for them alone.
-pub(super) fn wanted(host: &Host, records: &[Record], boot: &str) -> Result<State> {
+/// The entries of the pods that are up, and whether forwarding is confined to pods.
+pub(super) fn needed_state(host: &Host, records: &[Record], boot: &str) -> Result<State> {
     let mut state = needed(records, boot)?;
     if let Some(dir) = StateDir::find(host)?.filter(|_| !state.is_empty()) {
         state.confined = Forwarding::new(host, &dir, boot).confined()?;
@@ -67,25 +67,25 @@ pub(super) fn wanted(host: &Host, records: &[Record], boot: &str) -> Result<Stat
     Ok(state)
 }
 
-/// What the tables should hold, with what they hold of pods whose records cannot be understood: it is all that is known of them.
-pub(super) fn with_others(
+/// Adds the present entries of pods with unusable records (`others`): nothing else is known of these pods.
+pub(super) fn with_present_entries(
     mut needed: State,
     read: impl FnOnce() -> nft::Result<Option<nft::Found>>,
     others: &[String],
 ) -> State {
-    // Of a table that cannot be read nothing can be kept, and it is the reload that puts it right.
+    // If the table cannot be read, no entry can be kept; the reload repairs the table.
     if !others.is_empty()
         && let Ok(Some(found)) = read()
     {
         let confined = found.state.confined;
-        entries::merge(&mut needed, State { confined, ..of_pods(found.state, others) });
+        entries::merge(&mut needed, State { confined, ..entries_of_pods(found.state, others) });
     }
     needed
 }
 
-/// What is in the tables of these pods: by their names, and the networks and bridges that their addresses are of.
-pub(super) fn of_pods(all: State, pods: &[String]) -> State {
-    let names: BTreeSet<String> = pods.iter().flat_map(|pod| link_names(pod)).collect();
+/// The entries of these pods: those with their names, and the networks and bridges of their addresses.
+pub(super) fn entries_of_pods(all: State, pods: &[String]) -> State {
+    let names: BTreeSet<String> = pods.iter().flat_map(|pod| host_end_names(pod)).collect();
     let mut state = State::new();
     state.ports = all.ports.into_iter().filter(|(_, it)| pods.contains(&it.owner)).collect();
     state.guards = all.guards.into_iter().filter(|(name, _)| names.contains(name)).collect();
@@ -95,89 +95,88 @@ pub(super) fn of_pods(all: State, pods: &[String]) -> State {
     let mut addresses: BTreeSet<IpAddr> = state.ports.values().map(|it| it.to.ip()).collect();
     addresses.extend(state.guards.values().flat_map(|it| &it.addresses));
     addresses.extend(state.interfaces.values().flat_map(|it| &it.addresses));
-    let theirs = |network: &nft::Network| {
+    let contains_address = |network: &nft::Network| {
         network.prefixes.iter().any(|prefix| addresses.iter().any(|address| prefix.contains(*address)))
     };
-    state.networks = all.networks.into_iter().filter(|(_, network)| theirs(network)).collect();
+    state.networks = all.networks.into_iter().filter(|(_, network)| contains_address(network)).collect();
     let shared = shared.into_iter().filter(|(_, it)| state.networks.contains_key(&it.network));
     state.interfaces.extend(shared.collect::<Vec<_>>());
     state
 }
 
-/// What the host's ends of a pod's cables may be called.
-fn link_names(pod: &str) -> impl Iterator<Item = String> {
+/// The possible names of a pod's host ends.
+fn host_end_names(pod: &str) -> impl Iterator<Item = String> {
     (0..MAX_NETWORKS).map(move |index| native::host_interface(pod, &format!("eth{index}")))
 }
 
-/// Makes the tables hold what the records say; without any they go.
+/// Makes the table equal to the records; removes it if no pod needs it.
 pub(super) fn reload(host: &Host) -> Result<()> {
     let boot = boot()?;
     let records = Records::open(host)?;
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         let generation = with(host, Table::generation);
-        let (whole, others) = records.sorted()?;
-        forward_for(host, &boot, &needed(&whole, &boot)?, |forwarding, families| forwarding.note(families))?;
-        let state = wanted(host, &whole, &boot)?;
-        let table = with_others(state.clone(), || with(host, Table::read), &others);
+        let (whole, others) = records.partition()?;
+        forward_for(host, &boot, &needed(&whole, &boot)?, |forwarding, families| forwarding.save(families))?;
+        let state = needed_state(host, &whole, &boot)?;
+        let table = with_present_entries(state.clone(), || with(host, Table::read), &others);
         let generation = match generation {
-            // A host without nftables, and without pods that need them.
+            // The kernel has no nftables, and no pod needs them.
             Err(error) if table.is_empty() && error.kind() == ErrorKind::Unavailable => return Ok(()),
-            other => other.map_err(NetworkError::table(RELOAD))?,
+            other => other.map_err(NetworkError::attempt(RELOAD))?,
         };
         if table.is_empty() {
             return delete_if_unused(host);
         }
-        // Whoever begins to need one of these again changes the generation.
-        match close_loopback(host, &table) {
-            Err(NetworkError::Table { source, .. }) if matches!(*source, nft::Error::Contended { .. }) => continue,
+        // A pod that needs one of these interfaces again changes the generation.
+        match disable_route_localnet(host, &table) {
+            Err(error) if error.is_contended() => continue,
             other => other?,
         }
         match with(host, |ours| ours.ensure_at(&table, generation)) {
             Err(nft::Error::Changed) => continue,
-            other => other.map_err(NetworkError::table(RELOAD))?,
+            other => other.map_err(NetworkError::attempt(RELOAD))?,
         }
-        if wanted(host, &records.whole()?, &boot)? == state {
-            return switch_on(host, &boot, &state);
+        if needed_state(host, &records.valid()?, &boot)? == state {
+            return enable_sysctls(host, &boot, &state);
         }
     }
-    let source = nft::Error::Contended { what: "make the tables hold what the pods need".into() };
-    Err(NetworkError::Table { doing: RELOAD, source: Box::new(source) })
+    Err(NetworkError::attempt(RELOAD)(nft::Error::Contended { what: "make the table equal to the records".into() }))
 }
 
-const RELOAD: &str = "put the tables back";
+const RELOAD: &str = "restore the table";
 
-/// Nobody needs the tables: they go, if that is so still while no pod is being attached.
+/// Removes the table if no pod needs it; checked again while no pod is being attached.
 fn delete_if_unused(host: &Host) -> Result<()> {
     let Some(state) = StateDir::find(host)? else { return Ok(()) };
     let _locked = match state.lock(Lock::Links, false, Duration::ZERO) {
-        // A pod is being attached, and makes the tables what it needs.
+        // A pod is being attached, which adds its entries itself.
         Err(NetworkError::Locked { .. }) => return Ok(()),
         other => other?,
     };
     let now = boot()?;
-    if !needed(&Records::open(host)?.whole()?, &now)?.is_empty() {
+    if !needed(&Records::open(host)?.valid()?, &now)?.is_empty() {
         return Ok(());
     }
     Forwarding::new(host, &state, &now).restore()?;
     delete(host)
 }
 
-/// Removes the tables, which nobody needs. The caller has the lock of the links alone.
+/// Removes the table, which no pod needs. The caller holds the exclusive lock of the links.
 pub(super) fn delete(host: &Host) -> Result<()> {
-    close_loopback(host, &State::new())?;
-    with(host, Table::delete).map_err(NetworkError::table("remove the tables"))
+    disable_route_localnet(host, &State::new())?;
+    with(host, Table::delete).map_err(NetworkError::attempt("remove the table"))
 }
 
-/// Removes the tables of other gantries that name a bridge which was theirs, and is ours now.
+/// Removes the tables of other gantries that contain a bridge that this gantry has taken over.
 pub(super) fn remove_abandoned(host: &Host, bridge: &str) -> Result<()> {
-    let failed = NetworkError::table("remove the tables of a gantry that is gone");
+    let failed = NetworkError::attempt("remove the tables of a gantry that is gone");
     let removed = others_naming(host, bridge).and_then(|tables| {
         tables.iter().try_for_each(|name| nft::kept::with(|socket| Table::open(socket, name)?.delete()))
     });
     removed.map_err(failed)
 }
 
-/// The tables of other gantries that have rules for an interface.
+/// The tables of other gantries that contain an interface.
 pub(super) fn others_naming(host: &Host, interface: &str) -> nft::Result<Vec<String>> {
     let mut names = nft::kept::with(|socket| nft::table_names(socket, TABLE_PREFIX))?;
     names.retain(|name| *name != host.table);
@@ -190,20 +189,20 @@ pub(super) fn others_naming(host: &Host, interface: &str) -> nft::Result<Vec<Str
     Ok(naming)
 }
 
-/// Takes networks and their bridges out of the tables, which nobody needs. The caller has the lock of the links alone.
+/// Removes unused networks and their bridges from the table. The caller holds the exclusive lock of the links.
 pub(super) fn remove_shared(host: &Host, unused: &State) -> Result<()> {
     if unused.is_empty() {
         return Ok(());
     }
-    let switches = unused.interfaces.keys().map(|name| Sysctl::RouteLocalnet(name));
-    switches.into_iter().try_for_each(|switch| if_there(be(switch, "0")))?;
-    with(host, |table| table.remove(unused)).map_err(NetworkError::table("take a network out of the tables"))
+    let sysctls = unused.interfaces.keys().map(|name| Sysctl::RouteLocalnet(name));
+    sysctls.into_iter().try_for_each(|sysctl| ignore_missing(ensure(sysctl, "0")))?;
+    with(host, |table| table.remove(unused)).map_err(NetworkError::attempt("remove a network from the table"))
 }
 
-/// The switches that our networks need and that others turn off (docker, sysctl --system). Written only if they are not so.
-fn switch_on(host: &Host, boot: &str, state: &State) -> Result<()> {
-    forward_for(host, boot, state, |forwarding, families| forwarding.switch_on(families))?;
-    open_loopback(state)
+/// The switches that our networks need and that others turn off (docker, sysctl --system). RecordedEntries only if they are not so.
+fn enable_sysctls(host: &Host, boot: &str, state: &State) -> Result<()> {
+    forward_for(host, boot, state, |forwarding, families| forwarding.enable(families))?;
+    enable_route_localnet(state)
 }
 
 fn forward_for(
@@ -220,50 +219,49 @@ fn forward_for(
     }
 }
 
-/// Lets 127.0.0.1 of the host lead to the ports among these entries, which are in the tables.
-pub(super) fn open_loopback(entries: &State) -> Result<()> {
+/// Enables `route_localnet` on the interfaces of these entries with published IPv4 ports. The entries are in the table.
+pub(super) fn enable_route_localnet(entries: &State) -> Result<()> {
     let to: BTreeSet<IpAddr> = entries.ports.values().map(|it| it.to.ip()).filter(IpAddr::is_ipv4).collect();
-    let leads = |prefix: &nft::Prefix| to.iter().any(|to| prefix.contains(*to));
-    let with_ports = |name: &String| entries.networks.get(name).is_some_and(|it| it.prefixes.iter().any(leads));
+    let contains_pod = |prefix: &nft::Prefix| to.iter().any(|to| prefix.contains(*to));
+    let with_ports = |name: &String| entries.networks.get(name).is_some_and(|it| it.prefixes.iter().any(contains_pod));
     let interfaces = entries.interfaces.iter().filter(|(_, it)| with_ports(&it.network));
-    interfaces.map(|(name, _)| name).try_for_each(|name| if_there(be(Sysctl::RouteLocalnet(name), "1")))
+    interfaces.map(|(name, _)| name).try_for_each(|name| ignore_missing(ensure(Sysctl::RouteLocalnet(name), "1")))
 }
 
-/// No longer lets 127.0.0.1 lead out of interfaces that are in the tables and that nobody needs there.
-fn close_loopback(host: &Host, needed: &State) -> Result<()> {
-    let there =
-        with(host, Table::interfaces).map_err(NetworkError::table("look which interfaces are in the tables"))?;
-    let leave = there.iter().filter(|name| !needed.interfaces.contains_key(*name));
-    leave.map(|name| Sysctl::RouteLocalnet(name)).try_for_each(|switch| if_there(be(switch, "0")))
+/// Disables `route_localnet` on interfaces that are in the table but that no pod needs.
+fn disable_route_localnet(host: &Host, needed: &State) -> Result<()> {
+    let present = with(host, Table::interfaces).map_err(NetworkError::attempt("read the interfaces in the table"))?;
+    let unneeded = present.iter().filter(|name| !needed.interfaces.contains_key(*name));
+    unneeded.map(|name| Sysctl::RouteLocalnet(name)).try_for_each(|sysctl| ignore_missing(ensure(sysctl, "0")))
 }
 
-/// The interface is gone, or there is no IPv6: then there is nothing to switch.
-fn if_there(switched: crate::netlink::Result<()>) -> Result<()> {
-    match switched {
+/// A sysctl is missing if its interface is gone.
+fn ignore_missing(result: crate::netlink::Result<()>) -> Result<()> {
+    match result {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        other => other.map_err(NetworkError::link("switch what networks need")),
+        other => other.map_err(NetworkError::attempt("set a sysctl of a network")),
     }
 }
 
-/// Takes a pod's entries away: those that it shares with no other.
+/// Removes the entries that a pod does not share with others.
 pub(super) fn remove(host: &Host, entries: &State) -> Result<()> {
-    let own = entries::own(entries).possible();
-    if own.is_empty() {
+    let unshared = entries::unshared(entries).possible();
+    if unshared.is_empty() {
         return Ok(());
     }
-    with(host, |table| table.remove(&own)).map_err(NetworkError::table("take the pod out of the tables"))?;
-    forget_flows(&own, conntrack::Which::There)
+    with(host, |table| table.remove(&unshared)).map_err(NetworkError::attempt("remove the pod's firewall entries"))?;
+    forget_flows(&unshared, conntrack::Which::There)
 }
 
-/// Connections through these ports that began before are not to go on elsewhere, or to a pod that is dead.
+/// Ends earlier connections through these ports, which would else go on to another destination or a dead pod.
 pub(super) fn forget_flows(entries: &State, which: conntrack::Which) -> Result<()> {
     if entries.ports.is_empty() {
         return Ok(());
     }
     let forgotten = Namespace::own().map_err(nft::Error::from);
     match forgotten.and_then(|here| conntrack::forget(&here, &entries.ports, which)) {
-        // A kernel that cannot be asked: connections end when they are silent for long enough.
+        // The kernel has no conntrack netlink: the connections end by their timeout.
         Err(error) if error.kind() == ErrorKind::Unavailable => Ok(()),
-        other => other.map(drop).map_err(NetworkError::table("end the connections of the pod's ports")),
+        other => other.map(drop).map_err(NetworkError::attempt("end the connections of the pod's ports")),
     }
 }

@@ -5,7 +5,7 @@
 //! that starts meanwhile either has its record found, or waits for the lock and creates the bridge again.
 //!
 //! Deleting a bridge takes the kernel about 40 ms (two RCU grace periods), and a starting pod has to wait for it. So
-//! the supervisor leaves it to a process that outlives it briefly ([`take`], [`LINGER`]): the end of a pod takes no
+//! the supervisor leaves it to a process that outlives it briefly ([`take_shared`], [`LINGER`]): the end of a pod takes no
 //! longer, and pods that run one right after another reuse the bridge.
 
 use std::collections::BTreeSet;
@@ -30,24 +30,32 @@ pub const LINGER: Duration = Duration::from_millis(200);
 /// How long the process of a supervisor waits for the lock of the links. A pod that begins holds it while plugins run.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Shared resources of the pods that this process detached, which may be unused now.
+/// Shared resources of a pod that this process detached, which may be unused now.
 #[derive(Debug)]
-pub struct Left {
+pub struct SharedResources {
     host: Host,
     /// The host's network namespace.
     namespace: Namespace,
-    /// The networks that gantry made for the pod.
+    /// The networks that gantry created for the pod.
     networks: BTreeSet<String>,
-    /// Their entries and those of their bridges.
+    /// The entries of these networks and of their bridges.
     shared: State,
 }
 
-static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
+static SHARED: Mutex<Vec<SharedResources>> = Mutex::new(Vec::new());
 
-/// Notes what a pod shared whose record is gone, in the host's network namespace, where the thread is.
-pub(super) fn note(record: &Record) -> Result<()> {
-    let own = record.networks.iter().filter(|joined| !joined.plugins);
-    let networks: BTreeSet<String> = own.map(|joined| joined.name.clone()).collect();
+/// Remembers the shared resources of a pod whose record was removed; in the host's network namespace, where the thread is.
+///
+/// While plugins attach a pod, they hold the lock of the links, and the process of the last pod of another network gives up
+/// waiting for it after [`LOCK_TIMEOUT`]. So the end of a pod with plugins only checks all networks of this boot.
+pub(super) fn remember(record: &Record) -> Result<()> {
+    let native = record.networks.iter().filter(|network| !network.plugins);
+    let mut networks: BTreeSet<String> = native.map(|network| network.name.clone()).collect();
+    if networks.is_empty()
+        && let Some(state) = StateDir::find(&record.host)?
+    {
+        networks.extend(state.networks(&record.boot)?);
+    }
     if networks.is_empty() {
         return Ok(());
     }
@@ -57,32 +65,33 @@ pub(super) fn note(record: &Record) -> Result<()> {
         interfaces: entries.interfaces.into_iter().filter(|(_, it)| it.addresses.is_empty()).collect(),
         ..State::new()
     };
-    let namespace = Namespace::own().map_err(NetworkError::link("look at the network namespace of the host"))?;
-    let left = Left { host: record.host.clone(), namespace, networks, shared };
-    LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(left);
+    let namespace = Namespace::own().map_err(NetworkError::attempt("open the network namespace of the host"))?;
+    let resources = SharedResources { host: record.host.clone(), namespace, networks, shared };
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner).push(resources);
     Ok(())
 }
 
-/// What this process has to have removed, if anything. It is the caller's to call [`Left::remove`], or to let another do so.
+/// Takes the shared resources that this process has remembered. The caller, or another process, then calls
+/// [`SharedResources::remove`].
 #[must_use]
-pub fn take() -> Vec<Left> {
-    std::mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner))
+pub fn take_shared() -> Vec<SharedResources> {
+    std::mem::take(&mut *SHARED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-impl Left {
+impl SharedResources {
     /// The descriptor that [`Self::remove`] needs.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.namespace.as_fd()
     }
 
-    /// Whether it may be unused: no address of one of the networks is given to a pod. What cannot be looked at may be.
+    /// Whether one of the networks has no lease, so that its resources may be unused. An error counts as unused.
     #[must_use]
     pub fn may_be_unused(&self) -> bool {
-        self.looks_used().map_or(true, |used| !used)
+        self.are_all_leased().map_or(true, |leased| !leased)
     }
 
-    fn looks_used(&self) -> Result<bool> {
+    fn are_all_leased(&self) -> Result<bool> {
         let now = boot()?;
         match StateDir::find(&self.host)? {
             Some(state) => all(&self.networks, |network| state.has_leases(&now, network)),
@@ -90,33 +99,33 @@ impl Left {
         }
     }
 
-    /// Removes what no pod needs of it, with the host's files in sight. Nothing is removed when the lock of the links is held for
-    /// longer than `patience`.
+    /// Removes the resources that no pod needs; in a mount namespace with the host's files. Removes nothing if the lock of the
+    /// links is held by others for longer than `timeout`.
     ///
     /// # Errors
-    /// [`NetworkError`]; the next pod that ends, or a sweep, removes what is left.
-    pub fn remove(&self, patience: Duration) -> std::result::Result<(), NetworkError> {
-        let done = self.namespace.enter(|| Ok(self.remove_here(patience)));
-        done.map_err(NetworkError::link("go to the network namespace of the host"))?
+    /// [`NetworkError`]; the next pod that ends, or garbage collection, removes the rest.
+    pub fn remove(&self, timeout: Duration) -> std::result::Result<(), NetworkError> {
+        let done = self.namespace.enter(|| Ok(self.remove_in_namespace(timeout)));
+        done.map_err(NetworkError::attempt("enter the network namespace of the host"))?
     }
 
-    fn remove_here(&self, patience: Duration) -> Result<()> {
-        if self.looks_used()? {
+    fn remove_in_namespace(&self, timeout: Duration) -> Result<()> {
+        if self.are_all_leased()? {
             return Ok(());
         }
         let now = boot()?;
         // Without the directory there is no lock: the data directory was removed.
         let state = StateDir::find(&self.host)?;
-        let _locked = match state.as_ref().map(|state| state.lock(Lock::Links, false, patience)).transpose() {
+        let _locked = match state.as_ref().map(|state| state.lock(Lock::Links, false, timeout)).transpose() {
             Err(NetworkError::Locked { .. }) => return Ok(()),
             other => other?,
         };
-        let (whole, others) = Records::open(&self.host)?.sorted()?;
-        // What a pod needs whose record cannot be understood is not known.
+        let (valid, others) = Records::open(&self.host)?.partition()?;
+        // The needs of a pod with an unusable record are unknown.
         if !others.is_empty() {
             return Ok(());
         }
-        let needed = tables::needed(&whole, &now)?;
+        let needed = tables::needed(&valid, &now)?;
         if needed.is_empty() {
             if let Some(state) = &state {
                 Forwarding::new(&self.host, state, &now).restore()?;
@@ -128,14 +137,15 @@ impl Left {
             unused.interfaces.retain(|name, _| !needed.interfaces.contains_key(name));
             tables::remove_shared(&self.host, &unused)?;
         }
-        let mut socket = Socket::open().map_err(NetworkError::link("open a socket on the host"))?;
+        let mut socket = Socket::open().map_err(NetworkError::attempt("open a socket on the host"))?;
         for bridge in idle_bridges(&self.host, &Records::open(&self.host)?, &mut socket)? {
-            delete(&bridge, &mut socket)?;
+            delete_bridge(&bridge, &mut socket)?;
         }
         Ok(())
     }
 }
 
+/// Whether `is` holds for all items.
 fn all<T>(items: &BTreeSet<T>, mut is: impl FnMut(&T) -> Result<bool>) -> Result<bool> {
     for item in items {
         if !is(item)? {
@@ -145,20 +155,20 @@ fn all<T>(items: &BTreeSet<T>, mut is: impl FnMut(&T) -> Result<bool>) -> Result
     Ok(true)
 }
 
-/// Removes a bridge that [`idle_bridges`] told.
-pub(super) fn delete(bridge: &Link, socket: &mut Socket) -> Result<()> {
-    let doing = || format!("remove the bridge {}", bridge.name);
-    socket.delete_link(bridge.index).map_err(NetworkError::link(doing()))?;
+/// Deletes a bridge that [`idle_bridges`] returned.
+pub(super) fn delete_bridge(bridge: &Link, socket: &mut Socket) -> Result<()> {
+    let doing = || format!("delete the bridge {}", bridge.name);
+    socket.delete_link(bridge.index).map_err(NetworkError::attempt(doing()))?;
     Ok(())
 }
 
-/// Our bridges that no pod's entries name, and that have no port but cables of pods that are gone: the kernel removes those by
-/// and by. The caller has the lock of the links alone, or asks again when it has.
+/// This gantry's bridges that are in no pod's entries and whose only ports belong to pods that are gone: the kernel deletes
+/// those ports with a delay. The caller holds the exclusive lock of the links, or calls this again once it does.
 pub(super) fn idle_bridges(host: &Host, records: &Records, socket: &mut Socket) -> Result<Vec<Link>> {
-    let links = socket.links().map_err(NetworkError::link("list the interfaces"))?;
-    let state = tables::needed(&records.whole()?, &boot()?)?;
+    let links = socket.links().map_err(NetworkError::attempt("list the interfaces"))?;
+    let state = tables::needed(&records.valid()?, &boot()?)?;
     let mut idle = Vec::new();
-    for bridge in links.iter().filter(|link| native::is_bridge_of(link, &host.state_dir)) {
+    for bridge in links.iter().filter(|link| native::is_bridge_owned_by(link, &host.state_dir)) {
         let mut used = state.interfaces.contains_key(&bridge.name);
         for port in links.iter().filter(|link| link.master == Some(bridge.index)) {
             used = used || detach::pod_of(port).map_or(Ok(true), |pod| records.has(pod))?;

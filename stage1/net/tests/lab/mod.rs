@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use gantry_contract::network::{Attached, Host};
 use gantry_contract::plan::{Networks, Port, Protocol, Wanted};
 use gantry_net::netlink::Namespace;
-use gantry_net::pod::{self, Held, NetworkError};
+use gantry_net::pod::{self, HeldPorts, NetworkError};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
@@ -185,10 +185,13 @@ impl Lab {
         pod: &TestPod,
         names: &[&str],
         ports: &[Port],
-    ) -> Result<(Vec<Attached>, Held), NetworkError> {
+    ) -> Result<(Vec<Attached>, HeldPorts), NetworkError> {
         let wanted = self.wanted(names, ports);
         let it = pod::Pod { id: &pod.id, dir: pod.dir.as_fd() };
-        let attach = || pod::choose(&wanted).and_then(|chosen| pod::attach(&it, &chosen, &pod.namespaces(&self.here)));
+        let attach = || {
+            pod::select_networks(&wanted)
+                .and_then(|selection| pod::attach(&it, &selection, &pod.namespaces(&self.here)))
+        };
         pod.own.enter(|| Ok(attach())).unwrap()
     }
 
@@ -244,10 +247,10 @@ impl Lab {
     }
 
     /// After a sweep, nothing is left at all, and the sweep after it has nothing to do.
-    pub(crate) fn nothing_after_sweep(&self) {
+    pub(crate) fn assert_no_garbage(&self) {
         self.nothing_of_pods();
-        pod::sweep(&self.host, false).unwrap();
-        assert_eq!(pod::sweep(&self.host, true).unwrap(), Vec::<String>::new());
+        pod::collect_garbage(&self.host, false).unwrap();
+        assert_eq!(pod::collect_garbage(&self.host, true).unwrap(), Vec::<String>::new());
         assert_eq!(pod::check(&self.host).unwrap(), Vec::<String>::new());
         let tables = sh("nft list tables");
         assert!(!tables.contains("gantry-test"), "{tables}");

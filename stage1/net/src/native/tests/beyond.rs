@@ -1,14 +1,15 @@
-//! What is left to the plugins.
+//! Networks that only their plugins can create.
 
+use gantry_model::{ErrorKind, Kind};
 use serde_json::{Value, json};
 
 use super::lab::{Lab, attachment, network, ranges};
 use crate::config::{NetworkConfig, Source, builtin};
-use crate::native::{NativeError, obstacle};
+use crate::native::obstacle;
 use crate::test_support::Net;
 
 #[test]
-fn what_we_cannot_do_is_said() {
+fn obstacles_are_named() {
     for (_, text) in builtin::ALL {
         assert_eq!(obstacle(&NetworkConfig::parse(text, Source::BuiltIn).unwrap()), None);
     }
@@ -30,21 +31,21 @@ fn what_we_cannot_do_is_said() {
         (json!([{"type": "macvlan", "master": "x", "bcqueuelen": 9}]), "macvlan with bcqueuelen"),
         (
             json!([{"type": "macvlan", "master": "x"}, {"type": "portmap"}]),
-            "'portmap' behind 'macvlan', whose pods the host does not reach",
+            "'portmap' after 'macvlan', whose pods the host does not reach",
         ),
         (
             json!([{"type": "ipvlan", "master": "x"}, {"type": "bandwidth"}]),
-            "'bandwidth' behind 'ipvlan', which has no end on the host",
+            "'bandwidth' after 'ipvlan', which has no interface on the host",
         ),
         (
             json!([{"type": "ipvlan", "master": "x"}, {"type": "tuning", "mac": "02:00:00:00:00:01"}]),
-            "'tuning' with mac behind 'ipvlan', whose hardware address cannot be changed",
+            "'tuning' with mac after 'ipvlan', whose hardware address cannot be changed",
         ),
-        (json!([{"type": "loopback"}, {"type": "firewall"}]), "'firewall' behind 'loopback'"),
+        (json!([{"type": "loopback"}, {"type": "firewall"}]), "'firewall' after 'loopback'"),
         (json!([{"type": "flannel"}]), "the plugin 'flannel'"),
         (json!([plain, {"type": "sbr"}]), "the plugin 'sbr'"),
-        (json!([{"type": "portmap"}]), "'portmap' without a plugin that makes an interface before it"),
-        (json!([plain, plain]), "'bridge' behind 'bridge'"),
+        (json!([{"type": "portmap"}]), "'portmap' without a plugin that creates an interface before it"),
+        (json!([plain, plain]), "'bridge' after 'bridge'"),
         (json!([plain, {"type": "portmap"}, {"type": "portmap"}]), "'portmap' twice"),
         (json!([plain, {"type": "portmap", "snat": false}]), "portmap with snat"),
         (json!([plain, {"type": "portmap", "masqAll": true}]), "portmap with masqAll"),
@@ -58,8 +59,8 @@ fn what_we_cannot_do_is_said() {
             "bandwidth with shapedSubnets or unshapedSubnets",
         ),
     ];
-    for (plugins, says) in cases {
-        assert_eq!(obstacle(&network("net", plugins.clone())).as_deref(), Some(says), "{plugins}");
+    for (plugins, expected) in cases {
+        assert_eq!(obstacle(&network("net", plugins.clone())).as_deref(), Some(expected), "{plugins}");
     }
     let ranges: Vec<Value> = (0..17).map(|n| json!([{"subnet": format!("10.{n}.0.0/24")}])).collect();
     let many = json!([bridge(json!({"ipam": {"type": "host-local", "ranges": ranges}}))]);
@@ -67,12 +68,12 @@ fn what_we_cannot_do_is_said() {
 }
 
 #[test]
-fn nothing_is_done_beyond() {
+fn unsupported_networks_change_nothing() {
     let mut lab = Lab::new();
     let pod = Net::new();
     let beyond = network("net", json!([{"type": "bridge", "bridge": "br-x", "vlan": 7, "ipam": ranges(96)}]));
     let error = lab.try_add(&beyond, &pod, &attachment(&pod, 1)).unwrap_err();
-    assert!(matches!(error, NativeError::Beyond(_)));
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
     assert_eq!(lab.host.socket.index("br-x").unwrap(), None);
     lab.del(&beyond, &attachment(&pod, 1), true);
 }

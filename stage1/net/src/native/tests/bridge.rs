@@ -337,10 +337,10 @@ fn ports_that_cannot_be_are_refused() {
         refused(json!([{"hostPort": 0, "containerPort": 80}])).contains("hostPort must be a number from 1 to 65535")
     );
     assert!(refused(json!([{"hostPort": 1, "containerPort": 65536}])).contains("containerPort"));
-    assert!(refused(json!([{"hostPort": 1, "containerPort": 1, "protocol": "icmp"}])).contains("'icmp' is none of"));
+    assert!(refused(json!([{"hostPort": 1, "containerPort": 1, "protocol": "icmp"}])).contains("'icmp' is not tcp"));
     assert!(refused(json!([{"hostPort": 1, "containerPort": 1, "hostIP": "localhost"}])).contains("'localhost'"));
     assert!(refused(json!([{"hostPort": 1, "containerPort": 1, "hostIP": "::"}])).contains("no address"));
-    assert!(refused(json!({"hostPort": 1})).contains("it is no list"));
+    assert!(refused(json!({"hostPort": 1})).contains("must be a list"));
     // Without the capability nothing is asked.
     let silent = network(
         "four",

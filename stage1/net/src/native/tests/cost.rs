@@ -9,7 +9,7 @@ use super::lab::{Lab, OWNER, attachment, within};
 use crate::config::builtin;
 use crate::config::{NetworkConfig, Source};
 use crate::ipam::{Owner, Store};
-use crate::native::{Ends, add, switches};
+use crate::native::{Ends, add, sysctl};
 use crate::netlink::Socket;
 use crate::netlink::address::Address;
 use crate::netlink::link::Change;
@@ -103,11 +103,11 @@ fn and_its_parts() {
         let owner = Owner::new(&format!("pod-{number}"), "eth0").unwrap();
         price("addresses given", &mut || given = store.allocate(&owner, &ranges.ranges, &[]).unwrap());
         price("switches of the host looked at", &mut || {
-            lab.host.namespace.enter(|| switches::be(Sysctl::ForwardV4, "1")).unwrap();
+            lab.host.namespace.enter(|| sysctl::ensure(Sysctl::ForwardV4, "1")).unwrap();
         });
         price("switch of the bridge looked at", &mut || {
             let switch = Sysctl::RouteLocalnet("gantry0");
-            lab.host.namespace.enter(|| switches::be(switch, "1")).unwrap();
+            lab.host.namespace.enter(|| sysctl::ensure(switch, "1")).unwrap();
         });
         let mut bridge = 0;
         price("bridge found", &mut || bridge = host.link("gantry0").unwrap().unwrap().index);
@@ -124,10 +124,10 @@ fn and_its_parts() {
         price("five switches of the pod", &mut || {
             within(&pod, || {
                 for switch in [Sysctl::AcceptRa("eth0"), Sysctl::AcceptDad("eth0"), Sysctl::DisableV6("eth0")] {
-                    switches::be(switch, "0").unwrap();
+                    sysctl::ensure(switch, "0").unwrap();
                 }
-                switches::be(Sysctl::ArpNotify("eth0"), "1").unwrap();
-                switches::be(Sysctl::NdiscNotify("eth0"), "1").unwrap();
+                sysctl::ensure(Sysctl::ArpNotify("eth0"), "1").unwrap();
+                sysctl::ensure(Sysctl::NdiscNotify("eth0"), "1").unwrap();
             });
         });
         let inner = pod.index("eth0");

@@ -6,7 +6,7 @@ use gantry_model::{ErrorKind, Kind};
 use serde_json::{Value, json};
 
 use super::lab::{Lab, Talk, address, attachment, capabilities, network, pod_id, ranges, talk};
-use crate::native::{NativeError, host_interface};
+use crate::native::host_interface;
 use crate::netlink::Mac;
 use crate::netlink::address::Address;
 use crate::netlink::link::create::{LinkKind, MacvlanMode, NewLink, Peer};
@@ -21,7 +21,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 #[test]
-fn a_cable_for_each_pod() {
+fn ptp_has_a_veth_pair_for_each_pod() {
     let mut lab = Lab::new();
     let network = network(
         "ptp",
@@ -90,7 +90,7 @@ fn has_macvlan(lab: &mut Lab) -> bool {
 }
 
 #[test]
-fn stations_of_macvlan() {
+fn macvlan_joins_the_parents_network() {
     let (mut lab, other) = lan();
     if !has_macvlan(&mut lab) {
         return;
@@ -120,7 +120,7 @@ fn stations_of_macvlan() {
         (ErrorKind::NotFound, "there is no interface 'none0' for the network to sit on".into())
     );
     let error = lab.try_add(&of(json!({"master": "up0", "mtu": 9000})), &three, &attachment(&three, 4)).unwrap_err();
-    assert!(error.to_string().contains("the MTU 9000 is more than that of up0, 1500"), "{error}");
+    assert!(error.to_string().contains("the MTU 9000 exceeds the MTU 1500 of up0"), "{error}");
 }
 
 fn two_mac(added: &crate::native::Added) -> String {
@@ -128,7 +128,7 @@ fn two_mac(added: &crate::native::Added) -> String {
 }
 
 #[test]
-fn stations_of_ipvlan() {
+fn ipvlan_joins_the_parents_network() {
     let (lab, other) = lan();
     let l2 = network("ipv", json!([{"type": "ipvlan", "master": "up0", "ipam": ranges(82)}]));
     let (one, two) = (Net::new(), Net::new());
@@ -143,7 +143,7 @@ fn stations_of_ipvlan() {
     let three = Net::new();
     let asked = Attachment { args: vec![("MAC".into(), "02:00:00:00:00:01".into())], ..attachment(&three, 3) };
     let error = lab.try_add(&l2, &three, &asked).unwrap_err();
-    assert!(error.to_string().contains("has that of the host's"), "{error}");
+    assert!(error.to_string().contains("have that of the parent interface"), "{error}");
 }
 
 #[test]
@@ -174,12 +174,12 @@ fn a_master_inside_the_pod() {
 }
 
 #[test]
-fn no_default_route_tells_no_master() {
+fn without_a_default_route_macvlan_needs_a_parent() {
     let lab = Lab::new();
     let pod = Net::new();
     let made =
         lab.try_add(&network("mac", json!([{"type": "macvlan", "ipam": ranges(84)}])), &pod, &attachment(&pod, 1));
-    assert!(matches!(made, Err(NativeError::NoDefaultRoute)));
+    assert!(made.unwrap_err().to_string().contains("no default route"));
 }
 
 #[test]
@@ -241,6 +241,9 @@ fn static_addresses_come_from_everywhere() {
     let bare = Attachment { args: vec![("IP".into(), "10.85.0.8".into())], ..attachment(&three, 3) };
     assert!(lab.try_add(&forced, &three, &bare).unwrap_err().to_string().contains("must be ADDRESS/LENGTH"));
     assert!(
-        lab.try_add(&forced, &three, &attachment(&three, 3)).unwrap_err().to_string().contains("no address to give")
+        lab.try_add(&forced, &three, &attachment(&three, 3))
+            .unwrap_err()
+            .to_string()
+            .contains("no address is configured")
     );
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::{NetworkConfig, Source};
 use crate::ipam::{Lease, Store};
-use crate::native::switches;
+use crate::native::sysctl;
 use crate::native::{Added, Ends, NativeError, add, del};
 use crate::netlink::Socket;
 use crate::netlink::sysctl::Sysctl;
@@ -92,11 +92,11 @@ impl Lab {
             table.add(&added.entries).unwrap();
             within(&self.host, || {
                 for switch in [Sysctl::ForwardV4, Sysctl::ForwardV6] {
-                    switches::be(switch, "1").unwrap();
+                    sysctl::ensure(switch, "1").unwrap();
                 }
             });
             if added.entries.ports.keys().any(|port| port.address.is_ipv4()) {
-                let on = |name: &String| switches::be(Sysctl::RouteLocalnet(name), "1").unwrap();
+                let on = |name: &String| sysctl::ensure(Sysctl::RouteLocalnet(name), "1").unwrap();
                 within(&self.host, || added.entries.interfaces.keys().for_each(on));
             }
         }

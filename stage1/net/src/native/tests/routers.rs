@@ -5,7 +5,7 @@ use std::net::{Ipv6Addr, SocketAddrV6};
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket, sockopt};
 
 use super::lab::{Lab, attachment, dual, within};
-use crate::native::switches;
+use crate::native::sysctl;
 use crate::netlink::address::Address;
 use crate::netlink::link::Change;
 use crate::netlink::link::create::{LinkKind, NewLink, Peer};
@@ -86,6 +86,6 @@ fn the_host_goes_on_listening() {
     lab.add(&dual("net", "br-net", 98), &pod, &attachment(&pod, 1));
     assert_eq!(lab.sysctl("ipv6/conf/br-net/accept_ra"), "0");
     let Lab { host, .. } = &mut lab;
-    host.namespace.enter(|| switches::listen_to_routers(&mut host.socket)).unwrap();
+    host.namespace.enter(|| sysctl::keep_accepting_advertisements(&mut host.socket)).unwrap();
     assert_eq!(lab.sysctl("ipv6/conf/up0/accept_ra"), "2");
 }

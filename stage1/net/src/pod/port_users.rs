@@ -14,15 +14,15 @@ use gantry_model::id::shown;
 /// State of a listening TCP socket (`TCP_LISTEN` of net/tcp_states.h).
 const LISTEN: &str = "0A";
 
-/// `process 4711 (nginx)`, in the network namespace of the calling thread; `None` where it cannot be told.
-pub(super) fn user_of(address: IpAddr, port: u16, protocol: Protocol) -> Option<String> {
+/// Returns `process 4711 (nginx)`, in the network namespace of the calling thread; `None` if it is unknown.
+pub(super) fn find_port_user(address: IpAddr, port: u16, protocol: Protocol) -> Option<String> {
     let files = match protocol {
         Protocol::Tcp => ["tcp", "tcp6"],
         Protocol::Udp => ["udp", "udp6"],
         Protocol::Sctp => return None,
     };
     let read = |file: &&str| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
-    let mut sockets: Vec<Listed> = files.iter().flat_map(|file| parse(&read(file))).collect();
+    let mut sockets: Vec<ProcSocket> = files.iter().flat_map(|file| parse(&read(file))).collect();
     sockets.retain(|socket| socket.port == port && overlap(socket.address, address));
     // Prefer a listening socket to one of its connections.
     sockets.sort_by_key(|socket| !socket.listens);
@@ -31,7 +31,7 @@ pub(super) fn user_of(address: IpAddr, port: u16, protocol: Protocol) -> Option<
 
 /// A line of such a file.
 #[derive(Debug, PartialEq, Eq)]
-struct Listed {
+struct ProcSocket {
     address: IpAddr,
     port: u16,
     listens: bool,
@@ -39,13 +39,13 @@ struct Listed {
 }
 
 /// The sockets in a file; the header is skipped.
-fn parse(text: &str) -> Vec<Listed> {
+fn parse(text: &str) -> Vec<ProcSocket> {
     let line = |line: &str| {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
         let (address, port) = fields.get(1)?.split_once(':')?;
         let inode = fields.get(9)?.parse().ok().filter(|inode| *inode != 0)?;
         let port = u16::from_str_radix(port, 16).ok()?;
-        Some(Listed { address: self::address(address)?, port, listens: *fields.get(3)? == LISTEN, inode })
+        Some(ProcSocket { address: self::address(address)?, port, listens: *fields.get(3)? == LISTEN, inode })
     };
     text.lines().filter_map(line).collect()
 }
@@ -98,8 +98,12 @@ mod tests {
 
     #[test]
     fn the_kernels_lines_are_read() {
-        let listed =
-            |address: &str, port, listens, inode| Listed { address: address.parse().unwrap(), port, listens, inode };
+        let listed = |address: &str, port, listens, inode| ProcSocket {
+            address: address.parse().unwrap(),
+            port,
+            listens,
+            inode,
+        };
         let want = [
             listed("127.0.0.1", 8080, true, 4711),
             listed("127.0.0.1", 8080, false, 4712),
@@ -114,11 +118,11 @@ mod tests {
             let address: IpAddr = address.parse().unwrap();
             let Ok(listener) = std::net::TcpListener::bind((address, 0)) else { continue };
             let port = listener.local_addr().unwrap().port();
-            let found = user_of(address, port, Protocol::Tcp).unwrap();
+            let found = find_port_user(address, port, Protocol::Tcp).unwrap();
             assert!(found.starts_with(&format!("process {} (", std::process::id())), "{found}");
             let any = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-            assert_eq!(user_of(any, port, Protocol::Tcp), Some(found));
-            assert_eq!(user_of(address, port, Protocol::Udp), None);
+            assert_eq!(find_port_user(any, port, Protocol::Tcp), Some(found));
+            assert_eq!(find_port_user(address, port, Protocol::Udp), None);
         }
     }
 

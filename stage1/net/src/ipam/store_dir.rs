@@ -21,7 +21,7 @@ const NEW: &str = ".new";
 
 /// A network's directory, held open.
 #[derive(Debug)]
-pub(super) struct Dirs {
+pub(super) struct StoreDir {
     pub(super) network: String,
     top: OwnedFd,
     pub(super) owners: OwnedFd,
@@ -45,7 +45,7 @@ pub(super) struct Record {
     pub(super) addresses: Option<Vec<IpAddr>>,
 }
 
-impl Dirs {
+impl StoreDir {
     /// Opens the network's directory beneath `data`, making what is missing. Fails on another format.
     pub(super) fn open(data: BorrowedFd<'_>, network: &str, wait: Duration) -> Result<Self, IpamError> {
         let failed = |doing: &str, error: io::Error| IpamError::Io {

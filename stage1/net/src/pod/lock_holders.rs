@@ -1,4 +1,4 @@
-//! Who has a lock: the processes that have the descriptor by which a file is locked (flock(2)), inherited or their own.
+//! The processes that hold a file lock (flock(2)), by a descriptor of their own or an inherited one.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,17 +7,17 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-/// What a supervisor calls itself, and who else runs plugins.
-const STARTER: &str = "gantry-stage1";
+/// The process name of supervisors, which run the plugins.
+const SUPERVISOR: &str = "gantry-stage1";
 
-/// Processes, each with a descriptor from before it was looked at.
-pub(super) struct Holders(Vec<(Pid, OwnedFd)>);
+/// Processes, each with a pidfd that was opened before the process was examined.
+pub(super) struct LockHolders(Vec<(Pid, OwnedFd)>);
 
-impl Holders {
+impl LockHolders {
     pub(super) fn kill(&self) {
         for (_, pidfd) in &self.0 {
-            // Gone meanwhile, or not to be killed: then the deadline comes.
-            let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
+            // It may have ended, or be stuck in the kernel: then the lock times out.
+            let _may_have_ended = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
         }
     }
 
@@ -25,15 +25,15 @@ impl Holders {
         self.0.iter().map(|(pid, _)| pid.as_raw_nonzero().get()).collect()
     }
 
-    /// Whether one of them runs plugins, and sees to it that they end.
-    pub(super) fn have_starter(&self) -> bool {
+    /// Whether a supervisor is among them, which enforces the timeout of its plugins.
+    pub(super) fn include_supervisor(&self) -> bool {
         let name = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        self.pids().iter().any(|pid| name(pid).trim() == STARTER)
+        self.pids().iter().any(|pid| name(pid).trim() == SUPERVISOR)
     }
 }
 
-/// Everybody but this process who has the file locked.
-pub(super) fn holders(file: &OwnedFd) -> io::Result<Holders> {
+/// Finds all processes that hold the lock of this file, except this one.
+pub(super) fn find_lock_holders(file: &OwnedFd) -> io::Result<LockHolders> {
     let inode = inode(file.as_fd(), Path::new(""))?;
     let path = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file)))?;
     let mut found = Vec::new();
@@ -43,23 +43,23 @@ pub(super) fn holders(file: &OwnedFd) -> io::Result<Holders> {
         let Some(pid) = number.and_then(Pid::from_raw).filter(|pid| *pid != rustix::process::getpid()) else {
             continue;
         };
-        // What ended meanwhile has nothing.
+        // It may have ended meanwhile.
         let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { continue };
         if has_locked(&process.path(), &path, inode) {
             found.push((pid, pidfd));
         }
     }
-    Ok(Holders(found))
+    Ok(LockHolders(found))
 }
 
-/// Whether a process has the file locked by one of its descriptors; to have it open only is no matter.
+/// Whether a process holds the lock by one of its descriptors; an open file alone does not count.
 ///
-/// Only descriptors are looked at that have the file's name: to look at others may take as long as a network file system likes.
+/// Only descriptors with the file's name are examined: stat(2) of others may block on a network file system.
 fn has_locked(process: &Path, path: &Path, file: Inode) -> bool {
     let Ok(entries) = std::fs::read_dir(process.join("fd")) else { return false };
     entries.flatten().any(|entry| {
         let target = std::fs::read_link(entry.path()).unwrap_or_default();
-        // Of another mount namespace it may have another path.
+        // The path may differ in another mount namespace.
         let same = target.file_name() == path.file_name() && inode(CWD, &entry.path()).is_ok_and(|it| it == file);
         // proc_pid_fdinfo(5): the locks that belong to this open file description.
         let info = || std::fs::read_to_string(process.join("fdinfo").join(entry.file_name())).unwrap_or_default();
@@ -67,7 +67,7 @@ fn has_locked(process: &Path, path: &Path, file: Inode) -> bool {
     })
 }
 
-/// Major and minor number of the device, and the inode's.
+/// Major and minor number of the device, and the inode number.
 type Inode = (u32, u32, u64);
 
 fn inode(at: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<Inode> {

@@ -1,4 +1,4 @@
-//! Turns, and processes that outlive those who had them.
+//! The lock of a pod's plugins, and processes that outlive their supervisor.
 
 #![allow(clippy::unwrap_used, reason = "a failure is the failure of the test")]
 
@@ -15,11 +15,11 @@ use super::*;
 fn dir() -> (tempfile::TempDir, OwnedFd) {
     let temp = tempfile::tempdir().unwrap();
     let dir: OwnedFd = std::fs::File::open(temp.path()).unwrap().into();
-    drop(Turn::first(dir.as_fd(), "it").unwrap());
+    drop(PluginLock::create(dir.as_fd(), "it").unwrap());
     (temp, dir)
 }
 
-/// A process that has the lock and nobody who would let go of it.
+/// A process that holds the lock and has no supervisor.
 fn orphan(temp: &tempfile::TempDir, does: &str) -> Child {
     let script = format!("echo; {does}");
     let mut command = Command::new("flock");
@@ -30,36 +30,36 @@ fn orphan(temp: &tempfile::TempDir, does: &str) -> Child {
 }
 
 #[test]
-fn nobody_has_a_turn_where_nobody_had_one() {
+fn without_plugins_there_is_no_lock() {
     let temp = tempfile::tempdir().unwrap();
     let dir: OwnedFd = std::fs::File::open(temp.path()).unwrap().into();
-    assert!(Turn::next(dir.as_fd(), "it").unwrap().is_none());
-    drop(Turn::first(dir.as_fd(), "it").unwrap());
-    assert!(Turn::next(dir.as_fd(), "it").unwrap().is_some());
+    assert!(PluginLock::open(dir.as_fd(), "it").unwrap().is_none());
+    drop(PluginLock::create(dir.as_fd(), "it").unwrap());
+    assert!(PluginLock::open(dir.as_fd(), "it").unwrap().is_some());
 }
 
 #[test]
-fn what_ends_by_itself_is_waited_for() {
+fn plugins_may_end_by_themselves() {
     let (temp, dir) = dir();
     let mut orphan = orphan(&temp, "read _; exit 7");
     std::thread::scope(|scope| {
-        let turn = scope.spawn(|| Turn::next(dir.as_fd(), "it").unwrap().is_some());
+        let lock = scope.spawn(|| PluginLock::open(dir.as_fd(), "it").unwrap().is_some());
         drop(orphan.stdin.take());
-        assert!(turn.join().unwrap());
+        assert!(lock.join().unwrap());
     });
     assert_eq!(orphan.wait().unwrap().code(), Some(7));
 }
 
 #[test]
-fn what_goes_on_is_killed_with_what_it_started() {
+fn plugins_are_killed_with_their_children() {
     let (temp, dir) = dir();
     let mut orphan = orphan(&temp, "setsid sleep 600 & echo $!; wait");
     let mut said = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(orphan.stdout.as_mut().unwrap()), &mut said).unwrap();
     let grandchild = Pid::from_raw(said.trim().parse().unwrap()).unwrap();
-    assert!(Turn::next(dir.as_fd(), "it").unwrap().is_some());
+    assert!(PluginLock::open(dir.as_fd(), "it").unwrap().is_some());
     assert_eq!(orphan.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
-    let deadline = Instant::now() + GONE_WITHIN;
+    let deadline = Instant::now() + KILL_TIMEOUT;
     while rustix::process::test_kill_process(grandchild).is_ok() && Instant::now() < deadline {
         std::thread::yield_now();
     }
@@ -67,17 +67,17 @@ fn what_goes_on_is_killed_with_what_it_started() {
 }
 
 #[test]
-fn what_is_left_behind_on_purpose_lives() {
+fn daemons_of_plugins_survive() {
     let (temp, dir) = dir();
-    let turn = Turn::first(dir.as_fd(), "it").unwrap();
+    let lock = PluginLock::create(dir.as_fd(), "it").unwrap();
     let mut daemon = Command::new("sleep").arg("600").spawn().unwrap();
-    drop(turn);
+    drop(lock);
     let begun = Instant::now();
-    assert!(Turn::next(dir.as_fd(), "it").unwrap().is_some());
-    assert!(begun.elapsed() < PATIENCE);
-    // It has the file open, and it is another who has it locked.
+    assert!(PluginLock::open(dir.as_fd(), "it").unwrap().is_some());
+    assert!(begun.elapsed() < ORPHAN_TIMEOUT);
+    // It has the file open, but another process holds the lock.
     let mut orphan = orphan(&temp, "sleep 600");
-    assert!(Turn::next(dir.as_fd(), "it").unwrap().is_some());
+    assert!(PluginLock::open(dir.as_fd(), "it").unwrap().is_some());
     assert_eq!(orphan.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
     assert!(daemon.try_wait().unwrap().is_none());
     daemon.kill().unwrap();
