@@ -1,5 +1,5 @@
-//! Networks under fire: rules that somebody flushes, supervisors and commands that are killed, pools that are exhausted, a
-//! reboot, pods that pretend to be others. What is needed comes back, what is not goes away.
+//! Recovery of networks: flushed rules, killed supervisors and commands, exhausted pools, a reboot, spoofing pods. Needed
+//! resources are restored, orphans are removed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ fn lab() -> (Space, Gantry) {
     (space, g)
 }
 
-/// A process that has ended meanwhile is as good as a killed one: pods are killed at random moments, also at their end.
+/// Kills a process, which may have ended meanwhile: pods are killed at random times, even at their end.
 fn kill(pid: u32) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     match kill_process(pid.unwrap_or_else(|| panic!("no such process id")), Signal::KILL) {
@@ -27,13 +27,13 @@ fn kill(pid: u32) {
     }
 }
 
-/// The names of the tables of nftables in the space.
+/// The names of the nftables tables in the space.
 fn tables(space: &Space) -> BTreeSet<String> {
     space.host().sh("nft list tables").lines().map(str::to_owned).collect()
 }
 
 #[test]
-fn gantryd_puts_back_what_others_flush() {
+fn gantryd_restores_flushed_rules() {
     let (space, g) = lab();
     let daemon = g.keeper(&[]);
     let pod = g.server(&["-p", "8080:7000"], "7000");
@@ -49,14 +49,14 @@ fn gantryd_puts_back_what_others_flush() {
         assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&pod)));
         assert_eq!(tables(&space), before);
     }
-    // A table of somebody else is nothing to it.
+    // Tables of other programs are ignored.
     space.host().sh("nft add table inet others && nft delete table inet others");
     let out = daemon.terminate();
     assert!(out.stderr.contains("nft"), "it says what happened: {out}");
 }
 
 #[test]
-fn without_gantryd_reload_puts_back_what_others_flush() {
+fn without_gantryd_reload_restores_flushed_rules() {
     let (space, g) = lab();
     let (first, second) = (g.server(&["-p", "8080:7000"], "7000"), g.server(&["-p", "8081:7000/udp"], "7000"));
     let rules = space.host().rules();
@@ -68,17 +68,17 @@ fn without_gantryd_reload_puts_back_what_others_flush() {
     assert_eq!(space.host().rules(), rules);
     assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&first)));
     assert!(space.outside().ask("udp", HOST6, 8081).contains(&g.ip6(&second)));
-    // Doing it again changes nothing.
+    // A second reload changes nothing.
     g.run(&["network", "reload"]).succeeded();
     assert_eq!(space.host().rules(), rules);
-    // A pod that starts after a flush brings back the others' rules with its own, or reload does.
+    // A pod that starts after a flush restores the rules of the other pods.
     space.host().sh("nft flush ruleset");
     let third = g.server(&["-p", "8082:7000"], "7000");
     g.run(&["network", "reload"]).succeeded();
     for (port, pod) in [(8080, &first), (8082, &third)] {
         assert!(space.outside().ask("tcp", HOST4, port).contains(&g.ip4(pod)));
     }
-    // What is flushed while pods end is nobody's trouble.
+    // A flush while pods end does no harm.
     space.host().sh("nft flush ruleset");
     for pod in [&first, &second, &third] {
         g.run(&["stop", pod]).succeeded();
@@ -86,7 +86,7 @@ fn without_gantryd_reload_puts_back_what_others_flush() {
     }
 }
 
-/// Numbers that look random and are the same each time (xorshift).
+/// Reproducible pseudo-random numbers (xorshift).
 struct Dice(u64);
 
 impl Dice {
@@ -99,7 +99,7 @@ impl Dice {
 }
 
 #[test]
-fn two_hundred_pods_whose_supervisors_are_killed_at_any_moment_leave_nothing() {
+fn supervisors_killed_at_random_times_leave_nothing() {
     const BATCHES: u32 = 10;
     const EACH: u32 = 20;
     let (_space, g) = lab();
@@ -117,7 +117,7 @@ fn two_hundred_pods_whose_supervisors_are_killed_at_any_moment_leave_nothing() {
             let one = usize::try_from(dice.below(starting.len() as u64)).unwrap_or(0);
             // Every third supervisor is killed while its pod is being made: as soon as its record is there.
             if dice.below(3) == 0 {
-                for pod in half_made(&g, &pods) {
+                for pod in unfinished_pods(&g, &pods) {
                     if let Some(pid) = supervisor_of(&g, &pod) {
                         kill(pid);
                     }
@@ -143,16 +143,15 @@ fn two_hundred_pods_whose_supervisors_are_killed_at_any_moment_leave_nothing() {
     assert_eq!(g.list().len(), 0);
 }
 
-/// Pods that have a record of networks and are not among those that are known to run.
-fn half_made(g: &Gantry, running: &BTreeSet<String>) -> Vec<String> {
+/// Pods with a record of networks that are not among the running ones.
+fn unfinished_pods(g: &Gantry, running: &BTreeSet<String>) -> Vec<String> {
     let pods = fs::read_dir(g.dir().join("pods")).into_iter().flatten().flatten();
     let made = pods.filter(|entry| entry.path().join("network.json").exists());
     let names = made.filter_map(|entry| entry.file_name().into_string().ok());
     names.filter(|name| !running.contains(name)).take(1).collect()
 }
 
-/// The supervisor of a pod, also before it has said a word: the first of the processes of that name that has the pod's
-/// directory open.
+/// The supervisor of a pod, even before its start reply: the first process of that name that has the pod's directory open.
 fn supervisor_of(g: &Gantry, pod: &str) -> Option<u32> {
     let dir = g.dir().join("pods").join(pod);
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -167,7 +166,7 @@ fn supervisor_of(g: &Gantry, pod: &str) -> Option<u32> {
 }
 
 #[test]
-fn run_dies_at_any_moment() {
+fn run_is_killed_at_random_times() {
     const MOMENTS: u32 = 20;
     let (_space, g) = lab();
     let image = g.fixture();
@@ -182,29 +181,29 @@ fn run_dies_at_any_moment() {
         g.remove_all();
         g.check_invariants();
     }
-    // The port is free: nothing holds it that is not there.
+    // The port is free again.
     let _ = g.client(&["-p", "8080:7000"], &["true"]).ok();
 }
 
-/// A network of so many addresses.
+/// Configures a network with this subnet.
 fn pool(g: &Gantry, subnet: &str) {
     let ipam = json!({ "type": "host-local", "subnet": subnet });
     g.conflist("pool", &json!([{ "type": "bridge", "bridge": "pool0", "isGateway": true, "ipam": ipam }]));
 }
 
 #[test]
-fn a_pool_that_is_exhausted_recovers() {
+fn an_exhausted_pool_recovers() {
     let (_space, g) = lab();
     pool(&g, "10.71.0.0/29");
     let image = g.fixture();
-    // Eight, without the network's, the gateway's and the broadcast address.
+    // Eight addresses, minus the network address, the gateway and the broadcast address.
     let mut pods: Vec<String> = (0..5).map(|_| g.networked(&["--net=pool"], &["sleep", "forever"])).collect();
     let addresses: BTreeSet<String> = pods.iter().map(|pod| g.ip4(pod)).collect();
     assert_eq!(addresses.len(), 5, "{addresses:?}");
     let full = || g.run(&["run", "--net=pool", &image, "--", "true"]).exits(FAILED).complains(&["pool"]);
     let text = full().stderr;
     assert!(["exhausted", "full", "no free", "taken", "in use"].iter().any(|word| text.contains(word)), "{text}");
-    // One that ends, one whose supervisor is killed: both give back theirs.
+    // A pod that ends and a pod whose supervisor is killed both release their addresses.
     let first = pods.remove(0);
     g.run(&["stop", &first]).succeeded();
     g.wait_state(&first, "exited");
@@ -233,13 +232,13 @@ fn pods_that_start_at_once_get_different_addresses() {
 }
 
 #[test]
-fn after_a_reboot_nothing_counts_that_was_before() {
+fn a_reboot_ends_all_networks() {
     let (space, g) = lab();
     let pod = g.networked(&["--net=default:IP=10.121.5.5", "-p", "8080:7000"], &["sleep", "forever"]);
     let record = g.dir().join("pods").join(&pod).join("network.json");
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let (boot, other) = (boot.trim(), "11111111-2222-3333-4444-555555555555");
-    // What a reboot leaves: files that name another boot, and nothing in the kernel.
+    // A reboot leaves files of another boot, and nothing in the kernel.
     kill(g.supervisor(&pod));
     let text = fs::read_to_string(&record).unwrap_or_default();
     assert!(text.contains(boot), "the record names no boot: {text}");
@@ -256,7 +255,7 @@ fn after_a_reboot_nothing_counts_that_was_before() {
 }
 
 #[test]
-fn a_damaged_record_is_not_in_the_way() {
+fn a_damaged_record_does_not_block_other_pods() {
     let (_space, g) = lab();
     for damage in ["", "{", "[]", "\u{0}\u{0}\u{0}\u{0}"] {
         let pod = g.networked(&["--net=default:IP=10.121.5.6", "-p", "8080:7000"], &["sleep", "forever"]);
@@ -274,10 +273,10 @@ fn a_damaged_record_is_not_in_the_way() {
 }
 
 #[test]
-fn what_belongs_to_nobody_is_swept() {
+fn orphans_are_collected() {
     let (space, g) = lab();
     let live = g.networked(&[], &["sleep", "forever"]);
-    // The cable of a pod that is gone, on our bridge; it says whose it was.
+    // A bridge port whose alias names a pod that is gone.
     let stray = "gt0123456789ab0";
     let alias = "01234567-89ab-4cde-8f01-23456789abcd/eth0";
     space.host().batch(&format!(
@@ -291,7 +290,7 @@ fn what_belongs_to_nobody_is_swept() {
     assert!(g.place(&live).is_up("eth0"));
 }
 
-/// Waits until nothing of any gantry is in the host's network namespace.
+/// Waits until the host's network namespace has no resources of gantry.
 fn wait_untouched(space: &Space) {
     let own = BTreeSet::from(["lo".to_owned(), "up0".to_owned()]);
     wait_for("the last pod's bridge to go", || (space.host().links() == own).then_some(()));
@@ -299,7 +298,7 @@ fn wait_untouched(space: &Space) {
 }
 
 #[test]
-fn the_last_pod_takes_bridge_and_tables_with_it() {
+fn the_last_pod_removes_bridge_and_tables() {
     let (space, g) = lab();
     let image = g.fixture();
     let both = "--net=default,default-restricted";
@@ -314,7 +313,7 @@ fn the_last_pod_takes_bridge_and_tables_with_it() {
     let _ = g.run(&["doctor"]).ok();
     let _ = space.host().serve(7001);
     assert!(g.place(&second).is_up("eth0") && space.host().links().contains("gantry0"));
-    // Stopped, ended by itself, killed, never started: whatever the way of the last pod.
+    // The last pod is stopped, ends by itself, is killed, or fails to start.
     g.run(&["stop", &second]).succeeded();
     wait_untouched(&space);
     g.run(&["run", "--rm", "-p", "8080:7000", &image, "--", "true"]).succeeded();
@@ -330,7 +329,7 @@ fn the_last_pod_takes_bridge_and_tables_with_it() {
 }
 
 #[test]
-fn pods_that_end_and_begin_at_once_keep_what_they_need() {
+fn concurrent_starts_and_ends_keep_the_bridge() {
     const ROUNDS: usize = 6;
     let (space, g) = lab();
     let image = g.fixture();
@@ -356,7 +355,7 @@ fn pods_that_end_and_begin_at_once_keep_what_they_need() {
 #[test]
 fn a_bridge_whose_owner_is_gone_is_taken_over() {
     let space = Space::new();
-    // What a supervisor and its helper leave that are killed at the very end, and what earlier versions left.
+    // Left by a supervisor and its helper that were killed at their very end, and by earlier versions.
     space.host().batch(
         "link add gantry0 type bridge\nlink set gantry0 address 02:00:00:00:00:77 alias /no/such/gantry/net up\n\
          addr add 10.121.0.1/16 dev gantry0\n",
@@ -402,13 +401,13 @@ fn a_bridge_with_ports_is_not_taken_over() {
 }
 
 #[test]
-fn a_bridge_of_another_gantry_is_refused() {
+fn a_bridge_of_another_gantry_is_not_used() {
     let (space, g) = lab();
     let _pod = g.networked(&[], &["sleep", "forever"]);
     let other = Gantry::in_space(&space);
     let image = other.fixture();
     let _ = other.run(&["run", &image, "--", "true"]).exits(FAILED).complains(&["gantry0"]);
-    // With networks of their own two gantries live side by side.
+    // Two gantries with separate networks do not disturb each other.
     let ipam = json!({ "type": "host-local", "subnet": "10.73.0.0/24", "routes": [{ "dst": "0.0.0.0/0" }] });
     let bridge = json!({ "type": "bridge", "bridge": "second0", "isGateway": true, "ipam": ipam });
     other.conflist("second", &json!([bridge, { "type": "portmap", "capabilities": { "portMappings": true } }]));
@@ -419,8 +418,8 @@ fn a_bridge_of_another_gantry_is_refused() {
     drop(other);
 }
 
-/// Sends what no pod may, from a pod's interface: ARP and neighbour advertisements that claim the gateway's addresses, router
-/// advertisements, and packets from others' addresses. Arguments: own MAC, gateway's and victim's addresses.
+/// Sends forbidden packets from a pod's interface: ARP and neighbour advertisements that claim the gateway's addresses, router
+/// advertisements, and packets with spoofed source addresses. Arguments: own MAC, addresses of the gateway and the victim.
 const ATTACK: &str = r#"
 import socket, struct, sys
 mac, gateway4, gateway6, victim4 = sys.argv[1:5]
@@ -458,8 +457,8 @@ for _ in range(5):
         raw.send(frame)
 "#;
 
-/// Counts what an interface receives that the attacker may not send, until something with the last words comes. Arguments:
-/// interface, last words, the attacker's MAC and address, the gateway's IPv6 address.
+/// Counts the forbidden packets that an interface receives, until a packet with the end marker arrives. Arguments: interface,
+/// end marker, MAC and address of the attacker, IPv6 address of the gateway.
 const WATCH: &str = r#"
 import socket, sys
 interface, last, mac, own4, gateway6 = sys.argv[1:6]
@@ -489,13 +488,13 @@ print("bad:", sorted(set(bad)), flush=True)
 "#;
 
 #[test]
-fn pods_that_pretend_to_be_others_are_not_heard() {
+fn spoofed_packets_are_dropped() {
     let (space, g) = lab();
     let (attacker, victim) = (g.networked(&[], &["sleep", "forever"]), g.server(&[], "7000"));
     let (from, to) = (g.place(&attacker), g.place(&victim));
     let mac = g.attached(&attacker)[0]["mac"].as_str().unwrap_or_default().to_owned();
     let (gateway4, gateway6) = ("10.121.0.1", "fd67:616e:7472:7900::1");
-    // The victim knows the true gateway.
+    // The victim resolves the real gateway.
     let _host = space.host().serve(7001);
     let _ = to.ask("tcp", gateway4, 7001);
     let neighbour = |address: &str| -> Value {
@@ -515,7 +514,7 @@ fn pods_that_pretend_to_be_others_are_not_heard() {
         })
         .collect();
     from.run("python3", &["-c", ATTACK, &mac, gateway4, gateway6, &g.ip4(&victim)]).succeeded();
-    // What an honest pod sends still gets through, and comes after.
+    // Legitimate packets still pass, and arrive after the forbidden ones.
     let out =
         g.run(&["exec", &attacker, "--", "/bin/app", "ask", "udp", &g.ip4(&victim), "7000", "the end of it"]).ok();
     assert!(out.text().starts_with(&format!("from {}", g.ip4(&attacker))), "{out}");
@@ -525,7 +524,7 @@ fn pods_that_pretend_to_be_others_are_not_heard() {
         let out = watcher.wait().ok();
         assert!(out.stdout.contains("bad: []\n"), "spoofed frames came through: {out}");
     }
-    // The victim believes nothing of it.
+    // The victim's neighbour entry is unchanged.
     assert_eq!(neighbour(gateway4), true_mac);
     let routes = to.json("ip", &["-6", "-j", "route", "show", "default"]);
     assert_eq!(routes.as_array().map_or(0, Vec::len), 1, "{routes}");

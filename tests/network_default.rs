@@ -1,5 +1,4 @@
-//! The networks that are there with nothing installed and nothing configured, and how `--net` chooses among networks: who
-//! reaches whom, and who does not.
+//! The built-in networks, without any configuration, and the selection of networks by `--net`: reachability and isolation.
 
 use std::collections::BTreeSet;
 
@@ -12,14 +11,14 @@ const FAILED: i32 = 125;
 const GATEWAY4: &str = "10.121.0.1";
 const GATEWAY6: &str = "fd67:616e:7472:7900::1";
 
-/// A host and a gantry on it. The tuple's space outlives the gantry: that holds on to it.
+/// A host and a gantry on it. The space must outlive the gantry.
 fn lab() -> (Space, Gantry) {
     let space = Space::new();
     let g = Gantry::in_space(&space);
     (space, g)
 }
 
-/// A bridge network with this prefix of 16 bits.
+/// A bridge network with this /16 prefix.
 fn bridge(name: &str, prefix: &str) -> Value {
     json!([
         { "type": "bridge", "bridge": name, "isGateway": true, "ipMasq": true, "ipam": {
@@ -29,13 +28,13 @@ fn bridge(name: &str, prefix: &str) -> Value {
     ])
 }
 
-/// The names of what a pod got.
+/// The names of the attached networks.
 fn names(attached: &[Value]) -> Vec<&str> {
     attached.iter().filter_map(|network| network["name"].as_str()).collect()
 }
 
-/// The outside learns the way to the pods of the built-in networks, which nobody told it.
-fn show_the_way(outside: &Place) {
+/// Adds routes to the pods of the built-in networks on the outside host.
+fn add_routes_to_pods(outside: &Place) {
     outside.batch(&format!(
         "route add 10.121.0.0/16 via {HOST4}\nroute add 10.122.0.0/16 via {HOST4}\n\
          route add fd67:616e:7472:7900::/63 via {HOST6}\n"
@@ -43,7 +42,7 @@ fn show_the_way(outside: &Place) {
 }
 
 #[test]
-fn a_pod_has_addresses_a_gateway_and_what_status_says() {
+fn a_pod_has_the_addresses_and_gateway_of_its_status() {
     let (_space, g) = lab();
     let pod = g.networked(&[], &["sleep", "forever"]);
     let (place, attached) = (g.place(&pod), g.attached(&pod));
@@ -84,9 +83,9 @@ fn pods_reach_each_other_the_host_and_the_outside() {
 }
 
 #[test]
-fn the_outside_reaches_no_pod_also_when_it_knows_the_way() {
+fn the_outside_reaches_no_pod_even_with_a_route() {
     let (space, g) = lab();
-    show_the_way(space.outside());
+    add_routes_to_pods(space.outside());
     let pod = g.server(&[], "7000");
     for protocol in ["tcp", "udp"] {
         space.outside().ask_in_vain(protocol, &g.ip4(&pod), 7000);
@@ -96,14 +95,14 @@ fn the_outside_reaches_no_pod_also_when_it_knows_the_way() {
 }
 
 #[test]
-fn a_restricted_pod_reaches_the_host_and_its_own_kind() {
+fn a_restricted_pod_reaches_only_the_host_and_its_network() {
     let (space, g) = lab();
     let net = &["--net=default-restricted"][..];
     let (server, client, other) = (g.server(net, "7000"), g.server(net, "7000"), g.server(&[], "7000"));
     let place = g.place(&client);
     let _host = space.host().serve(7001);
     let _outside = space.outside().serve(7002);
-    show_the_way(space.outside());
+    add_routes_to_pods(space.outside());
     assert!(g.ip4(&client).starts_with("10.122."), "{}", g.ip4(&client));
     assert_eq!((place.gateway("-4"), place.gateway("-6")), (None, None));
     for (own, pod) in [(g.ip4(&client), g.ip4(&server)), (g.ip6(&client), g.ip6(&server))] {
@@ -116,7 +115,7 @@ fn a_restricted_pod_reaches_the_host_and_its_own_kind() {
     place.ask_in_vain("tcp", OUTSIDE4, 7002);
     place.ask_in_vain("tcp", &g.ip4(&other), 7000);
     g.place(&other).ask_in_vain("tcp", &g.ip4(&server), 7000);
-    // Nor when it makes itself a route.
+    // Not even after it adds a route.
     place.batch("route add default via 10.122.0.1\nroute add ::/0 via fd67:616e:7472:7901::1\n");
     place.ask_in_vain("tcp", OUTSIDE4, 7002);
     place.ask_in_vain("udp", OUTSIDE6, 7002);
@@ -146,7 +145,7 @@ fn networks_are_isolated_from_one_another() {
 }
 
 #[test]
-fn several_networks_come_in_order() {
+fn several_networks_are_attached_in_order() {
     let (space, g) = lab();
     g.conflist("blue", &bridge("blue0", "10.31"));
     g.conflist("green", &bridge("green0", "10.32"));
@@ -171,7 +170,7 @@ fn several_networks_come_in_order() {
         assert!(has.contains(&format!("{address}/16")), "{interface}: {has:?}, not {address}");
     }
     assert_eq!(got[1].2, "10.121.7.7");
-    // The first default route is the one that counts.
+    // The first default route is used.
     assert_eq!(place.gateway("-4").as_deref(), Some("10.32.0.1"));
     let _outside = space.outside().serve(7002);
     let _ = place.ask("tcp", OUTSIDE4, 7002);
@@ -180,13 +179,13 @@ fn several_networks_come_in_order() {
     for name in ["default", "blue", "green"] {
         assert!(got.contains(name), "{got:?}");
     }
-    // A network may come in repeated flags, too.
+    // `--net` may be repeated.
     let pod = g.networked(&["--net=blue", "--net=green"], &["sleep", "forever"]);
     assert_eq!(names(&g.attached(&pod)), ["blue", "green"]);
 }
 
 #[test]
-fn no_network_and_the_hosts() {
+fn net_none_and_net_host() {
     let (space, g) = lab();
     let none = g.networked(&["--net=none"], &["sleep", "forever"]);
     assert_eq!(g.place(&none).links(), BTreeSet::from(["lo".to_owned()]));
@@ -197,12 +196,12 @@ fn no_network_and_the_hosts() {
         let status = g.status(pod);
         assert!(status["networks"].as_array().is_none_or(Vec::is_empty), "{status}");
     }
-    // Nothing was set up for either.
+    // Nothing is created for either.
     assert!(!space.host().links().contains("gantry0") && space.host().rules().is_empty());
 }
 
 #[test]
-fn the_configured_default() {
+fn a_file_replaces_the_built_in_default() {
     let (_space, g) = lab();
     g.conflist("blue", &bridge("blue0", "10.31"));
     g.networks("default = \"blue\"");
@@ -210,14 +209,14 @@ fn the_configured_default() {
     assert_eq!(names(&g.attached(&pod)), ["blue"]);
     let pod = g.networked(&["--net=default"], &["sleep", "forever"]);
     assert_eq!(names(&g.attached(&pod)), ["default"]);
-    // A file takes the place of what is built in.
+    // The file replaces the built-in network.
     g.conflist("default", &bridge("mine0", "10.33"));
     let pod = g.networked(&["--net=default"], &["sleep", "forever"]);
     assert!(g.ip4(&pod).starts_with("10.33."), "{}", g.ip4(&pod));
 }
 
 #[test]
-fn addresses_that_are_asked_for() {
+fn requested_addresses_are_assigned() {
     let (_space, g) = lab();
     let pod = g.networked(&["--net=default:IP=10.121.7.7"], &["sleep", "forever"]);
     assert_eq!(g.ip4(&pod), "10.121.7.7");
@@ -234,7 +233,7 @@ fn addresses_that_are_asked_for() {
 }
 
 #[test]
-fn what_cannot_be_asked_for() {
+fn invalid_network_arguments_are_rejected() {
     let (space, g) = lab();
     let image = g.fixture();
     g.net_file("50-broken.conflist", "{ \"name\": \"broken\", ");
@@ -254,12 +253,12 @@ fn what_cannot_be_asked_for() {
     ] {
         let _ = g.run(&["run", &format!("--net={net}"), &image, "--", "true"]).exits(FAILED).complains(says);
     }
-    // No pod was made for it.
+    // No pod was created.
     let events = g.run(&["events"]).ok().stdout;
     assert!(!events.contains("pod-"), "{events}");
-    // Nothing was made before it was clear that it cannot be.
+    // Nothing was created before the error.
     assert!(!space.host().links().contains("gantry0"));
-    // A file that is broken is in nobody's way who does not ask for it.
+    // An invalid file does not affect other networks.
     let _ = g.client(&[], &["true"]).ok();
 }
 
@@ -280,7 +279,7 @@ fn a_prepared_pod_gets_its_network_when_it_runs() {
 }
 
 #[test]
-fn what_a_pod_got_is_shown() {
+fn attached_networks_are_shown() {
     let (_space, g) = lab();
     let pod = g.networked(&["--port=8080:7000"], &["sleep", "forever"]);
     let (ip4, ip6) = (g.ip4(&pod), g.ip6(&pod));
@@ -294,14 +293,14 @@ fn what_a_pod_got_is_shown() {
     let inspected = inspected.as_array().map_or(&inspected, |all| &all[0]);
     assert_eq!(inspected["networks"][0]["addresses"][0]["address"], ip4, "{inspected}");
     assert_eq!(g.list()[0]["networks"][0]["addresses"][1]["address"], ip6);
-    // What it had is still told when it is over.
+    // They are still shown after the pod has ended.
     g.run(&["stop", &pod]).succeeded();
     g.wait_state(&pod, "exited");
     assert_eq!(g.ip4(&pod), ip4);
 }
 
 #[test]
-fn the_api_tells_the_networks() {
+fn the_api_reports_networks() {
     let (_space, g) = lab();
     g.conflist("blue", &bridge("blue0", "10.31"));
     let served = g.serve(&[]);
@@ -355,9 +354,9 @@ fn the_networks_are_listed() {
     let _ = g.run(&["network", "inspect", "nowhere"]).exits(1).complains(&["nowhere"]);
 }
 
-/// What a new pod says of its groups is for routers: given to every other pod it makes each start cost more than the one before.
+/// Multicast group reports (IGMP, MLD) are for routers. Flooded to every pod, they would make each start slower than the last.
 #[test]
-fn pods_do_not_hear_which_groups_others_are_in() {
+fn group_reports_are_not_flooded_to_pods() {
     let (_space, g) = lab();
     let one = g.networked(&["--net=default"], &["sleep", "forever"]);
     let two = g.networked(&["--net=default"], &["sleep", "forever"]);
@@ -371,7 +370,7 @@ fn pods_do_not_hear_which_groups_others_are_in() {
 }
 
 #[test]
-fn gc_tells_what_it_removed_of_networks() {
+fn gc_reports_removed_network_resources() {
     let (_space, g) = lab();
     let _ = g.client(&["--rm", "--net=default"], &["true"]).ok();
     let swept = |flags: &[&str]| -> Vec<Value> {
@@ -391,12 +390,12 @@ fn gc_tells_what_it_removed_of_networks() {
     assert_eq!(swept(&[]), Vec::<Value>::new());
 }
 
-/// The switches that forwarding changes, in the host's namespace.
+/// The sysctls that forwarding changes, in the host's namespace.
 const SWITCHES: &str = "cd /proc/sys/net; cat ipv4/ip_forward ipv6/conf/all/forwarding ipv4/conf/all/accept_redirects \
                         ipv4/conf/up0/forwarding ipv6/conf/up0/forwarding ipv6/conf/up0/accept_ra";
 
 #[test]
-fn forwarding_is_for_pods_alone_and_ends_with_them() {
+fn forwarding_is_confined_to_pods_and_ends_with_them() {
     let (space, g) = lab();
     let (host, outside, inner) = (space.host(), space.outside(), Place::new());
     let (inner4, inner6) = ("198.51.100.2", "2001:db8:1::2");
@@ -415,7 +414,7 @@ fn forwarding_is_for_pods_alone_and_ends_with_them() {
     let pod = g.server(&["-p", "8080:7000"], "7000");
     let routes_nothing = || [inner4, inner6].iter().for_each(|address| outside.ask_in_vain("tcp", address, 7000));
     routes_nothing();
-    // What pods need is forwarded, in both families and directions.
+    // The traffic of pods is forwarded, in both families and directions.
     for (address, own) in [(inner4, "198.51.100.1"), (inner6, "2001:db8:1::1")] {
         assert!(g.place(&pod).ask("tcp", address, 7000).starts_with(&format!("from {own} ")));
     }
@@ -427,7 +426,7 @@ fn forwarding_is_for_pods_alone_and_ends_with_them() {
     routes_nothing();
     let _ = outside.ask("tcp", HOST4, 8080);
     let _ = g.run(&["doctor"]).ok();
-    // Another gantry's pods are not what is confined.
+    // The pods of another gantry are not confined.
     let other = Gantry::in_space(&space);
     other.conflist("second", &bridge("second0", "10.77"));
     let theirs = other.networked(&["--net=second"], &["sleep", "forever"]);
@@ -436,7 +435,7 @@ fn forwarding_is_for_pods_alone_and_ends_with_them() {
     g.run(&["stop", &pod]).succeeded();
     wait_for("the host to be as it was", || (host.sh(SWITCHES) == before).then_some(()));
     routes_nothing();
-    // A host that is a router already is none of gantry's business.
+    // On a host that is already a router, forwarding is not confined.
     host.sh("echo 1 >/proc/sys/net/ipv4/ip_forward");
     let before = host.sh(SWITCHES);
     let pod = g.networked(&[], &["sleep", "forever"]);

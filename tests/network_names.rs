@@ -1,5 +1,5 @@
-//! Names: `/etc/resolv.conf`, `/etc/hosts` and the host name as in rkt, images that have something hostile in their place,
-//! and pods that find each other.
+//! Names: `/etc/resolv.conf`, `/etc/hosts` and the host name as in rkt, hostile files of images in their place, and the names
+//! of pods.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -18,18 +18,18 @@ fn lab() -> (Space, Gantry) {
     (space, g)
 }
 
-/// What a pod with these flags has in a file.
+/// The contents of a file in a pod with these flags.
 fn file(g: &Gantry, flags: &[&str], path: &str) -> String {
     g.client(flags, &["cat", path]).ok().stdout
 }
 
-/// The lines that begin with a word, without it.
+/// The lines that begin with a word, without that word.
 fn lines<'a>(text: &'a str, word: &str) -> Vec<&'a str> {
     let words = text.lines().filter_map(|line| line.trim().split_once(char::is_whitespace));
     words.filter(|(first, _)| *first == word).map(|(_, rest)| rest.trim()).collect()
 }
 
-/// The machine's own name servers that are not on its loopback.
+/// The host's name servers, except those on its loopback interface.
 fn host_servers() -> Vec<String> {
     let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     let all = lines(&text, "nameserver").into_iter().map(str::to_owned);
@@ -56,10 +56,10 @@ fn dns_by_flags() {
     assert_eq!(lines(&text, "search"), ["a.test b.test"], "{text}");
     assert_eq!(lines(&text, "options"), ["ndots:3 debug"], "{text}");
     assert_eq!(lines(&text, "domain"), ["c.test"], "{text}");
-    // Any of them stands in place of what networks say; somebody has to be asked all the same.
+    // Any of these flags replaces the DNS settings of networks; without --dns, the name servers stay.
     let text = file(&g, &["--dns-search=a.test"], "/etc/resolv.conf");
     assert_eq!((lines(&text, "search"), lines(&text, "nameserver")[0]), (vec!["a.test"], "10.121.0.1"), "{text}");
-    // Without networks, too.
+    // Even without networks.
     let text = file(&g, &["--net=none", "--dns=8.8.4.4"], "/etc/resolv.conf");
     assert_eq!(lines(&text, "nameserver"), ["8.8.4.4"], "{text}");
 }
@@ -95,7 +95,7 @@ fn dns_of_a_network() {
     let text = file(&g, &["--net=named"], "/etc/resolv.conf");
     assert_eq!(lines(&text, "nameserver"), ["10.61.0.53"], "{text}");
     assert_eq!((lines(&text, "search"), lines(&text, "options")), (vec!["net.test x.test"], vec!["ndots:2"]), "{text}");
-    // The first that says something counts.
+    // The first network with DNS settings is used.
     let text = file(&g, &["--net=default,named"], "/etc/resolv.conf");
     assert_eq!(lines(&text, "nameserver"), ["10.61.0.53"], "{text}");
     let text = file(&g, &["--net=named", "--dns=8.8.4.4"], "/etc/resolv.conf");
@@ -104,12 +104,12 @@ fn dns_of_a_network() {
 }
 
 #[test]
-fn dns_when_nobody_says_anything() {
+fn dns_defaults_to_the_host() {
     let (_space, g) = lab();
     let (text, hosts) = (file(&g, &[], "/etc/resolv.conf"), host_servers());
     let servers = lines(&text, "nameserver");
     assert_eq!(servers.first(), Some(&"10.121.0.1"), "gantryd's resolver comes first: {text}");
-    // Resolvers read three.
+    // Resolvers read three name servers.
     assert_eq!(servers[1..], hosts.iter().take(2).collect::<Vec<_>>(), "the host's name servers follow: {text}");
     g.networks("resolver = false");
     let text = file(&g, &[], "/etc/resolv.conf");
@@ -137,7 +137,7 @@ fn hosts_and_host_names() {
 }
 
 #[test]
-fn what_cannot_be_combined_or_is_no_name() {
+fn conflicting_flags_and_invalid_names_are_rejected() {
     let (_space, g) = lab();
     let image = g.fixture();
     for (flags, says) in [
@@ -163,7 +163,7 @@ fn what_cannot_be_combined_or_is_no_name() {
     }
 }
 
-/// An image whose `/etc` is what these layers make of it.
+/// An image with the `/etc` of these layers.
 fn hostile(g: &Gantry, name: &str, etc: impl FnOnce(Layer) -> Layer) -> String {
     let base = Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755);
     let image = Image::builder().layer(etc(base)).entrypoint(&["/bin/app"]).build();
@@ -171,7 +171,7 @@ fn hostile(g: &Gantry, name: &str, etc: impl FnOnce(Layer) -> Layer) -> String {
 }
 
 #[test]
-fn hostile_files_in_place_of_names() {
+fn hostile_files_in_etc() {
     let (_space, g) = lab();
     let victim = g.scratch().join("victim");
     let written = std::fs::write(&victim, "precious\n")
@@ -198,7 +198,7 @@ fn hostile_files_in_place_of_names() {
         let _ = out.says("nameserver 8.8.4.4").says("one").says("it");
         assert_eq!(std::fs::read_to_string(&victim).unwrap_or_default(), "precious\n");
     }
-    // A directory: whatever it comes to, it is said, or it is right; never silently wrong, never outside.
+    // A directory: the run fails with an error or the file is right; never silently wrong, never outside the root.
     let image = hostile(&g, "directories", |layer| {
         names
             .iter()
@@ -206,7 +206,7 @@ fn hostile_files_in_place_of_names() {
     });
     let out = g.run(&["run", "--quiet", &image, "--dns=8.8.4.4", "--", "cat", "/etc/resolv.conf"]);
     assert!(out.code == 0 && out.stdout.contains("8.8.4.4") || out.stderr.contains("resolv.conf"), "{out}");
-    // An /etc that leads elsewhere: within the root or nowhere.
+    // An /etc that is a link: it is resolved within the root or not at all.
     let outside = g.scratch().join("outside");
     let made = std::fs::create_dir(&outside);
     assert!(made.is_ok(), "{made:?}");
@@ -221,13 +221,13 @@ fn hostile_files_in_place_of_names() {
 }
 
 #[test]
-fn a_read_only_root_has_its_names() {
+fn a_read_only_root_has_name_files() {
     let (_space, g) = lab();
     let text = file(&g, &["--readonly-rootfs=true", "--dns=8.8.4.4"], "/etc/resolv.conf");
     assert_eq!(lines(&text, "nameserver"), ["8.8.4.4"]);
 }
 
-/// A DNS server on the outside that says 203.0.113.7 for `known.test` and no such name for the rest.
+/// A DNS server on the outside that answers 203.0.113.7 for `known.test` and NXDOMAIN for all other names.
 const UPSTREAM: &str = r#"
 import socket, struct
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -243,7 +243,7 @@ while True:
     s.sendto(head + query[12:end] + answer, peer)
 "#;
 
-/// gantryd, where `/etc/resolv.conf` names that server alone.
+/// gantryd, with that server only in `/etc/resolv.conf`.
 fn daemon_with_upstream(g: &Gantry) -> Running {
     let resolv = g.write("resolv.conf", &format!("nameserver {OUTSIDE4}\n"));
     let plain = g.daemon(&[]);
@@ -279,20 +279,20 @@ fn pods_find_each_other_by_name() {
     for name in ["web-host", "WEB", &server, &format!("gantry-{server}")] {
         assert_eq!(ask(name).ok().text(), found, "{name}");
     }
-    // Over TCP and UDP to where it leads.
+    // TCP and UDP to that name work.
     let out = g.run(&["exec", &client, "--", "/bin/app", "ask", "tcp", "web", "7000"]).ok();
     assert!(out.text().starts_with("from "), "{out}");
-    // Names of the world, from the host's servers; and names of nobody.
+    // Other names are resolved by the host's servers; unknown names fail.
     assert_eq!(ask("known.test").ok().text(), "203.0.113.7");
     assert_ne!(ask("unknown.test").code, 0);
-    // Not the pods of another network.
+    // Pods of other networks are not found.
     let other = ["--net=default-restricted", "--dns=10.122.0.1"];
     let other = g.networked(&other, &["sleep", "forever"]);
     wait_for("the resolver of the other network", || {
         (g.run(&["exec", &other, "--", "/bin/app", "resolve", "known.test"]).code == 0).then_some(())
     });
     assert_ne!(g.run(&["exec", &other, "--", "/bin/app", "resolve", "web"]).code, 0);
-    // A name goes with its pod.
+    // The name is removed with its pod.
     g.run(&["stop", &server]).succeeded();
     wait_for("the name to be gone", || (ask("web").code != 0).then_some(()));
     let _ = daemon.terminate();

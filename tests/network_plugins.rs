@@ -1,5 +1,5 @@
-//! Networks of configuration files: Debian's plugins, the same files without any plugin, and a plugin that fails, hangs
-//! and lies.
+//! Configured networks: with Debian's plugins, with the same files and no plugins, and with a plugin that fails, hangs or
+//! returns wrong results.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 const FAILED: i32 = 125;
 
-/// Done by gantry itself, with no plugin anywhere; and by Debian's plugins.
+/// Networks created by gantry without any plugin, and by Debian's plugins.
 const WAYS: [&str; 2] = ["use-plugins = false\nplugin-dirs = []", "use-plugins = true"];
 
-/// Runs a test once each way, on a host of its own each time.
+/// Runs a test both ways, each on a host of its own.
 fn each_way(test: impl Fn(&Space, &Gantry)) {
     for way in WAYS {
         let space = Space::new();
@@ -27,7 +27,7 @@ fn each_way(test: impl Fn(&Space, &Gantry)) {
     }
 }
 
-/// Where Debian's host-local is to keep its leases.
+/// The directory of leases of Debian's host-local.
 fn data_dir(g: &Gantry) -> PathBuf {
     g.scratch().join("leases")
 }
@@ -51,8 +51,8 @@ fn portmap() -> Value {
     json!({ "type": "portmap", "capabilities": { "portMappings": true }, "snat": true })
 }
 
-/// A pod reaches another, the outside, and is reached through a port of the host.
-fn all_ways_lead(space: &Space, g: &Gantry, net: &str, gateway: &str) {
+/// Checks that pods reach each other and the outside, and that a published port works.
+fn check_reachability(space: &Space, g: &Gantry, net: &str, gateway: &str) {
     let server = g.server(&[net, "-p", "8080:7000", "-p", "8080:7000/udp"], "7000");
     let client = g.networked(&[net], &["sleep", "forever"]);
     let (place, ip) = (g.place(&client), g.ip4(&server));
@@ -75,7 +75,7 @@ fn bridge_with_portmap() {
         let bridge = json!({ "type": "bridge", "bridge": "test0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
             "ipam": host_local(g, "10.51.0.0/24") });
         g.conflist("test", &json!([bridge, portmap()]));
-        all_ways_lead(space, g, "--net=test", "10.51.0.1");
+        check_reachability(space, g, "--net=test", "10.51.0.1");
         let attached = g.attached(g.list()[0]["id"].as_str().unwrap_or_default());
         assert_eq!(attached[0]["name"], "test", "{attached:?}");
     });
@@ -86,7 +86,7 @@ fn ptp_with_portmap() {
     each_way(|space, g| {
         let ptp = json!({ "type": "ptp", "ipMasq": true, "mtu": 1400, "ipam": host_local(g, "10.52.0.0/24") });
         g.conflist("test", &json!([ptp, portmap()]));
-        all_ways_lead(space, g, "--net=test", "10.52.0.1");
+        check_reachability(space, g, "--net=test", "10.52.0.1");
         let pod = g.list()[0]["id"].as_str().unwrap_or_default().to_owned();
         let link = g.place(&pod).json("ip", &["-j", "link", "show", "dev", "eth0"]);
         assert_eq!(link[0]["mtu"], 1400, "{link}");
@@ -94,7 +94,7 @@ fn ptp_with_portmap() {
 }
 
 #[test]
-fn macvlan_on_the_hosts_cable() {
+fn macvlan_on_an_interface_of_the_host() {
     each_way(|space, g| {
         let range = json!({ "subnet": "192.0.2.0/24", "rangeStart": "192.0.2.50", "rangeEnd": "192.0.2.60", "gateway": OUTSIDE4 });
         let ipam = json!({ "type": "host-local", "dataDir": data_dir(g), "ranges": [[range]], "routes": [{ "dst": "0.0.0.0/0" }] });
@@ -131,7 +131,7 @@ fn static_addresses() {
 }
 
 #[test]
-fn what_a_network_says_of_its_cable_is_kept() {
+fn mtu_and_tuning_are_applied() {
     each_way(|_, g| {
         let bridge = json!({ "type": "bridge", "bridge": "tuned0", "isGateway": true, "mtu": 1300,
             "ipam": host_local(g, "10.54.0.0/24") });
@@ -146,9 +146,9 @@ fn what_a_network_says_of_its_cable_is_kept() {
     });
 }
 
-/// Plugins attach a pod while its apps are made.
+/// Plugins attach a pod while its apps are created.
 #[test]
-fn the_networks_of_an_app_that_cannot_be_made_are_taken_away() {
+fn the_networks_of_a_pod_whose_app_fails_are_detached() {
     each_way(|space, g| {
         let bridge = json!({ "type": "bridge", "bridge": "made0", "isGateway": true, "ipMasq": true,
             "ipam": host_local(g, "10.56.0.0/24") });
@@ -165,7 +165,7 @@ fn the_networks_of_an_app_that_cannot_be_made_are_taken_away() {
     });
 }
 
-/// What `/etc` says of a network that plugins make, and what a volume says in its place.
+/// The files in `/etc` of a pod on a network of plugins, and a volume in their place.
 #[test]
 fn files_of_etc_wait_for_plugins() {
     each_way(|_, g| {
@@ -185,7 +185,7 @@ fn files_of_etc_wait_for_plugins() {
     });
 }
 
-/// A gantry whose network `liar` behaves as it is told, beside the built-in ones.
+/// A gantry with a network `liar`, whose plugin behaves as configured, besides the built-in ones.
 struct Liar {
     _space: Space,
     g: Gantry,
@@ -206,7 +206,7 @@ impl Liar {
         Self { _space: space, g, log }
     }
 
-    /// Tells it how to behave.
+    /// Configures the behaviour of the plugin.
     fn behave(&self, version: &str, behave: &Value) {
         // What was called earlier is of another try; nothing was called before the first.
         let _ = std::fs::remove_file(&self.log);
@@ -227,7 +227,7 @@ impl Liar {
         self.calls().iter().filter_map(|call| Some(call["command"].as_str()?.to_owned())).collect()
     }
 
-    /// Puts a plugin in its place that does all it is asked, which is nothing.
+    /// Replaces the plugin by one that always succeeds.
     fn reform(&self) {
         let path = self.g.scratch().join("plugins/cni-liar");
         let version = json!({ "cniVersion": "1.1.0", "supportedVersions": ["0.4.0", "1.0.0", "1.1.0"] });
@@ -240,7 +240,7 @@ impl Liar {
 }
 
 #[test]
-fn when_a_network_fails_those_before_it_are_undone() {
+fn a_network_that_fails_undoes_the_earlier_ones() {
     let liar = Liar::new("10s");
     let image = liar.g.fixture();
     for how in ["fail", "fail-kindly", "crash", "abort", "garbage", "silent", "version", "index", "flood"] {
@@ -253,12 +253,12 @@ fn when_a_network_fails_those_before_it_are_undone() {
     }
     liar.behave("1.0.0", &json!({ "ADD": "fail" }));
     let _ = liar.g.run(&["run", "--net=liar", &image, "--", "true"]).exits(FAILED).complains(&["told to fail"]);
-    // The address and the port that were undone are free.
+    // Its address and port are free again.
     let pod = liar.g.networked(&["--net=default:IP=10.121.9.9", "-p", "8080:80"], &["sleep", "forever"]);
     assert_eq!(liar.g.ip4(&pod), "10.121.9.9");
 }
 
-/// Waits until no process has this number.
+/// Waits until the process has ended.
 fn wait_dead(pid: &Value) {
     let pid = self::pid(pid);
     wait_for(&format!("process {pid:?} to be killed"), || test_kill_process(pid).is_err().then_some(()));
@@ -280,7 +280,7 @@ fn a_plugin_that_hangs_is_killed_with_its_children() {
 }
 
 #[test]
-fn a_delete_that_fails_is_tried_again() {
+fn a_failed_del_is_retried() {
     let liar = Liar::new("500ms");
     for how in ["fail", "hang", "crash"] {
         put_liar(&liar.g.scratch().join("plugins"));
@@ -309,7 +309,7 @@ fn pid(number: &Value) -> Pid {
     pid.unwrap_or_else(|| panic!("{number} is no process id"))
 }
 
-/// The oldest of its ancestors that is a supervisor, or works for one.
+/// Its oldest ancestor that is a supervisor or a helper of one.
 fn supervisor_above(process: Pid) -> Pid {
     let parent = |of: Pid| {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", of.as_raw_nonzero())).ok()?;
@@ -324,9 +324,9 @@ fn supervisor_above(process: Pid) -> Pid {
     ancestors.take_while(is_ours).last().unwrap_or_else(|| panic!("no supervisor above {process:?}"))
 }
 
-/// A supervisor is killed while a plugin of it runs. DEL begins when that is gone with all it started, and not before.
+/// A supervisor is killed while its plugin runs. DEL begins only after the plugin and its children have ended.
 #[test]
-fn a_plugin_that_outlives_its_supervisor_is_ended_first() {
+fn an_orphaned_plugin_is_ended_before_del() {
     for during in ["ADD", "DEL"] {
         let liar = Liar::new("60s");
         let image = liar.g.fixture();
@@ -350,7 +350,7 @@ fn a_plugin_that_outlives_its_supervisor_is_ended_first() {
 }
 
 #[test]
-fn plugins_get_what_the_specification_says() {
+fn plugins_get_the_specified_input() {
     let liar = Liar::new("10s");
     liar.behave("1.0.0", &json!({}));
     let pod =
@@ -377,14 +377,14 @@ fn plugins_get_what_the_specification_says() {
     liar.g.wait_state(&pod, "exited");
     let calls = liar.calls();
     let del = calls.iter().find(|call| call["command"] == "DEL").unwrap_or_else(|| panic!("{calls:?}"));
-    // What the last plugin said, its own addition included.
+    // The result of the last plugin.
     assert_eq!(del["config"]["prevResult"]["ips"].as_array().map_or(0, Vec::len), 2, "{del}");
     assert_eq!(del["config"]["runtimeConfig"]["portMappings"][0]["hostPort"], 8080, "{del}");
     assert_eq!(liar.commands().iter().filter(|command| *command == "ADD").count(), 1);
 }
 
 #[test]
-fn a_network_that_is_not_ready_says_so_first() {
+fn a_network_that_is_not_ready_fails_before_add() {
     let liar = Liar::new("10s");
     let image = liar.g.fixture();
     liar.behave("1.1.0", &json!({ "STATUS": "fail" }));
@@ -393,7 +393,7 @@ fn a_network_that_is_not_ready_says_so_first() {
 }
 
 #[test]
-fn the_plugins_of_a_dead_supervisors_pod_are_told() {
+fn plugins_get_del_after_the_supervisor_was_killed() {
     let liar = Liar::new("10s");
     liar.behave("1.1.0", &json!({}));
     let (pod, other) = (
@@ -415,7 +415,7 @@ fn the_plugins_of_a_dead_supervisors_pod_are_told() {
 }
 
 #[test]
-fn a_failed_attachment_tells_its_cause_before_the_failed_clean_up() {
+fn the_cause_of_a_failed_attachment_precedes_that_of_its_clean_up() {
     let liar = Liar::new("10s");
     let image = liar.g.fixture();
     liar.behave("1.0.0", &json!({ "ADD": "fail", "DEL": "crash" }));
@@ -425,7 +425,7 @@ fn a_failed_attachment_tells_its_cause_before_the_failed_clean_up() {
     assert!(at("failed to ADD") < at("told to fail"), "{said}");
     assert!(at("told to fail") < at("removing what had been created failed too"), "{said}");
     liar.reform();
-    // The pod stays, with what it failed of; what it had of its networks goes.
+    // The pod stays, with its error; its networks are detached.
     let _ = liar.g.run(&["gc"]).ok();
     let left = liar.g.list();
     assert_eq!((left.len(), left[0]["phase"].as_str()), (1, Some("aborted-prepare")));
@@ -460,7 +460,7 @@ fn rm_force_gives_up_on_plugins_that_fail() {
 }
 
 #[test]
-fn plugins_that_are_not_there_or_nowhere_else() {
+fn missing_plugins_are_named() {
     let liar = Liar::new("10s");
     let (g, image) = (&liar.g, liar.g.fixture());
     for (name, kind, says) in

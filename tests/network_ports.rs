@@ -1,4 +1,4 @@
-//! Ports of the host that lead to pods: who gets through to whom, and what is refused.
+//! Published ports: reachability and errors.
 
 use gantry_fixtures::{Image, Layer};
 use gantry_tests::net::{HOST4, HOST6, OUTSIDE4, OUTSIDE6};
@@ -13,7 +13,7 @@ fn lab() -> (Space, Gantry) {
 }
 
 #[test]
-fn everybody_reaches_a_published_port() {
+fn a_published_port_is_reachable_from_everywhere() {
     let (space, g) = lab();
     let server = g.server(&["-p", "8080:7000", "-p", "8080:7000/udp"], "7000");
     let other = g.networked(&[], &["sleep", "forever"]);
@@ -36,13 +36,13 @@ fn everybody_reaches_a_published_port() {
         outside.ask_in_vain(protocol, HOST4, 8081);
         outside.ask_in_vain(protocol, HOST4, 7000);
     }
-    // What only passes through the host is not touched, whatever its port.
+    // Forwarded packets for other hosts are not redirected, whatever their port.
     let _far = outside.serve(8080);
     assert!(other_place.ask("tcp", OUTSIDE4, 8080).starts_with(&format!("from {HOST4} to {OUTSIDE4}")));
 }
 
 #[test]
-fn a_port_on_one_address_of_the_host() {
+fn a_port_published_on_one_host_address() {
     let (space, g) = lab();
     space.host().batch("addr add 192.0.2.7/24 dev up0\naddr add 2001:db8::7/64 dev up0 nodad\n");
     let four = g.server(&["-p", "192.0.2.7:8080:7000", "-p", "[2001:db8::7]:8080:7000"], "7000");
@@ -52,10 +52,10 @@ fn a_port_on_one_address_of_the_host() {
         outside.ask_in_vain("tcp", wrong, 8080);
     }
     space.host().ask_in_vain("tcp", "127.0.0.1", 8080);
-    // The other addresses are free for others.
+    // The port is free on other addresses.
     let other = g.server(&[&format!("--port={HOST4}:8080:7000")], "7000");
     assert!(outside.ask("tcp", HOST4, 8080).contains(&format!(" to {} ", g.ip4(&other))));
-    // Loopback alone: nobody from outside.
+    // Published on loopback only: not reachable from outside.
     let third = g.server(&["-p", "127.0.0.1:8082:7000"], "7000");
     assert!(space.host().ask("tcp", "127.0.0.1", 8082).contains(&format!(" to {} ", g.ip4(&third))));
     outside.ask_in_vain("tcp", HOST4, 8082);
@@ -91,23 +91,23 @@ fn ranges_of_ports() {
 }
 
 #[test]
-fn a_port_that_is_taken() {
+fn publishing_a_port_in_use_fails() {
     let (space, g) = lab();
     let image = g.fixture();
     let first = g.server(&["-p", "8080:7000"], "7000");
     let taken = g.run(&["run", "-p", "8080:7000", &image, "--", "true"]).exits(FAILED);
     let _ = taken.complains(&["8080", "tcp"]);
-    // Another protocol is another port.
+    // Each protocol has its own ports.
     let second = g.server(&["-p", "8080:7000/udp"], "7000");
     assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&first)));
     assert!(space.outside().ask("udp", HOST4, 8080).contains(&g.ip4(&second)));
-    // One within a range.
+    // A port within a range.
     let _ = g.run(&["run", "-p", "8079-8081:1-3", &image, "--", "true"]).exits(FAILED).complains(&["8080"]);
-    // Twice in one pod.
+    // The same port twice in one pod.
     let twice = g.run(&["run", "-p", "8090:1", "-p", "8090:2", &image, "--", "true"]);
     assert!(twice.code != 0, "{twice}");
     let _ = twice.complains(&["8090"]);
-    // By a process of the host: it keeps it.
+    // A port used by a process of the host: the process keeps it.
     let server = space.host().serve(8088);
     let user = format!("in use by process {} (gantry-fixture-", server_pid(&space, 8088));
     for port in ["8088:7000", "8088:7000/udp"] {
@@ -117,10 +117,10 @@ fn a_port_that_is_taken() {
     drop(server);
     let third = g.server(&["-p", "8088:7000"], "7000");
     assert!(space.outside().ask("tcp", HOST4, 8088).contains(&g.ip4(&third)));
-    // And nobody of the host takes it meanwhile.
+    // While the pod runs, processes of the host cannot use the port.
     let bind = space.host().run("python3", &["-c", "import socket; socket.create_server(('0.0.0.0', 8088))"]);
     assert_ne!(bind.code, 0, "the port of a pod was given to a process of the host");
-    // When the pod is over, its port is free, for pods and for others.
+    // After the pod has ended, its port is free for pods and processes.
     for pod in [&first, &second] {
         g.run(&["stop", pod]).succeeded();
         g.wait_state(pod, "exited");
@@ -132,7 +132,7 @@ fn a_port_that_is_taken() {
     assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&again)));
 }
 
-/// The process that listens on a port of the host, as ss(8) tells it.
+/// The process that listens on a port of the host (ss(8)).
 fn server_pid(space: &Space, port: u16) -> String {
     let text = space.host().sh(&format!("ss -Hltnp 'sport = :{port}'"));
     let pid = text.split_once("pid=").and_then(|(_, rest)| rest.split_once(','));
@@ -140,7 +140,7 @@ fn server_pid(space: &Space, port: u16) -> String {
 }
 
 #[test]
-fn a_port_on_ipv6_loopback_is_refused_before_a_pod_is_made() {
+fn publishing_on_ipv6_loopback_fails_before_a_pod_is_created() {
     let (_space, g) = lab();
     let image = g.fixture();
     for port in ["[::1]:8089:80", "8080-tcp:[::1]:8089"] {
@@ -151,7 +151,7 @@ fn a_port_on_ipv6_loopback_is_refused_before_a_pod_is_made() {
     let _ = g.run(&["gc"]).ok();
 }
 
-/// Earlier versions accepted `[::1]` and wrote it down.
+/// Earlier versions accepted `[::1]` and recorded it.
 #[test]
 fn a_record_with_a_port_that_is_refused_now_is_removed() {
     let (space, g) = lab();

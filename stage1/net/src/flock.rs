@@ -1,4 +1,4 @@
-//! Locks of files (flock(2)), waited for with a deadline, which the call by itself has not.
+//! File locks (flock(2)) with a timeout.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::FlockOperation;
 use rustix::io::{Errno, FdFlags};
 
-/// The pauses between two tries: each is twice as long as the one before.
-const FIRST_PAUSE: Duration = Duration::from_micros(200);
-const LAST_PAUSE: Duration = Duration::from_millis(10);
+/// The back-off between two attempts, doubled each time.
+const MIN_BACKOFF: Duration = Duration::from_micros(200);
+const MAX_BACKOFF: Duration = Duration::from_millis(10);
 
 /// A lock, held until dropped.
 #[derive(Debug)]
@@ -17,20 +17,21 @@ pub(crate) struct Flock<F: AsFd>(F);
 
 impl<F: AsFd> Drop for Flock<F> {
     fn drop(&mut self) {
-        // Also for those who inherited it. Fails for a descriptor that is not open only, and this one is.
-        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+        // Unlocks inherited descriptors as well. It cannot fail: the descriptor is open.
+        let _cannot_fail = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 
 impl<F: AsFd> Flock<F> {
-    /// From here on, whatever is executed has the lock too, until it is dropped. Without that, as long as it runs.
+    /// Lets programs that are executed from now on inherit the lock: it is held until it is dropped, or, if this process is
+    /// killed, until they end.
     pub(crate) fn inherit(&self) -> io::Result<()> {
         Ok(rustix::io::fcntl_setfd(&self.0, FdFlags::empty())?)
     }
 }
 
-/// Waits for a lock, together with others (`shared`) or alone; `None`: others had it until the end. `meanwhile` is called
-/// before each pause, with how long it has been.
+/// Takes a shared or exclusive lock; `None` after the timeout `wait`. `meanwhile` is called before each back-off, with the
+/// elapsed time.
 pub(crate) fn lock<F: AsFd>(
     file: F,
     shared: bool,
@@ -39,7 +40,7 @@ pub(crate) fn lock<F: AsFd>(
 ) -> io::Result<Option<Flock<F>>> {
     let how = if shared { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
     let begun = Instant::now();
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = MIN_BACKOFF;
     loop {
         match rustix::fs::flock(&file, how) {
             Ok(()) => return Ok(Some(Flock(file))),
@@ -52,7 +53,7 @@ pub(crate) fn lock<F: AsFd>(
             return Ok(None);
         }
         meanwhile(&file, elapsed)?;
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(LAST_PAUSE);
+        std::thread::sleep(backoff);
+        backoff = (backoff * 2).min(MAX_BACKOFF);
     }
 }

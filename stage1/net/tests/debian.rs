@@ -1,4 +1,4 @@
-//! Debian's `containernetworking-plugins`, run for real, each test in a network namespace of its own making.
+//! Runs Debian's `containernetworking-plugins`, each test in a network namespace of its own.
 
 #![allow(clippy::unwrap_used, reason = "a failure is the failure of the test")]
 
@@ -36,7 +36,7 @@ fn inside(test: &str) -> bool {
     false
 }
 
-/// Fails with what to do when something that a test runs is not there.
+/// Fails with the remedy if a program of a test is missing.
 fn needs(dir: &Path, program: &str) {
     assert!(dir.join(program).exists(), "there is no '{program}' in {}; {INSTALL}", dir.display());
 }
@@ -58,7 +58,7 @@ fn command(line: &str) -> String {
     text(&output.stdout)
 }
 
-/// A process that holds a network namespace; it goes with its stdin.
+/// A process that keeps a network namespace alive; it ends with its stdin.
 struct Pod(Child);
 
 impl Pod {
@@ -124,7 +124,7 @@ impl Lab {
             .count()
     }
 
-    /// ADD, CHECK, DEL, DEL again and DEL without the namespace; in between, what was answered is what is there.
+    /// ADD, CHECK, DEL, DEL again and DEL without the namespace, with a check of the result in between.
     fn round(&self, network: &NetworkConfig, interface: &str, look: impl FnOnce(&Pod, &NetworkResult)) {
         let pod = Pod::new();
         let attachment = attachment("pod-1", interface, &pod);
@@ -149,7 +149,7 @@ fn attachment(pod_id: &str, interface: &str, pod: &Pod) -> Attachment {
     }
 }
 
-/// The addresses of the result's interface in the pod are those `ip` sees.
+/// Checks the result against `ip` in the pod.
 fn is_there(pod: &Pod, interface: &str, result: &NetworkResult) {
     let seen = pod.ip(&format!("addr show dev {interface}"));
     let infos = seen[0]["addr_info"].as_array().unwrap();
@@ -189,7 +189,7 @@ fn bridge_with_host_local() {
     });
 }
 
-/// The built-in default network, on the plugins of others: bridge, portmap and firewall, with iptables.
+/// The built-in default network with the standard plugins bridge, portmap and firewall, with iptables.
 #[test]
 fn the_default_network_runs_on_standard_plugins() {
     if !inside("the_default_network_runs_on_standard_plugins") {
@@ -207,7 +207,7 @@ fn the_default_network_runs_on_standard_plugins() {
         Attachment { capability_args: ports.as_object().unwrap().clone(), ..attachment("pod-1", "eth0", &pod) };
     let result = lab.runtime.add_list(&network, &attachment).unwrap();
     is_there(&pod, "eth0", &result);
-    // No CHECK: portmap 1.1.1 looks for the rules of IPv4 among those of IPv6 when a pod has both.
+    // No CHECK: portmap 1.1.1 expects the IPv4 rules among the IPv6 rules of a dual-stack pod.
     let forwards = || command("iptables -t nat -S").matches("10.121.0.2:80").count();
     assert_eq!(forwards(), 1);
     for _ in 0..2 {
@@ -217,8 +217,8 @@ fn the_default_network_runs_on_standard_plugins() {
 }
 
 #[test]
-fn what_a_dead_pod_leaves_is_collected() {
-    if !inside("what_a_dead_pod_leaves_is_collected") {
+fn garbage_of_a_dead_pod_is_collected() {
+    if !inside("garbage_of_a_dead_pod_is_collected") {
         return;
     }
     let lab = Lab::new();
@@ -260,7 +260,7 @@ fn macvlan_with_static_addresses() {
     let probe = "ip link add probe link up0 type macvlan";
     let made = Command::new("sh").args(["-c", probe]).output().unwrap();
     if text(&made.stderr).contains("Unknown device type") {
-        // Not by println: that is shown of tests that fail.
+        // println is shown only for failed tests.
         let _ = writeln!(std::io::stderr(), "skipped: kernel has no macvlan");
         return;
     }
@@ -292,8 +292,8 @@ fn loopback() {
 }
 
 #[test]
-fn a_plugin_that_refuses_is_heard_and_undone() {
-    if !inside("a_plugin_that_refuses_is_heard_and_undone") {
+fn a_failing_plugin_is_reported_and_undone() {
+    if !inside("a_failing_plugin_is_reported_and_undone") {
         return;
     }
     let lab = Lab::new();
@@ -306,7 +306,7 @@ fn a_plugin_that_refuses_is_heard_and_undone() {
     assert!(error.contains("plugin 'tuning' failed to ADD: ") && error.contains("no such file"), "{error}");
     assert_eq!((lab.leases(), lab.runtime.cache().names().unwrap().len()), (0, 0));
     assert_eq!(pod.ip("link").as_array().unwrap().len(), 1, "lo is left");
-    // These plugins speak 1.0.0 at most; a network of 1.1.0 runs on them nevertheless.
+    // These plugins support at most 1.0.0, but a network of 1.1.0 works.
     let newer = json!({"cniVersion": "1.1.0", "name": "net", "plugins": [{"type": "bridge", "bridge": "br-test", "ipam": lab.ranges()}]});
     let newer = NetworkConfig::parse(&newer.to_string(), Source::BuiltIn).unwrap();
     lab.round(&newer, "eth0", |_, _| {});
@@ -314,10 +314,10 @@ fn a_plugin_that_refuses_is_heard_and_undone() {
     lab.runtime.status(&newer).unwrap();
 }
 
-/// How long the plugins take alone, run as a shell would, and through us.
+/// The time of the plugins alone, run as by a shell, and through gantry.
 #[test]
-fn what_we_add_to_the_time_of_plugins() {
-    if !inside("what_we_add_to_the_time_of_plugins") {
+fn overhead_over_the_plugins_alone() {
+    if !inside("overhead_over_the_plugins_alone") {
         return;
     }
     let lab = Lab::new();

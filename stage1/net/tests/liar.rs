@@ -1,4 +1,4 @@
-//! Plugins that fail, hang or lie: what was done is undone, nobody waits, nothing false is believed.
+//! Plugins that fail, hang or return wrong results.
 
 #![allow(clippy::unwrap_used, reason = "a failure is the failure of the test")]
 
@@ -13,7 +13,7 @@ use gantry_net::config::{CniVersion, NetworkConfig, Source};
 use gantry_net::plugin::{Attachment, Cache, PluginError, Runtime};
 use serde_json::{Value, json};
 
-/// Far more than a plugin that behaves needs, on any machine.
+/// A timeout that no correct plugin reaches.
 const PATIENT: Duration = Duration::from_secs(30);
 
 struct Lab {
@@ -37,7 +37,7 @@ fn lab(limit: Duration) -> Lab {
     let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let bin = temp.path().join("bin");
     fs::create_dir(&bin).unwrap();
-    // Not copied: a program that is open for writing, here or in a process another test just made, cannot be run.
+    // Linked, not copied: a program that is open for writing in any process cannot be executed (ETXTBSY).
     fs::hard_link(liar(), bin.join("liar")).unwrap();
     symlink("liar", bin.join("second")).unwrap();
     let runtime = runtime(temp.path(), limit);
@@ -55,7 +55,7 @@ impl Lab {
         self.temp.path().join("log")
     }
 
-    /// A network of some plugins, each with what it does for which command.
+    /// A network of plugins with a behaviour for each command.
     fn network(&self, version: &str, behaviours: &[Value]) -> NetworkConfig {
         let plugin = |(index, behave): (usize, &Value)| {
             let capabilities = json!({"portMappings": index == 0, "mac": false});
@@ -73,7 +73,7 @@ impl Lab {
         whole.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The calls so far as `ADD0 ADD1 …`, and forgets them.
+    /// Takes the calls so far, as `ADD0 ADD1 …`.
     fn took(&self) -> String {
         let word = |call: &Value| format!("{}{}", call["command"].as_str().unwrap(), call["config"]["number"]);
         let words = self.calls().iter().map(word).collect::<Vec<_>>().join(" ");
@@ -99,13 +99,13 @@ fn attachment() -> Attachment {
     }
 }
 
-/// Whether a process runs. One that ended and was not reaped does not.
+/// Whether a process runs; a zombie does not.
 fn runs(pid: &Value) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// A killed process is gone soon, not at once.
+/// Waits for the end of a killed process.
 fn goes(pid: &Value) -> bool {
     let start = Instant::now();
     while runs(pid) {
@@ -118,7 +118,7 @@ fn goes(pid: &Value) -> bool {
 }
 
 #[test]
-fn a_chain_runs_forth_and_back() {
+fn a_chain_runs_in_order_and_in_reverse() {
     let lab = lab(PATIENT);
     let network = lab.network("1.1.0", &[json!({}), json!({})]);
     let result = lab.runtime.add_list(&network, &attachment()).unwrap();
@@ -180,7 +180,11 @@ fn a_failed_add_is_undone() {
         text.contains("'second' failed to DEL: signal: 6") && text.contains("'liar' failed to DEL: told to fail"),
         "{text}"
     );
-    assert_eq!((lab.took().as_str(), lab.cached()), ("ADD0 ADD1 DEL1 DEL0", 1), "what is not undone is remembered");
+    assert_eq!(
+        (lab.took().as_str(), lab.cached()),
+        ("ADD0 ADD1 DEL1 DEL0", 1),
+        "what is not undone stays in the cache"
+    );
     let (net, container, interface) = lab.runtime.cache().names().unwrap().remove(0);
     let entry = lab.runtime.cache().get(&net, &container, &interface).unwrap().unwrap();
     assert_eq!((entry.attachment(), entry.network().unwrap(), entry.result().unwrap()), (attachment(), network, None));
@@ -203,7 +207,7 @@ fn a_plugin_that_hangs_is_killed_with_its_children() {
 
 const WORKER: &str = "GANTRY_NET_TEST_WORKER";
 
-/// Not a test of itself: the process that the next one kills in the middle of an ADD.
+/// Not a test: the process that the next test kills during ADD.
 #[test]
 fn worker() {
     let Ok(dir) = std::env::var(WORKER) else { return };
@@ -213,7 +217,7 @@ fn worker() {
 }
 
 #[test]
-fn an_add_that_is_killed_is_known_and_deleted() {
+fn a_killed_add_is_cached_and_deleted() {
     let lab = lab(PATIENT);
     let network = lab.network("1.0.0", &[json!({}), json!({"ADD": "hang"})]);
     fs::write(lab.temp.path().join("network"), &network.text).unwrap();
@@ -232,14 +236,14 @@ fn an_add_that_is_killed_is_known_and_deleted() {
     let entry = lab.runtime.cache().get("net", "pod-1", "eth0").unwrap().unwrap();
     assert_eq!((entry.attachment(), entry.result().unwrap()), (attachment(), None));
     assert_eq!(lab.runtime.add_list(&network, &attachment()).unwrap_err().kind(), ErrorKind::AlreadyExists);
-    // The configuration may have changed since: what counts is what ADD was given.
+    // The configuration may have changed: DEL uses that of ADD.
     let changed = lab.network("1.0.0", &[json!({})]);
     lab.runtime.gc_list(&changed, &[]).unwrap();
     assert_eq!((lab.took().as_str(), lab.cached()), ("ADD0 ADD1 DEL1 DEL0", 0));
 }
 
 #[test]
-fn a_child_that_keeps_the_pipes_open_is_not_waited_for() {
+fn a_child_that_keeps_the_pipes_open_does_not_block() {
     let lab = lab(PATIENT);
     let network = lab.network("1.0.0", &[json!({"ADD": "daemon"})]);
     let start = Instant::now();
@@ -252,11 +256,11 @@ fn a_child_that_keeps_the_pipes_open_is_not_waited_for() {
 }
 
 #[test]
-fn lies_are_not_believed() {
+fn invalid_results_are_rejected() {
     let lab = lab(PATIENT);
     for (behaviour, expected) in [
         ("flood", "answered ADD with more than 1048576 bytes, and was killed"),
-        ("garbage", "answered ADD with what is no JSON"),
+        ("garbage", "answered ADD with invalid JSON"),
         ("silent", "answered ADD with nothing"),
         ("version", "answered ADD with a result whose version '7.0.0' is not known"),
         ("index", "the interface of 10.0.0.1/8 is not in it"),
@@ -272,7 +276,7 @@ fn lies_are_not_believed() {
 }
 
 #[test]
-fn delete_goes_on_after_failures() {
+fn del_continues_after_failures() {
     let lab = lab(PATIENT);
     let network = lab.network("0.3.1", &[json!({}), json!({"DEL": "fail"}), json!({"DEL": "garbage"})]);
     lab.runtime.add_list(&network, &attachment()).unwrap();
@@ -285,7 +289,7 @@ fn delete_goes_on_after_failures() {
 }
 
 #[test]
-fn garbage_is_collected_by_cache_and_by_plugin() {
+fn gc_cleans_the_cache_and_runs_the_plugins() {
     let lab = lab(PATIENT);
     let network = lab.network("1.1.0", &[json!({}), json!({"GC": "fail"}), json!({})]);
     for pod in ["pod-1", "pod-2", "pod-3"] {
@@ -308,7 +312,7 @@ fn garbage_is_collected_by_cache_and_by_plugin() {
 }
 
 #[test]
-fn a_plugin_of_an_older_version_is_spoken_to_in_its_own() {
+fn an_older_plugin_is_run_in_its_version() {
     let lab = lab(PATIENT);
     fs::write(lab.temp.path().join("bin/versions"), r#"["0.3.1", "0.4.0", "5.0.0"]"#).unwrap();
     let old = json!({"ADD": "old", "CHECK": "old", "DEL": "old", "GC": "old", "STATUS": "old"});
@@ -325,14 +329,14 @@ fn a_plugin_of_an_older_version_is_spoken_to_in_its_own() {
     assert_eq!(lab.cached(), 0);
     let error = lab.runtime.version(&network).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("'liar' speaks CNI 0.3.1, 0.4.0, and network 'net' wants 1.1.0"), "{text}");
+    assert!(text.contains("'liar' supports CNI 0.3.1, 0.4.0, but network 'net' needs 1.1.0"), "{text}");
     let several = r#"{"cniVersion":"1.1.0","cniVersions":["0.3.1","0.4.0"],"name":"n","plugins":[{"type":"liar"}]}"#;
     let several = NetworkConfig::parse(several, Source::BuiltIn).unwrap();
     assert_eq!(lab.runtime.version(&several).unwrap(), CniVersion::V0_4_0);
 }
 
 #[test]
-fn programs_are_looked_for_in_their_directories_only() {
+fn programs_are_found_only_in_the_plugin_directories() {
     let lab = lab(PATIENT);
     let bin = lab.temp.path().join("bin");
     symlink("/bin/true", bin.join("outside")).unwrap();

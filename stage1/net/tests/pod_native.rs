@@ -1,4 +1,4 @@
-//! Pods on networks that gantry makes itself: attached, detached, killed, and put right.
+//! Pods on networks that gantry creates itself: attach, detach, kill, repair.
 
 #![allow(clippy::unwrap_used, reason = "a failure is the failure of the test")]
 
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use gantry_contract::plan::{Port, Protocol};
 use gantry_model::{ErrorKind, Kind};
 use gantry_net::netlink::Namespace;
-use gantry_net::pod::{self, NetworkError};
+use gantry_net::pod;
 use lab::{Lab, TestPod, inside, port, sh, until};
 use rustix::process::Pid;
 use serde_json::{Value, json};
@@ -56,7 +56,7 @@ fn the_default_network() {
     let server = answer(&pod);
     assert_eq!(ask("127.0.0.1:8080"), "pod");
     server.join().unwrap();
-    // The port is held, in both families; and [::1], which leads nowhere, is refused at once.
+    // The port is held in both families; connections to [::1] are refused at once.
     assert!(TcpListener::bind("0.0.0.0:8080").is_err() && TcpListener::bind("[::]:8080").is_err());
     assert!(TcpListener::bind("127.0.0.1:8080").is_err());
     let refused = TcpStream::connect_timeout(&"[::1]:8080".parse().unwrap(), Duration::from_secs(10)).unwrap_err();
@@ -74,8 +74,8 @@ fn the_default_network() {
 }
 
 #[test]
-fn several_networks_and_one_that_cannot_be() {
-    if !inside("several_networks_and_one_that_cannot_be") {
+fn several_networks_and_an_impossible_one() {
+    if !inside("several_networks_and_an_impossible_one") {
         return;
     }
     let lab = Lab::new();
@@ -101,7 +101,7 @@ fn several_networks_and_one_that_cannot_be() {
     let error = lab.attach(&lab.pod(), &["nobody", "default", "no-one"], &[]).unwrap_err();
     assert!(error.to_string().starts_with("there are no networks 'nobody', 'no-one': "), "{error}");
     assert_eq!(error.kind(), ErrorKind::NotFound);
-    // Removed from the configuration while a pod is in it.
+    // The network is removed from the configuration while a pod is attached.
     fs::remove_file(lab.at("conf/mine.conflist")).unwrap();
     let mine = pod::list_networks(&lab.host, Some("mine")).unwrap();
     assert!(mine[0].problem.is_some() && mine[0].pods.len() == 1, "{mine:?}");
@@ -111,8 +111,8 @@ fn several_networks_and_one_that_cannot_be() {
 }
 
 #[test]
-fn ports_are_one_s_alone() {
-    if !inside("ports_are_one_s_alone") {
+fn publishing_a_port_in_use_fails() {
+    if !inside("publishing_a_port_in_use_fails") {
         return;
     }
     let lab = Lab::new();
@@ -146,34 +146,34 @@ fn ports_are_one_s_alone() {
     let six = Port { host_ip: Some("::".parse().unwrap()), ..port(9000, Protocol::Tcp) };
     let error = lab.attach(&two, &["four"], &[six]).unwrap_err();
     assert!(error.to_string().contains("the pod has no IPv6 address in network 'four'"), "{error}");
-    // Who listens on IPv6 alone is not in the way of a pod that has none.
+    // A listener on IPv6 only does not conflict with a pod without IPv6.
     let six = TcpListener::bind("[::1]:9001").unwrap();
     lab.attach(&two, &["four"], &[port(9001, Protocol::Tcp)]).unwrap();
     drop(six);
     lab.end(two);
-    // A supervisor was killed: nothing holds its ports, and its record does.
+    // After a supervisor was killed, its record still reserves the port.
     drop(held);
     let three = lab.pod();
     let error = lab.attach(&three, &["default"], &[port(8000, Protocol::Tcp)]).unwrap_err();
     assert!(error.to_string().contains(&format!("in use by pod {}", one.id)), "{error}");
     lab.end(one);
     let held = lab.attach(&three, &["default"], &[port(8000, Protocol::Tcp)]).unwrap();
-    // Earlier connections to a server that has ended are in nobody's way.
+    // Connections to a server that has ended do not conflict.
     drop(held);
     lab.end(three);
     lab.assert_no_garbage();
 }
 
 #[test]
-fn connections_that_are_over_do_not_hold_a_port() {
-    if !inside("connections_that_are_over_do_not_hold_a_port") {
+fn connections_in_time_wait_do_not_block_a_port() {
+    if !inside("connections_in_time_wait_do_not_block_a_port") {
         return;
     }
     let lab = Lab::new();
     let server = TcpListener::bind("127.0.0.1:8080").unwrap();
     let client = TcpStream::connect("127.0.0.1:8080").unwrap();
     let (stream, _) = server.accept().unwrap();
-    // Who closes first has the port in TIME_WAIT.
+    // The side that closes first keeps the port in TIME-WAIT.
     drop(stream);
     drop(client);
     drop(server);
@@ -197,7 +197,7 @@ fn a_flow_follows_its_port() {
         let server = pod.own.enter(|| Ok(bind())).unwrap();
         server.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let (_, held) = lab.attach(&pod, &["default"], &[port(9000, Protocol::Udp)]).unwrap();
-        // From the same port as before, where the kernel remembers the way to the first pod.
+        // From the same source port, for which conntrack has an entry to the first pod.
         client.send_to(name.as_bytes(), "127.0.0.1:9000").unwrap();
         let mut said = [0; 16];
         let (length, _) = server.recv_from(&mut said).unwrap();
@@ -209,8 +209,8 @@ fn a_flow_follows_its_port() {
 }
 
 #[test]
-fn twenty_at_once() {
-    if !inside("twenty_at_once") {
+fn twenty_pods_start_at_once() {
+    if !inside("twenty_pods_start_at_once") {
         return;
     }
     let lab = Lab::new();
@@ -239,8 +239,8 @@ fn twenty_at_once() {
 }
 
 #[test]
-fn sweeping_harms_no_pod_that_comes_or_goes() {
-    if !inside("sweeping_harms_no_pod_that_comes_or_goes") {
+fn garbage_collection_does_not_disturb_starting_and_ending_pods() {
+    if !inside("garbage_collection_does_not_disturb_starting_and_ending_pods") {
         return;
     }
     let mut lab = Lab::new();
@@ -259,7 +259,7 @@ fn sweeping_harms_no_pod_that_comes_or_goes() {
             .map(|worker| {
                 let busy = &busy;
                 scope.spawn(move || {
-                    // Told however it ends, or the sweeper would go on.
+                    // In every case, so that the collecting thread stops.
                     let _ends = Ends(busy);
                     let mut last = None;
                     for round in 0..6 {
@@ -296,8 +296,8 @@ impl Drop for Ends<'_> {
 }
 
 #[test]
-fn a_pool_that_is_exhausted_recovers() {
-    if !inside("a_pool_that_is_exhausted_recovers") {
+fn an_exhausted_pool_recovers() {
+    if !inside("an_exhausted_pool_recovers") {
         return;
     }
     let lab = Lab::new();
@@ -314,8 +314,8 @@ fn a_pool_that_is_exhausted_recovers() {
 }
 
 #[test]
-fn a_damaged_record_is_no_obstacle() {
-    if !inside("a_damaged_record_is_no_obstacle") {
+fn a_pod_with_a_damaged_record_is_detached() {
+    if !inside("a_pod_with_a_damaged_record_is_detached") {
         return;
     }
     let lab = Lab::new();
@@ -341,7 +341,7 @@ fn a_damaged_record_is_no_obstacle() {
     }
     assert_eq!(lab.asked().matches("DEL").count(), 3);
     assert_eq!(pod::check(&lab.host).unwrap(), Vec::<String>::new());
-    // A later gantry's is left alone.
+    // The record of a later gantry is not touched.
     let pod = lab.pod();
     fs::write(pod.path.join("network.json"), r#"{"version": 9}"#).unwrap();
     let error = lab.detach(&pod).unwrap_err();
@@ -351,10 +351,10 @@ fn a_damaged_record_is_no_obstacle() {
     lab.assert_no_garbage();
 }
 
-/// A pod that runs and whose record cannot be read keeps what it has in the tables.
+/// A running pod whose record cannot be read keeps its entries in the table.
 #[test]
-fn a_damaged_record_cuts_nobody_off() {
-    if !inside("a_damaged_record_cuts_nobody_off") {
+fn a_pod_with_a_damaged_record_keeps_its_entries() {
+    if !inside("a_pod_with_a_damaged_record_keeps_its_entries") {
         return;
     }
     let lab = Lab::new();
@@ -368,7 +368,7 @@ fn a_damaged_record_cuts_nobody_off() {
         assert_eq!(sh("nft list ruleset"), before);
         let swept = pod::collect_garbage(&lab.host, false).unwrap();
         assert!(swept.iter().all(|line| line == "bridge gantry1, which no pod uses"), "{swept:?}");
-        // Others come and go.
+        // Other pods start and end.
         let other = lab.pod();
         lab.attach(&other, &["default-restricted"], &[]).unwrap();
         lab.end(other);
@@ -385,8 +385,8 @@ fn a_damaged_record_cuts_nobody_off() {
 }
 
 #[test]
-fn what_others_remove_comes_back() {
-    if !inside("what_others_remove_comes_back") {
+fn a_removed_table_is_restored() {
+    if !inside("a_removed_table_is_restored") {
         return;
     }
     let lab = Lab::new();
@@ -408,12 +408,12 @@ fn what_others_remove_comes_back() {
         assert_eq!(ask("127.0.0.1:8080"), "pod", "{damage}");
         server.join().unwrap();
     }
-    // A pod that comes when the table is gone brings it back, also for the others.
+    // A pod that starts without the table restores it for all pods.
     sh("nft flush ruleset");
     let other = lab.pod();
     lab.attach(&other, &["default"], &[port(8081, Protocol::Tcp)]).unwrap();
     assert_eq!(pod::check(&lab.host).unwrap(), Vec::<String>::new());
-    // One that goes when it is gone does not mind.
+    // A pod ends without the table.
     sh("nft flush ruleset");
     lab.end(other);
     lab.end(pod);
@@ -421,11 +421,11 @@ fn what_others_remove_comes_back() {
     lab.assert_no_garbage();
 }
 
-/// An administrator's bridge has others on it than pods: what keeps them from 127.0.0.1 of the host must be there as long as
-/// `route_localnet` is on.
+/// An administrator's bridge has other ports than pods: the rules that protect the host's 127.0.0.1 from them must exist while
+/// `route_localnet` is enabled.
 #[test]
-fn loopback_is_let_out_only_while_the_tables_guard_it() {
-    if !inside("loopback_is_let_out_only_while_the_tables_guard_it") {
+fn route_localnet_is_enabled_only_while_the_table_has_the_interface() {
+    if !inside("route_localnet_is_enabled_only_while_the_table_has_the_interface") {
         return;
     }
     let lab = Lab::new();
@@ -440,7 +440,7 @@ fn loopback_is_let_out_only_while_the_tables_guard_it() {
     assert_eq!((switch("br-lan").as_str(), switch("gantry0").as_str()), ("1", "1"));
     lab.end(leaves);
     lab.end(plain);
-    // Not yet: the table has the bridge still.
+    // Not yet: the bridge is still in the table.
     assert!(sh("nft list set inet gantry-test interfaces").contains("br-lan"));
     pod::reload(&lab.host).unwrap();
     assert!(!sh("nft list set inet gantry-test interfaces").contains("br-lan"));
@@ -455,11 +455,10 @@ fn loopback_is_let_out_only_while_the_tables_guard_it() {
     assert_eq!(switch("br-lan"), "0");
 }
 
-/// A host that listens to routers loses the default route it has from them when it begins to forward IPv6, unless it is told to
-/// go on listening.
+/// A host that accepts router advertisements loses its default route when it begins to forward IPv6, unless `accept_ra` is 2.
 #[test]
-fn a_reload_keeps_what_routers_said() {
-    if !inside("a_reload_keeps_what_routers_said") {
+fn a_reload_keeps_accepting_router_advertisements() {
+    if !inside("a_reload_keeps_accepting_router_advertisements") {
         return;
     }
     let lab = Lab::new();
@@ -474,10 +473,10 @@ fn a_reload_keeps_what_routers_said() {
     lab.end(pod);
 }
 
-/// As hardening guides have it, with the bridge there already: its addresses are gone, and none can be given.
+/// Hardening guides set disable_ipv6 on all interfaces, which removes the addresses of an existing bridge.
 #[test]
-fn ipv6_may_be_turned_off_meanwhile() {
-    if !inside("ipv6_may_be_turned_off_meanwhile") {
+fn ipv6_may_be_disabled_and_enabled_again() {
+    if !inside("ipv6_may_be_disabled_and_enabled_again") {
         return;
     }
     let lab = Lab::new();
@@ -491,10 +490,10 @@ fn ipv6_may_be_turned_off_meanwhile() {
     lab.assert_no_garbage();
 }
 
-/// What a pod behind a cable of its own sends has its address: nobody else's, whether the host checks by itself or not.
+/// A ptp pod can send only from its own address, even if the host does not filter by reverse path.
 #[test]
-fn a_pod_behind_its_own_cable_is_nobody_else() {
-    if !inside("a_pod_behind_its_own_cable_is_nobody_else") {
+fn a_ptp_pod_cannot_spoof() {
+    if !inside("a_ptp_pod_cannot_spoof") {
         return;
     }
     let lab = Lab::new();
@@ -513,7 +512,7 @@ fn a_pod_behind_its_own_cable_is_nobody_else() {
         let server = UdpSocket::bind((gateway, 0)).unwrap();
         server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let to = server.local_addr().unwrap();
-        // One after the other over one cable: what comes first is the first that is let through.
+        // In order over one veth pair: the first packet to arrive is the first that passed.
         for from in [other.parse().unwrap(), own.address] {
             let client = pod.own.enter(|| Ok(UdpSocket::bind((from, 0)).unwrap())).unwrap();
             client.send_to(b"hello", to).unwrap();
@@ -526,8 +525,8 @@ fn a_pod_behind_its_own_cable_is_nobody_else() {
 }
 
 #[test]
-fn a_network_that_was_moved_gives_its_old_addresses_away() {
-    if !inside("a_network_that_was_moved_gives_its_old_addresses_away") {
+fn a_changed_subnet_frees_the_old_one() {
+    if !inside("a_changed_subnet_frees_the_old_one") {
         return;
     }
     let lab = Lab::new();
@@ -543,7 +542,7 @@ fn a_network_that_was_moved_gives_its_old_addresses_away() {
     assert_eq!(pod::check(&lab.host).unwrap(), Vec::<String>::new(), "both belong to one network");
     lab.end(beside);
     lab.end(stays);
-    // Nobody has swept yet: the table still knows the old prefix.
+    // Before garbage collection, the table still has the old prefix.
     lab.bridge("one", "br-two", "10.204.0.0/24");
     lab.bridge("two", "br-three", "10.203.0.0/16");
     let pod = lab.pod();
@@ -553,8 +552,8 @@ fn a_network_that_was_moved_gives_its_old_addresses_away() {
 }
 
 #[test]
-fn what_belongs_to_nobody_is_swept() {
-    if !inside("what_belongs_to_nobody_is_swept") {
+fn orphans_are_collected() {
+    if !inside("orphans_are_collected") {
         return;
     }
     let lab = Lab::new();
@@ -564,7 +563,7 @@ fn what_belongs_to_nobody_is_swept() {
     fs::remove_file(lost.path.join("network.json")).unwrap();
     fs::create_dir_all(lab.at("net/0f3a1f3e-6f0d-4f0e-8b89-0123456789ab/old/owners")).unwrap();
     sh("ip link add br-admin type bridge; ip link add br-other type bridge; ip link set br-other alias /another/net");
-    // Of who was killed before it could say whose it is.
+    // Its creator was killed before it set the alias.
     let mac = gantry_net::netlink::Mac::of_id(&format!("{} br-begun", lab.host.state_dir));
     sh(&format!("ip link add br-begun address {mac} type bridge"));
     let findings = pod::check(&lab.host).unwrap().join("\n");
@@ -590,7 +589,7 @@ fn what_belongs_to_nobody_is_swept() {
 
 const HELPER: &str = "GANTRY_NET_TEST_HELPER";
 
-/// A supervisor that is going to be killed: attaches, says so, waits for a word, detaches.
+/// A supervisor for the tests below: attaches, reports it, waits for input, detaches.
 #[test]
 #[ignore = "run by others as a program"]
 fn supervisor() {
@@ -627,7 +626,7 @@ fn run_supervisor(lab: &Lab, pod: &TestPod, names: &[&str], number: u16) -> Chil
         .unwrap()
 }
 
-/// Reads what a supervisor says up to a word.
+/// Reads the output of a supervisor up to a word.
 fn says(child: &mut Child, word: &str) {
     let mut said = Vec::new();
     let mut byte = [0];
@@ -637,7 +636,7 @@ fn says(child: &mut Child, word: &str) {
     }
 }
 
-/// Waits so long, for what cannot be waited for: a moment in the middle of something.
+/// Sleeps, to reach a time in the middle of an operation.
 fn pass(time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -646,8 +645,8 @@ fn pass(time: Duration) {
 }
 
 #[test]
-fn killed_at_any_moment_nothing_is_left() {
-    if !inside("killed_at_any_moment_nothing_is_left") {
+fn supervisors_killed_at_random_times_leave_nothing() {
+    if !inside("supervisors_killed_at_random_times_leave_nothing") {
         return;
     }
     let mut lab = Lab::new();
@@ -667,7 +666,7 @@ fn killed_at_any_moment_nothing_is_left() {
         child.kill().unwrap();
         child.wait().unwrap();
         pod.die();
-        // Every other time a sweep comes first, and leaves what the record has.
+        // Every other time, garbage collection runs first, and must not touch resources in the record.
         if round % 4 < 2 {
             pod::collect_garbage(&lab.host, false).unwrap();
         }
@@ -679,12 +678,12 @@ fn killed_at_any_moment_nothing_is_left() {
 }
 
 #[test]
-fn detaching_that_is_killed_goes_on() {
-    if !inside("detaching_that_is_killed_goes_on") {
+fn a_killed_detach_is_completed() {
+    if !inside("a_killed_detach_is_completed") {
         return;
     }
     let lab = Lab::new();
-    // An earlier attempt of the same pod: the next attach takes its place.
+    // After an earlier attempt of the same pod, attach detaches it first.
     let mut pod = lab.pod();
     let mut child = run_supervisor(&lab, &pod, &["default"], 8000);
     says(&mut child, "attached");
@@ -701,13 +700,13 @@ fn detaching_that_is_killed_goes_on() {
     lab.assert_no_garbage();
 }
 
-/// What this thread has used of the processor: a busy machine does not change it.
+/// CPU time of this thread, which does not depend on the load.
 fn cpu_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.try_into().unwrap(), now.tv_nsec.try_into().unwrap())
 }
 
-/// What it costs, beside as many pods as `PODS` says; for people: `cargo test -p gantry-net --test pod_native cost -- --ignored --nocapture`.
+/// The cost, besides `PODS` other pods; a measurement: `cargo test -p gantry-net --test pod_native cost -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn cost() {
@@ -733,7 +732,7 @@ fn cost() {
             pod::detach(&it, Some(&pod.own)).unwrap();
             down.push(start.elapsed());
             drop(pod);
-            // While the kernel clears a namespace, nobody makes interfaces.
+            // While the kernel removes a namespace, no interfaces can be created.
             until("the namespace is gone", || {
                 lab.links().iter().filter(|name| name.starts_with("gt")).count() == others.len()
             });
@@ -761,7 +760,7 @@ fn the_name_of_a_lease_is_not_believed() {
     pod.die();
     let record = pod.path.join("network.json");
     let whole = fs::read_to_string(&record).unwrap();
-    // Another pod's record, copied: it speaks for nobody.
+    // A copy of another pod's record is damaged.
     let mut other = lab.pod();
     other.die();
     fs::write(other.path.join("network.json"), &whole).unwrap();

@@ -1,4 +1,4 @@
-//! Pods on networks that plugins make: Debian's, and one that fails, hangs or lies.
+//! Pods on networks of plugins: Debian's, and one that fails, hangs or returns wrong results.
 
 #![allow(clippy::unwrap_used, reason = "a failure is the failure of the test")]
 
@@ -35,12 +35,12 @@ fn standard_plugins_are_run_and_undone() {
     assert_eq!(attached[0].mac.as_deref(), pod.ip("link show dev eth0")[0]["address"].as_str());
     assert_eq!(pod.ip("link show dev lo")[0]["flags"][1], "UP");
     assert!(sh("iptables -t nat -S; nft list ruleset").contains("10.201.0.2:80"));
-    // Debian's portmap (1.1.1) looks for rules of IPv6 that it did not make; nobody else has anything to object.
+    // Debian's portmap (1.1.1) checks for IPv6 rules that it did not create; there is no other finding.
     assert!(pod::check(&lab.host).unwrap().iter().all(|line| line.contains("plugin 'portmap' failed to CHECK")));
     let networks = pod::list_networks(&lab.host, Some("one")).unwrap();
     assert_eq!((networks[0].pods.len(), networks[0].built_in), (1, false));
     assert_eq!(networks[0].pods[0].attached, attached[0]);
-    // With the namespace still there, and a second time.
+    // While the namespace exists, and a second time.
     lab.detach(&pod).unwrap();
     lab.detach(&pod).unwrap();
     assert!(!pod.has_record());
@@ -147,7 +147,7 @@ fn what_cannot_be_undone_stays_in_the_record() {
         pod::collect_garbage(&lab.host, false).unwrap().iter().all(|line| !line.contains("bad")),
         "the record has it"
     );
-    // Somebody repairs the plugin: what is deleted is what was added, so it is the program that changes.
+    // The plugin is repaired: DEL uses the configuration of ADD, so only the program changes.
     fs::remove_file(lab.at("bin/liar")).unwrap();
     fs::copy("/bin/true", lab.at("bin/liar")).unwrap();
     lab.detach(&pod).unwrap();
@@ -157,8 +157,8 @@ fn what_cannot_be_undone_stays_in_the_record() {
 }
 
 #[test]
-fn lies_are_not_believed() {
-    if !inside("lies_are_not_believed") {
+fn invalid_results_are_rejected() {
+    if !inside("invalid_results_are_rejected") {
         return;
     }
     let mut lab = Lab::new();

@@ -1,4 +1,4 @@
-//! Files of others, opened beneath a directory and read up to a limit.
+//! Reads files below a directory, up to a size limit.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -9,12 +9,12 @@ use std::path::Path;
 
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
 
-/// Opens a directory, whose own path may have links.
+/// Opens a directory. Its path may contain symbolic links.
 pub(crate) fn open_dir(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Opens a regular file of the directory. A link may not lead out of it, and a FIFO does not make us wait.
+/// Opens a regular file in the directory. Symbolic links must stay in the directory; opening a FIFO does not block.
 pub(crate) fn open_file(dir: impl AsFd, name: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
@@ -25,14 +25,14 @@ pub(crate) fn open_file(dir: impl AsFd, name: &Path) -> io::Result<File> {
     Ok(File::from(fd))
 }
 
-/// The whole file, or `None` when it has more than `limit` bytes.
+/// Reads the file; `None` if it has more than `limit` bytes.
 pub(crate) fn read(file: File, limit: usize) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
     Ok((bytes.len() <= limit).then_some(bytes))
 }
 
-/// The names in a directory, without `.` and `..`, unsorted; `None` when there are more than `limit`.
+/// The names in a directory, without `.` and `..`, unsorted; `None` if there are more than `limit`.
 pub(crate) fn names(dir: impl AsFd, limit: usize) -> io::Result<Option<Vec<OsString>>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
@@ -48,7 +48,7 @@ pub(crate) fn names(dir: impl AsFd, limit: usize) -> io::Result<Option<Vec<OsStr
     Ok(Some(names))
 }
 
-/// The names in a directory that are UTF-8, with the files they are; `None` when there are more than `limit`.
+/// The UTF-8 names in a directory, with their inode numbers; `None` if there are more than `limit`.
 pub(crate) fn names_and_inodes(dir: impl AsFd, limit: usize) -> io::Result<Option<Vec<(String, u64)>>> {
     let mut found = Vec::new();
     for entry in Dir::read_from(dir)? {

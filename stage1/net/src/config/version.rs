@@ -1,4 +1,4 @@
-//! The versions of the CNI specification that are spoken.
+//! The supported versions of the CNI specification.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// A version of the CNI specification. Later ones are greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CniVersion {
-    /// 0.3.1, and 0.3.0, which differs in nothing that is used.
+    /// 0.3.1, and 0.3.0, which does not differ in the parts that gantry uses.
     V0_3_1,
     /// 0.4.0: CHECK, and `prevResult` for DEL.
     V0_4_0,
@@ -20,7 +20,7 @@ impl CniVersion {
     /// All of them, oldest first.
     pub const ALL: [Self; 4] = [Self::V0_3_1, Self::V0_4_0, Self::V1_0_0, Self::V1_1_0];
 
-    /// As it is written in a configuration.
+    /// The version as in a configuration.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -41,7 +41,7 @@ impl fmt::Display for CniVersion {
 impl FromStr for CniVersion {
     type Err = String;
 
-    /// The error says which versions there are.
+    /// The error lists the supported versions.
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "0.3.0" | "0.3.1" => Ok(Self::V0_3_1),
@@ -49,7 +49,7 @@ impl FromStr for CniVersion {
             "1.0.0" => Ok(Self::V1_0_0),
             "1.1.0" => Ok(Self::V1_1_0),
             "" | "0.1.0" | "0.2.0" => Err(format!(
-                "version '{text}' is of the format before 0.3.0, which gantry does not speak: write 1.0.0 (or 0.3.1 for old plugins)"
+                "version '{text}' has the format before 0.3.0, which gantry does not support: write 1.0.0 (or 0.3.1 for old plugins)"
             )),
             other => {
                 Err(format!("version '{}' is not known: 0.3.1, 0.4.0, 1.0.0 or 1.1.0", gantry_model::id::shown(other)))

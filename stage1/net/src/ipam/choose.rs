@@ -1,12 +1,12 @@
-//! Which address comes next: in turn through the ranges of a set, beginning after the one given last.
+//! The order of allocation: in turn through the ranges of a set, starting after the last allocated address.
 
 use std::net::IpAddr;
 
 use crate::address::{of_bits, to_bits};
 use crate::config::Range;
 
-/// The addresses of a set once around: after `last` to the end of its range, the other ranges, and up to `last` itself.
-/// Without `last`, or when the set no longer has it, from the beginning.
+/// The addresses of a set, each once: after `last` to the end of its range, the other ranges, and up to `last` itself. Without
+/// `last`, or if the set does not contain it, from the beginning.
 pub(super) fn in_turn(set: &[Range], last: Option<IpAddr>) -> impl Iterator<Item = (usize, IpAddr)> + '_ {
     let at = last.and_then(|last| set.iter().position(|range| range.contains(last)).zip(Some(last)));
     let (first, after) = match at {
@@ -31,17 +31,17 @@ pub(super) fn in_turn(set: &[Range], last: Option<IpAddr>) -> impl Iterator<Item
 
 fn addresses(range: &Range, from: u128, to: u128) -> impl Iterator<Item = IpAddr> + use<> {
     let four = range.subnet.is_ipv4();
-    // `from` is past `to` when the last address given was the range's end: an empty range.
+    // If the last allocated address was the end of the range, `from` is past `to`: an empty range.
     let end = to.saturating_add(1);
     (from..end).map(move |bits| of_bits(bits, four))
 }
 
-/// The ranges as people read them.
+/// The ranges for messages.
 pub(super) fn shown(set: &[Range]) -> String {
     set.iter().map(|range| format!("{}-{}", range.start, range.end)).collect::<Vec<_>>().join(", ")
 }
 
-/// The ranges with everything that decides what they have to give.
+/// The properties of the ranges that determine their addresses.
 pub(super) fn identity(set: &[Range]) -> String {
     let one = |range: &Range| format!("{} {} {} {}\n", range.subnet, range.start, range.end, range.gateway);
     set.iter().map(one).collect()
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn once_around_and_never_the_gateway() {
+    fn addresses_are_allocated_in_turn_without_the_gateway() {
         let set = set(&[("10.0.0.0/29", "", ""), ("10.0.1.0/24", "10.0.1.7", "10.0.1.8")]);
         let all = ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.1.7", "10.0.1.8"];
         assert_eq!(order(&set, None), all);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_everything() {
+    fn the_last_address_does_not_overflow() {
         let top = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe";
         let set = set(&[("ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0/124", top, "")]);
         assert_eq!(order(&set, None)[0], top);

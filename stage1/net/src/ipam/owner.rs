@@ -1,4 +1,4 @@
-//! Whose an address is: one interface of one pod.
+//! The owner of an address: one interface of one pod.
 
 use std::fmt;
 
@@ -13,11 +13,11 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// The pod by its id (in CNI: the container's), the interface by its name in the pod.
+    /// `pod` is the pod's id (the container id of CNI), `interface` the name of the interface in the pod.
     ///
     /// # Errors
     ///
-    /// [`IpamError::Invalid`] when either has characters it may not have (CNI specification 1.1.0, section 2).
+    /// [`IpamError::Invalid`]: a name contains invalid characters (CNI specification 1.1.0, section 2).
     pub fn new(pod: &str, interface: &str) -> Result<Self, IpamError> {
         let shown = gantry_model::id::shown;
         if !is_name(pod) {
@@ -41,13 +41,13 @@ impl Owner {
         &self.interface
     }
 
-    /// The name of its record. Neither part has a colon.
-    pub(super) fn file(&self) -> String {
+    /// The name of its record. Neither part contains a colon.
+    pub(super) fn file_name(&self) -> String {
         format!("{}:{}", self.pod, self.interface)
     }
 
-    /// The owner a record's name says.
-    pub(super) fn of_file(name: &str) -> Option<Self> {
+    /// The owner from the name of a record.
+    pub(super) fn from_file_name(name: &str) -> Option<Self> {
         let (pod, interface) = name.split_once(':')?;
         Self::new(pod, interface).ok()
     }

@@ -1,9 +1,11 @@
-//! Giving addresses, taking them back, and listing them.
+//! Allocates, releases and lists leases.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
+
+use gantry_model::ErrorKind;
 
 use super::choose::{identity, in_turn, shown};
 use super::error::IpamError;
@@ -13,14 +15,14 @@ use super::{MAX_ADDRESSES, MAX_LEASES};
 use crate::address::Cidr;
 use crate::config::{Range, RangeSet, files, is_name};
 
-/// The addresses of one network.
+/// The leases of one network.
 #[derive(Debug)]
 pub struct Store {
     dir: StoreDir,
     wait: Duration,
 }
 
-/// An address a pod has been given.
+/// An address that was allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AssignedAddress {
     /// The address, with the prefix of its subnet.
@@ -29,22 +31,21 @@ pub struct AssignedAddress {
     pub gateway: IpAddr,
 }
 
-/// A taken address.
+/// A leased address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Lease {
     /// The address.
     pub address: IpAddr,
-    /// Whose it is; `None` when its record is missing, as a power loss may leave it.
+    /// The owner; `None` if a power loss has destroyed its record.
     pub owner: Option<Owner>,
 }
 
 impl Store {
-    /// Opens the store of a network beneath the data directory, making it when it is missing. `wait` is how long any
-    /// call waits for others.
+    /// Opens the store of a network below the data directory, creating it if necessary. `wait` is the timeout of the lock.
     ///
     /// # Errors
     ///
-    /// When the name is not a network's, the directory cannot be had, or is of another format.
+    /// The name is invalid, the directory cannot be opened, or it has another format.
     pub fn open(data: BorrowedFd<'_>, network: &str, wait: Duration) -> Result<Self, IpamError> {
         if !is_name(network) {
             return Err(IpamError::Invalid(format!("'{}' is not a network's name", gantry_model::id::shown(network))));
@@ -52,40 +53,40 @@ impl Store {
         Ok(Self { dir: StoreDir::open(data, network, wait)?, wait })
     }
 
-    /// Gives the owner one address of each set: of those `wanted` the one the set has, else the next in turn. All or none.
-    /// Never a network's or broadcast address, never a gateway, never what another has.
+    /// Allocates one address of each set to the owner: the requested address in the set, if there is one, else the next in
+    /// turn. All or none. Never a network address, broadcast address or gateway.
     ///
     /// # Errors
     ///
-    /// [`IpamError::Exhausted`] when a set has nothing left; [`IpamError::Taken`] and [`IpamError::NotGiven`] name a wanted
-    /// address that cannot be had; [`IpamError::Held`] when the owner has addresses, which must be released first.
+    /// A set is exhausted, a requested address is leased ([`IpamError::Taken`]) or cannot be allocated, or the owner already
+    /// has addresses, which must be released first.
     pub fn allocate(
         &self,
         owner: &Owner,
         sets: &[RangeSet],
-        wanted: &[IpAddr],
+        requested: &[IpAddr],
     ) -> Result<Vec<AssignedAddress>, IpamError> {
-        if sets.is_empty() || sets.len() > MAX_ADDRESSES || wanted.len() > sets.len() {
+        if sets.is_empty() || sets.len() > MAX_ADDRESSES || requested.len() > sets.len() {
             let problem = format!(
-                "{} addresses were asked for, and {} sets of ranges are there to give them (1 to {MAX_ADDRESSES} are possible)",
-                wanted.len(),
+                "{} addresses were requested, but there are {} sets of ranges (1 to {MAX_ADDRESSES} are possible)",
+                requested.len(),
                 sets.len()
             );
             return Err(IpamError::Invalid(problem));
         }
-        let asked = self.match_wanted(sets, wanted)?;
+        let matched = self.match_requested(sets, requested)?;
         let _locked = self.dir.lock(self.wait)?;
-        self.undo_half_made(owner)?;
-        let chosen = sets.iter().zip(&asked).map(|(set, asked)| self.choose(set, *asked));
+        self.undo_incomplete(owner)?;
+        let chosen = sets.iter().zip(&matched).map(|(set, requested)| self.choose(set, *requested));
         let chosen = chosen.collect::<Result<Vec<_>, _>>()?;
         let addresses: Vec<IpAddr> = chosen.iter().map(|(_, address)| *address).collect();
         self.dir.write_record(owner, &addresses)?;
-        for ((set, asked), address) in sets.iter().zip(&asked).zip(&addresses) {
-            if asked.is_none() {
-                self.dir.put(&name_of("last", set), &format!("{address}\n"))?;
+        for ((set, requested), address) in sets.iter().zip(&matched).zip(&addresses) {
+            if requested.is_none() {
+                self.dir.write_small(&file_name("last", set), &format!("{address}\n"))?;
             }
             if !self.dir.link(owner, *address)? {
-                // Only somebody who does not take the lock can have done this.
+                // Only a program that ignores the lock can have created the link.
                 self.free(owner)?;
                 return Err(self.taken(*address)?);
             }
@@ -93,26 +94,26 @@ impl Store {
         chosen.into_iter().map(|(range, address)| assigned(range, address)).collect()
     }
 
-    /// Takes back what the owner has. Returns the addresses that were his; none when he had none.
+    /// Releases the addresses of the owner and returns them. Idempotent.
     ///
     /// # Errors
     ///
-    /// When the lock or a file cannot be had. Calling it again goes on where it stopped.
+    /// The lock timed out, or a file cannot be accessed.
     pub fn release(&self, owner: &Owner) -> Result<Vec<IpAddr>, IpamError> {
         let _locked = self.dir.lock(self.wait)?;
         self.free(owner)
     }
 
-    /// Takes back everything that is not of a live owner, also what a crash or a power loss has left. The question is asked
-    /// while the lock is held, so an address given to a pod whose owner is known as live beforehand is safe.
+    /// Releases all addresses without a live owner, including those that a crash or a power loss has left. `live` is called
+    /// while the lock is held, so the addresses of an owner that is live before their allocation are safe. Idempotent.
     ///
     /// # Errors
     ///
-    /// When the lock or a file cannot be had. Calling it again goes on where it stopped.
+    /// The lock timed out, or a file cannot be accessed.
     pub fn release_all_but(&self, live: impl Fn(&Owner) -> bool) -> Result<Vec<Lease>, IpamError> {
         let _locked = self.dir.lock(self.wait)?;
-        self.dir.forget_full()?;
-        self.dir.drop_unfinished()?;
+        self.dir.clear_exhausted()?;
+        self.dir.remove_temporary()?;
         let records = self.records()?;
         let keep: HashSet<Inode> = records.iter().filter(|(_, owner)| live(owner)).map(|(inode, _)| *inode).collect();
         let mut freed = Vec::new();
@@ -123,24 +124,24 @@ impl Store {
             }
         }
         for owner in records.iter().filter(|(inode, _)| !keep.contains(inode)).map(|(_, owner)| owner) {
-            self.dir.unlink(self.dir.owners.as_fd(), &owner.file())?;
+            self.dir.unlink(self.dir.owners.as_fd(), &owner.file_name())?;
         }
         freed.sort();
         Ok(freed)
     }
 
-    /// All taken addresses, in order. Takes no lock: what changes meanwhile may be missing.
+    /// All leased addresses, in order. Takes no lock: concurrent changes may be missing.
     ///
     /// # Errors
     ///
-    /// When the directory cannot be read or has more than [`MAX_LEASES`] entries.
+    /// The directory cannot be read or has more than [`MAX_LEASES`] entries.
     pub fn leases(&self) -> Result<Vec<Lease>, IpamError> {
         let links = self.links()?;
         let records = self.records()?;
         let mut leases = Vec::new();
         for (address, inode) in links {
             let owner = records.get(&inode).cloned();
-            // A record goes after its links: without one, the address may have been freed since it was read.
+            // A record is removed after its links: without it, the address may have been released since it was read.
             if owner.is_some() || self.dir.holder(address)? == Some(inode) {
                 leases.push(Lease { address, owner });
             }
@@ -149,70 +150,73 @@ impl Store {
         Ok(leases)
     }
 
-    /// The addresses of one owner, in the order of the sets they were given from.
+    /// The addresses of one owner, in the order of their sets.
     ///
     /// # Errors
     ///
-    /// When a file cannot be read.
+    /// A file cannot be read.
     pub fn held_by(&self, owner: &Owner) -> Result<Vec<IpAddr>, IpamError> {
-        match self.dir.record(owner)? {
+        match self.dir.read_record(owner)? {
             None => Ok(Vec::new()),
             Some(record) => self.linked(record.inode, record.addresses.unwrap_or_default()),
         }
     }
 
-    /// Which wanted address goes with which set.
-    fn match_wanted(&self, sets: &[RangeSet], wanted: &[IpAddr]) -> Result<Vec<Option<IpAddr>>, IpamError> {
-        let not_given =
-            |address, problem: String| IpamError::NotGiven { address, network: self.dir.network.clone(), problem };
-        let mut asked = vec![None; sets.len()];
-        for &address in wanted {
+    /// Matches the requested addresses with the sets that contain them.
+    fn match_requested(&self, sets: &[RangeSet], requested: &[IpAddr]) -> Result<Vec<Option<IpAddr>>, IpamError> {
+        let impossible = |address: IpAddr, problem: String| {
+            let network = &self.dir.network;
+            IpamError::Invalid(format!("address {address} cannot be allocated in network '{network}': {problem}"))
+        };
+        let mut matched = vec![None; sets.len()];
+        for &address in requested {
             let index = sets.iter().position(|set| set.iter().any(|range| range.contains(address)));
-            let Some((set, slot)) = index.and_then(|index| sets.get(index).zip(asked.get_mut(index))) else {
+            let Some((set, slot)) = index.and_then(|index| sets.get(index).zip(matched.get_mut(index))) else {
                 let ranges = sets.iter().map(|set| shown(set)).collect::<Vec<_>>().join(", ");
-                return Err(not_given(address, format!("it is in none of {ranges}")));
+                return Err(impossible(address, format!("it is in none of {ranges}")));
             };
             if set.iter().any(|range| range.gateway == address) {
-                return Err(not_given(address, "it is the gateway".into()));
+                return Err(impossible(address, "it is the gateway".into()));
             }
             if let Some(other) = slot.replace(address) {
-                return Err(not_given(
+                return Err(impossible(
                     address,
-                    format!("only one address of {} is given, and {other} was asked for too", shown(set)),
+                    format!("one address of {} is allocated, and {other} was requested too", shown(set)),
                 ));
             }
         }
-        Ok(asked)
+        Ok(matched)
     }
 
-    /// The address for a set and the range it is of.
-    fn choose<'a>(&self, set: &'a [Range], asked: Option<IpAddr>) -> Result<(&'a Range, IpAddr), IpamError> {
-        if let Some(address) = asked {
+    /// Chooses the address of a set, and returns it with its range.
+    fn choose<'a>(&self, set: &'a [Range], requested: Option<IpAddr>) -> Result<(&'a Range, IpAddr), IpamError> {
+        if let Some(address) = requested {
             if self.dir.holder(address)?.is_some() {
                 return Err(self.taken(address)?);
             }
             let range = set.iter().find(|range| range.contains(address));
             return range.map(|range| (range, address)).ok_or_else(|| self.exhausted(set));
         }
-        let full = name_of("full", set);
-        if self.dir.small(&full)?.is_some_and(|found| found == identity(set)) {
+        let full = file_name("full", set);
+        if self.dir.read_small(&full)?.is_some_and(|found| found == identity(set)) {
             return Err(self.exhausted(set));
         }
-        let last = self.dir.small(&name_of("last", set))?.and_then(|text| text.lines().next()?.parse().ok());
+        let last = self.dir.read_small(&file_name("last", set))?.and_then(|text| text.lines().next()?.parse().ok());
         for (index, address) in in_turn(set, last) {
             if self.dir.holder(address)?.is_none() {
                 return set.get(index).map(|range| (range, address)).ok_or_else(|| self.exhausted(set));
             }
         }
-        self.dir.put(&full, &identity(set))?;
+        self.dir.write_small(&full, &identity(set))?;
         Err(self.exhausted(set))
     }
 
     fn exhausted(&self, set: &[Range]) -> IpamError {
-        IpamError::Exhausted { network: self.dir.network.clone(), ranges: shown(set) }
+        let message = format!("network '{}' has no free address left in {}", self.dir.network, shown(set));
+        IpamError::Failed { message, kind: ErrorKind::Exhausted }
     }
 
-    /// That an address is taken, and by whom, which takes a look at all owners.
+    /// The error for a leased address. Finds the owner by reading all records.
     fn taken(&self, address: IpAddr) -> Result<IpamError, IpamError> {
         let holder = self.dir.holder(address)?;
         let by = holder.and_then(|inode| self.records().ok()?.remove(&inode));
@@ -220,20 +224,20 @@ impl Store {
         Ok(IpamError::Taken { address, network: self.dir.network.clone(), by })
     }
 
-    /// A killed allocation is undone; a whole one means that the owner must not ask again.
-    fn undo_half_made(&self, owner: &Owner) -> Result<(), IpamError> {
-        let Some(Record { inode, addresses }) = self.dir.record(owner)? else { return Ok(()) };
+    /// Undoes an allocation that was killed. A complete one is an error: the owner must release it first.
+    fn undo_incomplete(&self, owner: &Owner) -> Result<(), IpamError> {
+        let Some(Record { inode, addresses }) = self.dir.read_record(owner)? else { return Ok(()) };
         if let Some(addresses) = addresses {
             let linked = self.linked(inode, addresses.clone())?;
             if let Some(address) = linked.first().copied().filter(|_| linked.len() == addresses.len()) {
-                let network = self.dir.network.clone();
-                return Err(IpamError::Held { owner: owner.to_string(), address, network });
+                let message = format!("{owner} already has address {address} in network '{}'", self.dir.network);
+                return Err(IpamError::Failed { message, kind: ErrorKind::AlreadyExists });
             }
         }
         self.free(owner).map(|_| ())
     }
 
-    /// Those of the addresses that are this record's.
+    /// The addresses among these that link to this record.
     fn linked(&self, inode: Inode, addresses: Vec<IpAddr>) -> Result<Vec<IpAddr>, IpamError> {
         let mut linked = Vec::new();
         for address in addresses {
@@ -244,31 +248,31 @@ impl Store {
         Ok(linked)
     }
 
-    /// Takes back under the lock.
+    /// Releases the addresses of an owner; the caller holds the lock.
     fn free(&self, owner: &Owner) -> Result<Vec<IpAddr>, IpamError> {
-        let Some(Record { inode, addresses }) = self.dir.record(owner)? else { return Ok(Vec::new()) };
+        let Some(Record { inode, addresses }) = self.dir.read_record(owner)? else { return Ok(Vec::new()) };
         let linked = match addresses {
             Some(addresses) => self.linked(inode, addresses)?,
-            // A torn record: only its links tell.
+            // The record is damaged: only its links count.
             None => self.links()?.into_iter().filter(|(_, of)| *of == inode).map(|(address, _)| address).collect(),
         };
         if !linked.is_empty() {
-            self.dir.forget_full()?;
+            self.dir.clear_exhausted()?;
         }
         for address in &linked {
             self.dir.unlink(self.dir.addresses.as_fd(), &address.to_string())?;
         }
-        self.dir.unlink(self.dir.owners.as_fd(), &owner.file())?;
+        self.dir.unlink(self.dir.owners.as_fd(), &owner.file_name())?;
         Ok(linked)
     }
 
-    /// All records with their owners.
+    /// The owners of all records.
     fn records(&self) -> Result<HashMap<Inode, Owner>, IpamError> {
         let entries = self.entries(self.dir.owners.as_fd())?;
-        Ok(entries.into_iter().filter_map(|(name, inode)| Some((inode, Owner::of_file(&name)?))).collect())
+        Ok(entries.into_iter().filter_map(|(name, inode)| Some((inode, Owner::from_file_name(&name)?))).collect())
     }
 
-    /// All taken addresses with the records they link to.
+    /// All leased addresses with the records that they link to.
     fn links(&self) -> Result<Vec<(IpAddr, Inode)>, IpamError> {
         let entries = self.entries(self.dir.addresses.as_fd())?;
         Ok(entries.into_iter().filter_map(|(name, inode)| Some((name.parse().ok()?, inode))).collect())
@@ -282,8 +286,8 @@ impl Store {
     }
 }
 
-/// The set a small file is about, by its first address: that stays when ranges are added.
-fn name_of(what: &str, set: &[Range]) -> String {
+/// The name of a file of a set, with its first address, which stays the same when ranges are added.
+fn file_name(what: &str, set: &[Range]) -> String {
     set.first().map_or_else(|| what.to_owned(), |range| format!("{what}.{}", range.start))
 }
 

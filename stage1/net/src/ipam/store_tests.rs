@@ -37,7 +37,7 @@ fn only(assigned: &[AssignedAddress]) -> IpAddr {
 }
 
 #[test]
-fn both_families_and_back() {
+fn addresses_of_both_families_are_allocated_and_released() {
     let temp = tempfile::tempdir().unwrap();
     let store = open(temp.path());
     let sets = sets(&["10.1.0.0/16", "fd00::/64"]);
@@ -61,7 +61,7 @@ fn both_families_and_back() {
 }
 
 #[test]
-fn asked_for_addresses_are_given_or_refused_by_name() {
+fn requested_addresses_are_allocated_or_rejected() {
     let temp = tempfile::tempdir().unwrap();
     let store = open(temp.path());
     let sets = sets(&["10.1.0.0/24", "fd00::/64"]);
@@ -76,14 +76,14 @@ fn asked_for_addresses_are_given_or_refused_by_name() {
     for outside in ["10.1.0.0", "10.1.0.255", "10.2.0.1", "fd00::"] {
         assert!(refused(&[outside]).contains("it is in none of 10.1.0.1-10.1.0.254, fd00::1-"), "{outside}");
     }
-    assert!(refused(&["10.1.0.3", "10.1.0.4"]).contains("only one address"));
+    assert!(refused(&["10.1.0.3", "10.1.0.4"]).contains("one address of"));
     assert!(store.held_by(&owner("b")).unwrap().is_empty(), "all or none");
-    // What was asked for does not move the turn.
+    // A requested address does not change the order of allocation.
     assert_eq!(store.allocate(&owner("b"), &sets, &[]).unwrap()[0].address.address(), ip("10.1.0.2"));
 }
 
 #[test]
-fn an_exhausted_pool_says_so_and_recovers() {
+fn an_exhausted_set_recovers() {
     let temp = tempfile::tempdir().unwrap();
     let store = open(temp.path());
     let small = sets(&["10.1.0.0/29"]);
@@ -109,7 +109,7 @@ fn an_exhausted_pool_says_so_and_recovers() {
 }
 
 #[test]
-fn what_a_kill_or_a_power_loss_leaves_is_repaired() {
+fn damage_by_a_kill_or_power_loss_is_repaired() {
     let temp = tempfile::tempdir().unwrap();
     let store = open(temp.path());
     let sets = sets(&["10.1.0.0/24", "fd00::/64"]);
@@ -145,7 +145,7 @@ fn what_a_kill_or_a_power_loss_leaves_is_repaired() {
 }
 
 #[test]
-fn files_are_private_and_of_one_version() {
+fn files_are_private_and_versioned() {
     let temp = tempfile::tempdir().unwrap();
     let store = open(temp.path());
     store.allocate(&owner("a"), &sets(&["10.1.0.0/24"]), &[]).unwrap();
@@ -167,7 +167,7 @@ fn files_are_private_and_of_one_version() {
 }
 
 #[test]
-fn a_lock_that_is_never_free_is_not_waited_for_forever() {
+fn the_lock_times_out() {
     let temp = tempfile::tempdir().unwrap();
     let store = open(temp.path());
     let _held = store.dir.lock(WAIT).unwrap();
@@ -196,7 +196,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What must be so: who has which addresses; `half` are records of killed givers.
+/// The expected state: the addresses of each owner; `half` are the records of killed allocations.
 #[derive(Default)]
 struct Model {
     has: BTreeMap<u8, IpAddr>,
@@ -228,9 +228,11 @@ fn step(store: &Store, model: &mut Model, op: &Op) {
                     assert!(free == 1 || model.freed != Some(address), "{address} was freed just now");
                     assert_eq!(model.has.insert(who, address), None);
                 }
-                Err(IpamError::Held { .. }) => assert!(model.has.contains_key(&who)),
-                Err(IpamError::Exhausted { .. }) => assert_eq!(free, 0),
-                Err(error) => panic!("{error}"),
+                Err(error) => match error.kind() {
+                    ErrorKind::AlreadyExists => assert!(model.has.contains_key(&who)),
+                    ErrorKind::Exhausted => assert_eq!(free, 0),
+                    _ => panic!("{error}"),
+                },
             }
             model.freed = None;
         }
@@ -245,10 +247,12 @@ fn step(store: &Store, model: &mut Model, op: &Op) {
                     assert!(!model.taken().contains(&address));
                     assert_eq!(model.has.insert(who, address), None);
                 }
-                Err(IpamError::Held { .. }) => assert!(model.has.contains_key(&who)),
-                Err(IpamError::Taken { .. }) => assert!(model.taken().contains(&address)),
-                Err(IpamError::NotGiven { .. }) => assert!(!(2..15).contains(&at)),
-                Err(error) => panic!("{error}"),
+                Err(error) => match error.kind() {
+                    ErrorKind::AlreadyExists => assert!(model.has.contains_key(&who)),
+                    ErrorKind::Busy => assert!(model.taken().contains(&address)),
+                    ErrorKind::Invalid => assert!(!(2..15).contains(&at)),
+                    _ => panic!("{error}"),
+                },
             }
         }
         Op::Release(who) => {
@@ -257,7 +261,7 @@ fn step(store: &Store, model: &mut Model, op: &Op) {
             assert_eq!(store.release(&name(who)).unwrap(), had);
             // Only what was given last is at risk of being given again at once.
             model.freed = had.first().copied().filter(|freed| {
-                let last = store.dir.small("last.10.1.0.1").unwrap().unwrap_or_default();
+                let last = store.dir.read_small("last.10.1.0.1").unwrap().unwrap_or_default();
                 last.trim_end() == freed.to_string()
             });
         }
@@ -287,7 +291,7 @@ fn step(store: &Store, model: &mut Model, op: &Op) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
     #[test]
-    fn any_interleaving_does_as_the_model(ops in proptest::collection::vec(op(), 1..80)) {
+    fn any_interleaving_matches_the_model(ops in proptest::collection::vec(op(), 1..80)) {
         let temp = tempfile::tempdir().unwrap();
         let store = open(temp.path());
         let mut model = Model::default();
@@ -334,7 +338,7 @@ fn log(dir: &Path, number: usize) -> Vec<String> {
 }
 
 #[test]
-fn eight_processes_never_get_one_address_twice() {
+fn eight_processes_never_get_the_same_address() {
     let temp = tempfile::tempdir().unwrap();
     let begin = Instant::now();
     let mut workers: Vec<Child> = (0..WORKERS).map(|number| start(temp.path(), number)).collect();
@@ -383,7 +387,7 @@ fn median(store: &Store, pool: &[RangeSet]) -> (Duration, Duration) {
 
 /// Times are printed (`--nocapture`) and not judged: a machine may be busy. What is judged is how many addresses are looked at.
 #[test]
-fn it_does_not_slow_as_leases_grow() {
+fn allocation_does_not_slow_down_with_many_leases() {
     let temp = tempfile::tempdir().unwrap();
     let store = open(temp.path());
     let pool = sets(&["10.1.0.0/16"]);
@@ -397,9 +401,9 @@ fn it_does_not_slow_as_leases_grow() {
         have = leases;
         let (give, free) = median(&store, &pool);
         println!("{leases:>6} leases: give {give:?}, release {free:?} (medians); {each:?} each while filling");
-        let before = store.dir.looks.get();
+        let before = store.dir.lookups.get();
         store.allocate(&owner("looked"), &pool, &[]).unwrap();
-        assert_eq!(store.dir.looks.get() - before, 1, "at {leases} leases");
+        assert_eq!(store.dir.lookups.get() - before, 1, "at {leases} leases");
         store.release(&owner("looked")).unwrap();
     }
     let start = Instant::now();
@@ -407,7 +411,7 @@ fn it_does_not_slow_as_leases_grow() {
     println!("list 10000: {:?}", start.elapsed());
     // The worst case: the next free address is 8000 taken ones away.
     let far = store.held_by(&owner("p2000")).unwrap()[0];
-    store.dir.put("last.10.1.0.1", &format!("{far}\n")).unwrap();
+    store.dir.write_small("last.10.1.0.1", &format!("{far}\n")).unwrap();
     let start = Instant::now();
     store.allocate(&owner("around"), &pool, &[]).unwrap();
     println!("give with 8000 taken ones in the way: {:?}", start.elapsed());

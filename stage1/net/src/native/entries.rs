@@ -34,7 +34,7 @@ impl RoutedNetwork<'_> {
         entries
     }
 
-    /// What the pods may reach. Networks are isolated unless one is configured as `open`. The restricted network is
+    /// The destinations that pods may reach. Networks are isolated unless one is configured as `open`. The restricted network is
     /// recognized by its name, unless its configuration masquerades or has a default route.
     fn access(&self, assignment: &Assignment) -> Access {
         let out = self.masquerade || assignment.routes.iter().any(|route| is_default(&route.dst.network()));

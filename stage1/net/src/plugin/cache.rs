@@ -1,4 +1,4 @@
-//! What ADD was given and what it answered: one file for each network, container and interface.
+//! The cache of inputs and results of ADD: one file for each network, container and interface.
 //!
 //! ```text
 //! results/               0700
@@ -6,9 +6,9 @@
 //! ```
 //!
 //! The keys are those of libcni's cache (`kind`, `containerId`, `ifName`, `networkName`, `cniArgs`, `capabilityArgs`,
-//! `config`, `result`); `config` is text instead of base64, and the names cannot be mistaken for each other. An entry is
-//! written before ADD, without `result`: from then on there is something to delete. Neither is synced: a power loss ends the pod
-//! too, and what it leaves (an entry that is stale, torn or missing) is DEL's, with the network as the pod's record has it, or GC's.
+//! `config`, `result`), but `config` is text instead of base64, and the file names are unambiguous. An entry is written before
+//! ADD, without `result`: from then on, there is something to delete. Nothing is synced: a power loss ends the pod too. DEL,
+//! with the configuration in the pod's record, or GC cleans up after stale, damaged or missing entries.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,20 +25,20 @@ use super::result::NetworkResult;
 use crate::config::{CniVersion, MAX_FILE, NetworkConfig, Source, files, is_interface_name, is_name};
 
 const KIND: &str = "gantryCacheV1";
-/// A configuration, a result and arguments, each of which may have a mebibyte, with escapes.
+/// The maximum size of an entry: a configuration, a result and arguments of up to a mebibyte each, with escapes.
 const MAX_ENTRY: usize = 8 * MAX_FILE;
-/// How many attachments a host may have.
+/// The maximum number of attachments of a host.
 const MAX_ENTRIES: usize = 1024 * 1024;
-/// What the three names may have together: the file's name has 255 bytes.
+/// The maximum length of the three names together: a file name has at most 255 bytes.
 const MAX_NAMES: usize = 240;
 
-/// The cache's directory.
+/// The cache.
 #[derive(Debug)]
 pub struct Cache {
     dir: OwnedFd,
 }
 
-/// One attachment: what it was given, and its result once ADD is done.
+/// One attachment: the input of ADD, and its result once ADD is done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CacheEntry {
@@ -81,7 +81,7 @@ impl CacheEntry {
         &self.network_name
     }
 
-    /// The attachment as ADD got it.
+    /// The attachment that was passed to ADD.
     #[must_use]
     pub fn attachment(&self) -> Attachment {
         Attachment {
@@ -94,20 +94,20 @@ impl CacheEntry {
         }
     }
 
-    /// The network as it was configured then.
+    /// The configuration of the network at ADD.
     ///
     /// # Errors
     ///
-    /// [`PluginError::Damaged`] when it cannot be understood.
+    /// [`PluginError::Damaged`].
     pub fn network(&self) -> Result<NetworkConfig, PluginError> {
         NetworkConfig::parse(&self.config, Source::BuiltIn).map_err(|error| self.damaged(error.to_string()))
     }
 
-    /// What ADD answered; `None` when it never came to that.
+    /// The result of ADD; `None` if ADD did not end.
     ///
     /// # Errors
     ///
-    /// [`PluginError::Damaged`] when it cannot be understood.
+    /// [`PluginError::Damaged`].
     pub fn result(&self) -> Result<Option<NetworkResult>, PluginError> {
         let result = self.result.clone().map(NetworkResult::read).transpose();
         result.map_err(|problem| self.damaged(problem))
@@ -119,13 +119,13 @@ impl CacheEntry {
 }
 
 impl Cache {
-    /// Opens the cache beneath a directory, making it when it is missing.
+    /// Opens the cache below a directory, creating it if necessary.
     ///
     /// # Errors
     ///
-    /// When the directory cannot be had.
+    /// The directory cannot be created or opened.
     pub fn open(data: BorrowedFd<'_>) -> Result<Self, PluginError> {
-        let failed = |source: Errno| failed("make the directory 'results'", source);
+        let failed = |source: Errno| failed("create the directory 'results'", source);
         match rustix::fs::mkdirat(data, "results", Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(failed(error)),
@@ -136,7 +136,7 @@ impl Cache {
         Ok(Self { dir })
     }
 
-    /// Writes an entry, replacing that of the same name.
+    /// Writes an entry, replacing an earlier one.
     pub(super) fn put(&self, entry: &CacheEntry) -> Result<(), PluginError> {
         let name = file_name(&entry.network_name, &entry.container_id, &entry.if_name)?;
         let new = format!(".new:{name}");
@@ -154,11 +154,11 @@ impl Cache {
         Ok(())
     }
 
-    /// The entry of an attachment.
+    /// Reads the entry of an attachment.
     ///
     /// # Errors
     ///
-    /// When it cannot be read, or is damaged.
+    /// It cannot be read, or is damaged.
     pub fn get(&self, network: &str, container: &str, interface: &str) -> Result<Option<CacheEntry>, PluginError> {
         self.read(&file_name(network, container, interface)?)
     }
@@ -172,35 +172,35 @@ impl Cache {
         let damaged = |problem: String| PluginError::Damaged { file: name.to_owned(), problem };
         let bytes = files::read(file, MAX_ENTRY).map_err(what)?.ok_or_else(|| damaged("too large".into()))?;
         let entry: CacheEntry = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-        let said = file_name(&entry.network_name, &entry.container_id, &entry.if_name)?;
-        if entry.kind != KIND || said != name {
-            return Err(damaged("it says that it is another".into()));
+        let expected = file_name(&entry.network_name, &entry.container_id, &entry.if_name)?;
+        if entry.kind != KIND || expected != name {
+            return Err(damaged("it belongs to another attachment".into()));
         }
         Ok(Some(entry))
     }
 
-    /// The names of all entries: network, container and interface. Each may be damaged, or gone when it is read.
+    /// The names of all entries: network, container and interface. An entry may be damaged, or removed before it is read.
     ///
     /// # Errors
     ///
-    /// When the directory cannot be read.
+    /// The directory cannot be read.
     pub fn names(&self) -> Result<Vec<(String, String, String)>, PluginError> {
         Ok(self.files()?.into_iter().filter_map(|name| parts(&name)).collect())
     }
 
-    /// Forgets an attachment, and what a killed writer left of it.
+    /// Removes an entry, and the temporary file of a killed writer.
     ///
     /// # Errors
     ///
-    /// When a file cannot be removed.
+    /// A file cannot be removed.
     pub fn remove(&self, network: &str, container: &str, interface: &str) -> Result<(), PluginError> {
         let name = file_name(network, container, interface)?;
         self.unlink(&name)?;
         self.unlink(&format!(".new:{name}"))
     }
 
-    /// Removes what killed writers left for this network, but for containers that may be writing.
-    pub(super) fn sweep(&self, network: &str, keep: impl Fn(&str, &str) -> bool) -> Result<(), PluginError> {
+    /// Removes temporary files of killed writers for this network, except for attachments that may be being written.
+    pub(super) fn remove_temporary(&self, network: &str, keep: impl Fn(&str, &str) -> bool) -> Result<(), PluginError> {
         for file in self.files()? {
             let left = file.strip_prefix(".new:").and_then(parts);
             if left.is_some_and(|(net, container, interface)| net == network && !keep(&container, &interface)) {
@@ -228,14 +228,14 @@ fn failed(doing: &str, source: impl Into<io::Error>) -> PluginError {
     PluginError::Cache { doing: doing.to_owned(), source: source.into() }
 }
 
-/// None of the names has a colon.
+/// None of the names contains a colon.
 fn file_name(network: &str, container: &str, interface: &str) -> Result<String, PluginError> {
     if !is_name(network) || !is_name(container) || !is_interface_name(interface) {
-        return Err(PluginError::Invalid("an attachment has a name it may not have".into()));
+        return Err(PluginError::Invalid("a name of the attachment is invalid".into()));
     }
     if network.len() + container.len() + interface.len() > MAX_NAMES {
         return Err(PluginError::Invalid(format!(
-            "the names of network, container and interface may have {MAX_NAMES} bytes together"
+            "the names of network, container and interface are longer than {MAX_NAMES} bytes together"
         )));
     }
     Ok(format!("{network}:{container}:{interface}"))
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_is_got() {
+    fn entries_round_trip() {
         let temp = tempfile::tempdir().unwrap();
         let cache = Cache::open(files::open_dir(temp.path()).unwrap().as_fd()).unwrap();
         let network = NetworkConfig::parse(TEXT, Source::BuiltIn).unwrap();
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_leaves_is_known_for_what_it_is() {
+    fn files_of_killed_writers_are_recognized() {
         let temp = tempfile::tempdir().unwrap();
         let cache = Cache::open(files::open_dir(temp.path()).unwrap().as_fd()).unwrap();
         let results = temp.path().join("results");
@@ -295,7 +295,7 @@ mod tests {
         std::fs::write(results.join("odd"), "{").unwrap();
         assert!(matches!(cache.get("net", "pod-1", "eth0"), Err(PluginError::Damaged { .. })));
         assert_eq!(cache.names().unwrap().len(), 1);
-        cache.sweep("net", |container, _| container == "pod-3").unwrap();
+        cache.remove_temporary("net", |container, _| container == "pod-3").unwrap();
         let mut left: Vec<String> = cache.files().unwrap();
         left.sort();
         assert_eq!(left, [".new:net:pod-3:eth0", "net:pod-1:eth0", "odd"]);

@@ -1,4 +1,4 @@
-//! A network's plugins as one: in order to add, in reverse to delete (CNI specification 1.1.0, section 3).
+//! Runs the plugins of a network: in order for ADD, in reverse for DEL (CNI specification 1.1.0, section 3).
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -8,40 +8,40 @@ use serde_json::{Value, json};
 
 use super::cache::{Cache, CacheEntry};
 use super::error::PluginError;
-use super::invoke::{Attachment, Call, Host, incompatible};
+use super::invoke::{Attachment, Call, PluginHost, incompatible};
 use super::result::NetworkResult;
 use crate::config::{CniVersion, NetworkConfig, PluginConfig};
 
 /// Runs the plugins of networks.
 #[derive(Debug)]
 pub struct Runtime {
-    host: Host,
+    host: PluginHost,
     cache: Cache,
 }
 
 impl Runtime {
-    /// `plugin_dirs` are searched in order; `limit` is how long one plugin may take for one command.
+    /// `plugin_dirs` are searched in order; `limit` is the timeout of one plugin for one command.
     #[must_use]
     pub fn new(plugin_dirs: Vec<PathBuf>, cache: Cache, limit: Duration) -> Self {
-        Self { host: Host { dirs: plugin_dirs, limit }, cache }
+        Self { host: PluginHost { dirs: plugin_dirs, limit }, cache }
     }
 
-    /// What is remembered.
+    /// The cache of results.
     #[must_use]
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// ADD: attaches an interface. Before anything is done, the attachment is in the cache, and when this returns, its
-    /// result is. When a plugin fails, those that ran and the one that failed are undone in reverse.
+    /// ADD: attaches an interface. Caches the attachment before the first plugin runs, and the result at the end. If a plugin
+    /// fails, it and the earlier ones are undone in reverse order.
     ///
     /// # Errors
     ///
-    /// What the plugin said. With [`PluginError::NotUndone`] the entry stays in the cache for a later DEL.
+    /// The error of the plugin. After [`PluginError::NotUndone`], the entry stays in the cache for a later DEL.
     pub fn add_list(&self, network: &NetworkConfig, attachment: &Attachment) -> Result<NetworkResult, PluginError> {
         attachment.check()?;
         if attachment.netns.is_none() {
-            return Err(PluginError::Invalid("an interface is added to a network namespace, and none is given".into()));
+            return Err(PluginError::Invalid("ADD needs a network namespace".into()));
         }
         if self.entry(network, attachment)?.is_some() {
             return Err(PluginError::Attached { attachment: shown(network, attachment) });
@@ -85,7 +85,7 @@ impl Runtime {
         NetworkResult::read(value).map_err(bad)
     }
 
-    /// Deletes what the first `count` plugins did, as the consequence of `cause`.
+    /// Runs DEL of the first `count` plugins after ADD has failed because of `cause`.
     fn undo(
         &self,
         network: &NetworkConfig,
@@ -101,15 +101,15 @@ impl Runtime {
         }
     }
 
-    /// DEL: detaches an interface, with the result of its ADD. Goes on after failures. May be called again, and for what
-    /// was never added; the namespace may be gone (`netns` is `None`).
+    /// DEL: detaches an interface, with the result of its ADD. Continues after failures. Idempotent, even without an ADD; the
+    /// namespace may have ended (`netns` is `None`).
     ///
     /// # Errors
     ///
-    /// What the plugins said; then the entry stays in the cache.
+    /// The errors of the plugins; then the entry stays in the cache.
     pub fn del_list(&self, network: &NetworkConfig, attachment: &Attachment) -> Result<(), PluginError> {
         attachment.check()?;
-        // What cannot be read is deleted without it: a plugin must be able to.
+        // If the entry is damaged, DEL runs without the result, which plugins must support.
         let entry = match self.entry(network, attachment) {
             Err(PluginError::Damaged { .. }) => None,
             other => other?,
@@ -119,8 +119,8 @@ impl Runtime {
         self.forget(network, attachment)
     }
 
-    /// DEL of what the cache says: the network as it was configured at ADD. `netns`: its namespace, if it still exists
-    /// for certain. The path that was given to ADD is not used: by now it may be another's (a process id comes again).
+    /// DEL of a cached attachment, with the configuration from its ADD. `netns`: its namespace, if it certainly still exists.
+    /// The path from ADD is not used: process ids are reused, so it may lead to another namespace.
     ///
     /// # Errors
     ///
@@ -129,7 +129,7 @@ impl Runtime {
         self.del_list(&entry.network()?, &Attachment { netns, ..entry.attachment() })
     }
 
-    /// DEL of the first `count` plugins, last first.
+    /// Runs DEL of the first `count` plugins, last first.
     fn delete(
         &self,
         network: &NetworkConfig,
@@ -137,7 +137,7 @@ impl Runtime {
         attachment: &Attachment,
         previous: Option<&NetworkResult>,
     ) -> Result<(), PluginError> {
-        // Since 0.4.0.
+        // DEL has prevResult since 0.4.0.
         let previous = previous.filter(|_| network.cni_version >= CniVersion::V0_4_0);
         let mut errors = Vec::new();
         for plugin in network.plugins.iter().take(count).rev() {
@@ -147,11 +147,11 @@ impl Runtime {
         PluginError::all(errors)
     }
 
-    /// CHECK: whether everything is as ADD left it. Nothing is run when the network disables it.
+    /// CHECK: verifies that the attachment is as ADD left it. Runs nothing if the network disables it.
     ///
     /// # Errors
     ///
-    /// What the first plugin that objects said; [`PluginError::Unsupported`] before 0.4.0; [`PluginError::NotAttached`].
+    /// The error of the first plugin that fails; the network is older than 0.4.0; there is no attachment.
     pub fn check_list(&self, network: &NetworkConfig, attachment: &Attachment) -> Result<(), PluginError> {
         let command = "CHECK";
         attachment.check()?;
@@ -173,12 +173,12 @@ impl Runtime {
         Ok(())
     }
 
-    /// GC: deletes the cached attachments that are not among the `valid` ones (container and interface), then tells the
-    /// plugins which are, so that they free what they keep for others (since 1.1.0, and unless the network disables it).
+    /// GC: deletes cached attachments that are not among the `valid` ones (container and interface), then runs GC of the plugins
+    /// with the valid ones (since 1.1.0, unless the network disables it).
     ///
     /// # Errors
     ///
-    /// Everything that failed; the rest was done.
+    /// All errors; the rest was done.
     pub fn gc_list(&self, network: &NetworkConfig, valid: &[(String, String)]) -> Result<(), PluginError> {
         let known: HashSet<(&str, &str)> =
             valid.iter().map(|(id, interface)| (id.as_str(), interface.as_str())).collect();
@@ -186,10 +186,10 @@ impl Runtime {
         let mut errors = Vec::new();
         for (net, container_id, interface) in self.cache.names()? {
             if net == network.name && !is_valid(&container_id, &interface) {
-                errors.extend(self.collect(network, &container_id, &interface).err());
+                errors.extend(self.delete_invalid(network, &container_id, &interface).err());
             }
         }
-        errors.extend(self.cache.sweep(&network.name, is_valid).err());
+        errors.extend(self.cache.remove_temporary(&network.name, is_valid).err());
         if network.cni_version >= CniVersion::V1_1_0 && !network.disable_gc {
             let list: Vec<Value> =
                 valid.iter().map(|(id, interface)| json!({"containerID": id, "ifname": interface})).collect();
@@ -203,11 +203,11 @@ impl Runtime {
         PluginError::all(errors)
     }
 
-    fn collect(&self, network: &NetworkConfig, container: &str, interface: &str) -> Result<(), PluginError> {
+    fn delete_invalid(&self, network: &NetworkConfig, container: &str, interface: &str) -> Result<(), PluginError> {
         match self.cache.get(&network.name, container, interface) {
             Ok(None) => Ok(()),
             Ok(Some(entry)) if entry.network().is_ok() => self.del_entry(&entry, None),
-            // Damaged: its name is all there is, and the network as it is now.
+            // The entry is damaged: only its name and the present configuration are known.
             Ok(Some(_)) | Err(PluginError::Damaged { .. }) => {
                 let (container_id, interface) = (container.to_owned(), interface.to_owned());
                 self.del_list(network, &Attachment { container_id, interface, ..Attachment::default() })
@@ -216,11 +216,12 @@ impl Runtime {
         }
     }
 
-    /// STATUS: whether the network can take an ADD now. A network before 1.1.0 cannot be asked, and is taken for able.
+    /// STATUS: whether ADD is possible now. Networks older than 1.1.0 have no STATUS and count as ready.
     ///
     /// # Errors
     ///
-    /// What the first plugin that cannot said; its code is 50 (not able) or 51 (and what is there has no connection).
+    /// The error of the first plugin that is not ready, with code 50 (not available) or 51 (and existing attachments have
+    /// limited connectivity).
     pub fn status(&self, network: &NetworkConfig) -> Result<(), PluginError> {
         if network.cni_version < CniVersion::V1_1_0 {
             return Ok(());
@@ -232,21 +233,21 @@ impl Runtime {
         Ok(())
     }
 
-    /// VERSION: the greatest version that the network is written for and all its plugins speak.
+    /// VERSION: the greatest version that the network is written for and that all its plugins support.
     ///
     /// # Errors
     ///
-    /// [`PluginError::Version`] names a plugin that speaks none of those the others leave.
+    /// A plugin supports none of the remaining versions.
     pub fn version(&self, network: &NetworkConfig) -> Result<CniVersion, PluginError> {
-        let mut left = network.cni_versions.clone();
+        let mut common = network.cni_versions.clone();
         for plugin in &network.plugins {
             let speaks = self.host.versions(&plugin.kind)?;
-            left.retain(|version| speaks.contains(version));
-            if left.is_empty() {
+            common.retain(|version| speaks.contains(version));
+            if common.is_empty() {
                 return Err(incompatible(&plugin.kind, &speaks, network));
             }
         }
-        Ok(left.into_iter().max().unwrap_or(network.cni_version))
+        Ok(common.into_iter().max().unwrap_or(network.cni_version))
     }
 
     fn entry(&self, network: &NetworkConfig, attachment: &Attachment) -> Result<Option<CacheEntry>, PluginError> {

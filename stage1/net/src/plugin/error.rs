@@ -1,10 +1,10 @@
-//! Why a plugin did not do what was asked.
+//! Errors of plugins.
 
 use std::io;
 
 use gantry_model::{ErrorKind, Kind};
 
-/// What was attempted when a program was not started.
+/// The operation that failed if a program was not started.
 pub(super) const START: &str = "start";
 
 /// A failure of a plugin, of running one, or of the cache.
@@ -15,22 +15,22 @@ pub enum PluginError {
     NotFound {
         /// Its type.
         kind: String,
-        /// Where it was looked for.
+        /// The directories that were searched.
         dirs: String,
-        /// What was there and cannot be used.
+        /// A file that was found but cannot be used.
         problem: String,
     },
     /// The program cannot be run.
     #[error("cannot {doing} plugin '{kind}': {source}")]
     Run {
-        /// What was attempted: `start`, `wait for`, …
+        /// The attempted operation: `start`, `wait for`, …
         doing: &'static str,
         /// Its type.
         kind: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// It did not end in time and was killed, with its process group.
+    /// It did not end before the timeout, and its process group was killed.
     #[error("plugin '{kind}' did not end {command} within {millis} ms and was killed{}", said(stderr))]
     TimedOut {
         /// Its type.
@@ -39,10 +39,10 @@ pub enum PluginError {
         command: &'static str,
         /// The limit.
         millis: u128,
-        /// What it said.
+        /// Its output on stderr.
         stderr: String,
     },
-    /// It says that it failed (CNI specification 1.1.0, section 5, error).
+    /// It reported an error (CNI specification 1.1.0, section 5, error).
     #[error("plugin '{kind}' failed to {command}: {message} (code {code}){}", said(stderr))]
     Failed {
         /// Its type.
@@ -53,10 +53,10 @@ pub enum PluginError {
         code: u64,
         /// Message and details.
         message: String,
-        /// What else it said.
+        /// Its output on stderr.
         stderr: String,
     },
-    /// It ended badly and did not say why in the way it should.
+    /// It failed without a valid error object.
     #[error("plugin '{kind}' failed to {command}: {status}{}", said(stderr))]
     Crashed {
         /// Its type.
@@ -65,23 +65,23 @@ pub enum PluginError {
         command: &'static str,
         /// How it ended.
         status: String,
-        /// What it said, on stderr or on stdout.
+        /// Its output on stderr or stdout.
         stderr: String,
     },
-    /// What it printed cannot be.
+    /// Its output is invalid.
     #[error("plugin '{kind}' answered {command} with {problem}{}", said(stderr))]
     BadOutput {
         /// Its type.
         kind: String,
         /// The CNI command.
         command: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
-        /// What it said.
+        /// Its output on stderr.
         stderr: String,
     },
-    /// No version of the specification suits the network and its plugins.
-    #[error("plugin '{kind}' speaks CNI {speaks}, and network '{network}' wants {wants}")]
+    /// The plugin supports none of the network's versions.
+    #[error("plugin '{kind}' supports CNI {speaks}, but network '{network}' needs {wants}")]
     Version {
         /// The plugin's type.
         kind: String,
@@ -92,7 +92,7 @@ pub enum PluginError {
         /// The network's versions.
         wants: String,
     },
-    /// The network's version has no such command.
+    /// The network's version lacks the command.
     #[error("network '{network}' is written for CNI {version}, which has no {command}")]
     Unsupported {
         /// Which network.
@@ -102,27 +102,27 @@ pub enum PluginError {
         /// The CNI command.
         command: &'static str,
     },
-    /// There is an attachment of this name, or one was begun: it must be deleted first.
+    /// The attachment exists, perhaps incomplete: it must be deleted first.
     #[error("{attachment} is attached already: it must be deleted first")]
     Attached {
         /// Network, container and interface.
         attachment: String,
     },
-    /// Nothing is known of this attachment.
+    /// The attachment does not exist.
     #[error("{attachment} is not attached")]
     NotAttached {
         /// Network, container and interface.
         attachment: String,
     },
-    /// A name or number is out of bounds.
+    /// A name or number is invalid.
     #[error("{0}")]
     Invalid(String),
     /// The cache cannot be read or written.
     #[error("cannot {doing} in the network cache: {source}")]
     Cache {
-        /// What was attempted, with its file.
+        /// The attempted operation, with its file.
         doing: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// A file of the cache is damaged.
@@ -130,10 +130,10 @@ pub enum PluginError {
     Damaged {
         /// Its name.
         file: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// An ADD failed, and undoing it did as well: the attachment must be deleted again.
+    /// ADD failed, and so did undoing it: the attachment must be deleted again.
     #[error("{cause}; and could not be undone: {undo}")]
     NotUndone {
         /// Why ADD failed.
@@ -147,7 +147,7 @@ pub enum PluginError {
 }
 
 impl PluginError {
-    /// Whether the plugin never ran, so that there is nothing of it to undo.
+    /// Whether the plugin never ran, so that there is nothing to undo.
     pub(super) fn is_before_start(&self) -> bool {
         matches!(self, Self::NotFound { .. } | Self::Run { doing: START, .. })
     }

@@ -1,4 +1,4 @@
-//! Running one program to its end, which may not come, with what it prints, which may not end.
+//! Runs one program with a timeout and a limit of its output.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Seek, Write};
@@ -16,18 +16,18 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use super::error::START;
 use super::{MAX_OUTPUT, MAX_STDERR};
 
-/// How long a killed process may take to be gone; longer means that the kernel holds it.
-const REAP: Duration = Duration::from_secs(5);
+/// How long a killed process may take to end, unless it is stuck in the kernel.
+const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a program did.
-pub(super) struct Ended {
+/// The output of a program that has ended.
+pub(super) struct Output {
     pub(super) status: ExitStatus,
     pub(super) stdout: Vec<u8>,
-    /// The beginning, as text fit for a message.
+    /// The beginning, as text for a message.
     pub(super) stderr: String,
 }
 
-/// Why there is no [`Ended`].
+/// Why a program has no [`Output`].
 pub(super) enum Failure {
     System(&'static str, io::Error),
     TimedOut { stderr: String },
@@ -40,30 +40,30 @@ fn system<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Failure 
     move |error| Failure::System(doing, error.into())
 }
 
-/// Runs the program with these variables alone and `input` on its stdin, in a process group of its own.
+/// Runs the program in a process group of its own, with only these variables, and with `input` on stdin.
 pub(super) fn run(
     program: &Path,
     variables: &[(&'static str, OsString)],
     input: &[u8],
     limit: Duration,
-) -> Result<Ended> {
+) -> Result<Output> {
     let deadline = Instant::now() + limit;
     let mut command = Command::new(program);
     command.env_clear().envs(variables.iter().map(|(name, value)| (name, value))).current_dir("/").process_group(0);
-    command.stdin(memory(input).map_err(system(START))?);
+    command.stdin(input_file(input).map_err(system(START))?);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(system(START))?;
-    let outcome = follow(&mut child, deadline);
+    let outcome = read_until_end(&mut child, deadline);
     if outcome.is_err() {
-        // Not reaped yet, so the number is still its group's.
+        // It is not reaped yet, so its process group id cannot have been reused.
         kill_group(&child);
     }
     let status = reap(&mut child)?;
     let (stdout, stderr) = outcome?;
-    Ok(Ended { status, stdout, stderr })
+    Ok(Output { status, stdout, stderr })
 }
 
-/// The input as a file without a name: nobody has to feed it, and a program that does not read it is no error.
-fn memory(input: &[u8]) -> io::Result<Stdio> {
+/// The input as an anonymous file: unlike a pipe, it needs no writer, and a program may ignore it.
+fn input_file(input: &[u8]) -> io::Result<Stdio> {
     let fd = rustix::fs::memfd_create("configuration", MemfdFlags::CLOEXEC)?;
     let mut file = std::fs::File::from(fd);
     file.write_all(input)?;
@@ -71,12 +71,12 @@ fn memory(input: &[u8]) -> io::Result<Stdio> {
     Ok(file.into())
 }
 
-/// A pipe of the program and what came out of it.
+/// A pipe from the program, and its data.
 struct Pipe<R> {
     from: Option<R>,
     bytes: Vec<u8>,
     keep: usize,
-    /// More came than is kept.
+    /// There was more data than `keep` bytes.
     over: bool,
 }
 
@@ -89,7 +89,7 @@ impl<R: Read + AsFd> Pipe<R> {
         Ok(Self { from, bytes: Vec::new(), keep, over: false })
     }
 
-    /// Reads what is there now, at most some rounds of it, so that one who never stops writing cannot hold us.
+    /// Reads the available data. The number of reads is limited, because the program may never stop writing.
     fn drain(&mut self) -> Result<()> {
         let mut buffer = [0u8; 16 * 1024];
         for _ in 0..128 {
@@ -110,8 +110,8 @@ impl<R: Read + AsFd> Pipe<R> {
     }
 }
 
-/// Reads both pipes until the program ends; not until they close, which a child of it may put off.
-fn follow(child: &mut Child, deadline: Instant) -> Result<(Vec<u8>, String)> {
+/// Reads both pipes until the program ends, and not until they close, because a child may keep them open.
+fn read_until_end(child: &mut Child, deadline: Instant) -> Result<(Vec<u8>, String)> {
     let pidfd = pidfd(child).map_err(system("wait for"))?;
     let mut out = Pipe::new(child.stdout.take(), MAX_OUTPUT)?;
     let mut err = Pipe::new(child.stderr.take(), MAX_STDERR)?;
@@ -132,7 +132,7 @@ fn follow(child: &mut Child, deadline: Instant) -> Result<(Vec<u8>, String)> {
     }
 }
 
-/// Waits for output or the end; `true`: the program has ended.
+/// Waits for output or the end of the program; `true`: it has ended.
 fn wait(pidfd: &OwnedFd, out: &Pipe<impl AsFd>, err: &Pipe<impl AsFd>, left: Duration) -> io::Result<bool> {
     let mut fds = vec![PollFd::new(pidfd, PollFlags::IN)];
     fds.extend(out.from.as_ref().map(|from| PollFd::new(from, PollFlags::IN)));
@@ -150,20 +150,20 @@ fn pidfd(child: &Child) -> io::Result<OwnedFd> {
 }
 
 fn kill_group(child: &Child) {
-    // Fails only when everybody in it is gone.
-    let _ = rustix::process::kill_process_group(Pid::from_child(child), Signal::KILL);
+    // Fails only if the process group is empty.
+    let _may_be_empty = rustix::process::kill_process_group(Pid::from_child(child), Signal::KILL);
 }
 
-/// Takes the exit status of a program that has ended or was killed.
+/// Reaps a program that has ended or was killed.
 fn reap(child: &mut Child) -> Result<ExitStatus> {
-    let deadline = Instant::now() + REAP;
+    let deadline = Instant::now() + REAP_TIMEOUT;
     loop {
         if let Some(status) = child.try_wait().map_err(system("wait for"))? {
             return Ok(status);
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let stuck = io::Error::new(io::ErrorKind::TimedOut, "killed, and stuck in the kernel");
+            let stuck = io::Error::new(io::ErrorKind::TimedOut, "it was killed, but is stuck in the kernel");
             return Err(Failure::System("end", stuck));
         }
         let none = || Pipe { from: None::<OwnedFd>, bytes: Vec::new(), keep: 0, over: false };
@@ -172,7 +172,7 @@ fn reap(child: &mut Child) -> Result<ExitStatus> {
     }
 }
 
-/// Bytes of others as one line of a message.
+/// Output of a program as one line of a message.
 pub(super) fn text(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.trim()

@@ -1,4 +1,4 @@
-//! Where a plugin's program is.
+//! Finds a plugin's program.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use super::error::PluginError;
 use crate::config::{files, is_name};
 
-/// The program of this type in the first directory that has it. A link may stand for it that stays in the directory.
+/// Finds the program of this type in the first directory that contains it. A symbolic link must not lead out of the directory.
 ///
-/// The path is what is run, not the file that was looked at: a program may care by which name it is called, and whoever can
-/// write in these directories is root.
+/// The path is executed, not the file that was checked, because a program may depend on the name it is called by. Only root can
+/// write to these directories.
 pub(super) fn find(dirs: &[PathBuf], kind: &str) -> Result<PathBuf, PluginError> {
     let mut problem = String::new();
     if is_name(kind) {

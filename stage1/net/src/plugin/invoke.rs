@@ -1,4 +1,4 @@
-//! One plugin, one command: its variables, its configuration, and what its answer means.
+//! Runs one command of one plugin: its variables, its configuration, its result.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,46 +7,46 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::error::PluginError;
-use super::exec::{self, Ended, Failure};
+use super::exec::{self, Failure, Output};
 use super::find::find;
 use super::result::NetworkResult;
 use super::{MAX_OUTPUT, exec::text};
 use crate::config::{CniVersion, NetworkConfig, PluginConfig, is_interface_name, is_name};
 
-/// The code of "incompatible version" (CNI specification 1.1.0, section 5, error).
+/// The error code of an incompatible version (CNI specification 1.1.0, section 5, error).
 const INCOMPATIBLE: u64 = 1;
 
-/// One interface of one container: what the verbs are about (CNI specification 1.1.0, section 2, parameters).
+/// One interface of one container (CNI specification 1.1.0, section 2, parameters).
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Attachment {
     /// The container's id: the pod's.
     pub container_id: String,
-    /// The path of its network namespace. `None` when it is gone, which DEL allows.
+    /// The path of its network namespace. `None` if it has ended, which DEL allows.
     pub netns: Option<String>,
     /// The interface's name in it.
     pub interface: String,
-    /// `CNI_ARGS`, in order. `IgnoreUnknown=1` is added unless it is there: no plugin knows the arguments of all.
+    /// `CNI_ARGS`, in order. `IgnoreUnknown=1` is added if it is missing, because no plugin knows the arguments of all others.
     pub args: Vec<(String, String)>,
-    /// Values of capabilities (`portMappings`, `ips`, `mac`, …); a plugin gets those it declares.
+    /// Values of capabilities (`portMappings`, `ips`, `mac`, …); a plugin gets those that it declares.
     pub capability_args: Map<String, Value>,
     /// Values for `args.cni`, which every plugin gets.
     pub cni_args: Map<String, Value>,
 }
 
 impl Attachment {
-    /// Checks what becomes variables and file names.
+    /// Checks the values that become variables and file names.
     pub(super) fn check(&self) -> Result<(), PluginError> {
         let shown = gantry_model::id::shown;
         if !is_name(&self.container_id) {
-            return Err(PluginError::Invalid(format!("'{}' is not a container's id", shown(&self.container_id))));
+            return Err(PluginError::Invalid(format!("'{}' is not a valid container id", shown(&self.container_id))));
         }
         if !is_interface_name(&self.interface) {
-            return Err(PluginError::Invalid(format!("'{}' is not an interface's name", shown(&self.interface))));
+            return Err(PluginError::Invalid(format!("'{}' is not a valid interface name", shown(&self.interface))));
         }
         let plain = |text: &str| !text.contains([';', '\0', '\n']);
         if let Some((key, _)) = self.args.iter().find(|(key, value)| !plain(key) || key.contains('=') || !plain(value))
         {
-            return Err(PluginError::Invalid(format!("the argument '{}' has characters it may not have", shown(key))));
+            return Err(PluginError::Invalid(format!("the argument '{}' contains invalid characters", shown(key))));
         }
         if self.netns.as_ref().is_some_and(|path| !path.starts_with('/') || path.contains('\0')) {
             return Err(PluginError::Invalid("the path of a network namespace must be absolute".into()));
@@ -63,14 +63,14 @@ impl Attachment {
     }
 }
 
-/// Where plugins are and how long one may take.
+/// The directories of the plugins, and their timeout.
 #[derive(Debug)]
-pub(super) struct Host {
+pub(super) struct PluginHost {
     pub(super) dirs: Vec<PathBuf>,
     pub(super) limit: Duration,
 }
 
-/// What one plugin is asked.
+/// A command for one plugin.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) command: &'static str,
@@ -78,7 +78,7 @@ pub(super) struct Call<'a> {
     pub(super) plugin: &'a PluginConfig,
     pub(super) attachment: Option<&'a Attachment>,
     pub(super) previous: Option<&'a NetworkResult>,
-    /// For GC: what is still in use.
+    /// The valid attachments, for GC.
     pub(super) valid: Option<&'a Value>,
 }
 
@@ -103,7 +103,7 @@ impl Call<'_> {
         }
         if let Some(valid) = self.valid {
             config.insert("cni.dev/valid-attachments".into(), valid.clone());
-            // The name before 1.1 was done, which some plugins read.
+            // The name in drafts of 1.1, which some plugins read.
             config.insert("cni.dev/attachments".into(), valid.clone());
         }
         Value::Object(config)
@@ -118,13 +118,13 @@ impl Call<'_> {
             ("CNI_NETNS", of(|it| it.netns.clone().unwrap_or_default())),
             ("CNI_IFNAME", of(|it| it.interface.clone())),
             ("CNI_ARGS", of(Attachment::args)),
-            ("CNI_PATH", joined(dirs)),
-            ("PATH", path()),
+            ("CNI_PATH", join_paths(dirs)),
+            ("PATH", path_variable()),
         ]
     }
 }
 
-/// Adds to `args.cni`; what the configuration says there gives way.
+/// Adds to `args.cni`, replacing values of the configuration.
 fn merge_args(config: &mut Map<String, Value>, more: &Map<String, Value>) {
     if more.is_empty() {
         return;
@@ -143,7 +143,7 @@ fn merge_args(config: &mut Map<String, Value>, more: &Map<String, Value>) {
     }
 }
 
-fn joined(dirs: &[PathBuf]) -> OsString {
+fn join_paths(dirs: &[PathBuf]) -> OsString {
     let mut all = OsString::new();
     for (index, dir) in dirs.iter().enumerate() {
         if index > 0 {
@@ -154,18 +154,18 @@ fn joined(dirs: &[PathBuf]) -> OsString {
     all
 }
 
-/// Plugins start others (iptables), so they need ours.
-fn path() -> OsString {
+/// Plugins start other programs (iptables), so they need `PATH`.
+fn path_variable() -> OsString {
     std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into())
 }
 
-impl Host {
-    /// Runs the command, which is there since a version, in the network's. A plugin that does not know that version says so
-    /// before it does anything; it is then run in the greatest version it knows that is not above the network's. `None`
-    /// when that one has no such command, so that there is nothing to do.
+impl PluginHost {
+    /// Runs a command, which exists since the version `since`, in the network's version. A plugin that does not support this
+    /// version fails before it does anything. Then it is run in the greatest version that it supports below the network's.
+    /// `None` if that version has no such command, so there is nothing to do.
     pub(super) fn call(&self, call: Call<'_>, since: CniVersion) -> Result<Option<Value>, PluginError> {
         match self.call_in(call, call.network.cni_version) {
-            // An old plugin may object to a new command with any code.
+            // An old plugin may reject a new command with any code.
             Err(PluginError::Failed { kind, command, code, message, stderr })
                 if code == INCOMPATIBLE || since >= CniVersion::V1_1_0 =>
             {
@@ -197,7 +197,7 @@ impl Host {
         let kind = &call.plugin.kind;
         let input = call.configuration(version).to_string();
         let ended = self.run(kind, call.command, &call.variables(&self.dirs), input.as_bytes())?;
-        answer(kind, call.command, ended)
+        parse_output(kind, call.command, ended)
     }
 
     fn run(
@@ -206,7 +206,7 @@ impl Host {
         command: &'static str,
         variables: &[(&'static str, OsString)],
         input: &[u8],
-    ) -> Result<Ended, PluginError> {
+    ) -> Result<Output, PluginError> {
         let program = find(&self.dirs, kind)?;
         let kind = || kind.to_owned();
         exec::run(&program, variables, input, self.limit).map_err(|failure| match failure {
@@ -221,15 +221,18 @@ impl Host {
         })
     }
 
-    /// The versions a plugin says it speaks, as far as we do, oldest first.
+    /// The versions that both the plugin and gantry support, oldest first.
     pub(super) fn versions(&self, kind: &str) -> Result<Vec<CniVersion>, PluginError> {
         let command = "VERSION";
-        let mut variables =
-            vec![("CNI_COMMAND", OsString::from(command)), ("CNI_PATH", joined(&self.dirs)), ("PATH", path())];
-        // Old plugins want these set whatever the command is.
+        let mut variables = vec![
+            ("CNI_COMMAND", OsString::from(command)),
+            ("CNI_PATH", join_paths(&self.dirs)),
+            ("PATH", path_variable()),
+        ];
+        // Old plugins require these variables for every command.
         variables.extend(["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"].map(|name| (name, OsString::from("dummy"))));
         let input = json!({"cniVersion": CniVersion::V1_1_0.as_str()}).to_string();
-        let value = answer(kind, command, self.run(kind, command, &variables, input.as_bytes())?)?;
+        let value = parse_output(kind, command, self.run(kind, command, &variables, input.as_bytes())?)?;
         let listed = value.get("supportedVersions").and_then(Value::as_array);
         let bad = || PluginError::BadOutput {
             kind: kind.to_owned(),
@@ -248,7 +251,7 @@ impl Host {
 pub(super) fn incompatible(kind: &str, speaks: &[CniVersion], network: &NetworkConfig) -> PluginError {
     let list = |versions: &[CniVersion]| {
         let words = versions.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        if words.is_empty() { "no version gantry knows".to_owned() } else { words }
+        if words.is_empty() { "no version that gantry supports".to_owned() } else { words }
     };
     PluginError::Version {
         kind: kind.to_owned(),
@@ -258,15 +261,15 @@ pub(super) fn incompatible(kind: &str, speaks: &[CniVersion], network: &NetworkC
     }
 }
 
-/// What the end of a plugin means: its answer, `null` when it had none to give, or its error.
-fn answer(kind: &str, command: &'static str, ended: Ended) -> Result<Value, PluginError> {
+/// The result in a plugin's output, `null` if it printed nothing, or its error.
+fn parse_output(kind: &str, command: &'static str, ended: Output) -> Result<Value, PluginError> {
     let (kind, stderr) = (kind.to_owned(), ended.stderr);
     let value = if ended.stdout.iter().all(u8::is_ascii_whitespace) {
         Ok(Value::Null)
     } else {
         serde_json::from_slice::<Value>(&ended.stdout)
     };
-    if let Some((code, message)) = value.as_ref().ok().and_then(|value| error_of(value, ended.status.success())) {
+    if let Some((code, message)) = value.as_ref().ok().and_then(|value| parse_error(value, ended.status.success())) {
         return Err(PluginError::Failed { kind, command, code, message, stderr });
     }
     if !ended.status.success() {
@@ -275,12 +278,12 @@ fn answer(kind: &str, command: &'static str, ended: Ended) -> Result<Value, Plug
     }
     value.map_err(|error| {
         let beginning: String = text(&ended.stdout).chars().take(60).collect();
-        PluginError::BadOutput { kind, command, problem: format!("what is no JSON ({error}): {beginning}"), stderr }
+        PluginError::BadOutput { kind, command, problem: format!("invalid JSON ({error}): {beginning}"), stderr }
     })
 }
 
-/// An error object. Of a plugin that says it succeeded, only what can be nothing else is one.
-fn error_of(value: &Value, succeeded: bool) -> Option<(u64, String)> {
+/// Code and message of an error object. If the plugin succeeded, only an unambiguous error object counts.
+fn parse_error(value: &Value, succeeded: bool) -> Option<(u64, String)> {
     let code = value.get("code").and_then(Value::as_u64);
     let message = value.get("msg").and_then(Value::as_str);
     let results = ["interfaces", "ips", "supportedVersions"];

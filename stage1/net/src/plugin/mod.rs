@@ -1,14 +1,13 @@
-//! CNI plugins of others: running them, alone and in chains, and remembering what they did.
+//! Runs CNI plugins, alone and in chains, and caches their results.
 //!
-//! [`Runtime`] does what the specification's verbs say ([`Runtime::add_list`] and its siblings); [`Cache`] keeps what ADD
-//! was given and what it answered, because DEL and CHECK must be given the same again, however much later and whoever asks.
+//! [`Runtime`] implements the operations of the specification ([`Runtime::add_list`] and others). [`Cache`] keeps the input and
+//! the result of ADD, because DEL and CHECK need the same again, possibly much later and from another process.
 //!
-//! A plugin is a program of somebody else that runs as root. It gets its variables and `PATH`, nothing else of our
-//! environment; its configuration on stdin; and a deadline, after which its process group is killed. Of what it prints at most
-//! [`MAX_OUTPUT`] bytes are taken, and nothing is believed that does not fit the specification. It is over when it
-//! exits: a child that keeps its pipes open is not waited for. (A child that made a session of its own outlives the kill.)
-//! It inherits what its callers do not close on exec: the locks by which those who come after a killed caller know that it
-//! runs yet.
+//! A plugin is a third-party program that runs as root. It gets its variables and `PATH` but no other part of the environment,
+//! its configuration on stdin, and a timeout, after which its process group is killed. At most [`MAX_OUTPUT`] bytes of its
+//! output are read, and its result is validated. It has ended when its process exits, even if a child keeps its pipes open. (A
+//! child in a session of its own survives the kill.) It inherits descriptors without close-on-exec: the locks that show to
+//! other processes, after its caller was killed, that it still runs.
 //!
 //! Follows the CNI specification 1.1.0: section 2 (execution protocol), 3 (execution of network configurations), 5 (result
 //! types) and the conventions document for `runtimeConfig` and `args`.
@@ -27,8 +26,8 @@ pub use error::PluginError;
 pub use invoke::Attachment;
 pub use result::{Address, Interface, NetworkResult};
 
-/// The most bytes of a plugin's stdout.
+/// The maximum size of a plugin's output on stdout, in bytes.
 pub const MAX_OUTPUT: usize = 1024 * 1024;
 
-/// The most bytes of a plugin's stderr that are kept for the error; the rest is read and dropped.
+/// The part of a plugin's stderr that is kept for the error, in bytes; the rest is read and dropped.
 pub const MAX_STDERR: usize = 4096;

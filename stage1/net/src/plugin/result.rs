@@ -1,4 +1,4 @@
-//! What an ADD made (CNI specification 1.1.0, section 5), in the words of each version.
+//! The result of ADD (CNI specification 1.1.0, section 5) in the format of each version.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::address::Cidr;
 use crate::config::{CniVersion, Dns, Route, empty_is_none};
 
-/// An interface that was made, in the pod or on the host.
+/// An interface that was created, in the pod or on the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Interface {
@@ -20,7 +20,7 @@ pub struct Interface {
     /// Its maximum transmission unit, in bytes (1.1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// The pod's network namespace; empty: it is on the host.
+    /// The pod's network namespace; empty for an interface on the host.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_is_default")]
     pub sandbox: String,
     /// The path of a socket, for interfaces in user space (1.1).
@@ -31,7 +31,7 @@ pub struct Interface {
     pub pci_id: Option<String>,
 }
 
-/// An address that was given.
+/// An address that was assigned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
     /// The address with the prefix of its network.
@@ -39,12 +39,12 @@ pub struct Address {
     /// The gateway of that network.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "empty_is_none")]
     pub gateway: Option<IpAddr>,
-    /// Which of the interfaces has it: a valid index.
+    /// The index of its interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<usize>,
 }
 
-/// The whole of what a network's plugins made.
+/// The result of all plugins of a network.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkResult {
     /// Interfaces.
@@ -67,33 +67,32 @@ fn null_is_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(fro
 }
 
 impl NetworkResult {
-    /// Reads a result of any version from 0.3.0 to 1.1.0. The versions differ in what may be missing only.
+    /// Reads a result of any version from 0.3.0 to 1.1.0. The versions differ only in optional keys.
     ///
     /// # Errors
     ///
-    /// A sentence that says what cannot be.
+    /// The problem.
     pub fn read(value: Value) -> Result<Self, String> {
         if !value.is_object() {
-            return Err("something that is no object".into());
+            return Err("a result that is not an object".into());
         }
         match value.get("cniVersion") {
-            // What a plugin was asked in is what it answers in, unless it says otherwise.
+            // Without cniVersion, it is the version of the request.
             None | Some(Value::Null) => {}
             Some(Value::String(text)) => {
                 text.parse::<CniVersion>().map_err(|bad| format!("a result whose {bad}"))?;
             }
-            Some(_) => return Err("a result whose cniVersion is no text".into()),
+            Some(_) => return Err("a result whose cniVersion is not a string".into()),
         }
-        let result: Self =
-            serde_json::from_value(value).map_err(|error| format!("a result that cannot be: {error}"))?;
+        let result: Self = serde_json::from_value(value).map_err(|error| format!("an invalid result: {error}"))?;
         let count = result.interfaces.len();
         if let Some(lost) = result.ips.iter().find(|ip| ip.interface.is_some_and(|index| index >= count)) {
-            return Err(format!("a result that cannot be: the interface of {} is not in it", lost.address));
+            return Err(format!("an invalid result: it lacks the interface of {}", lost.address));
         }
         Ok(result)
     }
 
-    /// The result in the words of a version.
+    /// The result in the format of a version.
     #[must_use]
     pub fn to_version(&self, version: CniVersion) -> Value {
         let mut value = serde_json::to_value(self).unwrap_or_default();
@@ -128,7 +127,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn each_version_has_its_words() {
+    fn results_are_converted_between_versions() {
         let old = json!({"cniVersion": "0.4.0", "interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/ns"}],
             "ips": [{"version": "4", "address": "10.1.0.2/16", "gateway": "10.1.0.1", "interface": 0},
                     {"version": "6", "address": "fd00::2/64"}],
@@ -150,17 +149,17 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said() {
+    fn invalid_results_are_rejected() {
         let refused = |value: Value| NetworkResult::read(value).unwrap_err();
         assert!(refused(json!({"cniVersion": "9.0.0"})).contains("version '9.0.0' is not known"));
         assert!(refused(json!({"cniVersion": "0.2.0", "ip4": {}})).contains("before 0.3.0"));
-        assert!(refused(json!([])).contains("no object"));
+        assert!(refused(json!([])).contains("not an object"));
         assert!(refused(json!({"ips": [{"address": "10.0.0.1"}]})).contains("ADDRESS/LENGTH"));
         assert!(
             refused(json!({"ips": [{"address": "10.0.0.1/8", "interface": 0}]}))
-                .contains("the interface of 10.0.0.1/8 is not in it")
+                .contains("it lacks the interface of 10.0.0.1/8")
         );
-        assert!(refused(json!({"ips": [{"address": "10.0.0.1/8", "interface": -1}]})).contains("cannot be"));
+        assert!(refused(json!({"ips": [{"address": "10.0.0.1/8", "interface": -1}]})).contains("invalid result"));
         let empty = json!({"interfaces": null, "ips": null, "routes": null, "dns": null});
         assert_eq!(NetworkResult::read(empty).unwrap(), NetworkResult::default());
         let blank = json!({"ips": [{"address": "10.0.0.1/8", "gateway": ""}]});
@@ -169,7 +168,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn there_and_back(bits: u32, prefix in 0u8..=32, six: u128, mtu: Option<u32>, scope: Option<u8>, name in "[a-z]{1,15}") {
+        fn results_round_trip(bits: u32, prefix in 0u8..=32, six: u128, mtu: Option<u32>, scope: Option<u8>, name in "[a-z]{1,15}") {
             let v4 = Cidr::new(IpAddr::V4(bits.into()), prefix).unwrap();
             let v6 = Cidr::new(IpAddr::V6(six.into()), prefix).unwrap();
             let route = Route { dst: v6, gw: Some(v6.address()), mtu, advmss: None, priority: mtu, table: None, scope };

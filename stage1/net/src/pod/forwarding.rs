@@ -36,15 +36,15 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// The host's settings before gantry enabled forwarding for an IP version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedForwarding {
-    /// The boot and the network namespace (device and inode) it is true within.
+    /// The boot and the network namespace (device and inode) of the settings.
     boot: String,
     namespace: (u64, u64),
     /// Interfaces that forwarded already.
     forwarding: Vec<String>,
-    /// `net.ipv4.conf.all.accept_redirects`; of IPv4 only.
+    /// `net.ipv4.conf.all.accept_redirects`; IPv4 only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     accept_redirects: Option<String>,
-    /// Interfaces that were told to go on listening to routers, which a host that forwards does not; of IPv6 only.
+    /// Interfaces with `accept_ra` 1, which is set to 2 because a host that forwards ignores advertisements; IPv6 only.
     #[serde(default)]
     listening: Vec<String>,
 }

@@ -36,7 +36,7 @@ fn what_is_written_is_read_and_nothing_else() {
     entries.networks.insert("net".into(), crate::nft::Network::default());
     record.append_result(dir.as_fd(), &entries, vec![Attached { name: "net".into(), ..Attached::default() }]).unwrap();
     assert_eq!((whole(), whole().entries().unwrap()), (record.clone(), entries));
-    // A line that was cut short says nothing, and is in nobody's way.
+    // A line that was cut short is ignored.
     let path = temp.path().join("a").join(NETWORK);
     let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
     file.write_all(b"\n{\"got\":{\"entri").unwrap();
@@ -47,7 +47,7 @@ fn what_is_written_is_read_and_nothing_else() {
     assert_eq!(std::fs::metadata(&path).unwrap().len(), length, "once");
     assert_eq!(whole(), Record { torn: true, ..record.clone() });
     assert_eq!(whole().state, RecordState::Down);
-    assert!(records.has("a").unwrap() && !records.has("../a").unwrap() && !records.has("nobody").unwrap());
+    assert!(records.has("a").unwrap() && !records.has("../a").unwrap() && !records.has("missing").unwrap());
     let of = |pod: &str| temp.path().join(pod).join(NETWORK);
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(std::fs::metadata(of("a")).unwrap().permissions().mode() & 0o777, 0o600);

@@ -37,15 +37,15 @@ fn ports_go_where_they_are_forwarded() {
         (vec![("a", silent)], None),
     ] {
         let mut choices = choices(&networks);
-        let given = give_ports(&mut choices, &[port()]);
+        let given = assign_ports(&mut choices, &[port()]);
         let got = choices.iter().find(|it| !it.ports.is_empty()).map(|it| it.network.name.as_str());
         assert_eq!(got, want);
         assert_eq!(given.is_ok(), want.is_some());
     }
     let mut none = choices(&[("a", silent), ("b", silent)]);
-    let error = give_ports(&mut none, &[port()]).unwrap_err().to_string();
+    let error = assign_ports(&mut none, &[port()]).unwrap_err().to_string();
     assert!(error.contains("no network of the pod publishes ports (a, b)"), "{error}");
-    give_ports(&mut none, &[]).unwrap();
+    assign_ports(&mut none, &[]).unwrap();
 }
 
 #[test]

@@ -174,13 +174,13 @@ impl StateDir {
             .map_err(NetworkError::io(format!("remove {}/{name}", self.path)))
     }
 
-    /// What is remembered of plugins.
+    /// The cached results of plugins.
     pub(super) fn cache(&self) -> Result<Cache> {
         let doing = || format!("open what is remembered of plugins in {}", self.path);
         Cache::open(self.fd.as_fd()).map_err(NetworkError::attempt(doing()))
     }
 
-    /// What runs plugins.
+    /// The runtime of plugins.
     pub(super) fn runtime(&self, host: &Host) -> Result<Runtime> {
         let dirs = host.plugin_dirs.iter().map(Into::into).collect();
         Ok(Runtime::new(dirs, self.cache()?, limit(host)))

@@ -133,7 +133,7 @@ impl Lab {
         let test = std::env::current_exe().unwrap();
         let program = test.parent().and_then(Path::parent).unwrap().join("examples/cni-liar");
         assert!(program.exists(), "there is no {}: `cargo build -p gantry-net --examples` makes it", program.display());
-        // Not copied: a program that is open for writing, here or in a process another test just made, cannot be run.
+        // Linked, not copied: a program that is open for writing in any process cannot be executed (ETXTBSY).
         fs::hard_link(program, self.at("bin").join("liar")).unwrap();
         symlink("liar", self.at("bin").join("second")).unwrap();
     }
@@ -199,7 +199,7 @@ impl Lab {
         pod::detach(&pod::Pod { id: &pod.id, dir: pod.dir.as_fd() }, None)
     }
 
-    /// The pod's process ends, with its namespace; then it is detached.
+    /// Ends the pod with its namespace, then detaches it.
     pub(crate) fn end(&self, mut pod: TestPod) {
         pod.die();
         self.detach(&pod).unwrap();
@@ -232,7 +232,7 @@ impl Lab {
         names.filter(|name| name != "lo").collect()
     }
 
-    /// Nothing is left of any pod, but what it shared with others.
+    /// Asserts that nothing is left of any pod, except shared resources.
     pub(crate) fn nothing_of_pods(&self) {
         assert_eq!(self.kept(), Vec::<PathBuf>::new());
         until("the interfaces are gone", || {
@@ -246,7 +246,7 @@ impl Lab {
         assert!(!rules.contains("dnat to 10.") && !rules.contains("gt"), "{rules}");
     }
 
-    /// After a sweep, nothing is left at all, and the sweep after it has nothing to do.
+    /// Asserts that garbage collection removes everything, and that a second one finds nothing.
     pub(crate) fn assert_no_garbage(&self) {
         self.nothing_of_pods();
         pod::collect_garbage(&self.host, false).unwrap();
@@ -273,7 +273,7 @@ impl TestPod {
         self.holder.as_ref().unwrap().id()
     }
 
-    /// Ends its process; the namespace goes when nobody holds it.
+    /// Ends its process; the kernel removes the namespace once it is unused.
     pub(crate) fn die(&mut self) {
         if let Some(mut holder) = self.holder.take() {
             drop(holder.stdin.take());

@@ -1,4 +1,4 @@
-//! Pods on a bridge: who reaches whom, which addresses they get, and whose bridge it is.
+//! Pods on a bridge: reachability, addresses, and the owner of the bridge.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -36,7 +36,7 @@ fn pods_reach_each_other_and_the_host() {
         assert_eq!(talk(&lab.host, gateway, &two).seen(), b);
         assert_eq!(talk(&one, a, &lab.host).seen(), gateway);
     }
-    // As it was asked for, and as it is said.
+    // The interfaces are as configured and as in the result.
     let name = host_interface(&pod_id(1), "eth0");
     let cable = lab.host.get(&name);
     assert_eq!(cable.alias, Some(format!("{}/eth0", pod_id(1))));
@@ -61,7 +61,7 @@ fn pods_reach_each_other_and_the_host() {
 }
 
 #[test]
-fn a_pod_of_two_networks_leaves_by_the_first() {
+fn a_pod_of_two_networks_uses_the_first_default_route() {
     let lab = Lab::new();
     let pod = Net::new();
     let at = attachment(&pod, 1);
@@ -75,9 +75,9 @@ fn a_pod_of_two_networks_leaves_by_the_first() {
     }
 }
 
-/// A third network behind the host, which knows no way back to the pods.
+/// With a third network behind the host, which has no route to the pods.
 #[test]
-fn the_default_network_leads_out_and_its_ports_lead_in() {
+fn the_default_network_reaches_out_and_publishes_ports() {
     let mut lab = Lab::new();
     let network = NetworkConfig::parse(builtin::ALL[0].1, Source::BuiltIn).unwrap();
     let mut outside = Net::new();
@@ -106,13 +106,13 @@ fn the_default_network_leads_out_and_its_ports_lead_in() {
     assert!(added.entries.ports.values().all(|forward| forward.owner == pod_id(1)));
     assert_eq!(added.entries.interfaces["gantry0"].access, Access::Isolated);
     for (v4, host, out) in [(true, "192.0.2.1", "192.0.2.2"), (false, "2001:db8::1", "2001:db8::2")] {
-        // Out, under the host's address.
+        // Outgoing traffic is masqueraded.
         assert_eq!(talk(&outside, ip(out), &pod).seen(), ip(host));
-        // In, by a port.
+        // A published port is reachable.
         let listen = SocketAddr::new(address(&added, v4), 80);
         let dial = SocketAddr::new(ip(host), 8080);
         assert_eq!(Talk { server: &pod, listen, client: &outside, dial }.seen(), ip(out));
-        // From itself, by its own port.
+        // The pod reaches its own published port.
         Talk { server: &pod, listen, client: &pod, dial }.seen();
     }
     let listen = SocketAddr::new(address(&added, true), 80);
@@ -120,7 +120,7 @@ fn the_default_network_leads_out_and_its_ports_lead_in() {
 }
 
 #[test]
-fn the_restricted_network_leads_to_the_host_only() {
+fn the_restricted_network_reaches_only_the_host() {
     let mut lab = Lab::new();
     let restricted = NetworkConfig::parse(builtin::ALL[1].1, Source::BuiltIn).unwrap();
     let (mut one, two) = (Net::new(), Net::new());
@@ -130,11 +130,11 @@ fn the_restricted_network_leads_to_the_host_only() {
     lab.apply(&[&first, &other]);
     carries(&mut lab.host, &first);
     assert_eq!(talk(&lab.host, ip("10.122.0.1"), &one).seen(), address(&first, true));
-    // Even with a route.
+    // Not even with a route.
     let index = one.index("eth0");
     one.socket.add_route(&crate::netlink::route::Route::default_by(ip("10.122.0.1"), index)).unwrap();
     assert!(talk(&two, address(&other, true), &one).is_silent());
-    // A name alone does not restrict, and what says `open` is.
+    // The name alone does not restrict, and `open` opens a network.
     let mut open = dual("net3", "br-net3", 63);
     assert_eq!(
         lab.add(&open, &Net::new(), &attachment(&one, 3)).entries.interfaces["br-net3"].access,
@@ -148,7 +148,7 @@ fn the_restricted_network_leads_to_the_host_only() {
 }
 
 #[test]
-fn addresses_are_asked_for_and_run_out_and_come_back() {
+fn addresses_are_requested_exhausted_and_released() {
     let mut lab = Lab::new();
     let small = network(
         "small",
@@ -160,7 +160,7 @@ fn addresses_are_asked_for_and_run_out_and_come_back() {
     asked.args = vec![("IP".into(), "10.65.0.5".into())];
     let added = lab.add(&small, &pods[0], &asked);
     assert_eq!(address(&added, true), ip("10.65.0.5"));
-    // isDefaultGateway makes the route.
+    // isDefaultGateway adds the default route.
     assert_eq!(added.result.routes.len(), 1);
     assert_eq!(pods[0].ip(&["route", "show", "default"])[0]["gateway"], "10.65.0.1");
     let same = Attachment { args: asked.args.clone(), ..attachment(&pods[1], 1) };
@@ -189,7 +189,7 @@ fn addresses_are_asked_for_and_run_out_and_come_back() {
 }
 
 #[test]
-fn a_bridge_of_another_gantry_is_left_alone() {
+fn a_bridge_of_another_gantry_is_not_used() {
     let lab = Lab::new();
     let network = dual("net", "br-net", 66);
     let (one, two) = (Net::new(), Net::new());
@@ -208,7 +208,7 @@ fn a_bridge_of_another_gantry_is_left_alone() {
 }
 
 #[test]
-fn a_bridge_of_the_administrator_is_used_as_it_is() {
+fn an_administrators_bridge_is_used_unchanged() {
     let mut lab = Lab::new();
     let bridge = lab.host.bridge("br-net");
     lab.host.socket.change_link(bridge, &Change { alias: Some("the lab's"), ..Change::default() }).unwrap();
@@ -223,12 +223,12 @@ fn a_bridge_of_the_administrator_is_used_as_it_is() {
     assert_eq!((after.alias, after.mac), (Some("the lab's".to_owned()), before.mac));
     assert_eq!(lab.sysctl("ipv6/conf/br-net/accept_ra"), listens);
     assert_eq!(talk(&one, address(&first, true), &lab.host).seen(), ip("10.67.0.1"));
-    // What is no bridge is none.
+    // An interface of another kind is not used.
     let plain = NewLink { name: "dum0", kind: LinkKind::Bridge(Bridge::default()), with: Change::default() };
     let kind = LinkKind::Veth(Peer { name: "dum1", with: Change::default() });
     lab.host.socket.create_link(&NewLink { kind, ..plain }).unwrap();
     let error = lab.try_add(&dual("net2", "dum0", 68), &two, &attachment(&two, 2)).unwrap_err();
-    assert!(error.to_string().starts_with("'dum0' is to be a bridge, and is there as veth"), "{error}");
+    assert!(error.to_string().starts_with("the interface 'dum0' is not a bridge but veth"), "{error}");
 }
 
 #[test]
@@ -257,9 +257,9 @@ fn another_address_of_the_bridge_is_replaced_when_forced() {
     assert_eq!(four, ["10.69.0.1/24"]);
 }
 
-/// One that was killed before it came up, or before it said whose it is, is finished.
+/// The creator was killed before the bridge was up, or before it had its alias.
 #[test]
-fn an_unfinished_bridge_is_finished() {
+fn an_incomplete_bridge_is_completed() {
     let mut lab = Lab::new();
     let mac = Some(Mac::of_id(&format!("{OWNER} br-net")));
     let with = Change { mac, ..Change::default() };
@@ -272,7 +272,7 @@ fn an_unfinished_bridge_is_finished() {
 }
 
 #[test]
-fn isolated_ports_reach_the_gateway_only() {
+fn isolated_bridge_ports_reach_only_the_gateway() {
     let mut lab = Lab::new();
     let of = |more: serde_json::Value| {
         let bridge = json!({"type": "bridge", "bridge": "br-net", "isGateway": true, "portIsolation": true, "promiscMode": true, "ipam": ranges(71)});
@@ -289,23 +289,23 @@ fn isolated_ports_reach_the_gateway_only() {
 }
 
 #[test]
-fn what_is_left_of_a_cable_is_deleted_and_nobody_elses() {
+fn only_the_pods_own_host_end_is_deleted() {
     let mut lab = Lab::new();
     let network = dual("net", "br-net", 72);
     let pod = Net::new();
     let at = attachment(&pod, 1);
     lab.add(&network, &pod, &at);
     let name = host_interface(&pod_id(1), "eth0");
-    // The namespace is there: the cable goes with it.
+    // The namespace exists: the kernel deletes the veth pair with it.
     lab.del(&network, &at, false);
     assert!(lab.host.socket.index(&name).unwrap().is_some());
-    // The namespace is said to be gone, and somebody holds it.
+    // The namespace has ended for gantry, but something keeps it alive.
     lab.del(&network, &at, true);
     assert_eq!(lab.host.socket.index(&name).unwrap(), None);
     lab.del(&network, &at, true);
-    // Other things under that name.
+    // Other interfaces of that name.
     let kind = LinkKind::Veth(Peer { name: "peer0", with: Change::default() });
-    let theirs = Change { alias: Some("somebody else's"), ..Change::default() };
+    let theirs = Change { alias: Some("another program's"), ..Change::default() };
     lab.host.socket.create_link(&NewLink { name: &name, kind, with: theirs }).unwrap();
     lab.del(&network, &at, true);
     assert!(lab.host.socket.delete_link_named(&name).unwrap());
@@ -315,7 +315,7 @@ fn what_is_left_of_a_cable_is_deleted_and_nobody_elses() {
 }
 
 #[test]
-fn ports_that_cannot_be_are_refused() {
+fn invalid_port_mappings_are_rejected() {
     let lab = Lab::new();
     let four = network(
         "four",
@@ -341,7 +341,7 @@ fn ports_that_cannot_be_are_refused() {
     assert!(refused(json!([{"hostPort": 1, "containerPort": 1, "hostIP": "localhost"}])).contains("'localhost'"));
     assert!(refused(json!([{"hostPort": 1, "containerPort": 1, "hostIP": "::"}])).contains("no address"));
     assert!(refused(json!({"hostPort": 1})).contains("must be a list"));
-    // Without the capability nothing is asked.
+    // Without the capability, the port mappings are ignored.
     let silent = network(
         "four",
         json!([{"type": "bridge", "bridge": "br-four", "ipam": {"type": "host-local", "subnet": "10.73.0.0/24"}}, {"type": "portmap"}]),

@@ -1,6 +1,5 @@
-//! What a pod on the default network costs. Times are printed (`--nocapture`) and not judged: a machine may be busy, and who
-//! waits for the lock of all changes (RTNL) waits for every network namespace there is. So the time on the processor is
-//! shown too.
+//! The cost of a pod on the default network. Times are printed (`--nocapture`) and not asserted: the machine may be busy, and
+//! the RTNL lock is shared by all network namespaces. So the CPU time is printed too.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -25,7 +24,7 @@ fn show(what: &str, times: &mut [Duration]) {
     println!("{what:44} p50 {:6} us, p90 {:6} us, most {:6} us", at(50), at(90), at(100));
 }
 
-/// How long this thread has been on the processor, the kernel's work for it included.
+/// CPU time of this thread, in user and kernel mode.
 fn on_cpu() -> Duration {
     rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).try_into().unwrap()
 }
@@ -70,14 +69,14 @@ fn a_pod_on_the_default_network() {
         deleted.push(begun.elapsed());
     }
     show("sockets opened in both namespaces", &mut opened);
-    show("native::add on a bridge that is there", &mut added);
+    show("native::add on an existing bridge", &mut added);
     show("  of that on the processor", &mut worked);
     show("native::del, the namespace still there", &mut deleted);
 }
 
-/// Where the time goes.
+/// The time of each step.
 #[test]
-fn and_its_parts() {
+fn the_steps_of_an_add() {
     let lab = Lab::new();
     let network = default();
     let first = Net::new();
@@ -116,9 +115,9 @@ fn and_its_parts() {
         let with = Change { namespace: Some(pod.fd()), ..Change::default() };
         let kind = LinkKind::Veth(Peer { name: "eth0", with });
         let with = Change { master: Some(bridge), ..Change::default() };
-        price("cable made", &mut || host.create_link(&NewLink { name: &name, kind, with }).unwrap());
+        price("veth pair created", &mut || host.create_link(&NewLink { name: &name, kind, with }).unwrap());
         let mut index = 0;
-        price("cable found", &mut || index = host.index(&name).unwrap().unwrap());
+        price("index of the host end", &mut || index = host.index(&name).unwrap().unwrap());
         let up = Change { up: Some(true), link_local: Some(false), alias: Some("pod/eth0"), ..Change::default() };
         price("host's end up", &mut || host.change_link(index, &up).unwrap());
         price("five switches of the pod", &mut || {

@@ -45,7 +45,7 @@ fn ptp_has_a_veth_pair_for_each_pod() {
         let gateway = ip(if v4 { "10.81.0.1" } else { "fd00:81::1" });
         assert_eq!(talk(&one, a, &lab.host).seen(), gateway);
         assert_eq!(talk(&lab.host, gateway, &one).seen(), a);
-        // Through the host, as the subnet is not on the cable; not masqueraded within the network.
+        // Pods reach each other through the host, without masquerading.
         assert_eq!(talk(&one, a, &two).seen(), b);
     }
     let listen = SocketAddr::new(address(&first, true), 80);
@@ -65,7 +65,7 @@ fn ptp_has_a_veth_pair_for_each_pod() {
     assert_eq!(lab.leased(&network).len(), 2);
 }
 
-/// A host with an interface `up0` that leads to `net0` of another namespace, on one network with pods' stations.
+/// A host with a parent interface `up0`, whose veth peer is `net0` in another namespace.
 fn lan() -> (Lab, Net) {
     let mut lab = Lab::new();
     let mut other = Net::new();
@@ -100,14 +100,14 @@ fn macvlan_joins_the_parents_network() {
         plugin.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         network("mac", json!([plugin]))
     };
-    // The master is that of the default route.
+    // The parent is the interface of the default route.
     let default = of(json!({"mac": "02:00:00:00:00:82", "ipam": ranges(82)}));
     let (mut one, two) = (Net::new(), Net::new());
     let first = lab.add(&default, &one, &attachment(&one, 1));
     assert!(first.entries.is_empty());
     assert_eq!(one.get("eth0").mac, Some(Mac([2, 0, 0, 0, 0, 0x82])));
     let second = lab.add(&of(json!({"master": "up0", "mode": "bridge"})), &two, &attachment(&two, 2));
-    assert_eq!(two_mac(&second), Mac::of_ipv4([10, 82, 0, 3].into()).to_string());
+    assert_eq!(pod_mac(&second), Mac::of_ipv4([10, 82, 0, 3].into()).to_string());
     for v4 in [true, false] {
         assert_eq!(talk(&one, address(&first, v4), &two).seen(), address(&second, v4));
         let there = ip(if v4 { "10.82.0.9" } else { "fd00:82::9" });
@@ -123,7 +123,7 @@ fn macvlan_joins_the_parents_network() {
     assert!(error.to_string().contains("the MTU 9000 exceeds the MTU 1500 of up0"), "{error}");
 }
 
-fn two_mac(added: &crate::native::Added) -> String {
+fn pod_mac(added: &crate::native::Added) -> String {
     added.result.interfaces[0].mac.clone()
 }
 
@@ -147,7 +147,7 @@ fn ipvlan_joins_the_parents_network() {
 }
 
 #[test]
-fn a_master_inside_the_pod() {
+fn the_parent_may_be_inside_the_pod() {
     let lab = Lab::new();
     let mut pod = Net::new();
     let new = NewLink {
@@ -183,7 +183,7 @@ fn without_a_default_route_macvlan_needs_a_parent() {
 }
 
 #[test]
-fn loopback_has_its_addresses() {
+fn loopback_is_set_up() {
     let lab = Lab::new();
     let mut pod = Net::new();
     let added = lab.add(&network("lo", json!([{"type": "loopback"}])), &pod, &attachment(&pod, 1));
@@ -196,7 +196,7 @@ fn loopback_has_its_addresses() {
 }
 
 #[test]
-fn static_addresses_come_from_everywhere() {
+fn static_addresses_come_from_configuration_and_arguments() {
     let lab = Lab::new();
     let fixed = network(
         "fixed",

@@ -1,4 +1,4 @@
-//! A host and its pods, each a network namespace, and talk between them.
+//! A host and its pods, each a network namespace, and connections between them.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,9 +18,9 @@ use crate::nft::{State, Table, socket};
 use crate::plugin::Attachment;
 use crate::test_support::{Net, bound, until};
 
-/// Long enough for an answer, also on a busy machine.
+/// A timeout for replies on a busy machine.
 const LIMIT: Duration = Duration::from_secs(10);
-/// So long is waited for one that must not come.
+/// How long to wait for a reply that must not come.
 pub(super) const NEVER: Duration = Duration::from_millis(250);
 pub(super) const OWNER: &str = "/var/lib/gantry-test/net";
 
@@ -68,7 +68,7 @@ impl Lab {
         self.try_add(network, pod, at).unwrap()
     }
 
-    /// DEL; `gone`: the pod's namespace is said to be.
+    /// DEL; `gone`: without the pod's namespace.
     pub(super) fn del(&mut self, network: &NetworkConfig, at: &Attachment, gone: bool) {
         let leases = self.leases();
         let at = Attachment { netns: at.netns.clone().filter(|_| !gone), ..at.clone() };
@@ -84,7 +84,7 @@ impl Lab {
         Table::open(self.host.namespace.enter(|| Ok(socket().unwrap())).unwrap(), "gantry").unwrap()
     }
 
-    /// Makes the tables as these additions want them.
+    /// Adds the entries of these results to the table, with their sysctls.
     pub(super) fn apply(&self, added: &[&Added]) {
         let mut table = self.table();
         table.ensure(&State::new()).unwrap();
@@ -102,7 +102,7 @@ impl Lab {
         }
     }
 
-    /// Does something in a namespace. Sockets made there stay in it.
+    /// Runs `work` in a namespace. Sockets that it opens stay in the namespace.
     pub(super) fn sysctl(&self, path: &str) -> String {
         within(&self.host, || std::fs::read_to_string(format!("/proc/sys/net/{path}")).unwrap()).trim().to_owned()
     }
@@ -118,7 +118,7 @@ pub(super) fn network(name: &str, plugins: Value) -> NetworkConfig {
     NetworkConfig::parse(&text, Source::BuiltIn).unwrap()
 }
 
-/// A network of IPv4 and IPv6, with default routes, on a bridge.
+/// A dual-stack bridge network with default routes.
 pub(super) fn dual(name: &str, bridge: &str, number: u8) -> NetworkConfig {
     network(
         name,
@@ -174,14 +174,14 @@ pub(super) fn talk<'a>(server: &'a Net, at: IpAddr, client: &'a Net) -> Talk<'a>
 }
 
 impl Talk<'_> {
-    /// Both ways by TCP and UDP: by which address the server sees the client.
+    /// Connects by TCP and UDP, and returns the client address that the server sees.
     pub(super) fn seen(&self) -> IpAddr {
         let (tcp, udp) = (self.tcp(LIMIT), self.udp(LIMIT));
         assert_eq!(tcp, udp);
         tcp.unwrap_or_else(|| panic!("{} does not answer", self.dial))
     }
 
-    /// Whether nothing comes through.
+    /// Whether no connection is possible.
     pub(super) fn is_silent(&self) -> bool {
         self.tcp(NEVER).is_none() && self.udp(NEVER).is_none()
     }
@@ -202,7 +202,7 @@ impl Talk<'_> {
         Some(peer.ip())
     }
 
-    /// Asked again and again, as who speaks UDP does: what is sent before a cable carries is lost.
+    /// Sends repeatedly: datagrams are lost until both ends of the veth pair have a carrier.
     fn udp(&self, limit: Duration) -> Option<IpAddr> {
         let any = if self.dial.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let server = bound(|| within(self.server, || UdpSocket::bind(self.listen)));
@@ -223,8 +223,8 @@ impl Talk<'_> {
     }
 }
 
-/// Waits until both ends of a cable carry.
+/// Waits until both ends of the veth pair have a carrier.
 pub(super) fn carries(host: &mut Net, added: &Added) {
     let cable = added.result.interfaces.iter().find(|it| it.name.starts_with("gt")).unwrap().name.clone();
-    until("the cable carries", || host.socket.link(&cable).unwrap().is_some_and(|link| link.is_running()));
+    until("the veth pair has a carrier", || host.socket.link(&cable).unwrap().is_some_and(|link| link.is_running()));
 }

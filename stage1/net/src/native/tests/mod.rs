@@ -1,4 +1,4 @@
-//! Networks in network namespaces of the tests' own making: what is there afterwards, and who reaches whom.
+//! Networks in the tests' own network namespaces: resources and reachability.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on may panic")]
 

@@ -1,4 +1,4 @@
-//! Several processes at once, and one that is killed in the middle.
+//! Concurrent and killed processes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ const PODS: &str = "GANTRY_NET_RACE_PODS";
 const LEASES: &str = "GANTRY_NET_RACE_LEASES";
 const FIRST: &str = "GANTRY_NET_RACE_FIRST";
 
-/// Run again by the tests below in a process of its own: adds the pods it is told. By itself it does nothing.
+/// Run by the tests below in a process of its own; adds the requested pods. Otherwise it does nothing.
 #[test]
 fn child() {
     let Some(pods) = std::env::var_os(PODS) else { return };
@@ -62,7 +62,7 @@ fn start(lab: &Lab, leases: &Path, pods: &[Net], first: u32) -> Child {
 }
 
 #[test]
-fn processes_at_once_make_one_bridge_and_many_addresses() {
+fn concurrent_adds_share_one_bridge() {
     const EACH: u32 = 5;
     let mut lab = Lab::new();
     let groups: Vec<Vec<Net>> = (0..3).map(|_| (0..EACH).map(|_| Net::new()).collect()).collect();
@@ -79,28 +79,28 @@ fn processes_at_once_make_one_bridge_and_many_addresses() {
     assert_eq!(lab.host.socket.ports(bridge).unwrap().len(), 15);
 }
 
-/// Whatever a killed ADD has done, DEL leaves nothing but the bridge, which the next pod uses.
+/// After a killed ADD, DEL leaves only the bridge, which the next pod uses.
 #[test]
-fn what_a_killed_add_leaves_is_taken_away() {
+fn del_removes_what_a_killed_add_left() {
     let mut lab = Lab::new();
     let network = dual("net", "br-net", 99);
     for round in 0..24u32 {
         let mut pods = vec![Net::new()];
         let mut child = start(&lab, lab.dir.path(), &pods, round);
         let name = host_interface(&super::lab::pod_id(round), "eth0");
-        // At one of the facts on the way, or a little later.
+        // Killed at one of the steps, or a little later.
         match round % 6 {
             0 => until("there are leases", || !lab.leased(&network).is_empty()),
             1 => until("there is a bridge", || lab.host.socket.index("br-net").unwrap().is_some()),
-            2 => until("there is a cable", || lab.host.socket.index(&name).unwrap().is_some()),
-            3 => until("the cable is up", || lab.host.socket.link(&name).unwrap().is_some_and(|link| link.is_up())),
-            4 => until("the pod's end is there", || pods[0].socket.index("eth0").unwrap().is_some()),
+            2 => until("the veth pair exists", || lab.host.socket.index(&name).unwrap().is_some()),
+            3 => until("the host end is up", || lab.host.socket.link(&name).unwrap().is_some_and(|link| link.is_up())),
+            4 => until("the pod end exists", || pods[0].socket.index("eth0").unwrap().is_some()),
             _ => until("the pod's end is up", || pods[0].socket.link("eth0").unwrap().is_some_and(|link| link.is_up())),
         }
         child.kill().unwrap();
         child.wait().unwrap();
         let at = attachment(&pods[0], round);
-        // With the namespace held by somebody, gone, or said to be there until it goes.
+        // With a namespace that is kept alive, has ended, or is about to end.
         match round % 3 {
             0 => lab.del(&network, &at, true),
             1 => {
@@ -113,7 +113,7 @@ fn what_a_killed_add_leaves_is_taken_away() {
             }
         }
         assert!(lab.leased(&network).is_empty());
-        until("the cable is gone", || lab.host.socket.index(&name).unwrap().is_none());
+        until("the host end is gone", || lab.host.socket.index(&name).unwrap().is_none());
         if round % 8 == 7 {
             lab.host.socket.delete_link_named("br-net").unwrap();
         }
@@ -123,9 +123,9 @@ fn what_a_killed_add_leaves_is_taken_away() {
     assert_eq!(super::lab::talk(&pod, super::lab::address(&added, true), &lab.host).seen().to_string(), "10.99.0.1");
 }
 
-/// A bridge without ports may be swept away just when a pod comes.
+/// Garbage collection may delete a bridge without ports just when a pod starts.
 #[test]
-fn a_bridge_that_goes_away_is_made_again() {
+fn a_deleted_bridge_is_created_again() {
     let lab = Lab::new();
     let network = dual("net", "br-net", 99);
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -140,7 +140,7 @@ fn a_bridge_that_goes_away_is_made_again() {
                 }
             }
         });
-        // As long as it is deleted again and again, an ADD may fail; but it says that, and what is left is taken away.
+        // While the bridge is deleted repeatedly, an ADD may fail, but with an error, and DEL removes the rest.
         let mut made = 0;
         for number in 0..10 {
             let pod = Net::new();

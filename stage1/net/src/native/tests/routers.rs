@@ -1,4 +1,4 @@
-//! Routers' word (router advertisements, RFC 4861): pods do not take it, and the host goes on to.
+//! Router advertisements (RFC 4861): pods ignore them, and the host keeps accepting them.
 
 use std::net::{Ipv6Addr, SocketAddrV6};
 
@@ -12,16 +12,16 @@ use crate::netlink::link::create::{LinkKind, NewLink, Peer};
 use crate::netlink::route::Route;
 use crate::test_support::{Net, until};
 
-/// A router advertisement with a lifetime of 1800 s: "I am a way out". The kernel adds the checksum.
+/// A router advertisement with a lifetime of 1800 s. The kernel adds the checksum.
 const ADVERTISEMENT: [u8; 16] = [134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// Sends one to all on the interface's network.
+/// Sends an advertisement to all nodes of the interface's network.
 fn advertise(net: &Net, index: u32) {
     within(net, || {
         let raw = socket(AddressFamily::INET6, SocketType::RAW, Some(ipproto::ICMPV6)).unwrap();
         sockopt::set_ipv6_multicast_hops(&raw, 255).unwrap();
         let all = SocketAddrV6::new(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), 0, 0, index);
-        // Until it has an address of the link it cannot.
+        // Fails until the interface has a link-local address.
         let _ = sendto(&raw, &ADVERTISEMENT, SendFlags::empty(), &all);
     });
 }
@@ -32,7 +32,7 @@ fn has_default(net: &mut Net, index: u32) -> bool {
 }
 
 #[test]
-fn pods_do_not_listen_to_routers() {
+fn pods_ignore_router_advertisements() {
     let mut lab = Lab::new();
     let network = crate::config::NetworkConfig::parse(
         &dual("net", "br-net", 97).text.replace("\"::/0\"", "\"2001:db8::/64\""),
@@ -41,17 +41,17 @@ fn pods_do_not_listen_to_routers() {
     .unwrap();
     let mut pod = Net::new();
     lab.add(&network, &pod, &attachment(&pod, 1));
-    // A port like the pod's that listens, to see that the word gets there.
+    // A bridge port that accepts advertisements, to see that they arrive.
     let bridge = lab.host.index("br-net");
     let mut listener = Net::new();
     lab.host.plug("probe", bridge, &mut listener);
     let (theirs, own) = (listener.index("eth0"), pod.index("eth0"));
-    until("one who listens has a default route", || {
+    until("the accepting port has a default route", || {
         advertise(&lab.host, bridge);
         has_default(&mut listener, theirs)
     });
     assert!(!has_default(&mut pod, own));
-    // And a pod cannot tell the host.
+    // Advertisements of a pod do not reach the host.
     let heard = advertisements(&listener);
     until("the pod's word gets to others", || {
         advertise(&pod, own);
@@ -60,16 +60,16 @@ fn pods_do_not_listen_to_routers() {
     assert!(!has_default(&mut lab.host, bridge));
 }
 
-/// How many advertisements came to a namespace.
+/// The number of advertisements that a namespace has received.
 fn advertisements(net: &Net) -> u64 {
     let counters = within(net, || std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap());
     let line = counters.lines().find(|line| line.starts_with("Icmp6InRouterAdvertisements")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// A host that begins to forward keeps the routes its own routers gave it.
+/// A host that begins to forward keeps the default route from its routers.
 #[test]
-fn the_host_goes_on_listening() {
+fn the_host_keeps_accepting_router_advertisements() {
     let mut lab = Lab::new();
     let router = Net::new();
     let peer = Peer { name: "lan0", with: Change { namespace: Some(router.fd()), ..Change::default() } };

@@ -1,4 +1,4 @@
-//! The results of Debian's plugins for the same configuration, beside ours.
+//! Compares results with those of Debian's plugins for the same configuration.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::test_support::Net;
 
 const PLUGINS: &str = "/usr/lib/cni";
 
-/// Ours and theirs, each on a host and in a pod of its own, with names and hardware addresses that are chance left out.
+/// The results of gantry and of the plugins, each on its own host and pod, without random names and hardware addresses.
 fn both(plugins: &Value) -> [Value; 2] {
     assert!(
         PathBuf::from(PLUGINS).join("bridge").exists(),
@@ -43,7 +43,7 @@ fn shape(mut result: Value) -> Value {
     for interface in result["interfaces"].as_array_mut().into_iter().flatten() {
         let name = interface["name"].as_str().unwrap();
         if name.starts_with("gt") || name.starts_with("veth") {
-            interface["name"] = json!("a cable");
+            interface["name"] = json!("host end");
         }
         assert_eq!(interface["mac"].as_str().map(str::len), Some(17), "{interface}");
         interface["mac"] = json!("a hardware address");

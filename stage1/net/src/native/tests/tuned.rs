@@ -1,4 +1,4 @@
-//! What other plugins change: bandwidth and tuning; and switches of a bridge's.
+//! The plugins bandwidth and tuning, and settings of bridge.
 
 use gantry_model::{ErrorKind, Kind};
 use serde_json::json;
@@ -20,7 +20,7 @@ fn has_buckets(net: &mut Net) -> bool {
 }
 
 #[test]
-fn both_directions_are_limited() {
+fn bandwidth_limits_both_directions() {
     let mut lab = Lab::new();
     if !has_buckets(&mut lab.host) {
         return;
@@ -46,7 +46,7 @@ fn both_directions_are_limited() {
 }
 
 #[test]
-fn the_pods_interface_is_tuned() {
+fn tuning_changes_the_pods_interface() {
     let lab = Lab::new();
     let tuned = network(
         "tuned",
@@ -80,7 +80,7 @@ fn the_pods_interface_is_tuned() {
 }
 
 #[test]
-fn what_a_bridge_says_of_the_pods_end() {
+fn bridge_settings_of_the_pods_interface() {
     let mut lab = Lab::new();
     let mut pod = Net::new();
     let down = network(
@@ -90,7 +90,7 @@ fn what_a_bridge_says_of_the_pods_end() {
     let added = lab.add(&down, &pod, &attachment(&pod, 1));
     assert!(!pod.get("eth0").is_up() && added.entries.is_empty() && added.result.ips.is_empty());
     assert_eq!((pod.get("eth0").mtu, lab.host.get("br-down").mtu), (1450, 1450));
-    // An address that is waited for.
+    // With duplicate address detection.
     let mut two = Net::new();
     let mut patient =
         json!({"type": "bridge", "bridge": "br-dad", "isGateway": true, "enabledad": true, "ipam": ranges(93)});
