@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use gantry_contract::plan::ImageSize;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{Advice, AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 
 /// How deep it goes: an image can nest without end.
@@ -75,6 +75,39 @@ pub(crate) fn tree(from: &OwnedFd, to: &OwnedFd, budget: &mut Budget, covered: &
     let mut copying = Copying { top: to, budget, covered, names: HashMap::new(), remembered: 0 };
     copying.level(from, to, Path::new(""), 0)?;
     like(from, to, &rustix::fs::fstat(from)?)
+}
+
+/// Makes a copied tree durable: its files and directories, and nothing else of the file system, which may have gigabytes
+/// of other programs' data to write.
+pub(crate) fn sync(top: &OwnedFd) -> io::Result<()> {
+    // First starts the writing of all data: on Linux, POSIX_FADV_DONTNEED does so and does not wait. The second pass then
+    // seldom waits for more than one commit of the file system's journal.
+    each_object(top, &mut |file| Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed)?))?;
+    each_object(top, &mut |file| Ok(rustix::fs::fsync(file)?))
+}
+
+/// Calls `act` with each file and directory of a copied tree, a directory after its entries.
+fn each_object(dir: &OwnedFd, act: &mut dyn FnMut(&OwnedFd) -> io::Result<()>) -> io::Result<()> {
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let kind = match entry.file_type() {
+            FileType::Unknown => {
+                FileType::from_raw_mode(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode)
+            }
+            known => known,
+        };
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        match kind {
+            FileType::Directory if name != c"." && name != c".." => {
+                each_object(&rustix::fs::openat(dir, name, flags | OFlags::DIRECTORY, Mode::empty())?, act)?;
+            }
+            FileType::RegularFile => act(&rustix::fs::openat(dir, name, flags, Mode::empty())?)?,
+            // The directory's own sync covers names of other kinds.
+            _ => {}
+        }
+    }
+    act(dir)
 }
 
 struct Copying<'a> {

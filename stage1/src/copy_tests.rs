@@ -95,3 +95,24 @@ fn what_another_volume_covers_is_made_and_left_empty() {
     let to = temp.path().join("to");
     assert!(to.join("a/b").is_dir() && !to.join("a/b/c").exists() && to.join("b/c").is_dir());
 }
+
+#[test]
+fn a_copy_with_every_kind_of_entry_can_be_synced() {
+    let (temp, done) = copied(PLENTY, &[], |from| {
+        std::fs::create_dir_all(from.join("a/b")).unwrap();
+        std::fs::write(from.join("a/b/file"), "x").unwrap();
+        std::os::unix::fs::symlink("/nowhere", from.join("a/link")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, from.join("a/fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+            .unwrap();
+    });
+    done.unwrap();
+    let to = rustix::fs::open(temp.path().join("to"), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let mut seen = 0;
+    each_object(&to, &mut |_| {
+        seen += 1;
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(seen, 4, "the file and three directories");
+    sync(&to).unwrap();
+}

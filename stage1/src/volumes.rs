@@ -230,7 +230,7 @@ fn begin_named(filling: Filling<'_>) -> Result<()> {
             // The next start would remove it too.
             let _ = remove_tree(&path(NAMED_FILLING));
         })?;
-        rustix::fs::syncfs(&dir).attempt(what)?;
+        copy::sync(&dir).attempt(what)?;
         rustix::fs::renameat(&top, NAMED_FILLING, &top, NAMED_DATA).attempt(what)?;
     }
     // After this it is never filled again: apps may be in it.
