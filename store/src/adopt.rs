@@ -1,7 +1,8 @@
 //! What a restored database has to be told of the disk: layers and blobs it does not know, images whose files went
 //! since its backup was made, and pod directories that nothing can be made of.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gantry_model::{Digest, PodId, Timestamp};
@@ -12,6 +13,10 @@ use crate::db::Sync;
 use crate::lock::{still_named, sync_dir};
 use crate::sweep::names;
 use crate::{ImageRow, LayerRow, Layout, PodLock, Store, StoreError, tmp, trees};
+
+/// In a directory of `lost-pods/`: when it was moved there, in nanoseconds since the epoch.
+const LOST_AT: &str = "lost-at";
+const MAX_LOST_AT: u64 = 32;
 
 impl Store {
     /// Manifests and configurations that lie here and belong to no image that the database knows.
@@ -104,6 +109,8 @@ impl Store {
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(StoreError::io("make", &above)(errno)),
         }
+        // Where the disk is full, the directory's ctime has to do.
+        let _left_to_ctime = fs::write(from.join(LOST_AT), crate::now().0.to_string());
         let mut to = above.join(id.to_string());
         let cwd = rustix::fs::CWD;
         let mut moved = rustix::fs::renameat_with(cwd, &from, cwd, &to, RenameFlags::NOREPLACE);
@@ -130,10 +137,7 @@ impl Store {
         let now = crate::now();
         let mut due = Vec::new();
         for path in lost_pods(&self.layout)? {
-            let found = rustix::fs::lstat(&path).map_err(StoreError::io("look at", &path))?;
-            // Moving it has changed it last.
-            let moved = Timestamp(found.st_ctime.saturating_mul(1_000_000_000));
-            if !kept.is_zero() && now.since(moved) < kept {
+            if !kept.is_zero() && now.since(lost_at(&path)?) < kept {
                 continue;
             }
             if !dry_run {
@@ -145,6 +149,20 @@ impl Store {
         }
         Ok(due)
     }
+}
+
+/// When a directory was moved to `lost-pods/`: by its stamp, which outlives a copy of the data directory and a change of
+/// the directory's mode or owner; its ctime does not.
+fn lost_at(path: &Path) -> Result<Timestamp, StoreError> {
+    let stamp = path.join(LOST_AT);
+    let is_stamp = |found: fs::Metadata| found.is_file() && found.len() <= MAX_LOST_AT;
+    if fs::symlink_metadata(&stamp).is_ok_and(is_stamp)
+        && let Some(at) = fs::read_to_string(&stamp).ok().and_then(|text| text.trim().parse().ok())
+    {
+        return Ok(Timestamp(at));
+    }
+    let found = rustix::fs::lstat(path).map_err(StoreError::io("look at", path))?;
+    Ok(Timestamp(found.st_ctime.saturating_mul(1_000_000_000)))
 }
 
 /// The directories in `lost-pods/`.

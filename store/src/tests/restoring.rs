@@ -530,3 +530,24 @@ fn what_was_lost_is_kept_for_a_while() {
     assert_eq!(store.delete_lost_pods(Duration::ZERO, false).unwrap(), std::slice::from_ref(&path));
     assert!(!path.exists() && store.check(true).unwrap().is_empty());
 }
+
+#[test]
+fn the_age_of_a_lost_pod_is_its_stamp() {
+    let home = Home::new();
+    let store = &home.store;
+    let lock = store.make_pod_dir(pod_id(1)).unwrap();
+    let path = store.move_to_lost(lock, pod_id(1)).unwrap();
+    let stamp = path.join("lost-at");
+    let at: i64 = std::fs::read_to_string(&stamp).unwrap().parse().unwrap();
+    assert!(crate::now().since(gantry_model::Timestamp(at)) < Duration::from_secs(60));
+    let hour = Duration::from_secs(3600);
+    // Writing the stamp and changing the mode renews the ctime; the stamp counts.
+    std::fs::write(&stamp, crate::now().before(hour * 2).0.to_string()).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    assert_eq!(store.delete_lost_pods(hour, true).unwrap(), std::slice::from_ref(&path));
+    // Without a stamp that can be read, the ctime counts.
+    for text in ["", "yesterday", &"9".repeat(100)] {
+        std::fs::write(&stamp, text).unwrap();
+        assert!(store.delete_lost_pods(hour, true).unwrap().is_empty(), "{text}");
+    }
+}
