@@ -75,8 +75,6 @@ fn fulfil(request: &Request) -> Result<Answer> {
         What::Choose(networks) => pod::select_networks(networks).map(|_| Answer::Done),
         What::Reload => pod::reload(host).map(|()| Answer::Done),
         What::Sweep { dry_run } => pod::collect_garbage(host, *dry_run).map(Answer::Swept),
-        What::List => pod::list_networks(host, None).map(Answer::Networks),
-        What::Inspect { name } => pod::list_networks(host, Some(name)).map(Answer::Networks),
         What::Strays => pod::find_orphans(host).map(Answer::Findings),
         What::Check => pod::check(host).map(Answer::Findings),
     };

@@ -17,13 +17,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ("contract", &["model"]),
     ("store", &["model"]),
     ("fetch", &["model", "store"]),
-    ("engine", &["model", "store", "fetch", "contract"]),
+    // net and netlink: to list networks and to watch nftables; whatever changes them is gantry-stage1's.
+    ("engine", &["model", "store", "fetch", "contract", "net", "netlink"]),
     ("proto", &[]),
     ("api", &["model", "engine", "proto"]),
     ("cli", &["model", "engine", "logging"]),
     ("resolver", &["model", "engine"]),
-    // netlink: to notice when somebody else changes our nftables; what is done about it is gantry-stage1's.
-    ("daemon", &["model", "engine", "api", "resolver", "netlink", "logging"]),
+    ("daemon", &["model", "engine", "api", "resolver", "logging"]),
     ("stage1", &["model", "contract", "net", "logging"]),
     ("net", &["model", "contract", "netlink"]),
     ("netlink", &["model"]),

@@ -68,8 +68,8 @@ impl Home {
     fn pod(&self, image: &str, app: &str) -> PodId {
         let app = AppSpec::new(app.parse().unwrap(), image.to_owned());
         let spec = PodSpec { apps: vec![app], ..PodSpec::default() };
-        let prepare = Prepare { spec, policy: PullPolicy::Never, progress: &Quiet, durable: false, on_id: &|_| Ok(()) };
-        self.engine.prepare(prepare).unwrap()
+        let prepare = Prepare::new(spec, PullPolicy::Never, &Quiet).unwrap();
+        self.engine.create(prepare).unwrap().prepare().unwrap()
     }
 }
 

@@ -44,7 +44,7 @@ impl Context {
     /// An engine for a command that looks. Root's also brings rows up to the facts; others may try.
     pub(crate) fn look(&self) -> Result<Engine, Failure> {
         let options = self.options()?;
-        let engine = if is_root() { Engine::open_to_look(options) } else { Engine::open_read_only(options) };
+        let engine = if is_root() { Engine::open_to_read(options) } else { Engine::open_read_only(options) };
         engine.map_err(|error| {
             let failure = Failure::from(error);
             match failure.kind() {

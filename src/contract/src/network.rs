@@ -120,13 +120,6 @@ pub enum What {
         /// Change nothing.
         dry_run: bool,
     },
-    /// Which networks are there. Answered by `Networks`.
-    List,
-    /// All about one network. Answered by `Networks`.
-    Inspect {
-        /// Its name.
-        name: String,
-    },
     /// What gantries that are gone have left in the host's network namespace: for `doctor`. Answered by `Findings`.
     Strays,
     /// What is there of ours that no pod accounts for, and what is missing that pods need: for `doctor`. Answered by
@@ -144,8 +137,6 @@ pub enum Answer {
     Swept(Vec<String>),
     /// It is done, but for what plugins did not delete; a line for people each.
     Abandoned(Vec<String>),
-    /// Networks.
-    Networks(Vec<Network>),
     /// What is wrong, a line for people each.
     Findings(Vec<String>),
     /// It could not be done.
@@ -179,7 +170,7 @@ pub struct Network {
     pub notes: Vec<String>,
     /// Pods that have an interface in it.
     pub pods: Vec<Member>,
-    /// The configuration as it is written; with `Inspect` only.
+    /// The configuration as it is written; only where one network is inspected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }

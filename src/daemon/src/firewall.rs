@@ -15,13 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gantry_engine::{Engine, Options};
+use gantry_engine::{Engine, FirewallChange, FirewallMonitor, Options};
 use gantry_model::query::PodQuery;
-use gantry_netlink::nft::{self, Change, Monitor};
 use tracing::{error, info, warn};
 
-/// Whose changes are our own: the `comm` of the one program that makes them.
-const OURS: &str = "gantry-stage1";
 /// How long it is slept at most: nothing else tells that it is to end.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long nothing must have happened before the tables are put back,
@@ -122,7 +119,7 @@ fn say(by: &BTreeSet<String>, engine: &Engine) {
 /// What the kernel tells of our tables.
 #[derive(Default)]
 struct Ears {
-    monitor: Option<Monitor>,
+    monitor: Option<FirewallMonitor>,
     /// That it tells nothing was said.
     said: bool,
 }
@@ -133,10 +130,7 @@ impl Ears {
         if self.monitor.is_some() {
             return;
         }
-        let opened = firewall.engine().and_then(|engine| {
-            let socket = nft::socket()?;
-            Ok(Monitor::open(socket, &engine.network_table(), &[OURS])?)
-        });
+        let opened = firewall.engine().and_then(|engine| Ok(engine.watch_firewall()?));
         match opened {
             Ok(monitor) => (self.monitor, self.said) = (Some(monitor), false),
             Err(error) => self.lost(&error),
@@ -144,7 +138,7 @@ impl Ears {
     }
 
     /// The next change by somebody else, if there is one within this time.
-    fn listen(&mut self, most: Duration) -> Option<Change> {
+    fn listen(&mut self, most: Duration) -> Option<FirewallChange> {
         let Some(monitor) = &mut self.monitor else {
             std::thread::sleep(most);
             return None;
@@ -194,7 +188,7 @@ impl Due {
     }
 
     /// Somebody else made a change.
-    fn note(&mut self, change: &Change, now: Instant) {
+    fn note(&mut self, change: &FirewallChange, now: Instant) {
         // What was only added does no pod harm that its owner did not intend.
         if !change.removed {
             return;
@@ -241,12 +235,12 @@ impl Due {
 
 #[cfg(test)]
 mod tests {
-    use gantry_netlink::nft::Part;
+    use gantry_engine::FirewallPart;
 
     use super::*;
 
-    fn change(removed: bool, by: Option<&str>) -> Change {
-        Change { removed, part: Part::Table, by: by.map(str::to_owned) }
+    fn change(removed: bool, by: Option<&str>) -> FirewallChange {
+        FirewallChange { removed, part: FirewallPart::Table, by: by.map(str::to_owned) }
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //!
 //! Whatever a wake-up misses is found once a second by comparing the WAL's size and time ([`LOOK`]), and at the latest
 //! by the next collection, which looks at every pod. What fails is said once and tried again every second; so is a pod
-//! that somebody else is at, for no pod may keep us from the others for long ([`Engine::hasty`]). What keeps a pod from
+//! that somebody else is at, for no pod may keep us from the others for long ([`Engine::into_background`]). What keeps a pod from
 //! being settled is said when it has not gone away within a second.
 //!
 //! No pod is looked at without a reason: ten thousand idle ones cost one `stat` a second. Only those whose directories
@@ -97,7 +97,7 @@ impl Keeper {
         Ok(Self {
             args,
             settings,
-            engine: engine.hasty(),
+            engine: engine.into_background(),
             signals,
             watcher,
             collector: Collector::new(),
@@ -373,7 +373,7 @@ impl Keeper {
         });
         match read {
             Ok((settings, engine)) => {
-                (self.settings, self.engine) = (settings, engine.hasty());
+                (self.settings, self.engine) = (settings, engine.into_background());
                 self.collect = self.collect.min(Instant::now() + self.settings.keeper.interval);
                 self.back_up = self.back_up.min(Instant::now() + self.settings.keeper.backup);
                 networking.reload(&self.settings);

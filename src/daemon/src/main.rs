@@ -1,7 +1,7 @@
 //! The gantryd daemon: configuration, wiring, the keeper loop. Synchronous; the server of the API has its own threads.
 //!
-//! May import `gantry_model`, `gantry_engine`, `gantry_api`, `gantry_resolver`, `gantry_logging`
-//! and, to watch nftables, `gantry_netlink`. Holds no policy of its own: what is done with a pod is the engine's,
+//! May import `gantry_model`, `gantry_engine`, `gantry_api`, `gantry_resolver` and `gantry_logging`.
+//! Holds no policy of its own: what is done with a pod is the engine's,
 //! when it is done is here. Pods never depend on it: it may be killed, upgraded and started again while they run, and
 //! whatever it leaves undone is found by the next look at the facts, its own or a command's.
 //!

@@ -1,7 +1,7 @@
-//! The engine itself: a store, and how things are to be done.
+//! The engine itself: a store and its options.
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use gantry_contract::plan::LogLimits;
@@ -12,46 +12,47 @@ use thiserror::Error;
 use crate::PodError;
 use crate::host::cgroup::Hierarchy;
 
-/// How an engine works. `Options::new` has the defaults.
+/// The options of an engine. `Options::new` has the defaults.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The data directory.
     pub dir: PathBuf,
     /// The supervisor's program; `None`: `$GANTRY_STAGE1`, next to the running program, or in `/usr/libexec/gantry`.
     pub stage1: Option<PathBuf>,
-    /// How images are fetched.
+    /// Options of fetching images.
     pub fetch: gantry_fetch::Config,
-    /// Where pods' cgroups go, below each hierarchy's root.
+    /// The parent of the pods' cgroups, below each hierarchy's root.
     pub cgroup_parent: String,
     /// Rotation of log files.
     pub log: LogLimits,
-    /// How many events stay when older ones are deleted.
+    /// The number of events that are kept when older ones are deleted.
     pub events_kept: u64,
-    /// How long apps have between the stop signal and SIGKILL, when one of them failed.
+    /// The time between the stop signal and SIGKILL for the other apps when one has failed.
     pub stop_grace: Duration,
-    /// How pods get their networks.
+    /// Options of networks.
     pub network: NetworkOptions,
 }
 
-/// How pods get their networks.
+/// Options of networks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkOptions {
-    /// The networks of a pod of which nothing is said.
+    /// The networks of a pod that names none.
     pub default: NetMode,
-    /// Directories of network configurations, absolute; the first that has a name counts.
+    /// Directories of network configurations, absolute; the first configuration of a name counts.
     pub config_dirs: Vec<String>,
     /// Directories of plugins, absolute.
     pub plugin_dirs: Vec<String>,
-    /// Run the plugins for every network of a file, also for those that gantry can do itself.
+    /// Run CNI plugins also for networks that gantry implements natively.
     pub use_plugins: bool,
-    /// How long one plugin may take.
+    /// The timeout of one plugin.
     pub plugin_limit: Duration,
-    /// Names of pods are answered on their bridges.
+    /// The resolver listens on the pods' bridges.
     pub resolver: bool,
 }
 
 impl Default for NetworkOptions {
-    /// rkt's network, `/etc/gantry/net.d` before the directory all share, and the plugins of the distributions.
+    /// rkt's default network, `/etc/gantry/net.d` before the directory that all CNI runtimes share, the distributions'
+    /// plugin directories.
     fn default() -> Self {
         let dirs = |dirs: &[&str]| dirs.iter().map(|&dir| dir.to_owned()).collect();
         Self {
@@ -94,7 +95,7 @@ pub enum OpenError {
         gantry_model::id::shown(.0)
     )]
     CgroupParent(String),
-    /// Another gantryd keeps the directory.
+    /// Another gantryd owns the directory.
     #[error(
         "another gantryd{} keeps {}: only one can; end it, or give --dir another directory",
         .pid.map_or(String::new(), |pid| format!(" (process {pid})")),
@@ -103,7 +104,7 @@ pub enum OpenError {
     Kept {
         /// The data directory.
         dir: PathBuf,
-        /// Its process, as it wrote it down.
+        /// The process id that it recorded.
         pid: Option<u32>,
     },
     /// A damaged database could not be replaced.
@@ -122,137 +123,123 @@ impl Kind for OpenError {
     }
 }
 
-/// Everything that can be done with the pods and images of one data directory. One per thread.
+/// All operations on the pods and images of one data directory. One per thread.
 pub struct Engine {
     pub(crate) store: Store,
     pub(crate) options: Options,
-    /// Whether rows may be written; without it `reconcile` moves the rows it returns and leaves the stored ones alone.
+    /// Whether rows may be written; if not, `reconcile` changes the rows it returns and not the stored ones.
     pub(crate) writes: Cell<bool>,
-    /// Whether a row that cannot be written, because the disk is full or read-only, is moved for the caller alone.
+    /// Whether a row that cannot be written, because the disk is full or read-only, is changed for the caller only.
     pub(crate) tolerant: bool,
-    /// Why a row could not be written, the last time.
+    /// Why the last row that could not be written was not.
     pub(crate) unwritten: RefCell<Option<String>>,
-    pub(crate) patience: Patience,
+    pub(crate) timeouts: Timeouts,
     pub(crate) hierarchies: OnceCell<Vec<Hierarchy>>,
 }
 
-/// How long is waited for others.
+/// How long the engine waits for other processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Patience {
-    /// For the lock of a pod that somebody holds who only probes or deletes.
+pub(crate) struct Timeouts {
+    /// For the lock of a pod that another process probes or deletes.
     pub(crate) lock: Duration,
-    /// For the processes in a dead pod's cgroups to go after SIGKILL.
+    /// For the processes in a dead pod's cgroups to end after SIGKILL.
     pub(crate) cgroups: Duration,
-    /// For a dead pod's networks to be taken away, where that can be left for `gc`: plugins may hang.
+    /// For the removal of a dead pod's networks, where that can be left for `gc`: plugins may hang.
     pub(crate) network: Duration,
 }
 
-impl Patience {
-    pub(crate) const OF_COMMANDS: Self =
-        Self { lock: Duration::from_secs(3), cgroups: Duration::from_secs(2), network: Duration::from_secs(10) };
-    /// Probing takes less than a millisecond and dying some; what takes longer may take for ever.
-    pub(crate) const OF_A_KEEPER: Self =
-        Self { lock: Duration::from_millis(5), cgroups: Duration::from_millis(100), network: Duration::from_secs(2) };
+impl Timeouts {
+    /// Of a command, which has one pod to wait for.
+    const fn foreground() -> Self {
+        Self { lock: Duration::from_secs(3), cgroups: Duration::from_secs(2), network: Duration::from_secs(10) }
+    }
+
+    /// Of a loop over many pods. Probing takes less than a millisecond; what takes longer may take for ever, and the loop
+    /// comes back to it.
+    const fn background() -> Self {
+        Self { lock: Duration::from_millis(5), cgroups: Duration::from_millis(100), network: Duration::from_secs(2) }
+    }
 }
 
 impl Engine {
-    /// Opens the data directory, making it if it is not there.
+    /// Opens the data directory; creates it if it does not exist.
     ///
     /// # Errors
     /// [`OpenError`].
     pub fn open(options: Options) -> Result<Self, OpenError> {
         check_parent(&options.cgroup_parent)?;
         let store = Store::open(&options.dir)?;
-        let engine = Self::of(store, options);
-        // What cannot be finished now is tried again by the next who opens.
+        let engine = Self::from_store(store, options);
+        // The next process that opens the directory tries again.
         let _left_for_the_next = engine.finish_cut_removals();
         Ok(engine)
     }
 
-    pub(crate) fn of(store: Store, options: Options) -> Self {
+    pub(crate) fn from_store(store: Store, options: Options) -> Self {
         Self {
             store,
             options,
             writes: Cell::new(true),
             tolerant: true,
             unwritten: RefCell::default(),
-            patience: Patience::OF_COMMANDS,
+            timeouts: Timeouts::foreground(),
             hierarchies: OnceCell::new(),
         }
     }
 
-    /// Opens it as [`Self::open`] does, and for looking only where nothing can be written: gantryd serves a damaged
-    /// database, or the disk is full or read-only.
+    /// Opens the data directory as [`Self::open`] does; read-only where nothing can be written, because gantryd serves a
+    /// damaged database, or the disk is full or read-only.
     ///
     /// # Errors
     /// [`OpenError`].
-    pub fn open_to_look(options: Options) -> Result<Self, OpenError> {
+    pub fn open_to_read(options: Options) -> Result<Self, OpenError> {
         use gantry_store::{OpenError as Opening, StoreError};
         match Self::open(options.clone()) {
             Err(OpenError::Store(Opening::ReadOnly { .. } | Opening::Store(StoreError::ReadOnly { .. }))) => {
                 Self::open_read_only(options)
             }
-            // Where not even reading works, the first failure is the one to tell of.
+            // Where reading fails too, the first failure is the one to report.
             Err(error) if error.kind() == ErrorKind::Exhausted => Self::open_read_only(options).map_err(|_| error),
             other => other,
         }
     }
 
-    /// Opens a data directory that is there, for looking only.
+    /// Opens an existing data directory read-only.
     ///
     /// # Errors
     /// [`OpenError`], also when there is none.
     pub fn open_read_only(options: Options) -> Result<Self, OpenError> {
         check_parent(&options.cgroup_parent)?;
         let store = Store::open_read_only(&options.dir)?;
-        Ok(Self { writes: Cell::new(false), ..Self::of(store, options) })
+        Ok(Self { writes: Cell::new(false), ..Self::from_store(store, options) })
     }
 
-    /// The same for one who looks after many pods and comes back to each: it waits for no single one of them for long, and
-    /// fails where a row cannot be written.
+    /// The same engine for a loop over many pods, which comes back to each: it waits for no pod for long, and a row that
+    /// cannot be written is an error.
     #[must_use]
-    pub fn hasty(self) -> Self {
-        Self { patience: Patience::OF_A_KEEPER, tolerant: false, ..self }
+    pub fn into_background(self) -> Self {
+        Self { timeouts: Timeouts::background(), tolerant: false, ..self }
     }
 
-    /// Why the end of a pod, or anything else that was found of it, could not be written down the last time; it was only
-    /// shown. The next command that can write does it.
+    /// Why the last change to a pod's row could not be written, so that it was only shown. The next command that can write
+    /// records it.
     #[must_use]
     pub fn unwritten(&self) -> Option<String> {
         self.unwritten.borrow().clone()
     }
 
-    /// The store behind it.
+    /// The store.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// How it works.
+    /// The options.
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
     }
-
-    /// The supervisor's program: where it is, or the places where it was looked for.
-    pub(crate) fn stage1(&self) -> Result<PathBuf, Vec<PathBuf>> {
-        if let Some(path) = &self.options.stage1 {
-            return if path.is_file() { Ok(path.clone()) } else { Err(vec![path.clone()]) };
-        }
-        if let Some(path) = std::env::var_os("GANTRY_STAGE1").filter(|path| !path.is_empty()).map(PathBuf::from) {
-            return if path.is_file() { Ok(path) } else { Err(vec![path]) };
-        }
-        let exe = std::env::current_exe().ok();
-        let own = exe.as_deref().and_then(Path::parent);
-        // Beside the program (a build), below its prefix (/usr/local), in the system's place (a package).
-        let places = own.into_iter().flat_map(|dir| [dir.join("gantry-stage1"), dir.join(BELOW_PREFIX)]);
-        let places: Vec<PathBuf> = places.chain([PathBuf::from(LIBEXEC)]).collect();
-        places.iter().find(|path| Path::is_file(path)).cloned().ok_or(places)
-    }
 }
-
-const BELOW_PREFIX: &str = "../libexec/gantry/gantry-stage1";
-const LIBEXEC: &str = "/usr/libexec/gantry/gantry-stage1";
 
 pub(crate) fn check_parent(parent: &str) -> Result<(), OpenError> {
     let named = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains(['\0', '\n']);

@@ -52,6 +52,42 @@ impl std::error::Error for Cause {
     }
 }
 
+/// An operation failed for a reason on which no caller decides: what was attempted on what, why, and the kind of failure.
+#[derive(Debug)]
+pub struct EngineError {
+    kind: ErrorKind,
+    text: String,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl EngineError {
+    pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into(), source: None }
+    }
+
+    pub(crate) fn caused_by(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self { source: Some(Box::new(source)), ..self }
+    }
+}
+
+impl fmt::Display for EngineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for EngineError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+impl Kind for EngineError {
+    fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+}
+
 /// A pod could not be looked at.
 #[derive(Debug, Error)]
 pub enum PodError {

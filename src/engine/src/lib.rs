@@ -1,8 +1,8 @@
 //! What can be done with pods and images, each a method of [`Engine`]. Synchronous.
 //!
-//! May import `gantry_model`, `gantry_store`, `gantry_fetch` and `gantry_contract`. Knows nothing of the command line or
-//! of any API; must never know tokio, SQL or libcontainer. It starts one program only, `gantry-stage1` (`pods::supervisor`
-//! and `host::network`).
+//! May import `gantry_model`, `gantry_store`, `gantry_fetch` and `gantry_contract`; `gantry_net` to list networks and
+//! `gantry_netlink` to watch nftables. Knows nothing of the command line or of any API; must never know tokio, SQL or
+//! libcontainer. It starts one program only, `gantry-stage1` (`host::stage1`).
 //!
 //! Start reading at `pods::prepare` and `pods::run`, then `pods::reconcile`: every call first reconciles the rows it reads
 //! with the facts (locks, journals), so that every command reports the truth whatever was killed before.
@@ -38,9 +38,9 @@ mod volumes;
 
 pub use doctor::store::examine;
 pub use engine::{Engine, NetworkOptions, OpenError, Options};
-pub use error::{Cause, PodError};
+pub use error::{Cause, EngineError, PodError};
 pub use events::{COMMITTED_WITHIN, Commits, EventPage};
-pub use host::network::NetworkError;
+pub use host::network::{FirewallChange, FirewallMonitor, FirewallPart};
 pub use images::inspect::{HistoryStep, ImageDetails, LayerDetails};
 pub use images::login;
 pub use images::remove::ImageRemoved;
@@ -58,11 +58,10 @@ pub use pods::gc::{GcAction, GcError, GcOptions, GcReport, GcStep};
 pub use pods::kill::KillError;
 pub use pods::output::{Chunk, OutputError, OutputStream, Show};
 pub use pods::plan::PlanError;
-pub use pods::prepare::{Prepare, PrepareError};
+pub use pods::prepare::{Embryo, Prepare, PrepareError};
 pub use pods::rm::RmError;
-pub use pods::run::{RunError, RunOptions, Running, StartError};
+pub use pods::run::{RunOptions, Running, StartError};
 pub use pods::stop::{StopError, Stopped};
-pub use pods::supervisor::SupervisorError;
 pub use pods::view::PodView;
 pub use pods::wait::{EndWatch, Ended};
 pub use recovery::adopt::Adopted;

@@ -1,15 +1,14 @@
 //! `gantry run`, `gantry prepare` and `gantry run-prepared`.
 
-use std::cell::RefCell;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use gantry_engine::{Engine, Prepare, PrepareError, RunError, RunOptions, Running, Show};
+use gantry_engine::{Engine, Prepare, PrepareError, RunOptions, Running, Show};
 use gantry_model::spec::VolumeKind;
 use gantry_model::{AppSpec, ErrorKind, Kind as _, NetMode, PodId, PodSpec};
 
 use super::fetch::policy;
-use crate::context::{self, Context};
+use crate::context::Context;
 use crate::failure::{CliError, Failure, io};
 use crate::foreground::{self, Interactive, Live, Shown, SignalProxy};
 use crate::grammar::{PodOptions, Pull, Request};
@@ -23,35 +22,28 @@ use crate::{environment, exit};
 /// Prepares a pod and runs it, in the foreground or detached.
 pub(crate) fn run(request: Request) -> Result<u8, Failure> {
     let Made { context, spec, options } = made(request, "run")?;
-    let engine = context.open_for_fetch("run", |config| at_platform(config, &options))?;
     let shown = shown(&spec, &options);
     let proxy = proxy(&options);
-    // From the moment the pod exists, what asks us to end, ends the pod; before, it ends us and nothing is left.
-    let signals: RefCell<Option<Signals>> = RefCell::new(None);
-    let on_id = |id: PodId| {
-        if !options.detach {
-            *signals.borrow_mut() = Some(foreground::catch(proxy)?);
-        }
-        save_id(options.uuid_file.as_deref(), id)
-    };
-    let several = spec.apps.len() > 1;
     let picks = !options.quiet && spec.ports.iter().any(|port| port.host_port == 0);
+    let several = spec.apps.len() > 1;
     let progress = progress::Shown::new(context.globals.progress, options.quiet);
-    let policy = policy(options.pull.unwrap_or_default());
+    let request = Prepare::new(spec, policy(options.pull.unwrap_or_default()), &progress)?.to_be_started();
+    let engine = context.open_for_fetch("run", |config| at_platform(config, &options))?;
+    let pod = engine.create(request).map_err(|error| create_failure(error, &options, several))?;
+    let id = pod.id();
+    // Until the pod exists, a signal ends this command, and nothing is left. From now on it ends the pod.
+    let signals = if options.detach { None } else { Some(foreground::catch(proxy).map_err(io("catch", "signals"))?) };
+    save_id(options.uuid_file.as_deref(), id)?;
     let show = if options.detach { Show::No } else { foreground::show() };
-    let how = RunOptions { show, remove: options.remove };
-    let running = engine.run(Prepare { spec, policy, progress: &progress, durable: false, on_id: &on_id }, how);
-    let running = running.map_err(|error| {
-        let of_image = matches!(error, RunError::Prepare(PrepareError::Fetch { .. }));
-        hinted(error.into(), options.hint.as_deref(), several && of_image)
-    })?;
+    let started = pod.start(RunOptions { show, remove: options.remove });
+    let running = started.map_err(|error| hinted(error.into(), options.hint.as_deref(), false))?;
     if picks {
         tell_ports(&running);
     }
     if options.detach {
         return print_id(running.id);
     }
-    follow(&engine, shown(running.id), running, signals.into_inner(), options.remove)
+    follow(&engine, shown(running.id), running, signals, options.remove)
 }
 
 /// Tells on standard error where the ports of a pod are published of which some were picked.
@@ -66,16 +58,19 @@ fn tell_ports(running: &Running) {
 /// Prepares a pod and prints its id.
 pub(crate) fn prepare(request: Request) -> Result<u8, Failure> {
     let Made { context, spec, options } = made(request, "prepare")?;
-    let engine = context.open_for_fetch("prepare", |config| at_platform(config, &options))?;
-    let on_id = |id: PodId| save_id(options.uuid_file.as_deref(), id);
     let several = spec.apps.len() > 1;
     let progress = progress::Shown::new(context.globals.progress, options.quiet);
-    let policy = policy(options.pull.unwrap_or(Pull::New));
-    let id = engine.prepare(Prepare { spec, policy, progress: &progress, durable: true, on_id: &on_id });
-    print_id(id.map_err(|error| {
-        let of_image = matches!(error, PrepareError::Fetch { .. });
-        hinted(error.into(), options.hint.as_deref(), several && of_image)
-    })?)
+    let request = Prepare::new(spec, policy(options.pull.unwrap_or(Pull::New)), &progress)?;
+    let engine = context.open_for_fetch("prepare", |config| at_platform(config, &options))?;
+    let pod = engine.create(request).map_err(|error| create_failure(error, &options, several))?;
+    save_id(options.uuid_file.as_deref(), pod.id())?;
+    print_id(pod.prepare()?)
+}
+
+/// A failure to create a pod, with the hint of the command line where the image is the cause.
+fn create_failure(error: PrepareError, options: &PodOptions, several: bool) -> Failure {
+    let is_about_image = matches!(error, PrepareError::Fetch { .. });
+    hinted(error.into(), options.hint.as_deref(), several && is_about_image)
 }
 
 /// Arguments of `run-prepared`.
@@ -148,14 +143,11 @@ struct Made {
 }
 
 fn made(request: Request, command: &'static str) -> Result<Made, Failure> {
-    context::need_root(command)?;
     let Request { globals, mut spec, options } = request;
     match &options.pod_manifest {
         Some(path) => spec = manifest(path)?,
         None => environment::apply(&mut spec, &options)?,
     }
-    // Interactive pods and what came in from outside have to pass too.
-    spec.validate()?;
     need_host_volumes(&spec)?;
     Ok(Made { context: Context::new(globals, command), spec, options })
 }
@@ -239,8 +231,9 @@ fn hinted(failure: Failure, hint: Option<&str>, image_of_several: bool) -> Failu
     }
 }
 
-fn save_id(path: Option<&Path>, id: PodId) -> std::io::Result<()> {
-    path.map(PathBuf::from).map_or(Ok(()), |path| std::fs::write(path, id.to_string()))
+fn save_id(path: Option<&Path>, id: PodId) -> Result<(), Failure> {
+    let Some(path) = path else { return Ok(()) };
+    std::fs::write(path, id.to_string()).map_err(io("write the pod's id to", path.display().to_string()))
 }
 
 fn print_id(id: PodId) -> Result<u8, Failure> {

@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::host::process;
 use crate::host::process::Deadline;
-use crate::pods::supervisor;
+use crate::host::stage1;
 use crate::{Engine, PodError};
 
 /// So long after one look at the networks the next one is made, while something seems to be wrong.
@@ -67,7 +67,7 @@ impl Engine {
         };
         let ours = format!("contract {}", gantry_contract::VERSION);
         let hint = "install gantry and gantry-stage1 of one version";
-        match supervisor::version_of(&program) {
+        match stage1::version_of(&program) {
             Ok(said) if said.ends_with(&ours) => {}
             Ok(said) => fail(findings, format!("{} is '{said}', this gantry speaks {ours}", program.display()), hint),
             Err(error) => fail(findings, format!("{} does not tell its version: {error}", program.display()), hint),

@@ -65,7 +65,7 @@ impl Engine {
     fn check_leftovers(&self, row: &PodRow, findings: &mut Vec<Finding>) {
         let id = row.id;
         // Hold the lock to the end, so that the pod is not started during the check.
-        let Ok(_lock @ (PodState::Free(_) | PodState::Absent)) = self.lock_patiently(id) else { return };
+        let Ok(_lock @ (PodState::Free(_) | PodState::Absent)) = self.lock_in_time(id) else { return };
         let Ok(Some(now)) = self.store.pod(id) else { return };
         if now.phase.name() != row.phase.name() {
             return;
@@ -112,7 +112,7 @@ impl Engine {
     }
 
     fn is_running(&self, id: PodId) -> bool {
-        matches!(self.current(id), Ok(now) if matches!(now.phase, Phase::Running { .. }))
+        matches!(self.reconcile_pod(id), Ok(now) if matches!(now.phase, Phase::Running { .. }))
     }
 
     fn check_socket(&self, id: PodId, findings: &mut Vec<Finding>) {

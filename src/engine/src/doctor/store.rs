@@ -7,7 +7,7 @@ use gantry_store::{Finding, Layout, PodState, Record, StoreError, Verdict};
 
 use crate::doctor::{fail, warn};
 use crate::pods::gc::LOST_PODS_KEPT;
-use crate::pods::outcome;
+use crate::pods::transition::ready_record;
 use crate::recovery::startup;
 use crate::{Engine, OpenError, Options, PodError};
 
@@ -41,7 +41,7 @@ impl Kind for ExamineError {
 /// [`ExamineError`] when something cannot be looked at. What is wrong is a finding and no error.
 pub fn examine(options: Options, deep: bool) -> Result<Vec<Finding>, ExamineError> {
     let layout = Layout::new(&options.dir);
-    let examined = Engine::open_to_look(options).map_err(ExamineError::from).and_then(|engine| {
+    let examined = Engine::open_to_read(options).map_err(ExamineError::from).and_then(|engine| {
         let findings = engine.doctor(deep)?;
         Ok(findings)
     });
@@ -88,8 +88,7 @@ impl Engine {
                 continue;
             }
             // Who is just making one has no journal yet.
-            if self.journal(id).is_ok_and(|journal| outcome::ready(&journal).is_some()) && self.store.pod(id)?.is_none()
-            {
+            if self.journal(id).is_ok_and(|journal| ready_record(&journal).is_some()) && self.store.pod(id)?.is_none() {
                 let hint =
                     "gantryd takes it over when it starts and its image is here; SIGTERM to its supervisor ends it";
                 fail(findings, format!("pod {id} runs and is not on record"), hint);

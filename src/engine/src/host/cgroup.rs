@@ -126,7 +126,7 @@ impl Engine {
         let name = id.to_string();
         let mut first = Ok(());
         // For all together: they have the same processes.
-        let deadline = Deadline::after(self.patience.cgroups);
+        let deadline = Deadline::after(self.timeouts.cgroups);
         for hierarchy in self.hierarchies() {
             let parent = self.cgroup_parent_in(hierarchy);
             match remove(&parent.join(&name), hierarchy.unified, deadline) {

@@ -3,3 +3,4 @@
 pub(crate) mod cgroup;
 pub(crate) mod network;
 pub(crate) mod process;
+pub(crate) mod stage1;

@@ -56,25 +56,24 @@ fn answers_are_told_apart() {
     let swept = answering(at, r#"{"swept":["a lease of nobody","an esc\u001b"]}"#).sweep_networks(true).unwrap();
     assert_eq!(swept, ["a lease of nobody", "an esc\\u{1b}"]);
     assert_eq!(answering(at, r#"{"findings":["x"]}"#).check_networks().unwrap(), ["x"]);
-    assert!(answering(at, r#"{"networks":[]}"#).networks().unwrap().is_empty());
-    assert_eq!(answering(at, r#"{"networks":[]}"#).network("n").unwrap_err().kind(), ErrorKind::NotFound);
     let refused = r#"{"failed":{"kind":"exhausted","message":"no address is left\nin it"}}"#;
     let refused = answering(at, refused).reload_networks().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Exhausted);
-    assert_eq!(refused.to_string(), "cannot put the rules of the networks in place: no address is left\\nin it");
+    assert_eq!(refused.to_string(), "cannot restore the rules of the networks: no address is left\\nin it");
     for other in [r#""done""#, "nonsense", r#"{"from":"the future"}"#] {
-        let error = answering(at, other).networks().unwrap_err();
-        assert!(matches!(error, NetworkError::Garbled { .. }), "{error}");
+        let error = answering(at, other).check_networks().unwrap_err();
+        assert!(error.to_string().contains("is not understood"), "{error}");
     }
 }
 
 #[test]
 fn silence_is_told_with_what_was_said_to_stderr() {
     let temp = tempfile::tempdir().unwrap();
-    let error = engine(temp.path(), "echo 'it broke' >&2; exit 3", Duration::ZERO).networks().unwrap_err();
+    let engine = engine(temp.path(), "echo 'it broke' >&2; exit 3", Duration::ZERO);
+    std::fs::create_dir_all(engine.network_host().state_dir).unwrap();
     assert_eq!(
-        error.to_string(),
-        "cannot list the networks: gantry-stage1 ended without an answer; it wrote: it broke"
+        engine.check_networks().unwrap_err().to_string(),
+        "cannot check the networks: gantry-stage1 ended without a reply; it wrote: it broke"
     );
 }
 
@@ -83,11 +82,11 @@ fn silence_is_told_with_what_was_said_to_stderr() {
 fn one_that_hangs_is_ended() {
     let temp = tempfile::tempdir().unwrap();
     let mut engine = engine(temp.path(), "echo $$ > \"$HERE/pid\"; exec sleep 1000", Duration::ZERO);
-    engine.patience.network = Duration::from_millis(300);
+    engine.timeouts.network = Duration::from_millis(300);
     let id: PodId = POD.parse().unwrap();
     record(&engine, id);
     let error = engine.network_down_within(id, Duration::from_millis(300)).unwrap_err();
-    assert!(matches!(error, NetworkError::TimedOut { .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     engine.network_down_or_leave(id);
     if let Ok(pid) = std::fs::read_to_string(temp.path().join("pid")) {
         assert!(!Path::new("/proc").join(pid.trim()).exists(), "it was left running");
@@ -115,8 +114,33 @@ fn plugins_have_less_time_than_a_call() {
 fn a_missing_program_is_named() {
     let temp = tempfile::tempdir().unwrap();
     let engine = answering(temp.path(), "");
+    let program = temp.path().join("stage1");
+    std::fs::remove_file(&program).unwrap();
+    std::fs::create_dir_all(engine.network_host().state_dir).unwrap();
+    let error = engine.check_networks().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains(&program.display().to_string()), "{error}");
+}
+
+/// Listing reads files and runs nothing: here the program is missing.
+#[test]
+fn networks_are_listed_without_a_program() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut engine = answering(temp.path(), "");
     std::fs::remove_file(temp.path().join("stage1")).unwrap();
-    assert!(matches!(engine.networks().unwrap_err(), NetworkError::Missing { .. }));
+    let dir = temp.path().join("net.d");
+    std::fs::create_dir(&dir).unwrap();
+    let text = r#"{"cniVersion":"1.0.0","name":"mine","plugins":[{"type":"bridge","bridge":"br7"}]}"#;
+    std::fs::write(dir.join("10-mine.conflist"), text).unwrap();
+    engine.options.network.config_dirs = vec![dir.display().to_string()];
+    let names: Vec<_> = engine.networks().unwrap().into_iter().filter_map(|network| network.name).collect();
+    assert!(
+        ["default", "default-restricted", "mine"].iter().all(|name| names.iter().any(|it| it == name)),
+        "{names:?}"
+    );
+    let mine = engine.network("mine").unwrap();
+    assert_eq!((mine.interface.as_deref(), mine.text.as_deref()), (Some("br7"), Some(text)));
+    assert_eq!(engine.network("none").unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 /// The record is all that tells what a pod still has on the host, so its directory stays until that is gone.

@@ -304,7 +304,7 @@ impl Engine {
     /// # Errors
     /// [`LogsError`], also when there is no such pod or app.
     pub fn open_logs(&self, id: PodId, query: &LogQuery) -> Result<LogReader, LogsError> {
-        LogReader::open(&self.current(id)?, &self.pod_dir(id), self.store.boot(), query)
+        LogReader::open(&self.reconcile_pod(id)?, &self.pod_dir(id), self.store.boot(), query)
     }
 
     /// Gives lines to the sink until it has had about `most` bytes of the log, or there are no more.
@@ -318,7 +318,7 @@ impl Engine {
         sink: &mut dyn FnMut(LineRef<'_>),
     ) -> Result<Pulled, LogsError> {
         let id = reader.id;
-        let row = || match self.current(id) {
+        let row = || match self.reconcile_pod(id) {
             Err(PodError::NotFound(_)) => Ok(None),
             row => row.map(Some),
         };

@@ -144,7 +144,7 @@ impl Engine {
     /// # Errors
     /// [`ManifestError`].
     pub fn manifest(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
-        let row = self.current(id)?;
+        let row = self.reconcile_pod(id)?;
         let path = self.pod_dir(id).join(pod_dir::MANIFEST);
         match pod_dir::read(&path, MOST_OURS) {
             Ok(bytes) => {
@@ -164,7 +164,7 @@ impl Engine {
     /// # Errors
     /// [`ManifestError`].
     pub fn appc_manifest(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
-        let row = self.current(id)?;
+        let row = self.reconcile_pod(id)?;
         let kept = crate::images::view::Kept::default();
         let configs = |image: &gantry_model::ImageId| kept.config(&self.store, image);
         let bytes = self.appc_manifest_of(&row, &configs, Secrets::Shown)?.ok_or_else(|| no_manifest(&row))?;

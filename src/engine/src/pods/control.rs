@@ -21,7 +21,7 @@ use thiserror::Error;
 use crate::Engine;
 use crate::error::kind_of_word;
 use crate::host::process::{self, Deadline};
-use crate::pods::supervisor::printable;
+use crate::host::stage1::printable;
 
 /// How long a supervisor may take to answer.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(10);

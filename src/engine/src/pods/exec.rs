@@ -152,7 +152,7 @@ impl Engine {
     /// [`ExecError`]; its kind is `CommandNotFound` or `CommandNotExecutable` where that is why.
     pub fn exec(&self, id: PodId, request: ExecRequest, stdio: Stdio) -> Result<Exec, ExecError> {
         need_root("run a program in a pod")?;
-        let row = running(self.current(id)?)?;
+        let row = running(self.reconcile_pod(id)?)?;
         let app = which_app(&row, request.app.as_ref())?;
         let asked = checked(id, app, request, &stdio)?;
         let connection = self.connect(id)?;
@@ -181,7 +181,7 @@ impl Engine {
     /// [`ExecError`], also when the app has neither or somebody else has it.
     pub fn attach(&self, id: PodId, app: Option<&AppName>) -> Result<OwnedFd, ExecError> {
         need_root("attach to a pod")?;
-        let row = running(self.current(id)?)?;
+        let row = running(self.reconcile_pod(id)?)?;
         let app = which_app(&row, app)?.to_string();
         match self.ask(id, &Request::Attach { app })? {
             (Answer::Done, Some(fd)) => Ok(fd),

@@ -21,7 +21,7 @@ use crate::error::need_root;
 use crate::pods::pod_dir;
 use crate::pods::rm::RmError;
 use crate::recovery::adopt::Images;
-use crate::{Engine, NetworkError, PodError};
+use crate::{Engine, EngineError, PodError};
 
 /// How long a network plugin may refuse to delete what it made for a pod, from the beginning of the pod's deletion on. After that
 /// `gc` deletes the pod without it: a plugin or a daemon of one that was uninstalled does not come back.
@@ -83,7 +83,7 @@ pub struct GcReport {
     /// What was removed of networks that belonged to no pod, or would be: a line for people each.
     pub networks: Vec<String>,
     /// Why that could not be done; the next `gc` tries again.
-    pub networks_failure: Option<NetworkError>,
+    pub networks_failure: Option<EngineError>,
     /// Directories in `lost-pods/` that were deleted, or would be.
     pub lost_pods: Vec<PathBuf>,
     /// What was left of an earlier deletion and cannot be deleted either; the next `gc` tries again.
@@ -137,6 +137,11 @@ fn decide(phase: &Phase, now: Timestamp, options: &GcOptions) -> Vec<(GcAction, 
         due.retain(|(action, _)| *action == Mark);
     }
     due
+}
+
+/// Whether a pod has run and ended, marked since or not; its deletion was not begun.
+fn has_ended(phase: &Phase) -> bool {
+    matches!(phase, Phase::Exited { .. } | Phase::Garbage { was: Was::Exited { .. }, deleting: None, .. })
 }
 
 /// Whether the deletion of a pod was begun so long ago that what hinders it is not waited for any longer.
@@ -196,11 +201,18 @@ impl Engine {
     }
 
     fn collect(&self, row: PodRow, options: &GcOptions, report: &mut GcReport) -> Result<(), RmError> {
-        let Some(mut row) = self.reconcile(row)? else { return Ok(()) };
+        // Without removing an ended pod of `run --rm`, which is a deletion like any other here.
+        let reconciled = if options.dry_run { self.preview(row) } else { self.reconcile_row(row) };
+        let Some(mut row) = reconciled? else { return Ok(()) };
         let id = row.id;
-        let may_delete = !options.mark_only && !options.dry_run;
-        if may_delete && matches!(row.phase, Phase::Exited { .. }) && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
-            self.dispose_durably(id, false)?;
+        if !options.mark_only && has_ended(&row.phase) && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
+            if !options.dry_run {
+                match self.dispose_durably(id, false) {
+                    // The command that ran it removes it.
+                    Err(RmError::Busy(_)) => return Ok(()),
+                    done => done?,
+                }
+            }
             report.steps.push(GcStep { id, action: GcAction::Delete, why: "it was run with --rm and has ended" });
             return Ok(());
         }
@@ -252,7 +264,7 @@ impl Engine {
             // Another process may be starting it this very moment: not without its lock. One without a directory has
             // none, and cannot be started.
             Phase::Prepared { .. } => {
-                return match self.lock_patiently(row.id)? {
+                return match self.lock_in_time(row.id)? {
                     PodState::Held => Ok(None),
                     _free_or_absent => Ok(self.step(row, change(Edge::Discarded(now)))?),
                 };

@@ -61,7 +61,7 @@ impl Engine {
         if !(1..=64).contains(&signal) {
             return Err(KillError::Signal(signal));
         }
-        let row = self.current(id)?;
+        let row = self.reconcile_pod(id)?;
         if !matches!(row.phase, Phase::Running { .. }) {
             return Err(KillError::NotRunning { id, phase: row.phase.name() });
         }

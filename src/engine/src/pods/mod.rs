@@ -16,5 +16,6 @@ pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod stop;
 pub(crate) mod supervisor;
+pub(crate) mod transition;
 pub(crate) mod view;
 pub(crate) mod wait;

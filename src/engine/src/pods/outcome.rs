@@ -2,9 +2,9 @@
 //! that computes an exit code.
 
 use gantry_contract::journal::{Fact, Parsed, Record};
-use gantry_contract::up;
-use gantry_model::{AppEnd, AppName, AppState, HowEnded, PodEnd, PodNetwork, Timestamp};
-use gantry_store::{Networks, StoreError};
+use gantry_model::{AppEnd, AppName, AppState, HowEnded, PodEnd, Timestamp};
+
+use crate::pods::transition::ready_record;
 
 /// How a dead supervisor's pod ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,31 +22,8 @@ pub(crate) struct Seen {
     pub(crate) restarted: bool,
 }
 
-/// The word of a supervisor that became ready.
-pub(crate) fn ready(journal: &Parsed) -> Option<&up::Ready> {
-    journal.records.iter().find_map(|record| match &record.fact {
-        Fact::Ready(ready) => Some(ready),
-        _ => None,
-    })
-}
-
-/// The states of apps that were just started.
-pub(crate) fn started(ready: &up::Ready) -> Vec<(AppName, AppState)> {
-    let state = |app: &up::Started| {
-        let state = AppState::Started { at: Timestamp(app.at), pid: app.pid, attempt: app.attempt };
-        Some((app.app.parse().ok()?, state))
-    };
-    ready.apps.iter().filter_map(state).collect()
-}
-
-/// What a pod that was just started got of its networks.
-pub(crate) fn networks(ready: &up::Ready) -> Result<Networks, StoreError> {
-    let got: Vec<PodNetwork> = ready.networks.iter().cloned().map(Into::into).collect();
-    Networks::of(&got)
-}
-
-/// The apps of a running pod that have ended by now and whose rows do not say so yet.
-pub(crate) fn ended_meanwhile(apps: &[(AppName, AppState)], journal: &Parsed) -> Vec<(AppName, AppState)> {
+/// The exits of apps of a running pod that the journal has and the row does not.
+pub(crate) fn unrecorded_exits(apps: &[(AppName, AppState)], journal: &Parsed) -> Vec<(AppName, AppState)> {
     let news = |(name, state): &(AppName, AppState)| {
         let attempt = match state {
             AppState::Started { attempt, .. } => *attempt,
@@ -109,7 +86,7 @@ fn started_at(name: &AppName, state: &AppState, journal: &Parsed) -> Option<Time
         AppState::Started { at, .. } => Some(*at),
         AppState::Exited { started, .. } => *started,
         AppState::Waiting => {
-            let app = ready(journal)?.apps.iter().find(|app| app.app == name.as_str())?;
+            let app = ready_record(journal)?.apps.iter().find(|app| app.app == name.as_str())?;
             Some(Timestamp(app.at))
         }
     }
@@ -153,7 +130,7 @@ fn reason(journal: &Parsed, failed: Option<&AppName>, states: &[(AppName, AppSta
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gantry_contract::How;
+    use gantry_contract::{How, up};
 
     fn name(text: &str) -> AppName {
         text.parse().unwrap()
@@ -250,15 +227,18 @@ mod tests {
         let got = outcome(&[(name("a"), AppState::Waiting)], &journal, Seen { now: Timestamp(9), restarted: false });
         let end = AppEnd { how: HowEnded::Exited(0), oom: false, at: Timestamp(101) };
         assert_eq!(got.apps, [(name("a"), AppState::Exited { started: Some(Timestamp(50)), end, attempt: 0 })]);
-        assert_eq!(started(&ready)[0].1, AppState::Started { at: Timestamp(50), pid: 6, attempt: 0 });
+        assert_eq!(
+            crate::pods::transition::started_apps(&ready)[0].1,
+            AppState::Started { at: Timestamp(50), pid: 6, attempt: 0 }
+        );
     }
 
     #[test]
     fn only_news_about_running_apps_is_told() {
         let journal = journal(vec![exited("a", How::Code(1))]);
-        let news = ended_meanwhile(&running(&["a", "b"]), &journal);
+        let news = unrecorded_exits(&running(&["a", "b"]), &journal);
         assert_eq!(news.len(), 1);
         let states = [(name("a"), news[0].1)];
-        assert!(ended_meanwhile(&states, &journal).is_empty(), "told once");
+        assert!(unrecorded_exits(&states, &journal).is_empty(), "told once");
     }
 }

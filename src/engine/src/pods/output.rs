@@ -170,7 +170,7 @@ impl Engine {
     /// [`ExecError`].
     pub fn output(&self, id: PodId) -> Result<Option<OutputStream>, ExecError> {
         need_root("attach to a pod")?;
-        running(self.current(id)?)?;
+        running(self.reconcile_pod(id)?)?;
         let (stream, writer) = OutputStream::new(id).map_err(|source| ControlError::Io {
             id,
             attempt: "make a pipe for the output to",

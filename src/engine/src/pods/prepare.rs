@@ -1,8 +1,11 @@
-//! `prepare`: everything a pod needs, on disk and in a row, so that starting it needs nothing but a supervisor.
+//! Creating a pod, and `prepare`: everything a pod needs, on disk and in a row, so that only a supervisor is missing.
 //!
-//! The order is: check, fetch, plan (nothing is made yet); pod directory with its lock; row, which protects the images;
-//! files; Prepared. A `kill -9` before the row leaves a directory without one, which `gc` sweeps; after it, a row
-//! whose lock is free, which `reconcile` calls aborted and `gc` sweeps.
+//! Both `run` and `prepare` are two calls: [`Engine::create`] makes an [`Embryo`]; [`Embryo::start`] starts it and
+//! [`Embryo::prepare`] prepares it. Between them the caller knows the pod's id and nothing runs.
+//!
+//! The order is: fetch, plan (nothing is made yet); pod directory with its lock; row, which protects the images; files;
+//! Prepared. A `kill -9` before the row leaves a directory without one, which `gc` collects; after it, a row whose lock
+//! is free, which `reconcile` moves to AbortedPrepare and `gc` collects.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,7 +17,7 @@ use gantry_fetch::source::MAX_DOCUMENT;
 use gantry_fetch::{FetchError, Note, Platform, Progress, PullPolicy};
 use gantry_model::image_ref::RefError;
 use gantry_model::spec::SpecError;
-use gantry_model::{AppName, Edge, ErrorKind, ImageRef, Kind, PodId, PodSpec};
+use gantry_model::{AppName, Edge, ErrorKind, ImageRef, Kind, NetMode, PodId, PodSpec};
 use gantry_store::{Change, ImageRow, InsertPodError, NewApp, NewPod, PodLock, PodRow};
 use thiserror::Error;
 
@@ -24,28 +27,37 @@ use crate::images::view::recorded_name;
 use crate::pods::plan::{self, Image, PlanError, Setting};
 use crate::pods::plan_net;
 use crate::pods::pod_dir;
-use crate::{Engine, PodError};
+use crate::{Engine, EngineError, PodError};
 
-/// A pod to prepare.
+/// A request to create a pod. Its specification is valid.
 pub struct Prepare<'a> {
-    /// What is asked for.
-    pub spec: PodSpec,
-    /// Whether images are fetched.
-    pub policy: PullPolicy,
-    /// Who hears of fetching.
-    pub progress: &'a dyn Progress,
-    /// Whether the prepared pod must survive a power loss before this returns (`run` does not care).
-    pub durable: bool,
-    /// Told the id before anything runs (`--uuid-file-save`).
-    pub on_id: &'a dyn Fn(PodId) -> io::Result<()>,
+    spec: PodSpec,
+    policy: PullPolicy,
+    progress: &'a dyn Progress,
+    starts_now: bool,
+}
+
+impl<'a> Prepare<'a> {
+    /// Validates the specification, before anything is touched. `policy` says when images are fetched, `progress` receives
+    /// what fetching reports.
+    ///
+    /// # Errors
+    /// [`SpecError`].
+    pub fn new(spec: PodSpec, policy: PullPolicy, progress: &'a dyn Progress) -> Result<Self, SpecError> {
+        spec.validate()?;
+        Ok(Self { spec, policy, progress, starts_now: false })
+    }
+
+    /// For a pod that is started at once: networks that cannot be used are an error before images are fetched.
+    #[must_use]
+    pub fn to_be_started(self) -> Self {
+        Self { starts_now: true, ..self }
+    }
 }
 
 /// A pod could not be prepared. Nothing is left of it.
 #[derive(Debug, Error)]
 pub enum PrepareError {
-    /// It makes no sense as asked for.
-    #[error(transparent)]
-    Spec(#[from] SpecError),
     /// An image's name is none.
     #[error("app '{app}' cannot be prepared")]
     Reference {
@@ -104,16 +116,10 @@ pub enum PrepareError {
     /// The data directory's name cannot be handed on.
     #[error("cannot prepare a pod in {}: the path is not UTF-8", .0.display())]
     Path(PathBuf),
-    /// The caller could not take the id.
-    #[error("cannot save the id of pod {id}")]
-    SaveId {
-        /// Which pod.
-        id: PodId,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// Somebody removed the pod while it was being made.
+    /// Its networks cannot be used.
+    #[error(transparent)]
+    Network(#[from] EngineError),
+    /// Another process removed the pod meanwhile.
     #[error("pod {0} was removed while it was being prepared")]
     Gone(PodId),
     /// The store or the file system failed.
@@ -124,7 +130,6 @@ pub enum PrepareError {
 impl Kind for PrepareError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Spec(error) => error.kind(),
             Self::Reference { source, .. } => source.kind(),
             Self::Fetch { source, .. } => source.kind(),
             Self::ConfigMissing { .. } => ErrorKind::Damaged,
@@ -132,89 +137,124 @@ impl Kind for PrepareError {
             Self::Platform { .. } => ErrorKind::Invalid,
             Self::Plan(error) => error.kind(),
             Self::Path(_) => ErrorKind::Invalid,
-            Self::SaveId { source, .. } => ErrorKind::of_io(source),
+            Self::Network(error) => error.kind(),
             Self::Gone(_) => ErrorKind::Refused,
             Self::Pod(error) => error.kind(),
         }
     }
 }
 
-/// A pod with a directory, a row (Embryo) and a plan, and its lock.
-pub(crate) struct Made {
-    pub(crate) id: PodId,
-    pub(crate) dir: PathBuf,
-    pub(crate) lock: PodLock,
-    pub(crate) row: PodRow,
+/// A pod that was just created: a row (Embryo), a locked directory, a plan. When dropped, it is removed again.
+pub struct Embryo<'e> {
+    pub(crate) engine: &'e Engine,
+    // Dropped before the guard, which takes the lock itself.
+    pub(crate) parts: EmbryoParts,
+    pub(crate) undo: UndoGuard<'e>,
 }
 
-impl Engine {
-    /// Prepares a pod; `start` runs it.
+/// What an [`Embryo`] has, without its guard.
+pub(crate) struct EmbryoParts {
+    pub(crate) row: PodRow,
+    pub(crate) spec: PodSpec,
+    pub(crate) plan: Plan,
+    pub(crate) lock: PodLock,
+}
+
+/// Removes a pod that was not completed. What cannot be removed now has a free lock: `gc` collects it.
+pub(crate) struct UndoGuard<'e> {
+    engine: &'e Engine,
+    id: PodId,
+    armed: bool,
+}
+
+impl UndoGuard<'_> {
+    /// Keeps the pod.
+    pub(crate) fn disarm(mut self) {
+        self.armed = false;
+    }
+}
+
+impl Drop for UndoGuard<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            let _left_for_gc = self.engine.dispose(self.id);
+        }
+    }
+}
+
+impl Embryo<'_> {
+    /// The pod's id.
+    #[must_use]
+    pub fn id(&self) -> PodId {
+        self.parts.row.id
+    }
+
+    /// Prepares the pod: [`Engine::start`] can start it later, also after a power cut.
     ///
     /// # Errors
     /// [`PrepareError`]; nothing is left of the pod then.
-    pub fn prepare(&self, mut request: Prepare<'_>) -> Result<PodId, PrepareError> {
-        self.settle_net(&mut request.spec);
-        let made = self.make(&request)?;
-        let id = made.id;
-        self.complete(made, &request).inspect_err(|_| self.undo(id))?;
+    pub fn prepare(self) -> Result<PodId, PrepareError> {
+        let Self { engine, parts, undo } = self;
+        let id = engine.complete(parts)?;
+        undo.disarm();
         Ok(id)
     }
+}
 
-    /// The networks of a pod of which nothing is said: the default of this moment, which its manifest says from now on.
-    pub(crate) fn settle_net(&self, spec: &mut PodSpec) {
-        spec.net.get_or_insert_with(|| self.options.network.default.clone());
-    }
-
-    fn complete(&self, made: Made, request: &Prepare<'_>) -> Result<(), PrepareError> {
-        pod_dir::write_manifest(&made.dir, &request.spec)?;
-        let row = self.to_preparing(made.row)?;
-        if request.durable {
-            pod_dir::sync(&made.dir)?;
-        }
-        let edge = Edge::Prepared(gantry_store::now());
-        let row = self.step(&row, Change { durable: request.durable, ..Change::along(edge) })?;
-        drop(made.lock);
-        row.map(drop).ok_or(PrepareError::Gone(made.id))
-    }
-
-    pub(crate) fn to_preparing(&self, row: PodRow) -> Result<PodRow, PrepareError> {
-        let moved = self.step(&row, Change::along(Edge::Prepare))?;
-        moved.ok_or(PrepareError::Gone(row.id))
-    }
-
-    /// The part that `prepare` and `run` share: up to a row and a plan.
-    pub(crate) fn make(&self, request: &Prepare<'_>) -> Result<Made, PrepareError> {
+impl Engine {
+    /// Creates a pod, with which nothing has happened yet: [`Embryo::prepare`] or [`Embryo::start`] is next.
+    ///
+    /// # Errors
+    /// [`PrepareError`]; nothing is left of the pod then.
+    pub fn create(&self, mut request: Prepare<'_>) -> Result<Embryo<'_>, PrepareError> {
         need_root("prepare a pod")?;
-        let spec = &request.spec;
-        spec.validate()?;
+        let net = self.resolve_net(&mut request.spec);
+        if request.starts_now {
+            self.check_choice(net)?;
+        }
         let root = self.store.layout().root();
         if root.to_str().is_none() {
             return Err(PrepareError::Path(root.to_owned()));
         }
-        let images = self.images_of(request)?;
-        let configs = self.configs_of(spec, &images)?;
+        let images = self.images_of(&request)?;
+        let Prepare { spec, progress, .. } = request;
+        let configs = self.configs_of(&spec, &images)?;
         for path in configs.iter().flat_map(plan::ignored_volumes) {
-            request.progress.notify(Note::VolumeIgnored { path: path.clone() });
+            progress.notify(Note::VolumeIgnored { path: path.clone() });
         }
         let id = PodId::from_random(random()?);
-        let plan = self.plan_of(spec, &images, &configs, id)?;
-        self.on_disk(request, id, &plan, &images).inspect_err(|_| self.undo(id))
+        let plan = self.plan_of(&spec, &images, &configs, id)?;
+        let undo = UndoGuard { engine: self, id, armed: true };
+        // The directory first: from the row's first moment on, its free lock means that the preparer is dead.
+        let lock = self.store.make_pod_dir(id).map_err(PodError::store)?;
+        let row = match self.insert_with_volumes(&new_pod(&spec, &plan, id, &images)) {
+            Ok(row) => row,
+            Err(error) => {
+                // The guard needs the lock.
+                drop(lock);
+                return Err(error.into());
+            }
+        };
+        Ok(Embryo { engine: self, parts: EmbryoParts { row, spec, plan, lock }, undo })
     }
 
-    fn on_disk(
-        &self,
-        request: &Prepare<'_>,
-        id: PodId,
-        plan: &Plan,
-        images: &[ImageRow],
-    ) -> Result<Made, PrepareError> {
-        let dir = self.pod_dir(id);
-        // The directory first: from the row's first moment on, its free lock says that the preparer is dead.
-        let lock = self.store.make_pod_dir(id).map_err(PodError::store)?;
-        let row = self.insert_with_volumes(&new_pod(&request.spec, plan, id, images))?;
-        (request.on_id)(id).map_err(|source| PrepareError::SaveId { id, source })?;
-        pod_dir::fill(&dir, plan)?;
-        Ok(Made { id, dir, lock, row })
+    /// Fills in the default network. The pod's manifest names it from now on.
+    pub(crate) fn resolve_net<'s>(&self, spec: &'s mut PodSpec) -> &'s NetMode {
+        spec.net.get_or_insert_with(|| self.options.network.default.clone())
+    }
+
+    /// Writes the files of a new pod and moves it to Prepared, durably.
+    fn complete(&self, embryo: EmbryoParts) -> Result<PodId, PrepareError> {
+        let EmbryoParts { row, spec, plan, lock } = embryo;
+        let (id, dir) = (row.id, self.pod_dir(row.id));
+        pod_dir::fill(&dir, &plan)?;
+        pod_dir::write_manifest(&dir, &spec)?;
+        let row = self.step(&row, Change::along(Edge::Prepare))?.ok_or(PrepareError::Gone(id))?;
+        pod_dir::sync(&dir)?;
+        let edge = Edge::Prepared(gantry_store::now());
+        let row = self.step(&row, Change { durable: true, ..Change::along(edge) })?;
+        drop(lock);
+        row.map(|row| row.id).ok_or(PrepareError::Gone(id))
     }
 
     /// Writes the row; makes named volumes that are not there. One that is removed in between is made again.
@@ -316,11 +356,6 @@ impl Engine {
             size.entries = size.entries.saturating_add(row.entries);
         }
         Ok(Some(size))
-    }
-
-    /// Takes back what was made of a pod. What this cannot take back now has a free lock: `gc` takes it.
-    pub(crate) fn undo(&self, id: PodId) {
-        let _left_for_gc = self.dispose(id);
     }
 }
 

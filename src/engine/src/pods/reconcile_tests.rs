@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use gantry_contract::journal::{self, Fact, Record};
-use gantry_contract::{How, files};
+use gantry_contract::{How, files, up};
 use gantry_model::query::PodQuery;
-use gantry_model::{Digest, NetMode, PodEnd, phase::Was};
-use gantry_store::{ImageFormat, NewApp, NewImage, NewPod};
+use gantry_model::{AppName, AppState, BootId, Digest, Edge, NetMode, PodEnd, Timestamp, phase::Was};
+use gantry_store::{Change, ImageFormat, NewApp, NewImage, NewPod};
 
 use super::*;
 use crate::Options;
@@ -19,18 +19,27 @@ fn what_the_facts_ask_for() {
     let running = Phase::Running { since: t, supervisor };
     let rows = [
         // phase, (held, ready): yes yes, yes no, no yes, no no
-        (Phase::Embryo, [Due::Run, Due::Nothing, Due::RunAndEnd, Due::Abort]),
-        (Phase::Preparing, [Due::Run, Due::Nothing, Due::RunAndEnd, Due::Abort]),
-        (Phase::Prepared { at: t }, [Due::Run, Due::Nothing, Due::RunAndEnd, Due::Nothing]),
-        (running, [Due::Apps, Due::Apps, Due::End, Due::End]),
-        (Phase::AbortedPrepare { at: t }, [Due::Nothing; 4]),
-        (Phase::Exited { started: t, at: t, end }, [Due::Nothing; 4]),
-        (Phase::Garbage { marked: t, was: Was::Prepared, deleting: None }, [Due::Nothing; 4]),
-        (Phase::Garbage { marked: t, was: Was::Prepared, deleting: Some(t) }, [Due::Nothing; 4]),
+        (
+            Phase::Embryo,
+            [Correction::MarkRunning, Correction::None, Correction::MarkRunningAndFinalize, Correction::Abort],
+        ),
+        (
+            Phase::Preparing,
+            [Correction::MarkRunning, Correction::None, Correction::MarkRunningAndFinalize, Correction::Abort],
+        ),
+        (
+            Phase::Prepared { at: t },
+            [Correction::MarkRunning, Correction::None, Correction::MarkRunningAndFinalize, Correction::None],
+        ),
+        (running, [Correction::RecordAppExits, Correction::RecordAppExits, Correction::Finalize, Correction::Finalize]),
+        (Phase::AbortedPrepare { at: t }, [Correction::None; 4]),
+        (Phase::Exited { started: t, at: t, end }, [Correction::None; 4]),
+        (Phase::Garbage { marked: t, was: Was::Prepared, deleting: None }, [Correction::None; 4]),
+        (Phase::Garbage { marked: t, was: Was::Prepared, deleting: Some(t) }, [Correction::None; 4]),
     ];
     for (phase, want) in rows {
         let facts = [(true, true), (true, false), (false, true), (false, false)];
-        let got = facts.map(|(held, ready)| due(&phase, held, ready));
+        let got = facts.map(|(held, ready)| correction(&phase, held, ready));
         assert_eq!(got, want, "{}", phase.name());
     }
 }
@@ -95,7 +104,7 @@ fn exited(code: u8) -> Fact {
 }
 
 fn phase(engine: &Engine, id: PodId) -> Phase {
-    engine.current(id).unwrap().phase
+    engine.reconcile_pod(id).unwrap().phase
 }
 
 #[test]
@@ -118,11 +127,11 @@ fn a_pod_whose_starter_was_killed_is_running_and_then_over() {
     // Who may not write sees the same.
     let reader = Engine::open_read_only(engine.options().clone()).unwrap();
     for engine in [&reader, &engine] {
-        let seen = engine.current(row.id).unwrap();
+        let seen = engine.reconcile_pod(row.id).unwrap();
         let got = seen.networks.read().unwrap();
         assert_eq!((got.len(), got[0].name.as_str()), (1, "default"));
     }
-    let seen = engine.current(row.id).unwrap();
+    let seen = engine.reconcile_pod(row.id).unwrap();
     assert!(matches!(seen.phase, Phase::Running { .. }));
     assert!(matches!(seen.apps[0].state, AppState::Started { pid: 7, .. }));
     // The app ends while the supervisor still holds the lock.
@@ -155,21 +164,21 @@ fn a_killed_supervisor_leaves_its_apps_lost() {
     let (row, lock) = embryo(&engine, &image, 1);
     engine.mark_running(row.clone(), &ready()).unwrap();
     drop(lock);
-    let row = engine.current(row.id).unwrap();
+    let row = engine.reconcile_pod(row.id).unwrap();
     let (_, end) = row.phase.end().unwrap();
     assert_eq!((end.exit_code, end.reason.as_str()), (137, "the supervisor was killed"));
     assert!(matches!(row.apps[0].state, AppState::Exited { end, .. } if end.how == gantry_model::HowEnded::Lost));
 }
 
-/// Somebody is at a pod whose supervisor is dead, for as long as he likes: one who has other pods to look after comes
-/// back later.
+/// The lock of a pod whose supervisor is dead may be held for long: a background engine, which has other pods to
+/// reconcile, comes back later.
 #[test]
-fn a_hasty_one_does_not_wait_for_a_lock() {
+fn a_background_engine_does_not_wait_for_a_lock() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let (row, lock) = embryo(&engine, &image, 1);
     engine.mark_running(row.clone(), &ready()).unwrap();
-    let engine = engine.hasty();
+    let engine = engine.into_background();
     let begun = std::time::Instant::now();
     assert!(matches!(phase(&engine, row.id), Phase::Running { .. }));
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
@@ -208,7 +217,7 @@ fn garbage(engine: &Engine, image: &Digest, n: u8) -> PodRow {
     let (row, lock) = embryo(engine, image, n);
     write_journal(engine, row.id, vec![Fact::Ready(ready()), exited(0), Fact::Ended]);
     drop(lock);
-    let row = engine.current(row.id).unwrap();
+    let row = engine.reconcile_pod(row.id).unwrap();
     let marked = Change::along(Edge::Marked(gantry_store::now()));
     engine.step(&row, marked).unwrap().unwrap()
 }
@@ -243,12 +252,71 @@ fn gc_leaves_a_pod_to_who_is_deleting_it() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let row = garbage(&engine, &image, 1);
-    let Some(_lock) = engine.take_lock(row.id).unwrap() else { panic!("it is dead") };
+    let Some(_lock) = engine.lock_pod(row.id).unwrap() else { panic!("it is dead") };
     let begun = Change::along(Edge::Deleting(gantry_store::now()));
     engine.step(&row, begun).unwrap();
     let report = engine.gc(&crate::GcOptions::default()).unwrap();
     assert!(report.steps.is_empty() && report.failures.is_empty(), "{report:?}");
     assert_eq!(phase(&engine, row.id).name(), "deleting");
+}
+
+#[test]
+fn rm_waits_for_another_remover() {
+    let temp = tempfile::tempdir().unwrap();
+    let (mut engine, image) = engine(temp.path());
+    engine.timeouts.lock = Duration::from_millis(5);
+    let row = garbage(&engine, &image, 1);
+    let lock = engine.lock_pod(row.id).unwrap().unwrap();
+    assert!(matches!(engine.rm(row.id, true), Err(crate::RmError::Busy(_))), "garbage that is not being deleted");
+    engine.step(&row, Change::along(Edge::Deleting(gantry_store::now()))).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let soon = Deadline::after(Duration::from_millis(100));
+            process::readable(&[], soon).unwrap();
+            drop(lock);
+        });
+        engine.rm(row.id, true).unwrap();
+    });
+    assert!(engine.store.pod(row.id).unwrap().is_none() && !engine.pod_dir(row.id).exists());
+}
+
+/// A pod of `run --rm` whose end was not noticed: its row still says Embryo.
+fn unnoticed(engine: &Engine, image: &Digest, n: u8) -> PodRow {
+    let (row, lock) = embryo(engine, image, n);
+    write_journal(engine, row.id, vec![Fact::Ready(ready()), exited(0), Fact::Ended]);
+    pod_dir::remove_when_ended(&engine.pod_dir(row.id)).unwrap();
+    drop(lock);
+    row
+}
+
+#[test]
+fn a_dry_run_of_gc_changes_nothing() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let row = unnoticed(&engine, &image, 1);
+    let dry = crate::GcOptions { dry_run: true, ..crate::GcOptions::default() };
+    for _ in 0..2 {
+        let steps = engine.gc(&dry).unwrap().steps;
+        let why = "it was run with --rm and has ended";
+        assert_eq!(steps, [crate::GcStep { id: row.id, action: crate::GcAction::Delete, why }]);
+        assert_eq!(engine.store.pod(row.id).unwrap().unwrap().phase, Phase::Embryo);
+        assert!(engine.pod_dir(row.id).is_dir());
+    }
+    assert_eq!(engine.gc(&crate::GcOptions::default()).unwrap().steps.len(), 1);
+    assert!(engine.store.pod(row.id).unwrap().is_none() && !engine.pod_dir(row.id).exists());
+}
+
+#[test]
+fn marking_deletes_nothing_and_the_next_gc_does() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let row = unnoticed(&engine, &image, 1);
+    let mark = crate::GcOptions { mark_only: true, ..crate::GcOptions::default() };
+    assert_eq!(engine.gc(&mark).unwrap().steps.len(), 1);
+    assert_eq!(phase(&engine, row.id).name(), "garbage");
+    assert!(engine.pod_dir(row.id).is_dir());
+    assert_eq!(engine.gc(&crate::GcOptions::default()).unwrap().steps.len(), 1);
+    assert!(engine.store.pod(row.id).unwrap().is_none() && !engine.pod_dir(row.id).exists());
 }
 
 /// A plan with the one app `a` of an image without layers.
@@ -323,10 +391,10 @@ fn where_nothing_is_said_the_default_is_meant() {
     for default in ["default", "none", "a:IP=10.0.0.2,b"] {
         engine.options.network.default = default.parse().unwrap();
         let mut spec = gantry_model::PodSpec::default();
-        engine.settle_net(&mut spec);
+        engine.resolve_net(&mut spec);
         assert_eq!(crate::manifest::to_value(&spec)["net"], default);
         let mut host = gantry_model::PodSpec { net: Some(NetMode::Host), ..gantry_model::PodSpec::default() };
-        engine.settle_net(&mut host);
+        engine.resolve_net(&mut host);
         assert_eq!(host.net, Some(NetMode::Host));
     }
 }
@@ -346,7 +414,7 @@ fn a_start_brings_the_networks_of_the_plan_up_to_date() {
     let row = engine.step(&row, Change::along(Edge::Prepare)).unwrap().unwrap();
     let row = engine.step(&row, Change::along(Edge::Prepared(Timestamp(1)))).unwrap().unwrap();
     // Of the plan, the row knew nothing: a start that was killed between the two.
-    let row = engine.settle_plan(row, None).unwrap();
+    let row = engine.resolve_plan(row, None).unwrap();
     assert_eq!((&row.net, engine.store.pod(id).unwrap().unwrap().net), (&NetMode::default(), NetMode::default()));
     let said = |engine: &Engine| match engine.plan(id).unwrap().net {
         Net::Networks(networks) => networks,
@@ -354,15 +422,15 @@ fn a_start_brings_the_networks_of_the_plan_up_to_date() {
     };
     // Another network, and another way in which they are run: both at the next start, and the ports stay.
     engine.options.network.use_plugins = true;
-    let row = engine.settle_plan(row, Some("a,b".parse().unwrap())).unwrap();
+    let row = engine.resolve_plan(row, Some("a,b".parse().unwrap())).unwrap();
     assert_eq!(row.net.to_string(), "a,b");
     let networks = said(&engine);
     assert_eq!((networks.ports, networks.host.use_plugins, networks.wanted.len()), (vec![port], true, 2));
     engine.options.network.use_plugins = false;
-    let row = engine.settle_plan(row, None).unwrap();
+    let row = engine.resolve_plan(row, None).unwrap();
     assert!(!said(&engine).host.use_plugins);
     for none in [NetMode::None, NetMode::Host] {
-        let refused = engine.settle_plan(row.clone(), Some(none)).unwrap_err();
+        let refused = engine.resolve_plan(row.clone(), Some(none)).unwrap_err();
         assert_eq!(gantry_model::Kind::kind(&refused), gantry_model::ErrorKind::Invalid, "{refused}");
     }
     assert_eq!(engine.store.pod(id).unwrap().unwrap().net.to_string(), "a,b");

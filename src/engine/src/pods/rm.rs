@@ -21,11 +21,14 @@ use thiserror::Error;
 use crate::error::need_root;
 use crate::host::cgroup::CgroupError;
 use crate::host::process::Deadline;
+use crate::pods::pod_dir;
 use crate::pods::stop::StopError;
-use crate::{Engine, NetworkError, PodError};
+use crate::{Engine, EngineError, PodError};
 
-/// How often a deletion by another process is looked at.
-const LOOK: Duration = Duration::from_millis(5);
+/// Poll interval of waiting for a deletion by another process.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long `rm` waits for another process that removes the pod: its network plugins may each take their time.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A pod could not be removed.
 #[derive(Debug, Error)]
@@ -68,7 +71,7 @@ pub enum RmError {
         id: PodId,
         /// Why not.
         #[source]
-        source: NetworkError,
+        source: EngineError,
     },
     /// The store or the file system failed.
     #[error(transparent)]
@@ -95,17 +98,44 @@ impl Engine {
     /// [`RmError`]. A removal that was begun is finished by the next `rm` or `gc`.
     pub fn rm(&self, id: PodId, force: bool) -> Result<(), RmError> {
         need_root("remove a pod")?;
-        match self.current(id)?.phase {
-            Phase::Running { .. } if force => {
-                self.stop(id, self.options.stop_grace, false)
-                    .map_err(|source| RmError::Stop { id, source: Box::new(source) })?;
-            }
+        match self.reconcile_pod(id)?.phase {
+            Phase::Running { .. } if force => match self.stop(id, self.options.stop_grace, false) {
+                Ok(_) => {}
+                // Another process stopped it, and has removed it.
+                Err(StopError::Pod(PodError::NotFound(_))) => return Ok(()),
+                Err(source) => return Err(RmError::Stop { id, source: Box::new(source) }),
+            },
             Phase::Running { .. } => return Err(RmError::Running(id)),
-            // Brought up to the facts, these two have a living preparer.
+            // Reconciled, these two have a living preparer.
             Phase::Embryo | Phase::Preparing => return Err(RmError::Preparing(id)),
             Phase::AbortedPrepare { .. } | Phase::Prepared { .. } | Phase::Exited { .. } | Phase::Garbage { .. } => {}
         }
-        self.dispose_durably(id, true)
+        self.dispose_or_wait(id)
+    }
+
+    /// Removes a pod. Where another process is removing it already (the `run --rm` that saw it end, a `gc`), waits until it
+    /// is gone.
+    fn dispose_or_wait(&self, id: PodId) -> Result<(), RmError> {
+        let deadline = Deadline::after(REMOVAL_TIMEOUT);
+        loop {
+            match self.dispose_durably(id, true) {
+                Err(RmError::Busy(_)) if !deadline.passed() && self.is_being_removed(id)? => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn is_being_removed(&self, id: PodId) -> Result<bool, PodError> {
+        let row = self.store.pod(id).map_err(PodError::store)?;
+        Ok(row.is_none_or(|row| match row.phase {
+            Phase::Exited { .. } => pod_dir::is_to_be_removed(&self.pod_dir(id)),
+            Phase::Garbage { deleting, .. } => deleting.is_some(),
+            Phase::Embryo
+            | Phase::Preparing
+            | Phase::Prepared { .. }
+            | Phase::Running { .. }
+            | Phase::AbortedPrepare { .. } => false,
+        }))
     }
 
     /// Takes a pod away without syncing: for one that `run` could not run.
@@ -115,7 +145,7 @@ impl Engine {
 
     /// Takes a dead pod away, whatever is left of it: a row, a directory, or both.
     pub(crate) fn dispose_durably(&self, id: PodId, durable: bool) -> Result<(), RmError> {
-        let lock = match self.lock_patiently(id)? {
+        let lock = match self.lock_in_time(id)? {
             PodState::Free(lock) => Some(lock),
             PodState::Absent => None,
             PodState::Held => return Err(RmError::Busy(id)),
@@ -150,17 +180,17 @@ impl Engine {
     }
 
     /// Without a lock: what an earlier deletion has left. One that is under way is waited for, as its lock is before it
-    /// takes the directory's name away ([`Self::lock_patiently`]).
+    /// takes the directory's name away ([`Self::lock_in_time`]).
     fn delete_dir(&self, lock: Option<PodLock>, id: PodId) -> Result<(), RmError> {
         if let Some(lock) = lock {
             return Ok(self.store.delete_pod_dir(lock, id).map_err(PodError::store)?);
         }
-        let deadline = Deadline::after(self.patience.lock);
+        let deadline = Deadline::after(self.timeouts.lock);
         while !self.store.delete_rest_of_pod_dir(id).map_err(PodError::store)? {
             if deadline.passed() {
                 return Err(RmError::Busy(id));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -175,7 +205,7 @@ impl Engine {
                 Phase::AbortedPrepare { .. } | Phase::Exited { .. } => Edge::Marked(now),
                 Phase::Prepared { .. } => Edge::Discarded(now),
                 // Dead, for the lock is ours; its end was not noticed yet.
-                Phase::Running { .. } => match self.end_under_lock(&row, journal)? {
+                Phase::Running { .. } => match self.finalize(&row, journal)? {
                     Some(next) => {
                         row = next;
                         continue;

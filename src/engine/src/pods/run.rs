@@ -1,8 +1,8 @@
-//! `run` and `start`: from a pod on disk to one that runs.
+//! Starting a pod: [`Embryo::start`] for a new one (`run`), [`Engine::start`] for a prepared one (`run-prepared`).
 //!
-//! `run` spawns the supervisor as soon as the row is there that protects the images, and writes the rest while the
-//! supervisor works; the row stays Embryo or Preparing until the pod is ready, so that a `kill -9` of `run` leaves either a dead
-//! preparation or a running pod (see the table in [`crate::pods::reconcile`]). It syncs nothing: a reboot ends the pod anyway.
+//! `run` spawns the supervisor as soon as the row protects the images, and writes the rest while the supervisor works. The
+//! row stays Embryo or Preparing until the pod is ready, so that a `kill -9` of `run` leaves either a dead preparation or a
+//! running pod (see the table in [`crate::pods::reconcile`]). It syncs nothing: a reboot ends the pod anyway.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
@@ -18,15 +18,15 @@ use crate::error::need_root;
 use crate::pods::output::{OutputStream, Show};
 use crate::pods::plan_net::{self, PortError};
 use crate::pods::pod_dir;
-use crate::pods::prepare::{Made, Prepare, PrepareError};
-use crate::pods::supervisor::{Spawned, SupervisorError};
+use crate::pods::prepare::{Embryo, EmbryoParts};
+use crate::pods::supervisor::Spawned;
 use crate::pods::wait::EndWatch;
-use crate::{Engine, NetworkError, PodError};
+use crate::{Engine, EngineError, PodError};
 
 /// The most bytes that are kept of why a pod could not be started.
 const MAX_REASON: usize = 1024;
 
-/// A prepared pod could not be started. It stays prepared.
+/// A pod could not be started.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// It is not prepared.
@@ -51,7 +51,7 @@ pub enum StartError {
     Busy(PodId),
     /// The supervisor.
     #[error(transparent)]
-    Supervisor(#[from] SupervisorError),
+    Supervisor(#[from] EngineError),
     /// The pod could not be looked at.
     #[error(transparent)]
     Pod(#[from] PodError),
@@ -65,36 +65,6 @@ impl Kind for StartError {
             Self::Port { source, .. } => source.kind(),
             Self::Supervisor(error) => error.kind(),
             Self::Pod(error) => error.kind(),
-        }
-    }
-}
-
-/// A pod could not be run.
-#[derive(Debug, Error)]
-pub enum RunError {
-    /// It could not be prepared.
-    #[error(transparent)]
-    Prepare(#[from] PrepareError),
-    /// Its networks cannot be had.
-    #[error(transparent)]
-    Network(#[from] NetworkError),
-    /// It could not be started.
-    #[error(transparent)]
-    Supervisor(#[from] SupervisorError),
-}
-
-impl From<PodError> for RunError {
-    fn from(error: PodError) -> Self {
-        Self::Prepare(error.into())
-    }
-}
-
-impl Kind for RunError {
-    fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Prepare(error) => error.kind(),
-            Self::Network(error) => error.kind(),
-            Self::Supervisor(error) => error.kind(),
         }
     }
 }
@@ -150,6 +120,28 @@ impl AsFd for Running {
     }
 }
 
+impl Embryo<'_> {
+    /// Starts the pod.
+    ///
+    /// # Errors
+    /// [`StartError`]. A pod whose supervisor could not start it stays as an aborted preparation, with the reason, unless
+    /// it is to be removed when it has ended. After any other failure nothing is left of it.
+    pub fn start(self, options: RunOptions) -> Result<Running, StartError> {
+        let Self { engine, parts, undo } = self;
+        let id = parts.row.id;
+        let started = engine.start_embryo(parts, options);
+        match &started {
+            Ok(_) => undo.disarm(),
+            Err(StartError::Supervisor(error)) if !options.remove => {
+                undo.disarm();
+                engine.abort_start(id, error);
+            }
+            Err(_) => drop(undo),
+        }
+        started
+    }
+}
+
 impl Engine {
     /// Starts a prepared pod; `net` overrides the network it was prepared with.
     ///
@@ -157,42 +149,43 @@ impl Engine {
     /// [`StartError`]; the pod stays prepared then, and what was started is gone.
     pub fn start(&self, id: PodId, net: Option<NetMode>, options: RunOptions) -> Result<Running, StartError> {
         need_root("start a pod")?;
-        prepared(self.current(id)?)?;
-        let lock = self.take_lock(id)?.ok_or(StartError::Busy(id))?;
-        // Under the lock, what the row says stays true until we let go.
-        let mut row = prepared(self.current_locked(id)?)?;
+        prepared(self.reconcile_pod(id)?)?;
+        let lock = self.lock_pod(id)?.ok_or(StartError::Busy(id))?;
+        // Under the lock the row stays true.
+        let mut row = prepared(self.row_under_lock(id)?)?;
         let dir = self.pod_dir(id);
-        row = self.settle_plan(row, net)?;
+        row = self.resolve_plan(row, net)?;
         pod_dir::forget_start(&dir)?;
         if options.remove {
             pod_dir::remove_when_ended(&dir)?;
         }
-        // Of a start that failed, and could not be taken back then.
+        // What a failed start could not remove.
         self.network_down_or_leave(id);
         let mut spawned = self.spawn(id, &dir, lock, options.show)?;
-        let ready = self.word(&mut spawned).inspect_err(|_| self.take_back_start(id))?;
-        // Before the row says that it runs: from then on it can end and be removed at any time.
-        let marked = self.watch_if(options.show, id).and_then(|end| Ok((self.mark_running(row, &ready)?, end)));
+        let ready = self.read_start_reply(&mut spawned).inspect_err(|_| self.clean_up_failed_start(id))?;
+        // Opened before the row says Running: from then on the pod can end and be removed at any time.
+        let marked =
+            self.watch_end_if_shown(options.show, id).and_then(|end| Ok((self.mark_running(row, &ready)?, end)));
         match marked {
             Ok((_, end)) => Ok(running(spawned, ready, end)),
             Err(error) => {
-                end_unknown(&mut spawned);
-                self.take_back_start(id);
+                kill_unrecorded(&mut spawned);
+                self.clean_up_failed_start(id);
                 Err(error.into())
             }
         }
     }
 
-    /// Brings the networks of a prepared pod's plan to what is asked for now and to how they are run now. The plan first:
-    /// killed in between, the next start finds what the row does not say and says it.
-    pub(crate) fn settle_plan(&self, row: PodRow, net: Option<NetMode>) -> Result<PodRow, StartError> {
+    /// Updates the networks in a prepared pod's plan to `net` and to the present configuration. The plan is written first:
+    /// killed in between, the next start finds the row behind the plan and updates it.
+    pub(crate) fn resolve_plan(&self, row: PodRow, net: Option<NetMode>) -> Result<PodRow, StartError> {
         let mut written = self.plan(row.id)?;
         let net = net.unwrap_or_else(|| plan_net::mode(&written.net));
         let host = plan_net::host(&self.options.network, self.store.layout());
-        let settled = plan_net::net(&net, plan_net::ports_of(&written.net), host)
+        let resolved = plan_net::net(&net, plan_net::ports_of(&written.net), host)
             .map_err(|source| StartError::Port { id: row.id, source })?;
-        if settled != written.net {
-            written.net = settled;
+        if resolved != written.net {
+            written.net = resolved;
             pod_dir::write_plan(&self.pod_dir(row.id), &written)?;
         }
         if net == row.net {
@@ -202,82 +195,65 @@ impl Engine {
         changed.ok_or(StartError::Busy(row.id))
     }
 
-    /// Prepares a pod and runs it.
-    ///
-    /// # Errors
-    /// [`RunError`]. Nothing is left of the pod then; but one that was made and could not be started stays as an aborted
-    /// preparation, with the reason, unless it is to be removed when it has ended.
-    pub fn run(&self, mut request: Prepare<'_>, options: RunOptions) -> Result<Running, RunError> {
-        self.settle_net(&mut request.spec);
-        request.spec.net.as_ref().map_or(Ok(()), |net| self.check_choice(net))?;
-        let made = self.make(&request)?;
-        let id = made.id;
-        self.run_made(made, &request, options).inspect_err(|error| match error {
-            RunError::Supervisor(error) if !options.remove => self.abort(id, error),
-            _ => self.undo(id),
-        })
-    }
-
-    fn run_made(&self, made: Made, request: &Prepare<'_>, options: RunOptions) -> Result<Running, RunError> {
-        let Made { id, dir, lock, row } = made;
+    /// Starts the supervisor of a new pod, and completes the pod's files and row while it works.
+    fn start_embryo(&self, embryo: EmbryoParts, options: RunOptions) -> Result<Running, StartError> {
+        let EmbryoParts { row, spec, plan, lock } = embryo;
+        let (id, dir) = (row.id, self.pod_dir(row.id));
+        pod_dir::fill(&dir, &plan)?;
         if options.remove {
             pod_dir::remove_when_ended(&dir)?;
         }
         let mut spawned = self.spawn(id, &dir, lock, options.show)?;
-        // While the supervisor works. Whatever fails here, it is let go first: its word is always heard.
-        let written = self.while_starting(&dir, row, request);
-        let ready = self.word(&mut spawned)?;
-        // Before the row says that it runs: from then on it can end and be removed at any time.
-        let end = self.watch_if(options.show, id);
+        // Whatever fails here, the start reply is read: the supervisor is never left running unobserved.
+        let written = pod_dir::write_manifest(&dir, &spec)
+            .and_then(|()| self.step(&row, Change::along(Edge::Prepare)))
+            .map_err(StartError::from)
+            .and_then(|row| row.ok_or(StartError::Busy(id)));
+        let ready = self.read_start_reply(&mut spawned)?;
+        // Opened before the row says Running: from then on the pod can end and be removed at any time.
+        let end = self.watch_end_if_shown(options.show, id);
         match written.and_then(|row| Ok((end?, self.mark_running(row, &ready)?))) {
             Ok((end, Some(_))) => Ok(running(spawned, ready, end)),
             Ok((_, None)) => {
-                end_unknown(&mut spawned);
-                Err(PrepareError::Gone(id).into())
+                kill_unrecorded(&mut spawned);
+                Err(StartError::Busy(id))
             }
             Err(error) => {
-                end_unknown(&mut spawned);
+                kill_unrecorded(&mut spawned);
                 Err(error)
             }
         }
     }
 
-    /// Gives up a pod whose supervisor could not start it. What cannot be done now is left to the next look: its lock is
-    /// free and its journal does not say ready.
-    fn abort(&self, id: PodId, error: &SupervisorError) {
-        let Ok(Some(_lock)) = self.take_lock(id) else { return };
-        self.remove_leftovers(id);
-        let _its_journal_says_nothing_of_use = pod_dir::forget_start(&self.pod_dir(id));
-        let Ok(row) = self.current_locked(id) else { return };
+    /// Records that a supervisor could not start its pod, and why. What fails here is left to `reconcile`: the lock is
+    /// free and the journal does not say ready.
+    fn abort_start(&self, id: PodId, error: &EngineError) {
+        let Ok(Some(_lock)) = self.lock_pod(id) else { return };
+        let _superseded_by_the_row = pod_dir::forget_start(&self.pod_dir(id));
+        let Ok(row) = self.row_under_lock(id) else { return };
         let mut reason = messages(error).join(": ");
         reason.truncate(reason.floor_char_boundary(MAX_REASON));
-        let change = Change { failure: Some(reason), ..Change::along(Edge::Aborted(gantry_store::now())) };
-        let _seen_as_aborted_by_the_next_look = self.step(&row, change);
+        let _left_to_reconcile = self.abort(&row, Some(reason));
     }
 
-    fn while_starting(&self, dir: &std::path::Path, row: PodRow, request: &Prepare<'_>) -> Result<PodRow, RunError> {
-        pod_dir::write_manifest(dir, &request.spec)?;
-        Ok(self.to_preparing(row)?)
-    }
-
-    fn watch_if(&self, show: Show, id: PodId) -> Result<Option<EndWatch>, PodError> {
+    fn watch_end_if_shown(&self, show: Show, id: PodId) -> Result<Option<EndWatch>, PodError> {
         match show {
             Show::No => Ok(None),
             Show::Output { .. } => self.watch_end(id).map(Some),
         }
     }
 
-    /// After a failed start: the cgroups and networks go, and the socket and journal of what never ran. Under the lock, for the
-    /// next start may have begun; who cannot have it leaves all this to that one.
-    fn take_back_start(&self, id: PodId) {
-        if let Ok(Some(_lock)) = self.take_lock(id) {
+    /// After a failed start of a prepared pod: removes the cgroups and networks, the socket and the journal. Needs the lock,
+    /// for the next start may have begun; that start does the same first.
+    fn clean_up_failed_start(&self, id: PodId) {
+        if let Ok(Some(_lock)) = self.lock_pod(id) {
             self.remove_leftovers(id);
-            let _tried_again_at_the_next_start = pod_dir::forget_start(&self.pod_dir(id));
+            let _retried_by_the_next_start = pod_dir::forget_start(&self.pod_dir(id));
         }
     }
 
-    /// The row as it is, for the holder of the lock (probing it would find our own).
-    fn current_locked(&self, id: PodId) -> Result<PodRow, PodError> {
+    /// The row as stored, for the holder of the lock (reconciling would find the lock held).
+    fn row_under_lock(&self, id: PodId) -> Result<PodRow, PodError> {
         self.store.pod(id).map_err(PodError::store)?.ok_or_else(|| PodError::NotFound(id.into()))
     }
 
@@ -288,8 +264,8 @@ impl Engine {
     }
 }
 
-/// The pod runs but its row cannot say so: it is ended, so that nothing runs that nobody knows of.
-fn end_unknown(spawned: &mut Spawned) {
+/// Kills a pod whose row could not be moved to Running: no pod runs that the store does not know.
+fn kill_unrecorded(spawned: &mut Spawned) {
     let _ends_with_its_supervisor = crate::host::process::kill(&spawned.pidfd);
     spawned.end();
 }

@@ -128,7 +128,7 @@ impl Engine {
     /// # Errors
     /// [`PodError`], also when there is none.
     pub fn status(&self, id: PodId) -> Result<PodView, PodError> {
-        Ok(self.view(self.current(id)?))
+        Ok(self.view(self.reconcile_pod(id)?))
     }
 
     /// A descriptor that becomes readable when the supervisor of this running pod has ended; `None` when it has ended

@@ -10,6 +10,7 @@ use gantry_model::{AppName, AppState, Phase, PodEnd, PodId};
 use crate::host::process::{self, Deadline};
 use crate::pods::outcome::{self, Seen};
 use crate::pods::pod_dir;
+use crate::pods::transition::{ready_record, started_apps};
 use crate::pods::view::PodView;
 use crate::{Engine, PodError};
 
@@ -71,7 +72,7 @@ impl Engine {
     fn end_by_journal(&self, watch: &EndWatch) -> Result<Ended, PodError> {
         let path = self.pod_dir(watch.id).join(gantry_contract::files::JOURNAL);
         let journal = pod_dir::read_journal(&watch.journal).map_err(PodError::io("read the journal", path))?;
-        let apps = outcome::ready(&journal).map(outcome::started).unwrap_or_default();
+        let apps = ready_record(&journal).map(started_apps).unwrap_or_default();
         let outcome = outcome::outcome(&apps, &journal, Seen { now: gantry_store::now(), restarted: false });
         Ok(Ended::new(outcome.end, outcome.apps))
     }

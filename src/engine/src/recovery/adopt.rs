@@ -34,9 +34,9 @@ use gantry_store::{
 };
 
 use crate::images::view::recorded_name;
-use crate::pods::outcome;
 use crate::pods::plan_net;
 use crate::pods::pod_dir;
+use crate::pods::transition::ready_record;
 use crate::{Engine, PodError, manifest};
 
 /// What was found on the disk and is on record again.
@@ -280,7 +280,7 @@ impl Engine {
     pub(crate) fn was_pod(&self, id: PodId) -> bool {
         let manifest = std::fs::symlink_metadata(self.pod_dir(id).join(pod_dir::MANIFEST));
         let absent = manifest.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
-        !absent || self.journal(id).map_or(true, |journal| outcome::ready(&journal).is_some())
+        !absent || self.journal(id).map_or(true, |journal| ready_record(&journal).is_some())
     }
 
     /// Gives these pod directories their rows.
@@ -312,10 +312,10 @@ impl Engine {
         }
         let mut state = self.store.try_lock_pod(id).map_err(PodError::store)?;
         let journal = self.journal(id);
-        let ready = journal.as_ref().is_ok_and(|journal| outcome::ready(journal).is_some());
+        let ready = journal.as_ref().is_ok_and(|journal| ready_record(journal).is_some());
         if matches!(state, PodState::Held) && !ready {
             // Perhaps by somebody who only looks.
-            state = self.lock_patiently(id)?;
+            state = self.lock_in_time(id)?;
         }
         let lock = match state {
             PodState::Absent => return Ok(Became::Nothing),
@@ -345,7 +345,7 @@ impl Engine {
                     let row = self.store.insert_pod(&pod).map_err(PodError::store)?;
                     if ready {
                         // The lock is ours: probing it would find us.
-                        self.bring(row, false, &journal)?;
+                        self.reconcile_with(row, false, &journal)?;
                     } else {
                         self.to_prepared(row)?;
                     }
@@ -362,7 +362,7 @@ impl Engine {
         match self.pod_of(id, images) {
             Ok(pod) => {
                 let row = self.store.insert_pod(&pod).map_err(PodError::store)?;
-                self.bring(row, true, journal)?;
+                self.reconcile_with(row, true, journal)?;
                 Ok(Became::Pod)
             }
             Err(why) => Ok(Became::Stays(why.to_string())),

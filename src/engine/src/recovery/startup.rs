@@ -126,7 +126,7 @@ fn put_in_order(home: &Home, options: &Options) -> Result<Condition, OpenError> 
 fn restore(home: &Home, options: &Options, damage: &Damage, source: Option<&Backup>) -> Result<Condition, PodError> {
     let mut adopted = Adopted::default();
     let record = home.restore(damage, source, |store| -> Result<_, PodError> {
-        let engine = Engine::of(store, options.clone());
+        let engine = Engine::from_store(store, options.clone());
         adopted = engine.adopt_all()?;
         Ok(engine.store)
     })?;

@@ -1,0 +1,190 @@
+//! The transitions of a pod: the steps that `prepare`, `run` and `rm` make on purpose, and `reconcile` makes up for
+//! those that were killed in between.
+//!
+//! Each is a compare-and-set on the row's generation. A read-only engine makes no step: it returns the row as it would
+//! be, so that callers see the same facts.
+
+use gantry_contract::journal::{Fact, Parsed};
+use gantry_contract::up;
+use gantry_model::{AppName, AppState, BootId, Edge, ErrorKind, Phase, PodId, PodNetwork, Process, Timestamp};
+use gantry_store::{Change, Moved, Networks, PodRow, StoreError};
+
+use crate::logs::repair;
+use crate::pods::outcome::{self, Seen};
+use crate::{Engine, PodError};
+
+impl Engine {
+    /// Moves a row along one edge. Returns the row as it is afterwards, also when another process moved it first; `None`
+    /// when it is gone.
+    pub(crate) fn step(&self, row: &PodRow, change: Change) -> Result<Option<PodRow>, PodError> {
+        if !self.writes.get() {
+            return Ok(Some(row_after(row, change)));
+        }
+        let moved = self.store.step(row.id, row.generation, change).map_err(PodError::store)?;
+        Ok(row_of(moved))
+    }
+
+    /// Moves a row through every phase before Running, then to Running. The last act of a start.
+    pub(crate) fn mark_running(&self, mut row: PodRow, ready: &up::Ready) -> Result<Option<PodRow>, PodError> {
+        let at = ready.apps.iter().map(|app| Timestamp(app.at)).min().unwrap_or_else(gantry_store::now);
+        let boot: BootId = self.store.boot().clone();
+        let supervisor = Process { pid: ready.supervisor, start_ticks: ready.start_ticks, boot };
+        loop {
+            let (edge, apps, networks) = match row.phase {
+                Phase::Embryo => (Edge::Prepare, Vec::new(), Networks::default()),
+                Phase::Preparing => (Edge::Prepared(at), Vec::new(), Networks::default()),
+                Phase::Prepared { .. } => (
+                    Edge::Started { at, supervisor: supervisor.clone() },
+                    started_apps(ready),
+                    attached_networks(ready).map_err(PodError::store)?,
+                ),
+                _ => return Ok(Some(row)),
+            };
+            match self.step(&row, Change { apps, networks, ..Change::along(edge) })? {
+                Some(next) => row = next,
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Records the exits of apps of a running pod.
+    pub(crate) fn record_app_exits(&self, row: PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
+        let exits = outcome::unrecorded_exits(&app_states(&row), journal);
+        if exits.is_empty() {
+            return Ok(Some(row));
+        }
+        if !self.writes.get() {
+            return Ok(Some(with_app_states(row, &exits)));
+        }
+        match self.store.update_apps(row.id, row.generation, &exits).map_err(PodError::store) {
+            // As in `finalize`: the journal has the exits, and gantryd writes them into the database it restored.
+            Err(error) if was_replaced(&error) => Ok(Some(with_app_states(row, &exits))),
+            moved => moved.map(row_of),
+        }
+    }
+
+    /// Gives up the preparation of a pod: removes what its supervisor left on the host, then records the phase.
+    pub(crate) fn abort(&self, row: &PodRow, failure: Option<String>) -> Result<Option<PodRow>, PodError> {
+        self.remove_leftovers(row.id);
+        self.step(row, Change { failure, ..Change::along(Edge::Aborted(gantry_store::now())) })
+    }
+
+    /// Records the end of a running pod whose supervisor is dead: removes its cgroups and networks, repairs its logs, then
+    /// moves the row to Exited. The caller holds the pod's lock, or the pod has no directory to lock. Killed in between, the
+    /// next caller does all of it again.
+    pub(crate) fn finalize(&self, row: &PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
+        let restarted = match &row.phase {
+            Phase::Running { supervisor, .. } => supervisor.boot != *self.store.boot(),
+            _ => false,
+        };
+        self.finalize_as_of(row, journal, restarted)
+    }
+
+    /// As [`Self::finalize`], where the row does not record the boot in which the pod ran.
+    pub(crate) fn finalize_as_of(
+        &self,
+        row: &PodRow,
+        journal: &Parsed,
+        restarted: bool,
+    ) -> Result<Option<PodRow>, PodError> {
+        self.remove_cgroups_or_leave(row.id);
+        // A supervisor that ended by itself has detached its networks; where a plugin hung, it would hang again.
+        if !journal.records.iter().any(|record| matches!(record.fact, Fact::Ended)) {
+            self.network_down_or_leave(row.id);
+            if self.writes.get() {
+                // `doctor --deep` reports a log that could not be repaired.
+                let _left_for_doctor = repair::repair(&self.pod_dir(row.id));
+            }
+        }
+        let now = gantry_store::now();
+        let outcome = outcome::outcome(&app_states(row), journal, Seen { now, restarted });
+        let edge = Edge::Ended { at: outcome.at, end: outcome.end };
+        let change = Change { apps: outcome.apps, ..Change::along(edge) };
+        match self.step(row, change.clone()) {
+            // The caller still learns how the pod ended; gantryd records it in the database it restored.
+            Err(error) if was_replaced(&error) => Ok(Some(row_after(row, change))),
+            other => other,
+        }
+    }
+
+    /// Removes what a supervisor that died during its start left on the host: first the processes, which may be plugins,
+    /// then the networks they made.
+    pub(crate) fn remove_leftovers(&self, id: PodId) {
+        self.remove_cgroups_or_leave(id);
+        self.network_down_or_leave(id);
+    }
+
+    /// Removes the pod's cgroups. Failure does not keep the row from being moved: `rm`, `gc` and `doctor` try again.
+    pub(crate) fn remove_cgroups_or_leave(&self, id: PodId) {
+        if self.writes.get() {
+            let _left_for_gc = self.remove_cgroups(id);
+        }
+    }
+}
+
+/// The supervisor's start reply, if the journal has one: the pod became ready.
+pub(crate) fn ready_record(journal: &Parsed) -> Option<&up::Ready> {
+    journal.records.iter().find_map(|record| match &record.fact {
+        Fact::Ready(ready) => Some(ready),
+        _ => None,
+    })
+}
+
+/// The states of the apps of a pod that became ready.
+pub(crate) fn started_apps(ready: &up::Ready) -> Vec<(AppName, AppState)> {
+    let state = |app: &up::Started| {
+        let state = AppState::Started { at: Timestamp(app.at), pid: app.pid, attempt: app.attempt };
+        Some((app.app.parse().ok()?, state))
+    };
+    ready.apps.iter().filter_map(state).collect()
+}
+
+/// The networks to which a pod that became ready is attached.
+fn attached_networks(ready: &up::Ready) -> Result<Networks, StoreError> {
+    let networks: Vec<PodNetwork> = ready.networks.iter().cloned().map(Into::into).collect();
+    Networks::of(&networks)
+}
+
+/// Whether the database was restored by another process since it was opened.
+fn was_replaced(error: &PodError) -> bool {
+    use gantry_store::{StepError, StoreError};
+    let PodError::Store(cause) = error else { return false };
+    matches!(cause.get::<StepError>(), Some(StepError::Store(StoreError::Replaced { .. })))
+}
+
+/// Whether the database cannot be written now: the disk is full or read-only.
+pub(crate) fn cannot_be_written(error: &PodError) -> bool {
+    let PodError::Store(cause) = error else { return false };
+    matches!(cause.kind(), ErrorKind::Exhausted | ErrorKind::Denied)
+}
+
+/// A row after a step that is not stored.
+fn row_after(row: &PodRow, change: Change) -> PodRow {
+    let mut moved = with_app_states(row.clone(), &change.apps);
+    if matches!(change.edge, Edge::Started { .. }) {
+        moved.networks = change.networks;
+    }
+    if let Ok(gantry_model::phase::Stepped::To(phase)) = gantry_model::step(&row.phase, change.edge) {
+        moved.phase = phase;
+    }
+    moved
+}
+
+fn row_of(moved: Moved) -> Option<PodRow> {
+    match moved {
+        Moved::Yes(row) | Moved::Lost(row) => row,
+    }
+}
+
+fn app_states(row: &PodRow) -> Vec<(AppName, AppState)> {
+    row.apps.iter().map(|app| (app.name.clone(), app.state)).collect()
+}
+
+fn with_app_states(mut row: PodRow, states: &[(AppName, AppState)]) -> PodRow {
+    for app in &mut row.apps {
+        if let Some((_, state)) = states.iter().find(|(name, _)| *name == app.name) {
+            app.state = *state;
+        }
+    }
+    row
+}
