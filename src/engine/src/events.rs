@@ -27,15 +27,15 @@ use crate::{Engine, Observer, PodError};
 
 /// After a wake-up it is looked again after so many milliseconds each, without another one. Soon at first, for most
 /// commits take no longer; and for a third of a second, for a commit that is synced takes a disk's time.
-const LOOKS: [u64; 14] = [1, 2, 4, 8, 16, 32, 32, 32, 32, 32, 32, 32, 32, 32];
+const POLL_BACKOFF_MS: [u64; 14] = [1, 2, 4, 8, 16, 32, 32, 32, 32, 32, 32, 32, 32, 32];
 /// How often it is looked when nothing wakes us.
-const NET: Duration = Duration::from_secs(1);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is looked where the kernel cannot wake us.
-const BLIND: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// An event is committed within this time after the moment that it names, where somebody notices at once: who wants all
-/// until a time looks this much later.
-pub const COMMITTED_WITHIN: Duration = Duration::from_millis(30);
+/// until a time polls this much later.
+pub const COMMIT_TIMEOUT: Duration = Duration::from_millis(30);
 
 /// Some events, in the order of their numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -53,15 +53,15 @@ pub struct EventPage {
 ///
 /// The kernel tells of writes to the WAL (inotify on the data directory, for the file is replaced now and then). A
 /// writer writes there a moment before its commit can be seen: the commit is published in shared memory, of which
-/// nobody is told, and synced before that where it has to be. So a wake-up is followed by some more looks.
+/// nobody is told, and synced before that where it has to be. So a wake-up is followed by some more polls.
 #[derive(Debug)]
 pub struct Commits {
     /// Where the kernel can tell.
     inotify: Option<OwnedFd>,
     /// The name of the WAL.
     wal: OsString,
-    /// How many looks there were since the last wake-up.
-    looks: usize,
+    /// How many polls there were since the last wake-up.
+    polls: usize,
 }
 
 impl Commits {
@@ -73,7 +73,7 @@ impl Commits {
         observer.engine.commits()
     }
 
-    fn of(layout: &Layout) -> Self {
+    fn from_layout(layout: &Layout) -> Self {
         let watched = || -> rustix::io::Result<OwnedFd> {
             let fd = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
             let flags = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::ONLYDIR;
@@ -82,7 +82,7 @@ impl Commits {
         };
         let wal = layout.wal().file_name().map(OsStr::to_owned).unwrap_or_default();
         // As after a wake-up: a writer may have written to the WAL already and not published it yet.
-        Self { inotify: watched().ok(), wal, looks: 0 }
+        Self { inotify: watched().ok(), wal, polls: 0 }
     }
 
     /// Waits until there may be something new, at most this long. Waking too often is allowed, too late is not.
@@ -96,12 +96,12 @@ impl Commits {
             let fds: Vec<_> = self.inotify.iter().map(OwnedFd::as_fd).collect();
             if process::readable(&fds, deadline)?.is_none() {
                 if pause <= most {
-                    self.looks = self.looks.saturating_add(1);
+                    self.polls = self.polls.saturating_add(1);
                 }
                 return Ok(());
             }
-            if self.take_notices() {
-                self.looks = 0;
+            if self.drain_inotify() {
+                self.polls = 0;
                 return Ok(());
             }
         }
@@ -109,13 +109,13 @@ impl Commits {
 
     fn pause(&self) -> Duration {
         match &self.inotify {
-            Some(_) => LOOKS.get(self.looks).map_or(NET, |ms| Duration::from_millis(*ms)),
-            None => BLIND,
+            Some(_) => POLL_BACKOFF_MS.get(self.polls).map_or(MAX_POLL_INTERVAL, |ms| Duration::from_millis(*ms)),
+            None => POLL_INTERVAL,
         }
     }
 
     /// Takes away what the kernel tells; whether it may be about a commit.
-    fn take_notices(&mut self) -> bool {
+    fn drain_inotify(&mut self) -> bool {
         let Some(fd) = &self.inotify else { return true };
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(fd, &mut buffer);
@@ -145,7 +145,7 @@ impl Engine {
     /// # Errors
     /// See [`Commits::watch`].
     pub fn commits(&self) -> io::Result<Commits> {
-        Ok(Commits::of(self.store.layout()))
+        Ok(Commits::from_layout(self.store.layout()))
     }
 
     /// The cursor from which to read so that no event is missed that this query asks for:

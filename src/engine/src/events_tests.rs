@@ -142,20 +142,24 @@ fn waits_get_longer_and_end_at_the_callers_time() {
     let home = tempfile::tempdir().unwrap();
     let (engine, observer) = both(home.path());
     let mut commits = Commits::watch(&observer).unwrap();
-    for _ in 0..LOOKS.len() {
-        commits.wait(NET).unwrap();
+    for _ in 0..POLL_BACKOFF_MS.len() {
+        commits.wait(MAX_POLL_INTERVAL).unwrap();
     }
-    assert_eq!(commits.pause(), NET);
+    assert_eq!(commits.pause(), MAX_POLL_INTERVAL);
     let begin = Instant::now();
     commits.wait(Duration::from_millis(5)).unwrap();
-    assert!(begin.elapsed() >= Duration::from_millis(5) && commits.pause() == NET, "{:?}", begin.elapsed());
+    assert!(
+        begin.elapsed() >= Duration::from_millis(5) && commits.pause() == MAX_POLL_INTERVAL,
+        "{:?}",
+        begin.elapsed()
+    );
     // Other files of the directory are nobody's commits; the WAL's are.
     std::fs::write(home.path().join("data/other"), b"x").unwrap();
     commits.wait(Duration::from_millis(5)).unwrap();
-    assert_eq!(commits.pause(), NET);
+    assert_eq!(commits.pause(), MAX_POLL_INTERVAL);
     happen(&engine.store, 1, 1);
-    commits.wait(NET).unwrap();
-    assert_eq!(commits.pause(), Duration::from_millis(LOOKS[0]));
+    commits.wait(MAX_POLL_INTERVAL).unwrap();
+    assert_eq!(commits.pause(), Duration::from_millis(POLL_BACKOFF_MS[0]));
 }
 
 #[test]
@@ -169,8 +173,8 @@ fn a_directory_that_goes_away_is_no_end_of_waiting() {
     let begin = Instant::now();
     while commits.inotify.is_some() {
         assert!(begin.elapsed() < Duration::from_secs(60), "the kernel does not tell of the end of the directory");
-        commits.wait(BLIND).unwrap();
+        commits.wait(POLL_INTERVAL).unwrap();
     }
-    assert_eq!(commits.pause(), BLIND);
+    assert_eq!(commits.pause(), POLL_INTERVAL);
     commits.wait(Duration::from_millis(1)).unwrap();
 }

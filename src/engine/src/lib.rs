@@ -39,7 +39,7 @@ mod volumes;
 pub use doctor::store::examine;
 pub use engine::{Engine, NetworkOptions, OpenError, Options};
 pub use error::{Cause, EngineError, PodError};
-pub use events::{COMMITTED_WITHIN, Commits, EventPage};
+pub use events::{COMMIT_TIMEOUT, Commits, EventPage};
 pub use host::network::{FirewallChange, FirewallMonitor, FirewallPart};
 pub use images::inspect::{HistoryStep, ImageDetails, LayerDetails};
 pub use images::login;

@@ -46,11 +46,11 @@ use crate::{GcOptions, NetworkOptions, Options};
 pub(crate) const DEFAULT_DIR: &str = "/var/lib/gantry";
 const DEFAULT_CONFIG: &str = "/etc/gantry/config.toml";
 /// A configuration file is never bigger; whatever is, is something else.
-const MOST_CONFIG: u64 = 1 << 20;
+const MAX_CONFIG: u64 = 1 << 20;
 /// Collecting reads all rows; more often than this it would do nothing else.
 const LEAST_INTERVAL: Duration = Duration::from_millis(100);
 /// More directories nobody has; each is read at every start.
-const MOST_DIRS: usize = 32;
+const MAX_DIRS: usize = 32;
 /// How long one plugin may take.
 const PLUGIN_LIMIT: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 /// With fewer a follower that stops for a moment on a busy host would miss some; more make the database slow to back up.
@@ -227,9 +227,9 @@ fn read(path: &Path) -> Result<Option<String>, SettingsError> {
         Err(error) => return Err(failed(error)),
     };
     let mut text = String::new();
-    let read = file.take(MOST_CONFIG + 1).read_to_string(&mut text).map_err(failed)?;
-    if read as u64 > MOST_CONFIG {
-        let why = format!("is longer than {MOST_CONFIG} bytes: it cannot be a configuration of gantry");
+    let read = file.take(MAX_CONFIG + 1).read_to_string(&mut text).map_err(failed)?;
+    if read as u64 > MAX_CONFIG {
+        let why = format!("is longer than {MAX_CONFIG} bytes: it cannot be a configuration of gantry");
         return Err(SettingsError::Content { path: path.to_owned(), why });
     }
     Ok(Some(text))
@@ -315,8 +315,8 @@ fn absolute_dirs(key: &str, dirs: Vec<String>) -> Result<Vec<String>, String> {
     if let Some(dir) = dirs.iter().find(unfit) {
         return Err(format!("{key}: '{}' is not an absolute path", shown(dir)));
     }
-    if dirs.len() > MOST_DIRS {
-        return Err(format!("{key}: at most {MOST_DIRS} directories are looked through"));
+    if dirs.len() > MAX_DIRS {
+        return Err(format!("{key}: at most {MAX_DIRS} directories are looked through"));
     }
     Ok(dirs)
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gantry_engine::COMMITTED_WITHIN;
+use gantry_engine::COMMIT_TIMEOUT;
 use gantry_engine::model::query::EventQuery;
 use gantry_engine::model::{Event, EventKind, NewEvent, Timestamp};
 use gantry_engine::name_and_version;
@@ -333,7 +333,7 @@ impl Listener {
 
     /// How long until everything is committed that happens before the asked-for end.
     fn until_over(&self) -> Option<Duration> {
-        self.wanted.query.until.map(|until| until.after(COMMITTED_WITHIN).since(now()))
+        self.wanted.query.until.map(|until| until.after(COMMIT_TIMEOUT).since(now()))
     }
 
     /// The number of the last event that there is.

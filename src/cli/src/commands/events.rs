@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 use std::time::{Duration, Instant};
 
-use gantry_engine::COMMITTED_WITHIN;
+use gantry_engine::COMMIT_TIMEOUT;
 use gantry_engine::Engine;
 use gantry_model::query::{EventQuery, PodQuery};
 use gantry_model::{Digest, Event, NewEvent, Timestamp};
@@ -135,7 +135,7 @@ impl Reader<'_> {
             // First whether it is over, then what there was until then.
             let left = self.query.until.map(|until| left(until, gantry_engine::now()));
             let over = left.is_some_and(|left| left.is_zero());
-            let last_look = left.map(|left| left.saturating_sub(LAST_LOOK + COMMITTED_WITHIN));
+            let last_look = left.map(|left| left.saturating_sub(LAST_LOOK + COMMIT_TIMEOUT));
             if last_look.is_some_and(|until| until.is_zero()) && !looked_last {
                 looked_last = true;
                 self.settler.settle();
@@ -184,7 +184,7 @@ impl Reader<'_> {
 
 /// How long until everything is committed that happens before this time.
 fn left(until: Timestamp, now: Timestamp) -> Duration {
-    until.after(COMMITTED_WITHIN).since(now)
+    until.after(COMMIT_TIMEOUT).since(now)
 }
 
 /// Whether our standard output has no reader any more, which is else noticed only when something is written.

@@ -15,14 +15,14 @@ use crate::host::cgroup;
 use crate::host::process;
 use crate::host::process::Deadline;
 use crate::logs::files::ends_in_a_whole_line;
-use crate::pods::control::{ANSWER_WITHIN, Connection, ControlError};
+use crate::pods::control::{Connection, ControlError, REPLY_TIMEOUT};
 use crate::{Engine, PodError};
 
 /// Maximum time between a supervisor closing its socket and exiting.
 const ENDING: Duration = Duration::from_secs(5);
 
 /// Timeout of connecting to one supervisor, whose backlog may be full.
-const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum number of supervisors queried concurrently; each takes a descriptor.
 const ASKED_AT_ONCE: usize = 200;
@@ -87,12 +87,12 @@ impl Engine {
         let asked: Vec<Result<Connection, ControlError>> = rows
             .iter()
             .map(|row| {
-                let connection = self.connect_within(row.id, CONNECT_WITHIN)?;
+                let connection = self.connect_within(row.id, CONNECT_TIMEOUT)?;
                 connection.send(&Request::Status, &[])?;
                 Ok(connection)
             })
             .collect();
-        let deadline = Deadline::after(ANSWER_WITHIN);
+        let deadline = Deadline::after(REPLY_TIMEOUT);
         let mut silent = Vec::new();
         for (row, connection) in rows.iter().zip(asked) {
             match connection.and_then(|connection| connection.receive_status(deadline)) {

@@ -6,7 +6,7 @@ use gantry_model::{ErrorKind, Kind};
 use gantry_store::{Finding, Layout, PodState, Record, StoreError, Verdict};
 
 use crate::doctor::{fail, warn};
-use crate::pods::gc::LOST_PODS_KEPT;
+use crate::pods::gc::LOST_PODS_RETENTION;
 use crate::pods::transition::ready_record;
 use crate::recovery::startup;
 use crate::{Engine, OpenError, Options, PodError};
@@ -133,7 +133,7 @@ fn check_records(layout: &Layout, findings: &mut Vec<Finding>) -> Result<(), Sto
         let hint = format!(
             "its logs are in 'logs', its files in 'apps' and 'volumes'; 'gantry gc' deletes it {} days after it was moved \
              there",
-            LOST_PODS_KEPT.as_secs() / 86_400
+            LOST_PODS_RETENTION.as_secs() / 86_400
         );
         warn(findings, format!("the pod in {} lost its place in the database", named(&path)), &hint);
     }

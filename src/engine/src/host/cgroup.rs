@@ -16,7 +16,7 @@ use crate::host::process::{self, Deadline};
 
 /// More directories below a pod's cgroup than this are not removed in one go (an app may make as many as it likes
 /// where cgroup namespaces are writable; ours are read-only).
-const MOST_DIRECTORIES: usize = 100_000;
+const MAX_DIRECTORIES: usize = 100_000;
 
 /// A mounted cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -188,8 +188,8 @@ fn tree(top: &Path) -> io::Result<Vec<PathBuf>> {
             if entry.file_type()?.is_dir() {
                 dirs.push(entry.path());
             }
-            if dirs.len() > MOST_DIRECTORIES {
-                return Err(io::Error::other(format!("more than {MOST_DIRECTORIES} cgroups are below it")));
+            if dirs.len() > MAX_DIRECTORIES {
+                return Err(io::Error::other(format!("more than {MAX_DIRECTORIES} cgroups are below it")));
             }
         }
         next += 1;

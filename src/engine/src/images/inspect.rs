@@ -57,25 +57,25 @@ pub struct HistoryStep {
 }
 
 #[derive(Deserialize, Default)]
-struct Document {
+struct ConfigJson {
     #[serde(default)]
     created: Option<String>,
     #[serde(default)]
     author: Option<String>,
     #[serde(default)]
-    history: Option<Vec<Step>>,
+    history: Option<Vec<HistoryJson>>,
     #[serde(default)]
-    config: Option<RunConfig>,
+    config: Option<RunConfigJson>,
 }
 
 #[derive(Deserialize, Default)]
-struct RunConfig {
+struct RunConfigJson {
     #[serde(default, rename = "StopSignal")]
     stop_signal: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct Step {
+struct HistoryJson {
     #[serde(default)]
     created: Option<String>,
     #[serde(default)]
@@ -97,7 +97,7 @@ impl Engine {
         let bytes = self.store().blob(&row.config, MAX_DOCUMENT).map_err(store)?;
         let bytes = bytes.ok_or_else(|| damaged("its configuration is not there".to_owned()))?;
         let config = config::parse(&bytes).map_err(|error| damaged(error.to_string()))?;
-        let document: Document = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+        let document: ConfigJson = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
         let layers = self.layers(&row)?;
         let history = steps(document.history.unwrap_or_default(), &layers);
         let stop_signal = document.config.unwrap_or_default().stop_signal.filter(|signal| !signal.is_empty());
@@ -174,7 +174,7 @@ fn new_name(text: &str) -> Option<String> {
 }
 
 /// Pairs the steps with the layers they made: steps that made none say so.
-fn steps(steps: Vec<Step>, layers: &[LayerDetails]) -> Vec<HistoryStep> {
+fn steps(steps: Vec<HistoryJson>, layers: &[LayerDetails]) -> Vec<HistoryStep> {
     let mut left = layers.iter();
     let mut paired: Vec<HistoryStep> = steps
         .into_iter()
@@ -224,8 +224,12 @@ mod tests {
             let digest: Digest = format!("sha256:{n:064x}").parse().unwrap();
             LayerDetails { diff_id: digest.clone(), blob: digest, size: n, entries: 1 }
         };
-        let step =
-            |by: &str, empty_layer| Step { created: None, created_by: Some(by.into()), comment: None, empty_layer };
+        let step = |by: &str, empty_layer| HistoryJson {
+            created: None,
+            created_by: Some(by.into()),
+            comment: None,
+            empty_layer,
+        };
         let shown = |steps: Vec<HistoryStep>| -> Vec<(String, Option<u64>)> {
             steps.into_iter().map(|step| (step.created_by, step.layer.map(|layer| layer.size))).collect()
         };

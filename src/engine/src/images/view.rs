@@ -18,11 +18,11 @@ use crate::manifest::appc::Secrets;
 use crate::manifest::appc::write;
 
 /// Most images kept.
-const MOST_KEPT: usize = 512;
+const MAX_CACHED_IMAGES: usize = 512;
 /// Most bytes kept of one image; what says more of itself is read again.
-const MOST_OF_ONE: usize = 256 << 10;
+const MAX_CACHED_IMAGE: usize = 256 << 10;
 /// Most bytes kept in all.
-const MOST_BYTES: usize = 16 << 20;
+const MAX_CACHE: usize = 16 << 20;
 
 /// An image, with what its manifest and configuration say.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -183,7 +183,7 @@ impl Kept {
         }
         let (said, whole) = decoded(store, row);
         let said = Arc::new(said);
-        if whole && said.size() <= MOST_OF_ONE {
+        if whole && said.size() <= MAX_CACHED_IMAGE {
             self.0.borrow_mut().keep(&row.id, said.clone());
         }
         said
@@ -202,7 +202,7 @@ impl Shelf {
     /// Makes room by dropping any others: whoever lists more images than are kept asks for all of them in turn, and the
     /// one not used for longest would be the very next.
     fn keep(&mut self, id: &ImageId, said: Arc<Said>) {
-        while self.said.len() >= MOST_KEPT || self.bytes + said.size() > MOST_BYTES {
+        while self.said.len() >= MAX_CACHED_IMAGES || self.bytes + said.size() > MAX_CACHE {
             let Some(other) = self.said.keys().next().cloned() else { break };
             self.bytes -= self.said.remove(&other).map_or(0, |said| said.size());
         }
@@ -358,10 +358,10 @@ mod tests {
         let said = |bytes| Arc::new(Said { manifest: vec![0; bytes], ..Said::default() });
         let id = |n: usize| format!("sha256:{n:064x}").parse::<ImageId>().unwrap();
         let mut shelf = Shelf::default();
-        (0..MOST_KEPT * 2).for_each(|n| shelf.keep(&id(n), said(1)));
-        assert_eq!((shelf.said.len(), shelf.bytes), (MOST_KEPT, MOST_KEPT));
-        (0..MOST_KEPT * 2).for_each(|n| shelf.keep(&id(n + 10_000), said(MOST_OF_ONE)));
-        assert!(shelf.bytes <= MOST_BYTES && shelf.said.len() >= MOST_BYTES / MOST_OF_ONE, "{}", shelf.bytes);
+        (0..MAX_CACHED_IMAGES * 2).for_each(|n| shelf.keep(&id(n), said(1)));
+        assert_eq!((shelf.said.len(), shelf.bytes), (MAX_CACHED_IMAGES, MAX_CACHED_IMAGES));
+        (0..MAX_CACHED_IMAGES * 2).for_each(|n| shelf.keep(&id(n + 10_000), said(MAX_CACHED_IMAGE)));
+        assert!(shelf.bytes <= MAX_CACHE && shelf.said.len() >= MAX_CACHE / MAX_CACHED_IMAGE, "{}", shelf.bytes);
         assert_eq!(shelf.bytes, shelf.said.values().map(|said| said.size()).sum::<usize>());
     }
 

@@ -21,26 +21,26 @@ use crate::logs::line::{self, Parser};
 
 const BLOCK: usize = 64 << 10;
 /// A line longer than this was not written by a supervisor; it is given out in pieces.
-pub(crate) const MOST_LINE: usize = 1 << 20;
+pub(crate) const MAX_LINE: usize = 1 << 20;
 /// Enough of a line's beginning to tell its tag: time, stream, tag.
 const HEAD: usize = 64;
 /// So much of what is not in the format is passed over in search of a line with a time.
-const MOST_UNTIMED: u64 = 1 << 20;
+const MAX_UNTIMED: u64 = 1 << 20;
 /// A directory that changed less long ago may have changed again without its time telling: clocks of file systems tick.
-const SETTLED_NS: i64 = 1_000_000_000;
+const MTIME_SLACK_NS: i64 = 1_000_000_000;
 /// How often a look is repeated when files were renamed during it.
-const LOOKS: usize = 50;
+const MAX_ATTEMPTS: usize = 50;
 
 /// A file of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct LogFile {
     attempt: u32,
     /// 0 is the current one.
     age: u32,
     pub(crate) inode: u64,
 }
 
-impl Part {
+impl LogFile {
     fn name(&self) -> String {
         match self.age {
             0 => format!("{}.log", self.attempt),
@@ -56,13 +56,13 @@ impl Part {
 
 /// A place in a file, which is held open: it may be renamed or deleted meanwhile.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct LogPosition {
     pub(crate) file: Arc<File>,
     pub(crate) inode: u64,
     pub(crate) offset: u64,
 }
 
-impl Place {
+impl LogPosition {
     fn size(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }
@@ -75,9 +75,9 @@ impl Place {
 /// What of a log is asked for, as it stood at one moment.
 #[derive(Debug)]
 pub(crate) struct Span {
-    parts: Vec<Part>,
-    pub(crate) start: Place,
-    pub(crate) end: Place,
+    parts: Vec<LogFile>,
+    pub(crate) start: LogPosition,
+    pub(crate) end: LogPosition,
 }
 
 /// The directory of one app's log.
@@ -114,27 +114,27 @@ impl LogDir {
     }
 
     /// All files of the log, oldest first, as they were at one moment.
-    pub(crate) fn parts(&mut self) -> io::Result<Vec<Part>> {
+    pub(crate) fn parts(&mut self) -> io::Result<Vec<LogFile>> {
         if self.fd.is_none() {
             self.fd = open_dir(&self.base, &self.below)?;
         }
         let Some(fd) = &self.fd else { return Ok(Vec::new()) };
         let changed = changed_at(fd)?;
         let age = i128::from(gantry_store::now().0) - i128::from(changed.0) * 1_000_000_000 - i128::from(changed.1);
-        self.seen = (age > i128::from(SETTLED_NS)).then_some(changed);
-        steady_look(fd)
+        self.seen = (age > i128::from(MTIME_SLACK_NS)).then_some(changed);
+        list_files(fd)
     }
 
     /// Opens this very file, under whatever name it has by now. `None` when it is gone.
-    pub(crate) fn open(&self, part: &Part) -> io::Result<Option<Place>> {
+    pub(crate) fn open(&self, part: &LogFile) -> io::Result<Option<LogPosition>> {
         let mut part = part.clone();
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_ATTEMPTS {
             let Some(fd) = &self.fd else { return Ok(None) };
             if let Some(place) = open_file(fd, &part.name())?.filter(|place| place.inode == part.inode) {
                 return Ok(Some(place));
             }
             // Rotated since we looked.
-            let Some(renamed) = steady_look(fd)?.into_iter().find(|other| part.may_become(other)) else { break };
+            let Some(renamed) = list_files(fd)?.into_iter().find(|other| part.may_become(other)) else { break };
             part = renamed;
         }
         Ok(None)
@@ -163,14 +163,14 @@ impl LogDir {
             // One descriptor is enough for both.
             start.file = Arc::clone(&end.file);
         }
-        let order = |place: &Place| (parts.iter().position(|part| part.inode == place.inode), place.offset);
+        let order = |place: &LogPosition| (parts.iter().position(|part| part.inode == place.inode), place.offset);
         if order(&start) > order(&end) {
             start = end.clone();
         }
         Ok(Some(Span { parts, start, end }))
     }
 
-    fn first_open<'a>(&self, parts: impl IntoIterator<Item = &'a Part>) -> io::Result<Option<Place>> {
+    fn first_open<'a>(&self, parts: impl IntoIterator<Item = &'a LogFile>) -> io::Result<Option<LogPosition>> {
         for part in parts {
             if let Some(place) = self.open(part)? {
                 return Ok(Some(place));
@@ -180,7 +180,7 @@ impl LogDir {
     }
 
     /// Where lines begin to be not older than `bound`. Lines without a time count as those before them.
-    fn crossing(&self, parts: &[Part], bound: Timestamp) -> io::Result<Option<Crossing>> {
+    fn crossing(&self, parts: &[LogFile], bound: Timestamp) -> io::Result<Option<Crossing>> {
         // The newest file's last place that was looked at; then the oldest one known to be young enough.
         let mut found = None;
         for part in parts.iter().rev() {
@@ -205,14 +205,14 @@ impl LogDir {
 
     /// Where the last `lines` whole lines of a span begin (its start when there are no more), and how many those are; of
     /// one stream alone, if one is named.
-    pub(crate) fn tail(&self, span: &Span, lines: usize, stderr: Option<bool>) -> io::Result<(usize, Place)> {
+    pub(crate) fn tail(&self, span: &Span, lines: usize, stderr: Option<bool>) -> io::Result<(usize, LogPosition)> {
         let (start, end) = (&span.start, &span.end);
         let mut counter = Tail { wanted: lines, seen: 0, stderr, newest: true, parser: Parser::default() };
-        let least = |place: &Place| if place.inode == start.inode { start.offset } else { 0 };
+        let least = |place: &LogPosition| if place.inode == start.inode { start.offset } else { 0 };
         if let Some(found) = counter.scan(&end.file, least(end), end.offset)? {
             return Ok((lines, end.at(found)));
         }
-        let index = |place: &Place| span.parts.iter().position(|part| part.inode == place.inode).unwrap_or(0);
+        let index = |place: &LogPosition| span.parts.iter().position(|part| part.inode == place.inode).unwrap_or(0);
         for part in span.parts.get(index(start)..index(end)).unwrap_or_default().iter().rev() {
             let Some(place) = self.open(part)? else { continue };
             if let Some(found) = counter.scan(&place.file, least(&place), place.size()?)? {
@@ -232,7 +232,7 @@ impl LogDir {
         let mut older = span.parts.iter().rev().skip_while(|part| part.inode != start.inode).skip(1);
         loop {
             let time = last_time(&place.file, end)?;
-            if time.is_some() || end >= MOST_UNTIMED {
+            if time.is_some() || end >= MAX_UNTIMED {
                 return Ok(time);
             }
             let Some(next) = self.first_open(&mut older)? else { return Ok(None) };
@@ -244,9 +244,9 @@ impl LogDir {
 /// Where a log crosses a time.
 enum Crossing {
     /// Before this line, which is not older.
-    At(Place),
+    At(LogPosition),
     /// Nowhere: what is known to be older ends here.
-    Behind(Place),
+    Behind(LogPosition),
 }
 
 fn open_dir(base: &Path, below: &Path) -> io::Result<Option<OwnedFd>> {
@@ -267,10 +267,10 @@ fn changed_at(fd: &OwnedFd) -> io::Result<(i64, i64)> {
 }
 
 /// Looks until two looks agree.
-fn steady_look(fd: &OwnedFd) -> io::Result<Vec<Part>> {
-    let mut before = look(fd)?;
-    for _ in 0..LOOKS {
-        let now = look(fd)?;
+fn list_files(fd: &OwnedFd) -> io::Result<Vec<LogFile>> {
+    let mut before = list_once(fd)?;
+    for _ in 0..MAX_ATTEMPTS {
+        let now = list_once(fd)?;
         if now == before {
             break;
         }
@@ -279,14 +279,14 @@ fn steady_look(fd: &OwnedFd) -> io::Result<Vec<Part>> {
     Ok(before)
 }
 
-fn look(fd: &OwnedFd) -> io::Result<Vec<Part>> {
+fn list_once(fd: &OwnedFd) -> io::Result<Vec<LogFile>> {
     let mut parts = Vec::new();
     for entry in Dir::read_from(fd)? {
         let entry = entry?;
         let Some((attempt, age)) = entry.file_name().to_str().ok().and_then(name) else { continue };
         match rustix::fs::statat(fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if FileType::from_raw_mode(stat.st_mode).is_file() => {
-                parts.push(Part { attempt, age, inode: stat.st_ino });
+                parts.push(LogFile { attempt, age, inode: stat.st_ino });
             }
             Ok(_) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
@@ -300,12 +300,12 @@ fn look(fd: &OwnedFd) -> io::Result<Vec<Part>> {
 fn name(name: &str) -> Option<(u32, u32)> {
     let (attempt, rest) = name.split_once(".log")?;
     let age = if rest.is_empty() { 0 } else { rest.strip_prefix('.')?.parse().ok().filter(|age| *age > 0)? };
-    let part = Part { attempt: attempt.parse().ok()?, age, inode: 0 };
+    let part = LogFile { attempt: attempt.parse().ok()?, age, inode: 0 };
     (part.name() == name).then_some((part.attempt, age))
 }
 
 /// `None` when it is not there, or no regular file.
-fn open_file(dir: &OwnedFd, name: &str) -> io::Result<Option<Place>> {
+fn open_file(dir: &OwnedFd, name: &str) -> io::Result<Option<LogPosition>> {
     // NONBLOCK: if somebody put a FIFO there, opening it must not hang.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
@@ -314,7 +314,7 @@ fn open_file(dir: &OwnedFd, name: &str) -> io::Result<Option<Place>> {
         Err(error) => return Err(error.into()),
     };
     let meta = file.metadata()?;
-    Ok(meta.is_file().then(|| Place { file: Arc::new(file), inode: meta.ino(), offset: 0 }))
+    Ok(meta.is_file().then(|| LogPosition { file: Arc::new(file), inode: meta.ino(), offset: 0 }))
 }
 
 /// The beginning of the line that starts at `offset`: at most [`HEAD`] bytes of it.
@@ -362,7 +362,7 @@ struct Timed {
 /// The first whole line with a time that starts at or after `offset` (where a line starts) and before `to`; or where the
 /// search ended, at the start of a line too.
 fn first_timed(file: &File, mut offset: u64, to: u64, size: u64) -> io::Result<(u64, Option<Timed>)> {
-    let to = to.min(offset.saturating_add(MOST_UNTIMED));
+    let to = to.min(offset.saturating_add(MAX_UNTIMED));
     while offset < to {
         let Some(head) = line_at(file, offset, size)? else { break };
         let Some(next) = next_line(file, offset, size)? else { break };
@@ -401,8 +401,8 @@ pub(crate) fn ends_in_a_whole_line(dir: &Path) -> io::Result<bool> {
     let parts = dir.parts()?;
     let Some(newest) = dir.first_open(parts.iter().rev())? else { return Ok(true) };
     let size = newest.size()?;
-    let from = size.saturating_sub(MOST_LINE as u64);
-    let mut bytes = vec![0; usize::try_from(size - from).unwrap_or(MOST_LINE)];
+    let from = size.saturating_sub(MAX_LINE as u64);
+    let mut bytes = vec![0; usize::try_from(size - from).unwrap_or(MAX_LINE)];
     newest.file.read_exact_at(&mut bytes, from)?;
     let Some(whole) = bytes.strip_suffix(b"\n") else { return Ok(bytes.is_empty()) };
     let last = memchr::memrchr(b'\n', whole).map_or(whole, |at| &whole[at + 1..]);
@@ -444,7 +444,7 @@ impl Tail {
 /// The time of the last line before `end` that has one, if it is not too far away.
 fn last_time(file: &File, end: u64) -> io::Result<Option<Timestamp>> {
     let found = backwards(file, 0, end, |head, next| match line::time_of(head) {
-        None if end - next < MOST_UNTIMED => None,
+        None if end - next < MAX_UNTIMED => None,
         time => Some(time),
     });
     Ok(found?.flatten())

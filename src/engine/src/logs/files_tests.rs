@@ -12,7 +12,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp(second * 1_000_000_000)
 }
 
-fn text_from(place: &Place) -> String {
+fn text_from(place: &LogPosition) -> String {
     let size = place.size().unwrap();
     let mut bytes = vec![0; usize::try_from(size - place.offset).unwrap()];
     place.file.read_exact_at(&mut bytes, place.offset).unwrap();
@@ -50,7 +50,7 @@ fn only_regular_files_of_the_directory_itself_are_read() {
     symlink(path("logs"), path("link")).unwrap();
     let mut good = LogDir::new(dir.path(), "logs/a");
     let parts = good.parts().unwrap();
-    assert_eq!(parts.iter().map(Part::name).collect::<Vec<_>>(), ["3.log"]);
+    assert_eq!(parts.iter().map(LogFile::name).collect::<Vec<_>>(), ["3.log"]);
     // As if it had been put there between the look and the opening.
     let fd = good.fd.as_ref().unwrap();
     for name in ["0.log", "1.log", "2.log", "9.log"] {
@@ -96,7 +96,7 @@ fn a_file_is_opened_under_its_new_name() {
 #[test]
 fn the_inode_of_a_deleted_file_is_not_that_file() {
     let temp = tempfile::tempdir().unwrap();
-    let path = |age: u32| temp.path().join(Part { attempt: 0, age, inode: 0 }.name());
+    let path = |age: u32| temp.path().join(LogFile { attempt: 0, age, inode: 0 }.name());
     for age in 0..4 {
         std::fs::write(path(age), line(10 - age, "F", &format!("old{age}"))).unwrap();
     }

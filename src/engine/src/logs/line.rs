@@ -11,7 +11,7 @@ const SECOND: usize = 19;
 
 /// A parsed line, borrowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Parsed<'a> {
+pub(crate) struct LogLine<'a> {
     pub(crate) at: Timestamp,
     pub(crate) stderr: bool,
     pub(crate) partial: bool,
@@ -29,12 +29,12 @@ pub(crate) struct Parser {
 
 impl Parser {
     /// As [`parse`].
-    pub(crate) fn parse<'a>(&mut self, line: &'a [u8]) -> Option<Parsed<'a>> {
+    pub(crate) fn parse<'a>(&mut self, line: &'a [u8]) -> Option<LogLine<'a>> {
         self.fixed(line).or_else(|| parse(line))
     }
 
     /// `2016-10-06T00:17:09.669794202Z stdout F text`, and nothing else.
-    fn fixed<'a>(&mut self, line: &'a [u8]) -> Option<Parsed<'a>> {
+    fn fixed<'a>(&mut self, line: &'a [u8]) -> Option<LogLine<'a>> {
         let (head, text) = line.split_first_chunk::<HEAD>()?;
         if head[SECOND] != b'.' || head[29] != b'Z' || head[30] != b' ' || head[37] != b' ' || head[39] != b' ' {
             return None;
@@ -59,12 +59,12 @@ impl Parser {
                 begin
             }
         };
-        Some(Parsed { at: Timestamp(begin.checked_add(nanos)?), stderr, partial: piece, piece, text })
+        Some(LogLine { at: Timestamp(begin.checked_add(nanos)?), stderr, partial: piece, piece, text })
     }
 }
 
 /// The line without its newline; `None` when it is not in the format.
-pub(crate) fn parse(line: &[u8]) -> Option<Parsed<'_>> {
+pub(crate) fn parse(line: &[u8]) -> Option<LogLine<'_>> {
     let (at, rest) = word(line)?;
     let (stream, rest) = word(rest)?;
     let (tag, text) = word(rest).unwrap_or((rest, &[]));
@@ -81,7 +81,7 @@ pub(crate) fn parse(line: &[u8]) -> Option<Parsed<'_>> {
         _ => return None,
     };
     let partial = piece || tags.any(|tag| tag == b"noeol");
-    Some(Parsed { at: time(at)?, stderr, partial, piece, text })
+    Some(LogLine { at: time(at)?, stderr, partial, piece, text })
 }
 
 /// Only the time of a line.

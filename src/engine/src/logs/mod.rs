@@ -25,14 +25,14 @@ use crate::logs::reader::{LineRef, LogReader, Pulled};
 use crate::{Engine, PodError};
 
 /// How often files are looked at where the kernel cannot tell (no inotify left, or a directory that is not there yet).
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The pauses before the kernel is asked to tell, each twice as long as the one before: 63 ms in all.
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
-const LAST_PAUSE: Duration = Duration::from_millis(32);
+const MIN_BACKOFF: Duration = Duration::from_millis(1);
+const MAX_BACKOFF: Duration = Duration::from_millis(32);
 
 /// How much is read between two looks at whether the receiver still takes it.
-const MOST: usize = 1 << 20;
+const MAX_READ: usize = 1 << 20;
 
 /// Which lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub struct LogQuery {
 
 impl LogQuery {
     /// No app gives more whole lines than this at first.
-    pub(crate) fn most_lines(&self) -> Option<usize> {
+    pub(crate) fn max_lines(&self) -> Option<usize> {
         self.tail.into_iter().chain(self.tail_total).min()
     }
 }
@@ -129,10 +129,10 @@ impl Engine {
     /// [`LogsError`].
     pub fn logs(&self, id: PodId, query: &LogQuery, sink: &mut dyn LogSink) -> Result<(), LogsError> {
         let mut reader = self.open_logs(id, query)?;
-        let mut waiting = Waiting { watch: None, pause: FIRST_PAUSE };
+        let mut waiting = Waiting { watch: None, backoff: MIN_BACKOFF };
         loop {
             let mut taken = Ok(());
-            let pulled = self.pull_logs(&mut reader, MOST, &mut |line| {
+            let pulled = self.pull_logs(&mut reader, MAX_READ, &mut |line| {
                 if taken.is_ok() {
                     taken = sink.line(line);
                 }
@@ -177,7 +177,7 @@ impl Engine {
 /// takes the pod's networks away.
 struct Waiting {
     watch: Option<Watch>,
-    pause: Duration,
+    backoff: Duration,
 }
 
 impl Waiting {
@@ -188,8 +188,8 @@ impl Waiting {
         let deadline = Deadline::maybe(reader.wait_at_most());
         let deadline = match &self.watch {
             Some(watch) if watch.complete => deadline,
-            Some(_) => deadline.at_most(LOOK),
-            None => deadline.at_most(self.pause),
+            Some(_) => deadline.at_most(POLL_INTERVAL),
+            None => deadline.at_most(self.backoff),
         };
         process::readable(&fds, deadline)?;
         match &mut self.watch {
@@ -197,8 +197,8 @@ impl Waiting {
                 watch.forget();
                 self.watch.take_if(|watch| !watch.has_writers());
             }
-            None if self.pause >= LAST_PAUSE => self.watch = Watch::of(writers(), &reader.dirs()),
-            None => self.pause *= 2,
+            None if self.backoff >= MAX_BACKOFF => self.watch = Watch::new(writers(), &reader.dirs()),
+            None => self.backoff *= 2,
         }
         Ok(())
     }
@@ -215,7 +215,7 @@ struct Watch {
 
 impl Watch {
     /// `None` where nobody writes any more.
-    fn of(writers: Vec<OwnedFd>, dirs: &[PathBuf]) -> Option<Self> {
+    fn new(writers: Vec<OwnedFd>, dirs: &[PathBuf]) -> Option<Self> {
         let mut watch = Self { fd: None, complete: false, writers };
         if !watch.has_writers() {
             return None;

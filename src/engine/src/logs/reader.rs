@@ -217,7 +217,7 @@ struct Source {
 impl Source {
     fn find(app: &AppName, pod: &Path, query: &LogQuery, over: bool) -> io::Result<Self> {
         let mut dir = LogDir::new(pod, Path::new(files::LOGS).join(app.as_str()));
-        let most = query.most_lines();
+        let most = query.max_lines();
         // Where lines are still to come, `until` is no place in the file yet, but one to count from.
         let span = dir.span(query.since, query.until.filter(|_| over || most.is_some()))?;
         let mut source = Self { app: app.clone(), dir, span, lines: 0 };

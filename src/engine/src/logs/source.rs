@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt as _;
 
 use gantry_model::{AppName, Timestamp};
 
-use crate::logs::files::{LogDir, MOST_LINE, Part, Place};
+use crate::logs::files::{LogDir, LogFile, LogPosition, MAX_LINE};
 use crate::logs::line::Parser;
 use crate::logs::reader::LineRef;
 
@@ -29,13 +29,13 @@ const LOOK_EVERY: usize = 1 << 20;
 pub(crate) struct AppLog {
     pub(crate) app: AppName,
     dir: LogDir,
-    open: Option<Place>,
+    open: Option<LogPosition>,
     /// Where to end.
-    stop: Option<Place>,
+    stop: Option<LogPosition>,
     /// Whether it ends there; else it goes on.
     ends: bool,
     /// The files after the open one, opened before they can be deleted.
-    ahead: VecDeque<Place>,
+    ahead: VecDeque<LogPosition>,
     /// Whether all newer files that there were at the last look are in `ahead`.
     complete: bool,
     /// Bytes read since newer files were looked for.
@@ -77,7 +77,7 @@ struct Line {
 
 impl AppLog {
     /// The log in `dir` from `start` on (without: from the beginning), reading at most `block` bytes at once.
-    pub(crate) fn new(app: AppName, dir: LogDir, start: Option<Place>, block: usize) -> Self {
+    pub(crate) fn new(app: AppName, dir: LogDir, start: Option<LogPosition>, block: usize) -> Self {
         Self {
             app,
             dir,
@@ -102,7 +102,7 @@ impl AppLog {
     }
 
     /// The same, ending there. Without a place there is nothing to read.
-    pub(crate) fn ending(self, stop: Option<Place>) -> Self {
+    pub(crate) fn ending(self, stop: Option<LogPosition>) -> Self {
         Self { ends: true, dry: stop.is_none(), stop, ..self }
     }
 
@@ -155,10 +155,10 @@ impl AppLog {
     fn scan(&mut self) -> bool {
         let Buffer { bytes, taken, filled, .. } = &self.buffer;
         let held = &bytes[*taken..*filled];
-        let window = &held[..held.len().min(MOST_LINE)];
+        let window = &held[..held.len().min(MAX_LINE)];
         let (length, whole) = match memchr::memchr(b'\n', window) {
             Some(at) => (at, true),
-            None if window.len() == MOST_LINE => (MOST_LINE, false),
+            None if window.len() == MAX_LINE => (MAX_LINE, false),
             None => return false,
         };
         let (start, end) = (*taken, *taken + length);
@@ -247,13 +247,13 @@ impl AppLog {
     }
 
     /// The same of these files, which a look has found. By now some of them may be gone.
-    fn open_newer(&mut self, parts: &[Part]) -> io::Result<()> {
+    fn open_newer(&mut self, parts: &[LogFile]) -> io::Result<()> {
         self.complete = false;
         let newest = self.ahead.back().or(self.open.as_ref()).map(|open| open.inode);
         // One that is not there any more was older than all that are.
         let known = newest.and_then(|inode| parts.iter().position(|part| part.inode == inode));
         let newer = parts.get(known.map_or(0, |at| at + 1)..).unwrap_or_default();
-        let last = self.stop.as_ref().map(|stop| Place { offset: 0, ..stop.clone() });
+        let last = self.stop.as_ref().map(|stop| LogPosition { offset: 0, ..stop.clone() });
         if let Some(last) = last.as_ref().filter(|last| newer.iter().all(|part| part.inode != last.inode)) {
             // It was deleted, and so was all between; what is there now came later.
             self.ahead.push_back(last.clone());

@@ -160,7 +160,7 @@ fn a_torn_end_that_is_cut_off_leaves_no_trace() {
 fn lines_of_any_length_are_whole_once_their_pieces_are_joined() {
     let dir = tempfile::tempdir().unwrap();
     let lengths =
-        [0, 1, FIRST_BLOCK - 41, FIRST_BLOCK, BLOCK + 1, MOST_LINE - 41, MOST_LINE - 40, MOST_LINE, 3 * MOST_LINE];
+        [0, 1, FIRST_BLOCK - 41, FIRST_BLOCK, BLOCK + 1, MAX_LINE - 41, MAX_LINE - 40, MAX_LINE, 3 * MAX_LINE];
     let mut file = File::create(dir.path().join("0.log")).unwrap();
     for (second, length) in (0..).zip(lengths) {
         let head = format!("1970-01-01T00:00:{second:02}.000000000Z stderr F ");
@@ -170,7 +170,7 @@ fn lines_of_any_length_are_whole_once_their_pieces_are_joined() {
     let mut joined: Vec<Vec<u8>> = vec![Vec::new()];
     while log.poll().unwrap() {
         let (line, size) = log.line().unwrap();
-        assert!(size <= MOST_LINE + 1 && line.stderr && line.piece == line.partial);
+        assert!(size <= MAX_LINE + 1 && line.stderr && line.piece == line.partial);
         assert_eq!(line.at.seconds() as usize, joined.len() - 1);
         joined.last_mut().unwrap().extend(line.text);
         if !line.piece {
@@ -189,16 +189,16 @@ fn lines_of_any_length_are_whole_once_their_pieces_are_joined() {
 #[test]
 fn an_endless_line_comes_in_pieces() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("0.log"), vec![b'x'; 3 * MOST_LINE + 7]).unwrap();
+    std::fs::write(dir.path().join("0.log"), vec![b'x'; 3 * MAX_LINE + 7]).unwrap();
     let mut log = log(dir.path());
     for _ in 0..3 {
         assert!(log.poll().unwrap());
         let line = log.line().unwrap().0;
-        assert!(line.text.len() == MOST_LINE && line.piece);
+        assert!(line.text.len() == MAX_LINE && line.piece);
         log.pass();
     }
     assert!(!log.poll().unwrap());
-    assert!(log.buffer.bytes.capacity() < 5 * MOST_LINE);
+    assert!(log.buffer.bytes.capacity() < 5 * MAX_LINE);
     let mut file = std::fs::OpenOptions::new().append(true).open(dir.path().join("0.log")).unwrap();
     file.write_all(b"\n").unwrap();
     assert_eq!(rest(&mut log), ["x".repeat(7)]);

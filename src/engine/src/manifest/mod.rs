@@ -52,10 +52,10 @@ use crate::pods::pod_dir;
 use crate::{Engine, PodError};
 
 /// The longest manifest, in bytes.
-pub(crate) const MOST: usize = 1 << 20;
+pub(crate) const MAX_MANIFEST: usize = 1 << 20;
 /// The longest manifest that gantry itself has written, in bytes: with its defaults written out it is longer than the
 /// one a user gave.
-pub(crate) const MOST_OURS: u64 = 16 << 20;
+pub(crate) const MAX_STORED_MANIFEST: u64 = 16 << 20;
 /// The version written, and the only one read.
 pub(crate) const VERSION: u32 = 1;
 
@@ -63,7 +63,7 @@ pub(crate) const VERSION: u32 = 1;
 #[derive(Debug, Error)]
 pub enum ManifestError {
     /// It is too long.
-    #[error("the pod manifest has {0} bytes, {MOST} are allowed")]
+    #[error("the pod manifest has {0} bytes, {MAX_MANIFEST} are allowed")]
     TooLong(usize),
     /// It is not JSON, or not a pod manifest.
     #[error("this is not a pod manifest")]
@@ -108,7 +108,7 @@ impl Kind for ManifestError {
 /// # Errors
 /// [`ManifestError`].
 pub fn parse(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
-    if bytes.len() > MOST {
+    if bytes.len() > MAX_MANIFEST {
         return Err(ManifestError::TooLong(bytes.len()));
     }
     if read::is_appc(bytes) {
@@ -146,7 +146,7 @@ impl Engine {
     pub fn manifest(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
         let row = self.reconcile_pod(id)?;
         let path = self.pod_dir(id).join(pod_dir::MANIFEST);
-        match pod_dir::read(&path, MOST_OURS) {
+        match pod_dir::read(&path, MAX_STORED_MANIFEST) {
             Ok(bytes) => {
                 let mut document: serde_json::Value = serde_json::from_slice(&bytes).map_err(ManifestError::Json)?;
                 if let Some(net) = document.get_mut("net") {

@@ -72,12 +72,12 @@ pub(crate) struct Dns {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum Hosts {
     Host,
-    Entries(Vec<Entry>),
+    Entries(Vec<HostEntry>),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Entry {
+pub(crate) struct HostEntry {
     address: IpAddr,
     names: Vec<String>,
 }
@@ -167,7 +167,7 @@ impl From<&HostsSpec> for Hosts {
             HostsSpec::Host => Self::Host,
             HostsSpec::Entries(entries) => {
                 let entry =
-                    |(address, names): &(IpAddr, Vec<String>)| Entry { address: *address, names: names.clone() };
+                    |(address, names): &(IpAddr, Vec<String>)| HostEntry { address: *address, names: names.clone() };
                 Self::Entries(entries.iter().map(entry).collect())
             }
         }
@@ -179,7 +179,7 @@ impl From<Hosts> for HostsSpec {
         match hosts {
             Hosts::Host => Self::Host,
             Hosts::Entries(entries) => {
-                Self::Entries(entries.into_iter().map(|Entry { address, names }| (address, names)).collect())
+                Self::Entries(entries.into_iter().map(|HostEntry { address, names }| (address, names)).collect())
             }
         }
     }

@@ -189,7 +189,7 @@ fn networks_in_a_manifest() {
 
 #[test]
 fn what_is_not_a_manifest() {
-    let long = format!(r#"{{"version":1,"apps":[],"hostname":"{}"}}"#, "x".repeat(MOST));
+    let long = format!(r#"{{"version":1,"apps":[],"hostname":"{}"}}"#, "x".repeat(MAX_MANIFEST));
     let deep = "[".repeat(100_000);
     for bad in [
         "",

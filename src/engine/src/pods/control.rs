@@ -24,7 +24,7 @@ use crate::host::process::{self, Deadline};
 use crate::host::stage1::printable;
 
 /// How long a supervisor may take to answer.
-pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A supervisor could not be asked, or refused.
 #[derive(Debug, Error)]
@@ -123,7 +123,7 @@ pub(crate) struct Connection {
 impl Engine {
     /// Connects to the supervisor of a running pod.
     pub(crate) fn connect(&self, id: PodId) -> Result<Connection, ControlError> {
-        self.connect_within(id, ANSWER_WITHIN)
+        self.connect_within(id, REPLY_TIMEOUT)
     }
 
     /// The same within another time, which sending gets as well.
@@ -147,7 +147,7 @@ impl Engine {
     pub(crate) fn ask(&self, id: PodId, request: &Request) -> Result<(Answer, Option<OwnedFd>), ControlError> {
         let connection = self.connect(id)?;
         connection.send(request, &[])?;
-        connection.receive(ANSWER_WITHIN)
+        connection.receive(REPLY_TIMEOUT)
     }
 
     /// What the supervisor says of itself.
@@ -198,7 +198,7 @@ impl Connection {
         }
         match sendmsg(&self.fd, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
             Ok(_) => Ok(()),
-            Err(rustix::io::Errno::AGAIN) => Err(ControlError::Silent { id, seconds: ANSWER_WITHIN.as_secs() }),
+            Err(rustix::io::Errno::AGAIN) => Err(ControlError::Silent { id, seconds: REPLY_TIMEOUT.as_secs() }),
             Err(errno) => Err(ControlError::Io { id, attempt: "send a request to", source: errno.into() }),
         }
     }
@@ -210,7 +210,7 @@ impl Connection {
 
     /// The answer to [`Request::Status`], by then.
     pub(crate) fn receive_status(&self, deadline: Deadline) -> Result<Status, ControlError> {
-        status_of(self.id, self.receive_until(deadline, ANSWER_WITHIN.as_secs())?.0)
+        status_of(self.id, self.receive_until(deadline, REPLY_TIMEOUT.as_secs())?.0)
     }
 
     /// The next answer, whenever it comes: the end of a program has no deadline.
@@ -287,16 +287,16 @@ mod tests {
     fn answers_and_refusals() {
         let (connection, theirs) = pair();
         answer(&theirs, &Answer::Started { pid: 7 });
-        assert_eq!(connection.receive(ANSWER_WITHIN).unwrap().0, Answer::Started { pid: 7 });
+        assert_eq!(connection.receive(REPLY_TIMEOUT).unwrap().0, Answer::Started { pid: 7 });
         let message = "no\x1b[2J such app".to_owned();
         answer(&theirs, &Answer::Failed(Failure { kind: "not-found".into(), message, app: None }));
-        let error = connection.receive(ANSWER_WITHIN).unwrap_err();
+        let error = connection.receive(REPLY_TIMEOUT).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(!error.to_string().contains('\x1b'));
         rustix::io::write(&theirs, b"nonsense").unwrap();
-        assert!(matches!(connection.receive(ANSWER_WITHIN), Err(ControlError::Garbled { .. })));
+        assert!(matches!(connection.receive(REPLY_TIMEOUT), Err(ControlError::Garbled { .. })));
         drop(theirs);
-        assert!(matches!(connection.receive(ANSWER_WITHIN), Err(ControlError::Closed(_))));
+        assert!(matches!(connection.receive(REPLY_TIMEOUT), Err(ControlError::Closed(_))));
     }
 
     #[test]

@@ -9,11 +9,11 @@ use gantry_store::PodRow;
 use thiserror::Error;
 
 use crate::error::need_root;
-use crate::pods::control::{ANSWER_WITHIN, Connection, ControlError, unexpected};
+use crate::pods::control::{Connection, ControlError, REPLY_TIMEOUT, unexpected};
 use crate::{Engine, PodError};
 
 /// How long a program may take from the request to its execve, on a busy host.
-const STARTED_WITHIN: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A program to run in an app. What is `None` is as it is for the app.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -119,7 +119,7 @@ impl Exec {
     /// [`ExecError`]: the supervisor does not do so. The program ends then.
     pub fn detach(self, master: &OwnedFd) -> Result<(), ExecError> {
         self.connection.send(&Request::Detach, &[master.as_fd()])?;
-        match self.connection.receive(ANSWER_WITHIN)?.0 {
+        match self.connection.receive(REPLY_TIMEOUT)?.0 {
             // It ended that very moment.
             Answer::Done | Answer::Ended { .. } => Ok(()),
             other => Err(unexpected(self.id, &other).into()),
@@ -153,7 +153,7 @@ impl Engine {
     pub fn exec(&self, id: PodId, request: ExecRequest, stdio: Stdio) -> Result<Exec, ExecError> {
         need_root("run a program in a pod")?;
         let row = running(self.reconcile_pod(id)?)?;
-        let app = which_app(&row, request.app.as_ref())?;
+        let app = select_app(&row, request.app.as_ref())?;
         let asked = checked(id, app, request, &stdio)?;
         let connection = self.connect(id)?;
         match &stdio {
@@ -165,7 +165,7 @@ impl Engine {
         let terminal = matches!(stdio, Stdio::Terminal);
         // Our copies go at once: the program's end must be the reader's end of file.
         drop(stdio);
-        match connection.receive(STARTED_WITHIN)? {
+        match connection.receive(START_TIMEOUT)? {
             (Answer::Started { .. }, None) if terminal => {
                 let why = "the terminal did not come along".to_owned();
                 Err(ControlError::Garbled { id, why }.into())
@@ -182,7 +182,7 @@ impl Engine {
     pub fn attach(&self, id: PodId, app: Option<&AppName>) -> Result<OwnedFd, ExecError> {
         need_root("attach to a pod")?;
         let row = running(self.reconcile_pod(id)?)?;
-        let app = which_app(&row, app)?.to_string();
+        let app = select_app(&row, app)?.to_string();
         match self.ask(id, &Request::Attach { app })? {
             (Answer::Done, Some(fd)) => Ok(fd),
             (Answer::Done, None) => {
@@ -201,7 +201,7 @@ pub(crate) fn running(row: PodRow) -> Result<PodRow, ExecError> {
 }
 
 /// The app that is meant.
-pub(crate) fn which_app(row: &PodRow, asked: Option<&AppName>) -> Result<AppName, ExecError> {
+pub(crate) fn select_app(row: &PodRow, asked: Option<&AppName>) -> Result<AppName, ExecError> {
     let apps = || row.apps.iter().map(|app| app.name.clone()).collect();
     match (asked, row.apps.as_slice()) {
         (None, [only]) => Ok(only.name.clone()),

@@ -49,7 +49,7 @@ impl Default for GcOptions {
 }
 
 /// How long a pod directory stays in `lost-pods/`. `doctor` tells of it all the while.
-pub(crate) const LOST_PODS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+pub(crate) const LOST_PODS_RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// What is done with a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,7 +181,7 @@ impl Engine {
             report.temporaries_failure = swept.and(settled).map_err(PodError::store).err();
         }
         if !options.mark_only {
-            match self.store.delete_lost_pods(LOST_PODS_KEPT, options.dry_run).map_err(PodError::store) {
+            match self.store.delete_lost_pods(LOST_PODS_RETENTION, options.dry_run).map_err(PodError::store) {
                 Ok(lost) => report.lost_pods = lost,
                 Err(error) => report.lost_pods_failure = Some(error),
             }
@@ -307,7 +307,7 @@ impl Engine {
                     Some(images) => images,
                     None => {
                         self.adopt_images()?;
-                        images.insert(Images::of(&self.store)?)
+                        images.insert(Images::read(&self.store)?)
                     }
                 };
                 self.adopt_pod(id, images)?;

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::error::need_root;
 use crate::pods::control::{ControlError, unexpected};
-use crate::pods::exec::{ExecError, which_app};
+use crate::pods::exec::{ExecError, select_app};
 use crate::{Engine, PodError};
 
 /// How long a supervisor that takes no requests may take to end.
@@ -65,7 +65,7 @@ impl Engine {
         if !matches!(row.phase, Phase::Running { .. }) {
             return Err(KillError::NotRunning { id, phase: row.phase.name() });
         }
-        let app = app.map(|app| which_app(&row, Some(app))).transpose().map_err(KillError::App)?;
+        let app = app.map(|app| select_app(&row, Some(app))).transpose().map_err(KillError::App)?;
         let request = Request::Kill { signal, app: app.map(|app| app.to_string()) };
         match self.ask(id, &request) {
             Ok((Answer::Done, _)) => Ok(()),

@@ -16,7 +16,7 @@ pub(crate) struct Outcome {
 
 /// Who looks at the journal, and when.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seen {
+pub(crate) struct Observation {
     pub(crate) now: Timestamp,
     /// Whether the host has been restarted since the pod was started.
     pub(crate) restarted: bool,
@@ -37,7 +37,7 @@ pub(crate) fn unrecorded_exits(apps: &[(AppName, AppState)], journal: &Parsed) -
 }
 
 /// What became of a pod whose supervisor is gone.
-pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Seen) -> Outcome {
+pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Observation) -> Outcome {
     let ended = journal.records.iter().find(|record| record.fact == Fact::Ended).map(|record| Timestamp(record.at));
     let lost_end = AppEnd { how: HowEnded::Lost, oom: false, at: ended.unwrap_or(seen.now) };
     let mut states = Vec::with_capacity(apps.len());
@@ -191,7 +191,7 @@ mod tests {
         ];
         for (apps, facts, restarted, (exit_code, failed, reason, at)) in rows {
             let shown = format!("{apps:?} {facts:?} {restarted}");
-            let got = outcome(&running(apps), &journal(facts), Seen { now: Timestamp(NOW), restarted });
+            let got = outcome(&running(apps), &journal(facts), Observation { now: Timestamp(NOW), restarted });
             let end = PodEnd { exit_code, failed_app: failed.map(name), reason: reason.to_owned() };
             assert_eq!((got.end, got.at), (end, Timestamp(at)), "{shown}");
             assert!(got.apps.iter().all(|(_, state)| matches!(state, AppState::Exited { .. })), "{shown}");
@@ -202,14 +202,17 @@ mod tests {
     fn an_app_without_memory_is_the_reason() {
         let how = How::Signal(9);
         let oom = Fact::AppExited { app: "a".into(), attempt: 0, how, oom: true };
-        let got =
-            outcome(&running(&["a"]), &journal(vec![oom, Fact::Ended]), Seen { now: Timestamp(9), restarted: false });
+        let got = outcome(
+            &running(&["a"]),
+            &journal(vec![oom, Fact::Ended]),
+            Observation { now: Timestamp(9), restarted: false },
+        );
         assert_eq!((got.end.exit_code, got.end.reason.as_str()), (137, "app a ran out of memory"));
     }
 
     #[test]
     fn an_app_that_nobody_saw_end_is_lost_and_keeps_its_start() {
-        let got = outcome(&running(&["a"]), &journal(vec![]), Seen { now: Timestamp(9), restarted: false });
+        let got = outcome(&running(&["a"]), &journal(vec![]), Observation { now: Timestamp(9), restarted: false });
         let end = AppEnd { how: HowEnded::Lost, oom: false, at: Timestamp(9) };
         assert_eq!(got.apps, [(name("a"), AppState::Exited { started: Some(Timestamp(5)), end, attempt: 0 })]);
     }
@@ -224,7 +227,8 @@ mod tests {
             networks: Vec::new(),
         };
         let journal = journal(vec![Fact::Ready(ready.clone()), exited("a", How::Code(0)), Fact::Ended]);
-        let got = outcome(&[(name("a"), AppState::Waiting)], &journal, Seen { now: Timestamp(9), restarted: false });
+        let got =
+            outcome(&[(name("a"), AppState::Waiting)], &journal, Observation { now: Timestamp(9), restarted: false });
         let end = AppEnd { how: HowEnded::Exited(0), oom: false, at: Timestamp(101) };
         assert_eq!(got.apps, [(name("a"), AppState::Exited { started: Some(Timestamp(50)), end, attempt: 0 })]);
         assert_eq!(

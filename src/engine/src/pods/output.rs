@@ -179,7 +179,7 @@ impl Engine {
         let connection = self.connect(id)?;
         connection.send(&Request::Output, &[writer.as_fd()])?;
         drop(writer);
-        match connection.receive(crate::pods::control::ANSWER_WITHIN) {
+        match connection.receive(crate::pods::control::REPLY_TIMEOUT) {
             Ok((Answer::Done, _)) => Ok(Some(stream)),
             Ok((other, _)) => Err(unexpected(id, &other).into()),
             // Older supervisors answer unknown requests with this error.

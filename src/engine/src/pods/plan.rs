@@ -21,7 +21,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// SIGTERM.
 const STOP_SIGNAL: u8 = 15;
 /// The longest command and environment of an app together, in bytes: the kernel's own limit is 2 MiB by default.
-const MOST_STRINGS: usize = 1 << 20;
+const MAX_STRINGS: usize = 1 << 20;
 
 /// An image cannot be run as asked.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -147,7 +147,7 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
     let config = image.config;
     let argv = argv(app, config)?;
     let env = environment(app, config, hostname)?;
-    if argv.iter().chain(&env).map(|text| text.len() + 1).sum::<usize>() > MOST_STRINGS {
+    if argv.iter().chain(&env).map(|text| text.len() + 1).sum::<usize>() > MAX_STRINGS {
         return Err(PlanError::TooLong(app.name.clone()));
     }
     let (user, group) = identity(app, config)?;

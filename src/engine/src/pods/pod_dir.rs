@@ -19,8 +19,8 @@ pub(crate) const MANIFEST: &str = "pod.json";
 /// A file that says that the pod is to be removed as soon as it has ended.
 const REMOVE_WHEN_ENDED: &str = "remove-when-ended";
 
-const MOST_JOURNAL: u64 = 64 << 20;
-pub(crate) const MOST_PLAN: u64 = 64 << 20;
+const MAX_JOURNAL: u64 = 64 << 20;
+pub(crate) const MAX_PLAN: u64 = 64 << 20;
 
 impl Engine {
     pub(crate) fn pod_dir(&self, id: PodId) -> PathBuf {
@@ -30,7 +30,7 @@ impl Engine {
     /// What the supervisor wrote down; empty when it has not yet.
     pub(crate) fn journal(&self, id: PodId) -> Result<journal::Parsed, PodError> {
         let path = self.pod_dir(id).join(files::JOURNAL);
-        match read(&path, MOST_JOURNAL) {
+        match read(&path, MAX_JOURNAL) {
             Ok(bytes) => Ok(journal::parse(&bytes)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(journal::Parsed::default()),
             Err(error) => Err(PodError::io("read the journal", path)(error)),
@@ -47,7 +47,7 @@ impl Engine {
     pub(crate) fn plan(&self, id: PodId) -> Result<Plan, PodError> {
         let path = self.pod_dir(id).join(files::PLAN);
         let damaged = |why: String| PodError::Damaged { id, file: files::PLAN, why };
-        let bytes = read(&path, MOST_PLAN).map_err(|error| match error.kind() {
+        let bytes = read(&path, MAX_PLAN).map_err(|error| match error.kind() {
             // A pod that was made without syncing (`run`) lost its files with the power.
             io::ErrorKind::NotFound => damaged("it is not there".to_owned()),
             _ => PodError::io("read the plan", &path)(error),
@@ -57,9 +57,9 @@ impl Engine {
 
     /// The end of what a supervisor said on stderr, for a person to read: the last lines, escaped.
     pub(crate) fn supervisor_said(&self, id: PodId) -> String {
-        const MOST: usize = 400;
+        const MAX_SHOWN: usize = 400;
         let bytes = read(&self.pod_dir(id).join(files::SUPERVISOR_LOG), 1 << 20).unwrap_or_default();
-        let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(MOST)..]).into_owned();
+        let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(MAX_SHOWN)..]).into_owned();
         let lines: Vec<String> =
             text.lines().map(str::trim).filter(|line| !line.is_empty()).map(gantry_model::id::shown).collect();
         lines[lines.len().saturating_sub(3)..].join("; ")
@@ -72,7 +72,7 @@ pub(crate) fn read_journal(file: &File) -> io::Result<journal::Parsed> {
     let mut file = file;
     file.rewind()?;
     let mut bytes = Vec::new();
-    file.take(MOST_JOURNAL).read_to_end(&mut bytes)?;
+    file.take(MAX_JOURNAL).read_to_end(&mut bytes)?;
     Ok(journal::parse(&bytes))
 }
 

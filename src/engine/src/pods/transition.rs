@@ -10,7 +10,7 @@ use gantry_model::{AppName, AppState, BootId, Edge, ErrorKind, Phase, PodId, Pod
 use gantry_store::{Change, Moved, Networks, PodRow, StoreError};
 
 use crate::logs::repair;
-use crate::pods::outcome::{self, Seen};
+use crate::pods::outcome::{self, Observation};
 use crate::{Engine, PodError};
 
 impl Engine {
@@ -97,7 +97,7 @@ impl Engine {
             }
         }
         let now = gantry_store::now();
-        let outcome = outcome::outcome(&app_states(row), journal, Seen { now, restarted });
+        let outcome = outcome::outcome(&app_states(row), journal, Observation { now, restarted });
         let edge = Edge::Ended { at: outcome.at, end: outcome.end };
         let change = Change { apps: outcome.apps, ..Change::along(edge) };
         match self.step(row, change.clone()) {

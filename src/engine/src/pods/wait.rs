@@ -8,14 +8,14 @@ use std::time::Duration;
 use gantry_model::{AppName, AppState, Phase, PodEnd, PodId};
 
 use crate::host::process::{self, Deadline};
-use crate::pods::outcome::{self, Seen};
+use crate::pods::outcome::{self, Observation};
 use crate::pods::pod_dir;
 use crate::pods::transition::{ready_record, started_apps};
 use crate::pods::view::PodView;
 use crate::{Engine, PodError};
 
-/// How often a pod without a supervisor is looked at.
-const LOOK: Duration = Duration::from_millis(20);
+/// Poll interval for a pod without a supervisor.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Holds on to a running pod's journal, so that its end is known also if the pod is removed as soon as it has ended.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl Engine {
         let path = self.pod_dir(watch.id).join(gantry_contract::files::JOURNAL);
         let journal = pod_dir::read_journal(&watch.journal).map_err(PodError::io("read the journal", path))?;
         let apps = ready_record(&journal).map(started_apps).unwrap_or_default();
-        let outcome = outcome::outcome(&apps, &journal, Seen { now: gantry_store::now(), restarted: false });
+        let outcome = outcome::outcome(&apps, &journal, Observation { now: gantry_store::now(), restarted: false });
         Ok(Ended::new(outcome.end, outcome.apps))
     }
 
@@ -114,7 +114,8 @@ impl Engine {
                         .map_err(PodError::io("wait for the supervisor of", &view.dir))?;
                 }
                 None => {
-                    process::readable(&[], deadline.at_most(LOOK)).map_err(PodError::io("wait for", &view.dir))?;
+                    process::readable(&[], deadline.at_most(POLL_INTERVAL))
+                        .map_err(PodError::io("wait for", &view.dir))?;
                 }
             }
         }

@@ -1,4 +1,5 @@
-//! Making rows from what lies on the disk, after the database was replaced by an older one or an empty one.
+//! Re-imports pods, images and volumes from the disk after the database was replaced by an older or an empty one.
+//! Idempotent.
 //!
 //! | found | becomes |
 //! |---|---|
@@ -11,11 +12,10 @@
 //! | the same, and its row says that it is being prepared | a prepared pod: the backup was made in the middle |
 //! | a pod directory without a manifest that never ran | left to `gc`: its preparer was killed before it was a pod |
 //! | a pod directory, unlocked, of which no pod can be made | moved to `lost-pods/` |
-//! | the same, locked | left alone: it runs. `doctor` tells of it |
+//! | the same, locked | left alone: it runs. `doctor` reports it |
 //!
-//! A pod is what its plan says, for the plan names its layers, and layers without an image would be swept; its
-//! manifest adds what only people asked for. When a row is there, the row is right, and `reconcile` brings it up to
-//! the facts as always. Doing it twice changes nothing.
+//! The plan of a pod decides: it names the layers, and layers without an image would be collected. The manifest adds user
+//! annotations and labels. An existing row is right, and `reconcile` corrects it as usual.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
@@ -39,7 +39,7 @@ use crate::pods::pod_dir;
 use crate::pods::transition::ready_record;
 use crate::{Engine, PodError, manifest};
 
-/// What was found on the disk and is on record again.
+/// What was re-imported from the disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Adopted {
     /// Pods that have rows again.
@@ -57,7 +57,7 @@ pub struct Adopted {
 }
 
 impl Adopted {
-    /// Both together; of pods that were looked at twice, the later look counts.
+    /// Merges two results. Where both have the same pod as locked, the later one counts.
     pub(crate) fn and(mut self, later: Self) -> Self {
         self.pods.extend(later.pods);
         self.gone.extend(later.gone);
@@ -67,7 +67,7 @@ impl Adopted {
         self
     }
 
-    /// For people, one line each.
+    /// One line each, for people.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
@@ -86,29 +86,30 @@ impl Adopted {
         let lost =
             |(id, why): &(PodId, String)| format!("moved to lost-pods, for it cannot be a pod again: {id}: {why}");
         lines.extend(self.lost.iter().map(lost));
-        let stays = |(id, why): &(PodId, String)| format!("somebody is at pod {id}, and it is not on record: {why}");
+        let stays =
+            |(id, why): &(PodId, String)| format!("pod {id} is locked by another process and has no row: {why}");
         lines.extend(self.stay.iter().map(stays));
         lines
     }
 }
 
-/// What became of one directory.
-pub(crate) enum Became {
+/// The outcome of adopting one directory.
+pub(crate) enum Adoption {
     /// A pod with a new row.
     Pod,
-    /// What it was: its row is there, or it is not to have one.
-    Nothing,
-    /// It is in `lost-pods/` now.
+    /// The pod has its row, or the directory never was a pod.
+    NotNeeded,
+    /// The directory was moved to `lost-pods/`, for this reason.
     Lost(String),
-    /// Somebody is at it.
-    Stays(String),
+    /// Another process holds the pod's lock, and no row can be made, for this reason.
+    Locked(String),
 }
 
-/// The images of the store by the names of their layers' directories, topmost first, as plans have them.
+/// The images of the store by the names of their layers' directories, topmost first, as in plans.
 pub(crate) struct Images(HashMap<Vec<String>, Vec<ImageRow>>);
 
 impl Images {
-    pub(crate) fn of(store: &Store) -> Result<Self, PodError> {
+    pub(crate) fn read(store: &Store) -> Result<Self, PodError> {
         let mut by_layers: HashMap<Vec<String>, Vec<ImageRow>> = HashMap::new();
         for image in store.images().map_err(PodError::store)? {
             let layers = image.layers.iter().rev().map(|layer| Layout::tree_name(&layer.chain)).collect();
@@ -117,7 +118,7 @@ impl Images {
         Ok(Self(by_layers))
     }
 
-    /// The image with these layers; of several the one that is called so, else the newest.
+    /// The image with these layers; of several, the one with this name, else the newest.
     fn find(&self, layers: &[String], called: Option<&str>) -> Option<&ImageRow> {
         let all = self.0.get(layers)?;
         let is_called = |image: &&ImageRow| {
@@ -129,18 +130,18 @@ impl Images {
 }
 
 impl Engine {
-    /// Brings the rows of a database that was just replaced up to what lies on the disk.
+    /// Reconciles a database that was just replaced with the disk.
     pub(crate) fn adopt_all(&self) -> Result<Adopted, PodError> {
         self.store.adopt_volumes()?;
-        // Pods first: an image is let go only when no pod has it. Images before pods: a pod needs its image.
+        // Rows of removed pods go first, since they protect images; images are adopted before the pods that need them.
         let gone = self.forget_pods(|_| true)?;
         let images_gone = self.forget_images()?;
         let images = self.adopt_images()?;
         Ok(Adopted { gone, images, images_gone, ..self.adopt_pods(&self.store.pod_dirs()?)? })
     }
 
-    /// Once in each boot: removes the rows of what an earlier boot has removed from the disk, where a power cut took the
-    /// rows' own removal back. Pods that are being prepared get their directories after their rows, and are let be.
+    /// Once in each boot: removes the rows of what an earlier boot removed from the disk, where a power cut undid the
+    /// removal of the rows. Pods in preparation are left alone: their rows come before their directories.
     pub(crate) fn finish_cut_removals(&self) -> Result<(), PodError> {
         if !self.store.needs_recovery()? || !self.store.layout().pods_dir().is_dir() {
             return Ok(());
@@ -150,12 +151,12 @@ impl Engine {
         Ok(self.store.note_recovery()?)
     }
 
-    /// Pods whose directories are gone, as far as they are `due`.
+    /// Removes the rows of pods whose directories are gone, if `due`.
     fn forget_pods(&self, due: impl Fn(&Phase) -> bool) -> Result<Vec<PodId>, PodError> {
         let mut gone = Vec::new();
         let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
         for row in rows.into_iter().filter(|row| due(&row.phase)) {
-            // Only where it is known to be gone: a disk that fails says nothing.
+            // Only where the directory certainly does not exist: a failing disk proves nothing.
             let dir = self.pod_dir(row.id);
             match std::fs::symlink_metadata(&dir) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -164,8 +165,7 @@ impl Engine {
             }
             match self.dispose(row.id) {
                 Ok(()) => gone.push(row.id),
-                // A cgroup that cannot be removed now: the row stays, and `gc` comes back to it.
-                // So does one whose bytes cannot be deleted, or are being deleted.
+                // The cgroup cannot be removed now, or another process is deleting the directory: `gc` tries again.
                 Err(crate::RmError::Cgroup { .. } | crate::RmError::Busy(_)) => {}
                 Err(crate::RmError::Pod(error)) => return Err(error),
                 Err(error) => return Err(PodError::store(error)),
@@ -182,7 +182,7 @@ impl Engine {
             }
             match self.store.remove_image(&image.id) {
                 Ok(_) => gone.push(image.id),
-                // Damaged, not removed: `doctor` says so.
+                // Damaged, not removed: `doctor` reports it.
                 Err(gantry_store::RemoveImageError::InUse { .. }) => {}
                 Err(error) => return Err(PodError::store(error)),
             }
@@ -191,7 +191,7 @@ impl Engine {
         Ok(gone)
     }
 
-    /// Images whose documents and layers all lie here.
+    /// Adopts images of which the manifest, the configuration and all layers are on the disk.
     pub(crate) fn adopt_images(&self) -> Result<Vec<ImageId>, PodError> {
         let mut adopted = Vec::new();
         for id in self.store.unknown_blobs().map_err(PodError::store)? {
@@ -200,7 +200,7 @@ impl Engine {
             self.store.adopt_layers(&layers).map_err(PodError::store)?;
             match self.store.commit_image(&image, at) {
                 Ok(_) => adopted.push(id),
-                // Swept meanwhile by a command that had the damaged database open.
+                // Collected meanwhile by a command that had the damaged database open.
                 Err(CommitImageError::NoSuchLayer { .. } | CommitImageError::NoSuchBlob { .. }) => {}
                 Err(error) => return Err(PodError::store(error)),
             }
@@ -208,7 +208,7 @@ impl Engine {
         Ok(adopted)
     }
 
-    /// The image of which this blob is the manifest, if it is one and all of it is here.
+    /// The image of which this blob is the manifest, if it is one and the image is complete on the disk.
     fn read_image(&self, id: &Digest) -> Result<Option<(NewImage, Vec<LayerRow>)>, PodError> {
         let Some(bytes) = self.document(id)? else { return Ok(None) };
         let Ok(Parsed::Manifest(manifest)) = image_manifest::parse("", &bytes) else { return Ok(None) };
@@ -229,7 +229,7 @@ impl Engine {
                 return Ok(None);
             }
             layers.push(LayerRef { chain: chain.clone(), diff_id: diff_id.clone(), blob: blob.digest.clone() });
-            // How much is in them was not written down but in the row that is lost.
+            // Size and number of entries were recorded only in the lost row.
             rows.push(LayerRow { chain, diff_id: diff_id.clone(), parent, size: 0, entries: 0 });
         }
         let compressed = manifest.layers.iter().fold(0u64, |sum, layer| sum.saturating_add(layer.size));
@@ -238,7 +238,7 @@ impl Engine {
         Ok(Some((NewImage { id: id.clone(), config, format: manifest.format, layers, size, names: Vec::new() }, rows)))
     }
 
-    /// A document that lies here and is what its name says.
+    /// A blob that matches its digest.
     fn document(&self, digest: &Digest) -> Result<Option<Vec<u8>>, PodError> {
         match self.store.blob(digest, MAX_DOCUMENT) {
             Ok(bytes) => Ok(bytes),
@@ -248,16 +248,16 @@ impl Engine {
         }
     }
 
-    /// Gives pods their rows that a database in use does not know; images too where there are such pods, or it was just
-    /// `restored`: commands that had the damaged one open may have made some until it was replaced. No failure keeps
-    /// gantryd from its start: it is told for each pod, and the next start tries again.
+    /// Adopts pods that a database in use does not have; images too where there are such pods, or where the database was just
+    /// `restored`: commands that had the damaged one open may have made some until it was replaced. Failures do not keep
+    /// gantryd from starting: they are reported for each pod, and the next start tries again.
     pub(crate) fn adopt_late(&self, restored: bool) -> Adopted {
-        // What cannot be listed now is nothing new to whoever lists it next.
+        // A directory that cannot be listed is reported by whatever needs it next.
         let ids = self.lost_rows().unwrap_or_default();
         if ids.is_empty() && !restored {
             return Adopted::default();
         }
-        // Without its image a pod would be given up, so that images that cannot be adopted keep the pods waiting.
+        // A pod without its image would be given up. So if images cannot be adopted, the pods wait.
         let adopted = self.store.settle_volumes().map_err(PodError::from).and_then(|()| self.adopt_images());
         let adopted = adopted.and_then(|images| Ok(Adopted { images, ..self.adopt_pods(&ids)? }));
         adopted.unwrap_or_else(|error| {
@@ -266,7 +266,7 @@ impl Engine {
         })
     }
 
-    /// Directories of pods that have no row and had one. Most have theirs: only the names are compared.
+    /// Pod directories whose rows were lost.
     fn lost_rows(&self) -> Result<Vec<PodId>, PodError> {
         let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
         let known: HashSet<PodId> = rows.iter().map(|row| row.id).collect();
@@ -275,25 +275,25 @@ impl Engine {
         Ok(ids)
     }
 
-    /// Whether what lies in this directory was a pod: a row is written before the manifest, and before a supervisor is
-    /// started. What cannot be read says no less.
+    /// Whether this directory had a row: it is written before the manifest and before a supervisor starts. Files that
+    /// cannot be read count.
     pub(crate) fn was_pod(&self, id: PodId) -> bool {
         let manifest = std::fs::symlink_metadata(self.pod_dir(id).join(pod_dir::MANIFEST));
         let absent = manifest.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
         !absent || self.journal(id).map_or(true, |journal| ready_record(&journal).is_some())
     }
 
-    /// Gives these pod directories their rows.
+    /// Adopts these pod directories.
     pub(crate) fn adopt_pods(&self, ids: &[PodId]) -> Result<Adopted, PodError> {
-        let images = Images::of(&self.store)?;
+        let images = Images::read(&self.store)?;
         let mut adopted = Adopted::default();
         for &id in ids {
             match self.adopt_pod(id, &images) {
-                Ok(Became::Pod) => adopted.pods.push(id),
-                Ok(Became::Nothing) => {}
-                Ok(Became::Lost(why)) => adopted.lost.push((id, why)),
-                Ok(Became::Stays(why)) => adopted.stay.push((id, why)),
-                // Of the whole database, not of this pod.
+                Ok(Adoption::Pod) => adopted.pods.push(id),
+                Ok(Adoption::NotNeeded) => {}
+                Ok(Adoption::Lost(why)) => adopted.lost.push((id, why)),
+                Ok(Adoption::Locked(why)) => adopted.stay.push((id, why)),
+                // A failure of the whole database, not of this pod.
                 Err(error) if matches!(error.kind(), ErrorKind::Exhausted | ErrorKind::Busy | ErrorKind::Damaged) => {
                     return Err(error);
                 }
@@ -303,80 +303,80 @@ impl Engine {
         Ok(adopted)
     }
 
-    /// Gives one pod directory its row. See the module.
-    pub(crate) fn adopt_pod(&self, id: PodId, images: &Images) -> Result<Became, PodError> {
+    /// Adopts one pod directory, as in the table in the module's head.
+    pub(crate) fn adopt_pod(&self, id: PodId, images: &Images) -> Result<Adoption, PodError> {
         let row = self.store.pod(id).map_err(PodError::store)?;
         let unfinished = |row: &PodRow| matches!(row.phase, Phase::Embryo | Phase::Preparing);
         if row.as_ref().is_some_and(|row| !unfinished(row)) {
-            return Ok(Became::Nothing);
+            return Ok(Adoption::NotNeeded);
         }
         let mut state = self.store.try_lock_pod(id).map_err(PodError::store)?;
         let journal = self.journal(id);
         let ready = journal.as_ref().is_ok_and(|journal| ready_record(journal).is_some());
         if matches!(state, PodState::Held) && !ready {
-            // Perhaps by somebody who only looks.
+            // Perhaps by a prober.
             state = self.lock_in_time(id)?;
         }
         let lock = match state {
-            PodState::Absent => return Ok(Became::Nothing),
+            PodState::Absent => return Ok(Adoption::NotNeeded),
             PodState::Free(lock) => Some(lock),
             PodState::Held => None,
         };
         let journal = match journal {
             Ok(journal) => journal,
-            // Unreadable: whatever it ran, nobody can say so.
+            // Without its journal the pod's history is unknown.
             Err(error) => return self.give_up(id, lock, error.to_string()),
         };
         match (row, lock) {
-            (Some(_), _) if ready => Ok(Became::Nothing),
-            (Some(_), None) => Ok(Became::Nothing),
-            // Whoever makes it knows a database that is gone, and will take it back.
-            (None, None) if !ready => Ok(Became::Stays("it is being started".to_owned())),
+            (Some(_), _) if ready => Ok(Adoption::NotNeeded),
+            (Some(_), None) => Ok(Adoption::NotNeeded),
+            // Its maker has the replaced database open, will fail and undo it.
+            (None, None) if !ready => Ok(Adoption::Locked("it is being started".to_owned())),
             (Some(row), Some(lock)) => {
                 if manifest_of(self, id).is_ok() && self.plan(id).is_ok() {
                     self.to_prepared(row)?;
                 }
                 drop(lock);
-                Ok(Became::Nothing)
+                Ok(Adoption::NotNeeded)
             }
             (None, None) => self.adopt_running(id, &journal, images),
             (None, Some(lock)) => match self.pod_of(id, images) {
                 Ok(pod) => {
                     let row = self.store.insert_pod(&pod).map_err(PodError::store)?;
                     if ready {
-                        // The lock is ours: probing it would find us.
+                        // This process holds the lock: probing would find it held.
                         self.reconcile_with(row, false, &journal)?;
                     } else {
                         self.to_prepared(row)?;
                     }
                     drop(lock);
-                    Ok(Became::Pod)
+                    Ok(Adoption::Pod)
                 }
-                Err(Not::APod) if !ready => Ok(Became::Nothing),
+                Err(NotAdoptable::Incomplete) if !ready => Ok(Adoption::NotNeeded),
                 Err(why) => self.give_up(id, Some(lock), why.to_string()),
             },
         }
     }
 
-    fn adopt_running(&self, id: PodId, journal: &journal::Parsed, images: &Images) -> Result<Became, PodError> {
+    fn adopt_running(&self, id: PodId, journal: &journal::Parsed, images: &Images) -> Result<Adoption, PodError> {
         match self.pod_of(id, images) {
             Ok(pod) => {
                 let row = self.store.insert_pod(&pod).map_err(PodError::store)?;
                 self.reconcile_with(row, true, journal)?;
-                Ok(Became::Pod)
+                Ok(Adoption::Pod)
             }
-            Err(why) => Ok(Became::Stays(why.to_string())),
+            Err(why) => Ok(Adoption::Locked(why.to_string())),
         }
     }
 
-    fn give_up(&self, id: PodId, lock: Option<gantry_store::PodLock>, why: String) -> Result<Became, PodError> {
-        let Some(lock) = lock else { return Ok(Became::Stays(why)) };
+    fn give_up(&self, id: PodId, lock: Option<gantry_store::PodLock>, why: String) -> Result<Adoption, PodError> {
+        let Some(lock) = lock else { return Ok(Adoption::Locked(why)) };
         self.remove_leftovers(id);
         self.store.move_to_lost(lock, id).map_err(PodError::store)?;
-        Ok(Became::Lost(why))
+        Ok(Adoption::Lost(why))
     }
 
-    /// A row of a pod that is complete on disk; the caller holds its lock.
+    /// Moves the row of a pod that is complete on disk to Prepared. The caller holds its lock.
     fn to_prepared(&self, mut row: PodRow) -> Result<(), PodError> {
         if matches!(row.phase, Phase::Embryo) {
             let change = Change::along(Edge::Prepare);
@@ -389,23 +389,23 @@ impl Engine {
         self.step(&row, Change::along(edge)).map(drop)
     }
 
-    /// What the files of a pod directory say about the pod.
-    fn pod_of(&self, id: PodId, images: &Images) -> Result<NewPod, Not> {
+    /// The row of a pod, from the files in its directory.
+    fn pod_of(&self, id: PodId, images: &Images) -> Result<NewPod, NotAdoptable> {
         let spec = manifest_of(self, id);
         let plan = match self.plan(id) {
             Ok(plan) => plan,
-            Err(_) if matches!(spec, Err(Not::APod)) => return Err(Not::APod),
-            Err(error) => return Err(Not::Readable(error.to_string())),
+            Err(_) if matches!(spec, Err(NotAdoptable::Incomplete)) => return Err(NotAdoptable::Incomplete),
+            Err(error) => return Err(NotAdoptable::Damaged(error.to_string())),
         };
         let ran = self.pod_dir(id).join(files::JOURNAL).exists();
         let spec = match spec {
             Ok(spec) => Some(spec),
-            // What has run is told by its plan and its journal; what has not is worth nothing without its manifest.
+            // For a pod that has run, plan and journal suffice; one that has not needs its manifest.
             Err(_) if ran => None,
             Err(why) => return Err(why),
         };
         let apps = apps(&plan, spec.as_ref(), images)?;
-        let volumes = self.volumes_of(&plan).map_err(|error| Not::Readable(error.to_string()))?;
+        let volumes = self.volumes_of(&plan).map_err(|error| NotAdoptable::Damaged(error.to_string()))?;
         let made = [pod_dir::MANIFEST, files::PLAN].iter().find_map(|name| modified(&self.pod_dir(id).join(name)));
         Ok(NewPod {
             id,
@@ -419,7 +419,7 @@ impl Engine {
         })
     }
 
-    /// The named volumes of a plan, without those that are gone: the pod is not, and says so when it is started.
+    /// The named volumes of a plan that exist. Starting a pod without one of its volumes fails.
     fn volumes_of(&self, plan: &Plan) -> Result<BTreeSet<VolumeName>, PodError> {
         let mut there = BTreeSet::new();
         for volume in &plan.volumes {
@@ -434,45 +434,49 @@ impl Engine {
     }
 }
 
-/// Why no row can be made.
+/// Why no row can be made for a pod directory.
 #[derive(Debug, thiserror::Error)]
-enum Not {
+enum NotAdoptable {
     /// It was never complete.
     #[error("it has no manifest: it was never complete")]
-    APod,
+    Incomplete,
     /// A file is damaged.
     #[error("{0}")]
-    Readable(String),
-    /// Nobody knows which image these layers are.
+    Damaged(String),
+    /// No image in the store has these layers.
     #[error("no image here has the layers of its app '{0}'")]
-    Image(String),
+    UnknownImage(String),
 }
 
-fn manifest_of(engine: &Engine, id: PodId) -> Result<PodSpec, Not> {
-    match pod_dir::read(&engine.pod_dir(id).join(pod_dir::MANIFEST), manifest::MOST_OURS) {
-        Ok(bytes) => manifest::parse_ours(&bytes).map_err(|error| Not::Readable(format!("its manifest: {error}"))),
-        Err(error) if ErrorKind::of_io(&error) == ErrorKind::NotFound => Err(Not::APod),
-        Err(error) => Err(Not::Readable(format!("its manifest: {error}"))),
+fn manifest_of(engine: &Engine, id: PodId) -> Result<PodSpec, NotAdoptable> {
+    match pod_dir::read(&engine.pod_dir(id).join(pod_dir::MANIFEST), manifest::MAX_STORED_MANIFEST) {
+        Ok(bytes) => {
+            manifest::parse_ours(&bytes).map_err(|error| NotAdoptable::Damaged(format!("its manifest: {error}")))
+        }
+        Err(error) if ErrorKind::of_io(&error) == ErrorKind::NotFound => Err(NotAdoptable::Incomplete),
+        Err(error) => Err(NotAdoptable::Damaged(format!("its manifest: {error}"))),
     }
 }
 
-fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewApp>, Not> {
+fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewApp>, NotAdoptable> {
     let app = |app: &gantry_contract::plan::App| {
-        let name = app.name.parse().map_err(|_| Not::Readable(format!("its plan names an app '{}'", app.name)))?;
+        let name =
+            app.name.parse().map_err(|_| NotAdoptable::Damaged(format!("its plan names an app '{}'", app.name)))?;
         let asked = spec.and_then(|spec| spec.apps.iter().find(|asked| asked.name == name));
         let annotations = asked.map(|asked| asked.user_annotations.clone()).unwrap_or_default();
         let asked = asked.map(|asked| asked.image.clone());
-        let image = images.find(&app.layers, asked.as_deref()).ok_or_else(|| Not::Image(app.name.clone()))?;
+        let image =
+            images.find(&app.layers, asked.as_deref()).ok_or_else(|| NotAdoptable::UnknownImage(app.name.clone()))?;
         let image_name = recorded_name(asked.as_deref().unwrap_or_default(), image);
         Ok(NewApp { name, image: image.id.clone(), image_name, annotations })
     };
     plan.apps.iter().map(app).collect()
 }
 
-/// The networks of a plan, as far as a row can keep them.
-fn net_of(plan: &Plan) -> Result<NetMode, Not> {
+/// The networks of a plan, if a row can keep them.
+fn net_of(plan: &Plan) -> Result<NetMode, NotAdoptable> {
     let net = plan_net::mode(&plan.net).to_string().parse();
-    net.map_err(|error| Not::Readable(format!("the networks in its plan: {error}")))
+    net.map_err(|error| NotAdoptable::Damaged(format!("the networks in its plan: {error}")))
 }
 
 fn modified(path: &Path) -> Option<Timestamp> {

@@ -42,7 +42,7 @@ impl Engine {
     /// The plan of a pod as it lies on the disk; `None` when it never had one or lost it.
     pub(crate) fn plan_as_it_lies(&self, id: PodId) -> Result<Option<Plan>, PodError> {
         let path = self.pod_dir(id).join(files::PLAN);
-        match pod_dir::read(&path, pod_dir::MOST_PLAN) {
+        match pod_dir::read(&path, pod_dir::MAX_PLAN) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
             Err(error) if is_lost(&error) => Ok(None),
             Err(error) => Err(PodError::io("read the plan", path)(error)),
@@ -52,7 +52,7 @@ impl Engine {
     /// The manifest of a pod as it lies on the disk; `None` when it never had one or lost it.
     pub(crate) fn manifest_as_it_lies(&self, id: PodId) -> Result<Option<Vec<u8>>, PodError> {
         let path = self.pod_dir(id).join(pod_dir::MANIFEST);
-        match pod_dir::read(&path, manifest::MOST_OURS) {
+        match pod_dir::read(&path, manifest::MAX_STORED_MANIFEST) {
             Ok(bytes) => Ok(Some(bytes).filter(|bytes| view::is_json(bytes))),
             Err(error) if is_lost(&error) => Ok(None),
             Err(error) => Err(PodError::io("read the manifest", path)(error)),
