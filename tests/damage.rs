@@ -388,7 +388,7 @@ fn what_runs_without_an_image_keeps_its_layers_and_is_taken_over_later() {
     overwrite(&g, 0, 100).unwrap();
     let mut keeper = daemon(&g, NEVER);
     let said = keeper.wait_for_complaint("info: keeping");
-    assert!(said.contains(&format!("somebody is at pod {pod}, and it is not on record")), "{said}");
+    assert!(said.contains(&format!("pod {pod} is locked by another process and has no row")), "{said}");
     keeper.terminate();
     let trees = || fs::read_dir(g.dir().join("trees")).unwrap().count();
     let before = trees();

@@ -1,4 +1,4 @@
-//! What every operation on a pod can run into, and the one wrapper for failures of the crates below.
+//! The errors that all operations share, and the wrapper for errors of the crates below.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use gantry_model::{ErrorKind, Kind, PodId, PodPrefix};
 use gantry_store::ResolveError;
 use thiserror::Error;
 
-/// A failure of a crate below, with the kind it had there. Shows as that failure does.
+/// An error of a crate below, with its kind. Displays as that error.
 #[derive(Debug)]
 pub struct Cause {
     kind: ErrorKind,
@@ -21,19 +21,19 @@ impl<E: std::error::Error + Kind + Send + Sync + 'static> From<E> for Cause {
 }
 
 impl Cause {
-    /// An I/O failure with the kind it has for callers.
+    /// An I/O error with the kind it has for callers.
     #[must_use]
     pub fn io(error: std::io::Error) -> Self {
         Self { kind: ErrorKind::of_io(&error), error: Box::new(error) }
     }
 
-    /// Which kind of failure it is.
+    /// The kind of failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The failure as what it was, for the one who knows its type.
+    /// The original error, if it is of this type.
     #[must_use]
     pub fn get<E: std::error::Error + 'static>(&self) -> Option<&E> {
         self.error.downcast_ref()
@@ -88,10 +88,10 @@ impl Kind for EngineError {
     }
 }
 
-/// A pod could not be looked at.
+/// A pod could not be read.
 #[derive(Debug, Error)]
 pub enum PodError {
-    /// There is none.
+    /// No such pod.
     #[error("there is no pod {0}: 'gantry list' shows those there are")]
     NotFound(PodPrefix),
     /// No pod has this id or name.
@@ -153,7 +153,7 @@ impl Kind for PodError {
 }
 
 impl PodError {
-    /// How many pods' ids begin so, when it was asked for one by a beginning that several have.
+    /// How many pods match, when the error is an ambiguous prefix.
     #[must_use]
     pub fn ambiguous(&self) -> Option<u64> {
         match self {
@@ -185,7 +185,7 @@ impl From<gantry_store::StoreError> for PodError {
     }
 }
 
-/// Refuses callers that are not root, before anything is touched.
+/// Fails for callers other than root, before anything is changed.
 ///
 /// # Errors
 /// [`PodError::NeedsRoot`].

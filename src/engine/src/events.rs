@@ -1,10 +1,10 @@
-//! What happened, from the store's history: pages of it, and waiting for more.
+//! Events: pages of the store's history, and waiting for more.
 //!
-//! A reader has a cursor and nothing else: it reads what has higher numbers, and waits when there is nothing. So a slow
-//! one costs nothing and loses nothing, and what was deleted before it came to it shows as a gap that has a number.
+//! A reader has only a cursor: it reads events with higher numbers, and waits when there are none. So a slow reader costs
+//! nothing and loses nothing, and events deleted before it read them show as a numbered gap.
 //!
 //! ```text
-//! commits = watch             before the first read, or a commit in between would be waited for in vain
+//! commits = watch             before the first read, or a commit in between would be missed
 //! cursor = events_start(query)
 //! loop: page = events_after(cursor); cursor = page.cursor; if the page is empty, commits.wait
 //! ```
@@ -25,50 +25,50 @@ use rustix::io::Errno;
 use crate::host::process::{self, Deadline};
 use crate::{Engine, Observer, PodError};
 
-/// After a wake-up it is looked again after so many milliseconds each, without another one. Soon at first, for most
-/// commits take no longer; and for a third of a second, for a commit that is synced takes a disk's time.
+/// After a wake-up the database is polled after these milliseconds each. Soon at first, since most commits take no
+/// longer; for a third of a second in all, since a synced commit takes as long as the disk.
 const POLL_BACKOFF_MS: [u64; 14] = [1, 2, 4, 8, 16, 32, 32, 32, 32, 32, 32, 32, 32, 32];
-/// How often it is looked when nothing wakes us.
+/// Poll interval between wake-ups.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How often it is looked where the kernel cannot wake us.
+/// Poll interval without inotify.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// An event is committed within this time after the moment that it names, where somebody notices at once: who wants all
-/// until a time polls this much later.
+/// An event that is noticed at once is committed within this time after its timestamp. To get all events until a time,
+/// read this much later.
 pub const COMMIT_TIMEOUT: Duration = Duration::from_millis(30);
 
 /// Some events, in the order of their numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventPage {
-    /// The events. All that there were between the cursors, whether they are asked for or not.
+    /// All events between the cursors, whether they match the query or not.
     pub events: Vec<Event>,
-    /// Where to go on: the number of the last one, or what was asked for.
+    /// The cursor for the next page: the number of the last event, or the given cursor.
     pub cursor: u64,
-    /// Events after the asked-for cursor were deleted: the highest number that is gone. A sequence that jumped at a
-    /// boot has lost nothing and says nothing.
+    /// The highest number of an event after the given cursor that was deleted. `None` when none was; a sequence that
+    /// jumped at a boot has lost nothing.
     pub trimmed: Option<u64>,
 }
 
 /// Waits for commits to the database by any process.
 ///
-/// The kernel tells of writes to the WAL (inotify on the data directory, for the file is replaced now and then). A
-/// writer writes there a moment before its commit can be seen: the commit is published in shared memory, of which
-/// nobody is told, and synced before that where it has to be. So a wake-up is followed by some more polls.
+/// Writes to the WAL wake it (inotify on the data directory, since the file is replaced now and then). SQLite writes the
+/// WAL a moment before the commit becomes visible: it publishes the commit in shared memory, for which inotify has no
+/// event, and syncs before that where it must. So a wake-up is followed by some polls.
 #[derive(Debug)]
 pub struct Commits {
-    /// Where the kernel can tell.
+    /// `None` where inotify is not available.
     inotify: Option<OwnedFd>,
     /// The name of the WAL.
     wal: OsString,
-    /// How many polls there were since the last wake-up.
+    /// The number of polls since the last wake-up.
     polls: usize,
 }
 
 impl Commits {
-    /// Begins to watch; what is committed from now on wakes the next [`Self::wait`].
+    /// Begins to watch: a commit from now on wakes the next [`Self::wait`].
     ///
     /// # Errors
-    /// None that would make waiting impossible: where the kernel cannot tell, it is looked every 50 ms.
+    /// None today: without inotify the database is polled every 50 ms.
     pub fn watch(observer: &Observer) -> io::Result<Self> {
         observer.engine.commits()
     }
@@ -114,7 +114,7 @@ impl Commits {
         }
     }
 
-    /// Takes away what the kernel tells; whether it may be about a commit.
+    /// Reads all inotify events; returns whether one may be about a commit.
     fn drain_inotify(&mut self) -> bool {
         let Some(fd) = &self.inotify else { return true };
         let mut buffer = [MaybeUninit::uninit(); 4096];
@@ -133,14 +133,14 @@ impl Commits {
             let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
             news |= event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) || name == Some(&self.wal);
         }
-        // It tells nothing any more.
+        // No more events will come.
         self.inotify = None;
         true
     }
 }
 
 impl Engine {
-    /// Begins to watch for commits; see [`Commits`].
+    /// Watches for commits; see [`Commits`].
     ///
     /// # Errors
     /// See [`Commits::watch`].
@@ -150,12 +150,11 @@ impl Engine {
 
     /// The cursor from which to read so that no event is missed that this query asks for:
     ///
-    /// * with `since`: of the past too. When events of that time may have been deleted, the first page says so; it says
-    ///   nothing when all that is gone is older.
-    /// * with an `until` that lies not after `now`: from the beginning of what is kept, which is no gap.
+    /// * with `since`: from then. If events of that time may have been deleted, the first page reports a gap.
+    /// * with an `until` not after `now`: from the oldest event that is kept, which is no gap.
     /// * else from now on.
     ///
-    /// The pages have all events behind the cursor: the query is asked again for each of them.
+    /// The pages have all events after the cursor: the caller applies the query to each of them.
     ///
     /// # Errors
     /// [`PodError`].

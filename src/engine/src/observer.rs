@@ -1,7 +1,7 @@
-//! A handle that can look and never change anything, for surfaces whose callers may only read.
+//! A read-only handle, for surfaces whose callers may only read.
 //!
 //! It opens the store read-only, and has no method that writes: what it cannot do, no mistake of a surface can do.
-//! Rows are shown as they are; gantryd's keeper brings them up to the facts within milliseconds, so no caller waits for
+//! Rows are shown as stored; gantryd's keeper reconciles them within milliseconds, so no caller waits for
 //! a pod that is starting, and none takes a pod's lock.
 
 use gantry_model::query::{ImageFilter, PodFilter};
@@ -23,7 +23,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Opens a data directory that is there.
+    /// Opens an existing data directory.
     ///
     /// # Errors
     /// [`OpenError`], also when there is none.
@@ -52,7 +52,7 @@ impl Observer {
     /// The pod whose id begins so.
     ///
     /// # Errors
-    /// [`PodError`] when there is none, or more than one (`PodError::ambiguous` tells how many).
+    /// [`PodError`] when there is none, or more than one (`PodError::ambiguous` has the number).
     pub fn pod(&self, prefix: &PodPrefix) -> Result<PodView, PodError> {
         let id = self.engine.resolve(prefix)?;
         let row = self.engine.store.pod(id).map_err(PodError::store)?;

@@ -22,7 +22,7 @@
 //! retry-for = "3m"                 # how long one request is tried again
 //! certificate-dirs = ["/etc/containers/certs.d", "/etc/docker/certs.d"]   # HOST[:PORT]/*.crt, *.cert, *.key
 //! [network]
-//! default = "default"              # of a pod of which nothing is said: as --net
+//! default = "default"              # of a pod without --net; written as --net
 //! config-dirs = ["/etc/gantry/net.d", "/etc/cni/net.d"]   # the first that has a name counts
 //! plugin-dirs = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"]
 //! use-plugins = false              # run the plugins of files also for what gantry can do itself
@@ -49,7 +49,7 @@ const DEFAULT_CONFIG: &str = "/etc/gantry/config.toml";
 const MAX_CONFIG: u64 = 1 << 20;
 /// Collecting reads all rows; more often than this it would do nothing else.
 const LEAST_INTERVAL: Duration = Duration::from_millis(100);
-/// More directories nobody has; each is read at every start.
+/// Each directory is read at every start.
 const MAX_DIRS: usize = 32;
 /// How long one plugin may take.
 const PLUGIN_LIMIT: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
@@ -111,9 +111,9 @@ pub struct Settings {
     pub options: Options,
     /// For gantryd.
     pub keeper: KeeperSettings,
-    /// Where gantryd serves its API, as it is written; `None`: nothing is said of it.
+    /// The addresses on which gantryd serves its API, as written; `None`: not configured.
     pub listen: Option<Vec<String>>,
-    /// The configuration file, whether it is there or not. An absolute path.
+    /// The absolute path of the configuration file, which may not exist.
     pub config: PathBuf,
 }
 

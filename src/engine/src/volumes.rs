@@ -67,7 +67,7 @@ impl Engine {
         self.store.layout().volume_data(name)
     }
 
-    /// Removes a named volume that no pod refers to, with all that is in it; tells the bytes freed.
+    /// Removes a named volume that no pod refers to, with its contents; returns the bytes freed.
     ///
     /// # Errors
     /// [`VolumeError`]; it says which pods refer to it.

@@ -1,5 +1,5 @@
 //! `doctor`: whether the host has what pods need, and whether rows, locks, directories, cgroups and logs agree. Changes
-//! nothing but what every look changes: rows that were behind the facts.
+//! nothing but rows that need to be reconciled.
 
 pub(crate) mod pods;
 pub(crate) mod store;
@@ -27,7 +27,7 @@ impl Engine {
     /// and the end of every log.
     ///
     /// # Errors
-    /// [`PodError`] when something cannot be looked at. What is wrong is a finding and no error.
+    /// [`PodError`] when a check cannot be made. Problems are findings, not errors.
     pub fn doctor(&self, deep: bool) -> Result<Vec<Finding>, PodError> {
         let mut findings = Vec::new();
         self.check_host(&mut findings);
@@ -42,7 +42,7 @@ impl Engine {
         if let Err(error) = self.check_store(deep, &mut findings) {
             fail(&mut findings, chain(&error), "run 'gantry doctor' again when the cause is gone");
         }
-        // After the pods were brought up to the facts, so that it does not report what was only not noticed yet.
+        // After the pods were reconciled, so that it does not report what was only not noticed yet.
         findings.extend(self.store.check(deep).map_err(PodError::store)?);
         Ok(findings)
     }
@@ -96,7 +96,7 @@ impl Engine {
     /// Leases, rules and interfaces against what the pods' records say.
     fn check_networks_of_pods(&self, findings: &mut Vec<Finding>) {
         let mut checked = self.check_networks();
-        // A pod that starts or ends between two of its parts is looked at looks as if something were missing or too much.
+        // A pod that starts or ends between two checks seems to lack something or to have something left.
         // What is wrong stays wrong.
         for pause in LOOK_AGAIN {
             let Ok(lines) = &mut checked else { break };

@@ -1,4 +1,4 @@
-//! The doctor of the database itself: damaged ones, backups, and what was restored.
+//! Checks of the database: damage, backups, earlier restores.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub enum ExamineError {
     /// The data directory cannot be used.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Something cannot be looked at.
+    /// A check cannot be made.
     #[error(transparent)]
     Pod(#[from] PodError),
 }
@@ -38,7 +38,7 @@ impl Kind for ExamineError {
 /// `doctor`, whatever the database is like: damaged or served read-only, it says so, and what there is to restore.
 ///
 /// # Errors
-/// [`ExamineError`] when something cannot be looked at. What is wrong is a finding and no error.
+/// [`ExamineError`] when a check cannot be made. Problems are findings, not errors.
 pub fn examine(options: Options, deep: bool) -> Result<Vec<Finding>, ExamineError> {
     let layout = Layout::new(&options.dir);
     let examined = Engine::open_to_read(options).map_err(ExamineError::from).and_then(|engine| {
@@ -98,7 +98,7 @@ impl Engine {
     }
 }
 
-/// Reads all backups; tells whether one is good. Good ones are only told of where they are `wanted`.
+/// Reads all backups; returns whether one is good. Good ones are reported only if `wanted`.
 fn check_backups(layout: &Layout, wanted: bool, findings: &mut Vec<Finding>) -> Result<bool, StoreError> {
     let mut good = false;
     for backup in gantry_store::backups(layout)? {

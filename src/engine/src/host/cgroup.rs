@@ -211,7 +211,7 @@ fn remove_dirs(dirs: &[PathBuf]) -> Result<bool, CgroupError> {
 }
 
 /// SIGKILL to every process in the cgroups. `cgroup.kill` does it at once (v2, kernel 5.14); else by number, through
-/// a descriptor opened before the membership is looked at again, so that nobody else is hit.
+/// a descriptor opened before the membership is looked at again, so that no other process is hit.
 fn kill_all(top: &Path, dirs: &[PathBuf], unified: bool) -> Result<(), CgroupError> {
     if unified && std::fs::write(top.join("cgroup.kill"), "1").is_ok() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Processes that cannot be mistaken for others, and waiting with a deadline.
+//! Processes identified by pid, start time and boot; waiting with a deadline.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,22 +8,22 @@ use gantry_model::{BootId, Process, Timestamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// When something has to have happened; `None`: whenever.
+/// A deadline; `None`: never.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// This long from now. Amounts beyond what a clock can show mean whenever.
+    /// This long from now; never, where the clock cannot represent it.
     pub(crate) fn after(duration: Duration) -> Self {
         Self(Instant::now().checked_add(duration))
     }
 
-    /// `None` is whenever.
+    /// `None` is never.
     pub(crate) fn maybe(duration: Option<Duration>) -> Self {
         Self(duration.and_then(|duration| Instant::now().checked_add(duration)))
     }
 
-    /// What is left; `None`: without end.
+    /// The time left; `None`: unlimited.
     pub(crate) fn left(self) -> Option<Duration> {
         self.0.map(|at| at.saturating_duration_since(Instant::now()))
     }
@@ -42,7 +42,7 @@ impl Deadline {
     }
 }
 
-/// Waits until one of the descriptors can be read (or is at its end). Which one, or `None` when the deadline passed.
+/// Waits until one of the descriptors is readable or at end of file. Returns which one, or `None` when the deadline passed.
 pub(crate) fn readable(fds: &[BorrowedFd<'_>], deadline: Deadline) -> io::Result<Option<usize>> {
     let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     loop {
@@ -64,10 +64,10 @@ pub(crate) fn readable(fds: &[BorrowedFd<'_>], deadline: Deadline) -> io::Result
     }
 }
 
-/// A descriptor of this very process, or `None` when it is gone (its number may be another's by now).
+/// A pidfd of this very process, or `None` when it is gone (its pid may be reused).
 ///
-/// The order makes it safe: the descriptor is opened first, the start time read after. If the number was given to
-/// another process in between, the start time read is that one's and does not match.
+/// The order makes it safe: the pidfd is opened first, then the start time is read. If the pid was reused in between, the
+/// start time is that of the other process and does not match.
 pub(crate) fn open(process: &Process, boot: &BootId) -> Option<OwnedFd> {
     if process.boot != *boot {
         return None;
@@ -76,13 +76,13 @@ pub(crate) fn open(process: &Process, boot: &BootId) -> Option<OwnedFd> {
     (start_ticks(process.pid) == Some(process.start_ticks)).then_some(fd)
 }
 
-/// A descriptor of the process that has this number now: for our own children before they are waited for.
+/// A pidfd of the process that has this pid now: safe for children that were not waited for yet.
 pub(crate) fn open_pid(pid: u32) -> Option<OwnedFd> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-/// Sends SIGKILL. That the process is gone already is no failure.
+/// Sends SIGKILL. A process that has ended is no failure.
 pub(crate) fn kill(pidfd: impl AsFd) -> io::Result<()> {
     match pidfd_send_signal(pidfd, Signal::KILL) {
         Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -95,12 +95,12 @@ fn start_ticks(pid: u32) -> Option<u64> {
     start_ticks_in(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The command's name (field 2) is in parentheses and may hold anything: what counts begins after the last one.
+/// The command's name (field 2) is in parentheses and may contain anything: the other fields follow the last one.
 fn start_ticks_in(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// About when this boot began, by the wall clock as it is set now.
+/// The approximate time of this boot, by the present wall clock.
 pub(crate) fn booted_at() -> Timestamp {
     let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let up = Duration::new(u64::try_from(up.tv_sec).unwrap_or(0), u32::try_from(up.tv_nsec).unwrap_or(0));

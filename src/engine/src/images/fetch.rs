@@ -1,4 +1,4 @@
-//! `fetch`: an image into the store, as the engine is configured.
+//! `fetch`: fetches an image into the store.
 
 use std::io::Read;
 
@@ -8,7 +8,7 @@ use gantry_model::ImageRef;
 use crate::Engine;
 
 impl Engine {
-    /// Brings an image into the store, or finds it there, as the policy says. `stdin` is read for the reference `-`.
+    /// Fetches an image into the store, or finds it there, as the policy says. `stdin` is read for the reference `-`.
     ///
     /// # Errors
     /// [`FetchError`]; nothing half-fetched is visible then.

@@ -174,7 +174,7 @@ impl Engine {
         }))
     }
 
-    /// Removes images that no pod uses and nobody has used for `grace`, and what no image refers to.
+    /// Removes images that no pod uses and that were not used for `grace`, and unreferenced layers and blobs.
     ///
     /// # Errors
     /// [`ImageError`].
@@ -192,7 +192,7 @@ impl Engine {
             if !dry_run {
                 match self.store.remove_image(&image.id) {
                     Ok(_) => {}
-                    // A pod took it, or somebody else removed it, since we looked.
+                    // Meanwhile a pod uses it, or another process removed it.
                     Err(RemoveImageError::InUse { .. } | RemoveImageError::NotFound(_)) => continue,
                     Err(error) => return Err(ImageError::Remove(error)),
                 }

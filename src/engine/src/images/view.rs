@@ -1,4 +1,4 @@
-//! What an image says of itself: its manifest and its configuration, decoded once.
+//! The manifest and the configuration of an image, decoded once.
 //!
 //! An image's id is the digest of its manifest, and the manifest has the digest of its configuration. So what was decoded
 //! for an id is true for ever, and is kept, within bounds.
@@ -145,7 +145,7 @@ impl ImageView {
     }
 }
 
-/// What was decoded. Where a part is lost or damaged, what it would say is missing here.
+/// The decoded documents. Fields from a lost or damaged document are empty.
 #[derive(Debug, Default)]
 pub(crate) struct Said {
     config: Option<Arc<ImageConfig>>,
@@ -164,7 +164,7 @@ impl Said {
     }
 }
 
-/// What is kept of images that were decoded.
+/// A cache of decoded images.
 #[derive(Debug, Default)]
 pub(crate) struct Kept(RefCell<Shelf>);
 
@@ -175,8 +175,7 @@ struct Shelf {
 }
 
 impl Kept {
-    /// What this image says of itself. An image of which something is lost is looked at again the next time: it may have
-    /// been fetched once more by then.
+    /// The decoded documents of an image. An incomplete image is not cached: it may have been fetched again the next time.
     pub(crate) fn said(&self, store: &Store, row: &ImageRow) -> Arc<Said> {
         if let Some(said) = self.0.borrow().said.get(&row.id) {
             return said.clone();
@@ -199,8 +198,8 @@ impl Kept {
 }
 
 impl Shelf {
-    /// Makes room by dropping any others: whoever lists more images than are kept asks for all of them in turn, and the
-    /// one not used for longest would be the very next.
+    /// Evicts arbitrary entries: a list of more images than fit reads all of them in turn, and the least recently used one
+    /// would be needed next.
     fn keep(&mut self, id: &ImageId, said: Arc<Said>) {
         while self.said.len() >= MAX_CACHED_IMAGES || self.bytes + said.size() > MAX_CACHE {
             let Some(other) = self.said.keys().next().cloned() else { break };
@@ -214,7 +213,7 @@ impl Shelf {
 /// Reads both documents; whether both were there and made sense.
 fn decoded(store: &Store, row: &ImageRow) -> (Said, bool) {
     let mut said = Said::default();
-    // Damaged, too large, unreadable: all the same here, for the image must be shown. `doctor` tells what is wrong.
+    // Damaged, too large, unreadable: the image is shown nevertheless. `doctor` reports the cause.
     let manifest = store.blob(&row.id, MAX_DOCUMENT).ok().flatten().filter(|bytes| is_json(bytes));
     if let Some(bytes) = store.blob(&row.config, MAX_DOCUMENT).ok().flatten() {
         // Texts and lists of texts, each of which costs more in memory than in the document.

@@ -1,10 +1,8 @@
-//! The files of one app's log: which there are and in which order, and places in them, found without reading what lies
-//! between.
+//! The files of one app's log, their order, and positions in them, found by bisection.
 //!
-//! Files are `ATTEMPT.log`, and older parts `ATTEMPT.log.1` (newest) to `.N`. A file that is rotated keeps its inode: that
-//! is how a reader knows which one comes next. An inode is freed with its file and may be given to the next one at once;
-//! but a file only ever gets older, and one that is held open keeps its inode. The directory is opened beneath the pod's; symbolic links are not followed,
-//! and what is not a regular file is no part of the log.
+//! Files are `ATTEMPT.log`, and older parts `ATTEMPT.log.1` (newest) to `.N`. A rotated file keeps its inode, by which a
+//! reader finds its successor. A freed inode may be reused at once; but a file only gets older, and an open file keeps its
+//! inode. The directory is opened beneath the pod's; symbolic links are not followed, and only regular files are read.
 
 use std::fs::File;
 use std::io;
@@ -20,15 +18,15 @@ use rustix::io::Errno;
 use crate::logs::line::{self, Parser};
 
 const BLOCK: usize = 64 << 10;
-/// A line longer than this was not written by a supervisor; it is given out in pieces.
+/// Supervisors write no longer lines. A longer one is given out in pieces.
 pub(crate) const MAX_LINE: usize = 1 << 20;
 /// Enough of a line's beginning to tell its tag: time, stream, tag.
 const HEAD: usize = 64;
-/// So much of what is not in the format is passed over in search of a line with a time.
+/// How many bytes without a valid line are skipped in search of a timestamp.
 const MAX_UNTIMED: u64 = 1 << 20;
-/// A directory that changed less long ago may have changed again without its time telling: clocks of file systems tick.
+/// The granularity of mtime: a directory that changed more recently may have changed again with the same mtime.
 const MTIME_SLACK_NS: i64 = 1_000_000_000;
-/// How often a look is repeated when files were renamed during it.
+/// How often listing is repeated when files are renamed meanwhile.
 const MAX_ATTEMPTS: usize = 50;
 
 /// A file of the log.
@@ -54,7 +52,7 @@ impl LogFile {
     }
 }
 
-/// A place in a file, which is held open: it may be renamed or deleted meanwhile.
+/// A position in an open file, which may be renamed or deleted meanwhile.
 #[derive(Debug, Clone)]
 pub(crate) struct LogPosition {
     pub(crate) file: Arc<File>,
@@ -72,7 +70,7 @@ impl LogPosition {
     }
 }
 
-/// What of a log is asked for, as it stood at one moment.
+/// The part of a log that matches a query at one moment.
 #[derive(Debug)]
 pub(crate) struct Span {
     parts: Vec<LogFile>,

@@ -1,7 +1,7 @@
-//! `logs`: what the apps of a pod wrote, merged in the order of time, and onwards while it runs.
+//! `logs`: the output of a pod's apps, merged by time, and following while the pod runs.
 //!
-//! Reading is [`crate::logs::reader`]'s. Here is the waiting, for callers that do nothing else meanwhile: it sleeps until
-//! the kernel says that a log directory changed or that the supervisor is gone.
+//! [`crate::logs::reader`] reads. This module waits, for callers that do nothing else meanwhile: until inotify reports a
+//! change in a log directory, or the supervisor ends.
 
 pub(crate) mod files;
 pub(crate) mod line;
@@ -24,59 +24,59 @@ use crate::host::process::{self, Deadline};
 use crate::logs::reader::{LineRef, LogReader, Pulled};
 use crate::{Engine, PodError};
 
-/// How often files are looked at where the kernel cannot tell (no inotify left, or a directory that is not there yet).
+/// Poll interval without inotify (no instances left, or a directory that does not exist yet).
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The pauses before the kernel is asked to tell, each twice as long as the one before: 63 ms in all.
+/// The back-off before an inotify watch is added, doubled each time: 63 ms in all.
 const MIN_BACKOFF: Duration = Duration::from_millis(1);
 const MAX_BACKOFF: Duration = Duration::from_millis(32);
 
-/// How much is read between two looks at whether the receiver still takes it.
+/// How much is read before the sink's errors are checked, in bytes.
 const MAX_READ: usize = 1 << 20;
 
-/// Which lines.
+/// The lines to read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogQuery {
-    /// Of these apps; empty: of all.
+    /// The apps; empty: all.
     pub apps: Vec<AppName>,
-    /// Only what came from stderr (true) or from stdout (false). A line that is not in the format counts as stdout.
+    /// Only stderr (true) or only stdout (false). A line that is not in the log format counts as stdout.
     pub stderr: Option<bool>,
-    /// Not older than this. Lines that are not in the format have the time of the one before.
+    /// From this time on. Lines that are not in the log format have the time of the line before.
     pub since: Option<Timestamp>,
-    /// Older than this.
+    /// Before this time.
     pub until: Option<Timestamp>,
-    /// Only so many lines of each app, the last ones of those within the bounds. A line written in pieces is one; it counts
-    /// where its last piece is. Where the pieces are mixed with lines of the app's other stream, the first may be missing.
+    /// At most this many lines of each app, the last ones within the bounds. A line in several pieces counts once, at its
+    /// last piece. Where pieces are interleaved with lines of the app's other stream, the first may be missing.
     pub tail: Option<usize>,
-    /// Only so many lines of all apps together, the last ones.
+    /// At most this many lines of all apps together, the last ones.
     pub tail_total: Option<usize>,
-    /// Go on while the pod runs.
+    /// Continue while the pod runs.
     pub follow: bool,
 }
 
 impl LogQuery {
-    /// No app gives more whole lines than this at first.
+    /// The most lines that any app can contribute at first.
     pub(crate) fn max_lines(&self) -> Option<usize> {
         self.tail.into_iter().chain(self.tail_total).min()
     }
 }
 
-/// Takes what [`Engine::logs`] gives.
+/// Receives the lines of [`Engine::logs`].
 pub trait LogSink {
-    /// Takes a line, or a piece of one.
+    /// Receives a line, or a piece of one.
     ///
     /// # Errors
-    /// It could not be taken; no more will be given.
+    /// The sink failed; it receives no more.
     fn line(&mut self, line: LineRef<'_>) -> io::Result<()>;
 
-    /// All that is there was given: what was held back to be written at once has to be written now.
+    /// All lines so far were given: a sink that buffers must write now.
     ///
     /// # Errors
-    /// It could not be written; no more will be given.
+    /// The sink failed; it receives no more.
     fn flush(&mut self) -> io::Result<()>;
 }
 
-/// Logs could not be read or given out.
+/// Logs could not be read or written.
 #[derive(Debug, Error)]
 pub enum LogsError {
     /// The pod has no such app.
@@ -98,7 +98,7 @@ pub enum LogsError {
         #[source]
         source: io::Error,
     },
-    /// The receiver could not take a line.
+    /// The sink failed.
     #[error("cannot write the log of pod {id}")]
     Write {
         /// Which pod.
@@ -107,7 +107,7 @@ pub enum LogsError {
         #[source]
         source: io::Error,
     },
-    /// The pod could not be looked at.
+    /// The pod could not be read.
     #[error(transparent)]
     Pod(#[from] PodError),
 }
@@ -123,7 +123,7 @@ impl Kind for LogsError {
 }
 
 impl Engine {
-    /// Gives the sink every line asked for, until it fails. With `follow`, a pod that was not started yet is waited for.
+    /// Gives the sink every matching line, until it fails. With `follow`, waits for a pod that was not started yet.
     ///
     /// # Errors
     /// [`LogsError`].
@@ -140,7 +140,7 @@ impl Engine {
             if taken.is_ok() && !matches!(pulled, Ok(Pulled::More)) {
                 taken = sink.flush();
             }
-            // What could not be read is told before what could not be written: that comes after it.
+            // A read error comes before a write error: the write would have come after the read.
             let pulled = pulled?;
             taken.map_err(|source| LogsError::Write { id, source })?;
             match pulled {
@@ -150,7 +150,7 @@ impl Engine {
                     .more(&reader, || self.writers(id))
                     .map_err(PodError::io("wait for changes in", self.pod_dir(id)))?,
                 Pulled::Waiting => match self.wait_ready(id, reader.wait_at_most()) {
-                    // Removed without having run: the reader will see.
+                    // Removed before it ran: the reader will see.
                     Ok(_) | Err(PodError::NotFound(_)) => {}
                     Err(error) => return Err(error.into()),
                 },
@@ -158,10 +158,10 @@ impl Engine {
         }
     }
 
-    /// The main processes of the pod's apps that run. One that cannot be watched is missing.
+    /// The main processes of the pod's running apps, without those that cannot be watched.
     fn writers(&self, id: PodId) -> Vec<OwnedFd> {
         let apps = self.store.pod(id).ok().flatten().map(|row| row.apps).unwrap_or_default();
-        // Its number may be another's by now. Then that is waited for, and the end of the supervisor ends it.
+        // The pid may be reused. Then another process is waited for, until the supervisor ends.
         let pid = |state: &AppState| match state {
             AppState::Started { pid, .. } => Some(*pid),
             _ => None,
@@ -170,18 +170,18 @@ impl Engine {
     }
 }
 
-/// Waiting for more.
+/// Waits for more.
 ///
-/// Letting go of a watch costs the kernel's grace period of some 10 ms, at the very end of a `run`: an app that is soon over
-/// is looked at a few times instead. After the last app's end there is no watch either: it is let go of while the supervisor
-/// takes the pod's networks away.
+/// Closing an inotify watch waits for an SRCU grace period of some 10 ms, at the very end of a `run`. So the log of an app
+/// that ends soon is polled a few times instead, and the watch is closed when the last app ends, while the supervisor
+/// detaches the pod's networks.
 struct Waiting {
     watch: Option<Watch>,
     backoff: Duration,
 }
 
 impl Waiting {
-    /// Waits until there may be more. `writers`: the processes that may write.
+    /// Waits until there may be more. `writers` are the processes that may write.
     fn more(&mut self, reader: &LogReader, writers: impl FnOnce() -> Vec<OwnedFd>) -> io::Result<()> {
         let fds = reader.supervisor().into_iter().chain(self.watch.iter().flat_map(Watch::fds));
         let fds: Vec<BorrowedFd<'_>> = fds.collect();
@@ -204,17 +204,17 @@ impl Waiting {
     }
 }
 
-/// The kernel's word on changes in log directories.
+/// An inotify watch on log directories.
 struct Watch {
     fd: Option<OwnedFd>,
     /// Whether it covers every directory.
     complete: bool,
-    /// Who may write, as long as any of them runs.
+    /// The running processes that may write.
     writers: Vec<OwnedFd>,
 }
 
 impl Watch {
-    /// `None` where nobody writes any more.
+    /// `None` when no process may write any more.
     fn new(writers: Vec<OwnedFd>, dirs: &[PathBuf]) -> Option<Self> {
         let mut watch = Self { fd: None, complete: false, writers };
         if !watch.has_writers() {
@@ -230,24 +230,24 @@ impl Watch {
         Some(watch)
     }
 
-    /// What is to be waited for: the kernel's word, and the end of a writer.
+    /// The descriptors to wait for: inotify, and a writer's pidfd.
     fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.fd.as_ref().into_iter().chain(self.writers.first()).map(AsFd::as_fd)
     }
 
-    /// Whether anybody is left who writes.
+    /// Whether a writer still runs.
     fn has_writers(&mut self) -> bool {
         let now = Deadline::after(Duration::ZERO);
         self.writers.retain(|writer| matches!(process::readable(&[writer.as_fd()], now), Ok(None)));
         !self.writers.is_empty()
     }
 
-    /// Takes the events away: what changed is found by looking.
+    /// Drains the events: the reader finds what changed.
     fn forget(&self) {
         let Some(fd) = &self.fd else { return };
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
         let mut events = inotify::Reader::new(fd, &mut buffer);
-        // Ends with "would block"; an error here would show as one when waiting.
+        // Ends with EWOULDBLOCK; any other error shows again when waiting.
         while events.next().is_ok() {}
     }
 }

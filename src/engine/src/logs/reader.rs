@@ -1,19 +1,18 @@
-//! Reading logs by pieces, for callers that do something else in between: the one way in which logs are read.
+//! Reads logs piece by piece, for callers that do something else in between. All logs are read through it.
 //!
-//! A reader owns its files and knows nothing of the engine, so it may go from thread to thread between two pulls. It takes
-//! no lock and changes nothing.
+//! A reader owns its files and does not refer to the engine, so it can move between threads. It takes no lock and changes
+//! nothing.
 //!
 //! # Order
 //!
-//! The lines of several apps are merged by their times. What is there when a reader is opened comes in that order. So does
-//! what comes later, as far as the supervisor has written it: it writes in the order of time, so a line is given out only
-//! after every log that had nothing more has been asked again.
+//! Lines of several apps are merged by their timestamps, both those present when the reader is opened and later ones: the
+//! supervisor writes in the order of time, so a line is given out only after every log that was exhausted was read again.
 //!
 //! # Bounds
 //!
-//! They are found by bisection, then every line is checked, so none is ever given out that is not within them. Where a
-//! clock was set back the log crosses a bound several times; lines within the bounds may then be missing before the place
-//! that is found for `since`, and behind the one for `until`. Without a bound the clock plays no part.
+//! Bounds are found by bisection, then every line is checked: no line outside of them is given out. Where the clock was set
+//! back, a log crosses a bound several times; lines within the bounds may then be missing before the position found for
+//! `since`, and after that for `until`. Without bounds the clock has no effect.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -30,10 +29,10 @@ use crate::logs::merge::{Merge, block_for};
 use crate::logs::source::AppLog;
 use crate::{Engine, LogQuery, LogsError, Observer, PodError};
 
-/// A supervisor gives a line its time when it reads it and writes it next. This long after `until` it has.
+/// A supervisor stamps a line when it reads it, and writes it next: this long after `until` at the latest.
 const WRITTEN: Duration = Duration::from_millis(50);
 
-/// Where one reader of a pod's logs stands. `Send`.
+/// A reader of a pod's logs. `Send`.
 ///
 /// It holds a few descriptors for every app.
 #[derive(Debug)]
@@ -45,28 +44,28 @@ pub struct LogReader {
     stage: Stage,
 }
 
-/// What may still come.
+/// What more may come.
 #[derive(Debug)]
 enum Stage {
     /// The pod was not started yet.
     Waiting,
     /// Its supervisor (this one) may write.
     Running(OwnedFd),
-    /// Nobody writes any more, or nothing that is asked for.
+    /// Nothing more that matches is written.
     Over,
 }
 
-/// What there is after a pull.
+/// The state after a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pulled {
-    /// There is more at once.
+    /// More can be read at once.
     More,
-    /// Nothing more now. Wait until a directory of [`LogReader::dirs`] changes, the supervisor ends, or
+    /// Nothing more for now. Wait until a directory of [`LogReader::dirs`] changes, the supervisor ends, or
     /// [`LogReader::wait_at_most`] has passed.
     Dry,
     /// The pod was not started yet. Wait for its start (an event), or [`LogReader::wait_at_most`].
     Waiting,
-    /// All was given out, and nothing more will come.
+    /// Everything was given out, and no more will come.
     End,
 }
 
@@ -79,7 +78,7 @@ pub struct LineRef<'a> {
     pub at: Timestamp,
     /// Whether it came from stderr.
     pub stderr: bool,
-    /// Whether the line goes on in the next one of the same app and stream.
+    /// Whether the line continues in the next one of the same app and stream.
     pub piece: bool,
     /// Whether it ended without a newline, or `piece`.
     pub partial: bool,

@@ -1,5 +1,5 @@
 //! The JSON of the pod manifest, and both ways between it and the model. Every field is named in both directions, so
-//! that a new one breaks the build. What the fields mean is told in [`crate::manifest`].
+//! that a new one breaks the build. [`crate::manifest`] describes the fields.
 
 use std::collections::{BTreeMap, BTreeSet};
 

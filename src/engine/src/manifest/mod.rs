@@ -1,5 +1,5 @@
-//! The pod manifest: a pod as it was asked for, as JSON (`cat-manifest`, `run --pod-manifest FILE`). The latter also takes
-//! appc's ([`crate::manifest::appc`]), which is told apart by its `acKind`.
+//! The pod manifest: the specification of a pod as JSON (`cat-manifest`, `run --pod-manifest FILE`). The latter also takes
+//! appc's ([`crate::manifest::appc`]), which has an `acKind`.
 //!
 //! ```json
 //! { "version": 1,
@@ -86,7 +86,7 @@ pub enum ManifestError {
     /// A pod has none yet.
     #[error("pod {0} has no manifest yet: it is being prepared; try again when it is")]
     NotYet(PodId),
-    /// The pod could not be looked at.
+    /// The pod could not be read.
     #[error(transparent)]
     Pod(#[from] PodError),
 }
@@ -139,7 +139,7 @@ pub(crate) fn to_bytes(spec: &PodSpec) -> Vec<u8> {
 }
 
 impl Engine {
-    /// The manifest of a pod, as it was asked for: `run-prepared --net` included, which the row keeps.
+    /// The manifest of a pod as requested, with the networks of `run-prepared --net`, which are in the row.
     ///
     /// # Errors
     /// [`ManifestError`].

@@ -23,13 +23,13 @@ use crate::error::kind_of_word;
 use crate::host::process::{self, Deadline};
 use crate::host::stage1::printable;
 
-/// How long a supervisor may take to answer.
+/// The timeout of a reply.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A supervisor could not be asked, or refused.
+/// A request to a supervisor failed.
 #[derive(Debug, Error)]
 pub enum ControlError {
-    /// It cannot be reached.
+    /// The socket cannot be connected.
     #[error("cannot reach the supervisor of pod {id}")]
     Connect {
         /// Which pod.
@@ -38,36 +38,36 @@ pub enum ControlError {
         #[source]
         source: io::Error,
     },
-    /// It does not answer.
-    #[error("the supervisor of pod {id} does not answer within {seconds} s; 'gantry stop --force {id}' ends the pod")]
+    /// No reply within the timeout.
+    #[error("the supervisor of pod {id} does not reply within {seconds} s; 'gantry stop --force {id}' ends the pod")]
     Silent {
         /// Which pod.
         id: PodId,
         /// How long it had.
         seconds: u64,
     },
-    /// It hung up.
-    #[error("the supervisor of pod {0} closed the connection without an answer; the pod may have ended")]
+    /// The supervisor closed the connection.
+    #[error("the supervisor of pod {0} closed the connection without a reply; the pod may have ended")]
     Closed(PodId),
-    /// A request that does not fit.
-    #[error("the request to the supervisor of pod {id} is {bytes} bytes long, {MAX_MESSAGE} are possible")]
+    /// The request is too long.
+    #[error("the request to the supervisor of pod {id} is {bytes} bytes long; the limit is {MAX_MESSAGE}")]
     TooLong {
         /// Which pod.
         id: PodId,
         /// Its length.
         bytes: usize,
     },
-    /// It says something that is not understood.
-    #[error("what the supervisor of pod {id} answers is not understood: {why}")]
+    /// The reply is malformed.
+    #[error("the reply of the supervisor of pod {id} is not understood: {why}")]
     Garbled {
         /// Which pod.
         id: PodId,
         /// Why not.
         why: String,
     },
-    /// It speaks a newer language.
+    /// The supervisor speaks a newer version of the protocol.
     #[error(
-        "the supervisor of pod {id} speaks version {theirs} of the control protocol, this gantry only up to {ours}: use the newer gantry"
+        "the supervisor of pod {id} speaks version {theirs} of the control protocol, and this gantry only up to {ours}: use the newer gantry"
     )]
     Version {
         /// Which pod.
@@ -77,7 +77,7 @@ pub enum ControlError {
         /// Ours.
         ours: u32,
     },
-    /// It says no.
+    /// The supervisor replied that the request failed.
     #[error("{message}")]
     Failed {
         /// What sort of failure.
@@ -126,7 +126,7 @@ impl Engine {
         self.connect_within(id, REPLY_TIMEOUT)
     }
 
-    /// The same within another time, which sending gets as well.
+    /// As [`Self::to`], with another timeout for connecting and for sending.
     pub(crate) fn connect_within(&self, id: PodId, within: Duration) -> Result<Connection, ControlError> {
         let fail = |source: rustix::io::Errno| ControlError::Connect { id, source: source.into() };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -143,14 +143,14 @@ impl Engine {
         }
     }
 
-    /// One request, one answer; a refusal is an error.
+    /// Sends one request and reads one reply; a reply that it failed is an error.
     pub(crate) fn ask(&self, id: PodId, request: &Request) -> Result<(Answer, Option<OwnedFd>), ControlError> {
         let connection = self.connect(id)?;
         connection.send(request, &[])?;
         connection.receive(REPLY_TIMEOUT)
     }
 
-    /// What the supervisor says of itself.
+    /// The supervisor's status.
     pub(crate) fn supervisor_status(&self, id: PodId) -> Result<Status, ControlError> {
         status_of(id, self.ask(id, &Request::Status)?.0)
     }
@@ -166,7 +166,7 @@ fn status_of(id: PodId, answer: Answer) -> Result<Status, ControlError> {
     }
 }
 
-/// For an answer that does not belong to the request.
+/// A reply that does not belong to the request.
 pub(crate) fn unexpected(id: PodId, answer: &Answer) -> ControlError {
     let why = match answer {
         Answer::Done => "it says 'done'",
@@ -203,17 +203,17 @@ impl Connection {
         }
     }
 
-    /// The next answer, within a time; a refusal is an error.
+    /// The next reply, within the timeout; a reply that it failed is an error.
     pub(crate) fn receive(&self, within: Duration) -> Result<(Answer, Option<OwnedFd>), ControlError> {
         self.receive_until(Deadline::after(within), within.as_secs())
     }
 
-    /// The answer to [`Request::Status`], by then.
+    /// The reply to [`Request::Status`], before the deadline.
     pub(crate) fn receive_status(&self, deadline: Deadline) -> Result<Status, ControlError> {
         status_of(self.id, self.receive_until(deadline, REPLY_TIMEOUT.as_secs())?.0)
     }
 
-    /// The next answer, whenever it comes: the end of a program has no deadline.
+    /// The next reply, without a deadline: a program may run for ever.
     pub(crate) fn receive_whenever(&self) -> Result<(Answer, Option<OwnedFd>), ControlError> {
         self.receive_until(Deadline::maybe(None), 0)
     }
@@ -235,7 +235,7 @@ impl Connection {
             Err(rustix::io::Errno::CONNRESET) => return Err(ControlError::Closed(id)),
             Err(errno) => return Err(io(errno.into())),
         };
-        // Every descriptor that came is owned from here on, wanted or not.
+        // Every received descriptor is owned from here on, expected or not.
         let fds: Vec<OwnedFd> = control
             .drain()
             .filter_map(|message| match message {
@@ -261,7 +261,7 @@ impl Connection {
 }
 
 impl AsFd for Connection {
-    /// Readable when an answer has come.
+    /// Readable when a reply has arrived.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

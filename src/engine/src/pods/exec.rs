@@ -1,4 +1,4 @@
-//! `exec` and `attach`: a program in an app of a running pod, and the other end of an app's stdin.
+//! `exec` and `attach`: running a program in an app of a running pod, and connecting to an app's stdin.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::{Engine, PodError};
 /// How long a program may take from the request to its execve, on a busy host.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A program to run in an app. What is `None` is as it is for the app.
+/// A program to run in an app. A field that is `None` takes the app's value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExecRequest {
-    /// Which app; needed when the pod has several.
+    /// The app; required when the pod has several.
     pub app: Option<AppName>,
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// Environment on top of the app's.
+    /// Environment, added to the app's.
     pub env: Vec<(String, String)>,
     /// Working directory.
     pub cwd: Option<String>,
@@ -30,20 +30,20 @@ pub struct ExecRequest {
     pub user: Option<String>,
     /// Group.
     pub group: Option<String>,
-    /// Whether it gets a pseudo-terminal, and of what size (rows, columns).
+    /// The size (rows, columns) of its pseudo-terminal, if it gets one.
     pub terminal: Option<(u16, u16)>,
 }
 
-/// What the program reads and writes.
+/// The standard streams of a program.
 #[derive(Debug)]
 pub enum Stdio {
-    /// These: stdin, stdout, stderr. The program can do with them what it likes, so never a file of the host.
+    /// stdin, stdout and stderr. The program controls them, so they must not be files of the host.
     Fds(OwnedFd, OwnedFd, OwnedFd),
-    /// A pseudo-terminal; its master comes back.
+    /// A pseudo-terminal; its master is returned.
     Terminal,
 }
 
-/// A program could not be run in an app, or an app's stdin not be had.
+/// `exec` or `attach` failed.
 #[derive(Debug, Error)]
 pub enum ExecError {
     /// The pod does not run.
@@ -51,7 +51,7 @@ pub enum ExecError {
     NotRunning {
         /// Which pod.
         id: PodId,
-        /// Where it stands.
+        /// Its phase.
         phase: &'static str,
     },
     /// Several apps, none named.
@@ -62,7 +62,7 @@ pub enum ExecError {
         /// Its apps.
         apps: Vec<AppName>,
     },
-    /// It has no such app.
+    /// The pod has no such app.
     #[error("pod {id} has no app '{app}'; it has: {}", .apps.iter().map(AppName::as_str).collect::<Vec<_>>().join(", "))]
     NoSuchApp {
         /// Which pod.
@@ -72,7 +72,7 @@ pub enum ExecError {
         /// Those it has.
         apps: Vec<AppName>,
     },
-    /// The request makes no sense.
+    /// The request is invalid.
     #[error("cannot run a program in pod {id}: {why}")]
     Invalid {
         /// Which pod.
@@ -80,10 +80,10 @@ pub enum ExecError {
         /// Why not.
         why: String,
     },
-    /// The supervisor.
+    /// The supervisor failed.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The pod could not be looked at.
+    /// The pod could not be read.
     #[error(transparent)]
     Pod(#[from] PodError),
 }
@@ -112,15 +112,15 @@ pub struct Exec {
 }
 
 impl Exec {
-    /// Lets the program run on without a client. It keeps its terminal, of which `master` is the other end; what it
-    /// writes from now on is discarded.
+    /// Detaches the program, which runs on. It keeps its terminal, whose other end is `master`; its output is discarded
+    /// from now on.
     ///
     /// # Errors
-    /// [`ExecError`]: the supervisor does not do so. The program ends then.
+    /// [`ExecError`]: the supervisor refuses; the program ends.
     pub fn detach(self, master: &OwnedFd) -> Result<(), ExecError> {
         self.connection.send(&Request::Detach, &[master.as_fd()])?;
         match self.connection.receive(REPLY_TIMEOUT)?.0 {
-            // It ended that very moment.
+            // The program has just ended.
             Answer::Done | Answer::Ended { .. } => Ok(()),
             other => Err(unexpected(self.id, &other).into()),
         }
@@ -129,7 +129,7 @@ impl Exec {
     /// Waits for its end.
     ///
     /// # Errors
-    /// [`ExecError`] when the supervisor goes before it tells.
+    /// [`ExecError`] when the supervisor ends first.
     pub fn wait(self) -> Result<HowEnded, ExecError> {
         match self.connection.receive_whenever()?.0 {
             Answer::Ended { how } => Ok(how.into()),
@@ -149,7 +149,7 @@ impl Engine {
     /// Runs a program in an app of a running pod, confined as the app is.
     ///
     /// # Errors
-    /// [`ExecError`]; its kind is `CommandNotFound` or `CommandNotExecutable` where that is why.
+    /// [`ExecError`]; its kind is `CommandNotFound` or `CommandNotExecutable` where that is the cause.
     pub fn exec(&self, id: PodId, request: ExecRequest, stdio: Stdio) -> Result<Exec, ExecError> {
         need_root("run a program in a pod")?;
         let row = running(self.reconcile_pod(id)?)?;
@@ -163,7 +163,7 @@ impl Engine {
             Stdio::Terminal => connection.send(&Request::Exec(asked), &[])?,
         }
         let terminal = matches!(stdio, Stdio::Terminal);
-        // Our copies go at once: the program's end must be the reader's end of file.
+        // These copies are closed at once: readers must see end of file when the program ends.
         drop(stdio);
         match connection.receive(START_TIMEOUT)? {
             (Answer::Started { .. }, None) if terminal => {
@@ -178,7 +178,7 @@ impl Engine {
     /// The other end of an app's stdin: its terminal's master, or the writing end of its pipe.
     ///
     /// # Errors
-    /// [`ExecError`], also when the app has neither or somebody else has it.
+    /// [`ExecError`], also when the app has neither, or another client has it.
     pub fn attach(&self, id: PodId, app: Option<&AppName>) -> Result<OwnedFd, ExecError> {
         need_root("attach to a pod")?;
         let row = running(self.reconcile_pod(id)?)?;
@@ -200,7 +200,7 @@ pub(crate) fn running(row: PodRow) -> Result<PodRow, ExecError> {
     }
 }
 
-/// The app that is meant.
+/// The named app, or the only one.
 pub(crate) fn select_app(row: &PodRow, asked: Option<&AppName>) -> Result<AppName, ExecError> {
     let apps = || row.apps.iter().map(|app| app.name.clone()).collect();
     match (asked, row.apps.as_slice()) {

@@ -1,7 +1,7 @@
-//! What the cgroups in a filter mean: which pods they are.
+//! Resolves the cgroups in a filter to pods.
 //!
 //! A pod's cgroup is `PARENT/UUID` while it runs; a pod that does not run has none. So the id is in the path, and no
-//! cgroup is looked at.
+//! cgroup is read.
 
 use gantry_model::PodId;
 use gantry_model::query::PodFilter;

@@ -1,11 +1,14 @@
-//! `gc`: deletes the pods whose grace period is over, and sweeps what killed processes left.
+//! `gc`: deletes the pods whose grace period is over, and collects what killed processes left.
 //!
 //! 1. Exited and aborted pods stay as they are for `grace`, counted from their end; then they are marked as garbage and
 //!    deleted in the same pass. Clients that poll find them in the state in which they ended until then.
 //! 2. With `mark_only`, exited and aborted pods are marked at once and nothing is deleted. The grace period of a pod
 //!    that was marked so counts from the mark, as in rkt.
 //! 3. Prepared pods older than `expire_prepared` are marked and deleted. A deletion that was begun is finished.
-//! 4. What dead pods left of their networks goes, also of those that stay; and what belongs to no pod any more.
+//! 4. Resources of networks that dead pods left, or that belong to no pod, are removed.
+//! 5. Ended pods of `run --rm` are deleted, without a grace period.
+//!
+//! A dry run changes nothing: rows are not reconciled either.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -23,11 +26,11 @@ use crate::pods::rm::RmError;
 use crate::recovery::adopt::Images;
 use crate::{Engine, EngineError, PodError};
 
-/// How long a network plugin may refuse to delete what it made for a pod, from the beginning of the pod's deletion on. After that
-/// `gc` deletes the pod without it: a plugin or a daemon of one that was uninstalled does not come back.
+/// How long a network plugin may fail to delete its resources, from the beginning of the pod's deletion. After that `gc`
+/// deletes the pod without it: an uninstalled plugin does not come back.
 const ABANDON_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// What `gc` may take.
+/// Options of `gc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GcOptions {
     /// How long an exited or aborted pod stays, from its end or from the mark.
@@ -36,22 +39,22 @@ pub struct GcOptions {
     pub expire_prepared: Duration,
     /// Mark only.
     pub mark_only: bool,
-    /// Change nothing, tell what would be done.
+    /// Change nothing; report what would be done.
     pub dry_run: bool,
 }
 
 impl Default for GcOptions {
-    /// rkt's: half an hour, a day.
+    /// Those of rkt: half an hour, a day.
     fn default() -> Self {
         let (grace, expire_prepared) = (Duration::from_secs(30 * 60), Duration::from_secs(24 * 3600));
         Self { grace, expire_prepared, mark_only: false, dry_run: false }
     }
 }
 
-/// How long a pod directory stays in `lost-pods/`. `doctor` tells of it all the while.
+/// How long a pod directory stays in `lost-pods/`, during which `doctor` reports it.
 pub(crate) const LOST_PODS_RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// What is done with a pod.
+/// An action on a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GcAction {
     /// It is marked as garbage.
@@ -67,28 +70,28 @@ pub struct GcStep {
     pub id: PodId,
     /// What is done.
     pub action: GcAction,
-    /// Why, for people.
+    /// The reason, for people.
     pub why: &'static str,
 }
 
-/// What `gc` did.
+/// The results of `gc`.
 #[derive(Debug, Default)]
 pub struct GcReport {
     /// Pods, in the order of their creation.
     pub steps: Vec<GcStep>,
     /// Pods that could not be marked or deleted; the next `gc` tries again.
     pub failures: Vec<(PodId, RmError)>,
-    /// What network plugins may have kept of pods that were deleted without them: a line for people each.
+    /// Resources that network plugins may have kept of pods that were deleted without them, a line each.
     pub abandoned: Vec<(PodId, String)>,
-    /// What was removed of networks that belonged to no pod, or would be: a line for people each.
+    /// Network resources that were (or would be) removed, a line each.
     pub networks: Vec<String>,
-    /// Why that could not be done; the next `gc` tries again.
+    /// Why networks could not be collected; the next `gc` tries again.
     pub networks_failure: Option<EngineError>,
     /// Directories in `lost-pods/` that were deleted, or would be.
     pub lost_pods: Vec<PathBuf>,
-    /// What was left of an earlier deletion and cannot be deleted either; the next `gc` tries again.
+    /// Why the rest of an earlier deletion could not be deleted; the next `gc` tries again.
     pub temporaries_failure: Option<PodError>,
-    /// Why `lost-pods` could not be emptied of what is too old.
+    /// Why old directories in `lost-pods/` could not be deleted.
     pub lost_pods_failure: Option<PodError>,
 }
 
@@ -108,7 +111,7 @@ impl Kind for GcError {
     }
 }
 
-/// What is to be done with a pod, first to last.
+/// The actions due on a pod, in order.
 fn decide(phase: &Phase, now: Timestamp, options: &GcOptions) -> Vec<(GcAction, &'static str)> {
     use GcAction::{Delete, Mark};
     let old = |at: Timestamp, age: Duration| age.is_zero() || now.since(at) >= age;
@@ -144,7 +147,7 @@ fn has_ended(phase: &Phase) -> bool {
     matches!(phase, Phase::Exited { .. } | Phase::Garbage { was: Was::Exited { .. }, deleting: None, .. })
 }
 
-/// Whether the deletion of a pod was begun so long ago that what hinders it is not waited for any longer.
+/// Whether the deletion of a pod was begun longer than [`ABANDON_TIMEOUT`] ago.
 fn is_overdue(phase: &Phase, now: Timestamp) -> bool {
     matches!(phase, Phase::Garbage { deleting: Some(begun), .. } if now.since(*begun) >= ABANDON_TIMEOUT)
 }
@@ -153,7 +156,7 @@ impl Engine {
     /// Collects garbage.
     ///
     /// # Errors
-    /// [`GcError`] when nothing could be looked at. One pod's failure does not keep the others.
+    /// [`GcError`] when the pods cannot be listed. Failures of single pods are in the report.
     pub fn gc(&self, options: &GcOptions) -> Result<GcReport, GcError> {
         need_root("collect garbage")?;
         let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
@@ -192,7 +195,7 @@ impl Engine {
         Ok(report)
     }
 
-    /// Deletes the oldest events, those beyond the number that is to be kept; tells how many.
+    /// Deletes the oldest events beyond the number that is kept; returns how many.
     ///
     /// # Errors
     /// [`GcError`].
@@ -230,7 +233,7 @@ impl Engine {
                         Err(error) => return Err(error),
                     },
                     GcAction::Delete => match self.dispose_durably(id, false) {
-                        // Who began it lives and goes on.
+                        // The process that began the deletion is alive and finishes it.
                         Err(RmError::Busy(_)) if matches!(row.phase, Phase::Garbage { deleting: Some(_), .. }) => {
                             return Ok(());
                         }
@@ -249,20 +252,20 @@ impl Engine {
         if options.mark_only || options.dry_run { Ok(()) } else { self.take_left_networks_away(id) }
     }
 
-    /// What a pod that does not run still has of its networks: its supervisor was killed or a plugin failed.
+    /// Removes the networks of a pod that does not run: its supervisor was killed, or a plugin failed.
     fn take_left_networks_away(&self, id: PodId) -> Result<(), RmError> {
         if !self.has_network_record(id) {
             return Ok(());
         }
-        // One that runs, or is being started, has somebody at it.
+        // A pod that runs, or is being started, is locked.
         let PodState::Free(_lock) = self.store.try_lock_pod(id).map_err(PodError::store)? else { return Ok(()) };
         self.network_down(id).map_err(|source| RmError::Network { id, source })
     }
 
     fn mark(&self, row: &PodRow, now: Timestamp) -> Result<Option<PodRow>, RmError> {
         let edge = match row.phase {
-            // Another process may be starting it this very moment: not without its lock. One without a directory has
-            // none, and cannot be started.
+            // Needs the lock, since another process may be starting the pod. Without a directory there is no lock, and
+            // the pod cannot be started.
             Phase::Prepared { .. } => {
                 return match self.lock_in_time(row.id)? {
                     PodState::Held => Ok(None),
@@ -295,12 +298,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells whether it was (or would be) deleted. The images are read when the first pod needs them.
+    /// Returns whether it was (or would be) deleted. The images are read when the first pod needs them.
     fn sweep_orphan(&self, id: PodId, options: &GcOptions, images: &mut Option<Images>) -> Result<bool, RmError> {
         if !self.is_orphan(id)? {
             return Ok(false);
         }
-        // Its row was lost with a database or a power cut, and is made again; its image's first, where that was lost too.
+        // Its row was lost with a database or in a power cut, and is made again; first that of its image, if lost too.
         if self.was_pod(id) {
             if !options.dry_run {
                 let images = match images {
@@ -320,9 +323,9 @@ impl Engine {
         Ok(true)
     }
 
-    /// What a killed command left before there was a row for it. Temporaries show by one look into their directory, pod
-    /// directories by the link count of theirs (two and one per directory in it, where the file system counts them).
-    /// What cannot be swept now waits for `gc`.
+    /// Collects what a killed command left before it wrote a row. Cheap when there is nothing: it lists the directory of
+    /// temporaries, and compares the link count of the pods' directory (two, and one for each subdirectory, where the file
+    /// system counts them) with the number of rows. The rest is left for `gc`.
     pub(crate) fn sweep_orphans_if_any(&self, rows: &[PodRow]) {
         let temporaries = std::fs::read_dir(self.store.layout().tmp_dir());
         if self.writes.get() && temporaries.is_ok_and(|mut entries| entries.next().is_some()) {
@@ -339,11 +342,11 @@ impl Engine {
         }
     }
 
-    /// Whether this directory has neither a row nor anybody at it. It was locked before it had its name, so a free lock
-    /// means that its maker is dead; the row is asked for under the lock, for a living maker has written it by then.
+    /// Whether this directory has neither a row nor an owner. It was locked before it got its name, so a free lock means
+    /// that its maker is dead; the row is read under the lock, since a living maker has written it by then.
     fn is_orphan(&self, id: PodId) -> Result<bool, PodError> {
         let PodState::Free(_lock) = self.store.try_lock_pod(id).map_err(PodError::store)? else { return Ok(false) };
-        // A database that was replaced does not know what was made since.
+        // A replaced database has no rows of later pods.
         Ok(self.store.pod(id).map_err(PodError::store)?.is_none() && self.store.is_current()?)
     }
 }

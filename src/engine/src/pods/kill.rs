@@ -11,7 +11,7 @@ use crate::pods::control::{ControlError, unexpected};
 use crate::pods::exec::{ExecError, select_app};
 use crate::{Engine, PodError};
 
-/// How long a supervisor that takes no requests may take to end.
+/// How long a supervisor that no longer accepts requests may take to end.
 const ENDING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A signal could not be sent.
@@ -25,16 +25,16 @@ pub enum KillError {
     NotRunning {
         /// Which pod.
         id: PodId,
-        /// Where it stands.
+        /// Its phase.
         phase: &'static str,
     },
-    /// It has no such app.
+    /// The pod has no such app.
     #[error(transparent)]
     App(ExecError),
-    /// The supervisor.
+    /// The supervisor failed.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The pod could not be looked at.
+    /// The pod could not be read.
     #[error(transparent)]
     Pod(#[from] PodError),
 }
@@ -70,7 +70,7 @@ impl Engine {
         match self.ask(id, &request) {
             Ok((Answer::Done, _)) => Ok(()),
             Ok((other, _)) => Err(unexpected(id, &other).into()),
-            // A supervisor that takes no requests any more is about to end.
+            // A supervisor that no longer accepts requests is about to end.
             Err(error @ (ControlError::Connect { .. } | ControlError::Closed(_) | ControlError::Io { .. })) => {
                 match self.wait(id, Some(ENDING_TIMEOUT)) {
                     Ok(Some(view)) => Err(KillError::NotRunning { id, phase: view.row.phase.name() }),

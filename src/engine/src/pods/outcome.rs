@@ -6,7 +6,7 @@ use gantry_model::{AppEnd, AppName, AppState, HowEnded, PodEnd, Timestamp};
 
 use crate::pods::transition::ready_record;
 
-/// How a dead supervisor's pod ended.
+/// The end of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) apps: Vec<(AppName, AppState)>,
@@ -14,7 +14,7 @@ pub(crate) struct Outcome {
     pub(crate) end: PodEnd,
 }
 
-/// Who looks at the journal, and when.
+/// The circumstances in which the end is determined.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Observation {
     pub(crate) now: Timestamp,
@@ -36,7 +36,7 @@ pub(crate) fn unrecorded_exits(apps: &[(AppName, AppState)], journal: &Parsed) -
     apps.iter().filter_map(news).collect()
 }
 
-/// What became of a pod whose supervisor is gone.
+/// The end of a pod whose supervisor is dead.
 pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Observation) -> Outcome {
     let ended = journal.records.iter().find(|record| record.fact == Fact::Ended).map(|record| Timestamp(record.at));
     let lost_end = AppEnd { how: HowEnded::Lost, oom: false, at: ended.unwrap_or(seen.now) };
@@ -64,7 +64,7 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
     Outcome { apps: states, at, end: PodEnd { exit_code, failed_app: failed.map(|(name, _)| name), reason } }
 }
 
-/// The last recorded end of an app: which attempt, and how.
+/// The last recorded end of an app, with its attempt.
 fn exit_of(name: &AppName, journal: &Parsed) -> Option<(u32, AppEnd)> {
     journal.records.iter().rev().find_map(|record| match exit(record) {
         Some((app, attempt, end)) if app == name.as_str() => Some((attempt, end)),
@@ -99,7 +99,7 @@ fn end_of(state: &AppState) -> Option<AppEnd> {
     }
 }
 
-/// The first app of the pod, in time, that did not end as it should.
+/// The first app of the pod, in time, that failed.
 fn first_failed(states: &[(AppName, AppState)], journal: &Parsed) -> Option<(AppName, HowEnded)> {
     journal.records.iter().filter_map(exit).find(|(_, _, end)| !end.how.is_success()).and_then(|(app, _, end)| {
         let known = states.iter().find(|(name, _)| name.as_str() == app)?;

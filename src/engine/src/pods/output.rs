@@ -16,7 +16,7 @@ use crate::error::need_root;
 use crate::pods::control::{ControlError, unexpected};
 use crate::pods::exec::{ExecError, running};
 
-/// How much the pipe is asked to hold. The kernel may grant less.
+/// The requested size of the pipe. The kernel may grant less.
 const PIPE_SIZE: usize = 256 << 10;
 
 /// Whether the caller that starts a pod prints the apps' output.
@@ -34,11 +34,11 @@ pub enum Show {
 /// The output ended too early.
 #[derive(Debug, Error)]
 pub enum OutputError {
-    /// The supervisor ended before it had passed everything on, or gave up a reader that did not read.
+    /// The supervisor ended before it had written everything, or gave up on a reader that stopped reading.
     #[error("output of pod {0} was lost: its supervisor ended before all of it was read")]
     Cut(PodId),
     /// The stream is malformed.
-    #[error("the output of pod {0} is not understood: are gantry and gantry-stage1 of one version?")]
+    #[error("the output of pod {0} is not understood; are gantry and gantry-stage1 of the same version?")]
     Garbled(PodId),
     /// Reading failed.
     #[error("cannot read the output of pod {id}")]
@@ -64,7 +64,7 @@ impl Kind for OutputError {
 /// Some bytes that an app wrote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk<'a> {
-    /// The app: its place in the pod.
+    /// The app's index in the pod.
     pub app: usize,
     /// Whether it wrote them to standard error.
     pub stderr: bool,
@@ -72,7 +72,7 @@ pub struct Chunk<'a> {
     pub bytes: &'a [u8],
 }
 
-/// The output of all apps of a pod. As long as it is not read, apps that write are held back.
+/// The output of all apps of a pod. While it is not read, apps that write block.
 #[derive(Debug)]
 pub struct OutputStream {
     id: PodId,
@@ -163,8 +163,8 @@ impl OutputStream {
 }
 
 impl Engine {
-    /// What the apps of a running pod write from now on. `None`: its supervisor is an older one that cannot tell; the
-    /// logs can.
+    /// Subscribes to the output of a running pod's apps from now on. `None`: the supervisor is too old to send it; read
+    /// the logs instead.
     ///
     /// # Errors
     /// [`ExecError`].

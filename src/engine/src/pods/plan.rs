@@ -1,7 +1,7 @@
-//! From what a user asked for and what the images say to the plan a supervisor gets. Pure.
+//! Makes the plan for a supervisor from the user's specification and the images' configurations. Pure.
 //!
-//! What an image may decide: program and arguments, environment, user, working directory, stop signal, and that a
-//! path is a volume. Its labels decide nothing, and its ports are names for `--port`.
+//! An image may set: program and arguments, environment, user, working directory, stop signal, and volumes. Its labels have
+//! no effect, and its ports are names for `--port`.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ const STOP_SIGNAL: u8 = 15;
 /// The longest command and environment of an app together, in bytes: the kernel's own limit is 2 MiB by default.
 const MAX_STRINGS: usize = 1 << 20;
 
-/// An image cannot be run as asked.
+/// The specification and the images make no valid plan.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanError {
     /// Neither the image nor the user names a program.
@@ -32,7 +32,7 @@ pub enum PlanError {
     /// No files at all.
     #[error("app '{0}' cannot run: its image has no layers, so there is no program in it")]
     NoLayers(AppName),
-    /// More layers than can be mounted as one.
+    /// More layers than overlayfs can mount.
     #[error("app '{app}' cannot run: its image has {layers} layers, 128 can be mounted")]
     TooManyLayers {
         /// Which app.
@@ -70,7 +70,7 @@ impl Kind for PlanError {
     }
 }
 
-/// What is the same for all apps of a pod.
+/// What all apps of a pod share.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting<'a> {
     pub(crate) id: PodId,
@@ -81,17 +81,17 @@ pub(crate) struct Setting<'a> {
     pub(crate) stop_grace_ms: u64,
 }
 
-/// What is known of an app's image.
+/// An app's image.
 #[derive(Debug, Clone)]
 pub(crate) struct Image<'a> {
     pub(crate) config: &'a ImageConfig,
     /// Chain ids, bottom layer first.
     pub(crate) chains: Vec<&'a Digest>,
-    /// How much its layers hold.
+    /// The size of its layers.
     pub(crate) size: Option<out::ImageSize>,
 }
 
-/// The hostname of a pod; by default with the digits of its id that lists show, so that a prompt stays short.
+/// The host name of a pod; by default with as many digits of its id as in lists, so that a prompt stays short.
 pub(crate) fn hostname(spec: &PodSpec, id: PodId) -> String {
     spec.hostname.clone().unwrap_or_else(|| {
         let id = id.to_string();
@@ -209,7 +209,7 @@ fn argv(app: &AppSpec, config: &ImageConfig) -> Result<Vec<String>, PlanError> {
     }
 }
 
-/// Low to high: ours, the image's, what the user gave. The last value of a name wins, the first place is kept.
+/// In increasing precedence: gantry's, the image's, the user's. The last value of a name wins and keeps the first position.
 fn environment(app: &AppSpec, config: &ImageConfig, hostname: &str) -> Result<Vec<String>, PlanError> {
     let term = app.terminal.then_some(("TERM", "xterm"));
     let ours = [("PATH", PATH), ("HOSTNAME", hostname), ("container", "gantry")].into_iter().chain(term);
@@ -263,7 +263,7 @@ fn working_dir(app: &AppSpec, config: &ImageConfig) -> Result<String, PlanError>
     Ok(dir)
 }
 
-/// The mounts asked for, and an empty volume for each path the image declares as one and nobody mounts at.
+/// The requested mounts, and an empty volume for each path that the image declares as a volume and no mount covers.
 /// Shallow targets come first, so that none covers another.
 fn mounts(app: &AppSpec, config: &ImageConfig, volumes: &mut Volumes) -> Result<Vec<out::Mount>, PlanError> {
     let mut mounts: Vec<out::Mount> = Vec::new();
@@ -296,7 +296,7 @@ fn declared_target(app: &AppSpec, declared: &str) -> Result<String, PlanError> {
     Ok(spec::normal(declared))
 }
 
-/// The volumes an image declares that it does not get: they would cover what gantry mounts. Images in use have some
+/// The declared volumes that are ignored because they would cover what gantry mounts. Images in use have some
 /// (`VOLUME /sys/fs/cgroup`), and run without.
 pub(crate) fn ignored_volumes(config: &ImageConfig) -> impl Iterator<Item = &String> {
     config.volumes.iter().filter(|declared| is_ignored(declared))
@@ -311,7 +311,7 @@ fn is_ignored(declared: &str) -> bool {
 struct Volumes {
     list: Vec<out::Volume>,
     names: BTreeSet<String>,
-    /// Those that begin with what the image has at their place.
+    /// Those that are filled from the image.
     seeded: BTreeSet<String>,
 }
 
@@ -325,7 +325,7 @@ impl Volumes {
         Self { list, names, seeded }
     }
 
-    /// Adds an empty volume that an image declares; tells its name, which no other has.
+    /// Adds an empty volume that an image declares; returns its name, which is unique.
     fn add_implicit(&mut self, app: &AppSpec) -> String {
         let base: String = app.name.as_str().chars().take(48).collect();
         let mut n = self.list.len();

@@ -1,5 +1,4 @@
-//! The part of a plan that is about networks: which, how they are run here, which ports lead to the pod, what its
-//! resolv.conf and hosts say. Pure.
+//! The networks of a plan: which, how this host runs them, published ports, resolv.conf and hosts. Pure.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -17,14 +16,14 @@ use thiserror::Error;
 use crate::NetworkOptions;
 use crate::settings::DEFAULT_DIR;
 
-/// The name of our nftables tables where there is one gantry.
+/// The name of the nftables tables of the default data directory.
 const TABLE: &str = "gantry";
-/// The most ports of a pod at free ports of the host.
+/// The most ports of a pod that gantry picks on the host.
 const MAX_PICKED: usize = 1024;
-/// So many declared ports are named in an error.
+/// How many declared ports an error names.
 const NAMED: usize = 20;
 
-/// A port of the host cannot lead to the pod as asked.
+/// A port cannot be published.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PortError {
     /// No image declares it.
@@ -49,7 +48,7 @@ pub enum PortError {
         second: AppName,
     },
     /// The declared range is too long, or ends where the host has no ports.
-    #[error("port '{}' cannot be had on port {host_port} of the host", shown(.name))]
+    #[error("port '{}' cannot be published on port {host_port} of the host", shown(.name))]
     Range {
         /// As asked for.
         name: String,
@@ -60,7 +59,7 @@ pub enum PortError {
         source: NetError,
     },
     /// Two `--port` are for one port of the host.
-    #[error("{} port {port} of the host is asked for twice: one port leads to one place", .protocol.as_str())]
+    #[error("{} port {port} of the host is published twice", .protocol.as_str())]
     Twice {
         /// Of which protocol.
         protocol: gantry_model::net::Protocol,
@@ -68,7 +67,9 @@ pub enum PortError {
         port: u16,
     },
     /// More free ports of the host than a pod may have.
-    #[error("a pod may have {MAX_PICKED} free ports of the host: publish the ports that are needed one by one")]
+    #[error(
+        "gantry picks at most {MAX_PICKED} ports of the host for a pod: publish the ports that are needed one by one"
+    )]
     TooMany,
     /// They are for a pod that has no networks of its own.
     #[error(transparent)]
@@ -88,7 +89,7 @@ fn declared(known: &[String]) -> String {
     }
 }
 
-/// How networks are run here.
+/// How this host runs networks.
 pub(crate) fn host(options: &NetworkOptions, layout: &Layout) -> network::Host {
     let NetworkOptions { default: _, config_dirs, plugin_dirs, use_plugins, plugin_limit, resolver } = options;
     let text = |path: &Path| path.to_string_lossy().into_owned();
@@ -104,7 +105,7 @@ pub(crate) fn host(options: &NetworkOptions, layout: &Layout) -> network::Host {
     }
 }
 
-/// The name of the nftables tables of a data directory: several gantries of one host each have their own.
+/// The name of the nftables tables of a data directory: each installation on a host has its own.
 pub(crate) fn table(dir: &Path) -> String {
     if dir == Path::new(DEFAULT_DIR) {
         return TABLE.to_owned();
@@ -113,7 +114,7 @@ pub(crate) fn table(dir: &Path) -> String {
     format!("{TABLE}-{}", digest.hex().chars().take(8).collect::<String>())
 }
 
-/// The networks in the words of the plan. Only a pod with networks of its own may have ports.
+/// The networks as the plan has them. Only a pod with networks of its own may have ports.
 pub(crate) fn net(mode: &NetMode, ports: Vec<out::Port>, host: network::Host) -> Result<out::Net, PortError> {
     if !ports.is_empty() {
         gantry_model::net::takes_ports(mode).map_err(PortError::NoNetwork)?;
@@ -128,7 +129,7 @@ pub(crate) fn net(mode: &NetMode, ports: Vec<out::Port>, host: network::Host) ->
     Ok(out::Net::Networks(out::Networks { host, wanted, all, ports }))
 }
 
-/// What a plan's networks were when they were asked for.
+/// The network mode from which a plan's networks were made.
 pub(crate) fn mode(net: &out::Net) -> NetMode {
     match net {
         out::Net::None => NetMode::None,
@@ -141,7 +142,7 @@ pub(crate) fn mode(net: &out::Net) -> NetMode {
     }
 }
 
-/// The ports of a plan, for a network that takes its place.
+/// The published ports of a plan, to keep them when its networks are replaced.
 pub(crate) fn ports_of(net: &out::Net) -> Vec<out::Port> {
     match net {
         out::Net::None | out::Net::Host => Vec::new(),
@@ -160,7 +161,7 @@ pub(crate) fn ports(asked: &[PortSpec], images: &[(&AppName, &ImageConfig)]) -> 
         }
         if port.host_port == 0 { ports.extend(single(&port)) } else { ports.push(port) }
     }
-    // What is led to already is not published twice, as with podman.
+    // A port that is published already is not published again, as with podman.
     for all in asked.iter().filter(|asked| asked.to == PortTarget::All) {
         for declared in images.iter().flat_map(|(_, config)| config.ports()) {
             let DeclaredPort { name: _, port: pod_port, count, protocol } = declared;
@@ -189,7 +190,7 @@ fn single(port: &out::Port) -> impl Iterator<Item = out::Port> + use<> {
     })
 }
 
-/// Whether a port leads to the port of the pod that another one, a single one, leads to.
+/// Whether a port covers the same port of the pod as another, single one.
 fn leads_to(one: &out::Port, single: &out::Port) -> bool {
     one.protocol == single.protocol
         && single.pod_port.checked_sub(one.pod_port).is_some_and(|offset| offset < one.count)
@@ -211,7 +212,7 @@ fn port(asked: &PortSpec, images: &[(&AppName, &ImageConfig)]) -> Result<out::Po
     Ok(out::Port { host_ip: *host_ip, host_port: *host_port, pod_port, count, protocol: protocol.into() })
 }
 
-/// As in rkt a name that two apps have is refused, even where they mean one port.
+/// As in rkt, a name that two apps declare is ambiguous, even where both mean the same port.
 fn named(name: &str, images: &[(&AppName, &ImageConfig)]) -> Result<DeclaredPort, PortError> {
     let mut found: Option<(&AppName, DeclaredPort)> = None;
     for &(app, config) in images {
@@ -226,7 +227,7 @@ fn named(name: &str, images: &[(&AppName, &ImageConfig)]) -> Result<DeclaredPort
     found.map(|(_, port)| port).ok_or_else(|| PortError::Unknown { name: name.to_owned(), known: known() })
 }
 
-/// The first port of the host that both are for.
+/// The first port of the host that both publish.
 fn common(one: &out::Port, other: &out::Port) -> Option<u16> {
     let same_address = match (one.host_ip, other.host_ip) {
         (None, _) | (_, None) => true,
@@ -238,7 +239,7 @@ fn common(one: &out::Port, other: &out::Port) -> Option<u16> {
     (!picked && same_address && one.protocol == other.protocol && first <= last).then_some(first)
 }
 
-/// What resolv.conf says.
+/// The contents of resolv.conf.
 pub(crate) fn resolv(dns: &DnsSpec) -> out::Resolv {
     match dns {
         DnsSpec::Network => out::Resolv::Network,
@@ -248,7 +249,7 @@ pub(crate) fn resolv(dns: &DnsSpec) -> out::Resolv {
     }
 }
 
-/// What hosts says: an address twice is one line.
+/// The contents of hosts: entries of the same address share a line.
 pub(crate) fn hosts(hosts: &HostsSpec) -> out::Hosts {
     let entries = match hosts {
         HostsSpec::Host => return out::Hosts::Host,

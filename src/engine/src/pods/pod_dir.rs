@@ -1,6 +1,7 @@
 //! The files of a pod directory: what the engine writes into a new one, and how it reads what the supervisor wrote.
 //!
-//! The directory is 0700 and ours; apps see only what is below `apps/` and `volumes/`, which nothing here follows.
+//! The directory has mode 0700 and belongs to root; apps see only what is below `apps/` and `volumes/`, which nothing here
+//! follows.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -13,10 +14,10 @@ use rustix::fs::OFlags;
 
 use crate::{Engine, PodError, manifest};
 
-/// The pod's manifest as it was asked for (see [`crate::manifest`]). The supervisor does not know of it.
+/// The pod's manifest as requested (see [`crate::manifest`]). The supervisor does not read it.
 pub(crate) const MANIFEST: &str = "pod.json";
 
-/// A file that says that the pod is to be removed as soon as it has ended.
+/// A marker: the pod is to be removed as soon as it has ended.
 const REMOVE_WHEN_ENDED: &str = "remove-when-ended";
 
 const MAX_JOURNAL: u64 = 64 << 20;
@@ -27,7 +28,7 @@ impl Engine {
         self.store.layout().pod_dir(&id)
     }
 
-    /// What the supervisor wrote down; empty when it has not yet.
+    /// The supervisor's journal; empty when it has not written one yet.
     pub(crate) fn journal(&self, id: PodId) -> Result<journal::Parsed, PodError> {
         let path = self.pod_dir(id).join(files::JOURNAL);
         match read(&path, MAX_JOURNAL) {
@@ -37,7 +38,7 @@ impl Engine {
         }
     }
 
-    /// The journal, held open: it can be read also when the pod has been removed.
+    /// The journal as an open file, which can be read also after the pod was removed.
     pub(crate) fn open_journal(&self, id: PodId) -> Result<File, PodError> {
         let path = self.pod_dir(id).join(files::JOURNAL);
         open(&path).map_err(PodError::io("open the journal", path))
@@ -48,14 +49,14 @@ impl Engine {
         let path = self.pod_dir(id).join(files::PLAN);
         let damaged = |why: String| PodError::Damaged { id, file: files::PLAN, why };
         let bytes = read(&path, MAX_PLAN).map_err(|error| match error.kind() {
-            // A pod that was made without syncing (`run`) lost its files with the power.
+            // `run` does not sync: a power cut may have removed the file.
             io::ErrorKind::NotFound => damaged("it is not there".to_owned()),
             _ => PodError::io("read the plan", &path)(error),
         })?;
         serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))
     }
 
-    /// The end of what a supervisor said on stderr, for a person to read: the last lines, escaped.
+    /// The last lines of a supervisor's stderr, escaped.
     pub(crate) fn supervisor_said(&self, id: PodId) -> String {
         const MAX_SHOWN: usize = 400;
         let bytes = read(&self.pod_dir(id).join(files::SUPERVISOR_LOG), 1 << 20).unwrap_or_default();
@@ -66,7 +67,7 @@ impl Engine {
     }
 }
 
-/// What is in a journal that is held open.
+/// Reads an open journal.
 pub(crate) fn read_journal(file: &File) -> io::Result<journal::Parsed> {
     use std::io::Seek as _;
     let mut file = file;
@@ -100,7 +101,7 @@ pub(crate) fn write_manifest(dir: &Path, spec: &PodSpec) -> Result<(), PodError>
     write(&path, &manifest::to_bytes(spec)).map_err(PodError::io("write", path))
 }
 
-/// Makes a filled pod directory survive a power loss: its files, itself, and its name in `pods/`.
+/// Makes a pod directory durable: its files, itself, and its name in `pods/`.
 pub(crate) fn sync(dir: &Path) -> Result<(), PodError> {
     let above = dir.parent().unwrap_or(dir);
     for path in [dir.join(files::PLAN), dir.join(MANIFEST), dir.to_owned(), above.to_owned()] {
@@ -109,13 +110,13 @@ pub(crate) fn sync(dir: &Path) -> Result<(), PodError> {
     Ok(())
 }
 
-/// The plan, to be the stdin of a supervisor.
+/// Opens the plan as the stdin of a supervisor.
 pub(crate) fn open_plan(dir: &Path) -> Result<File, PodError> {
     let path = dir.join(files::PLAN);
     open(&path).map_err(PodError::io("open", path))
 }
 
-/// Where a supervisor's stderr goes.
+/// Opens the log for a supervisor's stderr.
 pub(crate) fn open_supervisor_log(dir: &Path) -> Result<File, PodError> {
     let path = dir.join(files::SUPERVISOR_LOG);
     let flags = OFlags::NOFOLLOW.bits().cast_signed();
@@ -123,7 +124,7 @@ pub(crate) fn open_supervisor_log(dir: &Path) -> Result<File, PodError> {
     file.map_err(PodError::io("open", path))
 }
 
-/// Takes away what an earlier attempt to start left: its journal would tell of a start that failed.
+/// Removes what a failed start left, so that its journal is not taken for that of the next start.
 pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
     for name in [files::JOURNAL, files::CONTROL, REMOVE_WHEN_ENDED] {
         let path = dir.join(name);
@@ -136,19 +137,19 @@ pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
     Ok(())
 }
 
-/// Writes down that the pod is to be removed as soon as it has ended, by whichever program notices that.
+/// Marks the pod to be removed as soon as it has ended, by the first process that notices.
 pub(crate) fn remove_when_ended(dir: &Path) -> Result<(), PodError> {
     let path = dir.join(REMOVE_WHEN_ENDED);
     write(&path, b"").map_err(PodError::io("write", path))
 }
 
-/// Whether that was written down.
+/// Whether the pod is so marked.
 pub(crate) fn is_to_be_removed(dir: &Path) -> bool {
     rustix::fs::access(dir.join(REMOVE_WHEN_ENDED), rustix::fs::Access::EXISTS).is_ok()
 }
 
-/// Reads a regular file that may have at most this many bytes; symbolic links are not followed, and nothing else (a
-/// FIFO, a device) is opened. What is no such file fails as [`io::ErrorKind::InvalidData`].
+/// Reads a regular file of at most this many bytes. Symbolic links are not followed; anything but a regular file (a FIFO, a
+/// device) fails with [`io::ErrorKind::InvalidData`].
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let (file, size) = open_sized(path)?;
     let mut bytes = Vec::with_capacity(usize::try_from(size.min(most)).unwrap_or(0) + 1);
@@ -160,13 +161,13 @@ fn open(path: &Path) -> io::Result<File> {
     open_sized(path).map(|(file, _)| file)
 }
 
-/// The file and how long it is.
+/// Opens the file, and returns its size.
 fn open_sized(path: &Path) -> io::Result<(File, u64)> {
     let found = std::fs::symlink_metadata(path)?;
     if !found.is_file() {
         return Err(invalid("it is not a regular file"));
     }
-    // NONBLOCK: should somebody put a FIFO there this very moment, opening it must not hang.
+    // NONBLOCK: open(2) of a FIFO that was put there meanwhile must not block.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     Ok((OpenOptions::new().read(true).custom_flags(flags).open(path)?, found.len()))
 }

@@ -58,7 +58,7 @@ impl<'a> Prepare<'a> {
 /// A pod could not be prepared. Nothing is left of it.
 #[derive(Debug, Error)]
 pub enum PrepareError {
-    /// An image's name is none.
+    /// An image's name is invalid.
     #[error("app '{app}' cannot be prepared")]
     Reference {
         /// Which app.
@@ -67,7 +67,7 @@ pub enum PrepareError {
         #[source]
         source: RefError,
     },
-    /// An image could not be had.
+    /// An image is neither in the store nor could it be fetched.
     #[error("app '{app}' cannot be prepared without its image")]
     Fetch {
         /// Which app.
@@ -97,7 +97,7 @@ pub enum PrepareError {
         #[source]
         source: ConfigError,
     },
-    /// An image is for another architecture, and nothing here emulates it.
+    /// An image is for another architecture, without an emulator on this host.
     #[error(
         "app '{app}' cannot be prepared: its image is for {platform}, and this host runs {}; \
          install qemu-user-static with binfmt-support to emulate it, or fetch the image for this host", .host
@@ -110,10 +110,10 @@ pub enum PrepareError {
         /// What this host runs.
         host: Box<Platform>,
     },
-    /// An image cannot be run as asked.
+    /// The specification and the images make no valid plan.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The data directory's name cannot be handed on.
+    /// The data directory's path is not UTF-8, as the plan's JSON requires.
     #[error("cannot prepare a pod in {}: the path is not UTF-8", .0.display())]
     Path(PathBuf),
     /// Its networks cannot be used.
@@ -257,7 +257,7 @@ impl Engine {
         row.map(|row| row.id).ok_or(PrepareError::Gone(id))
     }
 
-    /// Writes the row; makes named volumes that are not there. One that is removed in between is made again.
+    /// Writes the row; creates named volumes that do not exist. One that is removed in between is created again.
     fn insert_with_volumes(&self, pod: &NewPod) -> Result<PodRow, PodError> {
         const ATTEMPTS: usize = 3;
         let mut attempt = 1;
@@ -274,7 +274,7 @@ impl Engine {
         }
     }
 
-    /// The image of each app, fetched as the policy says; each once, however many apps it has.
+    /// The image of each app, fetched as the policy says; an image of several apps once.
     fn images_of(&self, request: &Prepare<'_>) -> Result<Vec<ImageRow>, PrepareError> {
         let mut parsed = Vec::with_capacity(request.spec.apps.len());
         for app in &request.spec.apps {
@@ -340,7 +340,7 @@ impl Engine {
         Ok(plan::plan(spec, &sized, &setting)?)
     }
 
-    /// How much the layers of an image hold. `None`: of one it is not known, for its row was lost and made again.
+    /// The size of an image's layers. `None`: unknown for one of them, because its row was lost and made again.
     fn size_of(&self, image: &ImageRow) -> Result<Option<ImageSize>, PodError> {
         let mut size = ImageSize { bytes: 0, entries: 0 };
         for layer in &image.layers {

@@ -1,15 +1,15 @@
-//! `rm`, and the one way in which a pod goes: row to Garbage and on to deleting, cgroups, networks, directory, row.
+//! `rm`, and the removal of pods for all others: row to Garbage, then to deleting; cgroups; networks; directory; row.
 //!
-//! A `kill -9` leaves a pod that is still what it was, or garbage, or (from the moment before the first thing of it goes)
-//! deleting; the next `gc` or `rm` goes on. So does one that fails: the row says "deleting" until the last byte is gone,
-//! also when the directory has lost its name already, so that everyone sees the same whoever looks first.
+//! A `kill -9` leaves the pod unchanged, or as garbage, or (before anything of it is removed) as deleting; the next `gc` or
+//! `rm` continues. So does a failure: the row says "deleting" until the last byte is gone, also when the directory has lost
+//! its name already.
 //!
 //! # Power cuts
 //!
-//! `rm` syncs the step to deleting before the directory goes, and nothing after: two syncs, the other one for the
-//! directory's name. Where nothing has to survive (`run --rm`) and in `gc`, only that second one is made. A power cut
-//! can then keep the loss of the directory and take back the row's steps. That is a new boot, and the first command in it
-//! removes rows of pods whose directories are gone ([`Engine::finish_cut_removals`]).
+//! `rm` syncs the step to deleting before it removes the directory, then the removal of the directory's name. In `gc`, and
+//! where nothing has to survive (`run --rm`), only the second sync is made. A power cut can then preserve the removal of
+//! the directory and undo the steps of the row. The first command after the boot removes the rows of pods whose directories
+//! are gone ([`Engine::finish_cut_removals`]).
 
 use std::time::Duration;
 
@@ -36,13 +36,13 @@ pub enum RmError {
     /// It runs.
     #[error("pod {0} is currently running: stop it first, or remove it with --force")]
     Running(PodId),
-    /// Somebody prepares it.
+    /// Another process prepares it.
     #[error("pod {0} is currently being prepared")]
     Preparing(PodId),
-    /// Somebody starts or deletes it.
-    #[error("pod {0} is currently being started or deleted by somebody else")]
+    /// Another process starts or deletes it.
+    #[error("pod {0} is currently being started or deleted by another process")]
     Busy(PodId),
-    /// It could not be stopped before.
+    /// It could not be stopped first.
     #[error("pod {id} cannot be removed because it cannot be stopped")]
     Stop {
         /// Which pod.
@@ -60,8 +60,7 @@ pub enum RmError {
         #[source]
         source: CgroupError,
     },
-    /// What it has of its networks on the host cannot be taken away. Its directory stays: the record in it is all that tells
-    /// what that is.
+    /// Its networks cannot be removed from the host. The directory stays, because it holds the only record of them.
     #[error(
         "pod {id} cannot be removed completely; when the cause is gone, 'gantry gc' and 'gantry rm {id}' try again; \
          'gantry rm --force {id}' removes it although a network plugin fails"
@@ -92,10 +91,10 @@ impl Kind for RmError {
 }
 
 impl Engine {
-    /// Removes a pod that does not run, whatever it is; with `force`, stops a running one first.
+    /// Removes a pod that does not run; with `force`, stops a running one first.
     ///
     /// # Errors
-    /// [`RmError`]. A removal that was begun is finished by the next `rm` or `gc`.
+    /// [`RmError`]. The next `rm` or `gc` finishes a removal that was begun.
     pub fn rm(&self, id: PodId, force: bool) -> Result<(), RmError> {
         need_root("remove a pod")?;
         match self.reconcile_pod(id)?.phase {
@@ -138,30 +137,30 @@ impl Engine {
         }))
     }
 
-    /// Takes a pod away without syncing: for one that `run` could not run.
+    /// Removes a pod without syncing first: for a pod that could not be started.
     pub(crate) fn dispose(&self, id: PodId) -> Result<(), RmError> {
         self.dispose_durably(id, false)
     }
 
-    /// Takes a dead pod away, whatever is left of it: a row, a directory, or both.
+    /// Removes what is left of a dead pod: a row, a directory, or both.
     pub(crate) fn dispose_durably(&self, id: PodId, durable: bool) -> Result<(), RmError> {
         let lock = match self.lock_in_time(id)? {
             PodState::Free(lock) => Some(lock),
             PodState::Absent => None,
             PodState::Held => return Err(RmError::Busy(id)),
         };
-        // Read under the lock: nobody starts it from here on. The journal goes with the directory.
+        // Read under the lock: the pod cannot be started from here on. The journal goes with the directory.
         let row = self.store.pod(id).map_err(PodError::store)?;
         let journal = match row.as_ref().map(|row| &row.phase) {
             Some(Phase::Running { .. }) => self.journal(id)?,
             _ => Parsed::default(),
         };
         let (row, full) = match row.map(|row| self.to_deleting(row, &journal, durable)).transpose() {
-            // So full a disk that nothing can be written down: then the data goes first, and makes room for it.
+            // The disk is too full to record the step: the data goes first, which frees space.
             Err(error) if error.kind() == ErrorKind::Exhausted => (None, true),
             other => (other?.flatten(), false),
         };
-        // Both, whatever becomes of the other; the processes first, plugins of a killed supervisor among them.
+        // Both are attempted. The processes first, since they may be plugins of a killed supervisor.
         let cgroups = self.remove_cgroups(id);
         self.network_down(id).map_err(|source| RmError::Network { id, source })?;
         cgroups.map_err(|source| RmError::Cgroup { id, source })?;
@@ -172,15 +171,15 @@ impl Engine {
         } else {
             row
         };
-        // Not durable by itself: a row that is being deleted and has no directory is removed by whoever comes next.
+        // Not durable by itself: the next command removes a row that is being deleted and has no directory.
         if let Some(row) = row {
             self.step(&row, Change::along(Edge::Swept))?;
         }
         Ok(self.store.refill_reserve().map_err(PodError::store)?)
     }
 
-    /// Without a lock: what an earlier deletion has left. One that is under way is waited for, as its lock is before it
-    /// takes the directory's name away ([`Self::lock_in_time`]).
+    /// Deletes the directory; without a lock, the rest of an earlier deletion. A deletion in progress is waited for, as in
+    /// [`Self::lock_in_time`] before the directory has lost its name.
     fn delete_dir(&self, lock: Option<PodLock>, id: PodId) -> Result<(), RmError> {
         if let Some(lock) = lock {
             return Ok(self.store.delete_pod_dir(lock, id).map_err(PodError::store)?);
@@ -195,8 +194,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Walks a row to Garbage that is being deleted; the caller holds the lock, or there is no directory to lock. `None`:
-    /// it is gone. With `durable` it survives a power cut before anything of the pod goes.
+    /// Moves a row to Garbage that is being deleted; the caller holds the lock, or there is no directory to lock. `None`:
+    /// the row is gone. With `durable` the step is synced.
     fn to_deleting(&self, mut row: PodRow, journal: &Parsed, durable: bool) -> Result<Option<PodRow>, RmError> {
         loop {
             let now = gantry_store::now();
@@ -204,7 +203,7 @@ impl Engine {
                 Phase::Embryo | Phase::Preparing => Edge::Aborted(now),
                 Phase::AbortedPrepare { .. } | Phase::Exited { .. } => Edge::Marked(now),
                 Phase::Prepared { .. } => Edge::Discarded(now),
-                // Dead, for the lock is ours; its end was not noticed yet.
+                // Dead, since this process holds the lock; its end was not recorded yet.
                 Phase::Running { .. } => match self.finalize(&row, journal)? {
                     Some(next) => {
                         row = next;
@@ -213,7 +212,7 @@ impl Engine {
                     None => return Ok(None),
                 },
                 Phase::Garbage { deleting: None, .. } => Edge::Deleting(now),
-                // Just now, or by a process that was killed since.
+                // By this call, or by a process that was killed.
                 Phase::Garbage { deleting: Some(_), .. } => {
                     if durable {
                         self.store.make_durable().map_err(PodError::store)?;

@@ -23,7 +23,7 @@ use crate::pods::supervisor::Spawned;
 use crate::pods::wait::EndWatch;
 use crate::{Engine, EngineError, PodError};
 
-/// The most bytes that are kept of why a pod could not be started.
+/// The longest recorded reason of a failed start, in bytes.
 const MAX_REASON: usize = 1024;
 
 /// A pod could not be started.
@@ -34,10 +34,10 @@ pub enum StartError {
     NotPrepared {
         /// Which pod.
         id: PodId,
-        /// Where it stands.
+        /// Its phase.
         phase: &'static str,
     },
-    /// Ports were asked for when it was prepared, and now a network that has none.
+    /// It was prepared with published ports, which this network cannot have.
     #[error("pod {id} was prepared with ports and cannot be started with this network")]
     Port {
         /// Which pod.
@@ -46,13 +46,13 @@ pub enum StartError {
         #[source]
         source: PortError,
     },
-    /// Somebody else is at it.
-    #[error("pod {0} is being started or removed by somebody else")]
+    /// Another process is starting or removing it.
+    #[error("pod {0} is being started or removed by another process")]
     Busy(PodId),
-    /// The supervisor.
+    /// The supervisor could not start it.
     #[error(transparent)]
     Supervisor(#[from] EngineError),
-    /// The pod could not be looked at.
+    /// The pod could not be read.
     #[error(transparent)]
     Pod(#[from] PodError),
 }
@@ -69,12 +69,12 @@ impl Kind for StartError {
     }
 }
 
-/// How a pod is run.
+/// Options of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunOptions {
-    /// Whether the caller shows what the apps write.
+    /// Whether the caller shows the apps' output.
     pub show: Show,
-    /// Whether it is removed as soon as it has ended, by whichever program notices that first.
+    /// Whether the pod is removed as soon as it has ended, by the first process that notices.
     pub remove: bool,
 }
 
@@ -83,21 +83,21 @@ pub struct RunOptions {
 pub struct Running {
     /// Which pod.
     pub id: PodId,
-    /// What its supervisor said.
+    /// The supervisor's start reply.
     pub ready: Ready,
-    /// What its apps write, if that was asked for.
+    /// The apps' output, if requested.
     pub output: Option<OutputStream>,
-    /// To wait for its end, if its output was asked for.
+    /// To wait for its end, if its output was requested.
     pub end: Option<EndWatch>,
     pidfd: OwnedFd,
     child: Child,
 }
 
 impl Running {
-    /// Waits for the supervisor's process to end and reaps it. `Engine::wait` tells how the pod ended.
+    /// Waits for the supervisor's process to end and reaps it. `Engine::wait` reports how the pod ended.
     ///
     /// # Errors
-    /// What the system says; that somebody else has reaped it is no failure.
+    /// waitpid(2) failed. A process that was reaped already is no failure.
     pub fn reap(&mut self) -> std::io::Result<()> {
         match self.child.wait() {
             Err(error) if error.raw_os_error() != Some(rustix::io::Errno::CHILD.raw_os_error()) => Err(error),
@@ -107,7 +107,7 @@ impl Running {
 }
 
 impl Drop for Running {
-    /// A supervisor that has ended by now is not left as a zombie of a process that lives on.
+    /// Reaps a supervisor that has ended, so that no zombie is left.
     fn drop(&mut self) {
         let _still_running_or_reaped = self.child.try_wait();
     }
@@ -257,7 +257,7 @@ impl Engine {
         self.store.pod(id).map_err(PodError::store)?.ok_or_else(|| PodError::NotFound(id.into()))
     }
 
-    /// Where the supervisor's stderr of a pod is kept.
+    /// The log with the stderr of a pod's supervisor.
     #[must_use]
     pub fn supervisor_log(&self, id: PodId) -> std::path::PathBuf {
         self.pod_dir(id).join(files::SUPERVISOR_LOG)

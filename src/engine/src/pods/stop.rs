@@ -1,5 +1,5 @@
-//! `stop`: the stop signal, the grace, SIGKILL; and if the supervisor itself does not act, its own end, which ends the
-//! pod's PID 1 and with it everything in the pod.
+//! `stop`: the stop signal, the grace period, SIGKILL. A supervisor that does not act is killed, which kills the pod's
+//! PID 1 and with it every process of the pod.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::host::process::{self, Deadline};
 use crate::pods::view::PodView;
 use crate::{Engine, PodError};
 
-/// How much longer than the grace a supervisor may take: to kill, to drain pipes, to write the end.
+/// How much longer than the grace period a supervisor may take: to kill, to drain pipes, to write its journal.
 const SLACK: Duration = Duration::from_secs(5);
 
 /// A pod could not be stopped.
@@ -23,10 +23,10 @@ pub enum StopError {
     NotStarted {
         /// Which pod.
         id: PodId,
-        /// Where it stands.
+        /// Its phase.
         phase: &'static str,
     },
-    /// It does not end.
+    /// The pod does not end.
     #[error("pod {0} does not end after its supervisor was killed: a process of it is stuck in the kernel")]
     Stuck(PodId),
     /// Its supervisor cannot be killed.
@@ -38,7 +38,7 @@ pub enum StopError {
         #[source]
         source: std::io::Error,
     },
-    /// The pod could not be looked at.
+    /// The pod could not be read.
     #[error(transparent)]
     Pod(#[from] PodError),
 }
@@ -54,21 +54,21 @@ impl Kind for StopError {
     }
 }
 
-/// A pod that does not run any more.
+/// A stopped pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stopped {
     /// The pod as it ended.
     pub view: PodView,
-    /// It had ended before.
+    /// It had ended before the call.
     pub already: bool,
-    /// Its supervisor did not act and was killed.
+    /// Its supervisor did not react and was killed.
     pub escalated: bool,
-    /// Why its end could not be written down, where that is so: the disk is full, or may only be read.
+    /// Why its end could not be recorded, if so: the disk is full or read-only.
     pub unwritten: Option<String>,
 }
 
 impl Engine {
-    /// Stops a pod and waits for its end; with `force` there is no grace.
+    /// Stops a pod and waits for its end; with `force` without a grace period.
     ///
     /// # Errors
     /// [`StopError`].
@@ -83,7 +83,7 @@ impl Engine {
         }
         let grace = if force { Duration::ZERO } else { grace };
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        // Why it could not be asked does not matter: it has ended, or it is made to.
+        // The cause of a failed request does not matter: the pod has ended, or its supervisor is killed below.
         let asked = matches!(self.ask(id, &Request::Stop { grace_ms }), Ok((Answer::Done, _)));
         let patience = if asked { grace.saturating_add(SLACK) } else { Duration::ZERO };
         if let Some(view) = self.wait_or_gone(&view, patience)? {
@@ -96,7 +96,7 @@ impl Engine {
         }
     }
 
-    /// The pod when it has ended; as it was before, when another program has removed it by then (`run --rm`).
+    /// The pod when it has ended; `before`, when another process has removed it meanwhile (`run --rm`).
     fn wait_or_gone(&self, before: &PodView, patience: Duration) -> Result<Option<PodView>, PodError> {
         match self.wait(before.row.id, Some(patience)) {
             Err(PodError::NotFound(_)) => Ok(Some(before.clone())),

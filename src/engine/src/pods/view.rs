@@ -1,4 +1,4 @@
-//! Looking at pods: `list`, `status`, `inspect`, and finding one by the beginning of its id.
+//! Reading pods: `list`, `status`, `inspect`, and finding one by a prefix of its id or by name.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -11,15 +11,15 @@ use gantry_store::{PodRow, ResolveError};
 use crate::host::process;
 use crate::{Engine, PodError};
 
-/// How many digits of an id lists show: so many, or more, mean an id before they mean a name.
+/// The number of digits of an id in lists. A text of this length or longer is an id first, then a name.
 const SHOWN_DIGITS: usize = 8;
-/// How many pods are listed of those that have one name.
+/// How many of several pods with the same name an error lists.
 const MAX_LISTED: usize = 5;
 
-/// A pod as it stands now.
+/// A reconciled pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodView {
-    /// Its row, brought up to the facts.
+    /// Its row, reconciled.
     pub row: PodRow,
     /// Its directory.
     pub dir: PathBuf,
@@ -51,7 +51,7 @@ impl PodView {
 }
 
 impl Engine {
-    /// The pod whose id begins so.
+    /// The pod with this prefix of its id.
     ///
     /// # Errors
     /// [`PodError`] when there is none, or more than one.
@@ -62,10 +62,10 @@ impl Engine {
         })
     }
 
-    /// The pod that a person means: its id or the beginning of it, or the name of one of its apps or its host name where no
-    /// other pod has it. Of several with the name it is the one that runs, when only one does.
+    /// Finds a pod by its id, a prefix of it, the name of one of its apps, or its host name. Of several with the same name,
+    /// the running one is found if only one runs.
     ///
-    /// A name wins over the beginning of an id that is shorter than what lists show: `db` is what is called so.
+    /// A name takes precedence over a prefix that is shorter than the ids in lists: `db` is a name first.
     ///
     /// # Errors
     /// [`PodError`] when there is none, or more than one.
@@ -103,7 +103,7 @@ impl Engine {
         }
     }
 
-    /// Pods, oldest first, each brought up to the facts.
+    /// Pods, oldest first, each reconciled.
     ///
     /// # Errors
     /// [`PodError`].
@@ -115,7 +115,7 @@ impl Engine {
         let mut views = Vec::with_capacity(rows.len());
         for row in rows {
             let Some(row) = self.reconcile(row)? else { continue };
-            // What it became may not be what was asked for.
+            // Its new phase may not match the query.
             if query.phases.is_empty() || query.phases.contains(&row.phase.name()) {
                 views.push(self.view(row));
             }
@@ -123,7 +123,7 @@ impl Engine {
         Ok(views)
     }
 
-    /// One pod, brought up to the facts.
+    /// One pod, reconciled.
     ///
     /// # Errors
     /// [`PodError`], also when there is none.

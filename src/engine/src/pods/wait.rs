@@ -1,5 +1,5 @@
-//! Waiting for a pod to end, or to run. Woken by the kernel when a supervisor ends; a pod that nobody has started yet is
-//! looked at again and again.
+//! Waiting for a pod to end, or to run. The end of a supervisor wakes the waiter (pidfd); a pod that was not started yet
+//! is polled.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -17,7 +17,7 @@ use crate::{Engine, PodError};
 /// Poll interval for a pod without a supervisor.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Holds on to a running pod's journal, so that its end is known also if the pod is removed as soon as it has ended.
+/// Keeps a running pod's journal open, so that its end is known even if the pod is removed as soon as it has ended.
 #[derive(Debug)]
 pub struct EndWatch {
     id: PodId,
@@ -29,7 +29,7 @@ pub struct EndWatch {
 pub struct Ended {
     /// Exit code, failed app and reason.
     pub end: PodEnd,
-    /// Apps of which the kernel killed a process for want of memory.
+    /// Apps of which the kernel killed a process because memory ran out.
     pub out_of_memory: Vec<AppName>,
 }
 
@@ -42,7 +42,7 @@ impl Ended {
 }
 
 impl Engine {
-    /// Prepares for waiting for the end of a running pod.
+    /// Opens what is needed to wait for the end of a running pod.
     ///
     /// # Errors
     /// [`PodError`]: it has no journal, so it does not run.
@@ -63,7 +63,7 @@ impl Engine {
                 }
                 None => self.end_by_journal(watch),
             },
-            // `rm` and `gc` take away only what has ended, or end it before.
+            // `rm` and `gc` remove only pods that have ended.
             Ok(None) | Err(PodError::NotFound(_)) => self.end_by_journal(watch),
             Err(error) => Err(error),
         }
@@ -77,7 +77,7 @@ impl Engine {
         Ok(Ended::new(outcome.end, outcome.apps))
     }
 
-    /// Waits until nothing of the pod will run again. `None`: the deadline passed.
+    /// Waits until the pod is in a final phase. `None`: the deadline passed.
     ///
     /// # Errors
     /// [`PodError`], also when the pod is gone by then.

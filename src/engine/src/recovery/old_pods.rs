@@ -1,5 +1,5 @@
 //! Pods that format 1 of the database has made: the annotations of their apps are in their manifests only; where a
-//! manifest is lost, so are they. gantryd writes them into the rows, so that nobody has to read manifests for a list.
+//! manifest is lost, so are they. gantryd writes them into the rows, so that lists need not read manifests.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ impl Engine {
     /// it is done.
     ///
     /// # Errors
-    /// [`PodError`]; the next call goes on.
+    /// [`PodError`]; the next call continues.
     pub fn add_annotations_of_old_pods(&self) -> Result<usize, PodError> {
         let old: Vec<PodId> = self.store.pods_of_format_1().map_err(PodError::store)?.into_iter().collect();
         for ids in old.chunks(CHUNK) {

@@ -10,7 +10,7 @@
 //! | unknown, because the disk fails or is full | it can be read | [`Condition::ReadOnly`], for gantryd only |
 //! | another program's, newer, or not ours to use | | refused |
 //!
-//! How a restore is made, step by step, is told in the store's `restore.rs`; what its rows are made of, in
+//! The store's `restore.rs` describes the steps of a restore; its rows are described in
 //! [`crate::recovery::adopt`]. Pods run on through all of it: nothing here touches one that is locked.
 
 use gantry_model::{ErrorKind, Kind as _, Timestamp};
@@ -55,16 +55,16 @@ pub struct Keeping {
     pub condition: Condition,
     /// What a sound database did not know of, and is on record again.
     pub found: Adopted,
-    /// What was restored before, as long as nobody has deleted the record of it.
+    /// An earlier restore, as long as its record exists.
     pub restored_before: Option<Record>,
     /// The right to keep the directory; gantryd holds it for its life.
     pub lock: KeeperLock,
 }
 
-/// Opens a data directory for the one who keeps it, putting its database in order first.
+/// Opens a data directory for gantryd, which owns it: checks the database first, and restores it if it is damaged.
 ///
 /// # Errors
-/// [`OpenError`], also when somebody else keeps it.
+/// [`OpenError`], also when another gantryd owns it.
 pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
     check_parent(&options.cgroup_parent)?;
     let home = Home::open(&options.dir)?;
@@ -72,7 +72,7 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
         Keeper::Ours(lock) => lock,
         Keeper::Other { pid } => return Err(OpenError::Kept { dir: options.dir, pid }),
     };
-    // It is for people to see; one that cannot be read keeps nobody from keeping, and `doctor` says so.
+    // Informational: a record that cannot be read does not keep gantryd from starting, and `doctor` reports it.
     let before = Record::load(home.layout()).unwrap_or_default();
     let condition = match put_in_order(&home, &options) {
         Err(error) if is_failure(&error) && home.can_be_read() => Condition::ReadOnly { why: chain(&error) },
