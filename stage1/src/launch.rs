@@ -412,8 +412,7 @@ impl Pod {
     }
 }
 
-/// This process's start time in clock ticks since boot: field 22 of /proc/self/stat, counted behind the command's name.
+/// This process's start time in clock ticks since boot.
 fn start_ticks() -> Option<u64> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+    gantry_contract::start_ticks(&std::fs::read_to_string("/proc/self/stat").ok()?)
 }

@@ -67,6 +67,13 @@ pub struct Failure {
     pub app: Option<String>,
 }
 
+/// The start time of a process in clock ticks since boot, from its `/proc/PID/stat` (proc_pid_stat(5), field 22). The
+/// command's name (field 2) is in parentheses and may contain anything: the other fields follow the last one.
+#[must_use]
+pub fn start_ticks(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -83,5 +90,18 @@ impl From<How> for gantry_model::HowEnded {
             How::Code(code) => Self::Exited(code),
             How::Signal(signal) => Self::Signaled(signal),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_time_follows_any_name() {
+        let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 9 9\n";
+        assert_eq!(start_ticks(stat), Some(4711));
+        assert_eq!(start_ticks(""), None);
+        assert_eq!(start_ticks("1 (x) S 1"), None);
     }
 }

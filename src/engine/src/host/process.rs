@@ -92,12 +92,7 @@ pub(crate) fn kill(pidfd: impl AsFd) -> io::Result<()> {
 
 /// The start time of a process in clock ticks since boot (proc_pid_stat(5), field 22).
 fn start_ticks(pid: u32) -> Option<u64> {
-    start_ticks_in(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-}
-
-/// The command's name (field 2) is in parentheses and may contain anything: the other fields follow the last one.
-fn start_ticks_in(stat: &str) -> Option<u64> {
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+    gantry_contract::start_ticks(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// The approximate time of this boot, by the present wall clock.
@@ -110,14 +105,6 @@ pub(crate) fn booted_at() -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_start_time_is_found_behind_any_name() {
-        let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 9 9\n";
-        assert_eq!(start_ticks_in(stat), Some(4711));
-        assert_eq!(start_ticks_in(""), None);
-        assert_eq!(start_ticks_in("1 (x) S 1"), None);
-    }
 
     #[test]
     fn a_process_is_known_by_its_start_time() {
