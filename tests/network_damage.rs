@@ -367,7 +367,11 @@ fn a_bridge_whose_owner_is_gone_is_taken_over() {
     let g = Gantry::in_space(&space);
     let doctor = g.run(&["doctor"]).ok();
     let table = stale[0].trim_start_matches("table ");
-    for text in ["the bridge gantry0 was left", "ip link delete gantry0", &format!("nft delete table {table}")] {
+    for text in [
+        "the bridge gantry0 belongs to a gantry with the state directory",
+        "ip link delete gantry0",
+        &format!("nft delete table {table}"),
+    ] {
         assert!(doctor.stdout.contains(text), "{text}: {doctor}");
     }
     let pod = g.server(&["-p", "8080:7000"], "7000");
@@ -393,7 +397,7 @@ fn a_bridge_with_ports_is_not_taken_over() {
     let image = g.fixture();
     let out = g.run(&["run", &image, "--", "true"]).exits(FAILED);
     let _ = out.complains(&[
-        "'gantry0' belongs to the gantry that keeps its state in '/no/such/gantry/net'",
+        "'gantry0' belongs to the gantry with the state directory '/no/such/gantry/net'",
         "ip link delete",
     ]);
     assert!(!g.run(&["doctor"]).ok().stdout.contains("gantry0"), "its gantry may be in a container");

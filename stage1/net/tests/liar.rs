@@ -263,7 +263,7 @@ fn invalid_results_are_rejected() {
         ("garbage", "answered ADD with invalid JSON"),
         ("silent", "answered ADD with nothing"),
         ("version", "answered ADD with a result whose version '7.0.0' is not known"),
-        ("index", "the interface of 10.0.0.1/8 is not in it"),
+        ("index", "it lacks the interface of 10.0.0.1/8"),
         ("fail-kindly", "failed to ADD: told to fail: at ADD (code 101)"),
     ] {
         let network = lab.network("1.0.0", &[json!({}), json!({"ADD": behaviour})]);

@@ -200,8 +200,8 @@ fn a_bridge_of_another_gantry_is_not_used() {
         (
             ErrorKind::Refused,
             format!(
-                "the bridge 'br-net' belongs to the gantry that keeps its state in '{OWNER}': name another bridge in the \
-                 configuration of the network, or, if that gantry is gone, remove the bridge with 'ip link delete br-net'"
+                "the bridge 'br-net' belongs to the gantry with the state directory '{OWNER}': configure another bridge for \
+                 the network, or, if that gantry is gone, remove the bridge with 'ip link delete br-net'"
             )
         )
     );

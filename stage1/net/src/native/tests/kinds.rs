@@ -117,7 +117,7 @@ fn macvlan_joins_the_parents_network() {
     let error = lab.try_add(&of(json!({"master": "none0"})), &three, &attachment(&three, 3)).unwrap_err();
     assert_eq!(
         (error.kind(), error.to_string()),
-        (ErrorKind::NotFound, "there is no interface 'none0' for the network to sit on".into())
+        (ErrorKind::NotFound, "the parent interface 'none0' (master) does not exist".into())
     );
     let error = lab.try_add(&of(json!({"master": "up0", "mtu": 9000})), &three, &attachment(&three, 4)).unwrap_err();
     assert!(error.to_string().contains("the MTU 9000 exceeds the MTU 1500 of up0"), "{error}");
