@@ -16,10 +16,11 @@ use base64::Engine as _;
 use gantry_model::id::shown;
 use gantry_model::{ErrorKind, Kind};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 /// Most bytes of a credential file.
-pub(crate) const MAX_FILE: u64 = 1 << 20;
+const MAX_FILE: u64 = 1 << 20;
 
 /// Most bytes of a helper's answer.
 const MAX_ANSWER: u64 = 64 << 10;
@@ -146,7 +147,7 @@ struct Entry {
 /// [`AuthFileError`]: a file that is there cannot be used. Missing files are skipped.
 pub fn find(files: &[PathBuf], host: &str, repository: &str) -> Result<Option<StoredCredentials>, AuthFileError> {
     for path in files {
-        let Some(file) = read(path)? else { continue };
+        let Some(file) = read_auth_file::<File>(path)? else { continue };
         if let Some(found) = in_file(path, &file, host, repository)? {
             return Ok(Some(found));
         }
@@ -160,7 +161,7 @@ pub fn find(files: &[PathBuf], host: &str, repository: &str) -> Result<Option<St
 /// [`AuthFileError`]: a file that is there, or a helper, cannot be used. Missing files are skipped.
 pub fn find_any(files: &[PathBuf]) -> Result<Option<String>, AuthFileError> {
     for path in files {
-        let Some(file) = read(path)? else { continue };
+        let Some(file) = read_auth_file::<File>(path)? else { continue };
         for entry in file.auths.iter().flatten().map(|(_, entry)| entry) {
             if of_entry(path, entry)?.is_some() {
                 return Ok(Some(path.display().to_string()));
@@ -180,7 +181,8 @@ pub fn find_any(files: &[PathBuf]) -> Result<Option<String>, AuthFileError> {
     Ok(None)
 }
 
-fn read(path: &Path) -> Result<Option<File>, AuthFileError> {
+/// Reads a credential file of at most [`MAX_FILE`] bytes; `None` if it does not exist or is empty.
+pub(crate) fn read_auth_file<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, AuthFileError> {
     let failed = |source| AuthFileError::Read { path: path.to_owned(), source };
     let file = match std::fs::File::open(path) {
         Ok(file) => file,

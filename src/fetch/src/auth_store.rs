@@ -5,7 +5,7 @@
 //! to the file.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{Error as IoError, Read as _, Write as _};
+use std::io::{Error as IoError, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use base64::Engine as _;
 use rustix::fs::FlockOperation;
 use serde_json::{Map, Value, json};
 
-use crate::auth_file::{AuthFileError, MAX_FILE, canonical_host, run_helper, same_host};
+use crate::auth_file::{AuthFileError, canonical_host, read_auth_file, run_helper, same_host};
 
 /// Timeout of waiting for another writer of the same file.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// [`AuthFileError`].
 pub fn save_login(path: &Path, host: &str, user: &str, password: &str) -> Result<String, AuthFileError> {
     let _lock = lock_directory(path)?;
-    let mut file = read(path)?;
+    let mut file: Map<String, Value> = read_auth_file(path)?.unwrap_or_default();
     if let Some(helper) = helper_for(&file, host) {
         let key = server_key(host);
         let input = json!({ "ServerURL": key, "Username": user, "Secret": password }).to_string();
@@ -49,7 +49,7 @@ pub fn remove_login(path: &Path, host: Option<&str>) -> Result<bool, AuthFileErr
         return Ok(false);
     }
     let _lock = lock_directory(path)?;
-    let mut file = read(path)?;
+    let mut file: Map<String, Value> = read_auth_file(path)?.unwrap_or_default();
     let mut removed = false;
     if let Some(host) = host
         && let Some(helper) = helper_for(&file, host)
@@ -100,24 +100,6 @@ fn auths_of<'a>(file: &'a mut Map<String, Value>, path: &Path) -> Result<&'a mut
         *auths = json!({});
     }
     auths.as_object_mut().ok_or_else(|| malformed(path, 0))
-}
-
-fn read(path: &Path) -> Result<Map<String, Value>, AuthFileError> {
-    let failed = |source| AuthFileError::Read { path: path.to_owned(), source };
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Map::new()),
-        Err(source) => return Err(failed(source)),
-    };
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > MAX_FILE {
-        return Err(AuthFileError::TooLarge { path: path.to_owned() });
-    }
-    if bytes.iter().all(u8::is_ascii_whitespace) {
-        return Ok(Map::new());
-    }
-    serde_json::from_slice(&bytes).map_err(|error| malformed(path, error.line()))
 }
 
 fn directory_of(path: &Path) -> PathBuf {
