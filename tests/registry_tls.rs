@@ -45,7 +45,12 @@ impl Bench {
     }
 
     fn fetch(&self, name: &str, env: &[(&str, &str)]) -> Out {
-        let mut command = self.g.command(&["fetch", name]);
+        self.run(&["fetch", name], env)
+    }
+
+    /// Runs gantry with the proxy variables of `env` and no others.
+    fn run(&self, args: &[&str], env: &[(&str, &str)]) -> Out {
+        let mut command = self.g.command(args);
         for variable in
             ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"]
         {
@@ -198,6 +203,29 @@ fn plain_http_through_a_proxy_is_an_ordinary_request() {
         .wait()
         .exits(FAILED);
     let _ = out.complains(&["the proxy", &proxy.host(), "407"]);
+}
+
+#[test]
+fn insecure_options_do_not_change_the_proxy_of_https() {
+    let bench = Bench::new();
+    let registry = bench.registry(bench.tls("DNS:registry.invalid,IP:127.0.0.1", Validity::Now));
+    let secure = Proxy::start(&registry.host(), ProxyRules { connect_to_443_only: true, ..ProxyRules::default() });
+    let plain = Proxy::start(&registry.host(), ProxyRules::default());
+    let (secure_url, plain_url) = (secure.host(), plain.host());
+    let env = [("HTTPS_PROXY", secure_url.as_str()), ("HTTP_PROXY", plain_url.as_str())];
+    let fetch = |name: &str, env: &[(&str, &str)]| bench.run(&["--insecure-options=http,tls", "fetch", name], env);
+
+    assert_eq!(fetch("registry.invalid/app:1", &env).ok().text(), bench.image.id());
+    let tunnel = "CONNECT registry.invalid:443 HTTP/1.1";
+    let requests = secure.requests();
+    assert!(!requests.is_empty() && requests.iter().all(|line| line == tunnel), "{requests:?}");
+
+    // The proxy refuses the tunnel. Neither the proxy for plain HTTP nor a direct connection takes its place.
+    for env in [&env[..], &env[..1]] {
+        let out = fetch("registry.invalid:5000/app:1", env).exits(FAILED);
+        let _ = out.complains(&["the proxy", &secure_url, "HTTPS_PROXY", "403"]);
+    }
+    assert!(plain.requests().is_empty(), "{:?}", plain.requests());
 }
 
 #[test]

@@ -203,6 +203,12 @@ impl Http {
         }
     }
 
+    /// Whether requests to `plain` take the proxy that requests to `secure` take, if those take one.
+    pub(crate) fn keeps_proxy(&self, secure: &Url, plain: &Url) -> Result<bool, RegistryError> {
+        let Some(proxy) = self.proxies.proxy_for(secure)? else { return Ok(true) };
+        Ok(self.proxies.proxy_for(plain)?.is_some_and(|other| other.url == proxy.url))
+    }
+
     /// Ends every exchange in flight; later ones fail at once.
     pub(crate) fn stop(&self) {
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);

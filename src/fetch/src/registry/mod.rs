@@ -101,11 +101,25 @@ impl<'a> Registry<'a> {
         let host = if self.secure.port == 443 { self.secure.host.clone() } else { self.secure.place() };
         match self.http.send(&probe) {
             Err(error) if http::is_no_tls(&error) || (http::is_refused(&error) && self.secure.port == 443) => {
-                Url::of_registry(&host, false).ok_or(error)
+                match Url::of_registry(&host, false) {
+                    Some(plain) if self.may_fall_back(&error, &plain)? => Ok(plain),
+                    _ => Err(error),
+                }
             }
-            // A redirect of the probe may fail for reasons of its own; that https is spoken is all we wanted to know.
+            // A failed redirect is irrelevant here: the registry speaks https.
             Ok(_) | Err(RegistryError::Redirect { .. }) => Ok(self.secure.clone()),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Whether `plain` may be tried after the https probe failed with `error`. A proxy that refuses or stalls the
+    /// tunnel proves nothing about the registry, so the plain requests must then take the same proxy.
+    fn may_fall_back(&self, error: &RegistryError, plain: &Url) -> Result<bool, RegistryError> {
+        match error {
+            RegistryError::ProxyRefused { .. } | RegistryError::Stalled { .. } => {
+                self.http.keeps_proxy(&self.secure, plain)
+            }
+            _ => Ok(true),
         }
     }
 
