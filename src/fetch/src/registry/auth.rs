@@ -12,11 +12,12 @@ use std::sync::{Mutex, PoisonError};
 use base64::Engine as _;
 use gantry_model::id::shown;
 use serde::Deserialize;
+use url::form_urlencoded;
 
 use super::challenge::{self, Challenge};
 use super::error::{RegistryError, login_advice};
 use super::http::{Answer, Http, Method, Request};
-use super::url::Url;
+use super::url::HttpUrl;
 use crate::auth_file::{self, Credentials};
 use crate::settings::Insecure;
 
@@ -91,12 +92,18 @@ impl Auth {
     }
 
     /// Meets the demand of a 401. `seen` is the generation that was refused; if somebody has renewed since, theirs is used.
-    pub(crate) fn renew(&self, http: &Http, origin: &Url, refused: &Answer, seen: u64) -> Result<(), RegistryError> {
+    pub(crate) fn renew(
+        &self,
+        http: &Http,
+        origin: &HttpUrl,
+        refused: &Answer,
+        seen: u64,
+    ) -> Result<(), RegistryError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.generation != seen {
             return Ok(());
         }
-        let refuse = |why: &str| RegistryError::Challenge { host: origin.place(), why: why.to_owned() };
+        let refuse = |why: &str| RegistryError::Challenge { host: origin.authority(), why: why.to_owned() };
         let headers: Vec<&str> = refused
             .response
             .headers()
@@ -110,7 +117,7 @@ impl Auth {
             (Challenge::Basic, Some(Credentials::Basic { user, password })) => basic(user, password),
             (Challenge::Basic, _) => return Err(self.denied(origin, 401, None)),
             (Challenge::Bearer { .. }, Some(Credentials::Bearer(token))) => bearer(token).ok_or_else(|| {
-                RegistryError::Token { host: origin.place(), why: "the token on file is malformed".to_owned() }
+                RegistryError::Token { host: origin.authority(), why: "the token on file is malformed".to_owned() }
             })?,
             (Challenge::Bearer { realm, service, scope }, _) => {
                 let realm = self.realm(origin, &realm)?;
@@ -123,22 +130,22 @@ impl Auth {
         Ok(())
     }
 
-    fn denied(&self, origin: &Url, status: u16, place: Option<&str>) -> RegistryError {
+    fn denied(&self, origin: &HttpUrl, status: u16, place: Option<&str>) -> RegistryError {
         let (what, advice) = match self.given {
             Some(_) => ("the login".to_owned(), NOT_ACCEPTED.to_owned()),
             None => (self.repository.clone(), login_advice(place, &self.host)),
         };
-        RegistryError::Denied { host: origin.place(), what, status, advice, message: String::new() }
+        RegistryError::Denied { host: origin.authority(), what, status, advice, message: String::new() }
     }
 
-    fn realm(&self, origin: &Url, text: &str) -> Result<Url, RegistryError> {
+    fn realm(&self, origin: &HttpUrl, text: &str) -> Result<HttpUrl, RegistryError> {
         let refuse = |why: &str| RegistryError::Challenge {
-            host: origin.place(),
+            host: origin.authority(),
             why: format!("its token server is refused: {why}"),
         };
-        let realm = Url::parse(text).map_err(refuse)?;
+        let realm = HttpUrl::parse(text).map_err(refuse)?;
         let local = origin.is_loopback() && realm.is_loopback();
-        if !realm.https && !local && !self.insecure.http {
+        if !realm.is_https() && !local && !self.insecure.http {
             return Err(refuse("it is not reached by https"));
         }
         Ok(realm)
@@ -164,7 +171,7 @@ impl Auth {
     fn token(
         &self,
         http: &Http,
-        realm: &Url,
+        realm: &HttpUrl,
         service: Option<&str>,
         scopes: &[String],
         credentials: Option<&Credentials>,
@@ -177,7 +184,7 @@ impl Auth {
                 // OAuth 2 (RFC 6749 section 6), as the Docker registry's oauth2 specification has it.
                 query.extend([("grant_type", "refresh_token"), ("refresh_token", refresh), ("client_id", "gantry")]);
                 query.push(("scope", &joined));
-                let form = encode(&query);
+                let form = form_urlencoded::Serializer::new(String::new()).extend_pairs(&query).finish();
                 let request = Request {
                     url: realm.clone(),
                     method: Method::Post(&form),
@@ -194,8 +201,7 @@ impl Auth {
                     Some(Credentials::Basic { user, password }) => Some(basic(user, password)),
                     _ => None,
                 };
-                let mark = if realm.path.contains('?') { '&' } else { '?' };
-                let url = realm.at(format!("{}{mark}{}", realm.path, encode(&query)));
+                let url = realm.with_query(&query);
                 let authorization = header.as_deref();
                 http.send(&Request { url, method: Method::Get, accept: None, from: 0, authorization, what })
             }
@@ -205,17 +211,17 @@ impl Auth {
     fn read_token(
         &self,
         http: &Http,
-        realm: &Url,
+        realm: &HttpUrl,
         answer: Answer,
         place: Option<&str>,
     ) -> Result<String, RegistryError> {
-        let refuse = |why: &str| RegistryError::Token { host: realm.place(), why: why.to_owned() };
+        let refuse = |why: &str| RegistryError::Token { host: realm.authority(), why: why.to_owned() };
         match answer.status() {
             200 => {}
             status @ (400 | 401 | 403) => return Err(self.denied(realm, status, place)),
             status => {
                 return Err(RegistryError::Status {
-                    host: realm.place(),
+                    host: realm.authority(),
                     what: "a token".to_owned(),
                     status,
                     message: String::new(),
@@ -259,28 +265,6 @@ fn bearer(token: &str) -> Option<String> {
     fits.then(|| format!("Bearer {token}"))
 }
 
-/// `application/x-www-form-urlencoded`.
-fn encode(pairs: &[(&str, &str)]) -> String {
-    use std::fmt::Write as _;
-    let mut out = String::new();
-    for (name, value) in pairs {
-        if !out.is_empty() {
-            out.push('&');
-        }
-        out.push_str(name);
-        out.push('=');
-        for byte in value.bytes() {
-            if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-                out.push(char::from(byte));
-            } else {
-                // Writing to a String cannot fail.
-                let _ = write!(out, "%{byte:02X}");
-            }
-        }
-    }
-    out
-}
-
 /// What a registry's error body says (OCI distribution specification, "Error Codes"), escaped; empty when nothing.
 pub(crate) fn message_of(answer: Answer) -> String {
     #[derive(Deserialize)]
@@ -315,11 +299,6 @@ pub(crate) fn message_of(answer: Answer) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn forms_are_encoded() {
-        assert_eq!(encode(&[("a", "x y&z=1/ü"), ("b", "")]), "a=x%20y%26z%3D1%2F%C3%BC&b=");
-    }
 
     #[test]
     fn only_pulling_is_asked_for() {

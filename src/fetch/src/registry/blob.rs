@@ -11,7 +11,7 @@ use super::Registry;
 use super::error::RegistryError;
 use super::http::Answer;
 use super::retry::{Attempts, PROGRESS};
-use super::url::Url;
+use super::url::HttpUrl;
 
 /// The stream; errors come as [`std::io::Error`] around a [`RegistryError`].
 pub(crate) struct BlobReader<'a> {
@@ -26,7 +26,7 @@ pub(crate) struct BlobReader<'a> {
 }
 
 struct Open {
-    url: Url,
+    url: HttpUrl,
     body: BodyReader<'static>,
 }
 
@@ -70,7 +70,7 @@ impl<'a> BlobReader<'a> {
 
     /// Checks what an answer says about its bytes; how many of them to skip.
     fn check_answer(&self, answer: &Answer) -> Result<u64, RegistryError> {
-        let host = answer.url.place();
+        let host = answer.url.authority();
         let refuse = |why: String| RegistryError::Answer { host: host.clone(), what: self.what(), why };
         let length = answer.header("content-length").and_then(|text| text.parse::<u64>().ok());
         match answer.status() {
@@ -97,8 +97,8 @@ impl<'a> BlobReader<'a> {
         }
     }
 
-    fn too_short(&self, url: &Url, got: u64) -> RegistryError {
-        RegistryError::TooShort { host: url.place(), digest: self.digest.clone(), got, want: self.size }
+    fn too_short(&self, url: &HttpUrl, got: u64) -> RegistryError {
+        RegistryError::TooShort { host: url.authority(), digest: self.digest.clone(), got, want: self.size }
     }
 
     /// After a failure: waits for the next try, or gives up.
@@ -150,7 +150,7 @@ impl<'a> BlobReader<'a> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         match open.body.read(&mut [0]) {
             Ok(1..) => {
-                Err(RegistryError::TooLong { host: open.url.place(), digest: self.digest.clone(), want: self.size })
+                Err(RegistryError::TooLong { host: open.url.authority(), digest: self.digest.clone(), want: self.size })
             }
             Ok(0) | Err(_) => Ok(()),
         }

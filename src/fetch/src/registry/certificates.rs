@@ -13,7 +13,7 @@ use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey};
 
 use super::error::RegistryError;
 use super::proxy::Proxy;
-use super::url::Url;
+use super::url::HttpUrl;
 
 /// Where a distribution keeps the certificates it trusts.
 const SYSTEM_ROOTS: [&str; 3] =
@@ -41,9 +41,9 @@ pub(crate) fn system_roots() -> Result<Vec<Certificate<'static>>, RegistryError>
 }
 
 /// Reads the directories of `url`'s host below each of `dirs`.
-pub(crate) fn of_host(dirs: &[PathBuf], url: &Url) -> Result<HostCertificates, RegistryError> {
+pub(crate) fn of_host(dirs: &[PathBuf], url: &HttpUrl) -> Result<HostCertificates, RegistryError> {
     let mut found = HostCertificates::default();
-    let mut names = vec![url.place(), format!("{}:{}", url.host, url.port)];
+    let mut names = vec![url.authority(), format!("{}:{}", url.host(), url.port())];
     names.dedup();
     for dir in dirs {
         for name in &names {
@@ -69,7 +69,7 @@ pub(crate) fn of_host(dirs: &[PathBuf], url: &Url) -> Result<HostCertificates, R
 /// connections, so the registry's would hold for the proxy. `own` are the certificates laid down for the registry.
 pub(crate) fn check_https_proxy(
     proxy: &Proxy,
-    url: &Url,
+    url: &HttpUrl,
     own: &HostCertificates,
     unverified: bool,
 ) -> Result<(), RegistryError> {
@@ -82,11 +82,11 @@ pub(crate) fn check_https_proxy(
     } else {
         "the certificate authority"
     };
-    let host = url.place();
+    let host = url.authority();
     let why = format!(
         "{setting} for {host} would apply to the https:// proxy {} too; \
          use an http:// proxy, or add {host} to NO_PROXY",
-        proxy.url.place()
+        proxy.url.authority()
     );
     Err(RegistryError::ProxySetting { variable: proxy.variable, why })
 }
@@ -223,8 +223,8 @@ mod tests {
 
     #[test]
     fn an_https_proxy_does_not_get_the_tls_settings_of_a_registry() {
-        let url = Url::parse("https://reg.example:5000/").unwrap();
-        let address = Url::parse("https://proxy.example:3129/").unwrap();
+        let url = HttpUrl::parse("https://reg.example:5000/").unwrap();
+        let address = HttpUrl::parse("https://proxy.example:3129/").unwrap();
         let proxy = Proxy { url: address, credentials: None, variable: "HTTPS_PROXY" };
         let certificate = || Certificate::from_der(b"certificate");
         let authority = HostCertificates { roots: vec![certificate()], client: None };

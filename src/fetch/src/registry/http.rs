@@ -24,7 +24,7 @@ use super::error::RegistryError;
 use super::forward::ForwardConnector;
 use super::proxy::{Proxy, ProxySettings};
 use super::resolve::{Guard, LinkLocal, LookupFailed};
-use super::url::{Url, is_metadata};
+use super::url::{HttpUrl, is_metadata};
 use crate::settings::{Config, Insecure, Timeouts};
 
 /// Redirects followed for one request.
@@ -57,8 +57,8 @@ struct Peer {
 
 impl Peer {
     /// The credentials for a proxy that gets our requests itself, rather than a CONNECT.
-    fn proxy_authorization(&self, url: &Url) -> Option<String> {
-        let (user, password) = self.proxy.as_ref().filter(|_| !url.https)?.credentials.as_ref()?;
+    fn proxy_authorization(&self, url: &HttpUrl) -> Option<String> {
+        let (user, password) = self.proxy.as_ref().filter(|_| !url.is_https())?.credentials.as_ref()?;
         Some(format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"))))
     }
 }
@@ -73,7 +73,7 @@ struct Agents {
 
 /// What is sent.
 pub(crate) struct Request<'a> {
-    pub(crate) url: Url,
+    pub(crate) url: HttpUrl,
     pub(crate) method: Method<'a>,
     pub(crate) accept: Option<&'a str>,
     /// The first byte wanted, where it is not the first there is.
@@ -94,7 +94,7 @@ pub(crate) enum Method<'a> {
 /// What came back: never a redirect, any other status.
 pub(crate) struct Answer {
     /// Who answered, after redirects.
-    pub(crate) url: Url,
+    pub(crate) url: HttpUrl,
     pub(crate) response: Response<Body>,
 }
 
@@ -110,9 +110,9 @@ impl Answer {
 
 impl Http {
     /// `registry` is the registry's own address; `proxies` are the settings of the environment.
-    pub(crate) fn new(registry: &Url, config: &Config, proxies: ProxySettings) -> Self {
+    pub(crate) fn new(registry: &HttpUrl, config: &Config, proxies: ProxySettings) -> Self {
         Self {
-            registry: registry.host.clone(),
+            registry: registry.host().to_owned(),
             insecure: config.insecure,
             timeouts: config.timeouts,
             certificate_dirs: config.certificate_dirs.clone(),
@@ -131,20 +131,25 @@ impl Http {
                 return Ok(Answer { url, response });
             }
             let next = self.redirected(&url, request, &response)?;
-            if !next.same_origin(&url) {
+            if !next.is_same_origin(&url) {
                 authorization = None;
             }
             url = next;
         }
         Err(RegistryError::Redirect {
-            from: request.url.place(),
-            to: url.place(),
+            from: request.url.authority(),
+            to: url.authority(),
             why: "there are more than 10 redirects in a row",
         })
     }
 
-    fn redirected(&self, from: &Url, request: &Request<'_>, answer: &Response<Body>) -> Result<Url, RegistryError> {
-        let refuse = |to: String, why| RegistryError::Redirect { from: from.place(), to, why };
+    fn redirected(
+        &self,
+        from: &HttpUrl,
+        request: &Request<'_>,
+        answer: &Response<Body>,
+    ) -> Result<HttpUrl, RegistryError> {
+        let refuse = |to: String, why| RegistryError::Redirect { from: from.authority(), to, why };
         let location = answer.headers().get(LOCATION).and_then(|value| value.to_str().ok());
         let location = location.ok_or_else(|| refuse("nowhere".to_owned(), "it does not say where to"))?;
         // Only the part before a query may be shown.
@@ -152,28 +157,28 @@ impl Http {
             || shown(location.split(['?', '#']).next().unwrap_or_default().rsplit('@').next().unwrap_or_default());
         let to = from.join(location).map_err(|why| refuse(visible(), why))?;
         if matches!(request.method, Method::Post(_)) {
-            return Err(refuse(to.place(), "a request with credentials in its body is not redirected"));
+            return Err(refuse(to.authority(), "a request with credentials in its body is not redirected"));
         }
-        if from.https && !to.https {
-            return Err(refuse(to.place(), "it leads from https to http"));
+        if from.is_https() && !to.is_https() {
+            return Err(refuse(to.authority(), "it leads from https to http"));
         }
-        if !to.https && !to.is_loopback() && !self.insecure.http {
-            return Err(refuse(to.place(), "plain http is not allowed there"));
+        if !to.is_https() && !to.is_loopback() && !self.insecure.http {
+            return Err(refuse(to.authority(), "plain http is not allowed there"));
         }
         Ok(to)
     }
 
-    fn exchange(&self, url: &Url, what: &Request<'_>, auth: Option<&str>) -> Result<Response<Body>, RegistryError> {
-        let at_home = url.host == self.registry;
+    fn exchange(&self, url: &HttpUrl, what: &Request<'_>, auth: Option<&str>) -> Result<Response<Body>, RegistryError> {
+        let at_home = url.host() == self.registry;
         if !at_home && url.address().is_some_and(is_metadata) {
-            return Err(RegistryError::LinkLocal { host: url.place() });
+            return Err(RegistryError::LinkLocal { host: url.authority() });
         }
         let peer = self.peer(url)?;
         let failed = |error| self.peer_failure(&peer, url, what.what, error);
         let mut builder = match what.method {
-            Method::Get => http::Request::get(url.wire()),
+            Method::Get => http::Request::get(url.as_str()),
             Method::Post(_) => {
-                http::Request::post(url.wire()).header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+                http::Request::post(url.as_str()).header(CONTENT_TYPE, "application/x-www-form-urlencoded")
             }
         };
         if let Some(accept) = what.accept {
@@ -204,7 +209,7 @@ impl Http {
     }
 
     /// Whether requests to `plain` take the proxy that requests to `secure` take, if those take one.
-    pub(crate) fn keeps_proxy(&self, secure: &Url, plain: &Url) -> Result<bool, RegistryError> {
+    pub(crate) fn keeps_proxy(&self, secure: &HttpUrl, plain: &HttpUrl) -> Result<bool, RegistryError> {
         let Some(proxy) = self.proxies.proxy_for(secure)? else { return Ok(true) };
         Ok(self.proxies.proxy_for(plain)?.is_some_and(|other| other.url == proxy.url))
     }
@@ -218,7 +223,7 @@ impl Http {
         }
     }
 
-    fn peer(&self, url: &Url) -> Result<Arc<Peer>, RegistryError> {
+    fn peer(&self, url: &HttpUrl) -> Result<Arc<Peer>, RegistryError> {
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         if agents.stopped {
             return Err(RegistryError::Cancelled);
@@ -238,16 +243,16 @@ impl Http {
 
     fn make_agent(
         &self,
-        url: &Url,
+        url: &HttpUrl,
         certificates: &HostCertificates,
         proxy: Option<&Proxy>,
     ) -> Result<Agent, RegistryError> {
         // The certificate of an https proxy is the system's to judge, whatever is given up for the registry.
-        let plain_through_proxy = proxy.filter(|_| !url.https);
+        let plain_through_proxy = proxy.filter(|_| !url.is_https());
         let tls = TlsConfig::builder()
             .root_certs(RootCerts::new_with_certs(&certificates.roots))
             .client_cert(certificates.client.as_ref().map(|(client, _)| client.clone()))
-            .disable_verification(self.insecure.tls && url.host == self.registry && plain_through_proxy.is_none())
+            .disable_verification(self.insecure.tls && url.host() == self.registry && plain_through_proxy.is_none())
             .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .build();
         let silence = Some(self.timeouts.no_progress);
@@ -271,8 +276,10 @@ impl Http {
         if let Some(proxy) = plain_through_proxy {
             let unusable =
                 |_| RegistryError::ProxySetting { variable: proxy.variable, why: "it is not a URL".to_owned() };
-            let connector =
-                ForwardConnector { proxy: proxy.url.wire().parse::<Uri>().map_err(unusable)?, origin: url.to_string() };
+            let connector = ForwardConnector {
+                proxy: proxy.url.as_str().parse::<Uri>().map_err(unusable)?,
+                origin: url.to_string(),
+            };
             // A connection is for one request: the next one has to be made absolute too.
             let config = builder.max_idle_connections(0).max_idle_connections_per_host(0).build();
             return Ok(Agent::with_parts(config, connector, Guard { exempt: true, by_proxy: true }));
@@ -281,7 +288,7 @@ impl Http {
             builder = builder.proxy(Some(connect_proxy(proxy)?));
         }
         // A proxy is where its operator says, and it looks up the names of those it is asked for itself.
-        let guard = Guard { exempt: url.host == self.registry || proxy.is_some(), by_proxy: false };
+        let guard = Guard { exempt: url.host() == self.registry || proxy.is_some(), by_proxy: false };
         Ok(Agent::with_parts(builder.build(), DefaultConnector::default(), guard))
     }
 
@@ -289,18 +296,21 @@ impl Http {
     /// A plain-http host has none of its own; an https proxy on the way to it is checked against the system's.
     fn certificates(
         &self,
-        url: &Url,
+        url: &HttpUrl,
         proxy: Option<&Proxy>,
         system: &mut Option<Arc<Vec<Certificate<'static>>>>,
     ) -> Result<HostCertificates, RegistryError> {
-        let https_proxy = proxy.filter(|proxy| proxy.url.https);
-        if !url.https && https_proxy.is_none() {
+        let https_proxy = proxy.filter(|proxy| proxy.url.is_https());
+        if !url.is_https() && https_proxy.is_none() {
             return Ok(HostCertificates::default());
         }
-        let mut found =
-            if url.https { certificates::of_host(&self.certificate_dirs, url)? } else { HostCertificates::default() };
-        if let Some(proxy) = https_proxy.filter(|_| url.https) {
-            certificates::check_https_proxy(proxy, url, &found, self.insecure.tls && url.host == self.registry)?;
+        let mut found = if url.is_https() {
+            certificates::of_host(&self.certificate_dirs, url)?
+        } else {
+            HostCertificates::default()
+        };
+        if let Some(proxy) = https_proxy.filter(|_| url.is_https()) {
+            certificates::check_https_proxy(proxy, url, &found, self.insecure.tls && url.host() == self.registry)?;
         }
         let shared = match system {
             Some(roots) => Arc::clone(roots),
@@ -311,23 +321,23 @@ impl Http {
     }
 
     /// What a failure of ureq means.
-    pub(crate) fn failure(&self, url: &Url, what: &str, error: ureq::Error) -> RegistryError {
+    pub(crate) fn failure(&self, url: &HttpUrl, what: &str, error: ureq::Error) -> RegistryError {
         match self.peer(url) {
             Ok(peer) => self.peer_failure(&peer, url, what, error),
             Err(cancelled) => cancelled,
         }
     }
 
-    fn peer_failure(&self, peer: &Peer, url: &Url, what: &str, error: ureq::Error) -> RegistryError {
-        let host = url.place();
+    fn peer_failure(&self, peer: &Peer, url: &HttpUrl, what: &str, error: ureq::Error) -> RegistryError {
+        let host = url.authority();
         let unreachable = |error| match &peer.proxy {
             Some(proxy) => RegistryError::ProxyUnreachable {
-                host: url.place(),
-                proxy: proxy.url.place(),
+                host: url.authority(),
+                proxy: proxy.url.authority(),
                 variable: proxy.variable,
                 source: Box::new(error),
             },
-            None => RegistryError::Unreachable { host: url.place(), source: Box::new(error) },
+            None => RegistryError::Unreachable { host: url.authority(), source: Box::new(error) },
         };
         match error {
             ureq::Error::Timeout(Timeout::Resolve) => unresolved(peer, url, std::io::ErrorKind::TimedOut.into()),
@@ -358,7 +368,7 @@ impl Http {
                 RegistryError::Request { host, source: Box::new(error) }
             }
             error if tls_error(&error).is_some() || matches!(error, ureq::Error::Tls(_) | ureq::Error::Pem(_)) => {
-                let dir = self.certificate_dirs.first().cloned().unwrap_or_default().join(url.place());
+                let dir = self.certificate_dirs.first().cloned().unwrap_or_default().join(url.authority());
                 let hint = tls_hint(tls_error(&error), &dir, peer.client.as_deref());
                 RegistryError::Tls { host, hint, source: Box::new(error) }
             }
@@ -367,15 +377,17 @@ impl Http {
     }
 
     /// What a failure to read an answer's body means.
-    pub(crate) fn read_failure(&self, url: &Url, what: &str, error: std::io::Error) -> RegistryError {
+    pub(crate) fn read_failure(&self, url: &HttpUrl, what: &str, error: std::io::Error) -> RegistryError {
         match ureq::Error::from(error) {
-            ureq::Error::Io(source) if source.kind() == std::io::ErrorKind::TimedOut => {
-                RegistryError::Stalled { host: url.place(), what: what.to_owned(), after: self.timeouts.no_progress }
-            }
-            ureq::Error::Io(source) => RegistryError::Broken { host: url.place(), what: what.to_owned(), source },
+            ureq::Error::Io(source) if source.kind() == std::io::ErrorKind::TimedOut => RegistryError::Stalled {
+                host: url.authority(),
+                what: what.to_owned(),
+                after: self.timeouts.no_progress,
+            },
+            ureq::Error::Io(source) => RegistryError::Broken { host: url.authority(), what: what.to_owned(), source },
             // Chunks that break off are a connection that broke off.
             ureq::Error::Protocol(inner) => RegistryError::Broken {
-                host: url.place(),
+                host: url.authority(),
                 what: what.to_owned(),
                 source: std::io::Error::new(std::io::ErrorKind::UnexpectedEof, inner),
             },
@@ -413,8 +425,8 @@ pub(crate) fn is_refused(error: &RegistryError) -> bool {
 
 /// A proxy in the words of ureq, which reaches https targets through it by CONNECT.
 fn connect_proxy(proxy: &Proxy) -> Result<ureq::Proxy, RegistryError> {
-    let protocol = if proxy.url.https { ProxyProtocol::Https } else { ProxyProtocol::Http };
-    let mut builder = ureq::Proxy::builder(protocol).host(&proxy.url.host).port(proxy.url.port);
+    let protocol = if proxy.url.is_https() { ProxyProtocol::Https } else { ProxyProtocol::Http };
+    let mut builder = ureq::Proxy::builder(protocol).host(proxy.url.host()).port(proxy.url.port());
     if let Some((user, password)) = &proxy.credentials {
         builder = builder.username(user).password(password);
     }
@@ -422,15 +434,17 @@ fn connect_proxy(proxy: &Proxy) -> Result<ureq::Proxy, RegistryError> {
     builder.build().map_err(unusable)
 }
 
-fn proxy_refusal(proxy: &Proxy, url: &Url, why: String) -> RegistryError {
-    RegistryError::ProxyRefused { host: url.place(), proxy: proxy.url.place(), variable: proxy.variable, why }
+fn proxy_refusal(proxy: &Proxy, url: &HttpUrl, why: String) -> RegistryError {
+    RegistryError::ProxyRefused { host: url.authority(), proxy: proxy.url.authority(), variable: proxy.variable, why }
 }
 
 /// A name could not be looked up: the proxy's, where there is one.
-fn unresolved(peer: &Peer, url: &Url, source: std::io::Error) -> RegistryError {
+fn unresolved(peer: &Peer, url: &HttpUrl, source: std::io::Error) -> RegistryError {
     match &peer.proxy {
-        Some(proxy) => RegistryError::ProxyUnresolved { proxy: proxy.url.place(), variable: proxy.variable, source },
-        None => RegistryError::Unresolved { host: url.host.clone(), source },
+        Some(proxy) => {
+            RegistryError::ProxyUnresolved { proxy: proxy.url.authority(), variable: proxy.variable, source }
+        }
+        None => RegistryError::Unresolved { host: url.host().to_owned(), source },
     }
 }
 
@@ -439,13 +453,13 @@ mod tests {
     use super::*;
 
     fn redirect(from: &str, location: &str, method: Method<'_>, insecure: bool) -> Result<String, String> {
-        let from = Url::parse(from).unwrap();
+        let from = HttpUrl::parse(from).unwrap();
         let config = Config { insecure: Insecure { http: insecure, tls: false }, ..Config::default() };
         let http = Http::new(&from, &config, ProxySettings::default());
         let request =
             Request { url: from.clone(), method, accept: None, from: 0, authorization: Some("secret"), what: "x" };
         let answer = Response::builder().header(LOCATION, location).body(Body::builder().data("")).unwrap();
-        http.redirected(&from, &request, &answer).map(|url| url.wire()).map_err(|error| error.to_string())
+        http.redirected(&from, &request, &answer).map(|url| url.as_str().to_owned()).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -467,10 +481,10 @@ mod tests {
 
     #[test]
     fn an_https_proxy_of_a_plain_registry_is_checked_against_the_system_roots() {
-        let registry = Url::parse("http://reg.example/").unwrap();
+        let registry = HttpUrl::parse("http://reg.example/").unwrap();
         let http = Http::new(&registry, &Config::default(), ProxySettings::default());
         for (proxy, roots) in [("https://proxy.example/", 1), ("http://proxy.example/", 0)] {
-            let proxy = Proxy { url: Url::parse(proxy).unwrap(), credentials: None, variable: "HTTP_PROXY" };
+            let proxy = Proxy { url: HttpUrl::parse(proxy).unwrap(), credentials: None, variable: "HTTP_PROXY" };
             let mut system = Some(Arc::new(vec![Certificate::from_der(b"root")]));
             let found = http.certificates(&registry, Some(&proxy), &mut system).unwrap();
             assert_eq!(found.roots.len(), roots, "{}", proxy.url);

@@ -30,7 +30,7 @@ pub fn check_login(
 /// Requests the root of the API, which every registry with authentication protects.
 fn check_once(registry: &Registry<'_>) -> Result<bool, RegistryError> {
     let origin = registry.origin()?;
-    let url = origin.at("/v2/".to_owned());
+    let url = origin.with_path("/v2/");
     let mut asked = false;
     loop {
         let standing = registry.auth.standing();
@@ -38,10 +38,10 @@ fn check_once(registry: &Registry<'_>) -> Result<bool, RegistryError> {
         let request =
             Request { url: url.clone(), method: Method::Get, accept: None, from: 0, authorization, what: LOGIN };
         let answer = registry.http.send(&request)?;
-        let (status, host, what) = (answer.status(), answer.url.place(), LOGIN.to_owned());
+        let (status, host, what) = (answer.status(), answer.url.authority(), LOGIN.to_owned());
         match status {
             200 => return Ok(asked),
-            401 if !asked && answer.url.same_origin(&origin) => {
+            401 if !asked && answer.url.is_same_origin(&origin) => {
                 registry.auth.renew(&registry.http, &origin, &answer, standing.generation)?;
                 asked = true;
             }

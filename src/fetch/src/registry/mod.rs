@@ -19,7 +19,7 @@ mod url;
 
 use std::io::Read;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use gantry_model::RegistryRef;
 use gantry_model::id::Algorithm;
@@ -32,7 +32,7 @@ use self::http::{Answer, Http, Method, Request};
 pub use self::login::check_login;
 use self::proxy::ProxySettings;
 use self::retry::{Attempts, Cancel};
-use self::url::Url;
+use self::url::HttpUrl;
 use crate::manifest;
 use crate::progress::{Note, Progress};
 use crate::settings::{Config, Insecure, Timeouts};
@@ -45,9 +45,9 @@ const DOCUMENT_TIME: Duration = Duration::from_secs(300);
 pub struct Registry<'a> {
     reference: RegistryRef,
     /// The address of the registry if it speaks https.
-    secure: Url,
+    secure: HttpUrl,
     /// The address it turned out to have; found once.
-    origin: Mutex<Option<Url>>,
+    origin: Mutex<Option<HttpUrl>>,
     http: Http,
     auth: Auth,
     insecure: Insecure,
@@ -64,7 +64,7 @@ impl<'a> Registry<'a> {
     pub fn new(reference: &RegistryRef, config: &Config, progress: &'a dyn Progress) -> Result<Self, RegistryError> {
         // Docker Hub's name is not its address.
         let host = if reference.host == "docker.io" { "registry-1.docker.io" } else { &reference.host };
-        let secure = Url::of_registry(host, true).ok_or_else(|| RegistryError::Answer {
+        let secure = HttpUrl::from_host(host, true).ok_or_else(|| RegistryError::Answer {
             host: gantry_model::id::shown(host),
             what: "anything".to_owned(),
             why: "it is not a host name".to_owned(),
@@ -83,7 +83,7 @@ impl<'a> Registry<'a> {
     }
 
     /// Where the registry is. https, unless plain http is allowed there and https is not spoken.
-    fn origin(&self) -> Result<Url, RegistryError> {
+    fn origin(&self) -> Result<HttpUrl, RegistryError> {
         let mut origin = self.origin.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(origin) = &*origin {
             return Ok(origin.clone());
@@ -93,15 +93,15 @@ impl<'a> Registry<'a> {
         Ok(origin.insert(found).clone())
     }
 
-    fn probe(&self) -> Result<Url, RegistryError> {
-        let url = self.secure.at("/v2/".to_owned());
+    fn probe(&self) -> Result<HttpUrl, RegistryError> {
+        let url = self.secure.with_path("/v2/");
         let what = "its version";
         let probe = Request { url, method: Method::Get, accept: None, from: 0, authorization: None, what };
         // https on the standard port and http on its standard port are two doors; a named port is one.
-        let host = if self.secure.port == 443 { self.secure.host.clone() } else { self.secure.place() };
+        let host = if self.secure.port() == 443 { self.secure.host().to_owned() } else { self.secure.authority() };
         match self.http.send(&probe) {
-            Err(error) if http::is_no_tls(&error) || (http::is_refused(&error) && self.secure.port == 443) => {
-                match Url::of_registry(&host, false) {
+            Err(error) if http::is_no_tls(&error) || (http::is_refused(&error) && self.secure.port() == 443) => {
+                match HttpUrl::from_host(&host, false) {
                     Some(plain) if self.may_fall_back(&error, &plain)? => Ok(plain),
                     _ => Err(error),
                 }
@@ -114,7 +114,7 @@ impl<'a> Registry<'a> {
 
     /// Whether `plain` may be tried after the https probe failed with `error`. A proxy that refuses or stalls the
     /// tunnel proves nothing about the registry, so the plain requests must then take the same proxy.
-    fn may_fall_back(&self, error: &RegistryError, plain: &Url) -> Result<bool, RegistryError> {
+    fn may_fall_back(&self, error: &RegistryError, plain: &HttpUrl) -> Result<bool, RegistryError> {
         match error {
             RegistryError::ProxyRefused { .. } | RegistryError::Stalled { .. } => {
                 self.http.keeps_proxy(&self.secure, plain)
@@ -126,14 +126,14 @@ impl<'a> Registry<'a> {
     /// Asks for `path` below the repository, with what standing we have; meets one demand for a better one.
     fn get(&self, path: &str, accept: Option<&str>, from: u64, what: &str) -> Result<Answer, RegistryError> {
         let origin = self.origin()?;
-        let url = origin.at(format!("/v2/{}/{path}", self.reference.repository));
+        let url = origin.with_path(&format!("/v2/{}/{path}", self.reference.repository));
         let mut renewed = false;
         loop {
             let standing = self.auth.standing();
             let authorization = standing.header.as_deref();
             let request = Request { url: url.clone(), method: Method::Get, accept, from, authorization, what };
             let answer = self.http.send(&request)?;
-            if answer.status() == 401 && answer.url.same_origin(&origin) && !renewed {
+            if answer.status() == 401 && answer.url.is_same_origin(&origin) && !renewed {
                 self.auth.renew(&self.http, &origin, &answer, standing.generation)?;
                 renewed = true;
                 continue;
@@ -144,7 +144,7 @@ impl<'a> Registry<'a> {
 
     /// Turns an answer that says no into the error it is. `credentials` are where those that were sent are from.
     fn accepted(&self, answer: Answer, what: &str, credentials: Option<String>) -> Result<Answer, RegistryError> {
-        let (status, host, what) = (answer.status(), answer.url.place(), what.to_owned());
+        let (status, host, what) = (answer.status(), answer.url.authority(), what.to_owned());
         match status {
             200 | 206 => Ok(answer),
             404 => Err(RegistryError::NotFound { host, what, message: auth::message_of(answer) }),
@@ -184,7 +184,7 @@ impl<'a> Registry<'a> {
     /// Reads a document, at most `most` bytes of it.
     fn read(&self, answer: Answer, most: u64, what: &str) -> Result<Vec<u8>, RegistryError> {
         let url = answer.url;
-        let too_large = || RegistryError::TooLarge { host: url.place(), what: what.to_owned(), most };
+        let too_large = || RegistryError::TooLarge { host: url.authority(), what: what.to_owned(), most };
         let mut reader = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
         let begun = Instant::now();
         let (mut bytes, mut buffer) = (Vec::new(), [0u8; 16 << 10]);
@@ -199,7 +199,11 @@ impl<'a> Registry<'a> {
                 return Err(too_large());
             }
             if begun.elapsed() > DOCUMENT_TIME {
-                return Err(RegistryError::Stalled { host: url.place(), what: what.to_owned(), after: DOCUMENT_TIME });
+                return Err(RegistryError::Stalled {
+                    host: url.authority(),
+                    what: what.to_owned(),
+                    after: DOCUMENT_TIME,
+                });
             }
         }
     }
@@ -212,7 +216,7 @@ impl<'a> Registry<'a> {
         };
         let what = format!("manifest {}", self.reference);
         let answer = self.get(&format!("manifests/{named}"), Some(manifest::ACCEPT), 0, &what)?;
-        let (place, media_type) = (answer.url.place(), answer.header("content-type").unwrap_or_default());
+        let (place, media_type) = (answer.url.authority(), answer.header("content-type").unwrap_or_default());
         let media_type = manifest::bare_media_type(media_type);
         let claimed = answer.header("docker-content-digest").and_then(|text| text.parse().ok());
         let bytes = self.read(answer, MAX_DOCUMENT, &what)?;
@@ -233,7 +237,7 @@ impl<'a> Registry<'a> {
         let (path, accept) = if known { ("manifests", Some(d.media_type.as_str())) } else { ("blobs", None) };
         let what = format!("document {}", d.digest.short());
         let answer = self.get(&format!("{path}/{}", d.digest), accept, 0, &what)?;
-        let host = answer.url.place();
+        let host = answer.url.authority();
         let bytes = match self.read(answer, d.size, &what) {
             Err(RegistryError::TooLarge { host, .. }) => {
                 return Err(RegistryError::TooLong { host, digest: d.digest.clone(), want: d.size });
@@ -272,6 +276,5 @@ impl Source for Registry<'_> {
 
 /// The wait an answer asks for.
 fn asked_wait(answer: &Answer) -> Option<Duration> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    retry::retry_after(answer.header("retry-after")?, i64::try_from(now).unwrap_or(i64::MAX))
+    retry::retry_after(answer.header("retry-after")?, SystemTime::now())
 }

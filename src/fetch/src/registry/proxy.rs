@@ -10,7 +10,7 @@ use gantry_model::id::shown;
 use ipnet::IpNet;
 
 use super::error::RegistryError;
-use super::url::Url;
+use super::url::HttpUrl;
 
 /// The variables for https requests and for plain http ones, in order of precedence.
 const HTTPS_VARIABLES: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
@@ -21,7 +21,7 @@ const BYPASS_VARIABLES: [&str; 2] = ["NO_PROXY", "no_proxy"];
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Proxy {
     /// Scheme, host and port.
-    pub(crate) url: Url,
+    pub(crate) url: HttpUrl,
     /// User name and password.
     pub(crate) credentials: Option<(String, String)>,
     pub(crate) variable: &'static str,
@@ -78,8 +78,8 @@ impl ProxySettings {
     }
 
     /// The proxy for requests to `url`. Loopback is never reached through one.
-    pub(crate) fn proxy_for(&self, url: &Url) -> Result<Option<Proxy>, RegistryError> {
-        let setting = if url.https { &self.https } else { &self.http };
+    pub(crate) fn proxy_for(&self, url: &HttpUrl) -> Result<Option<Proxy>, RegistryError> {
+        let setting = if url.is_https() { &self.https } else { &self.http };
         let Some(setting) = setting else { return Ok(None) };
         if url.is_loopback() || self.is_bypassed(url)? {
             return Ok(None);
@@ -87,7 +87,7 @@ impl ProxySettings {
         parse_proxy(setting.variable, setting.text()?).map(Some).map_err(|why| setting.unusable(why))
     }
 
-    fn is_bypassed(&self, url: &Url) -> Result<bool, RegistryError> {
+    fn is_bypassed(&self, url: &HttpUrl) -> Result<bool, RegistryError> {
         let Some(setting) = &self.bypass else { return Ok(false) };
         for entry in setting.text()?.split([',', ' ', '\t']).filter(|entry| !entry.is_empty()) {
             let bypass = parse_bypass(entry).map_err(|why| setting.unusable(why))?;
@@ -112,7 +112,7 @@ fn parse_proxy(variable: &'static str, text: &str) -> Result<Proxy, String> {
         Some((userinfo, place)) => (Some(userinfo), place),
         None => (None, &rest[..end]),
     };
-    let url = Url::parse(&format!("{scheme}://{place}/"))
+    let url = HttpUrl::parse(&format!("{scheme}://{place}/"))
         .map_err(|_| "it is not a proxy's address such as http://proxy.example:3128".to_owned())?;
     let credentials = userinfo.map(|userinfo| {
         let (user, password) = userinfo.split_once(':').unwrap_or((userinfo, ""));
@@ -167,16 +167,16 @@ fn parse_bypass(entry: &str) -> Result<Bypass, String> {
 }
 
 impl Bypass {
-    fn covers(&self, url: &Url) -> bool {
-        let at_port = |port: &Option<u16>| port.is_none_or(|port| port == url.port);
+    fn covers(&self, url: &HttpUrl) -> bool {
+        let at_port = |port: &Option<u16>| port.is_none_or(|port| port == url.port());
         match self {
             Self::All => true,
             Self::Network(network) => url.address().is_some_and(|address| network.contains(&address)),
             Self::Address(address, port) => url.address() == Some(*address) && at_port(port),
-            Self::Below(suffix, port) => url.host.ends_with(suffix.as_str()) && at_port(port),
+            Self::Below(suffix, port) => url.host().ends_with(suffix.as_str()) && at_port(port),
             Self::Domain(name, port) => {
                 let below =
-                    url.host.strip_suffix(name.as_str()).is_some_and(|head| head.is_empty() || head.ends_with('.'));
+                    url.host().strip_suffix(name.as_str()).is_some_and(|head| head.is_empty() || head.ends_with('.'));
                 !name.is_empty() && below && at_port(port)
             }
         }
@@ -193,8 +193,8 @@ mod tests {
         ProxySettings::read(|name| value(name).ok_or(VarError::NotPresent))
     }
 
-    fn url(text: &str) -> Url {
-        Url::parse(text).unwrap()
+    fn url(text: &str) -> HttpUrl {
+        HttpUrl::parse(text).unwrap()
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
     fn credentials_of_a_proxy() {
         let proxy = parse_proxy("HTTP_PROXY", "http://us%40er:p%3Aw%2Fd@proxy.example:3128/x").unwrap();
         assert_eq!(proxy.credentials, Some(("us@er".to_owned(), "p:w/d".to_owned())));
-        assert_eq!(proxy.url.place(), "proxy.example:3128");
+        assert_eq!(proxy.url.authority(), "proxy.example:3128");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! When a failed request is tried again, and how long before: bounded in number, in time and in politeness.
 
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::error::{MAX_RETRY_AFTER, RegistryError};
 use crate::settings::Timeouts;
@@ -77,40 +77,21 @@ impl Cancel {
     }
 }
 
-/// Reads a `Retry-After` header (RFC 9110 section 10.2.3): seconds, or a date, which is compared with `now`
-/// (seconds of the epoch). What is neither counts as absent.
-pub(crate) fn retry_after(text: &str, now: i64) -> Option<Duration> {
+/// Reads a `Retry-After` header (RFC 9110 section 10.2.3): seconds, or a date, which is compared with `now`. Anything
+/// else counts as absent.
+pub(crate) fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
     let text = text.trim();
     if !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit()) {
         return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
     }
-    let then = http_date(text)?;
-    Some(Duration::from_secs(u64::try_from(then.saturating_sub(now)).unwrap_or(0)))
-}
-
-/// `Sun, 06 Nov 1994 08:49:37 GMT` as seconds of the epoch (RFC 9110 section 5.6.7, the preferred format only).
-fn http_date(text: &str) -> Option<i64> {
-    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let rest = text.split_once(", ")?.1.strip_suffix(" GMT")?;
-    let mut words = rest.split(' ');
-    let day: i64 = words.next()?.parse().ok().filter(|day| (1..=31).contains(day))?;
-    let name = words.next()?;
-    let month = i64::try_from(MONTHS.iter().position(|month| *month == name)?).ok()? + 1;
-    let year: i64 = words.next()?.parse().ok().filter(|year| (1970..=9999).contains(year))?;
-    let mut clock = words.next()?.splitn(3, ':').map(|part| part.parse::<u8>().ok().map(i64::from));
-    let (hour, minute, second) = (clock.next()??, clock.next()??, clock.next()??);
-    if words.next().is_some() || hour > 23 || minute > 59 || second > 60 {
-        return None;
-    }
-    // Days from a civil date, counted in years that begin in March, so that a leap day is a year's last.
-    let shifted = if month > 2 { year } else { year - 1 };
-    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    let days = shifted * 365 + shifted / 4 - shifted / 100 + shifted / 400 + of_year - 719_468;
-    Some(days * 86_400 + hour * 3600 + minute * 60 + second)
+    let date = httpdate::parse_http_date(text).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -122,6 +103,8 @@ mod tests {
             ("99999999999999999999999", Some(u64::MAX)),
             ("Sun, 06 Nov 1994 08:49:37 GMT", Some(37)),
             ("Sun, 06 Nov 1994 08:48:00 GMT", Some(0)),
+            ("Sunday, 06-Nov-94 08:49:37 GMT", Some(37)),
+            ("Sun Nov  6 08:49:37 1994", Some(37)),
             ("Thu, 29 Feb 2024 00:00:00 GMT", Some(1_709_164_800 - 784_111_740)),
             ("-1", None),
             ("soon", None),
@@ -129,7 +112,11 @@ mod tests {
             ("Sun, 32 Nov 1994 08:49:37 GMT", None),
             ("", None),
         ] {
-            assert_eq!(retry_after(text, 784_111_740), want.map(Duration::from_secs), "{text}");
+            assert_eq!(
+                retry_after(text, UNIX_EPOCH + Duration::from_secs(784_111_740)),
+                want.map(Duration::from_secs),
+                "{text}"
+            );
         }
     }
 
@@ -163,8 +150,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(text: String, now: i64) {
-            let _ = retry_after(&text, now);
+        fn no_header_panics(text: String, now: u32) {
+            let _ignored = retry_after(&text, UNIX_EPOCH + Duration::from_secs(now.into()));
         }
     }
 }

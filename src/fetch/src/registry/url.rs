@@ -1,155 +1,149 @@
-//! Just enough of a URL (RFC 3986) for a registry: two schemes, no user, no fragment; and which addresses are whose.
+//! URLs of registries: `http` or `https`, without user name and fragment; and classes of addresses.
 
+use std::cell::Cell;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// `http` or `https`, a host, a port and a path with its query.
+use url::{Host, ParseError, SyntaxViolation, Url};
+
+/// Maximum length of a URL in bytes.
+const MAX_URL: usize = 8192;
+
+/// An absolute `http` or `https` URL (RFC 3986, parsed as the WHATWG URL standard says).
 ///
-/// `Display` shows scheme, host and port only: a query may be a signature that opens the door.
+/// `Display` shows scheme, host and port only: a query may be a signature that grants access.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Url {
-    pub(crate) https: bool,
-    /// Lower-case; an IPv6 address in its brackets.
-    pub(crate) host: String,
-    pub(crate) port: u16,
-    /// Begins with `/`.
-    pub(crate) path: String,
-}
+pub(crate) struct HttpUrl(Url);
 
-impl fmt::Display for Url {
+impl fmt::Display for HttpUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", if self.https { "https" } else { "http" }, self.authority())
+        write!(f, "{}://{}", self.0.scheme(), self.authority())
     }
 }
 
-impl Url {
-    /// The host as a reference names it (`registry.example:5000`), with nothing after it.
-    pub(crate) fn of_registry(host: &str, https: bool) -> Option<Self> {
-        Self::parse(&format!("{}://{host}/", if https { "https" } else { "http" })).ok()
+impl HttpUrl {
+    /// The root of a host as image references name it (`registry.example:5000`); `None` if it is no host.
+    pub(crate) fn from_host(host: &str, https: bool) -> Option<Self> {
+        let url = Self::parse(&format!("{}://{host}/", if https { "https" } else { "http" })).ok()?;
+        (url.0.path() == "/" && url.0.query().is_none()).then_some(url)
     }
 
-    /// Parses an absolute URL; the error says what is wrong with it.
+    /// Parses an absolute URL. The error says what is wrong with it.
     pub(crate) fn parse(text: &str) -> Result<Self, &'static str> {
-        if text.len() > 8192 || !text.bytes().all(|c| c.is_ascii_graphic()) {
-            return Err("it is not a URL");
-        }
-        let (scheme, rest) = text.split_once("://").ok_or("it is not an absolute URL")?;
-        let https = match scheme.to_ascii_lowercase().as_str() {
-            "https" => true,
-            "http" => false,
-            _ => return Err("its scheme is neither https nor http"),
-        };
-        let rest = rest.split('#').next().unwrap_or_default();
-        let end = rest.find(['/', '?']).unwrap_or(rest.len());
-        let (authority, path) = rest.split_at(end);
-        let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
-        let (host, port) = host_and_port(authority)?;
-        Ok(Self { https, host, port: port.unwrap_or(if https { 443 } else { 80 }), path })
+        parse(None, text)
     }
 
-    /// Where a `Location` seen at this URL leads (RFC 3986 section 5.2, without dot segments: servers resolve those).
+    /// Resolves a `Location` header received from this URL (RFC 3986 section 5.2).
     pub(crate) fn join(&self, location: &str) -> Result<Self, &'static str> {
-        if let Some(rest) = location.strip_prefix("//") {
-            return Self::parse(&format!("{}://{rest}", if self.https { "https" } else { "http" }));
-        }
-        if location.starts_with('/') {
-            return Self::parse(&format!("{self}{location}"));
-        }
-        let scheme_end = location.find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.')));
-        if scheme_end.is_some_and(|at| at > 0 && location[at..].starts_with(':')) {
-            return Self::parse(location);
-        }
-        let path = self.path.split('?').next().unwrap_or_default();
-        if location.starts_with('?') {
-            return Self::parse(&format!("{self}{path}{location}"));
-        }
-        let folder = path.rfind('/').map_or("/", |at| &path[..=at]);
-        Self::parse(&format!("{self}{folder}{location}"))
+        parse(Some(&self.0), location)
     }
 
     /// The same origin with another path.
-    pub(crate) fn at(&self, path: String) -> Self {
-        Self { path, ..self.clone() }
+    pub(crate) fn with_path(&self, path: &str) -> Self {
+        let mut url = self.0.clone();
+        url.set_query(None);
+        url.set_path(path);
+        Self(url)
     }
 
-    /// The whole URL, query included; for the wire only, never for a message.
-    pub(crate) fn wire(&self) -> String {
-        format!("{self}{}", self.path)
+    /// The URL with further query parameters.
+    pub(crate) fn with_query(&self, parameters: &[(&str, &str)]) -> Self {
+        let mut url = self.0.clone();
+        url.query_pairs_mut().extend_pairs(parameters);
+        Self(url)
     }
 
-    /// `host:port`, for messages.
-    pub(crate) fn place(&self) -> String {
-        self.authority()
+    /// The whole URL with its query: for requests, never for messages.
+    pub(crate) fn as_str(&self) -> &str {
+        self.0.as_str()
     }
 
-    pub(crate) fn same_origin(&self, other: &Self) -> bool {
-        (self.https, &self.host, self.port) == (other.https, &other.host, other.port)
+    pub(crate) fn is_https(&self) -> bool {
+        self.0.scheme() == "https"
     }
 
-    /// The address, when the host is one.
+    /// The host in lower case; an IPv6 address in brackets.
+    pub(crate) fn host(&self) -> &str {
+        self.0.host_str().unwrap_or_default()
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.0.port_or_known_default().unwrap_or_default()
+    }
+
+    /// The host, and the port unless it is the scheme's default.
+    pub(crate) fn authority(&self) -> String {
+        self.0.authority().to_owned()
+    }
+
+    pub(crate) fn is_same_origin(&self, other: &Self) -> bool {
+        self.0.origin() == other.0.origin()
+    }
+
+    /// The address, if the host is one.
     pub(crate) fn address(&self) -> Option<IpAddr> {
-        self.host.trim_matches(['[', ']']).parse().ok()
+        match self.0.host()? {
+            Host::Domain(_) => None,
+            Host::Ipv4(address) => Some(address.into()),
+            Host::Ipv6(address) => Some(address.into()),
+        }
     }
 
-    /// Whether nobody but this machine can be there. `localhost` is what RFC 6761 section 6.3 says it is.
+    /// Whether the host is this machine. `localhost` always is (RFC 6761 section 6.3).
     pub(crate) fn is_loopback(&self) -> bool {
-        self.host == "localhost" || self.address().is_some_and(|address| plain(address).is_loopback())
-    }
-
-    fn authority(&self) -> String {
-        let usual = if self.https { 443 } else { 80 };
-        if self.port == usual { self.host.clone() } else { format!("{}:{}", self.host, self.port) }
+        self.host() == "localhost" || self.address().is_some_and(|address| address.to_canonical().is_loopback())
     }
 }
 
-fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str> {
-    if authority.contains('@') {
+/// Parses strictly. The standard also accepts backslashes, missing slashes, user names and percent-encoded hosts, which
+/// make a URL look as if it led elsewhere.
+fn parse(base: Option<&Url>, text: &str) -> Result<HttpUrl, &'static str> {
+    // `https:path` is relative to a base of the same scheme.
+    let (scheme, rest) = text.split_once(':').unwrap_or_default();
+    let has_scheme_only =
+        ["http", "https"].iter().any(|name| scheme.eq_ignore_ascii_case(name)) && !rest.starts_with("//");
+    if text.len() > MAX_URL || !text.bytes().all(|c| c.is_ascii_graphic()) || has_scheme_only {
+        return Err("it is not a URL");
+    }
+    let disguised = Cell::new(false);
+    let note = |violation| {
+        let harmless = matches!(violation, SyntaxViolation::NonUrlCodePoint | SyntaxViolation::PercentDecode);
+        disguised.set(disguised.get() || !harmless);
+    };
+    let parsed = Url::options().base_url(base).syntax_violation_callback(Some(&note)).parse(text);
+    let mut url = parsed.map_err(|error| match error {
+        ParseError::InvalidPort => "its port is not a number up to 65535",
+        ParseError::RelativeUrlWithoutBase => "it is not an absolute URL",
+        _ => "its host is neither a host name nor an address",
+    })?;
+    let host_fits = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'-' | b'_');
+    if let Some(Host::Domain(name)) = url.host()
+        && !(name.len() <= 253 && name.bytes().all(host_fits))
+    {
+        return Err("its host is neither a host name nor an address");
+    }
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err("its scheme is neither https nor http");
+    }
+    if !url.username().is_empty() || url.password().is_some() {
         return Err("it carries a user name");
     }
-    let (host, port) = match authority.find(']') {
-        Some(end) if authority.starts_with('[') => {
-            let inner = &authority[1..end];
-            inner.parse::<Ipv6Addr>().map_err(|_| "its host is not an IPv6 address")?;
-            (
-                &authority[..=end],
-                authority[end + 1..].strip_prefix(':').or(authority[end + 1..].is_empty().then_some("")),
-            )
-        }
-        _ => {
-            let (host, port) = authority.split_once(':').unwrap_or((authority, ""));
-            let fits = !host.is_empty()
-                && host.len() <= 253
-                && host.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'-' | b'_'));
-            if !fits {
-                return Err("its host is not a host name");
-            }
-            (host, Some(port))
-        }
-    };
-    let port = match port {
-        Some("") => None,
-        Some(text) if text.bytes().all(|c| c.is_ascii_digit()) => {
-            Some(text.parse::<u16>().ok().filter(|port| *port != 0).ok_or("its port is not a number up to 65535")?)
-        }
-        _ => return Err("its port is not a number up to 65535"),
-    };
-    Ok((host.to_ascii_lowercase(), port))
-}
-
-/// An IPv4 address in IPv6's clothes counts as what it is.
-fn plain(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(address, IpAddr::V4),
-        IpAddr::V4(_) => address,
+    if disguised.get() {
+        return Err("it is malformed");
     }
+    if url.port() == Some(0) {
+        return Err("its port is not a number up to 65535");
+    }
+    url.set_fragment(None);
+    Ok(HttpUrl(url))
 }
 
-/// Link-local addresses and those under which clouds serve a machine's own secrets. No registry is there, but a
-/// hostile one may send us there.
+/// Whether an address is link-local or one under which a cloud serves the machine's own secrets. No registry has such
+/// an address, but a hostile one may redirect to it.
 pub(crate) fn is_metadata(address: IpAddr) -> bool {
     const AWS: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
     const ALIBABA: Ipv4Addr = Ipv4Addr::new(100, 100, 100, 200);
-    match plain(address) {
+    match address.to_canonical() {
         IpAddr::V4(v4) => v4.is_link_local() || v4 == ALIBABA,
         IpAddr::V6(v6) => v6.is_unicast_link_local() || v6 == AWS,
     }
@@ -161,8 +155,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn joining() {
-        let base = Url::parse("https://reg.example:5000/v2/a/blobs/x?y=z").unwrap();
+    fn locations_are_resolved_strictly() {
+        let base = HttpUrl::parse("https://reg.example:5000/v2/a/blobs/x?y=z").unwrap();
         for (location, want) in [
             ("/p?q=/r", Some("https://reg.example:5000/p?q=/r")),
             ("?z=1", Some("https://reg.example:5000/v2/a/blobs/x?z=1")),
@@ -179,16 +173,25 @@ mod tests {
             ("https://h:0/", None),
             ("https://h:+1/", None),
             ("https:///p", None),
+            ("///p", None),
+            ("\\\\other.example/p", None),
+            ("https:p", None),
+            ("//other%2eexample/", Some("https://other.example/")),
+            ("//other&example/", None),
+            ("https://@h/", None),
+            ("https://h/p?sig=a%2Fb+c%3D", Some("https://h/p?sig=a%2Fb+c%3D")),
+            ("https://xn--mnchen-3ya.example/", Some("https://xn--mnchen-3ya.example/")),
+            ("https://reg_1.example/", Some("https://reg_1.example/")),
             ("https://[::1/p", None),
             ("https://a b/", None),
             ("https://h/\r\nX: y", None),
         ] {
-            assert_eq!(base.join(location).ok().map(|url| url.wire()).as_deref(), want, "{location}");
+            assert_eq!(base.join(location).ok().map(|url| url.as_str().to_owned()).as_deref(), want, "{location}");
         }
     }
 
     #[test]
-    fn whose_address() {
+    fn loopback_and_metadata_addresses_are_recognized() {
         for (host, loopback, metadata) in [
             ("localhost", true, false),
             ("127.9.9.9:5000", true, false),
@@ -200,8 +203,11 @@ mod tests {
             ("[fe80::1]", false, true),
             ("[fd00:ec2::254]", false, true),
             ("10.0.0.1", false, false),
+            // 169.254.169.254 and 127.0.0.1 as one number, which resolvers accept.
+            ("2852039166", false, true),
+            ("0x7f000001", true, false),
         ] {
-            let url = Url::of_registry(host, true).unwrap();
+            let url = HttpUrl::from_host(host, true).unwrap();
             let found = (url.is_loopback(), url.address().is_some_and(is_metadata));
             assert_eq!(found, (loopback, metadata), "{host}");
         }
@@ -210,8 +216,8 @@ mod tests {
     proptest! {
         #[test]
         fn never_panics(base: String, location: String) {
-            let url = Url::parse("http://h/a/b").unwrap();
-            let _ = (Url::parse(&base), url.join(&location), Url::parse(&format!("https://{location}")));
+            let url = HttpUrl::parse("http://h/a/b").unwrap();
+            let _ = (HttpUrl::parse(&base), url.join(&location), HttpUrl::parse(&format!("https://{location}")));
         }
     }
 }
