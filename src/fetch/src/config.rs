@@ -1,5 +1,5 @@
-//! The image configuration (OCI image specification, config.md; the same document as Docker's v1.2 image JSON),
-//! parsed once into what the engine needs.
+//! The image configuration (OCI image specification, config.md; Docker's v1.2 image JSON is the same document), parsed
+//! and checked for the engine.
 
 use std::collections::BTreeMap;
 
@@ -66,8 +66,8 @@ impl ImageConfig {
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// It is not JSON of the right shape.
-    #[error("the image configuration is not valid JSON for one")]
-    Json(#[source] serde_json::Error),
+    #[error("the image configuration does not follow its specification: {0}")]
+    Json(String),
     /// A value is out of its range.
     #[error("the image configuration is refused: {0}")]
     Value(String),
@@ -89,39 +89,24 @@ impl Kind for ConfigError {
     }
 }
 
+/// The document. oci-spec's `ImageConfiguration` is stricter than Docker, which omits `diff_ids` in an image without
+/// layers, and `os` and `architecture` in old images.
 #[derive(Deserialize)]
-struct Raw {
+struct ImageConfigJson {
     #[serde(default)]
     os: String,
     #[serde(default)]
     architecture: String,
-    #[serde(default)]
     variant: Option<String>,
-    #[serde(default)]
-    config: Option<RawRun>,
-    rootfs: RawRootfs,
+    config: Option<oci_spec::image::Config>,
+    rootfs: RootFsJson,
 }
 
 #[derive(Deserialize)]
-struct RawRootfs {
+struct RootFsJson {
     #[serde(rename = "type")]
     kind: String,
-    #[serde(default)]
     diff_ids: Option<Vec<String>>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "PascalCase", default)]
-struct RawRun {
-    entrypoint: Option<Vec<String>>,
-    cmd: Option<Vec<String>>,
-    env: Option<Vec<String>>,
-    user: Option<String>,
-    working_dir: Option<String>,
-    stop_signal: Option<String>,
-    volumes: Option<BTreeMap<String, serde::de::IgnoredAny>>,
-    exposed_ports: Option<BTreeMap<String, serde::de::IgnoredAny>>,
-    labels: Option<BTreeMap<String, String>>,
 }
 
 /// Parses an image configuration.
@@ -129,48 +114,57 @@ struct RawRun {
 /// # Errors
 /// [`ConfigError`]: not such a document, a value no image can have, or too many layers.
 pub fn parse(bytes: &[u8]) -> Result<ImageConfig, ConfigError> {
-    let raw: Raw = serde_json::from_slice(bytes).map_err(ConfigError::Json)?;
-    if raw.rootfs.kind != "layers" {
-        return Err(ConfigError::Value(format!("rootfs type '{}' is not 'layers'", shown(&raw.rootfs.kind))));
+    let document: ImageConfigJson =
+        serde_json::from_slice(bytes).map_err(|error| ConfigError::Json(shown(&error.to_string())))?;
+    let rootfs = document.rootfs;
+    if rootfs.kind != "layers" {
+        return Err(ConfigError::Value(format!("rootfs type '{}' is not 'layers'", shown(&rootfs.kind))));
     }
-    let run = raw.config.unwrap_or_default();
+    let run = document.config.unwrap_or_default();
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let config = ImageConfig {
-        entrypoint: run.entrypoint.unwrap_or_default(),
-        cmd: run.cmd.unwrap_or_default(),
-        env: environment(run.env.unwrap_or_default()),
-        user: run.user.filter(|user| !user.is_empty()),
-        working_dir: run.working_dir.filter(|dir| !dir.is_empty()),
-        stop_signal: run.stop_signal.filter(|name| !name.is_empty()).map(|name| signal(&name)).transpose()?,
-        volumes: volumes(run.volumes.unwrap_or_default())?,
-        exposed_ports: run.exposed_ports.unwrap_or_default().into_keys().collect(),
-        labels: run.labels.unwrap_or_default(),
-        diff_ids: diff_ids(raw.rootfs.diff_ids.unwrap_or_default())?,
-        os: raw.os,
-        architecture: raw.architecture,
-        variant: raw.variant.filter(|variant| !variant.is_empty()),
+        entrypoint: run.entrypoint().clone().unwrap_or_default(),
+        cmd: run.cmd().clone().unwrap_or_default(),
+        env: parse_environment(run.env().as_deref().unwrap_or_default()),
+        user: given(run.user()),
+        working_dir: given(run.working_dir()),
+        stop_signal: given(run.stop_signal()).map(|name| parse_signal(&name)).transpose()?,
+        volumes: check_volumes(run.volumes().clone().unwrap_or_default())?,
+        exposed_ports: sorted(run.exposed_ports().clone().unwrap_or_default()),
+        labels: run.labels().clone().unwrap_or_default().into_iter().collect(),
+        diff_ids: parse_diff_ids(&rootfs.diff_ids.unwrap_or_default())?,
+        os: document.os,
+        architecture: document.architecture,
+        variant: given(&document.variant),
     };
     refuse_nul(&config)?;
     Ok(config)
 }
 
-fn environment(lines: Vec<String>) -> Vec<(String, String)> {
-    let pair = |line: String| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
-    lines.into_iter().filter_map(pair).filter(|(name, _)| !name.is_empty()).collect()
+fn parse_environment(lines: &[String]) -> Vec<(String, String)> {
+    let pair = |line: &String| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    lines.iter().filter_map(pair).filter(|(name, _)| !name.is_empty()).collect()
 }
 
-fn volumes(declared: BTreeMap<String, serde::de::IgnoredAny>) -> Result<Vec<String>, ConfigError> {
-    match declared.len() {
-        0..=MAX_VOLUMES => Ok(declared.into_keys().collect()),
-        many => Err(ConfigError::TooManyVolumes(many)),
+/// Sorts what was the keys of a map: oci-spec returns them in the order of their hashes.
+fn sorted(mut names: Vec<String>) -> Vec<String> {
+    names.sort();
+    names
+}
+
+fn check_volumes(paths: Vec<String>) -> Result<Vec<String>, ConfigError> {
+    match paths.len() {
+        0..=MAX_VOLUMES => Ok(sorted(paths)),
+        count => Err(ConfigError::TooManyVolumes(count)),
     }
 }
 
-fn diff_ids(texts: Vec<String>) -> Result<Vec<Digest>, ConfigError> {
+fn parse_diff_ids(texts: &[String]) -> Result<Vec<Digest>, ConfigError> {
     if texts.len() > MAX_LAYERS {
         return Err(ConfigError::TooManyLayers(texts.len()));
     }
-    let parse = |text: String| text.parse().map_err(|e| ConfigError::Value(format!("in rootfs.diff_ids: {e}")));
-    texts.into_iter().map(parse).collect()
+    let parse = |text: &String| text.parse().map_err(|e| ConfigError::Value(format!("in rootfs.diff_ids: {e}")));
+    texts.iter().map(parse).collect()
 }
 
 /// Nothing that reaches execve or a mount may hold a NUL byte: it would be cut there.
@@ -184,7 +178,7 @@ fn refuse_nul(config: &ImageConfig) -> Result<(), ConfigError> {
 }
 
 /// A signal as images write it: a number, or a name with or without `SIG`, real-time ones as `RTMIN+n` and `RTMAX-n`.
-fn signal(text: &str) -> Result<u8, ConfigError> {
+fn parse_signal(text: &str) -> Result<u8, ConfigError> {
     const NAMES: [&str; 31] = [
         "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM",
         "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF",
@@ -245,10 +239,10 @@ mod tests {
             ("RTMIN+3", Some(37)),
             ("SIGRTMAX-14", Some(50)),
         ] {
-            assert_eq!(signal(text).ok(), want, "{text}");
+            assert_eq!(parse_signal(text).ok(), want, "{text}");
         }
         for bad in ["0", "65", "SIG", "-9", "RTMIN+99", "RTMAX-64", "256", "SIGNOPE", "RTMIN+300"] {
-            assert!(signal(bad).is_err(), "{bad}");
+            assert!(parse_signal(bad).is_err(), "{bad}");
         }
     }
 
@@ -282,7 +276,7 @@ mod tests {
     proptest! {
         #[test]
         fn never_panics(bytes: Vec<u8>, name: String) {
-            let _ = (parse(&bytes), signal(&name));
+            let _ = (parse(&bytes), parse_signal(&name));
         }
     }
 }

@@ -1,13 +1,12 @@
-//! Manifests and indexes (OCI image specification, manifest.md and image-index.md; Docker's schema 2 and
-//! manifest list have the same shape), parsed strictly, and the way from the top of an image to the one
-//! manifest that runs here.
-
-use std::collections::BTreeMap;
+//! Manifests and indexes (OCI image specification, manifest.md and image-index.md; Docker's schema 2 and manifest list
+//! have the same shape), parsed with oci-spec's types within our limits, and the choice of the manifest for this host.
 
 use gantry_model::id::shown;
 use gantry_model::{Digest, ErrorKind, Kind};
 use gantry_store::ImageFormat;
+use oci_spec::image::{Descriptor as OciDescriptor, ImageIndex, ImageManifest, SCHEMA_VERSION};
 use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use thiserror::Error;
 
 use crate::config::MAX_LAYERS;
@@ -61,8 +60,8 @@ pub struct Manifest {
 #[derive(Debug, Error)]
 pub enum ManifestError {
     /// It is not JSON of the right shape.
-    #[error("the manifest is not valid JSON for one")]
-    Json(#[source] serde_json::Error),
+    #[error("the manifest does not follow its specification: {0}")]
+    Json(String),
     /// It has the parts of both kinds (CVE-2021-41190: two readers would see two images).
     #[error("the manifest is ambiguous: it has the parts of an index and of an image at once")]
     Ambiguous,
@@ -110,76 +109,60 @@ impl Kind for ManifestError {
     }
 }
 
+/// The members by which manifests, indexes and Docker's schema 1 are told apart.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Raw {
+struct DocumentShape {
     schema_version: u32,
-    #[serde(default)]
     media_type: Option<String>,
-    #[serde(default)]
-    manifests: Option<Vec<RawDescriptor>>,
-    #[serde(default)]
-    config: Option<RawDescriptor>,
-    #[serde(default)]
-    layers: Option<Vec<RawDescriptor>>,
-    #[serde(default)]
-    fs_layers: Option<serde::de::IgnoredAny>,
+    manifests: Option<IgnoredAny>,
+    config: Option<IgnoredAny>,
+    layers: Option<IgnoredAny>,
+    fs_layers: Option<IgnoredAny>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawDescriptor {
-    #[serde(default)]
-    media_type: String,
-    digest: String,
-    size: u64,
-    #[serde(default)]
-    platform: Option<Platform>,
-    #[serde(default)]
-    annotations: Option<BTreeMap<String, String>>,
-}
-
-impl RawDescriptor {
-    fn checked(self) -> Result<Descriptor, ManifestError> {
-        let digest = self.digest.parse::<Digest>().map_err(|e| ManifestError::Value(e.to_string()))?;
-        Ok(Descriptor {
-            media_type: self.media_type,
-            digest,
-            size: self.size,
-            platform: self.platform,
-            annotations: self.annotations.unwrap_or_default(),
-        })
-    }
-}
-
-/// Parses a document that came with the media type `came` (from a descriptor or a header; empty where neither said).
+/// Parses a document that came with the media type `came` (from a descriptor or a header; empty where neither has one).
 ///
 /// # Errors
-/// [`ManifestError`]: not such a document, ambiguous, too large in some way, or not what it came as.
+/// [`ManifestError`]: not such a document, ambiguous, beyond a limit, or not of the type `came`.
 pub fn parse(came: &str, bytes: &[u8]) -> Result<Parsed, ManifestError> {
-    let raw: Raw = serde_json::from_slice(bytes).map_err(ManifestError::Json)?;
-    if raw.fs_layers.is_some() || raw.schema_version == 1 || came.contains("distribution.manifest.v1+") {
+    let shape: DocumentShape = read_json(bytes)?;
+    if shape.fs_layers.is_some() || shape.schema_version == 1 || came.contains("distribution.manifest.v1+") {
         return Err(ManifestError::Schema1);
     }
-    if raw.schema_version != 2 {
-        return Err(ManifestError::Value(format!("schemaVersion {} is not 2", raw.schema_version)));
+    if shape.schema_version != SCHEMA_VERSION {
+        return Err(ManifestError::Value(format!("schemaVersion {} is not {SCHEMA_VERSION}", shape.schema_version)));
     }
-    let said = raw.media_type.as_deref().unwrap_or_default();
+    let said = shape.media_type.as_deref().unwrap_or_default();
     check_media_type(said, came)?;
-    let named = if said.is_empty() { came } else { said };
-    match (raw.manifests, raw.config, raw.layers) {
+    let media_type = if said.is_empty() { came } else { said };
+    match (shape.manifests, shape.config, shape.layers) {
         (Some(_), Some(_), _) | (Some(_), _, Some(_)) => Err(ManifestError::Ambiguous),
-        (Some(entries), None, None) if !is_manifest(named) => index(entries).map(Parsed::Index),
-        (None, Some(config), Some(layers)) if !is_index(named) => {
-            let docker = named == DOCKER_MANIFEST || config.media_type == DOCKER_CONFIG;
-            let format = if docker { ImageFormat::Docker } else { ImageFormat::Oci };
-            image(config, layers, format).map(Parsed::Manifest)
+        (Some(_), None, None) if !is_manifest(media_type) => check_index(&read_json(bytes)?).map(Parsed::Index),
+        (None, Some(_), Some(_)) if !is_index(media_type) => {
+            check_manifest(&read_json(bytes)?, media_type == DOCKER_MANIFEST).map(Parsed::Manifest)
         }
         (None, None, None) | (None, Some(_), None) | (None, None, Some(_)) => {
             Err(ManifestError::NotAnImage("it has neither manifests nor a configuration with layers".to_owned()))
         }
-        _ => Err(ManifestError::MediaType { said: media(named), came: "the parts of the other kind".to_owned() }),
+        _ => Err(ManifestError::MediaType { said: media(media_type), came: "the parts of the other kind".to_owned() }),
     }
+}
+
+/// The error text is escaped: oci-spec quotes the values it rejects.
+fn read_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ManifestError> {
+    serde_json::from_slice(bytes).map_err(|error| ManifestError::Json(shown(&error.to_string())))
+}
+
+fn check_descriptor(descriptor: &OciDescriptor) -> Result<Descriptor, ManifestError> {
+    let digest = descriptor.digest().as_ref().parse::<Digest>().map_err(|e| ManifestError::Value(e.to_string()))?;
+    Ok(Descriptor {
+        media_type: descriptor.media_type().as_ref().to_owned(),
+        digest,
+        size: descriptor.size(),
+        platform: descriptor.platform().as_ref().map(Platform::from),
+        annotations: descriptor.annotations().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect(),
+    })
 }
 
 /// Whether a media type names an index.
@@ -207,18 +190,19 @@ fn check_media_type(said: &str, came: &str) -> Result<(), ManifestError> {
     Ok(())
 }
 
-fn index(entries: Vec<RawDescriptor>) -> Result<Vec<Descriptor>, ManifestError> {
-    if entries.len() > MAX_ENTRIES {
-        return Err(ManifestError::Value(format!("the index has {} entries, more than {MAX_ENTRIES}", entries.len())));
+fn check_index(index: &ImageIndex) -> Result<Vec<Descriptor>, ManifestError> {
+    let count = index.manifests().len();
+    if count > MAX_ENTRIES {
+        return Err(ManifestError::Value(format!("the index has {count} entries, more than {MAX_ENTRIES}")));
     }
-    entries.into_iter().map(RawDescriptor::checked).collect()
+    index.manifests().iter().map(check_descriptor).collect()
 }
 
-fn image(config: RawDescriptor, layers: Vec<RawDescriptor>, format: ImageFormat) -> Result<Manifest, ManifestError> {
-    if layers.len() > MAX_LAYERS {
-        return Err(ManifestError::TooManyLayers(layers.len()));
+fn check_manifest(manifest: &ImageManifest, docker: bool) -> Result<Manifest, ManifestError> {
+    if manifest.layers().len() > MAX_LAYERS {
+        return Err(ManifestError::TooManyLayers(manifest.layers().len()));
     }
-    let config = config.checked()?;
+    let config = check_descriptor(manifest.config())?;
     if !matches!(config.media_type.as_str(), OCI_CONFIG | DOCKER_CONFIG | "application/octet-stream" | "") {
         return Err(ManifestError::NotAnImage(format!("its configuration is {}", media(&config.media_type))));
     }
@@ -228,11 +212,13 @@ fn image(config: RawDescriptor, layers: Vec<RawDescriptor>, format: ImageFormat)
             config.size
         )));
     }
-    let layers = layers.into_iter().map(RawDescriptor::checked).collect::<Result<Vec<_>, _>>()?;
-    match layers.iter().find(|layer| !is_layer(&layer.media_type)) {
-        Some(layer) => Err(ManifestError::NotAnImage(format!("one of its layers is {}", media(&layer.media_type)))),
-        None => Ok(Manifest { config, layers, format }),
+    let layers = manifest.layers().iter().map(check_descriptor).collect::<Result<Vec<_>, _>>()?;
+    if let Some(layer) = layers.iter().find(|layer| !is_layer(&layer.media_type)) {
+        return Err(ManifestError::NotAnImage(format!("one of its layers is {}", media(&layer.media_type))));
     }
+    let docker = docker || config.media_type == DOCKER_CONFIG;
+    let format = if docker { ImageFormat::Docker } else { ImageFormat::Oci };
+    Ok(Manifest { config, layers, format })
 }
 
 /// The layer types of both specifications, "foreign" and "non-distributable" ones included: their content is
@@ -294,6 +280,8 @@ pub(crate) fn bare_media_type(header: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -311,7 +299,7 @@ mod tests {
     fn what_is_taken_and_what_is_refused() {
         let (c, l) = (config(), layer());
         let many = vec![l.clone(); 129].join(",");
-        let rows: [(&str, String, bool); 15] = [
+        let rows: [(&str, String, bool); 17] = [
             (OCI_MANIFEST, format!(r#"{{"schemaVersion":2,"config":{c},"layers":[{l}]}}"#), true),
             ("", format!(r#"{{"schemaVersion":2,"mediaType":"{OCI_MANIFEST}","config":{c},"layers":[]}}"#), true),
             ("application/json", format!(r#"{{"schemaVersion":2,"config":{c},"layers":[{l}]}}"#), true),
@@ -329,11 +317,21 @@ mod tests {
             ("", format!(r#"{{"schemaVersion":2,"config":{c},"layers":[{c}]}}"#), false),
             ("", format!(r#"{{"schemaVersion":2,"config":{c},"layers":[{many}]}}"#), false),
             ("", format!(r#"{{"schemaVersion":2,"schemaVersion":2,"config":{c},"layers":[]}}"#), false),
+            ("", format!(r#"{{"schemaVersion":2,"config":{c},"config":{c},"layers":[]}}"#), false),
+            // Go writes a missing list as null.
+            (OCI_INDEX, r#"{"schemaVersion":2,"manifests":[],"config":null,"annotations":null}"#.to_owned(), true),
         ];
         for (came, text, good) in rows {
             assert_eq!(parse(came, text.as_bytes()).is_ok(), good, "{came} {text:.300}");
         }
         assert!(parse("", "[".repeat(1_000_000).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn an_error_shows_no_control_characters() {
+        let text = config().replace(ID, r"sha256:\u001b[31m");
+        let error = parse("", format!(r#"{{"schemaVersion":2,"config":{text},"layers":[]}}"#).as_bytes()).unwrap_err();
+        assert!(!error.to_string().contains(char::is_control), "{error:?}");
     }
 
     #[test]

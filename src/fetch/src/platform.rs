@@ -1,22 +1,28 @@
-//! What an image runs on, and which of several is the best for this host.
+//! Platforms: operating system, architecture and variant, and how well an image for one runs on this host.
 
 use std::fmt;
 
 use gantry_model::id::shown;
-use serde::Deserialize;
 
 /// Operating system, architecture and variant in the words of Go (OCI image specification, image-index.md, "platform").
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Platform {
     /// `linux`.
-    #[serde(default)]
     pub os: String,
     /// `amd64`, `arm64`, `arm` …
-    #[serde(default)]
     pub architecture: String,
     /// `v8` of arm64, `v7` of arm, `v2` to `v4` of amd64; none for the baseline.
-    #[serde(default)]
     pub variant: Option<String>,
+}
+
+impl From<&oci_spec::image::Platform> for Platform {
+    fn from(platform: &oci_spec::image::Platform) -> Self {
+        Self {
+            os: platform.os().to_string(),
+            architecture: platform.architecture().to_string(),
+            variant: platform.variant().clone(),
+        }
+    }
 }
 
 impl Platform {
