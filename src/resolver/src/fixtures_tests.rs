@@ -1,4 +1,4 @@
-//! What the tests have in common: pods, and queries as clients write them.
+//! Shared by the tests: pods, and queries as clients send them.
 
 use std::net::IpAddr;
 
@@ -30,7 +30,7 @@ pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// A query as stub resolvers write it; with this size of answers, if one is said.
+/// A query as stub resolvers send it, with EDNS if a payload size is given.
 pub(crate) fn query(name: &str, kind: RecordType, payload: Option<u16>) -> Message {
     let mut message = Message::new(0x1234, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;

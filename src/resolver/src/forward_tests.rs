@@ -22,29 +22,29 @@ fn what_is_an_answer() {
     let with = |at: usize, byte: u8| {
         let mut reply = reply.clone();
         reply[at] = byte;
-        judge(&asked, question, &reply)
+        classify_reply(&asked, question, &reply)
     };
-    assert_eq!(judge(&asked, question, &reply), Judgement::Answer);
-    assert_eq!(judge(&asked, question, &asked), Judgement::Stray, "a question is no answer");
-    assert_eq!(judge(&asked, question, &reply[..question - 1]), Judgement::Stray);
-    assert_eq!(judge(&asked, question, &[]), Judgement::Stray);
+    assert_eq!(classify_reply(&asked, question, &reply), ReplyKind::Answer);
+    assert_eq!(classify_reply(&asked, question, &asked), ReplyKind::Unrelated, "a question is no answer");
+    assert_eq!(classify_reply(&asked, question, &reply[..question - 1]), ReplyKind::Unrelated);
+    assert_eq!(classify_reply(&asked, question, &[]), ReplyKind::Unrelated);
     // Either half of the identity; an update; no question, two; another name, type, class.
     for (at, byte) in [(0, 0xff), (1, 0xff), (2, 0xa8), (5, 0), (5, 2), (13, b'x'), (26, 28), (28, 3)] {
-        assert_eq!(with(at, byte), Judgement::Stray, "{at}");
+        assert_eq!(with(at, byte), ReplyKind::Unrelated, "{at}");
     }
-    assert_eq!(with(13, b'E'), Judgement::Answer, "names are the same in any case");
-    assert_eq!(with(2, reply[2] | 2), Judgement::Cut);
+    assert_eq!(with(13, b'E'), ReplyKind::Answer, "names are the same in any case");
+    assert_eq!(with(2, reply[2] | 2), ReplyKind::Truncated);
     for (code, want) in [
-        (ResponseCode::FormErr, Judgement::Unable),
-        (ResponseCode::ServFail, Judgement::Unable),
-        (ResponseCode::NXDomain, Judgement::Answer),
-        (ResponseCode::NotImp, Judgement::Unable),
-        (ResponseCode::Refused, Judgement::Unable),
+        (ResponseCode::FormErr, ReplyKind::Failure),
+        (ResponseCode::ServFail, ReplyKind::Failure),
+        (ResponseCode::NXDomain, ReplyKind::Answer),
+        (ResponseCode::NotImp, ReplyKind::Failure),
+        (ResponseCode::Refused, ReplyKind::Failure),
     ] {
         assert_eq!(with(3, code.low()), want, "{code}");
     }
     let bare = [&asked[..2], &[0x80, 1, 0, 0, 0, 0, 0, 0, 0, 0]].concat();
-    assert_eq!(judge(&asked, question, &bare), Judgement::Unable, "it could not even read it");
+    assert_eq!(classify_reply(&asked, question, &bare), ReplyKind::Failure, "it could not even read it");
 }
 
 proptest! {
@@ -54,10 +54,10 @@ proptest! {
         if like && came.len() > 2 {
             came[..2].copy_from_slice(&asked[..2]);
         }
-        let judgement = judge(&asked, question, &came);
-        prop_assert!(matches!(judgement, Judgement::Stray | Judgement::Unable) || came.starts_with(&reply[..2]));
+        let judgement = classify_reply(&asked, question, &came);
+        prop_assert!(matches!(judgement, ReplyKind::Unrelated | ReplyKind::Failure) || came.starts_with(&reply[..2]));
         // Nor does a question of any other shape do harm.
-        let _ = judge(&came, question.min(came.len() + 9), &reply);
-        let _ = judge(&[], 0, &came);
+        let _ = classify_reply(&came, question.min(came.len() + 9), &reply);
+        let _ = classify_reply(&[], 0, &came);
     }
 }

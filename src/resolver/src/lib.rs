@@ -1,19 +1,19 @@
-//! The resolver of gantryd: on the gateway address of each network it answers for the names of the pods on that network,
-//! and asks the servers of the host for all other names.
+//! The DNS resolver of gantryd: on the gateway address of each network it resolves the names of the pods on that network,
+//! and forwards all other queries to the name servers of the host.
 //!
-//! May import `gantry_model` and `gantry_engine`. It only looks: rows through an [`gantry_engine::Observer`], the host's
-//! resolv.conf, and what pods ask. Nothing depends on it: where it is not running, pods ask the servers of the host that
-//! their resolv.conf names next.
+//! May import `gantry_model` and `gantry_engine`. It is read-only: rows through a [`gantry_engine::Observer`] and the host's
+//! resolv.conf. Nothing depends on it: while it is not running, pods fall back to the servers of the host, which their
+//! resolv.conf lists next.
 //!
 //! ```text
-//! rows (a thread)      rows of running pods, resolv.conf -> Facts: which names where, which servers
-//! server (a thread)    a UDP and a TCP socket for each address of the Facts; what came -> message -> answer or forward
+//! rows (a thread)      rows of running pods, resolv.conf -> ResolverState: zones by gateway, servers of the host
+//! server (a thread)    a UDP and a TCP socket for each gateway; query -> message -> reply or forward
 //! ```
 //!
-//! Start reading at [`names`] (what is told to whom), then `message` (what is done with one query), `server` and
-//! `forward`. What pods send is hostile: `limits` says how much of it is looked at.
+//! Start reading at [`names`] (which names a client sees), then `message` (handling of one query), `server` and `forward`.
+//! Queries of pods are hostile input: `limits` bounds their number.
 //!
-//! Nothing is kept of what servers answer: they have caches, and one of ours would be one more that can be poisoned.
+//! Replies of servers are not cached: the servers have caches, and another one could be poisoned.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -43,32 +43,32 @@ use tokio::sync::watch;
 
 pub use crate::names::DOMAIN;
 use crate::rows::Follower;
-use crate::server::{Facts, Shared};
+use crate::server::{ResolverState, Shared};
 
-/// What is served.
+/// Configuration of the resolver.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The data directory whose pods are told of.
+    /// The data directory of the pods.
     pub options: Options,
-    /// The host's resolv.conf. It is read again when it changes.
+    /// The host's resolv.conf, read again when it changes.
     pub resolv_conf: PathBuf,
 }
 
-/// Something an administrator may want to know.
+/// An event for the log.
 #[derive(Debug)]
 pub enum Note {
-    /// Names are told on this address from now on.
+    /// The resolver now listens on this address.
     Listening(IpAddr),
-    /// Another server has this address. It is left alone, and tried again in case it ends.
+    /// Another server listens on this address. The resolver retries.
     Taken(IpAddr),
-    /// The kernel does not let us listen there. It is tried again.
+    /// Listening on this address failed. The resolver retries.
     Refused(IpAddr, io::Error),
-    /// What is to be told cannot be read. The last that was read counts.
+    /// The rows or resolv.conf cannot be read. The last state stays in use.
     Trouble(String),
 }
 
 impl Note {
-    /// Whether something is not as it should be.
+    /// Whether the event is a warning.
     #[must_use]
     pub fn is_warning(&self) -> bool {
         !matches!(self, Self::Listening(_))
@@ -87,23 +87,23 @@ impl fmt::Display for Note {
             Self::Refused(address, error) => {
                 write!(f, "names of pods are not resolved on {address}: {error}; trying again")
             }
-            Self::Trouble(text) => write!(f, "resolver: {text}; going on with what was read before"),
+            Self::Trouble(text) => write!(f, "resolver: {text}; the last state stays in use"),
         }
     }
 }
 
-/// Whom notes are told. Called on the resolver's threads.
-pub type Say = Arc<dyn Fn(&Note) + Send + Sync>;
+/// Receives notes on the resolver's threads.
+pub type NoteSink = Arc<dyn Fn(&Note) + Send + Sync>;
 
-/// The resolver cannot be started.
+/// Starting the resolver failed.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// No threads, descriptors or memory left.
+    /// The system refused a thread, descriptor or memory.
     #[error("cannot {attempt} of the resolver")]
     System {
-        /// What was attempted.
+        /// The failed step.
         attempt: &'static str,
-        /// Why it failed.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -123,37 +123,37 @@ impl Kind for StartError {
     }
 }
 
-/// A resolver that runs until it is drained or dropped.
+/// A running resolver. Dropping it ends it.
 #[derive(Debug)]
 pub struct Running {
     ending: watch::Sender<bool>,
     ended: Arc<AtomicBool>,
-    /// Hears of the end of the server's thread: the sender is dropped.
+    /// Disconnected when the server's thread has ended.
     over: mpsc::Receiver<()>,
 }
 
-/// Starts it. Which addresses it listens on comes from the rows, and changes with them; what keeps it from one is told
-/// by `say` and keeps it from no other.
+/// Starts the resolver. The addresses it listens on follow the rows. Failures on one address go to `notify` and do not
+/// affect the others.
 ///
 /// # Errors
 /// [`StartError`].
-pub fn start(config: Config, say: Say) -> Result<Running, StartError> {
-    let (facts, their_facts) = watch::channel(Arc::new(Facts::default()));
+pub fn start(config: Config, notify: NoteSink) -> Result<Running, StartError> {
+    let (state, their_facts) = watch::channel(Arc::new(ResolverState::default()));
     let (ending, is_ending) = watch::channel(false);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(StartError::system("make the event loop"))?;
-    let server = Shared::new(their_facts, is_ending, upstream::PORT, Arc::clone(&say));
+    let server = Shared::new(their_facts, is_ending, upstream::PORT, Arc::clone(&notify));
     let (still, over) = mpsc::channel();
     let ended = Arc::new(AtomicBool::new(false));
     let their_ended = Arc::clone(&ended);
-    let follower = Follower::new(config.options, &config.resolv_conf, say, facts);
+    let follower = Follower::new(config.options, &config.resolv_conf, notify, state);
     std::thread::Builder::new()
         .name("names".to_owned())
         .spawn(move || follower.run(&their_ended))
         .map_err(StartError::system("start the thread that reads names"))?;
-    // Before the second thread: without it the first one ends by itself.
+    // Made before the second thread starts: if that fails, dropping it ends the first.
     let running = Running { ending, ended, over };
     std::thread::Builder::new()
         .name("resolver".to_owned())
@@ -166,20 +166,19 @@ pub fn start(config: Config, say: Say) -> Result<Running, StartError> {
 }
 
 impl Running {
-    /// Ends: nothing new is taken, what is under way may finish within this time; what is not done by then ends with the
-    /// process.
-    pub fn drain(self, most: Duration) {
-        // Fails when the server's thread is over.
-        let _ = self.ending.send(true);
-        // Told by the end of the other side, or by the time.
-        let _ = self.over.recv_timeout(most);
+    /// Ends the resolver: no new queries are accepted, and those in flight may finish within `timeout`.
+    pub fn drain(self, timeout: Duration) {
+        // An error means that the server's thread has ended already.
+        let _already_ended = self.ending.send(true);
+        // Either result is fine: the thread has ended, or the time is up.
+        let _ended_or_timed_out = self.over.recv_timeout(timeout);
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.ending.send(true);
-        // Seen within the time of one look.
+        let _already_ended = self.ending.send(true);
+        // Noticed within one poll interval.
         self.ended.store(true, Ordering::Relaxed);
     }
 }

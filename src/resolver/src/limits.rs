@@ -1,144 +1,103 @@
-//! How much one asker may have of us, and how much all of them: what is beyond is dropped, as if it had been lost on the
-//! way, and is asked again by whoever means it.
+//! Limits on what pods ask of the resolver: a query rate per pod, and one budget of operations in flight for all pods.
+//! Queries and connections beyond a limit are dropped; clients retry, as after packet loss.
 //!
-//! What is under way for all is shared by dynamic thresholds (Choudhury and Hahne, 1998): an asker may have as much as is free.
-//! So n askers that want all they can get have an nth each, and as much stays free for the next one, however many they are.
+//! The budget is shared by dynamic thresholds (Choudhury and Hahne, 1998): a pod may hold as many permits as are free. So
+//! n pods that flood hold an nth each, and as much stays free for the next one, however many they are.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Questions of one asker within [`WINDOW`].
-const RATE: u32 = 1000;
-/// See [`RATE`].
-const WINDOW: Duration = Duration::from_secs(1);
-/// Askers that are remembered. Who can take any address of a big subnet can be more; then the new ones wait.
-const MOST_ASKERS: usize = 8192;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// What is under way for somebody.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Work {
-    /// A question to the servers of the host.
-    Forward,
-    /// A connection.
-    Connection,
-}
+/// Maximum number of queries of one pod within [`RATE_INTERVAL`].
+const MAX_QUERIES: u32 = 1000;
+/// See [`MAX_QUERIES`].
+const RATE_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum number of forwarded queries and TCP connections in flight for one pod.
+pub(crate) const MAX_IN_FLIGHT_PER_POD: usize = 64;
+/// Maximum number of forwarded queries and TCP connections in flight for all pods. Each takes a socket.
+const MAX_IN_FLIGHT: usize = 512;
+/// Maximum number of pods with recent activity. A pod that can take any address of a large subnet appears as several;
+/// beyond this number new ones are not served.
+const MAX_PODS: usize = 8192;
 
-/// How many of each there may be. An asker may also have no more than are free.
-#[derive(Debug, Clone, Copy)]
-struct Most {
-    of_one: u32,
-    of_all: u32,
-}
-
-impl Work {
-    fn most(self) -> Most {
-        match self {
-            Self::Forward => Most { of_one: 64, of_all: 512 },
-            Self::Connection => Most { of_one: 8, of_all: 128 },
-        }
-    }
-}
-
-#[derive(Debug, Default, Clone, Copy)]
-struct Asker {
-    /// Since when questions are counted.
-    since: Option<Instant>,
-    questions: u32,
-    forwards: u32,
-    connections: u32,
-}
-
-impl Asker {
-    fn under_way(&mut self, work: Work) -> &mut u32 {
-        match work {
-            Work::Forward => &mut self.forwards,
-            Work::Connection => &mut self.connections,
-        }
-    }
-}
-
+/// The load of one pod.
 #[derive(Debug, Default)]
-struct Counts {
-    askers: HashMap<IpAddr, Asker>,
-    all: Asker,
+struct PodLoad {
+    /// Start of the interval in which `queries` are counted.
+    since: Option<Instant>,
+    queries: u32,
+    /// Cloned into each permit, so that the reference count is the number of permits plus one.
+    in_flight: Arc<()>,
 }
 
-/// See the module.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Limits(Arc<Mutex<Counts>>);
+impl PodLoad {
+    fn permits(&self) -> usize {
+        Arc::strong_count(&self.in_flight) - 1
+    }
 
-/// Something that is under way; over when this is dropped.
+    fn is_idle(&self, now: Instant) -> bool {
+        self.permits() == 0 && self.since.is_none_or(|since| now.saturating_duration_since(since) >= RATE_INTERVAL)
+    }
+}
+
+/// The limits. Pods are told apart by address; see `Zone::pod_key`.
 #[derive(Debug)]
-pub(crate) struct Ticket {
-    limits: Limits,
-    asker: IpAddr,
-    work: Work,
+pub(crate) struct Limits {
+    in_flight: Arc<Semaphore>,
+    pods: Mutex<HashMap<IpAddr, PodLoad>>,
+}
+
+/// The right to one operation in flight; returned on drop.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    _budget: OwnedSemaphorePermit,
+    _pod: Arc<()>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)), pods: Mutex::default() }
+    }
 }
 
 impl Limits {
-    /// Counts a question; whether it is to be looked at.
-    pub(crate) fn admit(&self, asker: IpAddr, now: Instant) -> bool {
-        let mut counts = self.lock();
-        let Some(known) = counts.asker(asker, now) else { return false };
-        if known.since.is_none_or(|since| now.saturating_duration_since(since) >= WINDOW) {
-            (known.since, known.questions) = (Some(now), 0);
-        }
-        known.questions = known.questions.saturating_add(1);
-        known.questions <= RATE
+    /// Counts a query, and returns whether it is within the rate of its pod.
+    pub(crate) fn admits_query(&self, pod: IpAddr, now: Instant) -> bool {
+        let admitted = self.with_pod(pod, now, |load| {
+            if load.since.is_none_or(|since| now.saturating_duration_since(since) >= RATE_INTERVAL) {
+                (load.since, load.queries) = (Some(now), 0);
+            }
+            load.queries = load.queries.saturating_add(1);
+            load.queries <= MAX_QUERIES
+        });
+        admitted.unwrap_or(false)
     }
 
-    /// Begins something, if it may be.
-    pub(crate) fn begin(&self, asker: IpAddr, work: Work, now: Instant) -> Option<Ticket> {
-        let most = work.most();
-        let mut counts = self.lock();
-        let free = most.of_all.saturating_sub(*counts.all.under_way(work));
-        let of_one = counts.asker(asker, now)?.under_way(work);
-        if *of_one >= most.of_one.min(free) {
-            return None;
-        }
-        *of_one += 1;
-        *counts.all.under_way(work) += 1;
-        drop(counts);
-        Some(Ticket { limits: self.clone(), asker, work })
+    /// Acquires a permit for a forwarded query or a connection; `None` if the pod or all pods together are at the limit.
+    pub(crate) fn try_acquire(&self, pod: IpAddr, now: Instant) -> Option<Permit> {
+        let acquire = |load: &mut PodLoad| {
+            if load.permits() >= MAX_IN_FLIGHT_PER_POD.min(self.in_flight.available_permits()) {
+                return None;
+            }
+            let budget = Arc::clone(&self.in_flight).try_acquire_owned().ok()?;
+            Some(Permit { _budget: budget, _pod: Arc::clone(&load.in_flight) })
+        };
+        self.with_pod(pod, now, acquire).flatten()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Counts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Counts {
-    /// What is known of an asker; none when there are too many of them.
-    fn asker(&mut self, asker: IpAddr, now: Instant) -> Option<&mut Asker> {
-        if self.askers.len() >= MOST_ASKERS && !self.askers.contains_key(&asker) {
-            self.forget(now);
-            if self.askers.len() >= MOST_ASKERS {
+    /// Calls `act` with the load of a pod; `None` if there are too many pods.
+    fn with_pod<T>(&self, pod: IpAddr, now: Instant, act: impl FnOnce(&mut PodLoad) -> T) -> Option<T> {
+        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        if pods.len() >= MAX_PODS && !pods.contains_key(&pod) {
+            pods.retain(|_, load| !load.is_idle(now));
+            if pods.len() >= MAX_PODS {
                 return None;
             }
         }
-        Some(self.askers.entry(asker).or_default())
-    }
-
-    /// Forgets those who want nothing now.
-    fn forget(&mut self, now: Instant) {
-        self.askers.retain(|_, asker| {
-            let asking = asker.since.is_some_and(|since| now.saturating_duration_since(since) < WINDOW);
-            asking || asker.forwards + asker.connections > 0
-        });
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        let mut counts = self.limits.lock();
-        let all = counts.all.under_way(self.work);
-        *all = all.saturating_sub(1);
-        if let Some(asker) = counts.askers.get_mut(&self.asker) {
-            let of_one = asker.under_way(self.work);
-            *of_one = of_one.saturating_sub(1);
-        }
+        Some(act(pods.entry(pod).or_default()))
     }
 }
 

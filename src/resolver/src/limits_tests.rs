@@ -2,72 +2,68 @@
 
 use super::*;
 
-fn asker(n: u32) -> IpAddr {
+fn pod(n: u32) -> IpAddr {
     IpAddr::V4(n.into())
 }
 
 #[test]
-fn so_many_questions_a_second() {
+fn the_query_rate_is_limited_per_pod() {
     let (limits, now) = (Limits::default(), Instant::now());
-    let admitted = |asker, at| (0..RATE * 2).filter(|_| limits.admit(asker, at)).count();
-    assert_eq!(admitted(asker(1), now), RATE as usize);
-    assert_eq!(admitted(asker(2), now), RATE as usize, "one does not hinder another");
-    assert_eq!(admitted(asker(1), now + WINDOW / 2), 0);
-    assert_eq!(admitted(asker(1), now + WINDOW), RATE as usize);
+    let admitted = |pod, at| (0..MAX_QUERIES * 2).filter(|_| limits.admits_query(pod, at)).count();
+    assert_eq!(admitted(pod(1), now), MAX_QUERIES as usize);
+    assert_eq!(admitted(pod(2), now), MAX_QUERIES as usize, "another pod has its own rate");
+    assert_eq!(admitted(pod(1), now + RATE_INTERVAL / 2), 0);
+    assert_eq!(admitted(pod(1), now + RATE_INTERVAL), MAX_QUERIES as usize);
 }
 
 #[test]
-fn so_much_under_way() {
+fn permits_are_limited_per_pod_and_in_all() {
     let (limits, now) = (Limits::default(), Instant::now());
-    for work in [Work::Forward, Work::Connection] {
-        let Most { of_one, of_all } = work.most();
-        let begin = |asker| limits.begin(asker, work, now);
-        let mut tickets: Vec<Ticket> = std::iter::from_fn(|| begin(asker(1))).collect();
-        assert_eq!(tickets.len(), of_one as usize, "of one");
-        // Each of many gets one, until nothing is free.
-        tickets.extend((2..).map_while(|n| begin(asker(n))));
-        assert_eq!(tickets.len(), of_all as usize, "of all");
-        assert!(begin(asker(5000)).is_none());
-        tickets.clear();
-        assert!(begin(asker(1)).is_some(), "over is over");
-    }
+    let acquire = |pod| limits.try_acquire(pod, now);
+    let mut permits: Vec<Permit> = std::iter::from_fn(|| acquire(pod(1))).collect();
+    assert_eq!(permits.len(), MAX_IN_FLIGHT_PER_POD);
+    // Each further pod gets one, until none is free.
+    permits.extend((2..).map_while(|n| acquire(pod(n))));
+    assert_eq!(permits.len(), MAX_IN_FLIGHT);
+    assert!(acquire(pod(5000)).is_none());
+    permits.clear();
+    assert!(acquire(pod(1)).is_some(), "dropped permits are free again");
 }
 
-/// However many ask for all they can get, one who comes later has its part.
+/// However many pods flood, the next one gets its share.
 #[test]
-fn askers_share_and_leave_a_reserve() {
+fn flooding_pods_share_and_leave_a_reserve() {
     let now = Instant::now();
     for flooding in [1, 4, 8, 9, 50] {
         let limits = Limits::default();
-        let begin = |asker| limits.begin(asker, Work::Forward, now);
-        let Most { of_one, of_all } = Work::Forward.most();
-        let mut tickets: Vec<Ticket> = Vec::new();
+        let acquire = |pod| limits.try_acquire(pod, now);
+        let mut permits: Vec<Permit> = Vec::new();
         loop {
-            let round: Vec<Ticket> = (1..=flooding).filter_map(|n| begin(asker(n))).collect();
+            let round: Vec<Permit> = (1..=flooding).filter_map(|n| acquire(pod(n))).collect();
             if round.is_empty() {
                 break;
             }
-            tickets.extend(round);
+            permits.extend(round);
         }
-        let share = (of_all / (flooding + 1)).min(of_one) as usize;
-        let has = |n: u32| limits.lock().askers[&asker(n)].forwards as usize;
-        assert!((1..=flooding).all(|n| has(n).abs_diff(share) <= 1), "{flooding}: {:?}", (1..=flooding).map(has));
-        let later: Vec<Ticket> = std::iter::from_fn(|| begin(asker(1000))).collect();
+        let share = (MAX_IN_FLIGHT / (flooding as usize + 1)).min(MAX_IN_FLIGHT_PER_POD);
+        let held = |n: u32| limits.pods.lock().unwrap()[&pod(n)].permits();
+        assert!((1..=flooding).all(|n| held(n).abs_diff(share) <= 1), "{flooding}: {:?}", (1..=flooding).map(held));
+        let later: Vec<Permit> = std::iter::from_fn(|| acquire(pod(1000))).collect();
         assert!(later.len() >= share / 2 && !later.is_empty(), "{flooding}: {}", later.len());
     }
 }
 
 #[test]
-fn so_many_askers() {
+fn the_number_of_pods_is_limited() {
     let (limits, now) = (Limits::default(), Instant::now());
-    let busy = limits.begin(asker(0), Work::Forward, now).unwrap();
-    for n in 1..MOST_ASKERS as u32 {
-        assert!(limits.admit(asker(n), now));
+    let busy = limits.try_acquire(pod(0), now).unwrap();
+    for n in 1..MAX_PODS as u32 {
+        assert!(limits.admits_query(pod(n), now));
     }
-    assert!(!limits.admit(asker(1 << 20), now), "there are too many");
-    assert!(limits.admit(asker(1), now), "who is known goes on");
-    assert!(limits.admit(asker(1 << 20), now + WINDOW), "who was there before is forgotten");
-    assert_eq!(limits.lock().askers.len(), 2, "who has something under way is not");
+    assert!(!limits.admits_query(pod(1 << 20), now), "there are too many");
+    assert!(limits.admits_query(pod(1), now), "a pod that is counted already is served");
+    assert!(limits.admits_query(pod(1 << 20), now + RATE_INTERVAL), "idle pods are forgotten");
+    assert_eq!(limits.pods.lock().unwrap().len(), 2, "a pod with a permit is not idle");
     drop(busy);
-    assert_eq!(limits.lock().all.forwards, 0);
+    assert_eq!(limits.in_flight.available_permits(), MAX_IN_FLIGHT);
 }

@@ -1,27 +1,27 @@
-//! Tests of what is done with a query.
+//! Tests of query handling.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::fixtures::{DB, WEB, ip, network, pod, query, texts};
-use crate::names::places;
+use crate::names::gateways;
 
 /// The names of a network with a `web` (both families), a `db` (IPv4 only), and both together as `all`.
 fn zone() -> Zone {
-    let places = places(&[
+    let gateways = gateways(&[
         pod(WEB, "web", &["all"], vec![network("n", &["10.1.0.2/24 via 10.1.0.1", "fd00:1::2/64 via fd00:1::1"])]),
         pod(DB, "db", &["all"], vec![network("n", &["10.1.0.3/24 via 10.1.0.1"])]),
     ]);
-    places[&ip("10.1.0.1")].zone_for(ip("10.1.0.2")).unwrap().clone()
+    gateways[&ip("10.1.0.1")].zone_for(ip("10.1.0.2")).unwrap().clone()
 }
 
-fn step(packet: &[u8], transport: Transport, turn: usize) -> Step {
-    Asked { packet, transport, zone: &zone(), forward: true, turn }.step()
+fn step(packet: &[u8], transport: Transport, turn: usize) -> QueryAction {
+    PodQuery { packet, transport, zone: &zone(), forward: true, turn }.decide()
 }
 
-fn answer(step: Step) -> Message {
+fn answer(step: QueryAction) -> Message {
     match step {
-        Step::Reply(reply) => Message::from_vec(&reply).unwrap(),
+        QueryAction::Reply(reply) => Message::from_vec(&reply).unwrap(),
         other => panic!("no reply: {other:?}"),
     }
 }
@@ -69,8 +69,8 @@ fn what_is_known_is_answered() {
 #[test]
 fn another_address_comes_first_each_time() {
     let packet = query("all.", RecordType::A, None).to_vec().unwrap();
-    let firsts = [0, 1, 2, usize::MAX].map(|turn| texts(&answer(step(&packet, Transport::Udp, turn)))[0].clone());
-    assert_eq!(firsts, ["10.1.0.2", "10.1.0.3", "10.1.0.2", "10.1.0.3"]);
+    let pod_keys = [0, 1, 2, usize::MAX].map(|turn| texts(&answer(step(&packet, Transport::Udp, turn)))[0].clone());
+    assert_eq!(pod_keys, ["10.1.0.2", "10.1.0.3", "10.1.0.2", "10.1.0.3"]);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn what_is_not_known_is_forwarded() {
         let mut message = query(name, RecordType::A, Some(4000));
         message.metadata.checking_disabled = true;
         let packet = message.to_vec().unwrap();
-        let Step::Forward(forward) = step(&packet, Transport::Udp, 0) else { panic!("{name}") };
+        let QueryAction::Forward(forward) = step(&packet, Transport::Udp, 0) else { panic!("{name}") };
         let sent = Message::from_vec(&forward.packet).unwrap();
         assert_eq!((sent.queries, sent.metadata.id), (message.queries, 0), "{name}");
         assert!(sent.metadata.recursion_desired && sent.metadata.checking_disabled);
@@ -96,7 +96,7 @@ fn options_of_a_client_are_not_handed_on() {
     use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
     let mut message = query("example.com.", RecordType::A, Some(1400));
     message.edns.as_mut().unwrap().options_mut().insert(EdnsOption::Unknown(10, vec![7; 8]));
-    let Step::Forward(forward) = step(&message.to_vec().unwrap(), Transport::Udp, 0) else { panic!() };
+    let QueryAction::Forward(forward) = step(&message.to_vec().unwrap(), Transport::Udp, 0) else { panic!() };
     let edns = Message::from_vec(&forward.packet).unwrap().edns.unwrap();
     assert!(edns.option(EdnsCode::Cookie).is_none());
 }
@@ -113,7 +113,7 @@ fn how_long_an_answer_may_be() {
         (Some(512), Transport::Tcp, 65535),
     ] {
         let packet = query("example.com.", RecordType::A, payload).to_vec().unwrap();
-        let Step::Forward(forward) = step(&packet, transport, 0) else { panic!() };
+        let QueryAction::Forward(forward) = step(&packet, transport, 0) else { panic!() };
         assert_eq!(forward.limit, want, "{payload:?} {transport:?}");
     }
 }
@@ -123,14 +123,14 @@ fn what_does_not_fit_is_cut_and_says_so() {
     let many: Vec<_> = (2..250)
         .map(|n| pod(&n.to_string(), "many", &[], vec![network("n", &[&format!("10.1.0.{n}/24 via 10.1.0.1")])]))
         .collect();
-    let places = places(&many);
-    let zone = places[&ip("10.1.0.1")].zone_for(ip("10.1.0.2")).unwrap();
+    let gateways = gateways(&many);
+    let zone = gateways[&ip("10.1.0.1")].zone_for(ip("10.1.0.2")).unwrap();
     for (payload, transport, cut) in
         [(None, Transport::Udp, true), (Some(1232), Transport::Udp, true), (None, Transport::Tcp, false)]
     {
         let packet = query("many.", RecordType::A, payload).to_vec().unwrap();
-        let step = Asked { packet: &packet, transport, zone, forward: true, turn: 3 }.step();
-        let Step::Reply(reply) = step else { panic!() };
+        let step = PodQuery { packet: &packet, transport, zone, forward: true, turn: 3 }.decide();
+        let QueryAction::Reply(reply) = step else { panic!() };
         let message = Message::from_vec(&reply).unwrap();
         assert_eq!(message.metadata.truncation, cut);
         assert!(!message.answers.is_empty() && reply.len() <= usize::from(payload.unwrap_or(512)) || !cut);
@@ -163,7 +163,8 @@ fn what_is_refused() {
 fn a_query_of_our_own_that_came_back_goes_no_further() {
     for (name, code) in [("example.com.", ResponseCode::Refused), ("web.", ResponseCode::NoError)] {
         let packet = query(name, RecordType::A, None).to_vec().unwrap();
-        let step = Asked { packet: &packet, transport: Transport::Udp, zone: &zone(), forward: false, turn: 0 }.step();
+        let step =
+            PodQuery { packet: &packet, transport: Transport::Udp, zone: &zone(), forward: false, turn: 0 }.decide();
         assert_eq!(answer(step).metadata.response_code, code);
     }
 }
@@ -176,9 +177,9 @@ fn what_is_no_query() {
         packet[at] = byte;
         packet
     };
-    let long = [good.clone(), vec![0; MOST_QUERY]].concat();
+    let long = [good.clone(), vec![0; MAX_QUERY]].concat();
     for packet in [&good[..0], &good[..11], &with(2, 0x81), &long] {
-        assert!(matches!(step(packet, Transport::Udp, 0), Step::Drop), "{packet:?}");
+        assert!(matches!(step(packet, Transport::Udp, 0), QueryAction::Drop), "{packet:?}");
     }
     let format = ResponseCode::FormErr;
     for (packet, code) in [
@@ -196,7 +197,7 @@ fn what_is_no_query() {
         (with(2, 0x21), ResponseCode::NotImp),
         (with(2, 0x29), ResponseCode::NotImp),
     ] {
-        let Step::Reply(reply) = step(&packet, Transport::Udp, 0) else { panic!("{packet:?}") };
+        let QueryAction::Reply(reply) = step(&packet, Transport::Udp, 0) else { panic!("{packet:?}") };
         assert_eq!((reply.len(), reply[3]), (HEADER, code.low()), "{packet:?}");
         assert_eq!((&reply[..2], reply[2] & 0x80), (&packet[..2], 0x80));
         assert_eq!(reply[2] & 0x78, packet[2] & 0x78, "the operation that was asked for");
@@ -233,16 +234,16 @@ proptest! {
     }
 }
 
-/// Whatever comes: an answer is one to it, and over UDP never much longer than it, beyond what names of pods take.
+/// A reply to any input is a reply to that input, and over UDP not much longer apart from records of pods.
 fn check(packet: &[u8], transport: Transport) {
     match step(packet, transport, 1) {
-        Step::Drop => {}
-        Step::Reply(reply) => {
+        QueryAction::Drop => {}
+        QueryAction::Reply(reply) => {
             assert_eq!((&reply[..2], reply[2] & 0x80), (&packet[..2], 0x80));
             assert!(reply.len() <= 512 || transport == Transport::Tcp, "{packet:?}");
             assert!(Message::from_vec(&reply).is_ok(), "{packet:?}");
         }
-        Step::Forward(forward) => {
+        QueryAction::Forward(forward) => {
             assert!(forward.question <= forward.packet.len());
             assert!(Message::from_vec(&forward.packet).is_ok(), "{packet:?}");
         }

@@ -1,12 +1,12 @@
-//! Which names there are, where they are told, and to whom: computed from the rows of running pods, nothing else.
+//! The names of pods and the gateways on which they are resolved, computed from the rows of running pods alone.
 //!
-//! | asked | answered |
+//! | query | reply |
 //! |---|---|
-//! | `HOSTNAME`, `APP`, `UUID`, `gantry-UUID`, alone or below [`DOMAIN`] | the addresses of the pods of that name on the asker's network |
-//! | the address of a pod of that network, backwards | the pod's host name below [`DOMAIN`] |
+//! | `HOSTNAME`, `APP`, `UUID`, `gantry-UUID`, alone or below [`DOMAIN`] | the addresses of the pods of that name on the client's network |
+//! | PTR for the address of a pod of that network | the pod's host name below [`DOMAIN`] |
 //!
-//! Names are compared without regard to case (RFC 4343). A name is one label: a pod that is called `example.com` does not
-//! take the place of the domain. Pods of other networks are not told of, not even that they are there.
+//! Names are case-insensitive (RFC 4343). A name is one label: a pod called `example.com` does not shadow the domain. Names
+//! of pods on other networks do not exist for a client.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -17,34 +17,34 @@ use gantry_engine::PodRow;
 use gantry_engine::model::PodNetwork;
 use hickory_proto::rr::Name;
 
-/// Pods are found below this domain too; `.internal` is reserved for uses like this one.
+/// The domain of pods. `.internal` is reserved for private use.
 pub const DOMAIN: &str = "gantry.internal";
-/// Its labels.
+/// The labels of [`DOMAIN`].
 const DOMAIN_LABELS: [&[u8]; 2] = [b"gantry", b"internal"];
-/// The longest label (RFC 1035 section 2.3.4).
-const LONGEST_LABEL: usize = 63;
-/// The most addresses of one name that are told of.
-const MOST_ADDRESSES: usize = 256;
+/// Maximum length of a label (RFC 1035 section 2.3.4).
+const MAX_LABEL: usize = 63;
+/// Maximum number of addresses in a reply.
+const MAX_ADDRESSES: usize = 256;
 
-/// A running pod, as far as names are concerned.
+/// The names and networks of a running pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pod {
-    /// Its UUID.
+    /// The pod's UUID.
     pub(crate) id: String,
-    /// Its host name.
+    /// The pod's host name.
     pub(crate) hostname: String,
     /// The names of its apps.
     pub(crate) apps: Vec<String>,
-    /// What it got of its networks.
+    /// The networks it is attached to.
     pub(crate) networks: Vec<PodNetwork>,
 }
 
 impl Pod {
-    /// The pod of a row; none where it has no networks of its own.
+    /// Reads the pod of a row; `None` if it has no networks of its own.
     ///
     /// # Errors
-    /// What the row says of networks is damaged.
-    pub(crate) fn of(row: &PodRow) -> io::Result<Option<Self>> {
+    /// The row's networks are damaged.
+    pub(crate) fn from_row(row: &PodRow) -> io::Result<Option<Self>> {
         if row.networks.is_empty() {
             return Ok(None);
         }
@@ -56,7 +56,7 @@ impl Pod {
         }))
     }
 
-    /// The labels that stand for it, each once; the first is what its addresses are called.
+    /// The labels of the pod, each once. PTR records name the first.
     fn labels(&self) -> Vec<String> {
         let mut labels: Vec<String> = Vec::new();
         let own = [self.hostname.clone(), format!("gantry-{}", self.id), self.id.clone()];
@@ -70,41 +70,41 @@ impl Pod {
     }
 }
 
-/// Whether this is told of as a name (RFC 1123 section 2.1; an underscore is in use nevertheless). `localhost` is everybody's
-/// own (RFC 6761 section 6.3).
+/// Whether a text may be a label (RFC 1123 section 2.1; underscores are in use nevertheless). `localhost` always names the
+/// client itself (RFC 6761 section 6.3).
 fn is_label(text: &str) -> bool {
     let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
     let ends = text.starts_with('-') || text.ends_with('-');
-    (1..=LONGEST_LABEL).contains(&text.len()) && plain && !ends && text != "localhost"
+    (1..=MAX_LABEL).contains(&text.len()) && plain && !ends && text != "localhost"
 }
 
 /// The names of one network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Zone {
-    /// The subnets, by their addresses and lengths.
+    /// The subnets: address and prefix length.
     prefixes: Vec<(IpAddr, u8)>,
     names: HashMap<String, Vec<IpAddr>>,
     pointers: HashMap<IpAddr, String>,
-    /// Of an address of a pod the pod's first: what one pod may ask for is counted for all of its addresses together.
-    firsts: HashMap<IpAddr, IpAddr>,
+    /// The first address of the pod of each address: limits count all addresses of a pod together.
+    pod_keys: HashMap<IpAddr, IpAddr>,
 }
 
-/// What a name is.
+/// The result of looking up a name.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found<'a> {
-    /// A pod's, or several pods'.
+pub(crate) enum NameLookup<'a> {
+    /// The addresses of one or several pods.
     Pod(&'a [IpAddr]),
-    /// The domain of all pods itself.
+    /// [`DOMAIN`] itself.
     Domain,
-    /// Below that domain, and no pod's.
-    Missing,
-    /// Not ours.
+    /// A name below [`DOMAIN`] that no pod has.
+    NoSuchPod,
+    /// A name outside [`DOMAIN`].
     Foreign,
 }
 
 impl Zone {
-    /// Looks a name up.
-    pub(crate) fn find(&self, name: &Name) -> Found<'_> {
+    /// Looks up a name.
+    pub(crate) fn look_up(&self, name: &Name) -> NameLookup<'_> {
         let labels: Vec<&[u8]> = name.iter().collect();
         let (label, below) = match *labels.as_slice() {
             [label] => (label, false),
@@ -112,32 +112,32 @@ impl Zone {
                 if DOMAIN_LABELS.iter().zip([one, two]).all(|(a, b)| a.eq_ignore_ascii_case(b)) =>
             {
                 match *before {
-                    [] => return Found::Domain,
+                    [] => return NameLookup::Domain,
                     [label] => (label, true),
-                    _ => return Found::Missing,
+                    _ => return NameLookup::NoSuchPod,
                 }
             }
-            _ => return Found::Foreign,
+            _ => return NameLookup::Foreign,
         };
         let known = std::str::from_utf8(label).ok().and_then(|label| self.names.get(&label.to_ascii_lowercase()));
         match known {
-            Some(addresses) => Found::Pod(addresses),
-            None if below => Found::Missing,
-            None => Found::Foreign,
+            Some(addresses) => NameLookup::Pod(addresses),
+            None if below => NameLookup::NoSuchPod,
+            None => NameLookup::Foreign,
         }
     }
 
-    /// The name of the pod with this address.
+    /// The first label of the pod with this address.
     pub(crate) fn name_of(&self, address: IpAddr) -> Option<&str> {
         self.pointers.get(&address).map(String::as_str)
     }
 
-    /// The address under which the questions of a pod are counted, of whichever of its addresses they come.
-    pub(crate) fn counted_as(&self, asker: IpAddr) -> IpAddr {
-        self.firsts.get(&asker).copied().unwrap_or(asker)
+    /// The address under which limits count the queries from `asker`: the first of its pod.
+    pub(crate) fn pod_key(&self, asker: IpAddr) -> IpAddr {
+        self.pod_keys.get(&asker).copied().unwrap_or(asker)
     }
 
-    /// Whether an address is in one of the subnets.
+    /// Whether an address is in one of the zone's subnets.
     pub(crate) fn covers(&self, address: IpAddr) -> bool {
         self.prefixes.iter().any(|&(of, length)| contains(of, length, address))
     }
@@ -150,14 +150,14 @@ impl Zone {
                 self.prefixes.push(prefix);
             }
             if let Some(first) = network.addresses.first() {
-                self.firsts.entry(address.address).or_insert(first.address);
+                self.pod_keys.entry(address.address).or_insert(first.address);
             }
             if let Some(first) = labels.first() {
                 self.pointers.entry(address.address).or_insert_with(|| first.clone());
             }
             for label in &labels {
                 let known = self.names.entry(label.clone()).or_default();
-                if known.len() < MOST_ADDRESSES && !known.contains(&address.address) {
+                if known.len() < MAX_ADDRESSES && !known.contains(&address.address) {
                     known.push(address.address);
                 }
             }
@@ -165,7 +165,7 @@ impl Zone {
     }
 }
 
-/// Whether an address is in the subnet of another.
+/// Whether `address` is in the subnet of `of`.
 fn contains(of: IpAddr, length: u8, address: IpAddr) -> bool {
     let same = |a: u128, b: u128, bits: u8| {
         let rest = u32::from(bits.saturating_sub(length));
@@ -178,15 +178,14 @@ fn contains(of: IpAddr, length: u8, address: IpAddr) -> bool {
     }
 }
 
-/// An address that is listened on. Mostly of one network; two that were given the same gateway share it.
+/// The zones of a gateway address. Several networks share an address if they are configured with the same gateway.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Gateway {
     zones: Vec<Arc<Zone>>,
 }
 
-impl Place {
-    /// The names that are told to this asker. None when it is not in a network of this place, or it cannot be said in which:
-    /// then it gets no answer.
+impl Gateway {
+    /// The zone of a client; `None`, and so no reply, if the client is in none of the networks or its network is ambiguous.
     pub(crate) fn zone_for(&self, asker: IpAddr) -> Option<&Zone> {
         let mut covering = self.zones.iter().filter(|zone| zone.covers(asker));
         match (covering.next(), covering.next()) {
@@ -196,16 +195,18 @@ impl Place {
     }
 }
 
-/// The places there are to be, by their addresses.
-pub(crate) type Places = BTreeMap<IpAddr, Place>;
+/// Zones by gateway address.
+pub(crate) type Gateways = BTreeMap<IpAddr, Gateway>;
 
-/// Where names are to be told: on the gateways of the networks of these pods.
-pub(crate) fn places(pods: &[Pod]) -> Places {
+/// Collects the gateways of the networks of these pods.
+pub(crate) fn gateways(pods: &[Pod]) -> Gateways {
     let mut zones: BTreeMap<&str, Zone> = BTreeMap::new();
     let mut gateways: BTreeMap<IpAddr, Vec<&str>> = BTreeMap::new();
     for (pod, network) in pods.iter().flat_map(|pod| pod.networks.iter().map(move |network| (pod, network))) {
         zones.entry(&network.name).or_default().add(pod, network);
-        for gateway in network.addresses.iter().filter_map(|address| address.gateway).filter(|it| is_place(*it)) {
+        for gateway in
+            network.addresses.iter().filter_map(|address| address.gateway).filter(|it| is_usable_gateway(*it))
+        {
             let names = gateways.entry(gateway).or_default();
             if !names.contains(&network.name.as_str()) {
                 names.push(&network.name);
@@ -213,13 +214,14 @@ pub(crate) fn places(pods: &[Pod]) -> Places {
         }
     }
     let zones: BTreeMap<&str, Arc<Zone>> = zones.into_iter().map(|(name, zone)| (name, Arc::new(zone))).collect();
-    let place = |names: Vec<&str>| Place { zones: names.iter().filter_map(|name| zones.get(name).cloned()).collect() };
+    let place =
+        |names: Vec<&str>| Gateway { zones: names.iter().filter_map(|name| zones.get(name).cloned()).collect() };
     gateways.into_iter().map(|(gateway, names)| (gateway, place(names))).collect()
 }
 
-/// Whether an address may be listened on. A plugin can call anything a gateway; what is everybody's on this host is not,
-/// and one of a link cannot be told without its link.
-fn is_place(address: IpAddr) -> bool {
+/// Whether the resolver may listen on an address. A CNI plugin may report any address as the gateway: addresses that the
+/// whole host uses are excluded, and link-local ones, which are ambiguous without their interface.
+fn is_usable_gateway(address: IpAddr) -> bool {
     let special = address.is_loopback() || address.is_unspecified() || address.is_multicast();
     !special
         && match address {

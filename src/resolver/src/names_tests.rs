@@ -1,4 +1,4 @@
-//! Tests of names and places.
+//! Tests of names and gateways.
 
 use proptest::prelude::*;
 
@@ -10,9 +10,9 @@ fn name(text: &str) -> Name {
 }
 
 /// Two pods on `back`, one of them on `front` too.
-fn two_networks() -> Places {
+fn two_networks() -> Gateways {
     let back = |address: &str| network("back", &[&format!("{address}/24 via 10.2.0.1")]);
-    places(&[
+    gateways(&[
         pod(
             WEB,
             "Web",
@@ -25,25 +25,25 @@ fn two_networks() -> Places {
 
 #[test]
 fn names_of_a_pod() {
-    let places = two_networks();
-    let all: Vec<String> = places.keys().map(ToString::to_string).collect();
+    let gateways = two_networks();
+    let all: Vec<String> = gateways.keys().map(ToString::to_string).collect();
     assert_eq!(all, ["10.1.0.1", "10.2.0.1", "fd00:1::1"]);
-    let front = places[&ip("10.1.0.1")].zone_for(ip("10.1.0.2")).unwrap();
-    let back = places[&ip("10.2.0.1")].zone_for(ip("10.2.0.200")).unwrap();
+    let front = gateways[&ip("10.1.0.1")].zone_for(ip("10.1.0.2")).unwrap();
+    let back = gateways[&ip("10.2.0.1")].zone_for(ip("10.2.0.200")).unwrap();
     let both = [ip("10.1.0.2"), ip("fd00:1::2")];
     for asked in ["web.", "WEB.", "nginx.", "web.gantry.internal.", "Nginx.GANTRY.Internal.", &format!("{WEB}.")] {
-        assert_eq!(front.find(&name(asked)), Found::Pod(&both), "{asked}");
+        assert_eq!(front.look_up(&name(asked)), NameLookup::Pod(&both), "{asked}");
     }
-    assert_eq!(front.find(&name(&format!("gantry-{WEB}."))), Found::Pod(&both));
-    assert_eq!(back.find(&name("web.")), Found::Pod(&[ip("10.2.0.2")]));
-    assert_eq!(back.find(&name("log.")), Found::Pod(&[ip("10.2.0.2"), ip("10.2.0.3")]));
+    assert_eq!(front.look_up(&name(&format!("gantry-{WEB}."))), NameLookup::Pod(&both));
+    assert_eq!(back.look_up(&name("web.")), NameLookup::Pod(&[ip("10.2.0.2")]));
+    assert_eq!(back.look_up(&name("log.")), NameLookup::Pod(&[ip("10.2.0.2"), ip("10.2.0.3")]));
     assert_eq!(back.name_of(ip("10.2.0.3")), Some("db"));
-    let counted = [front.counted_as(ip("10.1.0.2")), front.counted_as(ip("fd00:1::2"))];
+    let counted = [front.pod_key(ip("10.1.0.2")), front.pod_key(ip("fd00:1::2"))];
     assert_eq!(counted, [ip("10.1.0.2"); 2], "the addresses of a pod share");
-    assert_eq!(front.counted_as(ip("10.1.0.77")), ip("10.1.0.77"), "an address of no pod is its own");
+    assert_eq!(front.pod_key(ip("10.1.0.77")), ip("10.1.0.77"), "an address of no pod is its own");
     // Pods of other networks are as if they were not there.
-    assert_eq!(front.find(&name("db.")), Found::Foreign);
-    assert_eq!(front.find(&name("db.gantry.internal.")), Found::Missing);
+    assert_eq!(front.look_up(&name("db.")), NameLookup::Foreign);
+    assert_eq!(front.look_up(&name("db.gantry.internal.")), NameLookup::NoSuchPod);
     assert_eq!(front.name_of(ip("10.2.0.3")), None);
 }
 
@@ -51,17 +51,17 @@ fn names_of_a_pod() {
 fn what_is_ours_and_what_is_not() {
     let zone = Zone::default();
     for (asked, want) in [
-        ("gantry.internal.", Found::Domain),
-        ("x.gantry.internal.", Found::Missing),
-        ("a.b.gantry.internal.", Found::Missing),
-        ("internal.", Found::Foreign),
-        ("notgantry.internal.", Found::Foreign),
-        ("gantry.internal.example.", Found::Foreign),
-        ("example.com.", Found::Foreign),
-        ("com.", Found::Foreign),
-        (".", Found::Foreign),
+        ("gantry.internal.", NameLookup::Domain),
+        ("x.gantry.internal.", NameLookup::NoSuchPod),
+        ("a.b.gantry.internal.", NameLookup::NoSuchPod),
+        ("internal.", NameLookup::Foreign),
+        ("notgantry.internal.", NameLookup::Foreign),
+        ("gantry.internal.example.", NameLookup::Foreign),
+        ("example.com.", NameLookup::Foreign),
+        ("com.", NameLookup::Foreign),
+        (".", NameLookup::Foreign),
     ] {
-        assert_eq!(zone.find(&name(asked)), want, "{asked}");
+        assert_eq!(zone.look_up(&name(asked)), want, "{asked}");
     }
 }
 
@@ -80,7 +80,7 @@ fn names_that_are_not_told() {
 fn only_gateways_that_can_be_one() {
     let listened = |gateway: &str| {
         let length = if gateway.contains(':') { "fd00::2/64" } else { "10.0.0.2/24" };
-        !places(&[pod(WEB, "web", &[], vec![network("n", &[&format!("{length} via {gateway}")])])]).is_empty()
+        !gateways(&[pod(WEB, "web", &[], vec![network("n", &[&format!("{length} via {gateway}")])])]).is_empty()
     };
     for gateway in ["10.0.0.1", "192.168.1.1", "203.0.113.1", "fd00::1", "2001:db8::1"] {
         assert!(listened(gateway), "{gateway}");
@@ -99,13 +99,13 @@ fn only_gateways_that_can_be_one() {
     ] {
         assert!(!listened(gateway), "{gateway}");
     }
-    assert!(places(&[pod(WEB, "web", &[], vec![network("n", &["10.0.0.2/24"])])]).is_empty());
+    assert!(gateways(&[pod(WEB, "web", &[], vec![network("n", &["10.0.0.2/24"])])]).is_empty());
 }
 
 #[test]
 fn who_gets_an_answer() {
-    let places = two_networks();
-    let front = &places[&ip("10.1.0.1")];
+    let gateways = two_networks();
+    let front = &gateways[&ip("10.1.0.1")];
     for asker in ["10.1.0.2", "10.1.0.77", "10.1.0.1", "fd00:1::9"] {
         assert!(front.zone_for(ip(asker)).is_some(), "{asker}");
     }
@@ -117,13 +117,13 @@ fn who_gets_an_answer() {
 #[test]
 fn two_networks_with_one_gateway_are_not_mixed() {
     let same = |name: &str, address: &str| network(name, &[&format!("{address}/24 via 10.0.0.1")]);
-    let places = places(&[
+    let gateways = gateways(&[
         pod(WEB, "web", &[], vec![same("one", "10.0.0.2")]),
         pod(DB, "db", &[], vec![same("two", "10.0.0.3")]),
     ]);
-    let place = &places[&ip("10.0.0.1")];
-    assert_eq!(place.zone_for(ip("10.0.0.2")).unwrap().find(&name("db.")), Found::Foreign);
-    assert_eq!(place.zone_for(ip("10.0.0.3")).unwrap().find(&name("db.")), Found::Pod(&[ip("10.0.0.3")]));
+    let place = &gateways[&ip("10.0.0.1")];
+    assert_eq!(place.zone_for(ip("10.0.0.2")).unwrap().look_up(&name("db.")), NameLookup::Foreign);
+    assert_eq!(place.zone_for(ip("10.0.0.3")).unwrap().look_up(&name("db.")), NameLookup::Pod(&[ip("10.0.0.3")]));
     assert!(place.zone_for(ip("10.0.0.4")).is_none(), "of which of both it is cannot be said");
 }
 
@@ -135,12 +135,12 @@ fn one_name_has_so_many_addresses_at_most() {
             pod(&format!("{n}"), "same", &[], vec![network("n", &[&format!("{address}/16 via 10.0.0.1")])])
         })
         .collect();
-    let places = places(&many);
-    let zone = places[&ip("10.0.0.1")].zone_for(ip("10.0.0.9")).unwrap();
-    assert!(matches!(zone.find(&name("same.")), Found::Pod(all) if all.len() == MOST_ADDRESSES));
+    let gateways = gateways(&many);
+    let zone = gateways[&ip("10.0.0.1")].zone_for(ip("10.0.0.9")).unwrap();
+    assert!(matches!(zone.look_up(&name("same.")), NameLookup::Pod(all) if all.len() == MAX_ADDRESSES));
     assert_eq!(zone.prefixes.len(), 1);
     // Each has its own name all the same.
-    assert!(matches!(zone.find(&name("gantry-599.")), Found::Pod([_])));
+    assert!(matches!(zone.look_up(&name("gantry-599.")), NameLookup::Pod([_])));
 }
 
 #[test]

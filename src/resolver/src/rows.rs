@@ -1,7 +1,7 @@
-//! The thread that follows the rows of running pods and the host's resolv.conf, and tells the server what came of it.
+//! The thread that follows the rows of running pods and the host's resolv.conf, and publishes the state for the server.
 //!
-//! A row is read again when an event says that a pod began or ended to run, and now and then anyway: what an event does
-//! not tell, time does. While the rows cannot be read the last ones count.
+//! The rows are read again after an event about the start or end of a pod, and periodically in case an event is missed.
+//! While reading fails, the last state stays in use.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,126 +16,132 @@ use gantry_engine::model::{Event, EventKind};
 use gantry_engine::{Commits, Observer, Options, now};
 use tokio::sync::watch;
 
-use crate::names::{Places, Pod, places};
-use crate::server::Facts;
+use crate::names::{Gateways, Pod, gateways};
+use crate::server::ResolverState;
 use crate::upstream::HostFile;
-use crate::{Note, Say};
+use crate::{Note, NoteSink};
 
-/// How long it is slept at most: a database or a resolv.conf that was replaced wakes nobody.
-const LOOK: Duration = Duration::from_millis(500);
-/// At least this long between two readings of the rows, however many pods start.
-const BREATH: Duration = Duration::from_millis(50);
-/// At most this long between them.
-const NET: Duration = Duration::from_secs(30);
-/// How many events are read at a time.
+/// Interval of checks for a replaced database or a changed resolv.conf, neither of which wakes the thread.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Minimum interval between two reads of the rows, however many pods start.
+const MIN_READ_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum interval between two reads of the rows.
+const MAX_READ_INTERVAL: Duration = Duration::from_secs(30);
+/// Number of events read at a time.
 const PAGE: usize = 512;
 
-/// What is followed, and who is told.
+/// The sources that are followed, and the receiver of the state.
 pub(crate) struct Follower {
     options: Options,
     host: HostFile,
-    say: Say,
-    facts: watch::Sender<Arc<Facts>>,
-    /// What went wrong the last time: the rows, the file. It is said when it changes.
+    notify: NoteSink,
+    state: watch::Sender<Arc<ResolverState>>,
+    /// The last failure of reading the rows and the file. A failure is reported when its text changes.
     trouble: [Option<String>; 2],
 }
 
 impl Follower {
-    /// Nothing is read yet.
-    pub(crate) fn new(options: Options, resolv_conf: &Path, say: Say, facts: watch::Sender<Arc<Facts>>) -> Self {
-        Self { options, host: HostFile::new(resolv_conf), say, facts, trouble: [None, None] }
+    /// Creates a follower; nothing is read yet.
+    pub(crate) fn new(
+        options: Options,
+        resolv_conf: &Path,
+        notify: NoteSink,
+        state: watch::Sender<Arc<ResolverState>>,
+    ) -> Self {
+        Self { options, host: HostFile::new(resolv_conf), notify, state, trouble: [None, None] }
     }
 
-    /// Follows until it is to end. What fails is tried again.
+    /// Follows until `ended` is set. Failures are retried.
     pub(crate) fn run(mut self, ended: &AtomicBool) {
         while !ended.load(Ordering::Relaxed) {
-            self.look_at_host();
+            self.read_host_servers();
             match self.follow(ended) {
                 Ok(()) => {}
                 Err(error) => {
-                    self.complain(0, &format!("cannot read the rows of pods: {}", messages(&error).join(": ")));
-                    std::thread::sleep(LOOK);
+                    self.report_once(0, &format!("cannot read the rows of pods: {}", messages(&error).join(": ")));
+                    std::thread::sleep(POLL_INTERVAL);
                 }
             }
         }
     }
 
-    /// Follows the rows until the database has to be opened again.
+    /// Follows the rows until the database must be reopened.
     fn follow(&mut self, ended: &AtomicBool) -> io::Result<()> {
         let observer = Observer::open(self.options.clone()).map_err(io::Error::other)?;
-        // Watched first, then read: what is committed in between wakes.
+        // Watched before reading, so that no commit is missed.
         let mut commits = Commits::watch(&observer)?;
         let mut cursor = observer.events_start(&EventQuery::default(), now()).map_err(io::Error::other)?;
         while !ended.load(Ordering::Relaxed) {
-            self.tell_places(&observer)?;
+            self.publish_gateways(&observer)?;
             self.trouble[0] = None;
             let read = Instant::now();
             loop {
-                commits.wait(LOOK)?;
+                commits.wait(POLL_INTERVAL)?;
                 if ended.load(Ordering::Relaxed) || !observer.is_current() {
                     return Ok(());
                 }
-                self.look_at_host();
-                if any_news(&observer, &mut cursor)? || read.elapsed() >= NET {
+                self.read_host_servers();
+                if has_relevant_events(&observer, &mut cursor)? || read.elapsed() >= MAX_READ_INTERVAL {
                     break;
                 }
             }
-            std::thread::sleep(BREATH.saturating_sub(read.elapsed()));
+            std::thread::sleep(MIN_READ_INTERVAL.saturating_sub(read.elapsed()));
         }
         Ok(())
     }
 
-    fn tell_places(&self, observer: &Observer) -> io::Result<()> {
+    fn publish_gateways(&self, observer: &Observer) -> io::Result<()> {
         let running = PodFilter { phases: vec!["running"], ..PodFilter::default() };
         let views = observer.pods(&[running]).map_err(io::Error::other)?;
-        let pods = views.iter().filter_map(|view| Pod::of(&view.row).transpose()).collect::<io::Result<Vec<_>>>()?;
-        self.tell(Some(places(&pods)), None);
+        let pods =
+            views.iter().filter_map(|view| Pod::from_row(&view.row).transpose()).collect::<io::Result<Vec<_>>>()?;
+        self.publish(Some(gateways(&pods)), None);
         Ok(())
     }
 
-    fn look_at_host(&mut self) {
+    fn read_host_servers(&mut self) {
         match self.host.news() {
             Ok(None) => {}
             Ok(Some(servers)) => {
                 self.trouble[1] = None;
-                self.tell(None, Some(servers));
+                self.publish(None, Some(servers));
             }
-            Err(error) => self.complain(1, &format!("cannot read the servers of this host: {error}")),
+            Err(error) => self.report_once(1, &format!("cannot read the servers of this host: {error}")),
         }
     }
 
-    /// Replaces what has changed.
-    fn tell(&self, places: Option<Places>, servers: Option<Vec<SocketAddr>>) {
-        self.facts.send_if_modified(|facts| {
-            let places = places.filter(|places| *places != *facts.places);
-            let servers = servers.filter(|servers| *servers != facts.servers);
-            if places.is_none() && servers.is_none() {
+    /// Publishes what has changed.
+    fn publish(&self, gateways: Option<Gateways>, servers: Option<Vec<SocketAddr>>) {
+        self.state.send_if_modified(|state| {
+            let gateways = gateways.filter(|gateways| *gateways != *state.gateways);
+            let servers = servers.filter(|servers| *servers != state.servers);
+            if gateways.is_none() && servers.is_none() {
                 return false;
             }
-            let places = places.map_or_else(|| Arc::clone(&facts.places), Arc::new);
-            *facts = Arc::new(Facts { places, servers: servers.unwrap_or_else(|| facts.servers.clone()) });
+            let gateways = gateways.map_or_else(|| Arc::clone(&state.gateways), Arc::new);
+            *state = Arc::new(ResolverState { gateways, servers: servers.unwrap_or_else(|| state.servers.clone()) });
             true
         });
     }
 
-    /// Says it, unless it is what was said the last time.
-    fn complain(&mut self, about: usize, text: &str) {
+    /// Reports a failure, unless it equals the last one of the same source.
+    fn report_once(&mut self, about: usize, text: &str) {
         if let Some(last) = self.trouble.get_mut(about)
             && last.as_deref() != Some(text)
         {
             *last = Some(text.to_owned());
-            (self.say)(&Note::Trouble(text.to_owned()));
+            (self.notify)(&Note::Trouble(text.to_owned()));
         }
     }
 }
 
-/// Whether something happened since the cursor that changes which names there are; the cursor goes on.
-fn any_news(observer: &Observer, cursor: &mut u64) -> io::Result<bool> {
+/// Whether an event after the cursor affects names. Advances the cursor.
+fn has_relevant_events(observer: &Observer, cursor: &mut u64) -> io::Result<bool> {
     let mut news = false;
     loop {
         let page = observer.events_after(*cursor, PAGE).map_err(io::Error::other)?;
         let end = page.cursor.max(page.trimmed.unwrap_or(0));
-        news |= page.trimmed.is_some() || page.events.iter().any(is_news);
+        news |= page.trimmed.is_some() || page.events.iter().any(is_relevant);
         if end <= *cursor {
             return Ok(news);
         }
@@ -143,7 +149,7 @@ fn any_news(observer: &Observer, cursor: &mut u64) -> io::Result<bool> {
     }
 }
 
-fn is_news(event: &Event) -> bool {
+fn is_relevant(event: &Event) -> bool {
     matches!(event.event.kind, EventKind::PodStarted | EventKind::PodExited | EventKind::PodGarbageCollected)
 }
 

@@ -1,4 +1,4 @@
-//! Tests of following. What comes of the rows of real pods is tested from outside (`network_names`).
+//! Tests of the follower. Rows of real pods are tested from outside (`network_names`).
 
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -13,7 +13,7 @@ use crate::fixtures::{WEB, network, pod};
 /// A follower of a data directory and a resolv.conf of its own.
 struct Following {
     home: tempfile::TempDir,
-    facts: watch::Receiver<Arc<Facts>>,
+    state: watch::Receiver<Arc<ResolverState>>,
     notes: mpsc::Receiver<String>,
     ended: Arc<AtomicBool>,
     thread: JoinHandle<()>,
@@ -23,17 +23,17 @@ impl Following {
     fn start(prepare: impl FnOnce(&Path)) -> Self {
         let home = tempfile::tempdir().unwrap();
         prepare(home.path());
-        let (tell, facts) = watch::channel(Arc::default());
+        let (tell, state) = watch::channel(Arc::default());
         let (say, notes) = mpsc::channel();
-        let say: Say = Arc::new(move |note| drop(say.send(note.to_string())));
-        let follower = Follower::new(Options::new(data(home.path())), &home.path().join("resolv.conf"), say, tell);
+        let notify: NoteSink = Arc::new(move |note| drop(say.send(note.to_string())));
+        let follower = Follower::new(Options::new(data(home.path())), &home.path().join("resolv.conf"), notify, tell);
         let ended = Arc::new(AtomicBool::new(false));
         let theirs = Arc::clone(&ended);
-        Self { home, facts, notes, ended, thread: thread::spawn(move || follower.run(&theirs)) }
+        Self { home, state, notes, ended, thread: thread::spawn(move || follower.run(&theirs)) }
     }
 
     fn servers(&self, want: &str) {
-        wait_for("the servers of the host", || (self.facts.borrow().servers == [want.parse().unwrap()]).then_some(()));
+        wait_for("the servers of the host", || (self.state.borrow().servers == [want.parse().unwrap()]).then_some(()));
     }
 
     fn end(self) {
@@ -77,21 +77,21 @@ fn a_database_that_is_not_there_is_no_end() {
 
 #[test]
 fn only_what_has_changed_is_told() {
-    let (tell, mut facts) = watch::channel(Arc::default());
+    let (tell, mut state) = watch::channel(Arc::default());
     let home = tempfile::tempdir().unwrap();
     let follower = Follower::new(Options::new(data(home.path())), home.path(), Arc::new(|_| {}), tell);
-    let running = || places(&[pod(WEB, "web", &[], vec![network("n", &["10.0.0.2/24 via 10.0.0.1"])])]);
+    let running = || gateways(&[pod(WEB, "web", &[], vec![network("n", &["10.0.0.2/24 via 10.0.0.1"])])]);
     let server: SocketAddr = "192.0.2.1:53".parse().unwrap();
-    for (places, servers, want) in [
+    for (gateways, servers, want) in [
         (Some(running()), None, true),
         (Some(running()), None, false),
         (None, Some(vec![server]), true),
         (Some(running()), Some(vec![server]), false),
-        (Some(Places::new()), None, true),
+        (Some(Gateways::new()), None, true),
     ] {
-        follower.tell(places, servers);
-        assert_eq!(facts.has_changed().unwrap(), want);
-        facts.mark_unchanged();
+        follower.publish(gateways, servers);
+        assert_eq!(state.has_changed().unwrap(), want);
+        state.mark_unchanged();
     }
-    assert_eq!(facts.borrow().servers, [server]);
+    assert_eq!(state.borrow().servers, [server]);
 }

@@ -1,8 +1,7 @@
-//! The sockets: opened where names are to be told, closed when the place is gone, and served meanwhile.
+//! The sockets: one UDP and one TCP socket for each gateway address, opened and closed as gateways come and go.
 //!
-//! An address may not be there yet, or be taken by another server; then it is tried again every second, and the rest is
-//! served. Only who asks from within the networks of an address is answered: nobody can have us send something to
-//! somebody else.
+//! An address that does not exist yet or is in use by another server is retried every second while the others are served.
+//! Only clients in the networks of an address get a reply, so the resolver cannot be used to reflect traffic.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,63 +17,63 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::forward;
-use crate::limits::{Limits, Ticket, Work};
-use crate::message::{Asked, Forward, MOST_QUERY, Step, Transport};
-use crate::names::Places;
-use crate::upstream::Silent;
-use crate::{Note, Say};
+use crate::limits::{Limits, Permit};
+use crate::message::{ForwardedQuery, MAX_QUERY, PodQuery, QueryAction, Transport};
+use crate::names::Gateways;
+use crate::upstream::UnresponsiveServers;
+use crate::{Note, NoteSink};
 
-/// How often an address that cannot be listened on is tried again.
-const RETRY: Duration = Duration::from_secs(1);
-/// How long it is waited after the kernel refused to give us what came.
-const PAUSE: Duration = Duration::from_millis(100);
-/// How long a connection may be silent, and how long an answer may take to be taken.
-const IDLE: Duration = Duration::from_secs(5);
-/// How long a connection may last (RFC 7766 section 6.2.3 leaves it to the server).
-const LIFE: Duration = Duration::from_secs(30);
-/// Connections that wait to be accepted.
+/// Interval of attempts to listen on an address.
+const BIND_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause after a failed receive or accept.
+const ERROR_BACKOFF: Duration = Duration::from_millis(100);
+/// Timeout of waiting for a query on a connection, and of sending a reply.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum duration of a connection (RFC 7766 section 6.2.3 leaves it to the server).
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
+/// Backlog of the listening socket.
 const BACKLOG: u32 = 128;
 
-/// What the server goes by; replaced as a whole when it changes.
+/// The state that the server works from; replaced as a whole when it changes.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Facts {
-    /// Where which names are told.
-    pub(crate) places: Arc<Places>,
-    /// The servers of the host.
+pub(crate) struct ResolverState {
+    /// The zones by gateway address.
+    pub(crate) gateways: Arc<Gateways>,
+    /// The name servers of the host.
     pub(crate) servers: Vec<SocketAddr>,
 }
 
-/// What all sockets work with.
+/// Shared by the tasks of all sockets.
 pub(crate) struct Shared {
-    facts: watch::Receiver<Arc<Facts>>,
+    state: watch::Receiver<Arc<ResolverState>>,
     ending: watch::Receiver<bool>,
     port: u16,
-    say: Say,
+    notify: NoteSink,
     limits: Limits,
-    silent: Mutex<Silent>,
+    silent: Mutex<UnresponsiveServers>,
     turn: AtomicUsize,
 }
 
 impl Shared {
-    /// A server on this port of the addresses that come by `facts`, until `ending` becomes true or is dropped.
+    /// Creates a server on `port` of the gateways in `state`, until `ending` becomes true or is dropped.
     pub(crate) fn new(
-        facts: watch::Receiver<Arc<Facts>>,
+        state: watch::Receiver<Arc<ResolverState>>,
         ending: watch::Receiver<bool>,
         port: u16,
-        say: Say,
+        notify: NoteSink,
     ) -> Arc<Self> {
         let (limits, silent, turn) = (Limits::default(), Mutex::default(), AtomicUsize::new(0));
-        Arc::new(Self { facts, ending, port, say, limits, silent, turn })
+        Arc::new(Self { state, ending, port, notify, limits, silent, turn })
     }
 
-    /// Serves. What is under way at the end is finished.
+    /// Serves until the end; operations in flight are then finished.
     pub(crate) async fn run(self: Arc<Self>) {
-        let (mut facts, mut ending) = (self.facts.clone(), self.ending.clone());
+        let (mut state, mut ending) = (self.state.clone(), self.ending.clone());
         let mut open: BTreeMap<IpAddr, JoinSet<()>> = BTreeMap::new();
         let mut said = BTreeSet::new();
         loop {
-            let wanted = Arc::clone(&facts.borrow_and_update().places);
-            // What is dropped is closed, with all that is under way.
+            let wanted = Arc::clone(&state.borrow_and_update().gateways);
+            // Dropping a set closes its sockets and cancels its tasks.
             open.retain(|address, _| wanted.contains_key(address));
             said.retain(|address| wanted.contains_key(address));
             for &address in wanted.keys() {
@@ -86,8 +85,8 @@ impl Shared {
             }
             let missing = open.len() < wanted.len();
             tokio::select! {
-                changed = facts.changed() => if changed.is_err() { break },
-                () = sleep(RETRY), if missing => {}
+                changed = state.changed() => if changed.is_err() { break },
+                () = sleep(BIND_RETRY_INTERVAL), if missing => {}
                 _ = ending.wait_for(|ending| *ending) => break,
             }
         }
@@ -96,23 +95,23 @@ impl Shared {
         }
     }
 
-    /// Opens both sockets of an address and begins to serve them. What keeps us from it is said once.
+    /// Opens both sockets of an address and starts to serve them. A failure is reported once per address.
     fn open(self: &Arc<Self>, address: IpAddr, said: &mut BTreeSet<IpAddr>) -> Option<JoinSet<()>> {
         match listen(SocketAddr::new(address, self.port)) {
             Ok((udp, tcp)) => {
                 said.remove(&address);
-                (self.say)(&Note::Listening(address));
+                (self.notify)(&Note::Listening(address));
                 let mut sockets = JoinSet::new();
                 sockets.spawn(Arc::clone(self).datagrams(Arc::new(udp), address));
                 sockets.spawn(Arc::clone(self).connections(tcp, address));
                 Some(sockets)
             }
-            // The bridge is not there yet, or the gateway is another host.
+            // The bridge does not exist yet, or the gateway is another host.
             Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => None,
             Err(error) => {
                 if said.insert(address) {
                     let taken = error.kind() == io::ErrorKind::AddrInUse;
-                    (self.say)(&if taken { Note::Taken(address) } else { Note::Refused(address, error) });
+                    (self.notify)(&if taken { Note::Taken(address) } else { Note::Refused(address, error) });
                 }
                 None
             }
@@ -120,42 +119,44 @@ impl Shared {
     }
 
     async fn ended(&self) {
-        // Fails when the one who could say so is gone.
-        let _ = self.ending.clone().wait_for(|ending| *ending).await;
+        // An error means that the sender is gone, which also ends the server.
+        drop(self.ending.clone().wait_for(|ending| *ending).await);
     }
 
-    /// What is to be done with a query of this asker at this address.
-    fn step(&self, at: IpAddr, asker: IpAddr, packet: &[u8], transport: Transport) -> Step {
-        let facts = Arc::clone(&self.facts.borrow());
-        let Some(zone) = facts.places.get(&at).and_then(|place| place.zone_for(asker)) else { return Step::Drop };
-        if !self.limits.admit(asker, Instant::now()) {
-            return Step::Drop;
+    /// Decides how to handle a query from `asker` received on address `at`.
+    fn decide(&self, at: IpAddr, asker: IpAddr, packet: &[u8], transport: Transport) -> QueryAction {
+        let state = Arc::clone(&self.state.borrow());
+        let Some(zone) = state.gateways.get(&at).and_then(|place| place.zone_for(asker)) else {
+            return QueryAction::Drop;
+        };
+        if !self.limits.admits_query(asker, Instant::now()) {
+            return QueryAction::Drop;
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        // Who has one of our addresses is this host: maybe a server of it that has us for a server.
-        let forward = !facts.places.contains_key(&asker);
-        Asked { packet, transport, zone, forward, turn }.step()
+        // A source that is one of our addresses is this host, possibly a local server that forwards to us.
+        let forward = !state.gateways.contains_key(&asker);
+        PodQuery { packet, transport, zone, forward, turn }.decide()
     }
 
-    /// Whose share of what is under way a question from this address takes: the pod's.
-    fn counted_as(&self, at: IpAddr, asker: IpAddr) -> IpAddr {
-        let facts = self.facts.borrow();
-        let zone = facts.places.get(&at).and_then(|place| place.zone_for(asker));
-        zone.map_or(asker, |zone| zone.counted_as(asker))
+    /// The pod that the limits count a client as.
+    fn pod_key(&self, at: IpAddr, asker: IpAddr) -> IpAddr {
+        let state = self.state.borrow();
+        let zone = state.gateways.get(&at).and_then(|place| place.zone_for(asker));
+        zone.map_or(asker, |zone| zone.pod_key(asker))
     }
 
-    /// Asks the servers of the host; never ourselves.
-    async fn forward(&self, forward: &Forward) -> Option<Vec<u8>> {
-        let facts = Arc::clone(&self.facts.borrow());
-        let others = facts.servers.iter().filter(|server| !facts.places.contains_key(&server.ip()));
+    /// Forwards a query to the servers of the host, never to ourselves.
+    async fn forward(&self, forward: &ForwardedQuery) -> Option<Vec<u8>> {
+        let state = Arc::clone(&self.state.borrow());
+        let others = state.servers.iter().filter(|server| !state.gateways.contains_key(&server.ip()));
         let servers: Vec<SocketAddr> = others.copied().collect();
-        forward::ask(&servers, &self.silent, forward).await
+        forward::forward_query(&servers, &self.silent, forward).await
     }
 
     async fn datagrams(self: Arc<Self>, socket: Arc<UdpSocket>, at: IpAddr) {
         let mut under_way = JoinSet::new();
-        // One more than may be: what is longer shows.
-        let mut buffer = [0; MOST_QUERY + 1];
+        // One byte more than allowed, to detect oversized queries.
+        let mut buffer = [0; MAX_QUERY + 1];
         loop {
             let received = tokio::select! {
                 received = socket.recv_from(&mut buffer) => received,
@@ -163,20 +164,20 @@ impl Shared {
             };
             while under_way.try_join_next().is_some() {}
             let Ok((length, from)) = received else {
-                sleep(PAUSE).await;
+                sleep(ERROR_BACKOFF).await;
                 continue;
             };
             let packet = buffer.get(..length).unwrap_or_default();
-            match self.step(at, from.ip(), packet, Transport::Udp) {
-                Step::Drop => {}
-                // What cannot be sent is lost, as datagrams are.
-                Step::Reply(reply) => drop(socket.try_send_to(&reply, from)),
-                Step::Forward(forward) => {
-                    let asker = self.counted_as(at, from.ip());
-                    let Some(ticket) = self.limits.begin(asker, Work::Forward, Instant::now()) else { continue };
+            match self.decide(at, from.ip(), packet, Transport::Udp) {
+                QueryAction::Drop => {}
+                // A full send buffer drops the reply; the client retries.
+                QueryAction::Reply(reply) => drop(socket.try_send_to(&reply, from)),
+                QueryAction::Forward(forward) => {
+                    let asker = self.pod_key(at, from.ip());
+                    let Some(permit) = self.limits.try_acquire(asker, Instant::now()) else { continue };
                     let (shared, socket) = (Arc::clone(&self), Arc::clone(&socket));
                     under_way.spawn(async move {
-                        let _ticket = ticket;
+                        let _permit = permit;
                         if let Some(answer) = shared.forward(&forward).await {
                             drop(socket.send_to(&answer, from).await);
                         }
@@ -196,51 +197,47 @@ impl Shared {
             };
             while under_way.try_join_next().is_some() {}
             let Ok((stream, from)) = accepted else {
-                sleep(PAUSE).await;
+                sleep(ERROR_BACKOFF).await;
                 continue;
             };
-            let covered = self.facts.borrow().places.get(&at).is_some_and(|place| place.zone_for(from.ip()).is_some());
+            let covered =
+                self.state.borrow().gateways.get(&at).is_some_and(|place| place.zone_for(from.ip()).is_some());
             if !covered {
                 continue;
             }
-            let asker = self.counted_as(at, from.ip());
-            if let Some(ticket) = self.limits.begin(asker, Work::Connection, Instant::now()) {
-                under_way.spawn(Arc::clone(&self).connection(stream, at, from.ip(), ticket));
+            let asker = self.pod_key(at, from.ip());
+            if let Some(permit) = self.limits.try_acquire(asker, Instant::now()) {
+                under_way.spawn(Arc::clone(&self).connection(stream, at, from.ip(), permit));
             }
         }
         drop(listener);
         while under_way.join_next().await.is_some() {}
     }
 
-    async fn connection(self: Arc<Self>, mut stream: TcpStream, at: IpAddr, asker: IpAddr, _ticket: Ticket) {
+    async fn connection(self: Arc<Self>, mut stream: TcpStream, at: IpAddr, asker: IpAddr, _permit: Permit) {
         let served = async {
-            while let Some(packet) = self.query(&mut stream).await {
-                let reply = match self.step(at, asker, &packet, Transport::Tcp) {
-                    Step::Drop => return,
-                    Step::Reply(reply) => Some(reply),
-                    Step::Forward(forward) => {
-                        let counted = self.counted_as(at, asker);
-                        match self.limits.begin(counted, Work::Forward, Instant::now()) {
-                            Some(_ticket) => self.forward(&forward).await,
-                            None => return,
-                        }
-                    }
+            while let Some(packet) = self.read_query(&mut stream).await {
+                let reply = match self.decide(at, asker, &packet, Transport::Tcp) {
+                    QueryAction::Drop => return,
+                    QueryAction::Reply(reply) => Some(reply),
+                    // A connection has one query in flight at a time, for which its own permit counts.
+                    QueryAction::Forward(forward) => self.forward(&forward).await,
                 };
                 let Some(reply) = reply else { return };
-                if !matches!(timeout(IDLE, forward::send(&mut stream, &reply)).await, Ok(Ok(()))) {
+                if !matches!(timeout(IDLE_TIMEOUT, forward::send(&mut stream, &reply)).await, Ok(Ok(()))) {
                     return;
                 }
             }
         };
-        // Whoever is cut off comes again.
-        let _ = timeout(LIFE, served).await;
+        // A client that is cut off reconnects.
+        let _timed_out = timeout(CONNECTION_TIMEOUT, served).await;
     }
 
-    /// The next query of a connection; none when it is over, or not worth going on with.
-    async fn query(&self, stream: &mut TcpStream) -> Option<Vec<u8>> {
+    /// Reads the next query of a connection; `None` at its end, on timeout and for an oversized query.
+    async fn read_query(&self, stream: &mut TcpStream) -> Option<Vec<u8>> {
         let read = async {
             let length = usize::from(stream.read_u16().await?);
-            if length > MOST_QUERY {
+            if length > MAX_QUERY {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             let mut packet = vec![0; length];
@@ -248,18 +245,18 @@ impl Shared {
             Ok::<_, io::Error>(packet)
         };
         tokio::select! {
-            read = timeout(IDLE, read) => read.ok()?.ok(),
+            read = timeout(IDLE_TIMEOUT, read) => read.ok()?.ok(),
             () = self.ended() => None,
         }
     }
 }
 
-/// Both sockets of an address, or none.
+/// Binds both sockets of an address.
 fn listen(address: SocketAddr) -> io::Result<(UdpSocket, TcpListener)> {
     let udp = std::net::UdpSocket::bind(address)?;
     udp.set_nonblocking(true)?;
     let tcp = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // What is left of old connections does not keep us out; another server does.
+    // Allows binding despite connections in TIME_WAIT, but not beside another listener.
     tcp.set_reuseaddr(true)?;
     tcp.bind(address)?;
     Ok((UdpSocket::from_std(udp)?, tcp.listen(BACKLOG)?))

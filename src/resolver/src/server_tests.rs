@@ -12,9 +12,10 @@ use hickory_proto::rr::{RData, Record, RecordType};
 
 use super::*;
 use crate::fixtures::{DB, WEB, ip, network, pod, query, texts};
-use crate::names::places;
+use crate::limits::MAX_IN_FLIGHT_PER_POD;
+use crate::names::gateways;
 
-/// How long a test waits for what must come.
+/// Timeout of a test for an event that must happen.
 const DEADLINE: Duration = Duration::from_secs(20);
 /// How the address is called that all tests' pods have.
 const POD: &str = "127.66.0.2";
@@ -22,32 +23,32 @@ const POD: &str = "127.66.0.2";
 /// A resolver on a loopback address and port of its own.
 struct Server {
     address: SocketAddr,
-    facts: watch::Sender<Arc<Facts>>,
+    state: watch::Sender<Arc<ResolverState>>,
     ending: watch::Sender<bool>,
     notes: mpsc::Receiver<String>,
     thread: thread::JoinHandle<()>,
 }
 
 /// The names there are on this address: `web`, a pod of the subnet 127.66.0.0/24, whatever else is there.
-fn names(address: IpAddr) -> Arc<Places> {
+fn names(address: IpAddr) -> Arc<Gateways> {
     // No gateway can be a loopback address: computed for another one, then moved.
     let pods = [pod(WEB, "web", &[], vec![network("n", &[&format!("{POD}/24 via 10.0.0.1")])])];
-    Arc::new(places(&pods).into_values().map(|place| (address, place)).collect())
+    Arc::new(gateways(&pods).into_values().map(|place| (address, place)).collect())
 }
 
 impl Server {
-    /// Begins to start one; where it listens is [`Self::listening`]'s to wait for.
+    /// Starts a server; [`Self::listening`] waits until it listens.
     fn start_at(address: SocketAddr, servers: &[SocketAddr]) -> Self {
-        let facts = Facts { places: names(address.ip()), servers: servers.to_vec() };
-        let (facts, their_facts) = watch::channel(Arc::new(facts));
+        let state = ResolverState { gateways: names(address.ip()), servers: servers.to_vec() };
+        let (state, their_facts) = watch::channel(Arc::new(state));
         let (ending, is_ending) = watch::channel(false);
         let (say, notes) = mpsc::channel();
-        let say: Say = Arc::new(move |note| drop(say.send(note.to_string())));
-        let shared = Shared::new(their_facts, is_ending, address.port(), say);
+        let notify: NoteSink = Arc::new(move |note| drop(say.send(note.to_string())));
+        let shared = Shared::new(their_facts, is_ending, address.port(), notify);
         let thread = thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(shared.run());
         });
-        Self { address, facts, ending, notes, thread }
+        Self { address, state, ending, notes, thread }
     }
 
     fn start(servers: &[SocketAddr]) -> Self {
@@ -77,7 +78,7 @@ impl Server {
         Message::from_vec(&read(&mut stream).unwrap()).unwrap()
     }
 
-    /// A connection from a pod's subnet: what comes from 127.0.0.1 is nobody's.
+    /// A connection from a pod's subnet: 127.0.0.1 is in none.
     fn connect(&self) -> StdStream {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let stream = runtime.block_on(async {
@@ -140,7 +141,7 @@ fn read(stream: &mut StdStream) -> std::io::Result<Vec<u8>> {
     Ok(message)
 }
 
-/// What a server of the host answers: so many addresses, and this code.
+/// The reply of a server of the host, with this number of addresses and this code.
 fn answer(asked: &[u8], addresses: u8, code: ResponseCode) -> Vec<u8> {
     let asked = Message::from_vec(asked).unwrap();
     let mut reply = Message::response(asked.metadata.id, asked.metadata.op_code);
@@ -152,7 +153,7 @@ fn answer(asked: &[u8], addresses: u8, code: ResponseCode) -> Vec<u8> {
     reply.to_vec().unwrap()
 }
 
-/// A server of the host over UDP: what it sends for what comes, as long as anybody asks.
+/// A server of the host over UDP, which sends the given replies for each query.
 fn upstream(answers: impl Fn(&[u8]) -> Vec<Vec<u8>> + Send + 'static) -> (SocketAddr, mpsc::Receiver<Vec<u8>>) {
     let socket = StdUdp::bind(free()).unwrap();
     let address = socket.local_addr().unwrap();
@@ -207,13 +208,13 @@ fn names_follow_the_facts() {
     let asked = query("web.gantry.internal.", RecordType::A, None);
     assert_eq!(texts(&server.ask(&asked)), [POD]);
     let other = pod(DB, "db", &[], vec![network("n", &[&format!("{POD}/24 via 10.0.0.1")])]);
-    let places: Places = places(&[other]).into_values().map(|place| (server.address.ip(), place)).collect();
-    server.facts.send_replace(Arc::new(Facts { places: Arc::new(places), servers: Vec::new() }));
+    let gateways: Gateways = gateways(&[other]).into_values().map(|place| (server.address.ip(), place)).collect();
+    server.state.send_replace(Arc::new(ResolverState { gateways: Arc::new(gateways), servers: Vec::new() }));
     assert_eq!(server.ask(&asked).metadata.response_code, ResponseCode::NXDomain);
     // The last pod is gone: so are the sockets.
-    server.facts.send_replace(Arc::default());
+    server.state.send_replace(Arc::default());
     wait_until("the sockets are closed", || StdUdp::bind(server.address).is_ok());
-    server.facts.send_replace(Arc::new(Facts { places: names(server.address.ip()), servers: Vec::new() }));
+    server.state.send_replace(Arc::new(ResolverState { gateways: names(server.address.ip()), servers: Vec::new() }));
     server.listening();
     assert_eq!(texts(&server.ask(&asked)), [POD]);
     server.end();
@@ -279,7 +280,7 @@ fn what_is_cut_is_asked_for_again_by_tcp() {
 fn the_next_server_is_asked_when_one_is_silent_or_unable() {
     let (silent, heard) = upstream(|_| Vec::new());
     let (unable, _heard) = upstream(|asked| vec![answer(asked, 0, ResponseCode::ServFail)]);
-    // Nobody listens there.
+    // No socket listens on this port.
     let closed = free();
     let (good, _also_heard) = upstream(|asked| vec![answer(asked, 1, ResponseCode::NoError)]);
     let server = Server::start(&[silent, unable, closed, good]);
@@ -325,7 +326,7 @@ fn we_do_not_ask_ourselves() {
 
 #[test]
 fn a_flood_is_dropped_and_others_are_served() {
-    // It answers nobody but the last: all others stay under way.
+    // It answers the last query only; all others stay in flight.
     let (address, heard) = upstream(|asked| match Message::from_vec(asked) {
         Ok(message) if message.queries[0].name().to_string() == "last.example." => {
             vec![answer(asked, 1, ResponseCode::NoError)]
@@ -335,14 +336,13 @@ fn a_flood_is_dropped_and_others_are_served() {
     let server = Server::start(&[address]);
     let flood = client("127.66.0.66");
     let packet = example().to_vec().unwrap();
-    let most = 64;
-    for _ in 0..most * 2 {
+    for _ in 0..MAX_IN_FLIGHT_PER_POD * 2 {
         flood.send_to(&packet, server.address).unwrap();
     }
-    for _ in 0..most {
+    for _ in 0..MAX_IN_FLIGHT_PER_POD {
         heard.recv_timeout(DEADLINE).unwrap();
     }
-    // What the others of the flood came to is decided before this one is looked at.
+    // The server handles the rest of the flood before this query.
     let last = server.ask(&query("last.example.", RecordType::A, None));
     assert_eq!(texts(&last).len(), 1);
     assert_eq!(Message::from_vec(&heard.recv_timeout(DEADLINE).unwrap()).unwrap().queries, last.queries);
@@ -351,10 +351,10 @@ fn a_flood_is_dropped_and_others_are_served() {
 }
 
 #[test]
-fn connections_have_their_limits() {
+fn connections_are_limited_per_pod() {
     let server = Server::start(&[]);
     let asked = query("web.", RecordType::A, None).to_vec().unwrap();
-    let mut held: Vec<StdStream> = (0..8)
+    let mut held: Vec<StdStream> = (0..MAX_IN_FLIGHT_PER_POD)
         .map(|_| {
             let mut stream = server.connect();
             write(&mut stream, &asked);
@@ -362,14 +362,14 @@ fn connections_have_their_limits() {
             stream
         })
         .collect();
-    let mut ninth = server.connect();
-    assert!(read(&mut ninth).is_err(), "it is hung up on");
-    // One after the other on one connection; what is too long, or an answer, ends it.
+    let mut excess = server.connect();
+    assert!(read(&mut excess).is_err(), "a connection beyond the limit is closed");
+    // A connection carries several queries; an oversized one or a reply closes it.
     for _ in 0..3 {
         write(&mut held[0], &asked);
         assert!(read(&mut held[0]).is_ok());
     }
-    write(&mut held[0], &vec![0; MOST_QUERY + 1]);
+    write(&mut held[0], &vec![0; MAX_QUERY + 1]);
     assert!(read(&mut held[0]).is_err());
     let mut reply = asked.clone();
     reply[2] |= 0x80;
@@ -394,7 +394,7 @@ fn an_address_of_another_server_is_left_alone() {
         let server = Server::start_at(address, &[]);
         assert!(server.note().contains("another server listens"), "{udp}");
         drop((other, another));
-        // It is said once, and tried on.
+        // Reported once, and retried.
         server.listening();
         server.end();
     }
@@ -402,12 +402,12 @@ fn an_address_of_another_server_is_left_alone() {
 
 #[test]
 fn an_address_that_is_not_there_is_waited_for() {
-    // An address for documentation: nobody has it.
+    // An address for documentation, which no host has.
     let server = Server::start_at("192.0.2.77:5353".parse().unwrap(), &[]);
     let there = free();
-    let mut places = (*names(ip("192.0.2.77"))).clone();
-    places.extend((*names(there.ip())).clone());
-    server.facts.send_replace(Arc::new(Facts { places: Arc::new(places), servers: Vec::new() }));
+    let mut gateways = (*names(ip("192.0.2.77"))).clone();
+    gateways.extend((*names(there.ip())).clone());
+    server.state.send_replace(Arc::new(ResolverState { gateways: Arc::new(gateways), servers: Vec::new() }));
     assert_eq!(server.note(), format!("resolving names of pods on {}", there.ip()));
     server.end();
 }
@@ -423,10 +423,10 @@ fn what_is_under_way_at_the_end_is_finished() {
     let client = client(POD);
     client.send_to(&example().to_vec().unwrap(), server.address).unwrap();
     heard.recv_timeout(DEADLINE).unwrap();
-    let Server { ending, thread, facts, .. } = server;
+    let Server { ending, thread, state, .. } = server;
     ending.send(true).unwrap();
     go.send(()).unwrap();
     assert_eq!(texts(&receive(&client)).len(), 1);
     thread.join().unwrap();
-    drop(facts);
+    drop(state);
 }

@@ -14,11 +14,11 @@ use rustix::fs::{Mode, OFlags};
 /// The port of DNS.
 pub(crate) const PORT: u16 = 53;
 /// So many servers are used (`MAXNS` of resolv.conf(5)).
-const MOST_SERVERS: usize = 3;
+const MAX_SERVERS: usize = 3;
 /// A longer file is none.
-const MOST_BYTES: u64 = 64 << 10;
-/// How long a server that did not answer is asked after the others.
-const AVOID: Duration = Duration::from_secs(30);
+const MAX_FILE: u64 = 64 << 10;
+/// How long a server that did not reply is tried after the others.
+const AVOID_TIME: Duration = Duration::from_secs(30);
 
 /// The name servers in a resolv.conf, in order, with the zones of link-local addresses.
 fn parse_servers(text: &str) -> impl Iterator<Item = (IpAddr, Option<&str>)> {
@@ -26,7 +26,7 @@ fn parse_servers(text: &str) -> impl Iterator<Item = (IpAddr, Option<&str>)> {
         Directive::NameServer { address, zone } => Some((address, zone)),
         Directive::Domain(_) | Directive::Search(_) | Directive::Options(_) => None,
     };
-    resolv_conf::directives(text).filter_map(server).take(MOST_SERVERS)
+    resolv_conf::directives(text).filter_map(server).take(MAX_SERVERS)
 }
 
 /// What a file looks like from outside; another one after it was written or replaced.
@@ -58,7 +58,7 @@ impl HostFile {
         self.seen = Some(stamp);
         let text = read(&self.path)?;
         let servers: Vec<SocketAddr> = parse_servers(&text).filter_map(socket_address).collect();
-        // Where none is said it is the one on this machine.
+        // Without a nameserver line the C library uses the local one.
         let local = || vec![SocketAddr::from((Ipv4Addr::LOCALHOST, PORT))];
         Ok(Some(if servers.is_empty() { local() } else { servers }))
     }
@@ -83,9 +83,9 @@ fn read(path: &Path) -> io::Result<String> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no regular file"));
     }
     let mut bytes = Vec::new();
-    file.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MOST_BYTES {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("it is longer than {MOST_BYTES} bytes")));
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("it is longer than {MAX_FILE} bytes")));
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -112,26 +112,26 @@ fn index_of(link: &str) -> Option<u32> {
     rustix::net::netdevice::name_to_index(&socket, link).ok()
 }
 
-/// Which servers did not answer lately, and since when.
+/// The servers that did not reply recently, with the time of the last failure.
 #[derive(Debug, Default)]
-pub(crate) struct Silent(HashMap<SocketAddr, Instant>);
+pub(crate) struct UnresponsiveServers(HashMap<SocketAddr, Instant>);
 
-impl Silent {
-    /// It did not answer.
-    pub(crate) fn note(&mut self, server: SocketAddr, now: Instant) {
-        self.0.retain(|_, since| now.saturating_duration_since(*since) < AVOID);
+impl UnresponsiveServers {
+    /// Records that a server did not reply.
+    pub(crate) fn insert(&mut self, server: SocketAddr, now: Instant) {
+        self.0.retain(|_, since| now.saturating_duration_since(*since) < AVOID_TIME);
         self.0.insert(server, now);
     }
 
-    /// It answered.
-    pub(crate) fn clear(&mut self, server: SocketAddr) {
+    /// Records that a server replied.
+    pub(crate) fn remove(&mut self, server: SocketAddr) {
         self.0.remove(&server);
     }
 
-    /// The servers in the order in which they are to be asked: as written, those that were silent lately last.
+    /// The servers in the order in which to try them: as configured, recently unresponsive ones last.
     pub(crate) fn order(&self, servers: &[SocketAddr], now: Instant) -> Vec<SocketAddr> {
         let silent =
-            |server: &SocketAddr| self.0.get(server).is_some_and(|at| now.saturating_duration_since(*at) < AVOID);
+            |server: &SocketAddr| self.0.get(server).is_some_and(|at| now.saturating_duration_since(*at) < AVOID_TIME);
         let mut order = servers.to_vec();
         order.sort_by_key(silent);
         order

@@ -60,21 +60,21 @@ fn a_file_is_read_when_it_has_changed() {
 #[test]
 fn silent_servers_come_last_for_a_while() {
     let all: Vec<SocketAddr> = ["1.1.1.1:53", "1.1.1.2:53", "1.1.1.3:53"].map(|text| text.parse().unwrap()).to_vec();
-    let (mut silent, now) = (Silent::default(), Instant::now());
+    let (mut silent, now) = (UnresponsiveServers::default(), Instant::now());
     assert_eq!(silent.order(&all, now), all);
-    silent.note(all[0], now);
+    silent.insert(all[0], now);
     assert_eq!(silent.order(&all, now), [all[1], all[2], all[0]]);
-    silent.note(all[1], now + AVOID / 2);
-    assert_eq!(silent.order(&all, now + AVOID / 2), [all[2], all[0], all[1]]);
-    assert_eq!(silent.order(&all, now + AVOID), [all[0], all[2], all[1]]);
-    silent.clear(all[1]);
-    assert_eq!(silent.order(&all, now + AVOID), all);
+    silent.insert(all[1], now + AVOID_TIME / 2);
+    assert_eq!(silent.order(&all, now + AVOID_TIME / 2), [all[2], all[0], all[1]]);
+    assert_eq!(silent.order(&all, now + AVOID_TIME), [all[0], all[2], all[1]]);
+    silent.remove(all[1]);
+    assert_eq!(silent.order(&all, now + AVOID_TIME), all);
 }
 
 proptest! {
     #[test]
     fn whatever_is_in_the_file(text in any::<String>(), lines in "(nameserver [0-9a-f:.%]{0,12}\n){0,5}") {
-        prop_assert!(parse_servers(&text).count() <= MOST_SERVERS);
-        prop_assert!(servers(&lines).len() <= MOST_SERVERS);
+        prop_assert!(parse_servers(&text).count() <= MAX_SERVERS);
+        prop_assert!(servers(&lines).len() <= MAX_SERVERS);
     }
 }
