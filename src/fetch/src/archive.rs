@@ -1,8 +1,8 @@
-//! Images in one tar file: OCI layouts and what `docker save` writes, from a file or from standard input.
+//! Images in one tar file: OCI layouts and archives of `docker save`, from a file or from standard input.
 //!
-//! The archive is read through once, which gives the place of every file in it; from then on files are read at
-//! their places, by several threads at once. What cannot be read that way (standard input, a FIFO, a compressed
-//! archive) is first copied to an unnamed file, which is gone when gantry is, however it ends.
+//! The archive is scanned once for the offset of each file; then several threads read files at their offsets. Archives
+//! that cannot be read at offsets (standard input, a FIFO, a compressed archive) are first copied to an unnamed file,
+//! which the kernel removes when gantry ends, however it ends.
 
 mod docker;
 pub(crate) mod files;
@@ -25,18 +25,18 @@ use crate::unpack::entries::{Entries, EntryKind, Stream};
 use crate::unpack::inflate::{Compression, Inflater};
 use files::Files;
 
-/// Most files of an archive: an image has a few for each layer.
+/// Maximum number of files of an archive: an image has a few for each layer.
 const MOST_FILES: usize = 100_000;
-/// Bytes read at once while looking through.
+/// Buffer size of the scan in bytes.
 const READ_AHEAD: usize = 64 << 10;
-/// Links followed from one file of the archive to another.
+/// Maximum number of links followed from one file of the archive to another.
 const MOST_LINKS: usize = 8;
 
-/// What an archive is read as.
+/// The form of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// What it turns out to be. Docker writes both forms into one file since version 25; the OCI one, which has the
-    /// image's real manifest, then counts.
+    /// Detected. Docker writes both forms into one file since version 25; the OCI one counts, as it has the image's
+    /// real manifest.
     Auto,
     /// An OCI image layout.
     Oci,
@@ -44,7 +44,8 @@ pub enum Form {
     Docker,
 }
 
-/// One image of the archive at `path`: the one named `tag`, or the only one. `tmp` is where a copy goes if one is needed.
+/// Opens one image of the archive at `path`: the one named `tag`, or the only one. `tmp` is the directory for a copy,
+/// if one is needed.
 ///
 /// # Errors
 /// [`SourceError`]: not readable, no such archive, no such image, or several and none named.
@@ -69,7 +70,7 @@ pub fn open(
     image(file, place, form, tag, caps)
 }
 
-/// As [`open`], of whatever form, from a stream; there is no way to name one image of several here.
+/// As [`open`], of any form, from a stream. The archive must have one image only.
 ///
 /// # Errors
 /// As for [`open`].
@@ -108,7 +109,7 @@ fn is_compressed(file: &File) -> std::io::Result<bool> {
     Ok(head[..n].starts_with(&[0x1f, 0x8b]) || head[..n] == [0x28, 0xb5, 0x2f, 0xfd])
 }
 
-/// Copies a stream, decompressed, to a file without a name.
+/// Copies a stream, decompressed, to an unnamed file.
 fn spool(stream: &mut dyn Read, place: &str, tmp: &Path, caps: &Caps) -> Result<File, SourceError> {
     let copy = format!("a copy of {place} in {}", tmp.display());
     let failed = |source: std::io::Error| SourceError::Io { what: copy.clone(), source };
@@ -145,11 +146,11 @@ enum Member {
         offset: u64,
         size: u64,
     },
-    /// Another path; how old versions of Docker store a layer that two images share.
+    /// Another path: old versions of Docker store a layer that two images share so.
     Link(String),
 }
 
-/// An archive that was looked through.
+/// An archive that has been scanned.
 pub(crate) struct Archive {
     file: Arc<File>,
     place: String,
@@ -164,7 +165,7 @@ impl Archive {
         Ok(Self { file: Arc::new(file), place, members })
     }
 
-    /// Offset and length of a file, over links.
+    /// Offset and length of a file; links are followed.
     fn find(&self, path: &str) -> Result<Option<(u64, u64)>, SourceError> {
         let mut path = path;
         for _ in 0..=MOST_LINKS {
@@ -196,7 +197,7 @@ impl Files for Archive {
     }
 }
 
-/// Where each file is. Names that are not clean text cannot be asked for and are left out.
+/// The offset of each file. Names that are not clean text are left out, since no reference has them.
 fn index<'f>(mut entries: Entries<'_, Scan<'f>>) -> Result<BTreeMap<String, Member>, UnpackError> {
     let mut members = BTreeMap::new();
     let mut seen = 0;
@@ -226,7 +227,7 @@ fn index<'f>(mut entries: Entries<'_, Scan<'f>>) -> Result<BTreeMap<String, Memb
     Ok(members)
 }
 
-/// `path`, seen from `parent`, without `.` and `..`; `None` where it leads out or is no text.
+/// `path` relative to `parent`, without `.` and `..`; `None` if it leads outside or is not text.
 fn clean(parent: &str, path: &[u8]) -> Option<String> {
     let path = std::str::from_utf8(path).ok()?;
     let mut kept: Vec<&str> = if path.starts_with('/') { Vec::new() } else { parent.split('/').collect() };
@@ -243,7 +244,7 @@ fn clean(parent: &str, path: &[u8]) -> Option<String> {
     Some(kept.join("/"))
 }
 
-/// Part of a file, read without moving the position that others share.
+/// Part of a file, read without moving the shared position.
 struct Section {
     file: Arc<File>,
     at: u64,
@@ -255,7 +256,7 @@ impl Read for Section {
         let most = usize::try_from(self.end - self.at).unwrap_or(usize::MAX).min(buffer.len());
         let n = self.file.read_at(&mut buffer[..most], self.at)?;
         if n == 0 && most > 0 {
-            // The file was complete when it was looked through: somebody cut it since.
+            // The file was complete when it was scanned, so it has been truncated since.
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
         self.at += n as u64;
@@ -278,7 +279,7 @@ impl<'f> Scan<'f> {
         Self { file, length, buffer: Vec::new(), at: 0, end: 0 }
     }
 
-    /// Where in the file the next byte is.
+    /// The offset of the next byte in the file.
     fn position(&self) -> u64 {
         self.end - (self.buffer.len() - self.at) as u64
     }

@@ -1,8 +1,8 @@
-//! Credentials as podman and docker file them: `auth.json` (containers-auth.json(5)) and `config.json`.
+//! Credential files of podman and docker: `auth.json` (containers-auth.json(5)) and `config.json`.
 //!
-//! The first file that has something for the registry decides. Within a file: a helper named for the host
-//! (`credHelpers`), then the entry whose key is the longest prefix of `host/repository` (`auths`), then the
-//! helper for everything (`credsStore`). No message quotes a file's content: it may be the password.
+//! The first file with credentials for the registry wins. Within a file: a helper for the host (`credHelpers`), then
+//! the entry whose key is the longest prefix of `host/repository` (`auths`), then the default helper (`credsStore`). No
+//! message quotes a file's content, which may be a password.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -19,16 +19,16 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// Most bytes of a credential file.
+/// Maximum length of a credential file in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// Most bytes of a helper's answer.
+/// Maximum length of a helper's reply in bytes.
 const MAX_ANSWER: u64 = 64 << 10;
 
-/// How long a helper may think; some ask a keyring, none may ask a person.
+/// Timeout of a helper. Some query a keyring; none may prompt.
 const HELPER_TIME: Duration = Duration::from_secs(20);
 
-/// How one proves who one is. `Debug` shows nothing of it.
+/// Credentials. `Debug` does not show them.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Credentials {
     /// User name and password.
@@ -38,9 +38,9 @@ pub enum Credentials {
         /// The password.
         password: String,
     },
-    /// A refresh token (`identitytoken`), to be exchanged at the token server.
+    /// A refresh token (`identitytoken`), exchanged at the token server.
     Identity(String),
-    /// A token to be sent as it is (`registrytoken`).
+    /// A token (`registrytoken`) that is sent unchanged.
     Bearer(String),
 }
 
@@ -50,7 +50,7 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-/// Credentials, and where they were found.
+/// Credentials and their source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredCredentials {
     /// The credentials.
@@ -59,7 +59,7 @@ pub struct StoredCredentials {
     pub place: String,
 }
 
-/// Credentials are there and cannot be used.
+/// Stored credentials cannot be used.
 #[derive(Debug, Error)]
 pub enum AuthFileError {
     /// The file cannot be read.
@@ -80,13 +80,13 @@ pub enum AuthFileError {
         #[source]
         source: std::io::Error,
     },
-    /// The file is larger than any such file is.
+    /// The file exceeds its limit.
     #[error("the credential file {} is larger than 1 MiB", .path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
     },
-    /// The file breaks its format.
+    /// The file is malformed.
     #[error("the credential file {} is malformed near line {line}; mend it, or move it away and log in again", .path.display())]
     Malformed {
         /// The file.
@@ -141,10 +141,10 @@ struct Entry {
     registry: Option<String>,
 }
 
-/// Finds the credentials for a repository; none when no file has any. `host` is as the reference has it.
+/// Finds the credentials for a repository; `None` if no file has any. `host` is as in the reference.
 ///
 /// # Errors
-/// [`AuthFileError`]: a file that is there cannot be used. Missing files are skipped.
+/// [`AuthFileError`]: a file exists and cannot be used. Missing files are skipped.
 pub fn find(files: &[PathBuf], host: &str, repository: &str) -> Result<Option<StoredCredentials>, AuthFileError> {
     for path in files {
         let Some(file) = read_auth_file::<File>(path)? else { continue };
@@ -155,10 +155,10 @@ pub fn find(files: &[PathBuf], host: &str, repository: &str) -> Result<Option<St
     Ok(None)
 }
 
-/// Finds a place that has credentials for any registry: a file, or a helper that it names.
+/// Finds a source of credentials for any registry: a file, or a helper that it names.
 ///
 /// # Errors
-/// [`AuthFileError`]: a file that is there, or a helper, cannot be used. Missing files are skipped.
+/// [`AuthFileError`]: a file exists and it or a helper cannot be used. Missing files are skipped.
 pub fn find_any(files: &[PathBuf]) -> Result<Option<String>, AuthFileError> {
     for path in files {
         let Some(file) = read_auth_file::<File>(path)? else { continue };
@@ -231,7 +231,7 @@ fn in_file(path: &Path, file: &File, host: &str, repository: &str) -> Result<Opt
     }
 }
 
-/// What a helper has for `key`.
+/// The credentials of a helper for `key`.
 fn asked(path: &Path, name: &str, key: &str) -> Result<Option<StoredCredentials>, AuthFileError> {
     let found = ask(path, name, key)?;
     Ok(found.map(|credentials| StoredCredentials { credentials, place: helper_place(path, name) }))
@@ -254,7 +254,7 @@ fn of_entry(path: &Path, entry: &Entry) -> Result<Option<Credentials>, AuthFileE
         let text = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
         let pair = text.as_deref().and_then(|text| text.split_once(':'));
         let (user, password) = pair.ok_or_else(|| AuthFileError::Malformed { path: path.to_owned(), line: 0 })?;
-        // Docker pads the password with NUL bytes in some versions.
+        // Some versions of Docker pad the password with NUL bytes.
         let password = password.trim_end_matches('\0').to_owned();
         return Ok(Some(Credentials::Basic { user: user.to_owned(), password }));
     }
@@ -262,7 +262,7 @@ fn of_entry(path: &Path, entry: &Entry) -> Result<Option<Credentials>, AuthFileE
     Ok(pair.map(|(user, password)| Credentials::Basic { user, password }))
 }
 
-/// One name for all names of Docker Hub.
+/// The canonical name of Docker Hub's hosts.
 pub(crate) fn canonical_host(host: &str) -> &str {
     if matches!(host, "index.docker.io" | "registry-1.docker.io" | "registry.hub.docker.com") {
         "docker.io"
@@ -271,11 +271,11 @@ pub(crate) fn canonical_host(host: &str) -> &str {
     }
 }
 
-/// A key of `auths` as `host[/path]`: old keys are URLs with a version at the end.
+/// A key of `auths` as `host[/path]`. Old keys are URLs with the API version as the path.
 fn canonical_key(key: &str) -> String {
     let bare = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://"));
     let text = match bare {
-        // A URL never had more than a host to say.
+        // Only the host of a URL counts.
         Some(url) => url.split('/').next().unwrap_or_default(),
         None => key.trim_end_matches('/'),
     };
@@ -297,7 +297,7 @@ struct HelperAnswer {
     secret: String,
 }
 
-/// Asks a credential helper (docker-credential-helpers, "get"): the key on stdin, JSON on stdout.
+/// Runs a credential helper's "get" (docker-credential-helpers): the key on stdin, JSON on stdout.
 fn ask(path: &Path, name: &str, key: &str) -> Result<Option<Credentials>, AuthFileError> {
     let failed = |why: String| AuthFileError::Helper { path: path.to_owned(), name: shown(name), why };
     let (success, output) = run_helper(name, "get", key).map_err(failed)?;
@@ -317,7 +317,7 @@ fn ask(path: &Path, name: &str, key: &str) -> Result<Option<Credentials>, AuthFi
     })
 }
 
-/// Asks a credential helper (docker-credential-helpers, "list") whether it has any login.
+/// Runs a credential helper's "list" (docker-credential-helpers) to find out whether it has any login.
 fn has_logins(path: &Path, name: &str) -> Result<bool, AuthFileError> {
     let failed = |why: &str| AuthFileError::Helper { path: path.to_owned(), name: shown(name), why: why.to_owned() };
     let (success, output) = run_helper(name, "list", "").map_err(|why| failed(&why))?;
@@ -329,8 +329,8 @@ fn has_logins(path: &Path, name: &str) -> Result<bool, AuthFileError> {
     Ok(logins.is_some_and(|logins| !logins.is_empty()))
 }
 
-/// Runs a helper under a deadline; on its passing, the helper and all it started are killed, so that the thread
-/// that reads its answer ends before we return.
+/// Runs a helper with a timeout. On timeout, the helper's process group is killed, so that the thread that reads its
+/// output ends before this returns.
 pub(crate) fn run_helper(name: &str, verb: &'static str, input: &str) -> Result<(bool, Vec<u8>), String> {
     let plain = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
     if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
@@ -350,20 +350,20 @@ pub(crate) fn run_helper(name: &str, verb: &'static str, input: &str) -> Result<
         let (send, ended) = mpsc::channel();
         scope.spawn(move || {
             let mut output = Vec::new();
-            // A helper that does not want its key closes the pipe; its answer tells whether that was right.
+            // A helper that ignores its input closes the pipe; its reply tells whether it succeeded.
             let told = stdin.map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes()));
             let told =
                 told.or_else(|error| if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) });
             let read = stdout.map_or(Ok(0), |stdout| stdout.take(MAX_ANSWER).read_to_end(&mut output));
             let status = child.wait();
-            // The receiver is gone only after the deadline, when nobody wants the answer.
+            // The receiver is gone only after the timeout, when the result is not needed.
             let _ = send.send(told.and(read).and(status).map(|status| (status.success(), output)));
         });
         match ended.recv_timeout(HELPER_TIME) {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => Err(format!("its answer cannot be read: {error}")),
             Err(_) => {
-                // It fails only when the helper has just ended by itself, which is as good.
+                // This fails only if the helper has just ended.
                 let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
                 Err(format!("it gave no answer within {} s", HELPER_TIME.as_secs()))
             }

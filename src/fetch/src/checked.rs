@@ -1,5 +1,5 @@
-//! The stream of a layer under watch: counted and hashed while it is read, in the thread that reads it, so that
-//! what is unpacked is exactly what the descriptor names, or not kept.
+//! The verified stream of a layer: counted and hashed while the unpacker reads it, so that no other bytes than those of
+//! the descriptor are unpacked and kept.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,18 +10,18 @@ use crate::registry::RegistryError;
 use crate::source::{Descriptor, Hasher, Mismatch, SourceError};
 use crate::unpack::{UnpackError, Unpacked};
 
-/// Bytes between two notes of progress.
+/// Bytes between two progress events.
 const NOTE_EVERY: u64 = 256 << 10;
 
-/// What is read on after a layer that cannot be unpacked, to find out whether its bytes are the right ones at all.
+/// Maximum number of bytes read on after a failure to unpack, to find out whether the bytes match the digest at all.
 const DIAGNOSIS: u64 = 16 << 20;
 
-/// What all layers of one fetch share.
+/// Shared by all layers of one fetch.
 pub(crate) struct Watch<'a> {
     pub(crate) progress: &'a dyn Progress,
-    /// Raised when a layer has failed: the others need not go on.
+    /// Set when a layer has failed: the other layers stop.
     pub(crate) cancelled: AtomicBool,
-    /// Bytes read from the source.
+    /// Number of bytes read from the source.
     pub(crate) read: AtomicU64,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Checked<'a> {
     hash: Hasher,
     done: u64,
     noted: u64,
-    /// Why a read failed, with its type; the reader above sees an [`std::io::Error`] only.
+    /// The typed cause of a failed read; the reader above sees an [`std::io::Error`] only.
     failure: Option<FetchError>,
 }
 
@@ -43,8 +43,8 @@ impl<'a> Checked<'a> {
         Self { inner, descriptor, watch, hash, done: 0, noted: 0, failure: None }
     }
 
-    /// What became of a layer, given what the unpacker made of the stream. Bytes that it left unread belong to the
-    /// blob too; and when it failed, wrong bytes are a better reason than whatever they looked like.
+    /// The result for a layer, given that of the unpacker. Unread bytes belong to the blob too. If unpacking failed
+    /// because the bytes are wrong, the mismatch is reported rather than what the bytes looked like.
     pub(crate) fn conclude(mut self, result: Result<Unpacked, UnpackError>) -> Result<Unpacked, FetchError> {
         let layer = self.descriptor.digest.clone();
         if let Some(failure) = self.failure.take() {
@@ -67,7 +67,7 @@ impl<'a> Checked<'a> {
                 let read = near && std::io::copy(&mut self, &mut std::io::sink()).is_ok();
                 match self.failure.take() {
                     Some(failure @ FetchError::LayerMismatch { .. }) => return Err(failure),
-                    // Without the rest nothing is known about the bytes; the unpacker's reason stands.
+                    // Without the rest of the bytes, the unpacker's error is the best explanation.
                     Some(_) => return Err(FetchError::Layer { layer, source }),
                     None => {}
                 }

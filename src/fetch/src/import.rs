@@ -1,5 +1,5 @@
-//! From a source to a committed image: the manifest for this host, its configuration, its layers, and only then
-//! the image's row, so that nothing half-fetched is ever seen.
+//! Imports the image of a source: the manifest for this host, its configuration, its layers, and last the image's row,
+//! so that an incomplete image is never visible.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -16,29 +16,29 @@ use crate::progress::{Note, Progress};
 use crate::settings::Config;
 use crate::source::{self, Mismatch, Source, SourceError};
 
-/// How often a fetch begins again because a collection has taken a layer from under it.
+/// Maximum number of restarts after garbage collection removed a layer during the fetch.
 pub(crate) const COLLECTED: usize = 3;
 
-/// What an image is to be called in the store.
+/// The names of an image to import.
 pub(crate) struct Naming {
-    /// Canonical names, at least one; the first stands in messages.
+    /// Canonical names, at least one. Messages use the first.
     pub(crate) names: Vec<String>,
     pub(crate) origin: NameOrigin,
 }
 
-/// Who chose the names of an image, and so whether they may be taken from another one.
+/// The origin of an image's names, which decides whether they may be taken from another image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NameOrigin {
-    /// The registry that is named: its tags may move.
+    /// The registry: its tags may move.
     Registry,
-    /// The archive or layout itself. It may claim any name, also that of a registry's image.
+    /// The archive or layout itself, which may claim any name, including that of a registry's image.
     Archive,
     /// The path that the user gave.
     Path,
 }
 
 impl Naming {
-    /// Checks that no name is taken from another image without permission; tells of those that are.
+    /// Checks that no name is taken from another image without permission, and reports names that move.
     fn check(&self, store: &Store, config: &Config, id: &Digest, progress: &dyn Progress) -> Result<(), FetchError> {
         if self.origin == NameOrigin::Registry {
             return Ok(());
@@ -55,7 +55,7 @@ impl Naming {
     }
 }
 
-/// What is known of an image before its layers are fetched.
+/// The documents of an image, read before its layers.
 struct Found {
     id: Digest,
     bytes: Vec<u8>,
@@ -64,8 +64,7 @@ struct Found {
     plans: Vec<Planned>,
 }
 
-/// Brings the image of `source` into the store under the names of `naming`. Returns its
-/// row, and the bytes of layers that were read.
+/// Imports the image of `source` under the names of `naming`. Returns its row, and the number of bytes of layers read.
 pub(crate) fn import(
     store: &Store,
     config: &Config,
@@ -80,7 +79,7 @@ pub(crate) fn import(
     let watch = Watch { progress, cancelled: AtomicBool::new(false), read: AtomicU64::new(0) };
     let looked = || FetchError::store("look for an image");
     let known = store.image(&id).map_err(looked())?;
-    // Known under another name, perhaps. One that is damaged is fetched as if it were not known: what is sound stays.
+    // The image may be in the store under another name. A damaged one is fetched again; its sound layers are kept.
     if let Some(row) = known
         && store.is_whole(&row).map_err(looked())?
     {
@@ -94,7 +93,7 @@ pub(crate) fn import(
         };
         match store.commit_image(&image, gantry_store::now()) {
             Ok(row) => return Ok((row, 0)),
-            // It has been removed a moment ago.
+            // The image has just been removed.
             Err(CommitImageError::NoSuchLayer { .. } | CommitImageError::NoSuchBlob { .. }) => {}
             Err(source) => return Err(FetchError::Commit { name: name.to_owned(), source }),
         }
@@ -105,7 +104,7 @@ pub(crate) fn import(
     loop {
         match bring(store, &job, &found, source.format(), names) {
             Ok(row) => return Ok((row, watch.read.load(Ordering::Relaxed))),
-            // Before that, a failure has cancelled the source: only the caller can begin again, with a fresh one.
+            // A failure has cancelled the source, so only the caller can restart, with a new one.
             Err(error) if tries < COLLECTED && is_collected(&error) => tries += 1,
             Err(error) => return Err(error),
         }
@@ -119,8 +118,8 @@ fn is_collected(error: &FetchError) -> bool {
     )
 }
 
-/// Fetches what is missing and commits the image. A kill before the last step leaves layers and blobs that no
-/// image refers to; the next fetch uses them, or the next sweep removes them.
+/// Fetches what is missing and commits the image. After a kill before the last step, the layers and blobs without an
+/// image are used by the next fetch or removed by garbage collection.
 fn bring(
     store: &Store,
     job: &Job<'_>,
@@ -152,7 +151,7 @@ fn bring(
     store.commit_image(&image, gantry_store::now()).map_err(|source| FetchError::Commit { name, source })
 }
 
-/// Follows the index (or indexes) to the manifest for this host. Every step is pinned by the digest in the one before.
+/// Follows the index (or indexes) to the manifest for this host. Each step is pinned by the digest in the one before.
 fn find_manifest(source: &dyn Source, config: &Config, name: &str) -> Result<(Digest, Vec<u8>, Manifest), FetchError> {
     let refused = |source: ManifestError| FetchError::Manifest { name: name.to_owned(), source };
     let top = source.root().map_err(FetchError::source(name))?;
@@ -174,7 +173,7 @@ fn find_manifest(source: &dyn Source, config: &Config, name: &str) -> Result<(Di
     Err(refused(ManifestError::TooDeep))
 }
 
-/// A document by its descriptor, verified.
+/// Fetches the document of a descriptor and verifies it.
 fn document(
     source: &dyn Source,
     d: &source::Descriptor,
@@ -193,7 +192,7 @@ fn document(
     Ok(bytes)
 }
 
-/// Reads the configuration and checks that it fits the manifest and this host.
+/// Reads the configuration and checks that it matches the manifest and this host.
 fn complete(
     source: &dyn Source,
     settings: &Config,
@@ -218,7 +217,7 @@ fn complete(
             want: Box::new(settings.platform.clone()),
         });
     }
-    // The unpacker hashes with the one algorithm that every image uses.
+    // The unpacker computes sha256 only, which every image uses.
     if let Some(odd) = config.diff_ids.iter().find(|diff_id| diff_id.algorithm() != Algorithm::Sha256) {
         return Err(FetchError::DiffAlgorithm { name: owned(), algorithm: odd.algorithm().as_str() });
     }
@@ -226,7 +225,7 @@ fn complete(
     Ok(Found { id, bytes, manifest, config_bytes, plans })
 }
 
-/// Names each layer by what lies below it too (OCI image specification, config.md, "Layer ChainID").
+/// The chain ID of each layer (OCI image specification, config.md, "Layer ChainID").
 fn plan(manifest: &Manifest, config: &ImageConfig) -> Vec<Planned> {
     let mut plans: Vec<Planned> = Vec::with_capacity(manifest.layers.len());
     for (blob, diff_id) in manifest.layers.iter().zip(&config.diff_ids) {

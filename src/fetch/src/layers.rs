@@ -1,15 +1,15 @@
-//! The layers of one image, fetched and unpacked side by side and committed from the bottom up.
+//! The layers of one image: fetched and unpacked in parallel, committed from the bottom up.
 //!
 //! Workers (up to `Config::parallel` threads, joined before this returns) take layers bottom first. Each locks its
-//! layer, asks the calling thread whether somebody has committed it meanwhile, and unpacks it into a staging
-//! directory straight from the source's stream. The calling thread owns the [`Store`]: it commits every run of
-//! layers whose parents are there.
+//! layer, asks the calling thread whether another process has committed it meanwhile, and unpacks it into a staging
+//! directory straight from the source's stream. The calling thread owns the [`Store`]: it commits each run of layers
+//! whose parents are committed.
 //!
 //! Locks: a layer's lock (`Store::lock_layer`, across processes) is held from before the check until the layer is
-//! committed. Nobody waits for a lock above one that he holds back: a worker waits for the lock of its own layer
-//! only, a finished layer waits only for layers below it, and every fetch begins at the bottom. So of all
-//! unfinished layers the lowest always gets on, and two fetches of images that share layers cannot block each
-//! other. A holder that dies loses its locks and its staging directories, which the next sweep removes.
+//! committed. A worker waits only for the lock of its own layer, a finished layer waits only for layers below it, and
+//! every fetch starts at the bottom. So the lowest unfinished layer always makes progress, and two fetches of images
+//! that share layers cannot deadlock. A holder that dies releases its locks; garbage collection removes its staging
+//! directories.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,23 +26,23 @@ use crate::progress::Note;
 use crate::source::{Descriptor, Source};
 use crate::unpack::{self, Compression, Unpacked};
 
-/// How long we wait for somebody else who fetches the same layer.
+/// Timeout of waiting for another process that fetches the same layer.
 const OTHERS: Duration = Duration::from_secs(3600);
 
-/// How often a wait for somebody else looks whether it is still wanted.
+/// Interval of checks for cancellation while waiting for another process.
 const LOOK_UP: Duration = Duration::from_secs(1);
 
-/// A layer that must be in the store.
+/// A layer that the image needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Planned {
     pub(crate) blob: Descriptor,
     pub(crate) diff_id: Digest,
     pub(crate) chain: Digest,
-    /// The chain of the layer below.
+    /// The chain ID of the layer below.
     pub(crate) parent: Option<Digest>,
 }
 
-/// What the workers share.
+/// Shared by the workers.
 pub(crate) struct Job<'a> {
     pub(crate) source: &'a dyn Source,
     pub(crate) caps: &'a Caps,
@@ -58,9 +58,9 @@ struct Finished {
 }
 
 enum Event {
-    /// A worker has the lock of a layer: is it there by now? No answer means: give up.
+    /// A worker holds the lock of a layer and asks whether it has been committed meanwhile. No reply means: give up.
     Locked { at: usize, there: mpsc::SyncSender<bool> },
-    /// A layer is verified and unpacked.
+    /// A layer has been verified and unpacked.
     Finished { at: usize, layer: Box<Finished> },
     /// A layer failed.
     Failed(FetchError),
@@ -72,7 +72,7 @@ enum State {
     Finished(Box<Finished>),
 }
 
-/// Brings all layers into the store.
+/// Fetches all missing layers into the store.
 pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<(), FetchError> {
     let mut states = Vec::with_capacity(job.plans.len());
     for plan in job.plans {
@@ -95,8 +95,8 @@ pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<(), FetchError> {
         }
         drop(send);
         let mut failure = None;
-        // Ends when the last worker has gone. After a failure the events are dropped, and with them their locks,
-        // staging directories and the answers that workers wait for.
+        // Ends when the last worker has ended. After a failure, the events are dropped, and with them their locks,
+        // staging directories and the reply channels of waiting workers.
         for event in events {
             if failure.is_none()
                 && let Err(error) = committer.take(event)
@@ -119,7 +119,7 @@ struct Committer<'a> {
     store: &'a Store,
     plans: &'a [Planned],
     states: Vec<State>,
-    /// Layers from the bottom that are in the store.
+    /// The number of layers from the bottom that are committed.
     committed: usize,
     /// Their directories, topmost first.
     below: Vec<OwnedFd>,
@@ -134,7 +134,7 @@ impl Committer<'_> {
                 if present {
                     self.states[at] = State::Present;
                 }
-                // The worker waits for nothing but this.
+                // The worker waits for nothing but this reply.
                 there.send(present).map_err(|_| FetchError::Lost)?;
                 self.commit()
             }
@@ -145,7 +145,7 @@ impl Committer<'_> {
         }
     }
 
-    /// Commits the layers that stand on committed ones, all in one step.
+    /// Commits, in one transaction, the layers whose parents are committed.
     fn commit(&mut self) -> Result<(), FetchError> {
         let (mut batch, mut locks) = (Vec::new(), Vec::new());
         let mut at = self.committed;
@@ -183,7 +183,7 @@ impl Committer<'_> {
                 self.below.insert(0, dir);
                 Ok(())
             }
-            // A collection has taken it: no image referred to it yet.
+            // Garbage collection has removed it: no image referred to it yet.
             Err(rustix::io::Errno::NOENT) => Err(FetchError::LayerGone { layer: chain.clone() }),
             Err(errno) => {
                 let source = StoreError::Io { doing: "open", path, source: errno.into() };
@@ -208,7 +208,7 @@ impl Committer<'_> {
     }
 }
 
-/// A worker's life: one layer after the other, until there is none left or one failed.
+/// The loop of a worker: one layer after the other, until none is left or one failed.
 fn work(job: &Job<'_>, trees: &Trees, next: &AtomicUsize, missing: &[usize], send: &mpsc::Sender<Event>) {
     while let Some(&at) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
         let event = match one(job, trees, at, send) {
@@ -224,7 +224,7 @@ fn work(job: &Job<'_>, trees: &Trees, next: &AtomicUsize, missing: &[usize], sen
     }
 }
 
-/// Fetches one layer; `None` when somebody else has done so.
+/// Fetches one layer; `None` if another process has committed it.
 fn one(job: &Job<'_>, trees: &Trees, at: usize, send: &mpsc::Sender<Event>) -> Result<Option<Finished>, FetchError> {
     let plan = &job.plans[at];
     let blob = &plan.blob;

@@ -17,9 +17,9 @@ use crate::source::{Descriptor, Document, MAX_DOCUMENT, Source, SourceError, dig
 
 /// Annotation of a tag, or of a whole name (OCI image specification, annotations.md).
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
-/// Annotation in which containerd and Docker keep the whole name.
+/// Annotation in which containerd and Docker store the whole name.
 const IMAGE_NAME: &str = "io.containerd.image.name";
-/// Names shown when one must be chosen.
+/// Maximum number of names in an error message.
 const MOST_SHOWN: usize = 10;
 
 /// Whether `path` is a directory with an `oci-layout` file.
@@ -46,7 +46,7 @@ pub(crate) struct Layout<F> {
 enum Top {
     /// A manifest or an index in a blob.
     Blob(Descriptor),
-    /// All of `index.json`: manifests of one image for several platforms.
+    /// The whole of `index.json`: manifests of one image for several platforms.
     Index(Vec<u8>),
 }
 
@@ -57,7 +57,7 @@ struct Marker {
 }
 
 impl<F: Files> Layout<F> {
-    /// Reads marker and index, and chooses the image.
+    /// Reads marker and index, and selects the image.
     pub(crate) fn new(files: F, tag: Option<&str>) -> Result<Self, SourceError> {
         let marker = files.small("oci-layout", MAX_DOCUMENT)?;
         let invalid =
@@ -77,7 +77,7 @@ impl<F: Files> Layout<F> {
         let mut names: Vec<String> = chosen.iter().flat_map(names).map(str::to_owned).collect();
         names.sort();
         names.dedup();
-        // One image may be listed under each of its names.
+        // An image may be listed once for each of its names.
         chosen.dedup_by(|a, b| a.digest == b.digest);
         let top = match <[Descriptor; 1]>::try_from(chosen) {
             Ok([one]) => Top::Blob(one),
@@ -91,8 +91,7 @@ impl<F: Files> Layout<F> {
     }
 }
 
-/// The entries of the image that was named. Without a name: the only one, or all when they differ in nothing but
-/// the platform.
+/// The entries of the named image. Without a name: the only entry, or all if they differ in nothing but the platform.
 fn choose(entries: Vec<Descriptor>, tag: Option<&str>, place: &str) -> Result<Vec<Descriptor>, SourceError> {
     let total = entries.len();
     let known = |entries: &[Descriptor]| {
@@ -163,7 +162,7 @@ impl<F: Files> Source for Layout<F> {
     }
 }
 
-/// A layout's directory. Nothing in it leads out of it.
+/// A layout's directory. No path in it leads outside.
 struct Directory {
     path: PathBuf,
     fd: OwnedFd,
@@ -177,7 +176,7 @@ impl Directory {
         Ok(Self { path: path.to_owned(), fd })
     }
 
-    /// Links are followed inside the directory only; a FIFO does not hold the open.
+    /// Links are followed inside the directory only. Opening a FIFO does not block.
     fn file(&self, path: &str) -> Result<Option<File>, SourceError> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;

@@ -1,4 +1,4 @@
-//! Images from this machine: archives, layout directories, standard input; and what they are called in the store.
+//! Local images: archives, layout directories and standard input, and their names in the store.
 
 use std::io::Read;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub(crate) struct Local {
     pub(crate) naming: Naming,
 }
 
-/// Opens what a local reference names.
+/// Opens the source of a local reference.
 pub(crate) fn open(
     store: &Store,
     reference: &ImageRef,
@@ -60,9 +60,8 @@ pub(crate) fn open(
     Ok(Local { source, naming: Naming { names, origin } })
 }
 
-/// A name from an archive as the store has it; `None` when it is no name. `docker save` writes `alpine:3` for
-/// Docker Hub's `alpine`, so it means that one again. An OCI layout may have a bare tag, which belongs to the
-/// layout's own name (its `stem`).
+/// The name in the store for a name from an archive; `None` if it is malformed. `docker save` writes `alpine:3` for
+/// Docker Hub's `alpine`. An OCI layout may have a bare tag, which belongs to the layout's own name (its `stem`).
 fn canonical(name: &str, stem: &str, docker: bool) -> Option<String> {
     if !docker && is_tag(name) {
         return format!("{stem}:{name}").parse::<ImageRef>().ok().map(|_| format!("{stem}:{name}"));
@@ -76,12 +75,12 @@ fn canonical(name: &str, stem: &str, docker: bool) -> Option<String> {
     }
 }
 
-/// Whether a name in an OCI layout is a tag alone.
+/// Whether a name in an OCI layout is a bare tag.
 fn is_tag(name: &str) -> bool {
     !name.contains([':', '/', '@'])
 }
 
-/// A file's name without its endings, as far as it can be a repository's name.
+/// The name of a file without its extensions, made to fit a repository's name.
 fn stem(path: &Path) -> String {
     let name = path.file_name().map(|name| name.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
     let name = [".gz", ".zst", ".tgz", ".tar", ".oci"]

@@ -1,16 +1,16 @@
-//! What a fetch tells while it works. Nothing here decides anything: a progress bar or a log line reads it.
+//! Progress events of a fetch, for a progress bar or a log. They influence nothing.
 
 use std::time::Duration;
 
 use gantry_model::Digest;
 
-/// Hears the notes of a fetch, from several threads at once; must return quickly.
+/// Receives the events of a fetch, from several threads at once. Must return quickly.
 pub trait Progress: Sync {
-    /// Something happened.
+    /// Handles an event.
     fn notify(&self, note: Note);
 }
 
-/// Hears nothing.
+/// Ignores all events.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 
@@ -18,23 +18,23 @@ impl Progress for Silent {
     fn notify(&self, _note: Note) {}
 }
 
-/// Something that happened. A layer is named by the digest of its blob as it comes.
+/// An event. Layers are named by the digest of their compressed blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Note {
-    /// The source is being asked what this name means.
+    /// The source is asked to resolve a name.
     Resolving {
         /// The canonical name, or a path.
         name: String,
     },
-    /// A layer begins.
+    /// The download of a layer starts.
     Layer {
         /// The layer.
         layer: Digest,
         /// Its compressed size in bytes.
         total: Option<u64>,
     },
-    /// Bytes of a layer have come; at most one note per 256 KiB.
+    /// Part of a layer has been received; at most one event per 256 KiB.
     Bytes {
         /// The layer.
         layer: Digest,
@@ -46,36 +46,36 @@ pub enum Note {
         /// The layer.
         layer: Digest,
     },
-    /// A layer is verified and unpacked.
+    /// A layer has been verified and unpacked.
     LayerDone {
         /// The layer.
         layer: Digest,
     },
-    /// Somebody else is fetching this layer; we wait for them.
+    /// Another process fetches this layer; this one waits.
     Waiting {
         /// The layer.
         layer: Digest,
     },
-    /// A request failed and will be tried again.
+    /// A request failed and will be retried.
     Retrying {
         /// What failed (safe to print).
         why: String,
         /// The wait.
         after: Duration,
     },
-    /// The registry could not be asked for something newer; the image in the store is used.
+    /// The registry could not be reached for a newer image; the one in the store is used.
     Offline {
         /// The canonical name.
         name: String,
         /// Why (safe to print).
         why: String,
     },
-    /// A volume that an image declares is left out: it would cover what every app gets.
+    /// A volume that an image declares is omitted: it would hide what every app gets.
     VolumeIgnored {
         /// Where the image wants it.
         path: String,
     },
-    /// A name now belongs to the image that is being imported.
+    /// A name moves to the image that is being imported.
     NameMoved {
         /// The canonical name.
         name: String,

@@ -1,4 +1,4 @@
-//! One fetch: from what a person typed to an image in the store.
+//! One fetch: from an image reference to an image in the store.
 //!
 //! | reference | policy `never` | `new` | `update` | `newer` |
 //! |---|---|---|---|---|
@@ -23,32 +23,32 @@ use crate::settings::Config;
 use crate::source::MAX_DOCUMENT;
 use crate::{Platform, config, local};
 
-/// When the source of an image is asked.
+/// When to ask the source of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PullPolicy {
-    /// Never: what is in the store or nothing.
+    /// Never: only the store is used.
     Never,
-    /// When the name is not in the store.
+    /// If the name is not in the store.
     #[default]
     New,
-    /// Always, and what is there already is not fetched again.
+    /// Always; layers in the store are not fetched again.
     Update,
-    /// Always; what is in the store is used when the registry cannot be reached.
+    /// Always; if the registry cannot be reached, the image in the store is used.
     Newer,
 }
 
-/// An image that is in the store now.
+/// A fetched image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fetched {
     /// The image.
     pub image: ImageRow,
-    /// The canonical name under which it was asked for, or its id.
+    /// The canonical name of the reference, or the id.
     pub name: String,
     /// Bytes of layers that were read from the source.
     pub downloaded: u64,
 }
 
-/// What every way of fetching needs.
+/// The context of a fetch.
 struct Context<'a> {
     store: &'a Store,
     config: &'a Config,
@@ -56,10 +56,10 @@ struct Context<'a> {
     progress: &'a dyn Progress,
 }
 
-/// Makes sure that the image `reference` names is in the store. `stdin` is read for [`ImageRef::Stdin`] only.
+/// Ensures that the image of `reference` is in the store. `stdin` is read for [`ImageRef::Stdin`] only.
 ///
-/// Threads are started for the layers and joined before this returns. Killed at any point, it leaves nothing
-/// visible: layers without an image are used by the next fetch or removed by the next sweep.
+/// Threads are started for the layers and joined before this returns. After a kill at any point, layers without an
+/// image are used by the next fetch or removed by garbage collection.
 ///
 /// # Errors
 /// [`FetchError`]; the first failure of several.
@@ -133,8 +133,7 @@ impl Context<'_> {
         }
     }
 
-    /// Whether nothing has to be fetched of an image of the store. Where nothing may be fetched, a damaged one is as good
-    /// as it gets.
+    /// Whether an image in the store needs no fetch. If nothing may be fetched, a damaged image counts as complete.
     fn is_usable(&self, image: &ImageRow) -> Result<bool, FetchError> {
         if self.policy == PullPolicy::Never {
             return Ok(true);
@@ -142,7 +141,7 @@ impl Context<'_> {
         self.store.is_whole(image).map_err(FetchError::store("look at an image"))
     }
 
-    /// Whether an image of the store is for the platform that is asked for. One that does not say is for any.
+    /// Whether an image in the store is for the requested platform. One without a platform is for any.
     fn fits_platform(&self, image: &ImageRow) -> Result<bool, FetchError> {
         if self.config.platform == Platform::host() {
             return Ok(true);
@@ -158,7 +157,7 @@ impl Context<'_> {
         let naming = Naming { names: vec![name.to_owned()], origin: NameOrigin::Registry };
         let mut tries = 1;
         loop {
-            // A fresh one each time: a failed fetch has cancelled its source.
+            // Created anew for each attempt: a failed fetch cancels its source.
             let registry = Registry::new(reference, self.config, self.progress)
                 .map_err(|error| FetchError::source(name)(error.into()))?;
             match import(self.store, self.config, &registry, &naming, self.progress) {
@@ -195,7 +194,7 @@ impl Context<'_> {
         }
     }
 
-    /// The full names in the store that a short one may mean.
+    /// The full names in the store that match a short one.
     fn full_names(&self, short: &ShortName) -> Result<Vec<String>, FetchError> {
         let looked = || FetchError::store("look for an image");
         let tail = match (&short.digest, &short.tag) {
@@ -225,7 +224,8 @@ impl Context<'_> {
         Ok(ids.len() == 1)
     }
 
-    /// An image of the store by one of its names; with a registry in it, that one is asked where the policy says so.
+    /// Finds an image in the store by one of its names; if that names a registry, the registry is asked as the policy
+    /// says.
     fn full(&self, name: String) -> Result<Fetched, FetchError> {
         if let Ok(ImageRef::Registry(reference)) = name.parse() {
             return self.registry(&reference);

@@ -1,4 +1,4 @@
-//! What an operator may set about fetching, with the defaults.
+//! Settings of fetching, with their defaults.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,50 +6,50 @@ use std::time::Duration;
 use crate::Caps;
 use crate::platform::Platform;
 
-/// How images are fetched. [`Config::default`] is right for most hosts.
+/// Settings of a fetch. [`Config::default`] fits most hosts.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The registry that completes short names such as `alpine`; none by default, because guessing is how one
-    /// gets somebody else's image.
+    /// The registry that completes short names such as `alpine`. None by default: a guess could fetch another
+    /// publisher's image.
     pub default_registry: Option<String>,
-    /// What may be given up of transport security.
+    /// Relaxations of transport security.
     pub insecure: Insecure,
-    /// Credential files in the order in which they are asked (containers-auth.json(5)); missing ones are skipped.
+    /// Credential files in order of precedence (containers-auth.json(5)); missing ones are skipped.
     pub auth_files: Vec<PathBuf>,
     /// Directories with certificates for single hosts, as `HOST[:PORT]/*.crt`, `*.cert` and `*.key`; missing ones are
     /// skipped.
     pub certificate_dirs: Vec<PathBuf>,
-    /// What the images must run on.
+    /// The platform that images must be for.
     pub platform: Platform,
     /// Whether an archive may take names that belong to other images.
     pub take_names: bool,
-    /// What an unpacked layer may grow to.
+    /// Limits of an unpacked layer.
     pub caps: Caps,
-    /// Deadlines.
+    /// Timeouts.
     pub timeouts: Timeouts,
-    /// Layers fetched and unpacked at the same time; 1 to 16.
+    /// Number of layers fetched and unpacked in parallel; 1 to 16.
     pub parallel: usize,
 }
 
-/// What may be given up of transport security. Loopback registries may always speak plain http.
+/// Relaxations of transport security. Loopback registries may always speak plain http.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Insecure {
-    /// Registries that are not on loopback may speak plain http when they do not speak https.
+    /// Plain http is allowed for registries that do not speak https.
     pub http: bool,
-    /// The certificate of the registry is not checked.
+    /// The certificate of the registry is not verified.
     pub tls: bool,
 }
 
-/// Deadlines. There is none on a whole download: a slow line that makes progress is fine.
+/// Timeouts. A whole download has none: a slow connection that makes progress is fine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Name resolution and connection set-up including TLS, each.
+    /// Timeout of name resolution and of connecting (including TLS), each.
     pub connect: Duration,
-    /// The longest silence of a peer: for each read, and for an answer's headers as a whole.
+    /// Timeout of each read, and of a response's headers as a whole.
     pub no_progress: Duration,
-    /// How long one request is tried again before it is given up, waits included.
+    /// Maximum duration of the retries of one request, including delays.
     pub total_retry: Duration,
-    /// The wait before the first retry; it doubles with each further one, up to ten seconds.
+    /// The delay before the first retry. It doubles with each further one, up to ten seconds.
     pub backoff: Duration,
 }
 
@@ -81,7 +81,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Where `login` files credentials: podman's place for root.
+    /// The file in which `login` stores credentials: podman's for root.
     #[must_use]
     pub fn login_file() -> PathBuf {
         let env = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -90,7 +90,7 @@ impl Config {
             .unwrap_or_else(|| "/run/containers/0/auth.json".into())
     }
 
-    /// Where credentials are looked for when nothing else is said: the places of podman and docker, in this order.
+    /// The default credential files of podman and docker, in order of precedence.
     #[must_use]
     pub fn default_auth_files() -> Vec<PathBuf> {
         let env = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);

@@ -1,10 +1,9 @@
-//! Where the bytes of an image come from: the one seam between the orchestration ([`crate::pull`]) and a
-//! registry, an OCI layout directory or an archive.
+//! The interface between the fetch ([`crate::pull`]) and the sources of images: registries, OCI layout directories and
+//! archives.
 //!
-//! A source answers three questions: what is at the top (an index or a manifest), what is behind a descriptor
-//! (small documents, whole), and what is behind a descriptor (layers, as a stream). It need not verify digests
-//! or sizes: the caller does, for every source alike, so a new source cannot forget it. A source must respect
-//! its caps ([`MAX_DOCUMENT`]) and must never hand out bytes for another digest on purpose.
+//! A source returns the top document (an index or a manifest), the documents that descriptors name, and the layers that
+//! descriptors name, as streams. The caller verifies digests and sizes for every source alike, so that a new source
+//! cannot forget it. A source must respect [`MAX_DOCUMENT`] and must not knowingly return bytes for another digest.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -13,78 +12,77 @@ use gantry_model::{Digest, ErrorKind, Kind, id::shown};
 use sha2::Digest as _;
 use thiserror::Error;
 
-/// Most bytes of a manifest, an index or an image configuration.
+/// Maximum length of a manifest, an index or an image configuration in bytes.
 pub const MAX_DOCUMENT: u64 = 8 << 20;
 
 /// A small JSON document as it came.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
-    /// The media type the source says it has; empty where the source does not say.
+    /// The media type that the source reports; empty if it reports none.
     pub media_type: String,
-    /// The bytes, exactly as their digest covers them; at most [`MAX_DOCUMENT`].
+    /// The bytes as covered by the digest; at most [`MAX_DOCUMENT`].
     pub bytes: Vec<u8>,
-    /// The digest the source claims, or the sha256 of the bytes where it claims none.
+    /// The digest that the source claims, or the sha256 of the bytes if it claims none.
     pub digest: Digest,
 }
 
-/// A reference to content (OCI image specification, descriptor.md). `urls` and `data` are ignored on purpose:
-/// content comes from the source that was named and from nowhere else.
+/// A reference to content (OCI image specification, descriptor.md). `urls` and `data` are ignored on purpose: content
+/// comes only from the named source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Media type of the content; empty where the document does not say.
+    /// Media type of the content; empty if there is none.
     pub media_type: String,
-    /// Digest of the content as it comes (compressed).
+    /// Digest of the (compressed) content.
     pub digest: Digest,
-    /// Its exact length in bytes.
+    /// Exact length of the content in bytes.
     pub size: u64,
-    /// What it runs on (entries of an index only).
+    /// The platform (entries of an index only).
     pub platform: Option<crate::config::Platform>,
     /// Annotations, such as `org.opencontainers.image.ref.name`.
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Something that has the parts of one image. Used by several threads at once.
+/// A source of one image. Used by several threads at once.
 pub trait Source: Sync {
-    /// The index or manifest that was asked for by name; the caller picks the platform.
+    /// The index or manifest of the image; the caller selects the platform.
     ///
     /// # Errors
-    /// [`SourceError`]: not there, not readable, larger than [`MAX_DOCUMENT`].
+    /// [`SourceError`]: not found, not readable, larger than [`MAX_DOCUMENT`].
     fn root(&self) -> Result<Document, SourceError>;
 
-    /// The document behind a descriptor (a manifest, or an image configuration), whole. The caller verifies
-    /// digest and size; the source reads at most `d.size + 1` bytes and refuses `d.size` above [`MAX_DOCUMENT`].
+    /// The document of a descriptor (a manifest, or an image configuration). The caller verifies digest and size; the
+    /// source reads at most `d.size + 1` bytes and refuses `d.size` above [`MAX_DOCUMENT`].
     ///
     /// # Errors
     /// [`SourceError`]: as for [`Source::root`].
     fn document(&self, d: &Descriptor) -> Result<Vec<u8>, SourceError>;
 
-    /// The stream behind a descriptor (a layer), from byte `offset` on, as it came (compressed). The caller
-    /// counts and hashes.
+    /// The stream of a descriptor (a layer) from byte `offset` on, still compressed. The caller counts and hashes.
     ///
     /// # Errors
     /// [`SourceError`]: as for [`Source::root`]. Failures while reading come as [`std::io::Error`].
     fn open(&self, d: &Descriptor, offset: u64) -> Result<Box<dyn Read + Send + '_>, SourceError>;
 
-    /// The names this source knows for the image, as written there (`alpine:3.20`, `registry.example/app:1`,
-    /// or a bare tag); the caller makes them canonical. Empty where it knows none.
+    /// The names of the image in this source (`alpine:3.20`, `registry.example/app:1`, or a bare tag); the caller makes
+    /// them canonical. Empty if there are none.
     fn names(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// The format the image is reported with, where its manifest does not tell (a docker-save archive has none).
+    /// The format to report if the manifest does not tell (a docker-save archive has none).
     fn format(&self) -> Option<gantry_store::ImageFormat> {
         None
     }
 
-    /// Makes every read in flight, and every later one, fail soon. Called once, when another layer has failed.
+    /// Makes every read in flight, and every later one, fail soon. Called once, after another layer has failed.
     fn cancel(&self) {}
 }
 
-/// A source could not deliver.
+/// Reading from a source failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// The source lacks what was asked for.
+    /// The source does not have the object.
     #[error("{what} is not in {place}")]
     NotFound {
         /// What was asked for.
@@ -92,7 +90,7 @@ pub enum SourceError {
         /// Where: a path, or a registry and repository.
         place: String,
     },
-    /// What is there breaks its format.
+    /// The object is malformed.
     #[error("{what} is damaged or not what it claims to be: {why}")]
     Invalid {
         /// What was read.
@@ -100,7 +98,7 @@ pub enum SourceError {
         /// Why it is refused.
         why: String,
     },
-    /// A limit of ours was reached.
+    /// The object exceeds a limit.
     #[error("{what} is larger than {most} bytes, the most gantry takes")]
     TooLarge {
         /// What was read.
@@ -108,7 +106,7 @@ pub enum SourceError {
         /// The limit in bytes.
         most: u64,
     },
-    /// More than one image is there and none was named.
+    /// There are several images and none was named.
     #[error("{place} holds several images; name one of them after a colon: {}", .names.join(", "))]
     Ambiguous {
         /// The archive or layout.
@@ -116,7 +114,7 @@ pub enum SourceError {
         /// The names it has (escaped, at most ten).
         names: Vec<String>,
     },
-    /// The file system failed.
+    /// Reading a file failed.
     #[error("cannot read {what}")]
     Io {
         /// What was read: a path.
@@ -143,7 +141,7 @@ impl Kind for SourceError {
     }
 }
 
-/// Bytes that are not what their descriptor says.
+/// Bytes do not match their descriptor.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Mismatch {
     /// The length differs.
@@ -181,7 +179,7 @@ enum Inner {
 }
 
 impl Hasher {
-    /// A hash of the kind `algorithm` names.
+    /// Starts a hash with `algorithm`.
     #[must_use]
     pub fn new(algorithm: gantry_model::id::Algorithm) -> Self {
         use gantry_model::id::Algorithm;
@@ -199,7 +197,7 @@ impl Hasher {
         }
     }
 
-    /// The digest of everything added.
+    /// The digest of all bytes added.
     #[must_use]
     #[expect(clippy::expect_used, reason = "the hash functions return exactly the bytes their algorithm has")]
     pub fn finish(self) -> Digest {
@@ -212,7 +210,7 @@ impl Hasher {
     }
 }
 
-/// The digest of some bytes.
+/// Computes the digest of `bytes`.
 #[must_use]
 pub fn digest_of(algorithm: gantry_model::id::Algorithm, bytes: &[u8]) -> Digest {
     let mut hash = Hasher::new(algorithm);
@@ -220,7 +218,7 @@ pub fn digest_of(algorithm: gantry_model::id::Algorithm, bytes: &[u8]) -> Digest
     hash.finish()
 }
 
-/// Checks bytes against the descriptor they came for.
+/// Verifies bytes against their descriptor.
 ///
 /// # Errors
 /// [`Mismatch`] when length or digest differ.
@@ -232,7 +230,7 @@ pub fn verify(d: &Descriptor, bytes: &[u8]) -> Result<(), Mismatch> {
     if got == d.digest { Ok(()) } else { Err(Mismatch::Digest { want: d.digest.clone(), got }) }
 }
 
-/// A hostile media type as it may stand in a message.
+/// A media type for a message, escaped.
 pub(crate) fn media(text: &str) -> String {
     if text.is_empty() { "no media type".to_owned() } else { shown(text) }
 }

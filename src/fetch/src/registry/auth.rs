@@ -1,9 +1,10 @@
-//! Who we are to a registry: nobody, until it asks; then a token of its token server, or user and password.
+//! Authentication with a registry: anonymous until a challenge arrives, then a token of its token server, or user and
+//! password.
 //!
-//! The registry names its token server (the Docker token specification), and that server gets the credentials
-//! that were found for the registry, as docker and podman do: a registry that is trusted with a password is
-//! trusted to say who checks it. The server must be reached by https (by http only from loopback to loopback, or
-//! where plain http was allowed), and a redirect away from it loses the credentials ([`super::http`]).
+//! The registry names its token server (the Docker token specification), which receives the credentials stored for the
+//! registry, as with docker and podman: a registry trusted with a password is trusted to name the server that checks
+//! it. The server must be reached over https (over http only from loopback to loopback, or where plain http is
+//! allowed), and a redirect to another origin drops the credentials ([`super::http`]).
 
 use std::io::Read as _;
 use std::path::PathBuf;
@@ -21,25 +22,25 @@ use super::url::HttpUrl;
 use crate::auth_file::{self, Credentials};
 use crate::settings::Insecure;
 
-/// Most bytes of a token server's answer.
+/// Maximum length of a token server's reply in bytes.
 const MAX_TOKEN: u64 = 1 << 20;
 
-/// Of credentials that are being tried.
+/// The error for credentials that are checked by a login.
 pub(crate) const NOT_ACCEPTED: &str = "the user name or the password is not accepted";
 
-/// Most further repositories that a registry may demand a token for.
+/// Maximum number of further repositories for which a registry may demand a token.
 const MAX_SCOPES: usize = 8;
 
-/// Our standing with one repository of one registry.
+/// The authorization for one repository of one registry.
 pub(crate) struct Auth {
-    /// The host under which credentials are filed: as the reference has it.
+    /// The host under which credentials are stored: as in the reference.
     host: String,
     repository: String,
     files: Vec<PathBuf>,
-    /// Credentials that are being tried; no file is read.
+    /// Credentials to check; no file is read.
     given: Option<Credentials>,
     insecure: Insecure,
-    /// Held while a token is fetched, so that four downloads that find it stale fetch one new one.
+    /// Locked while a token is fetched, so that parallel downloads with a stale token fetch one new token.
     state: Mutex<State>,
 }
 
@@ -50,11 +51,11 @@ struct State {
     credentials: Option<String>,
 }
 
-/// What is sent, and which renewal it comes from.
+/// The current `Authorization` header and its generation.
 pub(crate) struct Standing {
     pub(crate) generation: u64,
     pub(crate) header: Option<String>,
-    /// Where the credentials behind it are from; none behind an anonymous token.
+    /// The source of the credentials; `None` for an anonymous token.
     pub(crate) credentials: Option<String>,
 }
 
@@ -72,12 +73,12 @@ impl Auth {
         Self { host, repository, files, given, insecure, state: Mutex::default() }
     }
 
-    /// For a registry as a whole, with these credentials and no others.
+    /// Authorization for a registry as a whole, with these credentials only.
     pub(crate) fn with_credentials(host: &str, credentials: Credentials, insecure: Insecure) -> Self {
         Self { given: Some(credentials), ..Self::new(host, "", Vec::new(), insecure) }
     }
 
-    /// The credentials there are, and where they are from.
+    /// The credentials and their source.
     fn credentials(&self) -> Result<(Option<Credentials>, Option<String>), RegistryError> {
         if self.given.is_some() {
             return Ok((self.given.clone(), None));
@@ -91,7 +92,8 @@ impl Auth {
         Standing { generation: state.generation, header: state.header.clone(), credentials: state.credentials.clone() }
     }
 
-    /// Meets the demand of a 401. `seen` is the generation that was refused; if somebody has renewed since, theirs is used.
+    /// Answers the challenge of a 401. `seen` is the generation that was refused; if another thread has renewed since,
+    /// its result is used.
     pub(crate) fn renew(
         &self,
         http: &Http,
@@ -151,8 +153,8 @@ impl Auth {
         Ok(realm)
     }
 
-    /// What we ask to be allowed: to pull this repository, and what the registry says is needed for it as long
-    /// as that is pulling too. Never more, whatever a registry demands in our name.
+    /// The scopes to request: pulling this repository, and pulling others if the registry demands it. Other actions are
+    /// never requested, whatever a registry demands.
     fn scopes(&self, demanded: Option<String>) -> Vec<String> {
         if self.repository.is_empty() {
             return Vec::new();
@@ -236,7 +238,7 @@ impl Auth {
         if bytes.len() as u64 > MAX_TOKEN {
             return Err(refuse("its answer is larger than 1 MiB"));
         }
-        // The parser's own message is left out: it may quote the token.
+        // The parser's message is omitted: it may quote the token.
         let parsed: TokenAnswer = serde_json::from_slice(&bytes).map_err(|_| refuse("its answer is not JSON"))?;
         let token = parsed.token.or(parsed.access_token).filter(|token| !token.is_empty());
         let token = token.ok_or_else(|| refuse("its answer has none"))?;
@@ -244,7 +246,8 @@ impl Auth {
     }
 }
 
-/// Pulling, if a demanded scope (`repository:NAME:ACTION[,ACTION…]`, the Docker token specification) contains that.
+/// The scope for pulling, if a demanded scope (`repository:NAME:ACTION[,ACTION…]`, the Docker token specification)
+/// includes pulling.
 fn pull_scope(scope: &str) -> Option<String> {
     let (kind, rest) = scope.split_once(':')?;
     // A name may begin with a host and its port.
@@ -259,13 +262,14 @@ fn basic(user: &str, password: &str) -> String {
     format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}")))
 }
 
-/// The header for a token, unless the token would break out of it.
+/// The header for a token; `None` if the token contains characters that end a header.
 fn bearer(token: &str) -> Option<String> {
     let fits = token.len() <= 64 << 10 && token.bytes().all(|c| c.is_ascii_graphic());
     fits.then(|| format!("Bearer {token}"))
 }
 
-/// What a registry's error body says (OCI distribution specification, "Error Codes"), escaped; empty when nothing.
+/// The message in a registry's error body (OCI distribution specification, "Error Codes"), escaped; empty if there is
+/// none.
 pub(crate) fn message_of(answer: Answer) -> String {
     #[derive(Deserialize)]
     struct Errors {
@@ -280,7 +284,7 @@ pub(crate) fn message_of(answer: Answer) -> String {
     }
     let mut bytes = Vec::new();
     let reader = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
-    // A body that breaks off explains nothing; the status does.
+    // A truncated body explains nothing; the status does.
     if reader.take(4096).read_to_end(&mut bytes).is_err() {
         return String::new();
     }
@@ -288,7 +292,7 @@ pub(crate) fn message_of(answer: Answer) -> String {
     match errors.first() {
         Some(One { code, message }) if message.is_empty() => shown(code),
         Some(One { code, message }) => format!("{}: {}", shown(code), shown(message)),
-        // What Go's server says when plain http comes to its TLS port.
+        // The reply of Go's server to plain http on its TLS port.
         None if bytes.starts_with(b"Client sent an HTTP request to an HTTPS server") => {
             "it speaks TLS on this port".to_owned()
         }

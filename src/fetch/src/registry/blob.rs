@@ -1,4 +1,4 @@
-//! A blob as one stream that survives broken connections: it goes on with a `Range` request where it broke.
+//! A blob as one stream that survives broken connections: it resumes with a `Range` request.
 //!
 //! The descriptor's size decides, not `Content-Length`: more bytes are an error, fewer are a broken connection.
 
@@ -19,7 +19,7 @@ pub(crate) struct BlobReader<'a> {
     digest: Digest,
     size: u64,
     offset: u64,
-    /// Where the last failure was; see [`PROGRESS`].
+    /// The offset of the last failure; see [`PROGRESS`].
     failed_at: u64,
     attempts: Attempts,
     open: Option<Open>,
@@ -31,7 +31,7 @@ struct Open {
 }
 
 impl<'a> BlobReader<'a> {
-    /// Asks for the blob from `offset` on; the first bytes are on their way when this returns.
+    /// Requests the blob from `offset` on. The body has started when this returns.
     pub(crate) fn open(
         registry: &'a Registry<'a>,
         digest: &Digest,
@@ -68,7 +68,7 @@ impl<'a> BlobReader<'a> {
         Ok(())
     }
 
-    /// Checks what an answer says about its bytes; how many of them to skip.
+    /// Checks the range of a response; returns the number of bytes to skip.
     fn check_answer(&self, answer: &Answer) -> Result<u64, RegistryError> {
         let host = answer.url.authority();
         let refuse = |why: String| RegistryError::Answer { host: host.clone(), what: self.what(), why };
@@ -101,7 +101,7 @@ impl<'a> BlobReader<'a> {
         RegistryError::TooShort { host: url.authority(), digest: self.digest.clone(), got, want: self.size }
     }
 
-    /// After a failure: waits for the next try, or gives up.
+    /// After a failure: waits for the next attempt, or gives up.
     fn failed(&mut self, error: RegistryError) -> Result<(), RegistryError> {
         self.open = None;
         if self.offset - self.failed_at >= PROGRESS {
@@ -145,7 +145,7 @@ impl<'a> BlobReader<'a> {
         }
     }
 
-    /// All bytes are there. One more would be a lie; a failure to deliver nothing is none.
+    /// All bytes have been received. One more is an error; a failure to deliver nothing is not.
     fn end(&mut self) -> Result<(), RegistryError> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         match open.body.read(&mut [0]) {

@@ -1,11 +1,13 @@
-//! `WWW-Authenticate` (RFC 9110 section 11.6.1; the Docker token specification's `Bearer` parameters).
+//! Parser of `WWW-Authenticate` (RFC 9110 section 11.6.1; the Docker token specification's `Bearer` parameters).
+//!
+//! Unlike http-auth, it accepts unquoted URLs, which registries send.
 
 use std::collections::BTreeMap;
 
-/// Most bytes of such a header.
+/// Maximum length of the header in bytes.
 const MAX_HEADER: usize = 8 << 10;
 
-/// What a registry demands.
+/// An authentication challenge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Challenge {
     /// A token from the server at `realm`.
@@ -14,7 +16,7 @@ pub(crate) enum Challenge {
     Basic,
 }
 
-/// Picks the demand we can meet out of a header: `Bearer` before `Basic`.
+/// Selects the challenge that gantry can answer: `Bearer` before `Basic`.
 pub(crate) fn parse(headers: &[&str]) -> Result<Challenge, &'static str> {
     let mut basic = false;
     for header in headers {
@@ -35,7 +37,7 @@ pub(crate) fn parse(headers: &[&str]) -> Result<Challenge, &'static str> {
 
 type Scheme = (String, BTreeMap<String, String>);
 
-/// Splits a header into its schemes with their parameters; `None` when it breaks the grammar.
+/// Splits a header into its schemes with their parameters; `None` if it is malformed.
 fn schemes(header: &str) -> Option<Vec<Scheme>> {
     let mut found: Vec<Scheme> = Vec::new();
     let mut rest = header.trim_start_matches([' ', '\t', ',']);
@@ -48,7 +50,7 @@ fn schemes(header: &str) -> Option<Vec<Scheme>> {
         let after = after.trim_start_matches([' ', '\t']);
         if let (Some(value), Some(last)) = (after.strip_prefix('='), found.last_mut()) {
             let (value, after) = value_of(value.trim_start_matches([' ', '\t']))?;
-            // The first of a repeated parameter wins; a second one cannot change what was read.
+            // The first of a repeated parameter wins.
             last.1.entry(word.to_ascii_lowercase()).or_insert(value);
             rest = after;
         } else {
@@ -60,7 +62,7 @@ fn schemes(header: &str) -> Option<Vec<Scheme>> {
     Some(found)
 }
 
-/// A token or a quoted string, and what follows it.
+/// Parses a token or a quoted string; returns it and the rest of the text.
 fn value_of(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find(|c: char| !is_token(c)).unwrap_or(text.len());

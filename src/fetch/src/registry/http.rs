@@ -1,8 +1,8 @@
-//! One HTTP exchange: trusted roots, deadlines, and redirects followed by rules of our own.
+//! One HTTP exchange: trusted roots, timeouts, and redirects.
 //!
-//! Credentials go to the origin (scheme, host, port) they were meant for and to nobody else: the first redirect
-//! that leaves it drops them, and no later one brings them back. https never becomes http. Nobody can send us to
-//! a link-local address, neither by its number nor by a name that resolves to it.
+//! Credentials are sent only to the origin (scheme, host, port) they are meant for: the first redirect to another
+//! origin drops them for good. https is never downgraded to http. Redirects to link-local addresses fail, by number and
+//! by name.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -27,13 +27,13 @@ use super::resolve::{Guard, LinkLocal, LookupFailed};
 use super::url::{HttpUrl, is_metadata};
 use crate::settings::{Config, Insecure, Timeouts};
 
-/// Redirects followed for one request.
+/// Maximum number of redirects of one request.
 const MAX_REDIRECTS: usize = 10;
 
-/// Most bytes of an answer's headers.
+/// Maximum length of a response's headers in bytes.
 const MAX_HEADERS: usize = 64 << 10;
 
-/// Nobody on this machine needs longer to answer a TLS greeting; one who does speaks plain http.
+/// Connect timeout for loopback. A local server that does not answer a TLS handshake in this time speaks plain http.
 const LOOPBACK_CONNECT: Duration = Duration::from_secs(5);
 
 /// The connections of one fetch.
@@ -47,7 +47,7 @@ pub(crate) struct Http {
     agents: Mutex<Agents>,
 }
 
-/// How one origin is spoken to.
+/// The HTTP client for one origin.
 struct Peer {
     agent: Agent,
     /// The file of the client certificate that is offered.
@@ -56,7 +56,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// The credentials for a proxy that gets our requests itself, rather than a CONNECT.
+    /// The credentials for a proxy that receives the requests themselves rather than a CONNECT.
     fn proxy_authorization(&self, url: &HttpUrl) -> Option<String> {
         let (user, password) = self.proxy.as_ref().filter(|_| !url.is_https())?.credentials.as_ref()?;
         Some(format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"))))
@@ -65,35 +65,35 @@ impl Peer {
 
 #[derive(Default)]
 struct Agents {
-    /// By host and port: each may have roots of its own.
+    /// By scheme, host and port: each may have its own roots.
     by_place: HashMap<String, Arc<Peer>>,
     system_roots: Option<Arc<Vec<Certificate<'static>>>>,
     stopped: bool,
 }
 
-/// What is sent.
+/// A request.
 pub(crate) struct Request<'a> {
     pub(crate) url: HttpUrl,
     pub(crate) method: Method<'a>,
     pub(crate) accept: Option<&'a str>,
-    /// The first byte wanted, where it is not the first there is.
+    /// The offset of the first byte wanted.
     pub(crate) from: u64,
     /// The value of the `Authorization` header for the origin of `url`.
     pub(crate) authorization: Option<&'a str>,
-    /// What is asked for, in the words of an error message.
+    /// The requested object, for error messages.
     pub(crate) what: &'a str,
 }
 
-/// What is done.
+/// The method of a request.
 pub(crate) enum Method<'a> {
     Get,
     /// A form; not redirected.
     Post(&'a str),
 }
 
-/// What came back: never a redirect, any other status.
+/// A response that is no redirect.
 pub(crate) struct Answer {
-    /// Who answered, after redirects.
+    /// The URL after redirects.
     pub(crate) url: HttpUrl,
     pub(crate) response: Response<Body>,
 }
@@ -152,7 +152,7 @@ impl Http {
         let refuse = |to: String, why| RegistryError::Redirect { from: from.authority(), to, why };
         let location = answer.headers().get(LOCATION).and_then(|value| value.to_str().ok());
         let location = location.ok_or_else(|| refuse("nowhere".to_owned(), "it does not say where to"))?;
-        // Only the part before a query may be shown.
+        // A query may hold a signature and is not shown.
         let visible =
             || shown(location.split(['?', '#']).next().unwrap_or_default().rsplit('@').next().unwrap_or_default());
         let to = from.join(location).map_err(|why| refuse(visible(), why))?;
@@ -214,7 +214,7 @@ impl Http {
         Ok(self.proxies.proxy_for(plain)?.is_some_and(|other| other.url == proxy.url))
     }
 
-    /// Ends every exchange in flight; later ones fail at once.
+    /// Aborts every exchange in flight; later ones fail at once.
     pub(crate) fn stop(&self) {
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         agents.stopped = true;
@@ -247,7 +247,7 @@ impl Http {
         certificates: &HostCertificates,
         proxy: Option<&Proxy>,
     ) -> Result<Agent, RegistryError> {
-        // The certificate of an https proxy is the system's to judge, whatever is given up for the registry.
+        // An https proxy is always verified against the system's roots.
         let plain_through_proxy = proxy.filter(|_| !url.is_https());
         let tls = TlsConfig::builder()
             .root_certs(RootCerts::new_with_certs(&certificates.roots))
@@ -263,7 +263,7 @@ impl Http {
             .max_redirects(0)
             .max_response_header_size(MAX_HEADERS)
             .user_agent(concat!("gantry/", env!("CARGO_PKG_VERSION")))
-            // A blob must come as it is: its digest covers the bytes that are stored.
+            // Blobs must not be re-encoded: the digest covers the bytes that are stored.
             .accept_encoding("identity")
             .timeout_resolve(Some(self.timeouts.connect))
             .timeout_connect(Some(connect))
@@ -280,20 +280,20 @@ impl Http {
                 proxy: proxy.url.as_str().parse::<Uri>().map_err(unusable)?,
                 origin: url.to_string(),
             };
-            // A connection is for one request: the next one has to be made absolute too.
+            // A connection carries one request: each request must be rewritten to the absolute form.
             let config = builder.max_idle_connections(0).max_idle_connections_per_host(0).build();
             return Ok(Agent::with_parts(config, connector, Guard { exempt: true, by_proxy: true }));
         }
         if let Some(proxy) = proxy {
             builder = builder.proxy(Some(connect_proxy(proxy)?));
         }
-        // A proxy is where its operator says, and it looks up the names of those it is asked for itself.
+        // A proxy may have any address, and it resolves the target's name itself.
         let guard = Guard { exempt: url.host() == self.registry || proxy.is_some(), by_proxy: false };
         Ok(Agent::with_parts(builder.build(), DefaultConnector::default(), guard))
     }
 
-    /// The certificates trusted for a host (the system's and those laid down for it alone), and the one shown to it.
-    /// A plain-http host has none of its own; an https proxy on the way to it is checked against the system's.
+    /// The certificates trusted for a host (the system's and those configured for it), and the client certificate for
+    /// it. A plain-http host has none; an https proxy for it is verified against the system's.
     fn certificates(
         &self,
         url: &HttpUrl,
@@ -320,7 +320,7 @@ impl Http {
         Ok(found)
     }
 
-    /// What a failure of ureq means.
+    /// Converts an error of ureq.
     pub(crate) fn failure(&self, url: &HttpUrl, what: &str, error: ureq::Error) -> RegistryError {
         match self.peer(url) {
             Ok(peer) => self.peer_failure(&peer, url, what, error),
@@ -360,7 +360,7 @@ impl Http {
             ureq::Error::Protocol(_) | ureq::Error::LargeResponseHeader(..) => {
                 RegistryError::Answer { host, what: what.to_owned(), why: shown(&error.to_string()) }
             }
-            // A URL may hold a signature, and these two show it.
+            // These two errors show the URL, which may hold a signature.
             ureq::Error::BadUri(_) | ureq::Error::RequireHttpsOnly(_) => {
                 RegistryError::Answer { host, what: what.to_owned(), why: "its URL is malformed".to_owned() }
             }
@@ -376,7 +376,7 @@ impl Http {
         }
     }
 
-    /// What a failure to read an answer's body means.
+    /// Converts an error of reading a response's body.
     pub(crate) fn read_failure(&self, url: &HttpUrl, what: &str, error: std::io::Error) -> RegistryError {
         match ureq::Error::from(error) {
             ureq::Error::Io(source) if source.kind() == std::io::ErrorKind::TimedOut => RegistryError::Stalled {
@@ -385,7 +385,7 @@ impl Http {
                 after: self.timeouts.no_progress,
             },
             ureq::Error::Io(source) => RegistryError::Broken { host: url.authority(), what: what.to_owned(), source },
-            // Chunks that break off are a connection that broke off.
+            // A truncated chunked body is a broken connection.
             ureq::Error::Protocol(inner) => RegistryError::Broken {
                 host: url.authority(),
                 what: what.to_owned(),
@@ -396,7 +396,7 @@ impl Http {
     }
 }
 
-/// Whether a failure says that the peer does not speak TLS (rather than that its certificate is bad).
+/// Whether an error means that the peer does not speak TLS (rather than that its certificate is bad).
 pub(crate) fn is_no_tls(error: &RegistryError) -> bool {
     match error {
         RegistryError::Tls { source, .. } => matches!(tls_error(source), Some(TlsError::InvalidMessage(_))),
@@ -411,19 +411,19 @@ pub(crate) fn is_no_tls(error: &RegistryError) -> bool {
             ),
             _ => false,
         },
-        // Proxies commonly connect to port 443 alone; the plain request goes another way.
+        // Proxies commonly allow CONNECT to port 443 only.
         RegistryError::Stalled { .. } | RegistryError::ProxyRefused { .. } => true,
         _ => false,
     }
 }
 
-/// Whether nobody listens on the port at all.
+/// Whether the connection was refused.
 pub(crate) fn is_refused(error: &RegistryError) -> bool {
     matches!(error, RegistryError::Unreachable { source, .. }
         if matches!(&**source, ureq::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused))
 }
 
-/// A proxy in the words of ureq, which reaches https targets through it by CONNECT.
+/// The proxy as ureq's type; ureq reaches https targets through it by CONNECT.
 fn connect_proxy(proxy: &Proxy) -> Result<ureq::Proxy, RegistryError> {
     let protocol = if proxy.url.is_https() { ProxyProtocol::Https } else { ProxyProtocol::Http };
     let mut builder = ureq::Proxy::builder(protocol).host(proxy.url.host()).port(proxy.url.port());
@@ -438,7 +438,7 @@ fn proxy_refusal(proxy: &Proxy, url: &HttpUrl, why: String) -> RegistryError {
     RegistryError::ProxyRefused { host: url.authority(), proxy: proxy.url.authority(), variable: proxy.variable, why }
 }
 
-/// A name could not be looked up: the proxy's, where there is one.
+/// The error for a name that cannot be resolved: the proxy's, if there is one.
 fn unresolved(peer: &Peer, url: &HttpUrl, source: std::io::Error) -> RegistryError {
     match &peer.proxy {
         Some(proxy) => {

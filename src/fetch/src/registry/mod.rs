@@ -1,8 +1,8 @@
 //! A registry as a [`Source`] (OCI distribution specification 1.1, "Pull"; the Docker registry HTTP API V2).
 //!
-//! [`Registry`] knows one repository. Below it: [`http`] (one exchange, redirects), [`auth`] (tokens), [`blob`]
-//! (a stream that goes on after a broken connection), [`retry`] (when to try again). All of it works in the
-//! caller's thread; several threads may use one `Registry`.
+//! [`Registry`] is a client of one repository. Below it: [`http`] (one exchange, redirects), [`auth`] (tokens),
+//! [`blob`] (a stream that resumes after a broken connection), [`retry`] (when to retry). It works in the caller's
+//! thread; several threads may share a `Registry`.
 
 mod auth;
 mod blob;
@@ -38,15 +38,15 @@ use crate::progress::{Note, Progress};
 use crate::settings::{Config, Insecure, Timeouts};
 use crate::source::{Descriptor, Document, MAX_DOCUMENT, Source, SourceError, digest_of};
 
-/// The longest a small document may take as a whole; a peer that drips would otherwise hold us with a byte per silence.
+/// Timeout of a document as a whole; without it, a peer that sends single bytes slowly could hold the fetch.
 const DOCUMENT_TIME: Duration = Duration::from_secs(300);
 
-/// One repository of a registry, and what it is asked for.
+/// A client of one repository of a registry.
 pub struct Registry<'a> {
     reference: RegistryRef,
-    /// The address of the registry if it speaks https.
+    /// The https address of the registry.
     secure: HttpUrl,
-    /// The address it turned out to have; found once.
+    /// The address in use; determined once.
     origin: Mutex<Option<HttpUrl>>,
     http: Http,
     auth: Auth,
@@ -57,10 +57,10 @@ pub struct Registry<'a> {
 }
 
 impl<'a> Registry<'a> {
-    /// Makes a client for the repository of `reference`. Nothing is sent yet.
+    /// Creates a client for the repository of `reference`. Nothing is sent yet.
     ///
     /// # Errors
-    /// [`RegistryError::Answer`] when the host is none.
+    /// [`RegistryError::Answer`] if the host is malformed.
     pub fn new(reference: &RegistryRef, config: &Config, progress: &'a dyn Progress) -> Result<Self, RegistryError> {
         // Docker Hub's name is not its address.
         let host = if reference.host == "docker.io" { "registry-1.docker.io" } else { &reference.host };
@@ -82,7 +82,7 @@ impl<'a> Registry<'a> {
         })
     }
 
-    /// Where the registry is. https, unless plain http is allowed there and https is not spoken.
+    /// The address of the registry: https, unless plain http is allowed and the registry does not speak https.
     fn origin(&self) -> Result<HttpUrl, RegistryError> {
         let mut origin = self.origin.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(origin) = &*origin {
@@ -97,7 +97,7 @@ impl<'a> Registry<'a> {
         let url = self.secure.with_path("/v2/");
         let what = "its version";
         let probe = Request { url, method: Method::Get, accept: None, from: 0, authorization: None, what };
-        // https on the standard port and http on its standard port are two doors; a named port is one.
+        // Without a port in the reference, https and http each have their default port.
         let host = if self.secure.port() == 443 { self.secure.host().to_owned() } else { self.secure.authority() };
         match self.http.send(&probe) {
             Err(error) if http::is_no_tls(&error) || (http::is_refused(&error) && self.secure.port() == 443) => {
@@ -123,7 +123,7 @@ impl<'a> Registry<'a> {
         }
     }
 
-    /// Asks for `path` below the repository, with what standing we have; meets one demand for a better one.
+    /// Requests `path` below the repository with the current authorization; answers one challenge.
     fn get(&self, path: &str, accept: Option<&str>, from: u64, what: &str) -> Result<Answer, RegistryError> {
         let origin = self.origin()?;
         let url = origin.with_path(&format!("/v2/{}/{path}", self.reference.repository));
@@ -142,7 +142,7 @@ impl<'a> Registry<'a> {
         }
     }
 
-    /// Turns an answer that says no into the error it is. `credentials` are where those that were sent are from.
+    /// Turns an error response into the error. `credentials` is the source of the credentials that were sent.
     fn accepted(&self, answer: Answer, what: &str, credentials: Option<String>) -> Result<Answer, RegistryError> {
         let (status, host, what) = (answer.status(), answer.url.authority(), what.to_owned());
         match status {
@@ -159,7 +159,7 @@ impl<'a> Registry<'a> {
         }
     }
 
-    /// Runs `once` until it succeeds, fails for good, or has been tried often enough.
+    /// Runs `once` until it succeeds, fails permanently, or the attempts are used up.
     fn retried<T>(&self, mut once: impl FnMut() -> Result<T, RegistryError>) -> Result<T, RegistryError> {
         let mut attempts = Attempts::default();
         loop {
@@ -170,7 +170,7 @@ impl<'a> Registry<'a> {
         }
     }
 
-    /// After a failure: tells, and waits for the next try; or gives the failure back.
+    /// After a failure: reports it and waits for the next attempt; or returns the failure.
     fn pause(&self, attempts: &mut Attempts, error: RegistryError) -> Result<(), RegistryError> {
         if self.cancel.is_raised() {
             return Err(RegistryError::Cancelled);
@@ -181,7 +181,7 @@ impl<'a> Registry<'a> {
         self.cancel.wait(after)
     }
 
-    /// Reads a document, at most `most` bytes of it.
+    /// Reads a document of at most `most` bytes.
     fn read(&self, answer: Answer, most: u64, what: &str) -> Result<Vec<u8>, RegistryError> {
         let url = answer.url;
         let too_large = || RegistryError::TooLarge { host: url.authority(), what: what.to_owned(), most };
@@ -274,7 +274,7 @@ impl Source for Registry<'_> {
     }
 }
 
-/// The wait an answer asks for.
+/// The delay that a response asks for.
 fn asked_wait(answer: &Answer) -> Option<Duration> {
     retry::retry_after(answer.header("retry-after")?, SystemTime::now())
 }

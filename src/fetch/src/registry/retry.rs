@@ -1,4 +1,4 @@
-//! When a failed request is tried again, and how long before: bounded in number, in time and in politeness.
+//! Retries of failed requests, limited in number and total time, with exponential back-off.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -6,17 +6,17 @@ use std::time::{Duration, Instant, SystemTime};
 use super::error::{MAX_RETRY_AFTER, RegistryError};
 use crate::settings::Timeouts;
 
-/// Tries of one request, the first included.
+/// Maximum number of attempts of one request, including the first.
 const MAX_TRIES: u32 = 5;
 
-/// The longest wait of our own choosing.
+/// Maximum back-off.
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
 
-/// Bytes that must have come since the last failure for a download to count as getting on: a peer that gives a
-/// byte per connection does not keep us for ever.
+/// Number of bytes that must have arrived since the last failure for a download to count as making progress: a peer
+/// that sends a byte per connection must not hold the fetch forever.
 pub(crate) const PROGRESS: u64 = 1 << 20;
 
-/// The failures of one request so far.
+/// The failures of one request.
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
     failed: u32,
@@ -24,7 +24,7 @@ pub(crate) struct Attempts {
 }
 
 impl Attempts {
-    /// Takes note of a failure: the wait before the next try, or the error when there is to be none.
+    /// Records a failure. Returns the delay before the next attempt, or the error if there is none.
     pub(crate) fn next(&mut self, error: RegistryError, timeouts: &Timeouts) -> Result<Duration, RegistryError> {
         if !error.is_transient() {
             return Err(error);
@@ -45,13 +45,13 @@ impl Attempts {
         Ok(wait)
     }
 
-    /// The request is getting on; its earlier failures are forgotten.
+    /// Forgets earlier failures, because the request makes progress.
     pub(crate) fn reset(&mut self) {
         *self = Self::default();
     }
 }
 
-/// Says to everybody waiting that there is no use any more.
+/// Cancels all waiting threads.
 #[derive(Debug, Default)]
 pub(crate) struct Cancel {
     flag: Mutex<bool>,
@@ -68,7 +68,7 @@ impl Cancel {
         *self.flag.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits, unless and until cancelled.
+    /// Waits for `time`; fails as soon as it is cancelled.
     pub(crate) fn wait(&self, time: Duration) -> Result<(), RegistryError> {
         let flag = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
         let (flag, _) =
