@@ -26,11 +26,11 @@ use crate::unpack::inflate::{Compression, Inflater};
 use files::Files;
 
 /// Maximum number of files of an archive: an image has a few for each layer.
-const MOST_FILES: usize = 100_000;
+const MAX_FILES: usize = 100_000;
 /// Buffer size of the scan in bytes.
 const READ_AHEAD: usize = 64 << 10;
 /// Maximum number of links followed from one file of the archive to another.
-const MOST_LINKS: usize = 8;
+const MAX_LINKS: usize = 8;
 
 /// The form of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,14 +168,14 @@ impl Archive {
     /// Offset and length of a file; links are followed.
     fn find(&self, path: &str) -> Result<Option<(u64, u64)>, SourceError> {
         let mut path = path;
-        for _ in 0..=MOST_LINKS {
+        for _ in 0..=MAX_LINKS {
             match self.members.get(path) {
                 None => return Ok(None),
                 Some(Member::Data { offset, size }) => return Ok(Some((*offset, *size))),
                 Some(Member::Link(target)) => path = target,
             }
         }
-        let why = format!("more than {MOST_LINKS} links lead to '{}'", shown(path));
+        let why = format!("more than {MAX_LINKS} links lead to '{}'", shown(path));
         Err(SourceError::Invalid { what: self.place.clone(), why })
     }
 }
@@ -203,8 +203,8 @@ fn index<'f>(mut entries: Entries<'_, Scan<'f>>) -> Result<BTreeMap<String, Memb
     let mut seen = 0;
     while let Some(entry) = entries.next()? {
         seen += 1;
-        if seen > MOST_FILES {
-            return Err(UnpackError::TooMuch { what: "files in the archive", most: MOST_FILES as u64 });
+        if seen > MAX_FILES {
+            return Err(UnpackError::TooMuch { what: "files in the archive", most: MAX_FILES as u64 });
         }
         let Some(path) = clean("", &entry.path) else { continue };
         let (parent, _) = path.rsplit_once('/').unwrap_or_default();

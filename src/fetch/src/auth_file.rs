@@ -26,7 +26,7 @@ const MAX_FILE: u64 = 1 << 20;
 const MAX_ANSWER: u64 = 64 << 10;
 
 /// Timeout of a helper. Some query a keyring; none may prompt.
-const HELPER_TIME: Duration = Duration::from_secs(20);
+const HELPER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Credentials. `Debug` does not show them.
 #[derive(Clone, PartialEq, Eq)]
@@ -120,7 +120,7 @@ impl Kind for AuthFileError {
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
-    auths: Option<BTreeMap<String, Entry>>,
+    auths: Option<BTreeMap<String, AuthEntry>>,
     #[serde(default, rename = "credHelpers")]
     helpers: Option<BTreeMap<String, String>>,
     #[serde(default, rename = "credsStore")]
@@ -128,7 +128,7 @@ struct File {
 }
 
 #[derive(Deserialize, Default)]
-struct Entry {
+struct AuthEntry {
     #[serde(default)]
     auth: Option<String>,
     #[serde(default)]
@@ -148,7 +148,7 @@ struct Entry {
 pub fn find(files: &[PathBuf], host: &str, repository: &str) -> Result<Option<StoredCredentials>, AuthFileError> {
     for path in files {
         let Some(file) = read_auth_file::<File>(path)? else { continue };
-        if let Some(found) = in_file(path, &file, host, repository)? {
+        if let Some(found) = file_credentials(path, &file, host, repository)? {
             return Ok(Some(found));
         }
     }
@@ -163,12 +163,12 @@ pub fn find_any(files: &[PathBuf]) -> Result<Option<String>, AuthFileError> {
     for path in files {
         let Some(file) = read_auth_file::<File>(path)? else { continue };
         for entry in file.auths.iter().flatten().map(|(_, entry)| entry) {
-            if of_entry(path, entry)?.is_some() {
+            if entry_credentials(path, entry)?.is_some() {
                 return Ok(Some(path.display().to_string()));
             }
         }
         for (key, name) in file.helpers.iter().flatten() {
-            if let Some(found) = asked(path, name, key)? {
+            if let Some(found) = helper_credentials(path, name, key)? {
                 return Ok(Some(found.place));
             }
         }
@@ -203,10 +203,15 @@ pub(crate) fn read_auth_file<T: DeserializeOwned>(path: &Path) -> Result<Option<
     serde_json::from_slice(&bytes).map(Some).map_err(malformed)
 }
 
-fn in_file(path: &Path, file: &File, host: &str, repository: &str) -> Result<Option<StoredCredentials>, AuthFileError> {
+fn file_credentials(
+    path: &Path,
+    file: &File,
+    host: &str,
+    repository: &str,
+) -> Result<Option<StoredCredentials>, AuthFileError> {
     let helper = file.helpers.iter().flatten().find(|(key, _)| same_host(key, host));
     if let Some((key, name)) = helper {
-        return asked(path, name, key);
+        return helper_credentials(path, name, key);
     }
     let wanted = format!("{}/{repository}", canonical_host(host));
     let prefix = |key: &str| {
@@ -215,24 +220,24 @@ fn in_file(path: &Path, file: &File, host: &str, repository: &str) -> Result<Opt
         (rest.is_empty() || rest.starts_with('/')).then_some(key.len())
     };
     let entries = file.auths.iter().flatten();
-    let mut fitting: Vec<(usize, &Entry)> = entries.filter_map(|(key, e)| Some((prefix(key)?, e))).collect();
+    let mut fitting: Vec<(usize, &AuthEntry)> = entries.filter_map(|(key, e)| Some((prefix(key)?, e))).collect();
     fitting.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
     for (_, entry) in fitting {
-        if let Some(credentials) = of_entry(path, entry)? {
+        if let Some(credentials) = entry_credentials(path, entry)? {
             return Ok(Some(StoredCredentials { credentials, place: path.display().to_string() }));
         }
     }
     match &file.store {
         Some(name) if !name.is_empty() => {
             let key = if canonical_host(host) == "docker.io" { "https://index.docker.io/v1/" } else { host };
-            asked(path, name, key)
+            helper_credentials(path, name, key)
         }
         _ => Ok(None),
     }
 }
 
 /// The credentials of a helper for `key`.
-fn asked(path: &Path, name: &str, key: &str) -> Result<Option<StoredCredentials>, AuthFileError> {
+fn helper_credentials(path: &Path, name: &str, key: &str) -> Result<Option<StoredCredentials>, AuthFileError> {
     let found = ask(path, name, key)?;
     Ok(found.map(|credentials| StoredCredentials { credentials, place: helper_place(path, name) }))
 }
@@ -241,7 +246,7 @@ fn helper_place(path: &Path, name: &str) -> String {
     format!("docker-credential-{}, which {} names,", shown(name), path.display())
 }
 
-fn of_entry(path: &Path, entry: &Entry) -> Result<Option<Credentials>, AuthFileError> {
+fn entry_credentials(path: &Path, entry: &AuthEntry) -> Result<Option<Credentials>, AuthFileError> {
     let full = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     if let Some(token) = full(&entry.identity) {
         return Ok(Some(Credentials::Identity(token)));
@@ -359,13 +364,13 @@ pub(crate) fn run_helper(name: &str, verb: &'static str, input: &str) -> Result<
             // The receiver is gone only after the timeout, when the result is not needed.
             let _ = send.send(told.and(read).and(status).map(|status| (status.success(), output)));
         });
-        match ended.recv_timeout(HELPER_TIME) {
+        match ended.recv_timeout(HELPER_TIMEOUT) {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => Err(format!("its answer cannot be read: {error}")),
             Err(_) => {
                 // This fails only if the helper has just ended.
                 let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-                Err(format!("it gave no answer within {} s", HELPER_TIME.as_secs()))
+                Err(format!("it gave no answer within {} s", HELPER_TIMEOUT.as_secs()))
             }
         }
     })

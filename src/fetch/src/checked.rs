@@ -11,10 +11,10 @@ use crate::source::{Descriptor, Hasher, Mismatch, SourceError};
 use crate::unpack::{UnpackError, Unpacked};
 
 /// Bytes between two progress events.
-const NOTE_EVERY: u64 = 256 << 10;
+const PROGRESS_INTERVAL: u64 = 256 << 10;
 
 /// Maximum number of bytes read on after a failure to unpack, to find out whether the bytes match the digest at all.
-const DIAGNOSIS: u64 = 16 << 20;
+const MAX_DIAGNOSIS: u64 = 16 << 20;
 
 /// Shared by all layers of one fetch.
 pub(crate) struct Watch<'a> {
@@ -63,7 +63,7 @@ impl<'a> Checked<'a> {
                 }
             }
             Err(source) => {
-                let near = self.descriptor.size.saturating_sub(self.done) <= DIAGNOSIS;
+                let near = self.descriptor.size.saturating_sub(self.done) <= MAX_DIAGNOSIS;
                 let read = near && std::io::copy(&mut self, &mut std::io::sink()).is_ok();
                 match self.failure.take() {
                     Some(failure @ FetchError::LayerMismatch { .. }) => return Err(failure),
@@ -133,7 +133,7 @@ impl Read for Checked<'_> {
         }
         self.hash.update(&buffer[..n]);
         self.watch.read.fetch_add(n as u64, Ordering::Relaxed);
-        if self.done - self.noted >= NOTE_EVERY || (n == 0 && self.done > self.noted) {
+        if self.done - self.noted >= PROGRESS_INTERVAL || (n == 0 && self.done > self.noted) {
             self.noted = self.done;
             self.watch.progress.notify(Note::Bytes { layer: self.descriptor.digest.clone(), done: self.done });
         }

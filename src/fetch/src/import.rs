@@ -10,14 +10,14 @@ use gantry_store::{CommitImageError, ImageFormat, ImageRow, LayerRef, NewImage, 
 use crate::checked::Watch;
 use crate::config::{self, ImageConfig};
 use crate::error::FetchError;
-use crate::layers::{self, Job, Planned};
+use crate::layers::{self, Job, LayerPlan};
 use crate::manifest::{self, MAX_DEPTH, Manifest, ManifestError, Parsed};
 use crate::progress::{Note, Progress};
 use crate::settings::Config;
 use crate::source::{self, Mismatch, Source, SourceError};
 
 /// Maximum number of restarts after garbage collection removed a layer during the fetch.
-pub(crate) const COLLECTED: usize = 3;
+pub(crate) const MAX_RESTARTS: usize = 3;
 
 /// The names of an image to import.
 pub(crate) struct Naming {
@@ -56,12 +56,12 @@ impl Naming {
 }
 
 /// The documents of an image, read before its layers.
-struct Found {
+struct ImageDocuments {
     id: Digest,
     bytes: Vec<u8>,
     manifest: Manifest,
     config_bytes: Vec<u8>,
-    plans: Vec<Planned>,
+    plans: Vec<LayerPlan>,
 }
 
 /// Imports the image of `source` under the names of `naming`. Returns its row, and the number of bytes of layers read.
@@ -105,7 +105,7 @@ pub(crate) fn import(
         match bring(store, &job, &found, source.format(), names) {
             Ok(row) => return Ok((row, watch.read.load(Ordering::Relaxed))),
             // A failure has cancelled the source, so only the caller can restart, with a new one.
-            Err(error) if tries < COLLECTED && is_collected(&error) => tries += 1,
+            Err(error) if tries < MAX_RESTARTS && is_collected(&error) => tries += 1,
             Err(error) => return Err(error),
         }
     }
@@ -123,7 +123,7 @@ fn is_collected(error: &FetchError) -> bool {
 fn bring(
     store: &Store,
     job: &Job<'_>,
-    found: &Found,
+    found: &ImageDocuments,
     format: Option<ImageFormat>,
     names: &[String],
 ) -> Result<ImageRow, FetchError> {
@@ -132,7 +132,7 @@ fn bring(
     store.put_blob(&found.id, &found.bytes).map_err(refused("the manifest"))?;
     let config = &found.manifest.config.digest;
     store.put_blob(config, &found.config_bytes).map_err(refused("the image configuration"))?;
-    let layer = |plan: &Planned| LayerRef {
+    let layer = |plan: &LayerPlan| LayerRef {
         chain: plan.chain.clone(),
         diff_id: plan.diff_id.clone(),
         blob: plan.blob.digest.clone(),
@@ -200,7 +200,7 @@ fn complete(
     id: Digest,
     bytes: Vec<u8>,
     manifest: Manifest,
-) -> Result<Found, FetchError> {
+) -> Result<ImageDocuments, FetchError> {
     let owned = || name.to_owned();
     let config_bytes = document(source, &manifest.config, name, "the image configuration")?;
     let config = config::parse(&config_bytes).map_err(|source| FetchError::Config { name: owned(), source })?;
@@ -222,19 +222,19 @@ fn complete(
         return Err(FetchError::DiffAlgorithm { name: owned(), algorithm: odd.algorithm().as_str() });
     }
     let plans = plan(&manifest, &config);
-    Ok(Found { id, bytes, manifest, config_bytes, plans })
+    Ok(ImageDocuments { id, bytes, manifest, config_bytes, plans })
 }
 
 /// The chain ID of each layer (OCI image specification, config.md, "Layer ChainID").
-fn plan(manifest: &Manifest, config: &ImageConfig) -> Vec<Planned> {
-    let mut plans: Vec<Planned> = Vec::with_capacity(manifest.layers.len());
+fn plan(manifest: &Manifest, config: &ImageConfig) -> Vec<LayerPlan> {
+    let mut plans: Vec<LayerPlan> = Vec::with_capacity(manifest.layers.len());
     for (blob, diff_id) in manifest.layers.iter().zip(&config.diff_ids) {
         let parent = plans.last().map(|plan| plan.chain.clone());
         let chain = match &parent {
             Some(parent) => source::digest_of(Algorithm::Sha256, format!("{parent} {diff_id}").as_bytes()),
             None => diff_id.clone(),
         };
-        plans.push(Planned { blob: blob.clone(), diff_id: diff_id.clone(), chain, parent });
+        plans.push(LayerPlan { blob: blob.clone(), diff_id: diff_id.clone(), chain, parent });
     }
     plans
 }

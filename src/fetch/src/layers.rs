@@ -27,14 +27,14 @@ use crate::source::{Descriptor, Source};
 use crate::unpack::{self, Compression, Unpacked};
 
 /// Timeout of waiting for another process that fetches the same layer.
-const OTHERS: Duration = Duration::from_secs(3600);
+const OTHER_PROCESS_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Interval of checks for cancellation while waiting for another process.
-const LOOK_UP: Duration = Duration::from_secs(1);
+const CANCEL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A layer that the image needs.
 #[derive(Debug, Clone)]
-pub(crate) struct Planned {
+pub(crate) struct LayerPlan {
     pub(crate) blob: Descriptor,
     pub(crate) diff_id: Digest,
     pub(crate) chain: Digest,
@@ -47,7 +47,7 @@ pub(crate) struct Job<'a> {
     pub(crate) source: &'a dyn Source,
     pub(crate) caps: &'a Caps,
     pub(crate) parallel: usize,
-    pub(crate) plans: &'a [Planned],
+    pub(crate) plans: &'a [LayerPlan],
     pub(crate) watch: &'a Watch<'a>,
 }
 
@@ -111,13 +111,13 @@ pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<(), FetchError> {
     if committer.committed == job.plans.len() { Ok(()) } else { Err(FetchError::Lost) }
 }
 
-fn present(store: &Store, plan: &Planned) -> Result<bool, FetchError> {
+fn present(store: &Store, plan: &LayerPlan) -> Result<bool, FetchError> {
     Ok(store.sound_layer(&plan.chain).map_err(FetchError::store("look for a layer"))?.is_some())
 }
 
 struct Committer<'a> {
     store: &'a Store,
-    plans: &'a [Planned],
+    plans: &'a [LayerPlan],
     states: Vec<State>,
     /// The number of layers from the bottom that are committed.
     committed: usize,
@@ -256,7 +256,7 @@ fn one(job: &Job<'_>, trees: &Trees, at: usize, send: &mpsc::Sender<Event>) -> R
     Ok(Some(Finished { lock, staging, unpacked }))
 }
 
-fn lock(job: &Job<'_>, trees: &Trees, plan: &Planned) -> Result<LayerLock, FetchError> {
+fn lock(job: &Job<'_>, trees: &Trees, plan: &LayerPlan) -> Result<LayerLock, FetchError> {
     let begun = Instant::now();
     let mut told = false;
     let mut waiting = || {
@@ -268,8 +268,8 @@ fn lock(job: &Job<'_>, trees: &Trees, plan: &Planned) -> Result<LayerLock, Fetch
         if job.watch.cancelled.load(Ordering::Relaxed) {
             return Err(FetchError::Cancelled { layer: plan.blob.digest.clone() });
         }
-        match trees.lock_layer(&plan.chain, LOOK_UP, &mut waiting) {
-            Err(StoreError::Locked { .. }) if begun.elapsed() < OTHERS => {}
+        match trees.lock_layer(&plan.chain, CANCEL_CHECK_INTERVAL, &mut waiting) {
+            Err(StoreError::Locked { .. }) if begun.elapsed() < OTHER_PROCESS_TIMEOUT => {}
             Err(StoreError::Locked { .. }) => {
                 return Err(FetchError::LayerBusy { layer: plan.blob.digest.clone(), waited: begun.elapsed() });
             }

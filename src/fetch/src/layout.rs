@@ -13,14 +13,14 @@ use serde::Deserialize;
 
 use crate::archive::files::Files;
 use crate::manifest::{self, Parsed};
-use crate::source::{Descriptor, Document, MAX_DOCUMENT, Source, SourceError, digest_of};
+use crate::source::{Descriptor, MAX_DOCUMENT, RootDocument, Source, SourceError, digest_of};
 
 /// Annotation of a tag, or of a whole name (OCI image specification, annotations.md).
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 /// Annotation in which containerd and Docker store the whole name.
 const IMAGE_NAME: &str = "io.containerd.image.name";
 /// Maximum number of names in an error message.
-const MOST_SHOWN: usize = 10;
+const MAX_SHOWN: usize = 10;
 
 /// Whether `path` is a directory with an `oci-layout` file.
 #[must_use]
@@ -98,7 +98,7 @@ fn choose(entries: Vec<Descriptor>, tag: Option<&str>, place: &str) -> Result<Ve
         let mut all: Vec<String> = entries.iter().flat_map(names).map(shown).collect();
         all.sort();
         all.dedup();
-        all.truncate(MOST_SHOWN);
+        all.truncate(MAX_SHOWN);
         all
     };
     if let Some(tag) = tag {
@@ -132,13 +132,13 @@ fn is_named(d: &Descriptor, tag: &str) -> bool {
 }
 
 impl<F: Files> Source for Layout<F> {
-    fn root(&self) -> Result<Document, SourceError> {
+    fn root(&self) -> Result<RootDocument, SourceError> {
         match &self.top {
             Top::Blob(d) => {
                 let bytes = self.document(d)?;
-                Ok(Document { media_type: d.media_type.clone(), bytes, digest: d.digest.clone() })
+                Ok(RootDocument { media_type: d.media_type.clone(), bytes, digest: d.digest.clone() })
             }
-            Top::Index(bytes) => Ok(Document {
+            Top::Index(bytes) => Ok(RootDocument {
                 media_type: manifest::OCI_INDEX.to_owned(),
                 digest: digest_of(Algorithm::Sha256, bytes),
                 bytes: bytes.clone(),

@@ -16,7 +16,7 @@ use gantry_model::{ImageRef, RegistryRef};
 use gantry_store::{ImageRow, Store};
 
 use crate::error::FetchError;
-use crate::import::{COLLECTED, NameOrigin, Naming, import};
+use crate::import::{MAX_RESTARTS, NameOrigin, Naming, import};
 use crate::progress::{Note, Progress};
 use crate::registry::Registry;
 use crate::settings::Config;
@@ -162,7 +162,7 @@ impl Context<'_> {
                 .map_err(|error| FetchError::source(name)(error.into()))?;
             match import(self.store, self.config, &registry, &naming, self.progress) {
                 Ok((image, downloaded)) => return Ok(Fetched { image, name: name.to_owned(), downloaded }),
-                Err(error) if tries < COLLECTED && error.is_layer_gone() => tries += 1,
+                Err(error) if tries < MAX_RESTARTS && error.is_layer_gone() => tries += 1,
                 Err(error) => return Err(error),
             }
         }

@@ -17,7 +17,7 @@ pub const MAX_DOCUMENT: u64 = 8 << 20;
 
 /// A small JSON document as it came.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Document {
+pub struct RootDocument {
     /// The media type that the source reports; empty if it reports none.
     pub media_type: String,
     /// The bytes as covered by the digest; at most [`MAX_DOCUMENT`].
@@ -48,7 +48,7 @@ pub trait Source: Sync {
     ///
     /// # Errors
     /// [`SourceError`]: not found, not readable, larger than [`MAX_DOCUMENT`].
-    fn root(&self) -> Result<Document, SourceError>;
+    fn root(&self) -> Result<RootDocument, SourceError>;
 
     /// The document of a descriptor (a manifest, or an image configuration). The caller verifies digest and size; the
     /// source reads at most `d.size + 1` bytes and refuses `d.size` above [`MAX_DOCUMENT`].

@@ -18,10 +18,10 @@ use super::Archive;
 use super::files::Files;
 use crate::config::MAX_LAYERS;
 use crate::manifest::{DOCKER_CONFIG, OCI_MANIFEST};
-use crate::source::{Descriptor, Document, Hasher, MAX_DOCUMENT, Source, SourceError, digest_of};
+use crate::source::{Descriptor, Hasher, MAX_DOCUMENT, RootDocument, Source, SourceError, digest_of};
 
 /// Names shown when one must be chosen.
-const MOST_SHOWN: usize = 10;
+const MAX_SHOWN: usize = 10;
 
 /// One image of the archive, as `manifest.json` lists it.
 #[derive(Deserialize)]
@@ -98,7 +98,7 @@ pub(super) fn image(archive: Archive, tag: Option<&str>) -> Result<DockerArchive
 fn choose(list: Vec<Listed>, tag: Option<&str>, place: &str) -> Result<Listed, SourceError> {
     let tags = |listed: &Listed| listed.repo_tags.clone().unwrap_or_default();
     let mut names: Vec<String> = list.iter().flat_map(tags).map(|name| shown(&name)).collect();
-    names.truncate(MOST_SHOWN);
+    names.truncate(MAX_SHOWN);
     let wanted = |listed: &Listed| match tag {
         None => true,
         // `name:tag` as listed, or the tag alone.
@@ -142,10 +142,10 @@ fn describe(archive: &Archive, path: &str, diff_id: Digest) -> Result<(&'static 
 }
 
 impl Source for DockerArchive {
-    fn root(&self) -> Result<Document, SourceError> {
+    fn root(&self) -> Result<RootDocument, SourceError> {
         let bytes = self.manifest.clone();
         let digest = digest_of(Algorithm::Sha256, &bytes);
-        Ok(Document { media_type: OCI_MANIFEST.to_owned(), bytes, digest })
+        Ok(RootDocument { media_type: OCI_MANIFEST.to_owned(), bytes, digest })
     }
 
     fn document(&self, d: &Descriptor) -> Result<Vec<u8>, SourceError> {

@@ -17,7 +17,7 @@ use url::form_urlencoded;
 
 use super::challenge::{self, Challenge};
 use super::error::{RegistryError, login_advice};
-use super::http::{Answer, Http, Method, Request};
+use super::http::{Http, HttpResponse, Method, Request};
 use super::url::HttpUrl;
 use crate::auth_file::{self, Credentials};
 use crate::settings::Insecure;
@@ -52,7 +52,7 @@ struct State {
 }
 
 /// The current `Authorization` header and its generation.
-pub(crate) struct Standing {
+pub(crate) struct CurrentAuthorization {
     pub(crate) generation: u64,
     pub(crate) header: Option<String>,
     /// The source of the credentials; `None` for an anonymous token.
@@ -87,9 +87,13 @@ impl Auth {
         Ok(found.map(|found| (found.credentials, found.place)).unzip())
     }
 
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> CurrentAuthorization {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        Standing { generation: state.generation, header: state.header.clone(), credentials: state.credentials.clone() }
+        CurrentAuthorization {
+            generation: state.generation,
+            header: state.header.clone(),
+            credentials: state.credentials.clone(),
+        }
     }
 
     /// Answers the challenge of a 401. `seen` is the generation that was refused; if another thread has renewed since,
@@ -98,7 +102,7 @@ impl Auth {
         &self,
         http: &Http,
         origin: &HttpUrl,
-        refused: &Answer,
+        refused: &HttpResponse,
         seen: u64,
     ) -> Result<(), RegistryError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -177,7 +181,7 @@ impl Auth {
         service: Option<&str>,
         scopes: &[String],
         credentials: Option<&Credentials>,
-    ) -> Result<Answer, RegistryError> {
+    ) -> Result<HttpResponse, RegistryError> {
         let mut query: Vec<(&str, &str)> = service.map(|service| ("service", service)).into_iter().collect();
         let joined = scopes.join(" ");
         let what = "a token";
@@ -214,7 +218,7 @@ impl Auth {
         &self,
         http: &Http,
         realm: &HttpUrl,
-        answer: Answer,
+        answer: HttpResponse,
         place: Option<&str>,
     ) -> Result<String, RegistryError> {
         let refuse = |why: &str| RegistryError::Token { host: realm.authority(), why: why.to_owned() };
@@ -270,7 +274,7 @@ fn bearer(token: &str) -> Option<String> {
 
 /// The message in a registry's error body (OCI distribution specification, "Error Codes"), escaped; empty if there is
 /// none.
-pub(crate) fn message_of(answer: Answer) -> String {
+pub(crate) fn message_of(answer: HttpResponse) -> String {
     #[derive(Deserialize)]
     struct Errors {
         errors: Vec<One>,

@@ -9,8 +9,8 @@ use ureq::BodyReader;
 
 use super::Registry;
 use super::error::RegistryError;
-use super::http::Answer;
-use super::retry::{Attempts, PROGRESS};
+use super::http::HttpResponse;
+use super::retry::{Attempts, MIN_PROGRESS};
 use super::url::HttpUrl;
 
 /// The stream; errors come as [`std::io::Error`] around a [`RegistryError`].
@@ -19,7 +19,7 @@ pub(crate) struct BlobReader<'a> {
     digest: Digest,
     size: u64,
     offset: u64,
-    /// The offset of the last failure; see [`PROGRESS`].
+    /// The offset of the last failure; see [`MIN_PROGRESS`].
     failed_at: u64,
     attempts: Attempts,
     open: Option<Open>,
@@ -69,7 +69,7 @@ impl<'a> BlobReader<'a> {
     }
 
     /// Checks the range of a response; returns the number of bytes to skip.
-    fn check_answer(&self, answer: &Answer) -> Result<u64, RegistryError> {
+    fn check_answer(&self, answer: &HttpResponse) -> Result<u64, RegistryError> {
         let host = answer.url.authority();
         let refuse = |why: String| RegistryError::Answer { host: host.clone(), what: self.what(), why };
         let length = answer.header("content-length").and_then(|text| text.parse::<u64>().ok());
@@ -104,7 +104,7 @@ impl<'a> BlobReader<'a> {
     /// After a failure: waits for the next attempt, or gives up.
     fn failed(&mut self, error: RegistryError) -> Result<(), RegistryError> {
         self.open = None;
-        if self.offset - self.failed_at >= PROGRESS {
+        if self.offset - self.failed_at >= MIN_PROGRESS {
             self.attempts.reset();
         }
         self.failed_at = self.offset;

@@ -41,7 +41,7 @@ pub(crate) fn system_roots() -> Result<Vec<Certificate<'static>>, RegistryError>
 }
 
 /// Reads the directories of `url`'s host below each of `dirs`.
-pub(crate) fn of_host(dirs: &[PathBuf], url: &HttpUrl) -> Result<HostCertificates, RegistryError> {
+pub(crate) fn read_host_certificates(dirs: &[PathBuf], url: &HttpUrl) -> Result<HostCertificates, RegistryError> {
     let mut found = HostCertificates::default();
     let mut names = vec![url.authority(), format!("{}:{}", url.host(), url.port())];
     names.dedup();

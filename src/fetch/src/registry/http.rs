@@ -34,7 +34,7 @@ const MAX_REDIRECTS: usize = 10;
 const MAX_HEADERS: usize = 64 << 10;
 
 /// Connect timeout for loopback. A local server that does not answer a TLS handshake in this time speaks plain http.
-const LOOPBACK_CONNECT: Duration = Duration::from_secs(5);
+const LOOPBACK_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The connections of one fetch.
 pub(crate) struct Http {
@@ -92,13 +92,13 @@ pub(crate) enum Method<'a> {
 }
 
 /// A response that is no redirect.
-pub(crate) struct Answer {
+pub(crate) struct HttpResponse {
     /// The URL after redirects.
     pub(crate) url: HttpUrl,
     pub(crate) response: Response<Body>,
 }
 
-impl Answer {
+impl HttpResponse {
     pub(crate) fn status(&self) -> u16 {
         self.response.status().as_u16()
     }
@@ -122,13 +122,13 @@ impl Http {
     }
 
     /// Sends a request and follows redirects.
-    pub(crate) fn send(&self, request: &Request<'_>) -> Result<Answer, RegistryError> {
+    pub(crate) fn send(&self, request: &Request<'_>) -> Result<HttpResponse, RegistryError> {
         let mut url = request.url.clone();
         let mut authorization = request.authorization;
         for _ in 0..=MAX_REDIRECTS {
             let response = self.exchange(&url, request, authorization)?;
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
-                return Ok(Answer { url, response });
+                return Ok(HttpResponse { url, response });
             }
             let next = self.redirected(&url, request, &response)?;
             if !next.is_same_origin(&url) {
@@ -257,7 +257,8 @@ impl Http {
             .build();
         let silence = Some(self.timeouts.no_progress);
         let loopback = url.is_loopback();
-        let connect = if loopback { self.timeouts.connect.min(LOOPBACK_CONNECT) } else { self.timeouts.connect };
+        let connect =
+            if loopback { self.timeouts.connect.min(LOOPBACK_CONNECT_TIMEOUT) } else { self.timeouts.connect };
         let mut builder = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -305,7 +306,7 @@ impl Http {
             return Ok(HostCertificates::default());
         }
         let mut found = if url.is_https() {
-            certificates::of_host(&self.certificate_dirs, url)?
+            certificates::read_host_certificates(&self.certificate_dirs, url)?
         } else {
             HostCertificates::default()
         };

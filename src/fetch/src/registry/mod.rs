@@ -28,7 +28,7 @@ use self::auth::Auth;
 use self::blob::BlobReader;
 use self::error::login_advice;
 pub use self::error::{MAX_RETRY_AFTER, RegistryError};
-use self::http::{Answer, Http, Method, Request};
+use self::http::{Http, HttpResponse, Method, Request};
 pub use self::login::check_login;
 use self::proxy::ProxySettings;
 use self::retry::{Attempts, Cancel};
@@ -36,10 +36,10 @@ use self::url::HttpUrl;
 use crate::manifest;
 use crate::progress::{Note, Progress};
 use crate::settings::{Config, Insecure, Timeouts};
-use crate::source::{Descriptor, Document, MAX_DOCUMENT, Source, SourceError, digest_of};
+use crate::source::{Descriptor, MAX_DOCUMENT, RootDocument, Source, SourceError, digest_of};
 
 /// Timeout of a document as a whole; without it, a peer that sends single bytes slowly could hold the fetch.
-const DOCUMENT_TIME: Duration = Duration::from_secs(300);
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A client of one repository of a registry.
 pub struct Registry<'a> {
@@ -124,7 +124,7 @@ impl<'a> Registry<'a> {
     }
 
     /// Requests `path` below the repository with the current authorization; answers one challenge.
-    fn get(&self, path: &str, accept: Option<&str>, from: u64, what: &str) -> Result<Answer, RegistryError> {
+    fn get(&self, path: &str, accept: Option<&str>, from: u64, what: &str) -> Result<HttpResponse, RegistryError> {
         let origin = self.origin()?;
         let url = origin.with_path(&format!("/v2/{}/{path}", self.reference.repository));
         let mut renewed = false;
@@ -143,7 +143,12 @@ impl<'a> Registry<'a> {
     }
 
     /// Turns an error response into the error. `credentials` is the source of the credentials that were sent.
-    fn accepted(&self, answer: Answer, what: &str, credentials: Option<String>) -> Result<Answer, RegistryError> {
+    fn accepted(
+        &self,
+        answer: HttpResponse,
+        what: &str,
+        credentials: Option<String>,
+    ) -> Result<HttpResponse, RegistryError> {
         let (status, host, what) = (answer.status(), answer.url.authority(), what.to_owned());
         match status {
             200 | 206 => Ok(answer),
@@ -182,7 +187,7 @@ impl<'a> Registry<'a> {
     }
 
     /// Reads a document of at most `most` bytes.
-    fn read(&self, answer: Answer, most: u64, what: &str) -> Result<Vec<u8>, RegistryError> {
+    fn read(&self, answer: HttpResponse, most: u64, what: &str) -> Result<Vec<u8>, RegistryError> {
         let url = answer.url;
         let too_large = || RegistryError::TooLarge { host: url.authority(), what: what.to_owned(), most };
         let mut reader = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
@@ -198,17 +203,17 @@ impl<'a> Registry<'a> {
             if bytes.len() as u64 > most {
                 return Err(too_large());
             }
-            if begun.elapsed() > DOCUMENT_TIME {
+            if begun.elapsed() > DOCUMENT_TIMEOUT {
                 return Err(RegistryError::Stalled {
                     host: url.authority(),
                     what: what.to_owned(),
-                    after: DOCUMENT_TIME,
+                    after: DOCUMENT_TIMEOUT,
                 });
             }
         }
     }
 
-    fn root_once(&self) -> Result<Document, RegistryError> {
+    fn root_once(&self) -> Result<RootDocument, RegistryError> {
         let named = match (&self.reference.digest, &self.reference.tag) {
             (Some(digest), _) => digest.to_string(),
             (None, Some(tag)) => tag.clone(),
@@ -228,7 +233,7 @@ impl<'a> Registry<'a> {
                 let why = format!("the digest of what came is {digest}, not {wanted}");
                 Err(RegistryError::Answer { host: place, what, why })
             }
-            _ => Ok(Document { media_type, bytes, digest }),
+            _ => Ok(RootDocument { media_type, bytes, digest }),
         }
     }
 
@@ -253,7 +258,7 @@ impl<'a> Registry<'a> {
 }
 
 impl Source for Registry<'_> {
-    fn root(&self) -> Result<Document, SourceError> {
+    fn root(&self) -> Result<RootDocument, SourceError> {
         Ok(self.retried(|| self.root_once())?)
     }
 
@@ -275,6 +280,6 @@ impl Source for Registry<'_> {
 }
 
 /// The delay that a response asks for.
-fn asked_wait(answer: &Answer) -> Option<Duration> {
+fn asked_wait(answer: &HttpResponse) -> Option<Duration> {
     retry::retry_after(answer.header("retry-after")?, SystemTime::now())
 }

@@ -14,7 +14,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(10);
 
 /// Number of bytes that must have arrived since the last failure for a download to count as making progress: a peer
 /// that sends a byte per connection must not hold the fetch forever.
-pub(crate) const PROGRESS: u64 = 1 << 20;
+pub(crate) const MIN_PROGRESS: u64 = 1 << 20;
 
 /// The failures of one request.
 #[derive(Debug, Default)]

@@ -14,15 +14,15 @@ use rustix::io::Errno;
 use super::entries::Meta;
 use super::error::UnpackError;
 use super::meta;
-use super::names::{MOST_PATH, join};
+use super::names::{MAX_PATH, join};
 use crate::caps::Caps;
 
 /// Directories held open. Archives are written depth first, so few are in use at a time.
-const MOST_OPEN: usize = 128;
+const MAX_OPEN: usize = 128;
 /// Links followed on the way to one directory, as in Linux.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 /// Memory for the names of all directories.
-const MOST_NAME_BYTES: u64 = 256 << 20;
+const MAX_NAME_BYTES: u64 = 256 << 20;
 
 const OPEN_DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -106,7 +106,7 @@ impl<'c> Dirs<'c> {
             Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => self.walk(path)?,
             Err(error) => return Err(UnpackError::write("open", path, error)),
         };
-        if self.open.len() >= MOST_OPEN {
+        if self.open.len() >= MAX_OPEN {
             self.open.clear();
         }
         self.open.insert(path.to_vec(), Rc::clone(&dir));
@@ -149,7 +149,7 @@ impl<'c> Dirs<'c> {
                     Through::Dir(dir) => here = dir,
                     Through::Link(target) => {
                         links += 1;
-                        if links > MOST_LINKS {
+                        if links > MAX_LINKS {
                             return Err(UnpackError::entry(path, "more than 40 symbolic links lead to it"));
                         }
                         if target.starts_with(b"/") {
@@ -185,7 +185,7 @@ impl<'c> Dirs<'c> {
 
     fn extended(&self, dir: &Dir, element: &[u8]) -> Result<Vec<u8>, UnpackError> {
         let path = join(&dir.path, element);
-        if path.len() > MOST_PATH {
+        if path.len() > MAX_PATH {
             return Err(UnpackError::entry(&path, "links lead to a path longer than 4095 bytes"));
         }
         Ok(path)
@@ -210,8 +210,8 @@ impl<'c> Dirs<'c> {
     pub(crate) fn remember(&mut self, path: Vec<u8>, meta: Option<Meta>) -> Result<(), UnpackError> {
         let attributes: usize = meta.iter().flat_map(|m| &m.xattrs).map(|(name, value)| name.len() + value.len()).sum();
         self.name_bytes += (path.len() + attributes) as u64;
-        if self.name_bytes > MOST_NAME_BYTES {
-            return Err(UnpackError::TooMuch { what: "bytes of directory names", most: MOST_NAME_BYTES });
+        if self.name_bytes > MAX_NAME_BYTES {
+            return Err(UnpackError::TooMuch { what: "bytes of directory names", most: MAX_NAME_BYTES });
         }
         self.known.insert(path, meta);
         Ok(())

@@ -12,11 +12,11 @@ use super::sparse::{self, SparseMap};
 use crate::caps::Caps;
 
 /// Most bytes of a GNU long name; longer than any path Linux takes.
-const MOST_LONG_NAME: u64 = 8 << 10;
+const MAX_LONG_NAME: u64 = 8 << 10;
 /// Most extension headers before one entry.
-const MOST_EXTENSIONS: usize = 16;
+const MAX_EXTENSIONS: usize = 16;
 /// `chown` takes the highest number for "leave as is".
-const MOST_OWNER: i128 = 0xffff_fffe;
+const MAX_OWNER: i128 = 0xffff_fffe;
 
 /// Bytes in, in whatever pieces they come.
 pub(crate) trait Stream {
@@ -78,7 +78,7 @@ pub(crate) struct Meta {
 
 /// One entry; its data follows from [`Entries::data`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct TarEntry {
     /// As it came; no NUL bytes, otherwise unchecked.
     pub path: Vec<u8>,
     /// Target of a link, as it came; no NUL bytes.
@@ -134,9 +134,9 @@ impl<'c, S: Stream> Entries<'c, S> {
 
     /// The next entry; the rest of the last one's data is skipped. `None` at the end of the archive, which is
     /// two blocks of zeros: a stream that just stops is cut off.
-    pub(crate) fn next(&mut self) -> Result<Option<Entry>, UnpackError> {
+    pub(crate) fn next(&mut self) -> Result<Option<TarEntry>, UnpackError> {
         let mut extensions = Extensions::default();
-        for _ in 0..=MOST_EXTENSIONS {
+        for _ in 0..=MAX_EXTENSIONS {
             self.finish_data()?;
             let Some(header) = header::parse(&self.block("at an entry's header")?)? else {
                 if !extensions.is_empty() {
@@ -150,7 +150,7 @@ impl<'c, S: Stream> Entries<'c, S> {
                 return self.entry(header, extensions).map(Some);
             }
         }
-        Err(UnpackError::TooMuch { what: "extension headers before one entry", most: MOST_EXTENSIONS as u64 })
+        Err(UnpackError::TooMuch { what: "extension headers before one entry", most: MAX_EXTENSIONS as u64 })
     }
 
     /// The next piece of the current entry's data; empty when all was taken.
@@ -204,7 +204,7 @@ impl<'c, S: Stream> Entries<'c, S> {
     fn extension(&mut self, header: &Header, to: &mut Extensions) -> Result<bool, UnpackError> {
         let most = match header.kind {
             b'x' | b'X' | b'g' => self.caps.max_pax,
-            b'L' | b'K' => MOST_LONG_NAME,
+            b'L' | b'K' => MAX_LONG_NAME,
             // A volume label (GNU) describes the archive, not a file.
             b'V' => {
                 self.set_data(size(header.size)?);
@@ -257,7 +257,7 @@ impl<'c, S: Stream> Entries<'c, S> {
         }
     }
 
-    fn entry(&mut self, header: Header, extensions: Extensions) -> Result<Entry, UnpackError> {
+    fn entry(&mut self, header: Header, extensions: Extensions) -> Result<TarEntry, UnpackError> {
         let Extensions { records, long_name, long_link } = extensions;
         let records = records.unwrap_or_else(|| self.global.clone());
         let pax_name = records.sparse.name.clone().or(records.path);
@@ -282,7 +282,7 @@ impl<'c, S: Stream> Entries<'c, S> {
             b'6' => EntryKind::Fifo,
             _ => return refuse("its kind is not one a layer can have"),
         };
-        let owner = |id: i128| u32::try_from(id).ok().filter(|_| id <= MOST_OWNER);
+        let owner = |id: i128| u32::try_from(id).ok().filter(|_| id <= MAX_OWNER);
         let (Some(uid), Some(gid)) =
             (owner(records.uid.unwrap_or(header.uid)), owner(records.gid.unwrap_or(header.gid)))
         else {
@@ -300,7 +300,7 @@ impl<'c, S: Stream> Entries<'c, S> {
         };
         let device = device((header.major, header.minor));
         let Some(device) = device else { return refuse("its device number is out of range") };
-        let mut entry = Entry { path, link, kind, meta, size: 0, sparse: None, device };
+        let mut entry = TarEntry { path, link, kind, meta, size: 0, sparse: None, device };
         // Only files have data; in other kinds the size is noise, as every reader of layers has it.
         if kind == EntryKind::File {
             self.set_data(stored);

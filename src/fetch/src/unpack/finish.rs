@@ -17,7 +17,7 @@ use super::meta;
 use super::names::{Name, join};
 
 /// Links followed in looking for a file in the layers below, as in Linux.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 
 /// What [`super::finish`] has to do for a layer.
 #[derive(Debug, Default)]
@@ -122,7 +122,7 @@ fn place(
 }
 
 /// Something in a layer: its directory there, its name, what it is.
-struct Found {
+struct ResolvedFile {
     dir: OwnedFd,
     base: Vec<u8>,
     stat: Stat,
@@ -135,14 +135,14 @@ enum Step {
     Hidden,
     /// On the way is a link: the path to look for instead.
     Elsewhere(Vec<u8>),
-    Here(Found),
+    Here(ResolvedFile),
 }
 
 /// Finds a path in layers stacked topmost first. Links on the way are followed within the stack; the last element
 /// is taken as it is.
-fn look_up<'l>(layers: impl Iterator<Item = &'l OwnedFd> + Clone, name: &Name) -> Result<Option<Found>, Errno> {
+fn look_up<'l>(layers: impl Iterator<Item = &'l OwnedFd> + Clone, name: &Name) -> Result<Option<ResolvedFile>, Errno> {
     let mut path = name.path().to_vec();
-    'again: for _ in 0..=MOST_LINKS {
+    'again: for _ in 0..=MAX_LINKS {
         for layer in layers.clone() {
             match look_in(layer, &path)? {
                 Step::Absent => {}
@@ -172,7 +172,7 @@ fn look_in(layer: &OwnedFd, path: &[u8]) -> Result<Step, Errno> {
             return Ok(Step::Hidden);
         }
         if elements.peek().is_none() {
-            return Ok(Step::Here(Found { dir, base: element.to_vec(), stat: found }));
+            return Ok(Step::Here(ResolvedFile { dir, base: element.to_vec(), stat: found }));
         }
         match kind(&found) {
             FileType::Directory => {
@@ -210,7 +210,7 @@ fn resolved(path: &[u8]) -> Vec<u8> {
 
 /// Copies a file, link or device of a lower layer with all it has: layers share no inodes, so that one can be
 /// removed or repaired without the other.
-fn copy(found: &Found, dir: &OwnedFd, base: &[u8], path: &[u8]) -> Result<(), UnpackError> {
+fn copy(found: &ResolvedFile, dir: &OwnedFd, base: &[u8], path: &[u8]) -> Result<(), UnpackError> {
     let failed = |e| UnpackError::write("copy from a lower layer", path, e);
     let name = found.base.as_slice();
     let of_stat = meta::of_stat(&found.stat);

@@ -3,11 +3,11 @@
 use super::error::UnpackError;
 
 /// What Linux takes for a path (`PATH_MAX` less its NUL).
-pub(crate) const MOST_PATH: usize = 4095;
+pub(crate) const MAX_PATH: usize = 4095;
 /// What Linux takes for one element (`NAME_MAX`).
-const MOST_ELEMENT: usize = 255;
+const MAX_ELEMENT: usize = 255;
 /// Directories in one another.
-const MOST_DEPTH: usize = 1000;
+const MAX_DEPTH: usize = 1000;
 
 /// A path below the layer's root, without a leading slash; empty for the root itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,7 +16,7 @@ pub(crate) struct Name(Vec<u8>);
 impl Name {
     /// Checks and cleans a name. An absolute one is meant from the root; `..` is refused, as it has no honest use.
     pub(crate) fn parse(raw: &[u8]) -> Result<Self, UnpackError> {
-        if raw.len() > MOST_PATH {
+        if raw.len() > MAX_PATH {
             return Err(UnpackError::entry(raw, "its name is longer than 4095 bytes"));
         }
         let mut clean = Vec::with_capacity(raw.len());
@@ -25,13 +25,13 @@ impl Name {
             match element {
                 b"" | b"." => continue,
                 b".." => return Err(UnpackError::entry(raw, "its name leads upwards ('..')")),
-                long if long.len() > MOST_ELEMENT => {
+                long if long.len() > MAX_ELEMENT => {
                     return Err(UnpackError::entry(raw, "an element of its name is longer than 255 bytes"));
                 }
                 _ => {}
             }
             depth += 1;
-            if depth > MOST_DEPTH {
+            if depth > MAX_DEPTH {
                 return Err(UnpackError::entry(raw, "it is more than 1000 directories deep"));
             }
             if !clean.is_empty() {

@@ -3,11 +3,11 @@
 use super::error::UnpackError;
 
 /// Most extended attributes one entry may have.
-const MOST_XATTRS: usize = 128;
+const MAX_XATTRS: usize = 128;
 /// Most bytes of one attribute's value (the kernel's own limit, `XATTR_SIZE_MAX`).
-const MOST_XATTR_VALUE: usize = 64 << 10;
+const MAX_XATTR_VALUE: usize = 64 << 10;
 /// Most bytes of one attribute's name (the kernel's own limit, `XATTR_NAME_MAX`).
-const MOST_XATTR_NAME: usize = 255;
+const MAX_XATTR_NAME: usize = 255;
 
 /// An extended attribute that will be set: name and value.
 pub(crate) type Xattr = (Vec<u8>, Vec<u8>);
@@ -107,11 +107,11 @@ fn keep(name: Vec<u8>, value: Option<Vec<u8>>, into: &mut Records, wins: bool) -
         return Ok(());
     }
     let value = value.ok_or(UnpackError::Format { why: "an extended attribute's value is not base64" })?;
-    if name.len() > MOST_XATTR_NAME || name.contains(&0) {
+    if name.len() > MAX_XATTR_NAME || name.contains(&0) {
         return Err(UnpackError::Format { why: "an extended attribute's name is too long or has a NUL byte" });
     }
-    if value.len() > MOST_XATTR_VALUE {
-        return Err(UnpackError::TooMuch { what: "an extended attribute", most: MOST_XATTR_VALUE as u64 });
+    if value.len() > MAX_XATTR_VALUE {
+        return Err(UnpackError::TooMuch { what: "an extended attribute", most: MAX_XATTR_VALUE as u64 });
     }
     if let Some((_, old)) = into.xattrs.iter_mut().find(|(known, _)| *known == name) {
         // bsdtar writes both kinds; the plain one needs no decoding and wins.
@@ -120,8 +120,8 @@ fn keep(name: Vec<u8>, value: Option<Vec<u8>>, into: &mut Records, wins: bool) -
         }
         return Ok(());
     }
-    if into.xattrs.len() >= MOST_XATTRS {
-        return Err(UnpackError::TooMuch { what: "extended attributes of one entry", most: MOST_XATTRS as u64 });
+    if into.xattrs.len() >= MAX_XATTRS {
+        return Err(UnpackError::TooMuch { what: "extended attributes of one entry", most: MAX_XATTRS as u64 });
     }
     into.xattrs.push((name, value));
     Ok(())

@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::dirs::{Dir, Dirs, is_whiteout, kind, stat};
-use super::entries::{Entries, Entry, EntryKind, Meta, Stream};
+use super::entries::{Entries, EntryKind, Meta, Stream, TarEntry};
 use super::error::{UnpackError, lossy};
 use super::finish::{Deferred, DeferredLink};
 use super::meta;
@@ -51,7 +51,7 @@ struct Tree<'c> {
 }
 
 impl Tree<'_> {
-    fn entry<S: Stream>(&mut self, entry: &Entry, data: &mut Entries<'_, S>) -> Result<(), UnpackError> {
+    fn entry<S: Stream>(&mut self, entry: &TarEntry, data: &mut Entries<'_, S>) -> Result<(), UnpackError> {
         let name = Name::parse(&entry.path)?;
         self.dirs.count()?;
         if name.is_root() {
@@ -113,7 +113,7 @@ impl Tree<'_> {
         &mut self,
         dir: &Dir,
         base: &[u8],
-        entry: &Entry,
+        entry: &TarEntry,
         data: &mut Entries<'_, S>,
     ) -> Result<(), UnpackError> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -161,8 +161,8 @@ impl Tree<'_> {
         self.dirs.remember(path, Some(meta.clone()))
     }
 
-    fn symlink(&mut self, dir: &Dir, base: &[u8], entry: &Entry) -> Result<(), UnpackError> {
-        if entry.link.is_empty() || entry.link.len() > names::MOST_PATH {
+    fn symlink(&mut self, dir: &Dir, base: &[u8], entry: &TarEntry) -> Result<(), UnpackError> {
+        if entry.link.is_empty() || entry.link.len() > names::MAX_PATH {
             return Err(UnpackError::entry(&entry.path, "it is a symbolic link to nothing or to more than 4095 bytes"));
         }
         let make = || rustix::fs::symlinkat(entry.link.as_slice(), &dir.fd, base);
@@ -171,7 +171,7 @@ impl Tree<'_> {
             .map_err(|e| UnpackError::write("set the owner of", &entry.path, e))
     }
 
-    fn node(&mut self, dir: &Dir, base: &[u8], entry: &Entry, kind: FileType) -> Result<(), UnpackError> {
+    fn node(&mut self, dir: &Dir, base: &[u8], entry: &TarEntry, kind: FileType) -> Result<(), UnpackError> {
         let device = if kind == FileType::Fifo { 0 } else { rustix::fs::makedev(entry.device.0, entry.device.1) };
         let make = || rustix::fs::mknodat(&dir.fd, base, kind, Mode::from_raw_mode(0o600), device);
         self.replace(dir, base, "make special file", make)?;
@@ -180,7 +180,7 @@ impl Tree<'_> {
     }
 
     /// Links the target itself, a symbolic link too. What this layer does not have may be in a lower one.
-    fn hard_link(&mut self, dir: &Dir, base: &[u8], entry: &Entry) -> Result<(), UnpackError> {
+    fn hard_link(&mut self, dir: &Dir, base: &[u8], entry: &TarEntry) -> Result<(), UnpackError> {
         let target = Name::parse(&entry.link)?;
         if target.is_root() {
             return Err(UnpackError::entry(&entry.path, "it is a hard link to the root"));
