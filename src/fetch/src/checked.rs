@@ -68,12 +68,14 @@ impl<'a> Checked<'a> {
                 match self.failure.take() {
                     Some(failure @ FetchError::LayerMismatch { .. }) => return Err(failure),
                     // Without the rest of the bytes, the unpacker's error is the best explanation.
-                    Some(_) => return Err(FetchError::Layer { layer, source }),
+                    Some(_) => {
+                        return Err(FetchError::failed(format!("cannot unpack layer {}", layer.short()), source));
+                    }
                     None => {}
                 }
                 match self.mismatch().filter(|_| read) {
                     Some(wrong) => Err(FetchError::LayerMismatch { layer, source: Box::new(wrong) }),
-                    None => Err(FetchError::Layer { layer, source }),
+                    None => Err(FetchError::failed(format!("cannot unpack layer {}", layer.short()), source)),
                 }
             }
         }
@@ -93,7 +95,7 @@ impl<'a> Checked<'a> {
         };
         match source {
             SourceError::Registry(RegistryError::Cancelled) => FetchError::Cancelled { layer },
-            source => FetchError::LayerSource { layer, source: Box::new(source) },
+            source => FetchError::layer_source(&layer, source),
         }
     }
 

@@ -3,9 +3,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use gantry_model::Digest;
-use gantry_model::id::Algorithm;
-use gantry_store::{CommitImageError, ImageFormat, ImageRow, LayerRef, NewImage, Store};
+use gantry_model::id::{Algorithm, shown};
+use gantry_model::{Digest, ErrorKind};
+use gantry_store::{BlobError, CommitImageError, ImageFormat, ImageRow, LayerRef, NewImage, Store};
 
 use crate::checked::Watch;
 use crate::config::{self, ImageConfig};
@@ -47,7 +47,14 @@ impl Naming {
             let owner = store.image_by_name(name).map_err(FetchError::store("look for an image"))?;
             let Some(owner) = owner.map(|image| image.id).filter(|owner| owner != id) else { continue };
             if self.origin == NameOrigin::Archive && !config.take_names {
-                return Err(FetchError::NameTaken { name: name.clone(), owner });
+                let (name, owner) = (shown(name), owner.short());
+                return Err(FetchError::refused(
+                    ErrorKind::Refused,
+                    format!(
+                        "{name} is the name of another image in the store, {owner}: 'gantry fetch --force' gives it to \
+                         the archive's image"
+                    ),
+                ));
             }
             progress.notify(Note::NameMoved { name: name.clone(), from: owner });
         }
@@ -128,7 +135,10 @@ fn bring(
     names: &[String],
 ) -> Result<ImageRow, FetchError> {
     layers::fetch(store, job)?;
-    let refused = |what| move |source| FetchError::Blob { what, source };
+    let refused = |what: &str| {
+        let attempt = format!("cannot store {what}");
+        move |source: BlobError| FetchError::failed(attempt, source)
+    };
     store.put_blob(&found.id, &found.bytes).map_err(refused("the manifest"))?;
     let config = &found.manifest.config.digest;
     store.put_blob(config, &found.config_bytes).map_err(refused("the image configuration"))?;
@@ -153,13 +163,12 @@ fn bring(
 
 /// Follows the index (or indexes) to the manifest for this host. Each step is pinned by the digest in the one before.
 fn find_manifest(source: &dyn Source, config: &Config, name: &str) -> Result<(Digest, Vec<u8>, Manifest), FetchError> {
-    let refused = |source: ManifestError| FetchError::Manifest { name: name.to_owned(), source };
+    let refused = |source: ManifestError| FetchError::failed(format!("cannot use {}", shown(name)), source);
     let top = source.root().map_err(FetchError::source(name))?;
     let (mut id, mut bytes, mut media_type) = (top.digest, top.bytes, top.media_type);
     let got = source::digest_of(id.algorithm(), &bytes);
     if got != id {
-        let source = Box::new(Mismatch::Digest { want: id, got });
-        return Err(FetchError::Mismatch { name: name.to_owned(), what: "the manifest", source });
+        return Err(mismatch(name, "the manifest", Mismatch::Digest { want: id, got }));
     }
     for _ in 0..=MAX_DEPTH {
         let entries = match manifest::parse(&media_type, &bytes).map_err(refused)? {
@@ -171,6 +180,10 @@ fn find_manifest(source: &dyn Source, config: &Config, name: &str) -> Result<(Di
         (id, media_type) = (chosen.digest.clone(), chosen.media_type.clone());
     }
     Err(refused(ManifestError::TooDeep))
+}
+
+fn mismatch(name: &str, what: &str, source: Mismatch) -> FetchError {
+    FetchError::failed(format!("{what} of {} is damaged or was tampered with", shown(name)), source)
 }
 
 /// Fetches the document of a descriptor and verifies it.
@@ -185,10 +198,7 @@ fn document(
         return Err(failed(SourceError::TooLarge { what: what.to_owned(), most: source::MAX_DOCUMENT }));
     }
     let bytes = source.document(d).map_err(failed)?;
-    source::verify(d, &bytes).map_err(|wrong| {
-        let source = Box::new(wrong);
-        FetchError::Mismatch { name: name.to_owned(), what, source }
-    })?;
+    source::verify(d, &bytes).map_err(|wrong| mismatch(name, what, wrong))?;
     Ok(bytes)
 }
 
@@ -201,25 +211,31 @@ fn complete(
     bytes: Vec<u8>,
     manifest: Manifest,
 ) -> Result<ImageDocuments, FetchError> {
-    let owned = || name.to_owned();
     let config_bytes = document(source, &manifest.config, name, "the image configuration")?;
-    let config = config::parse(&config_bytes).map_err(|source| FetchError::Config { name: owned(), source })?;
+    let config = config::parse(&config_bytes)
+        .map_err(|source| FetchError::failed(format!("cannot use {}", shown(name)), source))?;
     let (layers, diff_ids) = (manifest.layers.len(), config.diff_ids.len());
     if layers != diff_ids {
-        return Err(FetchError::LayerCount { name: owned(), layers, diff_ids });
+        return Err(FetchError::refused(
+            ErrorKind::Damaged,
+            format!("{} is damaged: its manifest has {layers} layers, its configuration {diff_ids}", shown(name)),
+        ));
     }
     if let Some(has) = config.platform()
         && has.fitness(&settings.platform).is_none()
     {
-        return Err(FetchError::Platform {
-            name: owned(),
-            has: Box::new(has),
-            want: Box::new(settings.platform.clone()),
-        });
+        return Err(FetchError::refused(
+            ErrorKind::Invalid,
+            format!("{} is for {has}, and this host runs {}", shown(name), settings.platform),
+        ));
     }
     // The unpacker computes sha256 only, which every image uses.
     if let Some(odd) = config.diff_ids.iter().find(|diff_id| diff_id.algorithm() != Algorithm::Sha256) {
-        return Err(FetchError::DiffAlgorithm { name: owned(), algorithm: odd.algorithm().as_str() });
+        let algorithm = odd.algorithm().as_str();
+        return Err(FetchError::refused(
+            ErrorKind::Invalid,
+            format!("{} names its layers by {algorithm}; only sha256 can be checked", shown(name)),
+        ));
     }
     let plans = plan(&manifest, &config);
     Ok(ImageDocuments { id, bytes, manifest, config_bytes, plans })

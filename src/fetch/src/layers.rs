@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use gantry_model::Digest;
+use gantry_model::{Digest, ErrorKind};
 use gantry_store::{LayerLock, LayerRow, Staging, Store, StoreError, Trees};
 
 use crate::Caps;
@@ -108,7 +108,7 @@ pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<(), FetchError> {
         }
         failure.map_or(Ok(()), Err)
     })?;
-    if committer.committed == job.plans.len() { Ok(()) } else { Err(FetchError::Lost) }
+    if committer.committed == job.plans.len() { Ok(()) } else { Err(FetchError::lost_thread()) }
 }
 
 fn present(store: &Store, plan: &LayerPlan) -> Result<bool, FetchError> {
@@ -135,7 +135,7 @@ impl Committer<'_> {
                     self.states[at] = State::Present;
                 }
                 // The worker waits for nothing but this reply.
-                there.send(present).map_err(|_| FetchError::Lost)?;
+                there.send(present).map_err(|_| FetchError::lost_thread())?;
                 self.commit()
             }
             Event::Finished { at, layer } => {
@@ -187,7 +187,7 @@ impl Committer<'_> {
             Err(rustix::io::Errno::NOENT) => Err(FetchError::LayerGone { layer: chain.clone() }),
             Err(errno) => {
                 let source = StoreError::Io { doing: "open", path, source: errno.into() };
-                Err(FetchError::Store { doing: "open a layer", source })
+                Err(FetchError::store("open a layer")(source))
             }
         }
     }
@@ -197,10 +197,10 @@ impl Committer<'_> {
         let Unpacked { diff_id, size, entries, deferred, mut sums } = unpacked;
         let layer = plan.blob.digest.clone();
         unpack::finish(deferred, staging.dir(), &self.below, &mut sums)
-            .map_err(|source| FetchError::Layer { layer, source })?;
+            .map_err(|source| FetchError::failed(format!("cannot unpack layer {}", layer.short()), source))?;
         let copy = staging.dir().try_clone().map_err(|source| {
             let path = staging.path().to_owned();
-            FetchError::Store { doing: "keep a layer open", source: StoreError::Io { doing: "open", path, source } }
+            FetchError::store("keep a layer open")(StoreError::Io { doing: "open", path, source })
         })?;
         self.below.insert(0, copy);
         staging.set_sums(sums);
@@ -231,7 +231,7 @@ fn one(job: &Job<'_>, trees: &Trees, at: usize, send: &mpsc::Sender<Event>) -> R
     let layer = || blob.digest.clone();
     let lock = lock(job, trees, plan)?;
     let (there, answer) = mpsc::sync_channel(1);
-    send.send(Event::Locked { at, there }).map_err(|_| FetchError::Lost)?;
+    send.send(Event::Locked { at, there }).map_err(|_| FetchError::lost_thread())?;
     match answer.recv() {
         Ok(true) => {
             job.watch.progress.notify(Note::LayerExists { layer: layer() });
@@ -242,15 +242,16 @@ fn one(job: &Job<'_>, trees: &Trees, at: usize, send: &mpsc::Sender<Event>) -> R
     }
     let staging = trees.stage_layer(&lock).map_err(FetchError::store("make a directory for a layer"))?;
     job.watch.progress.notify(Note::Layer { layer: layer(), total: Some(blob.size) });
-    let stream = job
-        .source
-        .open(blob, 0)
-        .map_err(|error| FetchError::LayerSource { layer: layer(), source: Box::new(error) })?;
+    let stream = job.source.open(blob, 0).map_err(|error| FetchError::layer_source(&plan.blob.digest, error))?;
     let mut checked = Checked::new(stream, blob, job.watch);
     let result = unpack::layer(&mut checked, Compression::Auto, staging.dir(), job.caps);
     let unpacked = checked.conclude(result)?;
     if unpacked.diff_id != plan.diff_id {
-        return Err(FetchError::DiffId { layer: layer(), want: plan.diff_id.clone(), got: unpacked.diff_id });
+        let (layer, got, want) = (layer(), unpacked.diff_id, &plan.diff_id);
+        return Err(FetchError::refused(
+            ErrorKind::Damaged,
+            format!("layer {} unpacks to {got}, but the image configuration says {want}", layer.short()),
+        ));
     }
     job.watch.progress.notify(Note::LayerDone { layer: layer() });
     Ok(Some(Finished { lock, staging, unpacked }))
@@ -271,7 +272,13 @@ fn lock(job: &Job<'_>, trees: &Trees, plan: &LayerPlan) -> Result<LayerLock, Fet
         match trees.lock_layer(&plan.chain, CANCEL_CHECK_INTERVAL, &mut waiting) {
             Err(StoreError::Locked { .. }) if begun.elapsed() < OTHER_PROCESS_TIMEOUT => {}
             Err(StoreError::Locked { .. }) => {
-                return Err(FetchError::LayerBusy { layer: plan.blob.digest.clone(), waited: begun.elapsed() });
+                let (layer, minutes) = (plan.blob.digest.short(), begun.elapsed().as_secs() / 60);
+                return Err(FetchError::refused(
+                    ErrorKind::Busy,
+                    format!(
+                        "another process has been fetching layer {layer} for more than {minutes} minutes; try again later"
+                    ),
+                ));
             }
             other => return other.map_err(FetchError::store("lock a layer")),
         }

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use gantry_model::ImageRef;
+use gantry_model::{ErrorKind, ImageRef};
 use gantry_store::Store;
 
 use crate::archive::{self, Form};
@@ -11,6 +11,9 @@ use crate::error::FetchError;
 use crate::import::{NameOrigin, Naming};
 use crate::source::Source;
 use crate::{Caps, layout};
+
+/// The error for a missing standard input.
+const NO_STDIN: &str = "the image is to be read from standard input, which this call has not got";
 
 /// A local source, opened.
 pub(crate) struct Local {
@@ -35,7 +38,10 @@ pub(crate) fn open(
         ImageRef::DockerArchive(path, tag) => (archived(path, Form::Docker, tag), stem(path)),
         ImageRef::Path(path) if path.is_dir() => (layout::open(path, None), stem(path)),
         ImageRef::Path(path) => (archived(path, Form::Auto, &None), stem(path)),
-        _ => (archive::stdin(stdin.ok_or(FetchError::NoStdin)?, &tmp, caps), "stdin".to_owned()),
+        _ => (
+            archive::stdin(stdin.ok_or_else(|| FetchError::refused(ErrorKind::Invalid, NO_STDIN))?, &tmp, caps),
+            "stdin".to_owned(),
+        ),
     };
     let source = source.map_err(failed)?;
     let docker = source.format() == Some(gantry_store::ImageFormat::Docker);

@@ -11,8 +11,9 @@
 use std::collections::BTreeSet;
 use std::io::Read;
 
+use gantry_model::id::shown;
 use gantry_model::image_ref::ShortName;
-use gantry_model::{ImageRef, RegistryRef};
+use gantry_model::{ErrorKind, ImageRef, RegistryRef};
 use gantry_store::{ImageRow, Store};
 
 use crate::error::FetchError;
@@ -87,14 +88,21 @@ impl Context<'_> {
     fn by_id(&self, prefix: &str) -> Result<Fetched, FetchError> {
         let mut found = self.store.images_by_prefix(prefix).map_err(FetchError::store("look for an image"))?;
         match found.len() {
-            0 => Err(FetchError::NoSuchId { prefix: prefix.to_owned() }),
+            0 => Err(FetchError::refused(
+                ErrorKind::NotFound,
+                format!("no image in the store has an id that begins with {prefix}"),
+            )),
             1 => {
                 let image = found.remove(0);
                 Ok(Fetched { name: image.id.to_string(), image, downloaded: 0 })
             }
             _ => {
-                let ids = found.iter().take(5).map(|image| image.id.to_string()).collect();
-                Err(FetchError::AmbiguousId { prefix: prefix.to_owned(), ids })
+                let ids: Vec<String> = found.iter().take(5).map(|image| image.id.to_string()).collect();
+                let ids = ids.join(", ");
+                Err(FetchError::refused(
+                    ErrorKind::Invalid,
+                    format!("several images have an id that begins with {prefix}: {ids}; give more digits"),
+                ))
             }
         }
     }
@@ -106,7 +114,7 @@ impl Context<'_> {
         let settled = !asks || reference.digest.is_some();
         match (self.policy, known) {
             (_, Some(image)) if settled => Ok(Fetched { image, name, downloaded: 0 }),
-            (PullPolicy::Never, _) => Err(FetchError::NotInStore { name }),
+            (PullPolicy::Never, _) => Err(FetchError::not_in_store(&name)),
             (_, known) => match (self.download(reference, &name), known) {
                 (Err(error), Some(image)) if self.policy == PullPolicy::Newer && error.is_offline() => {
                     let why = chain(&error);
@@ -147,7 +155,7 @@ impl Context<'_> {
             return Ok(true);
         }
         let bytes = self.store.blob(&image.config, MAX_DOCUMENT);
-        let bytes = bytes.map_err(|source| FetchError::Blob { what: "the image configuration", source })?;
+        let bytes = bytes.map_err(|source| FetchError::failed("cannot read the image configuration", source))?;
         let platform = bytes.and_then(|bytes| config::parse(&bytes).ok()).and_then(|config| config.platform());
         Ok(platform.is_none_or(|platform| platform.fitness(&self.config.platform).is_some()))
     }
@@ -183,13 +191,15 @@ impl Context<'_> {
             return self.registry(preferred);
         }
         match names.len() {
-            0 if self.policy == PullPolicy::Never => Err(FetchError::NotInStore { name: short.to_string() }),
-            0 => Err(FetchError::NoRegistry { name: short.to_string() }),
+            0 if self.policy == PullPolicy::Never => Err(FetchError::not_in_store(&short.to_string())),
+            0 => Err(no_registry(&short.to_string())),
             1 => self.full(names.remove(0)),
             _ if self.is_one_image(&names)? => self.full(names.remove(0)),
             _ => {
                 names.truncate(10);
-                Err(FetchError::AmbiguousName { name: short.to_string(), names })
+                let (name, names) = (shown(&short.to_string()), names.join(", "));
+                let message = format!("'{name}' may be any of {names}; write the whole name");
+                Err(FetchError::refused(ErrorKind::Invalid, message))
             }
         }
     }
@@ -232,14 +242,14 @@ impl Context<'_> {
         }
         match self.store.image_by_name(&name).map_err(FetchError::store("look for an image"))? {
             Some(image) => Ok(Fetched { image, name, downloaded: 0 }),
-            None => Err(FetchError::NotInStore { name }),
+            None => Err(FetchError::not_in_store(&name)),
         }
     }
 
     fn local(&self, reference: &ImageRef, stdin: Option<&mut dyn Read>) -> Result<Fetched, FetchError> {
         let shown = reference.to_string();
         if self.policy == PullPolicy::Never {
-            return Err(FetchError::NotInStore { name: shown });
+            return Err(FetchError::not_in_store(&shown));
         }
         self.progress.notify(Note::Resolving { name: shown });
         let local = local::open(self.store, reference, stdin, &self.config.caps)?;
@@ -247,6 +257,18 @@ impl Context<'_> {
         let name = local.naming.names.into_iter().next().unwrap_or_else(|| image.id.to_string());
         Ok(Fetched { image, name, downloaded })
     }
+}
+
+/// The error for a short name that neither the store nor a default registry completes.
+fn no_registry(name: &str) -> FetchError {
+    FetchError::refused(
+        ErrorKind::Invalid,
+        format!(
+            "'{}' names no registry, and no image in the store is called so; write docker://{name} for Docker Hub, \
+             HOST/{name} for another registry, or set default-registry in /etc/gantry/config.toml",
+            shown(name)
+        ),
+    )
 }
 
 /// An error with its causes, on one line.
