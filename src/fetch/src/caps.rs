@@ -1,24 +1,23 @@
-//! The limits that hold a hostile image down: every one is checked while bytes stream by, so a bomb is stopped
-//! early and costs no more than its limit.
+//! Limits against hostile images. Each is checked while bytes stream by, so a decompression bomb is stopped early and
+//! costs no more than its limit.
 
-/// Limits of one layer. [`Caps::default`] takes every image that is not an attack.
+/// Limits of one layer. [`Caps::default`] accepts every legitimate image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caps {
-    /// Most bytes of one layer after decompression.
+    /// Maximum length of one layer after decompression in bytes.
     pub max_layer_bytes: u64,
-    /// Most bytes after decompression for each byte before it, looked at from [`Caps::RATIO_FREE`] bytes on.
-    /// Deflate alone reaches 1032.
+    /// Maximum compression ratio, checked from [`Caps::RATIO_FREE`] bytes on. Deflate alone reaches 1032.
     pub max_ratio: u64,
-    /// Most files, directories, links and whiteouts of one layer, parents that no entry names included.
+    /// Maximum number of files, directories, links and whiteouts of one layer, including implicit parents.
     pub max_entries: u64,
-    /// Most bytes one file may claim, the holes of a sparse file included.
+    /// Maximum length of one file in bytes, including the holes of a sparse file.
     pub max_file: u64,
-    /// Most bytes of one extension header (PAX records, sparse map).
+    /// Maximum length of one extension header (PAX records, sparse map) in bytes.
     pub max_pax: u64,
 }
 
 impl Caps {
-    /// Decompressed bytes that are free of the ratio's limit: small layers of zeros are common.
+    /// Decompressed bytes that are exempt from the ratio: small layers of zeros are common.
     pub const RATIO_FREE: u64 = 64 << 20;
 }
 

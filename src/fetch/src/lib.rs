@@ -1,11 +1,11 @@
-//! Image reference to verified layers and blobs in the store: registries, archives, layouts, the unpacker.
+//! Fetches images: from an image reference to verified layers and blobs in the store.
 //!
-//! May import `gantry_model` and `gantry_store`; knows nothing of pods, the engine or any API. Synchronous: a
-//! call works in threads of its own and joins them before it returns.
+//! May import `gantry_model` and `gantry_store`; knows nothing of pods, the engine or any API. Synchronous: a call
+//! starts threads and joins them before it returns.
 //!
-//! Start reading at [`pull`]: one fetch from a name to a committed image. [`source`] is the seam behind which
-//! a registry ([`registry`]), an archive or a layout directory delivers bytes; [`manifest`] and [`config`] are
-//! the documents of the OCI image specification, parsed strictly; [`unpack`] turns one layer's stream into a directory.
+//! Start reading at [`pull`]: one fetch from a reference to a committed image. [`source`] is the interface of
+//! registries ([`registry`]), archives and layout directories; [`manifest`] and [`config`] parse the documents of the
+//! OCI image specification; [`unpack`] turns one layer's stream into a directory.
 
 pub mod archive;
 pub mod auth_file;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use gantry_model::id::shown;
 
-/// Operating system, architecture and variant in the words of Go (OCI image specification, image-index.md, "platform").
+/// Operating system, architecture and variant in Go's names (OCI image specification, image-index.md, "platform").
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Platform {
     /// `linux`.
@@ -40,8 +40,8 @@ impl Platform {
         Self { os: "linux".to_owned(), architecture: architecture.to_owned(), variant: variant.map(str::to_owned) }
     }
 
-    /// How well something for `self` runs on `host`: `None` not at all, more is better. Within an architecture
-    /// an older variant runs on a newer host, never the other way round; no variant means the baseline.
+    /// How well an image for `self` runs on `host`: `None` not at all, more is better. Within an architecture an older
+    /// variant runs on a newer host, never the reverse; no variant means the baseline.
     #[must_use]
     pub fn fitness(&self, host: &Self) -> Option<u32> {
         if self.os != host.os || self.architecture != host.architecture {
@@ -64,7 +64,7 @@ impl Platform {
     }
 }
 
-/// A text is no platform.
+/// A text is not a platform.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("'{}' is not a platform: expected OS/ARCHITECTURE[/VARIANT], such as linux/arm64 or linux/arm/v7", shown(.0))]
 pub struct PlatformError(String);
@@ -78,8 +78,8 @@ impl gantry_model::Kind for PlatformError {
 impl std::str::FromStr for Platform {
     type Err = PlatformError;
 
-    /// `OS/ARCHITECTURE[/VARIANT]`, or an architecture alone, which means Linux; also with the kernel's names for
-    /// architectures (`x86_64`, `aarch64`).
+    /// Parses `OS/ARCHITECTURE[/VARIANT]`, or an architecture alone, which means Linux; also with the kernel's names
+    /// for architectures (`x86_64`, `aarch64`).
     fn from_str(text: &str) -> Result<Self, PlatformError> {
         let refuse = || PlatformError(text.to_owned());
         let parts: Vec<&str> = text.split('/').collect();
@@ -106,7 +106,7 @@ impl std::str::FromStr for Platform {
         };
         let platform =
             Self { os: os.to_owned(), architecture: architecture.to_owned(), variant: variant.map(str::to_owned) };
-        // A variant that fits nowhere is a mistake.
+        // A variant that fits no host is a mistake.
         if platform.level().is_none() { Err(refuse()) } else { Ok(platform) }
     }
 }

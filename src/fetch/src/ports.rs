@@ -1,5 +1,5 @@
-//! The ports an image declares: keys such as `80/tcp` of `ExposedPorts` (OCI image specification, config.md). A port gets
-//! the name that rkt gives it: `80-tcp`. They open nothing; they only have names.
+//! The ports that an image declares: keys such as `80/tcp` of `ExposedPorts` (OCI image specification, config.md). A
+//! port has the name that rkt gives it: `80-tcp`. Declaring a port publishes nothing.
 
 use gantry_model::net::Protocol;
 
@@ -8,24 +8,24 @@ use crate::config::ImageConfig;
 /// A port that an image declares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeclaredPort {
-    /// Its name: `80-tcp`, of a range `8000-8010-tcp`.
+    /// The name: `80-tcp`, or `8000-8010-tcp` for a range.
     pub name: String,
     /// The first port. Not 0.
     pub port: u16,
-    /// How many, from the first on; they end at 65535 or before.
+    /// The number of ports. The last one is at most 65535.
     pub count: u16,
-    /// Of which protocol.
+    /// The protocol.
     pub protocol: Protocol,
 }
 
 impl ImageConfig {
-    /// The ports it declares. What is no port is passed over, as every runtime does: an image runs without its ports too.
+    /// The declared ports. Malformed ones are skipped, as in every runtime.
     pub fn ports(&self) -> impl Iterator<Item = DeclaredPort> {
         self.exposed_ports.iter().filter_map(|text| declared(text))
     }
 }
 
-/// `PORT[-LAST][/PROTOCOL]`; TCP where nothing else is said.
+/// Parses `PORT[-LAST][/PROTOCOL]`; the default protocol is TCP.
 fn declared(text: &str) -> Option<DeclaredPort> {
     let (range, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
     let protocol: Protocol = protocol.parse().ok()?;
@@ -35,7 +35,7 @@ fn declared(text: &str) -> Option<DeclaredPort> {
     Some(DeclaredPort { name: format!("{range}-{}", protocol.as_str()), port, count, protocol })
 }
 
-/// Digits alone, without a sign or a zero in front: a port has one name.
+/// Parses digits without a sign or leading zeros, so that a port has one name.
 fn number(text: &str) -> Option<u16> {
     let plain = text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0');
     if plain { text.parse().ok() } else { None }

@@ -1,9 +1,9 @@
-//! What `docker save` writes: `manifest.json`, a configuration, and layers as tar files (moby image/spec, "Combined
+//! Archives of `docker save`: `manifest.json`, a configuration, and layers as tar files (moby image/spec, "Combined
 //! Image JSON + Filesystem Changeset Format").
 //!
-//! Such an archive has no image manifest, which is what an image is known by. So one is made: an OCI manifest with
-//! the archive's own configuration and layers. The same archive always gives the same manifest, and so the same
-//! image id. A layer that is not compressed has its `diff_id` as digest; the reader verifies it as any other.
+//! Such an archive has no image manifest, whose digest is the image id. So an OCI manifest of the archive's
+//! configuration and layers is generated. The same archive always gives the same manifest, and so the same image id. An
+//! uncompressed layer has its `diff_id` as digest; the reader verifies it as any other.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -20,10 +20,10 @@ use crate::config::MAX_LAYERS;
 use crate::manifest::{DOCKER_CONFIG, OCI_MANIFEST};
 use crate::source::{Descriptor, Hasher, MAX_DOCUMENT, RootDocument, Source, SourceError, digest_of};
 
-/// Names shown when one must be chosen.
+/// Maximum number of names in an error message.
 const MAX_SHOWN: usize = 10;
 
-/// One image of the archive, as `manifest.json` lists it.
+/// An image as listed in `manifest.json`.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Listed {
@@ -45,7 +45,7 @@ struct RootFs {
     diff_ids: Vec<String>,
 }
 
-/// An image with the manifest made for it.
+/// An image with its generated manifest.
 pub(super) struct DockerArchive {
     archive: Archive,
     manifest: Vec<u8>,

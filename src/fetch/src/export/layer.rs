@@ -18,7 +18,7 @@ pub(crate) fn write_layer(root: &OwnedFd, out: &mut dyn Write) -> io::Result<()>
     let mut ahead = vec![Vec::new()];
     while let Some(path) = ahead.pop() {
         let mut below = writer.directory(&path)?;
-        // The first one comes off the end first.
+        // Popped from the end, so in order.
         below.reverse();
         ahead.extend(below);
     }
@@ -28,7 +28,7 @@ pub(crate) fn write_layer(root: &OwnedFd, out: &mut dyn Write) -> io::Result<()>
 struct LayerWriter<'a> {
     root: &'a OwnedFd,
     out: &'a mut dyn Write,
-    /// Files with several names, and the first of them.
+    /// Files with several names, with the first name of each.
     seen: HashMap<(u64, u64), Vec<u8>>,
 }
 
@@ -36,7 +36,7 @@ struct LayerWriter<'a> {
 const WHITEOUT: Meta = Meta { mode: 0, uid: 0, gid: 0, mtime: (0, 0), xattrs: Vec::new() };
 
 impl LayerWriter<'_> {
-    /// Writes a directory and all in it but its directories, which it returns.
+    /// Writes a directory and the files in it; returns its subdirectories.
     fn directory(&mut self, path: &[u8]) -> io::Result<Vec<Vec<u8>>> {
         let dir = dirs::open_real(self.root, path)?;
         let name = if path.is_empty() { b"./".to_vec() } else { [path, b"/"].concat() };
@@ -46,7 +46,7 @@ impl LayerWriter<'_> {
         }
         let mut below = Vec::new();
         for element in sorted_names(&dir)? {
-            // It was there a moment ago; a layer that is removed meanwhile ends the whole.
+            // The layer is being removed concurrently, which ends the export.
             let stat = dirs::stat(&dir, &element)?.ok_or(Errno::NOENT)?;
             let path = names::join(path, &element);
             match dirs::kind(&stat) {
@@ -80,7 +80,7 @@ impl LayerWriter<'_> {
             FileType::CharacterDevice => self.entry(path, TarKind::Char, &plain, &[], device),
             FileType::BlockDevice => self.entry(path, TarKind::Block, &plain, &[], device),
             FileType::Fifo => self.entry(path, TarKind::Fifo, &plain, &[], (0, 0)),
-            // Archives have no sockets, so no layer has one.
+            // Archives cannot hold sockets, so no layer has one.
             _ => Ok(()),
         }
     }

@@ -24,16 +24,16 @@ use self::tar::{TarEntry, TarKind, write_end, write_file, write_header, write_pa
 use crate::source::{Hasher, MAX_DOCUMENT, digest_of};
 use crate::unpack::entries::Meta;
 
-/// How images are written out.
+/// The format of an exported archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArchiveFormat {
     /// An OCI image layout in a tar file.
     Oci,
-    /// What `docker save` writes.
+    /// The format of `docker save`.
     Docker,
 }
 
-/// An image could not be written out.
+/// An image could not be exported.
 #[derive(Debug, Error)]
 pub enum ExportError {
     /// A layer's directory cannot be read.
@@ -47,7 +47,7 @@ pub enum ExportError {
         #[source]
         source: io::Error,
     },
-    /// The manifest or the configuration is lost.
+    /// The manifest or the configuration is damaged or missing.
     #[error("{what} of image {} is damaged or lost; fetch the image again", .image.short())]
     Document {
         /// Which image.
@@ -55,10 +55,10 @@ pub enum ExportError {
         /// Which of the two.
         what: &'static str,
     },
-    /// The store cannot read it.
+    /// The store cannot read the documents.
     #[error("cannot read the documents of the image")]
     Blob(#[source] BlobError),
-    /// There is no room for a copy of a layer.
+    /// Writing the temporary copy of a layer failed.
     #[error("cannot keep a layer's archive in {place}")]
     Spool {
         /// Where.
@@ -67,7 +67,7 @@ pub enum ExportError {
         #[source]
         source: io::Error,
     },
-    /// The archive cannot be written.
+    /// Writing the archive failed.
     #[error("cannot write the archive")]
     Write(#[source] io::Error),
 }
@@ -88,10 +88,10 @@ struct Written {
     size: u64,
 }
 
-/// Writes images into one archive. `names` are those each image is to have there.
+/// Writes images into one archive, each under its `names`.
 ///
 /// # Errors
-/// [`ExportError`]; what was written by then is no archive.
+/// [`ExportError`]; the incomplete archive is useless.
 pub fn write_archive(
     store: &Store,
     images: &[(ImageRow, Vec<String>)],
@@ -109,7 +109,7 @@ struct ArchiveWriter<'a> {
     store: &'a Store,
     format: ArchiveFormat,
     out: &'a mut dyn Write,
-    /// Files that are in the archive already: images share layers.
+    /// Files that the archive has already: images share layers.
     written: BTreeSet<String>,
     /// The entries of `index.json` or `manifest.json`.
     listed: Vec<Value>,
@@ -141,13 +141,13 @@ impl ArchiveWriter<'_> {
         written.map_err(ExportError::Write)
     }
 
-    /// A JSON document of the image; `Err(None)` when it is lost or none.
+    /// Reads a JSON document of the image; `Err(None)` if it is missing or malformed.
     fn document(&self, _image: &ImageRow, digest: &Digest) -> Result<Value, Option<ExportError>> {
         let bytes = self.store.blob(digest, MAX_DOCUMENT).map_err(|error| Some(ExportError::Blob(error)))?;
         serde_json::from_slice(&bytes.ok_or(None)?).map_err(|_| None)
     }
 
-    /// Writes a layer; the digest of its archive, and of the file it is in.
+    /// Writes a layer; returns the digest of its archive, and of the file it is in.
     fn layer(&mut self, image: &ImageRow, chain: &Digest) -> Result<(Digest, Written), ExportError> {
         let unreadable = |source| ExportError::Layer { image: image.id.clone(), layer: chain.clone(), source };
         let tmp = self.store.layout().tmp_dir();
@@ -256,7 +256,7 @@ impl ArchiveWriter<'_> {
     fn docker(&mut self, config: &str, layers: &[Written], names: &[String]) -> io::Result<()> {
         let config = self.small(config, ".json")?;
         let layers: Vec<String> = layers.iter().map(|layer| self.name_of(&layer.digest, ".tar")).collect();
-        // A name with a digest is none there.
+        // Docker's manifest has no names with digests.
         let tags: Vec<&String> = names.iter().filter(|name| !name.contains('@')).collect();
         self.listed
             .push(json!({ "Config": self.name_of(&config.digest, ".json"), "RepoTags": tags, "Layers": layers }));
@@ -282,13 +282,13 @@ impl ArchiveWriter<'_> {
     }
 }
 
-/// A file without a name, which is gone when it is closed.
+/// An unnamed file, which the kernel removes when it is closed.
 fn anonymous(dir: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::open(dir, flags, Mode::from_raw_mode(0o600))?))
 }
 
-/// Counts and hashes what goes through.
+/// Counts and hashes the bytes written.
 struct Hashing<W> {
     inner: W,
     hash: Hasher,

@@ -7,7 +7,7 @@ use crate::unpack::entries::Meta;
 
 const BLOCK: usize = 512;
 
-/// What an entry is; the byte of its header.
+/// The type of an entry: the byte in its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum TarKind {
@@ -33,7 +33,7 @@ pub(crate) struct TarEntry<'a> {
     pub(crate) device: (u32, u32),
 }
 
-/// Writes the header of an entry, with an extended header before it where it needs one.
+/// Writes the header of an entry, preceded by an extended header if needed.
 pub(crate) fn write_header(out: &mut dyn Write, entry: &TarEntry<'_>) -> io::Result<()> {
     let records = extensions(entry);
     if !records.is_empty() {
@@ -50,7 +50,7 @@ pub(crate) fn write_header(out: &mut dyn Write, entry: &TarEntry<'_>) -> io::Res
     out.write_all(&block(entry.path, entry.kind as u8, entry.meta, entry.size, entry.link, entry.device))
 }
 
-/// Fills the last block of an entry's data.
+/// Pads the last block of an entry's data.
 pub(crate) fn write_padding(out: &mut dyn Write, size: u64) -> io::Result<()> {
     let over = usize::try_from(size % BLOCK as u64).unwrap_or(0);
     if over == 0 { Ok(()) } else { out.write_all(&[0; BLOCK][over..]) }
@@ -61,7 +61,7 @@ pub(crate) fn write_end(out: &mut dyn Write) -> io::Result<()> {
     out.write_all(&[0; 2 * BLOCK])
 }
 
-/// A file of a few bytes that all outer archives are made of.
+/// A small file of the outer archive.
 pub(crate) fn write_file(out: &mut dyn Write, path: &str, bytes: &[u8]) -> io::Result<()> {
     let meta = Meta { mode: 0o644, ..Meta::default() };
     let size = bytes.len() as u64;
@@ -71,7 +71,7 @@ pub(crate) fn write_file(out: &mut dyn Write, path: &str, bytes: &[u8]) -> io::R
     write_padding(out, size)
 }
 
-/// The records of what does not fit into a header.
+/// The records of values that do not fit into a header.
 fn extensions(entry: &TarEntry<'_>) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut records = BTreeMap::new();
     let mut add = |key: &[u8], value: Vec<u8>| drop(records.insert(key.to_vec(), value));
@@ -136,7 +136,7 @@ fn block(path: &[u8], kind: u8, meta: &Meta, size: u64, link: &[u8], device: (u3
         let length = bytes.len().min(most);
         header[at..at + length].copy_from_slice(&bytes[..length]);
     };
-    // What does not fit is in the extended header.
+    // Values that do not fit are in the extended header.
     let number = |value: u64, digits| octal(value, digits).unwrap_or_else(|| "0".repeat(digits));
     put(0, 100, path);
     put(100, 7, number(meta.mode.into(), 7).as_bytes());

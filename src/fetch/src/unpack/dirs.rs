@@ -1,8 +1,8 @@
-//! The directories of a layer that is being written: opened once, made where missing, never left through a link.
+//! The directories of a layer being unpacked: opened once, created where missing, never left through a link.
 //!
-//! A parent that is a symbolic link inside the layer (`lib -> usr/lib`) is followed the way a chroot would, by
-//! hand: each step opens one element beneath a directory already held, with `O_NOFOLLOW`, and a link's target is
-//! walked from the layer's root. So neither a link nor one swapped in meanwhile can lead out of the layer.
+//! A parent that is a symbolic link inside the layer (`lib -> usr/lib`) is followed as in a chroot: each step opens one
+//! element below an open directory with `O_NOFOLLOW`, and a link's target is walked from the layer's root. So neither a
+//! link nor a directory swapped for one can lead out of the layer.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -17,11 +17,11 @@ use super::meta;
 use super::names::{MAX_PATH, join};
 use crate::caps::Caps;
 
-/// Directories held open. Archives are written depth first, so few are in use at a time.
+/// Maximum number of open directories. Archives are written depth first, so few are in use at a time.
 const MAX_OPEN: usize = 128;
-/// Links followed on the way to one directory, as in Linux.
+/// Maximum number of links followed on the way to one directory, as in Linux.
 const MAX_LINKS: usize = 40;
-/// Memory for the names of all directories.
+/// Maximum memory for the names of all directories in bytes.
 const MAX_NAME_BYTES: u64 = 256 << 20;
 
 const OPEN_DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -29,7 +29,7 @@ const OPEN_DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::N
 /// An open directory of the layer.
 pub(crate) struct Dir {
     pub fd: OwnedFd,
-    /// Its path below the root, free of links.
+    /// Its path below the root, without links.
     pub path: Vec<u8>,
 }
 
@@ -37,12 +37,12 @@ pub(crate) struct Dir {
 pub(crate) struct Dirs<'c> {
     root: Rc<Dir>,
     caps: &'c Caps,
-    /// By the path as the archive writes it (which may lead over links).
+    /// By the path in the archive (which may lead over links).
     open: HashMap<Vec<u8>, Rc<Dir>>,
-    /// By real path: what to apply at the end; `None` for one that no entry described.
+    /// By real path: the metadata to apply at the end; `None` if no entry describes it.
     known: BTreeMap<Vec<u8>, Option<Meta>>,
     name_bytes: u64,
-    /// Files, directories, links and whiteouts made.
+    /// Number of files, directories, links and whiteouts created.
     pub made: u64,
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn stat(dir: &OwnedFd, element: &[u8]) -> Result<Option<rustix::fs::S
     }
 }
 
-/// Overlay's mark for "gone": a character device 0:0.
+/// Whether a file is an overlayfs whiteout: a character device 0:0.
 pub(crate) fn is_whiteout(stat: &rustix::fs::Stat) -> bool {
     kind(stat) == FileType::CharacterDevice && stat.st_rdev == 0
 }
@@ -84,7 +84,7 @@ impl<'c> Dirs<'c> {
         Ok(Self { root, caps, open: HashMap::new(), known, name_bytes: 0, made: 0 })
     }
 
-    /// Counts one thing made, against the limit.
+    /// Counts one created file against the limit.
     pub(crate) fn count(&mut self) -> Result<(), UnpackError> {
         self.made += 1;
         if self.made > self.caps.max_entries {
@@ -93,7 +93,7 @@ impl<'c> Dirs<'c> {
         Ok(())
     }
 
-    /// The directory at `path` (clean, as an archive names it), with all that is missing on the way made.
+    /// Opens the directory at `path` (a clean path of the archive); creates missing ones on the way.
     pub(crate) fn get(&mut self, path: &[u8]) -> Result<Rc<Dir>, UnpackError> {
         if path.is_empty() {
             return Ok(Rc::clone(&self.root));
@@ -113,7 +113,7 @@ impl<'c> Dirs<'c> {
         Ok(dir)
     }
 
-    /// The directory at `path` if it is there, with links followed inside the layer; makes nothing.
+    /// Opens the directory at `path` if it exists, following links inside the layer; creates nothing.
     pub(crate) fn find(&self, path: &[u8]) -> Result<Option<Rc<Dir>>, UnpackError> {
         if path.is_empty() {
             return Ok(Some(Rc::clone(&self.root)));
@@ -166,7 +166,7 @@ impl<'c> Dirs<'c> {
         Ok(here)
     }
 
-    /// What to do at an element that is there and is not a directory.
+    /// Resolves an element that exists and is not a directory.
     fn through(&mut self, here: &Rc<Dir>, element: &[u8], path: &[u8]) -> Result<Through, UnpackError> {
         let failed = |e| UnpackError::write("look at", path, e);
         let found = stat(&here.fd, element).map_err(failed)?;
@@ -198,7 +198,7 @@ impl<'c> Dirs<'c> {
         let failed = |e| UnpackError::write("make directory", &path, e);
         rustix::fs::mkdirat(&dir.fd, element, Mode::from_raw_mode(0o755)).map_err(failed)?;
         let fd = open_child(&dir.fd, element).map_err(failed)?;
-        // The process's umask has no say in a layer.
+        // The process's umask must not affect a layer.
         rustix::fs::fchmod(&fd, Mode::from_raw_mode(0o755)).map_err(failed)?;
         if opaque {
             meta::set_opaque(&fd).map_err(failed)?;
@@ -206,7 +206,7 @@ impl<'c> Dirs<'c> {
         Ok(Rc::new(Dir { fd, path }))
     }
 
-    /// Notes a directory, with what to apply to it at the end if an entry said.
+    /// Records a directory, with the metadata to apply at the end if an entry describes it.
     pub(crate) fn remember(&mut self, path: Vec<u8>, meta: Option<Meta>) -> Result<(), UnpackError> {
         let attributes: usize = meta.iter().flat_map(|m| &m.xattrs).map(|(name, value)| name.len() + value.len()).sum();
         self.name_bytes += (path.len() + attributes) as u64;
@@ -217,9 +217,9 @@ impl<'c> Dirs<'c> {
         Ok(())
     }
 
-    /// Forgets a directory that was removed, and all below it.
+    /// Forgets a removed directory, and all below it.
     pub(crate) fn forget_below(&mut self, path: &[u8]) {
-        // What was reached over this path may be another directory from now on.
+        // Paths that led over it may name another directory from now on.
         self.open.clear();
         let below = join(path, b"");
         let gone: Vec<_> = self
@@ -235,13 +235,13 @@ impl<'c> Dirs<'c> {
         }
     }
 
-    /// Forgets every open directory: a link that one may have been reached over has changed.
+    /// Forgets every open directory, because a link that led to one may have changed.
     pub(crate) fn forget_links(&mut self) {
         self.open.clear();
     }
 
-    /// Applies what the entries said of directories, the deepest first, so that making files in them is over. Gives
-    /// the paths of those that no entry described, parents first.
+    /// Applies the metadata of directories, the deepest first, when no more files are created in them. Returns the
+    /// paths of those that no entry described, parents first.
     pub(crate) fn finish(self) -> Result<Vec<Vec<u8>>, UnpackError> {
         let mut implicit = Vec::new();
         for (path, meta) in self.known.into_iter().rev() {

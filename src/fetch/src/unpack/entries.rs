@@ -1,9 +1,9 @@
-//! The entries of a tar stream: headers, their extension headers and sparse maps put together, data handed on in
-//! slices of the stream's own buffers.
+//! The entries of a tar stream: headers combined with their extension headers and sparse maps. Data is passed on in
+//! slices of the stream's buffers.
 //!
-//! One rule keeps readers of the same bytes from seeing different files (CVE-2025-62518): the size an entry has after
-//! its extended header is *the* size, for its data and for finding the next header alike; extension headers always
-//! use their own header's size; and where two extensions contradict each other the archive is refused.
+//! One rule keeps readers of the same bytes from seeing different files (CVE-2025-62518): the size of an entry after
+//! its extended header counts for its data and for finding the next header; extension headers always use their own
+//! header's size; and an archive with contradicting extensions is refused.
 
 use super::error::UnpackError;
 use super::header::{self, BLOCK, Header};
@@ -11,20 +11,20 @@ use super::pax::{self, Records, Xattr};
 use super::sparse::{self, SparseMap};
 use crate::caps::Caps;
 
-/// Most bytes of a GNU long name; longer than any path Linux takes.
+/// Maximum length of a GNU long name in bytes; more than any path in Linux.
 const MAX_LONG_NAME: u64 = 8 << 10;
-/// Most extension headers before one entry.
+/// Maximum number of extension headers before one entry.
 const MAX_EXTENSIONS: usize = 16;
-/// `chown` takes the highest number for "leave as is".
+/// Maximum owner: `chown` takes the highest number as "unchanged".
 const MAX_OWNER: i128 = 0xffff_fffe;
 
-/// Bytes in, in whatever pieces they come.
+/// A stream read in pieces of any size.
 pub(crate) trait Stream {
     /// The next bytes, empty at the end of the stream.
     fn fill(&mut self) -> Result<&[u8], UnpackError>;
-    /// Takes the first `n` bytes of what [`Stream::fill`] gave.
+    /// Consumes the first `n` bytes of the slice that [`Stream::fill`] returned.
     fn consume(&mut self, n: usize);
-    /// Takes `n` bytes unseen. A stream that ends before is `false`.
+    /// Skips `n` bytes; `false` if the stream ends before.
     fn skip(&mut self, mut n: u64) -> Result<bool, UnpackError> {
         while n > 0 {
             let have = self.fill()?.len();
@@ -53,7 +53,7 @@ impl<S: Stream> Stream for &mut S {
     }
 }
 
-/// What an entry makes.
+/// The type of file that an entry creates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EntryKind {
     File,
@@ -79,15 +79,15 @@ pub(crate) struct Meta {
 /// One entry; its data follows from [`Entries::data`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TarEntry {
-    /// As it came; no NUL bytes, otherwise unchecked.
+    /// The name as in the archive; no NUL bytes, otherwise unchecked.
     pub path: Vec<u8>,
-    /// Target of a link, as it came; no NUL bytes.
+    /// Target of a link as in the archive; no NUL bytes.
     pub link: Vec<u8>,
     pub kind: EntryKind,
     pub meta: Meta,
-    /// Length of the file it makes.
+    /// Length of the file.
     pub size: u64,
-    /// Where the data goes, when there are holes.
+    /// The offsets of the data, if the file has holes.
     pub sparse: Option<SparseMap>,
     pub device: (u32, u32),
 }
@@ -103,7 +103,7 @@ pub(crate) struct Entries<'c, S> {
     global: Records,
 }
 
-/// Extension headers on their way to the entry they are for.
+/// Extension headers for the next entry.
 #[derive(Default)]
 struct Extensions {
     records: Option<Records>,
@@ -127,13 +127,13 @@ impl<'c, S: Stream> Entries<'c, S> {
         &mut self.stream
     }
 
-    /// Bytes of the current entry's data not taken yet.
+    /// Bytes of the current entry's data that are not consumed yet.
     pub(crate) fn left(&self) -> u64 {
         self.left
     }
 
-    /// The next entry; the rest of the last one's data is skipped. `None` at the end of the archive, which is
-    /// two blocks of zeros: a stream that just stops is cut off.
+    /// The next entry; the rest of the last one's data is skipped. `None` at the end of the archive, which is two
+    /// blocks of zeros; a stream that ends without them is truncated.
     pub(crate) fn next(&mut self) -> Result<Option<TarEntry>, UnpackError> {
         let mut extensions = Extensions::default();
         for _ in 0..=MAX_EXTENSIONS {
@@ -153,7 +153,7 @@ impl<'c, S: Stream> Entries<'c, S> {
         Err(UnpackError::TooMuch { what: "extension headers before one entry", most: MAX_EXTENSIONS as u64 })
     }
 
-    /// The next piece of the current entry's data; empty when all was taken.
+    /// The next piece of the current entry's data; empty at its end.
     pub(crate) fn data(&mut self) -> Result<&[u8], UnpackError> {
         if self.left == 0 {
             return Ok(&[]);
@@ -166,7 +166,7 @@ impl<'c, S: Stream> Entries<'c, S> {
         Ok(&bytes[..bytes.len().min(most)])
     }
 
-    /// Takes `n` bytes of what [`Entries::data`] gave.
+    /// Consumes `n` bytes of the slice that [`Entries::data`] returned.
     pub(crate) fn consume(&mut self, n: usize) {
         self.stream.consume(n);
         self.left -= n as u64;
@@ -200,7 +200,7 @@ impl<'c, S: Stream> Entries<'c, S> {
         self.padding = (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64;
     }
 
-    /// Takes the header as an extension of the entry to come, if it is one.
+    /// Reads the header as an extension of the next entry, if it is one.
     fn extension(&mut self, header: &Header, to: &mut Extensions) -> Result<bool, UnpackError> {
         let most = match header.kind {
             b'x' | b'X' | b'g' => self.caps.max_pax,
@@ -231,7 +231,7 @@ impl<'c, S: Stream> Entries<'c, S> {
         Ok(true)
     }
 
-    /// A global header may set what files share. One name or size for all of them makes no sense but to confuse.
+    /// A global header may set shared values. A name or size for all files would only serve to confuse readers.
     fn set_global(&mut self, bytes: &[u8]) -> Result<(), UnpackError> {
         pax::parse(bytes, &mut self.global)?;
         let Records { path, link, size, xattrs, sparse, uid: _, gid: _, mtime: _ } = &self.global;
@@ -270,7 +270,7 @@ impl<'c, S: Stream> Entries<'c, S> {
         let stored = size(records.size.unwrap_or(header.size))?;
         let slash = path.last() == Some(&b'/');
         let kind = match header.kind {
-            // Before there was a kind for directories, the slash told.
+            // Before tar had a type for directories, a trailing slash marked them.
             0 | b'0' if slash && stored == 0 => EntryKind::Directory,
             0 | b'0' | b'7' | b'S' if slash => return refuse("it is a file by its kind and a directory by its name"),
             0 | b'0' | b'7' | b'S' => EntryKind::File,
@@ -301,7 +301,7 @@ impl<'c, S: Stream> Entries<'c, S> {
         let device = device((header.major, header.minor));
         let Some(device) = device else { return refuse("its device number is out of range") };
         let mut entry = TarEntry { path, link, kind, meta, size: 0, sparse: None, device };
-        // Only files have data; in other kinds the size is noise, as every reader of layers has it.
+        // Only files have data; the size of other types is ignored, as all readers of layers do.
         if kind == EntryKind::File {
             self.set_data(stored);
             entry.sparse = self.sparse_map(&records.sparse, header.old_sparse)?;
@@ -313,7 +313,7 @@ impl<'c, S: Stream> Entries<'c, S> {
         Ok(entry)
     }
 
-    /// The sparse map from wherever this entry keeps it; what is left of the data then is what the map places.
+    /// Reads the sparse map of the entry; the data that remains is what the map places.
     fn sparse_map(
         &mut self,
         records: &pax::Sparse,
@@ -323,7 +323,7 @@ impl<'c, S: Stream> Entries<'c, S> {
         let (real_size, spans) = match (old, records.numbers.as_ref(), records.major) {
             (Some(mut old), None, None) => {
                 while old.more {
-                    // The blocks of the map come before the data and are not part of its size.
+                    // The blocks of the map precede the data and are not part of its size.
                     let block = self.block("in a sparse file's map")?;
                     old.more = header::more_spans(&block, &mut old.spans)?;
                     sparse::check_count(old.spans.len(), most)?;
@@ -378,7 +378,7 @@ fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), UnpackError> {
     Ok(())
 }
 
-/// A name that comes from two extensions must be the same in both: other readers would pick the other.
+/// A name from two extensions must be equal in both: other readers could pick the other one.
 fn agreed(pax: Option<Vec<u8>>, gnu: Option<Vec<u8>>) -> Result<Option<Vec<u8>>, UnpackError> {
     match (pax, gnu) {
         (Some(pax), Some(gnu)) if pax != gnu => Err(format("an entry has two extension headers with different names")),

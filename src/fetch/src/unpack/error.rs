@@ -1,9 +1,9 @@
-//! Why a layer was not unpacked.
+//! Errors of unpacking a layer.
 
 use gantry_model::{ErrorKind, Kind, id::shown};
 use thiserror::Error;
 
-/// A layer (or an archive) could not be unpacked. What was written so far is for the caller to remove.
+/// A layer (or an archive) could not be unpacked. The caller removes what was written.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum UnpackError {
@@ -13,10 +13,10 @@ pub enum UnpackError {
     /// The stream does not decompress.
     #[error("the layer's compressed data is damaged: {why}")]
     Corrupt {
-        /// What the decompressor said.
+        /// The error of the decompressor.
         why: String,
     },
-    /// The stream ends in the middle.
+    /// The stream is truncated.
     #[error("the layer's tar stream ends early, {at}")]
     Truncated {
         /// Where in the archive.
@@ -31,7 +31,7 @@ pub enum UnpackError {
     /// An entry is refused.
     #[error("entry '{}' of the layer is refused: {why}", shown(.path))]
     Entry {
-        /// The entry's name, as it came.
+        /// The entry's name.
         path: String,
         /// Which rule it breaks.
         why: &'static str,
@@ -41,10 +41,10 @@ pub enum UnpackError {
     LinkTarget {
         /// The link.
         path: String,
-        /// What it should link.
+        /// The link's target.
         target: String,
     },
-    /// A limit was reached.
+    /// A limit is exceeded.
     #[error("the layer has {what} above the limit of {most}")]
     TooMuch {
         /// What is counted.
@@ -52,7 +52,7 @@ pub enum UnpackError {
         /// The limit.
         most: u64,
     },
-    /// The file system refused.
+    /// The file system reported an error.
     #[error("cannot {doing} '{}' of the layer", shown(.path))]
     Write {
         /// What was attempted.
@@ -66,7 +66,7 @@ pub enum UnpackError {
 }
 
 impl UnpackError {
-    /// An entry that breaks a rule.
+    /// An entry is refused.
     pub(crate) fn entry(path: &[u8], why: &'static str) -> Self {
         Self::Entry { path: lossy(path), why }
     }
@@ -88,7 +88,7 @@ impl Kind for UnpackError {
     }
 }
 
-/// A name as text for a message; `shown` escapes it there.
+/// A name as text for a message, in which `shown` escapes it.
 pub(crate) fn lossy(path: &[u8]) -> String {
     String::from_utf8_lossy(path).into_owned()
 }

@@ -1,7 +1,7 @@
-//! What a layer can only get once the layers below it are there: hard links to their files, the metadata of
-//! directories it goes through without describing them, and the emptying of an opaque root.
+//! The parts of a layer that need lower layers: hard links to their files, the metadata of directories that no entry
+//! describes, and an opaque root.
 //!
-//! Layers are stored one by one, so "below" is asked here the way overlayfs would answer: topmost layer first,
+//! Layers are stored separately, so lookups in lower layers are done here as overlayfs does them: topmost layer first,
 //! stopped by whiteouts and opaque directories.
 
 use std::collections::HashMap;
@@ -16,22 +16,22 @@ use super::error::{UnpackError, lossy};
 use super::meta;
 use super::names::{Name, join};
 
-/// Links followed in looking for a file in the layers below, as in Linux.
+/// Maximum number of links followed in a lookup in lower layers, as in Linux.
 const MAX_LINKS: usize = 40;
 
-/// What [`super::finish`] has to do for a layer.
+/// The deferred work of [`super::finish`].
 #[derive(Debug, Default)]
 pub struct Deferred {
     /// Directories no entry described, parents first.
     pub(crate) implicit: Vec<Vec<u8>>,
     /// Hard links whose target is not in the layer.
     pub(crate) links: Vec<DeferredLink>,
-    /// Nothing of the layers below is to be seen.
+    /// The lower layers are hidden.
     pub(crate) opaque_root: bool,
 }
 
 impl Deferred {
-    /// True when the layers below are not needed.
+    /// Whether the lower layers are not needed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.implicit.is_empty() && self.links.is_empty() && !self.opaque_root
@@ -49,7 +49,7 @@ pub(crate) struct DeferredLink {
     pub raw: String,
 }
 
-/// Does it; see [`super::finish`].
+/// Does the deferred work; see [`super::finish`].
 pub(crate) fn run(deferred: Deferred, into: &OwnedFd, parents: &[OwnedFd], sums: &mut Sums) -> Result<(), UnpackError> {
     let mut copied = HashMap::new();
     for link in &deferred.links {
@@ -65,7 +65,7 @@ pub(crate) fn run(deferred: Deferred, into: &OwnedFd, parents: &[OwnedFd], sums:
     Ok(())
 }
 
-/// Making a name in a directory moves its time, which was set already.
+/// Creating a file in a directory changes its times, which were set already.
 fn keeping_time(dir: &OwnedFd, path: &[u8], work: impl FnOnce() -> Result<(), UnpackError>) -> Result<(), UnpackError> {
     let failed = |e| UnpackError::write("keep the time of", path, e);
     let before = rustix::fs::fstat(dir).map_err(failed)?;
@@ -74,7 +74,7 @@ fn keeping_time(dir: &OwnedFd, path: &[u8], work: impl FnOnce() -> Result<(), Un
     rustix::fs::futimens(&real, &meta::times(meta::of_stat(&before).mtime)).map_err(failed)
 }
 
-/// Targets that were copied into this layer already, and where: further links to one are links.
+/// Targets already copied into this layer, with their copies: further links to one become hard links.
 type Copied = HashMap<Name, (Vec<u8>, Vec<u8>)>;
 
 fn place(
@@ -88,7 +88,7 @@ fn place(
     let path = join(&link.dir, &link.base);
     let failed = |e| UnpackError::write("make hard link", &path, e);
     if stat(dir, &link.base).map_err(failed)?.is_some() {
-        // A later entry of the same name: the last one wins.
+        // A later entry has the same name: the last entry wins.
         return Ok(());
     }
     if let Some((first_dir, first)) = copied.get(&link.target) {
@@ -96,7 +96,7 @@ fn place(
         return rustix::fs::linkat(&from, first.as_slice(), dir, link.base.as_slice(), AtFlags::empty())
             .map_err(failed);
     }
-    // The target may have come later in this layer.
+    // The target may come later in this layer.
     let layers = || std::iter::once(into).chain(parents);
     let mut found = look_up(std::iter::once(into), &link.target).map_err(failed)?;
     let own = found.is_some();
@@ -113,7 +113,7 @@ fn place(
             .map_err(failed);
     }
     copy(&found, dir, &link.base, &path)?;
-    // File systems such as ext4 reuse inode numbers at once: the entry would be the checksum of a replaced file.
+    // File systems such as ext4 reuse inode numbers at once: the checksum would be that of a replaced file.
     if let Some(made) = stat(dir, &link.base).map_err(failed)? {
         sums.remove(&made.st_ino);
     }
@@ -121,7 +121,7 @@ fn place(
     Ok(())
 }
 
-/// Something in a layer: its directory there, its name, what it is.
+/// A file found in a layer: its directory, its name, its metadata.
 struct ResolvedFile {
     dir: OwnedFd,
     base: Vec<u8>,
@@ -129,17 +129,17 @@ struct ResolvedFile {
 }
 
 enum Step {
-    /// Not in this layer, which does not hide it either.
+    /// Neither in this layer nor hidden by it.
     Absent,
-    /// Not there, and whatever lower layers have is hidden.
+    /// Hidden: neither this layer nor a lower one has it.
     Hidden,
-    /// On the way is a link: the path to look for instead.
+    /// A link is on the way: the path to look up instead.
     Elsewhere(Vec<u8>),
     Here(ResolvedFile),
 }
 
-/// Finds a path in layers stacked topmost first. Links on the way are followed within the stack; the last element
-/// is taken as it is.
+/// Looks up a path in layers stacked topmost first. Links on the way are followed within the stack; the last element is
+/// not followed.
 fn look_up<'l>(layers: impl Iterator<Item = &'l OwnedFd> + Clone, name: &Name) -> Result<Option<ResolvedFile>, Errno> {
     let mut path = name.path().to_vec();
     'again: for _ in 0..=MAX_LINKS {
@@ -192,8 +192,8 @@ fn look_in(layer: &OwnedFd, path: &[u8]) -> Result<Step, Errno> {
     Ok(Step::Absent)
 }
 
-/// Takes `.`, `..` and empty elements out; the root's parent is the root. (What comes before a `..` here is a
-/// directory, because the walk went through it, or a link's target, whose own links are few and tame in real layers.)
+/// Removes `.`, `..` and empty elements; the root's parent is the root. (An element before `..` is a directory that the
+/// walk has passed, or part of a link's target.)
 fn resolved(path: &[u8]) -> Vec<u8> {
     let mut kept: Vec<&[u8]> = Vec::new();
     for element in path.split(|&byte| byte == b'/') {
@@ -208,8 +208,8 @@ fn resolved(path: &[u8]) -> Vec<u8> {
     kept.join(&b'/')
 }
 
-/// Copies a file, link or device of a lower layer with all it has: layers share no inodes, so that one can be
-/// removed or repaired without the other.
+/// Copies a file, link or device of a lower layer with its metadata: layers share no inodes, so that one can be removed
+/// or repaired without the other.
 fn copy(found: &ResolvedFile, dir: &OwnedFd, base: &[u8], path: &[u8]) -> Result<(), UnpackError> {
     let failed = |e| UnpackError::write("copy from a lower layer", path, e);
     let name = found.base.as_slice();
@@ -236,7 +236,7 @@ fn copy(found: &ResolvedFile, dir: &OwnedFd, base: &[u8], path: &[u8]) -> Result
     }
 }
 
-/// Copies the spans that hold data, inside the kernel; holes stay holes.
+/// Copies the spans that hold data with copy_file_range(2); holes stay holes.
 fn copy_data(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
     let length = u64::try_from(rustix::fs::fstat(from)?.st_size).unwrap_or(0);
     rustix::fs::ftruncate(to, length)?;
@@ -261,7 +261,7 @@ fn copy_data(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Gives a directory that no entry described the owner, mode, attributes and time it has below.
+/// Gives a directory that no entry described the owner, mode, attributes and times it has in lower layers.
 fn inherit(path: &[u8], into: &OwnedFd, parents: &[OwnedFd]) -> Result<(), UnpackError> {
     let failed = |e| UnpackError::write("take over the metadata of", path, e);
     let below = if path.is_empty() {
@@ -276,7 +276,7 @@ fn inherit(path: &[u8], into: &OwnedFd, parents: &[OwnedFd]) -> Result<(), Unpac
     meta::apply(&dir, &meta::read(&below).map_err(failed)?, path)
 }
 
-/// The directory at exactly this path below; a link in its place is not it.
+/// The directory at exactly this path in lower layers; links are not followed.
 fn below(path: &[u8], parents: &[OwnedFd]) -> Result<Option<OwnedFd>, Errno> {
     for layer in parents {
         match look_in(layer, path)? {
@@ -291,7 +291,7 @@ fn below(path: &[u8], parents: &[OwnedFd]) -> Result<Option<OwnedFd>, Errno> {
     Ok(None)
 }
 
-/// Whether a directory of this layer is opaque on the way to `path`: then what is below is another directory.
+/// Whether a directory of this layer on the way to `path` is opaque and so hides the lower one.
 fn hidden_below(path: &[u8], into: &OwnedFd) -> Result<bool, Errno> {
     let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
     for end in std::iter::once(0).chain(ends) {
@@ -302,8 +302,8 @@ fn hidden_below(path: &[u8], into: &OwnedFd) -> Result<bool, Errno> {
     Ok(false)
 }
 
-/// Overlayfs merges the roots of all layers whatever their attributes say, so an opaque root becomes one whiteout,
-/// or one opaque directory, for each name below.
+/// Overlayfs merges the roots of all layers whatever their attributes, so an opaque root becomes one whiteout or one
+/// opaque directory for each name in lower layers.
 fn hide_all(into: &OwnedFd, parents: &[OwnedFd]) -> Result<(), UnpackError> {
     let failed = |e| UnpackError::write("hide the lower layers in", b".", e);
     for parent in parents {

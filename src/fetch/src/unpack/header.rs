@@ -6,7 +6,7 @@ use super::error::UnpackError;
 /// Size of a tar block.
 pub(crate) const BLOCK: usize = 512;
 
-/// One header as its bytes say it, before extension headers change it.
+/// The fields of one header, before extension headers change them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
     pub name: Vec<u8>,
@@ -23,7 +23,7 @@ pub(crate) struct Header {
     pub old_sparse: Option<OldSparse>,
 }
 
-/// What a GNU header of kind `S` says of its file.
+/// The fields of a GNU header of kind `S`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OldSparse {
     pub real_size: i128,
@@ -73,7 +73,7 @@ fn old_sparse(block: &[u8; BLOCK]) -> Result<OldSparse, UnpackError> {
     })
 }
 
-/// One block of further spans of an old GNU sparse map; true when another follows.
+/// Reads one block of further spans of an old GNU sparse map; true if another follows.
 pub(crate) fn more_spans(block: &[u8; BLOCK], spans: &mut Vec<(u64, u64)>) -> Result<bool, UnpackError> {
     old_spans(&block[..504], spans)?;
     Ok(block[504] != 0)
@@ -92,7 +92,7 @@ fn old_spans(bytes: &[u8], spans: &mut Vec<(u64, u64)>) -> Result<(), UnpackErro
     Ok(())
 }
 
-/// The sum of all bytes with the sum's own field as spaces; very old programs summed signed bytes.
+/// Verifies the sum of all bytes with the sum's own field as spaces; very old programs summed signed bytes.
 fn check_sum(block: &[u8; BLOCK]) -> Result<(), UnpackError> {
     let said = number(&block[148..156], "a header's checksum is not a number")?;
     let unsigned = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
@@ -112,8 +112,8 @@ fn text(field: &[u8]) -> &[u8] {
     field.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// A numeric field: octal digits, or (first bit set) a big-endian two's complement number (GNU "base-256").
-/// An empty field is 0, as every known reader has it.
+/// A numeric field: octal digits, or (first bit set) a big-endian two's complement number (GNU "base-256"). An empty
+/// field is 0, as in every known reader.
 fn number(field: &[u8], why: &'static str) -> Result<i128, UnpackError> {
     if field.first().is_some_and(|first| first & 0x80 != 0) {
         let negative = field[0] & 0x40 != 0;

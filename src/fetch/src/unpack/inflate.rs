@@ -1,4 +1,4 @@
-//! Decompression: gzip (RFC 1952), zstd (RFC 8878) or none, told or found by the first bytes.
+//! Decompression: gzip (RFC 1952), zstd (RFC 8878) or none, as told or detected by the first bytes.
 
 use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Chain, Cursor, Read};
@@ -9,19 +9,19 @@ use flate2::bufread::GzDecoder;
 use super::error::UnpackError;
 use crate::caps::Caps;
 
-/// Largest zstd window taken (2^27 bytes, 128 MiB): what the format asks every decoder for at most is 8 MiB, what
-/// `--ultra -22` uses is 2^27. More would let a small stream ask for gigabytes of memory.
+/// Maximum zstd window (2^27 bytes, 128 MiB): the format recommends that decoders support 8 MiB, and `--ultra -22` uses
+/// 2^27. More would let a small stream allocate gigabytes.
 const MAX_WINDOW_LOG: u32 = 27;
-/// Bytes asked of the source at once.
+/// Bytes requested from the source at once.
 const READ_AHEAD: usize = 256 << 10;
 
-/// How a layer's stream is compressed.
+/// The compression of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compression {
-    /// Found out from the first bytes.
+    /// Detected by the first bytes.
     #[default]
     Auto,
-    /// gzip, of one or more members; anything but zeros after the last one is refused.
+    /// gzip, of one or more members; only zeros may follow the last one.
     Gzip,
     /// zstd, of one or more frames.
     Zstd,
@@ -29,7 +29,7 @@ pub enum Compression {
     Plain,
 }
 
-/// Counts what the source gives and remembers that it was the source that failed.
+/// Counts the bytes of the source and records whether the source failed.
 #[derive(Debug, Default)]
 struct Tally {
     bytes: Cell<u64>,
@@ -64,7 +64,7 @@ enum Decoder<R: Read> {
     Zstd(Box<zstd::stream::read::Decoder<'static, Input<R>>>),
 }
 
-/// A decompressed stream that holds the limits of [`Caps`].
+/// A decompressed stream that enforces the limits of [`Caps`].
 pub(crate) struct Inflater<R: Read> {
     decoder: Decoder<R>,
     tally: Rc<Tally>,
@@ -93,7 +93,7 @@ impl<R: Read> Inflater<R> {
         Ok(Self { decoder, tally, most: caps.max_layer_bytes, most_ratio: caps.max_ratio, out: 0 })
     }
 
-    /// Fills `buffer` as far as the stream goes; less than its length means the end.
+    /// Fills `buffer` as far as the stream goes; a shorter result means the end.
     pub(crate) fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, UnpackError> {
         let mut have = 0;
         while have < buffer.len() {
@@ -130,13 +130,13 @@ impl<R: Read> Inflater<R> {
 fn detected(head: &[u8]) -> Compression {
     match head {
         [0x1f, 0x8b, ..] => Compression::Gzip,
-        // A frame, or a skippable frame in front of one.
+        // A frame, or a skippable frame before one.
         [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
         _ => Compression::Plain,
     }
 }
 
-/// The members of a gzip stream, one after the other, and the rule for what follows the last one: nothing or zeros.
+/// The members of a gzip stream. Only zeros may follow the last one.
 struct Members<R: BufRead> {
     /// `None` once the stream has ended.
     member: Option<GzDecoder<R>>,

@@ -1,5 +1,5 @@
-//! Owner, mode, extended attributes and times of what is made, always in this order: changing the owner drops
-//! setuid bits and capabilities, and changing anything moves the times.
+//! Sets owner, mode, extended attributes and times of files, always in this order: changing the owner drops setuid bits
+//! and capabilities, and changing anything changes the times.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use super::entries::Meta;
 use super::error::UnpackError;
 
-/// The attribute that makes an overlay directory hide what is below it.
+/// The attribute that makes an overlayfs directory hide lower ones.
 const OPAQUE: &str = "trusted.overlay.opaque";
 
-/// Applies everything to an open file or directory.
+/// Applies all metadata to an open file or directory.
 pub(crate) fn apply(file: impl AsFd, meta: &Meta, path: &[u8]) -> Result<(), UnpackError> {
     let file = file.as_fd();
     rustix::fs::fchown(file, Some(Uid::from_raw(meta.uid)), Some(Gid::from_raw(meta.gid)))
@@ -26,8 +26,8 @@ pub(crate) fn apply(file: impl AsFd, meta: &Meta, path: &[u8]) -> Result<(), Unp
     rustix::fs::futimens(file, &times(meta.mtime)).map_err(|e| UnpackError::write("set the time of", path, e))
 }
 
-/// Applies owner, mode (not to symbolic links, which have none) and time to what must not be opened: links, devices,
-/// FIFOs. Extended attributes have no place on them in a layer.
+/// Applies owner, mode (not to symbolic links, which have none) and times to files that must not be opened: links,
+/// devices, FIFOs. Layers set no extended attributes on them.
 pub(crate) fn apply_unopened(dir: impl AsFd, base: &[u8], meta: &Meta, symlink: bool) -> Result<(), Errno> {
     let dir = dir.as_fd();
     let (uid, gid) = (Uid::from_raw(meta.uid), Gid::from_raw(meta.gid));
@@ -41,7 +41,7 @@ pub(crate) fn apply_unopened(dir: impl AsFd, base: &[u8], meta: &Meta, symlink: 
     rustix::fs::utimensat(dir, base, &times(meta.mtime), AtFlags::SYMLINK_NOFOLLOW)
 }
 
-/// Reads back what [`apply`] sets, from an open file or directory of another layer.
+/// Reads the metadata that [`apply`] sets, from an open file or directory of another layer.
 pub(crate) fn read(file: impl AsFd) -> Result<Meta, Errno> {
     let file = file.as_fd();
     let mut meta = of_stat(&rustix::fs::fstat(file)?);
@@ -59,7 +59,7 @@ pub(crate) fn read(file: impl AsFd) -> Result<Meta, Errno> {
     Ok(meta)
 }
 
-/// Owner, mode and time out of a `stat`.
+/// Owner, mode and time of a `stat`.
 pub(crate) fn of_stat(stat: &rustix::fs::Stat) -> Meta {
     Meta {
         mode: stat.st_mode & 0o7777,
@@ -70,7 +70,7 @@ pub(crate) fn of_stat(stat: &rustix::fs::Stat) -> Meta {
     }
 }
 
-/// Both times; a layer has no access times worth keeping.
+/// Sets both times; access times of layers are not kept.
 pub(crate) fn times((seconds, nanos): (i64, u32)) -> Timestamps {
     let time = Timespec { tv_sec: seconds, tv_nsec: nanos.into() };
     Timestamps { last_access: time, last_modification: time }

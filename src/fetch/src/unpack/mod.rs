@@ -1,10 +1,10 @@
-//! Turns the stream of one layer into a directory that overlayfs takes as a lower one.
+//! Unpacks the stream of one layer into a directory that overlayfs can use as a lower directory.
 //!
-//! Read in this order: `pipeline` (decompress, hash and write at the same time), `entries` (the tar format, put
-//! together from `header`, `pax` and `sparse`), `tree` (what each entry makes), `dirs` (how parents are reached
-//! without ever leaving the layer), `finish` (what needs the layers below).
+//! Read in this order: `pipeline` (decompresses, hashes and writes in parallel), `entries` (the tar format, composed of
+//! `header`, `pax` and `sparse`), `tree` (creates the file of each entry), `dirs` (opens parents without leaving the
+//! layer), `finish` (the parts that need lower layers).
 //!
-//! What is kept and what is not:
+//! The conversion:
 //!
 //! | in the archive | in the directory |
 //! |---|---|

@@ -2,11 +2,11 @@
 
 use super::error::UnpackError;
 
-/// What Linux takes for a path (`PATH_MAX` less its NUL).
+/// Maximum length of a path in Linux (`PATH_MAX` less its NUL).
 pub(crate) const MAX_PATH: usize = 4095;
-/// What Linux takes for one element (`NAME_MAX`).
+/// Maximum length of one element in Linux (`NAME_MAX`).
 const MAX_ELEMENT: usize = 255;
-/// Directories in one another.
+/// Maximum depth of directories.
 const MAX_DEPTH: usize = 1000;
 
 /// A path below the layer's root, without a leading slash; empty for the root itself.
@@ -14,7 +14,7 @@ const MAX_DEPTH: usize = 1000;
 pub(crate) struct Name(Vec<u8>);
 
 impl Name {
-    /// Checks and cleans a name. An absolute one is meant from the root; `..` is refused, as it has no honest use.
+    /// Checks and cleans a name. An absolute one is relative to the root; `..` is refused, as it has no honest use.
     pub(crate) fn parse(raw: &[u8]) -> Result<Self, UnpackError> {
         if raw.len() > MAX_PATH {
             return Err(UnpackError::entry(raw, "its name is longer than 4095 bytes"));
@@ -47,12 +47,12 @@ impl Name {
         &self.0
     }
 
-    /// True for the root itself.
+    /// Whether this is the root itself.
     pub(crate) fn is_root(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The directory it is in, and its own name there.
+    /// The parent directory and the name in it.
     pub(crate) fn split(&self) -> (&[u8], &[u8]) {
         match self.0.iter().rposition(|&byte| byte == b'/') {
             Some(slash) => (&self.0[..slash], &self.0[slash + 1..]),
@@ -66,20 +66,20 @@ pub(crate) fn join(directory: &[u8], element: &[u8]) -> Vec<u8> {
     if directory.is_empty() { element.to_vec() } else { [directory, b"/", element].concat() }
 }
 
-/// What a name means in the whiteout convention of layers (OCI image specification, layer.md "Whiteouts"; AUFS).
+/// The meaning of a name in the whiteout convention of layers (OCI image specification, layer.md "Whiteouts"; AUFS).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Meaning<'n> {
     /// An ordinary entry.
     Plain,
-    /// The entry of this name in the same directory of a lower layer is gone.
+    /// Hides this name in lower layers.
     Whiteout(&'n [u8]),
-    /// Everything of this directory in lower layers is gone.
+    /// Hides all of this directory in lower layers.
     Opaque,
     /// Book-keeping of AUFS: not part of the file system.
     Ignored,
 }
 
-/// Reads the convention.
+/// Applies the convention.
 pub(crate) fn meaning(name: &Name) -> Result<Meaning<'_>, UnpackError> {
     let (parent, base) = name.split();
     let refuse = |why| Err(UnpackError::entry(name.path(), why));

@@ -2,17 +2,17 @@
 
 use super::error::UnpackError;
 
-/// Most extended attributes one entry may have.
+/// Maximum number of extended attributes of one entry.
 const MAX_XATTRS: usize = 128;
-/// Most bytes of one attribute's value (the kernel's own limit, `XATTR_SIZE_MAX`).
+/// Maximum length of one attribute's value in bytes (the kernel's own limit, `XATTR_SIZE_MAX`).
 const MAX_XATTR_VALUE: usize = 64 << 10;
-/// Most bytes of one attribute's name (the kernel's own limit, `XATTR_NAME_MAX`).
+/// Maximum length of one attribute's name in bytes (the kernel's own limit, `XATTR_NAME_MAX`).
 const MAX_XATTR_NAME: usize = 255;
 
-/// An extended attribute that will be set: name and value.
+/// An extended attribute: name and value.
 pub(crate) type Xattr = (Vec<u8>, Vec<u8>);
 
-/// What extension headers say of an entry. `None` means: nothing, the header counts.
+/// The values that extension headers set for an entry. For `None`, the header counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Records {
     pub path: Option<Vec<u8>>,
@@ -46,7 +46,7 @@ pub(crate) fn parse(mut bytes: &[u8], into: &mut Records) -> Result<(), UnpackEr
         let length = decimal(&bytes[..space]).and_then(|n| usize::try_from(n).ok()).ok_or(WHY)?;
         // "LENGTH" counts itself, the space, the record and its newline.
         if length < space + 4 || length > bytes.len() || bytes[length - 1] != b'\n' {
-            // A block padded with NUL bytes after the last record is what some old programs write.
+            // Some old programs pad the block with NUL bytes after the last record.
             return Err(WHY);
         }
         let record = &bytes[space + 1..length - 1];
@@ -62,7 +62,7 @@ fn apply(key: &[u8], value: &[u8], into: &mut Records) -> Result<(), UnpackError
     let integer = |value: &[u8]| -> Result<Option<i128>, UnpackError> {
         if value.is_empty() { Ok(None) } else { Ok(Some(signed(value).ok_or(NUMBER)?)) }
     };
-    // An empty value takes a record back (POSIX.1-2024).
+    // An empty value revokes a record (POSIX.1-2024).
     let bytes = |value: &[u8]| (!value.is_empty()).then(|| value.to_vec());
     match key {
         b"path" => into.path = bytes(value),
@@ -98,8 +98,8 @@ fn apply(key: &[u8], value: &[u8], into: &mut Records) -> Result<(), UnpackError
     Ok(())
 }
 
-/// Keeps an attribute an image may bring: `security.capability`, `user.*` and access control lists. What steers
-/// overlayfs (`trusted.overlay.*`, `user.overlay.*`) or a security module of the host is dropped.
+/// Keeps the attributes that an image may set: `security.capability`, `user.*` and access control lists. Attributes
+/// that control overlayfs (`trusted.overlay.*`, `user.overlay.*`) or a security module of the host are dropped.
 fn keep(name: Vec<u8>, value: Option<Vec<u8>>, into: &mut Records, wins: bool) -> Result<(), UnpackError> {
     let user = name.starts_with(b"user.") && !name.starts_with(b"user.overlay.");
     let known: [&[u8]; 3] = [b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"];
@@ -159,7 +159,7 @@ fn time(text: &[u8]) -> Option<(i128, u32)> {
     }
 }
 
-/// `%XX` escapes of libarchive's attribute names; what is no escape stays.
+/// Decodes the `%XX` escapes of libarchive's attribute names; other text is unchanged.
 fn unescaped(name: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(name.len());
     let mut rest = name;

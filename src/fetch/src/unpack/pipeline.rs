@@ -1,9 +1,8 @@
-//! Three threads work on one layer: one reads and decompresses, one hashes, the caller's writes files. They hand on
-//! the same 1 MiB buffers through short bounded channels, so that memory stays flat and nothing is copied.
+//! Unpacking a layer with three threads: one reads and decompresses, one hashes, the caller's writes files. They share
+//! the same 1 MiB buffers through short bounded channels, so memory is bounded and nothing is copied.
 //!
-//! A side that stops (an error, a limit) drops its end of a channel; the others notice at their next buffer. All
-//! threads are joined before the call returns. The source must have deadlines of its own: a read that hangs holds
-//! the join.
+//! A thread that stops (an error, a limit) drops its end of a channel; the others notice at their next buffer. All
+//! threads are joined before the call returns. The source needs timeouts of its own: a read that hangs delays the join.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -18,14 +17,15 @@ use super::error::UnpackError;
 use super::inflate::{Compression, Inflater};
 use crate::caps::Caps;
 
-/// Bytes of one buffer: big enough for few system calls and wake-ups, small enough for the cache.
+/// Length of one buffer in bytes: large enough for few system calls and wake-ups, small enough for the cache.
 const BUFFER: usize = 1 << 20;
-/// Buffers on their way to one reader.
+/// Number of buffers in flight to one reader.
 const DEPTH: usize = 4;
 
 type Buffer = Arc<Vec<u8>>;
 
-/// Runs `consume` on the decompressed stream; gives its result and the digest of the whole stream, up to the last byte.
+/// Runs `consume` on the decompressed stream; returns its result and the digest of the whole stream, up to the last
+/// byte.
 pub(crate) fn run<T>(
     source: &mut (dyn Read + Send),
     media: Compression,
@@ -62,10 +62,10 @@ struct Sides {
     spent_out: Receiver<Vec<u8>>,
 }
 
-/// Decompresses until the end, an error, or until nobody listens any more.
+/// Decompresses until the end, an error, or until all receivers are gone.
 fn pump(source: &mut (dyn Read + Send), media: Compression, caps: &Caps, sides: &Sides) {
     let failed = |error| {
-        // The writer may have failed first and be gone; then its error is the one that is told.
+        // The writer may have failed first; then its error is reported.
         let _gone = sides.data_in.send(Err(error));
     };
     let mut inflater = match Inflater::new(source, media, caps) {
@@ -98,10 +98,10 @@ fn hash(buffers: &Receiver<Buffer>, spent: &Sender<Vec<u8>>) -> Digest {
     Digest::from_hash(Algorithm::Sha256, &hash.finalize()).expect("a sha256 digest has 32 bytes")
 }
 
-/// Sends the memory back, if this was its last user.
+/// Returns a buffer for reuse if this was its last user.
 fn recycle(buffer: Buffer, spent: &Sender<Vec<u8>>) {
     if let Some(memory) = Arc::into_inner(buffer) {
-        // Nobody wants it once the stream has ended: it is freed.
+        // After the end of the stream there is no receiver, and the buffer is freed.
         let _gone = spent.send(memory);
     }
 }
@@ -115,8 +115,8 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
-    /// Takes what follows the end of the archive. Programs pad archives there; whatever it is, no reader of tar
-    /// looks at it, so it is not looked at either, but it is part of the digest.
+    /// Reads the bytes after the end of the archive. Programs pad archives; the padding is ignored but part of the
+    /// digest.
     fn drain(&mut self) -> Result<(), UnpackError> {
         self.skip(u64::MAX).map(|_| ())
     }

@@ -1,4 +1,4 @@
-//! Removing what an earlier entry of the same layer made.
+//! Removes the file or directory of an earlier entry of the same layer.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use super::dirs::{open_child, open_real, stat};
 use super::names::join;
 
-/// Removes `base` in `dir`, whatever it is, with all below it; links are removed, not followed. Gives what it was.
+/// Removes `base` in `dir` with all below it; links are removed, not followed. Returns its type.
 pub(crate) fn remove(dir: &OwnedFd, base: &[u8]) -> Result<Option<FileType>, Errno> {
     let Some(found) = stat(dir, base)? else { return Ok(None) };
     let kind = FileType::from_raw_mode(found.st_mode);
@@ -23,7 +23,7 @@ pub(crate) fn remove(dir: &OwnedFd, base: &[u8]) -> Result<Option<FileType>, Err
 /// Without recursion, and with two descriptors however deep the tree is.
 fn tree(dir: &OwnedFd, base: &[u8]) -> Result<(), Errno> {
     let top = open_child(dir, base)?;
-    // Directories on the way down, each with the subdirectories still to go into.
+    // Directories on the way down, each with the subdirectories that remain.
     let mut path: Vec<u8> = Vec::new();
     let mut levels = vec![clear_files(&top)?];
     while let Some(level) = levels.last_mut() {
@@ -43,7 +43,7 @@ fn tree(dir: &OwnedFd, base: &[u8]) -> Result<(), Errno> {
     rustix::fs::unlinkat(dir, base, AtFlags::REMOVEDIR)
 }
 
-/// Removes everything in a directory but its subdirectories, whose names it gives.
+/// Removes everything in a directory but its subdirectories, whose names it returns.
 fn clear_files(dir: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     let mut below = Vec::new();
     for entry in Dir::read_from(dir.as_fd())? {

@@ -1,4 +1,4 @@
-//! Sparse files: where the stored bytes go in the file they make (GNU tar manual, "Storing Sparse Files"). Pure.
+//! Sparse files: the offsets of stored bytes in the file (GNU tar manual, "Storing Sparse Files"). Pure.
 
 use super::error::UnpackError;
 use super::pax::decimal;
@@ -58,7 +58,7 @@ impl Lines {
         Self { most, want: None, numbers: Vec::new(), partial: Vec::new() }
     }
 
-    /// Takes one block; the numbers once all are there (the rest of that block is padding).
+    /// Reads one block; returns the numbers once all are read (the rest of that block is padding).
     pub(crate) fn push(&mut self, block: &[u8]) -> Result<Option<Vec<u64>>, UnpackError> {
         for &byte in block {
             if byte != b'\n' {

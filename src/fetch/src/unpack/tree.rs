@@ -1,4 +1,4 @@
-//! Writes the entries of one layer into a directory that overlayfs takes as it is.
+//! Writes the entries of one layer into a directory for overlayfs.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,11 +16,11 @@ use super::names::{self, Meaning, Name, join};
 use super::remove::remove;
 use crate::caps::Caps;
 
-/// What [`write`] did.
+/// The result of [`write`].
 pub(crate) struct Written {
     /// Bytes of the files' data, without holes.
     pub size: u64,
-    /// Files, directories, links and whiteouts made.
+    /// Number of files, directories, links and whiteouts created.
     pub entries: u64,
     pub deferred: Deferred,
     pub sums: Sums,
@@ -45,8 +45,8 @@ struct Tree<'c> {
     links: Vec<DeferredLink>,
     opaque_root: bool,
     size: u64,
-    /// Of the files written so far, by inode number. The entry of a replaced file stays until its number is reused:
-    /// whatever creates a regular file sets or removes the entry of its number.
+    /// Checksums of the files written so far, by inode number. The checksum of a replaced file stays until its number
+    /// is reused: creating a regular file sets or removes the checksum of its number.
     sums: Sums,
 }
 
@@ -73,7 +73,7 @@ impl Tree<'_> {
             EntryKind::Directory => self.directory(&dir, base, &entry.meta),
             EntryKind::Symlink => self.symlink(&dir, base, entry),
             EntryKind::HardLink => self.hard_link(&dir, base, entry),
-            // A layer that was stored in overlay's own form.
+            // A layer that was stored in overlayfs's own form.
             EntryKind::Char if entry.device == (0, 0) => self.whiteout(parent, base),
             EntryKind::Char => self.node(&dir, base, entry, FileType::CharacterDevice),
             EntryKind::Block => self.node(&dir, base, entry, FileType::BlockDevice),
@@ -81,7 +81,7 @@ impl Tree<'_> {
         }
     }
 
-    /// Makes something new; what an earlier entry made under this name goes first: the last one wins.
+    /// Creates a file. A file of the same name from an earlier entry is removed first: the last entry wins.
     fn replace<T>(
         &mut self,
         dir: &Dir,
@@ -149,7 +149,7 @@ impl Tree<'_> {
                     self.clear(dir, base)?;
                     make().map_err(failed)?;
                     if found.is_some_and(|found| is_whiteout(&found)) {
-                        // Gone below, and new here: nothing of the old one may shine through.
+                        // Removed in a lower layer and created here: the lower directory must not show through.
                         super::dirs::open_child(&dir.fd, base)
                             .and_then(|new| meta::set_opaque(&new))
                             .map_err(failed)?;
@@ -179,7 +179,7 @@ impl Tree<'_> {
             .map_err(|e| UnpackError::write("set the mode of", &entry.path, e))
     }
 
-    /// Links the target itself, a symbolic link too. What this layer does not have may be in a lower one.
+    /// Links the target itself, even if it is a symbolic link. A target missing in this layer may be in a lower one.
     fn hard_link(&mut self, dir: &Dir, base: &[u8], entry: &TarEntry) -> Result<(), UnpackError> {
         let target = Name::parse(&entry.link)?;
         if target.is_root() {
@@ -209,8 +209,8 @@ impl Tree<'_> {
         })
     }
 
-    /// Hides an entry of the layers below. What this layer itself has under the name stays, wherever in the archive
-    /// it comes: whiteouts are about lower layers only (OCI image specification, layer.md).
+    /// Hides a file of the lower layers. A file of the same name in this layer stays, wherever in the archive it comes:
+    /// whiteouts affect lower layers only (OCI image specification, layer.md).
     fn whiteout(&mut self, parent: &[u8], gone: &[u8]) -> Result<(), UnpackError> {
         let dir = self.dirs.get(parent)?;
         let failed = |e| UnpackError::write("make whiteout", &join(&dir.path, gone), e);
@@ -230,7 +230,7 @@ impl Tree<'_> {
     }
 }
 
-/// Writes `length` bytes of the entry's data, straight from the stream's buffers; tells their CRC-32.
+/// Writes `length` bytes of the entry's data straight from the stream's buffers; returns their CRC-32.
 fn copy<S: Stream>(
     data: &mut Entries<'_, S>,
     file: &OwnedFd,
