@@ -1,4 +1,4 @@
-//! Images from layouts and archives, and their care. Registries are tested beside the code that speaks to them.
+//! Fetching, listing and repairing images from layouts and archives.
 
 use std::fs;
 
@@ -108,7 +108,7 @@ fn an_archive_takes_no_name_of_another_image_unless_it_is_allowed_to() {
             assert!(out.stderr.contains("docker.io/library/alpine:3 belonged to image"), "{from}: {out}");
         }
     }
-    // The name that is made of the file's own moves with the file.
+    // The name that was made from the file's name follows the file.
     let layout = g.layout("again", &good);
     g.run(&["fetch", &layout]).succeeded();
     std::fs::remove_dir_all(g.scratch().join("again")).unwrap();
@@ -231,7 +231,7 @@ fn one_pull_at_a_time() {
     g.check_invariants();
 }
 
-/// What `doctor --deep` names is repaired by fetching the image again, also while a pod runs from it.
+/// Fetching an image again repairs the damage that `doctor --deep` reports, also while a pod runs from the image.
 #[test]
 fn a_damaged_image_is_repaired() {
     let g = Gantry::new();
@@ -259,7 +259,7 @@ fn a_damaged_image_is_repaired() {
     run(&["true"]).succeeded();
     g.run(&["doctor", "--deep"]).succeeded();
 
-    // One byte of a file, whose length and times stay.
+    // One byte of a file, with the same length and times.
     let trees = g.dir().join("trees");
     let data = || files_below(&trees).into_iter().find(|path| path.ends_with("data")).unwrap();
     let times = fs::metadata(data()).unwrap().modified().unwrap();
@@ -271,7 +271,7 @@ fn a_damaged_image_is_repaired() {
     g.run(&["fetch", &reference]).succeeded();
     g.run(&["doctor", "--deep"]).succeeded();
     assert!(run(&["cat", "/data"]).ok().stdout.contains("as it was unpacked"));
-    // The pod keeps what it has mounted, as long as it runs.
+    // The running pod keeps what it has mounted.
     assert!(g.run(&["exec", &running, "--", "/bin/app", "cat", "/data"]).ok().stdout.contains("uNpacked"));
     let replaced = || fs::read_dir(&trees).unwrap().filter(|entry| is_replaced(entry.as_ref().unwrap())).count();
     g.run(&["image", "gc"]).succeeded();

@@ -114,7 +114,7 @@ fn names_are_given_and_taken_away() {
         let _ = g.run(&["image", "tag", &one, bad]).exits(FAILED).complains(&["cannot be an image's name"]);
     }
     let _ = g.run(&["image", "tag", "nothing", "x"]).complains(&["no image 'nothing'"]);
-    // By its name only the name goes; by its id everything would, so that has to be meant.
+    // Removing by name removes the name only; removing by id would remove all names and needs --force.
     assert_eq!(g.run(&["rmi", "mine"]).ok().text(), "untagged mine:latest");
     let out = g.run(&["image", "rm", &one]).exits(FAILED);
     let _ = out.complains(&["several names", "reg.example/team/mine:2", "--force"]);
@@ -155,7 +155,7 @@ fn a_login_is_checked_filed_and_removed() {
         command.env("REGISTRY_AUTH_FILE", &file);
         let typed = g.scratch().join("typed");
         std::fs::write(&typed, input.unwrap_or_default()).unwrap();
-        // The harness gives its programs an empty standard input; a shell hands this one over.
+        // The harness gives programs an empty standard input; a shell passes this one on.
         let mut shell = std::process::Command::new("sh");
         shell.args(["-c", "exec \"$@\" <\"$0\""]).arg(&typed).arg(command.get_program()).args(command.get_args());
         let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
@@ -173,7 +173,7 @@ fn a_login_is_checked_filed_and_removed() {
     let mode = std::fs::metadata(&file).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o600);
     assert_eq!(with(&["fetch", &name], None).ok().text(), image.id());
-    // podman and skopeo see the same.
+    // podman and skopeo read the same credentials.
     let skopeo = std::process::Command::new("skopeo")
         .args(["inspect", "--tls-verify=false", "--authfile"])
         .arg(&file)
@@ -189,7 +189,7 @@ fn a_login_is_checked_filed_and_removed() {
     let _ = with(&["logout", &host], None).exits(FAILED).complains(&["not logged in"]);
 }
 
-/// The files of an image as a pod sees them, with all properties that layers can set.
+/// The files of an image as a pod sees them, with all metadata that layers can set.
 fn seen(g: &Gantry, image: &str) -> Vec<String> {
     let look = |words: &[&str]| {
         let out = g.run(&[&["run", "--rm", "--net=none", image, "--"], words].concat());
@@ -219,7 +219,7 @@ fn a_saved_image_is_loaded_with_the_same_contents() {
             std::fs::read(&file).unwrap() == std::fs::read(&again).unwrap(),
             "{format}: another archive of the same image"
         );
-        // A reader that checks every digest.
+        // skopeo verifies every digest.
         let out = g.scratch().join(format!("read-{format}"));
         let source = format!("{format}:{path}:reg.example/team/app:1");
         let skopeo = std::process::Command::new("skopeo")

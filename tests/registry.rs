@@ -1,4 +1,4 @@
-//! Fetching from registries: from Debian's own, and from one that misbehaves.
+//! Fetching from registries: Debian's registry, and a faulty one.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
@@ -16,12 +16,12 @@ fn small(text: &str) -> gantry_fixtures::ImageBuilder {
     Image::builder().layer(Layer::new().file("file", text, 0o644)).entrypoint(&["/file"])
 }
 
-/// Writes an image as a layout; what skopeo calls it.
+/// Writes an image as a layout and returns its name for skopeo.
 fn oci(g: &Gantry, name: &str, image: &Image) -> String {
     format!("{}:latest", g.layout(name, image))
 }
 
-/// An image with more bytes than any socket holds, none of which compress.
+/// An incompressible image that is larger than any socket buffer.
 fn bulky(seed: u64, bytes: usize) -> Image {
     let mut state = seed.max(1);
     let mut noise = Vec::with_capacity(bytes);
@@ -40,7 +40,7 @@ fn images(g: &Gantry) -> Vec<serde_json::Value> {
     g.json(&["image", "list"]).as_array().cloned().unwrap()
 }
 
-/// Everything below a directory, the directory itself not.
+/// All files below a directory.
 fn walk(dir: &Path) -> Vec<std::path::PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
     let mut found = Vec::new();
@@ -53,7 +53,7 @@ fn walk(dir: &Path) -> Vec<std::path::PathBuf> {
     found
 }
 
-/// Demands that a failed fetch left nothing that a user could see, and nothing for a sweep.
+/// Asserts that a failed fetch left nothing visible and nothing for garbage collection.
 #[track_caller]
 fn assert_nothing(g: &Gantry) {
     assert_eq!(images(g), Vec::<serde_json::Value>::new());
@@ -77,7 +77,7 @@ fn by_tag_and_by_digest_and_run_at_once() {
         let path = format!("/v2/team/fixture/blobs/{}", gantry_fixtures::digest(&layer.blob));
         assert_eq!(registry.gets(&path), 1, "a layer that is there was fetched again");
     }
-    // Another gantry, which has nothing yet.
+    // Another gantry with an empty store.
     let fresh = Gantry::new();
     let out = fresh.run(&["run", "--net=none", &by_tag, "--", "cat", "/lower/kept"]).ok();
     assert_eq!(out.stdout, "from the lower layer\n");
@@ -222,7 +222,7 @@ fn two_fetches_at_once_download_each_layer_once() {
     let layers = [1, 2, 3].map(|seed| bulky(seed, 4 << 20).layers.remove(0));
     let mut builder = Image::builder().entrypoint(&["/noise"]);
     for (i, layer) in layers.iter().enumerate() {
-        // The archive is in there as it is; another file makes each layer its own.
+        // The archive is included unchanged; another file makes each layer unique.
         builder = builder.layer(Layer::new().file(format!("noise-{i}"), &layer.blob, 0o644));
     }
     let image = builder.build().unwrap();
@@ -292,13 +292,13 @@ fn a_registry_that_dies_ends_the_fetch() {
     fetch.signal(Signal::STOP);
     registry.kill();
     fetch.signal(Signal::CONT);
-    // Four waits of 250 ms and more, and nothing to wait for in between.
+    // Four delays of at least 250 ms, and nothing else to wait for.
     let out = fetch.wait_within(Duration::from_secs(30)).exits(FAILED);
     let _ = out.complains(&[&host, "gave up", "tries"]);
     assert_nothing(&g);
 }
 
-/// An image with two layers in a registry that can be told to stall.
+/// An image with two layers in a registry that can stall.
 struct Stalling {
     registry: FaultyRegistry,
     image: faulty_registry::Image,
@@ -354,7 +354,7 @@ fn a_fetch_killed_at_any_moment_leaves_nothing_half_visible() {
 
 #[test]
 fn a_fetch_killed_while_it_commits_leaves_nothing_half_visible() {
-    // After the last request there are only the commits; each round kills a little later, by what is on disk.
+    // After the last request only the commits remain; each round kills a little later, judged by the files on disk.
     for round in 0..12usize {
         let (g, bench) = (Gantry::new(), Stalling::new());
         g.run(&["image", "list"]).succeeded();
@@ -370,7 +370,7 @@ fn a_fetch_killed_while_it_commits_leaves_nothing_half_visible() {
     }
 }
 
-/// After a kill: the store tells the truth, and the next fetch works.
+/// After a kill, the store is consistent and the next fetch works.
 #[track_caller]
 fn recovers(g: &Gantry, bench: &Stalling) {
     for row in images(g) {
@@ -386,7 +386,7 @@ fn recovers(g: &Gantry, bench: &Stalling) {
     assert_eq!(walk(&g.dir().join("trees")).len(), 0, "layers without an image stay");
 }
 
-/// A configuration with short deadlines, so that a test need not wait for the long ones.
+/// A configuration with short timeouts, so that the test is fast.
 fn impatient(g: &Gantry) -> String {
     let path = g.scratch().join("config.toml");
     std::fs::write(&path, "[fetch]\nstall-timeout = '500ms'\nretry-for = '2s'\n").unwrap();
@@ -421,7 +421,7 @@ fn faults_are_told_as_a_person_needs_them() {
         let config = impatient(&g);
         let out = g.run_within(Duration::from_secs(20), &[&config, "fetch", &bench.name()]);
         let host = bench.registry.host();
-        // Bytes that came well and are wrong are told by their digest; the rest is told of the registry.
+        // Wrong bytes are reported by their digest, other faults by the registry's name.
         let names_host = !matches!(what, "other bytes" | "an escape sequence");
         let mut says = says;
         says.extend(names_host.then_some(host.as_str()));
@@ -440,6 +440,6 @@ fn one_wrong_byte_is_noticed() {
     bench.registry.fault(&Stalling::blob(good), [Fault::Replace(bad)]);
     let _ = g.run(&["fetch", &bench.name()]).exits(FAILED).complains(&["damaged or was tampered with", "sha256:"]);
     assert_nothing(&g);
-    // A lie is never believed twice, and never tried again by itself; asked again, the truth is taken.
+    // Wrong bytes are never accepted and not retried automatically; a later fetch accepts the right ones.
     assert_eq!(g.run(&["fetch", &bench.name()]).ok().text(), bench.id);
 }

@@ -9,7 +9,7 @@ use gantry_tests::{Authority, DebianRegistry, Gantry, Out, Proxy, ProxyRules, Re
 
 const FAILED: i32 = 125;
 
-/// A gantry that looks for the certificates of hosts in a directory of its own.
+/// A gantry with its own directory of host certificates.
 struct Bench {
     g: Gantry,
     certs: PathBuf,
@@ -30,7 +30,7 @@ impl Bench {
         Self { g, certs, authority: Authority::new(), image }
     }
 
-    /// A registry that has the image as `app:1`.
+    /// A registry with the image `app:1`.
     fn registry(&self, mut options: RegistryOptions) -> DebianRegistry {
         let push = self.authority.trust(&self.g.scratch(), "push");
         self.authority.issue("DNS:client", Validity::Now).as_client(&push);
@@ -114,7 +114,7 @@ fn client_certificates() {
     let _ = out.complains(&["does not accept the client certificate", "client.cert"]);
     bench.authority.issue("DNS:client", Validity::Now).as_client(&place);
     assert_eq!(bench.fetch(&name, &[]).ok().text(), bench.image.id());
-    // The key of another certificate, and none at all.
+    // A key of another certificate, and no key.
     bench.authority.issue("DNS:other", Validity::Now).as_client(&bench.g.scratch().join("other"));
     std::fs::copy(bench.g.scratch().join("other/client.key"), place.join("client.key")).unwrap();
     let _ = bench.fetch(&name, &[]).exits(FAILED).complains(&["client.cert", "cannot be used with", "client.key"]);
@@ -246,7 +246,7 @@ fn proxies_that_cannot_be_used_are_named() {
     let out = bench.fetch(name, &[("HTTPS_PROXY", "bogus://u:hunter2@x")]).exits(FAILED);
     assert!(!out.stderr.contains("hunter2"), "{out}");
     let _ = out.complains(&["HTTPS_PROXY", "its scheme is 'bogus'"]);
-    // Not through the proxy: what remains is a name that does not exist.
+    // Without the proxy, the name cannot be resolved.
     for no_proxy in ["registry.invalid", ".invalid", "*"] {
         let out = bench.fetch(name, &[("HTTPS_PROXY", &dead), ("NO_PROXY", no_proxy)]).exits(FAILED);
         let _ = out.complains(&["cannot resolve the host name registry.invalid"]);

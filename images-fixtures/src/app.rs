@@ -1,4 +1,4 @@
-//! Finding and building the fixture app, and the programs beside it.
+//! Builds the fixture app and the programs for the tests.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 /// The target whose programs need nothing from the image they run in.
 pub const MUSL: &str = "x86_64-unknown-linux-musl";
 
-/// Builds the fixture app with cargo (fast when nothing changed) and returns where it is.
+/// Builds the fixture app with cargo (fast if nothing changed) and returns its path.
 ///
 /// # Errors
 /// When cargo fails; its output is in the message.
@@ -17,13 +17,13 @@ pub fn build() -> Result<PathBuf> {
     cargo_build(&["-p", "gantry-fixture-app", "--target", MUSL, "--release"], "gantry-fixture-app")
 }
 
-/// Brings `<target>/gantry-dev` up to date as `./dev test` does, and returns where it is. Says on standard error that it
-/// builds: that may take minutes. Safe to call from several processes at a time.
+/// Updates `<target>/gantry-dev` as `./dev test` does, and returns its path. Reports on standard error that it builds,
+/// which may take minutes. Safe to call from several processes at a time.
 ///
 /// # Errors
 /// When cargo fails, or a program cannot be put in its place.
 pub fn build_set() -> Result<PathBuf> {
-    // Nowhere to tell that standard error is gone.
+    // An error means that standard error is closed; the build continues without the message.
     let _ = writeln!(std::io::stderr(), "building the programs to test (GANTRY_BIN_DIR names built ones)");
     let gantry = cargo_build(&["--workspace", "--bins", "--examples"], "gantry")?;
     let debug = gantry.parent().context("a program without a directory")?;
@@ -37,7 +37,7 @@ pub fn build_set() -> Result<PathBuf> {
     Ok(set)
 }
 
-/// Puts a copy where another may be, at once: what runs keeps its own file. One that is the same stays.
+/// Replaces a program by a copy atomically: running processes keep their file. An identical file is kept.
 fn put(program: &Path, place: &Path) -> Result<()> {
     let bytes = std::fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     if std::fs::read(place).is_ok_and(|there| there == bytes) {

@@ -1,5 +1,5 @@
-//! A big image for measuring: many files of very different sizes, compressible like real ones (about 2.5 to 1 with
-//! gzip), the same bytes for the same numbers. Written as a stream; memory use does not grow with the image.
+//! A large image for benchmarks: many files of very different sizes that compress like real ones (about 2.5 to 1 with
+//! gzip). The same parameters give the same bytes. Written as a stream with constant memory.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -13,7 +13,7 @@ use crate::image::{Style, media_types};
 use crate::layer::Compression;
 use crate::tar::{BLOCK, Header};
 
-/// What to make.
+/// Parameters of the image.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
     /// Bytes of file data in all layers together.
@@ -26,7 +26,7 @@ pub struct Size {
     pub level: u32,
 }
 
-/// What was made.
+/// The written image.
 #[derive(Debug, Clone)]
 pub struct Made {
     /// Digest of the manifest.
@@ -37,11 +37,11 @@ pub struct Made {
     pub uncompressed: u64,
 }
 
-/// Writes an OCI image layout with one image, tag `latest`, into `dir`. The fixture app, when given, is `/bin/app`
-/// of the first layer and the entrypoint.
+/// Writes an OCI image layout with one image, tag `latest`, into `dir`. If the fixture app is given, it becomes
+/// `/bin/app` of the first layer and the entrypoint.
 ///
 /// # Errors
-/// When a file cannot be written, or `size` asks for nothing.
+/// A file cannot be written, or `size` is empty.
 pub fn write(dir: &Path, size: Size, app: Option<&[u8]>) -> io::Result<Made> {
     if size.layers == 0 || size.files < size.layers || size.level > 9 {
         let why = "a big image needs a layer, a file in each, and a gzip level up to 9";
@@ -75,7 +75,7 @@ struct WrittenLayer {
     uncompressed: u64,
 }
 
-/// Counts and hashes what passes.
+/// Counts and hashes the bytes written.
 struct Tee<W> {
     inner: W,
     hash: Sha256,

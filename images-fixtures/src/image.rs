@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::layer::{Compression, Layer, PackedLayer};
 
-/// Whose media types an image uses.
+/// The specification whose media types an image uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Style {
     /// OCI image specification.
@@ -16,7 +16,7 @@ pub enum Style {
 
 type Edit = Box<dyn FnOnce(&mut Value)>;
 
-/// An image being described.
+/// A builder of an image.
 #[derive(Default)]
 pub struct ImageBuilder {
     layers: Vec<Layer>,
@@ -31,7 +31,7 @@ pub struct ImageBuilder {
     edit_manifest: Option<Edit>,
 }
 
-/// A finished image: bytes and digests, nothing written yet.
+/// A finished image in memory: bytes and digests.
 #[derive(Debug, Clone)]
 pub struct Image {
     /// The manifest.
@@ -162,14 +162,14 @@ impl ImageBuilder {
         self
     }
 
-    /// Changes the configuration before its digest is made: for images that lie.
+    /// Edits the configuration before its digest is computed, for invalid images.
     #[must_use]
     pub fn edit_config(mut self, edit: impl FnOnce(&mut Value) + 'static) -> Self {
         self.edit_config = Some(Box::new(edit));
         self
     }
 
-    /// Changes the manifest before its digest is made: for images that lie.
+    /// Edits the manifest before its digest is computed, for invalid images.
     #[must_use]
     pub fn edit_manifest(mut self, edit: impl FnOnce(&mut Value) + 'static) -> Self {
         self.edit_manifest = Some(Box::new(edit));
@@ -179,7 +179,7 @@ impl ImageBuilder {
     /// Packs the layers and computes all digests.
     ///
     /// # Errors
-    /// When a compressor fails, which in memory it does not.
+    /// A compressor fails, which does not happen in memory.
     pub fn build(mut self) -> std::io::Result<Image> {
         let layers = self.layers.iter().map(Layer::pack).collect::<std::io::Result<Vec<_>>>()?;
         let platform = self.platform.take().unwrap_or_else(|| ("linux".to_owned(), "amd64".to_owned()));

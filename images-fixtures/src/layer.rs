@@ -5,7 +5,7 @@ use std::io::Write as _;
 
 use crate::tar::{Header, pad_into, pax_record};
 
-/// How a layer is packed.
+/// The compression of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compression {
     /// gzip, level 6.
@@ -28,8 +28,8 @@ pub enum Device {
     Fifo,
 }
 
-/// A layer being written. Owner, time and extended attributes set by [`Layer::owner`], [`Layer::mtime`] and
-/// [`Layer::xattr`] hold for the next entry alone.
+/// A builder of a layer. Owner, time and extended attributes set by [`Layer::owner`], [`Layer::mtime`] and
+/// [`Layer::xattr`] apply to the next entry only.
 #[derive(Debug, Clone, Default)]
 pub struct Layer {
     tar: Vec<u8>,
@@ -42,7 +42,7 @@ pub struct Layer {
     files: BTreeMap<Vec<u8>, (u32, (u32, u32))>,
 }
 
-/// A layer as it goes into an image.
+/// A packed layer.
 #[derive(Debug, Clone)]
 pub struct PackedLayer {
     /// The bytes of the blob.
@@ -53,7 +53,7 @@ pub struct PackedLayer {
     pub compression: Compression,
 }
 
-/// Every entry is as old as this unless it says otherwise: 2024-01-01T00:00:00Z.
+/// The default modification time of entries: 2024-01-01T00:00:00Z.
 const EPOCH: u64 = 1_704_067_200;
 
 impl Layer {
@@ -91,7 +91,7 @@ impl Layer {
         self
     }
 
-    /// A regular file. A leading `/` is written as given; honest layers leave it out.
+    /// A regular file. A leading `/` is written as given; valid layers have none.
     #[must_use]
     pub fn file(mut self, path: impl AsRef<[u8]>, bytes: impl AsRef<[u8]>, mode: u32) -> Self {
         self.files.insert(path.as_ref().to_vec(), (mode, self.owner));
@@ -114,8 +114,8 @@ impl Layer {
         self.entry(header(b'2', path.as_ref(), target.as_ref(), 0o777), b"")
     }
 
-    /// A hard link to an earlier entry, of this layer or one below. Its header repeats mode and owner of a file of
-    /// this layer, as archivers write it: there are unpackers that apply what a hard link's header says.
+    /// A hard link to an earlier entry of this layer or a lower one. Its header repeats mode and owner of a file of
+    /// this layer, as archivers write it: some unpackers apply the header of a hard link.
     #[must_use]
     pub fn hardlink(mut self, path: impl AsRef<[u8]>, target: impl AsRef<[u8]>) -> Self {
         let mut mode = 0o644;
@@ -125,14 +125,14 @@ impl Layer {
         self.entry(header(b'1', path.as_ref(), target.as_ref(), mode), b"")
     }
 
-    /// Removes `path` of the layers below (a file `.wh.NAME` beside it).
+    /// Removes `path` of lower layers (a whiteout file `.wh.NAME`).
     #[must_use]
     pub fn whiteout(self, path: &str) -> Self {
         let (parent, name) = path.rsplit_once('/').map_or((String::new(), path), |(p, n)| (format!("{p}/"), n));
         self.file(format!("{parent}.wh.{name}"), b"", 0o644)
     }
 
-    /// Hides what the layers below have in this directory (a file `.wh..wh..opq` in it).
+    /// Hides the contents of this directory in lower layers (a file `.wh..wh..opq` in it).
     #[must_use]
     pub fn opaque(self, dir: &str) -> Self {
         self.file(format!("{dir}/.wh..wh..opq"), b"", 0o644)
@@ -150,7 +150,7 @@ impl Layer {
         self.entry(Header { device, ..header(kind, path.as_ref(), b"", mode) }, b"")
     }
 
-    /// A header as it is, followed by data filled up to a whole block. Nothing is checked.
+    /// A raw header, followed by data padded to a whole block. Nothing is checked.
     #[must_use]
     pub fn raw_header(mut self, header: &Header, data: impl AsRef<[u8]>) -> Self {
         self.tar.extend_from_slice(&header.to_block());
@@ -166,21 +166,21 @@ impl Layer {
         self.raw_header(&header, data)
     }
 
-    /// Bytes as they are, in the middle of the archive.
+    /// Raw bytes in the middle of the archive.
     #[must_use]
     pub fn raw(mut self, bytes: impl AsRef<[u8]>) -> Self {
         self.tar.extend_from_slice(bytes.as_ref());
         self
     }
 
-    /// Leaves out the two zero blocks at the end.
+    /// Omits the two zero blocks at the end.
     #[must_use]
     pub fn unfinished(mut self) -> Self {
         self.unfinished = true;
         self
     }
 
-    /// Uses these bytes as the blob, whatever they are; the `diff_id` is still that of the entries.
+    /// Uses these bytes as the blob; the `diff_id` remains that of the entries.
     #[must_use]
     pub fn packed_as(mut self, blob: impl Into<Vec<u8>>) -> Self {
         self.packed = Some(blob.into());
@@ -200,7 +200,7 @@ impl Layer {
     /// Packs it.
     ///
     /// # Errors
-    /// When a compressor fails, which in memory it does not.
+    /// A compressor fails, which does not happen in memory.
     pub fn pack(&self) -> std::io::Result<PackedLayer> {
         let tar = self.tar();
         let diff_id = crate::digest(&tar);

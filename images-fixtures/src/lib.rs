@@ -1,11 +1,11 @@
-//! The images of the tests, the README and the benchmarks, built offline around the fixture app.
+//! The images of the tests, the documentation and the benchmarks, built offline around the fixture app.
 //!
-//! May import nothing of gantry: what it writes must be judged by somebody else than the code that reads it. It
-//! must never reach for the network. The same calls make the same bytes, so digests can be relied upon.
+//! Imports nothing of gantry, so that an error in gantry cannot cancel out in the tests. Must not use the network. The
+//! same calls give the same bytes, so digests are reproducible.
 //!
-//! Start reading at [`Image::builder`]; [`Layer`] makes layers, honest ones by its named methods and hostile ones
-//! with [`Layer::raw_header`] and [`Layer::raw`]; [`standard_image`] is the one most tests use; [`big`] the one
-//! for measuring.
+//! Start reading at [`Image::builder`]; [`Layer`] builds layers, valid ones by its named methods and hostile ones with
+//! [`Layer::raw_header`] and [`Layer::raw`]; [`standard_image`] is the image of most tests, [`big`] the one for
+//! benchmarks.
 
 pub mod app;
 pub mod big;

@@ -1,4 +1,4 @@
-//! The image most tests use.
+//! The image of most tests.
 
 use std::io;
 use std::path::Path;
@@ -34,11 +34,11 @@ nogroup:x:65534:
 const LINKS: [&str; 8] = ["true", "false", "cat", "ls", "env", "sleep", "stat", "ids"];
 
 /// The standard image around the fixture app: two layers; `/bin/app` and links to it; users `app` (1000, in groups
-/// staff and extra), `other` (1001), `nohome`; things that cannot be executed; links that lead astray; a whiteout.
-/// It runs `/bin/app args from image` unless told otherwise.
+/// staff and extra), `other` (1001), `nohome`; files that cannot be executed; links that lead outside; a whiteout. Its
+/// command is `/bin/app args from image`.
 ///
 /// # Errors
-/// When a compressor fails, which in memory it does not.
+/// A compressor fails, which does not happen in memory.
 pub fn standard_image(app: &[u8]) -> io::Result<Image> {
     Image::builder()
         .layer(base(app))

@@ -3,7 +3,7 @@
 /// Bytes in a block.
 pub(crate) const BLOCK: usize = 512;
 
-/// One header of a tar archive, field by field and unchecked, so that it can lie.
+/// A raw header of a tar archive, unchecked, so that it can be invalid.
 #[derive(Debug, Clone)]
 pub struct Header {
     /// Name field, up to 100 bytes; cut when longer.
@@ -14,7 +14,7 @@ pub struct Header {
     pub uid: u64,
     /// Group.
     pub gid: u64,
-    /// What the header claims the size of the data is.
+    /// The claimed size of the data.
     pub size: u64,
     /// Modification time, seconds since 1970.
     pub mtime: u64,
@@ -29,9 +29,9 @@ pub struct Header {
     pub device: (u64, u64),
     /// Name prefix field, up to 155 bytes.
     pub prefix: Vec<u8>,
-    /// Raw bytes put over the header at these offsets before the checksum is made (base-256 numbers, garbage).
+    /// Raw bytes written over the header at these offsets before the checksum is computed (base-256 numbers, garbage).
     pub patches: Vec<(usize, Vec<u8>)>,
-    /// The checksum; `None`: the right one.
+    /// The checksum; `None` for the correct one.
     pub checksum: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Verbs that tell what the process sees: credentials, namespaces, limits, descriptors.
+//! Verbs that report the state of the process: credentials, namespaces, limits, descriptors.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;

@@ -1,9 +1,9 @@
-//! The fixture app: one small static program with many verbs, so that the tests need nobody else's images.
+//! The fixture app: one small static program with many verbs, so that the tests need no other images.
 //!
-//! `gantry-fixture-app VERB ARGS…` does one thing and exits; `seq VERB ARGS -- VERB ARGS` does several until one
-//! exits with another code than 0. Called by the name of a verb (a link `/bin/sleep`), it is that verb. It may
-//! import the standard library, and libc in `sys.rs` alone. It knows nothing of gantry: it only tells what it
-//! sees from inside a container. Start reading at [`VERBS`].
+//! `gantry-fixture-app VERB ARGS…` runs one verb and exits; `seq VERB ARGS -- VERB ARGS` runs several until one exits
+//! with another code than 0. A link such as `/bin/sleep` runs the verb of its name. It uses the standard library only,
+//! and libc in `sys.rs`. It knows nothing of gantry and reports what a process in a container observes. Start reading
+//! at [`VERBS`].
 //!
 //! It has no Rust runtime in front of `main` (see `sys.rs`): signal dispositions and descriptors are shown as the
 //! container runtime left them.

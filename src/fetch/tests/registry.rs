@@ -1,4 +1,4 @@
-//! Fetching from a registry that misbehaves: what comes through, what is refused, and that nothing is left behind.
+//! Fetching from a faulty registry: what is accepted, what is refused, and that nothing is left over.
 
 #![expect(clippy::unwrap_used, reason = "a failed step of a test's own set-up should end the test")]
 
@@ -14,7 +14,7 @@ use gantry_store::Store;
 use gantry_tests::faulty_registry::{Access, Fault, FaultyRegistry, INDEX, Image, MANIFEST, digest, tar};
 use tempfile::TempDir;
 
-/// A store of its own, a registry of its own, and an image of two layers, the second of 3 MiB.
+/// A bench with its own store, its own registry, and an image of two layers, the second of 3 MiB.
 struct Bench {
     dir: TempDir,
     store: Store,
@@ -75,7 +75,7 @@ impl Bench {
         self.config.auth_files = vec![PathBuf::from("/nonexistent"), path];
     }
 
-    /// The image is there as it should be.
+    /// Asserts that the image is complete in the store.
     fn assert_fetched(&self, what: &str, outcome: Result<Fetched, FetchError>) {
         let fetched = outcome.unwrap_or_else(|error| panic!("{what}: {}", chain(&error)));
         assert_eq!(fetched.image.id.to_string(), digest(&self.image.manifest), "{what}");
@@ -87,7 +87,7 @@ impl Bench {
         self.assert_clean(what);
     }
 
-    /// Nothing of an image is visible, and nothing half-done is left.
+    /// Asserts that nothing of an image is visible, and nothing incomplete is left.
     fn assert_nothing(&self, what: &str) {
         assert!(self.store.images().unwrap().is_empty(), "{what}");
         self.assert_clean(what);
@@ -287,7 +287,7 @@ fn indexes() {
         assert!(text.contains(want), "{tag}: {text}");
         bench.assert_nothing(tag);
     }
-    // A registry that serves an index for whatever digest: the digest says no.
+    // A registry that serves an index for any digest.
     let myself = index(&[entry("amd64", INDEX, &digest(b"myself"), good.len())]);
     bench.registry.put_manifest("app", "self", INDEX, myself.as_bytes());
     bench.registry.put(&format!("/v2/app/manifests/{}", digest(b"myself")), INDEX, good.as_bytes());
@@ -313,7 +313,7 @@ fn a_stale_token_is_renewed() {
     struct Expire<'a>(&'a FaultyRegistry);
     impl Progress for Expire<'_> {
         fn notify(&self, note: Note) {
-            // The connection has just broken; the token that opened it is good no more.
+            // The connection has just broken, and the token that opened it has expired.
             if matches!(note, Note::Retrying { .. }) {
                 self.0.expire_tokens();
             }
@@ -321,7 +321,7 @@ fn a_stale_token_is_renewed() {
     }
     let bench = Bench::new();
     bench.registry.protect(Access::Token(None));
-    // The 401 comes before the faults, so it takes one of them along.
+    // The 401 precedes the faults and consumes one of them.
     bench.registry.fault(&bench.blob_path(1), [Fault::Cut(1_000_000)]);
     bench.assert_fetched("stale", bench.fetch_as("app:latest", PullPolicy::New, &Expire(&bench.registry)));
     assert_eq!(bench.registry.count("/token"), 2);
@@ -350,14 +350,14 @@ fn credentials_do_not_follow_a_redirect_to_another_host() {
     bench.registry.protect(Access::Basic(USER.to_owned()));
     let other = FaultyRegistry::start().unwrap();
     other.put("/elsewhere", "application/octet-stream", &bench.image.layers[1]);
-    // There and back again: what was dropped on the way stays dropped.
+    // A redirect back to the origin does not restore credentials that were dropped.
     other.always("/back", Fault::Redirect(format!("http://{}{}", bench.registry.host(), bench.config_path())));
     bench.registry.always(&bench.blob_path(1), Fault::Redirect(format!("http://{}/elsewhere?sig=x", other.host())));
     bench.assert_fetched("redirect", bench.fetch());
     let seen = other.seen();
     assert!(seen.iter().any(|seen| seen.path == "/elsewhere" && seen.query == "sig=x"));
     assert!(seen.iter().all(|seen| !seen.headers.contains_key("authorization")), "{seen:?}");
-    // A third host's demand for our password is not met either.
+    // The challenge of a third host is not answered with the password.
     let mut bench = Bench::new();
     bench.auth_file(USER.strip_prefix("Basic ").unwrap());
     bench.registry.always(&bench.blob_path(1), Fault::Redirect(format!("http://{}/elsewhere", other.host())));
@@ -396,7 +396,7 @@ fn what_is_there_is_not_fetched_again() {
     assert_eq!(bench.registry.seen().len(), requests, "policy new asks nobody");
     let fetched = bench.fetch_as("app:latest", PullPolicy::Update, &Silent).unwrap();
     assert_eq!(fetched.downloaded, 0);
-    // Another image on the same base: only what is new comes.
+    // Another image on the same base: only the new layer is fetched.
     let more = Image::with_layers(vec![bench.image.layers[0].clone(), tar("c", b"new")]);
     bench.registry.put_image("app", "latest", &more);
     let fetched = bench.fetch_as("app:latest", PullPolicy::Update, &Silent).unwrap();
@@ -421,7 +421,7 @@ fn policies_without_a_registry() {
     bench.assert_fetched("newer without an answer", bench.fetch_as("app:latest", PullPolicy::Newer, &notes));
     let notes = notes.0.into_inner().unwrap();
     assert!(notes.iter().any(|note| matches!(note, Note::Offline { .. })), "{notes:?}");
-    // An answer that says no is not the same as none.
+    // An error response is not the same as an unreachable registry.
     bench.registry.always(&bench.manifest_path(), status(403));
     assert!(bench.fetch_as("app:latest", PullPolicy::Newer, &Silent).is_err());
 }
@@ -494,7 +494,7 @@ fn a_hundred_and_twenty_eight_layers() {
 
 #[test]
 fn a_layer_that_vanishes_is_fetched_again() {
-    /// Takes the layer's directory away right after it was found there, as a collection may.
+    /// Removes the layer's directory right after it was found, as garbage collection may.
     struct Collector(PathBuf);
     impl Progress for Collector {
         fn notify(&self, note: Note) {
@@ -516,7 +516,7 @@ fn a_layer_that_vanishes_is_fetched_again() {
     bench.assert_clean("vanished");
 }
 
-/// A TLS server with a certificate of its own making, by Debian's openssl. Ends on drop.
+/// A TLS server with its own certificate, run by Debian's openssl. Ends on drop.
 struct TlsServer(std::process::Child, u16);
 
 impl TlsServer {
@@ -570,7 +570,7 @@ fn a_certificate_nobody_signed_is_refused_and_never_answered_with_plain_http() {
         let text = by(&bench);
         assert!(text.contains("no trusted TLS connection") && text.contains("certs.d"), "{text}");
     }
-    // With the check given up, the connection stands, and what comes over it is a page that is no manifest.
+    // Without verification the connection succeeds, and the response is a page instead of a manifest.
     bench.config.insecure.tls = true;
     let text = by(&bench);
     assert!(text.contains("not valid JSON"), "{text}");
