@@ -65,7 +65,7 @@ pub(crate) struct Args {
 
 impl Args {
     /// What these flags, the environment and the configuration file come to now.
-    pub(crate) fn settings(&self) -> Result<Settings, gantry_engine::SettingsError> {
+    pub(crate) fn settings(&self) -> Result<Settings, gantry_engine::EngineError> {
         Settings::read(self.dir.as_deref(), self.config.as_deref())
     }
 

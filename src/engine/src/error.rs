@@ -56,6 +56,7 @@ impl std::error::Error for Cause {
 #[derive(Debug)]
 pub struct EngineError {
     kind: ErrorKind,
+    /// Empty: the source's own.
     text: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -65,6 +66,11 @@ impl EngineError {
         Self { kind, text: text.into(), source: None }
     }
 
+    /// An error of a crate below, as it is.
+    pub(crate) fn from_cause<E: std::error::Error + Kind + Send + Sync + 'static>(error: E) -> Self {
+        Self::new(error.kind(), "").caused_by(error)
+    }
+
     pub(crate) fn caused_by(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self { source: Some(Box::new(source)), ..self }
     }
@@ -72,13 +78,17 @@ impl EngineError {
 
 impl fmt::Display for EngineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        match &self.source {
+            Some(source) if self.text.is_empty() => source.fmt(f),
+            _ => f.write_str(&self.text),
+        }
     }
 }
 
 impl std::error::Error for EngineError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_deref().map(|source| source as _)
+        let source = self.source.as_deref()?;
+        if self.text.is_empty() { source.source() } else { Some(source) }
     }
 }
 
@@ -226,6 +236,20 @@ mod tests {
             assert_eq!(kind_of_word(kind.as_str()), kind);
         }
         assert_eq!(kind_of_word("from-the-future"), ErrorKind::Internal);
+    }
+
+    #[test]
+    fn an_error_has_each_cause_once() {
+        use gantry_model::error::messages;
+        let io = || std::io::Error::other("it broke");
+        let error = EngineError::new(ErrorKind::Internal, "cannot do it").caused_by(io());
+        assert_eq!(messages(&error), ["cannot do it", "it broke"]);
+        let below = PodError::io("open", "/x")(io());
+        let error = EngineError::from_cause(below);
+        assert_eq!(
+            (error.kind(), messages(&error)),
+            (ErrorKind::Internal, vec!["cannot open /x".into(), "it broke".into()])
+        );
     }
 
     #[test]

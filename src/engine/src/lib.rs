@@ -54,7 +54,7 @@ pub use manifest::{ManifestError, parse as parse_manifest, to_value as manifest_
 pub use observer::Observer;
 pub use pods::control::ControlError;
 pub use pods::exec::{Exec, ExecError, ExecRequest, Stdio};
-pub use pods::gc::{GcAction, GcError, GcOptions, GcReport, GcStep};
+pub use pods::gc::{GcAction, GcOptions, GcReport, GcStep};
 pub use pods::kill::KillError;
 pub use pods::output::{Chunk, OutputError, OutputStream, Show};
 pub use pods::plan::PlanError;
@@ -66,7 +66,7 @@ pub use pods::view::PodView;
 pub use pods::wait::{EndWatch, Ended};
 pub use recovery::adopt::Adopted;
 pub use recovery::startup::{Condition, Keeping, open_for_keeping};
-pub use settings::{KeeperSettings, Settings, SettingsError};
+pub use settings::{KeeperSettings, Settings};
 pub use volumes::VolumeError;
 
 /// What callers need from the crates below, so that they import the engine alone.

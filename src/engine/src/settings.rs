@@ -37,11 +37,10 @@ use std::time::Duration;
 
 use gantry_contract::plan::LogLimits;
 use gantry_model::id::shown;
-use gantry_model::{ErrorKind, Kind, quantity};
+use gantry_model::{ErrorKind, quantity};
 use serde::Deserialize;
-use thiserror::Error;
 
-use crate::{GcOptions, NetworkOptions, Options};
+use crate::{EngineError, GcOptions, NetworkOptions, Options};
 
 pub(crate) const DEFAULT_DIR: &str = "/var/lib/gantry";
 const DEFAULT_CONFIG: &str = "/etc/gantry/config.toml";
@@ -136,55 +135,12 @@ impl Default for KeeperSettings {
     }
 }
 
-/// It cannot be told how gantry is to work here.
-#[derive(Debug, Error)]
-pub enum SettingsError {
-    /// The file cannot be read.
-    #[error("cannot read configuration {}", .path.display())]
-    Read {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// The file's content is not what it must be.
-    #[error("{} {why}", .path.display())]
-    Content {
-        /// Which file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// A variable is not text.
-    #[error("{0} is not UTF-8")]
-    NotText(&'static str),
-    /// The data directory has no absolute path.
-    #[error("cannot use data directory {}", .path.display())]
-    Dir {
-        /// As it was given.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl Kind for SettingsError {
-    fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Read { source, .. } | Self::Dir { source, .. } => ErrorKind::of_io(source),
-            Self::Content { .. } | Self::NotText(_) => ErrorKind::Invalid,
-        }
-    }
-}
-
 impl Settings {
     /// Reads them: `dir` and `config` are the flags of these names.
     ///
     /// # Errors
-    /// [`SettingsError`], also when a file that was named is not there.
-    pub fn read(dir: Option<&Path>, config: Option<&Path>) -> Result<Self, SettingsError> {
+    /// [`EngineError`], also when a file that was named is not there.
+    pub fn read(dir: Option<&Path>, config: Option<&Path>) -> Result<Self, EngineError> {
         Self::read_in(dir, config, |name| std::env::var_os(name).filter(|value| !value.is_empty()))
     }
 
@@ -192,35 +148,51 @@ impl Settings {
         dir: Option<&Path>,
         config: Option<&Path>,
         environment: impl Fn(&'static str) -> Option<OsString>,
-    ) -> Result<Self, SettingsError> {
+    ) -> Result<Self, EngineError> {
         let named = config.map(Path::to_owned).or_else(|| environment("GANTRY_CONFIG").map(PathBuf::from));
         let path = named.clone().unwrap_or_else(|| DEFAULT_CONFIG.into());
         let file = match read(&path)? {
-            Some(text) => parse(&text).map_err(|why| SettingsError::Content { path: path.clone(), why })?,
+            Some(text) => parse(&text).map_err(|why| content_error(&path, &why))?,
             None if named.is_some() => {
-                let source = rustix::io::Errno::NOENT.into();
-                return Err(SettingsError::Read { path, source });
+                let source = io::Error::from(rustix::io::Errno::NOENT);
+                return Err(read_error(&path, source));
             }
             None => File::default(),
         };
         let registry = match environment("GANTRY_DEFAULT_REGISTRY") {
-            Some(text) => Some(text.into_string().map_err(|_| SettingsError::NotText("GANTRY_DEFAULT_REGISTRY"))?),
+            Some(text) => Some(text.into_string().map_err(|_| not_text("GANTRY_DEFAULT_REGISTRY"))?),
             None => file.default_registry.clone(),
         };
         let dir = dir.map(Path::to_owned).or_else(|| environment("GANTRY_DIR").map(PathBuf::from));
         let dir = dir.or(file.dir.clone()).unwrap_or_else(|| DEFAULT_DIR.into());
-        let dir = std::path::absolute(&dir).map_err(|source| SettingsError::Dir { path: dir, source })?;
-        let config = std::path::absolute(&path).map_err(|source| SettingsError::Read { path: path.clone(), source })?;
+        let dir = std::path::absolute(&dir).map_err(|source| {
+            let text = format!("cannot use data directory {}", dir.display());
+            EngineError::new(ErrorKind::of_io(&source), text).caused_by(source)
+        })?;
+        let config = std::path::absolute(&path).map_err(|source| read_error(&path, source))?;
         let mut settings = Self { options: Options::new(dir), keeper: KeeperSettings::default(), listen: None, config };
         settings.options.fetch.default_registry = registry;
-        apply(file, &mut settings).map_err(|why| SettingsError::Content { path, why })?;
+        apply(file, &mut settings).map_err(|why| content_error(&path, &why))?;
         Ok(settings)
     }
 }
 
+fn read_error(path: &Path, source: io::Error) -> EngineError {
+    let text = format!("cannot read configuration {}", path.display());
+    EngineError::new(ErrorKind::of_io(&source), text).caused_by(source)
+}
+
+fn content_error(path: &Path, problem: &str) -> EngineError {
+    EngineError::new(ErrorKind::Invalid, format!("{} {problem}", path.display()))
+}
+
+fn not_text(variable: &str) -> EngineError {
+    EngineError::new(ErrorKind::Invalid, format!("{variable} is not UTF-8"))
+}
+
 /// The file's text; `None` when there is no such file.
-fn read(path: &Path) -> Result<Option<String>, SettingsError> {
-    let failed = |source| SettingsError::Read { path: path.to_owned(), source };
+fn read(path: &Path) -> Result<Option<String>, EngineError> {
+    let failed = |source| read_error(path, source);
     let file = match std::fs::File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -230,7 +202,7 @@ fn read(path: &Path) -> Result<Option<String>, SettingsError> {
     let read = file.take(MAX_CONFIG + 1).read_to_string(&mut text).map_err(failed)?;
     if read as u64 > MAX_CONFIG {
         let why = format!("is longer than {MAX_CONFIG} bytes: it cannot be a configuration of gantry");
-        return Err(SettingsError::Content { path: path.to_owned(), why });
+        return Err(content_error(path, &why));
     }
     Ok(Some(text))
 }
@@ -349,6 +321,8 @@ fn apply_network(network: Network, options: &mut NetworkOptions) -> Result<(), S
 
 #[cfg(test)]
 mod tests {
+    use gantry_model::Kind as _;
+
     use super::*;
 
     fn settings(text: &str) -> Result<Settings, String> {

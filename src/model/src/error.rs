@@ -47,6 +47,12 @@ pub fn messages(error: &dyn std::error::Error) -> Vec<String> {
     said
 }
 
+/// An error and its causes in one line.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    messages(error).join(": ")
+}
+
 /// Implemented by every public error of the workspace.
 pub trait Kind {
     /// Which [`ErrorKind`] this failure is.

@@ -7,6 +7,7 @@ pub(crate) mod store;
 use std::path::Path;
 use std::time::Duration;
 
+use gantry_model::error::chain;
 use gantry_model::query::PodQuery;
 use gantry_store::{Finding, Severity};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -126,12 +127,6 @@ impl Engine {
             Err(error) => warn(findings, chain(&error), "run 'gantry doctor' again when the cause is gone"),
         }
     }
-}
-
-/// An error with its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// What the kernel must be able to do.

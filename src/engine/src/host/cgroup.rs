@@ -8,11 +8,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gantry_model::{ErrorKind, Kind, PodId};
-use thiserror::Error;
+use gantry_model::{ErrorKind, PodId};
 
-use crate::Engine;
 use crate::host::process::{self, Deadline};
+use crate::{Engine, EngineError};
 
 /// More directories below a pod's cgroup than this are not removed in one go (an app may make as many as it likes
 /// where cgroup namespaces are writable; ours are read-only).
@@ -27,42 +26,6 @@ pub(crate) struct Hierarchy {
     pub unified: bool,
     /// The controllers of a v1 hierarchy as the kernel names them (`cpu`, `cpuacct`); empty for v2.
     pub controllers: Vec<String>,
-}
-
-/// A cgroup could not be removed.
-#[derive(Debug, Error)]
-pub enum CgroupError {
-    /// Something in it does not die.
-    #[error(
-        "cannot remove cgroup {}: processes in it do not end after SIGKILL; they are stuck in the kernel: {pids:?}",
-        .path.display()
-    )]
-    Stuck {
-        /// Which one.
-        path: PathBuf,
-        /// What is in it (at most ten).
-        pids: Vec<u32>,
-    },
-    /// The file system failed.
-    #[error("cannot {attempt} cgroup {}", .path.display())]
-    Io {
-        /// What was attempted.
-        attempt: &'static str,
-        /// On which one.
-        path: PathBuf,
-        /// Why it failed.
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl Kind for CgroupError {
-    fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Stuck { .. } => ErrorKind::Busy,
-            Self::Io { source, .. } => ErrorKind::of_io(source),
-        }
-    }
 }
 
 /// The cgroup hierarchies in the text of `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
@@ -121,8 +84,8 @@ impl Engine {
     /// the pod's lock, so nothing new comes into them.
     ///
     /// # Errors
-    /// [`CgroupError`] of the first that could not be removed; the others are removed all the same.
-    pub(crate) fn remove_cgroups(&self, id: PodId) -> Result<(), CgroupError> {
+    /// [`EngineError`] of the first that could not be removed; the others are removed all the same.
+    pub(crate) fn remove_cgroups(&self, id: PodId) -> Result<(), EngineError> {
         let name = id.to_string();
         let mut first = Ok(());
         // For all together: they have the same processes.
@@ -143,7 +106,7 @@ impl Engine {
 }
 
 /// Removes one tree of cgroups; whether it was there.
-fn remove(path: &Path, unified: bool, deadline: Deadline) -> Result<bool, CgroupError> {
+fn remove(path: &Path, unified: bool, deadline: Deadline) -> Result<bool, EngineError> {
     // The usual case, in one system call each: nothing there, or one empty directory.
     match rustix::fs::rmdir(path) {
         Ok(()) => return Ok(true),
@@ -161,8 +124,12 @@ fn remove(path: &Path, unified: bool, deadline: Deadline) -> Result<bool, Cgroup
             return Ok(true);
         }
         if deadline.passed() {
-            let pids = dirs.iter().flat_map(|dir| pids(dir)).take(10).collect();
-            return Err(CgroupError::Stuck { path: path.to_owned(), pids });
+            let pids: Vec<u32> = dirs.iter().flat_map(|dir| pids(dir)).take(10).collect();
+            let text = format!(
+                "cannot remove cgroup {}: processes in it do not end after SIGKILL; they are stuck in the kernel: {pids:?}",
+                path.display()
+            );
+            return Err(EngineError::new(ErrorKind::Busy, text));
         }
         // Killed processes leave their cgroup when they are reaped or gone; no event says so on cgroup v1.
         std::thread::sleep(pause);
@@ -198,7 +165,7 @@ fn tree(top: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Whether all are gone.
-fn remove_dirs(dirs: &[PathBuf]) -> Result<bool, CgroupError> {
+fn remove_dirs(dirs: &[PathBuf]) -> Result<bool, EngineError> {
     let mut all = true;
     for dir in dirs.iter().rev() {
         match rustix::fs::rmdir(dir) {
@@ -212,7 +179,7 @@ fn remove_dirs(dirs: &[PathBuf]) -> Result<bool, CgroupError> {
 
 /// SIGKILL to every process in the cgroups. `cgroup.kill` does it at once (v2, kernel 5.14); else by number, through
 /// a descriptor opened before the membership is looked at again, so that no other process is hit.
-fn kill_all(top: &Path, dirs: &[PathBuf], unified: bool) -> Result<(), CgroupError> {
+fn kill_all(top: &Path, dirs: &[PathBuf], unified: bool) -> Result<(), EngineError> {
     if unified && std::fs::write(top.join("cgroup.kill"), "1").is_ok() {
         return Ok(());
     }
@@ -251,8 +218,9 @@ pub(crate) fn is_populated(top: &Path) -> bool {
     tree(top).is_ok_and(|dirs| dirs.iter().any(|dir| !pids(dir).is_empty()))
 }
 
-fn io_error(attempt: &'static str, path: &Path, source: io::Error) -> CgroupError {
-    CgroupError::Io { attempt, path: path.to_owned(), source }
+fn io_error(attempt: &'static str, path: &Path, source: io::Error) -> EngineError {
+    let text = format!("cannot {attempt} cgroup {}", path.display());
+    EngineError::new(ErrorKind::of_io(&source), text).caused_by(source)
 }
 
 #[cfg(test)]

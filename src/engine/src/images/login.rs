@@ -3,49 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
-use gantry_fetch::auth_file::{AuthFileError, Credentials};
-use gantry_fetch::registry::{RegistryError, check_login};
+use gantry_fetch::auth_file::Credentials;
+use gantry_fetch::registry::check_login;
 use gantry_fetch::{Config, Progress, auth_file, auth_store};
 use gantry_model::id::shown;
-use gantry_model::{ErrorKind, Kind};
-use thiserror::Error;
+use gantry_model::{ErrorKind, Kind as _};
 
-/// A login could not be checked, stored or removed.
-#[derive(Debug, Error)]
-pub enum LoginError {
-    /// The registry did not accept it.
-    #[error("cannot log in to {}", shown(.host))]
-    Registry {
-        /// The registry.
-        host: String,
-        /// Why.
-        #[source]
-        source: Box<RegistryError>,
-    },
-    /// The credential file or its helper.
-    #[error(transparent)]
-    File(#[from] AuthFileError),
-    /// There is no login to remove.
-    #[error("not logged in to {}", shown(.host))]
-    NotLoggedIn {
-        /// The registry.
-        host: String,
-    },
-    /// The name holds more than a host.
-    #[error("'{}' is not a registry such as registry.example:5000", shown(.0))]
-    Host(String),
-}
-
-impl Kind for LoginError {
-    fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Registry { source, .. } => source.kind(),
-            Self::File(error) => error.kind(),
-            Self::NotLoggedIn { .. } => ErrorKind::NotFound,
-            Self::Host(_) => ErrorKind::Invalid,
-        }
-    }
-}
+use crate::EngineError;
 
 /// A stored login.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,11 +22,11 @@ pub struct LoggedIn {
     pub checked: bool,
 }
 
-/// The registry that a text such as `https://registry.example/` means.
+/// The host of a registry from a text such as `https://registry.example/`.
 ///
 /// # Errors
-/// [`LoginError::Host`].
-pub fn registry_host(text: &str) -> Result<String, LoginError> {
+/// The text is not the name of a registry.
+pub fn registry_host(text: &str) -> Result<String, EngineError> {
     let bare = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
     let bare = bare.strip_suffix("/v1/").or_else(|| bare.strip_suffix("/v2/")).unwrap_or(bare).trim_end_matches('/');
     // The reference grammar says what a host is.
@@ -73,26 +37,31 @@ pub fn registry_host(text: &str) -> Result<String, LoginError> {
             Ok(reference.host)
         }
         _ if bare == "docker.io" || bare == "index.docker.io" => Ok("docker.io".to_owned()),
-        _ => Err(LoginError::Host(text.to_owned())),
+        _ => {
+            let text = format!("'{}' is not a registry such as registry.example:5000", shown(text));
+            Err(EngineError::new(ErrorKind::Invalid, text))
+        }
     }
 }
 
-/// Checks user name and password at the registry, then files them in `path` (the default place when there is none).
+/// Checks user name and password with the registry, then stores them in `path` (by default in the first file of
+/// containers-auth.json(5)).
 ///
 /// # Errors
-/// [`LoginError`]; then nothing was filed.
+/// [`EngineError`]; then nothing was stored.
 pub fn log_in(
     config: &Config,
     host: &str,
     (user, password): (&str, &str),
     path: Option<&Path>,
     progress: &dyn Progress,
-) -> Result<LoggedIn, LoginError> {
+) -> Result<LoggedIn, EngineError> {
     let credentials = Credentials::Basic { user: user.to_owned(), password: password.to_owned() };
-    let checked = check_login(host, credentials, config, progress)
-        .map_err(|source| LoginError::Registry { host: host.to_owned(), source: Box::new(source) })?;
+    let checked = check_login(host, credentials, config, progress).map_err(|source| {
+        EngineError::new(source.kind(), format!("cannot log in to {}", shown(host))).caused_by(source)
+    })?;
     let path = path.map_or_else(Config::login_file, Path::to_owned);
-    let place = auth_store::save_login(&path, host, user, password)?;
+    let place = auth_store::save_login(&path, host, user, password).map_err(EngineError::from_cause)?;
     Ok(LoggedIn { host: host.to_owned(), place, checked })
 }
 
@@ -100,14 +69,17 @@ pub fn log_in(
 /// registry: credential helpers keep theirs when all are removed, and pulls read other files too.
 ///
 /// # Errors
-/// [`LoginError`].
-pub fn log_out(config: &Config, host: Option<&str>, path: Option<&Path>) -> Result<Option<String>, LoginError> {
+/// [`EngineError`].
+pub fn log_out(config: &Config, host: Option<&str>, path: Option<&Path>) -> Result<Option<String>, EngineError> {
     let file = path.map_or_else(Config::login_file, Path::to_owned);
-    let removed = auth_store::remove_login(&file, host)?;
+    let removed = auth_store::remove_login(&file, host).map_err(EngineError::from_cause)?;
     let others: Vec<PathBuf> = if path.is_some() { vec![file] } else { config.auth_files.clone() };
-    let Some(host) = host else { return auth_file::find_any(&others).map_err(LoginError::from) };
-    let left = auth_file::find(&others, host, "")?.map(|found| found.place);
-    if removed || left.is_some() { Ok(left) } else { Err(LoginError::NotLoggedIn { host: host.to_owned() }) }
+    let Some(host) = host else { return auth_file::find_any(&others).map_err(EngineError::from_cause) };
+    let left = auth_file::find(&others, host, "").map_err(EngineError::from_cause)?.map(|found| found.place);
+    if removed || left.is_some() {
+        return Ok(left);
+    }
+    Err(EngineError::new(ErrorKind::NotFound, format!("not logged in to {}", shown(host))))
 }
 
 #[cfg(test)]

@@ -16,9 +16,8 @@ use std::time::Duration;
 
 use gantry_model::phase::Was;
 use gantry_model::query::PodQuery;
-use gantry_model::{Edge, ErrorKind, Kind, Phase, PodId, Timestamp};
+use gantry_model::{Edge, ErrorKind, Kind as _, Phase, PodId, Timestamp};
 use gantry_store::{Change, PodRow, PodState};
-use thiserror::Error;
 
 use crate::error::need_root;
 use crate::pods::pod_dir;
@@ -95,22 +94,6 @@ pub struct GcReport {
     pub lost_pods_failure: Option<PodError>,
 }
 
-/// Garbage could not be collected at all; failures of single pods are in the report.
-#[derive(Debug, Error)]
-pub enum GcError {
-    /// The store or the file system failed.
-    #[error(transparent)]
-    Pod(#[from] PodError),
-}
-
-impl Kind for GcError {
-    fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Pod(error) => error.kind(),
-        }
-    }
-}
-
 /// The actions due on a pod, in order.
 fn decide(phase: &Phase, now: Timestamp, options: &GcOptions) -> Vec<(GcAction, &'static str)> {
     use GcAction::{Delete, Mark};
@@ -156,8 +139,8 @@ impl Engine {
     /// Collects garbage.
     ///
     /// # Errors
-    /// [`GcError`] when the pods cannot be listed. Failures of single pods are in the report.
-    pub fn gc(&self, options: &GcOptions) -> Result<GcReport, GcError> {
+    /// [`PodError`] when the pods cannot be listed. Failures of single pods are in the report.
+    pub fn gc(&self, options: &GcOptions) -> Result<GcReport, PodError> {
         need_root("collect garbage")?;
         let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
         let mut report = GcReport::default();
@@ -198,9 +181,9 @@ impl Engine {
     /// Deletes the oldest events beyond the number that is kept; returns how many.
     ///
     /// # Errors
-    /// [`GcError`].
-    pub fn trim_events(&self) -> Result<usize, GcError> {
-        Ok(self.store.trim_events(self.options.events_kept).map_err(PodError::store)?)
+    /// [`PodError`].
+    pub fn trim_events(&self) -> Result<usize, PodError> {
+        self.store.trim_events(self.options.events_kept).map_err(PodError::store)
     }
 
     fn collect(&self, row: PodRow, options: &GcOptions, report: &mut GcReport) -> Result<(), RmError> {

@@ -106,7 +106,7 @@ impl Engine {
         match self.reconcile_stored(row.clone()) {
             // Reading a pod must not need space on the disk. The next command that can write records it.
             Err(error) if self.tolerant && cannot_be_written(&error) => {
-                self.unwritten.replace(Some(gantry_model::error::messages(&error).join(": ")));
+                self.unwritten.replace(Some(gantry_model::error::chain(&error)));
                 self.preview(row)
             }
             other => other,

@@ -19,7 +19,6 @@ use gantry_store::{Change, PodLock, PodRow, PodState};
 use thiserror::Error;
 
 use crate::error::need_root;
-use crate::host::cgroup::CgroupError;
 use crate::host::process::Deadline;
 use crate::pods::pod_dir;
 use crate::pods::stop::StopError;
@@ -58,7 +57,7 @@ pub enum RmError {
         id: PodId,
         /// Why not.
         #[source]
-        source: CgroupError,
+        source: EngineError,
     },
     /// Its networks cannot be removed from the host. The directory stays, because it holds the only record of them.
     #[error(

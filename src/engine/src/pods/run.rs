@@ -9,7 +9,7 @@ use std::process::Child;
 
 use gantry_contract::files;
 use gantry_contract::up::Ready;
-use gantry_model::error::messages;
+use gantry_model::error::chain;
 use gantry_model::{Edge, ErrorKind, Kind, NetMode, Phase, PodId};
 use gantry_store::{Change, PodRow};
 use thiserror::Error;
@@ -231,7 +231,7 @@ impl Engine {
         let Ok(Some(_lock)) = self.lock_pod(id) else { return };
         let _superseded_by_the_row = pod_dir::forget_start(&self.pod_dir(id));
         let Ok(row) = self.row_under_lock(id) else { return };
-        let mut reason = messages(error).join(": ");
+        let mut reason = chain(error);
         reason.truncate(reason.floor_char_boundary(MAX_REASON));
         let _left_to_reconcile = self.abort(&row, Some(reason));
     }

@@ -13,6 +13,7 @@
 //! The store's `restore.rs` describes the steps of a restore; its rows are described in
 //! [`crate::recovery::adopt`]. Pods run on through all of it: nothing here touches one that is locked.
 
+use gantry_model::error::chain;
 use gantry_model::{ErrorKind, Kind as _, Timestamp};
 use gantry_store::{Backup, Damage, Home, Keeper, KeeperLock, Record};
 
@@ -158,11 +159,6 @@ fn is_failure(error: &OpenError) -> bool {
     }
 }
 
-/// A failure with its causes, in one line.
-fn chain(error: &OpenError) -> String {
-    gantry_model::error::messages(error).join(": ")
-}
-
 impl Condition {
     /// What is to be said of it, for people: one line each; nothing of a sound one.
     #[must_use]
@@ -249,7 +245,7 @@ mod tests {
         drop((lock, store));
         std::fs::remove_file(wal).unwrap();
         std::fs::write(db, [7; 50_000]).unwrap();
-        let keeping = open_for_keeping(options).map_err(|error| super::chain(&error)).unwrap();
+        let keeping = open_for_keeping(options).map_err(|error| gantry_model::error::chain(&error)).unwrap();
         let Condition::Restored { record, .. } = keeping.condition else { panic!("{:?}", keeping.condition) };
         assert_eq!(record.backup, Some((first.path, first.at)));
     }
