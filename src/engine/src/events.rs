@@ -11,17 +11,14 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use gantry_model::query::EventQuery;
 use gantry_model::{Event, Timestamp};
 use gantry_store::Layout;
-use rustix::fs::inotify;
-use rustix::io::Errno;
 
+use crate::host::inotify::Inotify;
 use crate::host::process::{self, Deadline};
 use crate::{Engine, Observer, PodError};
 
@@ -57,7 +54,7 @@ pub struct EventPage {
 #[derive(Debug)]
 pub struct Commits {
     /// `None` where inotify is not available.
-    inotify: Option<OwnedFd>,
+    inotify: Option<Inotify>,
     /// The name of the WAL.
     wal: OsString,
     /// The number of polls since the last wake-up.
@@ -74,11 +71,10 @@ impl Commits {
     }
 
     fn from_layout(layout: &Layout) -> Self {
-        let watched = || -> rustix::io::Result<OwnedFd> {
-            let fd = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
-            let flags = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::ONLYDIR;
-            inotify::add_watch(&fd, layout.root(), flags)?;
-            Ok(fd)
+        let watched = || -> rustix::io::Result<Inotify> {
+            let inotify = Inotify::new()?;
+            inotify.watch(layout.root())?;
+            Ok(inotify)
         };
         let wal = layout.wal().file_name().map(OsStr::to_owned).unwrap_or_default();
         // As after a wake-up: a writer may have written to the WAL already and not published it yet.
@@ -93,7 +89,7 @@ impl Commits {
         let pause = self.pause();
         let deadline = Deadline::after(most.min(pause));
         loop {
-            let fds: Vec<_> = self.inotify.iter().map(OwnedFd::as_fd).collect();
+            let fds: Vec<_> = self.inotify.iter().map(AsFd::as_fd).collect();
             if process::readable(&fds, deadline)?.is_none() {
                 if pause <= most {
                     self.polls = self.polls.saturating_add(1);
@@ -116,24 +112,11 @@ impl Commits {
 
     /// Reads all inotify events; returns whether one may be about a commit.
     fn drain_inotify(&mut self) -> bool {
-        let Some(fd) = &self.inotify else { return true };
-        let mut buffer = [MaybeUninit::uninit(); 4096];
-        let mut reader = inotify::Reader::new(fd, &mut buffer);
-        let mut news = false;
-        loop {
-            let event = match reader.next() {
-                Ok(event) => event,
-                Err(Errno::WOULDBLOCK | Errno::INTR) => return news,
-                Err(_) => break,
-            };
-            // The directory went away, or was unmounted.
-            if event.events().contains(inotify::ReadFlags::IGNORED) {
-                break;
-            }
-            let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
-            news |= event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) || name == Some(&self.wal);
+        let Some(inotify) = &self.inotify else { return true };
+        let mut may_be_commit = false;
+        if inotify.drain(|name| may_be_commit |= name.is_none_or(|name| name == self.wal)) {
+            return may_be_commit;
         }
-        // No more events will come.
         self.inotify = None;
         true
     }

@@ -8,7 +8,7 @@ use gantry_model::query::{ImageFilter, PodFilter};
 use gantry_model::{ImageId, PodPrefix};
 use gantry_store::{ImageRow, PodRow, PodWhere};
 
-use crate::images::view::{ImageView, Kept};
+use crate::images::view::{ImageCache, ImageView};
 use crate::manifest::appc::Secrets;
 use crate::pods::filter;
 use crate::{Cause, Engine, ImageError, OpenError, Options, PodError, PodView};
@@ -19,7 +19,7 @@ const MAX_ID_DIGITS: usize = 128;
 /// See the module. One per thread.
 pub struct Observer {
     pub(crate) engine: Engine,
-    kept: Kept,
+    images: ImageCache,
 }
 
 impl Observer {
@@ -28,7 +28,7 @@ impl Observer {
     /// # Errors
     /// [`OpenError`], also when there is none.
     pub fn open(options: Options) -> Result<Self, OpenError> {
-        Engine::open_read_only(options).map(|engine| Self { engine, kept: Kept::default() })
+        Engine::open_read_only(options).map(|engine| Self { engine, images: ImageCache::default() })
     }
 
     /// Whether the database that was opened is still the one of its directory; else open it again. What cannot be looked
@@ -66,7 +66,7 @@ impl Observer {
     /// # Errors
     /// [`PodError`] when nothing can be said of it (no descriptors are left, for example).
     pub fn pod_manifest(&self, row: &PodRow, secrets: Secrets) -> Result<Option<Vec<u8>>, PodError> {
-        self.engine.appc_manifest_of(row, &|image| self.kept.config(&self.engine.store, image), secrets)
+        self.engine.appc_manifest_of(row, &|image| self.images.config(&self.engine.store, image), secrets)
     }
 
     /// The images for which any of the filters holds (all, where there is none), by id.
@@ -77,7 +77,7 @@ impl Observer {
         let found = self.engine.store.images_where(filters).map_err(store)?;
         let mut views = Vec::with_capacity(found.len());
         for (row, places) in found {
-            let view = ImageView::new(row.clone(), &self.kept.said(&self.engine.store, &row));
+            let view = ImageView::new(row.clone(), &self.images.documents(&self.engine.store, &row));
             let mut held = places.into_iter().filter_map(|place| filters.get(place));
             if filters.is_empty() || held.any(|filter| view.holds(filter)) {
                 views.push(view);
@@ -120,8 +120,8 @@ impl Observer {
     }
 
     fn image_view(&self, row: ImageRow) -> ImageView {
-        let said = self.kept.said(&self.engine.store, &row);
-        ImageView::new(row, &said)
+        let documents = self.images.documents(&self.engine.store, &row);
+        ImageView::new(row, &documents)
     }
 
     /// Rows as they are shown.
@@ -135,9 +135,9 @@ impl Observer {
 
     /// Until gantryd has written them down ([`Engine::add_annotations_of_old_pods`]).
     fn annotate(&self, row: &mut PodRow) -> Result<(), PodError> {
-        let mut said = self.engine.annotations_in_manifest(row.id)?;
+        let mut documents = self.engine.annotations_in_manifest(row.id)?;
         for app in &mut row.apps {
-            app.annotations = said.remove(app.name.as_str()).unwrap_or_default();
+            app.annotations = documents.remove(app.name.as_str()).unwrap_or_default();
         }
         Ok(())
     }

@@ -245,7 +245,7 @@ fn what_an_image_says_of_itself() {
     assert_eq!((view(&two).name.as_str(), view(&two).version.as_str()), ("k8s.io/etcd-backup", "1"));
     assert_eq!((view(&none).name.as_str(), view(&none).version.as_str()), ("", "latest"));
     assert!(matches!(home.observer.image(&home.blob(b"x")), Err(ImageError::NotFound(_))));
-    // Kept: the blobs are not read again. A new name is seen all the same.
+    // ImageCache: the blobs are not read again. A new name is seen all the same.
     std::fs::remove_file(home.blob_path(&one)).unwrap();
     assert!(!view(&one).manifest.is_empty());
     assert!(home.store.untag("k8s.io/etcd-backup:1").unwrap());

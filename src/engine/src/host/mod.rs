@@ -1,6 +1,7 @@
 //! What the engine sees of the host: processes, cgroups, networks.
 
 pub(crate) mod cgroup;
+pub(crate) mod inotify;
 pub(crate) mod network;
 pub(crate) mod process;
 pub(crate) mod stage1;

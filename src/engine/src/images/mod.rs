@@ -18,7 +18,7 @@ use gantry_store::{ImageRow, RemoveImageError, Swept};
 use thiserror::Error;
 
 use crate::error::{Cause, need_root};
-use crate::images::view::Kept;
+use crate::images::view::ImageCache;
 use crate::{Engine, ImageView, PodError, RmError, Secrets};
 
 /// An image could not be found, shown or removed.
@@ -226,8 +226,8 @@ impl Engine {
     pub fn image_appc_manifest(&self, reference: &ImageRef) -> Result<serde_json::Value, ImageError> {
         let image = self.image_find(reference)?;
         let id = image.id.clone();
-        let said = Kept::default().said(&self.store, &image);
-        let bytes = ImageView::new(image, &said).appc_manifest(Secrets::Shown);
+        let documents = ImageCache::default().documents(&self.store, &image);
+        let bytes = ImageView::new(image, &documents).appc_manifest(Secrets::Shown);
         serde_json::from_slice(&bytes).map_err(|error| ImageError::Damaged { id, why: error.to_string() })
     }
 }

@@ -1,7 +1,7 @@
 //! The manifest and the configuration of an image, decoded once.
 //!
 //! An image's id is the digest of its manifest, and the manifest has the digest of its configuration. So what was decoded
-//! for an id is true for ever, and is kept, within bounds.
+//! for an id stays true, and is cached within bounds.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -17,14 +17,14 @@ use serde::Deserialize;
 use crate::manifest::appc::Secrets;
 use crate::manifest::appc::write;
 
-/// Most images kept.
+/// The most images in the cache.
 const MAX_CACHED_IMAGES: usize = 512;
-/// Most bytes kept of one image; what says more of itself is read again.
-const MAX_CACHED_IMAGE: usize = 256 << 10;
-/// Most bytes kept in all.
+/// The largest image documents in the cache, in bytes; larger ones are read again.
+const MAX_CACHED_SIZE: usize = 256 << 10;
+/// The size of the cache, in bytes.
 const MAX_CACHE: usize = 16 << 20;
 
-/// An image, with what its manifest and configuration say.
+/// An image with its manifest and configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageView {
     /// Its row.
@@ -33,20 +33,20 @@ pub struct ImageView {
     pub name: String,
     /// The tag of that name, or `latest`.
     pub version: String,
-    /// The image's own labels (`version`, and `os` and `arch` where they are known) and those of its configuration,
-    /// which cannot take the place of the image's own.
+    /// The image's own labels (`version`, and `os` and `arch` where known) and those of its configuration, which cannot
+    /// replace the image's own.
     pub labels: BTreeMap<String, String>,
     /// Annotations of the manifest.
     pub annotations: BTreeMap<String, String>,
-    /// The manifest as it came; empty when it is lost.
+    /// The manifest as fetched; empty when it is lost.
     pub manifest: Vec<u8>,
     /// The configuration, unless it is lost.
     pub config: Option<Arc<ImageConfig>>,
-    /// The format of that manifest; the format in which the image came where the manifest does not say.
+    /// The format of the manifest; the format in which the image was fetched where the manifest has no media type.
     pub format: ImageFormat,
 }
 
-/// Labels that describe the image itself. What a configuration calls so (`LABEL version=…`) is not among the labels.
+/// Labels that describe the image itself. They hide those of the same names in the configuration (`LABEL version=…`).
 const OWN_LABELS: [&str; 4] = ["name", "version", "os", "arch"];
 
 /// A name, or a reference to an image, without tag and digest; and the tag (`latest` where there is none).
@@ -63,8 +63,8 @@ pub fn name_and_version(name: &str) -> (&str, &str) {
     }
 }
 
-/// The name of the image of an app, as it is recorded for the life of the pod: complete, with its tag, wherever the image
-/// has a name at this moment; else its id. Which images have the name later does not matter to the pod.
+/// The name of an app's image as recorded for the life of the pod: complete, with its tag, if the image has a name now;
+/// else its id. The pod keeps it when the name moves to another image.
 #[must_use]
 pub(crate) fn recorded_name(asked: &str, image: &ImageRow) -> String {
     let ends_with = |tail: &str| {
@@ -82,10 +82,10 @@ pub(crate) fn recorded_name(asked: &str, image: &ImageRow) -> String {
 }
 
 impl ImageView {
-    pub(crate) fn new(row: ImageRow, said: &Said) -> Self {
+    pub(crate) fn new(row: ImageRow, documents: &ImageDocuments) -> Self {
         let (name, version) = row.names.first().map_or(("", "latest"), |name| name_and_version(name));
         let (name, version) = (name.to_owned(), version.to_owned());
-        let config = said.config.as_deref();
+        let config = documents.config.as_deref();
         let mut labels = config.map(|config| config.labels.clone()).unwrap_or_default();
         labels.retain(|key, _| !OWN_LABELS.contains(&key.as_str()));
         let (os, arch) = config.map_or(("", ""), |config| (&config.os, &config.architecture));
@@ -94,9 +94,9 @@ impl ImageView {
                 labels.insert(key.to_owned(), value.to_owned());
             }
         }
-        let (annotations, manifest) = (said.annotations.clone(), said.manifest.clone());
-        let format = said.format.unwrap_or(row.format);
-        Self { row, name, version, labels, annotations, manifest, config: said.config.clone(), format }
+        let (annotations, manifest) = (documents.annotations.clone(), documents.manifest.clone());
+        let format = documents.format.unwrap_or(row.format);
+        Self { row, name, version, labels, annotations, manifest, config: documents.config.clone(), format }
     }
 
     /// The manifest in appc's form (JSON), made from this one and the configuration.
@@ -105,10 +105,10 @@ impl ImageView {
         serde_json::to_vec(&write::image(self, secrets)).unwrap_or_default()
     }
 
-    /// Whether the part of the filter holds which the store leaves to us: names, labels, annotations.
+    /// Whether the image matches the part of the filter that the store does not apply: names, labels, annotations.
     pub(crate) fn holds(&self, filter: &ImageFilter) -> bool {
         let ImageFilter {
-            // Answered by the store.
+            // Applied by the store.
             ids: _,
             never: _,
             imported_after: _,
@@ -147,7 +147,7 @@ impl ImageView {
 
 /// The decoded documents. Fields from a lost or damaged document are empty.
 #[derive(Debug, Default)]
-pub(crate) struct Said {
+pub(crate) struct ImageDocuments {
     config: Option<Arc<ImageConfig>>,
     /// About how much memory that takes.
     config_size: usize,
@@ -156,7 +156,7 @@ pub(crate) struct Said {
     format: Option<ImageFormat>,
 }
 
-impl Said {
+impl ImageDocuments {
     /// About how much memory it takes.
     fn size(&self) -> usize {
         let pairs = self.annotations.iter();
@@ -166,67 +166,67 @@ impl Said {
 
 /// A cache of decoded images.
 #[derive(Debug, Default)]
-pub(crate) struct Kept(RefCell<Shelf>);
+pub(crate) struct ImageCache(RefCell<CacheEntries>);
 
 #[derive(Debug, Default)]
-struct Shelf {
-    said: HashMap<ImageId, Arc<Said>>,
+struct CacheEntries {
+    documents: HashMap<ImageId, Arc<ImageDocuments>>,
     bytes: usize,
 }
 
-impl Kept {
+impl ImageCache {
     /// The decoded documents of an image. An incomplete image is not cached: it may have been fetched again the next time.
-    pub(crate) fn said(&self, store: &Store, row: &ImageRow) -> Arc<Said> {
-        if let Some(said) = self.0.borrow().said.get(&row.id) {
-            return said.clone();
+    pub(crate) fn documents(&self, store: &Store, row: &ImageRow) -> Arc<ImageDocuments> {
+        if let Some(documents) = self.0.borrow().documents.get(&row.id) {
+            return documents.clone();
         }
-        let (said, whole) = decoded(store, row);
-        let said = Arc::new(said);
-        if whole && said.size() <= MAX_CACHED_IMAGE {
-            self.0.borrow_mut().keep(&row.id, said.clone());
+        let (documents, whole) = decoded(store, row);
+        let documents = Arc::new(documents);
+        if whole && documents.size() <= MAX_CACHED_SIZE {
+            self.0.borrow_mut().insert(&row.id, documents.clone());
         }
-        said
+        documents
     }
 
     /// The configuration of an image in the store, where it can be had.
     pub(crate) fn config(&self, store: &Store, id: &ImageId) -> Option<Arc<ImageConfig>> {
-        if let Some(said) = self.0.borrow().said.get(id) {
-            return said.config.clone();
+        if let Some(documents) = self.0.borrow().documents.get(id) {
+            return documents.config.clone();
         }
-        self.said(store, &store.image(id).ok().flatten()?).config.clone()
+        self.documents(store, &store.image(id).ok().flatten()?).config.clone()
     }
 }
 
-impl Shelf {
+impl CacheEntries {
     /// Evicts arbitrary entries: a list of more images than fit reads all of them in turn, and the least recently used one
     /// would be needed next.
-    fn keep(&mut self, id: &ImageId, said: Arc<Said>) {
-        while self.said.len() >= MAX_CACHED_IMAGES || self.bytes + said.size() > MAX_CACHE {
-            let Some(other) = self.said.keys().next().cloned() else { break };
-            self.bytes -= self.said.remove(&other).map_or(0, |said| said.size());
+    fn insert(&mut self, id: &ImageId, documents: Arc<ImageDocuments>) {
+        while self.documents.len() >= MAX_CACHED_IMAGES || self.bytes + documents.size() > MAX_CACHE {
+            let Some(other) = self.documents.keys().next().cloned() else { break };
+            self.bytes -= self.documents.remove(&other).map_or(0, |documents| documents.size());
         }
-        self.bytes += said.size();
-        self.said.insert(id.clone(), said);
+        self.bytes += documents.size();
+        self.documents.insert(id.clone(), documents);
     }
 }
 
 /// Reads both documents; whether both were there and made sense.
-fn decoded(store: &Store, row: &ImageRow) -> (Said, bool) {
-    let mut said = Said::default();
+fn decoded(store: &Store, row: &ImageRow) -> (ImageDocuments, bool) {
+    let mut documents = ImageDocuments::default();
     // Damaged, too large, unreadable: the image is shown nevertheless. `doctor` reports the cause.
     let manifest = store.blob(&row.id, MAX_DOCUMENT).ok().flatten().filter(|bytes| is_json(bytes));
     if let Some(bytes) = store.blob(&row.config, MAX_DOCUMENT).ok().flatten() {
         // Texts and lists of texts, each of which costs more in memory than in the document.
-        said.config_size = 2 * bytes.len();
-        said.config = gantry_fetch::config::parse(&bytes).ok().map(Arc::new);
+        documents.config_size = 2 * bytes.len();
+        documents.config = gantry_fetch::config::parse(&bytes).ok().map(Arc::new);
     }
-    let whole = manifest.is_some() && said.config.is_some();
+    let whole = manifest.is_some() && documents.config.is_some();
     if let Some(bytes) = manifest {
-        said.annotations = annotations(&bytes);
-        said.format = format(&bytes);
-        said.manifest = bytes;
+        documents.annotations = annotations(&bytes);
+        documents.format = format(&bytes);
+        documents.manifest = bytes;
     }
-    (said, whole)
+    (documents, whole)
 }
 
 /// Whether a text is JSON, whatever it says.
@@ -322,8 +322,9 @@ mod tests {
         let labels = [("version", "9"), ("os", "plan9"), ("name", "x"), ("kind", "k")];
         let labels = labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         let config = ImageConfig { os: "linux".into(), labels, ..ImageConfig::default() };
-        let said = Said { config: Some(config.into()), format: Some(ImageFormat::Oci), ..Said::default() };
-        let view = ImageView::new(row(&["r/a:1", "r/b:2"]), &said);
+        let documents =
+            ImageDocuments { config: Some(config.into()), format: Some(ImageFormat::Oci), ..ImageDocuments::default() };
+        let view = ImageView::new(row(&["r/a:1", "r/b:2"]), &documents);
         let shown: Vec<_> = view.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         assert_eq!((shown.join(" ").as_str(), view.format), ("kind=k os=linux version=1", ImageFormat::Oci));
         let filter = |name: &str, version: &str| ImageFilter {
@@ -335,7 +336,7 @@ mod tests {
         for (name, version, want) in rows.into_iter().chain([("", "9", false), ("r/", "2", true)]) {
             assert_eq!(view.holds(&filter(name, version)), want, "{name} {version}");
         }
-        let nameless = ImageView::new(row(&[]), &said);
+        let nameless = ImageView::new(row(&[]), &documents);
         assert!(nameless.holds(&filter("", "latest")) && !nameless.holds(&filter("a", "latest")));
     }
 
@@ -354,14 +355,18 @@ mod tests {
 
     #[test]
     fn little_is_kept() {
-        let said = |bytes| Arc::new(Said { manifest: vec![0; bytes], ..Said::default() });
+        let documents = |bytes| Arc::new(ImageDocuments { manifest: vec![0; bytes], ..ImageDocuments::default() });
         let id = |n: usize| format!("sha256:{n:064x}").parse::<ImageId>().unwrap();
-        let mut shelf = Shelf::default();
-        (0..MAX_CACHED_IMAGES * 2).for_each(|n| shelf.keep(&id(n), said(1)));
-        assert_eq!((shelf.said.len(), shelf.bytes), (MAX_CACHED_IMAGES, MAX_CACHED_IMAGES));
-        (0..MAX_CACHED_IMAGES * 2).for_each(|n| shelf.keep(&id(n + 10_000), said(MAX_CACHED_IMAGE)));
-        assert!(shelf.bytes <= MAX_CACHE && shelf.said.len() >= MAX_CACHE / MAX_CACHED_IMAGE, "{}", shelf.bytes);
-        assert_eq!(shelf.bytes, shelf.said.values().map(|said| said.size()).sum::<usize>());
+        let mut entries = CacheEntries::default();
+        (0..MAX_CACHED_IMAGES * 2).for_each(|n| entries.insert(&id(n), documents(1)));
+        assert_eq!((entries.documents.len(), entries.bytes), (MAX_CACHED_IMAGES, MAX_CACHED_IMAGES));
+        (0..MAX_CACHED_IMAGES * 2).for_each(|n| entries.insert(&id(n + 10_000), documents(MAX_CACHED_SIZE)));
+        assert!(
+            entries.bytes <= MAX_CACHE && entries.documents.len() >= MAX_CACHE / MAX_CACHED_SIZE,
+            "{}",
+            entries.bytes
+        );
+        assert_eq!(entries.bytes, entries.documents.values().map(|documents| documents.size()).sum::<usize>());
     }
 
     #[test]

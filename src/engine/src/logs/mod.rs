@@ -11,15 +11,14 @@ pub(crate) mod repair;
 pub(crate) mod source;
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use gantry_model::{AppName, AppState, ErrorKind, Kind, PodId, Timestamp};
-use rustix::fs::inotify;
 use thiserror::Error;
 
+use crate::host::inotify::Inotify;
 use crate::host::process::{self, Deadline};
 use crate::logs::reader::{LineRef, LogReader, Pulled};
 use crate::{Engine, PodError};
@@ -206,7 +205,7 @@ impl Waiting {
 
 /// An inotify watch on log directories.
 struct Watch {
-    fd: Option<OwnedFd>,
+    inotify: Option<Inotify>,
     /// Whether it covers every directory.
     complete: bool,
     /// The running processes that may write.
@@ -216,23 +215,19 @@ struct Watch {
 impl Watch {
     /// `None` when no process may write any more.
     fn new(writers: Vec<OwnedFd>, dirs: &[PathBuf]) -> Option<Self> {
-        let mut watch = Self { fd: None, complete: false, writers };
+        let mut watch = Self { inotify: None, complete: false, writers };
         if !watch.has_writers() {
             return None;
         }
-        let Ok(fd) = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK) else {
-            return Some(watch);
-        };
-        let what = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
-        let watched = |dir: &PathBuf| inotify::add_watch(&fd, dir, what).is_ok();
-        watch.complete = dirs.iter().filter(|dir| !watched(dir)).count() == 0;
-        watch.fd = Some(fd);
+        let Ok(inotify) = Inotify::new() else { return Some(watch) };
+        watch.complete = dirs.iter().filter(|dir| inotify.watch(dir).is_err()).count() == 0;
+        watch.inotify = Some(inotify);
         Some(watch)
     }
 
     /// The descriptors to wait for: inotify, and a writer's pidfd.
     fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.fd.as_ref().into_iter().chain(self.writers.first()).map(AsFd::as_fd)
+        self.inotify.as_ref().map(AsFd::as_fd).into_iter().chain(self.writers.first().map(AsFd::as_fd))
     }
 
     /// Whether a writer still runs.
@@ -244,19 +239,17 @@ impl Watch {
 
     /// Drains the events: the reader finds what changed.
     fn forget(&self) {
-        let Some(fd) = &self.fd else { return };
-        let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
-        let mut events = inotify::Reader::new(fd, &mut buffer);
-        // Ends with EWOULDBLOCK; any other error shows again when waiting.
-        while events.next().is_ok() {}
+        // Where no more events can come, waiting shows it.
+        let _more_events_may_come = self.inotify.as_ref().map(|inotify| inotify.drain(|_| {}));
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let Some(fd) = self.fd.take() else { return };
-        // Without a thread the caller waits.
-        let _ = std::thread::Builder::new().name("unwatch".to_owned()).spawn(move || drop(fd));
+        let Some(inotify) = self.inotify.take() else { return };
+        // close(2) of inotify waits for an SRCU grace period: not in the caller's way, if there can be a thread.
+        let _closed_here_without_a_thread =
+            std::thread::Builder::new().name("unwatch".to_owned()).spawn(move || drop(inotify));
     }
 }
 

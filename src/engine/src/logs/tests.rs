@@ -3,15 +3,14 @@
 use super::*;
 
 #[test]
-fn a_watch_hears_of_writes_and_rotations() {
+fn a_watch_reports_writes_and_rotations() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("a")).unwrap();
     let own = || process::open_pid(std::process::id()).into_iter().collect();
     let watch = Watch::new(own(), &[dir.path().join("a")]).unwrap();
     assert!(watch.complete);
-    let fd = watch.fd.as_ref().unwrap();
-    let is_readable =
-        |fd: &OwnedFd| process::readable(&[fd.as_fd()], Deadline::after(Duration::ZERO)).unwrap().is_some();
+    let inotify = watch.inotify.as_ref().unwrap();
+    let is_readable = || process::readable(&[inotify.as_fd()], Deadline::after(Duration::ZERO)).unwrap().is_some();
     let path = dir.path().join("a/0.log");
     let acts: [&dyn Fn(); 3] = [
         &|| std::fs::write(&path, "x").unwrap(),
@@ -19,9 +18,9 @@ fn a_watch_hears_of_writes_and_rotations() {
         &|| std::fs::write(&path, "").unwrap(),
     ];
     for act in acts {
-        assert!(!is_readable(fd));
+        assert!(!is_readable());
         act();
-        assert!(is_readable(fd));
+        assert!(is_readable());
         watch.forget();
     }
     let two = Watch::new(own(), &[dir.path().join("a"), dir.path().join("b")]).unwrap();
@@ -29,7 +28,7 @@ fn a_watch_hears_of_writes_and_rotations() {
 }
 
 #[test]
-fn a_watch_ends_with_the_last_who_writes() {
+fn a_watch_ends_with_the_last_writer() {
     let dir = tempfile::tempdir().unwrap();
     let dirs = [dir.path().to_owned()];
     assert!(Watch::new(Vec::new(), &dirs).is_none());

@@ -165,8 +165,8 @@ impl Engine {
     /// [`ManifestError`].
     pub fn appc_manifest(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
         let row = self.reconcile_pod(id)?;
-        let kept = crate::images::view::Kept::default();
-        let configs = |image: &gantry_model::ImageId| kept.config(&self.store, image);
+        let cache = crate::images::view::ImageCache::default();
+        let configs = |image: &gantry_model::ImageId| cache.config(&self.store, image);
         let bytes = self.appc_manifest_of(&row, &configs, Secrets::Shown)?.ok_or_else(|| no_manifest(&row))?;
         serde_json::from_slice(&bytes).map_err(ManifestError::Json)
     }
