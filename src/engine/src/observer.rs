@@ -1,6 +1,6 @@
 //! A read-only handle, for surfaces whose callers may only read.
 //!
-//! It opens the store read-only, and has no method that writes: what it cannot do, no mistake of a surface can do.
+//! It opens the store read-only and has no method that writes, so that no mistake of a surface can change anything.
 //! Rows are shown as stored; gantryd's keeper reconciles them within milliseconds, so no caller waits for
 //! a pod that is starting, and none takes a pod's lock.
 
@@ -16,7 +16,7 @@ use crate::{Cause, Engine, ImageError, OpenError, Options, PodError, PodView};
 /// The most hexadecimal digits of an image id.
 const MAX_ID_DIGITS: usize = 128;
 
-/// See the module. One per thread.
+/// The read-only handle. One per thread.
 pub struct Observer {
     pub(crate) engine: Engine,
     images: ImageCache,
@@ -31,14 +31,14 @@ impl Observer {
         Engine::open_read_only(options).map(|engine| Self { engine, images: ImageCache::default() })
     }
 
-    /// Whether the database that was opened is still the one of its directory; else open it again. What cannot be looked
-    /// at counts as replaced.
+    /// Whether the database that was opened is still the one in its directory; if not, open it again. One that cannot be
+    /// checked counts as replaced.
     #[must_use]
     pub fn is_current(&self) -> bool {
         self.engine.store.is_current().unwrap_or(false)
     }
 
-    /// The pods for which any of the filters holds (all, where there is none), by id.
+    /// The pods that match any of the filters (all, without filters), by id.
     ///
     /// # Errors
     /// [`PodError`].
@@ -49,7 +49,7 @@ impl Observer {
         self.views(rows)
     }
 
-    /// The pod whose id begins so.
+    /// The pod with this prefix of its id.
     ///
     /// # Errors
     /// [`PodError`] when there is none, or more than one (`PodError::ambiguous` has the number).
@@ -60,16 +60,16 @@ impl Observer {
         view.ok_or_else(|| PodError::NotFound(prefix.clone()))
     }
 
-    /// The manifest of a pod in appc's form (JSON); `None` when what it is made from was never there or is lost: whatever
-    /// lies there instead, the pod can be shown.
+    /// The manifest of a pod in appc's format (JSON); `None` when the files that it is made from are missing: the pod can be
+    /// shown nevertheless.
     ///
     /// # Errors
-    /// [`PodError`] when nothing can be said of it (no descriptors are left, for example).
+    /// [`PodError`] when the files cannot be opened (no descriptors left, for example).
     pub fn pod_manifest(&self, row: &PodRow, secrets: Secrets) -> Result<Option<Vec<u8>>, PodError> {
         self.engine.appc_manifest_of(row, &|image| self.images.config(&self.engine.store, image), secrets)
     }
 
-    /// The images for which any of the filters holds (all, where there is none), by id.
+    /// The images that match any of the filters (all, without filters), by id.
     ///
     /// # Errors
     /// [`ImageError`].
@@ -86,7 +86,7 @@ impl Observer {
         Ok(views)
     }
 
-    /// The image with this whole id.
+    /// The image with this id.
     ///
     /// # Errors
     /// [`ImageError`], also when there is none.
@@ -95,7 +95,7 @@ impl Observer {
         Ok(self.image_view(row.ok_or_else(|| ImageError::NotFound(id.to_string()))?))
     }
 
-    /// The image whose id is or begins so: `sha256:…`, `sha512-…` as in appc's manifests, or the digits alone.
+    /// The image with this id or prefix of it: `sha256:…`, `sha512-…` as in appc's manifests, or the digits alone.
     ///
     /// # Errors
     /// [`ImageError`], also when there is none, or more than one.
@@ -124,7 +124,7 @@ impl Observer {
         ImageView::new(row, &documents)
     }
 
-    /// Rows as they are shown.
+    /// Completes rows from manifests.
     fn views(&self, mut rows: Vec<PodRow>) -> Result<Vec<PodView>, PodError> {
         let old = self.engine.store.pods_of_format_1().map_err(PodError::store)?;
         for row in rows.iter_mut().filter(|row| old.contains(&row.id)) {
@@ -133,7 +133,7 @@ impl Observer {
         Ok(rows.into_iter().map(|row| self.engine.view(row)).collect())
     }
 
-    /// Until gantryd has written them down ([`Engine::add_annotations_of_old_pods`]).
+    /// Until gantryd has recorded them ([`Engine::add_annotations_of_old_pods`]).
     fn annotate(&self, row: &mut PodRow) -> Result<(), PodError> {
         let mut documents = self.engine.annotations_in_manifest(row.id)?;
         for app in &mut row.apps {

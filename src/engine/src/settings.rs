@@ -1,5 +1,5 @@
-//! How gantry works here: flags win over the environment, which wins over one optional configuration file. One file
-//! for all programs; each takes from it what is its own.
+//! Settings: flags take precedence over the environment, which takes precedence over one optional configuration file. All
+//! programs share the file.
 //!
 //! ```toml
 //! # /etc/gantry/config.toml
@@ -15,7 +15,7 @@
 //! backup-interval = "1h"           # gantryd: how often a changed database is copied to DIR/backups; "0": never
 //! [log]
 //! max-size = "10Mi"                # a log file of an app is rotated at this size
-//! max-files = 5                    # and so many are kept, the current one included
+//! max-files = 5                    # the number of files that are kept, the current one included
 //! [fetch]
 //! connect-timeout = "15s"          # name resolution and connection set-up, each
 //! stall-timeout = "30s"            # the longest silence of a registry
@@ -23,9 +23,9 @@
 //! certificate-dirs = ["/etc/containers/certs.d", "/etc/docker/certs.d"]   # HOST[:PORT]/*.crt, *.cert, *.key
 //! [network]
 //! default = "default"              # of a pod without --net; written as --net
-//! config-dirs = ["/etc/gantry/net.d", "/etc/cni/net.d"]   # the first that has a name counts
+//! config-dirs = ["/etc/gantry/net.d", "/etc/cni/net.d"]   # the first configuration of a name counts
 //! plugin-dirs = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"]
-//! use-plugins = false              # run the plugins of files also for what gantry can do itself
+//! use-plugins = false              # run CNI plugins also for networks that gantry implements natively
 //! plugin-timeout = "60s"           # how long one plugin may take
 //! resolver = true                  # pods find each other by name
 //! ```
@@ -44,15 +44,15 @@ use crate::{EngineError, GcOptions, NetworkOptions, Options};
 
 pub(crate) const DEFAULT_DIR: &str = "/var/lib/gantry";
 const DEFAULT_CONFIG: &str = "/etc/gantry/config.toml";
-/// A configuration file is never bigger; whatever is, is something else.
+/// The largest configuration file, in bytes.
 const MAX_CONFIG: u64 = 1 << 20;
-/// Collecting reads all rows; more often than this it would do nothing else.
+/// The shortest interval of garbage collection, which reads all rows.
 const LEAST_INTERVAL: Duration = Duration::from_millis(100);
 /// Each directory is read at every start.
 const MAX_DIRS: usize = 32;
-/// How long one plugin may take.
+/// The allowed timeouts of a plugin.
 const PLUGIN_LIMIT: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
-/// With fewer a follower that stops for a moment on a busy host would miss some; more make the database slow to back up.
+/// With fewer, a follower that stops for a moment on a busy host would miss some; with more, backups become slow.
 const EVENTS_KEPT: std::ops::RangeInclusive<u64> = 1000..=10_000_000;
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -103,12 +103,12 @@ struct Network {
     resolver: Option<bool>,
 }
 
-/// What flags, environment and file come to.
+/// The settings from flags, environment and file.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// For the engine.
+    /// Of the engine.
     pub options: Options,
-    /// For gantryd.
+    /// Of gantryd.
     pub keeper: KeeperSettings,
     /// The addresses on which gantryd serves its API, as written; `None`: not configured.
     pub listen: Option<Vec<String>>,
@@ -116,19 +116,19 @@ pub struct Settings {
     pub config: PathBuf,
 }
 
-/// How gantryd collects garbage and makes backups.
+/// Settings of garbage collection and backups in gantryd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeeperSettings {
-    /// How often.
+    /// The interval of garbage collection.
     pub interval: Duration,
-    /// What it may take.
+    /// The options of garbage collection.
     pub gc: GcOptions,
-    /// How old the newest backup of a database that has changed may be; zero: none is made.
+    /// The interval of backups of a changed database; zero: no backups.
     pub backup: Duration,
 }
 
 impl Default for KeeperSettings {
-    /// Every minute, with the graces that `gantry gc` has by default; a backup every hour.
+    /// Every minute, with the default grace periods of `gantry gc`; a backup every hour.
     fn default() -> Self {
         let (interval, backup) = (Duration::from_secs(60), Duration::from_secs(3600));
         Self { interval, gc: GcOptions::default(), backup }
@@ -136,10 +136,10 @@ impl Default for KeeperSettings {
 }
 
 impl Settings {
-    /// Reads them: `dir` and `config` are the flags of these names.
+    /// Reads the settings; `dir` and `config` are the flags of these names.
     ///
     /// # Errors
-    /// [`EngineError`], also when a file that was named is not there.
+    /// [`EngineError`], also when a file that was named does not exist.
     pub fn read(dir: Option<&Path>, config: Option<&Path>) -> Result<Self, EngineError> {
         Self::read_in(dir, config, |name| std::env::var_os(name).filter(|value| !value.is_empty()))
     }
@@ -214,7 +214,7 @@ fn parse(text: &str) -> Result<File, String> {
     })
 }
 
-/// What the file says beyond what flags and environment can.
+/// Applies the settings that only the file has.
 fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     if let Some(parent) = file.cgroup_parent {
         settings.options.cgroup_parent = parent;
@@ -273,7 +273,7 @@ fn apply_fetch(fetch: Fetch, config: &mut gantry_fetch::Config) -> Result<(), St
     ] {
         let Some(text) = text else { continue };
         *place = quantity::duration(&text).map_err(|error| format!("{key}: {error}"))?;
-        // For a socket no time at all would mean: for ever.
+        // A socket timeout of zero means none.
         if place.is_zero() {
             return Err(format!("{key}: must be more than nothing"));
         }

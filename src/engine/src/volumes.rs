@@ -70,7 +70,7 @@ impl Engine {
     /// Removes a named volume that no pod refers to, with its contents; returns the bytes freed.
     ///
     /// # Errors
-    /// [`VolumeError`]; it says which pods refer to it.
+    /// [`VolumeError`], which lists the pods that refer to it.
     pub fn volume_rm(&self, name: &VolumeName) -> Result<u64, VolumeError> {
         need_root("remove a volume")?;
         Ok(self.store.remove_volume(name)?)

@@ -17,15 +17,15 @@ use crate::host::process::Deadline;
 use crate::host::stage1;
 use crate::{Engine, PodError};
 
-/// So long after one look at the networks the next one is made, while something seems to be wrong.
+/// How long a seeming problem of networks may last before it is one.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(2)];
 
 /// Controllers without which a limit cannot be set.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 
 impl Engine {
-    /// Looks at everything; with `deep`, also at every blob, every file of the layers, every page of the database
-    /// and the end of every log.
+    /// Checks everything; with `deep`, also every blob, every file of the layers, every page of the database and the end of
+    /// every log.
     ///
     /// # Errors
     /// [`PodError`] when a check cannot be made. Problems are findings, not errors.
@@ -43,7 +43,7 @@ impl Engine {
         if let Err(error) = self.check_store(deep, &mut findings) {
             fail(&mut findings, chain(&error), "run 'gantry doctor' again when the cause is gone");
         }
-        // After the pods were reconciled, so that it does not report what was only not noticed yet.
+        // After the pods were reconciled, so that it does not report ends that were merely not recorded yet.
         findings.extend(self.store.check(deep).map_err(PodError::store)?);
         Ok(findings)
     }
@@ -98,7 +98,7 @@ impl Engine {
     fn check_networks_of_pods(&self, findings: &mut Vec<Finding>) {
         let mut checked = self.check_networks();
         // A pod that starts or ends between two checks seems to lack something or to have something left.
-        // What is wrong stays wrong.
+        // A real problem persists.
         for pause in LOOK_AGAIN {
             let Ok(lines) = &mut checked else { break };
             if lines.is_empty() {
@@ -129,7 +129,7 @@ impl Engine {
     }
 }
 
-/// What the kernel must be able to do.
+/// The required features of the kernel.
 fn check_kernel(findings: &mut Vec<Finding>) {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     if let Err(errno) = rustix::fs::openat2(rustix::fs::CWD, "/", flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {

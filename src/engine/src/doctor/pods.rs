@@ -47,7 +47,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A pod that does not run has neither cgroups nor anything of a network.
+    /// A pod that does not run has neither cgroups nor resources of networks.
     fn check_resting(&self, row: &PodRow, deep: bool, findings: &mut Vec<Finding>) {
         let id = row.id;
         if matches!(row.phase, Phase::Embryo | Phase::Preparing) {
@@ -61,7 +61,7 @@ impl Engine {
         }
     }
 
-    /// Whoever starts, settles or deletes a pod holds its lock, and what the pod has then is its own.
+    /// A process that starts, reconciles or deletes a pod holds its lock; the pod may have resources then.
     fn check_leftovers(&self, row: &PodRow, findings: &mut Vec<Finding>) {
         let id = row.id;
         // Hold the lock to the end, so that the pod is not started during the check.

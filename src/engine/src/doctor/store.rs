@@ -15,7 +15,7 @@ const START: &str = "start gantryd, which restores the newest good backup";
 const NO_BACKUP: &str = "there is no good backup: put one into the folder 'backups', or move gantry.db away, and start \
     gantryd again: without a database it makes a new one from the directories of the pods";
 
-/// The doctor could not look.
+/// `doctor` failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ExamineError {
     /// The data directory cannot be used.
@@ -35,7 +35,7 @@ impl Kind for ExamineError {
     }
 }
 
-/// `doctor`, whatever the database is like: damaged or served read-only, it says so, and what there is to restore.
+/// `doctor`, also of a database that is damaged or served read-only: reports that, and the backups.
 ///
 /// # Errors
 /// [`ExamineError`] when a check cannot be made. Problems are findings, not errors.
@@ -60,8 +60,7 @@ pub fn examine(options: Options, deep: bool) -> Result<Vec<Finding>, ExamineErro
 }
 
 impl Engine {
-    /// What is to be said of the database beyond what is in it. Its backups are read where `deep`, or where the
-    /// database is served read-only.
+    /// Findings about the database itself. Its backups are read if `deep`, or if the database is served read-only.
     pub(crate) fn check_store(&self, deep: bool, findings: &mut Vec<Finding>) -> Result<(), PodError> {
         let layout = self.store.layout();
         match std::fs::read_to_string(layout.read_only()) {
@@ -87,7 +86,7 @@ impl Engine {
             if self.store.pod(id)?.is_some() || !matches!(self.store.try_lock_pod(id)?, PodState::Held) {
                 continue;
             }
-            // Who is just making one has no journal yet.
+            // A pod in preparation has no journal yet.
             if self.journal(id).is_ok_and(|journal| ready_record(&journal).is_some()) && self.store.pod(id)?.is_none() {
                 let hint =
                     "gantryd takes it over when it starts and its image is here; SIGTERM to its supervisor ends it";

@@ -1,8 +1,7 @@
-//! The cgroups a pod leaves behind: found in every hierarchy, emptied, removed.
+//! Kills the processes in a dead pod's cgroups and removes the cgroups, in every hierarchy: v1, v2, or both (hybrid).
 //!
-//! A supervisor removes its apps' cgroups when they end; it cannot remove the one it is in itself, and a killed one
-//! removes nothing. So whoever settles a pod comes here. Works on cgroup v1, v2 and both side by side (hybrid).
-//! A `kill -9` in the middle leaves some of them; the next settle, `rm` or `gc` of the pod comes here again.
+//! A supervisor removes its apps' cgroups when they end; it cannot remove its own, and a killed supervisor removes none. So
+//! finalizing a pod does it. Killed half-way, the next reconcile, `rm` or `gc` of the pod repeats it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,8 +12,7 @@ use gantry_model::{ErrorKind, PodId};
 use crate::host::process::{self, Deadline};
 use crate::{Engine, EngineError};
 
-/// More directories below a pod's cgroup than this are not removed in one go (an app may make as many as it likes
-/// where cgroup namespaces are writable; ours are read-only).
+/// The most cgroups below a pod's that are removed. Apps cannot create any, since their cgroup file systems are read-only.
 const MAX_DIRECTORIES: usize = 100_000;
 
 /// A mounted cgroup hierarchy.
@@ -69,7 +67,7 @@ impl Engine {
             .get_or_init(|| hierarchies(&std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()))
     }
 
-    /// The directories of a pod's cgroup that are there.
+    /// The existing directories of a pod's cgroup.
     pub(crate) fn pod_cgroups(&self, id: PodId) -> Vec<PathBuf> {
         let name = id.to_string();
         let dir = |hierarchy: &Hierarchy| self.cgroup_parent_in(hierarchy).join(&name);
@@ -80,11 +78,11 @@ impl Engine {
         hierarchy.root.join(self.options.cgroup_parent.trim_start_matches('/'))
     }
 
-    /// Kills what is left in a dead pod's cgroups and removes them, and the parent when it is empty. The caller holds
-    /// the pod's lock, so nothing new comes into them.
+    /// Kills the processes in a dead pod's cgroups and removes them, and the parent when it is empty. The caller holds the
+    /// pod's lock, so that no new process enters them.
     ///
     /// # Errors
-    /// [`EngineError`] of the first that could not be removed; the others are removed all the same.
+    /// [`EngineError`] of the first that could not be removed; the others are removed nevertheless.
     pub(crate) fn remove_cgroups(&self, id: PodId) -> Result<(), EngineError> {
         let name = id.to_string();
         let mut first = Ok(());
@@ -94,7 +92,7 @@ impl Engine {
             let parent = self.cgroup_parent_in(hierarchy);
             match remove(&parent.join(&name), hierarchy.unified, deadline) {
                 Ok(true) => {
-                    // Fails while other pods are in it, which is as it should be.
+                    // Fails while other pods are in it, as intended.
                     let _ = rustix::fs::rmdir(&parent);
                 }
                 Ok(false) => {}
@@ -105,9 +103,9 @@ impl Engine {
     }
 }
 
-/// Removes one tree of cgroups; whether it was there.
+/// Removes one tree of cgroups; returns whether it existed.
 fn remove(path: &Path, unified: bool, deadline: Deadline) -> Result<bool, EngineError> {
-    // The usual case, in one system call each: nothing there, or one empty directory.
+    // The usual cases, in one system call: no directory, or an empty one.
     match rustix::fs::rmdir(path) {
         Ok(()) => return Ok(true),
         Err(rustix::io::Errno::NOENT) => return Ok(false),
@@ -131,13 +129,13 @@ fn remove(path: &Path, unified: bool, deadline: Deadline) -> Result<bool, Engine
             );
             return Err(EngineError::new(ErrorKind::Busy, text));
         }
-        // Killed processes leave their cgroup when they are reaped or gone; no event says so on cgroup v1.
+        // A killed process leaves its cgroup when it is reaped; cgroup v1 has no event for that.
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
     }
 }
 
-/// A directory and all below it, deepest last. Empty when it is not there.
+/// A directory and all below it, deepest last. Empty when it does not exist.
 fn tree(top: &Path) -> io::Result<Vec<PathBuf>> {
     let mut dirs = if top.exists() { vec![top.to_owned()] } else { Vec::new() };
     let mut next = 0;
@@ -177,8 +175,8 @@ fn remove_dirs(dirs: &[PathBuf]) -> Result<bool, EngineError> {
     Ok(all)
 }
 
-/// SIGKILL to every process in the cgroups. `cgroup.kill` does it at once (v2, kernel 5.14); else by number, through
-/// a descriptor opened before the membership is looked at again, so that no other process is hit.
+/// Sends SIGKILL to every process in the cgroups: by `cgroup.kill` (v2, Linux 5.14), else by pid, through a pidfd that is
+/// opened before the membership is checked again, so that no other process is hit.
 fn kill_all(top: &Path, dirs: &[PathBuf], unified: bool) -> Result<(), EngineError> {
     if unified && std::fs::write(top.join("cgroup.kill"), "1").is_ok() {
         return Ok(());
@@ -203,8 +201,7 @@ fn kill_all(top: &Path, dirs: &[PathBuf], unified: bool) -> Result<(), EngineErr
 fn thaw(dir: &Path) {
     let state = dir.join("freezer.state");
     if state.exists() {
-        // Best effort: if it fails, the processes show as stuck.
-        let _ = std::fs::write(state, "THAWED");
+        let _shown_as_stuck = std::fs::write(state, "THAWED");
     }
 }
 

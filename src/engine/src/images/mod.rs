@@ -24,10 +24,10 @@ use crate::{Engine, ImageView, PodError, RmError, Secrets};
 /// An image could not be found, shown or removed.
 #[derive(Debug, Error)]
 pub enum ImageError {
-    /// There is none of this name.
+    /// No image has this name or id.
     #[error("there is no image '{0}' in the store: 'gantry image list' shows those there are")]
     NotFound(String),
-    /// There are several.
+    /// Several images match.
     #[error("'{name}' fits several images: {}", .some.join(", "))]
     Ambiguous {
         /// As asked for.
@@ -35,10 +35,10 @@ pub enum ImageError {
         /// Some of them.
         some: Vec<String>,
     },
-    /// A file, not an image in the store.
+    /// The reference names a file.
     #[error("'{0}' names a file and not an image in the store: give a name or an id from 'gantry image list'")]
     NotStored(String),
-    /// Its manifest is gone or no JSON.
+    /// Its manifest is missing or not JSON.
     #[error("the manifest of image {id} is damaged: {why}; fetch the image again")]
     Damaged {
         /// Which image.
@@ -46,10 +46,10 @@ pub enum ImageError {
         /// What is wrong.
         why: String,
     },
-    /// A text that is no name for an image in the store.
+    /// The text is not a valid name of an image.
     #[error("'{0}' cannot be an image's name: expected such as registry.example/app:1, or app:1")]
     Name(String),
-    /// It has more names than the one it was to be removed by.
+    /// The image was given by its id and has several names.
     #[error("image {} has several names: {}; remove them by name, or all of them with --force", .id.short(), .names.join(", "))]
     SeveralNames {
         /// Which image.
@@ -57,7 +57,7 @@ pub enum ImageError {
         /// Its names.
         names: Vec<String>,
     },
-    /// Not even --force removes it from under a pod that runs or may yet run.
+    /// A pod that uses it has not ended; --force does not remove it either.
     #[error("image {} is used by pods that have not ended, among them {}: stop and remove those first", .id.short(), pods[0])]
     NotEnded {
         /// Which image.
@@ -65,7 +65,7 @@ pub enum ImageError {
         /// The pods, at least one.
         pods: Vec<gantry_model::PodId>,
     },
-    /// A pod that uses it cannot be removed.
+    /// An ended pod that uses it cannot be removed.
     #[error("cannot remove a pod that uses image {}", .id.short())]
     User {
         /// Which image.
@@ -100,17 +100,17 @@ impl Kind for ImageError {
     }
 }
 
-/// What `image_gc` did.
+/// The results of `image_gc`.
 #[derive(Debug, Clone, Default)]
 pub struct ImageGc {
     /// Images that were (or would be) removed.
     pub removed: Vec<ImageRow>,
-    /// What was freed; nothing in a dry run.
+    /// The space freed; zero in a dry run.
     pub swept: Swept,
 }
 
 impl Engine {
-    /// Images, by the time of their import.
+    /// All images, by the time of their import.
     ///
     /// # Errors
     /// [`ImageError`].
@@ -118,7 +118,7 @@ impl Engine {
         self.store.images().map_err(store)
     }
 
-    /// The image in the store that is meant.
+    /// Finds an image in the store.
     ///
     /// # Errors
     /// [`ImageError`] when there is none, or more than one.
@@ -126,7 +126,7 @@ impl Engine {
         self.find(reference).map(|(image, _)| image)
     }
 
-    /// The image, and those of its names that were meant: none when it was found by its id.
+    /// Finds an image, with the names by which it was found: none when by its id.
     pub(crate) fn find(&self, reference: &ImageRef) -> Result<(ImageRow, Vec<String>), ImageError> {
         let shown = gantry_model::id::shown(&reference.to_string());
         let by_id = |hex: &str| -> Result<Option<ImageRow>, ImageError> {
@@ -205,7 +205,7 @@ impl Engine {
         Ok(done)
     }
 
-    /// The manifest of an image, as it came.
+    /// The manifest of an image, as fetched.
     ///
     /// # Errors
     /// [`ImageError`].
@@ -219,7 +219,7 @@ impl Engine {
 }
 
 impl Engine {
-    /// The manifest of an image in appc's form, as rkt's clients read it.
+    /// The manifest of an image in appc's format, for rkt's clients.
     ///
     /// # Errors
     /// [`ImageError`].

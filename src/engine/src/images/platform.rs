@@ -8,7 +8,7 @@ use gantry_fetch::config::ImageConfig;
 /// The kernel's list of registered formats (Documentation/admin-guide/binfmt-misc.rst).
 const BINFMT: &str = "/proc/sys/fs/binfmt_misc";
 
-/// The platform of an image whose programs cannot be executed here.
+/// The platform of an image, if this host cannot execute its programs.
 pub(crate) fn unrunnable_platform(config: &ImageConfig) -> Option<Platform> {
     let platform = config.platform()?;
     let host = Platform::host();

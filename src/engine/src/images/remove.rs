@@ -22,8 +22,8 @@ pub struct ImageRemoved {
 }
 
 impl Engine {
-    /// Removes an image that no pod uses; where it is named by one of several names, only that name. With `force` an
-    /// image named by its id goes with all of its names, and pods that have ended go with it.
+    /// Removes an image that no pod uses; if it is given by one of several names, only that name. With `force`, an image
+    /// given by its id is removed with all of its names, and with the ended pods that use it.
     ///
     /// # Errors
     /// [`ImageError`], also when pods use it that have not ended.
@@ -31,7 +31,7 @@ impl Engine {
         need_root("remove an image")?;
         let (image, names) = self.find(reference)?;
         match (names.as_slice(), image.names.len()) {
-            // A short name can stand for several of the image's names; the others were not named.
+            // A short name can match several names of the image; the others stay.
             (named @ [_, ..], all @ 2..) if named.len() == 1 || (force && named.len() < all) => {
                 for name in named {
                     self.store().untag(name).map_err(store)?;

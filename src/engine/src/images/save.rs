@@ -12,10 +12,10 @@ use crate::{Engine, ImageError};
 /// Images could not be saved.
 #[derive(Debug, Error)]
 pub enum ImageSaveError {
-    /// One of them is not there.
+    /// An image was not found.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// It cannot be written out.
+    /// The archive cannot be written.
     #[error(transparent)]
     Export(#[from] ExportError),
 }
@@ -30,11 +30,11 @@ impl Kind for ImageSaveError {
 }
 
 impl Engine {
-    /// Writes images into one archive. An image that is named keeps that name there; one that is given by its id keeps
-    /// all of its names.
+    /// Writes images into one archive. An image given by a name has that name in the archive; one given by its id has all of
+    /// its names.
     ///
     /// # Errors
-    /// [`ImageSaveError`]; what was written by then is no archive.
+    /// [`ImageSaveError`]; the output is incomplete then.
     pub fn image_save(
         &self,
         references: &[ImageRef],

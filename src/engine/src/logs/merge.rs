@@ -1,4 +1,4 @@
-//! Several logs as one, in the order of time.
+//! Merges several logs by time.
 
 use gantry_model::{PodId, Timestamp};
 
@@ -6,7 +6,7 @@ use crate::LogsError;
 use crate::logs::reader::LineRef;
 use crate::logs::source::{AppLog, BLOCK, FIRST_BLOCK};
 
-/// The logs, and which of their lines are wanted.
+/// The logs, and the bounds of their lines.
 #[derive(Debug)]
 pub(crate) struct Merge {
     pub(crate) id: PodId,
@@ -19,10 +19,10 @@ pub(crate) struct Merge {
     pub(crate) until: Option<Timestamp>,
 }
 
-/// When it is a log's turn: the time of the line it shows, and of equals its place.
+/// The merge key of a log: the time of its current line, then its index.
 type Turn = (Option<Timestamp>, usize);
 
-/// How much each of so many logs may read at once, so that many need not much more memory than one.
+/// The block size of each of several logs, so that many need little more memory than one.
 pub(crate) fn block_for(logs: usize) -> usize {
     (BLOCK / logs.max(1)).max(FIRST_BLOCK)
 }
@@ -48,7 +48,7 @@ impl Merge {
                     && stderr.is_none_or(|stderr| line.stderr == stderr)
             };
             let log = &mut self.logs[first];
-            // As long as it has the earliest line that was read, the others need not be looked at.
+            // While this log has the earliest line, the others need not be compared.
             while let Some(at) = log.shown().filter(|at| rival.is_none_or(|rival| (*at, first) < rival)) {
                 let enough = log
                     .line()

@@ -1,5 +1,5 @@
-//! The log of one app, read as one stream: all attempts, all rotated files, oldest first, and onwards while the
-//! supervisor writes and rotates. Starts anywhere without reading what comes before.
+//! Reads the log of one app as one stream: all attempts, all rotated files, oldest first, following while the supervisor
+//! writes and rotates. Starts at any position without reading what is before it.
 //!
 //! Lines are found in a block that is read in one piece, and given out borrowed from it. Memory is bounded by a block and
 //! one line; a log that is waited for holds none.
@@ -15,11 +15,11 @@ use crate::logs::files::{LogDir, LogFile, LogPosition, MAX_LINE};
 use crate::logs::line::Parser;
 use crate::logs::reader::LineRef;
 
-/// What is read at once by one who reads a lot, and at first.
+/// The largest and the first block that is read at once.
 pub(crate) const BLOCK: usize = 256 << 10;
 pub(crate) const FIRST_BLOCK: usize = 16 << 10;
-/// So many newer files are held open ahead of the reader, so that a writer who is faster for a while (and deletes
-/// what it rotates away) takes nothing from it. They may keep that many deleted files on the disk.
+/// How many newer files are held open ahead of the reader, so that it loses nothing to a supervisor that rotates faster for
+/// a while. They may keep as many deleted files on the disk.
 const AHEAD: usize = 16;
 /// Newer files are looked for whenever so much was read.
 const LOOK_EVERY: usize = 1 << 20;
@@ -30,9 +30,9 @@ pub(crate) struct AppLog {
     pub(crate) app: AppName,
     dir: LogDir,
     open: Option<LogPosition>,
-    /// Where to end.
+    /// The end.
     stop: Option<LogPosition>,
-    /// Whether it ends there; else it goes on.
+    /// Whether it ends there; if not, it follows.
     ends: bool,
     /// The files after the open one, opened before they can be deleted.
     ahead: VecDeque<LogPosition>,
@@ -151,7 +151,7 @@ impl AppLog {
         Ok(self.next.is_some())
     }
 
-    /// Shows the next line of those in the buffer. What is not in the format (somebody edited the file) is shown as it is.
+    /// Moves to the next line in the buffer. A line that is not in the format (the file was edited) is taken as it is.
     fn scan(&mut self) -> bool {
         let Buffer { bytes, taken, filled, .. } = &self.buffer;
         let held = &bytes[*taken..*filled];
@@ -184,7 +184,7 @@ impl AppLog {
         true
     }
 
-    /// Reads on in the open file; whether there was something.
+    /// Reads more of the open file; returns whether there was any.
     fn fill(&mut self) -> io::Result<bool> {
         let Some(open) = &mut self.open else { return Ok(false) };
         let most = match &self.stop {
@@ -203,7 +203,7 @@ impl AppLog {
         Ok(read > 0)
     }
 
-    /// Goes on in the next file; whether there is one, or more in this one.
+    /// Moves to the next file; returns whether there is one, or more in this one.
     fn go_on(&mut self) -> io::Result<bool> {
         self.look_ahead()?;
         if self.ahead.is_empty() {

@@ -3,7 +3,7 @@
 //!
 //! ```json
 //! { "version": 1,
-//!   "net": "default",                           as --net: "none", "host", "default,other:IP=10.0.0.7"; not there: the default
+//!   "net": "default",                           as --net: "none", "host", "default,other:IP=10.0.0.7"; absent: the default
 //!   "ports": [ { "host_ip": "127.0.0.1", "host_port": 8080, "to": { "name": "80-tcp" } },
 //!              { "host_port": 5000, "to": { "port": { "port": 500, "count": 1, "protocol": "udp" } } } ],
 //!   "dns": "network",                           network | host | none | {"given": {"servers": [...], "search": [...],
@@ -31,8 +31,8 @@
 //!   "annotations": {}, "labels": {} }
 //! ```
 //!
-//! What has its default may be left out, except `name` and `image`. Unknown fields are refused: a misspelt limit must not
-//! be no limit. At most 1 MiB.
+//! All fields but `name` and `image` are optional. Unknown fields are an error, so that a misspelt limit is not ignored. At
+//! most 1 MiB.
 
 pub(crate) mod appc;
 pub(crate) mod json;
@@ -53,8 +53,7 @@ use crate::{Engine, PodError};
 
 /// The longest manifest, in bytes.
 pub(crate) const MAX_MANIFEST: usize = 1 << 20;
-/// The longest manifest that gantry itself has written, in bytes: with its defaults written out it is longer than the
-/// one a user gave.
+/// The longest stored manifest, in bytes: with all defaults written out it is longer than the user's.
 pub(crate) const MAX_STORED_MANIFEST: u64 = 16 << 20;
 /// The version written, and the only one read.
 pub(crate) const VERSION: u32 = 1;
@@ -63,27 +62,27 @@ pub(crate) const VERSION: u32 = 1;
 #[derive(Debug, Error)]
 pub enum ManifestError {
     /// It is too long.
-    #[error("the pod manifest has {0} bytes, {MAX_MANIFEST} are allowed")]
+    #[error("the pod manifest has {0} bytes; the limit is {MAX_MANIFEST}")]
     TooLong(usize),
     /// It is not JSON, or not a pod manifest.
     #[error("this is not a pod manifest")]
     Json(#[source] serde_json::Error),
-    /// It is appc's, and says what gantry cannot do.
+    /// It is an appc manifest with parts that gantry does not support.
     #[error("this appc pod manifest cannot be used: {0}")]
     Appc(String),
     /// It is of another version.
-    #[error("the pod manifest is of version {0}, this gantry knows version {VERSION} only")]
+    #[error("the pod manifest has version {0}; this gantry supports version {VERSION} only")]
     Version(u32),
-    /// A name in it is none.
+    /// A name in it is invalid.
     #[error("a name in the pod manifest cannot be used")]
     Name(#[from] IdError),
-    /// Its networks are none.
+    /// Its networks are invalid.
     #[error("the networks in the pod manifest cannot be used")]
     Net(#[from] NetError),
-    /// A pod never had one: it was aborted before.
+    /// The pod's preparation was aborted before it had a manifest.
     #[error("pod {0} has no manifest: its preparation was aborted")]
     None(PodId),
-    /// A pod has none yet.
+    /// The pod is being prepared.
     #[error("pod {0} has no manifest yet: it is being prepared; try again when it is")]
     NotYet(PodId),
     /// The pod could not be read.
@@ -103,7 +102,7 @@ impl Kind for ManifestError {
     }
 }
 
-/// Reads a manifest, gantry's or appc's. Whether it makes sense as a pod is `PodSpec::validate`'s to say.
+/// Reads a manifest, gantry's or appc's. `PodSpec::validate` checks the result.
 ///
 /// # Errors
 /// [`ManifestError`].
@@ -117,7 +116,7 @@ pub fn parse(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
     parse_ours(bytes)
 }
 
-/// The same for one that gantry has written, which may be longer.
+/// Reads a stored manifest, which may be longer.
 pub(crate) fn parse_ours(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
     let pod: Pod = serde_json::from_slice(bytes).map_err(ManifestError::Json)?;
     if pod.version != VERSION {
@@ -126,7 +125,7 @@ pub(crate) fn parse_ours(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
     pod.try_into()
 }
 
-/// The manifest of a pod as asked for.
+/// The manifest of a specification.
 #[must_use]
 #[expect(clippy::expect_used, reason = "serialising plain structs with string keys into memory cannot fail")]
 pub fn to_value(spec: &PodSpec) -> serde_json::Value {
@@ -159,7 +158,7 @@ impl Engine {
         }
     }
 
-    /// The manifest of a pod in appc's form, as rkt's clients read it.
+    /// The manifest of a pod in appc's format, for rkt's clients.
     ///
     /// # Errors
     /// [`ManifestError`].
@@ -171,7 +170,7 @@ impl Engine {
         serde_json::from_slice(&bytes).map_err(ManifestError::Json)
     }
 
-    /// The same of a row that was read, as bytes; `None` when what it is made from was never there, or is lost.
+    /// As bytes, from a row; `None` when the files that it is made from are missing.
     pub(crate) fn appc_manifest_of(
         &self,
         row: &PodRow,
@@ -182,9 +181,8 @@ impl Engine {
         Ok(serde_json::to_vec(&write::pod(row, &plan, configs, secrets)).ok())
     }
 
-    /// What there is to know about a pod beyond its status: `manifest` (as asked for), `plan` (as handed to the supervisor), `journal` (facts as
-    /// written down), `supervisor` (what it says of itself, while it runs), `dir`, `cgroup`, `supervisor_log`. What
-    /// cannot be had is null.
+    /// Everything about a pod beyond its status: `manifest`, `plan`, `journal`, `supervisor` (its status, while it runs),
+    /// `dir`, `cgroup`, `supervisor_log`. What is not available is null.
     ///
     /// # Errors
     /// [`ManifestError`] when there is no such pod.

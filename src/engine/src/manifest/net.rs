@@ -1,18 +1,18 @@
-//! The JSON of networks in a pod manifest: ports, name servers, hosts. Every field is named in both directions. Addresses
-//! are text; what makes sense is `PodSpec::validate`'s to say.
+//! The JSON of networks in a pod manifest: ports, name servers, hosts. Both directions name every field. Addresses are
+//! text; `PodSpec::validate` checks them.
 
 use std::net::IpAddr;
 
 use gantry_model::net::{self, DnsSpec, HostsSpec, PortSpec, PortTarget};
 use serde::{Deserialize, Serialize};
 
-/// A port of the host, and which one of the pod: by name, or by number.
+/// A published port: a port of the host, and a port of the pod by name or by number.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Port {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     host_ip: Option<IpAddr>,
-    /// 0: a free one.
+    /// 0: gantry picks one.
     #[serde(default)]
     host_port: u16,
     to: Target,
@@ -21,7 +21,7 @@ pub(crate) struct Port {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 enum Target {
-    /// Every declared one.
+    /// Every declared port.
     All,
     Name(String),
     Port {
@@ -46,7 +46,7 @@ enum Protocol {
     Sctp,
 }
 
-/// What resolv.conf says.
+/// The contents of resolv.conf.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum Resolver {
@@ -67,7 +67,7 @@ pub(crate) struct Dns {
     domain: Option<String>,
 }
 
-/// What hosts says.
+/// The contents of hosts.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum Hosts {

@@ -8,10 +8,10 @@
 //! | damaged | there is none, and it cannot be read, or is gone | [`Condition::Restored`] from the disk alone |
 //! | damaged | it cannot be restored (the disk is full), and can be read | [`Condition::ReadOnly`] |
 //! | unknown, because the disk fails or is full | it can be read | [`Condition::ReadOnly`], for gantryd only |
-//! | another program's, newer, or not ours to use | | refused |
+//! | another program's, newer, or not accessible | | refused |
 //!
 //! The store's `restore.rs` describes the steps of a restore; its rows are described in
-//! [`crate::recovery::adopt`]. Pods run on through all of it: nothing here touches one that is locked.
+//! [`crate::recovery::adopt`]. Running pods are not affected: nothing here touches a locked one.
 
 use gantry_model::error::chain;
 use gantry_model::{ErrorKind, Kind as _, Timestamp};
@@ -21,44 +21,44 @@ use crate::engine::check_parent;
 use crate::recovery::adopt::Adopted;
 use crate::{Engine, OpenError, Options, PodError};
 
-/// In what state the database is served.
+/// The condition in which the database is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Condition {
-    /// As it was.
+    /// Intact.
     Sound,
     /// It was damaged, and has been replaced.
     Restored {
-        /// What was damaged, by what it was replaced.
+        /// The damage, and the replacement.
         record: Record,
-        /// What was found on the disk and is on record again.
+        /// What was re-imported from the disk.
         adopted: Box<Adopted>,
     },
-    /// It is damaged and there is nothing better: it can be read, and every command that changes something fails.
+    /// Damaged, without a usable backup: it can be read, and every command that changes something fails.
     ReadOnly {
-        /// What is wrong with it.
+        /// The cause.
         why: String,
     },
 }
 
 impl Condition {
-    /// Whether pods can be kept: settled, collected, and changed by commands.
+    /// Whether rows can be written.
     #[must_use]
     pub fn can_write(&self) -> bool {
         !matches!(self, Self::ReadOnly { .. })
     }
 }
 
-/// What gantryd starts with.
+/// What gantryd gets at its start.
 pub struct Keeping {
     /// Opened for writing, unless the condition is [`Condition::ReadOnly`].
     pub engine: Engine,
-    /// In what state the database is.
+    /// The condition of the database.
     pub condition: Condition,
-    /// What a sound database did not know of, and is on record again.
+    /// What a sound database did not have, and was re-imported.
     pub found: Adopted,
     /// An earlier restore, as long as its record exists.
     pub restored_before: Option<Record>,
-    /// The right to keep the directory; gantryd holds it for its life.
+    /// The ownership of the data directory, which gantryd holds as long as it runs.
     pub lock: KeeperLock,
 }
 
@@ -82,7 +82,7 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
     let (engine, condition) = match condition {
         Condition::ReadOnly { .. } => (Engine::open_read_only(options)?, condition),
         Condition::Sound | Condition::Restored { .. } => match Engine::open(options.clone()) {
-            // So full that not even the new boot can be noted.
+            // The disk is so full that not even the new boot can be recorded.
             Err(error) if is_failure(&error) => {
                 (Engine::open_read_only(options)?, Condition::ReadOnly { why: chain(&error) })
             }
@@ -94,7 +94,7 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
             let adopted = Box::new(adopted.and(engine.adopt_late(true)));
             (Condition::Restored { record, adopted }, Adopted::default())
         }
-        // Rows get lost otherwise as well; and a pod that no image was found for may have its image now.
+        // Rows can be lost without damage; and the image of a pod that was not adopted may exist now.
         Condition::Sound => (Condition::Sound, engine.adopt_late(false)),
         other @ Condition::ReadOnly { .. } => (other, Adopted::default()),
     };
@@ -102,7 +102,7 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
     Ok(Keeping { engine, condition, found, restored_before, lock })
 }
 
-/// Under the lock on the directory, so that no command makes a new database in between.
+/// Under the lock of the directory, so that no command creates a new database meanwhile.
 fn put_in_order(home: &Home, options: &Options) -> Result<Condition, OpenError> {
     let store = gantry_store::OpenError::from;
     let _lock = home.lock().map_err(store)?;
@@ -123,7 +123,7 @@ fn put_in_order(home: &Home, options: &Options) -> Result<Condition, OpenError> 
     or_read_only(home, &damage, restore(home, options, &damage, None))
 }
 
-/// Replaces the database by this backup, or by nothing, and what lies on the disk.
+/// Replaces the database by this backup, or an empty one, and adopts what is on the disk.
 fn restore(home: &Home, options: &Options, damage: &Damage, source: Option<&Backup>) -> Result<Condition, PodError> {
     let mut adopted = Adopted::default();
     let record = home.restore(damage, source, |store| -> Result<_, PodError> {
@@ -149,7 +149,7 @@ fn serve_read_only(home: &Home, why: String) -> Result<Condition, OpenError> {
     Ok(Condition::ReadOnly { why })
 }
 
-/// Whether the disk did not do what it should, which says nothing of the database.
+/// Whether the disk failed, which does not prove that the database is damaged.
 fn is_failure(error: &OpenError) -> bool {
     match error {
         OpenError::Store(gantry_store::OpenError::Store(error)) => {
@@ -160,7 +160,7 @@ fn is_failure(error: &OpenError) -> bool {
 }
 
 impl Condition {
-    /// What is to be said of it, for people: one line each; nothing of a sound one.
+    /// Messages for people, a line each; none for a sound database.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         match self {
@@ -176,7 +176,7 @@ impl Condition {
     }
 }
 
-/// What a record says, in one line.
+/// A record in one line.
 pub(crate) fn restored(record: &Record) -> String {
     let from = match &record.backup {
         Some((path, at)) => format!("from {}, made {}", path.display(), shown(*at)),

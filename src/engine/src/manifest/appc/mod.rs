@@ -1,7 +1,7 @@
 //! appc manifests (schema 0.8.11), which rkt's clients read: their JSON, and the rules for names.
 //!
-//! * `appc_write`: converts a pod or an image to its manifest.
-//! * `appc_read`: converts a pod manifest given by a user to gantry's own.
+//! * [`write`]: converts a pod or an image to its manifest.
+//! * [`read`]: converts a pod manifest given by a user to gantry's own.
 //!
 //! Written manifests omit what appc cannot express: variables whose names appc does not allow, limits on processes, an
 //! empty set of capabilities. Annotations whose names are not identifiers become `userAnnotations`.
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// The version of appc that is spoken.
+/// The supported version of appc.
 pub const VERSION: &str = "0.8.11";
 /// The kind of a pod manifest.
 pub(crate) const POD: &str = "PodManifest";
@@ -35,12 +35,12 @@ pub(crate) mod isolator {
     pub(crate) const NO_CALLS: &str = "@appc.io/empty";
 }
 
-/// Whether a manifest has the values of environment variables. They are where passwords are given to apps.
+/// Whether a manifest contains the values of environment variables, which may be passwords.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Secrets {
-    /// As they are.
+    /// With the values.
     Shown,
-    /// Empty; the names stay.
+    /// With empty values; the names stay.
     Hidden,
 }
 
@@ -200,7 +200,7 @@ fn one() -> u16 {
     1
 }
 
-/// A port of the host that leads to the pod.
+/// A published port.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct ExposedPort {

@@ -14,7 +14,7 @@ use crate::manifest::appc::{
     App, ExposedPort, Isolator, MountPoint, POD, Pair, PodManifest, RuntimeApp, RuntimeImage, Volume, isolator,
 };
 
-/// Whether a document says that it is one of appc's.
+/// Whether a document is an appc manifest.
 pub(crate) fn is_appc(bytes: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Kind {
@@ -41,7 +41,7 @@ pub(crate) fn pod(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
     if ac_kind != POD {
         return Err(refuse(format!("it is a '{ac_kind}', not a {POD}")));
     }
-    // 0.5.1 is the oldest that has what is read here.
+    // 0.5.1 is the oldest version with all fields that are read here.
     if !ac_version.starts_with("0.") {
         return Err(refuse(format!("it is of version '{ac_version}' of appc, which is not known")));
     }
@@ -102,7 +102,7 @@ fn app(app: RuntimeApp, volumes: &mut Vec<VolumeSpec>) -> Result<AppSpec, Manife
         spec.working_dir = Some(working_directory).filter(|dir| !dir.is_empty());
         spec.environment = environment.into_iter().map(|Pair { name, value }| (name, value)).collect();
         spec.user_labels = user_labels;
-        // As in rkt: no-new-privileges is off unless it is asked for.
+        // As in rkt: no-new-privileges is off by default.
         spec.new_privileges = true;
         isolators.into_iter().try_for_each(|isolator| apply(&mut spec, isolator))?;
         (points, user_annotations) = (mount_points, others);
@@ -245,7 +245,7 @@ fn apply(spec: &mut AppSpec, isolator: Isolator) -> Result<(), ManifestError> {
     Ok(())
 }
 
-/// Limit and request are one in gantry, as they were in rkt: the limit, or the request where there is no limit.
+/// gantry has one value for limit and request, as rkt had: the limit, or the request where there is no limit.
 fn limit(value: Value, parse: impl Fn(&str) -> Result<u64, String>) -> Result<Option<u64>, String> {
     let Resource { _default: _, request, limit } = serde_json::from_value(value).map_err(|error| error.to_string())?;
     limit.or(request).map(|text| parse(&text)).transpose()

@@ -17,12 +17,12 @@ use crate::manifest::appc::{
     RuntimeImage, Secrets, VERSION, Volume, identifier, is_identifier, is_variable, isolator,
 };
 
-/// Annotations whose values appc checks (a date, two URLs): told as annotations of the user instead.
+/// Annotations whose values appc checks (a date, two URLs): written as annotations of the user instead.
 const CHECKED: [&str; 3] = ["created", "homepage", "documentation"];
 /// The user and group of an image that names none.
 const ROOT: &str = "0";
 
-/// The configurations of images, where they are known.
+/// Looks up the configuration of an image.
 pub(crate) type Configs<'a> = dyn Fn(&ImageId) -> Option<Arc<ImageConfig>> + 'a;
 
 /// The manifest of a pod.
@@ -144,7 +144,7 @@ fn environment<'a>(variables: impl Iterator<Item = (&'a str, &'a str)>, secrets:
     environment
 }
 
-/// Annotations for appc, and those that it does not take.
+/// Annotations for appc, and those that appc does not allow.
 fn annotations(all: &BTreeMap<String, String>) -> (Vec<Pair>, BTreeMap<String, String>) {
     let (fit, others): (Vec<_>, Vec<_>) =
         all.iter().partition(|(name, _)| is_identifier(name) && !CHECKED.contains(&name.as_str()));
