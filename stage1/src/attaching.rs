@@ -18,7 +18,7 @@ use rustix::process::{PidfdFlags, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::failure::{Attempt, Result, failure};
 use crate::network::finish_elsewhere;
-use crate::passing::{self, AT_A_TIME};
+use crate::passing::{self, MAX_DESCRIPTORS};
 use crate::sys::{self, Fork};
 
 /// What descriptors go with. An answer begins with something else.
@@ -118,7 +118,7 @@ fn tell(socket: OwnedFd, came: Result<(Vec<Attached>, HeldPorts)>) -> std::io::R
         Err(why) => (Err(why), HeldPorts::default()),
     };
     let sockets: Vec<BorrowedFd<'_>> = held.sockets().collect();
-    for fds in sockets.chunks(AT_A_TIME) {
+    for fds in sockets.chunks(MAX_DESCRIPTORS) {
         passing::send(&socket, &[MARK], fds, SendFlags::empty())?;
     }
     let text = serde_json::to_vec(&said)?;
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn what_came_of_it_is_heard_with_all_sockets() {
         let attached = vec![Attached { name: "+".repeat(40_000), ..Attached::default() }];
-        for count in [0, 1, AT_A_TIME, 3 * AT_A_TIME + 1] {
+        for count in [0, 1, MAX_DESCRIPTORS, 3 * MAX_DESCRIPTORS + 1] {
             let (text, sockets) = hear(Ok((attached.clone(), held(count))));
             let said: Said = serde_json::from_slice(&text).unwrap();
             assert_eq!((said.unwrap(), sockets.len()), (attached.clone(), count));

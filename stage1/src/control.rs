@@ -13,13 +13,13 @@ use crate::failure::{Attempt, Result, failure};
 use crate::passing;
 
 /// More connections than this wait in the socket's backlog.
-pub(crate) const MOST_CONNECTIONS: usize = 128;
+pub(crate) const MAX_CONNECTIONS: usize = 128;
 
 /// With one request.
-const MOST_DESCRIPTORS: usize = 4;
+const MAX_REQUEST_DESCRIPTORS: usize = 4;
 
 /// A connection that has sent no request by then is closed.
-const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Makes the socket in the pod directory. A dead supervisor's is replaced: the lock says that it is dead.
 pub(crate) fn listen() -> Result<OwnedFd> {
@@ -49,7 +49,7 @@ impl Connection {
     /// Takes the next connection, if there is one. An error is that no descriptor is left to take it with.
     pub(crate) fn accept(listener: &OwnedFd) -> std::io::Result<Option<Self>> {
         match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(socket) => Ok(Some(Self { socket, deadline: Instant::now() + REQUEST_DEADLINE })),
+            Ok(socket) => Ok(Some(Self { socket, deadline: Instant::now() + REQUEST_TIMEOUT })),
             Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Err(std::io::Error::other("no descriptor is left")),
             Err(_) => Ok(None),
         }
@@ -74,10 +74,10 @@ pub(crate) fn receive_request(socket: &OwnedFd) -> Option<Result<(Request, Vec<O
     if received.bytes == 0 {
         return None;
     }
-    if received.is_cut || received.fds.len() > MOST_DESCRIPTORS {
+    if received.is_truncated || received.fds.len() > MAX_REQUEST_DESCRIPTORS {
         return Some(Err(failure(
             ErrorKind::Invalid,
-            format!("a request has at most {MAX_MESSAGE} bytes and {MOST_DESCRIPTORS} descriptors"),
+            format!("a request has at most {MAX_MESSAGE} bytes and {MAX_REQUEST_DESCRIPTORS} descriptors"),
         )));
     }
     let request = serde_json::from_slice(&bytes[..received.bytes]);

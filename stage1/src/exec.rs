@@ -1,6 +1,22 @@
-//! Runs a further program in an app, confined exactly as the app is: same namespaces, cgroups, capabilities, system call
-//! filter and no-new-privileges. libcontainer's own exec joins no user namespace and loads no filter; this one takes
-//! half a millisecond.
+//! Runs an additional program in an app, with exactly the app's confinement: the same namespaces, cgroups,
+//! capabilities, system call filter and no_new_privs. libcontainer's exec joins no user namespace and loads no filter.
+//!
+//! An exec takes two processes. The helper, a fork of the supervisor, stays outside the pod's PID namespace, where no app
+//! can see it. It joins the app's cgroups and mount namespace, drops every right and descriptor that the program does not
+//! get, loads the app's filter, and only then forks the program's process into the pod's PID namespace. An app that may
+//! trace other processes (CAP_SYS_PTRACE) therefore finds only processes confined like itself.
+//!
+//! # Identifying the program's process
+//!
+//! The helper can die between its fork and its message: it is in the app's memory cgroup, where the OOM killer may choose
+//! it. And the program's process, which an app may control, has the same socket. So the kernel's credentials
+//! (`SO_PASSCRED`) identify the sender of each message:
+//!
+//! * The helper's message with the PID of the program's process completes the exec. The same from another process is
+//!   ignored.
+//! * The program's process sends one byte before anything else. If the helper died or the exec timed out, the supervisor
+//!   kills the process that sent the first one. The supervisor shuts the socket down before it reads the messages, so
+//!   that a process that has not sent its byte by then fails to, and exits instead of executing the program.
 
 use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,7 +24,8 @@ use std::time::Instant;
 
 use gantry_contract::control;
 use gantry_model::ErrorKind;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::CapabilitySet;
@@ -16,129 +33,162 @@ use rustix::thread::CapabilitySet;
 use crate::app::App;
 use crate::confine::{self, Command};
 use crate::failure::{Attempt, Result, failure};
-use crate::launcher::EXECVE_DEADLINE;
+use crate::launcher::EXECVE_TIMEOUT;
 use crate::program::Unexecutable;
 use crate::refusal::{self, Step};
 use crate::sys::{self, Executable, Fork};
 use crate::user::{self, Ids};
 use crate::{passing, spec, terminal};
 
-/// An exec until its program runs. Nothing of it is waited for: a process of the app can stop it (SIGSTOP), for as long
-/// as it likes.
-///
-/// Two processes are on the way. The carrier is outside of the pod's PID namespace, where no app can see it; it enters
-/// the app's cgroups and mounts, lets go of every right and every descriptor that is not the program's, loads the app's filter,
-/// and only then forks the process that becomes the program. So an app that may trace what it sees finds nothing in it to take.
-pub(crate) struct Starting {
-    carrier: OwnedFd,
-    /// Closed by the carrier's end and the program's execve; readable then, or when one of them says why not.
+/// An exec whose program has not been executed yet. The supervisor does not block on it: an app can stop the program's
+/// process (SIGSTOP) for any length of time.
+pub(crate) struct PendingExec {
+    helper: Pid,
+    helper_pidfd: OwnedFd,
+    /// The reading end of a pipe that the helper and the program's process write an error to. Both have closed it when
+    /// the program is executed.
     pub(crate) failed: OwnedFd,
-    /// When it is given up.
+    /// When the exec times out.
     pub(crate) deadline: Instant,
     messages: OwnedFd,
-    /// The name of the program.
+    /// The name of the program, for error messages.
     program: String,
 }
 
 /// A program that was executed.
-pub(crate) struct Program {
+pub(crate) struct ExecProcess {
     /// Its PID on the host.
     pub(crate) pid: Pid,
-    /// To wait for it and to end it.
+    /// To wait for it and to kill it.
     pub(crate) pidfd: OwnedFd,
     /// The master of its terminal, if it has one.
     pub(crate) master: Option<OwnedFd>,
 }
 
-impl Starting {
-    /// Whether its outcome is known.
+/// The messages of an exec.
+#[derive(Default)]
+struct Messages {
+    /// The master of the program's terminal, sent by the helper.
+    master: Option<OwnedFd>,
+    /// The PID of the program's process, sent by the helper.
+    program: Option<Pid>,
+    /// The first sender that is not the helper: the program's process, unless an app controls it.
+    first_sender: Option<Pid>,
+}
+
+impl PendingExec {
+    /// Whether [`Self::outcome`] would block.
     pub(crate) fn is_decided(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&self.failed, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
-    /// What became of it, once `failed` is readable; and processes that are ending and have to be reaped.
-    pub(crate) fn outcome(self) -> (Result<Program>, Vec<OwnedFd>) {
+    /// The result, once `failed` is readable, and the pidfds of processes that are ending and must be reaped.
+    pub(crate) fn outcome(self) -> (Result<ExecProcess>, Vec<OwnedFd>) {
         let mut text = [0u8; 4096];
-        let told =
-            rustix::io::read(&self.failed, &mut text).attempt(|| "cannot learn whether the program was executed");
-        match told {
-            Ok(0) => match self.program() {
-                Some(program) => (Ok(program), vec![self.carrier]),
-                None => (Err(failure(ErrorKind::Internal, "an exec ended before its program began")), self.kill()),
-            },
-            Ok(n) => (Err(refusal::read(&text[..n], &self.program)), self.kill()),
-            Err(why) => (Err(why), self.kill()),
-        }
+        let error = match rustix::io::read(&self.failed, &mut text) {
+            Ok(0) => {
+                let messages = self.read_messages();
+                if let Some((pid, pidfd)) = messages.program.and_then(open_child) {
+                    return (Ok(ExecProcess { pid, pidfd, master: messages.master }), vec![self.helper_pidfd]);
+                }
+                let why = "the process that starts the program was killed";
+                return (Err(failure(ErrorKind::Internal, why)), self.kill_all(&messages));
+            }
+            Ok(n) => refusal::read(&text[..n], &self.program),
+            Err(error) => {
+                failure(ErrorKind::of_io(&error.into()), format!("cannot read the result of an exec: {error}"))
+            }
+        };
+        (Err(error), self.kill())
     }
 
-    /// Kills what there is of it; gives back what has to be reaped.
+    /// Kills its processes; returns the pidfds of those that must be reaped.
     pub(crate) fn kill(self) -> Vec<OwnedFd> {
-        let program = self.program().map(|program| program.pidfd);
-        let all: Vec<OwnedFd> = program.into_iter().chain([self.carrier]).collect();
+        let messages = self.read_messages();
+        self.kill_all(&messages)
+    }
+
+    fn kill_all(self, messages: &Messages) -> Vec<OwnedFd> {
+        let program = messages.program.or(messages.first_sender).and_then(open_child);
+        let all: Vec<OwnedFd> = program.map(|(_, pidfd)| pidfd).into_iter().chain([self.helper_pidfd]).collect();
         for process in &all {
-            let _ = rustix::process::pidfd_send_signal(process, rustix::process::Signal::KILL);
+            // It fails only if the process has ended.
+            let _already_ended = rustix::process::pidfd_send_signal(process, rustix::process::Signal::KILL);
         }
         all
     }
 
-    /// The process that the carrier forked, as far as it has said so.
-    fn program(&self) -> Option<Program> {
-        let (mut master, mut pid) = (None, None);
-        while let Ok(message) = receive(&self.messages) {
-            match message {
-                Message::Terminal(fd) => master = Some(fd),
-                Message::Pid(number) => pid = Pid::from_raw(number),
+    /// Reads all messages. Nothing can be sent afterwards.
+    fn read_messages(&self) -> Messages {
+        // It cannot fail on a connected socket.
+        let _shut_down = rustix::net::shutdown(&self.messages, Shutdown::Read);
+        let mut messages = Messages::default();
+        let mut bytes = [0u8; 4];
+        loop {
+            let received = match passing::receive(&self.messages, &mut bytes, RecvFlags::DONTWAIT) {
+                Ok(received) => received,
+                // A message with more descriptors than this process may open; the next one may be the helper's.
+                Err(Errno::MFILE) => continue,
+                Err(_) => return messages,
+            };
+            if received.sender != Some(self.helper) {
+                messages.first_sender = messages.first_sender.or(received.sender);
+            } else if let Some(master) = received.fds.into_iter().next() {
+                messages.master = Some(master);
+            } else if received.bytes == bytes.len() {
+                messages.program = Pid::from_raw(i32::from_ne_bytes(bytes));
             }
         }
-        let pid = pid.filter(|pid| is_child(*pid))?;
-        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        Some(Program { pid, pidfd, master })
     }
 }
 
-/// Whether this is a child of ours, running or not reaped yet. The number came from a process that an app may have
-/// taken over by then; what is not our child is none of our business.
-fn is_child(pid: Pid) -> bool {
+/// Opens a process if it is a child of the supervisor, running or not reaped yet. The PID may come from a process that
+/// an app controls.
+fn open_child(pid: Pid) -> Option<(Pid, OwnedFd)> {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
-    waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT).is_ok()
+    waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT).ok()?;
+    Some((pid, rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?))
 }
 
-/// Executes `request` in `app`; `init` is the pod's PID 1, `stdio` the client's descriptors (none with a terminal).
-pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Vec<OwnedFd>) -> Result<Starting> {
+/// Starts `request` in `app`. `init` is the pidfd of the pod's PID 1; `stdio` are the client's stdin, stdout and stderr,
+/// or empty for a program with a terminal.
+pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Vec<OwnedFd>) -> Result<PendingExec> {
     let Some(target) = &app.running else {
         return Err(failure(ErrorKind::Refused, format!("app '{}' has ended", app.plan.name)));
     };
     let stdio = match (<[OwnedFd; 3]>::try_from(stdio), request.terminal) {
         (Ok(three), None) => Some(three),
         (Err(none), Some(_)) if none.is_empty() => None,
-        _ => return Err(failure(ErrorKind::Invalid, "an exec takes three descriptors, or a terminal and none")),
+        _ => return Err(failure(ErrorKind::Invalid, "an exec takes three descriptors, or none with a terminal")),
     };
     let what = || "cannot set up an exec";
     let (failed, teller) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(what)?;
     let (messages, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).attempt(what)?;
+    sockopt::set_socket_passcred(&messages, true).attempt(what)?;
     sys::assert_single_threaded().attempt(what)?;
-    let carrier = Carrier { app, target, init, request, ids: ids(app, request)?, stdio };
+    let helper = Helper { app, target, init, request, ids: ids(app, request)?, stdio };
     let pid = match sys::fork(0).attempt(what)? {
         Fork::Child => {
-            // It is in no PID namespace of the pod's, whose end would end it.
-            let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-            let (teller, theirs) = out_of_the_way(teller, theirs).unwrap_or_else(|_| sys::exit_now(127));
-            let Err(why) = carrier.run(&teller, &theirs);
+            // The end of the pod's PID namespace does not kill it. Without the signal it would only exit later.
+            let _best_effort = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+            let (teller, theirs) = move_descriptors(teller, theirs).unwrap_or_else(|_| sys::exit_now(127));
+            let Err(why) = helper.run(&teller, &theirs);
             refusal::tell(&teller, &why);
             sys::exit_now(127)
         }
         Fork::Parent(pid) => pid,
     };
-    let carrier = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(what)?;
+    let helper_pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(what)?;
     let program = request.argv.first().cloned().unwrap_or_default();
-    Ok(Starting { carrier, failed, deadline: Instant::now() + EXECVE_DEADLINE, messages, program })
+    let deadline = Instant::now() + EXECVE_TIMEOUT;
+    Ok(PendingExec { helper: pid, helper_pidfd, failed, deadline, messages, program })
 }
 
-/// The two descriptors that a carrier keeps, at numbers that nothing else has.
-fn out_of_the_way(teller: OwnedFd, messages: OwnedFd) -> std::io::Result<(OwnedFd, OwnedFd)> {
+/// Moves the two descriptors that a helper keeps to high numbers, which stdio does not overwrite.
+fn move_descriptors(teller: OwnedFd, messages: OwnedFd) -> std::io::Result<(OwnedFd, OwnedFd)> {
     const HIGH: i32 = 500;
     let teller = rustix::io::fcntl_dupfd_cloexec(&teller, HIGH)?;
     let messages = rustix::io::fcntl_dupfd_cloexec(&messages, HIGH)?;
@@ -154,8 +204,8 @@ fn ids(app: &App, request: &control::Exec) -> Result<Ids> {
     user::resolve(&app.root, user, request.group.as_deref(), &app.plan.supplementary_gids)
 }
 
-/// The process that goes into the app and forks the program there.
-struct Carrier<'a> {
+/// The process that joins the app and forks the program's process there.
+struct Helper<'a> {
     app: &'a App,
     target: &'a OwnedFd,
     init: &'a OwnedFd,
@@ -164,27 +214,27 @@ struct Carrier<'a> {
     stdio: Option<[OwnedFd; 3]>,
 }
 
-impl Carrier<'_> {
-    /// Goes into the app and forks the program. It returns only what failed before that.
+impl Helper<'_> {
+    /// Joins the app and forks the program's process. Returns only on failure.
     fn run(&self, teller: &OwnedFd, messages: &OwnedFd) -> std::result::Result<Infallible, Unexecutable> {
-        let entered = |error: std::io::Error| Unexecutable {
+        let cannot_enter = |error: std::io::Error| Unexecutable {
             kind: ErrorKind::of_io(&error).as_str(),
             message: format!("cannot enter app '{}': {error}", self.app.plan.name),
         };
         let command = Command { argv: self.request.argv.clone(), env: self.environment() };
-        self.enter(messages).map_err(entered)?;
+        self.enter(messages).map_err(cannot_enter)?;
         self.change_dir().map_or(Ok(()), Err)?;
         self.take_identity().map_err(|error| Unexecutable {
             kind: "internal",
             message: format!("cannot become user {}: {error}", self.ids.uid),
         })?;
-        sys::close_all_but(&[teller.as_fd(), messages.as_fd()]).map_err(entered)?;
+        sys::close_all_but(&[teller.as_fd(), messages.as_fd()]).map_err(cannot_enter)?;
         let program = confine::prepare(&command)?;
         self.app.confinement.lock_down(self.ids.uid)?;
-        // From here on nothing is allocated.
+        // The app's filter may deny the system calls that an allocation makes.
         let (step, error) = match sys::fork(libc::CLONE_PARENT) {
-            Ok(Fork::Child) => self.execute(&program),
-            // The supervisor takes it for an end before the program began if this fails.
+            Ok(Fork::Child) => self.execute(&program, messages),
+            // If this fails, the supervisor kills the process and reports a failure.
             Ok(Fork::Parent(pid)) => sys::exit_now(i32::from(send_pid(messages, pid).is_err())),
             Err(error) => (Step::Fork, error),
         };
@@ -192,8 +242,8 @@ impl Carrier<'_> {
         sys::exit_now(127)
     }
 
-    /// cgroups first, while they can be reached; then the pod's PID namespace, in which only what is forked from here on
-    /// will be; then the app's mount namespace. The others are the supervisor's own.
+    /// Joins the cgroups first, while they are reachable; then the pod's PID namespace, which applies to processes forked
+    /// from here on; then the app's mount namespace. The supervisor is in the other namespaces already.
     fn enter(&self, messages: &OwnedFd) -> std::io::Result<()> {
         self.app.cgroup.join()?;
         if let Some(score) = self.app.plan.oom_score_adj {
@@ -203,7 +253,7 @@ impl Carrier<'_> {
         sys::setns(self.target.as_fd(), libc::CLONE_NEWNS)?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         match (&self.stdio, self.request.terminal) {
-            (Some(given), _) => take_stdio(given, &self.app.null, self.ids.uid),
+            (Some(given), _) => set_client_stdio(given, &self.app.null, self.ids.uid),
             (None, size) => self.open_terminal(messages, size.unwrap_or((24, 80))),
         }
     }
@@ -217,8 +267,13 @@ impl Carrier<'_> {
         set_stdio(&peer, &peer, &peer)
     }
 
-    /// In the pod's PID namespace, with the app's rights: a session of its own, then the program. Returns only what failed.
-    fn execute(&self, program: &Executable) -> (Step, std::io::Error) {
+    /// Runs in the program's process, with the app's rights: starts a session and executes the program. Returns only on
+    /// failure.
+    fn execute(&self, program: &Executable, messages: &OwnedFd) -> (Step, std::io::Error) {
+        if rustix::net::send(messages, b"+", SendFlags::NOSIGNAL).is_err() {
+            // The supervisor has given up this exec and could not find this process any more.
+            sys::exit_now(127);
+        }
         let session = rustix::process::setsid().map_err(std::io::Error::from).and_then(|_| match &self.stdio {
             Some(_) => Ok(()),
             None => sys::controlling_terminal(rustix::stdio::stdin()),
@@ -229,7 +284,7 @@ impl Carrier<'_> {
         }
     }
 
-    /// The working directory must be inside the root: the kernel says so of one that is not by a path without a slash.
+    /// The working directory must be inside the root. For one outside, getcwd(2) returns a path without a leading slash.
     fn change_dir(&self) -> Option<Unexecutable> {
         let dir = self.request.cwd.as_deref().unwrap_or(&self.app.plan.cwd);
         let shown = gantry_model::id::shown(dir);
@@ -246,7 +301,7 @@ impl Carrier<'_> {
         })
     }
 
-    /// Bounding set while CAP_SETPCAP is there, ids while CAP_SETUID is, the other sets last.
+    /// The bounding set needs CAP_SETPCAP and the ids need CAP_SETUID, so the other capability sets come last.
     fn take_identity(&self) -> std::io::Result<()> {
         let confinement = &self.app.confinement;
         let mut sets = confinement.sets(self.ids.uid);
@@ -265,7 +320,7 @@ impl Carrier<'_> {
         Ok(rustix::thread::set_capabilities(None, sets)?)
     }
 
-    /// The app's environment with the request's on top.
+    /// The app's environment, overridden by the request's.
     fn environment(&self) -> Vec<String> {
         let name = |entry: &str| entry.split('=').next().map(str::to_owned);
         let mut env: Vec<String> = self.app.plan.env.clone();
@@ -280,8 +335,9 @@ impl Carrier<'_> {
     }
 }
 
-/// The client's descriptors, made fit for the program: pipes become its user's, and the host's null device the app's own.
-fn take_stdio(given: &[OwnedFd; 3], null: &OwnedFd, uid: u32) -> std::io::Result<()> {
+/// Makes the client's descriptors the program's stdio. The program's user becomes the owner of pipes; the app's null device
+/// replaces the host's.
+fn set_client_stdio(given: &[OwnedFd; 3], null: &OwnedFd, uid: u32) -> std::io::Result<()> {
     let mut own = [null; 3];
     for (own, fd) in own.iter_mut().zip(given) {
         if !terminal::is_null(fd)? {
@@ -299,27 +355,12 @@ fn set_stdio(stdin: &OwnedFd, stdout: &OwnedFd, stderr: &OwnedFd) -> std::io::Re
     Ok(rustix::stdio::dup2_stderr(stderr)?)
 }
 
-/// What a carrier says.
-enum Message {
-    /// The master of the program's terminal.
-    Terminal(OwnedFd),
-    /// The PID of the process that becomes the program.
-    Pid(i32),
-}
-
 fn send_pid(socket: &OwnedFd, pid: Pid) -> std::io::Result<()> {
     let number = pid.as_raw_nonzero().get().to_ne_bytes();
     rustix::net::send(socket, &number, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
-/// The next message that is there already.
-fn receive(socket: &OwnedFd) -> std::io::Result<Message> {
-    let mut text = [0u8; 4];
-    let received = passing::receive(socket, &mut text, RecvFlags::DONTWAIT)?;
-    match (received.fds.into_iter().next(), received.bytes) {
-        (Some(fd), _) => Ok(Message::Terminal(fd)),
-        (None, 4) => Ok(Message::Pid(i32::from_ne_bytes(text))),
-        (None, _) => Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof)),
-    }
-}
+#[cfg(test)]
+#[path = "exec_tests.rs"]
+mod tests;

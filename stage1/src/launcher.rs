@@ -35,7 +35,7 @@ use crate::failure::{Attempt, Result, chain, failure};
 use crate::{refusal, sys};
 
 /// How long a started process may take to reach its execve.
-pub(crate) const EXECVE_DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const EXECVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What an app's process is given.
 pub(crate) struct Stdio {
@@ -147,7 +147,7 @@ impl Created {
 
     /// What the process says next; nothing at its end.
     fn hear(&self) -> Result<Vec<u8>> {
-        let deadline = Instant::now() + EXECVE_DEADLINE;
+        let deadline = Instant::now() + EXECVE_TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let timeout = rustix::event::Timespec {

@@ -8,28 +8,31 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
+use rustix::process::Pid;
 
-/// How many descriptors go with one message at most; the kernel takes 253.
-pub(crate) const AT_A_TIME: usize = 128;
+/// Maximum number of descriptors in one message. The kernel's limit is 253 (`SCM_MAX_FD`).
+pub(crate) const MAX_DESCRIPTORS: usize = 128;
 
-/// A message that came.
+/// A received message.
 pub(crate) struct Received {
-    /// How many bytes it has; 0 with no descriptors: nothing comes any more, or an empty message.
+    /// Its length in bytes. 0 with no descriptors: the end of a stream, or an empty message.
     pub(crate) bytes: usize,
-    /// What came with it, close-on-exec.
+    /// Its descriptors, close-on-exec.
     pub(crate) fds: Vec<OwnedFd>,
-    /// Whether it had more than there was room for, bytes or descriptors, and that is lost.
-    pub(crate) is_cut: bool,
+    /// The process that sent it, as the kernel says; only on sockets with `SO_PASSCRED`.
+    pub(crate) sender: Option<Pid>,
+    /// Whether bytes or descriptors were lost because the buffer was too small.
+    pub(crate) is_truncated: bool,
 }
 
-/// Sends one message with descriptors; there must be a byte for them to go with.
+/// Sends one message with descriptors. The kernel requires at least one byte with them.
 pub(crate) fn send(
     socket: impl AsFd,
     bytes: &[u8],
     fds: &[BorrowedFd<'_>],
     flags: SendFlags,
 ) -> rustix::io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_A_TIME))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(rustix::io::Errno::TOOMANYREFS);
@@ -37,22 +40,25 @@ pub(crate) fn send(
     sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags | SendFlags::NOSIGNAL).map(drop)
 }
 
-/// Takes the next message. `EMFILE`: it came with more descriptors than this process may have open; it is lost, and they are.
+/// Receives the next message. `EMFILE`: it had more descriptors than this process may open; the message is lost.
 pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> rustix::io::Result<Received> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_A_TIME))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS), ScmCredentials(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = flags | RecvFlags::CMSG_CLOEXEC;
-    let came = rustix::io::retry_on_intr(|| recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, flags))?;
-    let mut fds = Vec::new();
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(some) = message {
-            fds.extend(some);
+    let message = rustix::io::retry_on_intr(|| recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, flags))?;
+    let (mut fds, mut sender) = (Vec::new(), None);
+    for ancillary_message in ancillary.drain() {
+        match ancillary_message {
+            RecvAncillaryMessage::ScmRights(descriptors) => fds.extend(descriptors),
+            RecvAncillaryMessage::ScmCredentials(credentials) => sender = Some(credentials.pid),
+            _ => {}
         }
     }
-    if came.flags.contains(ReturnFlags::CTRUNC) && fds.len() < AT_A_TIME {
+    if message.flags.contains(ReturnFlags::CTRUNC) && fds.len() < MAX_DESCRIPTORS {
         return Err(rustix::io::Errno::MFILE);
     }
-    Ok(Received { bytes: came.bytes, fds, is_cut: came.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) })
+    let is_truncated = message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    Ok(Received { bytes: message.bytes, fds, sender, is_truncated })
 }
 
 #[cfg(test)]
@@ -61,18 +67,21 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     #[test]
-    fn what_does_not_fit_is_told() {
+    fn truncation_is_reported() {
         let (one, two) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let fd = std::fs::File::open("/dev/null").unwrap();
-        for (said, count, is_cut) in
-            [("four", 0, false), ("four", 3, false), ("four", AT_A_TIME, false), ("seventy", 1, true)]
+        for (text, count, is_truncated) in
+            [("four", 0, false), ("four", 3, false), ("four", MAX_DESCRIPTORS, false), ("seventy", 1, true)]
         {
-            send(&one, said.as_bytes(), &vec![fd.as_fd(); count], SendFlags::empty()).unwrap();
+            send(&one, text.as_bytes(), &vec![fd.as_fd(); count], SendFlags::empty()).unwrap();
             let mut bytes = [0; 4];
-            let came = receive(&two, &mut bytes, RecvFlags::empty()).unwrap();
-            assert_eq!((came.fds.len(), came.is_cut, &bytes[..came.bytes]), (count, is_cut, &said.as_bytes()[..4]));
+            let received = receive(&two, &mut bytes, RecvFlags::empty()).unwrap();
+            assert_eq!(
+                (received.fds.len(), received.is_truncated, &bytes[..received.bytes]),
+                (count, is_truncated, &text.as_bytes()[..4])
+            );
         }
-        let more = vec![fd.as_fd(); AT_A_TIME + 10];
+        let more = vec![fd.as_fd(); MAX_DESCRIPTORS + 10];
         assert_eq!(send(&one, b"x", &more, SendFlags::empty()).unwrap_err(), rustix::io::Errno::TOOMANYREFS);
         drop(one);
         let end = receive(&two, &mut [0; 4], RecvFlags::empty()).unwrap();
@@ -94,9 +103,9 @@ mod tests {
         send(&one, b"x", &[fd.as_fd(); 100], SendFlags::empty()).unwrap();
         let limit = rustix::process::Rlimit { current: Some(50), maximum: Some(50) };
         rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
-        let error = receive(&two, &mut [0; 4], RecvFlags::empty()).map(|came| came.bytes).unwrap_err();
+        let error = receive(&two, &mut [0; 4], RecvFlags::empty()).map(|received| received.bytes).unwrap_err();
         assert_eq!(error, rustix::io::Errno::MFILE);
         let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
-        assert!(open < 45, "what came of it was let go of: {open}");
+        assert!(open < 45, "the received descriptors were closed: {open}");
     }
 }

@@ -19,10 +19,10 @@ use gantry_contract::journal::Fact;
 use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use self::sessions::{MOST_SESSIONS, Session};
+use self::sessions::{MAX_SESSIONS, Session};
 use crate::app::{Input, reap};
-use crate::control::{self, Connection, MOST_CONNECTIONS};
-use crate::exec::Starting;
+use crate::control::{self, Connection, MAX_CONNECTIONS};
+use crate::exec::PendingExec;
 use crate::failure::{Result, failure};
 use crate::foreground::Foregrounds;
 use crate::journal::Journal;
@@ -163,7 +163,7 @@ impl Supervisor {
         if !self.over {
             fds.push((Who::Init, self.pod.init.pidfd.as_fd()));
         }
-        if self.connections.len() < MOST_CONNECTIONS && self.deaf_until.is_none() {
+        if self.connections.len() < MAX_CONNECTIONS && self.deaf_until.is_none() {
             fds.push((Who::Listener, self.listener.as_fd()));
         }
         let (blocked, now) = (self.foregrounds.are_blocked(), Instant::now());
@@ -336,7 +336,7 @@ impl Supervisor {
     }
 
     /// Does what was asked and answers; gives back the process of an exec, which is answered later.
-    fn fulfil(&mut self, request: Request, fds: Vec<OwnedFd>, client: &OwnedFd) -> Result<Option<Starting>> {
+    fn fulfil(&mut self, request: Request, fds: Vec<OwnedFd>, client: &OwnedFd) -> Result<Option<PendingExec>> {
         match request {
             Request::Status => control::answer(client, &Answer::Status(self.status()), None),
             Request::Stop { grace_ms } => {
@@ -349,8 +349,8 @@ impl Supervisor {
             }
             Request::Exec(request) => {
                 let i = self.find(&request.app)?;
-                if self.sessions.len() >= MOST_SESSIONS {
-                    let why = format!("{MOST_SESSIONS} programs are being run in the pod already, which is the limit");
+                if self.sessions.len() >= MAX_SESSIONS {
+                    let why = format!("{MAX_SESSIONS} programs are being run in the pod already, which is the limit");
                     return Err(failure(ErrorKind::Busy, why));
                 }
                 return exec::exec(&self.pod.apps[i], &self.pod.init.pidfd, &request, fds).map(Some);

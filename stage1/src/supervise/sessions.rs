@@ -14,11 +14,11 @@ use rustix::process::Signal;
 use super::{DRAIN, Supervisor};
 use crate::app::reap;
 use crate::control;
-use crate::exec::Starting;
+use crate::exec::PendingExec;
 use crate::failure::{Attempt, Result, failure};
 
 /// Maximum number of concurrent sessions. They do not count as connections, so a pod at the limit can be stopped.
-pub(super) const MOST_SESSIONS: usize = 128;
+pub(super) const MAX_SESSIONS: usize = 128;
 
 /// A program executed on request of a client.
 pub(super) struct Session {
@@ -27,14 +27,14 @@ pub(super) struct Session {
     /// The program, once it was executed.
     pub(super) pidfd: Option<OwnedFd>,
     /// Set until the program is executed.
-    pub(super) starting: Option<Starting>,
+    pub(super) starting: Option<PendingExec>,
     /// The client has detached: its terminal, of which nobody but this process has the master.
     pub(super) detached: Option<OwnedFd>,
 }
 
 impl Session {
     /// A program that is about to be executed for this client.
-    pub(super) fn new(client: OwnedFd, starting: Starting) -> Self {
+    pub(super) fn new(client: OwnedFd, starting: PendingExec) -> Self {
         Self { client: Some(client), pidfd: None, starting: Some(starting), detached: None }
     }
 
@@ -49,7 +49,7 @@ impl Session {
         if let Some(pidfd) = &self.pidfd {
             let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
         }
-        self.starting.take().map(Starting::kill).unwrap_or_default()
+        self.starting.take().map(PendingExec::kill).unwrap_or_default()
     }
 
     /// A client may send one more request: to let the program run on without it.
