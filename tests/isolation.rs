@@ -217,6 +217,8 @@ fn limits_hold() {
     let _ = g.app(&["--pids-limit=30"], &["fork-bomb", "200"]).exits(3).says("of 200");
     let _ = g.app(&["--pids-limit=30"], &["threads", "200"]).exits(3);
     assert_eq!(g.app(&["--oom-score-adj=500"], &["oom-adj"]).ok().text(), "500");
+    // The kernel refuses a quota below 1 % of a processor.
+    let _ = g.app(&["--cpu=1m"], &["true"]).ok();
 }
 
 /// A log costs the supervisor more than the app that writes it: an app with a cpu limit may not have more work done for it.

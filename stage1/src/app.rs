@@ -158,3 +158,42 @@ pub(crate) fn reap(pidfd: &OwnedFd) -> Option<How> {
         (None, None) => Some(How::Signal(9)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::PidfdFlags;
+
+    fn spawn(script: &str) -> (std::process::Child, OwnedFd) {
+        let child = std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
+        let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+        (child, rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap())
+    }
+
+    fn wait_readable(pidfd: &OwnedFd) {
+        use rustix::event::{PollFd, PollFlags, poll};
+        assert_eq!(poll(&mut [PollFd::new(pidfd, PollFlags::IN)], None).unwrap(), 1);
+    }
+
+    #[test]
+    fn exit_codes_and_signals_are_reaped_once() {
+        for (script, end) in [("exit 7", How::Code(7)), ("kill -TERM $$", How::Signal(15))] {
+            let (_child, pidfd) = spawn(script);
+            wait_readable(&pidfd);
+            assert_eq!(reap(&pidfd), Some(end), "{script}");
+        }
+        let (mut child, pidfd) = spawn("exec sleep 1000");
+        assert_eq!(reap(&pidfd), None, "it runs");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// `waitid` fails with ECHILD. Taken for "it runs", the readable pidfd would keep the event loop busy for ever.
+    #[test]
+    fn a_process_that_was_reaped_elsewhere_has_ended() {
+        let (mut child, pidfd) = spawn("exit 7");
+        child.wait().unwrap();
+        wait_readable(&pidfd);
+        assert_eq!(reap(&pidfd), Some(How::Signal(9)));
+    }
+}

@@ -283,7 +283,7 @@ impl AppCgroup {
             self.forbid_swap(bytes);
         }
         if let Some(milli) = limits.cpu_milli {
-            let quota = milli.saturating_mul(100).max(1000);
+            let quota = cpu_quota(milli);
             set("cpu", ("cpu.max", format!("{quota} 100000")), ("cpu.cfs_quota_us", quota.to_string()))?;
         }
         if let Some(shares) = limits.cpu_shares {
@@ -351,6 +351,13 @@ fn kill_member(dir: &OwnedFd, pid: Pid) {
     if read(dir, "cgroup.procs").is_ok_and(|text| text.lines().any(|line| line == number)) {
         let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
     }
+}
+
+/// A CPU limit in thousandths of a processor as microseconds per period of 100 ms. The kernel's minimum is 1 ms
+/// (`min_cfs_quota_period`); it refuses less with EINVAL.
+fn cpu_quota(milli: u64) -> u64 {
+    const MIN_QUOTA: u64 = 1000;
+    milli.saturating_mul(100).max(MIN_QUOTA)
 }
 
 /// cgroup v1 shares (2 to 262144) as a v2 weight (1 to 10000), as the kubelet and runc convert them.
@@ -460,6 +467,13 @@ mod tests {
     fn shares_become_weights() {
         for (shares, want) in [(2, 1), (1024, 39), (262_144, 10_000), (0, 1)] {
             assert_eq!(weight(shares), want, "{shares}");
+        }
+    }
+
+    #[test]
+    fn a_cpu_limit_below_the_kernels_minimum_is_raised_to_it() {
+        for (milli, want) in [(1, 1000), (9, 1000), (10, 1000), (11, 1100), (2500, 250_000), (u64::MAX, u64::MAX)] {
+            assert_eq!(cpu_quota(milli), want, "{milli}m");
         }
     }
 

@@ -100,6 +100,15 @@ mod tests {
         assert_eq!(pace.resumes_at(now + 400 * MS), Some(now + 600 * MS), "10 ms were left");
     }
 
+    /// A limit of 0.001 processors would pay off a millisecond of reading in a second; the kernel gives the app more.
+    #[test]
+    fn a_tiny_limit_earns_what_the_kernel_grants() {
+        let now = Instant::now();
+        let mut pace = Pace::new(Some(1), now);
+        pace.charge(11 * MS, now);
+        assert_eq!(pace.resumes_at(now), Some(now + 100 * MS), "1 ms above the savings of 10 ms, at 1 %");
+    }
+
     #[test]
     fn no_more_is_saved_than_a_burst() {
         let now = Instant::now();
