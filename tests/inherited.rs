@@ -221,13 +221,13 @@ fn session_and_terminal() {
 fn the_session_is_left_also_when_the_engine_is_dead() {
     let g = Gantry::new();
     let lock = g.scratch();
-    // With job control (-m) the job leads a process group, as a supervisor does that the engine starts. It becomes the
+    // With job control (set -m) the job leads a process group, as a supervisor does that the engine starts. It becomes the
     // supervisor when the shell, its parent, has exited. The next parent is in another session, so that its process group
     // cannot be joined.
     let script =
         format!("(read line; exec {} run --lock-fd 9 9<{}) <&0 & exit 0", g.own_supervisor().display(), lock.display());
     let mut command = Command::new("setsid");
-    command.args(["bash", "-mc", &script]).current_dir(&lock);
+    command.args(["bash", "-c", &script]).current_dir(&lock);
     let mut shell = g.spawn_command_with_stdin(&mut command);
     wait_for("the shell to exit", || shell.has_ended().then_some(()));
     shell.write("go\nno plan");

@@ -1,4 +1,4 @@
-//! An app of the running pod: what it was made with, its process, its output.
+//! An app of a running pod: what it was made with, its main process, its output.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -11,42 +11,49 @@ use crate::cgroup::AppCgroup;
 use crate::confine::Confinement;
 use crate::foreground::Foregrounds;
 use crate::journal::now;
-use crate::logs::{Log, Pending, Stream};
+use crate::logs::{Log, PartialLine, Stream};
 use crate::pace::Pace;
+use crate::table::{Table, Token};
 use crate::user::Ids;
 
-/// How long the beginning of a line waits for the rest before the log gets it as a piece of its own.
+/// Time after which the beginning of a line is written to the log as a record of its own.
 const PARTIAL_LINE_DELAY: Duration = Duration::from_millis(200);
+
+/// Maximum number of reads from one output before other events are handled.
+const MAX_READS: usize = 16;
+
+/// Maximum read from an app with a CPU limit, in bytes: a few lines may use up its share.
+const MAX_LIMITED_READ: usize = 8 << 10;
 
 /// An app whose program was executed.
 pub(crate) struct App {
-    /// What the plan says of it.
+    /// Its part of the plan.
     pub(crate) plan: plan::App,
     /// Its root, as mounted in the supervisor's tree (without the volumes).
     pub(crate) root: OwnedFd,
-    /// Its `/dev/null`, opened before it ran: it may remove it, or put something else there.
+    /// Its `/dev/null`, opened before its program was executed: the app may replace the file later.
     pub(crate) null: OwnedFd,
-    /// Who it runs as.
+    /// Its user, groups and home directory.
     pub(crate) ids: Ids,
-    /// What confines it.
+    /// Its capabilities and system call filters.
     pub(crate) confinement: Confinement,
     /// Its cgroups.
     pub(crate) cgroup: AppCgroup,
-    /// Its main process, on the host. The number may be another's once it has ended: only for telling.
+    /// The PID of its main process on the host, for display only: it may be reused after the exit.
     pub(crate) pid: Pid,
-    /// Its main process while it runs.
+    /// The pidfd of its main process until that was reaped.
     pub(crate) running: Option<OwnedFd>,
     /// When it was started, in nanoseconds since the epoch.
     pub(crate) started: i64,
     /// Its output.
-    pub(crate) output: Output,
+    pub(crate) output: AppOutput,
     /// What a client may attach to.
-    pub(crate) input: Input,
+    pub(crate) input: AppInput,
 }
 
-/// The end of an app's stdin that is ours.
-pub(crate) enum Input {
-    /// It has none: /dev/null.
+/// The supervisor's end of an app's stdin.
+pub(crate) enum AppInput {
+    /// The app has /dev/null.
     None,
     /// The writing end of a pipe, until a client takes it.
     Pipe(Option<OwnedFd>),
@@ -54,81 +61,88 @@ pub(crate) enum Input {
     Terminal(OwnedFd),
 }
 
-/// Where an app's output comes from and where it goes.
-pub(crate) struct Output {
+/// The output of an app: standard output and error, or a terminal.
+pub(crate) struct AppOutput {
+    /// The app's position in the pod, which the output protocol sends.
+    pub(crate) app_number: usize,
     /// The log file.
     pub(crate) log: Log,
-    /// What is still open.
-    pub(crate) sources: Vec<Source>,
-    /// Whether the beginning of a line is written at once.
+    /// The outputs that have not ended.
+    pub(crate) sources: Table<OutputSource>,
+    /// Whether the beginning of a line is written to the log at once.
     pub(crate) eager: bool,
-    /// When the log gets the beginnings of lines that are not complete yet.
+    /// When the beginnings of incomplete lines are written to the log.
     pub(crate) flush_at: Option<Instant>,
-    /// Keeps the work of reading it within the app's cpu limit.
+    /// Limits the supervisor's CPU time for this output to the app's limit.
     pub(crate) pace: Pace,
 }
 
-/// One open output.
-pub(crate) struct Source {
+/// One output of an app.
+pub(crate) struct OutputSource {
     /// The reading end, non-blocking.
     pub(crate) fd: OwnedFd,
-    /// Which output.
+    /// Standard output or error.
     pub(crate) stream: Stream,
-    /// The line that is not complete yet.
-    pub(crate) pending: Pending,
+    /// The beginning of a line without its newline.
+    pub(crate) partial: PartialLine,
 }
 
-impl Output {
-    /// Reads what is there from source `index` of app number `app`, for the foregrounds and the log; whether the source
-    /// has ended. At most some reads at a time, so that one app that floods cannot keep the loop from everything else, and
-    /// none while a foreground has to take what was read before.
-    pub(crate) fn pump(&mut self, app: usize, index: usize, foregrounds: &mut Foregrounds, buffer: &mut [u8]) -> bool {
-        // An app with a cpu limit may have used up its share after a few lines.
-        let (turns, most) = if self.pace.is_limited() { (1, 8 << 10) } else { (16, buffer.len()) };
-        let buffer = &mut buffer[..most];
-        let Some(source) = self.sources.get_mut(index) else { return true };
+impl AppOutput {
+    /// Reads available output for the foregrounds and the log; returns whether the output has ended. It stops after
+    /// [`MAX_READS`] reads, so that an app that writes without pause does not starve other events, and as soon as a
+    /// foreground is blocked.
+    pub(crate) fn pump(
+        &mut self,
+        token: Token<OutputSource>,
+        foregrounds: &mut Foregrounds,
+        buffer: &mut [u8],
+    ) -> bool {
+        let (reads, size) = if self.pace.is_limited() { (1, MAX_LIMITED_READ) } else { (MAX_READS, buffer.len()) };
+        let buffer = &mut buffer[..size];
+        let Some(source) = self.sources.get_mut(token) else { return true };
         let mut has_ended = false;
-        for _ in 0..turns {
+        for _ in 0..reads {
             if foregrounds.are_blocked() {
                 break;
             }
             match rustix::io::read(&source.fd, &mut *buffer) {
+                // The master of a terminal that no process has open reports EIO.
                 Ok(0) | Err(rustix::io::Errno::IO) => {
-                    self.log.end(source.stream, &mut source.pending, now());
+                    self.log.end(source.stream, &mut source.partial, now());
                     has_ended = true;
                     break;
                 }
                 Ok(n) => {
-                    foregrounds.send(app, source.stream, &buffer[..n]);
-                    self.log.take(source.stream, &mut source.pending, &buffer[..n], now(), self.eager);
+                    foregrounds.send(self.app_number, source.stream, &buffer[..n]);
+                    self.log.write(source.stream, &mut source.partial, &buffer[..n], now(), self.eager);
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => break,
             }
         }
-        self.flush_at = match self.sources.iter().any(|source| source.pending.is_waiting()) {
+        self.flush_at = match self.sources.values().any(|source| source.partial.is_pending()) {
             true => self.flush_at.or_else(|| Some(Instant::now() + PARTIAL_LINE_DELAY)),
             false => None,
         };
         has_ended
     }
 
-    /// Gives the log the beginnings of lines that have waited long enough: who follows the log sees prompts and progress.
-    pub(crate) fn flush_late_lines(&mut self, at: Instant) {
-        if self.flush_at.is_some_and(|flush_at| flush_at <= at) {
+    /// Writes overdue beginnings of lines to the log: its readers see prompts and progress.
+    pub(crate) fn flush_late_lines(&mut self, now_at: Instant) {
+        if self.flush_at.is_some_and(|flush_at| flush_at <= now_at) {
             self.flush_at = None;
-            for source in &mut self.sources {
-                self.log.take(source.stream, &mut source.pending, &[], now(), true);
+            for source in self.sources.values_mut() {
+                self.log.write(source.stream, &mut source.partial, &[], now(), true);
             }
         }
     }
 
-    /// Takes what is there and closes every source: nothing that could write to them runs any more, or it is stuck.
-    pub(crate) fn close(&mut self, app: usize, foregrounds: &mut Foregrounds, buffer: &mut [u8]) {
-        for index in 0..self.sources.len() {
-            self.pump(app, index, foregrounds, buffer);
-            if let Some(source) = self.sources.get_mut(index) {
-                self.log.end(source.stream, &mut source.pending, now());
+    /// Reads available output and closes every source. Called when their writers have ended or hang in the kernel.
+    pub(crate) fn close(&mut self, foregrounds: &mut Foregrounds, buffer: &mut [u8]) {
+        for token in self.sources.tokens() {
+            self.pump(token, foregrounds, buffer);
+            if let Some(source) = self.sources.get_mut(token) {
+                self.log.end(source.stream, &mut source.partial, now());
             }
         }
         self.sources.clear();
@@ -136,18 +150,18 @@ impl Output {
 }
 
 impl App {
-    /// Sends a signal, by its number, to the main process; whether it runs.
+    /// Sends a signal, by its number, to the main process; returns whether that runs.
     pub(crate) fn signal(&self, number: u8) -> bool {
         self.running.as_ref().is_some_and(|pidfd| crate::sys::send_signal(pidfd.as_fd(), number).is_ok())
     }
 }
 
-/// How a process that has ended did; takes its exit status. `None` when it has not.
+/// Reaps a process that has ended; `None` if it runs.
 pub(crate) fn reap(pidfd: &OwnedFd) -> Option<How> {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
     let status = match waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
         Ok(status) => status?,
-        // Its status was collected elsewhere. It has ended all the same: its descriptor would be readable for ever.
+        // It was reaped elsewhere. Without this the event loop would spin: the pidfd stays readable.
         Err(rustix::io::Errno::CHILD) => return Some(How::Signal(9)),
         Err(_) => return None,
     };

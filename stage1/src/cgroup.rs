@@ -1,18 +1,19 @@
-//! The pod's control groups: on cgroup v2, on v1, and on the hybrid of both, by descriptors opened before the
-//! supervisor leaves the host's mount tree.
+//! The pod's cgroups on cgroup v2, v1, and the hybrid of both, by descriptors that are opened before the supervisor leaves
+//! the host's mount tree.
 //!
 //! | hierarchy | pod | app |
 //! |---|---|---|
 //! | v2 (alone) | `PARENT/UUID`, the supervisor in `PARENT/UUID/_supervisor` | `PARENT/UUID/APP` |
 //! | v1 memory, cpu, cpuacct, pids, blkio | `PARENT/UUID` | `PARENT/UUID/APP` |
-//! | v2 beside v1 (`unified`) | as v2, without controllers: to kill and to confine devices | as v2 |
+//! | v2 beside v1 (`unified`) | as v2, without controllers: to kill processes and confine devices | as v2 |
 //!
-//! libcontainer is shown no hierarchy at all: it would parse the mount table 24 times and cannot leave a group alone.
-//! A process joins between its creation and its start. Moving a process makes the kernel wait for a grace period (some
-//! 10 ms), once for moves in quick succession, and while it waits nobody can make a group; so every group is made
-//! first, and a helper moves the supervisor while the supervisor works on. What a `kill -9` leaves are empty directories under
-//! `PARENT/UUID`; the engine removes them by the pod's UUID.
+//! libcontainer sees no hierarchy: it would parse the mount table 24 times, and it manages every cgroup that it sees.
+//! Processes of apps join between their creation and their start. Moving a process is slow
+//! ([`crate::kernel_costs`]) and blocks the making of cgroups, so all cgroups are made first. A killed supervisor leaves
+//! empty directories below `PARENT/UUID`, which the engine removes.
 
+use std::cell::Cell;
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -23,19 +24,20 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use crate::failure::{Attempt, Result, failure};
-use crate::sys::{self, Fork};
+use crate::kernel_costs::CgroupMove;
+use crate::sys::{self, ForkedChild, SingleThreaded};
 
 const ROOT: &str = "/sys/fs/cgroup";
 const CONTROLLERS: [&str; 5] = ["memory", "cpu", "cpuacct", "pids", "blkio"];
-/// Not an app's name: those have no underscore.
+/// The supervisor's own cgroup on v2. Names of apps have no underscore.
 const SUPERVISOR: &str = "_supervisor";
 
-/// What a hierarchy is for.
+/// A kind of hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// cgroup v2 with its controllers.
     Unified,
-    /// cgroup v2 beside v1, without controllers of use.
+    /// cgroup v2 beside v1: the controllers are on v1.
     Tracking,
     /// One v1 controller (or the first of several mounted together).
     V1(&'static str),
@@ -45,28 +47,28 @@ struct Hierarchy {
     kind: Kind,
     root: OwnedFd,
     pod: OwnedFd,
-    /// Whether the supervisor was moved into a group of the pod.
-    moved: bool,
+    /// Whether the supervisor is in a cgroup of the pod, or is being moved there.
+    has_supervisor: bool,
 }
 
-/// The groups of a pod.
+/// The cgroups of a pod.
 pub(crate) struct Cgroups {
     hierarchies: Vec<Hierarchy>,
     /// `PARENT/UUID`, relative to a hierarchy's root.
     path: String,
     parent: String,
-    /// The process that moves this one, while it does.
-    mover: Option<OwnedFd>,
+    /// The move of the supervisor on v2 while it takes place.
+    moving: Option<CgroupMove>,
 }
 
-/// The groups of one app: a directory in each hierarchy.
+/// The cgroups of an app: a directory in each hierarchy.
 pub(crate) struct AppCgroup {
     name: String,
     dirs: Vec<(Kind, OwnedFd)>,
 }
 
 impl Cgroups {
-    /// Makes the pod's groups.
+    /// Makes the pod's cgroups.
     pub(crate) fn make(parent: &str, pod: &str) -> Result<Self> {
         let parent = parent.trim_matches('/').to_owned();
         if parent.is_empty() || parent.split('/').any(|part| part.is_empty() || part == "." || part == "..") {
@@ -77,17 +79,18 @@ impl Cgroups {
         for (kind, root) in mounted()? {
             let pod =
                 make_below(&root, &parent, pod).attempt(|| format!("cannot make the cgroup {}", shown(kind, &path)))?;
-            hierarchies.push(Hierarchy { kind, root, pod, moved: false });
+            hierarchies.push(Hierarchy { kind, root, pod, has_supervisor: false });
         }
         if hierarchies.is_empty() {
             return Err(failure(ErrorKind::Unavailable, format!("no cgroup hierarchy is mounted below {ROOT}")));
         }
-        let cgroups = Self { hierarchies, path, parent, mover: None };
+        let cgroups = Self { hierarchies, path, parent, moving: None };
         cgroups.enable_controllers();
         Ok(cgroups)
     }
 
-    /// On v2 a controller reaches a group only when every ancestor passes it on. One that cannot be passed on shows when a limit asks for it.
+    /// On v2 a cgroup has a controller only if all its ancestors enable it for their children. A controller that cannot be
+    /// enabled is reported when a limit needs it.
     fn enable_controllers(&self) {
         for hierarchy in self.hierarchies.iter().filter(|h| h.kind == Kind::Unified) {
             let mut levels = vec![String::new()];
@@ -102,69 +105,75 @@ impl Cgroups {
                     format!("{level}/cgroup.subtree_control")
                 };
                 for controller in ["+memory", "+cpu", "+pids", "+io"] {
-                    let _ = write(hierarchy.root.as_fd(), &file, controller);
+                    let _reported_with_the_limit = write(hierarchy.root.as_fd(), &file, controller);
                 }
             }
         }
     }
 
-    /// Begins to move this process out of the group it was started in, so that the session or unit that started the pod
-    /// can end without it. No group can be made until [`Self::end_move`].
-    pub(crate) fn begin_move(&mut self) -> Result<()> {
+    /// Moves this process out of the cgroup that it was started in, so that the session or unit of the caller can end
+    /// without it. On v2 the move takes place in the background until [`Self::finish_move`], and no cgroup can be made
+    /// meanwhile.
+    pub(crate) fn start_move(&mut self, thread: SingleThreaded) -> Result<()> {
         let own = std::fs::read_to_string("/proc/self/cgroup").attempt(|| "cannot read /proc/self/cgroup")?;
-        let mut groups = Vec::new();
+        let mut v2_groups = Vec::new();
         for hierarchy in &mut self.hierarchies {
-            let leaf = matches!(hierarchy.kind, Kind::Unified | Kind::Tracking);
-            if !leaf && in_root(&own, hierarchy.kind) {
+            let what = || format!("cannot join the supervisor's cgroup below {}", shown(hierarchy.kind, &self.path));
+            if hierarchy.kind.is_v2() {
+                let dir = make_dir(&hierarchy.pod, SUPERVISOR).attempt(what)?;
+                v2_groups.push(open_procs(&dir).attempt(what)?);
+            } else if in_root(&own, hierarchy.kind) {
                 continue;
+            } else {
+                join_v1(&hierarchy.pod).attempt(what)?;
             }
-            let what = || format!("cannot open the supervisor's cgroup below {}", shown(hierarchy.kind, &self.path));
-            let dir = if leaf { &make_dir(&hierarchy.pod, SUPERVISOR).attempt(what)? } else { &hierarchy.pod };
-            groups.push(open_procs(dir).attempt(what)?);
-            hierarchy.moved = true;
+            hierarchy.has_supervisor = true;
         }
-        self.mover = Some(mover(&groups).attempt(|| "cannot start moving the supervisor to its cgroup")?);
+        if !v2_groups.is_empty() {
+            let moving = CgroupMove::start(thread, &v2_groups);
+            self.moving = Some(moving.attempt(|| "cannot start moving the supervisor to its cgroup")?);
+        }
         Ok(())
     }
 
-    /// Begins to move this process back to the root of each hierarchy, for [`Self::leave_and_remove`] to wait less. What it
-    /// does not do is done there.
-    pub(crate) fn begin_leave(&mut self) {
-        self.wait_for_mover();
-        let moved = self.hierarchies.iter().filter(|hierarchy| hierarchy.moved);
-        let groups: rustix::io::Result<Vec<_>> = moved.map(|hierarchy| open_procs(&hierarchy.root)).collect();
-        self.mover = groups.ok().and_then(|groups| mover(&groups).ok());
+    /// Starts moving this process back to the root of each hierarchy, so that [`Self::leave_and_remove`] need not wait for
+    /// it. A failure shows there.
+    pub(crate) fn start_leaving(&mut self, thread: SingleThreaded) {
+        self.wait_for_move();
+        let mut v2_roots = Vec::new();
+        for hierarchy in self.hierarchies.iter().filter(|hierarchy| hierarchy.has_supervisor) {
+            if hierarchy.kind.is_v2() {
+                v2_roots.extend(open_procs(&hierarchy.root));
+            } else {
+                let _tried_again_later = join_v1(&hierarchy.root);
+            }
+        }
+        self.moving = CgroupMove::start(thread, &v2_roots).ok();
     }
 
-    fn wait_for_mover(&mut self) {
-        if let Some(mover) = self.mover.take() {
-            let id = rustix::process::WaitId::PidFd(mover.as_fd());
-            let _ = rustix::process::waitid(id, rustix::process::WaitIdOptions::EXITED);
+    fn wait_for_move(&mut self) {
+        if let Some(moving) = self.moving.take() {
+            // Whether it has moved shows when the cgroup is removed.
+            let _moved = moving.wait();
         }
     }
 
-    /// Waits until the supervisor has been moved, and moves PID 1 after it, which may have been made before.
-    pub(crate) fn end_move(&mut self, init: Pid) -> Result<()> {
-        use rustix::process::{WaitId, WaitIdOptions, waitid};
-        let Some(mover) = self.mover.take() else { return Ok(()) };
-        let status = waitid(WaitId::PidFd(mover.as_fd()), WaitIdOptions::EXITED)
-            .attempt(|| "cannot wait for the move to the cgroup")?;
-        if status.and_then(|status| status.exit_status()) != Some(0) {
-            return Err(failure(
-                ErrorKind::Internal,
-                format!("cannot move the supervisor to the cgroup {}", self.path),
-            ));
+    /// Waits until the supervisor has been moved, and moves PID 1 after it, which may have been forked before.
+    pub(crate) fn finish_move(&mut self, init: Pid) -> Result<()> {
+        let Some(moving) = self.moving.take() else { return Ok(()) };
+        if !moving.wait().attempt(|| "cannot wait for the move to the supervisor's cgroup")? {
+            let why = format!("cannot move the supervisor to the cgroup {}/{SUPERVISOR}", self.path);
+            return Err(failure(ErrorKind::Internal, why));
         }
         let pid = init.as_raw_nonzero().to_string();
-        for hierarchy in self.hierarchies.iter().filter(|hierarchy| hierarchy.moved) {
-            let leaf = matches!(hierarchy.kind, Kind::Unified | Kind::Tracking);
-            let file = if leaf { format!("{SUPERVISOR}/cgroup.procs") } else { "cgroup.procs".to_owned() };
-            write(hierarchy.pod.as_fd(), &file, &pid).attempt(|| "cannot move the pod's PID 1 to its cgroup")?;
+        for hierarchy in self.hierarchies.iter().filter(|hierarchy| hierarchy.kind.is_v2()) {
+            write(hierarchy.pod.as_fd(), &format!("{SUPERVISOR}/cgroup.procs"), &pid)
+                .attempt(|| "cannot move the pod's PID 1 to its cgroup")?;
         }
         Ok(())
     }
 
-    /// Makes the groups of an app and sets its limits.
+    /// Makes the cgroups of an app and sets its limits.
     pub(crate) fn app(&self, name: &str, limits: &Limits) -> Result<AppCgroup> {
         let mut dirs = Vec::with_capacity(self.hierarchies.len());
         for hierarchy in &self.hierarchies {
@@ -178,9 +187,9 @@ impl Cgroups {
         Ok(group)
     }
 
-    /// Confines the devices that processes of the pod may use; whether the kernel offers a way to.
+    /// Confines the devices that processes of the pod may use; returns whether the host has a way to.
     pub(crate) fn confine_devices(&self) -> bool {
-        let unified = self.hierarchies.iter().find(|h| matches!(h.kind, Kind::Unified | Kind::Tracking));
+        let unified = self.hierarchies.iter().find(|hierarchy| hierarchy.kind.is_v2());
         if let Some(hierarchy) = unified
             && crate::devices::attach(hierarchy.pod.as_fd()).is_ok()
         {
@@ -189,47 +198,46 @@ impl Cgroups {
         crate::devices::confine_v1(&self.parent, &self.path).is_ok()
     }
 
-    /// Removes an app's groups. They are empty, or this fails with EBUSY and the engine does it later.
+    /// Removes an app's cgroups. One that is not empty yet (EBUSY) is left to the engine.
     pub(crate) fn remove(&self, app: &AppCgroup) {
         for hierarchy in &self.hierarchies {
-            let _ = rustix::fs::unlinkat(&hierarchy.pod, &app.name, AtFlags::REMOVEDIR);
+            let _left_for_engine = rustix::fs::unlinkat(&hierarchy.pod, &app.name, AtFlags::REMOVEDIR);
         }
     }
 
-    /// Removes the pod's groups as far as they are empty: this process moves back to the root of each hierarchy to
-    /// make them so. The last thing a supervisor does.
+    /// Removes the pod's cgroups after moving this process back to the root of each hierarchy. Those that are not empty
+    /// are left to the engine.
     pub(crate) fn leave_and_remove(&mut self) {
-        self.wait_for_mover();
+        self.wait_for_move();
         for hierarchy in &self.hierarchies {
-            if hierarchy.remove(&self.path) == Err(Errno::BUSY) && hierarchy.moved {
-                let _ = write(hierarchy.root.as_fd(), "cgroup.procs", "0");
-                let _ = hierarchy.remove(&self.path);
+            if hierarchy.remove(&self.path) == Err(Errno::BUSY) && hierarchy.has_supervisor {
+                let _left_for_engine = if hierarchy.kind.is_v2() {
+                    write(hierarchy.root.as_fd(), "cgroup.procs", "0")
+                } else {
+                    join_v1(&hierarchy.root)
+                };
+                let _left_for_engine = hierarchy.remove(&self.path);
             }
-            let _ = rustix::fs::unlinkat(&hierarchy.root, &self.parent, AtFlags::REMOVEDIR);
+            // It fails while other pods have cgroups there.
+            let _in_use = rustix::fs::unlinkat(&hierarchy.root, &self.parent, AtFlags::REMOVEDIR);
         }
     }
 }
 
 impl Hierarchy {
-    /// Removes the pod's group and the supervisor's in it.
+    /// Removes the pod's cgroup and the supervisor's in it.
     fn remove(&self, path: &str) -> rustix::io::Result<()> {
-        if self.moved {
-            let _ = rustix::fs::unlinkat(&self.pod, SUPERVISOR, AtFlags::REMOVEDIR);
+        if self.has_supervisor {
+            // If it is not empty, removing the parent fails as well.
+            let _reported_below = rustix::fs::unlinkat(&self.pod, SUPERVISOR, AtFlags::REMOVEDIR);
         }
         rustix::fs::unlinkat(&self.root, path, AtFlags::REMOVEDIR)
     }
 }
 
-/// A process that moves this one into these groups and ends; 0: it did.
-fn mover(groups: &[OwnedFd]) -> io::Result<OwnedFd> {
-    let pid = std::process::id().to_string();
-    match sys::fork(0)? {
-        Fork::Child => {
-            let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-            let moved = groups.iter().all(|group| rustix::io::write(group, pid.as_bytes()).is_ok());
-            sys::exit_now(i32::from(!moved))
-        }
-        Fork::Parent(mover) => Ok(rustix::process::pidfd_open(mover, rustix::process::PidfdFlags::empty())?),
+impl Kind {
+    fn is_v2(self) -> bool {
+        matches!(self, Self::Unified | Self::Tracking)
     }
 }
 
@@ -238,7 +246,7 @@ impl AppCgroup {
         self.dirs.iter().find(|(kind, _)| fits(*kind)).map(|(_, dir)| dir)
     }
 
-    /// Moves a process in.
+    /// Moves a process to the cgroups.
     pub(crate) fn add(&self, pid: Pid) -> Result<()> {
         let pid = pid.as_raw_nonzero().to_string();
         for (kind, dir) in &self.dirs {
@@ -248,9 +256,36 @@ impl AppCgroup {
         Ok(())
     }
 
-    /// Moves this process in.
-    pub(crate) fn join(&self) -> io::Result<()> {
-        self.dirs.iter().try_for_each(|(_, dir)| write(dir.as_fd(), "cgroup.procs", "0"))
+    /// Forks a process into the cgroups and runs `child` there. On v2 it is born in its cgroup, and on v1 it moves itself,
+    /// so that it does not wait for a grace period ([`crate::kernel_costs`]). `child` gets the error of moving.
+    pub(crate) fn fork_into(
+        &self,
+        thread: SingleThreaded,
+        child: impl FnOnce(ForkedChild, io::Result<()>) -> Infallible,
+    ) -> io::Result<Pid> {
+        // The first attempt must not use up the closure.
+        let child = Cell::new(Some(child));
+        let run = |process: ForkedChild, is_born_inside: bool| match child.take() {
+            Some(child) => child(process, self.join(is_born_inside)),
+            None => sys::exit_now(127),
+        };
+        let v2 = self.dir(Kind::is_v2);
+        let born = v2.map(|dir| sys::fork_into_cgroup(thread, dir.as_fd(), |process| run(process, true)));
+        match born {
+            Some(Ok(pid)) => Ok(pid),
+            // clone3 fails if the filter of a container that gantry runs in denies it, and at the app's limit of processes,
+            // which does not apply to a process that is moved.
+            Some(Err(_)) | None => sys::fork(thread, 0, |process| run(process, false)),
+        }
+    }
+
+    /// Moves this process, which has one thread, to the cgroups.
+    fn join(&self, is_born_inside: bool) -> io::Result<()> {
+        self.dirs.iter().try_for_each(|(kind, dir)| match kind.is_v2() {
+            true if is_born_inside => Ok(()),
+            true => write(dir.as_fd(), "cgroup.procs", "0"),
+            false => join_v1(dir),
+        })
     }
 
     fn limit(&self, limits: &Limits) -> Result<()> {
@@ -270,7 +305,7 @@ impl AppCgroup {
                 }
             };
             match write(dir.as_fd(), file, &value) {
-                // The group is there and the controller's file is not: switched off at boot, or not passed on.
+                // The cgroup lacks the controller's file: disabled at boot, or not enabled by an ancestor.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Err(failure(
                     ErrorKind::Unavailable,
                     format!("a {controller} limit was asked for and the {controller} cgroup controller is not enabled"),
@@ -291,7 +326,7 @@ impl AppCgroup {
         }
         if let Some(pids) = limits.pids.or(limits.pids_default) {
             let limited = set("pids", ("pids.max", pids.to_string()), ("pids.max", pids.to_string()));
-            // Nobody asked for the default: a kernel that cannot do it is no reason to fail.
+            // The default limit is not required: a kernel without the controller runs the pod without it.
             if limits.pids.is_some() {
                 limited?;
             }
@@ -299,16 +334,16 @@ impl AppCgroup {
         Ok(())
     }
 
-    /// A memory limit that swap can exceed is none. Kernels without swap accounting lack the files.
+    /// Swap would otherwise extend the memory limit. Kernels without swap accounting lack the files.
     fn forbid_swap(&self, bytes: u64) {
         if let Some(dir) = self.dir(|kind| kind == Kind::Unified) {
-            let _ = write(dir.as_fd(), "memory.swap.max", "0");
+            let _without_swap_accounting = write(dir.as_fd(), "memory.swap.max", "0");
         } else if let Some(dir) = self.dir(|kind| kind == Kind::V1("memory")) {
-            let _ = write(dir.as_fd(), "memory.memsw.limit_in_bytes", &bytes.to_string());
+            let _without_swap_accounting = write(dir.as_fd(), "memory.memsw.limit_in_bytes", &bytes.to_string());
         }
     }
 
-    /// How many times the kernel killed a process of the app for want of memory.
+    /// How many processes of the app the OOM killer has killed.
     pub(crate) fn oom_kills(&self) -> u64 {
         let (file, dir) = match self.dir(|kind| kind == Kind::Unified) {
             Some(dir) => ("memory.events", Some(dir)),
@@ -318,14 +353,14 @@ impl AppCgroup {
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// Whether no process is left in it.
+    /// Whether no process is in it.
     pub(crate) fn is_empty(&self) -> bool {
         self.dirs.first().is_none_or(|(_, dir)| read(dir, "cgroup.procs").is_ok_and(|text| text.is_empty()))
     }
 
-    /// Sends SIGKILL to every process in it: at once where the kernel offers that, else one by one, again while some are left.
+    /// Kills every process in it: by `cgroup.kill` (v2, Linux 5.14), or else one by one until none is left.
     pub(crate) fn kill(&self) {
-        if let Some(dir) = self.dir(|kind| matches!(kind, Kind::Unified | Kind::Tracking))
+        if let Some(dir) = self.dir(Kind::is_v2)
             && write(dir.as_fd(), "cgroup.kill", "1").is_ok()
         {
             return;
@@ -344,12 +379,13 @@ impl AppCgroup {
     }
 }
 
-/// By a descriptor opened before the membership is looked at again: the number may be another's by now.
+/// Kills a member of a cgroup. The PID may have been reused, so the membership is checked after the pidfd was opened.
 fn kill_member(dir: &OwnedFd, pid: Pid) {
     let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else { return };
     let number = pid.as_raw_nonzero().to_string();
     if read(dir, "cgroup.procs").is_ok_and(|text| text.lines().any(|line| line == number)) {
-        let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
+        // It fails only if the process has exited.
+        let _already_ended = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
     }
 }
 
@@ -365,7 +401,7 @@ fn weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
 }
 
-/// The hierarchies at their conventional places (systemd's and docker's), each once.
+/// The hierarchies at their conventional paths (those of systemd and docker), each once.
 fn mounted() -> Result<Vec<(Kind, OwnedFd)>> {
     const CGROUP2: u64 = 0x6367_7270;
     let root = open_dir(ROOT).attempt(|| format!("cannot open {ROOT}"))?;
@@ -392,7 +428,7 @@ fn mounted() -> Result<Vec<(Kind, OwnedFd)>> {
     Ok(found)
 }
 
-/// Whether `/proc/self/cgroup` says that the process is in the root group of a v1 hierarchy.
+/// Whether the process of this `/proc/self/cgroup` is in the root cgroup of a v1 hierarchy.
 fn in_root(own: &str, kind: Kind) -> bool {
     let Kind::V1(controller) = kind else { return false };
     own.lines().any(|line| {
@@ -402,7 +438,7 @@ fn in_root(own: &str, kind: Kind) -> bool {
     })
 }
 
-/// `PARENT/POD`, made. Another pod's end may remove an empty `PARENT` in between: then again.
+/// Makes `PARENT/POD`. The end of another pod may remove an empty `PARENT` in between, hence the retries.
 fn make_below(root: &OwnedFd, parent: &str, pod: &str) -> io::Result<OwnedFd> {
     for _ in 0..16 {
         let mut path = String::new();
@@ -426,10 +462,16 @@ fn make_dir(at: &OwnedFd, path: &str) -> io::Result<OwnedFd> {
 fn ignore_existing(result: rustix::io::Result<()>) -> io::Result<()> {
     match result {
         Err(rustix::io::Errno::EXIST) => Ok(()),
-        // A parent that vanished while an element was made: the caller's next step finds out.
+        // A parent was removed meanwhile: the caller's next step fails.
         Err(rustix::io::Errno::NOENT) => Ok(()),
         other => Ok(other?),
     }
+}
+
+/// Moves this process, which has one thread, to a v1 cgroup. A thread that moves itself through `tasks` need not wait for
+/// a grace period.
+fn join_v1(group: &OwnedFd) -> io::Result<()> {
+    write(group.as_fd(), "tasks", "0")
 }
 
 fn open_procs(group: &OwnedFd) -> rustix::io::Result<OwnedFd> {

@@ -1,4 +1,4 @@
-//! The server's side of the control socket: connections, requests with their descriptors, answers.
+//! The server side of the control socket: connections, requests with their descriptors, replies.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -12,20 +12,21 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 use crate::failure::{Attempt, Result, failure};
 use crate::passing;
 
-/// More connections than this wait in the socket's backlog.
+/// Maximum number of connections whose request has not been received; further ones wait in the socket's backlog.
 pub(crate) const MAX_CONNECTIONS: usize = 128;
 
-/// With one request.
+/// Maximum number of descriptors with one request.
 const MAX_REQUEST_DESCRIPTORS: usize = 4;
 
-/// A connection that has sent no request by then is closed.
+/// Timeout of receiving the request of a connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes the socket in the pod directory. A dead supervisor's is replaced: the lock says that it is dead.
+/// Makes the socket in the pod directory. It replaces a stale one: this process has the pod's lock, so its owner is dead.
 pub(crate) fn listen() -> Result<OwnedFd> {
     let what = || "cannot make the control socket";
     let path = format!("/pod/{}", files::CONTROL);
-    let _ = rustix::fs::unlink(&path);
+    // If it cannot be removed, bind fails.
+    let _stale_or_missing = rustix::fs::unlink(&path);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).attempt(what)?;
     let address = SocketAddrUnix::new(path.as_str()).attempt(what)?;
@@ -37,16 +38,16 @@ pub(crate) fn listen() -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A connection whose request has not come yet.
+/// A connection whose request has not been received.
 pub(crate) struct Connection {
     /// The socket, non-blocking.
     pub(crate) socket: OwnedFd,
-    /// When it is given up.
+    /// When it is closed without a request.
     pub(crate) deadline: Instant,
 }
 
 impl Connection {
-    /// Takes the next connection, if there is one. An error is that no descriptor is left to take it with.
+    /// Accepts a connection if one is waiting. An error means that this process or the host is out of descriptors.
     pub(crate) fn accept(listener: &OwnedFd) -> std::io::Result<Option<Self>> {
         match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => Ok(Some(Self { socket, deadline: Instant::now() + REQUEST_TIMEOUT })),
@@ -55,18 +56,18 @@ impl Connection {
         }
     }
 
-    /// Reads the request and the descriptors that came with it. `None`: the client went away.
-    pub(crate) fn request(&self) -> Option<Result<(Request, Vec<OwnedFd>)>> {
+    /// Receives the request and its descriptors; `None` if the client has closed the connection.
+    pub(crate) fn receive_request(&self) -> Option<Result<(Request, Vec<OwnedFd>)>> {
         receive_request(&self.socket)
     }
 }
 
-/// Reads a request and the descriptors that came with it. `None`: the client went away.
+/// Receives a request and its descriptors; `None` if the client has closed the connection.
 pub(crate) fn receive_request(socket: &OwnedFd) -> Option<Result<(Request, Vec<OwnedFd>)>> {
     let mut bytes = vec![0u8; MAX_MESSAGE];
     let received = match passing::receive(socket, &mut bytes, RecvFlags::DONTWAIT) {
         Err(Errno::MFILE) => {
-            let why = "the supervisor has no descriptor left for what came with the request";
+            let why = "the supervisor is out of descriptors and cannot receive those of the request";
             return Some(Err(failure(ErrorKind::Exhausted, why)));
         }
         other => other.ok()?,
@@ -81,14 +82,16 @@ pub(crate) fn receive_request(socket: &OwnedFd) -> Option<Result<(Request, Vec<O
         )));
     }
     let request = serde_json::from_slice(&bytes[..received.bytes]);
-    Some(request.map(|request| (request, received.fds)).map_err(|error| {
-        failure(ErrorKind::Invalid, format!("the supervisor does not understand the request: {error}"))
-    }))
+    Some(
+        request
+            .map(|request| (request, received.fds))
+            .map_err(|error| failure(ErrorKind::Invalid, format!("the supervisor cannot parse the request: {error}"))),
+    )
 }
 
-/// Sends an answer, with a descriptor if there is one. A client that has gone or does not read gets none: it is not waited for.
-pub(crate) fn answer(socket: &OwnedFd, answer: &Answer, fd: Option<&OwnedFd>) {
+/// Sends a reply, with a descriptor if there is one. It does not block: a client that does not read gets no reply.
+pub(crate) fn reply(socket: &OwnedFd, answer: &Answer, fd: Option<&OwnedFd>) {
     let Ok(bytes) = serde_json::to_vec(answer) else { return };
     let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
-    let _ = passing::send(socket, &bytes, &fds, SendFlags::DONTWAIT);
+    let _client_has_gone = passing::send(socket, &bytes, &fds, SendFlags::DONTWAIT);
 }

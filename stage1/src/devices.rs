@@ -1,14 +1,14 @@
-//! Which devices a pod may use: the list of the OCI runtime specification ("Default Devices" and pseudo-terminals),
-//! enforced by an eBPF program on cgroup v2, by the devices controller on v1. Making (mknod) any node is allowed, as
-//! docker and runc do: without the right to open it, a node is an empty name.
+//! Confines the devices of a pod to the list of the OCI runtime specification ("Default Devices" and pseudo-terminals), by
+//! an eBPF program on cgroup v2 and the devices controller on v1. mknod(2) of any device is allowed, as with docker and
+//! runc: the node cannot be opened.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
 use crate::sys::{self, EbpfInsn};
 
-/// Character devices that may be read and written: major and minor (`None`: any). Not (5, 1): an app's console is a
-/// pseudo-terminal, and that number is the host's console in every container.
+/// Character devices that may be read and written: major and minor (`None`: any). (5, 1), the console, is missing: in a
+/// container it is still the host's, and an app's console is a pseudo-terminal.
 const ALLOWED: [(i32, Option<i32>); 8] = [
     (1, Some(3)), // null
     (1, Some(5)), // zero
@@ -46,7 +46,8 @@ pub(crate) fn confine_v1(parent: &str, path: &str) -> io::Result<()> {
         let minor = minor.map_or("*".to_owned(), |minor| minor.to_string());
         write("devices.allow", &format!("c {major}:{minor} rwm"))?;
     }
-    write("cgroup.procs", "0")
+    // The supervisor, which has one thread, joins: every process of the pod is its descendant.
+    write("tasks", "0")
 }
 
 const R0: u8 = 0;
@@ -68,11 +69,11 @@ fn program() -> Vec<EbpfInsn> {
         op(0x74, R3, 0, 0, 16),     // w3 >>= 16: the access
         load(R4, 4),                // r4 = major
         load(R5, 8),                // r5 = minor
-        // Only mknod is asked for: allowed.
+        // mknod alone is allowed.
         jump_unless(R3, BPF_DEVCG_ACC_MKNOD, 2),
         set(R0, 1),
         exit(),
-        // Everything below is about character devices.
+        // Other devices than character devices are denied.
         jump_if(R2, BPF_DEVCG_DEV_CHAR, 2),
         set(R0, 0),
         exit(),

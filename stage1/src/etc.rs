@@ -25,7 +25,7 @@ use crate::failure::{Result, failure};
 pub(crate) const RESOLV: &str = "resolv.conf";
 
 /// How many servers a resolver asks (MAXNS, resolv.conf(5)).
-const MOST_SERVERS: usize = 3;
+const MAX_SERVERS: usize = 3;
 
 /// A file of `/etc` that gantry writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,17 +40,22 @@ pub(crate) struct File {
 
 /// What was read on the host; only what the plan needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct OfHost {
+pub(crate) struct HostFiles {
     /// Its resolv.conf.
     pub(crate) resolv: Option<Vec<u8>>,
-    /// The one behind a resolver on its loopback address (systemd-resolved's).
-    pub(crate) behind: Option<Vec<u8>>,
+    /// The resolv.conf with the upstream servers of systemd-resolved, which itself listens on a loopback address.
+    pub(crate) upstream_resolv: Option<Vec<u8>>,
     /// Its hosts.
     pub(crate) hosts: Option<Vec<u8>>,
 }
 
 /// The files of a pod. `resolver` is the address on which this gantry answers the pod's questions.
-pub(crate) fn files(plan: &Plan, host: &OfHost, attached: &[Attached], resolver: Option<IpAddr>) -> Result<Vec<File>> {
+pub(crate) fn files(
+    plan: &Plan,
+    host: &HostFiles,
+    attached: &[Attached],
+    resolver: Option<IpAddr>,
+) -> Result<Vec<File>> {
     let mut files = vec![
         hosts(plan, host, attached)?,
         File { name: "hostname", text: format!("{}\n", word(&plan.hostname)?).into_bytes(), required: false },
@@ -59,7 +64,7 @@ pub(crate) fn files(plan: &Plan, host: &OfHost, attached: &[Attached], resolver:
     Ok(files)
 }
 
-fn hosts(plan: &Plan, host: &OfHost, attached: &[Attached]) -> Result<File> {
+fn hosts(plan: &Plan, host: &HostFiles, attached: &[Attached]) -> Result<File> {
     let entries = match &plan.hosts {
         Hosts::Host => return of_host("hosts", host.hosts.as_ref()),
         Hosts::Entries(entries) => entries,
@@ -77,7 +82,7 @@ fn hosts(plan: &Plan, host: &OfHost, attached: &[Attached]) -> Result<File> {
     Ok(File { name: "hosts", text: text.into_bytes(), required: !entries.is_empty() })
 }
 
-fn resolv(plan: &Plan, host: &OfHost, attached: &[Attached], resolver: Option<IpAddr>) -> Result<Option<File>> {
+fn resolv(plan: &Plan, host: &HostFiles, attached: &[Attached], resolver: Option<IpAddr>) -> Result<Option<File>> {
     let dns = match (&plan.resolv, &plan.net) {
         (Resolv::None, _) | (Resolv::Network, Net::None) => return Ok(None),
         (Resolv::Host, _) => return of_host(RESOLV, host.resolv.as_ref()).map(Some),
@@ -112,7 +117,7 @@ fn of_host(name: &'static str, text: Option<&Vec<u8>>) -> Result<File> {
 }
 
 /// What the first network says that says something, with the usual servers where it names none.
-fn of_networks(host: &OfHost, attached: &[Attached], resolver: Option<IpAddr>) -> Dns {
+fn of_networks(host: &HostFiles, attached: &[Attached], resolver: Option<IpAddr>) -> Dns {
     let usual = usual(host, attached, resolver);
     match attached.iter().map(|it| &it.dns).find(|dns| **dns != Dns::default()) {
         Some(said) if said.servers.is_empty() => Dns { servers: usual.servers, ..said.clone() },
@@ -122,13 +127,13 @@ fn of_networks(host: &OfHost, attached: &[Attached], resolver: Option<IpAddr>) -
 }
 
 /// What a pod asks that nobody said anything else for.
-fn usual(host: &OfHost, attached: &[Attached], resolver: Option<IpAddr>) -> Dns {
+fn usual(host: &HostFiles, attached: &[Attached], resolver: Option<IpAddr>) -> Dns {
     let mut dns = host.resolv.as_deref().map(parse).unwrap_or_default();
     dns.servers.retain(is_reachable);
     if dns.servers.is_empty() {
         // The host asks itself, where the pod cannot reach it; systemd-resolved tells whom that asks.
-        let behind = host.behind.as_deref().map(parse).unwrap_or_default();
-        dns.servers = behind.servers.into_iter().filter(is_reachable).collect();
+        let upstream = host.upstream_resolv.as_deref().map(parse).unwrap_or_default();
+        dns.servers = upstream.servers.into_iter().filter(is_reachable).collect();
     }
     // A server that the pod has no address to ask from would only take the place of another.
     let own: Vec<IpAddr> = attached.iter().flat_map(|it| &it.addresses).map(|it| it.address).collect();
@@ -138,7 +143,7 @@ fn usual(host: &OfHost, attached: &[Attached], resolver: Option<IpAddr>) -> Dns 
         dns.options.retain(|option| option != "rotate");
     }
     dns.servers.splice(0..0, resolver);
-    dns.servers.truncate(MOST_SERVERS);
+    dns.servers.truncate(MAX_SERVERS);
     dns
 }
 

@@ -39,8 +39,12 @@ fn plan(net: Net, resolv: Resolv) -> Plan {
     }
 }
 
-fn host(resolv: &str) -> OfHost {
-    OfHost { resolv: Some(resolv.into()), behind: Some(BEHIND.into()), hosts: Some(b"10.9.9.9\tthe-host\n".to_vec()) }
+fn host(resolv: &str) -> HostFiles {
+    HostFiles {
+        resolv: Some(resolv.into()),
+        upstream_resolv: Some(BEHIND.into()),
+        hosts: Some(b"10.9.9.9\tthe-host\n".to_vec()),
+    }
 }
 
 fn attached(addresses: &[&str], dns: Dns) -> Attached {
@@ -65,7 +69,7 @@ fn text(name: &str, files: &[File]) -> Option<String> {
 
 /// What resolv.conf says; "-": the image's own is left alone.
 #[track_caller]
-fn says(plan: &Plan, host: &OfHost, attached: &[Attached], resolver: Option<&str>, want: &str) {
+fn says(plan: &Plan, host: &HostFiles, attached: &[Attached], resolver: Option<&str>, want: &str) {
     let resolver = resolver.map(|it| it.parse().unwrap());
     let files = files(plan, host, attached, resolver).unwrap();
     assert_eq!(text("resolv.conf", &files).as_deref().unwrap_or("-"), want);
@@ -97,8 +101,8 @@ fn servers_come_from_the_first_that_knows_some() {
     says(&plan, &host(turns), &v4, gateway, "nameserver 10.1.0.1\nnameserver 8.8.8.8\noptions edns0\n");
     says(&plan, &host(turns), &v4, None, "nameserver 8.8.8.8\noptions rotate edns0\n");
     // Nobody knows one.
-    says(&plan, &OfHost::default(), &v4, None, "-");
-    says(&plan, &OfHost::default(), &v4, gateway, "nameserver 10.1.0.1\n");
+    says(&plan, &HostFiles::default(), &v4, None, "-");
+    says(&plan, &HostFiles::default(), &v4, gateway, "nameserver 10.1.0.1\n");
 }
 
 #[test]
@@ -120,9 +124,9 @@ fn what_was_asked_for_comes_before_what_networks_say() {
     says(&plan(networks(), Resolv::None), &host(STUB), &network, None, "-");
     says(&plan(networks(), Resolv::Host), &host(STUB), &network, None, STUB);
     says(&plan(Net::Host, Resolv::Network), &host(STUB), &[], None, STUB);
-    says(&plan(Net::Host, Resolv::Network), &OfHost::default(), &[], None, "-");
+    says(&plan(Net::Host, Resolv::Network), &HostFiles::default(), &[], None, "-");
     says(&plan(Net::None, Resolv::Network), &host(STUB), &[], None, "-");
-    let missing = files(&plan(networks(), Resolv::Host), &OfHost::default(), &network, None).unwrap_err();
+    let missing = files(&plan(networks(), Resolv::Host), &HostFiles::default(), &network, None).unwrap_err();
     assert_eq!(missing.kind, "unavailable");
 }
 
@@ -156,15 +160,15 @@ fn what_is_no_word_is_refused() {
             dns(&["1.1.1.1"], &[], &[], Some(bad)),
         ];
         for dns in dns {
-            let refused = files(&plan(networks(), Resolv::Given(dns)), &OfHost::default(), &[], None);
+            let refused = files(&plan(networks(), Resolv::Given(dns)), &HostFiles::default(), &[], None);
             assert_eq!(refused.unwrap_err().kind, "invalid", "{bad:?}");
         }
         let mut plan = plan(networks(), Resolv::None);
         plan.hosts = Hosts::Entries(vec![("10.0.0.1".parse().unwrap(), vec![bad.to_owned()])]);
-        assert!(files(&plan, &OfHost::default(), &[], None).is_err(), "{bad:?}");
+        assert!(files(&plan, &HostFiles::default(), &[], None).is_err(), "{bad:?}");
         plan.hosts = Hosts::default();
         plan.hostname = bad.to_owned();
-        assert!(files(&plan, &OfHost::default(), &[], None).is_err(), "{bad:?}");
+        assert!(files(&plan, &HostFiles::default(), &[], None).is_err(), "{bad:?}");
     }
 }
 
@@ -182,7 +186,7 @@ proptest::proptest! {
     fn any_file_of_the_host_can_be_read(bytes: Vec<u8>, lines in "(nameserver|search|options|domain|x)? ?[ -~\\n\\t]{0,40}") {
         let network = [attached(&["10.1.0.2", "fd00::2"], Dns::default())];
         for resolv in [bytes, lines.into_bytes()] {
-            let host = OfHost { resolv: Some(resolv), ..OfHost::default() };
+            let host = HostFiles { resolv: Some(resolv), ..HostFiles::default() };
             let files = files(&plan(networks(), Resolv::Network), &host, &network, None).unwrap();
             let text = text("resolv.conf", &files).unwrap_or_default();
             let known = |line: &str| ["nameserver ", "domain ", "search ", "options "].iter().any(|it| line.starts_with(it));

@@ -19,7 +19,7 @@
 //!   that a process that has not sent its byte by then fails to, and exits instead of executing the program.
 
 use std::convert::Infallible;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::time::Instant;
 
 use gantry_contract::control;
@@ -36,7 +36,7 @@ use crate::failure::{Attempt, Result, failure};
 use crate::launcher::EXECVE_TIMEOUT;
 use crate::program::Unexecutable;
 use crate::refusal::{self, Step};
-use crate::sys::{self, Executable, Fork};
+use crate::sys::{self, Executable, ForkedChild, SingleThreaded};
 use crate::user::{self, Ids};
 use crate::{passing, spec, terminal};
 
@@ -77,13 +77,6 @@ struct Messages {
 }
 
 impl PendingExec {
-    /// Whether [`Self::outcome`] would block.
-    pub(crate) fn is_decided(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(&self.failed, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
-    }
-
     /// The result, once `failed` is readable, and the pidfds of processes that are ending and must be reaped.
     pub(crate) fn outcome(self) -> (Result<ExecProcess>, Vec<OwnedFd>) {
         let mut text = [0u8; 4096];
@@ -168,19 +161,17 @@ pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Ve
     let (messages, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).attempt(what)?;
     sockopt::set_socket_passcred(&messages, true).attempt(what)?;
-    sys::assert_single_threaded().attempt(what)?;
-    let helper = Helper { app, target, init, request, ids: ids(app, request)?, stdio };
-    let pid = match sys::fork(0).attempt(what)? {
-        Fork::Child => {
-            // The end of the pod's PID namespace does not kill it. Without the signal it would only exit later.
-            let _best_effort = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-            let (teller, theirs) = move_descriptors(teller, theirs).unwrap_or_else(|_| sys::exit_now(127));
-            let Err(why) = helper.run(&teller, &theirs);
-            refusal::tell(&teller, &why);
-            sys::exit_now(127)
-        }
-        Fork::Parent(pid) => pid,
-    };
+    let thread = SingleThreaded::check().attempt(what)?;
+    let helper = Helper { thread, app, target, init, request, ids: ids(app, request)?, stdio };
+    let pid = app.cgroup.fork_into(thread, |process, joined| {
+        // The end of the pod's PID namespace does not kill it. Without the signal it would only exit later.
+        let _best_effort = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+        let (teller, theirs) = move_descriptors(teller, theirs).unwrap_or_else(|_| sys::exit_now(127));
+        let Err(why) = helper.run(&process, joined, &teller, &theirs);
+        refusal::tell(&teller, &why);
+        sys::exit_now(127)
+    });
+    let pid = pid.attempt(what)?;
     let helper_pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(what)?;
     let program = request.argv.first().cloned().unwrap_or_default();
     let deadline = Instant::now() + EXECVE_TIMEOUT;
@@ -206,6 +197,7 @@ fn ids(app: &App, request: &control::Exec) -> Result<Ids> {
 
 /// The process that joins the app and forks the program's process there.
 struct Helper<'a> {
+    thread: SingleThreaded,
     app: &'a App,
     target: &'a OwnedFd,
     init: &'a OwnedFd,
@@ -216,36 +208,46 @@ struct Helper<'a> {
 
 impl Helper<'_> {
     /// Joins the app and forks the program's process. Returns only on failure.
-    fn run(&self, teller: &OwnedFd, messages: &OwnedFd) -> std::result::Result<Infallible, Unexecutable> {
+    fn run(
+        &self,
+        process: &ForkedChild,
+        joined: std::io::Result<()>,
+        teller: &OwnedFd,
+        messages: &OwnedFd,
+    ) -> std::result::Result<Infallible, Unexecutable> {
         let cannot_enter = |error: std::io::Error| Unexecutable {
             kind: ErrorKind::of_io(&error).as_str(),
             message: format!("cannot enter app '{}': {error}", self.app.plan.name),
         };
         let command = Command { argv: self.request.argv.clone(), env: self.environment() };
-        self.enter(messages).map_err(cannot_enter)?;
+        joined.and_then(|()| self.enter(messages)).map_err(cannot_enter)?;
         self.change_dir().map_or(Ok(()), Err)?;
         self.take_identity().map_err(|error| Unexecutable {
             kind: "internal",
             message: format!("cannot become user {}: {error}", self.ids.uid),
         })?;
-        sys::close_all_but(&[teller.as_fd(), messages.as_fd()]).map_err(cannot_enter)?;
+        process.close_all_but(&[teller.as_raw_fd(), messages.as_raw_fd()]).map_err(cannot_enter)?;
         let program = confine::prepare(&command)?;
         self.app.confinement.lock_down(self.ids.uid)?;
         // The app's filter may deny the system calls that an allocation makes.
-        let (step, error) = match sys::fork(libc::CLONE_PARENT) {
-            Ok(Fork::Child) => self.execute(&program, messages),
-            // If this fails, the supervisor kills the process and reports a failure.
-            Ok(Fork::Parent(pid)) => sys::exit_now(i32::from(send_pid(messages, pid).is_err())),
-            Err(error) => (Step::Fork, error),
-        };
-        refusal::tell_step(teller, step, &error);
-        sys::exit_now(127)
+        let forked = sys::fork(self.thread, libc::CLONE_PARENT, |_| {
+            let (step, error) = self.execute(&program, messages);
+            refusal::tell_step(teller, step, &error);
+            sys::exit_now(127)
+        });
+        match forked {
+            // If the message fails, the supervisor kills the process and reports a failure.
+            Ok(pid) => sys::exit_now(i32::from(send_pid(messages, pid).is_err())),
+            Err(error) => {
+                refusal::tell_step(teller, Step::Fork, &error);
+                sys::exit_now(127)
+            }
+        }
     }
 
-    /// Joins the cgroups first, while they are reachable; then the pod's PID namespace, which applies to processes forked
-    /// from here on; then the app's mount namespace. The supervisor is in the other namespaces already.
+    /// Joins the pod's PID namespace, which applies to processes forked from here on, and then the app's mount namespace. The
+    /// supervisor is in the other namespaces already.
     fn enter(&self, messages: &OwnedFd) -> std::io::Result<()> {
-        self.app.cgroup.join()?;
         if let Some(score) = self.app.plan.oom_score_adj {
             std::fs::write("/proc/self/oom_score_adj", score.to_string())?;
         }
@@ -341,7 +343,7 @@ fn set_client_stdio(given: &[OwnedFd; 3], null: &OwnedFd, uid: u32) -> std::io::
     let mut own = [null; 3];
     for (own, fd) in own.iter_mut().zip(given) {
         if !terminal::is_null(fd)? {
-            terminal::give(fd, uid)?;
+            terminal::give_pipe_to(fd, uid)?;
             *own = fd;
         }
     }

@@ -1,7 +1,7 @@
-//! Failures of the supervisor: what was attempted on what, why, and of which kind; ready to cross the border.
+//! Failures of the supervisor: what was attempted on what, the cause, and the kind; in the form that is sent to the engine.
 
 use std::fmt::Display;
-use std::io;
+use std::io::{self, Write as _};
 
 use gantry_contract::Failure;
 use gantry_model::{ErrorKind, Kind};
@@ -14,12 +14,12 @@ pub(crate) fn failure(kind: ErrorKind, message: impl Into<String>) -> Failure {
     Failure { kind: kind.as_str().to_owned(), message: message.into(), app: None }
 }
 
-/// A failure of something below that has a kind, as it crosses the border.
+/// The failure for an error of another crate.
 pub(crate) fn of<E: std::error::Error + Kind>(error: &E) -> Failure {
     failure(error.kind(), chain(error))
 }
 
-/// An error with its causes in one line. Some print their cause themselves: not twice.
+/// An error with its causes in one line. The text of a cause that its error includes is not repeated.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -33,9 +33,15 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Says what was attempted when a system call failed.
+/// Writes a line to standard error, which is the pod's `supervisor.log`.
+pub(crate) fn warn(message: &str) {
+    // Not eprintln!, which panics when the log, on a full disk, cannot be written.
+    let _log_is_full = writeln!(io::stderr(), "gantry-stage1: {message}");
+}
+
+/// Adds to a failed system call what was attempted.
 pub(crate) trait Attempt<T> {
-    /// `what` in the form "cannot make the pod's cgroup /x".
+    /// `what` has the form "cannot make the cgroup /x".
     fn attempt<W: Display>(self, what: impl FnOnce() -> W) -> Result<T>;
 }
 
@@ -48,7 +54,7 @@ impl<T, E: Into<io::Error>> Attempt<T> for std::result::Result<T, E> {
     }
 }
 
-/// Says which app a failure concerns.
+/// Adds to a failure the app that it concerns.
 pub(crate) trait OfApp<T> {
     /// Adds the app's name.
     fn of_app(self, app: &str) -> Result<T>;

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use crate::failure::{Attempt, Result, failure};
 use crate::logs::Stream;
+use crate::table::{Table, Token};
 
 /// Maximum number of foregrounds of a pod.
 const MAX_FOREGROUNDS: usize = 16;
@@ -22,11 +23,11 @@ const MAX_FOREGROUNDS: usize = 16;
 /// The pod's foregrounds.
 #[derive(Default)]
 pub(crate) struct Foregrounds {
-    all: Vec<Foreground>,
+    all: Table<Foreground>,
 }
 
 /// One client.
-struct Foreground {
+pub(crate) struct Foreground {
     pipe: OwnedFd,
     /// Output that did not fit into the pipe.
     backlog: Vec<u8>,
@@ -36,9 +37,9 @@ impl Foregrounds {
     /// Adds the client that reads from this pipe.
     pub(crate) fn add(&mut self, pipe: OwnedFd) -> Result<()> {
         let what = || "cannot use the pipe for the output";
-        // A file of the host must not be written to by this process, and a file never blocks.
+        // A client must not make this process write to a file of the host; and writes to a file may block.
         if FileType::from_raw_mode(rustix::fs::fstat(&pipe).attempt(what)?.st_mode) != FileType::Fifo {
-            return Err(failure(ErrorKind::Invalid, "the output can be sent to a pipe, and to nothing else"));
+            return Err(failure(ErrorKind::Invalid, "output can be sent only to a pipe"));
         }
         if self.all.len() >= MAX_FOREGROUNDS {
             let why = format!("the output is sent to {MAX_FOREGROUNDS} clients already, which is the limit");
@@ -46,16 +47,16 @@ impl Foregrounds {
         }
         let flags = rustix::fs::fcntl_getfl(&pipe).attempt(what)?;
         rustix::fs::fcntl_setfl(&pipe, flags | OFlags::NONBLOCK).attempt(what)?;
-        self.all.push(Foreground { pipe, backlog: Vec::new() });
+        self.all.insert(Foreground { pipe, backlog: Vec::new() });
         Ok(())
     }
 
     /// Whether any foreground has a backlog, so that nothing more can be sent.
     pub(crate) fn are_blocked(&self) -> bool {
-        self.all.iter().any(|foreground| !foreground.backlog.is_empty())
+        self.all.values().any(|foreground| !foreground.backlog.is_empty())
     }
 
-    /// Sends what app number `app` wrote.
+    /// Sends output of app number `app`.
     pub(crate) fn send(&mut self, app: usize, stream: Stream, bytes: &[u8]) {
         let kind = match stream {
             Stream::Stdout => Kind::Stdout,
@@ -75,7 +76,7 @@ impl Foregrounds {
         // Neither overflows: a pod has at most 100 apps, and the payload is bounded above.
         let (app, len) = (u16::try_from(app).unwrap_or(u16::MAX), u32::try_from(payload.len()).unwrap_or(0));
         let header = Header { kind, app, len }.encode();
-        self.all.retain_mut(|foreground| foreground.send(&header, payload));
+        self.all.retain(|foreground| foreground.send(&header, payload));
     }
 
     /// Drops all foregrounds. Output that was not sent is lost to them; they detect this by the missing end frame.
@@ -83,25 +84,25 @@ impl Foregrounds {
         self.all.clear();
     }
 
-    /// What to wait for: room in the pipes that are full, and on all the reader's going away (which poll tells unasked).
-    pub(crate) fn watched(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>, PollFlags)> {
-        self.all.iter().enumerate().map(|(i, foreground)| {
+    /// The events to poll for: room in the pipes that are full. poll(2) reports the loss of a reader (POLLERR) unasked.
+    pub(crate) fn watched(&self) -> impl Iterator<Item = (Token<Foreground>, BorrowedFd<'_>, PollFlags)> {
+        self.all.iter().map(|(token, foreground)| {
             let events = if foreground.backlog.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-            (i, foreground.pipe.as_fd(), events)
+            (token, foreground.pipe.as_fd(), events)
         })
     }
 
-    /// Writes more of foreground `i`'s backlog; lets go of it if nobody reads the pipe any more.
-    pub(crate) fn resume(&mut self, i: usize) {
-        let Some(foreground) = self.all.get_mut(i) else { return };
+    /// Writes more of a foreground's backlog; drops the foreground if its pipe has no reader any more.
+    pub(crate) fn resume(&mut self, token: Token<Foreground>) {
+        let Some(foreground) = self.all.get_mut(token) else { return };
         if foreground.has_gone() || !foreground.flush() {
-            self.all.remove(i);
+            self.all.remove(token);
         }
     }
 }
 
 impl Foreground {
-    /// `false`: the reader has gone.
+    /// Returns `false` if the reader has gone.
     fn send(&mut self, header: &[u8; HEADER_LEN], payload: &[u8]) -> bool {
         if !self.backlog.is_empty() {
             self.backlog.extend_from_slice(header);
@@ -117,7 +118,7 @@ impl Foreground {
         true
     }
 
-    /// `false`: the reader has gone.
+    /// Returns `false` if the reader has gone.
     fn flush(&mut self) -> bool {
         while !self.backlog.is_empty() {
             match rustix::io::write(&self.pipe, &self.backlog) {
@@ -146,13 +147,17 @@ mod tests {
     use super::*;
     use rustix::pipe::{PipeFlags, pipe_with};
 
+    fn resume_all(foregrounds: &mut Foregrounds) {
+        foregrounds.all.tokens().into_iter().for_each(|token| foregrounds.resume(token));
+    }
+
     fn read_all(reader: &OwnedFd, foregrounds: &mut Foregrounds) -> Vec<u8> {
         let mut got = Vec::new();
         let mut chunk = [0; 7000];
         while foregrounds.are_blocked() {
             let count = rustix::io::read(reader, &mut chunk).unwrap();
             got.extend_from_slice(&chunk[..count]);
-            foregrounds.resume(0);
+            resume_all(foregrounds);
         }
         got
     }
@@ -193,7 +198,7 @@ mod tests {
         foregrounds.send(0, Stream::Stdout, &[b'x'; 200_000]);
         assert!(foregrounds.are_blocked());
         drop(reader);
-        foregrounds.resume(0);
+        resume_all(&mut foregrounds);
         assert!(!foregrounds.are_blocked());
         assert_eq!(foregrounds.watched().count(), 0);
     }

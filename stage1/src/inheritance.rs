@@ -5,23 +5,22 @@
 //! The engine has already reset the environment, the working directory and the signal mask. Every process of the pod is
 //! a fork of this one, so the reset applies to PID 1, the apps and everything executed in them.
 
-use std::io::{self, Write as _};
-use std::os::fd::BorrowedFd;
+use std::io;
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CpuSet};
 
-use crate::failure::{Attempt, Result};
-use crate::sys;
+use crate::failure::{self, Attempt, Result};
+use crate::sys::{self, SingleThreaded};
 
 const OOM_SCORE: &str = "/proc/self/oom_score_adj";
 const UNLIMITED: Option<u64> = None;
 const MEBIBYTE: u64 = 1 << 20;
 
-/// Soft and hard limits of every process of a pod: what the kernel gives its first process, but for open files and processes
-/// (podman's defaults) and core files, which are written nowhere an app's owner would look.
+/// Soft and hard limits of every process of a pod: those of the kernel's first process, except open files and processes
+/// (podman's defaults) and core files (none: they would be written into the app's root).
 const LIMITS: [(Resource, Option<u64>, Option<u64>); 16] = [
     (Resource::As, UNLIMITED, UNLIMITED),
     (Resource::Core, Some(0), UNLIMITED),
@@ -41,15 +40,9 @@ const LIMITS: [(Resource, Option<u64>, Option<u64>); 16] = [
     (Resource::Stack, Some(8 * MEBIBYTE), UNLIMITED),
 ];
 
-/// Closes every descriptor but standard input, output and error, and those that are this program's own. Those that the
-/// caller's shell had open (a lock file, a pipe) would stay open for the life of the pod.
-pub(crate) fn close_descriptors(own: &[BorrowedFd<'_>]) -> Result<()> {
-    sys::close_all_but(own).attempt(|| "cannot close inherited descriptors")
-}
-
-/// Puts everything else to its fixed value. Signals that a terminal sends must be blocked.
-pub(crate) fn reset() -> Result<()> {
-    leave_session()?;
+/// Resets everything but descriptors ([`sys::InheritedFds`]). Signals that a terminal sends must be blocked.
+pub(crate) fn reset(thread: SingleThreaded) -> Result<()> {
+    leave_session(thread)?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     rustix::thread::set_thread_groups(&[]).attempt(|| "cannot drop supplementary groups")?;
     join_new_keyring().attempt(|| "cannot join a new session keyring")?;
@@ -66,35 +59,31 @@ pub(crate) fn reset() -> Result<()> {
     Ok(())
 }
 
-/// Begins a session, without a terminal. setsid(2) refuses a process that leads a process group, as this one does so that a
-/// terminal's signals miss it while it starts: it joins the group of the engine first, or that of a child. The engine's group
-/// cannot be joined if it has no number in this PID namespace, or if the engine was killed meanwhile.
-fn leave_session() -> Result<()> {
+/// Starts a session without a terminal. setsid(2) fails for the leader of a process group, which this process is, so that
+/// signals of the caller's terminal do not reach it. So it first joins the group of the engine, or else that of a child:
+/// the engine's has no number in this PID namespace if the engine is outside, or was killed.
+fn leave_session(thread: SingleThreaded) -> Result<()> {
     let what = || "cannot leave the session of the caller";
     if rustix::process::getpgrp() == rustix::process::getpid() {
         let joined = sys::group_of_parent().map(|group| rustix::process::setpgid(None, Some(group)));
         if !matches!(joined, Some(Ok(()))) {
-            join_group_of_child().attempt(what)?;
+            join_group_of_child(thread).attempt(what)?;
         }
     }
     rustix::process::setsid().attempt(what).map(drop)
 }
 
-/// A group stays while its leader is not reaped.
-fn join_group_of_child() -> io::Result<()> {
-    match sys::fork(0)? {
-        sys::Fork::Child => sys::exit_now(0),
-        sys::Fork::Parent(child) => {
-            let joined = rustix::process::setpgid(Some(child), Some(child))
-                .and_then(|()| rustix::process::setpgid(None, Some(child)));
-            rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())?;
-            Ok(joined?)
-        }
-    }
+/// Joins the process group of a child that exits at once. The group exists until its leader is reaped.
+fn join_group_of_child(thread: SingleThreaded) -> io::Result<()> {
+    let child = sys::fork(thread, 0, |_| sys::exit_now(0))?;
+    let joined =
+        rustix::process::setpgid(Some(child), Some(child)).and_then(|()| rustix::process::setpgid(None, Some(child)));
+    rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())?;
+    Ok(joined?)
 }
 
-/// Without keyrings (ENOSYS), or under a filter that refuses them to this process and so to all its children (EPERM), there is
-/// nothing to be inherited.
+/// Nothing is inherited if the kernel has no keyrings (ENOSYS), or if a filter denies them to this process and its children
+/// (EPERM).
 fn join_new_keyring() -> io::Result<()> {
     match sys::join_new_session_keyring() {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => Ok(()),
@@ -112,7 +101,7 @@ fn clear_inheritable_capabilities() -> io::Result<()> {
     Ok(())
 }
 
-/// Without CAP_SYS_RESOURCE a hard limit can only be lowered: then the caller's hard limit is the maximum.
+/// Sets a limit. Without CAP_SYS_RESOURCE a hard limit can only be lowered, so the caller's is the maximum then.
 fn set_limit(resource: Resource, soft: Option<u64>, hard: Option<u64>) -> rustix::io::Result<()> {
     match setrlimit(resource, Rlimit { current: soft, maximum: hard }) {
         Err(Errno::PERM) => {
@@ -141,7 +130,7 @@ fn reset_nice_value() -> io::Result<()> {
     Ok(())
 }
 
-/// The kernel takes those that are there and that the cpuset allows.
+/// All processors; the kernel uses those that exist and that the cpuset allows.
 fn all_processors() -> CpuSet {
     let mut all = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|number| all.set(number));
@@ -150,8 +139,7 @@ fn all_processors() -> CpuSet {
 
 fn warn(what: &str, result: io::Result<()>) {
     if let Err(error) = result {
-        // Not eprintln!, which panics when stderr cannot be written.
-        let _ = writeln!(io::stderr(), "gantry-stage1: cannot {what}: {error}");
+        failure::warn(&format!("cannot {what}: {error}"));
     }
 }
 

@@ -1,6 +1,5 @@
-//! From a plan to a running pod: a straight list of steps. Whatever fails, what was made before is unmade.
+//! Starts a pod from its plan, as a list of steps. If one fails, the steps before it are undone.
 
-use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -8,151 +7,179 @@ use std::time::{Duration, Instant};
 use gantry_contract::plan::{self, Hosts, Net, Plan, Resolv};
 use gantry_contract::up::{Ready, Started};
 use gantry_model::ErrorKind;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::pipe::PipeFlags;
 use rustix::process::{DumpableBehavior, Signal};
 use rustix::thread::CapabilitySet;
 
-use crate::app::{App, Input, Output, Source};
+use crate::app::{App, AppInput, AppOutput, OutputSource};
 use crate::cgroup::{AppCgroup, Cgroups};
 use crate::confine::{self, Command, Confinement};
-use crate::failure::{Attempt, OfApp, Result, failure};
+use crate::failure::{self, Attempt, OfApp, Result, failure};
 use crate::init::{self, Init};
 use crate::jail::{self, Jail};
 use crate::journal::now;
-use crate::launcher::{self, Created, Stdio, reap_all};
-use crate::logs::{Log, Pending, Stream};
-use crate::network::{self, Network};
+use crate::launcher::{self, Stdio, reap_all};
+use crate::logs::{Log, PartialLine, Stream};
+use crate::network::{self, AttachError, PodNetwork};
 use crate::pace::Pace;
+use crate::sys::SingleThreaded;
+use crate::table::Table;
 use crate::user::{self, Ids};
 use crate::{etc, root, seccomp, spec, terminal, volumes};
 
-/// A pod whose apps run.
+/// A pod whose apps were started.
 pub(crate) struct Pod {
-    /// What was asked for.
+    /// Its plan.
     pub(crate) plan: Plan,
-    /// Descriptors of the pod's place.
+    /// Descriptors opened on the host or in the supervisor's mount tree.
     pub(crate) jail: Jail,
-    /// Its groups.
+    /// Its cgroups.
     pub(crate) cgroups: Cgroups,
     /// Its networks, if it has some of its own.
-    pub(crate) network: Option<Network>,
+    pub(crate) network: Option<PodNetwork>,
     /// Its PID 1.
     pub(crate) init: Init,
-    /// Its apps.
-    pub(crate) apps: Vec<App>,
+    /// Its apps, in the order of the plan.
+    pub(crate) apps: Table<App>,
+    thread: SingleThreaded,
 }
 
-/// Runs the plan. `lock` is the pod directory; apps' terminals get this size (rows, columns).
-pub(crate) fn launch(plan: Plan, lock: &OwnedFd, terminal_size: Option<(u16, u16)>) -> Result<Pod> {
+/// Starts the pod of this plan. `lock` is the pod directory; terminals of apps get this size (rows, columns).
+pub(crate) fn launch(
+    thread: SingleThreaded,
+    plan: Plan,
+    lock: &OwnedFd,
+    terminal_size: Option<(u16, u16)>,
+) -> Result<Pod> {
     jail::check_kernel()?;
     if plan.version > gantry_contract::VERSION {
-        return Err(failure(
-            ErrorKind::Unavailable,
-            format!(
-                "this supervisor understands plans up to version {}, the plan is of version {}",
-                gantry_contract::VERSION,
-                plan.version
-            ),
-        ));
+        let (known, version) = (gantry_contract::VERSION, plan.version);
+        let why = format!("this supervisor knows plans up to version {known}, the plan has version {version}");
+        return Err(failure(ErrorKind::Unavailable, why));
     }
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).attempt(|| "cannot become not dumpable")?;
     let cgroups = Cgroups::make(&plan.cgroup_parent, &plan.pod)?;
-    let mut starting = Starting { cgroups, network: None, init: None, groups: Vec::new(), terminal_size };
-    match starting.run(&plan, lock) {
-        Ok((jail, apps)) => match starting.init {
-            Some(init) => Ok(Pod { plan, jail, cgroups: starting.cgroups, network: starting.network, init, apps }),
+    let mut launch = Launch { thread, cgroups, network: None, init: None, app_cgroups: Vec::new(), terminal_size };
+    match launch.run(&plan, lock) {
+        Ok((jail, apps)) => match launch.init {
+            Some(init) => {
+                let Launch { cgroups, network, .. } = launch;
+                Ok(Pod { plan, jail, cgroups, network, init, apps, thread })
+            }
             None => Err(failure(ErrorKind::Internal, "the pod runs without a PID 1")),
         },
         Err(why) => {
-            starting.undo();
+            launch.undo();
             Err(why)
         }
     }
 }
 
-/// What was made so far.
-struct Starting {
+/// A start in progress: what has to be undone if it fails.
+struct Launch {
+    thread: SingleThreaded,
     cgroups: Cgroups,
-    network: Option<Network>,
+    network: Option<PodNetwork>,
     init: Option<Init>,
-    groups: Vec<String>,
+    /// The names of the apps that have cgroups.
+    app_cgroups: Vec<String>,
     terminal_size: Option<(u16, u16)>,
 }
 
-impl Starting {
-    fn run(&mut self, plan: &Plan, lock: &OwnedFd) -> Result<(Jail, Vec<App>)> {
+impl Launch {
+    fn run(&mut self, plan: &Plan, lock: &OwnedFd) -> Result<(Jail, Table<App>)> {
         let devices_confined = self.cgroups.confine_devices();
-        let mut groups = Vec::with_capacity(plan.apps.len());
+        let mut cgroups = Vec::with_capacity(plan.apps.len());
         for app in &plan.apps {
-            self.groups.push(app.name.clone());
-            groups.push(self.cgroups.app(&app.name, &app.limits).of_app(&app.name)?);
+            self.app_cgroups.push(app.name.clone());
+            cgroups.push(self.cgroups.app(&app.name, &app.limits).of_app(&app.name)?);
         }
-        self.cgroups.begin_move()?;
-        // While the move is waited for by its helper, and while plugins can still be seen.
-        self.network = network::enter(plan, lock)?;
-        let of_host = of_host(plan, self.network.is_some());
-        let etc = self.first_etc(plan, &of_host)?;
-        if let Some(network) = &mut self.network {
-            network.left_home();
-        }
+        self.cgroups.start_move(self.thread)?;
+        // The networks come before the jail: they need the host's files, such as the plugins.
+        self.network = network::enter(self.thread, plan, lock)?;
+        let host = read_host_files(plan, self.network.is_some());
+        let etc = self.initial_etc(plan, &host)?;
         let jail = jail::enter(plan)?;
-        let init = self.init.insert(init::start()?).pid;
-        let mut waiting = Vec::with_capacity(plan.apps.len());
-        for (app, cgroup) in plan.apps.iter().zip(groups) {
+        let init = self.init.insert(init::start(self.thread)?).pid;
+        let mut created = Vec::with_capacity(plan.apps.len());
+        for ((number, app), cgroup) in plan.apps.iter().enumerate().zip(cgroups) {
             let init = init.as_raw_nonzero().get();
             let terminal_size = self.terminal_size;
-            let making = Making { plan, jail: &jail, app, devices_confined, init, etc: &etc, terminal_size };
-            waiting.push(making.create(cgroup).of_app(&app.name)?);
+            let creation =
+                AppCreation { plan, jail: &jail, app, number, devices_confined, init, etc: &etc, terminal_size };
+            created.push(creation.run(cgroup).of_app(&app.name)?);
         }
-        // One right after the other: the kernel waits for the first only.
-        self.cgroups.end_move(init)?;
-        for app in &waiting {
-            app.cgroup.add(app.created.pid).of_app(&app.plan.name)?;
+        // In quick succession: then only the first move waits for a grace period (kernel_costs).
+        self.cgroups.finish_move(init)?;
+        for app in &created {
+            app.cgroup.add(app.process.pid).of_app(&app.plan.name)?;
         }
-        self.wait_for_networks(plan, &of_host, &mut waiting)?;
-        // All of them before any is executed, which could have the right to trace the others.
-        for app in &mut waiting {
-            app.created.lock_down().of_app(&app.plan.name)?;
+        self.wait_for_networks(plan, &host, &mut created)?;
+        // All apps are locked down before the first is executed, which may have the right to trace the others.
+        for app in &mut created {
+            app.process.lock_down().of_app(&app.plan.name)?;
         }
-        let mut apps = Vec::with_capacity(waiting.len());
-        for app in waiting {
+        let mut apps = Table::default();
+        for app in created {
             let name = app.plan.name.clone();
-            apps.push(app.start().of_app(&name)?);
+            apps.insert(app.execute().of_app(&name)?);
         }
         Ok((jail, apps))
     }
 
-    /// What the apps' /etc says while they are made; of pending networks, as far as that can be changed later.
-    fn first_etc(&mut self, plan: &Plan, of_host: &etc::OfHost) -> Result<Vec<etc::File>> {
-        if let Some(network) = self.network.as_mut().filter(|_| plan.apps.iter().any(copies_etc)) {
-            network.wait()?;
+    /// The files of /etc that the apps are made with. While networks are pending, only those that can be changed later.
+    fn initial_etc(&mut self, plan: &Plan, host: &etc::HostFiles) -> Result<Vec<etc::File>> {
+        if plan.apps.iter().any(copies_etc) {
+            self.finish_attaching()?;
         }
-        let mut etc = etc_files(plan, of_host, self.network.as_ref())?;
-        if self.network.as_ref().is_some_and(Network::is_pending) {
-            // Whether there will be one is not known yet, and the image's own may have to stay.
+        let mut etc = etc_files(plan, host, self.network.as_ref())?;
+        if matches!(self.network, Some(PodNetwork::Pending(_))) {
+            // Without DNS settings of the networks, the image's own file must stay.
             etc.retain(|file| file.name != etc::RESOLV);
         }
         Ok(etc)
     }
 
-    /// Waits for pending networks, and has the /etc of the apps say what came of it.
-    fn wait_for_networks(&mut self, plan: &Plan, of_host: &etc::OfHost, apps: &mut [Waiting]) -> Result<()> {
-        let Some(network) = self.network.as_mut().filter(|network| network.is_pending()) else { return Ok(()) };
-        network.wait()?;
-        let etc = etc_files(plan, of_host, Some(network))?;
+    /// Waits for pending networks, and updates the files of /etc in all apps.
+    fn wait_for_networks(&mut self, plan: &Plan, host: &etc::HostFiles, apps: &mut [CreatedApp]) -> Result<()> {
+        if !self.finish_attaching()? {
+            return Ok(());
+        }
+        let etc = etc_files(plan, host, self.network.as_ref())?;
         apps.iter_mut().try_for_each(|app| app.etc.write(&etc, &app.root, &app.plan.mounts).of_app(&app.plan.name))
     }
 
-    /// Ends what was started, takes its networks away and removes the groups. The mounts and namespaces go with this process.
+    /// Waits for pending networks; returns whether there were any.
+    fn finish_attaching(&mut self) -> Result<bool> {
+        match self.network.take() {
+            Some(PodNetwork::Pending(network)) => match network.wait() {
+                Ok(network) => {
+                    self.network = Some(PodNetwork::Attached(network));
+                    Ok(true)
+                }
+                Err(AttachError { failure, remains }) => {
+                    self.network = remains.map(|network| PodNetwork::Attached(*network));
+                    Err(failure)
+                }
+            },
+            other => {
+                self.network = other;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Kills what was started, detaches the networks and removes the cgroups. Mounts and namespaces end with this process.
     fn undo(mut self) {
         if let Some(init) = &self.init {
             end_init(init);
         }
-        take_away(&mut self.network, &mut self.cgroups);
-        for name in &self.groups {
-            if let Ok(group) = self.cgroups.app(name, &plan::Limits::default()) {
-                self.cgroups.remove(&group);
+        detach_networks(self.thread, self.network.take(), &mut self.cgroups);
+        for name in &self.app_cgroups {
+            if let Ok(cgroup) = self.cgroups.app(name, &plan::Limits::default()) {
+                self.cgroups.remove(&cgroup);
             }
         }
         self.cgroups.leave_and_remove();
@@ -164,8 +191,8 @@ fn copies_etc(app: &plan::App) -> bool {
     app.mounts.iter().any(|mount| mount.seed && gantry_model::spec::normal(&mount.target) == "/etc")
 }
 
-/// Whether the host is asked for names: by its resolv.conf, or by the resolver on a gateway.
-fn asks_host(plan: &Plan) -> bool {
+/// Whether the pod uses DNS servers of the host: those of its resolv.conf, or gantry's resolver.
+fn uses_host_dns(plan: &Plan) -> bool {
     match &plan.resolv {
         Resolv::None => false,
         Resolv::Host => true,
@@ -174,69 +201,74 @@ fn asks_host(plan: &Plan) -> bool {
     }
 }
 
-/// What the apps' /etc needs of the host's, read while it can be seen.
-fn of_host(plan: &Plan, networks: bool) -> etc::OfHost {
-    let mut host = etc::OfHost::default();
-    if asks_host(plan) {
-        host.resolv = root::host_file("/etc/resolv.conf");
-        host.behind = networks.then(|| root::host_file("/run/systemd/resolve/resolv.conf")).flatten();
+/// Reads the host's files that the apps' /etc needs, while they are reachable.
+fn read_host_files(plan: &Plan, has_networks: bool) -> etc::HostFiles {
+    let mut host = etc::HostFiles::default();
+    if uses_host_dns(plan) {
+        host.resolv = root::read_host_file("/etc/resolv.conf");
+        host.upstream_resolv = has_networks.then(|| root::read_host_file("/run/systemd/resolve/resolv.conf")).flatten();
     }
     if plan.hosts == Hosts::Host {
-        host.hosts = root::host_file("/etc/hosts");
+        host.hosts = root::read_host_file("/etc/hosts");
     }
     host
 }
 
-/// What the apps' /etc says, as far as the networks are there.
-fn etc_files(plan: &Plan, host: &etc::OfHost, network: Option<&Network>) -> Result<Vec<etc::File>> {
-    let resolver = network.filter(|_| asks_host(plan)).and_then(Network::resolver);
-    etc::files(plan, host, network.map(Network::attached).unwrap_or_default(), resolver)
+/// The files of the apps' /etc, as far as the networks are attached.
+fn etc_files(plan: &Plan, host: &etc::HostFiles, network: Option<&PodNetwork>) -> Result<Vec<etc::File>> {
+    let resolver = network.filter(|_| uses_host_dns(plan)).and_then(PodNetwork::resolver);
+    etc::files(plan, host, network.map(PodNetwork::attached).unwrap_or_default(), resolver)
 }
 
-/// Takes away the networks of a pod in which nothing runs any more. What cannot be is in the pod's record, and the engine
-/// comes back to it.
-fn take_away(network: &mut Option<Network>, cgroups: &mut Cgroups) {
-    let Some(mut network) = network.take() else { return };
-    if network.is_run_by_plugins() {
-        // They take so long that nobody waits for this then.
-        cgroups.begin_leave();
+/// Detaches a pod in which no process runs any more. A failure leaves the pod's record, and the engine tries again.
+fn detach_networks(thread: SingleThreaded, network: Option<PodNetwork>, cgroups: &mut Cgroups) {
+    let Some(network) = network else { return };
+    if network.has_plugins() {
+        // Plugins take longer than the move, which then costs nothing.
+        cgroups.start_leaving(thread);
     }
-    if let Err(why) = network.down() {
-        // Not eprintln!, which panics when stderr cannot be written.
-        let _ = writeln!(std::io::stderr(), "gantry-stage1: {}", why.message);
+    if let Err(why) = network.detach() {
+        failure::warn(&why.message);
     }
 }
 
-/// Kills PID 1, and with it every process of the pod, and waits until the kernel has done so. A process that cannot die
-/// (stuck in the kernel) is not waited for longer than some seconds.
+/// Timeout of the end of a PID namespace: a process may be stuck in the kernel.
+const INIT_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often children are reaped while PID 1 exits.
+const REAP_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+
+/// Kills PID 1, and with it every process of the pod, and waits until they are gone.
 pub(crate) fn end_init(init: &Init) {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    let _ = rustix::process::pidfd_send_signal(&init.pidfd, Signal::KILL);
+    let deadline = Instant::now() + INIT_EXIT_TIMEOUT;
+    // It fails only if PID 1 has exited.
+    let _already_ended = rustix::process::pidfd_send_signal(&init.pidfd, Signal::KILL);
     while Instant::now() < deadline {
-        // The kernel waits for every process of the namespace to be reaped: the apps and execs are children of this process.
+        // PID 1 exits when every process of its namespace was reaped; apps and execs are children of this process.
         reap_all();
-        let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-        let mut fds = [rustix::event::PollFd::new(&init.pidfd, rustix::event::PollFlags::IN)];
-        if rustix::event::poll(&mut fds, Some(&wait)).is_ok_and(|ready| ready > 0) {
+        let mut fds = [PollFd::new(&init.pidfd, PollFlags::IN)];
+        if poll(&mut fds, Some(&REAP_INTERVAL)).is_ok_and(|ready| ready > 0) {
             reap_all();
             return;
         }
     }
 }
 
-/// One app while it is made.
-struct Making<'a> {
+/// What an app is created from.
+struct AppCreation<'a> {
     plan: &'a Plan,
     jail: &'a Jail,
     app: &'a plan::App,
+    /// The app's position in the plan.
+    number: usize,
     devices_confined: bool,
     init: i32,
     etc: &'a [etc::File],
     terminal_size: Option<(u16, u16)>,
 }
 
-/// An app that waits for its start.
-struct Waiting {
+/// An app whose process waits for its execve.
+struct CreatedApp {
     plan: plan::App,
     root: OwnedFd,
     null: OwnedFd,
@@ -244,13 +276,13 @@ struct Waiting {
     ids: Ids,
     confinement: Confinement,
     cgroup: AppCgroup,
-    created: Created,
-    output: Output,
-    input: Input,
+    process: launcher::CreatedApp,
+    output: AppOutput,
+    input: AppInput,
 }
 
-impl Making<'_> {
-    fn create(&self, cgroup: AppCgroup) -> Result<Waiting> {
+impl AppCreation<'_> {
+    fn run(&self, cgroup: AppCgroup) -> Result<CreatedApp> {
         let root = root::mount_root(self.app)?;
         root::check_mount_points(&root)?;
         let ids =
@@ -264,14 +296,15 @@ impl Making<'_> {
         let mut stdio = self.stdio(ids.uid)?;
         let command = Command { argv: self.app.argv.clone(), env: spec::environment(&self.app.env, &ids) };
         let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
-        let created = launcher::create(&self.app.name, command, &confinement, ids.uid, given)?;
-        self.set_oom_score(&created)?;
-        let null = terminal::open_null(created.pid).attempt(|| "cannot open /dev/null of the app")?;
-        let (sources, input) = stdio.ours(self.terminal_size)?;
+        let process = launcher::create(&self.app.name, command, &confinement, ids.uid, given)?;
+        self.set_oom_score(&process)?;
+        let null = terminal::open_null(process.pid).attempt(|| "cannot open /dev/null of the app")?;
+        let (sources, input) = stdio.supervisor_ends(self.terminal_size)?;
         let eager = self.app.terminal || self.app.stdin;
         let pace = Pace::new(self.app.limits.cpu_milli, Instant::now());
-        let output = Output { log: self.log()?, sources, eager, flush_at: None, pace };
-        Ok(Waiting { plan: app, root, null, etc, ids, confinement, cgroup, created, output, input })
+        let sources = sources.into_iter().collect();
+        let output = AppOutput { app_number: self.number, log: self.open_log()?, sources, eager, flush_at: None, pace };
+        Ok(CreatedApp { plan: app, root, null, etc, ids, confinement, cgroup, process, output, input })
     }
 
     fn confinement(&self) -> Result<Confinement> {
@@ -302,14 +335,14 @@ impl Making<'_> {
         std::fs::write(&path, config.to_string()).attempt(|| format!("cannot write {path}"))
     }
 
-    /// Written to the process, never to the configuration: libcontainer would set it for the supervisor.
-    fn set_oom_score(&self, created: &Created) -> Result<()> {
+    /// Sets the OOM score of the process. libcontainer would set one in the configuration for the supervisor.
+    fn set_oom_score(&self, process: &launcher::CreatedApp) -> Result<()> {
         let Some(score) = self.app.oom_score_adj else { return Ok(()) };
-        let path = format!("/proc/{}/oom_score_adj", created.pid.as_raw_nonzero());
+        let path = format!("/proc/{}/oom_score_adj", process.pid.as_raw_nonzero());
         std::fs::write(path, score.to_string()).attempt(|| format!("cannot set oom_score_adj to {score}"))
     }
 
-    fn log(&self) -> Result<Log> {
+    fn open_log(&self) -> Result<Log> {
         let name = &self.app.name;
         let path = format!("/pod/{}/{name}", gantry_contract::files::LOGS);
         match rustix::fs::mkdirat(CWD, &path, Mode::RWXU) {
@@ -321,40 +354,40 @@ impl Making<'_> {
         Ok(Log::open(dir, format!("{}.log", self.app.attempt), self.plan.log))
     }
 
-    /// The app's ends are its user's, so that it can open /dev/stdout by name, as with docker and podman.
-    fn stdio(&self, uid: u32) -> Result<terminal::Ends> {
+    /// Makes the app's stdio. Its user owns the pipes, so that it can open /dev/stdout by name, as with docker and podman.
+    fn stdio(&self, uid: u32) -> Result<terminal::AppStdio> {
         if self.app.terminal {
-            return terminal::Ends::terminal(&self.app.name);
+            return terminal::AppStdio::terminal(&self.app.name);
         }
         let what = || "cannot make the app's pipes";
         let (out, out_app) = pipe().attempt(what)?;
         let (err, err_app) = pipe().attempt(what)?;
         for end in [&out_app, &err_app] {
-            terminal::give(end, uid).attempt(what)?;
+            terminal::give_pipe_to(end, uid).attempt(what)?;
         }
         let (stdin_app, input) = if self.app.stdin {
             let (stdin_app, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(what)?;
-            terminal::give(&stdin_app, uid).attempt(what)?;
-            (stdin_app, Input::Pipe(Some(writer)))
+            terminal::give_pipe_to(&stdin_app, uid).attempt(what)?;
+            (stdin_app, AppInput::Pipe(Some(writer)))
         } else {
-            (rustix::io::dup(&self.jail.null).attempt(what)?, Input::None)
+            (rustix::io::dup(&self.jail.null).attempt(what)?, AppInput::None)
         };
-        let source = |fd, stream| Source { fd, stream, pending: Pending::default() };
+        let source = |fd, stream| OutputSource { fd, stream, partial: PartialLine::default() };
         let sources = vec![source(out, Stream::Stdout), source(err, Stream::Stderr)];
-        Ok(terminal::Ends::pipes((stdin_app, out_app, err_app), sources, input))
+        Ok(terminal::AppStdio::pipes((stdin_app, out_app, err_app), sources, input))
     }
 }
 
-/// A pipe whose reading end, ours, does not block.
+/// A pipe whose reading end, the supervisor's, is non-blocking.
 fn pipe() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK)?;
     Ok((reader, writer))
 }
 
-impl Waiting {
-    fn start(self) -> Result<App> {
-        let (pid, pidfd) = self.created.execute()?;
+impl CreatedApp {
+    fn execute(self) -> Result<App> {
+        let (pid, pidfd) = self.process.execute()?;
         Ok(App {
             plan: self.plan,
             root: self.root,
@@ -372,31 +405,30 @@ impl Waiting {
 }
 
 impl Pod {
-    /// Ends a pod that was launched and cannot be supervised.
+    /// Ends a pod whose journal or control socket cannot be made.
     pub(crate) fn undo(mut self) {
         end_init(&self.init);
-        self.take_networks_away();
-        self.remove_groups();
+        self.detach_networks();
+        self.remove_cgroups();
     }
 
-    /// Takes away the networks of a pod in which nothing runs any more, from the host's namespaces, in which this process is
-    /// from then on.
-    pub(crate) fn take_networks_away(&mut self) {
-        take_away(&mut self.network, &mut self.cgroups);
+    /// Detaches a pod in which no process runs any more. Afterwards this process is in the host's namespaces.
+    pub(crate) fn detach_networks(&mut self) {
+        detach_networks(self.thread, self.network.take(), &mut self.cgroups);
     }
 
-    /// Removes the groups of a pod in which nothing runs any more.
-    pub(crate) fn remove_groups(&mut self) {
-        for app in &self.apps {
+    /// Removes the cgroups of a pod in which no process runs any more.
+    pub(crate) fn remove_cgroups(&mut self) {
+        for app in self.apps.values() {
             self.cgroups.remove(&app.cgroup);
         }
         self.cgroups.leave_and_remove();
     }
 
-    /// What there is to tell about the running pod.
+    /// The part of the start reply that describes the pod.
     pub(crate) fn ready(&self) -> Ready {
         let number = |pid: rustix::process::Pid| pid.as_raw_nonzero().get().unsigned_abs();
-        let apps = self.apps.iter().map(|app| Started {
+        let apps = self.apps.values().map(|app| Started {
             app: app.plan.name.clone(),
             attempt: app.plan.attempt,
             pid: number(app.pid),

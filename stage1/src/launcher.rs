@@ -1,18 +1,18 @@
-//! The seam to libcontainer: create and start an app, nothing else. The nine rules for calling it are kept here.
+//! Creates and starts apps through libcontainer. No other module calls it, and all calls follow nine rules:
 //!
-//! 1. There is one thread, checked before every create.
-//! 2. The cgroup path is absolute and ours, and no hierarchy is visible.
+//! 1. The process has one thread, checked before every create.
+//! 2. The cgroup path is absolute and below gantry's parent, and libcontainer sees no hierarchy.
 //! 3. HOME and PATH are always set.
-//! 4. Our executor resets signals, loads the filter and reports through a socket of ours.
-//! 5. `oom_score_adj` is written by us, between create and start.
-//! 6. The configuration holds nothing that 0.7.0 ignores.
-//! 7. After an error every child is reaped; its state is on a tmpfs that goes with the pod.
-//! 8. Nothing logs from here.
-//! 9. A pidfd is opened right after create, before anything could reap.
+//! 4. gantry's executor resets signals, loads the filter and reports through a socket of its own.
+//! 5. The supervisor writes `oom_score_adj`, between create and start.
+//! 6. The configuration holds nothing that libcontainer 0.7.0 ignores.
+//! 7. After an error every child is reaped. libcontainer's state is on a tmpfs that is unmounted with the pod.
+//! 8. Events of libcontainer are not logged: in an app's process, standard error is the app's.
+//! 9. A pidfd is opened right after create, before the process can be reaped.
 //!
-//! While an app waits for its execve, another of its pod may run and may trace it (CAP_SYS_PTRACE). By then it has none of the
-//! supervisor's descriptors (the pod directory's, the hierarchies' of cgroups, those of the host's namespaces), no capability that
-//! is not the app's, and its filter: every app of a pod is locked down before the first one is executed.
+//! While an app waits for its execve, another app of its pod may run and may trace it (CAP_SYS_PTRACE). Therefore every
+//! app of a pod is locked down before the first one is executed: it has none of the supervisor's descriptors (pod
+//! directory, cgroup hierarchies, the host's namespaces), only its own capabilities, and its filter.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
@@ -32,51 +32,54 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::confine::{self, Command, Confinement};
 use crate::failure::{Attempt, Result, chain, failure};
-use crate::{refusal, sys};
+use crate::refusal;
+use crate::sys::{self, ForkMark, SingleThreaded};
 
-/// How long a started process may take to reach its execve.
+/// Timeout of a started process to reach its execve.
 pub(crate) const EXECVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What an app's process is given.
+/// The stdio of an app's process.
 pub(crate) struct Stdio {
-    /// Its stdin, stdout and stderr; `None` with a terminal.
+    /// stdin, stdout and stderr; `None` with a terminal.
     pub(crate) fds: Option<(OwnedFd, OwnedFd, OwnedFd)>,
-    /// With a terminal: the path of the socket to which its master is sent.
+    /// With a terminal: the path of the socket that libcontainer sends its master to.
     pub(crate) console: Option<String>,
 }
 
-/// An app that libcontainer has made and that waits for its start.
-pub(crate) struct Created {
+/// An app whose process waits for its start.
+pub(crate) struct CreatedApp {
     container: Container,
-    /// The name of its program.
+    /// The name of its program, for error messages.
     program: String,
-    /// Through which the process says how far it is, and is told to go on.
+    /// The socket through which the process reports its progress and gets the permission to proceed.
     channel: OwnedFd,
-    /// Its main process, on the host.
+    /// The PID of its main process on the host.
     pub(crate) pid: Pid,
     /// To wait for it and to signal it.
     pub(crate) pidfd: OwnedFd,
 }
 
-/// Makes the app whose `config.json` is in `/bundles/NAME`: namespaces, mounts, ids; everything but the execve.
+/// Makes the container of the app whose `config.json` is in `/bundles/NAME`: namespaces, mounts, ids; everything but the
+/// execve.
 pub(crate) fn create(
     app: &str,
     command: Command,
     confinement: &Confinement,
     uid: u32,
     stdio: Stdio,
-) -> Result<Created> {
-    sys::assert_single_threaded().attempt(|| "cannot make a container")?;
-    let (channel, theirs) =
+) -> Result<CreatedApp> {
+    let _thread = SingleThreaded::check().attempt(|| "cannot make a container")?;
+    let (channel, its_end) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .attempt(|| "cannot make a socket pair")?;
     let program = command.argv.first().cloned().unwrap_or_default();
-    let executor = Become {
+    let executor = AppExecutor {
         command: Rc::new(command),
         confinement: confinement.clone(),
         uid,
-        foreign: foreign(&theirs, &stdio)?.into(),
-        channel: Rc::new(theirs),
+        mark: Rc::new(ForkMark::new().attempt(|| "cannot mark the supervisor's process")?),
+        supervisor_fds: supervisor_fds(&its_end, &stdio)?.into(),
+        channel: Rc::new(its_end),
     };
     let container = build(app, executor, stdio).map_err(|error| {
         reap_all();
@@ -86,11 +89,11 @@ pub(crate) fn create(
     let pid = pid.ok_or_else(|| failure(ErrorKind::Internal, "libcontainer made a container without a process"))?;
     let pidfd =
         rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(|| "cannot open the container's process")?;
-    Ok(Created { container, program, channel, pid, pidfd })
+    Ok(CreatedApp { container, program, channel, pid, pidfd })
 }
 
-/// What the supervisor has open and an app has no use for: all but what is made for this one.
-fn foreign(channel: &OwnedFd, stdio: &Stdio) -> Result<Vec<RawFd>> {
+/// The supervisor's descriptors, except those made for this app.
+fn supervisor_fds(channel: &OwnedFd, stdio: &Stdio) -> Result<Vec<RawFd>> {
     let given = stdio.fds.iter().flat_map(|(stdin, stdout, stderr)| [stdin, stdout, stderr]);
     let own: Vec<RawFd> = given.chain([channel]).map(|fd| fd.as_raw_fd()).collect();
     let mut open = sys::descriptors().attempt(|| "cannot list the supervisor's descriptors")?;
@@ -100,7 +103,7 @@ fn foreign(channel: &OwnedFd, stdio: &Stdio) -> Result<Vec<RawFd>> {
 
 fn build(
     app: &str,
-    executor: Become,
+    executor: AppExecutor,
     stdio: Stdio,
 ) -> std::result::Result<Container, libcontainer::error::LibcontainerError> {
     let mut builder = ContainerBuilder::new(app.to_owned(), SyscallType::default()).with_executor(executor);
@@ -117,36 +120,36 @@ fn build(
         .build()
 }
 
-/// What a process says when it is locked down, and what it is told then.
-const GO: u8 = b'+';
+/// The byte by which a process reports that it is locked down, and by which it is allowed to execute its program.
+const PROCEED: u8 = b'+';
 
-impl Created {
-    /// Has the process find its program and give up what the app does not have, and waits until it did. It is executed by
-    /// [`Self::execute`].
+impl CreatedApp {
+    /// Makes the process find its program and drop everything that the app does not get. [`Self::execute`] executes the
+    /// program.
     pub(crate) fn lock_down(&mut self) -> Result<()> {
         self.container
             .start()
             .map_err(|error| failure(ErrorKind::Internal, format!("cannot start the container: {}", chain(&error))))?;
-        match self.hear()?.as_slice() {
-            [GO] => Ok(()),
+        match self.receive()?.as_slice() {
+            [PROCEED] => Ok(()),
             [] => Err(failure(ErrorKind::Internal, "the container's process ended before it was confined")),
-            told => Err(refusal::read(told, &self.program)),
+            report => Err(refusal::read(report, &self.program)),
         }
     }
 
     /// Executes the program and waits until that is done.
     pub(crate) fn execute(self) -> Result<(Pid, OwnedFd)> {
-        let what = || "cannot tell the container's process to go on";
-        rustix::net::send(&self.channel, &[GO], SendFlags::NOSIGNAL).attempt(what)?;
-        match self.hear()?.as_slice() {
+        let what = || "cannot make the container's process execute its program";
+        rustix::net::send(&self.channel, &[PROCEED], SendFlags::NOSIGNAL).attempt(what)?;
+        match self.receive()?.as_slice() {
             // execve closed the other end.
             [] => Ok((self.pid, self.pidfd)),
-            told => Err(refusal::read(told, &self.program)),
+            report => Err(refusal::read(report, &self.program)),
         }
     }
 
-    /// What the process says next; nothing at its end.
-    fn hear(&self) -> Result<Vec<u8>> {
+    /// Receives the next message; empty if the process has closed its end.
+    fn receive(&self) -> Result<Vec<u8>> {
         let deadline = Instant::now() + EXECVE_TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -158,44 +161,44 @@ impl Created {
             if left.is_zero() || poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready == 0) {
                 return Err(failure(ErrorKind::TimedOut, "the program was not executed in time"));
             }
-            // One write of the process's, so one read.
+            // Every message is one write, and the next one follows only after a reply.
             let mut buffer = [0u8; 8192];
             match rustix::io::read(&self.channel, &mut buffer) {
                 Ok(length) => return Ok(buffer[..length].to_vec()),
                 Err(Errno::INTR | Errno::AGAIN) => {}
-                Err(error) => return Err(error).attempt(|| "cannot learn whether the program was executed"),
+                Err(error) => return Err(error).attempt(|| "cannot read whether the program was executed"),
             }
         }
     }
 }
 
-/// Takes the exit status of every child that has ended. After a failed create libcontainer leaves two.
+/// Reaps every child that has ended. A failed create of libcontainer leaves two.
 pub(crate) fn reap_all() {
     while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
 }
 
-/// Runs in the container's process: in place of libcontainer's own way of executing the program.
+/// Runs in the container's process and executes the program.
 #[derive(Clone)]
-struct Become {
+struct AppExecutor {
     command: Rc<Command>,
     confinement: Confinement,
     uid: u32,
-    /// The supervisor's descriptors.
-    foreign: Rc<[RawFd]>,
+    mark: Rc<ForkMark>,
+    supervisor_fds: Rc<[RawFd]>,
     channel: Rc<OwnedFd>,
 }
 
-impl Executor for Become {
+impl Executor for AppExecutor {
     fn exec(&self, _: &Spec) -> std::result::Result<(), ExecutorError> {
         match confine::prepare(&self.command).and_then(|program| {
             self.confinement.lock_down(self.uid)?;
             Ok(program)
         }) {
             Ok(program) => {
-                let mut go = [0u8; 1];
-                let told =
-                    rustix::io::write(&*self.channel, &[GO]).and_then(|_| rustix::io::read(&*self.channel, &mut go));
-                if told == Ok(1) {
+                let mut reply = [0u8; 1];
+                let proceed = rustix::io::write(&*self.channel, &[PROCEED])
+                    .and_then(|_| rustix::io::read(&*self.channel, &mut reply));
+                if proceed == Ok(1) {
                     let (step, error) = self.confinement.execute(&program);
                     refusal::tell_step(&*self.channel, step, &error);
                 }
@@ -205,13 +208,17 @@ impl Executor for Become {
         sys::exit_now(127)
     }
 
-    /// Called in the container's process before it waits for its start, and before any app of the pod has started.
+    /// libcontainer calls this in the container's process before that waits for its start, when no app of the pod has
+    /// been executed yet.
     fn validate(&self, _: &Spec) -> std::result::Result<(), ExecutorValidationError> {
-        sys::close_all_of(&self.foreign);
+        let process = self.mark.forked_child();
+        let process =
+            process.ok_or_else(|| ExecutorValidationError::ArgValidationError("not a forked process".into()))?;
+        process.close(&self.supervisor_fds);
         Ok(())
     }
 
-    /// The environment goes to execve directly; the process's own is left alone.
+    /// The environment is an argument of execve. The process's own is not changed.
     fn setup_envs(&self, _: HashMap<String, String>) -> std::result::Result<(), ExecutorSetEnvsError> {
         Ok(())
     }

@@ -1,8 +1,9 @@
-//! Writes what an app prints to its log file, in the format of the Kubernetes CRI
-//! (`RFC3339Nano stream P|F text`), and rotates it.
+//! Writes an app's output to its log file, in the format of the Kubernetes CRI (`RFC3339Nano stream P|F text`), and
+//! rotates the file.
 //!
-//! A line longer than [`PIECE`] is written in pieces marked `P`; the last piece of every line is marked `F`, and `F:noeol` when
-//! the app ended without a newline. Trouble with the file never reaches the app: bytes are dropped and counted.
+//! A line longer than [`MAX_RECORD_TEXT`] is written as several records: all but the last have the tag `P`, the last has
+//! `F`, or `F:noeol` if the output ended without a newline. An error of the file never reaches the app: the log drops
+//! bytes and counts them.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,15 +12,18 @@ use gantry_contract::plan::LogLimits;
 use gantry_model::Timestamp;
 use rustix::fs::{Mode, OFlags};
 
-const PIECE_OF_LINE: &str = "P";
-const WHOLE: &str = "F";
-/// Tags are a list separated by colons, of which readers know the first: a whole line whose newline was never written.
-const NO_NEWLINE: &str = "F:noeol";
+const TAG_PARTIAL: &str = "P";
+const TAG_FULL: &str = "F";
+/// A full line without a newline. Tags are a list separated by colons, of which readers of the CRI format know the first.
+const TAG_NO_NEWLINE: &str = "F:noeol";
 
-/// The longest text of one record, in bytes.
-const PIECE: usize = 16 << 10;
+/// Maximum text of one record, in bytes.
+const MAX_RECORD_TEXT: usize = 16 << 10;
 
-/// Which of an app's outputs.
+/// Size from which buffered records are written to the file, in bytes.
+const FLUSH_SIZE: usize = 64 << 10;
+
+/// An output of an app.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stream {
     /// Standard output, and the terminal.
@@ -37,17 +41,17 @@ impl Stream {
     }
 }
 
-/// The beginning of a line whose newline has not come yet.
+/// The beginning of a line whose newline has not been read yet.
 #[derive(Debug, Default)]
-pub(crate) struct Pending {
+pub(crate) struct PartialLine {
     text: Vec<u8>,
-    /// Whether pieces of this line were written already.
-    begun: bool,
+    /// Whether the log has records of this line.
+    is_continued: bool,
 }
 
-impl Pending {
-    /// Whether there is text that the log does not have yet.
-    pub(crate) fn is_waiting(&self) -> bool {
+impl PartialLine {
+    /// Whether there is text that is not in the log yet.
+    pub(crate) fn is_pending(&self) -> bool {
         !self.text.is_empty()
     }
 }
@@ -65,7 +69,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Opens (for appending) the log file `name` in `dir`. It cannot fail: what cannot be written is dropped and counted.
+    /// Opens (for appending) the log file `name` in `dir`. It cannot fail: without a file, output is dropped and counted.
     pub(crate) fn open(dir: OwnedFd, name: String, limits: LogLimits) -> Self {
         let mut log = Self {
             dir,
@@ -81,7 +85,7 @@ impl Log {
         log
     }
 
-    /// Opens the file by its name again, after somebody moved the old one away.
+    /// Opens the file by its name again, after it was renamed.
     pub(crate) fn reopen(&mut self) {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         match rustix::fs::openat(&self.dir, &self.name, flags, Mode::from_raw_mode(0o640)) {
@@ -96,42 +100,42 @@ impl Log {
         }
     }
 
-    /// Takes what was read from an app at `now` (nanoseconds since the epoch). With `eager`, a line's beginning is
-    /// written at once: somebody at a terminal is waiting for a prompt.
-    pub(crate) fn take(&mut self, stream: Stream, pending: &mut Pending, mut bytes: &[u8], now: i64, eager: bool) {
+    /// Writes output that was read at `now` (nanoseconds since the epoch). With `eager`, the beginning of a line is
+    /// written at once: a user at a terminal waits for a prompt.
+    pub(crate) fn write(&mut self, stream: Stream, partial: &mut PartialLine, mut bytes: &[u8], now: i64, eager: bool) {
         while let Some(end) = memchr(bytes) {
             let (line, rest) = (&bytes[..end], &bytes[end + 1..]);
-            if pending.text.is_empty() {
-                self.line(stream, line, now);
+            if partial.text.is_empty() {
+                self.write_line(stream, line, now);
             } else {
-                pending.text.extend_from_slice(line);
-                let text = std::mem::take(&mut pending.text);
-                self.line(stream, &text, now);
+                partial.text.extend_from_slice(line);
+                let text = std::mem::take(&mut partial.text);
+                self.write_line(stream, &text, now);
             }
-            pending.begun = false;
+            partial.is_continued = false;
             bytes = rest;
         }
-        pending.text.extend_from_slice(bytes);
-        while pending.text.len() > PIECE {
-            let rest = pending.text.split_off(PIECE);
-            let piece = std::mem::replace(&mut pending.text, rest);
-            self.record(stream, PIECE_OF_LINE, &piece, now);
-            pending.begun = true;
+        partial.text.extend_from_slice(bytes);
+        while partial.text.len() > MAX_RECORD_TEXT {
+            let rest = partial.text.split_off(MAX_RECORD_TEXT);
+            let text = std::mem::replace(&mut partial.text, rest);
+            self.append_record(stream, TAG_PARTIAL, &text, now);
+            partial.is_continued = true;
         }
-        if eager && !pending.text.is_empty() {
-            let piece = std::mem::take(&mut pending.text);
-            self.record(stream, PIECE_OF_LINE, &piece, now);
-            pending.begun = true;
+        if eager && !partial.text.is_empty() {
+            let text = std::mem::take(&mut partial.text);
+            self.append_record(stream, TAG_PARTIAL, &text, now);
+            partial.is_continued = true;
         }
         self.flush();
     }
 
-    /// The app will print no more on this stream: its last line is closed, marked as one without a newline.
-    pub(crate) fn end(&mut self, stream: Stream, pending: &mut Pending, now: i64) {
-        if pending.begun || !pending.text.is_empty() {
-            let text = std::mem::take(&mut pending.text);
-            self.record(stream, NO_NEWLINE, &text, now);
-            pending.begun = false;
+    /// Ends a stream. A last line without a newline gets the tag [`TAG_NO_NEWLINE`].
+    pub(crate) fn end(&mut self, stream: Stream, partial: &mut PartialLine, now: i64) {
+        if partial.is_continued || !partial.text.is_empty() {
+            let text = std::mem::take(&mut partial.text);
+            self.append_record(stream, TAG_NO_NEWLINE, &text, now);
+            partial.is_continued = false;
         }
         self.flush();
     }
@@ -141,17 +145,17 @@ impl Log {
         (self.dropped > 0).then(|| (std::mem::take(&mut self.dropped), self.why.clone()))
     }
 
-    fn line(&mut self, stream: Stream, text: &[u8], now: i64) {
+    fn write_line(&mut self, stream: Stream, text: &[u8], now: i64) {
         let mut rest = text;
-        while rest.len() > PIECE {
-            let (piece, more) = rest.split_at(PIECE);
-            self.record(stream, PIECE_OF_LINE, piece, now);
+        while rest.len() > MAX_RECORD_TEXT {
+            let (piece, more) = rest.split_at(MAX_RECORD_TEXT);
+            self.append_record(stream, TAG_PARTIAL, piece, now);
             rest = more;
         }
-        self.record(stream, WHOLE, rest, now);
+        self.append_record(stream, TAG_FULL, rest, now);
     }
 
-    fn record(&mut self, stream: Stream, tag: &str, text: &[u8], now: i64) {
+    fn append_record(&mut self, stream: Stream, tag: &str, text: &[u8], now: i64) {
         self.records.extend_from_slice(Timestamp(now).rfc3339().as_bytes());
         self.records.push(b' ');
         self.records.extend_from_slice(stream.name().as_bytes());
@@ -160,7 +164,7 @@ impl Log {
         self.records.push(b' ');
         self.records.extend_from_slice(text);
         self.records.push(b'\n');
-        if self.records.len() >= 64 << 10 {
+        if self.records.len() >= FLUSH_SIZE {
             self.flush();
         }
     }
@@ -199,7 +203,7 @@ impl Log {
         self.records.shrink_to(16 << 10);
     }
 
-    /// A disk that filled up within a record: the file is cut back to its last whole one, so that every line of it can be read.
+    /// Truncates the file to its last complete record after the disk filled up within one.
     fn cut_torn_record(&mut self, kept: usize, records: &[u8]) {
         let whole = records[..kept].iter().rposition(|&c| c == b'\n').map_or(0, |at| at + 1);
         let torn = (kept - whole) as u64;
@@ -230,7 +234,7 @@ impl Log {
         })();
         match result {
             Ok(()) => self.reopen(),
-            // Better a long file than a lost one.
+            // The file grows beyond its limit rather than being lost.
             Err(error) => self.why = format!("cannot rotate the log file: {error}"),
         }
     }
@@ -259,17 +263,17 @@ mod tests {
     }
 
     #[test]
-    fn lines_pieces_and_a_last_line_without_newline() {
+    fn lines_records_and_a_last_line_without_newline() {
         let (path, mut log) = log(LogLimits::default());
-        let mut pending = Pending::default();
-        log.take(Stream::Stdout, &mut pending, b"one\ntw", 1, false);
-        log.take(Stream::Stdout, &mut pending, b"o\n\n", 2, false);
-        log.take(Stream::Stdout, &mut pending, &[b'x'; PIECE + 5], 3, false);
-        log.end(Stream::Stdout, &mut pending, 4);
-        log.end(Stream::Stdout, &mut pending, 5);
+        let mut partial = PartialLine::default();
+        log.write(Stream::Stdout, &mut partial, b"one\ntw", 1, false);
+        log.write(Stream::Stdout, &mut partial, b"o\n\n", 2, false);
+        log.write(Stream::Stdout, &mut partial, &[b'x'; MAX_RECORD_TEXT + 5], 3, false);
+        log.end(Stream::Stdout, &mut partial, 4);
+        log.end(Stream::Stdout, &mut partial, 5);
         let lines = texts(&path, "0.log");
         assert_eq!(&lines[..3], ["stdout F one", "stdout F two", "stdout F "]);
-        assert_eq!(lines[3].len(), "stdout P ".len() + PIECE);
+        assert_eq!(lines[3].len(), "stdout P ".len() + MAX_RECORD_TEXT);
         assert_eq!(&lines[4..], ["stdout F:noeol xxxxx"]);
         std::fs::remove_dir_all(path).unwrap();
     }
@@ -277,11 +281,11 @@ mod tests {
     #[test]
     fn an_eager_log_shows_a_prompt_and_closes_its_line() {
         let (path, mut log) = log(LogLimits::default());
-        let mut pending = Pending::default();
-        log.take(Stream::Stdout, &mut pending, b"$ ", 1, true);
+        let mut partial = PartialLine::default();
+        log.write(Stream::Stdout, &mut partial, b"$ ", 1, true);
         assert_eq!(texts(&path, "0.log"), ["stdout P $ "]);
-        log.take(Stream::Stdout, &mut pending, b"ls\n", 2, true);
-        log.end(Stream::Stdout, &mut pending, 3);
+        log.write(Stream::Stdout, &mut partial, b"ls\n", 2, true);
+        log.end(Stream::Stdout, &mut partial, 3);
         assert_eq!(texts(&path, "0.log"), ["stdout P $ ", "stdout F ls"]);
         std::fs::remove_dir_all(path).unwrap();
     }
@@ -289,9 +293,9 @@ mod tests {
     #[test]
     fn rotation_keeps_the_newest_files_and_loses_no_line_between_them() {
         let (path, mut log) = log(LogLimits { max_bytes: 200, max_files: 3 });
-        let mut pending = Pending::default();
+        let mut partial = PartialLine::default();
         for n in 0..20 {
-            log.take(Stream::Stderr, &mut pending, format!("line {n}\n").as_bytes(), n, false);
+            log.write(Stream::Stderr, &mut partial, format!("line {n}\n").as_bytes(), n, false);
         }
         let mut all = Vec::new();
         for name in ["0.log.2", "0.log.1", "0.log"] {
@@ -310,7 +314,7 @@ mod tests {
         std::fs::remove_file(path.join("0.log")).unwrap();
         std::fs::create_dir(path.join("0.log")).unwrap();
         log.reopen();
-        log.take(Stream::Stdout, &mut Pending::default(), b"gone\n", 1, false);
+        log.write(Stream::Stdout, &mut PartialLine::default(), b"gone\n", 1, false);
         assert!(log.take_dropped().is_some_and(|(bytes, _)| bytes > 5));
         assert!(log.take_dropped().is_none());
         std::fs::remove_dir_all(path).unwrap();

@@ -1,13 +1,13 @@
 //! `gantry-stage1`: the supervisor of one running pod.
 //!
-//! It is started by the engine with a plan on stdin and the locked pod directory as an inherited descriptor, makes the
-//! pod's namespaces, mounts, groups and PID 1, launches the apps through libcontainer, says one word up its stdout, and then
-//! writes logs, answers the control socket and keeps the journal until the last app has ended.
+//! The engine starts it with a plan on stdin and the locked pod directory as an inherited descriptor. It makes the pod's
+//! namespaces, mounts, cgroups and PID 1, starts the apps through libcontainer, and sends the start reply on stdout. Then
+//! it writes logs, serves the control socket and appends to the journal until the last app has exited.
 //!
-//! May import: the model, the contract and the crate of networks. Must never know: the database, images, tokio, threads.
-//! Start reading at [`launch`] (how a pod comes to be), then [`supervise`] (how it lives and ends). In another role it is run
-//! for what concerns networks and no running pod: [`role`]. In both, the process first executes itself again from a read-only mount,
-//! so that no app can change the program on the host: [`reexec`].
+//! May import: the model, the contract and the network crate. Must never know: the database, images, tokio, threads. Start
+//! reading at [`launch`] (how a pod is started), then [`supervise`] (how it runs and ends). `gantry-stage1 network` works
+//! on the host's networks without a running pod: [`role`]. In both roles the process first executes itself again from a
+//! read-only mount, so that no app can change the program on the host: [`reexec`].
 
 mod app;
 mod attaching;
@@ -24,6 +24,7 @@ mod inheritance;
 mod init;
 mod jail;
 mod journal;
+mod kernel_costs;
 mod launch;
 mod launcher;
 mod logs;
@@ -39,14 +40,14 @@ mod seccomp;
 mod spec;
 mod supervise;
 mod sys;
+mod table;
 mod targets;
 mod terminal;
-mod trim;
 mod user;
 mod volumes;
 
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
 use gantry_contract::Failure;
@@ -59,9 +60,10 @@ use crate::failure::{Attempt, Result, failure};
 use crate::foreground::Foregrounds;
 use crate::journal::Journal;
 use crate::supervise::Supervisor;
+use crate::sys::{InheritedFds, SingleThreaded};
 
-/// The longest plan, in bytes.
-const MOST_PLAN: u64 = 16 << 20;
+/// Maximum size of a plan, in bytes.
+const MAX_PLAN: u64 = 16 << 20;
 
 const USAGE: &str = "usage: gantry-stage1 run --lock-fd N [--output-fd N] [--terminal-size ROWSxCOLUMNS]\n       gantry-stage1 network\n       gantry-stage1 version\n\
 This is started by gantry, not by hand.";
@@ -69,20 +71,27 @@ This is started by gantry, not by hand.";
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["run", "--lock-fd", lock, ref options @ ..] => match reexec::ensure_read_only() {
-            // Only now: what is taken over is not inherited any further.
-            Ok(()) => match (inherited(lock), Options::parse(options)) {
-                (Some(lock), Ok(options)) => run(lock, options),
-                (None, _) => usage("the lock's descriptor is not open"),
-                (_, Err(why)) => usage(why),
-            },
-            Err(why) => {
-                say(&Word::Failed(why));
-                ExitCode::FAILURE
+        ["run", "--lock-fd", lock, ref options @ ..] => {
+            let inherited = reexec::ensure_read_only()
+                .and_then(|()| InheritedFds::list().attempt(|| "cannot list inherited descriptors"));
+            match inherited {
+                Ok(mut inherited) => match (adopt(&mut inherited, lock), Options::parse(options, &mut inherited)) {
+                    (Some(lock), Ok(options)) => {
+                        // What the caller had open (a lock file, a pipe) would stay open for the life of the pod.
+                        inherited.close();
+                        run(lock, options)
+                    }
+                    (None, _) => usage("the lock's descriptor is not open"),
+                    (_, Err(why)) => usage(why),
+                },
+                Err(why) => {
+                    send_reply(&Word::Failed(why));
+                    ExitCode::FAILURE
+                }
             }
-        },
+        }
         ["network"] => {
-            name();
+            set_process_name();
             role::run()
         }
         ["version"] => {
@@ -93,11 +102,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn inherited(number: &str) -> Option<OwnedFd> {
-    number.parse().ok().and_then(sys::inherited)
+fn adopt(inherited: &mut InheritedFds, number: &str) -> Option<OwnedFd> {
+    inherited.adopt(number.parse().ok()?)
 }
 
-/// What concerns one start and not the pod.
+/// Options of one start. They are not part of the plan: they do not outlive the process that asks for the start.
 #[derive(Default)]
 struct Options {
     /// The pipe of the foreground, if there is one.
@@ -107,13 +116,14 @@ struct Options {
 }
 
 impl Options {
-    fn parse(words: &[&str]) -> std::result::Result<Self, &'static str> {
+    fn parse(words: &[&str], inherited: &mut InheritedFds) -> std::result::Result<Self, &'static str> {
         let mut options = Self::default();
         let mut left = words;
         while let [name, value, rest @ ..] = left {
             match *name {
                 "--output-fd" => {
-                    options.output = Some(inherited(value).ok_or("the descriptor for the output is not open")?);
+                    let pipe = adopt(inherited, value).ok_or("the descriptor for the output is not open")?;
+                    options.output = Some(pipe);
                 }
                 "--terminal-size" => {
                     let size = value
@@ -134,43 +144,48 @@ fn usage(why: &str) -> ExitCode {
     ExitCode::from(125)
 }
 
-/// `lock` is held until this process ends; nothing has to be done with it.
-#[expect(clippy::needless_pass_by_value, reason = "it is this function's to hold")]
+/// `lock` is held until this process exits; nothing else is done with it.
+#[expect(clippy::needless_pass_by_value, reason = "it is owned for the life of the process")]
 fn run(lock: OwnedFd, options: Options) -> ExitCode {
-    name();
-    match start(&lock, options) {
+    set_process_name();
+    let thread = match SingleThreaded::check().attempt(|| "cannot start a supervisor") {
+        Ok(thread) => thread,
+        Err(why) => {
+            send_reply(&Word::Failed(why));
+            return ExitCode::FAILURE;
+        }
+    };
+    match start(thread, &lock, options) {
         Ok((mut supervisor, ready)) => {
-            say(&Word::Ready(ready));
-            supervisor.let_go_of_stdio();
+            send_reply(&Word::Ready(ready));
+            supervisor.detach_stdio();
             supervisor.run();
-            network::finish_elsewhere();
-            // Dropping nothing: who closes the last descriptor of a file system waits until that is unmounted. What the end of
-            // a process closes is unmounted when it is gone.
+            kernel_costs::finish_in_background(thread);
+            // Without destructors: closing the last descriptor of a file system waits for its unmount, which at the end of
+            // a process takes place afterwards.
             sys::exit_now(0)
         }
         Err(why) => {
-            say(&Word::Failed(why));
-            network::finish_elsewhere();
+            send_reply(&Word::Failed(why));
+            kernel_costs::finish_in_background(thread);
             ExitCode::FAILURE
         }
     }
 }
 
-/// gantryd looks by this name who changed the host's tables, whatever the program's file is called.
-fn name() {
-    let _ = rustix::thread::set_name(c"gantry-stage1");
+/// Sets the name by which gantryd recognizes changes of the host's nftables by this program, whatever its file is called.
+fn set_process_name() {
+    // It fails only for a name that is too long.
+    let _cannot_fail = rustix::thread::set_name(c"gantry-stage1");
 }
 
-fn start(lock: &OwnedFd, options: Options) -> Result<(Supervisor, gantry_contract::up::Ready)> {
+fn start(thread: SingleThreaded, lock: &OwnedFd, options: Options) -> Result<(Supervisor, gantry_contract::up::Ready)> {
     let signals = sys::signalfd(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]).attempt(|| "cannot watch for signals")?;
-    let kept: Vec<BorrowedFd<'_>> =
-        [lock.as_fd(), signals.as_fd()].into_iter().chain(options.output.iter().map(AsFd::as_fd)).collect();
-    inheritance::close_descriptors(&kept)?;
-    inheritance::reset()?;
+    inheritance::reset(thread)?;
     let plan = read_plan()?;
     let mut foregrounds = Foregrounds::default();
     options.output.map_or(Ok(()), |pipe| foregrounds.add(pipe))?;
-    let pod = launch::launch(plan, lock, options.terminal_size)?;
+    let pod = launch::launch(thread, plan, lock, options.terminal_size)?;
     let journal = Journal::create(&pod.jail.pod_dir);
     let socket = control::listen();
     match (journal, socket) {
@@ -188,19 +203,19 @@ fn start(lock: &OwnedFd, options: Options) -> Result<(Supervisor, gantry_contrac
 
 fn read_plan() -> Result<Plan> {
     let mut bytes = Vec::new();
-    std::io::stdin().lock().take(MOST_PLAN).read_to_end(&mut bytes).attempt(|| "cannot read the plan")?;
+    std::io::stdin().lock().take(MAX_PLAN).read_to_end(&mut bytes).attempt(|| "cannot read the plan")?;
     serde_json::from_slice(&bytes).map_err(|error| failure(ErrorKind::Invalid, format!("the plan is damaged: {error}")))
 }
 
-/// Says the word. The engine may have gone, which is no reason to stop.
-fn say(word: &Word) {
-    let mut line = serde_json::to_vec(word).unwrap_or_else(|error| fallback(&error.to_string()));
+/// Sends the start reply. The supervisor goes on without the engine if that was killed.
+fn send_reply(reply: &Word) {
+    let mut line = serde_json::to_vec(reply).unwrap_or_else(|error| internal_failure(&error.to_string()));
     line.push(b'\n');
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(&line).and_then(|()| out.flush());
+    let _engine_has_gone = out.write_all(&line).and_then(|()| out.flush());
 }
 
-fn fallback(why: &str) -> Vec<u8> {
-    let word = Word::Failed(Failure { kind: "internal".to_owned(), message: why.to_owned(), app: None });
-    serde_json::to_vec(&word).unwrap_or_default()
+fn internal_failure(why: &str) -> Vec<u8> {
+    let reply = Word::Failed(Failure { kind: "internal".to_owned(), message: why.to_owned(), app: None });
+    serde_json::to_vec(&reply).unwrap_or_default()
 }

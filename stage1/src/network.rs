@@ -1,216 +1,218 @@
-//! The pod's network namespace and its networks, as the supervisor has them: made while the host's files and namespaces can
-//! still be reached, kept with a way back, taken away after the pod's last process.
+//! The pod's network namespace and networks.
 //!
-//! The way back are two descriptors, of the host's mount and of its network namespace. They must get into no process that
-//! an app can look into: they are close-on-exec like all, an app's process closes them before any app runs
-//! ([`crate::launcher`]), PID 1 and the carriers of execs close everything.
+//! They are made while the host's files and namespaces are still reachable, and detached after the pod's last process has
+//! ended. The state is in the type: [`PendingNetwork`] while CNI plugins run in another process, [`AttachedNetwork`] once
+//! the pod is attached; detaching consumes it.
 //!
-//! What plugins make takes long and is waited for after the apps are made ([`crate::attaching`]).
+//! To detach, the supervisor returns to the host's namespaces by descriptors of them. No process that an app can trace may
+//! have these: they are close-on-exec, the process of an app closes them before any app runs ([`crate::launcher`]), and PID
+//! 1 and the helpers of execs close all descriptors.
 //!
-//! Killed anywhere in here, the supervisor leaves a record in the pod directory that says what may be there
-//! ([`gantry_net::pod`]); the engine has it taken away by `gantry-stage1 network` ([`crate::role`]).
+//! A supervisor that is killed leaves a record in the pod directory of everything that the pod may have on the host
+//! ([`gantry_net::pod`]); the engine has it removed by `gantry-stage1 network` ([`crate::role`]).
 
-use std::io::Write as _;
 use std::net::{IpAddr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use gantry_contract::network::{Attached, Host};
 use gantry_contract::plan::{Net, Networks, Plan};
 use gantry_model::{ErrorKind, Kind as _};
 use gantry_net::netlink::sysctl::Sysctl;
 use gantry_net::netlink::{Namespace, Socket};
-use gantry_net::pod::{self, HeldPorts, unused};
+use gantry_net::pod::{self, HeldPorts};
 use rustix::fs::{Mode, OFlags};
 
-use crate::attaching::Attaching;
+use crate::attaching::AttachProcess;
 use crate::failure::{self, Attempt, Result};
-use crate::sys::{self, Fork};
+use crate::sys::{self, SingleThreaded};
 
-/// The networks of a pod.
-pub(crate) struct Network {
+/// The networks of a pod that has some of its own.
+pub(crate) enum PodNetwork {
+    /// Plugins are attaching the pod.
+    Pending(PendingNetwork),
+    /// The pod is attached.
+    Attached(AttachedNetwork),
+}
+
+/// A pod that another process is attaching.
+pub(crate) struct PendingNetwork {
+    process: AttachProcess,
+    namespaces: PodNamespaces,
+}
+
+/// A pod that is attached to its networks.
+pub(crate) struct AttachedNetwork {
+    /// What the pod got of each network, in order.
+    attached: Vec<Attached>,
+    /// Sockets that hold the published ports on the host. Never read: dropping it releases the ports.
+    _held: HeldPorts,
+    namespaces: PodNamespaces,
+}
+
+/// What it takes to detach a pod.
+struct PodNamespaces {
     /// The pod's UUID.
-    id: String,
-    /// How networks are run here.
+    pod: String,
+    /// How networks are run on this host.
     settings: Host,
-    /// Whether plugins run some of them.
-    plugins: bool,
+    /// Whether plugins run some of the networks.
+    has_plugins: bool,
     /// The pod directory: the descriptor with the lock.
     pod_dir: OwnedFd,
     host_mounts: OwnedFd,
     host: Namespace,
     own: Namespace,
-    /// Keeps the host's ports taken.
-    held: HeldPorts,
-    /// What the pod got.
-    attached: Vec<Attached>,
-    /// Who attaches the pod while this goes on.
-    attaching: Option<Attaching>,
-    /// Attaching failed. What was made was taken away, or is left to the engine: it was tried once.
-    undone: bool,
-    /// Whether this process is still in the host's mount namespace, or again.
-    at_home: bool,
 }
 
-impl Network {
-    /// Whether the networks are still being made.
-    pub(crate) fn is_pending(&self) -> bool {
-        self.attaching.is_some()
+/// Waiting for a pending network failed.
+pub(crate) struct AttachError {
+    /// Why.
+    pub(crate) failure: gantry_contract::Failure,
+    /// The network to detach, if the process did not say that nothing is left.
+    pub(crate) remains: Option<Box<AttachedNetwork>>,
+}
+
+impl PodNetwork {
+    /// What the pod got of its networks, in order; empty while they are pending.
+    pub(crate) fn attached(&self) -> &[Attached] {
+        match self {
+            Self::Pending(_) => &[],
+            Self::Attached(network) => &network.attached,
+        }
     }
 
-    /// Waits until the networks are there.
-    pub(crate) fn wait(&mut self) -> Result<()> {
-        let Some(attaching) = self.attaching.take() else { return Ok(()) };
-        match attaching.wait()? {
-            Ok(made) => (self.attached, self.held) = made,
-            Err(why) => {
-                self.undone = true;
-                return Err(why);
+    /// The address of gantry's resolver for this pod, as far as it is known: the first gateway that is an address of this
+    /// host.
+    pub(crate) fn resolver(&self) -> Option<IpAddr> {
+        match self {
+            Self::Pending(_) => None,
+            Self::Attached(network) => network.resolver(),
+        }
+    }
+
+    /// Whether plugins must be run to detach the pod.
+    pub(crate) fn has_plugins(&self) -> bool {
+        match self {
+            Self::Pending(PendingNetwork { namespaces, .. }) | Self::Attached(AttachedNetwork { namespaces, .. }) => {
+                namespaces.has_plugins
             }
         }
-        Ok(())
     }
 
-    /// What the pod got of its networks, in order; nothing while they are pending.
-    pub(crate) fn attached(&self) -> &[Attached] {
-        &self.attached
-    }
-
-    /// The address of the pod's first gateway that is one of this host's: where this gantry's resolver is.
-    pub(crate) fn resolver(&self) -> Option<IpAddr> {
-        let mut gateways = self.attached.iter().flat_map(|it| &it.addresses).filter_map(|it| it.gateway);
-        if !self.settings.resolver {
-            return None;
+    /// Detaches the pod. A pending network is waited for: its plugins must not be killed halfway, and their results are
+    /// part of the request to delete.
+    ///
+    /// Afterwards this process is in the host's namespaces.
+    pub(crate) fn detach(self) -> Result<()> {
+        match self {
+            Self::Attached(network) => network.detach(),
+            Self::Pending(network) => match network.wait() {
+                Ok(network) => network.detach(),
+                Err(AttachError { remains, .. }) => remains.map_or(Ok(()), |network| network.detach()),
+            },
         }
-        // To have an address is to be able to bind to it. Another's router (macvlan) is asked nothing.
-        self.host.enter(|| Ok(gateways.find(|gateway| UdpSocket::bind((*gateway, 0)).is_ok()))).ok().flatten()
-    }
-
-    /// Whether plugins have to be run to take them away.
-    pub(crate) fn is_run_by_plugins(&self) -> bool {
-        self.plugins
-    }
-
-    /// Takes everything away, from the host's namespaces, into which this process goes back for good. Doing it again does
-    /// nothing but what was left.
-    pub(crate) fn down(&mut self) -> Result<()> {
-        // Not ended in the middle: what plugins have answered, they are to be given when they delete.
-        let _ = self.wait();
-        if self.undone {
-            return Ok(());
-        }
-        if !self.at_home {
-            sys::setns(self.host_mounts.as_fd(), libc::CLONE_NEWNS)
-                .attempt(|| "cannot go back to the host's mounts to take the pod's networks away")?;
-            self.at_home = true;
-        }
-        sys::setns(self.host.as_fd(), libc::CLONE_NEWNET)
-            .attempt(|| "cannot go back to the host's network to take the pod's networks away")?;
-        let pod = pod::Pod { id: &self.id, dir: self.pod_dir.as_fd() };
-        pod::detach_on(&self.settings, &pod, Some(&self.own)).map_err(|error| failure::of(&error))
-    }
-
-    /// Notes that the host's mounts have been left.
-    pub(crate) fn left_home(&mut self) {
-        self.at_home = false;
     }
 }
 
-/// Goes into the pod's network namespace, and makes its networks there if it has some, or begins to: those that plugins
-/// make are pending. What fails leaves none. `lock` is the pod directory.
-pub(crate) fn enter(plan: &Plan, lock: &OwnedFd) -> Result<Option<Network>> {
+impl PendingNetwork {
+    /// Waits until the pod is attached.
+    pub(crate) fn wait(self) -> std::result::Result<AttachedNetwork, AttachError> {
+        let Self { process, namespaces } = self;
+        match process.wait() {
+            Ok(Ok((attached, held))) => Ok(AttachedNetwork { attached, _held: held, namespaces }),
+            // The process has detached what it had attached, or recorded what is left for the engine.
+            Ok(Err(failure)) => Err(AttachError { failure, remains: None }),
+            Err(failure) => {
+                let remains = AttachedNetwork { attached: Vec::new(), _held: HeldPorts::default(), namespaces };
+                Err(AttachError { failure, remains: Some(Box::new(remains)) })
+            }
+        }
+    }
+}
+
+impl AttachedNetwork {
+    fn resolver(&self) -> Option<IpAddr> {
+        if !self.namespaces.settings.resolver {
+            return None;
+        }
+        let mut gateways = self.attached.iter().flat_map(|it| &it.addresses).filter_map(|it| it.gateway);
+        // Only an address of this host can be bound. The gateway of a macvlan is another machine.
+        let own = || Ok(gateways.find(|gateway| UdpSocket::bind((*gateway, 0)).is_ok()));
+        self.namespaces.host.enter(own).ok().flatten()
+    }
+
+    fn detach(self) -> Result<()> {
+        let Self { namespaces, .. } = &self;
+        if !is_in_mount_namespace(&namespaces.host_mounts) {
+            sys::setns(namespaces.host_mounts.as_fd(), libc::CLONE_NEWNS)
+                .attempt(|| "cannot return to the host's mount namespace to detach the pod's networks")?;
+        }
+        sys::setns(namespaces.host.as_fd(), libc::CLONE_NEWNET)
+            .attempt(|| "cannot return to the host's network namespace to detach the pod's networks")?;
+        let pod = pod::Pod { id: &namespaces.pod, dir: namespaces.pod_dir.as_fd() };
+        pod::detach_on(&namespaces.settings, &pod, Some(&namespaces.own)).map_err(|error| failure::of(&error))
+    }
+}
+
+/// Whether this process is in that mount namespace. setns(2) to its own one would reset the root of a process in a chroot.
+fn is_in_mount_namespace(namespace: &OwnedFd) -> bool {
+    let own = open_mount_namespace().and_then(rustix::fs::fstat);
+    let wanted = rustix::fs::fstat(namespace);
+    matches!((own, wanted), (Ok(own), Ok(wanted)) if (own.st_dev, own.st_ino) == (wanted.st_dev, wanted.st_ino))
+}
+
+fn open_mount_namespace() -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Enters the pod's network namespace and attaches its networks, or starts to if plugins run some of them. A failure
+/// leaves none. `lock` is the pod directory.
+pub(crate) fn enter(thread: SingleThreaded, plan: &Plan, lock: &OwnedFd) -> Result<Option<PodNetwork>> {
     match &plan.net {
         Net::Host => Ok(None),
         Net::None => {
-            new_namespace()?;
+            enter_new_namespace()?;
             let up = Socket::open().and_then(|mut socket| socket.loopback_up());
             up.map_err(|error| failure::of(&error))?;
             Ok(None)
         }
-        Net::Networks(networks) => attach(plan, networks, lock).map(Some),
+        Net::Networks(networks) => attach(thread, plan, networks, lock).map(Some),
     }
 }
 
-fn attach(plan: &Plan, networks: &Networks, lock: &OwnedFd) -> Result<Network> {
+fn attach(thread: SingleThreaded, plan: &Plan, networks: &Networks, lock: &OwnedFd) -> Result<PodNetwork> {
     let chosen = pod::select_networks(networks).map_err(|error| failure::of(&error))?;
     let pod_dir = rustix::io::fcntl_dupfd_cloexec(lock, 3).attempt(|| "cannot keep the pod directory open")?;
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let host_mounts = rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty())
-        .attempt(|| "cannot keep a way back to the host's mounts")?;
+    let host_mounts = open_mount_namespace().attempt(|| "cannot open the host's mount namespace")?;
     let host = Namespace::own().map_err(|error| failure::of(&error))?;
-    new_namespace()?;
+    enter_new_namespace()?;
     let own = Namespace::own().map_err(|error| failure::of(&error))?;
-    let pod = pod::Pod { id: &plan.pod, dir: pod_dir.as_fd() };
-    let namespaces = pod::Namespaces { host: &host, own: &own, keeper: std::process::id() };
-    let attach = || pod::attach(&pod, &chosen, &namespaces).map_err(|error| failure::of(&error));
-    let plugins = chosen.runs_plugins();
-    let (attaching, (attached, held)) =
-        if plugins { (Some(Attaching::begin(attach)?), Default::default()) } else { (None, attach()?) };
+    let has_plugins = chosen.runs_plugins();
     let (id, settings) = (plan.pod.clone(), networks.host.clone());
-    Ok(Network {
-        id,
-        settings,
-        plugins,
-        pod_dir,
-        host_mounts,
-        host,
-        own,
-        held,
-        attached,
-        attaching,
-        undone: false,
-        at_home: true,
-    })
+    let namespaces = PodNamespaces { pod: id, settings, has_plugins, pod_dir, host_mounts, host, own };
+    let attach = || {
+        let pod = pod::Pod { id: &namespaces.pod, dir: namespaces.pod_dir.as_fd() };
+        let (host, own) = (&namespaces.host, &namespaces.own);
+        pod::attach(&pod, &chosen, &pod::Namespaces { host, own, keeper: std::process::id() })
+            .map_err(|error| failure::of(&error))
+    };
+    if has_plugins {
+        let process = AttachProcess::start(thread, attach)?;
+        return Ok(PodNetwork::Pending(PendingNetwork { process, namespaces }));
+    }
+    let (attached, held) = attach()?;
+    Ok(PodNetwork::Attached(AttachedNetwork { attached, _held: held, namespaces }))
 }
 
-/// Has another process do what the kernel takes long for, so that who waits for the end of this one waits for nothing of it: close
-/// the sockets of nftables that are open yet (a grace period of RCU), and remove the bridge and the rules that no pod needs
-/// any more (two of them).
-pub(crate) fn finish_elsewhere() {
-    let (sockets, mut left) = (gantry_net::nft::kept::take(), unused::take_shared());
-    left.retain(unused::SharedResources::may_be_unused);
-    if sockets.is_empty() && left.is_empty() {
-        return;
-    }
-    // Without it the end of this process closes them, late.
-    let Ok((reader, writer)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) else { return };
-    let Ok(open) = sys::descriptors() else { return };
-    match sys::fork(0) {
-        Ok(Fork::Child) => {
-            let namespaces = left.iter().map(|left| left.descriptor().as_raw_fd());
-            let stay: Vec<_> = sockets.iter().chain([&writer]).map(AsRawFd::as_raw_fd).chain(namespaces).collect();
-            let rest: Vec<_> = open.into_iter().chain(0..3).filter(|fd| !stay.contains(fd)).collect();
-            sys::close_all_of(&rest);
-            let _ = rustix::io::write(&writer, b"1");
-            drop(writer);
-            if !left.is_empty() {
-                std::thread::sleep(unused::LINGER);
-            }
-            for left in &left {
-                // Nobody listens any more. What is left is seen to by the next pod that ends, and by gc.
-                let _ = left.remove(unused::LOCK_TIMEOUT);
-            }
-            sys::exit_now(0);
-        }
-        Ok(Fork::Parent(_)) => {
-            drop(writer);
-            // The lock on the pod directory must not live on in the other.
-            let _ = rustix::io::retry_on_intr(|| rustix::io::read(&reader, &mut [0u8; 1]));
-        }
-        Err(_) => {}
-    }
-}
-
-fn new_namespace() -> Result<()> {
+fn enter_new_namespace() -> Result<()> {
     sys::unshare(libc::CLONE_NEWNET).attempt(|| "cannot make the pod's network namespace")?;
-    for (switch, value) in [("ipv4/ip_unprivileged_port_start", "0"), ("ipv4/ping_group_range", "0 2147483647")] {
-        match Sysctl::Other(switch).set(value) {
+    for (name, value) in [("ipv4/ip_unprivileged_port_start", "0"), ("ipv4/ping_group_range", "0 2147483647")] {
+        match Sysctl::Other(name).set(value) {
             Ok(()) => {}
-            // Kernels without IPv4 have no such ports.
+            // Kernels without IPv4 lack the file.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            // Where /proc is read-only only root of the pod can bind ports below 1024; the pod runs all the same.
-            Err(error) => {
-                let _ = writeln!(std::io::stderr(), "gantry-stage1: {}", failure::chain(&error));
-            }
+            // Where /proc/sys is read-only, only the pod's root can bind ports below 1024; the pod runs all the same.
+            Err(error) => failure::warn(&failure::chain(&error)),
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! `gantry-stage1 network`: what concerns the networks of this host and no running pod, for the engine
-//! ([`gantry_contract::network`]). A request comes in, an answer goes out; the exit code is 0 whenever there was one.
+//! `gantry-stage1 network`: works on the host's networks, without a running pod, for the engine
+//! ([`gantry_contract::network`]). It reads one request and writes one reply; the exit code is 0 if the reply was written.
 
 use std::io::{Read as _, Write as _};
 use std::process::ExitCode;
@@ -16,48 +16,50 @@ use rustix::process::Signal;
 use std::os::fd::AsFd as _;
 
 use crate::failure::{self, Attempt, Result, failure};
-use crate::{reexec, sys};
+use crate::reexec;
+use crate::sys::InheritedFds;
 
-/// The longest request, in bytes.
-const MOST_REQUEST: u64 = 1 << 20;
+/// Maximum size of a request, in bytes.
+const MAX_REQUEST: u64 = 1 << 20;
 
-/// How long to wait for the lock of the links: pods that end hold it for a moment each.
+/// Timeout of the lock on links. Pods that end hold it for a moment each.
 const LINKS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Takes the request from stdin, does what it says, answers.
+/// Reads a request from stdin, fulfils it, and writes the reply.
 pub(crate) fn run() -> ExitCode {
-    let answer = prepare().and_then(|()| fulfil(&read()?));
-    // The engine waits for the answer and holds the lock of the dead pod, so plugins of another pod that hold the lock of the links
-    // are not waited for. What is left, also after a failure, is removed by gc.
-    unused::take_shared().iter().for_each(|left| drop(left.remove(LINKS_TIMEOUT)));
-    say(&answer.unwrap_or_else(Answer::Failed))
+    let answer = prepare().and_then(|()| fulfil(&read_request()?));
+    // The engine waits for the reply, with the lock of the dead pod held. So this does not wait long for plugins of another
+    // pod that hold the lock on links. What is left is removed by gc.
+    for left in unused::take_shared() {
+        let _left_for_gc = left.remove(LINKS_TIMEOUT);
+    }
+    write_reply(&answer.unwrap_or_else(Answer::Failed))
 }
 
-/// Plugins get none of the caller's descriptors.
+/// Makes the process independent of the caller's descriptors, which plugins must not get, and dependent on its life.
 fn prepare() -> Result<()> {
     reexec::ensure_read_only()?;
-    sys::close_from(3).attempt(|| "cannot close inherited descriptors")?;
-    stay_only_while_asked()
+    InheritedFds::list().attempt(|| "cannot list inherited descriptors")?.close();
+    die_with_caller()
 }
 
-/// Who asks holds the pod's lock for what is done here, so this process must not outlive it: the pod could be started anew
-/// meanwhile.
-fn stay_only_while_asked() -> Result<()> {
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).attempt(|| "cannot watch who asks")?;
-    // It may have died before that was said; then nobody is there to read the answer.
+/// The caller holds the pod's lock for this process, which therefore must not outlive it: the pod could be started again.
+fn die_with_caller() -> Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).attempt(|| "cannot watch the caller")?;
+    // The caller may have died before; then the pipe for the reply has no reader.
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     let out = std::io::stdout();
     let mut fds = [PollFd::from_borrowed_fd(out.as_fd(), PollFlags::empty())];
-    let ready = poll(&mut fds, Some(&now)).attempt(|| "cannot look at who asks")?;
+    let ready = poll(&mut fds, Some(&now)).attempt(|| "cannot watch the caller")?;
     if ready > 0 && fds[0].revents().contains(PollFlags::ERR) {
-        return Err(failure(ErrorKind::Refused, "nobody is there to be answered"));
+        return Err(failure(ErrorKind::Refused, "the caller has exited"));
     }
     Ok(())
 }
 
-fn read() -> Result<Request> {
+fn read_request() -> Result<Request> {
     let mut bytes = Vec::new();
-    std::io::stdin().lock().take(MOST_REQUEST).read_to_end(&mut bytes).attempt(|| "cannot read the request")?;
+    std::io::stdin().lock().take(MAX_REQUEST).read_to_end(&mut bytes).attempt(|| "cannot read the request")?;
     serde_json::from_slice(&bytes)
         .map_err(|error| failure(ErrorKind::Invalid, format!("the request is damaged: {error}")))
 }
@@ -66,10 +68,10 @@ fn fulfil(request: &Request) -> Result<Answer> {
     let host = &request.host;
     let done = match &request.what {
         What::Down { pod } => {
-            return in_dir_of(host, pod, |pod| pod::detach_on(host, pod, None)).map(|_| Answer::Done);
+            return with_pod_dir(host, pod, |pod| pod::detach_on(host, pod, None)).map(|_| Answer::Done);
         }
         What::Abandon { pod } => {
-            return in_dir_of(host, pod, |pod| pod::abandon_on(host, pod))
+            return with_pod_dir(host, pod, |pod| pod::abandon_on(host, pod))
                 .map(|left| Answer::Abandoned(left.unwrap_or_default()));
         }
         What::Choose(networks) => pod::select_networks(networks).map(|_| Answer::Done),
@@ -81,13 +83,13 @@ fn fulfil(request: &Request) -> Result<Answer> {
     done.map_err(|error: NetworkError| failure::of(&error))
 }
 
-/// Does something with a pod's networks; `None` where its directory is gone: then it has none.
-fn in_dir_of<T>(
+/// Runs `work` with a pod's directory; returns `None` if the directory does not exist: then the pod has no networks.
+fn with_pod_dir<T>(
     host: &Host,
     pod: &str,
     work: impl FnOnce(&Pod<'_>) -> std::result::Result<T, NetworkError>,
 ) -> Result<Option<T>> {
-    let what = || format!("cannot take away the networks of pod '{}'", shown(pod));
+    let what = || format!("cannot detach pod '{}' from its networks", shown(pod));
     let id: PodId = pod.parse().map_err(|error| failure(ErrorKind::Invalid, format!("{}: {error}", what())))?;
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let pods = rustix::fs::open(&host.pods_dir, flags, Mode::empty());
@@ -100,16 +102,16 @@ fn in_dir_of<T>(
     work(&Pod { id: &id, dir: dir.as_fd() }).map(Some).map_err(|error| failure::of(&error))
 }
 
-fn say(answer: &Answer) -> ExitCode {
+fn write_reply(answer: &Answer) -> ExitCode {
     let line = serde_json::to_vec(answer).or_else(|error| {
-        let message = format!("the answer cannot be written: {error}");
+        let message = format!("the reply cannot be encoded: {error}");
         serde_json::to_vec(&Answer::Failed(Failure { kind: "internal".to_owned(), message, app: None }))
     });
     let mut out = std::io::stdout().lock();
-    let said = line.map_err(std::io::Error::from).and_then(|mut line| {
+    let written = line.map_err(std::io::Error::from).and_then(|mut line| {
         line.push(b'\n');
         out.write_all(&line)?;
         out.flush()
     });
-    if said.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -17,8 +17,8 @@ use rustix::mount::{MountFlags, mount};
 use crate::etc;
 use crate::failure::{Attempt, Result, failure};
 
-/// The kernel takes one page of mount options.
-const MOST_OPTIONS: usize = 4095;
+/// Maximum length of mount options: one page (mount(2)).
+const MAX_OPTIONS: usize = 4095;
 
 /// Mounts the overlay of an app at `/bundles/APP/root` and opens it. The mount is nodev: device nodes that an image
 /// brings cannot be opened; those in /dev are gantry's.
@@ -37,7 +37,7 @@ pub(crate) fn mount_root(app: &App) -> Result<OwnedFd> {
     }
     let lower = app.layers.join(":");
     let options = format!("lowerdir={lower},upperdir=../pod/apps/{name}/upper,workdir=../pod/apps/{name}/work");
-    if options.len() > MOST_OPTIONS {
+    if options.len() > MAX_OPTIONS {
         return Err(failure(
             ErrorKind::Invalid,
             format!("the image has {} layers: too many for one overlay mount", app.layers.len()),
@@ -213,13 +213,13 @@ fn unlink_any(dir: &OwnedFd, name: &str) -> rustix::io::Result<()> {
 }
 
 /// A small file of the host, read before its tree is let go; `None` when it is not a small regular file.
-pub(crate) fn host_file(path: &str) -> Option<Vec<u8>> {
-    const MOST: i64 = 64 << 10;
+pub(crate) fn read_host_file(path: &str) -> Option<Vec<u8>> {
+    const MAX_SIZE: i64 = 64 << 10;
     let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let stat = rustix::fs::fstat(&fd).ok()?;
-    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size <= MOST;
+    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size <= MAX_SIZE;
     let mut bytes = Vec::new();
-    let mut limited = File::from(fd).take(MOST.unsigned_abs());
+    let mut limited = File::from(fd).take(MAX_SIZE.unsigned_abs());
     (regular && limited.read_to_end(&mut bytes).is_ok()).then_some(bytes)
 }
 

@@ -1,11 +1,14 @@
-//! The life of a running pod: one loop that waits for everything at once.
+//! The event loop of a running pod.
 //!
-//! What it waits for, each a descriptor in one `poll`: signals to the supervisor, PID 1, the control socket and its
-//! connections, the main process and the outputs of each app, room in the pipes of foregrounds, the processes and
-//! clients of execs. Nothing blocks it: pipes and sockets do not wait, and every deadline is a bound on the poll.
+//! One `poll` waits for everything: signals to the supervisor, PID 1, the control socket and its connections, the main
+//! process and the outputs of each app, room in the pipes of foregrounds, and the processes and clients of execs. Nothing
+//! else blocks: pipes and sockets are non-blocking, and every deadline bounds the timeout of the poll.
 //!
-//! The rule of an immutable pod (rkt): it ends when its last app has ended, or when one fails; then the others are
-//! stopped.
+//! Every polled descriptor has an [`EventSource`], which names its entry by a token that is never reused
+//! ([`crate::table`]). So an event may find that its entry was removed by an earlier event of the same poll, but never
+//! another entry in its place. Events are handled in the order of [`Supervisor::watched`].
+//!
+//! The pod is immutable, as in rkt: it ends when its last app has exited, or when one fails; then the others are stopped.
 
 mod ending;
 mod sessions;
@@ -20,70 +23,87 @@ use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::sessions::{MAX_SESSIONS, Session};
-use crate::app::{Input, reap};
+use crate::app::{App, AppInput, OutputSource, reap};
 use crate::control::{self, Connection, MAX_CONNECTIONS};
 use crate::exec::PendingExec;
 use crate::failure::{Result, failure};
-use crate::foreground::Foregrounds;
+use crate::foreground::{Foreground, Foregrounds};
 use crate::journal::Journal;
 use crate::launch::Pod;
-use crate::{exec, pace, sys, trim};
+use crate::sys::{self, CleanMapping};
+use crate::table::{Table, Token};
+use crate::{exec, pace};
 
 const SIGKILL: u8 = libc::SIGKILL as u8;
 
-/// How long output is waited for after everything that could write it was killed.
-const DRAIN: Duration = Duration::from_secs(2);
+/// Timeout of reading the remaining output after every process that could write it was killed.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long no connection is taken after descriptors had run out.
-const DEAF: Duration = Duration::from_millis(200);
+/// Pause before the next connection is accepted after the process ran out of descriptors.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(200);
 
-/// The loop's state.
+/// Size of the buffer that output is read into, in bytes.
+const BUFFER_SIZE: usize = 64 << 10;
+
+/// The state of the event loop.
 pub(crate) struct Supervisor {
     pod: Pod,
     journal: Journal,
     signals: OwnedFd,
     listener: OwnedFd,
-    connections: Vec<Connection>,
-    sessions: Vec<Session>,
-    /// Processes of execs that have nothing left to do but end.
+    connections: Table<Connection>,
+    sessions: Table<Session>,
+    /// Processes of execs that were killed or are about to exit, and have to be reaped.
     ending: Vec<OwnedFd>,
     foregrounds: Foregrounds,
-    /// When apps that were asked to stop are killed.
-    kill_at: Option<Instant>,
-    /// When foregrounds are given up that have not read all the output of ended apps: the pod was asked to stop.
-    give_up_at: Option<Instant>,
-    /// When output is given up that does not end though everything that could write it was killed.
-    drained_by: Option<Instant>,
-    /// Nothing of the pod runs any more: there is only output to be passed on.
-    over: bool,
-    /// No connection is taken until then: descriptors have run out.
-    deaf_until: Option<Instant>,
-    stopping: bool,
+    /// When the apps that are still running are killed.
+    kill_deadline: Option<Instant>,
+    /// When foregrounds that have not read all output are dropped; set when a client or signal stopped the pod.
+    foreground_deadline: Option<Instant>,
+    /// When outputs are closed that have not ended although their writers were killed.
+    drain_deadline: Option<Instant>,
+    /// Every process of the pod has ended; only its output is left.
+    has_ended: bool,
+    /// When connections are accepted again.
+    accept_after: Option<Instant>,
+    is_stopping: bool,
     log_bytes_dropped: u64,
     buffer: Vec<u8>,
-    /// Mappings of the program whose pages are given back right before it first waits.
-    clean: Vec<(usize, usize)>,
+    /// Mappings of the program whose pages are dropped before the first wait.
+    clean: Vec<CleanMapping>,
 }
 
-/// Who a descriptor of the poll belongs to.
+/// What a polled descriptor belongs to.
 #[derive(Debug, Clone, Copy)]
-enum Who {
-    Signals,
-    Init,
-    Listener,
-    Connection(usize),
-    App(usize),
-    Output(usize, usize),
-    Foreground(usize),
-    Program(usize),
-    Client(usize),
-    Detached(usize),
-    Start(usize),
+enum EventSource {
+    /// The pipe of a foreground has room, or lost its reader.
+    Foreground(Token<Foreground>),
+    /// The program of an exec was executed or failed to be.
+    ExecOutcome(Token<Session>),
+    /// The terminal of a program whose client has detached has output.
+    DetachedTerminal(Token<Session>),
+    /// The client of an exec sent a request or closed the connection.
+    SessionClient(Token<Session>),
+    /// The program of an exec has exited.
+    SessionProgram(Token<Session>),
+    /// A request on the control socket.
+    Connection(Token<Connection>),
+    /// A process that has to be reaped; this happens after every poll.
     Ending,
+    /// An app wrote output, or closed it.
+    AppOutput(Token<App>, Token<OutputSource>),
+    /// The main process of an app has exited.
+    AppExit(Token<App>),
+    /// A new connection to the control socket.
+    Listener,
+    /// PID 1 has exited.
+    Init,
+    /// A signal to the supervisor.
+    Signals,
 }
 
 impl Supervisor {
-    /// A supervisor of a pod that runs.
+    /// The supervisor of a pod that was launched.
     pub(crate) fn new(
         pod: Pod,
         journal: Journal,
@@ -97,161 +117,167 @@ impl Supervisor {
             foregrounds,
             signals,
             listener,
-            connections: Vec::new(),
-            sessions: Vec::new(),
+            connections: Table::default(),
+            sessions: Table::default(),
             ending: Vec::new(),
-            kill_at: None,
-            give_up_at: None,
-            drained_by: None,
-            over: false,
-            deaf_until: None,
-            stopping: false,
+            kill_deadline: None,
+            foreground_deadline: None,
+            drain_deadline: None,
+            has_ended: false,
+            accept_after: None,
+            is_stopping: false,
             log_bytes_dropped: 0,
-            buffer: vec![0; 64 << 10],
+            buffer: vec![0; BUFFER_SIZE],
             clean: Vec::new(),
         }
     }
 
-    /// Puts /dev/null in the place of stdin and stdout: whoever reads the word must see its end.
-    pub(crate) fn let_go_of_stdio(&self) {
-        let _ = rustix::stdio::dup2_stdin(&self.pod.jail.null);
-        let _ = rustix::stdio::dup2_stdout(&self.pod.jail.null);
+    /// Replaces stdin and stdout by /dev/null, so that the engine reads the end of the start reply.
+    pub(crate) fn detach_stdio(&self) {
+        // Neither fails: the descriptors are open, and dup2 allocates none.
+        let _cannot_fail = rustix::stdio::dup2_stdin(&self.pod.jail.null);
+        let _cannot_fail = rustix::stdio::dup2_stdout(&self.pod.jail.null);
     }
 
-    /// Runs until the pod has ended and everything it had is gone or in its files.
+    /// Runs until the pod has ended and its resources are released.
     pub(crate) fn run(&mut self) {
-        self.clean = trim::clean();
-        while self.pod.apps.iter().any(|app| app.running.is_some()) {
-            self.turn();
+        self.clean = CleanMapping::list();
+        while self.pod.apps.values().any(|app| app.running.is_some()) {
+            self.poll_once();
         }
         self.finish();
     }
 
-    /// Waits, and handles everything that happened.
-    fn turn(&mut self) {
-        for who in self.wait() {
-            self.handle(who);
+    /// Waits for events and handles them.
+    fn poll_once(&mut self) {
+        for source in self.wait_for_events() {
+            self.handle(source);
         }
         self.check_deadlines();
     }
 
-    /// Everything that has something to say.
-    fn wait(&mut self) -> Vec<Who> {
-        let (whos, mut fds): (Vec<Who>, Vec<PollFd<'_>>) =
-            self.watched().into_iter().map(|(who, fd, events)| (who, PollFd::from_borrowed_fd(fd, events))).unzip();
+    fn wait_for_events(&mut self) -> Vec<EventSource> {
+        let watched = self.watched();
+        let mut fds: Vec<PollFd<'_>> =
+            watched.iter().map(|(_, fd, events)| PollFd::from_borrowed_fd(*fd, *events)).collect();
         let timeout = self.timeout().map(|left| Timespec {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
         });
-        // What led here comes back if it is needed again; most pods idle.
-        trim::drop_pages(&self.clean);
-        let polled = poll(&mut fds, timeout.as_ref());
-        if polled.is_err() {
+        // Most pods idle from here on. The pages are faulted in again on demand.
+        self.clean.iter().for_each(|mapping| mapping.drop_pages());
+        if poll(&mut fds, timeout.as_ref()).is_err() {
             return Vec::new();
         }
-        // Later connections and sessions first: handling one may remove it from its list.
-        let mut ready: Vec<Who> =
-            whos.into_iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty()).map(|(who, _)| who).collect();
-        ready.reverse();
+        let events = watched.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
+        let events = events.map(|((source, ..), _)| *source).collect();
         self.clean.clear();
-        ready
+        events
     }
 
-    fn watched(&self) -> Vec<(Who, BorrowedFd<'_>, PollFlags)> {
-        let mut fds = vec![(Who::Signals, self.signals.as_fd())];
-        // The pidfd of one that is known to have ended would be readable for ever.
-        if !self.over {
-            fds.push((Who::Init, self.pod.init.pidfd.as_fd()));
+    /// The descriptors to poll, in the order in which their events are handled.
+    fn watched(&self) -> Vec<(EventSource, BorrowedFd<'_>, PollFlags)> {
+        let mut fds = Vec::new();
+        for (token, session) in self.sessions.iter() {
+            // Before its exit: a program that has exited already was executed before.
+            let pending = session.pending.as_ref().map(|pending| pending.failed.as_fd());
+            fds.extend(pending.map(|fd| (EventSource::ExecOutcome(token), fd)));
+            fds.extend(session.detached.as_ref().map(|fd| (EventSource::DetachedTerminal(token), fd.as_fd())));
+            fds.extend(session.client.as_ref().map(|fd| (EventSource::SessionClient(token), fd.as_fd())));
+            fds.extend(session.pidfd.as_ref().map(|fd| (EventSource::SessionProgram(token), fd.as_fd())));
         }
-        if self.connections.len() < MAX_CONNECTIONS && self.deaf_until.is_none() {
-            fds.push((Who::Listener, self.listener.as_fd()));
-        }
+        fds.extend(self.connections.iter().map(|(token, c)| (EventSource::Connection(token), c.socket.as_fd())));
+        fds.extend(self.ending.iter().map(|process| (EventSource::Ending, process.as_fd())));
         let (blocked, now) = (self.foregrounds.are_blocked(), Instant::now());
-        // An app's end comes before its output here, so after it in the reversed list: what it printed is taken first. Of two
-        // outputs that have something, nothing tells which was written first; standard output is taken first.
-        for (i, app) in self.pod.apps.iter().enumerate() {
-            fds.extend(app.running.as_ref().map(|pidfd| (Who::App(i), pidfd.as_fd())));
+        for (app_token, app) in self.pod.apps.iter() {
+            // What an app wrote before it exited is read before its exit is handled. Which of its outputs was written to
+            // first is unknown; standard output is the first.
             let paused = blocked || app.output.pace.resumes_at(now).is_some();
-            let sources = app.output.sources.iter().enumerate().rev().filter(|_| !paused);
-            fds.extend(sources.map(|(n, source)| (Who::Output(i, n), source.fd.as_fd())));
+            let sources = app.output.sources.iter().filter(|_| !paused);
+            fds.extend(sources.map(|(token, source)| (EventSource::AppOutput(app_token, token), source.fd.as_fd())));
+            fds.extend(app.running.as_ref().map(|pidfd| (EventSource::AppExit(app_token), pidfd.as_fd())));
         }
-        fds.extend(self.ending.iter().map(|process| (Who::Ending, process.as_fd())));
-        fds.extend(self.connections.iter().enumerate().map(|(i, c)| (Who::Connection(i), c.socket.as_fd())));
-        for (i, session) in self.sessions.iter().enumerate() {
-            fds.extend(session.pidfd.as_ref().map(|pidfd| (Who::Program(i), pidfd.as_fd())));
-            fds.extend(session.client.as_ref().map(|client| (Who::Client(i), client.as_fd())));
-            fds.extend(session.detached.as_ref().map(|master| (Who::Detached(i), master.as_fd())));
-            // Last, so first in the reversed list: a program that has ended already was started before.
-            fds.extend(session.starting.as_ref().map(|starting| (Who::Start(i), starting.failed.as_fd())));
+        if self.connections.len() < MAX_CONNECTIONS && self.accept_after.is_none() {
+            fds.push((EventSource::Listener, self.listener.as_fd()));
         }
-        let readable = fds.into_iter().map(|(who, fd)| (who, fd, PollFlags::IN));
-        readable.chain(self.foregrounds.watched().map(|(i, fd, events)| (Who::Foreground(i), fd, events))).collect()
+        // The pidfd of a process that was reaped stays readable.
+        if !self.has_ended {
+            fds.push((EventSource::Init, self.pod.init.pidfd.as_fd()));
+        }
+        fds.push((EventSource::Signals, self.signals.as_fd()));
+        let foregrounds = self.foregrounds.watched();
+        let foregrounds = foregrounds.map(|(token, fd, events)| (EventSource::Foreground(token), fd, events));
+        foregrounds.chain(fds.into_iter().map(|(source, fd)| (source, fd, PollFlags::IN))).collect()
     }
 
+    /// The time until the next deadline; `None`: there is none.
     fn timeout(&self) -> Option<Duration> {
-        let starting = self.sessions.iter().filter_map(|session| Some(session.starting.as_ref()?.deadline));
         let now = Instant::now();
-        let late_lines = self.pod.apps.iter().filter_map(|app| app.output.flush_at);
-        let with_output = self.pod.apps.iter().filter(|app| !app.output.sources.is_empty());
+        let execs = self.sessions.values().filter_map(|session| Some(session.pending.as_ref()?.deadline));
+        let late_lines = self.pod.apps.values().filter_map(|app| app.output.flush_at);
+        let with_output = self.pod.apps.values().filter(|app| !app.output.sources.is_empty());
         let paused = with_output.filter_map(|app| app.output.pace.resumes_at(now));
-        let of_end = self.give_up_at.filter(|_| self.over).into_iter().chain(self.drained_by);
-        let deadlines = self.connections.iter().map(|c| c.deadline).chain(self.kill_at).chain(self.deaf_until);
-        let deadlines = deadlines.chain(starting).chain(late_lines).chain(paused).chain(of_end);
+        let of_end = self.foreground_deadline.filter(|_| self.has_ended).into_iter().chain(self.drain_deadline);
+        let requests = self.connections.values().map(|connection| connection.deadline);
+        let deadlines = requests.chain(self.kill_deadline).chain(self.accept_after);
+        let deadlines = deadlines.chain(execs).chain(late_lines).chain(paused).chain(of_end);
         deadlines.min().map(|at| at.saturating_duration_since(now))
     }
 
-    fn handle(&mut self, who: Who) {
-        match who {
-            Who::Signals => self.take_signals(),
-            // PID 1 cannot end by itself: somebody killed it from outside, and the apps with it. Their ends follow.
-            Who::Init => self.stop("pid-1-killed", Duration::ZERO),
-            Who::Listener => self.take_connection(),
-            Who::Connection(i) => self.serve(i),
-            Who::App(i) => self.app_ended(i),
-            Who::Output(i, n) => self.pump(i, n),
-            Who::Foreground(i) => self.foregrounds.resume(i),
-            Who::Program(i) => self.program_ended(i),
-            Who::Client(i) => self.client_spoke(i),
-            Who::Detached(i) => self.discard_output(i),
-            Who::Start(i) => self.program_started(i),
-            // Reaped after every round.
-            Who::Ending => {}
+    fn handle(&mut self, source: EventSource) {
+        match source {
+            EventSource::Foreground(token) => self.foregrounds.resume(token),
+            EventSource::ExecOutcome(token) => self.handle_exec_outcome(token),
+            EventSource::DetachedTerminal(token) => self.discard_output(token),
+            EventSource::SessionClient(token) => self.handle_session_client(token),
+            EventSource::SessionProgram(token) => self.handle_session_exit(token),
+            EventSource::Connection(token) => self.serve(token),
+            EventSource::Ending => {}
+            EventSource::AppOutput(app, source) => self.pump(app, source),
+            EventSource::AppExit(token) => self.handle_app_exit(token),
+            EventSource::Listener => self.accept_connection(),
+            // PID 1 does not exit by itself: a process outside the pod killed it, and the kernel killed the apps.
+            EventSource::Init => self.stop("pid-1-killed", Duration::ZERO),
+            EventSource::Signals => self.handle_signals(),
         }
     }
 
-    /// Without a descriptor to take it with, a connection waits for some time in which others end; the loop must not spin.
-    fn take_connection(&mut self) {
+    /// Without a free descriptor the connection stays in the backlog. The back-off keeps the loop from spinning until
+    /// other connections have been closed.
+    fn accept_connection(&mut self) {
         match Connection::accept(&self.listener) {
-            Ok(connection) => self.connections.extend(connection),
-            Err(_) => self.deaf_until = Some(Instant::now() + DEAF),
+            Ok(Some(connection)) => {
+                self.connections.insert(connection);
+            }
+            Ok(None) => {}
+            Err(_) => self.accept_after = Some(Instant::now() + ACCEPT_BACKOFF),
         }
     }
 
-    fn take_signals(&mut self) {
-        let asked = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
-        let taken = sys::take_signals(&self.signals);
-        if taken.iter().any(|&signal| asked.iter().any(|&stop| stop.unsigned_abs() == signal)) {
+    fn handle_signals(&mut self) {
+        let stop_signals = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+        let received = sys::read_signals(&self.signals);
+        if received.iter().any(|&signal| stop_signals.iter().any(|&stop| stop.unsigned_abs() == signal)) {
             self.stop_on_request("supervisor-signal", Duration::from_millis(self.pod.plan.stop_grace_ms));
         }
     }
 
-    fn pump(&mut self, i: usize, n: usize) {
-        let Some(app) = self.pod.apps.get_mut(i) else { return };
+    fn pump(&mut self, app_token: Token<App>, source: Token<OutputSource>) {
+        let Some(app) = self.pod.apps.get_mut(app_token) else { return };
         let before = app.output.pace.is_limited().then(pace::processor_time);
-        let has_ended = app.output.pump(i, n, &mut self.foregrounds, &mut self.buffer);
-        if has_ended && n < app.output.sources.len() {
-            app.output.sources.remove(n);
+        if app.output.pump(source, &mut self.foregrounds, &mut self.buffer) {
+            app.output.sources.remove(source);
         }
         if let Some(before) = before {
             app.output.pace.charge(pace::processor_time().saturating_sub(before), Instant::now());
         }
-        self.note_dropped(i);
+        self.record_dropped(app_token);
     }
 
-    fn note_dropped(&mut self, i: usize) {
-        let Some(app) = self.pod.apps.get_mut(i) else { return };
+    fn record_dropped(&mut self, app: Token<App>) {
+        let Some(app) = self.pod.apps.get_mut(app) else { return };
         if let Some((bytes, why)) = app.output.log.take_dropped() {
-            // The first loss is told at once, further ones by the counter and at the end: a full disk must not be filled with complaints.
+            // Only the first loss and the total are recorded: on a full disk, records would take the remaining space.
             if self.log_bytes_dropped == 0 {
                 self.journal.append(Fact::LogDropped { app: app.plan.name.clone(), bytes, why });
             }
@@ -259,19 +285,18 @@ impl Supervisor {
         }
     }
 
-    fn app_ended(&mut self, i: usize) {
-        let Some(app) = self.pod.apps.get_mut(i) else { return };
+    fn handle_app_exit(&mut self, token: Token<App>) {
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
         let Some(how) = app.running.as_ref().and_then(reap) else { return };
         app.running = None;
-        app.input = Input::None;
+        app.input = AppInput::None;
         let oom = app.cgroup.oom_kills() > 0;
         self.journal.append(Fact::AppExited { app: app.plan.name.clone(), attempt: app.plan.attempt, how, oom });
-        let last = self.pod.apps.iter().all(|app| app.running.is_none());
-        if last {
+        if self.pod.apps.values().all(|app| app.running.is_none()) {
+            // The end of PID 1 kills the processes that the last app left behind.
             return;
         }
-        // What the app left behind ends with it. With the last app, PID 1's end does that for all.
-        if let Some(app) = self.pod.apps.get(i)
+        if let Some(app) = self.pod.apps.get(token)
             && !app.cgroup.is_empty()
         {
             app.cgroup.kill();
@@ -281,146 +306,152 @@ impl Supervisor {
         }
     }
 
-    /// Asks every app to end, and kills what is left after the grace. Asked again with less time: the shorter holds.
+    /// Sends every app its stop signal, and kills those that still run after `grace`. A further call can only shorten the
+    /// grace.
     fn stop(&mut self, reason: &str, grace: Duration) {
-        if !self.stopping {
-            self.stopping = true;
+        if !self.is_stopping {
+            self.is_stopping = true;
             self.journal.append(Fact::Stopping { reason: reason.to_owned() });
-            for app in &self.pod.apps {
+            for app in self.pod.apps.values() {
                 app.signal(app.plan.stop_signal);
             }
         }
-        let at = Instant::now() + grace;
-        self.kill_at = Some(self.kill_at.map_or(at, |before| before.min(at)));
+        let deadline = Instant::now() + grace;
+        self.kill_deadline = Some(self.kill_deadline.map_or(deadline, |earlier| earlier.min(deadline)));
     }
 
-    /// The same, because somebody outside wants it so: then foregrounds that do not read are not waited for either.
+    /// Stops the pod on request of a client or a signal. Foregrounds that do not read then delay the end only until
+    /// [`DRAIN_TIMEOUT`] after the grace.
     fn stop_on_request(&mut self, reason: &str, grace: Duration) {
         self.stop(reason, grace);
-        self.give_up_at = self.kill_at.map(|at| at + DRAIN);
+        self.foreground_deadline = self.kill_deadline.map(|at| at + DRAIN_TIMEOUT);
     }
 
     fn check_deadlines(&mut self) {
         let now = Instant::now();
-        for i in 0..self.pod.apps.len() {
-            self.pod.apps[i].output.flush_late_lines(now);
-            self.note_dropped(i);
+        for token in self.pod.apps.tokens() {
+            if let Some(app) = self.pod.apps.get_mut(token) {
+                app.output.flush_late_lines(now);
+            }
+            self.record_dropped(token);
         }
         self.connections.retain(|connection| connection.deadline > now);
-        self.deaf_until = self.deaf_until.filter(|at| *at > now);
-        self.give_up_late_execs(now);
+        self.accept_after = self.accept_after.filter(|at| *at > now);
+        self.time_out_execs(now);
         self.ending.retain(|process| reap(process).is_none());
-        if self.kill_at.is_some_and(|at| at <= now) {
-            self.kill_at = None;
-            for app in self.pod.apps.iter().filter(|app| app.running.is_some()) {
+        if self.kill_deadline.is_some_and(|at| at <= now) {
+            self.kill_deadline = None;
+            for app in self.pod.apps.values().filter(|app| app.running.is_some()) {
                 app.signal(SIGKILL);
                 app.cgroup.kill();
             }
         }
     }
 
-    fn serve(&mut self, i: usize) {
-        if i >= self.connections.len() {
-            return;
-        }
-        let connection = self.connections.swap_remove(i);
-        let Some(request) = connection.request() else { return };
-        let outcome = request.and_then(|(request, fds)| self.fulfil(request, fds, &connection.socket));
-        match outcome {
+    fn serve(&mut self, token: Token<Connection>) {
+        let Some(connection) = self.connections.remove(token) else { return };
+        let Some(request) = connection.receive_request() else { return };
+        match request.and_then(|(request, fds)| self.fulfil(request, fds, &connection.socket)) {
             Ok(None) => {}
-            Ok(Some(starting)) => {
-                self.sessions.push(Session::new(connection.socket, starting));
+            Ok(Some(pending)) => {
+                self.sessions.insert(Session::new(connection.socket, pending));
             }
-            Err(why) => control::answer(&connection.socket, &Answer::Failed(why), None),
+            Err(why) => control::reply(&connection.socket, &Answer::Failed(why), None),
         }
     }
 
-    /// Does what was asked and answers; gives back the process of an exec, which is answered later.
+    /// Fulfils a request and replies to it. An exec is returned, and replied to when its outcome is known.
     fn fulfil(&mut self, request: Request, fds: Vec<OwnedFd>, client: &OwnedFd) -> Result<Option<PendingExec>> {
         match request {
-            Request::Status => control::answer(client, &Answer::Status(self.status()), None),
+            Request::Status => control::reply(client, &Answer::Status(self.status()), None),
             Request::Stop { grace_ms } => {
                 self.stop_on_request("stop", Duration::from_millis(grace_ms));
-                control::answer(client, &Answer::Done, None);
+                control::reply(client, &Answer::Done, None);
             }
             Request::Kill { signal, app } => {
                 self.kill(signal, app.as_deref())?;
-                control::answer(client, &Answer::Done, None);
+                control::reply(client, &Answer::Done, None);
             }
             Request::Exec(request) => {
-                let i = self.find(&request.app)?;
+                let app = self.find_app(&request.app)?;
                 if self.sessions.len() >= MAX_SESSIONS {
                     let why = format!("{MAX_SESSIONS} programs are being run in the pod already, which is the limit");
                     return Err(failure(ErrorKind::Busy, why));
                 }
-                return exec::exec(&self.pod.apps[i], &self.pod.init.pidfd, &request, fds).map(Some);
+                return exec::exec(self.app(app)?, &self.pod.init.pidfd, &request, fds).map(Some);
             }
             Request::Attach { app } => self.attach(&app, client)?,
             Request::Output => {
                 let pipe = fds.into_iter().next();
-                self.foregrounds.add(pipe.ok_or_else(|| failure(ErrorKind::Invalid, "no pipe came along"))?)?;
-                control::answer(client, &Answer::Done, None);
+                let missing = || failure(ErrorKind::Invalid, "the request for output came without a pipe");
+                self.foregrounds.add(pipe.ok_or_else(missing)?)?;
+                control::reply(client, &Answer::Done, None);
             }
             Request::Detach => {
-                let why = "a detach is possible over the connection of a program that runs, and over no other";
+                let why = "a detach is possible only over the connection of a running program";
                 return Err(failure(ErrorKind::Invalid, why));
             }
             Request::ReopenLog { app } => {
-                let i = self.find(&app)?;
-                self.pod.apps[i].output.log.reopen();
-                control::answer(client, &Answer::Done, None);
+                let token = self.find_app(&app)?;
+                if let Some(app) = self.pod.apps.get_mut(token) {
+                    app.output.log.reopen();
+                }
+                control::reply(client, &Answer::Done, None);
             }
         }
         Ok(None)
     }
 
-    fn find(&self, name: &str) -> Result<usize> {
-        let found = self.pod.apps.iter().position(|app| app.plan.name == name);
-        found.ok_or_else(|| {
-            failure(ErrorKind::NotFound, format!("the pod has no app '{}'", gantry_model::id::shown(name)))
-        })
+    fn find_app(&self, name: &str) -> Result<Token<App>> {
+        let found = self.pod.apps.iter().find(|(_, app)| app.plan.name == name);
+        found.map(|(token, _)| token).ok_or_else(|| no_such_app(name))
+    }
+
+    fn app(&self, token: Token<App>) -> Result<&App> {
+        self.pod.apps.get(token).ok_or_else(|| no_such_app("?"))
     }
 
     fn kill(&self, signal: u8, app: Option<&str>) -> Result<()> {
         if !(1..=64).contains(&signal) {
             return Err(failure(ErrorKind::Invalid, format!("{signal} is not the number of a signal")));
         }
-        let one = app.map(|name| self.find(name)).transpose()?;
-        let hit = (0..self.pod.apps.len())
-            .filter(|i| one.is_none_or(|one| one == *i))
-            .filter(|i| self.pod.apps[*i].signal(signal))
-            .count();
-        if hit == 0 { Err(failure(ErrorKind::Refused, "no app runs that could get the signal")) } else { Ok(()) }
+        let signalled = match app {
+            Some(name) => usize::from(self.app(self.find_app(name)?)?.signal(signal)),
+            None => self.pod.apps.values().filter(|app| app.signal(signal)).count(),
+        };
+        if signalled == 0 { Err(failure(ErrorKind::Refused, "no app runs that could get the signal")) } else { Ok(()) }
     }
 
-    fn attach(&mut self, app: &str, client: &OwnedFd) -> Result<()> {
-        let i = self.find(app)?;
-        let app = &mut self.pod.apps[i];
+    fn attach(&mut self, name: &str, client: &OwnedFd) -> Result<()> {
+        let token = self.find_app(name)?;
+        let app = self.pod.apps.get_mut(token).ok_or_else(|| no_such_app(name))?;
         match &mut app.input {
-            Input::Terminal(master) => control::answer(client, &Answer::Done, Some(master)),
-            Input::Pipe(writer) => {
+            AppInput::Terminal(master) => control::reply(client, &Answer::Done, Some(master)),
+            AppInput::Pipe(writer) => {
                 let taken = writer.take();
                 let writer = taken.ok_or_else(|| failure(ErrorKind::Busy, "another client has the app's stdin"))?;
-                control::answer(client, &Answer::Done, Some(&writer));
+                control::reply(client, &Answer::Done, Some(&writer));
             }
-            Input::None => {
-                return Err(failure(
-                    ErrorKind::Refused,
-                    format!("app '{}' was started without stdin and terminal", app.plan.name),
-                ));
+            AppInput::None => {
+                let why = format!("app '{}' was started without stdin and terminal", app.plan.name);
+                return Err(failure(ErrorKind::Refused, why));
             }
         }
         Ok(())
     }
 
     fn status(&self) -> Status {
-        let running = self.pod.apps.iter().filter(|app| app.running.is_some());
+        let running = self.pod.apps.values().filter(|app| app.running.is_some());
         Status {
             version: gantry_contract::VERSION,
-            stopping: self.stopping,
+            stopping: self.is_stopping,
             ready: self.pod.ready(),
             running: running.map(|app| app.plan.name.clone()).collect(),
             log_bytes_dropped: self.log_bytes_dropped,
         }
     }
+}
+
+fn no_such_app(name: &str) -> gantry_contract::Failure {
+    failure(ErrorKind::NotFound, format!("the pod has no app '{}'", gantry_model::id::shown(name)))
 }

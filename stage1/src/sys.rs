@@ -1,57 +1,203 @@
-//! The only `unsafe` of the project: system calls that have no safe wrapper in rustix, each block argued.
+//! System calls without a safe wrapper in rustix. All `unsafe` code of the product is here, each block with its argument.
 //!
-//! Nothing here decides anything. A function does one call, or the few that belong together, and returns its error.
-//! The supervisor has one thread ([`assert_single_threaded`]); several arguments below rest on that.
-#![expect(unsafe_code, reason = "this module is the fence around it")]
+//! A function makes one call, or the few that belong together, and returns the error. Where soundness depends on the
+//! caller, a type carries the proof, so that no caller needs `unsafe`:
+//!
+//! | type | proves | made by |
+//! |---|---|---|
+//! | [`SingleThreaded`] | the process has one thread: it may fork | looking at `/proc/self/status` |
+//! | [`ForkedChild`] | this is a forked process that never returns to the frames below: their descriptors may be closed | [`fork`], [`ForkMark`] |
+//! | [`InheritedFds`] | no value owns these descriptors: they may be adopted or closed | looking at their flags |
+//! | [`CleanMapping`] | the mapping has the contents of its file: its pages may be dropped | looking at `/proc/self/smaps` |
+#![expect(unsafe_code, reason = "all unsafe code is in this module")]
 
+use std::convert::Infallible;
 use std::ffi::CString;
-use std::io;
+use std::io::{self, Write as _};
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
 
 use rustix::process::Pid;
-
-/// Which side of a fork this is.
-pub(crate) enum Fork {
-    /// The new process.
-    Child,
-    /// The old one, with the new one's PID.
-    Parent(Pid),
-}
 
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Refuses to go on with more than one thread: a fork of a threaded process, and libcontainer's raw `clone3`, deadlock.
-pub(crate) fn assert_single_threaded() -> io::Result<()> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    if status.lines().any(|line| line.split_whitespace().eq(["Threads:", "1"])) {
-        Ok(())
-    } else {
-        Err(io::Error::other("the supervisor has more than one thread"))
+/// Proof that this process has one thread. A fork of a process with several threads, and libcontainer's raw `clone3`, may
+/// deadlock in the child: a lock that another thread held is never released there.
+///
+/// Nothing in this program starts a thread (`tidy` checks it), so the proof stays true, also in forked processes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SingleThreaded {
+    /// Neither `Send` nor `Sync`.
+    thread: PhantomData<*const ()>,
+}
+
+impl SingleThreaded {
+    /// Reads the number of threads from `/proc/self/status`.
+    pub(crate) fn check() -> io::Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status")?;
+        if status.lines().any(|line| line.split_whitespace().eq(["Threads:", "1"])) {
+            Ok(Self { thread: PhantomData })
+        } else {
+            Err(io::Error::other("the supervisor has more than one thread"))
+        }
     }
 }
 
-/// A fork into new namespaces of these flags; without any it is the C library's, which remembers the new process's number: its
-/// `abort` would hit the parent otherwise.
-pub(crate) fn fork(namespaces: libc::c_int) -> io::Result<Fork> {
-    let pid = if namespaces == 0 {
-        // SAFETY: there is one thread, so the child has all that a lock may be held by.
+/// Proof that this is a forked process in which the frames that existed at the fork are never returned to: their
+/// descriptors, copies of the parent's, are neither used nor closed by their owners any more.
+pub(crate) struct ForkedChild {
+    /// Neither `Send` nor `Sync`.
+    process: PhantomData<*const ()>,
+}
+
+impl ForkedChild {
+    /// Closes the descriptors above stdio except these numbers.
+    pub(crate) fn close_all_but(&self, kept: &[RawFd]) -> io::Result<()> {
+        let mut kept: Vec<libc::c_uint> = kept.iter().filter_map(|&fd| fd.try_into().ok()).collect();
+        kept.sort_unstable();
+        let mut first = 3;
+        for end in kept.into_iter().map(Some).chain([None]) {
+            let last = end.map_or(libc::c_uint::MAX, |fd| fd.saturating_sub(1));
+            if first <= last {
+                // SAFETY: the owners are in frames that never run again (see the type); the caller keeps what it uses.
+                check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })?;
+            }
+            first = end.map_or(libc::c_uint::MAX, |fd| first.max(fd + 1));
+        }
+        Ok(())
+    }
+
+    /// Closes these descriptors.
+    pub(crate) fn close(&self, descriptors: &[RawFd]) {
+        for fd in descriptors {
+            // SAFETY: as in close_all_but.
+            unsafe { libc::close(*fd) };
+        }
+    }
+
+    /// Closes all descriptors, stdio included.
+    pub(crate) fn close_everything(&self) -> io::Result<()> {
+        // SAFETY: as in close_all_but.
+        check(unsafe { libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0) }).map(drop)
+    }
+}
+
+fn run_child(child: impl FnOnce(ForkedChild) -> Infallible) -> ! {
+    // A panic must neither unwind into the frames below, nor reach `abort`: musl's sends the signal to the thread ID that
+    // it remembers, which after a raw clone is the parent's.
+    std::panic::set_hook(Box::new(|panic| {
+        let _nothing_left_to_do = writeln!(io::stderr(), "gantry-stage1: a forked process {panic}");
+        exit_now(127)
+    }));
+    match child(ForkedChild { process: PhantomData }) {}
+}
+
+/// Forks into new namespaces (CLONE_NEW…) or with CLONE_PARENT, and runs `child` in the new process. Returns its PID.
+pub(crate) fn fork(
+    _: SingleThreaded,
+    flags: libc::c_int,
+    child: impl FnOnce(ForkedChild) -> Infallible,
+) -> io::Result<Pid> {
+    let pid = if flags == 0 {
+        // SAFETY: there is one thread, so no lock is held by a thread that the child lacks. The C library's fork, because
+        // it updates the PID that the library remembers: `abort` would hit the parent otherwise.
         libc::c_long::from(unsafe { libc::fork() })
     } else {
-        let flags = libc::c_long::from(namespaces | libc::SIGCHLD);
+        let flags = libc::c_long::from(flags | libc::SIGCHLD);
         // SAFETY: a null stack with neither CLONE_VM nor CLONE_THREAD makes this a fork: the child gets a copy of the
-        // address space. There is one thread, so no lock can be held by a thread that the child lacks.
+        // address space. There is one thread, as above.
         unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) }
     };
     match i32::try_from(check(pid)?).ok().and_then(Pid::from_raw) {
-        Some(pid) => Ok(Fork::Parent(pid)),
-        None => Ok(Fork::Child),
+        Some(pid) => Ok(pid),
+        None => run_child(child),
     }
 }
 
-/// The process group of the parent; `None` where it has no number in this PID namespace, or is the kernel's own (0). rustix
-/// takes both for impossible.
+/// Forks into a cgroup v2 directory (`CLONE_INTO_CGROUP`, Linux 5.7) and runs `child` in the new process. The error
+/// ENOSYS says that a system call filter denies `clone3`.
+pub(crate) fn fork_into_cgroup(
+    _: SingleThreaded,
+    cgroup: BorrowedFd<'_>,
+    child: impl FnOnce(ForkedChild) -> Infallible,
+) -> io::Result<Pid> {
+    /// `struct clone_args` of linux/sched.h, as of version 2 (`CLONE_ARGS_SIZE_VER2`).
+    #[repr(C)]
+    #[derive(Default)]
+    struct CloneArgs {
+        flags: u64,
+        pidfd: u64,
+        child_tid: u64,
+        parent_tid: u64,
+        exit_signal: u64,
+        stack: u64,
+        stack_size: u64,
+        tls: u64,
+        set_tid: u64,
+        set_tid_size: u64,
+        cgroup: u64,
+    }
+    const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+    let args = CloneArgs {
+        flags: CLONE_INTO_CGROUP,
+        exit_signal: libc::SIGCHLD.unsigned_abs().into(),
+        cgroup: cgroup.as_raw_fd().unsigned_abs().into(),
+        ..CloneArgs::default()
+    };
+    // SAFETY: as in fork: no stack, neither CLONE_VM nor CLONE_THREAD, one thread. The kernel reads `size_of` bytes of `args`.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
+    match i32::try_from(check(pid)?).ok().and_then(Pid::from_raw) {
+        Some(pid) => Ok(pid),
+        None => run_child(child),
+    }
+}
+
+/// Recognizes forks that other code makes (libcontainer): a page that the kernel zeroes in every forked process
+/// (`MADV_WIPEONFORK`, Linux 4.14).
+pub(crate) struct ForkMark {
+    page: NonNull<u8>,
+}
+
+/// A multiple of the page size is not needed: the kernel rounds the length up.
+const MARK_SIZE: usize = 1;
+
+impl ForkMark {
+    /// Marks this process.
+    pub(crate) fn new() -> io::Result<Self> {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses.
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), MARK_SIZE, protection, flags, -1, 0) };
+        let page = NonNull::new(address.cast::<u8>()).filter(|_| address != libc::MAP_FAILED);
+        let mark = Self { page: page.ok_or_else(io::Error::last_os_error)? };
+        // SAFETY: the mapping is this value's own, readable and writable.
+        unsafe {
+            check(libc::madvise(address, MARK_SIZE, libc::MADV_WIPEONFORK).into())?;
+            mark.page.write_volatile(1);
+        }
+        Ok(mark)
+    }
+
+    /// The proof, in a process that was forked from the marked one. libcontainer's forked processes end by execve or
+    /// `_exit`, in functions that do not return to the supervisor's frames.
+    pub(crate) fn forked_child(&self) -> Option<ForkedChild> {
+        // SAFETY: the mapping is this value's own; in a forked process it is the copy, which is mapped as well.
+        let value = unsafe { self.page.read_volatile() };
+        (value == 0).then_some(ForkedChild { process: PhantomData })
+    }
+}
+
+impl Drop for ForkMark {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and the value ends here.
+        unsafe { libc::munmap(self.page.as_ptr().cast(), MARK_SIZE) };
+    }
+}
+
+/// The process group of the parent; `None` if it has no number in this PID namespace (0) or is the kernel's own (0).
+/// rustix does not expect a 0.
 pub(crate) fn group_of_parent() -> Option<Pid> {
     // SAFETY: both calls take and give numbers only.
     let (parent, group) = unsafe {
@@ -61,7 +207,7 @@ pub(crate) fn group_of_parent() -> Option<Pid> {
     if parent > 0 && group > 0 { Pid::from_raw(group) } else { None }
 }
 
-/// Ends this process without running destructors or flushing: what a forked child must do.
+/// Ends this process without running destructors or flushing buffers, as a forked child must.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: _exit has no preconditions and does not return.
     unsafe { libc::_exit(code) }
@@ -79,26 +225,45 @@ pub(crate) fn setns(fd: BorrowedFd<'_>, namespaces: libc::c_int) -> io::Result<(
     check(unsafe { libc::setns(fd.as_raw_fd(), namespaces) }.into()).map(drop)
 }
 
-/// Takes over a descriptor that was inherited by number. `None` when it is not open.
+/// The descriptors above stdio that this process inherited.
 ///
-/// The caller passes each number once, before anything else could have opened it.
-pub(crate) fn inherited(fd: RawFd) -> Option<OwnedFd> {
-    // SAFETY: F_GETFD reads a flag; a closed descriptor gives an error.
-    if fd < 3 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
-        return None;
+/// No value owns them: they lack FD_CLOEXEC (execve would have closed them otherwise), and every descriptor that this
+/// program opens has it.
+pub(crate) struct InheritedFds(Vec<RawFd>);
+
+impl InheritedFds {
+    /// Lists them.
+    pub(crate) fn list() -> io::Result<Self> {
+        let mut inherited = descriptors()?;
+        // SAFETY: F_GETFD reads a flag; a closed descriptor gives an error.
+        inherited.retain(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } == 0);
+        Ok(Self(inherited))
     }
-    // SAFETY: it is open (just checked), above stdio, and nobody else in this process owns it: it was inherited and
-    // this is called first thing in main.
-    let owned = unsafe { OwnedFd::from_raw_fd(fd) };
-    rustix::io::fcntl_setfd(&owned, rustix::io::FdFlags::CLOEXEC).ok()?;
-    Some(owned)
+
+    /// Adopts one of them, close-on-exec from now on; `None` if it is not one of them.
+    pub(crate) fn adopt(&mut self, fd: RawFd) -> Option<OwnedFd> {
+        let at = self.0.iter().position(|&inherited| inherited == fd)?;
+        self.0.swap_remove(at);
+        // SAFETY: it is open, and no value owned it (see the type); it has left the list, so it is adopted once.
+        let owned = unsafe { OwnedFd::from_raw_fd(fd) };
+        rustix::io::fcntl_setfd(&owned, rustix::io::FdFlags::CLOEXEC).ok()?;
+        Some(owned)
+    }
+
+    /// Closes those that were not adopted.
+    pub(crate) fn close(self) {
+        for fd in self.0 {
+            // SAFETY: no value owns it (see the type).
+            unsafe { libc::close(fd) };
+        }
+    }
 }
 
-/// Groups, group and user, in the order that leaves the right to do the next.
+/// Sets groups, group and user, in the order in which each step leaves the right to do the next.
 pub(crate) fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     // SAFETY: the pointer and the length are those of one slice; the kernel copies it.
     check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) })?;
-    // SAFETY: plain numbers. Raw system calls, since there is one thread and nothing to synchronise.
+    // SAFETY: plain numbers. The raw call sets them for this thread; there is only one.
     check(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
     // SAFETY: as above.
     check(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }).map(drop)
@@ -148,7 +313,8 @@ impl Executable {
 
     /// Replaces this process; returns only the error. It allocates nothing.
     pub(crate) fn execute(&self) -> io::Error {
-        // SAFETY: both lists end with a null pointer, and their strings live in `_texts`, whose contents do not move with it.
+        // SAFETY: both lists end with a null pointer, and their strings live in `_texts`, which stay where they are when the
+        // vectors move.
         unsafe { libc::execve(self.path.as_ptr(), self.argv.as_ptr(), self.env.as_ptr()) };
         io::Error::last_os_error()
     }
@@ -162,8 +328,8 @@ fn pointers(texts: &[CString]) -> Vec<*const libc::c_char> {
 pub(crate) fn execveat(program: BorrowedFd<'_>, argv: &[CString], env: &[CString]) -> io::Error {
     let (argv, env) = (pointers(argv), pointers(env));
     let flags = libc::c_long::from(libc::AT_EMPTY_PATH);
-    // SAFETY: the descriptor is open for the call, the path is empty and ends with a NUL byte, and both lists end with a null
-    // pointer; their strings live in the slices of the caller.
+    // SAFETY: the descriptor is open for the call, the path is empty and ends with a NUL byte, and both lists end with a
+    // null pointer; their strings live in the slices of the caller.
     unsafe { libc::syscall(libc::SYS_execveat, program.as_raw_fd(), c"".as_ptr(), argv.as_ptr(), env.as_ptr(), flags) };
     io::Error::last_os_error()
 }
@@ -184,8 +350,8 @@ pub(crate) fn make_mount_read_only(mount: BorrowedFd<'_>) -> io::Result<()> {
     let attributes =
         Attributes { set: RDONLY | NOSUID | NODEV, clear: 0, propagation: libc::MS_PRIVATE, user_namespace: 0 };
     let flags = libc::c_long::from(libc::AT_EMPTY_PATH);
-    // SAFETY: the descriptor is open for the call, the path is empty and ends with a NUL byte, and the kernel reads as many bytes
-    // of `attributes` as it is told.
+    // SAFETY: the descriptor is open for the call, the path is empty and ends with a NUL byte, and the kernel reads
+    // `size_of` bytes of `attributes`.
     check(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -199,8 +365,8 @@ pub(crate) fn make_mount_read_only(mount: BorrowedFd<'_>) -> io::Result<()> {
     .map(drop)
 }
 
-/// Puts the signal mask and every disposition back to what a fresh process has. Children of a supervisor would
-/// otherwise inherit its blocked signals and the ignored SIGPIPE of Rust programs.
+/// Resets the signal mask and every disposition to the default. Children of a supervisor would otherwise inherit its
+/// blocked signals and the ignored SIGPIPE of Rust programs.
 pub(crate) fn reset_signals() {
     // struct kernel_sigaction, all zero: SIG_DFL, no flags, empty mask.
     let default = [0u64; 4];
@@ -216,9 +382,9 @@ pub(crate) fn reset_signals() {
     }
 }
 
-/// Blocks these signals and gives a non-blocking descriptor that becomes readable when one of them is pending.
+/// Blocks these signals and returns a non-blocking descriptor that becomes readable when one of them is pending.
 pub(crate) fn signalfd(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
-    // SAFETY: an all-zero sigset_t is the empty set; the calls get valid pointers; the descriptor returned is new and ours.
+    // SAFETY: an all-zero sigset_t is the empty set; the calls get valid pointers; the returned descriptor is new.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         for &signal in signals {
@@ -231,11 +397,11 @@ pub(crate) fn signalfd(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
     }
 }
 
-/// The numbers of the signals pending on a [`signalfd`]; takes them off.
-pub(crate) fn take_signals(fd: &OwnedFd) -> Vec<u32> {
+/// Reads the numbers of the signals pending on a [`signalfd`].
+pub(crate) fn read_signals(fd: &OwnedFd) -> Vec<u32> {
     let mut buffer = [0u8; 128 * 16];
-    let taken = rustix::io::read(fd, &mut buffer).unwrap_or(0);
-    buffer[..taken].chunks_exact(128).map(|info| u32::from_ne_bytes([info[0], info[1], info[2], info[3]])).collect()
+    let length = rustix::io::read(fd, &mut buffer).unwrap_or(0);
+    buffer[..length].chunks_exact(128).map(|info| u32::from_ne_bytes([info[0], info[1], info[2], info[3]])).collect()
 }
 
 /// Sends a signal by its number, the real-time ones included (rustix knows only those with names).
@@ -245,7 +411,7 @@ pub(crate) fn send_signal(pidfd: BorrowedFd<'_>, number: u8) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), number, 0, 0) }).map(drop)
 }
 
-/// Marks every descriptor from 3 on as close-on-exec, whoever opened it (CVE-2024-21626).
+/// Marks every descriptor above stdio as close-on-exec, those of libcontainer included (CVE-2024-21626).
 pub(crate) fn close_all_on_exec() -> io::Result<()> {
     const CLOEXEC: libc::c_uint = 4;
     // SAFETY: only sets a flag on descriptors; closes none.
@@ -255,17 +421,17 @@ pub(crate) fn close_all_on_exec() -> io::Result<()> {
 /// Joins a new session keyring without a name, which holds nothing.
 pub(crate) fn join_new_session_keyring() -> io::Result<()> {
     const JOIN_SESSION_KEYRING: libc::c_int = 1;
-    // SAFETY: a null pointer is no name.
+    // SAFETY: a null pointer asks for a keyring without a name.
     check(unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<u8>()) }).map(drop)
 }
 
-/// The personality that a process has by default: randomised addresses, for instance.
+/// Resets the personality to the default, which randomises addresses.
 pub(crate) fn reset_personality() -> io::Result<()> {
     // SAFETY: a plain number: PER_LINUX without flags.
     check(unsafe { libc::syscall(libc::SYS_personality, 0) }).map(drop)
 }
 
-/// The scheduling policy and the I/O priority that a process has by default.
+/// Resets the scheduling policy and the I/O priority to the default.
 pub(crate) fn reset_scheduling() -> io::Result<()> {
     const IOPRIO_WHO_PROCESS: libc::c_int = 1;
     let priority: libc::c_int = 0;
@@ -281,11 +447,11 @@ pub(crate) fn controlling_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
     check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCSCTTY as _, 0) }.into()).map(drop)
 }
 
-/// Opens the other end of a pseudo-terminal by its master, not by a path that somebody could have replaced.
+/// Opens the other end of a pseudo-terminal by its master, not by a path, which an app could have replaced.
 pub(crate) fn terminal_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const TIOCGPTPEER: libc::c_int = 0x5441;
     let unlock: libc::c_int = 0;
-    // SAFETY: TIOCSPTLCK reads an int; TIOCGPTPEER takes open flags as an integer and returns a new descriptor, ours.
+    // SAFETY: TIOCSPTLCK reads an int; TIOCGPTPEER takes open flags as an integer and returns a new descriptor.
     unsafe {
         check(libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK as _, &raw const unlock).into())?;
         let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
@@ -295,33 +461,50 @@ pub(crate) fn terminal_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
-/// Gives the page cache back the clean pages of this range of our address space; they come again when touched.
+/// A read-only mapping of a file, of the program itself, without anonymous pages: every page has the contents of the file.
 ///
-/// # Safety argument for callers
-/// The range must be a file mapping without private changes: those would be lost.
-pub(crate) fn drop_clean_pages(start: usize, len: usize) {
-    // SAFETY: the caller read from smaps that the range is a read-only file mapping with no anonymous page, so every
-    // page comes back from the file with the same bytes. No reference can observe a difference.
-    unsafe { libc::madvise(start as *mut libc::c_void, len, libc::MADV_DONTNEED) };
+/// That stays true: nothing in this program makes a mapping of its file writable after startup. A forked process has the same mappings at the same addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CleanMapping {
+    start: usize,
+    length: usize,
 }
 
-/// Closes every descriptor above stdio but these. Only for a process in which nothing else is owned, or a forked one that goes
-/// on in a function which never returns to the owners.
-pub(crate) fn close_all_but(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut kept: Vec<libc::c_uint> = kept.iter().filter_map(|fd| fd.as_raw_fd().try_into().ok()).collect();
-    kept.sort_unstable();
-    let mut first = 3;
-    for end in kept.into_iter().map(Some).chain([None]) {
-        let last = end.map_or(libc::c_uint::MAX, |fd| fd.saturating_sub(1));
-        if first <= last {
-            // SAFETY: the carrier of an exec calls this; the closed descriptors' owners are on its stack below a call
-            // that ends in _exit or execve, so none of them is used or dropped afterwards. The supervisor calls it before
-            // it owns any descriptor but those that are kept.
-            check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })?;
-        }
-        first = end.map_or(libc::c_uint::MAX, |fd| first.max(fd + 1));
+impl CleanMapping {
+    /// The clean mappings of this process (proc_pid_smaps(5)); none if they cannot be read.
+    pub(crate) fn list() -> Vec<Self> {
+        std::fs::read_to_string("/proc/self/smaps").map(|smaps| Self::parse(&smaps)).unwrap_or_default()
     }
-    Ok(())
+
+    /// Drops the pages. They are faulted in again from the page cache on demand.
+    pub(crate) fn drop_pages(self) {
+        // SAFETY: every page comes back with the same bytes (see the type), so no reference can observe a difference.
+        unsafe { libc::madvise(self.start as *mut libc::c_void, self.length, libc::MADV_DONTNEED) };
+    }
+
+    fn parse(smaps: &str) -> Vec<Self> {
+        let mut clean = Vec::new();
+        let mut candidate = None;
+        for line in smaps.lines() {
+            if let Some(read_only_file) = Self::parse_header(line) {
+                candidate = read_only_file;
+            } else if line.split_whitespace().eq(["Anonymous:", "0", "kB"]) {
+                clean.extend(candidate.take());
+            }
+        }
+        clean
+    }
+
+    /// `Some(None)` for the first line of a mapping that is not a read-only file mapping; `None` for any further line.
+    fn parse_header(line: &str) -> Option<Option<Self>> {
+        let mut fields = line.split_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let (start, end) = (usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
+        let permissions = fields.next()?;
+        let is_file = fields.nth(3).is_some_and(|path| path.starts_with('/'));
+        let is_read_only = permissions.starts_with('r') && !permissions.contains('w');
+        Some((is_file && is_read_only).then_some(Self { start, length: end.saturating_sub(start) }))
+    }
 }
 
 /// One instruction of an eBPF program (`struct bpf_insn`).
@@ -371,7 +554,7 @@ pub(crate) fn attach_device_program(program: &[EbpfInsn], cgroup: BorrowedFd<'_>
         ..Load::default()
     };
     // SAFETY: `load` begins like union bpf_attr for BPF_PROG_LOAD, the rest is zero, its size is passed; the pointers in it
-    // live until the call returns. The descriptor returned is new and ours.
+    // live until the call returns. The returned descriptor is new.
     let loaded = unsafe {
         let fd = check(libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<Load>()))?;
         OwnedFd::from_raw_fd(RawFd::try_from(fd).unwrap_or(-1))
@@ -413,24 +596,52 @@ pub(crate) fn descriptors() -> io::Result<Vec<RawFd>> {
     for entry in std::fs::read_dir("/proc/self/fd")? {
         open.extend(entry?.file_name().to_str().and_then(|number| number.parse::<RawFd>().ok()));
     }
-    // Without the one the list was read by.
+    // The one that the list was read through is closed by now.
     // SAFETY: F_GETFD reads a flag; a closed descriptor gives an error.
     open.retain(|&fd| fd > 2 && unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0);
     Ok(open)
 }
 
-/// Closes these. Only for a forked process that never returns to their owners.
-pub(crate) fn close_all_of(descriptors: &[RawFd]) {
-    for fd in descriptors {
-        // SAFETY: a forked process calls this on its way to execve or _exit; the descriptors' owners are on its stack below a
-        // call that ends in one of these, so none of them is used or dropped afterwards.
-        unsafe { libc::close(*fd) };
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Closes every descriptor from `first` on. Only for a process that owns none of them in Rust's sense any more.
-pub(crate) fn close_from(first: u32) -> io::Result<()> {
-    // SAFETY: called by PID 1 right after its fork, in a function that never returns, so that no OwnedFd of it is used or dropped
-    // later; and by the role for networks before it opens anything.
-    check(unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0) }).map(drop)
+    #[test]
+    fn only_clean_mappings_of_files_are_dropped() {
+        let smaps = "\
+00400000-00410000 r--p 00000000 fe:00 1  /x/stage1
+Rss: 64 kB
+Anonymous:             0 kB
+00410000-00420000 r-xp 00010000 fe:00 1  /x/stage1
+Anonymous:             0 kB
+00420000-00430000 r--p 00020000 fe:00 1  /x/stage1
+Anonymous:             4 kB
+00430000-00440000 rw-p 00030000 fe:00 1  /x/stage1
+Anonymous:             0 kB
+00500000-00510000 r--p 00000000 00:00 0
+Anonymous:             0 kB
+7fff0000-7fff2000 r-xp 00000000 00:00 0  [vdso]
+Anonymous:             0 kB
+";
+        let clean = [0x40_0000, 0x41_0000].map(|start| CleanMapping { start, length: 0x1_0000 });
+        assert_eq!(CleanMapping::parse(smaps), clean);
+    }
+
+    #[test]
+    fn a_mark_is_no_proof_in_the_process_that_made_it() {
+        assert!(ForkMark::new().unwrap().forked_child().is_none());
+    }
+
+    /// This test program has threads and other tests' descriptors: only its own are looked at.
+    #[test]
+    fn only_descriptors_without_close_on_exec_count_as_inherited() {
+        let (one, other) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        rustix::io::fcntl_setfd(&one, rustix::io::FdFlags::empty()).unwrap();
+        let mut inherited = InheritedFds::list().unwrap();
+        assert!(!inherited.0.contains(&other.as_raw_fd()) && inherited.adopt(other.as_raw_fd()).is_none());
+        let number = std::os::fd::IntoRawFd::into_raw_fd(one);
+        let adopted = inherited.adopt(number).unwrap();
+        assert!(inherited.adopt(number).is_none(), "adopted once");
+        assert!(rustix::io::fcntl_getfd(&adopted).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+    }
 }

@@ -1,4 +1,4 @@
-//! Both ends of an app's stdio: pipes, or a pseudo-terminal of the app's own /dev/pts.
+//! An app's stdio: pipes, or a pseudo-terminal from the app's own /dev/pts.
 
 use std::os::fd::OwnedFd;
 
@@ -8,26 +8,26 @@ use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketT
 use rustix::process::Pid;
 use rustix::termios::Winsize;
 
-use crate::app::{Input, Source};
+use crate::app::{AppInput, OutputSource};
 use crate::failure::{Attempt, Result, failure};
-use crate::logs::{Pending, Stream};
+use crate::logs::{PartialLine, Stream};
 use crate::passing;
 
-/// The ends before and after libcontainer took the app's.
-pub(crate) struct Ends {
-    /// What the app is given; `None` with a terminal.
+/// Both ends of an app's stdio.
+pub(crate) struct AppStdio {
+    /// The app's stdin, stdout and stderr; `None` with a terminal.
     pub(crate) given: Option<(OwnedFd, OwnedFd, OwnedFd)>,
-    pipes: Option<(Vec<Source>, Input)>,
+    pipes: Option<(Vec<OutputSource>, AppInput)>,
     console: Option<(String, OwnedFd)>,
 }
 
-impl Ends {
-    /// Pipes: the app's three, and ours.
-    pub(crate) fn pipes(given: (OwnedFd, OwnedFd, OwnedFd), sources: Vec<Source>, input: Input) -> Self {
+impl AppStdio {
+    /// Pipes: the app's ends, and the supervisor's.
+    pub(crate) fn pipes(given: (OwnedFd, OwnedFd, OwnedFd), sources: Vec<OutputSource>, input: AppInput) -> Self {
         Self { given: Some(given), pipes: Some((sources, input)), console: None }
     }
 
-    /// A socket to which libcontainer will send the master of the app's terminal.
+    /// A terminal, with the socket that libcontainer will send its master to.
     pub(crate) fn terminal(app: &str) -> Result<Self> {
         let what = || "cannot make the console socket";
         let path = format!("/bundles/{app}/console");
@@ -39,27 +39,29 @@ impl Ends {
         Ok(Self { given: None, pipes: None, console: Some((path, listener)) })
     }
 
-    /// Where libcontainer sends the master.
+    /// The path of the socket that libcontainer sends the master to.
     pub(crate) fn console_path(&self) -> Option<String> {
         self.console.as_ref().map(|(path, _)| path.clone())
     }
 
-    /// Our ends, once libcontainer has made the container and before the app starts; a terminal gets this size.
-    pub(crate) fn ours(self, size: Option<(u16, u16)>) -> Result<(Vec<Source>, Input)> {
+    /// The supervisor's ends, after libcontainer has made the container and before the app is executed. A terminal gets this
+    /// size (rows, columns).
+    pub(crate) fn supervisor_ends(self, size: Option<(u16, u16)>) -> Result<(Vec<OutputSource>, AppInput)> {
         match (self.pipes, self.console) {
-            (Some(ours), _) => Ok(ours),
+            (Some(ends), _) => Ok(ends),
             (None, Some((path, listener))) => {
                 let master = receive_master(&listener)?;
-                let _ = rustix::fs::unlink(&path);
+                // It is on the supervisor's tmpfs, which ends with the pod.
+                let _best_effort = rustix::fs::unlink(&path);
                 let what = || "cannot set up the app's terminal";
                 if let Some(size) = size {
                     set_size(&master, size).attempt(what)?;
                 }
                 let reader = rustix::io::dup(&master).attempt(what)?;
-                // Shared with whoever attaches: they poll before they write.
+                // Clients that attach share this flag: they poll before they write.
                 rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK).attempt(what)?;
-                let source = Source { fd: reader, stream: Stream::Stdout, pending: Pending::default() };
-                Ok((vec![source], Input::Terminal(master)))
+                let source = OutputSource { fd: reader, stream: Stream::Stdout, partial: PartialLine::default() };
+                Ok((vec![source], AppInput::Terminal(master)))
             }
             (None, None) => Err(failure(ErrorKind::Internal, "an app has neither pipes nor a terminal")),
         }
@@ -78,8 +80,8 @@ fn receive_master(listener: &OwnedFd) -> Result<OwnedFd> {
     received.fds.into_iter().next().ok_or_else(|| failure(ErrorKind::Internal, "libcontainer sent no terminal"))
 }
 
-/// Makes a pipe the user's. Only a pipe without a name: a FIFO of the host stays whose it is.
-pub(crate) fn give(end: &OwnedFd, uid: u32) -> std::io::Result<()> {
+/// Changes the owner of a pipe to this user. A FIFO, which is a file of the host, keeps its owner.
+pub(crate) fn give_pipe_to(end: &OwnedFd, uid: u32) -> std::io::Result<()> {
     const PIPEFS: u64 = 0x5049_5045;
     if u64::try_from(rustix::fs::fstatfs(end)?.f_type) == Ok(PIPEFS) {
         rustix::fs::fchown(end, Some(rustix::fs::Uid::from_raw(uid)), None)?;
@@ -94,19 +96,20 @@ pub(crate) fn is_null(fd: &OwnedFd) -> std::io::Result<bool> {
     Ok(device && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3))
 }
 
-/// Opens `/dev/null` of an app that waits for its start. Programs executed in the app get it in place of the host's: through
-/// /proc/self/fd they could change the mode and the owner of that one, for everybody.
+/// Opens `/dev/null` of an app that waits for its execve. Programs executed in the app get it instead of the host's, whose
+/// mode and owner they could change through /proc/self/fd.
 pub(crate) fn open_null(app: Pid) -> std::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(format!("/proc/{}/root", app.as_raw_nonzero()), flags, Mode::empty())?;
-    // Neither followed nor waited for: a volume may have put anything there.
+    // A volume may have any kind of file there: no link is followed, and a FIFO does not block.
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
     let null = rustix::fs::openat2(&root, "dev/null", flags, Mode::empty(), resolve)?;
     if is_null(&null)? { Ok(null) } else { Err(std::io::Error::other("it is not the null device")) }
 }
 
-/// Opens a new pseudo-terminal from inside an app's root: its master. Only devpts itself is trusted to make one.
+/// Opens the master of a new pseudo-terminal from inside an app's root. The file system must be devpts: an app could put
+/// another file in its place.
 pub(crate) fn open_master() -> std::io::Result<OwnedFd> {
     const DEVPTS: u64 = 0x1cd1;
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW;

@@ -11,66 +11,71 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use rustix::process::Signal;
 
-use super::{DRAIN, Supervisor};
+use super::{DRAIN_TIMEOUT, Supervisor};
 use crate::app::reap;
 use crate::control;
 use crate::exec::PendingExec;
 use crate::failure::{Attempt, Result, failure};
+use crate::table::Token;
 
 /// Maximum number of concurrent sessions. They do not count as connections, so a pod at the limit can be stopped.
 pub(super) const MAX_SESSIONS: usize = 128;
 
-/// A program executed on request of a client.
+/// How often the exits of killed programs are polled at the end of the pod.
+const EXIT_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+
+/// A program that was executed, or is about to be, on request of a client.
 pub(super) struct Session {
-    /// `None`: it has gone, and the program was killed or detached from; or it was told that the program could not be executed.
+    /// The client's connection; `None` after it was closed.
     pub(super) client: Option<OwnedFd>,
     /// The program, once it was executed.
     pub(super) pidfd: Option<OwnedFd>,
-    /// Set until the program is executed.
-    pub(super) starting: Option<PendingExec>,
-    /// The client has detached: its terminal, of which nobody but this process has the master.
+    /// The exec until its outcome is known.
+    pub(super) pending: Option<PendingExec>,
+    /// After a detach: the master of the program's terminal, which only this process has open.
     pub(super) detached: Option<OwnedFd>,
 }
 
 impl Session {
-    /// A program that is about to be executed for this client.
-    pub(super) fn new(client: OwnedFd, starting: PendingExec) -> Self {
-        Self { client: Some(client), pidfd: None, starting: Some(starting), detached: None }
+    /// A session whose program is about to be executed.
+    pub(super) fn new(client: OwnedFd, pending: PendingExec) -> Self {
+        Self { client: Some(client), pidfd: None, pending: Some(pending), detached: None }
     }
 
-    fn answer(&self, answer: &Answer, fd: Option<&OwnedFd>) {
+    fn reply(&self, answer: &Answer, fd: Option<&OwnedFd>) {
         if let Some(client) = &self.client {
-            control::answer(client, answer, fd);
+            control::reply(client, answer, fd);
         }
     }
 
-    /// Kills what there is of it; gives back what has to be reaped apart from it.
+    /// Kills the program; returns the pidfds of processes of an exec that must be reaped.
     fn kill(&mut self) -> Vec<OwnedFd> {
         if let Some(pidfd) = &self.pidfd {
-            let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
+            // It fails only if the program has exited.
+            let _already_ended = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
         }
-        self.starting.take().map(PendingExec::kill).unwrap_or_default()
+        self.pending.take().map(PendingExec::kill).unwrap_or_default()
     }
 
-    /// A client may send one more request: to let the program run on without it.
-    fn take_request(&mut self) {
+    /// Handles the one further request that a session allows: a detach.
+    fn serve(&mut self) {
         let Some(client) = &self.client else { return };
         let Some(request) = control::receive_request(client) else { return };
         match request.and_then(|(request, fds)| self.detach(&request, fds)) {
-            Ok(()) => self.answer(&Answer::Done, None),
-            Err(why) => self.answer(&Answer::Failed(why), None),
+            Ok(()) => self.reply(&Answer::Done, None),
+            Err(why) => self.reply(&Answer::Failed(why), None),
         }
     }
 
     fn detach(&mut self, request: &Request, fds: Vec<OwnedFd>) -> Result<()> {
         let invalid = |why: &str| failure(ErrorKind::Invalid, why);
         if *request != Request::Detach || self.pidfd.is_none() {
-            return Err(invalid("over the connection of a program that runs only a detach can be requested"));
+            return Err(invalid("the connection of a running program allows only a detach"));
         }
         let Ok([master]) = <[OwnedFd; 1]>::try_from(fds) else {
             return Err(invalid("a detach takes one descriptor, the terminal's master"));
         };
-        // Only of a terminal: a client could block this process with anything else.
+        // Reading any other kind of file could block this process.
         if rustix::pty::ptsname(&master, Vec::new()).is_err() {
             return Err(invalid("the descriptor that came with the detach is not a terminal's master"));
         }
@@ -81,75 +86,78 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the session is complete.
+    /// Whether the session has neither a program nor an exec that may become one.
     fn is_over(&self) -> bool {
-        self.starting.is_none() && self.pidfd.is_none()
+        self.pending.is_none() && self.pidfd.is_none()
     }
 }
 
 impl Supervisor {
-    /// Tells the client of an exec that its program runs, or why not.
-    pub(super) fn program_started(&mut self, i: usize) {
-        let Some(session) = self.sessions.get_mut(i) else { return };
-        // Asked again: another session may have come into this one's place since the poll.
-        let Some(starting) = session.starting.take_if(|starting| starting.is_decided()) else { return };
-        let (outcome, ending) = starting.outcome();
+    /// Replies to the client of an exec whose outcome is known.
+    pub(super) fn handle_exec_outcome(&mut self, token: Token<Session>) {
+        let Some(session) = self.sessions.get_mut(token) else { return };
+        let Some(pending) = session.pending.take() else { return };
+        let (outcome, ending) = pending.outcome();
         self.ending.extend(ending);
         match outcome {
             Ok(program) => {
                 let pid = program.pid.as_raw_nonzero().get().unsigned_abs();
-                session.answer(&Answer::Started { pid }, program.master.as_ref());
+                session.reply(&Answer::Started { pid }, program.master.as_ref());
                 session.pidfd = Some(program.pidfd);
             }
             Err(why) => {
-                session.answer(&Answer::Failed(why), None);
-                self.sessions.swap_remove(i);
+                session.reply(&Answer::Failed(why), None);
+                self.sessions.remove(token);
             }
         }
     }
 
-    pub(super) fn give_up_late_execs(&mut self, now: Instant) {
-        for i in (0..self.sessions.len()).rev() {
-            if self.sessions[i].starting.as_ref().is_some_and(|starting| starting.deadline <= now) {
-                let mut session = self.sessions.swap_remove(i);
+    pub(super) fn time_out_execs(&mut self, now: Instant) {
+        for token in self.sessions.tokens() {
+            let pending = self.sessions.get(token).and_then(|session| session.pending.as_ref());
+            if pending.is_some_and(|pending| pending.deadline <= now)
+                && let Some(mut session) = self.sessions.remove(token)
+            {
                 self.ending.extend(session.kill());
                 let why = failure(ErrorKind::TimedOut, "the program was not executed in time");
-                session.answer(&Answer::Failed(why), None);
+                session.reply(&Answer::Failed(why), None);
             }
         }
     }
 
-    pub(super) fn program_ended(&mut self, i: usize) {
-        let Some(how) = self.sessions.get(i).and_then(|session| reap(session.pidfd.as_ref()?)) else { return };
-        self.sessions.swap_remove(i).answer(&Answer::Ended { how }, None);
+    pub(super) fn handle_session_exit(&mut self, token: Token<Session>) {
+        let Some(how) = self.sessions.get(token).and_then(|session| reap(session.pidfd.as_ref()?)) else { return };
+        if let Some(session) = self.sessions.remove(token) {
+            session.reply(&Answer::Ended { how }, None);
+        }
     }
 
-    /// The client of an exec detached, or went away.
-    pub(super) fn client_spoke(&mut self, i: usize) {
-        let Some(session) = self.sessions.get_mut(i) else { return };
+    /// The client of an exec sent a request or closed its connection.
+    pub(super) fn handle_session_client(&mut self, token: Token<Session>) {
+        let Some(session) = self.sessions.get_mut(token) else { return };
         let Some(client) = &session.client else { return };
         match rustix::net::recv(client, &mut [0u8; 1], RecvFlags::DONTWAIT | RecvFlags::PEEK) {
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Ok((count, _)) if count > 0 => session.take_request(),
-            Ok(_) | Err(_) => self.client_went(i),
+            Ok((count, _)) if count > 0 => session.serve(),
+            Ok(_) | Err(_) => self.handle_disconnect(token),
         }
     }
 
-    /// Its client's going away ends a program that was not detached from.
-    fn client_went(&mut self, i: usize) {
-        let Some(session) = self.sessions.get_mut(i) else { return };
+    /// Kills the program unless the client had detached.
+    fn handle_disconnect(&mut self, token: Token<Session>) {
+        let Some(session) = self.sessions.get_mut(token) else { return };
         session.client = None;
         if session.detached.is_none() {
             self.ending.extend(session.kill());
             if session.is_over() {
-                self.sessions.swap_remove(i);
+                self.sessions.remove(token);
             }
         }
     }
 
-    /// Discards what a program without a client writes to its terminal: it would wait for a reader otherwise.
-    pub(super) fn discard_output(&mut self, i: usize) {
-        let Some(session) = self.sessions.get_mut(i) else { return };
+    /// Discards the output of a program whose client has detached. Without a reader the program would block.
+    pub(super) fn discard_output(&mut self, token: Token<Session>) {
+        let Some(session) = self.sessions.get_mut(token) else { return };
         let Some(master) = &session.detached else { return };
         match rustix::io::read(master, &mut self.buffer) {
             Ok(count) if count > 0 => {}
@@ -159,23 +167,24 @@ impl Supervisor {
         }
     }
 
-    /// Kills what was executed in the pod and gives every client the end of its program, while nobody else reaps it.
+    /// Kills all programs and reports their ends to the clients. PID 1 must not have been ended yet: then their exit
+    /// statuses are collected with it.
     pub(super) fn end_sessions(&mut self) {
-        for session in &mut self.sessions {
-            if session.starting.is_some() {
-                session.answer(&Answer::Failed(failure(ErrorKind::Refused, "the pod has ended")), None);
+        for session in self.sessions.values_mut() {
+            if session.pending.is_some() {
+                session.reply(&Answer::Failed(failure(ErrorKind::Refused, "the pod has ended")), None);
             }
-            // What is left over of those is reaped with PID 1.
-            drop(session.kill());
+            let _reaped_with_pid_1 = session.kill();
         }
         self.sessions.retain(|session| session.pidfd.is_some());
-        let deadline = Instant::now() + DRAIN;
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
         while !self.sessions.is_empty() && Instant::now() < deadline {
-            let programs = self.sessions.iter().filter_map(|session| session.pidfd.as_ref());
+            let programs = self.sessions.values().filter_map(|session| session.pidfd.as_ref());
             let mut fds: Vec<PollFd<'_>> = programs.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)).collect();
-            let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 200_000_000 }));
-            for i in (0..self.sessions.len()).rev() {
-                self.program_ended(i);
+            // The programs are tried below, whatever the result.
+            let _woken_or_not = poll(&mut fds, Some(&EXIT_POLL_INTERVAL));
+            for token in self.sessions.tokens() {
+                self.handle_session_exit(token);
             }
         }
     }
