@@ -1,9 +1,9 @@
 //! Attaches a pod to its networks in another process, while the supervisor makes the apps: CNI plugins take 100 ms and
 //! more.
 //!
-//! The process is a fork with the namespaces and descriptors that the supervisor has at that time. It sends the result and
-//! the descriptors that must stay open: the sockets that hold published ports. It dies with the supervisor; the pod's
-//! record then has what it had attached, and the process that detaches the pod waits for a plugin that still runs
+//! The process is a fork with the namespaces and descriptors that the supervisor has at that time. It sends the result
+//! and the descriptors that must stay open: the sockets that hold published ports. It dies with the supervisor; the
+//! pod's record then has what it had attached, and the process that detaches the pod waits for a plugin that still runs
 //! ([`gantry_net::pod`]).
 
 use std::io::Write as _;
@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, Signal, WaitId, WaitIdOptions, waitid};
 
-use crate::failure::{self, Attempt, Result, failure};
+use crate::failure::{Attempt, Result, failure};
 use crate::kernel_costs::finish_in_background;
 use crate::passing::{self, MAX_DESCRIPTORS};
 use crate::sys::{self, SingleThreaded};
@@ -58,7 +58,7 @@ impl AttachProcess {
                 && let Err(error) = send_result(its_end, attach())
             {
                 // The supervisor reports that no result came; its log has the reason.
-                failure::warn(&format!("cannot send the result of attaching the pod: {error}"));
+                tracing::warn!("cannot send the result of attaching the pod: {error}");
             }
             finish_in_background(thread);
             sys::exit_now(0)
@@ -70,7 +70,8 @@ impl AttachProcess {
 
     /// Waits for the result. This takes as long as the plugins may; the engine's timeout of a start is longer.
     ///
-    /// The inner error is that of attaching: then the process has detached what it had attached, or recorded what is left.
+    /// The inner error is that of attaching: then the process has detached what it had attached, or recorded what is
+    /// left.
     pub(crate) fn wait(mut self) -> Result<Result<(Vec<Attached>, HeldPorts)>> {
         let received = self.receive_result();
         // Nothing is left for it to do.

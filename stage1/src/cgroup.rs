@@ -1,5 +1,5 @@
-//! The pod's cgroups on cgroup v2, v1, and the hybrid of both, by descriptors that are opened before the supervisor leaves
-//! the host's mount tree.
+//! The pod's cgroups on cgroup v2, v1, and the hybrid of both, by descriptors that are opened before the supervisor
+//! leaves the host's mount tree.
 //!
 //! | hierarchy | pod | app |
 //! |---|---|---|
@@ -8,9 +8,9 @@
 //! | v2 beside v1 (`unified`) | as v2, without controllers: to kill processes and confine devices | as v2 |
 //!
 //! libcontainer sees no hierarchy: it would parse the mount table 24 times, and it manages every cgroup that it sees.
-//! Processes of apps join between their creation and their start. Moving a process is slow
-//! ([`crate::kernel_costs`]) and blocks the making of cgroups, so all cgroups are made first. A killed supervisor leaves
-//! empty directories below `PARENT/UUID`, which the engine removes.
+//! Processes of apps join between their creation and their start. Moving a process is slow ([`crate::kernel_costs`])
+//! and blocks the making of cgroups, so all cgroups are made first. A killed supervisor leaves empty directories below
+//! `PARENT/UUID`, which the engine removes.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -89,8 +89,8 @@ impl Cgroups {
         Ok(cgroups)
     }
 
-    /// On v2 a cgroup has a controller only if all its ancestors enable it for their children. A controller that cannot be
-    /// enabled is reported when a limit needs it.
+    /// On v2 a cgroup has a controller only if all its ancestors enable it for their children. A controller that cannot
+    /// be enabled is reported when a limit needs it.
     fn enable_controllers(&self) {
         for hierarchy in self.hierarchies.iter().filter(|h| h.kind == Kind::Unified) {
             let mut levels = vec![String::new()];
@@ -136,8 +136,8 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Starts moving this process back to the root of each hierarchy, so that [`Self::leave_and_remove`] need not wait for
-    /// it. A failure shows there.
+    /// Starts moving this process back to the root of each hierarchy, so that [`Self::leave_and_remove`] need not wait
+    /// for it. A failure shows there.
     pub(crate) fn start_leaving(&mut self, thread: SingleThreaded) {
         self.wait_for_move();
         let mut v2_roots = Vec::new();
@@ -148,7 +148,9 @@ impl Cgroups {
                 let _tried_again_later = join_v1(&hierarchy.root);
             }
         }
-        self.moving = CgroupMove::start(thread, &v2_roots).ok();
+        if !v2_roots.is_empty() {
+            self.moving = CgroupMove::start(thread, &v2_roots).ok();
+        }
     }
 
     fn wait_for_move(&mut self) {
@@ -256,8 +258,8 @@ impl AppCgroup {
         Ok(())
     }
 
-    /// Forks a process into the cgroups and runs `child` there. On v2 it is born in its cgroup, and on v1 it moves itself,
-    /// so that it does not wait for a grace period ([`crate::kernel_costs`]). `child` gets the error of moving.
+    /// Forks a process into the cgroups and runs `child` there. On v2 it is born in its cgroup, and on v1 it moves
+    /// itself, so that it does not wait for a grace period ([`crate::kernel_costs`]). `child` gets the error of moving.
     pub(crate) fn fork_into(
         &self,
         thread: SingleThreaded,
@@ -273,8 +275,8 @@ impl AppCgroup {
         let born = v2.map(|dir| sys::fork_into_cgroup(thread, dir.as_fd(), |process| run(process, true)));
         match born {
             Some(Ok(pid)) => Ok(pid),
-            // clone3 fails if the filter of a container that gantry runs in denies it, and at the app's limit of processes,
-            // which does not apply to a process that is moved.
+            // clone3 fails if the filter of a container that gantry runs in denies it, and at the app's limit of
+            // processes, which does not apply to a process that is moved.
             Some(Err(_)) | None => sys::fork(thread, 0, |process| run(process, false)),
         }
     }
@@ -468,8 +470,8 @@ fn ignore_existing(result: rustix::io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Moves this process, which has one thread, to a v1 cgroup. A thread that moves itself through `tasks` need not wait for
-/// a grace period.
+/// Moves this process, which has one thread, to a v1 cgroup. A thread that moves itself through `tasks` need not wait
+/// for a grace period.
 fn join_v1(group: &OwnedFd) -> io::Result<()> {
     write(group.as_fd(), "tasks", "0")
 }

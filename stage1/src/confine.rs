@@ -1,5 +1,5 @@
-//! The last steps of a process before it becomes the app: one list for apps and for what is executed in them, so that
-//! an exec can never have more rights than its app (rkt CVE-2019-10144, -10145, -10147).
+//! The last steps before a process executes an app's program. Apps and execs share them, so that an exec never has more
+//! rights than its app (rkt CVE-2019-10144, -10145, -10147).
 
 use std::ffi::CString;
 use std::io;
@@ -12,12 +12,12 @@ use crate::refusal::Step;
 use crate::seccomp::Filters;
 use crate::sys::{self, Executable};
 
-/// What confines an app's processes, worked out once per app.
+/// Confines the processes of an app. Computed once per app.
 #[derive(Debug, Clone)]
 pub(crate) struct Confinement {
-    /// The capabilities of the bounding set, and of the others when the user is root.
+    /// The capabilities of the bounding set, and of the other sets if the user is root.
     pub(crate) capabilities: CapabilitySet,
-    /// Those of them that another user holds, by way of the ambient set.
+    /// The capabilities of other users, which they hold through the ambient set.
     pub(crate) ambient: CapabilitySet,
     /// The system call filters.
     pub(crate) filters: Option<std::rc::Rc<Filters>>,
@@ -26,15 +26,15 @@ pub(crate) struct Confinement {
 }
 
 impl Confinement {
-    /// The sets a process of this user ends up with: another user than root keeps none but the bounding set and those added
-    /// explicitly, as with podman.
+    /// The capability sets of a process of this user. As with podman, a user other than root has only the ambient
+    /// capabilities, which were added explicitly.
     pub(crate) fn sets(&self, uid: u32) -> CapabilitySets {
         let (own, inheritable) =
             if uid == 0 { (self.capabilities, CapabilitySet::empty()) } else { (self.ambient, self.ambient) };
         CapabilitySets { effective: own, permitted: own, inheritable }
     }
 
-    /// Raises the ambient set, by which a process of another user than root keeps capabilities across execve.
+    /// Raises the ambient set, through which a user other than root keeps capabilities across execve.
     fn raise_ambient(&self, uid: u32) -> io::Result<()> {
         if uid == 0 || self.ambient.is_empty() {
             return Ok(());
@@ -52,13 +52,14 @@ impl Confinement {
         Ok(())
     }
 
-    /// A filter without no-new-privs needs CAP_SYS_ADMIN at the moment it is loaded; it is dropped right after.
+    /// Whether CAP_SYS_ADMIN is needed to load the filter: without no_new_privs it is (seccomp(2)). It is dropped right
+    /// after.
     pub(crate) fn needs_admin(&self) -> bool {
         self.filters.is_some() && self.new_privileges
     }
 }
 
-/// A program that is about to be executed.
+/// A program with its arguments and environment.
 #[derive(Debug, Clone)]
 pub(crate) struct Command {
     /// Program and arguments.
@@ -67,22 +68,24 @@ pub(crate) struct Command {
     pub(crate) env: Vec<String>,
 }
 
-/// Finds the program and makes all that execve needs, from inside the app's root and as its user.
+/// Finds the program and prepares execve, inside the app's root and as its user.
 pub(crate) fn prepare(command: &Command) -> Result<Executable, Unexecutable> {
     let invalid = |message: &str| Unexecutable { kind: "invalid", message: message.to_owned() };
     let name = command.argv.first().ok_or_else(|| invalid("the command is empty"))?;
     let program = program::find(name, &command.env)?;
     match (strings(&command.argv), strings(&command.env)) {
         (Some(argv), Some(env)) => Ok(Executable::new(program, argv, env)),
-        _ => Err(invalid("an argument or a variable holds a NUL byte")),
+        _ => Err(invalid("an argument or an environment variable contains a NUL byte")),
     }
 }
 
 impl Confinement {
-    /// Gives up everything that the app does not have, before an app can see the process: whatever it sees, it can take over with
-    /// CAP_SYS_PTRACE. From here on only the calls in [`crate::seccomp`]'s list are made, and nothing is allocated.
+    /// Drops everything that the app does not get, before an app can see the process: an app with CAP_SYS_PTRACE can
+    /// control every process it sees. Afterwards the process makes only the system calls listed in [`crate::seccomp`],
+    /// and allocates nothing.
     ///
-    /// Order: signals, descriptors, the ambient and the bounding set, then the filter, then the capability that loading it needed.
+    /// The order is: signals, descriptors, the ambient and the bounding set, the filter, and last the capability that
+    /// loading the filter needed.
     pub(crate) fn lock_down(&self, uid: u32) -> Result<(), Unexecutable> {
         self.try_lock_down(uid)
             .map_err(|error| Unexecutable { kind: "internal", message: format!("cannot confine the app: {error}") })
@@ -96,7 +99,7 @@ impl Confinement {
             rustix::thread::set_no_new_privs(true)?;
         }
         if self.needs_admin() {
-            // SYS_ADMIN or SETPCAP, whichever the app does not have: root would get it back at execve.
+            // Otherwise root would get CAP_SYS_ADMIN and CAP_SETPCAP back at execve.
             drop_bounding(!self.capabilities)?;
         }
         if let Some(filters) = &self.filters {
@@ -108,7 +111,7 @@ impl Confinement {
         Ok(())
     }
 
-    /// Becomes the program, once locked down. Returns only what failed.
+    /// Executes the program in a process that is locked down. Returns only on failure.
     pub(crate) fn execute(&self, program: &Executable) -> (Step, io::Error) {
         if let Some(last) = self.filters.as_ref().and_then(|filters| filters.last.as_ref())
             && let Err(error) = sys::load_seccomp(last)
@@ -119,11 +122,11 @@ impl Confinement {
     }
 }
 
-/// Takes these out of the bounding set.
+/// Removes these from the bounding set.
 pub(crate) fn drop_bounding(capabilities: CapabilitySet) -> io::Result<()> {
     for capability in capabilities.iter() {
         match rustix::thread::remove_capability_from_bounding_set(capability) {
-            // One that this kernel does not know cannot be held either.
+            // A capability that this kernel does not have.
             Ok(()) | Err(Errno::INVAL) => {}
             Err(error) => return Err(error.into()),
         }
@@ -135,7 +138,7 @@ fn strings(texts: &[String]) -> Option<Vec<CString>> {
     texts.iter().map(|text| CString::new(text.as_str()).ok()).collect()
 }
 
-/// What this process can give an app.
+/// The capabilities that this process can give an app.
 pub(crate) fn held_capabilities() -> io::Result<CapabilitySet> {
     let permitted = rustix::thread::capabilities(None)?.permitted;
     let mut held = CapabilitySet::empty();
@@ -147,13 +150,13 @@ pub(crate) fn held_capabilities() -> io::Result<CapabilitySet> {
     Ok(held)
 }
 
-/// The names of a set.
+/// The names of the capabilities in a set.
 pub(crate) fn names(set: CapabilitySet) -> Vec<&'static str> {
     let all = gantry_model::spec::CAPABILITIES;
     all.iter().enumerate().filter(|(i, _)| set.bits() >> i & 1 == 1).map(|(_, name)| *name).collect()
 }
 
-/// The set of these names; those that do not exist are not in it (the engine has checked them).
+/// The set of capabilities with these names. The engine has checked that they exist.
 pub(crate) fn capability_set(names: &[String]) -> CapabilitySet {
     let all = gantry_model::spec::CAPABILITIES;
     let bits =

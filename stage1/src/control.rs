@@ -21,7 +21,8 @@ const MAX_REQUEST_DESCRIPTORS: usize = 4;
 /// Timeout of receiving the request of a connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes the socket in the pod directory. It replaces a stale one: this process has the pod's lock, so its owner is dead.
+/// Makes the socket in the pod directory. It replaces a stale one: this process has the pod's lock, so its owner is
+/// dead.
 pub(crate) fn listen() -> Result<OwnedFd> {
     let what = || "cannot make the control socket";
     let path = format!("/pod/{}", files::CONTROL);

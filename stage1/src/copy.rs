@@ -1,7 +1,7 @@
-//! Copies a directory of an image into a fresh volume, by descriptors, following nothing.
+//! Copies a directory of an image into a new volume, by descriptors and without following links.
 //!
-//! The image is hostile. What it holds was counted when it was unpacked, and a copy takes no more than that ([`Budget`]):
-//! holes stay holes, names of one file stay names of one file. Nobody else has the volume yet.
+//! The image is hostile. Its size was counted when it was unpacked, and a copy must not exceed that ([`Budget`]): holes
+//! stay holes, and hard links stay hard links. No other process uses the volume yet.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::CStr;
@@ -15,22 +15,22 @@ use gantry_contract::plan::ImageSize;
 use rustix::fs::{Advice, AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 
-/// How deep it goes: an image can nest without end.
+/// Maximum depth of directories. An image can nest them without limit.
 const MAX_DEPTH: usize = 256;
-/// How many bytes of paths are remembered to find the other names of a file; names beyond that become files.
+/// Maximum memory for the paths of files with several links, in bytes. Beyond it, links become files.
 const MAX_LINK_PATHS: usize = 32 << 20;
-/// The kernel's limit on the names, and on the value, of extended attributes (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
+/// The kernel's limit on the list of names and on a value of extended attributes (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
 const MAX_XATTR: usize = 64 << 10;
 
-/// Why a copy ended early.
+/// A copy failed.
 #[derive(Debug)]
 pub(crate) enum CopyError {
     /// A system call failed.
     Io(io::Error),
     /// Directories are nested deeper than [`MAX_DEPTH`].
     TooDeep,
-    /// The budget is used up.
-    TooMuch,
+    /// The budget is exceeded.
+    OverBudget,
 }
 
 impl<E: Into<io::Error>> From<E> for CopyError {
@@ -41,7 +41,7 @@ impl<E: Into<io::Error>> From<E> for CopyError {
 
 type Result<T> = std::result::Result<T, CopyError>;
 
-/// What copies may still take.
+/// The space that copies may still use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Budget {
     bytes: u64,
@@ -49,45 +49,45 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// That of an image. Data is found in blocks, which are larger than the bytes that were counted: hence the double, and
-    /// some more for small images.
-    pub(crate) fn of(size: Option<ImageSize>) -> Self {
+    /// The budget of an image of this size. Holes end at block boundaries, so the data to copy can be more than the
+    /// bytes that were counted: hence twice the size, and a reserve for small images.
+    pub(crate) fn from_image(size: Option<ImageSize>) -> Self {
         const SPARE_BYTES: u64 = 64 << 20;
         let size = size.unwrap_or(ImageSize { bytes: u64::MAX, entries: u64::MAX });
         Self { bytes: size.bytes.saturating_mul(2).saturating_add(SPARE_BYTES), entries: size.entries }
     }
 
     fn take_bytes(&mut self, bytes: u64) -> Result<()> {
-        self.bytes = self.bytes.checked_sub(bytes).ok_or(CopyError::TooMuch)?;
+        self.bytes = self.bytes.checked_sub(bytes).ok_or(CopyError::OverBudget)?;
         Ok(())
     }
 
     fn take_entry(&mut self) -> Result<()> {
-        self.entries = self.entries.checked_sub(1).ok_or(CopyError::TooMuch)?;
+        self.entries = self.entries.checked_sub(1).ok_or(CopyError::OverBudget)?;
         Ok(())
     }
 }
 
-/// Copies what is in `from` into `to`, and the owner, mode, times and attributes of `from` itself: directories, files, symbolic
-/// links and FIFOs. Other kinds are left out: a volume has no use for an image's devices and sockets. Directories in
-/// `covered`, relative to `from`, are made and left empty: other volumes are mounted there.
-pub(crate) fn tree(from: &OwnedFd, to: &OwnedFd, budget: &mut Budget, covered: &BTreeSet<PathBuf>) -> Result<()> {
-    let mut copying = Copying { top: to, budget, covered, names: HashMap::new(), remembered: 0 };
-    copying.level(from, to, Path::new(""), 0)?;
-    like(from, to, &rustix::fs::fstat(from)?)
+/// Copies the contents of `from` to `to`, and the owner, mode, times and extended attributes of `from` itself.
+/// Directories, files, symbolic links and FIFOs are copied; devices and sockets are left out. Directories in `covered`,
+/// relative to `from`, stay empty: other volumes are mounted there.
+pub(crate) fn copy_tree(from: &OwnedFd, to: &OwnedFd, budget: &mut Budget, covered: &BTreeSet<PathBuf>) -> Result<()> {
+    let mut copy = TreeCopy { top: to, budget, covered, links: HashMap::new(), link_bytes: 0 };
+    copy.copy_dir(from, to, Path::new(""), 0)?;
+    copy_metadata(from, to, &rustix::fs::fstat(from)?)
 }
 
-/// Makes a copied tree durable: its files and directories, and nothing else of the file system, which may have gigabytes
-/// of other programs' data to write.
-pub(crate) fn sync(top: &OwnedFd) -> io::Result<()> {
-    // First starts the writing of all data: on Linux, POSIX_FADV_DONTNEED does so and does not wait. The second pass then
-    // seldom waits for more than one commit of the file system's journal.
-    each_object(top, &mut |file| Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed)?))?;
-    each_object(top, &mut |file| Ok(rustix::fs::fsync(file)?))
+/// Syncs the files and directories of a copied tree. syncfs(2) would also wait for the data of other programs on the file
+/// system, which may be gigabytes.
+pub(crate) fn sync_tree(top: &OwnedFd) -> io::Result<()> {
+    // On Linux, POSIX_FADV_DONTNEED starts writing dirty pages without waiting. The second pass then seldom waits for more
+    // than one commit of the file system's journal.
+    visit_tree(top, &mut |file| Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed)?))?;
+    visit_tree(top, &mut |file| Ok(rustix::fs::fsync(file)?))
 }
 
 /// Calls `act` with each file and directory of a copied tree, a directory after its entries.
-fn each_object(dir: &OwnedFd, act: &mut dyn FnMut(&OwnedFd) -> io::Result<()>) -> io::Result<()> {
+fn visit_tree(dir: &OwnedFd, act: &mut dyn FnMut(&OwnedFd) -> io::Result<()>) -> io::Result<()> {
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -100,7 +100,7 @@ fn each_object(dir: &OwnedFd, act: &mut dyn FnMut(&OwnedFd) -> io::Result<()>) -
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match kind {
             FileType::Directory if name != c"." && name != c".." => {
-                each_object(&rustix::fs::openat(dir, name, flags | OFlags::DIRECTORY, Mode::empty())?, act)?;
+                visit_tree(&rustix::fs::openat(dir, name, flags | OFlags::DIRECTORY, Mode::empty())?, act)?;
             }
             FileType::RegularFile => act(&rustix::fs::openat(dir, name, flags, Mode::empty())?)?,
             // The directory's own sync covers names of other kinds.
@@ -110,19 +110,19 @@ fn each_object(dir: &OwnedFd, act: &mut dyn FnMut(&OwnedFd) -> io::Result<()>) -
     act(dir)
 }
 
-struct Copying<'a> {
+struct TreeCopy<'a> {
     /// The volume's top directory.
     top: &'a OwnedFd,
     budget: &'a mut Budget,
     covered: &'a BTreeSet<PathBuf>,
-    /// Files with several names, by device and inode: a name of their copy, relative to `top`.
-    names: HashMap<(u64, u64), PathBuf>,
-    /// Bytes in `names`.
-    remembered: usize,
+    /// Files with several links, by device and inode: a path of the copy, relative to `top`.
+    links: HashMap<(u64, u64), PathBuf>,
+    /// The length of all paths in `links`.
+    link_bytes: usize,
 }
 
-impl Copying<'_> {
-    fn level(&mut self, from: &OwnedFd, to: &OwnedFd, path: &Path, depth: usize) -> Result<()> {
+impl TreeCopy<'_> {
+    fn copy_dir(&mut self, from: &OwnedFd, to: &OwnedFd, path: &Path, depth: usize) -> Result<()> {
         if depth > MAX_DEPTH {
             return Err(CopyError::TooDeep);
         }
@@ -133,12 +133,12 @@ impl Copying<'_> {
                 continue;
             }
             self.budget.take_entry()?;
-            self.entry(from, to, name, path, depth)?;
+            self.copy_entry(from, to, name, path, depth)?;
         }
         Ok(())
     }
 
-    fn entry(&mut self, from: &OwnedFd, to: &OwnedFd, name: &CStr, path: &Path, depth: usize) -> Result<()> {
+    fn copy_entry(&mut self, from: &OwnedFd, to: &OwnedFd, name: &CStr, path: &Path, depth: usize) -> Result<()> {
         let stat = rustix::fs::statat(from, name, AtFlags::SYMLINK_NOFOLLOW)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
@@ -148,28 +148,28 @@ impl Copying<'_> {
                 let target = rustix::fs::openat(to, name, flags, Mode::empty())?;
                 let path = path.join(Path::new(std::ffi::OsStr::from_bytes(name.to_bytes())));
                 if !self.covered.contains(&path) {
-                    self.level(&source, &target, &path, depth + 1)?;
+                    self.copy_dir(&source, &target, &path, depth + 1)?;
                 }
-                like(&source, &target, &stat)
+                copy_metadata(&source, &target, &stat)
             }
-            FileType::RegularFile => self.file(from, to, name, path, &stat),
+            FileType::RegularFile => self.copy_file(from, to, name, path, &stat),
             FileType::Symlink => {
                 let text = rustix::fs::readlinkat(from, name, Vec::new())?;
                 rustix::fs::symlinkat(&text, to, name)?;
-                named_like(to, name, &stat)
+                copy_metadata_at(to, name, &stat)
             }
             FileType::Fifo => {
                 rustix::fs::mknodat(to, name, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
-                named_like(to, name, &stat)?;
+                copy_metadata_at(to, name, &stat)?;
                 Ok(rustix::fs::chmodat(to, name, Mode::from_raw_mode(stat.st_mode & 0o7777), AtFlags::empty())?)
             }
             _ => Ok(()),
         }
     }
 
-    fn file(&mut self, from: &OwnedFd, to: &OwnedFd, name: &CStr, path: &Path, stat: &Stat) -> Result<()> {
+    fn copy_file(&mut self, from: &OwnedFd, to: &OwnedFd, name: &CStr, path: &Path, stat: &Stat) -> Result<()> {
         let file = (stat.st_dev, stat.st_ino);
-        if let Some(first) = self.names.get(&file).filter(|_| stat.st_nlink > 1) {
+        if let Some(first) = self.links.get(&file).filter(|_| stat.st_nlink > 1) {
             return Ok(rustix::fs::linkat(self.top, first, to, name, AtFlags::empty())?);
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -177,25 +177,25 @@ impl Copying<'_> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let target = File::from(rustix::fs::openat(to, name, flags, Mode::from_raw_mode(0o600))?);
         let length = u64::try_from(stat.st_size).unwrap_or(0);
-        self.data(&source, &target, length)?;
-        like(&source, &target, stat)?;
+        self.copy_data(&source, &target, length)?;
+        copy_metadata(&source, &target, stat)?;
         let path = path.join(Path::new(std::ffi::OsStr::from_bytes(name.to_bytes())));
         let bytes = path.as_os_str().len();
-        if stat.st_nlink > 1 && self.remembered + bytes <= MAX_LINK_PATHS {
-            self.remembered += bytes;
-            self.names.insert(file, path);
+        if stat.st_nlink > 1 && self.link_bytes + bytes <= MAX_LINK_PATHS {
+            self.link_bytes += bytes;
+            self.links.insert(file, path);
         }
         Ok(())
     }
 
-    /// The data and the holes between them.
-    fn data(&mut self, mut source: &File, mut target: &File, length: u64) -> Result<()> {
+    /// Copies the data and keeps the holes.
+    fn copy_data(&mut self, mut source: &File, mut target: &File, length: u64) -> Result<()> {
         let mut at = 0;
         while at < length {
             let start = match rustix::fs::seek(source, SeekFrom::Data(at)) {
                 Ok(start) => start,
                 Err(Errno::NXIO) => break,
-                // A file system that knows no holes.
+                // The file system does not support holes.
                 Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
                 Err(error) => return Err(error.into()),
             };
@@ -217,8 +217,9 @@ impl Copying<'_> {
     }
 }
 
-/// Owner, mode, attributes and times. Owner first: a change of owner clears set-user-ID bits and file capabilities.
-fn like(source: impl AsFd, target: impl AsFd, stat: &Stat) -> Result<()> {
+/// Copies owner, mode, extended attributes and times. The owner is first: changing it clears set-user-ID bits and file
+/// capabilities.
+fn copy_metadata(source: impl AsFd, target: impl AsFd, stat: &Stat) -> Result<()> {
     rustix::fs::fchown(
         &target,
         Some(rustix::fs::Uid::from_raw(stat.st_uid)),
@@ -229,8 +230,8 @@ fn like(source: impl AsFd, target: impl AsFd, stat: &Stat) -> Result<()> {
     Ok(rustix::fs::futimens(&target, &times(stat))?)
 }
 
-/// Owner and times of what cannot be opened without being followed, or waited for.
-fn named_like(dir: &OwnedFd, name: &CStr, stat: &Stat) -> Result<()> {
+/// Copies owner and times by name, for files that opening would follow (links) or block on (FIFOs).
+fn copy_metadata_at(dir: &OwnedFd, name: &CStr, stat: &Stat) -> Result<()> {
     let (uid, gid) = (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));
     rustix::fs::chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
     Ok(rustix::fs::utimensat(dir, name, &times(stat), AtFlags::SYMLINK_NOFOLLOW)?)
@@ -244,20 +245,20 @@ fn times(stat: &Stat) -> Timestamps {
     }
 }
 
-/// The extended attributes that say something to programs: those of users, file capabilities, access lists.
+/// Copies the extended attributes that matter to programs: user attributes, file capabilities and ACLs.
 fn copy_attributes(source: impl AsFd, target: impl AsFd) -> Result<()> {
     let mut names = vec![0u8; MAX_XATTR];
     let length = match rustix::fs::flistxattr(&source, &mut names[..]) {
-        // A file system without any.
+        // The file system does not support them.
         Err(Errno::OPNOTSUPP) => 0,
         other => other?,
     };
     let names = names.get(..length).unwrap_or_default();
     let mut value = Vec::new();
     for name in names.split(|&byte| byte == 0).filter_map(|name| std::str::from_utf8(name).ok()) {
-        let is_taken = name.starts_with("user.")
+        let is_copied = name.starts_with("user.")
             || ["security.capability", "system.posix_acl_access", "system.posix_acl_default"].contains(&name);
-        if is_taken {
+        if is_copied {
             value.resize(MAX_XATTR, 0);
             let length = rustix::fs::fgetxattr(&source, name, &mut value[..])?;
             let value = value.get(..length).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Copying directories as images may contain them.
+//! Copies of directories that images may contain.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt};
 
@@ -6,7 +6,7 @@ use super::*;
 
 const PLENTY: Budget = Budget { bytes: 1 << 40, entries: 1000 };
 
-/// A directory with `make`'s files in it, copied; and what became of the copy.
+/// Copies a directory with the files that `make` makes.
 fn copied(budget: Budget, covered: &[&str], make: impl FnOnce(&Path)) -> (tempfile::TempDir, Result<()>) {
     let temp = tempfile::tempdir().unwrap();
     let (from, to) = (temp.path().join("from"), temp.path().join("to"));
@@ -15,12 +15,12 @@ fn copied(budget: Budget, covered: &[&str], make: impl FnOnce(&Path)) -> (tempfi
     make(&from);
     let open = |path: &Path| rustix::fs::open(path, OFlags::DIRECTORY, Mode::empty()).unwrap();
     let covered = covered.iter().map(PathBuf::from).collect();
-    let done = tree(&open(&from), &open(&to), &mut { budget }, &covered);
+    let done = copy_tree(&open(&from), &open(&to), &mut { budget }, &covered);
     (temp, done)
 }
 
 #[test]
-fn owner_mode_and_attributes_are_kept_of_the_top_too() {
+fn owner_mode_and_attributes_are_kept_also_of_the_top() {
     let (temp, done) = copied(PLENTY, &[], |from| {
         std::os::unix::fs::chown(from, Some(1700), Some(50)).unwrap();
         std::fs::set_permissions(from, PermissionsExt::from_mode(0o1770)).unwrap();
@@ -49,7 +49,7 @@ fn owner_mode_and_attributes_are_kept_of_the_top_too() {
 }
 
 #[test]
-fn holes_stay_holes_and_names_of_one_file_stay_one_file() {
+fn holes_and_hard_links_are_kept() {
     let (temp, done) = copied(PLENTY, &[], |from| {
         let file = File::create(from.join("sparse")).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, b"begin", 0).unwrap();
@@ -79,14 +79,14 @@ fn a_budget_bounds_bytes_and_entries() {
         }
     };
     assert!(copied(Budget { bytes: 10_000, entries: 10 }, &[], files).1.is_ok());
-    assert!(matches!(copied(Budget { bytes: 9999, entries: 10 }, &[], files).1, Err(CopyError::TooMuch)));
-    assert!(matches!(copied(Budget { bytes: 10_000, entries: 9 }, &[], files).1, Err(CopyError::TooMuch)));
+    assert!(matches!(copied(Budget { bytes: 9999, entries: 10 }, &[], files).1, Err(CopyError::OverBudget)));
+    assert!(matches!(copied(Budget { bytes: 10_000, entries: 9 }, &[], files).1, Err(CopyError::OverBudget)));
     let deep = |from: &Path| std::fs::create_dir_all(from.join("d/".repeat(MAX_DEPTH + 2))).unwrap();
     assert!(matches!(copied(PLENTY, &[], deep).1, Err(CopyError::TooDeep)));
 }
 
 #[test]
-fn what_another_volume_covers_is_made_and_left_empty() {
+fn directories_covered_by_other_volumes_stay_empty() {
     let (temp, done) = copied(PLENTY, &["a/b"], |from| {
         std::fs::create_dir_all(from.join("a/b/c")).unwrap();
         std::fs::create_dir_all(from.join("b/c")).unwrap();
@@ -108,11 +108,11 @@ fn a_copy_with_every_kind_of_entry_can_be_synced() {
     done.unwrap();
     let to = rustix::fs::open(temp.path().join("to"), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
     let mut seen = 0;
-    each_object(&to, &mut |_| {
+    visit_tree(&to, &mut |_| {
         seen += 1;
         Ok(())
     })
     .unwrap();
     assert_eq!(seen, 4, "the file and three directories");
-    sync(&to).unwrap();
+    sync_tree(&to).unwrap();
 }

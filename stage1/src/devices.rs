@@ -1,6 +1,6 @@
-//! Confines the devices of a pod to the list of the OCI runtime specification ("Default Devices" and pseudo-terminals), by
-//! an eBPF program on cgroup v2 and the devices controller on v1. mknod(2) of any device is allowed, as with docker and
-//! runc: the node cannot be opened.
+//! Confines the devices of a pod to the list of the OCI runtime specification ("Default Devices" and pseudo-terminals),
+//! by an eBPF program on cgroup v2 and the devices controller on v1. mknod(2) of any device is allowed, as with docker
+//! and runc: the node cannot be opened.
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -1,14 +1,15 @@
-//! What `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf` of the apps say. Text in, text out: nothing is read or written
-//! here.
+//! Makes the contents of `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf` of the apps. This module does no I/O.
 //!
 //! | `plan.resolv` | resolv.conf |
 //! |---|---|
-//! | `Network`, networks | the DNS of the first network that says something of it; else the resolver on the pod's gateway and then the host's servers that a pod can reach |
+//! | `Network`, networks | the DNS settings of the first network that has some; else the default servers |
 //! | `Network`, the host's network | the host's file |
 //! | `Network`, no network | the image's own |
-//! | `Given` | what was given; without servers, with those that nobody said anything else for |
-//! | `Host` | the host's file, whatever is in it |
+//! | `Given` | the given settings; without servers, those of the host's network or the default servers |
+//! | `Host` | the host's file, unchanged |
 //! | `None` | the image's own |
+//!
+//! The default servers are gantry's resolver on the pod's gateway, and then the host's servers that a pod can reach.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -21,10 +22,10 @@ use gantry_model::resolv_conf::{self, Directive};
 
 use crate::failure::{Result, failure};
 
-/// The file that says whom to ask for names.
+/// The file with the DNS servers.
 pub(crate) const RESOLV: &str = "resolv.conf";
 
-/// How many servers a resolver asks (MAXNS, resolv.conf(5)).
+/// Maximum number of servers that a resolver asks (MAXNS, resolv.conf(5)).
 const MAX_SERVERS: usize = 3;
 
 /// A file of `/etc` that gantry writes.
@@ -32,13 +33,14 @@ const MAX_SERVERS: usize = 3;
 pub(crate) struct File {
     /// Its name.
     pub(crate) name: &'static str,
-    /// What it says.
+    /// Its contents.
     pub(crate) text: Vec<u8>,
-    /// Whether the pod must not run without it. What is only the usual content gives way to a strange image.
+    /// Whether the pod must not run without it. A file with default contents is left out if the image does not allow
+    /// it.
     pub(crate) required: bool,
 }
 
-/// What was read on the host; only what the plan needs.
+/// The files of the host that the plan needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct HostFiles {
     /// Its resolv.conf.
@@ -49,7 +51,7 @@ pub(crate) struct HostFiles {
     pub(crate) hosts: Option<Vec<u8>>,
 }
 
-/// The files of a pod. `resolver` is the address on which this gantry answers the pod's questions.
+/// The files of a pod. `resolver` is the address of gantry's resolver for this pod.
 pub(crate) fn files(
     plan: &Plan,
     host: &HostFiles,
@@ -58,7 +60,7 @@ pub(crate) fn files(
 ) -> Result<Vec<File>> {
     let mut files = vec![
         hosts(plan, host, attached)?,
-        File { name: "hostname", text: format!("{}\n", word(&plan.hostname)?).into_bytes(), required: false },
+        File { name: "hostname", text: format!("{}\n", check_word(&plan.hostname)?).into_bytes(), required: false },
     ];
     files.extend(resolv(plan, host, attached, resolver)?);
     Ok(files)
@@ -66,7 +68,7 @@ pub(crate) fn files(
 
 fn hosts(plan: &Plan, host: &HostFiles, attached: &[Attached]) -> Result<File> {
     let entries = match &plan.hosts {
-        Hosts::Host => return of_host("hosts", host.hosts.as_ref()),
+        Hosts::Host => return host_copy("hosts", host.hosts.as_ref()),
         Hosts::Entries(entries) => entries,
     };
     let mut text = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n".to_owned();
@@ -85,61 +87,62 @@ fn hosts(plan: &Plan, host: &HostFiles, attached: &[Attached]) -> Result<File> {
 fn resolv(plan: &Plan, host: &HostFiles, attached: &[Attached], resolver: Option<IpAddr>) -> Result<Option<File>> {
     let dns = match (&plan.resolv, &plan.net) {
         (Resolv::None, _) | (Resolv::Network, Net::None) => return Ok(None),
-        (Resolv::Host, _) => return of_host(RESOLV, host.resolv.as_ref()).map(Some),
+        (Resolv::Host, _) => return host_copy(RESOLV, host.resolv.as_ref()).map(Some),
         // A host without the file has no names to look up either.
-        (Resolv::Network, Net::Host) => return Ok(of_host(RESOLV, host.resolv.as_ref()).ok()),
-        (Resolv::Network, Net::Networks(_)) => of_networks(host, attached, resolver),
-        // What networks say of DNS is switched off, as in rkt; but a file without servers would have nobody asked.
+        (Resolv::Network, Net::Host) => return Ok(host_copy(RESOLV, host.resolv.as_ref()).ok()),
+        (Resolv::Network, Net::Networks(_)) => network_dns(host, attached, resolver),
+        // As in rkt, given settings replace those of the networks. But a file without servers would resolve nothing.
         (Resolv::Given(dns), net) if dns.servers.is_empty() => {
             let servers = match net {
                 Net::None => Vec::new(),
                 Net::Host => host.resolv.as_deref().map(parse).unwrap_or_default().servers,
-                Net::Networks(_) => usual(host, attached, resolver).servers,
+                Net::Networks(_) => default_dns(host, attached, resolver).servers,
             };
             Dns { servers, ..dns.clone() }
         }
         (Resolv::Given(dns), _) => dns.clone(),
     };
     let text = resolv_text(&dns)?;
-    // Nobody knows a server: then the image's own file may.
+    // Without any setting, the image's own file stays.
     let file = File { name: RESOLV, text: text.into_bytes(), required: true };
     Ok((dns != Dns::default()).then_some(file))
 }
 
-fn of_host(name: &'static str, text: Option<&Vec<u8>>) -> Result<File> {
+fn host_copy(name: &'static str, text: Option<&Vec<u8>>) -> Result<File> {
     match text {
         Some(text) => Ok(File { name, text: text.clone(), required: true }),
         None => Err(failure(
             ErrorKind::Unavailable,
-            format!("the pod was to have the host's /etc/{name}, and that is not there or not a small file"),
+            format!("the pod uses the host's /etc/{name}, which is missing, too large, or not a regular file"),
         )),
     }
 }
 
-/// What the first network says that says something, with the usual servers where it names none.
-fn of_networks(host: &HostFiles, attached: &[Attached], resolver: Option<IpAddr>) -> Dns {
-    let usual = usual(host, attached, resolver);
+/// The settings of the first network that has some, with the default servers if it has none.
+fn network_dns(host: &HostFiles, attached: &[Attached], resolver: Option<IpAddr>) -> Dns {
+    let default = default_dns(host, attached, resolver);
     match attached.iter().map(|it| &it.dns).find(|dns| **dns != Dns::default()) {
-        Some(said) if said.servers.is_empty() => Dns { servers: usual.servers, ..said.clone() },
-        Some(said) => said.clone(),
-        None => usual,
+        Some(dns) if dns.servers.is_empty() => Dns { servers: default.servers, ..dns.clone() },
+        Some(dns) => dns.clone(),
+        None => default,
     }
 }
 
-/// What a pod asks that nobody said anything else for.
-fn usual(host: &HostFiles, attached: &[Attached], resolver: Option<IpAddr>) -> Dns {
+/// The default servers.
+fn default_dns(host: &HostFiles, attached: &[Attached], resolver: Option<IpAddr>) -> Dns {
     let mut dns = host.resolv.as_deref().map(parse).unwrap_or_default();
     dns.servers.retain(is_reachable);
     if dns.servers.is_empty() {
-        // The host asks itself, where the pod cannot reach it; systemd-resolved tells whom that asks.
+        // The host's server is on loopback, which the pod cannot reach: its upstream servers are used instead.
         let upstream = host.upstream_resolv.as_deref().map(parse).unwrap_or_default();
         dns.servers = upstream.servers.into_iter().filter(is_reachable).collect();
     }
-    // A server that the pod has no address to ask from would only take the place of another.
+    // A server of an address family that the pod lacks would only use up one of the three places.
     let own: Vec<IpAddr> = attached.iter().flat_map(|it| &it.addresses).map(|it| it.address).collect();
     dns.servers.retain(|server| own.is_empty() || own.iter().any(|it| it.is_ipv4() == server.is_ipv4()));
     if resolver.is_some() {
-        // It alone knows the names of pods: the host's servers are for when it does not answer, and not asked in turn.
+        // Only gantry's resolver knows the names of pods. With `rotate` the others would be asked in turn, not as a
+        // fallback.
         dns.options.retain(|option| option != "rotate");
     }
     dns.servers.splice(0..0, resolver);
@@ -147,7 +150,8 @@ fn usual(host: &HostFiles, attached: &[Attached], resolver: Option<IpAddr>) -> D
     dns
 }
 
-/// Loopback is the pod's own, and link-local addresses need an interface that the pod does not have.
+/// Whether a pod can reach a server of the host. Loopback is the pod's own, and a link-local address is on an interface
+/// of the host.
 fn is_reachable(server: &IpAddr) -> bool {
     let local = match server {
         IpAddr::V4(address) => address.is_link_local(),
@@ -162,7 +166,7 @@ fn parse(text: &[u8]) -> Dns {
     let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect::<Vec<_>>();
     for directive in resolv_conf::directives(&String::from_utf8_lossy(text)) {
         match directive {
-            // A link-local address is of an interface that the pod does not have.
+            // A link-local address is on an interface that the pod does not have.
             Directive::NameServer { address, zone } => dns.servers.extend(Some(address).filter(|_| zone.is_none())),
             // The last of `search` and `domain` counts (resolv.conf(5)).
             Directive::Search(names) => (dns.search, dns.domain) = (owned(names), None),
@@ -170,14 +174,14 @@ fn parse(text: &[u8]) -> Dns {
             Directive::Options(options) => dns.options.extend(owned(options)),
         }
     }
-    let plain = |text: &String| word(text).is_ok();
+    let plain = |text: &String| check_word(text).is_ok();
     dns.search.retain(plain);
     dns.options.retain(plain);
     dns.domain = dns.domain.filter(plain);
     dns
 }
 
-/// In rkt's order.
+/// Formats a resolv.conf, with the lines in rkt's order.
 fn resolv_text(dns: &Dns) -> Result<String> {
     let mut text = String::new();
     for server in &dns.servers {
@@ -189,23 +193,22 @@ fn resolv_text(dns: &Dns) -> Result<String> {
     Ok(text)
 }
 
-/// A line of a first word and further ones, if there are any.
+/// Appends a line of a first word and further ones, if there are further ones.
 fn line(text: &mut String, first: &str, gap: &str, rest: &[impl AsRef<str>]) -> Result<()> {
-    let rest = rest.iter().map(|it| word(it.as_ref())).collect::<Result<Vec<_>>>()?;
+    let rest = rest.iter().map(|it| check_word(it.as_ref())).collect::<Result<Vec<_>>>()?;
     if !rest.is_empty() {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{first}{gap}{}", rest.join(" "));
+        let _cannot_fail = writeln!(text, "{first}{gap}{}", rest.join(" "));
     }
     Ok(())
 }
 
-/// One word and no more: nothing that ends it, its line, or begins a comment.
-fn word(text: &str) -> Result<&str> {
+/// Checks that a text is one word: nothing in it ends the word or the line, or starts a comment.
+fn check_word(text: &str) -> Result<&str> {
     let bad = |c: char| c.is_whitespace() || c.is_control() || c == '#';
     if text.is_empty() || text.len() > 4096 || text.contains(bad) {
         return Err(failure(
             ErrorKind::Invalid,
-            format!("'{}' cannot be a word of a file in the app's /etc", shown(text)),
+            format!("'{}' is not a single word, as a file in the app's /etc needs", shown(text)),
         ));
     }
     Ok(text)

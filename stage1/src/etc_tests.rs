@@ -1,4 +1,5 @@
-//! rkt's tables of what the files say (CNIDNS, CNIDNSArg, CNIDNSNone, DNSParam, DNSHost, EtcHosts, Hostname), and ours.
+//! The tables of rkt's functional tests (CNIDNS, CNIDNSArg, CNIDNSNone, DNSParam, DNSHost, EtcHosts, Hostname), and
+//! more.
 
 use super::*;
 use gantry_contract::network::{Address, Host};
@@ -67,65 +68,71 @@ fn text(name: &str, files: &[File]) -> Option<String> {
     files.iter().find(|file| file.name == name).map(|file| String::from_utf8(file.text.clone()).unwrap())
 }
 
-/// What resolv.conf says; "-": the image's own is left alone.
+/// Checks the contents of resolv.conf; "-": the image's own stays.
 #[track_caller]
-fn says(plan: &Plan, host: &HostFiles, attached: &[Attached], resolver: Option<&str>, want: &str) {
+fn check(plan: &Plan, host: &HostFiles, attached: &[Attached], resolver: Option<&str>, want: &str) {
     let resolver = resolver.map(|it| it.parse().unwrap());
     let files = files(plan, host, attached, resolver).unwrap();
     assert_eq!(text("resolv.conf", &files).as_deref().unwrap_or("-"), want);
 }
 
 #[test]
-fn servers_come_from_the_first_that_knows_some() {
+fn servers_come_from_the_first_source_that_has_some() {
     let v4 = [attached(&["10.1.0.2"], Dns::default())];
     let both = [attached(&["10.1.0.2", "fd00::2"], Dns::default())];
     let plan = plan(networks(), Resolv::Network);
     let gateway = Some("10.1.0.1");
-    // CNIDNS: the first network with something to say, also when it is the second.
+    // CNIDNS: the first network that has DNS settings, also if it is the second network.
     let said = dns(&["1.1.1.1"], &["lan"], &["ndots:2"], Some("dom"));
     let two = [attached(&["10.1.0.2"], Dns::default()), attached(&["10.2.0.2"], said)];
-    says(&plan, &host(STUB), &two, gateway, "nameserver 1.1.1.1\ndomain dom\nsearch lan\noptions ndots:2\n");
-    // One that names no server is completed.
+    check(&plan, &host(STUB), &two, gateway, "nameserver 1.1.1.1\ndomain dom\nsearch lan\noptions ndots:2\n");
+    // Settings without a server get the default servers.
     let half = [attached(&["10.1.0.2"], dns(&[], &["lan"], &[], None))];
-    says(&plan, &host("nameserver 8.8.8.8\n"), &half, gateway, "nameserver 10.1.0.1\nnameserver 8.8.8.8\nsearch lan\n");
-    // The host's, without those that only the host can reach.
+    check(
+        &plan,
+        &host("nameserver 8.8.8.8\n"),
+        &half,
+        gateway,
+        "nameserver 10.1.0.1\nnameserver 8.8.8.8\nsearch lan\n",
+    );
+    // The host's servers, without those that only the host can reach.
     let mixed = "nameserver 127.0.0.1\nnameserver ::1\nnameserver 10.0.0.53\nnameserver 0.0.0.0\n";
-    says(&plan, &host(mixed), &v4, None, "nameserver 10.0.0.53\n");
-    says(&plan, &host(STUB), &v4, None, "nameserver 9.9.9.9\nsearch corp.example\noptions edns0 trust-ad\n");
+    check(&plan, &host(mixed), &v4, None, "nameserver 10.0.0.53\n");
+    check(&plan, &host(STUB), &v4, None, "nameserver 9.9.9.9\nsearch corp.example\noptions edns0 trust-ad\n");
     let want = "nameserver 10.1.0.1\nnameserver 9.9.9.9\nnameserver 2620:fe::fe\nsearch corp.example\noptions edns0 trust-ad\n";
-    says(&plan, &host(STUB), &both, gateway, want);
+    check(&plan, &host(STUB), &both, gateway, want);
     let many = "nameserver 1.0.0.1\nnameserver 1.0.0.2\nnameserver 1.0.0.3\nnameserver 1.0.0.4\n";
-    says(&plan, &host(many), &v4, gateway, "nameserver 10.1.0.1\nnameserver 1.0.0.1\nnameserver 1.0.0.2\n");
-    // Asked in turn they would deny the names of pods half of the time.
+    check(&plan, &host(many), &v4, gateway, "nameserver 10.1.0.1\nnameserver 1.0.0.1\nnameserver 1.0.0.2\n");
+    // With `rotate` they would deny the names of pods half of the time.
     let turns = "nameserver 8.8.8.8\noptions rotate edns0\n";
-    says(&plan, &host(turns), &v4, gateway, "nameserver 10.1.0.1\nnameserver 8.8.8.8\noptions edns0\n");
-    says(&plan, &host(turns), &v4, None, "nameserver 8.8.8.8\noptions rotate edns0\n");
-    // Nobody knows one.
-    says(&plan, &HostFiles::default(), &v4, None, "-");
-    says(&plan, &HostFiles::default(), &v4, gateway, "nameserver 10.1.0.1\n");
+    check(&plan, &host(turns), &v4, gateway, "nameserver 10.1.0.1\nnameserver 8.8.8.8\noptions edns0\n");
+    check(&plan, &host(turns), &v4, None, "nameserver 8.8.8.8\noptions rotate edns0\n");
+    // No source has a server.
+    check(&plan, &HostFiles::default(), &v4, None, "-");
+    check(&plan, &HostFiles::default(), &v4, gateway, "nameserver 10.1.0.1\n");
 }
 
 #[test]
-fn what_was_asked_for_comes_before_what_networks_say() {
+fn given_settings_replace_those_of_networks() {
     let network = [attached(&["10.1.0.2"], dns(&["1.1.1.1"], &[], &[], None))];
     let given = |servers: &[&str]| Resolv::Given(dns(servers, &["a", "b"], &["debug"], Some("d")));
     // DNSParam, CNIDNSArg.
     let want = "nameserver 8.8.4.4\nnameserver 8.8.8.8\ndomain d\nsearch a b\noptions debug\n";
-    says(&plan(networks(), given(&["8.8.4.4", "8.8.8.8"])), &host(STUB), &network, None, want);
-    says(&plan(Net::None, given(&["8.8.4.4", "8.8.8.8"])), &host(STUB), &[], None, want);
+    check(&plan(networks(), given(&["8.8.4.4", "8.8.8.8"])), &host(STUB), &network, None, want);
+    check(&plan(Net::None, given(&["8.8.4.4", "8.8.8.8"])), &host(STUB), &[], None, want);
     let rest = "domain d\nsearch a b\noptions debug\n";
-    // Somebody has to be asked; what the network says is switched off.
+    // Without given servers, the default ones; the network's settings are replaced.
     for (net, servers) in
         [(networks(), "nameserver 9.9.9.9\n"), (Net::Host, "nameserver 127.0.0.53\n"), (Net::None, "")]
     {
-        says(&plan(net, given(&[])), &host(STUB), &network, None, &format!("{servers}{rest}"));
+        check(&plan(net, given(&[])), &host(STUB), &network, None, &format!("{servers}{rest}"));
     }
     // CNIDNSNone, DNSHost.
-    says(&plan(networks(), Resolv::None), &host(STUB), &network, None, "-");
-    says(&plan(networks(), Resolv::Host), &host(STUB), &network, None, STUB);
-    says(&plan(Net::Host, Resolv::Network), &host(STUB), &[], None, STUB);
-    says(&plan(Net::Host, Resolv::Network), &HostFiles::default(), &[], None, "-");
-    says(&plan(Net::None, Resolv::Network), &host(STUB), &[], None, "-");
+    check(&plan(networks(), Resolv::None), &host(STUB), &network, None, "-");
+    check(&plan(networks(), Resolv::Host), &host(STUB), &network, None, STUB);
+    check(&plan(Net::Host, Resolv::Network), &host(STUB), &[], None, STUB);
+    check(&plan(Net::Host, Resolv::Network), &HostFiles::default(), &[], None, "-");
+    check(&plan(Net::None, Resolv::Network), &host(STUB), &[], None, "-");
     let missing = files(&plan(networks(), Resolv::Host), &HostFiles::default(), &network, None).unwrap_err();
     assert_eq!(missing.kind, "unavailable");
 }
@@ -152,7 +159,7 @@ fn hosts_name_the_pod_by_its_first_address() {
 }
 
 #[test]
-fn what_is_no_word_is_refused() {
+fn a_text_that_is_not_one_word_is_refused() {
     for bad in ["", "a b", "a\nnameserver 6.6.6.6", "a\tb", "#", "x\u{85}y", "a\0"] {
         let dns = [
             dns(&["1.1.1.1"], &[bad], &[], None),
@@ -181,7 +188,7 @@ fn the_last_of_search_and_domain_counts() {
 }
 
 proptest::proptest! {
-    /// Whatever the host's file holds, what is written holds nothing but lines of the four kinds.
+    /// From any file of the host, only lines of the four kinds are written.
     #[test]
     fn any_file_of_the_host_can_be_read(bytes: Vec<u8>, lines in "(nameserver|search|options|domain|x)? ?[ -~\\n\\t]{0,40}") {
         let network = [attached(&["10.1.0.2", "fd00::2"], Dns::default())];

@@ -1,22 +1,23 @@
 //! Runs an additional program in an app, with exactly the app's confinement: the same namespaces, cgroups,
 //! capabilities, system call filter and no_new_privs. libcontainer's exec joins no user namespace and loads no filter.
 //!
-//! An exec takes two processes. The helper, a fork of the supervisor, stays outside the pod's PID namespace, where no app
-//! can see it. It joins the app's cgroups and mount namespace, drops every right and descriptor that the program does not
-//! get, loads the app's filter, and only then forks the program's process into the pod's PID namespace. An app that may
-//! trace other processes (CAP_SYS_PTRACE) therefore finds only processes confined like itself.
+//! An exec takes two processes. The helper, a fork of the supervisor, stays outside the pod's PID namespace, where no
+//! app can see it. It joins the app's cgroups and mount namespace, drops every right and descriptor that the program
+//! does not get, loads the app's filter, and only then forks the program's process into the pod's PID namespace. An app
+//! that may trace other processes (CAP_SYS_PTRACE) therefore finds only processes confined like itself.
 //!
 //! # Identifying the program's process
 //!
-//! The helper can die between its fork and its message: it is in the app's memory cgroup, where the OOM killer may choose
-//! it. And the program's process, which an app may control, has the same socket. So the kernel's credentials
+//! The helper can die between its fork and its message: it is in the app's memory cgroup, where the OOM killer may
+//! choose it. And the program's process, which an app may control, has the same socket. So the kernel's credentials
 //! (`SO_PASSCRED`) identify the sender of each message:
 //!
 //! * The helper's message with the PID of the program's process completes the exec. The same from another process is
 //!   ignored.
-//! * The program's process sends one byte before anything else. If the helper died or the exec timed out, the supervisor
-//!   kills the process that sent the first one. The supervisor shuts the socket down before it reads the messages, so
-//!   that a process that has not sent its byte by then fails to, and exits instead of executing the program.
+//! * The program's process sends one byte before anything else. If the helper died or the exec timed out, the
+//!   supervisor kills the process that sent the first one. The supervisor shuts the socket down before it reads the
+//!   messages, so that a process that has not sent its byte by then fails to, and exits instead of executing the
+//!   program.
 
 use std::convert::Infallible;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
@@ -145,8 +146,8 @@ fn open_child(pid: Pid) -> Option<(Pid, OwnedFd)> {
     Some((pid, rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?))
 }
 
-/// Starts `request` in `app`. `init` is the pidfd of the pod's PID 1; `stdio` are the client's stdin, stdout and stderr,
-/// or empty for a program with a terminal.
+/// Starts `request` in `app`. `init` is the pidfd of the pod's PID 1; `stdio` are the client's stdin, stdout and
+/// stderr, or empty for a program with a terminal.
 pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Vec<OwnedFd>) -> Result<PendingExec> {
     let Some(target) = &app.running else {
         return Err(failure(ErrorKind::Refused, format!("app '{}' has ended", app.plan.name)));
@@ -157,7 +158,7 @@ pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Ve
         _ => return Err(failure(ErrorKind::Invalid, "an exec takes three descriptors, or none with a terminal")),
     };
     let what = || "cannot set up an exec";
-    let (failed, teller) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(what)?;
+    let (failed, failed_writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(what)?;
     let (messages, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).attempt(what)?;
     sockopt::set_socket_passcred(&messages, true).attempt(what)?;
@@ -166,9 +167,9 @@ pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Ve
     let pid = app.cgroup.fork_into(thread, |process, joined| {
         // The end of the pod's PID namespace does not kill it. Without the signal it would only exit later.
         let _best_effort = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-        let (teller, theirs) = move_descriptors(teller, theirs).unwrap_or_else(|_| sys::exit_now(127));
-        let Err(why) = helper.run(&process, joined, &teller, &theirs);
-        refusal::tell(&teller, &why);
+        let (failed_writer, theirs) = move_descriptors(failed_writer, theirs).unwrap_or_else(|_| sys::exit_now(127));
+        let Err(why) = helper.run(&process, joined, &failed_writer, &theirs);
+        refusal::send(&failed_writer, &why);
         sys::exit_now(127)
     });
     let pid = pid.attempt(what)?;
@@ -179,11 +180,11 @@ pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Ve
 }
 
 /// Moves the two descriptors that a helper keeps to high numbers, which stdio does not overwrite.
-fn move_descriptors(teller: OwnedFd, messages: OwnedFd) -> std::io::Result<(OwnedFd, OwnedFd)> {
+fn move_descriptors(failed_writer: OwnedFd, messages: OwnedFd) -> std::io::Result<(OwnedFd, OwnedFd)> {
     const HIGH: i32 = 500;
-    let teller = rustix::io::fcntl_dupfd_cloexec(&teller, HIGH)?;
+    let failed_writer = rustix::io::fcntl_dupfd_cloexec(&failed_writer, HIGH)?;
     let messages = rustix::io::fcntl_dupfd_cloexec(&messages, HIGH)?;
-    Ok((teller, messages))
+    Ok((failed_writer, messages))
 }
 
 /// The app's ids unless the request names others.
@@ -212,7 +213,7 @@ impl Helper<'_> {
         &self,
         process: &ForkedChild,
         joined: std::io::Result<()>,
-        teller: &OwnedFd,
+        failed_writer: &OwnedFd,
         messages: &OwnedFd,
     ) -> std::result::Result<Infallible, Unexecutable> {
         let cannot_enter = |error: std::io::Error| Unexecutable {
@@ -226,27 +227,27 @@ impl Helper<'_> {
             kind: "internal",
             message: format!("cannot become user {}: {error}", self.ids.uid),
         })?;
-        process.close_all_but(&[teller.as_raw_fd(), messages.as_raw_fd()]).map_err(cannot_enter)?;
+        process.close_all_but(&[failed_writer.as_raw_fd(), messages.as_raw_fd()]).map_err(cannot_enter)?;
         let program = confine::prepare(&command)?;
         self.app.confinement.lock_down(self.ids.uid)?;
         // The app's filter may deny the system calls that an allocation makes.
         let forked = sys::fork(self.thread, libc::CLONE_PARENT, |_| {
             let (step, error) = self.execute(&program, messages);
-            refusal::tell_step(teller, step, &error);
+            refusal::send_step(failed_writer, step, &error);
             sys::exit_now(127)
         });
         match forked {
             // If the message fails, the supervisor kills the process and reports a failure.
             Ok(pid) => sys::exit_now(i32::from(send_pid(messages, pid).is_err())),
             Err(error) => {
-                refusal::tell_step(teller, Step::Fork, &error);
+                refusal::send_step(failed_writer, Step::Fork, &error);
                 sys::exit_now(127)
             }
         }
     }
 
-    /// Joins the pod's PID namespace, which applies to processes forked from here on, and then the app's mount namespace. The
-    /// supervisor is in the other namespaces already.
+    /// Joins the pod's PID namespace, which applies to processes forked from here on, and then the app's mount
+    /// namespace. The supervisor is in the other namespaces already.
     fn enter(&self, messages: &OwnedFd) -> std::io::Result<()> {
         if let Some(score) = self.app.plan.oom_score_adj {
             std::fs::write("/proc/self/oom_score_adj", score.to_string())?;
@@ -286,7 +287,8 @@ impl Helper<'_> {
         }
     }
 
-    /// The working directory must be inside the root. For one outside, getcwd(2) returns a path without a leading slash.
+    /// The working directory must be inside the root. For one outside, getcwd(2) returns a path without a leading
+    /// slash.
     fn change_dir(&self) -> Option<Unexecutable> {
         let dir = self.request.cwd.as_deref().unwrap_or(&self.app.plan.cwd);
         let shown = gantry_model::id::shown(dir);
@@ -337,8 +339,8 @@ impl Helper<'_> {
     }
 }
 
-/// Makes the client's descriptors the program's stdio. The program's user becomes the owner of pipes; the app's null device
-/// replaces the host's.
+/// Makes the client's descriptors the program's stdio. The program's user becomes the owner of pipes; the app's null
+/// device replaces the host's.
 fn set_client_stdio(given: &[OwnedFd; 3], null: &OwnedFd, uid: u32) -> std::io::Result<()> {
     let mut own = [null; 3];
     for (own, fd) in own.iter_mut().zip(given) {

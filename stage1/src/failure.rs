@@ -1,7 +1,8 @@
-//! Failures of the supervisor: what was attempted on what, the cause, and the kind; in the form that is sent to the engine.
+//! Failures of the supervisor: what was attempted on what, the cause, and the kind; in the form that is sent to the
+//! engine.
 
 use std::fmt::Display;
-use std::io::{self, Write as _};
+use std::io;
 
 use gantry_contract::Failure;
 use gantry_model::{ErrorKind, Kind};
@@ -31,12 +32,6 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
-}
-
-/// Writes a line to standard error, which is the pod's `supervisor.log`.
-pub(crate) fn warn(message: &str) {
-    // Not eprintln!, which panics when the log, on a full disk, cannot be written.
-    let _log_is_full = writeln!(io::stderr(), "gantry-stage1: {message}");
 }
 
 /// Adds to a failed system call what was attempted.

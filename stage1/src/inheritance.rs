@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CpuSet};
 
-use crate::failure::{self, Attempt, Result};
+use crate::failure::{Attempt, Result};
 use crate::sys::{self, SingleThreaded};
 
 const OOM_SCORE: &str = "/proc/self/oom_score_adj";
@@ -59,9 +59,9 @@ pub(crate) fn reset(thread: SingleThreaded) -> Result<()> {
     Ok(())
 }
 
-/// Starts a session without a terminal. setsid(2) fails for the leader of a process group, which this process is, so that
-/// signals of the caller's terminal do not reach it. So it first joins the group of the engine, or else that of a child:
-/// the engine's has no number in this PID namespace if the engine is outside, or was killed.
+/// Starts a session without a terminal. setsid(2) fails for the leader of a process group, which this process is, so
+/// that signals of the caller's terminal do not reach it. So it first joins the group of the engine, or else that of a
+/// child: the engine's has no number in this PID namespace if the engine is outside, or was killed.
 fn leave_session(thread: SingleThreaded) -> Result<()> {
     let what = || "cannot leave the session of the caller";
     if rustix::process::getpgrp() == rustix::process::getpid() {
@@ -82,8 +82,8 @@ fn join_group_of_child(thread: SingleThreaded) -> io::Result<()> {
     Ok(joined?)
 }
 
-/// Nothing is inherited if the kernel has no keyrings (ENOSYS), or if a filter denies them to this process and its children
-/// (EPERM).
+/// Nothing is inherited if the kernel has no keyrings (ENOSYS), or if a filter denies them to this process and its
+/// children (EPERM).
 fn join_new_keyring() -> io::Result<()> {
     match sys::join_new_session_keyring() {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => Ok(()),
@@ -139,7 +139,7 @@ fn all_processors() -> CpuSet {
 
 fn warn(what: &str, result: io::Result<()>) {
     if let Err(error) = result {
-        failure::warn(&format!("cannot {what}: {error}"));
+        tracing::warn!("cannot {what}: {error}");
     }
 }
 

@@ -1,13 +1,13 @@
 //! The pod's PID 1, a fork of this program. It reaps orphans, and the pod ends with it.
 //!
-//! It dies with the supervisor (parent-death signal), and then the kernel kills every process of the PID namespace. Apps
-//! have no access to it: the kernel drops signals to PID 1 from inside, it is not dumpable, and it keeps capabilities
-//! that no app has, so that ptrace, /proc/1/root and /proc/1/exe are refused.
+//! It dies with the supervisor (parent-death signal), and then the kernel kills every process of the PID namespace.
+//! Apps have no access to it: the kernel drops signals to PID 1 from inside, it is not dumpable, and it keeps
+//! capabilities that no app has, so that ptrace, /proc/1/root and /proc/1/exe are refused.
 //!
-//! An app with CAP_SYS_PTRACE can trace and control every process it sees, PID 1 included. Therefore PID 1 gives access to
-//! nothing: its root is an empty file system in a mount namespace of its own (the supervisor's has the host's /proc), its
-//! system call filter allows only what waiting for children takes, and its executable is on a read-only mount
-//! ([`crate::reexec`]).
+//! An app with CAP_SYS_PTRACE can trace and control every process it sees, PID 1 included. Therefore PID 1 gives access
+//! to nothing: its root is an empty file system in a mount namespace of its own (the supervisor's has the host's
+//! /proc), its system call filter allows only what waiting for children takes, and its executable is on a read-only
+//! mount ([`crate::reexec`]).
 
 use std::os::fd::OwnedFd;
 
@@ -71,7 +71,8 @@ fn prepare(ready: &OwnedFd, filter: &[Insn], clean: &[CleanMapping]) -> std::io:
     // The filter denies madvise.
     clean.iter().for_each(|mapping| mapping.drop_pages());
     sys::load_seccomp(filter)?;
-    // If the supervisor died before the parent-death signal was set, this fails with EPIPE, or SIGPIPE kills the process.
+    // If the supervisor died before the parent-death signal was set, this fails with EPIPE, or SIGPIPE kills the
+    // process.
     rustix::io::write(ready, b"1")?;
     Ok(())
 }
@@ -89,8 +90,8 @@ fn leave_all_files() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Overwrites the supervisor's arguments in memory, where execve put them, as setproctitle(3) does. If the last byte of the
-/// arguments is not NUL, `/proc/PID/cmdline` ends at the first NUL byte.
+/// Overwrites the supervisor's arguments in memory, where execve put them, as setproctitle(3) does. If the last byte of
+/// the arguments is not NUL, `/proc/PID/cmdline` ends at the first NUL byte.
 fn replace_arguments(title: &str) -> std::io::Result<()> {
     use std::os::unix::fs::FileExt as _;
     let stat = std::fs::read_to_string("/proc/self/stat")?;

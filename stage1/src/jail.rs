@@ -1,17 +1,17 @@
-//! The supervisor's own place: namespaces of the pod, and a mount tree that holds the pod's things and nothing else.
+//! The supervisor's jail: the pod's namespaces, and a mount tree with nothing but the pod's files.
 //!
 //! ```text
-//! /                tmpfs, ours; gone with the last process of this mount namespace
+//! /                tmpfs; unmounted with the last process of this mount namespace
 //! /proc            the host's PID namespace, for /proc/PID/ns/pid
 //! /sys/fs/cgroup   empty: libcontainer finds no hierarchy (see cgroup.rs)
 //! /pod /trees      the pod directory and the layers, bound
-//! /volumes/NAME    host volumes, cloned before the host's tree was let go
+//! /volumes/NAME    host volumes, cloned before the host's tree was unmounted
 //! /shm             /dev/shm of every app of the pod
 //! /bundles/APP     config.json, root (the overlay); /state: libcontainer's
 //! ```
 //!
-//! Since the host's mounts are not in it, a pod pins none of them, its overlay mounts are seen by nobody else, the cost
-//! of starting an app does not grow with the host's mount table, and a `kill -9` unmounts everything.
+//! Without the host's mounts, a pod keeps none of them busy, its overlay mounts are visible nowhere else, the cost of
+//! starting an app does not depend on the host's mount table, and `kill -9` unmounts everything.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -27,7 +27,7 @@ use rustix::mount::{
 use crate::failure::{Attempt, Result, failure};
 use crate::sys;
 
-/// What was opened on the host before its tree was let go.
+/// Descriptors of the pod's files.
 pub(crate) struct Jail {
     /// The pod directory.
     pub(crate) pod_dir: OwnedFd,
@@ -35,8 +35,8 @@ pub(crate) struct Jail {
     pub(crate) null: OwnedFd,
 }
 
-/// Leaves the host's mount tree and namespaces for the pod's; the network's was left before ([`crate::network`]). A
-/// straight list of steps; the order is the security property.
+/// Enters the pod's namespaces, except the network namespace ([`crate::network`]), and a mount tree of its own. The
+/// order of the steps matters for security.
 pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .attempt(|| "cannot open /dev/null")?;
@@ -45,24 +45,24 @@ pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
     rustix::system::sethostname(plan.hostname.as_bytes()).attempt(|| "cannot set the pod's hostname")?;
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .attempt(|| "cannot make the pod's mounts invisible to the host")?;
-    // Opened in this mount namespace: the kernel binds nothing out of another one.
+    // Opened in this mount namespace: a mount of another one cannot be bound.
     let pod_dir = open_dir(&plan.pod_dir).attempt(|| format!("cannot open the pod directory {}", plan.pod_dir))?;
     let trees = open_dir(&plan.trees_dir).attempt(|| format!("cannot open the layers in {}", plan.trees_dir))?;
     let volumes = clone_volumes(plan)?;
     build_root(&plan.pod_dir, &pod_dir, &trees)?;
     for (name, (tree, is_file)) in volumes {
-        place_volume(&name, &tree, is_file)?;
+        attach_volume(&name, &tree, is_file)?;
     }
-    // Only now is every tree in this namespace. What the host mounts below a volume later must not appear in apps: it would be
-    // writable, and neither nosuid nor nodev.
+    // Not before every tree is in this namespace. Later mounts of the host below a volume must not propagate to apps:
+    // they would be writable, and neither nosuid nor nodev.
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .attempt(|| "cannot keep later mounts of the host out of the pod")?;
     let pod_dir = open_dir("/pod").attempt(|| "cannot open the pod directory from inside")?;
     Ok(Jail { pod_dir, null })
 }
 
-/// A detached copy of each host volume's mount tree, made while the host's paths can still be seen. A source is opened
-/// once and judged by that descriptor, so that swapping it meanwhile changes nothing.
+/// Clones the mount tree of each host volume while the host's paths are reachable. Every source is opened once and
+/// checked by that descriptor, so that replacing it meanwhile has no effect.
 fn clone_volumes(plan: &Plan) -> Result<BTreeMap<String, (OwnedFd, bool)>> {
     let mut trees = BTreeMap::new();
     for volume in &plan.volumes {
@@ -84,7 +84,7 @@ fn clone_volumes(plan: &Plan) -> Result<BTreeMap<String, (OwnedFd, bool)>> {
     Ok(trees)
 }
 
-/// Puts the new root over the pod directory's place, fills it and makes it the root.
+/// Mounts the new root over the pod directory, fills it and makes it the root.
 fn build_root(over: &str, pod_dir: &OwnedFd, trees: &OwnedFd) -> Result<()> {
     let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("tmpfs", over, "tmpfs", quiet, c"mode=0700,size=16m").attempt(|| "cannot mount the supervisor's root")?;
@@ -98,30 +98,30 @@ fn build_root(over: &str, pod_dir: &OwnedFd, trees: &OwnedFd) -> Result<()> {
     mount("proc", "proc", "proc", quiet, None).attempt(|| "cannot mount /proc for the supervisor")?;
     mount("shm", "shm", "tmpfs", quiet, c"mode=1777,size=64m").attempt(|| "cannot mount the pod's /dev/shm")?;
     rustix::process::pivot_root(".", ".").attempt(|| {
-        // EINVAL is what the kernel says of a root that is its initramfs, which cannot be left.
+        // pivot_root fails with EINVAL if the root is the initramfs.
         "cannot make the supervisor's root the root (a host that runs from its initramfs must switch_root to a tmpfs first)"
     })?;
-    unmount(".", UnmountFlags::DETACH).attempt(|| "cannot let go of the host's mounts")?;
+    unmount(".", UnmountFlags::DETACH).attempt(|| "cannot unmount the host's mounts")?;
     rustix::process::chdir("/").attempt(|| "cannot enter /")
 }
 
-fn place_volume(name: &str, tree: &OwnedFd, is_file: bool) -> Result<()> {
-    let what = || format!("cannot place volume '{name}'");
-    let at = volume_path(name);
+fn attach_volume(name: &str, tree: &OwnedFd, is_file: bool) -> Result<()> {
+    let what = || format!("cannot mount volume '{name}'");
+    let path = volume_path(name);
     if is_file {
         rustix::fs::open(
-            &at,
+            &path,
             OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC,
             Mode::from_raw_mode(0o600),
         )
         .attempt(what)?;
     } else {
-        rustix::fs::mkdirat(CWD, &at, Mode::from_raw_mode(0o700)).attempt(what)?;
+        rustix::fs::mkdirat(CWD, &path, Mode::from_raw_mode(0o700)).attempt(what)?;
     }
-    move_mount(tree, "", CWD, &at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).attempt(what)
+    move_mount(tree, "", CWD, &path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).attempt(what)
 }
 
-/// Where a host volume is in the supervisor's tree.
+/// The path of a host volume in the supervisor's tree.
 pub(crate) fn volume_path(name: &str) -> String {
     format!("/volumes/{name}")
 }
@@ -134,7 +134,7 @@ fn open_dir(path: &str) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
 }
 
-/// The kernel must have openat2, pidfds and the mount calls used here.
+/// Checks that the kernel has openat2, pidfds and the mount calls used here.
 pub(crate) fn check_kernel() -> Result<()> {
     let release = rustix::system::uname();
     let release = release.release().to_string_lossy().into_owned();

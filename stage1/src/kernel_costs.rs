@@ -2,19 +2,20 @@
 //!
 //! # Waits for a grace period
 //!
-//! Some operations wait until every CPU has passed through a quiescent state (an RCU grace period, 8 to 20 ms on a small
-//! host). `run` would spend most of its time in them. The supervisor therefore has other processes wait:
+//! Some operations wait until every CPU has passed through a quiescent state (an RCU grace period, 8 to 20 ms on a
+//! small host). `run` would spend most of its time in them. The supervisor therefore has other processes wait:
 //!
 //! * **Moving a process to another cgroup** ([`CgroupMove`]). A write to `cgroup.procs` takes
 //!   `cgroup_threadgroup_rwsem` for writing, which waits for a grace period unless another writer had it just before.
-//!   Measured on Linux 6.18, hybrid, 2 CPUs: 9 ms on v1, 16 ms on v2. Two ways around it exist. On v1 a single thread that
-//!   moves itself, by writing 0 to `tasks`, takes no lock: 0.1 ms; the supervisor does that. On v2 a process can be born
-//!   in its cgroup (`clone3` with `CLONE_INTO_CGROUP`); the helper of an exec is. But the engine spawns the supervisor with
-//!   `std::process`, libcontainer clones the apps without a cgroup, and `cgroup.threads` refuses to leave a domain
-//!   (EOPNOTSUPP). So on v2 a helper process moves the supervisor while the supervisor works on; the apps are moved right
-//!   after, which then needs no second grace period.
-//! * **Closing nftables sockets** and **removing the bridge and rules that no pod needs any more** ([`finish_in_background`]).
-//!   Both wait for one or two grace periods, at the end of the supervisor, which the caller of `run` waits for.
+//!   Measured on Linux 6.18, hybrid, 2 CPUs: 9 ms on v1, 16 ms on v2. Two ways around it exist. On v1 a single thread
+//!   that moves itself, by writing 0 to `tasks`, takes no lock: 0.1 ms; the supervisor does that. On v2 a process can
+//!   be born in its cgroup (`clone3` with `CLONE_INTO_CGROUP`); the helper of an exec is. But the engine spawns the
+//!   supervisor with `std::process`, libcontainer clones the apps without a cgroup, and `cgroup.threads` refuses to
+//!   leave a domain (EOPNOTSUPP). So on v2 a helper process moves the supervisor while the supervisor works on; the
+//!   apps are moved right after, which then needs no second grace period.
+//! * **Closing nftables sockets** and **removing the bridge and rules that no pod needs any more**
+//!   ([`finish_in_background`]). Both wait for one or two grace periods, at the end of the supervisor, which the caller
+//!   of `run` waits for.
 //!
 //! # Memory
 //!
@@ -54,8 +55,8 @@ impl CgroupMove {
     }
 }
 
-/// Starts a process that closes the cached nftables sockets and removes bridges and rules which no pod uses, so that the
-/// end of this process does not wait for it.
+/// Starts a process that closes the cached nftables sockets and removes bridges and rules which no pod uses, so that
+/// the end of this process does not wait for it.
 pub(crate) fn finish_in_background(thread: SingleThreaded) {
     let (sockets, mut leftovers) = (gantry_net::nft::kept::take(), unused::take_shared());
     leftovers.retain(unused::SharedResources::may_be_unused);
@@ -67,6 +68,8 @@ pub(crate) fn finish_in_background(thread: SingleThreaded) {
     let namespaces = leftovers.iter().map(|left| left.descriptor().as_raw_fd());
     let kept: Vec<_> = sockets.iter().chain([&writer]).map(std::os::fd::AsRawFd::as_raw_fd).chain(namespaces).collect();
     let started = sys::fork(thread, 0, |child| {
+        // Standard output may be the pipe of the start reply, whose end the engine waits for.
+        child.close(&[0, 1, 2]);
         if child.close_all_but(&kept).is_ok() {
             // If it fails, the supervisor sees the end of the pipe instead.
             let _told = rustix::io::write(&writer, b"+");

@@ -16,7 +16,7 @@ use rustix::thread::CapabilitySet;
 use crate::app::{App, AppInput, AppOutput, OutputSource};
 use crate::cgroup::{AppCgroup, Cgroups};
 use crate::confine::{self, Command, Confinement};
-use crate::failure::{self, Attempt, OfApp, Result, failure};
+use crate::failure::{Attempt, OfApp, Result, failure};
 use crate::init::{self, Init};
 use crate::jail::{self, Jail};
 use crate::journal::now;
@@ -105,6 +105,7 @@ impl Launch {
         let init = self.init.insert(init::start(self.thread)?).pid;
         let mut created = Vec::with_capacity(plan.apps.len());
         for ((number, app), cgroup) in plan.apps.iter().enumerate().zip(cgroups) {
+            let _span = tracing::info_span!("app", app = app.name).entered();
             let init = init.as_raw_nonzero().get();
             let terminal_size = self.terminal_size;
             let creation =
@@ -171,7 +172,8 @@ impl Launch {
         }
     }
 
-    /// Kills what was started, detaches the networks and removes the cgroups. Mounts and namespaces end with this process.
+    /// Kills what was started, detaches the networks and removes the cgroups. Mounts and namespaces end with this
+    /// process.
     fn undo(mut self) {
         if let Some(init) = &self.init {
             end_init(init);
@@ -228,7 +230,7 @@ fn detach_networks(thread: SingleThreaded, network: Option<PodNetwork>, cgroups:
         cgroups.start_leaving(thread);
     }
     if let Err(why) = network.detach() {
-        failure::warn(&why.message);
+        tracing::warn!("{}", why.message);
     }
 }
 
@@ -287,10 +289,10 @@ impl AppCreation<'_> {
         root::check_mount_points(&root)?;
         let ids =
             user::resolve(&root, self.app.user.as_deref(), self.app.group.as_deref(), &self.app.supplementary_gids)?;
-        root::working_dir(&root, &self.app.cwd)?;
+        root::make_working_dir(&root, &self.app.cwd)?;
         let mut etc = root::Etc::default();
         etc.write(self.etc, &root, &[])?;
-        let app = plan::App { mounts: volumes::place(self.plan, self.app, &root)?, ..self.app.clone() };
+        let app = plan::App { mounts: volumes::prepare_mounts(self.plan, self.app, &root)?, ..self.app.clone() };
         let confinement = self.confinement()?;
         self.write_config(&app, &ids, &confinement)?;
         let mut stdio = self.stdio(ids.uid)?;
@@ -354,7 +356,8 @@ impl AppCreation<'_> {
         Ok(Log::open(dir, format!("{}.log", self.app.attempt), self.plan.log))
     }
 
-    /// Makes the app's stdio. Its user owns the pipes, so that it can open /dev/stdout by name, as with docker and podman.
+    /// Makes the app's stdio. Its user owns the pipes, so that it can open /dev/stdout by name, as with docker and
+    /// podman.
     fn stdio(&self, uid: u32) -> Result<terminal::AppStdio> {
         if self.app.terminal {
             return terminal::AppStdio::terminal(&self.app.name);

@@ -59,8 +59,8 @@ pub(crate) struct CreatedApp {
     pub(crate) pidfd: OwnedFd,
 }
 
-/// Makes the container of the app whose `config.json` is in `/bundles/NAME`: namespaces, mounts, ids; everything but the
-/// execve.
+/// Makes the container of the app whose `config.json` is in `/bundles/NAME`: namespaces, mounts, ids; everything but
+/// the execve.
 pub(crate) fn create(
     app: &str,
     command: Command,
@@ -200,10 +200,10 @@ impl Executor for AppExecutor {
                     .and_then(|_| rustix::io::read(&*self.channel, &mut reply));
                 if proceed == Ok(1) {
                     let (step, error) = self.confinement.execute(&program);
-                    refusal::tell_step(&*self.channel, step, &error);
+                    refusal::send_step(&*self.channel, step, &error);
                 }
             }
-            Err(why) => refusal::tell(&*self.channel, &why),
+            Err(why) => refusal::send(&*self.channel, &why),
         }
         sys::exit_now(127)
     }

@@ -1,9 +1,9 @@
 //! Writes an app's output to its log file, in the format of the Kubernetes CRI (`RFC3339Nano stream P|F text`), and
 //! rotates the file.
 //!
-//! A line longer than [`MAX_RECORD_TEXT`] is written as several records: all but the last have the tag `P`, the last has
-//! `F`, or `F:noeol` if the output ended without a newline. An error of the file never reaches the app: the log drops
-//! bytes and counts them.
+//! A line longer than [`MAX_RECORD_TEXT`] is written as several records: all but the last have the tag `P`, the last
+//! has `F`, or `F:noeol` if the output ended without a newline. An error of the file never reaches the app: the log
+//! drops bytes and counts them.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,8 @@ use rustix::fs::{Mode, OFlags};
 
 const TAG_PARTIAL: &str = "P";
 const TAG_FULL: &str = "F";
-/// A full line without a newline. Tags are a list separated by colons, of which readers of the CRI format know the first.
+/// A full line without a newline. Tags are a list separated by colons, of which readers of the CRI format know the
+/// first.
 const TAG_NO_NEWLINE: &str = "F:noeol";
 
 /// Maximum text of one record, in bytes.
@@ -69,7 +70,8 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Opens (for appending) the log file `name` in `dir`. It cannot fail: without a file, output is dropped and counted.
+    /// Opens (for appending) the log file `name` in `dir`. It cannot fail: without a file, output is dropped and
+    /// counted.
     pub(crate) fn open(dir: OwnedFd, name: String, limits: LogLimits) -> Self {
         let mut log = Self {
             dir,
@@ -215,8 +217,8 @@ impl Log {
         }
     }
 
-    /// `NAME` becomes `NAME.1`, `NAME.1` becomes `NAME.2` and so on; the oldest is replaced. Each step is a rename, so a
-    /// reader sees every record in one file or the next.
+    /// `NAME` becomes `NAME.1`, `NAME.1` becomes `NAME.2` and so on; the oldest is replaced. Each step is a rename, so
+    /// a reader sees every record in one file or the next.
     fn rotate(&mut self) {
         let older = |n: u32| format!("{}.{n}", self.name);
         let keep = self.limits.max_files.max(1) - 1;

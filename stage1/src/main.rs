@@ -1,13 +1,13 @@
 //! `gantry-stage1`: the supervisor of one running pod.
 //!
-//! The engine starts it with a plan on stdin and the locked pod directory as an inherited descriptor. It makes the pod's
-//! namespaces, mounts, cgroups and PID 1, starts the apps through libcontainer, and sends the start reply on stdout. Then
-//! it writes logs, serves the control socket and appends to the journal until the last app has exited.
+//! The engine starts it with a plan on stdin and the locked pod directory as an inherited descriptor. It makes the
+//! pod's namespaces, mounts, cgroups and PID 1, starts the apps through libcontainer, and sends the start reply on
+//! stdout. Then it writes logs, serves the control socket and appends to the journal until the last app has exited.
 //!
-//! May import: the model, the contract and the network crate. Must never know: the database, images, tokio, threads. Start
-//! reading at [`launch`] (how a pod is started), then [`supervise`] (how it runs and ends). `gantry-stage1 network` works
-//! on the host's networks without a running pod: [`role`]. In both roles the process first executes itself again from a
-//! read-only mount, so that no app can change the program on the host: [`reexec`].
+//! May import: the model, the contract and the network crate. Must never know: the database, images, tokio, threads.
+//! Start reading at [`launch`] (how a pod is started), then [`supervise`] (how it runs and ends). `gantry-stage1
+//! network` works on the host's networks without a running pod: [`role`]. In both roles the process first executes
+//! itself again from a read-only mount, so that no app can change the program on the host: [`reexec`].
 
 mod app;
 mod attaching;
@@ -68,7 +68,13 @@ const MAX_PLAN: u64 = 16 << 20;
 const USAGE: &str = "usage: gantry-stage1 run --lock-fd N [--output-fd N] [--terminal-size ROWSxCOLUMNS]\n       gantry-stage1 network\n       gantry-stage1 version\n\
 This is started by gantry, not by hand.";
 
+/// Events of libcontainer are not logged: in an app's process, standard error is the app's.
+const LOG_FILTER: &str = "off,gantry_stage1=info,gantry_net=info,gantry_netlink=info";
+
 fn main() -> ExitCode {
+    if let Ok(filter) = LOG_FILTER.parse() {
+        gantry_logging::init(filter, gantry_logging::LogFormat::Text);
+    }
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["run", "--lock-fd", lock, ref options @ ..] => {
@@ -155,14 +161,16 @@ fn run(lock: OwnedFd, options: Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    // The pod's UUID is recorded when the plan was read.
+    let _span = tracing::info_span!("pod", pod = tracing::field::Empty).entered();
     match start(thread, &lock, options) {
         Ok((mut supervisor, ready)) => {
             send_reply(&Word::Ready(ready));
             supervisor.detach_stdio();
             supervisor.run();
             kernel_costs::finish_in_background(thread);
-            // Without destructors: closing the last descriptor of a file system waits for its unmount, which at the end of
-            // a process takes place afterwards.
+            // Without destructors: closing the last descriptor of a file system waits for its unmount, which at the end
+            // of a process takes place afterwards.
             sys::exit_now(0)
         }
         Err(why) => {
@@ -173,7 +181,8 @@ fn run(lock: OwnedFd, options: Options) -> ExitCode {
     }
 }
 
-/// Sets the name by which gantryd recognizes changes of the host's nftables by this program, whatever its file is called.
+/// Sets the name by which gantryd recognizes changes of the host's nftables by this program, whatever its file is
+/// called.
 fn set_process_name() {
     // It fails only for a name that is too long.
     let _cannot_fail = rustix::thread::set_name(c"gantry-stage1");
@@ -183,6 +192,7 @@ fn start(thread: SingleThreaded, lock: &OwnedFd, options: Options) -> Result<(Su
     let signals = sys::signalfd(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]).attempt(|| "cannot watch for signals")?;
     inheritance::reset(thread)?;
     let plan = read_plan()?;
+    tracing::Span::current().record("pod", plan.pod.as_str());
     let mut foregrounds = Foregrounds::default();
     options.output.map_or(Ok(()), |pipe| foregrounds.add(pipe))?;
     let pod = launch::launch(thread, plan, lock, options.terminal_size)?;

@@ -1,12 +1,12 @@
 //! The pod's network namespace and networks.
 //!
-//! They are made while the host's files and namespaces are still reachable, and detached after the pod's last process has
-//! ended. The state is in the type: [`PendingNetwork`] while CNI plugins run in another process, [`AttachedNetwork`] once
-//! the pod is attached; detaching consumes it.
+//! They are made while the host's files and namespaces are still reachable, and detached after the pod's last process
+//! has ended. The state is in the type: [`PendingNetwork`] while CNI plugins run in another process,
+//! [`AttachedNetwork`] once the pod is attached; detaching consumes it.
 //!
-//! To detach, the supervisor returns to the host's namespaces by descriptors of them. No process that an app can trace may
-//! have these: they are close-on-exec, the process of an app closes them before any app runs ([`crate::launcher`]), and PID
-//! 1 and the helpers of execs close all descriptors.
+//! To detach, the supervisor returns to the host's namespaces by descriptors of them. No process that an app can trace
+//! may have these: they are close-on-exec, the process of an app closes them before any app runs ([`crate::launcher`]),
+//! and PID 1 and the helpers of execs close all descriptors.
 //!
 //! A supervisor that is killed leaves a record in the pod directory of everything that the pod may have on the host
 //! ([`gantry_net::pod`]); the engine has it removed by `gantry-stage1 network` ([`crate::role`]).
@@ -81,8 +81,8 @@ impl PodNetwork {
         }
     }
 
-    /// The address of gantry's resolver for this pod, as far as it is known: the first gateway that is an address of this
-    /// host.
+    /// The address of gantry's resolver for this pod, as far as it is known: the first gateway that is an address of
+    /// this host.
     pub(crate) fn resolver(&self) -> Option<IpAddr> {
         match self {
             Self::Pending(_) => None,
@@ -154,7 +154,8 @@ impl AttachedNetwork {
     }
 }
 
-/// Whether this process is in that mount namespace. setns(2) to its own one would reset the root of a process in a chroot.
+/// Whether this process is in that mount namespace. setns(2) to its own one would reset the root of a process in a
+/// chroot.
 fn is_in_mount_namespace(namespace: &OwnedFd) -> bool {
     let own = open_mount_namespace().and_then(rustix::fs::fstat);
     let wanted = rustix::fs::fstat(namespace);
@@ -212,7 +213,7 @@ fn enter_new_namespace() -> Result<()> {
             // Kernels without IPv4 lack the file.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             // Where /proc/sys is read-only, only the pod's root can bind ports below 1024; the pod runs all the same.
-            Err(error) => failure::warn(&failure::chain(&error)),
+            Err(error) => tracing::warn!("{}", failure::chain(&error)),
         }
     }
     Ok(())

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Maximum balance, as time at the app's rate, so that an app that writes occasionally never waits.
 const MAX_SAVED: Duration = Duration::from_secs(1);
 
-/// The least that an account earns, in thousandths of a processor: what the kernel gives an app with the smallest quota
+/// Minimum rate of an account, in thousandths of a processor: the kernel's smallest quota
 /// (`cfs_quota_us` of 1000 in a period of 100 000).
 const MIN_MILLI: u64 = 10;
 
@@ -19,9 +19,9 @@ const MIN_MILLI: u64 = 10;
 pub(crate) struct Pace {
     /// Thousandths of a processor; `None`: no limit.
     cpu_milli: Option<u64>,
-    /// Processor time that may be used, in nanoseconds; negative: overdrawn.
+    /// CPU time that may be used, in nanoseconds; negative after overdrawing.
     balance: i64,
-    /// When the balance was as it is.
+    /// The time of the balance.
     at: Instant,
 }
 
@@ -66,7 +66,7 @@ fn earned(time: Duration, milli: u64) -> i64 {
     i64::try_from(time.as_nanos().saturating_mul(milli.into()) / 1000).unwrap_or(i64::MAX)
 }
 
-/// The processor time that this process has used.
+/// The CPU time that this process has used.
 pub(crate) fn processor_time() -> Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(used.tv_sec).unwrap_or(0), u32::try_from(used.tv_nsec).unwrap_or(0))

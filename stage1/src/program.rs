@@ -9,22 +9,22 @@ use rustix::io::Errno;
 /// Used when an app's environment has no PATH.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Why a program cannot be executed. Travels through a pipe as one line.
+/// The reason why a program cannot be executed. It is sent through a pipe as one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unexecutable {
-    /// A word of `ErrorKind::as_str`.
+    /// An `ErrorKind`, as its `as_str` returns it.
     pub(crate) kind: &'static str,
-    /// What was attempted and why not.
+    /// What was attempted, and the cause.
     pub(crate) message: String,
 }
 
-/// The path to execute for `program`: itself when it has a slash, else the first executable file of that name in PATH,
-/// as execvp(3) searches.
+/// The path to execute for `program`: `program` itself if it contains a slash, else the first executable file of that
+/// name in PATH, as execvp(3) searches.
 pub(crate) fn find(program: &str, env: &[String]) -> Result<CString, Unexecutable> {
     let shown = gantry_model::id::shown(program);
     if program.contains('/') {
-        return match usable(program) {
-            Ok(()) => text(program),
+        return match check_executable(program) {
+            Ok(()) => c_string(program),
             Err(error) => Err(unexecutable(&shown, error)),
         };
     }
@@ -32,8 +32,8 @@ pub(crate) fn find(program: &str, env: &[String]) -> Result<CString, Unexecutabl
     let mut refused = None;
     for dir in path.split(':') {
         let candidate = if dir.is_empty() { format!("./{program}") } else { format!("{dir}/{program}") };
-        match usable(&candidate) {
-            Ok(()) => return text(&candidate),
+        match check_executable(&candidate) {
+            Ok(()) => return c_string(&candidate),
             Err(Errno::NOENT | Errno::NOTDIR) => {}
             Err(error) => refused = refused.or(Some(error)),
         }
@@ -47,7 +47,7 @@ pub(crate) fn find(program: &str, env: &[String]) -> Result<CString, Unexecutabl
     }
 }
 
-/// What an error of execve or of looking for the program means.
+/// Explains an error of execve or of the search for the program.
 pub(crate) fn unexecutable(shown: &str, error: Errno) -> Unexecutable {
     let (kind, why) = match error {
         Errno::NOENT | Errno::NOTDIR => ("command-not-found", "there is no such file in the image".to_owned()),
@@ -59,12 +59,12 @@ pub(crate) fn unexecutable(shown: &str, error: Errno) -> Unexecutable {
     Unexecutable { kind, message: format!("cannot execute '{shown}': {why}") }
 }
 
-fn usable(path: &str) -> Result<(), Errno> {
+fn check_executable(path: &str) -> Result<(), Errno> {
     let stat = rustix::fs::stat(path)?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => {
             rustix::fs::accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS).or_else(|error| match error {
-                // Kernels before 5.8 lack faccessat2; execve itself will tell.
+                // Kernels before 5.8 lack faccessat2. execve reports the error then.
                 Errno::NOSYS | Errno::INVAL => Ok(()),
                 error => Err(error),
             })
@@ -74,7 +74,7 @@ fn usable(path: &str) -> Result<(), Errno> {
     }
 }
 
-fn text(path: &str) -> Result<CString, Unexecutable> {
+fn c_string(path: &str) -> Result<CString, Unexecutable> {
     CString::new(std::ffi::OsStr::new(path).as_bytes())
-        .map_err(|_| Unexecutable { kind: "invalid", message: "the program's name holds a NUL byte".to_owned() })
+        .map_err(|_| Unexecutable { kind: "invalid", message: "the program's name contains a NUL byte".to_owned() })
 }

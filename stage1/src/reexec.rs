@@ -1,6 +1,6 @@
 //! Executes this program again from a private read-only mount (CVE-2019-5736).
 //!
-//! PID 1 of a pod, a container's process before its execve and the carrier of an exec are forks of this program, and an
+//! PID 1 of a pod, a container's process before its execve and the helper of an exec are forks of this program, and an
 //! app can execute this program as its own process (`#!/proc/self/exe`, or a link to it). In each case `/proc/PID/exe`
 //! gives the app a descriptor of the file on the host, and root in an app is root on the host: it could change the
 //! mode, owner and attributes of the file at any time, and its content once no process executes it (until then:
@@ -23,10 +23,10 @@ use crate::sys;
 
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// Makes this process one that executes the program from a read-only mount of its own. It returns without a failure when that is
-/// so; before, the process starts again from `main`, with the same arguments and descriptors.
+/// Returns if this process executes the program from a read-only mount of its own. Otherwise it executes the program
+/// from such a mount, with the same arguments and descriptors.
 ///
-/// It cannot go round for ever: the kernel copies no mount that is attached nowhere, so the second attempt fails.
+/// This cannot loop: the kernel does not clone a mount that is attached nowhere, so a second attempt fails.
 pub(crate) fn ensure_read_only() -> Result<()> {
     if is_read_only()? {
         return Ok(());
@@ -40,10 +40,10 @@ pub(crate) fn ensure_read_only() -> Result<()> {
     Err(error).attempt(|| "cannot execute gantry-stage1 from a read-only mount (execveat)")
 }
 
-/// Whether the file this process executes is on a read-only mount that is attached nowhere. Only such a mount has a file of the
-/// name "/". A host's read-only mount is not enough: it may be remounted.
+/// Whether this process executes a file on a read-only mount that is attached nowhere. Only there does the kernel
+/// report the path "/". A read-only mount of the host does not count: it can be remounted.
 fn is_read_only() -> Result<bool> {
-    let what = || format!("cannot look at {OWN_PROGRAM}");
+    let what = || format!("cannot inspect {OWN_PROGRAM}");
     let name = std::fs::read_link(OWN_PROGRAM).attempt(what)?;
     if name.as_os_str() != "/" {
         return Ok(false);
@@ -52,7 +52,7 @@ fn is_read_only() -> Result<bool> {
     Ok(rustix::fs::fstatvfs(&program).attempt(what)?.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
-/// This process's arguments. The first is the program's name instead of its path on the host, which a pod's PID 1 would show.
+/// This process's arguments, with the program's name instead of its path on the host, which the pod's PID 1 would show.
 fn arguments() -> Result<Vec<CString>> {
     let name = std::ffi::OsString::from("gantry-stage1");
     std::iter::once(name).chain(std::env::args_os().skip(1)).map(|text| c_string(text.as_bytes())).collect()
@@ -63,5 +63,5 @@ fn environment() -> Result<Vec<CString>> {
 }
 
 fn c_string(bytes: &[u8]) -> Result<CString> {
-    CString::new(bytes).map_err(|_| failure(ErrorKind::Internal, "an argument of gantry-stage1 holds a NUL byte"))
+    CString::new(bytes).map_err(|_| failure(ErrorKind::Internal, "an argument of gantry-stage1 contains a NUL byte"))
 }

@@ -13,14 +13,14 @@ use rustix::io::Errno;
 use crate::failure::failure;
 use crate::program::{self, Unexecutable};
 
-/// The steps of a process after its filter is loaded.
+/// A step of a process after its filter is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The carrier of an exec forks the process that becomes the program.
+    /// The helper of an exec forks the program's process.
     Fork,
-    /// That process begins a session, with its terminal if it has one.
+    /// The program's process starts a session, with its terminal if it has one.
     Session,
-    /// It loads the rest of its filter.
+    /// It loads the app's own filter.
     Filter,
     /// It executes the program.
     Execve,
@@ -32,32 +32,32 @@ const STEPS: [Step; 4] = [Step::Fork, Step::Session, Step::Filter, Step::Execve]
 const MARK: u8 = 0;
 
 /// Sends the reason why a program is not executed, as text.
-pub(crate) fn tell(channel: impl AsFd, why: &Unexecutable) {
-    let _ = rustix::io::write(channel, format!("{}\t{}", why.kind, why.message).as_bytes());
+pub(crate) fn send(channel: impl AsFd, why: &Unexecutable) {
+    let _supervisor_has_gone = rustix::io::write(channel, format!("{}\t{}", why.kind, why.message).as_bytes());
 }
 
 /// Sends the failed step, without allocating.
-pub(crate) fn tell_step(channel: impl AsFd, step: Step, error: &io::Error) {
+pub(crate) fn send_step(channel: impl AsFd, step: Step, error: &io::Error) {
     let [a, b, c, d] = error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
-    let _ = rustix::io::write(channel, &[MARK, step as u8, a, b, c, d]);
+    let _supervisor_has_gone = rustix::io::write(channel, &[MARK, step as u8, a, b, c, d]);
 }
 
-/// What was told of a program of this name.
-pub(crate) fn read(told: &[u8], program: &str) -> Failure {
-    if let &[MARK, step, a, b, c, d] = told {
+/// The failure that a process reported for the program with this name.
+pub(crate) fn read(report: &[u8], program: &str) -> Failure {
+    if let &[MARK, step, a, b, c, d] = report {
         let errno = Errno::from_raw_os_error(i32::from_ne_bytes([a, b, c, d]));
-        return of_step(STEPS.get(usize::from(step)).copied(), errno, program);
+        return step_failure(STEPS.get(usize::from(step)).copied(), errno, program);
     }
-    let text = String::from_utf8_lossy(told);
+    let text = String::from_utf8_lossy(report);
     let (kind, message) = text.split_once('\t').unwrap_or(("internal", &text));
     Failure { kind: kind.to_owned(), message: message.to_owned(), app: None }
 }
 
-fn of_step(step: Option<Step>, errno: Errno, program: &str) -> Failure {
+fn step_failure(step: Option<Step>, errno: Errno, program: &str) -> Failure {
     let shown = gantry_model::id::shown(program);
     let what = match step {
         Some(Step::Execve) if errno == Errno::NOENT => {
-            // The file exists (it was just found), so its interpreter is missing.
+            // The file exists, since it was found before. So its interpreter is missing.
             let why = "the interpreter or loader it names is not in the image";
             return failure(ErrorKind::CommandNotFound, format!("cannot execute '{shown}': {why}"));
         }
@@ -70,7 +70,7 @@ fn of_step(step: Option<Step>, errno: Errno, program: &str) -> Failure {
             return failure(ErrorKind::Exhausted, format!("cannot start a process in the app: {why}"));
         }
         Some(Step::Fork) => "start a process in the app",
-        Some(Step::Session) => "begin a session",
+        Some(Step::Session) => "start a session",
         Some(Step::Filter) => "load the app's seccomp filter",
         None => "confine the app",
     };
@@ -82,7 +82,7 @@ fn of_step(step: Option<Step>, errno: Errno, program: &str) -> Failure {
 mod tests {
     use super::*;
 
-    fn told(by: impl FnOnce(&std::os::fd::OwnedFd)) -> Failure {
+    fn report(by: impl FnOnce(&std::os::fd::OwnedFd)) -> Failure {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         by(&writer);
         drop(writer);
@@ -92,17 +92,17 @@ mod tests {
     }
 
     #[test]
-    fn words_and_steps_come_across() {
-        let words = told(|pipe| tell(pipe, &Unexecutable { kind: "invalid", message: "no\tway".to_owned() }));
-        assert_eq!((words.kind.as_str(), words.message.as_str()), ("invalid", "no\tway"));
+    fn texts_and_steps_are_read() {
+        let text = report(|pipe| send(pipe, &Unexecutable { kind: "invalid", message: "no\tway".to_owned() }));
+        assert_eq!((text.kind.as_str(), text.message.as_str()), ("invalid", "no\tway"));
         for (step, errno, kind, message) in [
             (Step::Execve, libc::ENOENT, "command-not-found", "cannot execute 'prog': the interpreter"),
             (Step::Execve, libc::EACCES, "command-not-executable", "cannot execute 'prog': it is not executable"),
             (Step::Fork, libc::EAGAIN, "", "cannot start a process in the app: "),
-            (Step::Session, libc::EPERM, "", "cannot begin a session: "),
+            (Step::Session, libc::EPERM, "", "cannot start a session: "),
             (Step::Filter, libc::EINVAL, "", "cannot load the app's seccomp filter: "),
         ] {
-            let failure = told(|pipe| tell_step(pipe, step, &io::Error::from_raw_os_error(errno)));
+            let failure = report(|pipe| send_step(pipe, step, &io::Error::from_raw_os_error(errno)));
             assert!(failure.message.starts_with(message), "{step:?}: {}", failure.message);
             assert!(kind.is_empty() || failure.kind == kind, "{step:?}: {}", failure.kind);
         }

@@ -1,5 +1,6 @@
 //! `gantry-stage1 network`: works on the host's networks, without a running pod, for the engine
-//! ([`gantry_contract::network`]). It reads one request and writes one reply; the exit code is 0 if the reply was written.
+//! ([`gantry_contract::network`]). It reads one request and writes one reply; the exit code is 0 if the reply was
+//! written.
 
 use std::io::{Read as _, Write as _};
 use std::process::ExitCode;
@@ -28,8 +29,8 @@ const LINKS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Reads a request from stdin, fulfils it, and writes the reply.
 pub(crate) fn run() -> ExitCode {
     let answer = prepare().and_then(|()| fulfil(&read_request()?));
-    // The engine waits for the reply, with the lock of the dead pod held. So this does not wait long for plugins of another
-    // pod that hold the lock on links. What is left is removed by gc.
+    // The engine waits for the reply, with the lock of the dead pod held. So this does not wait long for plugins of
+    // another pod that hold the lock on links. What is left is removed by gc.
     for left in unused::take_shared() {
         let _left_for_gc = left.remove(LINKS_TIMEOUT);
     }
@@ -43,7 +44,8 @@ fn prepare() -> Result<()> {
     die_with_caller()
 }
 
-/// The caller holds the pod's lock for this process, which therefore must not outlive it: the pod could be started again.
+/// The caller holds the pod's lock for this process, which therefore must not outlive it: the pod could be started
+/// again.
 fn die_with_caller() -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).attempt(|| "cannot watch the caller")?;
     // The caller may have died before; then the pipe for the reply has no reader.

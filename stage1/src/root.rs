@@ -1,7 +1,7 @@
-//! An app's root: its layers and its writable directory as one overlay, and the few files gantry puts into it.
+//! An app's root: an overlay of its layers and its writable directory, and the files that gantry writes into it.
 //!
-//! Everything below the root is hostile: it is opened beneath it (openat2 with RESOLVE_IN_ROOT), never by a joined path,
-//! and nothing of it that could block (a FIFO) is opened.
+//! Everything below the root is hostile. Files are opened beneath it (openat2 with RESOLVE_IN_ROOT), never by a joined
+//! path, and without blocking: an image may have a FIFO anywhere.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -20,8 +20,8 @@ use crate::failure::{Attempt, Result, failure};
 /// Maximum length of mount options: one page (mount(2)).
 const MAX_OPTIONS: usize = 4095;
 
-/// Mounts the overlay of an app at `/bundles/APP/root` and opens it. The mount is nodev: device nodes that an image
-/// brings cannot be opened; those in /dev are gantry's.
+/// Mounts the overlay of an app at `/bundles/APP/root` and opens it. The mount is nodev: device nodes of an image
+/// cannot be opened, only those that gantry makes in /dev.
 pub(crate) fn mount_root(app: &App) -> Result<OwnedFd> {
     let name = &app.name;
     for dir in ["", "upper", "work"] {
@@ -33,7 +33,7 @@ pub(crate) fn mount_root(app: &App) -> Result<OwnedFd> {
     }
     let bad = |layer: &String| layer.is_empty() || !layer.bytes().all(|c| c.is_ascii_alphanumeric());
     if app.layers.is_empty() || app.layers.iter().any(bad) {
-        return Err(failure(ErrorKind::Invalid, "the plan names no layers, or one that is no name"));
+        return Err(failure(ErrorKind::Invalid, "the plan has no layers, or a layer with an invalid name"));
     }
     let lower = app.layers.join(":");
     let options = format!("lowerdir={lower},upperdir=../pod/apps/{name}/upper,workdir=../pod/apps/{name}/work");
@@ -43,9 +43,10 @@ pub(crate) fn mount_root(app: &App) -> Result<OwnedFd> {
             format!("the image has {} layers: too many for one overlay mount", app.layers.len()),
         ));
     }
-    // Relative names keep the options of 128 layers within a page.
+    // With relative paths the options of 128 layers fit into a page.
     rustix::process::chdir("/trees").attempt(|| "cannot enter the layers")?;
-    let options = CString::new(options).map_err(|_| failure(ErrorKind::Internal, "a layer's name holds a NUL byte"))?;
+    let options =
+        CString::new(options).map_err(|_| failure(ErrorKind::Internal, "a layer's name contains a NUL byte"))?;
     let mounted = mount("overlay", root_path(name), "overlay", MountFlags::NODEV, options.as_c_str());
     rustix::process::chdir("/").attempt(|| "cannot enter /")?;
     mounted.attempt(|| "cannot mount the app's root (overlayfs over the pod directory)")?;
@@ -53,7 +54,7 @@ pub(crate) fn mount_root(app: &App) -> Result<OwnedFd> {
         .attempt(|| "cannot open the app's root")
 }
 
-/// Where an app's root is in the supervisor's tree.
+/// The path of an app's root in the supervisor's tree.
 pub(crate) fn root_path(app: &str) -> String {
     format!("/bundles/{app}/root")
 }
@@ -65,16 +66,16 @@ fn make_dir(path: &str, mode: u32) -> rustix::io::Result<()> {
     }
 }
 
-/// Opens something beneath an app's root, without ever waiting for it.
+/// Opens a file beneath an app's root without blocking.
 pub(crate) fn open_in(root: &OwnedFd, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    // openat2 takes nothing beside O_PATH that does not go with it.
-    let careful = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK | OFlags::NOCTTY };
-    let flags = flags | OFlags::CLOEXEC | careful;
+    // openat2 refuses O_PATH with flags that have no effect on it.
+    let non_blocking = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK | OFlags::NOCTTY };
+    let flags = flags | OFlags::CLOEXEC | non_blocking;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
 }
 
-/// Makes a directory and its parents beneath a root, following links inside it. Existing ones are left as they are.
+/// Makes a directory and its parents beneath a root, following links inside it. Existing directories are not changed.
 pub(crate) fn make_dirs(root: &OwnedFd, path: &str) -> Result<OwnedFd> {
     let what = || format!("cannot make the directory '{}' in the image", shown(path));
     let mut done = String::new();
@@ -92,8 +93,9 @@ pub(crate) fn make_dirs(root: &OwnedFd, path: &str) -> Result<OwnedFd> {
     Ok(dir)
 }
 
-/// The working directory: made if the image lacks it, and never one that is only there because /proc is.
-pub(crate) fn working_dir(root: &OwnedFd, path: &str) -> Result<()> {
+/// Makes the working directory if the image lacks it. One below /proc is refused: it would depend on what is mounted
+/// there.
+pub(crate) fn make_working_dir(root: &OwnedFd, path: &str) -> Result<()> {
     let normal = gantry_model::spec::normal(path);
     if normal == "/proc" || normal.starts_with("/proc/") {
         return Err(failure(ErrorKind::Invalid, format!("the working directory '{}' is below /proc", shown(path))));
@@ -101,7 +103,7 @@ pub(crate) fn working_dir(root: &OwnedFd, path: &str) -> Result<()> {
     make_dirs(root, &normal).map(drop)
 }
 
-/// What gantry mounts at /proc, /sys and /dev needs directories there; libcontainer would say only that it failed.
+/// Checks that the mount points /proc, /sys and /dev are directories. libcontainer's error would not name the cause.
 pub(crate) fn check_mount_points(root: &OwnedFd) -> Result<()> {
     for name in ["proc", "sys", "dev"] {
         match rustix::fs::statat(root, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -113,24 +115,25 @@ pub(crate) fn check_mount_points(root: &OwnedFd) -> Result<()> {
                     format!("/{name} of the image is not a directory, as it must be"),
                 ));
             }
-            Err(error) => return Err(error).attempt(|| format!("cannot look at /{name} of the image")),
+            Err(error) => return Err(error).attempt(|| format!("cannot inspect /{name} of the image")),
         }
     }
     Ok(())
 }
 
-/// The files of /etc that gantry has put into an app's writable layer, open.
+/// The files of /etc that gantry has written into an app's writable layer, open for changes.
 #[derive(Default)]
 pub(crate) struct Etc(Vec<(&'static str, File)>);
 
 impl Etc {
-    /// Writes the files. At first, whatever the image has in their place is removed, not followed; what cannot be replaced is
-    /// left alone, unless the file is required. Later, when the app's mounts may be over them, the same files get other content.
-    pub(crate) fn write(&mut self, files: &[etc::File], root: &OwnedFd, over: &[Mount]) -> Result<()> {
-        // What is in the place of a mount in the app's namespace would take the mount with it.
+    /// Writes the files. The first time, a file replaces the image's; links are removed, not followed. If the image's
+    /// cannot be replaced, it stays, unless the file is required. Later calls, when mounts of the app may cover the
+    /// paths, change the contents of the same files.
+    pub(crate) fn write(&mut self, files: &[etc::File], root: &OwnedFd, mounts: &[Mount]) -> Result<()> {
+        // Removing a mount point would remove the mount in the app's namespace.
         let hidden = |file: &etc::File| {
             let path = format!("/etc/{}", file.name);
-            over.iter().any(|mount| gantry_model::spec::normal(&mount.target) == path)
+            mounts.iter().any(|mount| gantry_model::spec::normal(&mount.target) == path)
         };
         let mut new = Vec::new();
         for file in files {
@@ -158,8 +161,8 @@ fn replace(file: &mut File, text: &[u8]) -> std::io::Result<()> {
 fn make_etc(files: &[&etc::File], root: &OwnedFd) -> Result<Vec<(&'static str, File)>> {
     let dir = match open_in(root, "etc", OFlags::DIRECTORY) {
         Err(rustix::io::Errno::NOENT) => {
-            // A dangling link stays: then it is no directory.
-            let _ = rustix::fs::mkdirat(root, "etc", Mode::from_raw_mode(0o755));
+            // A dangling link stays, and opening it fails below.
+            let _reported_below = rustix::fs::mkdirat(root, "etc", Mode::from_raw_mode(0o755));
             open_in(root, "etc", OFlags::DIRECTORY)
         }
         other => other,
@@ -167,16 +170,14 @@ fn make_etc(files: &[&etc::File], root: &OwnedFd) -> Result<Vec<(&'static str, F
     match dir {
         Ok(dir) => {
             make_mtab(&dir)?;
-            files.iter().filter_map(|file| place(&dir, file).transpose()).collect()
+            files.iter().filter_map(|file| write_etc_file(&dir, file).transpose()).collect()
         }
         Err(_) if !files.iter().any(|file| file.required) => Ok(Vec::new()),
-        Err(error) => {
-            Err(error).attempt(|| "cannot write into /etc of the image, which is no directory that can be opened")
-        }
+        Err(error) => Err(error).attempt(|| "cannot write to /etc of the image, which cannot be opened as a directory"),
     }
 }
 
-/// Programs look for the mounts in /etc/mtab (mount(8) made it once); whatever an image has there stays.
+/// Makes /etc/mtab, where programs look for mounts, unless the image has a file of that name.
 fn make_mtab(etc: &OwnedFd) -> Result<()> {
     match rustix::fs::symlinkat("../proc/self/mounts", etc, "mtab") {
         Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
@@ -184,15 +185,15 @@ fn make_mtab(etc: &OwnedFd) -> Result<()> {
     }
 }
 
-/// `None`: it is left as it is.
-fn place(dir: &OwnedFd, file: &etc::File) -> Result<Option<(&'static str, File)>> {
+/// Writes a file of /etc; returns `None` if the image's stays.
+fn write_etc_file(dir: &OwnedFd, file: &etc::File) -> Result<Option<(&'static str, File)>> {
     let name = file.name;
     let what = || format!("cannot write /etc/{name} of the app");
-    match unlink_any(dir, name) {
+    match remove_any(dir, name) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
         Err(rustix::io::Errno::NOTEMPTY) if !file.required => return Ok(None),
         Err(rustix::io::Errno::NOTEMPTY) => {
-            let why = "is a directory with something in it: gantry cannot put its file there";
+            let why = "is a directory that is not empty, which gantry's file cannot replace";
             return Err(failure(ErrorKind::Invalid, format!("/etc/{name} of the image {why}")));
         }
         Err(error) => return Err(error).attempt(what),
@@ -204,15 +205,15 @@ fn place(dir: &OwnedFd, file: &etc::File) -> Result<Option<(&'static str, File)>
     Ok(Some((name, made)))
 }
 
-/// An empty directory too.
-fn unlink_any(dir: &OwnedFd, name: &str) -> rustix::io::Result<()> {
+/// Removes a file or an empty directory.
+fn remove_any(dir: &OwnedFd, name: &str) -> rustix::io::Result<()> {
     match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
         Err(rustix::io::Errno::ISDIR) => rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR),
         other => other,
     }
 }
 
-/// A small file of the host, read before its tree is let go; `None` when it is not a small regular file.
+/// Reads a small regular file of the host; `None` if it is missing, large or of another type.
 pub(crate) fn read_host_file(path: &str) -> Option<Vec<u8>> {
     const MAX_SIZE: i64 = 64 << 10;
     let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;

@@ -1,4 +1,4 @@
-//! What images have in the place of our files.
+//! Files of images where gantry writes its own.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -17,9 +17,9 @@ fn write(root: &Path, required: bool) -> Result<()> {
     Etc::default().write(&[file("hosts", false), file("resolv.conf", required)], &open(root), &[])
 }
 
-/// What lies in the place of resolv.conf, and whether our file can be put there.
+/// The image's file in place of resolv.conf, and whether gantry's can replace it.
 #[test]
-fn what_an_image_has_in_our_place_is_replaced_not_followed() {
+fn files_of_the_image_are_replaced_not_followed() {
     type Make = fn(&Path);
     let rows: [(&str, bool, Make); 7] = [
         ("nothing", true, |_| {}),
@@ -50,7 +50,7 @@ fn what_an_image_has_in_our_place_is_replaced_not_followed() {
 }
 
 #[test]
-fn an_etc_that_is_a_link_is_one_beneath_the_root() {
+fn an_etc_that_is_a_link_is_resolved_beneath_the_root() {
     let temp = tempfile::tempdir().unwrap();
     let root = temp.path().join("root");
     std::fs::create_dir_all(root.join("real")).unwrap();
@@ -61,7 +61,7 @@ fn an_etc_that_is_a_link_is_one_beneath_the_root() {
 }
 
 #[test]
-fn an_etc_that_is_missing_is_made_and_one_that_is_no_directory_matters_when_it_must() {
+fn a_missing_etc_is_made_and_one_that_is_no_directory_fails_required_files() {
     let temp = tempfile::tempdir().unwrap();
     write(temp.path(), true).unwrap();
     assert!(temp.path().join("etc/resolv.conf").exists());
@@ -76,9 +76,9 @@ fn an_etc_that_is_missing_is_made_and_one_that_is_no_directory_matters_when_it_m
     }
 }
 
-/// When networks are there that others made while the apps were.
+/// As when networks were attached while the apps were made.
 #[test]
-fn later_the_same_files_say_something_else() {
+fn later_the_same_files_get_other_contents() {
     let temp = tempfile::tempdir().unwrap();
     let (root, at) = (open(temp.path()), |name: &str| temp.path().join("etc").join(name));
     let text = |name: &'static str, text: &str| etc::File { name, text: text.into(), required: true };
@@ -92,8 +92,8 @@ fn later_the_same_files_say_something_else() {
     let mut etc = Etc::default();
     etc.write(&[text("hosts", "a long text")], &root, &[]).unwrap();
     let hosts = open_in(&root, "etc/hosts", OFlags::RDONLY).unwrap();
-    // A file that somebody else's is mounted over is not made: that would take the mount away. What is made already is not
-    // made again.
+    // A file that is a mount point is not replaced: that would remove the mount. A file that gantry made is changed in
+    // place.
     let over = [mount("/etc//resolv.conf"), mount("/etc/hosts")];
     etc.write(&[text("hosts", "new"), text("resolv.conf", "new"), text("hostname", "new")], &root, &over).unwrap();
     assert_eq!(std::io::read_to_string(File::from(hosts)).unwrap(), "new");

@@ -1,5 +1,5 @@
-//! The OCI runtime configuration that libcontainer reads, made from the plan. It holds only what 0.7.0 honours; what it
-//! would ignore (seccomp, resources, propagation) is done by gantry or not offered.
+//! Makes the OCI runtime configuration that libcontainer reads. It holds only what libcontainer 0.7.0 supports; gantry
+//! itself does what that ignores (seccomp, resources) or does not offer it (propagation).
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::root::root_path;
 use crate::user::Ids;
 use crate::volumes::source;
 
-/// Paths hidden from apps: the OCI list of docker and podman with rkt's additions.
+/// Paths hidden from apps: the list of docker and podman, with rkt's additions.
 const MASKED: [&str; 15] = [
     "/proc/acpi",
     "/proc/asound",
@@ -31,12 +31,12 @@ const MASKED: [&str; 15] = [
     "/sys/fs/selinux",
 ];
 
-/// Paths that apps may only read: podman's list, and what the file mode alone would leave to root of every container: PID 1's
-/// settings (its OOM score, for instance) and the switches of the kernel's debug messages.
+/// Paths that apps may only read: podman's list, and files whose mode alone would let root of any container write them:
+/// PID 1's settings (its OOM score, for instance) and the kernel's dynamic debug messages.
 const READ_ONLY: [&str; 7] =
     ["/proc/1", "/proc/bus", "/proc/dynamic_debug", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// The `config.json` of an app, whose mounts were placed ([`crate::volumes::place`]).
+/// The `config.json` of an app, whose mounts were resolved by [`crate::volumes::prepare_mounts`].
 pub(crate) fn config(plan: &Plan, app: &App, ids: &Ids, confinement: &Confinement, init: i32) -> Value {
     json!({
         "ociVersion": "1.0.2",
@@ -44,7 +44,7 @@ pub(crate) fn config(plan: &Plan, app: &App, ids: &Ids, confinement: &Confinemen
         "process": process(app, ids, confinement),
         "mounts": mounts(plan, app),
         "linux": {
-            // Never empty and never the root: libcontainer kills what is in a container's group when it cleans up.
+            // Never empty and never the root: libcontainer kills the processes in this cgroup when it cleans up.
             "cgroupsPath": format!("/{}/{}/{}", plan.cgroup_parent.trim_matches('/'), plan.pod, app.name),
             "namespaces": [ { "type": "mount" }, { "type": "pid", "path": format!("/proc/{init}/ns/pid") } ],
             "maskedPaths": MASKED,
@@ -57,7 +57,7 @@ fn process(app: &App, ids: &Ids, confinement: &Confinement) -> Value {
     let mut own = confinement.sets(ids.uid).permitted;
     let mut bounding = confinement.capabilities;
     if confinement.needs_admin() {
-        // Dropped right after the filter is loaded (confine.rs).
+        // They are dropped right after the filter is loaded (confine.rs).
         own |= CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP;
         bounding |= own;
     }
@@ -69,14 +69,14 @@ fn process(app: &App, ids: &Ids, confinement: &Confinement) -> Value {
         "cwd": app.cwd,
         "capabilities": { "bounding": names(bounding), "effective": names(own), "permitted": names(own) },
     });
-    // Written only when it is true: libcontainer takes an explicit false for true.
+    // Only if it is true: libcontainer treats an explicit false as true.
     if !confinement.new_privileges {
         process["noNewPrivileges"] = json!(true);
     }
     process
 }
 
-/// The app's environment, with HOME (libcontainer would otherwise look it up with code of the image's).
+/// The app's environment with HOME. Without it libcontainer would read the image's passwd through the C library.
 pub(crate) fn environment(env: &[String], ids: &Ids) -> Vec<String> {
     let mut env = env.to_vec();
     if !env.iter().any(|entry| entry.starts_with("HOME=")) {
@@ -102,15 +102,15 @@ fn mounts(plan: &Plan, app: &App) -> Vec<Value> {
         mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     ];
     let volumes: BTreeMap<&str, &Volume> = plan.volumes.iter().map(|volume| (volume.name.as_str(), volume)).collect();
-    for wanted in &app.mounts {
-        let Some(volume) = volumes.get(wanted.volume.as_str()) else { continue };
-        let read_only = volume.read_only || wanted.read_only;
-        // For the mounts below it as well.
+    for app_mount in &app.mounts {
+        let Some(volume) = volumes.get(app_mount.volume.as_str()) else { continue };
+        let read_only = volume.read_only || app_mount.read_only;
+        // The recursive options apply to mounts below it as well.
         let mut options = vec!["rbind", "rnodev", "rnosuid"];
         if read_only {
             options.push("rro");
         }
-        mounts.push(mount(&wanted.target, "bind", &source(volume), &options));
+        mounts.push(mount(&app_mount.target, "bind", &source(volume), &options));
     }
     mounts
 }

@@ -1,14 +1,15 @@
 //! The event loop of a running pod.
 //!
 //! One `poll` waits for everything: signals to the supervisor, PID 1, the control socket and its connections, the main
-//! process and the outputs of each app, room in the pipes of foregrounds, and the processes and clients of execs. Nothing
-//! else blocks: pipes and sockets are non-blocking, and every deadline bounds the timeout of the poll.
+//! process and the outputs of each app, room in the pipes of foregrounds, and the processes and clients of execs.
+//! Nothing else blocks: pipes and sockets are non-blocking, and every deadline bounds the timeout of the poll.
 //!
 //! Every polled descriptor has an [`EventSource`], which names its entry by a token that is never reused
 //! ([`crate::table`]). So an event may find that its entry was removed by an earlier event of the same poll, but never
 //! another entry in its place. Events are handled in the order of [`Supervisor::watched`].
 //!
-//! The pod is immutable, as in rkt: it ends when its last app has exited, or when one fails; then the others are stopped.
+//! The pod is immutable, as in rkt: it ends when its last app has exited, or when one fails; then the others are
+//! stopped.
 
 mod ending;
 mod sessions;
@@ -190,8 +191,8 @@ impl Supervisor {
         fds.extend(self.ending.iter().map(|process| (EventSource::Ending, process.as_fd())));
         let (blocked, now) = (self.foregrounds.are_blocked(), Instant::now());
         for (app_token, app) in self.pod.apps.iter() {
-            // What an app wrote before it exited is read before its exit is handled. Which of its outputs was written to
-            // first is unknown; standard output is the first.
+            // What an app wrote before it exited is read before its exit is handled. Which of its outputs was written
+            // to first is unknown; standard output is the first.
             let paused = blocked || app.output.pace.resumes_at(now).is_some();
             let sources = app.output.sources.iter().filter(|_| !paused);
             fds.extend(sources.map(|(token, source)| (EventSource::AppOutput(app_token, token), source.fd.as_fd())));
@@ -306,8 +307,8 @@ impl Supervisor {
         }
     }
 
-    /// Sends every app its stop signal, and kills those that still run after `grace`. A further call can only shorten the
-    /// grace.
+    /// Sends every app its stop signal, and kills those that still run after `grace`. A further call can only shorten
+    /// the grace.
     fn stop(&mut self, reason: &str, grace: Duration) {
         if !self.is_stopping {
             self.is_stopping = true;

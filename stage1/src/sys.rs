@@ -1,4 +1,5 @@
-//! System calls without a safe wrapper in rustix. All `unsafe` code of the product is here, each block with its argument.
+//! System calls without a safe wrapper in rustix. All `unsafe` code of the product is here, each block with its
+//! argument.
 //!
 //! A function makes one call, or the few that belong together, and returns the error. Where soundness depends on the
 //! caller, a type carries the proof, so that no caller needs `unsafe`:
@@ -24,8 +25,8 @@ fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Proof that this process has one thread. A fork of a process with several threads, and libcontainer's raw `clone3`, may
-/// deadlock in the child: a lock that another thread held is never released there.
+/// Proof that this process has one thread. A fork of a process with several threads, and libcontainer's raw `clone3`,
+/// may deadlock in the child: a lock that another thread held is never released there.
 ///
 /// Nothing in this program starts a thread (`tidy` checks it), so the proof stays true, also in forked processes.
 #[derive(Debug, Clone, Copy)]
@@ -86,8 +87,8 @@ impl ForkedChild {
 }
 
 fn run_child(child: impl FnOnce(ForkedChild) -> Infallible) -> ! {
-    // A panic must neither unwind into the frames below, nor reach `abort`: musl's sends the signal to the thread ID that
-    // it remembers, which after a raw clone is the parent's.
+    // A panic must neither unwind into the frames below, nor reach `abort`: musl's sends the signal to the thread ID
+    // that it remembers, which after a raw clone is the parent's.
     std::panic::set_hook(Box::new(|panic| {
         let _nothing_left_to_do = writeln!(io::stderr(), "gantry-stage1: a forked process {panic}");
         exit_now(127)
@@ -102,8 +103,8 @@ pub(crate) fn fork(
     child: impl FnOnce(ForkedChild) -> Infallible,
 ) -> io::Result<Pid> {
     let pid = if flags == 0 {
-        // SAFETY: there is one thread, so no lock is held by a thread that the child lacks. The C library's fork, because
-        // it updates the PID that the library remembers: `abort` would hit the parent otherwise.
+        // SAFETY: there is one thread, so no lock is held by a thread that the child lacks. The C library's fork,
+        // because it updates the PID that the library remembers: `abort` would hit the parent otherwise.
         libc::c_long::from(unsafe { libc::fork() })
     } else {
         let flags = libc::c_long::from(flags | libc::SIGCHLD);
@@ -147,7 +148,8 @@ pub(crate) fn fork_into_cgroup(
         cgroup: cgroup.as_raw_fd().unsigned_abs().into(),
         ..CloneArgs::default()
     };
-    // SAFETY: as in fork: no stack, neither CLONE_VM nor CLONE_THREAD, one thread. The kernel reads `size_of` bytes of `args`.
+    // SAFETY: as in fork: no stack, neither CLONE_VM nor CLONE_THREAD, one thread. The kernel reads `size_of` bytes of
+    // `args`.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
     match i32::try_from(check(pid)?).ok().and_then(Pid::from_raw) {
         Some(pid) => Ok(pid),
@@ -292,7 +294,8 @@ pub(crate) fn load_seccomp(program: &[Insn]) -> io::Result<()> {
     }
     let len = u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
     let program = Program { len, filter: program.as_ptr() };
-    // SAFETY: `program` has the layout of struct sock_fprog and outlives the call; `filter` points to `len` instructions.
+    // SAFETY: `program` has the layout of struct sock_fprog and outlives the call; `filter` points to `len`
+    // instructions.
     check(unsafe { libc::syscall(libc::SYS_seccomp, 1, 0, &raw const program) }).map(drop)
 }
 
@@ -313,8 +316,8 @@ impl Executable {
 
     /// Replaces this process; returns only the error. It allocates nothing.
     pub(crate) fn execute(&self) -> io::Error {
-        // SAFETY: both lists end with a null pointer, and their strings live in `_texts`, which stay where they are when the
-        // vectors move.
+        // SAFETY: both lists end with a null pointer, and their strings live in `_texts`, which stay where they are
+        // when the vectors move.
         unsafe { libc::execve(self.path.as_ptr(), self.argv.as_ptr(), self.env.as_ptr()) };
         io::Error::last_os_error()
     }
@@ -328,8 +331,8 @@ fn pointers(texts: &[CString]) -> Vec<*const libc::c_char> {
 pub(crate) fn execveat(program: BorrowedFd<'_>, argv: &[CString], env: &[CString]) -> io::Error {
     let (argv, env) = (pointers(argv), pointers(env));
     let flags = libc::c_long::from(libc::AT_EMPTY_PATH);
-    // SAFETY: the descriptor is open for the call, the path is empty and ends with a NUL byte, and both lists end with a
-    // null pointer; their strings live in the slices of the caller.
+    // SAFETY: the descriptor is open for the call, the path is empty and ends with a NUL byte, and both lists end with
+    // a null pointer; their strings live in the slices of the caller.
     unsafe { libc::syscall(libc::SYS_execveat, program.as_raw_fd(), c"".as_ptr(), argv.as_ptr(), env.as_ptr(), flags) };
     io::Error::last_os_error()
 }
@@ -461,9 +464,11 @@ pub(crate) fn terminal_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
-/// A read-only mapping of a file, of the program itself, without anonymous pages: every page has the contents of the file.
+/// A read-only mapping of a file, of the program itself, without anonymous pages: every page has the contents of the
+/// file.
 ///
-/// That stays true: nothing in this program makes a mapping of its file writable after startup. A forked process has the same mappings at the same addresses.
+/// That stays true: nothing in this program makes a mapping of its file writable after startup. A forked process has
+/// the same mappings at the same addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CleanMapping {
     start: usize,
@@ -521,7 +526,8 @@ pub(crate) struct EbpfInsn {
     pub(crate) immediate: i32,
 }
 
-/// Loads a `BPF_PROG_TYPE_CGROUP_DEVICE` program and attaches it to a cgroup2 directory. It lives as long as the cgroup.
+/// Loads a `BPF_PROG_TYPE_CGROUP_DEVICE` program and attaches it to a cgroup2 directory. It lives as long as the
+/// cgroup.
 pub(crate) fn attach_device_program(program: &[EbpfInsn], cgroup: BorrowedFd<'_>) -> io::Result<()> {
     #[repr(C)]
     #[derive(Default)]
@@ -553,8 +559,8 @@ pub(crate) fn attach_device_program(program: &[EbpfInsn], cgroup: BorrowedFd<'_>
         license: c"Apache-2.0".as_ptr() as u64,
         ..Load::default()
     };
-    // SAFETY: `load` begins like union bpf_attr for BPF_PROG_LOAD, the rest is zero, its size is passed; the pointers in it
-    // live until the call returns. The returned descriptor is new.
+    // SAFETY: `load` begins like union bpf_attr for BPF_PROG_LOAD, the rest is zero, its size is passed; the pointers
+    // in it live until the call returns. The returned descriptor is new.
     let loaded = unsafe {
         let fd = check(libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<Load>()))?;
         OwnedFd::from_raw_fd(RawFd::try_from(fd).unwrap_or(-1))

@@ -1,8 +1,8 @@
 //! A table whose entries keep their tokens.
 //!
-//! The event loop polls many descriptors at once and then handles their events one after the other. Handling an event may
-//! remove an entry that a later event of the same poll belongs to. A token is never used for a second entry, so the later
-//! event finds no entry instead of the wrong one.
+//! The event loop polls many descriptors at once and then handles their events one after the other. Handling an event
+//! may remove an entry that a later event of the same poll belongs to. A token is never used for a second entry, so the
+//! later event finds no entry instead of the wrong one.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -142,7 +142,8 @@ mod tests {
         assert_eq!(table.values().copied().collect::<Vec<_>>(), ["a", "c", "d"], "in the order of insertion");
     }
 
-    /// Events are handled in batches: an event whose entry was removed and replaced meanwhile must not reach the new entry.
+    /// Events are handled in batches: an event whose entry was removed and replaced meanwhile must not reach the new
+    /// entry.
     #[test]
     fn an_event_for_a_removed_entry_does_not_reach_its_successor() {
         let mut table = Table::default();

@@ -13,28 +13,28 @@ const MAX_LINKS: usize = 40;
 /// The kernel's limit on a path (`PATH_MAX`).
 const MAX_PATH: usize = 4096;
 
-/// The place in a root that an absolute path leads to. `link` tells what the link at a place says, if there is one; it is
-/// asked for places alone. What does not exist is where its name says. Below `/proc`, `/sys` and `/dev` nothing is asked: what the image
-/// has there will be covered.
+/// Resolves an absolute path in a root, including components that do not exist. `link` returns the target of the link
+/// at a resolved path, if there is one. It is not called below `/proc`, `/sys` and `/dev`: mounts will cover the
+/// image's files there.
 pub(crate) fn resolve(path: &str, link: impl Fn(&str) -> Result<Option<String>>) -> Result<String> {
     let refused = |why: &str| failure(ErrorKind::Invalid, format!("the path '{}' {why}", shown(path)));
     let mut left: VecDeque<String> = path.split('/').map(str::to_owned).collect();
-    let mut place: Vec<String> = Vec::new();
+    let mut resolved: Vec<String> = Vec::new();
     let mut links = 0;
     while let Some(part) = left.pop_front() {
         match part.as_str() {
             "" | "." => continue,
             ".." => {
-                place.pop();
+                resolved.pop();
                 continue;
             }
-            _ => place.push(part),
+            _ => resolved.push(part),
         }
-        let here = format!("/{}", place.join("/"));
+        let here = format!("/{}", resolved.join("/"));
         if here.len() >= MAX_PATH {
             return Err(refused("is too long"));
         }
-        if place.first().is_some_and(|first| matches!(first.as_str(), "proc" | "sys" | "dev")) {
+        if resolved.first().is_some_and(|first| matches!(first.as_str(), "proc" | "sys" | "dev")) {
             continue;
         }
         let Some(text) = link(&here)? else { continue };
@@ -42,15 +42,15 @@ pub(crate) fn resolve(path: &str, link: impl Fn(&str) -> Result<Option<String>>)
         if links > MAX_LINKS {
             return Err(refused("has too many links"));
         }
-        place.pop();
+        resolved.pop();
         if text.starts_with('/') {
-            place.clear();
+            resolved.clear();
         }
         for part in text.split('/').rev() {
             left.push_front(part.to_owned());
         }
     }
-    Ok(format!("/{}", place.join("/")))
+    Ok(format!("/{}", resolved.join("/")))
 }
 
 #[cfg(test)]
@@ -97,14 +97,14 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever links say: a place is absolute and normal, or refused; asking about it again changes nothing.
+        /// A resolved path is absolute and normal, and resolves to itself.
         #[test]
-        fn places_are_normal(path in "(/[a-c.]{1,2}){0,5}", links in proptest::collection::btree_map("(/[a-c]){1,3}", "/?([a-c.]{1,2}/?){1,4}", 0..6)) {
+        fn resolved_paths_are_normal(path in "(/[a-c.]{1,2}){0,5}", links in proptest::collection::btree_map("(/[a-c]){1,3}", "/?([a-c.]{1,2}/?){1,4}", 0..6)) {
             let link = |at: &str| Ok(links.get(at).cloned());
-            if let Ok(place) = resolve(&path, link) {
-                prop_assert_eq!(gantry_model::spec::normal(&place), place.clone());
-                prop_assert!(place.split('/').all(|part| part != ".."));
-                prop_assert_eq!(resolve(&place, link).unwrap(), place);
+            if let Ok(resolved) = resolve(&path, link) {
+                prop_assert_eq!(gantry_model::spec::normal(&resolved), resolved.clone());
+                prop_assert!(resolved.split('/').all(|part| part != ".."));
+                prop_assert_eq!(resolve(&resolved, link).unwrap(), resolved);
             }
         }
     }

@@ -44,8 +44,8 @@ impl AppStdio {
         self.console.as_ref().map(|(path, _)| path.clone())
     }
 
-    /// The supervisor's ends, after libcontainer has made the container and before the app is executed. A terminal gets this
-    /// size (rows, columns).
+    /// The supervisor's ends, after libcontainer has made the container and before the app is executed. A terminal gets
+    /// this size (rows, columns).
     pub(crate) fn supervisor_ends(self, size: Option<(u16, u16)>) -> Result<(Vec<OutputSource>, AppInput)> {
         match (self.pipes, self.console) {
             (Some(ends), _) => Ok(ends),
@@ -96,8 +96,8 @@ pub(crate) fn is_null(fd: &OwnedFd) -> std::io::Result<bool> {
     Ok(device && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3))
 }
 
-/// Opens `/dev/null` of an app that waits for its execve. Programs executed in the app get it instead of the host's, whose
-/// mode and owner they could change through /proc/self/fd.
+/// Opens `/dev/null` of an app that waits for its execve. Programs executed in the app get it instead of the host's,
+/// whose mode and owner they could change through /proc/self/fd.
 pub(crate) fn open_null(app: Pid) -> std::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(format!("/proc/{}/root", app.as_raw_nonzero()), flags, Mode::empty())?;
@@ -108,8 +108,8 @@ pub(crate) fn open_null(app: Pid) -> std::io::Result<OwnedFd> {
     if is_null(&null)? { Ok(null) } else { Err(std::io::Error::other("it is not the null device")) }
 }
 
-/// Opens the master of a new pseudo-terminal from inside an app's root. The file system must be devpts: an app could put
-/// another file in its place.
+/// Opens the master of a new pseudo-terminal from inside an app's root. The file system must be devpts: an app could
+/// put another file in its place.
 pub(crate) fn open_master() -> std::io::Result<OwnedFd> {
     const DEVPTS: u64 = 0x1cd1;
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW;

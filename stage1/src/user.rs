@@ -1,4 +1,4 @@
-//! Users and groups, looked up in the image's own files, strictly.
+//! Looks up users and groups in the image's passwd(5) and group(5), strictly.
 //!
 //! The files are hostile: opened beneath the root without following anything out of it, only regular files, at most
 //! 1 MiB. Numbers are digits only and below 2^32 - 1 (containerd CVE-2024-40635); a name that two lines give different
@@ -13,23 +13,25 @@ use rustix::fs::{FileType, OFlags};
 use crate::failure::{Attempt, Result, failure};
 use crate::root::open_in;
 
-const MOST_BYTES: i64 = 1 << 20;
-const MOST_GROUPS: usize = 1024;
+/// Maximum size of passwd and group, in bytes.
+const MAX_FILE_SIZE: i64 = 1 << 20;
+/// Maximum number of supplementary groups of a process.
+const MAX_GROUPS: usize = 1024;
 
-/// Who a process runs as.
+/// The user and groups of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ids {
     /// User number.
     pub(crate) uid: u32,
     /// Group number.
     pub(crate) gid: u32,
-    /// Supplementary groups, sorted, without doubles.
+    /// Supplementary groups, sorted, without duplicates.
     pub(crate) groups: Vec<u32>,
-    /// Home directory; `/` when the image does not know the user.
+    /// Home directory; `/` if the user is not in the image.
     pub(crate) home: String,
 }
 
-/// The `user`, `group` and further groups of an app or an exec, in the image at `root`.
+/// Resolves the `user`, `group` and further groups of an app or an exec, in the image at `root`.
 pub(crate) fn resolve(root: &OwnedFd, user: Option<&str>, group: Option<&str>, further: &[u32]) -> Result<Ids> {
     let (user, own_group) = match user {
         Some(text) if !text.starts_with('/') => match text.split_once(':') {
@@ -43,58 +45,60 @@ pub(crate) fn resolve(root: &OwnedFd, user: Option<&str>, group: Option<&str>, f
     let found = find_user(root, &passwd, user.unwrap_or("0"))?;
     let mut all: Vec<u32> = further.to_vec();
     let gid = match group.or(own_group) {
-        // A group that is named is the only one, as with docker and podman.
+        // As with docker and podman, an explicit group excludes the user's other groups.
         Some(text) => find_group(root, &groups, text)?,
         None => {
             all.extend(found.name.iter().flat_map(|name| memberships(&groups, name)));
             found.gid
         }
     };
-    // As with docker and podman (CVE-2022-36109): without it, a set-group-ID program that changes the group would take the
-    // process out of its own, and with it out of what the group is denied.
+    // The primary group is a supplementary group too, as with docker and podman (CVE-2022-36109). Otherwise a process
+    // could leave it through a set-group-ID program, and escape permissions that deny access to the group.
     all.push(gid);
     all.sort_unstable();
     all.dedup();
-    if all.len() > MOST_GROUPS {
+    if all.len() > MAX_GROUPS {
         return Err(failure(
             ErrorKind::Invalid,
-            format!("{} supplementary groups are too many: {MOST_GROUPS} is the limit", all.len()),
+            format!("{} supplementary groups are too many: {MAX_GROUPS} is the limit", all.len()),
         ));
     }
     Ok(Ids { uid: found.uid, gid, groups: all, home: found.home })
 }
 
-struct Found {
+/// A user of the image.
+struct ImageUser {
     name: Option<String>,
     uid: u32,
     gid: u32,
     home: String,
 }
 
-struct Entry<'a> {
+/// An entry of passwd(5) or group(5).
+struct AccountEntry<'a> {
     name: &'a str,
     id: u32,
     rest: Vec<&'a str>,
 }
 
-/// The entries of passwd(5) and group(5): `name:password:number:…`. Other lines are passed over.
-fn entries(text: &str) -> impl Iterator<Item = Entry<'_>> {
+/// The entries of passwd(5) and group(5): `name:password:number:…`. Other lines are ignored.
+fn entries(text: &str) -> impl Iterator<Item = AccountEntry<'_>> {
     text.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next().filter(|name| !name.is_empty())?;
         let id = number(fields.nth(1)?)?;
-        Some(Entry { name, id, rest: fields.collect() })
+        Some(AccountEntry { name, id, rest: fields.collect() })
     })
 }
 
-/// A user or group number: digits only, not 2^32 - 1, which system calls take for "leave it".
+/// Parses a user or group number: digits only, and not 2^32 - 1, which means "unchanged" in system calls.
 fn number(text: &str) -> Option<u32> {
     let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
     text.parse().ok().filter(|&id| digits && id != u32::MAX)
 }
 
-/// The one entry of this name; an error when two of them differ.
-fn by_name<'a>(text: &'a str, what: &str, name: &str) -> Result<Option<Entry<'a>>> {
+/// The entry with this name; an error if several have different numbers.
+fn by_name<'a>(text: &'a str, what: &str, name: &str) -> Result<Option<AccountEntry<'a>>> {
     let mut matching = entries(text).filter(|entry| entry.name == name);
     let first = matching.next();
     if let Some(entry) = &first
@@ -108,10 +112,10 @@ fn by_name<'a>(text: &'a str, what: &str, name: &str) -> Result<Option<Entry<'a>
     Ok(first)
 }
 
-fn find_user(root: &OwnedFd, passwd: &str, text: &str) -> Result<Found> {
+fn find_user(root: &OwnedFd, passwd: &str, text: &str) -> Result<ImageUser> {
     if text.starts_with('/') {
         let (uid, gid) = owner(root, text)?;
-        return Ok(Found { name: None, uid, gid, home: home_of(passwd, uid) });
+        return Ok(ImageUser { name: None, uid, gid, home: home_of(passwd, uid) });
     }
     let all_digits = text.bytes().all(|c| c.is_ascii_digit());
     let entry = match number(text) {
@@ -120,13 +124,13 @@ fn find_user(root: &OwnedFd, passwd: &str, text: &str) -> Result<Found> {
         None => Some(by_name(passwd, "user", text)?.ok_or_else(|| unknown("user", text))?),
     };
     match (entry, number(text)) {
-        (Some(entry), _) => Ok(Found {
+        (Some(entry), _) => Ok(ImageUser {
             name: Some(entry.name.to_owned()),
             uid: entry.id,
             gid: entry.rest.first().and_then(|text| number(text)).unwrap_or(0),
             home: checked_home(entry.rest.get(2).copied()),
         }),
-        (None, Some(uid)) => Ok(Found { name: None, uid, gid: 0, home: "/".to_owned() }),
+        (None, Some(uid)) => Ok(ImageUser { name: None, uid, gid: 0, home: "/".to_owned() }),
         (None, None) => Err(unknown("user", text)),
     }
 }
@@ -151,7 +155,7 @@ fn home_of(passwd: &str, uid: u32) -> String {
     checked_home(entries(passwd).find(|entry| entry.id == uid).and_then(|entry| entry.rest.get(2).copied()))
 }
 
-/// A home directory becomes an environment variable; one that is no path does not.
+/// The home directory if it can be the value of HOME, else `/`.
 fn checked_home(home: Option<&str>) -> String {
     home.filter(|home| home.starts_with('/') && !home.chars().any(char::is_control)).unwrap_or("/").to_owned()
 }
@@ -170,7 +174,7 @@ fn owner(root: &OwnedFd, path: &str) -> Result<(u32, u32)> {
     Ok((stat.st_uid, stat.st_gid))
 }
 
-/// A small text file of the image; empty when it is not there. What is not UTF-8 is replaced.
+/// Reads a small text file of the image, with replacements for invalid UTF-8. A missing file is empty.
 fn read(root: &OwnedFd, path: &str) -> Result<String> {
     let what = || format!("cannot read /{path} of the image");
     let fd = match open_in(root, path, OFlags::RDONLY) {
@@ -181,14 +185,14 @@ fn read(root: &OwnedFd, path: &str) -> Result<String> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(failure(ErrorKind::Invalid, format!("/{path} of the image is not a regular file")));
     }
-    if stat.st_size > MOST_BYTES {
+    if stat.st_size > MAX_FILE_SIZE {
         return Err(failure(
             ErrorKind::Invalid,
-            format!("/{path} of the image has {} bytes; {MOST_BYTES} is the limit", stat.st_size),
+            format!("/{path} of the image has {} bytes; {MAX_FILE_SIZE} is the limit", stat.st_size),
         ));
     }
     let mut bytes = Vec::new();
-    let mut limited = std::io::Read::take(std::fs::File::from(fd), MOST_BYTES.unsigned_abs());
+    let mut limited = std::io::Read::take(std::fs::File::from(fd), MAX_FILE_SIZE.unsigned_abs());
     std::io::Read::read_to_end(&mut limited, &mut bytes).attempt(what)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

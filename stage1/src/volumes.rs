@@ -1,7 +1,6 @@
-//! The volumes of an app: their mount points in its root, and the initial contents of empty ones.
+//! The volumes of an app: where they are mounted in its root, and their initial contents.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -18,61 +17,62 @@ use crate::failure::{Attempt, Result, failure};
 use crate::root::open_in;
 use crate::{jail, targets};
 
-/// Makes the volumes that an app mounts and that are not there yet. Gives its mounts, outer ones first, with the places in its
-/// root that they really are at. A mount that would cover what the supervisor mounts itself is refused, or left out where
-/// it is the image that declares it.
-pub(crate) fn place(plan: &Plan, app: &App, root: &OwnedFd) -> Result<Vec<Mount>> {
+/// Makes the missing volumes of an app. Returns its mounts, outer ones first, with their targets resolved in the app's
+/// root. A mount that would cover one of gantry's is an error, or left out if the image declares it.
+pub(crate) fn prepare_mounts(plan: &Plan, app: &App, root: &OwnedFd) -> Result<Vec<Mount>> {
     let volumes = plan.volumes.iter().map(|volume| (volume.name.as_str(), volume)).collect();
-    let mut placing = Placing { app, root, volumes, placed: Vec::new(), budget: Budget::of(app.image_size) };
+    let mut preparation =
+        MountPreparation { app, root, volumes, prepared: Vec::new(), budget: Budget::from_image(app.image_size) };
     let mut order = Vec::with_capacity(app.mounts.len());
     for mount in &app.mounts {
-        // By the image alone: enough to know which is inside of which.
-        order.push((placing.resolve(mount)?, mount));
+        // Resolved without the other mounts, which is enough to sort them.
+        order.push((preparation.resolve(mount)?, mount));
     }
     let depth = |target: &str| target.matches('/').count();
     order.sort_by_key(|(target, mount)| (depth(target), mount.declared));
     let targets: Vec<&String> = order.iter().map(|(target, _)| target).collect();
     for (_, mount) in &order {
-        placing.place(mount, &targets)?;
+        preparation.prepare(mount, &targets)?;
     }
-    Ok(placing.placed)
+    Ok(preparation.prepared)
 }
 
-struct Placing<'a> {
+struct MountPreparation<'a> {
     app: &'a App,
     root: &'a OwnedFd,
     volumes: BTreeMap<&'a str, &'a Volume>,
-    placed: Vec<Mount>,
-    /// For the volumes that the image declares, together.
+    /// Mounts with resolved targets, outer ones first.
+    prepared: Vec<Mount>,
+    /// Shared by the volumes that the image declares.
     budget: Budget,
 }
 
-impl<'a> Placing<'a> {
-    /// Where a mount ends up beneath those that were placed.
+impl<'a> MountPreparation<'a> {
+    /// The target of a mount, given the mounts prepared before.
     fn resolve(&self, mount: &Mount) -> Result<String> {
         targets::resolve(&mount.target, |path| self.link(path))
     }
 
-    /// What the link at a place says, if there is one: in the volume that is mounted over it, or in the image.
+    /// The target of the link at a path, if there is one: in the volume that is mounted there, or in the image.
     fn link(&self, path: &str) -> Result<Option<String>> {
         let inside = |mount: &&Mount| path.strip_prefix(mount.target.as_str()).filter(|rest| rest.starts_with('/'));
-        if self.placed.iter().any(|mount| mount.target == path) {
+        if self.prepared.iter().any(|mount| mount.target == path) {
             return Ok(None);
         }
-        let found = match self.placed.iter().rev().find(|mount| inside(mount).is_some()) {
+        let found = match self.prepared.iter().rev().find(|mount| inside(mount).is_some()) {
             Some(mount) => {
                 let top = self.open_top(self.volume(mount)?)?;
                 read_link(&top, path.strip_prefix(mount.target.as_str()).unwrap_or_default())
             }
             None => read_link(self.root, path),
         };
-        found.attempt(|| format!("cannot look at '{}' of the app", shown(path)))
+        found.attempt(|| format!("cannot inspect '{}' of the app", shown(path)))
     }
 
     fn volume(&self, mount: &Mount) -> Result<&'a Volume> {
         let missing = || {
             let name = shown(&mount.volume);
-            failure(ErrorKind::Invalid, format!("the plan mounts a volume '{name}' that it lacks"))
+            failure(ErrorKind::Invalid, format!("the plan mounts volume '{name}', which it does not have"))
         };
         self.volumes.get(mount.volume.as_str()).copied().ok_or_else(missing)
     }
@@ -83,12 +83,12 @@ impl<'a> Placing<'a> {
             .attempt(|| format!("cannot open volume '{}'", volume.name))
     }
 
-    fn place(&mut self, mount: &Mount, targets: &[&String]) -> Result<()> {
+    fn prepare(&mut self, mount: &Mount, targets: &[&String]) -> Result<()> {
         let target = self.resolve(mount)?;
         if is_provided(&target) || (mount.declared && is_device(&target)) {
             return self.refuse(mount, &target);
         }
-        if self.placed.iter().any(|placed| placed.target == target) {
+        if self.prepared.iter().any(|prepared| prepared.target == target) {
             if mount.declared {
                 return Ok(());
             }
@@ -104,21 +104,21 @@ impl<'a> Placing<'a> {
                 let inside =
                     |other: &&String| other.strip_prefix(target.as_str())?.strip_prefix('/').map(PathBuf::from);
                 let covered = targets.iter().filter_map(inside).collect();
-                let filling = Filling { volume, from, budget: &mut self.budget, covered: &covered };
-                make_empty(filling, (mode, uid, gid))?;
+                let contents = InitialContents { volume, from, budget: &mut self.budget, covered: &covered };
+                make_empty(contents, (mode, uid, gid))?;
             }
             VolumeKind::Named { .. } => {
-                // Whole: other pods may mount nothing inside of it.
-                let (budget, covered) = (&mut Budget::of(self.app.image_size), &BTreeSet::new());
-                begin_named(Filling { volume, from, budget, covered })?;
+                // Complete: other pods may have no mounts inside it.
+                let (budget, covered) = (&mut Budget::from_image(self.app.image_size), &BTreeSet::new());
+                fill_named(InitialContents { volume, from, budget, covered })?;
             }
             VolumeKind::Host { .. } => {}
         }
-        self.placed.push(Mount { target, ..mount.clone() });
+        self.prepared.push(Mount { target, ..mount.clone() });
         Ok(())
     }
 
-    /// Skip a volume declared by the image that cannot be mounted; for a volume the user asked for, fail.
+    /// Leaves out a volume that the image declares; fails for a volume that the user mounts.
     fn refuse(&self, mount: &Mount, target: &str) -> Result<()> {
         let leads = if mount.target == target {
             String::new()
@@ -130,12 +130,12 @@ impl<'a> Placing<'a> {
         if !mount.declared {
             return Err(failure(ErrorKind::Invalid, what));
         }
-        let _ = writeln!(std::io::stderr(), "gantry-stage1: {what}; the image's volume is left out");
+        tracing::warn!("{what}; the image's volume is left out");
         Ok(())
     }
 }
 
-/// What the link at a path beneath a directory says, if there is one. What lies above the path is no link.
+/// Reads the link at a path beneath a directory, if there is one. The path's parents must not be links.
 fn read_link(top: &OwnedFd, path: &str) -> std::io::Result<Option<String>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
@@ -147,11 +147,11 @@ fn read_link(top: &OwnedFd, path: &str) -> std::io::Result<Option<String>> {
         return Ok(None);
     }
     let text = rustix::fs::readlinkat(&found, "", Vec::new())?;
-    let text = text.into_string().map_err(|_| std::io::Error::other("it is a link to a name that is not UTF-8"))?;
+    let text = text.into_string().map_err(|_| std::io::Error::other("it is a link to a path that is not UTF-8"))?;
     Ok(Some(text))
 }
 
-/// Where a volume is in the supervisor's tree.
+/// The path of a volume in the supervisor's tree.
 pub(crate) fn source(volume: &Volume) -> String {
     match volume.kind {
         VolumeKind::Host { .. } => jail::volume_path(&volume.name),
@@ -161,45 +161,44 @@ pub(crate) fn source(volume: &Volume) -> String {
 }
 
 /// The initial contents of a new volume.
-struct Filling<'a> {
+struct InitialContents<'a> {
     volume: &'a Volume,
-    /// The image's directory.
+    /// The image's directory; `None`: the volume stays empty.
     from: Option<&'a OwnedFd>,
     budget: &'a mut Budget,
-    /// Paths in it that other volumes cover.
+    /// Paths in it that other volumes will cover.
     covered: &'a BTreeSet<PathBuf>,
 }
 
-/// Makes an empty volume unless another app has made it. It gets its name when it is complete: a supervisor that is killed
-/// before leaves none, for the next start.
-fn make_empty(filling: Filling<'_>, (mode, uid, gid): (u32, u32, u32)) -> Result<()> {
-    let path = source(filling.volume);
-    let what = || format!("cannot make volume '{}'", filling.volume.name);
+/// Makes an empty volume unless another app of the pod has made it. It is renamed when it is complete, so that a
+/// supervisor that is killed leaves no incomplete volume to the next start.
+fn make_empty(contents: InitialContents<'_>, (mode, uid, gid): (u32, u32, u32)) -> Result<()> {
+    let path = source(contents.volume);
+    let what = || format!("cannot make volume '{}'", contents.volume.name);
     match rustix::fs::lstat(&path) {
         Ok(_) => return Ok(()),
         Err(Errno::NOENT) => {}
         Err(error) => return Err(error).attempt(what),
     }
-    // No volume has a dot in its name.
+    // Names of volumes have no dots.
     let new = format!("{path}.new");
     remove_tree(&new).attempt(what)?;
     rustix::fs::mkdirat(CWD, &new, Mode::from_raw_mode(0o700)).attempt(what)?;
     let dir = rustix::fs::open(&new, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty());
     let dir = dir.attempt(what)?;
-    match filling.from {
-        Some(_) => fill(filling, &dir).inspect_err(|_| {
-            // The next start would remove it too.
-            let _ = remove_tree(&new);
+    match contents.from {
+        Some(_) => fill(contents, &dir).inspect_err(|_| {
+            let _left_for_next_start = remove_tree(&new);
         })?,
         None => {
             rustix::fs::fchown(&dir, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).attempt(what)?;
             rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode & 0o7777)).attempt(what)?;
         }
     }
-    rustix::fs::rename(&new, &path).attempt(|| format!("cannot name the volume {path}"))
+    rustix::fs::rename(&new, &path).attempt(|| format!("cannot rename volume {path}"))
 }
 
-/// In the directory of a named volume: what apps see.
+/// The directory that apps see, in the directory of a named volume.
 const NAMED_DATA: &str = "data";
 /// Exists until an app mounts the volume for the first time.
 const NAMED_FRESH: &str = "fresh";
@@ -207,11 +206,13 @@ const NAMED_FRESH: &str = "fresh";
 const NAMED_FILLING: &str = "filling";
 /// Timeout of waiting for another pod that fills the volume.
 const NAMED_TIMEOUT: Duration = Duration::from_secs(40);
+/// How often the lock of a volume that another pod fills is tried.
+const NAMED_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Fills a named volume from the image when it is mounted for the first time and is empty. The copy takes the place of the
-/// empty directory when it is complete and on the disk: a kill or a power cut leaves the volume as it was.
-fn begin_named(filling: Filling<'_>) -> Result<()> {
-    let volume = filling.volume;
+/// Fills a named volume from the image if it is mounted for the first time and is empty. The copy replaces the empty
+/// directory when it is complete and synced, so that a kill or a power cut leaves the volume unchanged.
+fn fill_named(contents: InitialContents<'_>) -> Result<()> {
+    let volume = contents.volume;
     let what = || format!("cannot fill volume '{}'", volume.name);
     let path = |name: &str| format!("{}/{name}", jail::volume_path(&volume.name));
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -222,29 +223,28 @@ fn begin_named(filling: Filling<'_>) -> Result<()> {
         other => drop(other.attempt(what)?),
     }
     let is_empty = std::fs::read_dir(path(NAMED_DATA)).attempt(what)?.next().is_none();
-    if is_empty && filling.from.is_some() {
+    if is_empty && contents.from.is_some() {
         remove_tree(&path(NAMED_FILLING)).attempt(what)?;
         rustix::fs::mkdirat(&top, NAMED_FILLING, Mode::from_raw_mode(0o700)).attempt(what)?;
         let dir = rustix::fs::openat(&top, NAMED_FILLING, flags, Mode::empty()).attempt(what)?;
-        fill(filling, &dir).inspect_err(|_| {
-            // The next start would remove it too.
-            let _ = remove_tree(&path(NAMED_FILLING));
+        fill(contents, &dir).inspect_err(|_| {
+            let _left_for_next_start = remove_tree(&path(NAMED_FILLING));
         })?;
-        copy::sync(&dir).attempt(what)?;
+        copy::sync_tree(&dir).attempt(what)?;
         rustix::fs::renameat(&top, NAMED_FILLING, &top, NAMED_DATA).attempt(what)?;
     }
-    // After this it is never filled again: apps may be in it.
+    // From here on apps may use it, so it is never filled again.
     rustix::fs::fsync(&top).attempt(what)?;
     rustix::fs::unlinkat(&top, NAMED_FRESH, AtFlags::empty()).attempt(what)?;
     rustix::fs::fsync(&top).attempt(what)
 }
 
-/// Waits until no other pod fills the volume. The lock ends with the descriptor.
+/// Waits until no other pod is filling the volume. Closing the descriptor releases the lock.
 fn lock_named(top: &OwnedFd, name: &str) -> Result<()> {
     let deadline = Instant::now() + NAMED_TIMEOUT;
     loop {
         match rustix::fs::flock(top, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(NAMED_POLL_INTERVAL),
             Err(Errno::WOULDBLOCK) => {
                 let why = format!("volume '{name}' is still being filled by another pod");
                 return Err(failure(ErrorKind::Busy, why));
@@ -255,23 +255,23 @@ fn lock_named(top: &OwnedFd, name: &str) -> Result<()> {
 }
 
 /// Copies the image's directory into a new one.
-fn fill(filling: Filling<'_>, to: &OwnedFd) -> Result<()> {
-    let Filling { volume, from, budget, covered } = filling;
+fn fill(contents: InitialContents<'_>, to: &OwnedFd) -> Result<()> {
+    let InitialContents { volume, from, budget, covered } = contents;
     let Some(from) = from else { return Ok(()) };
     let what = || format!("cannot fill volume '{}' from the image", volume.name);
-    copy::tree(from, to, budget, covered).or_else(|why| match why {
+    copy::copy_tree(from, to, budget, covered).or_else(|why| match why {
         CopyError::Io(error) => Err(error).attempt(what),
         CopyError::TooDeep => {
             Err(failure(ErrorKind::Invalid, format!("{}: its directories are nested too deep", what())))
         }
-        CopyError::TooMuch => {
-            let why = "its files are larger or more than they were when the image was fetched";
+        CopyError::OverBudget => {
+            let why = "its files are larger or more numerous than when the image was fetched";
             Err(failure(ErrorKind::Exhausted, format!("{}: {why}; fetch the image again", what())))
         }
     })
 }
 
-/// Removes a directory tree, following nothing.
+/// Removes a directory tree without following links.
 fn remove_tree(path: &str) -> std::io::Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),

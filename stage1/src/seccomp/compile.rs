@@ -1,4 +1,4 @@
-//! Rules to classic BPF.
+//! Compiles rules to classic BPF.
 
 use std::collections::BTreeMap;
 
@@ -31,13 +31,13 @@ const RET_ALLOW: u32 = 0x7fff_0000;
 const RET_ERRNO: u32 = 0x0005_0000;
 
 /// The kernel's limit on a program (`BPF_MAXINSNS`).
-const MOST: usize = 4096;
+const MAX_PROGRAM: usize = 4096;
 
 fn insn(code: u16, jt: u8, jf: u8, k: u32) -> Insn {
     Insn { code, jt, jf, k }
 }
 
-/// A program that applies the rule of a call's number, or the default.
+/// Compiles a program that applies the rule for a call's number, or the default.
 pub(super) fn compile(rules: &BTreeMap<u32, Action>, default: &Action) -> Result<Vec<Insn>> {
     let mut program = vec![
         insn(LD_ABS, 0, 0, OFFSET_ARCH),
@@ -46,16 +46,16 @@ pub(super) fn compile(rules: &BTreeMap<u32, Action>, default: &Action) -> Result
         insn(LD_ABS, 0, 0, OFFSET_NUMBER),
     ];
     program.extend(tree(&segments(rules, default))?);
-    if program.len() > MOST {
+    if program.len() > MAX_PROGRAM {
         return Err(failure(
             ErrorKind::Invalid,
-            format!("the seccomp filter has {} instructions; {MOST} is the limit", program.len()),
+            format!("the seccomp filter has {} instructions; {MAX_PROGRAM} is the limit", program.len()),
         ));
     }
     Ok(program)
 }
 
-/// The number line cut where the action changes: `(first number, action)`.
+/// Cuts the range of numbers where the action changes: `(first number, action)`.
 fn segments<'a>(rules: &'a BTreeMap<u32, Action>, default: &'a Action) -> Vec<(u32, &'a Action)> {
     let mut cut: Vec<(u32, &Action)> = Vec::with_capacity(rules.len() * 2 + 1);
     let mut push = |start: u32, action: &'a Action| match cut.last_mut() {
@@ -68,7 +68,7 @@ fn segments<'a>(rules: &'a BTreeMap<u32, Action>, default: &'a Action) -> Vec<(u
         push(number, action);
         push(number + 1, default);
     }
-    // A cut that fell together with the next one may have left equal neighbours.
+    // A rule that replaced the default at its number may equal its neighbour.
     cut.dedup_by(|next, previous| next.1 == previous.1);
     cut
 }
@@ -108,7 +108,7 @@ fn leaf(action: &Action) -> Result<Vec<Insn>> {
     }
 }
 
-/// `then`, skipped unless the condition holds.
+/// Executes `then` if the condition holds.
 fn branch(condition: &Condition, then: &[Insn]) -> Result<Vec<Insn>> {
     let skip = u8::try_from(then.len())
         .map_err(|_| failure(ErrorKind::Internal, "a branch of a seccomp rule is longer than 255 instructions"))?;
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What the kernel would do: an interpreter of the instructions used here.
+    /// Interprets the instructions used here as the kernel does.
     fn run(program: &[Insn], arch: u32, number: u32, arguments: [u32; 6]) -> u32 {
         let (mut at, mut a) = (0usize, 0u32);
         loop {
@@ -145,9 +145,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every number meets its own rule and no other.
         #[test]
-        fn each_number_meets_its_rule(numbers in proptest::collection::btree_map(0u32..600, 0u16..4, 0..300), probe in 0u32..700) {
+        fn each_number_gets_its_own_rule(numbers in proptest::collection::btree_map(0u32..600, 0u16..4, 0..300), probe in 0u32..700) {
             let action = |n: u16| if n == 0 { Action::Allow } else { Action::Errno(n) };
             let rules: BTreeMap<u32, Action> = numbers.iter().map(|(&k, &v)| (k, action(v))).collect();
             let program = compile(&rules, &Action::Errno(38)).unwrap();
@@ -161,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_choose() {
+    fn conditions_select_an_action() {
         let flags = Condition { argument: 0, mask: 0x7e02_0000, value: 0 };
         let rules = [(56, Action::When(vec![(flags, Action::Allow)], Box::new(Action::Errno(1))))].into();
         let program = compile(&rules, &Action::Errno(38)).unwrap();

@@ -1,8 +1,8 @@
-//! System call filters, compiled to classic BPF: the default profile, or a list of the user's.
+//! System call filters, compiled to classic BPF: the default profile, or the user's list.
 //!
-//! libseccomp would cost 13 ms a container (it rebuilds a profile's filter each time); this compiler takes some
-//! microseconds, so nothing is cached. The filter is a balanced tree over ranges of system call numbers: some
-//! 7 comparisons a call instead of some 300.
+//! libseccomp takes 13 ms per container, because it rebuilds a profile's filter each time. This compiler takes some
+//! microseconds, so nothing is cached. The filter is a balanced tree over ranges of system call numbers: about 7
+//! comparisons per call instead of 300.
 //!
 //! Programs of another architecture (32-bit ones included) get ENOSYS for every call.
 
@@ -19,25 +19,25 @@ use gantry_model::ErrorKind;
 use crate::failure::{Result, failure};
 use crate::sys::Insn;
 
-/// What happens to a system call.
+/// What the filter does with a system call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// It is made.
+    /// The kernel executes it.
     Allow,
     /// It fails with this error number.
     Errno(u16),
-    /// The first condition that holds decides, else the last action.
+    /// The action of the first condition that holds, or else the last action.
     When(Vec<(Condition, Action)>, Box<Action>),
 }
 
 /// A condition on one argument of a system call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Condition {
-    /// Which argument, from 0.
+    /// The argument's position, from 0.
     pub(crate) argument: u8,
-    /// Bits of its low 32 that count. The high 32 bits are not looked at: every argument tested here is an `int` or flags of 32 bits.
+    /// The bits that are compared, of the low 32. Every argument tested here is an `int` or 32 bits of flags.
     pub(crate) mask: u32,
-    /// What those bits must be.
+    /// The value that those bits must have.
     pub(crate) value: u32,
 }
 
@@ -46,16 +46,16 @@ pub(crate) struct Condition {
 pub(crate) struct Filters {
     /// Loaded before an app can see the process.
     pub(crate) first: Vec<Insn>,
-    /// Loaded right before execve, where the first one allows more than the app may call.
+    /// Loaded right before execve, if the first one allows more than the app gets.
     pub(crate) last: Option<Vec<Insn>>,
 }
 
-/// The filters of an app with these capabilities; `None` when it is unconfined.
+/// The filters of an app with these capabilities; `None` if it is unconfined.
 pub(crate) fn filters(seccomp: &Seccomp, capabilities: &[String], new_privileges: bool) -> Result<Option<Filters>> {
     if let Seccomp::Retain { names, .. } = seccomp
         && !names.iter().any(|name| name == "execve")
     {
-        let why = "a list of the system calls that an app retains must have execve, or it cannot be started";
+        let why = "a list of retained system calls must contain execve, without which the app cannot be started";
         return Err(failure(ErrorKind::Invalid, why));
     }
     let Some((rules, default)) = rules(seccomp, capabilities)? else { return Ok(None) };
@@ -77,7 +77,7 @@ pub(crate) fn only(names: &[&str]) -> Result<Vec<Insn>> {
     compile::compile(&rules, &Action::Errno(libc::EPERM as u16))
 }
 
-/// What happens to each system call, and to those without a rule; `None` when the app is unconfined.
+/// The rules for system calls, and the action for calls without a rule; `None` if the app is unconfined.
 fn rules(seccomp: &Seccomp, capabilities: &[String]) -> Result<Option<(BTreeMap<u32, Action>, Action)>> {
     Ok(Some(match seccomp {
         Seccomp::Unconfined => return Ok(None),
@@ -92,7 +92,7 @@ fn rules(seccomp: &Seccomp, capabilities: &[String]) -> Result<Option<(BTreeMap<
         Seccomp::Retain { names, errno } => {
             let numbers = numbers_of(names)?;
             let mut rules: BTreeMap<u32, Action> = numbers.iter().map(|&number| (number, Action::Allow)).collect();
-            // A list of calls says nothing of address families.
+            // A list of calls does not name address families.
             rules
                 .extend(profile::socket_rules(capabilities).into_iter().filter(|(number, _)| numbers.contains(number)));
             (rules, Action::Errno(*errno))
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_filter_only_where_the_first_allows_more() {
+    fn a_second_filter_is_made_only_if_the_first_allows_more() {
         let default = filters(&Seccomp::Default, &[], false).unwrap().unwrap();
         assert!(default.last.is_none());
         let names = vec!["setsid".to_owned()];

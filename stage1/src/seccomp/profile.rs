@@ -1,12 +1,13 @@
-//! The default profile: what ordinary programs need, after the profile that docker and podman ship.
+//! The default profile, based on that of docker and podman.
 //!
-//! Stricter than podman's: no mount calls and no new namespaces without CAP_SYS_ADMIN, no keyring and no io_uring at all. A call that is not known gets ENOSYS, so that programs fall back.
+//! It is stricter than podman's: no mount calls and no new namespaces without CAP_SYS_ADMIN, and neither keyrings nor
+//! io_uring. Unknown calls get ENOSYS, so that programs fall back.
 
 use std::collections::BTreeMap;
 
 use super::{Action, Condition, numbers::number};
 
-/// What a call that no rule names gets.
+/// The error of a call without a rule.
 pub(super) const DEFAULT_ERRNO: u16 = libc::ENOSYS as u16;
 
 const EPERM: Action = Action::Errno(libc::EPERM as u16);
@@ -24,7 +25,7 @@ pub(super) fn rules(capabilities: &[String]) -> BTreeMap<u32, Action> {
         }
     };
     set(ALWAYS, &Action::Allow);
-    // Safe since Linux 4.8, where filters run after the tracer; the kernel checks who may trace whom.
+    // Safe since Linux 4.8, where filters run after the tracer. The kernel checks the permission to trace.
     set(&["ptrace", "process_vm_readv", "process_vm_writev"], &Action::Allow);
     set(DENIED, &EPERM);
     for (capability, names) in WITH_CAPABILITY {
@@ -37,10 +38,11 @@ pub(super) fn rules(capabilities: &[String]) -> BTreeMap<u32, Action> {
     } else {
         let no_namespaces = Condition { argument: CLONE_FLAGS, mask: CLONE_NEW, value: 0 };
         set(&["clone"], &Action::When(vec![(no_namespaces, Action::Allow)], Box::new(EPERM)));
-        // clone3 takes its flags by pointer, out of a filter's sight: ENOSYS makes every libc fall back to clone.
+        // clone3 takes its flags by pointer, which a filter cannot read. With ENOSYS every libc falls back to clone.
         set(&["clone3"], &Action::Errno(libc::ENOSYS as u16));
     }
-    // Personalities that change no security property: Linux, with or without 32-bit uname and no address randomisation query.
+    // Personalities that change no security property: Linux, with or without 32-bit uname and no address randomisation
+    // query.
     let harmless = [0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
     let equal = |value| (Condition { argument: 0, mask: u32::MAX, value }, Action::Allow);
     set(&["personality"], &Action::When(harmless.map(equal).to_vec(), Box::new(EPERM)));
@@ -48,9 +50,9 @@ pub(super) fn rules(capabilities: &[String]) -> BTreeMap<u32, Action> {
     rules
 }
 
-/// The rules for making sockets: of the address families that network namespaces confine, and no others. Those reach
-/// past them (AF_VSOCK) or into kernel code that hardly any program needs (AF_ALG, CVE-2026-31431), and asking for one makes
-/// the kernel load its module.
+/// The rules for making sockets: only address families that network namespaces confine. Others bypass the namespace
+/// (AF_VSOCK) or reach kernel code that hardly any program needs (AF_ALG, CVE-2026-31431), and making a socket loads
+/// the kernel's module.
 pub(super) fn socket_rules(capabilities: &[String]) -> Vec<(u32, Action)> {
     let raw = capabilities.iter().any(|name| name == "CAP_NET_RAW");
     let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
@@ -65,7 +67,7 @@ pub(super) fn socket_rules(capabilities: &[String]) -> Vec<(u32, Action)> {
         .collect()
 }
 
-/// Which argument of clone(2) holds the flags.
+/// The position of the flags in the arguments of clone(2).
 const CLONE_FLAGS: u8 = 0;
 
 #[rustfmt::skip]
@@ -107,7 +109,8 @@ const ALWAYS: &[&str] = &[
     "utimes", "vfork", "wait4", "waitid", "write", "writev",
 ];
 
-/// Known to the kernel, refused as a matter of policy: io_uring (it evades filters), user-space page faults, kexec, swap.
+/// Known to the kernel, refused as a matter of policy: io_uring (it evades filters), user-space page faults, kexec,
+/// swap.
 #[rustfmt::skip]
 const DENIED: &[&str] = &[
     "add_key", "io_uring_enter", "io_uring_register", "io_uring_setup", "kexec_file_load", "kexec_load", "keyctl",
@@ -144,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_attack_list_tries_is_denied() {
+    fn dangerous_calls_are_denied() {
         for name in ["io_uring_setup", "keyctl", "userfaultfd", "bpf", "mount", "unshare", "setns", "open_by_handle_at"]
         {
             assert_eq!(action(name, &[]), Some(EPERM), "{name}");

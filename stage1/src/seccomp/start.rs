@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 
 use super::{Action, Condition, numbers};
 
-/// A call, and the value of the argument with which it is made, where that is known.
+/// A call, and the position and value of an argument that is always the same.
 type Call = (&'static str, Option<(u8, u32)>);
 
-/// By an app that was created: to wait for its start. By the carrier of an exec: to fork, to send the number of the process, to
-/// end. By both: to say what failed, to execute the program.
+/// A created app waits for its start; the helper of an exec forks, sends the PID and exits; the program's process of an
+/// exec sends its byte and starts a session. All report failures or execute the program.
 const CALLS: [Call; 8] = [
     ("clone", Some((0, libc::CLONE_PARENT as u32 | libc::SIGCHLD as u32))),
     ("execve", None),
@@ -27,11 +27,11 @@ const CALLS: [Call; 8] = [
 ];
 /// To load the app's own filter after the first one.
 const LOAD: Call = ("seccomp", None);
-/// To give up the capability with which a filter is loaded that does not forbid new privileges.
+/// To drop the capability that loading a filter without no_new_privs needs.
 const DROP: Call = ("capset", None);
 
-/// The rules with which a process starts, unless the app's own will do. A process that may gain privileges has no right to load a
-/// second filter by then, so it keeps this one.
+/// The rules that a process starts with; `None` if the app's own suffice. A process that may gain privileges cannot
+/// load a second filter later, so it keeps this one.
 pub(super) fn rules(
     own: &BTreeMap<u32, Action>,
     default: &Action,
@@ -46,14 +46,14 @@ pub(super) fn rules(
         if allows(action, *argument) {
             continue;
         }
-        // The own filter is loaded by this call only where there has to be a second one.
+        // This call is needed only if there is a second filter.
         lacking |= *name != LOAD.0;
         rules.insert(number, allowing(action, *argument));
     }
     lacking.then_some(rules)
 }
 
-/// Whether a call is allowed with this argument, whatever the others are.
+/// Whether a call with this argument is allowed, with any other arguments.
 fn allows(action: &Action, argument: Option<(u8, u32)>) -> bool {
     match (action, argument) {
         (Action::Allow, _) => true,
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_profile_will_do() {
+    fn the_default_profile_suffices() {
         for new_privileges in [false, true] {
             assert_eq!(rules(&super::super::profile::rules(&[]), &REFUSED, new_privileges), None);
             assert_eq!(rules(&all(), &REFUSED, new_privileges), None);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_list_lacks_is_added_for_the_start_alone() {
+    fn calls_missing_in_a_list_are_added_for_the_start() {
         let number = |name| numbers::number(name).unwrap();
         for (name, argument) in CALLS {
             let mut own = all();
