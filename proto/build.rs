@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     rkt(&out)
 }
 
-/// Messages and client as they are; of the server, the two streams and the lists with messages that are encoded already
+/// Generates messages and client; in the server, GetLogs and ListenEvents return messages that are encoded already
 /// (see `src/encoded.rs`).
 fn rkt(out: &std::path::Path) -> Result<(), Box<dyn Error>> {
     const FILE: &str = "rkt/v1alpha/api.proto";
@@ -29,8 +29,6 @@ fn rkt(out: &std::path::Path) -> Result<(), Box<dyn Error>> {
         .out_dir(&server)
         .extern_path(".v1alpha", "crate::rkt::v1alpha")
         .extern_path(".v1alpha.GetLogsResponse", "crate::encoded::Encoded")
-        .extern_path(".v1alpha.ListImagesResponse", "crate::encoded::Encoded")
-        .extern_path(".v1alpha.ListPodsResponse", "crate::encoded::Encoded")
         .extern_path(".v1alpha.ListenEventsResponse", "crate::encoded::Encoded")
         .compile_fds(files)?;
     Ok(())

@@ -91,7 +91,7 @@ fn python_makes_all_seven_calls() {
         failed,
         json!({ "code": "NOT_FOUND", "details": r#"unable to resolve UUID: no matches found for "zzz""# })
     );
-    for service in ["", SERVICE, "gantry.keeper"] {
+    for service in ["", SERVICE, "gantryd"] {
         assert_eq!(client(address, "health", service), [json!({ "status": "SERVING" })], "{service}");
     }
     served.end();
@@ -102,7 +102,7 @@ fn health_is_told_by_service() {
     let g = Gantry::new();
     let served = g.serve(&[]);
     let api = served.api();
-    for service in ["", SERVICE, "gantry.keeper"] {
+    for service in ["", SERVICE, "gantryd"] {
         assert_eq!(api.health(service).ok(), Some(SERVING), "{service}");
     }
     assert_eq!(api.health("no.such.Service").unwrap_err().code(), tonic::Code::NotFound);

@@ -317,7 +317,7 @@ fn without_a_backup_what_can_be_read_is_served_read_only() {
     let api = Api::connect(&format!("unix:{}", g.api_socket().display()));
     assert_eq!(api.pods().len(), 6);
     assert_eq!(api.health("v1alpha.PublicAPI").ok(), Some(SERVING));
-    assert_eq!(api.health("gantry.keeper").ok(), Some(NOT_SERVING));
+    assert_eq!(api.health("gantryd").ok(), Some(NOT_SERVING));
     drop(api);
     keeper.terminate();
     // Once more the same, and then as the doctor says.

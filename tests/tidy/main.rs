@@ -245,6 +245,32 @@ fn libraries_do_not_print() {
 }
 
 #[test]
+fn surfaces_know_neither_each_other_nor_are_known() {
+    const ROOT: &str = "src/api/src/";
+    const SURFACES: &str = "src/api/src/surfaces/";
+    let sources: Vec<_> = files(".rs").into_iter().filter(|(path, _)| path.starts_with(ROOT)).collect();
+    let surface_of = |path: &str| Some(path.strip_prefix(SURFACES)?.split_once('/')?.0.to_owned());
+    let names: BTreeSet<String> = sources.iter().filter_map(|(path, _)| surface_of(path)).collect();
+    assert!(!names.is_empty(), "no folders below {SURFACES}: this test looks in the wrong place");
+    let mut found = Vec::new();
+    for (path, text) in &sources {
+        let own = surface_of(path);
+        // The two files that list the surfaces.
+        if [format!("{ROOT}lib.rs"), format!("{SURFACES}mod.rs")].contains(path) {
+            continue;
+        }
+        let (production, _) = split(path, &code(text));
+        for (line, text) in production {
+            let other = names.iter().find(|name| own.as_ref() != Some(*name) && has_word(&text, name));
+            if other.is_some() || has_word(&text, "surfaces") && text.trim_start().starts_with("use ") {
+                found.push(format!("{path}:{line}"));
+            }
+        }
+    }
+    none(&found, "what all surfaces share names no surface, and no surface names another");
+}
+
+#[test]
 fn files_are_short_enough_to_know() {
     let mut found = Vec::new();
     for (path, text) in files(".rs") {

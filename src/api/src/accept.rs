@@ -1,4 +1,4 @@
-//! Connections as they come, from all listeners, and how many of them.
+//! Accepts the connections of one surface on all of its sockets.
 
 use std::io;
 use std::pin::Pin;
@@ -12,50 +12,50 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
-use crate::answers::OfConnection;
 use crate::listen::{Listener, Socket, SocketFile};
-use crate::peer::Peer;
-use crate::places::{Place, Places};
+use crate::peer::{ConnectionInfo, Peer};
+use crate::quota::{Quota, QuotaPermit};
+use crate::surface::Surface;
 
-/// How many connections there may be, without those of root; [`crate::peer`] has the shares. A TCP connection beyond its
-/// share waits in the kernel until one ends. One of a user beyond its share is closed: it would keep those of other users,
-/// which come by the same socket, waiting.
+/// Maximum connections of a surface, without those of root; [`crate::peer`] has the shares. A TCP connection beyond its
+/// share waits in the kernel's queue until another one ends. A user's connection beyond its share is closed, because it
+/// would block the other users of the same socket.
 const MAX_CONNECTIONS: usize = 1024;
-/// How long nothing is accepted after the kernel had no descriptor or memory left.
-const BREATH: Duration = Duration::from_millis(100);
+/// Delay after the kernel ran out of descriptors or memory.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// The first bytes of every client (RFC 9113 section 3.4),
-const GREETING: usize = 24;
-/// and how long it may take to send them: until then nobody asks it whether it is still there.
-const GREET_WITHIN: Duration = Duration::from_secs(10);
+/// Bytes of the client connection preface (RFC 9113 section 3.4).
+const PREFACE: usize = 24;
+/// The time that a client has to send the preface. HTTP/2 keep-alive starts only after it.
+const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One connection. It counts until it is dropped.
+/// One connection. It holds its permit until it is dropped.
 pub(crate) struct Connection {
     stream: Stream,
-    greeting: Option<Greeting>,
+    preface: Option<Preface>,
     peer: Peer,
-    _place: Place,
+    _permit: QuotaPermit,
 }
 
-/// A client that has not said all of its first words yet.
-struct Greeting {
-    heard: usize,
+/// A preface that is not complete.
+struct Preface {
+    received: usize,
     deadline: Pin<Box<tokio::time::Sleep>>,
 }
 
 impl Connection {
-    fn new(stream: Stream, peer: Peer, place: Place) -> Self {
-        let greeting = Greeting { heard: 0, deadline: Box::pin(tokio::time::sleep(GREET_WITHIN)) };
-        Self { stream, greeting: Some(greeting), peer, _place: place }
+    fn new(stream: Stream, peer: Peer, permit: QuotaPermit) -> Self {
+        let preface = Preface { received: 0, deadline: Box::pin(tokio::time::sleep(PREFACE_TIMEOUT)) };
+        Self { stream, preface: Some(preface), peer, _permit: permit }
     }
 
-    /// After so many bytes were read: whether the client has greeted in time.
-    fn greet(&mut self, read: usize, cx: &mut Context<'_>) -> io::Result<()> {
-        let Some(greeting) = &mut self.greeting else { return Ok(()) };
-        greeting.heard += read;
-        if greeting.heard >= GREETING {
-            self.greeting = None;
-        } else if greeting.deadline.as_mut().poll(cx).is_ready() {
+    /// Counts bytes of the preface, and fails if it is late.
+    fn check_preface(&mut self, read: usize, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(preface) = &mut self.preface else { return Ok(()) };
+        preface.received += read;
+        if preface.received >= PREFACE {
+            self.preface = None;
+        } else if preface.deadline.as_mut().poll(cx).is_ready() {
             return Err(io::ErrorKind::TimedOut.into());
         }
         Ok(())
@@ -67,31 +67,33 @@ enum Stream {
     Unix(UnixStream),
 }
 
-/// The tasks that accept. They end when this is dropped, and the sockets are closed.
+/// The accepting tasks of one surface. Dropping this ends them and closes the sockets.
 pub(crate) struct Acceptors {
     tasks: tokio::task::JoinSet<()>,
     files: Vec<SocketFile>,
 }
 
 impl Acceptors {
-    /// Begins to accept.
+    /// Starts to accept connections that the surface admits.
     ///
     /// # Errors
     /// What the kernel says.
-    pub(crate) fn start(listeners: Vec<Listener>) -> io::Result<(Self, ReceiverStream<Result<Connection, io::Error>>)> {
-        let places = Arc::new(Places::new(MAX_CONNECTIONS));
+    pub(crate) fn start(
+        listeners: Vec<Listener>,
+        surface: &Arc<dyn Surface>,
+    ) -> io::Result<(Self, ReceiverStream<Result<Connection, io::Error>>)> {
+        let quota = Arc::new(Quota::new(MAX_CONNECTIONS));
         let (sender, connections) = mpsc::channel(1);
         let mut acceptors = Self { tasks: tokio::task::JoinSet::new(), files: Vec::new() };
         for listener in listeners {
-            let (places, sender) = (Arc::clone(&places), sender.clone());
             acceptors.files.extend(listener.file);
-            let listening = Listening::new(listener.socket)?;
-            acceptors.tasks.spawn(accept(listening, places, sender));
+            let socket = AcceptSocket::new(listener.socket)?;
+            acceptors.tasks.spawn(accept(socket, Arc::clone(&quota), Arc::clone(surface), sender.clone()));
         }
         Ok((acceptors, ReceiverStream::new(connections)))
     }
 
-    /// Removes the socket files that are ours, then listens no more.
+    /// Removes the socket files that this process made, then closes the sockets.
     ///
     /// # Errors
     /// A file could not be removed.
@@ -102,12 +104,12 @@ impl Acceptors {
     }
 }
 
-enum Listening {
+enum AcceptSocket {
     Tcp(TcpListener),
     Unix(UnixListener),
 }
 
-impl Listening {
+impl AcceptSocket {
     fn new(socket: Socket) -> io::Result<Self> {
         match socket {
             Socket::Tcp(socket) => {
@@ -121,29 +123,41 @@ impl Listening {
         }
     }
 
-    /// The next connection. None: its user has too many already, and it was closed.
-    async fn accept(&self, places: &Places) -> io::Result<Option<Connection>> {
+    /// The next connection. `None`: it was closed, because the surface does not admit its peer or its user's share is used
+    /// up.
+    async fn accept(&self, quota: &Quota, surface: &dyn Surface) -> io::Result<Option<Connection>> {
         match self {
             Self::Tcp(listener) => {
-                // A place first: who cannot be served yet stays in the kernel's queue.
-                let place = places.wait(Peer::Network).await;
+                // The permit first: a client that cannot be served yet stays in the kernel's queue.
+                let permit = quota.acquire_when_free(Peer::Network).await;
                 let (stream, _) = listener.accept().await?;
-                // Small answers are not to wait for more; where that cannot be had it is only slower.
-                let _ = stream.set_nodelay(true);
-                Ok(Some(Connection::new(Stream::Tcp(stream), Peer::Network, place)))
+                if !surface.admits(Peer::Network) {
+                    return Ok(None);
+                }
+                // Without it, Nagle's algorithm delays small responses.
+                let _only_slower = stream.set_nodelay(true);
+                Ok(Some(Connection::new(Stream::Tcp(stream), Peer::Network, permit)))
             }
             Self::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
                 let peer = Peer::of_unix(&stream);
-                Ok(places.take(peer).ok().map(|place| Connection::new(Stream::Unix(stream), peer, place)))
+                if !surface.admits(peer) {
+                    return Ok(None);
+                }
+                Ok(quota.acquire(peer).ok().map(|permit| Connection::new(Stream::Unix(stream), peer, permit)))
             }
         }
     }
 }
 
-async fn accept(listening: Listening, places: Arc<Places>, sender: mpsc::Sender<io::Result<Connection>>) {
+async fn accept(
+    socket: AcceptSocket,
+    quota: Arc<Quota>,
+    surface: Arc<dyn Surface>,
+    sender: mpsc::Sender<io::Result<Connection>>,
+) {
     loop {
-        match listening.accept(&places).await {
+        match socket.accept(&quota, surface.as_ref()).await {
             Ok(Some(connection)) => {
                 if sender.send(Ok(connection)).await.is_err() {
                     return;
@@ -152,17 +166,17 @@ async fn accept(listening: Listening, places: Arc<Places>, sender: mpsc::Sender<
             Ok(None) => {}
             // The client gave up before it was accepted.
             Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {}
-            // No descriptors or no memory left: until some are free again there is nothing to be done.
-            Err(_) => tokio::time::sleep(BREATH).await,
+            // No descriptors or memory left.
+            Err(_) => tokio::time::sleep(ACCEPT_BACKOFF).await,
         }
     }
 }
 
 impl Connected for Connection {
-    type ConnectInfo = OfConnection;
+    type ConnectInfo = ConnectionInfo;
 
-    fn connect_info(&self) -> OfConnection {
-        OfConnection::new(self.peer)
+    fn connect_info(&self) -> ConnectionInfo {
+        ConnectionInfo::new(self.peer)
     }
 }
 
@@ -173,7 +187,7 @@ impl AsyncRead for Connection {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
         };
-        self.greet(buf.filled().len() - before, cx)?;
+        self.check_preface(buf.filled().len() - before, cx)?;
         polled
     }
 }
@@ -226,22 +240,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_that_says_nothing_is_left_in_time() {
+    fn a_client_without_a_preface_is_disconnected() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let place = || Places::new(2).take(Peer::Network).unwrap();
-            let mut bytes = [0; GREETING];
+            let permit = || Quota::new(2).acquire(Peer::Network).unwrap();
+            let mut bytes = [0; PREFACE];
             let (mut client, ours) = UnixStream::pair().unwrap();
-            let mut silent = Connection::new(Stream::Unix(ours), Peer::Network, place());
+            let mut silent = Connection::new(Stream::Unix(ours), Peer::Network, permit());
             client.write_all(b"PRI").await.unwrap();
             assert_eq!(silent.read_exact(&mut bytes).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
 
             let (mut client, ours) = UnixStream::pair().unwrap();
-            let mut polite = Connection::new(Stream::Unix(ours), Peer::Network, place());
-            client.write_all(&[0; GREETING]).await.unwrap();
+            let mut polite = Connection::new(Stream::Unix(ours), Peer::Network, permit());
+            client.write_all(&[0; PREFACE]).await.unwrap();
             polite.read_exact(&mut bytes).await.unwrap();
-            let more = tokio::time::timeout(2 * GREET_WITHIN, polite.read(&mut bytes)).await;
-            assert!(more.is_err(), "it may be silent after that");
+            let more = tokio::time::timeout(2 * PREFACE_TIMEOUT, polite.read(&mut bytes)).await;
+            assert!(more.is_err(), "a client may be silent after the preface");
         });
     }
 }

@@ -1,170 +1,195 @@
-//! From tasks to the engine, which is synchronous: a few threads, each with an observer of its own, and one bounded
-//! queue.
+//! From async tasks to the synchronous engine: a few threads, each with an engine handle of its own, and one bounded
+//! queue. There are two kinds of handle: [`Observer`], which cannot write, and [`Engine`].
 //!
-//! A job whose caller has gone away before it began is not done. Heavy jobs (long lists, pieces of logs) never take all
-//! threads, so that a small question does not wait for a big one. An observer is opened again after a failure that may
-//! be its own, and when another file lies where its database was.
+//! A job whose caller has gone away before it starts is skipped. Heavy jobs (long lists, pieces of logs, changes) never
+//! occupy all threads, so that a small read does not wait for a large one. A thread opens its handle again after a failure
+//! that the handle may have caused, and when the database file was replaced.
 
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use gantry_engine::{Observer, Options};
+use gantry_engine::{Engine, Observer, Options};
 use tokio::sync::{Semaphore, oneshot};
 use tonic::{Code, Status};
+use tracing::Span;
 
 use crate::peer::Peer;
 use crate::status;
 
-/// How many threads there are.
+/// Threads of a bridge.
 const WORKERS: usize = 4;
-/// How many of them may do something heavy at a time.
-const HEAVY: usize = WORKERS - 1;
-/// How many calls may wait. Calls beyond that are refused at once: waiting would only make it worse. Half of these places
-/// are not for clients over TCP; calls of root are never refused.
+/// Maximum heavy jobs at a time.
+const MAX_HEAVY: usize = WORKERS - 1;
+/// Maximum calls in the queue. Further ones are refused at once. Half of the queue is closed to TCP clients; calls of root
+/// are never refused.
 const MAX_WAITING: usize = 1024;
-/// How many jobs of streams may wait besides. Further ones wait for their turn, because a stream that was accepted is not
-/// to end for others' sake.
-const MOST_OF_STREAMS: usize = 256;
+/// Maximum jobs of streams in the queue. Further ones wait outside it, because a stream that was accepted must not fail
+/// on account of other clients.
+const MAX_WAITING_FOR_STREAMS: usize = 256;
 
-/// How much work a job may be.
+/// The cost of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Weight {
-    /// A row or a page of them.
+    /// A row or a page of rows.
     Light,
-    /// Reads that grow with what is stored.
+    /// Reads that grow with the contents of the store, and changes.
     Heavy,
 }
 
-/// How observers are opened.
-#[derive(Debug, Clone)]
-pub(crate) struct Source {
-    /// For the engine.
-    pub(crate) options: Options,
+/// A handle to the engine that a worker thread opens and keeps.
+pub(crate) trait EngineHandle: Sized + 'static {
+    /// Opens the handle.
+    ///
+    /// # Errors
+    /// The status of the engine's error.
+    fn open(options: &Options) -> Result<Self, Status>;
+
+    /// Whether the database file is still the one that the handle opened.
+    fn is_current(&self) -> bool;
 }
 
-impl Source {
-    /// Opens an observer.
-    pub(crate) fn open(&self) -> Result<Observer, Status> {
-        Observer::open(self.options.clone()).map_err(|error| status::of(&error))
+impl EngineHandle for Observer {
+    fn open(options: &Options) -> Result<Self, Status> {
+        Self::open(options.clone()).map_err(|error| status::from_error(&error))
+    }
+
+    fn is_current(&self) -> bool {
+        Self::is_current(self)
     }
 }
 
-/// What a job says of its observer afterwards.
-enum After {
+impl EngineHandle for Engine {
+    fn open(options: &Options) -> Result<Self, Status> {
+        Self::open(options.clone()).map_err(|error| status::from_error(&error))
+    }
+
+    fn is_current(&self) -> bool {
+        // If the file cannot be examined, it is not known to be replaced.
+        self.store().is_current().unwrap_or(true)
+    }
+}
+
+/// What happens to the handle after a job.
+enum HandleUse {
     Keep,
     Reopen,
 }
 
-type Work = Box<dyn FnOnce(Result<&Observer, Status>) -> After + Send>;
+type Job<H> = Box<dyn FnOnce(Result<&H, Status>) -> HandleUse + Send>;
 
-#[derive(Default)]
-struct Queue {
-    light: VecDeque<Work>,
-    heavy: VecDeque<Work>,
-    /// How many heavy ones are being done.
+struct Queue<H> {
+    light: VecDeque<Job<H>>,
+    heavy: VecDeque<Job<H>>,
+    /// Heavy jobs under way.
     busy: usize,
     closed: bool,
 }
 
-struct Shared {
-    queue: Mutex<Queue>,
-    more: Condvar,
-    source: Source,
+impl<H> Default for Queue<H> {
+    fn default() -> Self {
+        Self { light: VecDeque::new(), heavy: VecDeque::new(), busy: 0, closed: false }
+    }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+struct Shared<H> {
+    queue: Mutex<Queue<H>>,
+    more: Condvar,
+    options: Options,
+}
+
+impl<H> Shared<H> {
+    fn lock(&self) -> MutexGuard<'_, Queue<H>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// See the module. Its threads end when it is dropped.
-pub(crate) struct Bridge {
-    shared: Arc<Shared>,
+pub(crate) struct Bridge<H> {
+    shared: Arc<Shared<H>>,
     streams: Semaphore,
 }
 
-impl Bridge {
+impl<H: EngineHandle> Bridge<H> {
     /// Starts the threads.
     ///
     /// # Errors
     /// There can be no more threads.
-    pub(crate) fn start(source: Source) -> io::Result<Self> {
-        let shared = Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), source });
-        let bridge = Self { shared, streams: Semaphore::new(MOST_OF_STREAMS) };
+    pub(crate) fn start(options: Options) -> io::Result<Self> {
+        let shared = Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), options });
+        let bridge = Self { shared, streams: Semaphore::new(MAX_WAITING_FOR_STREAMS) };
         for number in 0..WORKERS {
             let shared = Arc::clone(&bridge.shared);
-            std::thread::Builder::new().name(format!("bridge-{number}")).spawn(move || work(&shared))?;
+            std::thread::Builder::new().name(format!("bridge-{number}")).spawn(move || run_jobs(&shared))?;
         }
         Ok(bridge)
     }
 
-    /// Has a job done.
+    /// Runs a job on a thread of the bridge.
     ///
     /// # Errors
     /// The job's own; RESOURCE_EXHAUSTED when too many wait; INTERNAL when it panicked.
-    pub(crate) async fn ask<T: Send + 'static>(
+    pub(crate) async fn call<T: Send + 'static>(
         &self,
         peer: Peer,
         weight: Weight,
-        job: impl FnOnce(&Observer) -> Result<T, Status> + Send + 'static,
+        job: impl FnOnce(&H) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
         let max_waiting = match peer {
             Peer::Network => MAX_WAITING / 2,
             Peer::User { .. } => MAX_WAITING,
             Peer::Root => usize::MAX,
         };
-        self.have_done(weight, max_waiting, job).await
+        self.submit(weight, max_waiting, job).await
     }
 
-    /// Has a job of a stream done, however many calls there are.
+    /// Runs a job of a stream, however many calls wait.
     ///
     /// # Errors
     /// The job's own; INTERNAL when it panicked.
-    pub(crate) async fn ask_for_stream<T: Send + 'static>(
+    pub(crate) async fn call_for_stream<T: Send + 'static>(
         &self,
         weight: Weight,
-        job: impl FnOnce(&Observer) -> Result<T, Status> + Send + 'static,
+        job: impl FnOnce(&H) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        // Fails when they are closed, which nobody does.
-        let _turn = self.streams.acquire().await.map_err(|_| status::ending())?;
-        self.have_done(weight, usize::MAX, job).await
+        // Fails only if the semaphore is closed, which does not happen.
+        let _permit = self.streams.acquire().await.map_err(|_| status::draining())?;
+        self.submit(weight, usize::MAX, job).await
     }
 
-    async fn have_done<T: Send + 'static>(
+    async fn submit<T: Send + 'static>(
         &self,
         weight: Weight,
-        most_waiting: usize,
-        job: impl FnOnce(&Observer) -> Result<T, Status> + Send + 'static,
+        max_waiting: usize,
+        job: impl FnOnce(&H) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        let (answer, answered) = oneshot::channel();
-        let work: Work = Box::new(move |observer| {
-            if answer.is_closed() {
-                return After::Keep;
+        let (reply, replied) = oneshot::channel();
+        let span = Span::current();
+        let job: Job<H> = Box::new(move |handle| {
+            if reply.is_closed() {
+                return HandleUse::Keep;
             }
-            let result = observer.and_then(job);
-            let after = after(&result);
-            // Fails when nobody waits any more.
-            let _ = answer.send(result);
-            after
+            let result = span.in_scope(|| handle.and_then(job));
+            let handle_use = handle_use_after(&result);
+            let _caller_may_have_gone = reply.send(result);
+            handle_use
         });
-        self.put(weight, most_waiting, work)?;
-        answered.await.unwrap_or_else(|_| Err(Status::internal("this call failed inside gantryd; its log says more")))
+        self.enqueue(weight, max_waiting, job)?;
+        replied.await.unwrap_or_else(|_| Err(Status::internal("this call failed inside gantryd; its log says more")))
     }
 
-    fn put(&self, weight: Weight, most_waiting: usize, work: Work) -> Result<(), Status> {
+    fn enqueue(&self, weight: Weight, max_waiting: usize, job: Job<H>) -> Result<(), Status> {
         let mut queue = self.shared.lock();
         if queue.closed {
-            return Err(status::ending());
+            return Err(status::draining());
         }
-        if queue.light.len() + queue.heavy.len() >= most_waiting {
+        if queue.light.len() + queue.heavy.len() >= max_waiting {
             return Err(Status::resource_exhausted("too many calls at once: try again later"));
         }
         match weight {
-            Weight::Light => queue.light.push_back(work),
-            Weight::Heavy => queue.heavy.push_back(work),
+            Weight::Light => queue.light.push_back(job),
+            Weight::Heavy => queue.heavy.push_back(job),
         }
         drop(queue);
         self.shared.more.notify_one();
@@ -172,38 +197,38 @@ impl Bridge {
     }
 }
 
-impl Drop for Bridge {
+impl<H> Drop for Bridge<H> {
     fn drop(&mut self) {
         let mut queue = self.shared.lock();
         queue.closed = true;
         let dropped = (std::mem::take(&mut queue.light), std::mem::take(&mut queue.heavy));
         drop(queue);
         self.shared.more.notify_all();
-        // Outside the lock: their callers are woken.
+        // Outside the lock: this wakes their callers.
         drop(dropped);
     }
 }
 
-/// Whether the failure may be the observer's: a database that went away, was damaged, or misbehaves.
-fn after<T>(result: &Result<T, Status>) -> After {
+/// Reopens the handle after a failure that it may have caused: a database that disappeared, was damaged, or misbehaves.
+fn handle_use_after<T>(result: &Result<T, Status>) -> HandleUse {
     match result.as_ref().map_err(Status::code) {
         Err(Code::Internal | Code::DataLoss | Code::Unavailable | Code::PermissionDenied | Code::Unknown) => {
-            After::Reopen
+            HandleUse::Reopen
         }
-        Ok(_) | Err(_) => After::Keep,
+        Ok(_) | Err(_) => HandleUse::Keep,
     }
 }
 
 /// One thread.
-fn work(shared: &Shared) {
-    let mut kept: Option<Observer> = None;
-    while let Some((weight, work)) = next(shared) {
-        let observer = kept.take().filter(Observer::is_current).map_or_else(|| shared.source.open(), Ok);
-        // A panic is printed by the hook. Its caller hears of it because the answer's sender is dropped, and what it
-        // left in the observer is not used again.
-        let done = catch_unwind(AssertUnwindSafe(|| work(observer.as_ref().map_err(Status::clone))));
-        if matches!(done, Ok(After::Keep)) {
-            kept = observer.ok();
+fn run_jobs<H: EngineHandle>(shared: &Shared<H>) {
+    let mut kept: Option<H> = None;
+    while let Some((weight, job)) = next_job(shared) {
+        let handle = kept.take().filter(H::is_current).map_or_else(|| H::open(&shared.options), Ok);
+        // The panic hook logs a panic. It drops the sender of the reply, which fails the call, and its handle is not used
+        // again.
+        let done = catch_unwind(AssertUnwindSafe(|| job(handle.as_ref().map_err(Status::clone))));
+        if matches!(done, Ok(HandleUse::Keep)) {
+            kept = handle.ok();
         }
         if weight == Weight::Heavy {
             shared.lock().busy -= 1;
@@ -212,21 +237,21 @@ fn work(shared: &Shared) {
     }
 }
 
-/// The next job, the small ones first but for one thread; `None` at the end.
-fn next(shared: &Shared) -> Option<(Weight, Work)> {
+/// The next job: light ones first, except on one thread. `None` at the end.
+fn next_job<H>(shared: &Shared<H>) -> Option<(Weight, Job<H>)> {
     let mut queue = shared.lock();
     loop {
-        // One thread is for big work as long as there is any, so that small questions never keep it waiting for ever.
+        // One thread serves heavy jobs as long as there are any, so that light ones cannot starve them.
         if (queue.busy > 0 || queue.heavy.is_empty())
-            && let Some(work) = queue.light.pop_front()
+            && let Some(job) = queue.light.pop_front()
         {
-            return Some((Weight::Light, work));
+            return Some((Weight::Light, job));
         }
-        if queue.busy < HEAVY
-            && let Some(work) = queue.heavy.pop_front()
+        if queue.busy < MAX_HEAVY
+            && let Some(job) = queue.heavy.pop_front()
         {
             queue.busy += 1;
-            return Some((Weight::Heavy, work));
+            return Some((Weight::Heavy, job));
         }
         if queue.closed {
             return None;

@@ -1,4 +1,4 @@
-//! The queue: what is skipped, refused, kept apart, and what survives a panic.
+//! The queue: skipped, refused and separate jobs, and panics.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -12,47 +12,52 @@ struct Home {
     runtime: tokio::runtime::Runtime,
 }
 
-fn home() -> (Home, Arc<Bridge>) {
+fn home() -> (Home, Arc<Bridge<Observer>>) {
     let dir = tempfile::tempdir().unwrap();
     let engine = gantry_engine::Engine::open(Options::new(dir.path().join("data"))).unwrap();
-    let source = Source { options: engine.options().clone() };
+    let options = engine.options().clone();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
-    (Home { dir, runtime }, Arc::new(Bridge::start(source).unwrap()))
+    (Home { dir, runtime }, Arc::new(Bridge::start(options).unwrap()))
 }
 
-type Asked = tokio::task::JoinHandle<Result<(), Status>>;
+type CallTask = tokio::task::JoinHandle<Result<(), Status>>;
 
 /// Jobs that are under way until the sender is dropped.
-fn hold(home: &Home, bridge: &Arc<Bridge>, weight: Weight, count: usize) -> (mpsc::Sender<()>, Vec<Asked>) {
+fn hold_jobs(
+    home: &Home,
+    bridge: &Arc<Bridge<Observer>>,
+    weight: Weight,
+    count: usize,
+) -> (mpsc::Sender<()>, Vec<CallTask>) {
     let (release, held) = mpsc::channel::<()>();
     let held = Arc::new(Mutex::new(held));
     let begun = Arc::new(AtomicUsize::new(0));
-    let asked = (0..count).map(|_| {
+    let calls = (0..count).map(|_| {
         let (bridge, held, begun) = (Arc::clone(bridge), Arc::clone(&held), Arc::clone(&begun));
         home.runtime.spawn(async move {
             let job = move |_: &Observer| {
                 begun.fetch_add(1, Ordering::SeqCst);
                 // Ends with the sender.
-                let _ = held.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let _ended = held.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 Ok(())
             };
-            bridge.ask(USER, weight, job).await
+            bridge.call(USER, weight, job).await
         })
     });
-    let asked = asked.collect();
-    let busy = count.min(if weight == Weight::Heavy { HEAVY } else { WORKERS });
+    let calls = calls.collect();
+    let busy = count.min(if weight == Weight::Heavy { MAX_HEAVY } else { WORKERS });
     gantry_tests::wait_for("the jobs to begin", || (begun.load(Ordering::SeqCst) == busy).then_some(()));
-    (release, asked)
+    (release, calls)
 }
 
 #[test]
 fn heavy_jobs_leave_room_for_small_ones() {
     let (home, bridge) = home();
-    let (release, asked) = hold(&home, &bridge, Weight::Heavy, WORKERS + 1);
-    let answer = home.runtime.block_on(bridge.ask(USER, Weight::Light, |_| Ok(7)));
+    let (release, calls) = hold_jobs(&home, &bridge, Weight::Heavy, WORKERS + 1);
+    let answer = home.runtime.block_on(bridge.call(USER, Weight::Light, |_| Ok(7)));
     assert_eq!(answer.unwrap(), 7);
     drop(release);
-    for one in asked {
+    for one in calls {
         home.runtime.block_on(one).unwrap().unwrap();
     }
 }
@@ -60,30 +65,30 @@ fn heavy_jobs_leave_room_for_small_ones() {
 #[test]
 fn a_job_without_a_caller_is_skipped_and_too_many_are_refused() {
     let (home, bridge) = home();
-    let (release, asked) = hold(&home, &bridge, Weight::Light, WORKERS);
+    let (release, calls) = hold_jobs(&home, &bridge, Weight::Light, WORKERS);
     let done = Arc::new(AtomicUsize::new(0));
-    let waiting: Vec<Asked> = (0..MAX_WAITING)
+    let waiting: Vec<CallTask> = (0..MAX_WAITING)
         .map(|_| {
             let (bridge, done) = (Arc::clone(&bridge), Arc::clone(&done));
             let job = move |_: &Observer| {
                 done.fetch_add(1, Ordering::SeqCst);
                 Ok(())
             };
-            home.runtime.spawn(async move { bridge.ask(USER, Weight::Light, job).await })
+            home.runtime.spawn(async move { bridge.call(USER, Weight::Light, job).await })
         })
         .collect();
     gantry_tests::wait_for("the queue to be full", || (bridge.shared.lock().light.len() == MAX_WAITING).then_some(()));
-    let refused = home.runtime.block_on(bridge.ask(USER, Weight::Light, |_| Ok(()))).unwrap_err();
+    let refused = home.runtime.block_on(bridge.call(USER, Weight::Light, |_| Ok(()))).unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
     for one in waiting {
         one.abort();
         assert!(home.runtime.block_on(one).is_err());
     }
     drop(release);
-    for one in asked {
+    for one in calls {
         home.runtime.block_on(one).unwrap().unwrap();
     }
-    home.runtime.block_on(bridge.ask(USER, Weight::Light, |_| Ok(()))).unwrap();
+    home.runtime.block_on(bridge.call(USER, Weight::Light, |_| Ok(()))).unwrap();
     assert_eq!(done.load(Ordering::SeqCst), 0);
 }
 
@@ -91,17 +96,17 @@ fn a_job_without_a_caller_is_skipped_and_too_many_are_refused() {
 fn a_panic_is_told_to_its_caller_and_ends_no_thread() {
     let (home, bridge) = home();
     for _ in 0..WORKERS * 2 {
-        let answer = home.runtime.block_on(bridge.ask::<()>(USER, Weight::Heavy, |_| panic!("as this test wants it")));
+        let answer = home.runtime.block_on(bridge.call::<()>(USER, Weight::Heavy, |_| panic!("as this test wants it")));
         assert_eq!(answer.unwrap_err().code(), Code::Internal);
     }
-    home.runtime.block_on(bridge.ask(USER, Weight::Heavy, |_| Ok(()))).unwrap();
+    home.runtime.block_on(bridge.call(USER, Weight::Heavy, |_| Ok(()))).unwrap();
 }
 
 #[test]
 fn another_database_in_its_place_is_opened() {
     let (home, bridge) = home();
     let count = || {
-        home.runtime.block_on(bridge.ask(USER, Weight::Light, |observer| Ok(observer.pods(&[]).map(|all| all.len()))))
+        home.runtime.block_on(bridge.call(USER, Weight::Light, |observer| Ok(observer.pods(&[]).map(|all| all.len()))))
     };
     assert_eq!(count().unwrap().unwrap(), 0);
     std::fs::rename(home.dir.path().join("data"), home.dir.path().join("old")).unwrap();
@@ -114,15 +119,15 @@ fn another_database_in_its_place_is_opened() {
 fn big_work_has_one_thread_however_much_small_work_there_is() {
     let (_home, bridge) = home();
     let shared =
-        Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), source: bridge.shared.source.clone() });
-    let work = || -> Work { Box::new(|_| After::Keep) };
+        Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), options: bridge.shared.options.clone() });
+    let job = || -> Job<Observer> { Box::new(|_| HandleUse::Keep) };
     {
         let mut queue = shared.lock();
-        queue.light.extend((0..3).map(|_| work()));
-        queue.heavy.extend((0..2).map(|_| work()));
+        queue.light.extend((0..3).map(|_| job()));
+        queue.heavy.extend((0..2).map(|_| job()));
         queue.closed = true;
     }
-    let order: Vec<Weight> = std::iter::from_fn(|| next(&shared).map(|(weight, _)| weight)).collect();
+    let order: Vec<Weight> = std::iter::from_fn(|| next_job(&shared).map(|(weight, _)| weight)).collect();
     use Weight::{Heavy, Light};
     assert_eq!(order, [Heavy, Light, Light, Light, Heavy]);
 }
@@ -130,25 +135,25 @@ fn big_work_has_one_thread_however_much_small_work_there_is() {
 #[test]
 fn streams_are_not_refused_for_others_sake() {
     let (home, bridge) = home();
-    let (release, asked) = hold(&home, &bridge, Weight::Light, WORKERS);
-    let waiting: Vec<Asked> = (0..MAX_WAITING)
+    let (release, calls) = hold_jobs(&home, &bridge, Weight::Light, WORKERS);
+    let waiting: Vec<CallTask> = (0..MAX_WAITING)
         .map(|_| {
             let bridge = Arc::clone(&bridge);
-            home.runtime.spawn(async move { bridge.ask(USER, Weight::Light, |_| Ok(())).await })
+            home.runtime.spawn(async move { bridge.call(USER, Weight::Light, |_| Ok(())).await })
         })
         .collect();
     gantry_tests::wait_for("the queue to be full", || (bridge.shared.lock().light.len() == MAX_WAITING).then_some(()));
-    let streams: Vec<Asked> = (0..2 * MOST_OF_STREAMS)
+    let streams: Vec<CallTask> = (0..2 * MAX_WAITING_FOR_STREAMS)
         .map(|_| {
             let bridge = Arc::clone(&bridge);
-            home.runtime.spawn(async move { bridge.ask_for_stream(Weight::Heavy, |_| Ok(())).await })
+            home.runtime.spawn(async move { bridge.call_for_stream(Weight::Heavy, |_| Ok(())).await })
         })
         .collect();
     gantry_tests::wait_for("the streams' share to be full", || {
-        (bridge.shared.lock().heavy.len() == MOST_OF_STREAMS).then_some(())
+        (bridge.shared.lock().heavy.len() == MAX_WAITING_FOR_STREAMS).then_some(())
     });
     drop(release);
-    for one in asked.into_iter().chain(waiting).chain(streams) {
+    for one in calls.into_iter().chain(waiting).chain(streams) {
         home.runtime.block_on(one).unwrap().unwrap();
     }
 }

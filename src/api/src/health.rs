@@ -1,47 +1,46 @@
-//! grpc.health.v1: whether the server serves, and whether gantryd keeps its directory.
+//! grpc.health.v1: the state of the server, of each service, and of gantryd's reconciliation.
 
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 /// The server as a whole.
 const SERVER: &str = "";
-/// The keeper: rows are brought up to the facts, and garbage is collected.
-const KEEPER: &str = "gantry.keeper";
+/// Whether gantryd reconciles pods and collects garbage. Named after the program; it is no gRPC service.
+pub(crate) const DAEMON: &str = "gantryd";
 
-/// What is told to those who ask.
+/// Reports to health clients.
 #[derive(Clone)]
 pub(crate) struct Health {
     reporter: HealthReporter,
-    surfaces: &'static [&'static str],
+    services: Vec<&'static str>,
 }
 
 impl Health {
-    /// All serve; the keeper as it is said.
-    pub(crate) async fn new(reporter: HealthReporter, surfaces: &'static [&'static str], keeps: bool) -> Self {
-        let health = Self { reporter, surfaces };
+    /// Reports the server and these services as serving.
+    pub(crate) async fn new(reporter: HealthReporter, services: Vec<&'static str>, reconciles: bool) -> Self {
+        let health = Self { reporter, services };
         health.set_server(true).await;
-        health.set_keeper(keeps).await;
+        health.set_reconciles(reconciles).await;
         health
     }
 
-    /// Whether rows are kept true.
-    pub(crate) async fn set_keeper(&self, keeps: bool) {
-        self.set(KEEPER, keeps).await;
+    /// Reports whether gantryd reconciles.
+    pub(crate) async fn set_reconciles(&self, reconciles: bool) {
+        self.set(DAEMON, reconciles).await;
     }
 
-    /// Nothing serves any more. Who watches is told so, and then that nothing more will be told: else it would hold the
-    /// end up.
+    /// Reports that nothing serves any more, then ends the streams of watching clients, which would delay the drain.
     pub(crate) async fn end(&self) {
         self.set_server(false).await;
-        self.set_keeper(false).await;
+        self.set_reconciles(false).await;
         let mut reporter = self.reporter.clone();
-        for name in [SERVER, KEEPER].iter().chain(self.surfaces) {
+        for name in [SERVER, DAEMON].iter().chain(&self.services) {
             reporter.clear_service_status(name).await;
         }
     }
 
     async fn set_server(&self, serves: bool) {
-        for name in std::iter::once(&SERVER).chain(self.surfaces) {
+        for name in std::iter::once(&SERVER).chain(&self.services) {
             self.set(name, serves).await;
         }
     }

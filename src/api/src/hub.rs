@@ -1,96 +1,122 @@
-//! Events as they are committed: read once, kept for a while, shared by all who listen.
+//! Events as they are committed: read once from the store, kept for a while, shared by all subscribers of all surfaces.
 //!
-//! One thread sleeps until something is committed, reads what is new and keeps the newest events in a ring. Who listens
-//! is a cursor, no buffer: it takes from the ring what lies behind it, and who falls behind the ring reads the store,
-//! where everything is. So one that does not read costs nothing here and loses nothing.
+//! One thread sleeps until something is committed, reads the new events and keeps the newest in a ring. A subscriber is a
+//! cursor without a buffer: it takes the events after its cursor from the ring; behind the ring it reads the store, which
+//! has all of them. So a subscriber that does not read costs nothing here and misses nothing.
+//!
+//! Events are neutral. A surface registers its encoding, and each event is encoded at most once per surface.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use gantry_engine::model::Event;
 use gantry_engine::model::query::EventQuery;
-use gantry_engine::{Commits, Observer, now};
+use gantry_engine::{Commits, Observer, Options, now};
 use tokio::sync::watch;
 use tonic::Status;
+use tracing::warn;
 
-use crate::bridge::Source;
+use crate::bridge::EngineHandle;
 use crate::status;
 
-/// The most events that are kept.
-const MOST_EVENTS: usize = 8192;
-/// The most bytes of them, about.
-const MOST_BYTES: usize = 4 << 20;
-/// How many are read at a time.
+/// Maximum events in the ring.
+const MAX_EVENTS: usize = 8192;
+/// Approximate maximum bytes of the ring.
+const MAX_BYTES: usize = 4 << 20;
+/// Events read at a time.
 const PAGE: usize = 512;
-/// How long it is slept at most: a database that was replaced wakes nobody.
-const LOOK: Duration = Duration::from_millis(500);
+/// Poll interval: a replaced database causes no wake-up.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Surfaces whose encodings are kept. Further ones encode each time.
+const MAX_ENCODERS: usize = 4;
 
-/// An event, and what it is on the wire.
-#[derive(Debug)]
-pub(crate) struct Entry {
-    /// The event.
-    pub(crate) event: Event,
-    /// Encoded once for all who listen.
-    pub(crate) encoded: Vec<u8>,
+/// How a surface encodes an event. Made by [`Hub::register`].
+#[derive(Clone, Copy)]
+pub(crate) struct EventEncoder {
+    slot: usize,
+    encode: fn(&Event) -> Vec<u8>,
 }
 
-/// How an event is encoded.
-pub(crate) type Encode = fn(&Event) -> Vec<u8>;
+/// An event, and its encodings so far.
+pub(crate) struct HubEvent {
+    /// The event.
+    pub(crate) event: Event,
+    encoded: [OnceLock<Box<[u8]>>; MAX_ENCODERS],
+}
 
-/// The newest events: all of those with numbers above `from` that were read.
+impl HubEvent {
+    /// An event that was not encoded yet.
+    pub(crate) fn new(event: Event) -> Self {
+        Self { event, encoded: Default::default() }
+    }
+
+    /// The event as this surface encodes it.
+    pub(crate) fn encoded(&self, encoder: EventEncoder) -> Cow<'_, [u8]> {
+        let encode = || (encoder.encode)(&self.event);
+        match self.encoded.get(encoder.slot) {
+            Some(slot) => Cow::Borrowed(slot.get_or_init(|| encode().into_boxed_slice())),
+            None => Cow::Owned(encode()),
+        }
+    }
+
+    /// The approximate memory of the event and two encodings of it.
+    fn size(&self) -> usize {
+        const OVERHEAD: usize = 480;
+        let event = &self.event.event;
+        let data: usize = event.data.iter().map(|(key, value)| key.len() + value.len()).sum();
+        OVERHEAD + 3 * (event.id.len() + event.name.len() + data)
+    }
+}
+
+/// The newest events: all with numbers above `from` that were read.
 #[derive(Default)]
 struct Ring {
-    entries: VecDeque<Arc<Entry>>,
+    events: VecDeque<Arc<HubEvent>>,
     bytes: usize,
     from: u64,
 }
 
-/// What the ring has for a cursor.
-pub(crate) enum Slice {
-    /// The ring begins after it: the store has what is in between.
+/// The events of the ring after a cursor.
+pub(crate) enum HubSlice {
+    /// The ring starts later: the store has the events in between.
     Behind,
-    /// These events, in order; none when nothing happened since.
-    Entries(Vec<Arc<Entry>>),
+    /// These events, in order; none if there are no later ones.
+    Events(Vec<Arc<HubEvent>>),
 }
 
 impl Ring {
-    fn begin(&mut self, at: u64) {
-        *self = Self { from: at, ..Self::default() };
+    fn restart(&mut self, from: u64) {
+        *self = Self { from, ..Self::default() };
     }
 
-    fn push(&mut self, entry: Entry) {
-        self.bytes += size(&entry);
-        self.entries.push_back(Arc::new(entry));
-        while self.entries.len() > MOST_EVENTS || self.bytes > MOST_BYTES {
-            let Some(oldest) = self.entries.pop_front() else { return };
-            self.bytes -= size(&oldest);
+    fn push(&mut self, event: HubEvent) {
+        self.bytes += event.size();
+        self.events.push_back(Arc::new(event));
+        while self.events.len() > MAX_EVENTS || self.bytes > MAX_BYTES {
+            let Some(oldest) = self.events.pop_front() else { return };
+            self.bytes -= oldest.size();
             self.from = oldest.event.seq;
         }
     }
 
-    fn after(&self, cursor: u64, most: usize) -> Slice {
+    fn after(&self, cursor: u64, limit: usize) -> HubSlice {
         if cursor < self.from {
-            return Slice::Behind;
+            return HubSlice::Behind;
         }
-        let first = self.entries.partition_point(|entry| entry.event.seq <= cursor);
-        Slice::Entries(self.entries.range(first..).take(most).cloned().collect())
+        let first = self.events.partition_point(|event| event.event.seq <= cursor);
+        HubSlice::Events(self.events.range(first..).take(limit).cloned().collect())
     }
 }
 
-/// About what an event takes in memory: twice its texts, and what is around them.
-fn size(entry: &Entry) -> usize {
-    const AROUND: usize = 400;
-    AROUND + 2 * entry.encoded.len()
-}
-
 struct Shared {
-    encode: Encode,
+    encoders: AtomicUsize,
     ring: RwLock<Ring>,
-    /// The number of the last event that is known.
+    /// The number of the last event that was read.
     last: watch::Sender<u64>,
     ended: AtomicBool,
 }
@@ -105,20 +131,26 @@ impl Hub {
     ///
     /// # Errors
     /// There can be no more threads.
-    pub(crate) fn start(source: Source, encode: Encode) -> io::Result<Self> {
+    pub(crate) fn start(options: Options) -> io::Result<Self> {
         let ring = RwLock::new(Ring { from: u64::MAX, ..Ring::default() });
-        let shared = Arc::new(Shared { encode, ring, last: watch::Sender::new(0), ended: AtomicBool::new(false) });
-        let theirs = Arc::clone(&shared);
-        std::thread::Builder::new().name("events".to_owned()).spawn(move || theirs.run(&source))?;
+        let (encoders, last) = (AtomicUsize::new(0), watch::Sender::new(0));
+        let shared = Arc::new(Shared { encoders, ring, last, ended: AtomicBool::new(false) });
+        let thread_shared = Arc::clone(&shared);
+        std::thread::Builder::new().name("events".to_owned()).spawn(move || thread_shared.run(&options))?;
         Ok(Self { shared })
     }
 
-    /// At most so many events after this cursor.
-    pub(crate) fn after(&self, cursor: u64, most: usize) -> Slice {
-        self.shared.read().after(cursor, most)
+    /// Registers the encoding of a surface.
+    pub(crate) fn register(&self, encode: fn(&Event) -> Vec<u8>) -> EventEncoder {
+        EventEncoder { slot: self.shared.encoders.fetch_add(1, Ordering::Relaxed), encode }
     }
 
-    /// Tells when there is something new: the number of the last event that is known.
+    /// At most this many events after this cursor.
+    pub(crate) fn after(&self, cursor: u64, limit: usize) -> HubSlice {
+        self.shared.read().after(cursor, limit)
+    }
+
+    /// Changes when there are new events: the number of the last one that was read.
     pub(crate) fn news(&self) -> watch::Receiver<u64> {
         self.shared.last.subscribe()
     }
@@ -126,7 +158,7 @@ impl Hub {
 
 impl Drop for Hub {
     fn drop(&mut self) {
-        // It sees that within the time of one look.
+        // The thread sees it within a poll interval.
         self.shared.ended.store(true, Ordering::Relaxed);
     }
 }
@@ -136,34 +168,45 @@ impl Shared {
         self.ring.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread. What fails is tried again: nobody is served wrongly meanwhile, only later.
-    fn run(&self, source: &Source) {
+    /// The thread. Retries after failures; subscribers read the store in the meantime.
+    fn run(&self, options: &Options) {
         let mut cursor = None;
+        let mut last_failure = None;
         while !self.ended.load(Ordering::Relaxed) {
-            // A panic is printed by the hook, and is a failure like others.
-            let followed = catch_unwind(AssertUnwindSafe(|| self.follow(source, &mut cursor)));
-            if !matches!(followed, Ok(Ok(()))) {
-                // Everybody asks the store meanwhile, which has the events, or tells what is wrong.
-                self.ring.write().unwrap_or_else(PoisonError::into_inner).begin(u64::MAX);
-                cursor = None;
-                self.last.send_modify(|_| {});
-                std::thread::sleep(LOOK);
+            // The panic hook logs a panic.
+            let failure = match catch_unwind(AssertUnwindSafe(|| self.follow(options, &mut cursor))) {
+                Ok(Ok(())) => {
+                    last_failure = None;
+                    continue;
+                }
+                Ok(Err(status)) => Some(status.message().to_owned()),
+                Err(_) => None,
+            };
+            if failure.is_some() && failure != last_failure {
+                warn!("cannot follow events: {}; retrying", failure.as_deref().unwrap_or_default());
             }
+            last_failure = failure;
+            // Subscribers read the store, which has the events or returns the error.
+            self.ring.write().unwrap_or_else(PoisonError::into_inner).restart(u64::MAX);
+            cursor = None;
+            self.last.send_modify(|_| {});
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Reads what is new until the observer has to be opened again.
-    fn follow(&self, source: &Source, cursor: &mut Option<u64>) -> Result<(), Status> {
-        let observer = source.open()?;
-        // Watched first, then read: what is committed in between wakes.
+    /// Reads new events until the observer has to be opened again.
+    fn follow(&self, options: &Options, cursor: &mut Option<u64>) -> Result<(), Status> {
+        let observer = <Observer as EngineHandle>::open(options)?;
+        // Before the first read, so that a commit in between causes a wake-up.
         let failed = |error: io::Error| Status::unavailable(format!("cannot watch the database: {error}"));
         let mut commits = Commits::watch(&observer).map_err(failed)?;
-        let newest = observer.events_start(&EventQuery::default(), now()).map_err(|error| status::of(&error))?;
+        let newest =
+            observer.events_start(&EventQuery::default(), now()).map_err(|error| status::from_error(&error))?;
         let mut at = match *cursor {
-            // As long as numbers only rise, nothing that was committed meanwhile is left out.
+            // Numbers only rise, so no event in between is missed.
             Some(at) if at <= newest => at,
             Some(_) | None => {
-                self.ring.write().unwrap_or_else(PoisonError::into_inner).begin(newest);
+                self.ring.write().unwrap_or_else(PoisonError::into_inner).restart(newest);
                 self.last.send_replace(newest);
                 newest
             }
@@ -171,7 +214,7 @@ impl Shared {
         while !self.ended.load(Ordering::Relaxed) {
             *cursor = Some(at);
             if !self.read_page(&observer, &mut at)? {
-                commits.wait(LOOK).map_err(failed)?;
+                commits.wait(POLL_INTERVAL).map_err(failed)?;
                 if !observer.is_current() {
                     return Ok(());
                 }
@@ -180,28 +223,23 @@ impl Shared {
         Ok(())
     }
 
-    fn entry(&self, event: Event) -> Entry {
-        Entry { encoded: (self.encode)(&event), event }
-    }
-
-    /// Whether there was something.
+    /// Reads one page into the ring. `false` if there was nothing new.
     fn read_page(&self, observer: &Observer, at: &mut u64) -> Result<bool, Status> {
-        let page = observer.events_after(*at, PAGE).map_err(|error| status::of(&error))?;
+        let page = observer.events_after(*at, PAGE).map_err(|error| status::from_error(&error))?;
         let moved = page.cursor != *at || page.trimmed.is_some();
         if !moved {
             return Ok(false);
         }
-        let entries: Vec<Entry> = page.events.into_iter().map(|event| self.entry(event)).collect();
         let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(gone) = page.trimmed {
-            // Whoever stands before the gap has to hear of it, which the store tells.
-            ring.begin(gone.max(*at));
+            // Subscribers before the gap have to read the store, which reports it.
+            ring.restart(gone.max(*at));
         }
-        for entry in entries {
-            ring.push(entry);
+        for event in page.events {
+            ring.push(HubEvent::new(event));
         }
         drop(ring);
-        // Where all is gone the page has no event to go on from.
+        // If all events after the cursor were deleted, the page has no event that could move it.
         *at = page.cursor.max(page.trimmed.unwrap_or(0));
         self.last.send_replace(*at);
         Ok(true)

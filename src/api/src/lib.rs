@@ -1,42 +1,49 @@
-//! The gRPC surfaces of gantryd: one server for all of them, one bridge to the engine, one folder for each surface.
+//! The gRPC surfaces of gantryd: what they share, and one folder for each surface.
 //!
-//! May import `gantry_model`, `gantry_engine` and `gantry_proto`. Of the engine it uses [`gantry_engine::Observer`] alone,
-//! which cannot write; what a surface cannot do, no mistake in it can do. It knows nothing of the keeper and does not
-//! print: who starts it shows what there is to be said.
+//! May import `gantry_model`, `gantry_engine` and `gantry_proto`. Knows nothing of the keeper. Emits events with `tracing`
+//! and prints nothing.
 //!
-//! ```text
-//! listen   where is listened: addresses, socket files, sockets passed by a service manager
-//! accept   connections, and how many of them
-//! answers  lists that wait to be read, and how many of them
-//! server   tonic with its limits; start and drain
-//! bridge   from tasks to the synchronous observers, a few threads with a bounded queue
-//! deadline  calls that take longer than their callers wait
-//! hub      events as they are committed, encoded once for all who listen
-//! peer     the client of a connection: its share, and what it is shown
-//! places   how many connections and streams
-//! watch    which log directories changed, for all who follow
-//! status   from our kinds of errors to gRPC's codes, the one place
-//! health   grpc.health.v1
-//! rkt      v1alpha.PublicAPI
-//! ```
+//! | module | what it holds |
+//! |---|---|
+//! | [`server`] | the servers, one per surface: limits, start, drain |
+//! | `surface` | [`surface::Surface`], the trait of all surfaces: services, descriptors, access rules |
+//! | `context` | what surfaces work with: configuration, engine, events, log directories |
+//! | `bridge` | from async tasks to the synchronous engine: read-only and read-write handles |
+//! | `hub`, `events` | events as they are committed; cursors of subscribers |
+//! | `logs`, `dir_watch` | streams of log lines; changes of log directories |
+//! | [`listen`], `accept`, `peer`, `quota` | sockets, connections, their clients, and the limits of each |
+//! | `deadline`, `responses` | deadlines of calls, memory of responses |
+//! | `request`, `status`, `health` | checks of fields, gRPC status codes, grpc.health.v1 |
+//! | `surfaces` | one folder per surface: [`rkt`] |
 //!
-//! A surface is a folder beside `rkt`: `service` (its methods), `convert` (what comes in, taken apart field by field)
-//! and one file for each thing that goes out. No surface imports another. Start reading at [`server`].
+//! # A new surface
+//!
+//! A folder below `surfaces` with a type that implements `Surface` and a function that makes its [`Endpoint`]; its
+//! contract in the crate `gantry_proto`; an export here; its sockets in gantryd. Nothing else here names a surface, and no
+//! surface imports another (tests/tidy). Start reading at [`server`], then `surface`.
 #![forbid(unsafe_code)]
 
 mod accept;
-mod answers;
 mod bridge;
+mod context;
 mod deadline;
+mod dir_watch;
+mod events;
 mod health;
 mod hub;
 pub mod listen;
+mod logs;
 mod peer;
-mod places;
-mod rkt;
+mod quota;
+mod request;
+mod responses;
 pub mod server;
 mod status;
-mod watch;
+mod surface;
+mod surfaces;
 
-pub use listen::{Address, AddressError, ListenError, Listener};
-pub use server::{Config, Running, ServeError, serve};
+pub use context::Config;
+pub use listen::{Address, AddressError, ListenError, Listener, SocketAccess};
+pub use server::{Running, ServeError, serve};
+pub use surface::Endpoint;
+pub use surfaces::rkt;

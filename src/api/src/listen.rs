@@ -1,4 +1,4 @@
-//! Where is listened: addresses as written, socket files that are ours, sockets that a service manager passed.
+//! Listening sockets: parses addresses, makes socket files, and takes over sockets that a service manager passed.
 
 use std::fmt;
 use std::io;
@@ -15,23 +15,30 @@ use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
 
-/// Who may connect to a socket file: its owner and its group, `gantry` where there is one.
-const SOCKET_MODE: u32 = 0o660;
-/// How many connections may wait to be accepted.
-const BACKLOG: i32 = 1024;
-/// A service manager passes a handful of sockets. Whatever says more is not one.
-const MOST_PASSED: usize = 64;
+/// Which users may connect to a socket file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// The permission bits of the file.
+    pub mode: u32,
+    /// The group of the file, if that group exists; else the group of the process.
+    pub group: Option<&'static str>,
+}
 
-/// An address to listen on, as written: `HOST:PORT`, `tcp:HOST:PORT` or `unix:/path`.
+/// Connections that the kernel queues until they are accepted.
+const BACKLOG: i32 = 1024;
+/// Maximum sockets that a service manager passes. A larger `LISTEN_FDS` is not from one.
+const MAX_PASSED: usize = 64;
+
+/// An address to listen on: `HOST:PORT`, `tcp:HOST:PORT` or `unix:/path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// Host name or IP address, and port. Port 0: any that is free.
+    /// Host name or IP address, and port. Port 0: any free port.
     Tcp(String, u16),
     /// The absolute path of a socket file.
     Unix(PathBuf),
 }
 
-/// A text is not an address.
+/// The text is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "'{}' is not an address: {why}; expected one such as 127.0.0.1:15441, [::1]:15441 or unix:/run/gantry/api.sock",
@@ -48,7 +55,7 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let refuse = |why| AddressError { text: text.to_owned(), why };
         if let Some(path) = text.strip_prefix("unix:") {
-            // Both `unix:/path` and `unix:///path`, as gRPC's clients have it.
+            // gRPC clients accept both `unix:/path` and `unix:///path`.
             let path = path.strip_prefix("//").unwrap_or(path);
             if !path.starts_with('/') || path.ends_with('/') || path.contains('\0') {
                 return Err(refuse("the path of a socket file must be absolute"));
@@ -80,37 +87,37 @@ impl fmt::Display for Address {
     }
 }
 
-/// It cannot be listened.
+/// A socket cannot be opened.
 #[derive(Debug, Error)]
 pub enum ListenError {
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {attempt} {name}")]
     Io {
-        /// What was attempted.
+        /// The attempted operation.
         attempt: &'static str,
         /// The address.
         name: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// Somebody answers there.
+    /// Another process listens on the address.
     #[error("cannot listen on {0}: another process listens there; end it, or give another address")]
     Taken(String),
-    /// There is a file that is no socket. It is never removed.
+    /// The path is a file that is not a socket. It is never removed.
     #[error("cannot listen on {0}: there is a file that is not a socket; remove it, or give another address")]
     NotASocket(String),
-    /// What a service manager passed is no socket to listen on.
+    /// A passed descriptor is not a listening socket.
     #[error("the service manager passed descriptor {number}, which is not a listening TCP or unix stream socket")]
     Passed {
-        /// Its number, as it was passed.
+        /// The number of the descriptor.
         number: usize,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// More than anybody passes.
-    #[error("LISTEN_FDS says {0} sockets; at most {MOST_PASSED} can be passed")]
+    /// `LISTEN_FDS` is too large.
+    #[error("LISTEN_FDS says {0} sockets; at most {MAX_PASSED} can be passed")]
     TooMany(usize),
 }
 
@@ -125,7 +132,7 @@ impl Kind for ListenError {
     }
 }
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug)]
 pub struct Listener {
     pub(crate) socket: Socket,
@@ -140,56 +147,56 @@ pub(crate) enum Socket {
 }
 
 impl Listener {
-    /// Listens on an address; on all of them where a host name has several.
+    /// Listens on an address; on all addresses of a host name. `access` applies to socket files.
     ///
     /// # Errors
     /// [`ListenError`].
-    pub fn open(address: &Address) -> Result<Vec<Self>, ListenError> {
+    pub fn open(address: &Address, access: SocketAccess) -> Result<Vec<Self>, ListenError> {
         match address {
             Address::Tcp(host, port) => open_tcp(address, host, *port),
-            Address::Unix(path) => open_unix(address, path).map(|listener| vec![listener]),
+            Address::Unix(path) => open_unix(address, path, access).map(|listener| vec![listener]),
         }
     }
 
-    /// Takes the sockets that a service manager passed (sd_listen_fds(3)), and the variables that tell of them out of
-    /// the environment; so it is to be called once, before there is another thread.
+    /// Takes over the sockets that a service manager passed (sd_listen_fds(3)). Removes their variables from the
+    /// environment: call it once, before starting threads.
     ///
     /// # Errors
-    /// [`ListenError`], when one of them cannot be listened on.
+    /// [`ListenError`], if one of them is not a listening socket.
     pub fn passed() -> Result<Vec<Self>, ListenError> {
         let mut passed = listenfd::ListenFd::from_env();
-        if passed.len() > MOST_PASSED {
+        if passed.len() > MAX_PASSED {
             return Err(ListenError::TooMany(passed.len()));
         }
-        (0..passed.len()).map(|index| take(&mut passed, index)).collect()
+        (0..passed.len()).map(|index| take_passed(&mut passed, index)).collect()
     }
 
-    /// Where it listens, as it is said at start: `tcp:127.0.0.1:15441`, `unix:/run/gantry/api.sock`.
+    /// Its address, as logged: `tcp:127.0.0.1:15441`, `unix:/run/gantry/api.sock`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
-fn take(passed: &mut listenfd::ListenFd, index: usize) -> Result<Listener, ListenError> {
+fn take_passed(passed: &mut listenfd::ListenFd, index: usize) -> Result<Listener, ListenError> {
     let failed = |source| ListenError::Passed { number: index + 3, source };
     let nothing = || failed(io::ErrorKind::NotFound.into());
     let socket = match passed.take_tcp_listener(index) {
         Ok(tcp) => Socket::Tcp(tcp.ok_or_else(nothing)?),
         Err(_) => Socket::Unix(passed.take_unix_listener(index).map_err(failed)?.ok_or_else(nothing)?),
     };
-    let (listens, name) = match &socket {
-        Socket::Tcp(tcp) => (listens(tcp), tcp.local_addr().map(|address| format!("tcp:{address}"))),
-        Socket::Unix(unix) => (listens(unix), unix.local_addr().map(|address| unix_name(&address))),
+    let (listening, name) = match &socket {
+        Socket::Tcp(tcp) => (is_listening(tcp), tcp.local_addr().map(|address| format!("tcp:{address}"))),
+        Socket::Unix(unix) => (is_listening(unix), unix.local_addr().map(|address| unix_name(&address))),
     };
-    if !listens.map_err(failed)? {
+    if !listening.map_err(failed)? {
         return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it does not listen")));
     }
-    // Whoever made its file removes it: not we.
+    // The service manager removes the file of its socket.
     Ok(Listener { socket, name: name.map_err(failed)?, file: None })
 }
 
-fn listens(socket: impl AsFd) -> io::Result<bool> {
+fn is_listening(socket: impl AsFd) -> io::Result<bool> {
     Ok(sockopt::socket_acceptconn(socket)?)
 }
 
@@ -215,7 +222,7 @@ fn open_tcp(address: &Address, host: &str, port: u16) -> Result<Vec<Listener>, L
             Ok((at, socket)) => {
                 listeners.push(Listener { socket: Socket::Tcp(socket), name: format!("tcp:{at}"), file: None });
             }
-            // A name such as localhost may stand for an address that this host does not have: no IPv6.
+            // A name such as localhost may resolve to an address that this host lacks: no IPv6.
             Err(error) if matches!(error.kind(), io::ErrorKind::AddrNotAvailable | io::ErrorKind::Unsupported) => {
                 absent = Some(error);
             }
@@ -232,11 +239,11 @@ fn open_tcp(address: &Address, host: &str, port: u16) -> Result<Vec<Listener>, L
     }
 }
 
-/// An IPv6 address is that alone: `[::]` leaves IPv4 to whoever is asked for `0.0.0.0`.
+/// IPv6 sockets do not accept IPv4 connections, so that `[::]` and `0.0.0.0` can be given together.
 fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
     let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // As std does it: what a server that has just ended left behind does not count.
+    // Connections of an earlier server in TIME_WAIT must not block the address.
     sockopt::set_socket_reuseaddr(&socket, true)?;
     if address.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, true)?;
@@ -246,71 +253,72 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-fn open_unix(address: &Address, path: &Path) -> Result<Listener, ListenError> {
+fn open_unix(address: &Address, path: &Path, access: SocketAccess) -> Result<Listener, ListenError> {
     let name = address.to_string();
     let failed = |attempt| {
         let name = name.clone();
         move |source: io::Error| ListenError::Io { attempt, name, source }
     };
     let dir = path.parent().unwrap_or(Path::new("/"));
-    // Two that find the same stale file must not both replace it: the second would take away what the first one made.
+    // Two processes that find the same stale file must not both replace it: the second would remove the first one's
+    // socket.
     let dir = std::fs::File::open(dir).map_err(failed("open the directory of"))?;
     rustix::fs::flock(&dir, rustix::fs::FlockOperation::LockExclusive)
         .map_err(|errno| failed("lock the directory of")(errno.into()))?;
-    let socket = match bind(path) {
+    let socket = match bind_unix(path, access.mode) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             remove_stale(path, &name)?;
-            bind(path)
+            bind_unix(path, access.mode)
         }
         other => other,
     };
     let socket = socket.map_err(failed("listen on"))?;
-    if let Some(group) = crate::peer::group() {
+    if let Some(group) = access.group.and_then(crate::peer::group_id) {
         let group = Some(rustix::fs::Gid::from_raw(group));
         rustix::fs::chown(path, None, group).map_err(|errno| failed("give to its group")(errno.into()))?;
     }
-    let file = SocketFile::of(path).map_err(failed("look at"))?;
+    let file = SocketFile::identify(path).map_err(failed("look at"))?;
     Ok(Listener { socket: Socket::Unix(socket), name, file: Some(file) })
 }
 
-/// Makes the socket with its mode from the first moment on: Linux gives the file that of the socket, less the umask.
-fn bind(path: &Path) -> io::Result<UnixListener> {
-    let mode = Mode::from_raw_mode(SOCKET_MODE);
+/// Binds a socket file that has its mode from the start: Linux gives the file the mode of the socket, less the umask.
+fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
+    let mode = Mode::from_raw_mode(mode);
     let socket: OwnedFd =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     rustix::fs::fchmod(&socket, mode)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // A umask may have taken away from it what the group is to have.
+    // The umask may have removed the group's permissions.
     rustix::fs::chmod(path, mode)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
 
-/// Removes a socket file at which nobody listens.
+/// Removes a socket file without a listening process.
 fn remove_stale(path: &Path, name: &str) -> Result<(), ListenError> {
     let failed = |attempt, source| ListenError::Io { attempt, name: name.to_owned(), source };
     let found = path.symlink_metadata().map_err(|source| failed("look at", source))?;
     if !found.file_type().is_socket() {
         return Err(ListenError::NotASocket(name.to_owned()));
     }
-    match knock(path) {
+    match try_connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path).map_err(|source| failed("remove what nobody listens on at", source))
+            std::fs::remove_file(path).map_err(|source| failed("remove the stale socket of", source))
         }
-        // Too busy to answer: somebody is there.
-        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(failed("find out who listens on", error)),
+        // A full queue: a process listens.
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(failed("connect to", error)),
         Ok(()) | Err(_) => Err(ListenError::Taken(name.to_owned())),
     }
 }
 
-/// Connects, without waiting for a server that has no time.
-fn knock(path: &Path) -> io::Result<()> {
+/// Connects without waiting for a busy server.
+fn try_connect(path: &Path) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     Ok(rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?)
 }
 
-/// A socket file that we made.
+/// A socket file that this process made.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -318,15 +326,15 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    fn of(path: &Path) -> io::Result<Self> {
+    fn identify(path: &Path) -> io::Result<Self> {
         let found = path.symlink_metadata()?;
         Ok(Self { path: path.to_owned(), identity: (found.dev(), found.ino()) })
     }
 
-    /// Removes it if it is still the one that we made. To be called while it is still listened: until then nobody takes
-    /// it for a stale one, and the number of its inode is not given to another.
+    /// Removes the file if it is still the one that this process made. Call it before the socket is closed: until then no
+    /// process takes it for stale, and the kernel does not reuse its inode number.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        match Self::of(&self.path) {
+        match Self::identify(&self.path) {
             Ok(now) if now.identity == self.identity => std::fs::remove_file(&self.path),
             Ok(_) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -5,6 +5,8 @@ use std::os::unix::net::UnixStream;
 
 use super::*;
 
+const ACCESS: SocketAccess = SocketAccess { mode: 0o660, group: Some("gantry") };
+
 #[test]
 fn addresses_as_written() {
     let tcp = |host: &str, port| Some(Address::Tcp(host.to_owned(), port));
@@ -39,7 +41,7 @@ fn addresses_as_written() {
 }
 
 fn open(path: &Path) -> Result<Listener, ListenError> {
-    let mut all = Listener::open(&Address::Unix(path.to_owned()))?;
+    let mut all = Listener::open(&Address::Unix(path.to_owned()), ACCESS)?;
     assert_eq!(all.len(), 1);
     Ok(all.remove(0))
 }
@@ -77,19 +79,19 @@ fn a_socket_that_nobody_listens_on_is_replaced_and_no_other_file_is() {
 
 #[test]
 fn a_free_port_is_told_and_a_taken_one_refused() {
-    let listeners = Listener::open(&Address::Tcp("127.0.0.1".to_owned(), 0)).unwrap();
+    let listeners = Listener::open(&Address::Tcp("127.0.0.1".to_owned(), 0), ACCESS).unwrap();
     let name = listeners[0].name().to_owned();
     let address: Address = name.parse().unwrap();
     assert!(!name.ends_with(":0"), "{name}");
-    assert!(matches!(Listener::open(&address), Err(ListenError::Taken(_))));
+    assert!(matches!(Listener::open(&address, ACCESS), Err(ListenError::Taken(_))));
 }
 
 #[test]
 fn both_families_have_every_address_of_theirs() {
-    let any = Listener::open(&"0.0.0.0:0".parse().unwrap()).unwrap();
+    let any = Listener::open(&"0.0.0.0:0".parse().unwrap(), ACCESS).unwrap();
     let port = any[0].name().rsplit(':').next().unwrap().to_owned();
     // The same port, which is still free there.
-    let both = Listener::open(&format!("[::]:{port}").parse().unwrap());
+    let both = Listener::open(&format!("[::]:{port}").parse().unwrap(), ACCESS);
     match both {
         Ok(both) => assert_eq!(both[0].name(), format!("tcp:[::]:{port}")),
         // A host without IPv6.

@@ -8,12 +8,14 @@
 //!
 //! So no user can block root or another user.
 
+use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
 use tonic::Extensions;
-
-use crate::answers::OfConnection;
+use tonic::codegen::http;
 
 /// The group whose members may read secrets (values of environment variables).
 pub(crate) const GROUP: &str = "gantry";
@@ -51,7 +53,12 @@ impl Peer {
 
     /// The client of a request.
     pub(crate) fn of(extensions: &Extensions) -> Self {
-        extensions.get().map_or(Self::Network, OfConnection::peer)
+        extensions.get().map_or(Self::Network, |connection: &ConnectionInfo| connection.peer)
+    }
+
+    /// The client of a request, before its message is decoded.
+    pub(crate) fn of_http(extensions: &http::Extensions) -> Self {
+        extensions.get().map_or(Self::Network, |connection: &ConnectionInfo| connection.peer)
     }
 
     /// Whether the client may see the values of environment variables.
@@ -62,6 +69,25 @@ impl Peer {
             Self::User { member, .. } => member,
         }
     }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Network => f.write_str("tcp"),
+            Self::Root => f.write_str("uid=0"),
+            Self::User { uid, .. } => write!(f, "uid={uid}"),
+        }
+    }
+}
+
+/// What the server knows of a connection. Every request carries it in its extensions.
+#[derive(Debug, Clone)]
+pub(crate) struct ConnectionInfo {
+    /// Its client.
+    pub(crate) peer: Peer,
+    /// Permits for the lists that it may request at a time.
+    pub(crate) lists: Arc<Semaphore>,
 }
 
 fn is_member(uid: u32, gid: u32) -> bool {
@@ -91,10 +117,10 @@ fn is_member_in(groups: &str, users: &str, uid: u32, gid: u32) -> bool {
     names.any(|name| !name.is_empty() && members.split(',').any(|member| member == name))
 }
 
-/// The id of the group, if the group exists.
-pub(crate) fn group() -> Option<u32> {
+/// The id of a group, if the group exists.
+pub(crate) fn group_id(name: &str) -> Option<u32> {
     let groups = std::fs::read_to_string("/etc/group").ok()?;
-    let group = groups.lines().find_map(|line| line.strip_prefix(GROUP)?.strip_prefix(':'))?;
+    let group = groups.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     group.split(':').nth(1)?.parse().ok().filter(|&number| number != 0)
 }
 

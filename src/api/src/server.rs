@@ -1,74 +1,60 @@
-//! The server: tonic with its limits, on its own runtime; start and drain.
+//! The servers: one tonic server per surface, with limits, on one runtime; start and drain.
 //!
-//! Two threads carry all connections and streams; what asks the engine does so on the threads of the [`crate::bridge`].
-//! Whatever a client does, memory stays bounded: so many connections, so many streams on each and in all, a request of
-//! so many bytes, and for each stream the few messages that are on their way.
+//! Two threads serve all connections and streams; calls to the engine run on the threads of the [`crate::bridge`]. The
+//! memory that clients can use is bounded: connections, streams per connection and in all, bytes of a request, and a few
+//! messages in flight per stream.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_engine::Options;
 use gantry_engine::model::{ErrorKind, Kind};
 use thiserror::Error;
 use tokio::runtime::Runtime;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::accept::Acceptors;
-use crate::bridge::{Bridge, Source};
-use crate::deadline::Deadline;
+use crate::bridge::Bridge;
+use crate::context::{Config, Context};
+use crate::dir_watch::DirWatch;
 use crate::health::Health;
 use crate::hub::Hub;
-use crate::listen::Listener;
-use crate::rkt;
-use crate::watch::Watch;
+use crate::surface::{Endpoint, Services, Surface};
 
 /// Threads of the runtime.
 const THREADS: usize = 2;
-/// What one of them may put on its stack.
+/// Stack size of each thread.
 const STACK: usize = 1 << 20;
-/// Streams that one connection may have open.
-const STREAMS: u32 = 256;
-/// Bytes of all headers of a request.
-const HEADERS: u32 = 16 << 10;
-/// How many streams of a connection may be open and reset at a time before the server has accepted them: a burst of calls
-/// that time out together while this process stands still, four times over. One more ends the connection.
-const MAX_PENDING_RESETS: usize = 4 * STREAMS as usize;
-/// How many streams of a connection the server may refuse or reset, as long as it lives. A client that opens more streams
-/// than [`STREAMS`] before it has read the settings is refused each of them and asks again, which is no offence; the
-/// limit is for clients that do nothing else.
+/// Maximum open streams of a connection.
+const MAX_STREAMS: u32 = 256;
+/// Maximum bytes of all headers of a request.
+const MAX_HEADERS: u32 = 16 << 10;
+/// Maximum streams of a connection that the client has opened and reset before the server accepted them: four times a
+/// burst of calls that time out together while this process is stopped. One more ends the connection.
+const MAX_PENDING_RESETS: usize = 4 * MAX_STREAMS as usize;
+/// Maximum streams that the server refuses or resets during the life of a connection. A client that opens more than
+/// [`MAX_STREAMS`] before it has read the settings is refused each of them and retries, which is legitimate; this limit is
+/// for clients that do nothing else.
 const MAX_REFUSED_STREAMS: usize = 16 << 10;
-/// A client that is silent for so long is asked whether it is still there,
-const ASK_AFTER: Duration = Duration::from_secs(30);
-/// and has so long to answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Interval of HTTP/2 keep-alive pings to a silent client.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// The time that a client has to answer a ping.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is served.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// For the engine.
-    pub options: Options,
-    /// The directory of the configuration file, as GetInfo tells it.
-    pub config_dir: PathBuf,
-    /// Whether rows are kept true; health tells it as `gantry.keeper`.
-    pub keeps: bool,
-}
-
-/// It cannot be served.
+/// The server cannot start, or has failed.
 #[derive(Debug, Error)]
 pub enum ServeError {
-    /// No threads, descriptors or memory left.
+    /// A system call failed.
     #[error("cannot {attempt}")]
     System {
-        /// What was attempted.
+        /// The attempted operation.
         attempt: &'static str,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The contract that is built in cannot be read.
+    /// A built-in contract cannot be read.
     #[error("cannot describe the API: {0}")]
     Describe(String),
     /// The server failed.
@@ -91,42 +77,26 @@ impl ServeError {
     }
 }
 
-/// What surfaces work with.
-pub(crate) struct Shared {
-    /// To the engine.
-    pub(crate) bridge: Bridge,
-    /// To the events.
-    pub(crate) hub: Hub,
-    /// To the log directories.
-    pub(crate) watch: Watch,
-    /// Becomes true when streams are to end.
-    pub(crate) ending: watch::Receiver<bool>,
-}
-
-impl Shared {
-    /// Returns when streams are to end.
-    pub(crate) async fn ended(&self) {
-        let mut ending = self.ending.clone();
-        // Fails when the server is gone altogether.
-        let _ = ending.wait_for(|ending| *ending).await;
-    }
-}
-
 /// A server that runs until it is drained or dropped.
 pub struct Running {
     runtime: Runtime,
     health: Health,
-    ending: watch::Sender<bool>,
-    stop: oneshot::Sender<()>,
+    draining: watch::Sender<bool>,
+    stopping: watch::Sender<bool>,
+    surfaces: Vec<RunningSurface>,
+}
+
+/// The server of one surface.
+struct RunningSurface {
     acceptors: Acceptors,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
-/// Serves all surfaces on all listeners, from the return of this call on.
+/// Serves each surface on its own sockets, from the return of this call on.
 ///
 /// # Errors
 /// [`ServeError`].
-pub fn serve(config: Config, listeners: Vec<Listener>) -> Result<Running, ServeError> {
+pub fn serve(config: Config, endpoints: Vec<Endpoint>) -> Result<Running, ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .thread_stack_size(STACK)
@@ -134,74 +104,118 @@ pub fn serve(config: Config, listeners: Vec<Listener>) -> Result<Running, ServeE
         .enable_all()
         .build()
         .map_err(ServeError::system("start the threads of the API server"))?;
-    let source = Source { options: config.options.clone() };
-    let (ending, is_ending) = watch::channel(false);
-    // What registers with the runtime's poller needs to be inside it.
+    let (draining, is_draining) = watch::channel(false);
+    let (stopping, is_stopping) = watch::channel(false);
+    // Sockets and inotify register with the runtime's poller.
     let inside = runtime.enter();
-    let shared = Arc::new(Shared {
-        bridge: Bridge::start(source.clone()).map_err(ServeError::system("start the threads that ask the engine"))?,
-        hub: Hub::start(source, rkt::encode_event).map_err(ServeError::system("start the thread that reads events"))?,
-        watch: Watch::new(),
-        ending: is_ending,
+    let reconciles = config.reconciles;
+    let options = config.options.clone();
+    let context = Arc::new(Context {
+        config,
+        reader: Arc::new(
+            Bridge::start(options.clone()).map_err(ServeError::system("start the threads that read the engine"))?,
+        ),
+        hub: Hub::start(options).map_err(ServeError::system("start the thread that reads events"))?,
+        dir_watch: DirWatch::new(),
+        draining: is_draining,
     });
+    let mut collected = Vec::new();
+    let mut names = Vec::new();
+    for Endpoint { surface, listeners } in endpoints {
+        let services = Services::collect(&surface, &context)
+            .map_err(ServeError::system("start the threads that write to the engine"))?;
+        let (routes, surface_names) = services.into_parts();
+        names.extend(surface_names);
+        collected.push((surface, listeners, routes));
+    }
     let (reporter, health_service) = tonic_health::server::health_reporter();
-    let health = runtime.block_on(Health::new(reporter, &[rkt::NAME], config.keeps));
-    let (acceptors, incoming) =
-        Acceptors::start(listeners).map_err(ServeError::system("take the listening sockets into use"))?;
-    let reflection = |()| {
-        tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(gantry_proto::rkt::DESCRIPTORS)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-    };
-    let describe = |error: tonic_reflection::server::Error| ServeError::Describe(error.to_string());
-    let router = limited()
-        .add_service(health_service)
-        .add_service(reflection(()).build_v1().map_err(describe)?)
-        .add_service(reflection(()).build_v1alpha().map_err(describe)?)
-        .add_service(Deadline(rkt::service(shared, &config)));
-    let (stop, stopped) = oneshot::channel();
-    let server = runtime.spawn(router.serve_with_incoming_shutdown(incoming, async {
-        // An error means that the one who could say so is gone.
-        let _ = stopped.await;
-    }));
+    let health = runtime.block_on(Health::new(reporter, names, reconciles));
+    let mut surfaces = Vec::new();
+    for (surface, listeners, routes) in collected {
+        let (acceptors, incoming) =
+            Acceptors::start(listeners, &surface).map_err(ServeError::system("register the listening sockets"))?;
+        let reflection = Reflection::new(surface.as_ref());
+        let router = limited()
+            .add_routes(routes)
+            .add_service(health_service.clone())
+            .add_service(reflection.builder().build_v1().map_err(Reflection::failed)?)
+            .add_service(reflection.builder().build_v1alpha().map_err(Reflection::failed)?);
+        let mut is_stopping = is_stopping.clone();
+        let server = runtime.spawn(router.serve_with_incoming_shutdown(incoming, async move {
+            // An error means that the sender was dropped without draining: stop as well.
+            let _stop_either_way = is_stopping.wait_for(|stopping| *stopping).await;
+        }));
+        surfaces.push(RunningSurface { acceptors, server });
+    }
     drop(inside);
-    Ok(Running { runtime, health, ending, stop, acceptors, server })
+    Ok(Running { runtime, health, draining, stopping, surfaces })
+}
+
+/// Server reflection on the sockets of one surface: its contracts and health.
+struct Reflection {
+    descriptors: &'static [u8],
+}
+
+impl Reflection {
+    fn new(surface: &dyn Surface) -> Self {
+        Self { descriptors: surface.descriptors() }
+    }
+
+    fn builder(&self) -> tonic_reflection::server::Builder<'static> {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(self.descriptors)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+    fn failed(error: tonic_reflection::server::Error) -> ServeError {
+        ServeError::Describe(error.to_string())
+    }
 }
 
 fn limited() -> tonic::transport::Server {
     tonic::transport::Server::builder()
-        .max_concurrent_streams(STREAMS)
-        .http2_max_header_list_size(HEADERS)
+        .max_concurrent_streams(MAX_STREAMS)
+        .http2_max_header_list_size(MAX_HEADERS)
         .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
         .http2_max_local_error_reset_streams(Some(MAX_REFUSED_STREAMS))
-        .http2_keepalive_interval(Some(ASK_AFTER))
-        .http2_keepalive_timeout(Some(ANSWER_WITHIN))
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
 }
 
 impl Running {
-    /// Tells by health whether rows are kept true.
-    pub fn set_keeps(&self, keeps: bool) {
-        self.runtime.block_on(self.health.set_keeper(keeps));
+    /// Reports by health whether gantryd reconciles.
+    pub fn set_reconciles(&self, reconciles: bool) {
+        self.runtime.block_on(self.health.set_reconciles(reconciles));
     }
 
-    /// Ends: no new connections, streams that follow are told so, other calls may finish within this time.
+    /// Drains: accepts no more connections, ends streams with UNAVAILABLE, and lets other calls finish within `timeout`.
     ///
     /// # Errors
-    /// [`ServeError`]: what could not be tidied up. It has ended all the same.
-    pub fn drain(self, most: Duration) -> Result<(), ServeError> {
-        let Self { runtime, health, ending, stop, acceptors, server } = self;
+    /// [`ServeError`]: a socket file could not be removed, or a server had failed. All servers have ended.
+    pub fn drain(self, timeout: Duration) -> Result<(), ServeError> {
+        let Self { runtime, health, draining, stopping, surfaces } = self;
         let result = runtime.block_on(async {
+            let deadline = tokio::time::Instant::now() + timeout;
             health.end().await;
-            // Both fail only when nobody is left to be told.
-            let _ = ending.send(true);
-            let removed = acceptors.end().await.map_err(ServeError::system("remove the socket file"));
-            let _ = stop.send(());
-            match tokio::time::timeout(most, server).await {
-                Ok(Ok(Err(error))) => Err(ServeError::Server(error.to_string())),
-                Ok(Err(error)) => Err(ServeError::Server(error.to_string())),
-                // What is not done by then is cut off.
-                Ok(Ok(Ok(()))) | Err(_) => removed,
+            let _no_stream_may_be_open = draining.send(true);
+            let mut result = Ok(());
+            let mut servers = Vec::new();
+            for RunningSurface { acceptors, server } in surfaces {
+                let removed = acceptors.end().await.map_err(ServeError::system("remove the socket file"));
+                result = result.and(removed);
+                servers.push(server);
             }
+            let _servers_may_have_ended = stopping.send(true);
+            for server in servers {
+                // Calls that are not finished at the deadline are cut off.
+                result = match tokio::time::timeout_at(deadline, server).await {
+                    Ok(Ok(Err(error))) => result.and(Err(ServeError::Server(error.to_string()))),
+                    Ok(Err(error)) => result.and(Err(ServeError::Server(error.to_string()))),
+                    Ok(Ok(Ok(()))) | Err(_) => result,
+                };
+            }
+            result
         });
         runtime.shutdown_background();
         result

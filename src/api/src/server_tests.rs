@@ -1,8 +1,11 @@
-//! A real server on a unix socket before a real store, asked by a client. (What runs in pods is tested from outside.)
+//! A server on a unix socket with a store and a client. Running pods are tested from outside; two surfaces side by side in
+//! `surface_tests.rs`.
+
+use std::path::{Path, PathBuf};
 
 use gantry_engine::model::spec::{AppSpec, PodSpec};
 use gantry_engine::model::{AppName, PodId};
-use gantry_engine::{Engine, Note, Observer, Prepare, Progress, PullPolicy};
+use gantry_engine::{Engine, Note, Observer, Options, Prepare, Progress, PullPolicy};
 use gantry_proto::rkt::v1alpha::public_api_client::PublicApiClient;
 use gantry_proto::rkt::v1alpha::{self as wire, EventType};
 use tokio_stream::StreamExt as _;
@@ -10,7 +13,8 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request};
 
 use super::*;
-use crate::listen::Address;
+use crate::listen::{Address, Listener};
+use crate::rkt;
 
 /// How long anything may take on a slow machine.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -31,11 +35,18 @@ struct Home {
 
 impl Home {
     fn new() -> Self {
+        Self::with(|_| Vec::new())
+    }
+
+    /// With further surfaces, whose sockets are in this directory.
+    fn with(further: impl FnOnce(&Path) -> Vec<crate::Endpoint>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let engine = Engine::open(Options::new(dir.path().join("data"))).unwrap();
-        let config = Config { options: engine.options().clone(), config_dir: "/etc/gantry".into(), keeps: true };
-        let listeners = Listener::open(&Address::Unix(dir.path().join("api.sock"))).unwrap();
-        let server = serve(config, listeners).unwrap();
+        let config = Config { options: engine.options().clone(), config_dir: "/etc/gantry".into(), reconciles: true };
+        let listeners = Listener::open(&Address::Unix(dir.path().join("api.sock")), rkt::SOCKET_ACCESS).unwrap();
+        let mut endpoints = further(dir.path());
+        endpoints.push(rkt::endpoint(listeners));
+        let server = serve(config, endpoints).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         Self { dir, engine, server: Some(server), runtime }
     }
@@ -73,13 +84,16 @@ impl Home {
     }
 }
 
+#[path = "surface_tests.rs"]
+mod surfaces;
+
 fn refused<T>(answer: Result<T, tonic::Status>) -> (Code, String) {
     let status = answer.err().unwrap();
     (status.code(), status.message().to_owned())
 }
 
 #[test]
-fn what_serves_here() {
+fn info_health_and_reflection() {
     let home = Home::new();
     let dir = home.engine.options().dir.canonicalize().unwrap().display().to_string();
     home.client(async |channel| {
@@ -95,7 +109,7 @@ fn what_serves_here() {
 
         let mut health = tonic_health::pb::health_client::HealthClient::new(channel.clone());
         for (service, want) in
-            [("", Ok(1)), ("v1alpha.PublicAPI", Ok(1)), ("gantry.keeper", Ok(1)), ("x", Err(Code::NotFound))]
+            [("", Ok(1)), ("v1alpha.PublicAPI", Ok(1)), ("gantryd", Ok(1)), ("x", Err(Code::NotFound))]
         {
             let answer = health.check(tonic_health::pb::HealthCheckRequest { service: service.to_owned() }).await;
             assert_eq!(answer.map(|it| it.into_inner().status).map_err(|it| it.code()), want, "{service}");

@@ -1,4 +1,4 @@
-//! From our kinds of errors to gRPC's codes. The one place that knows both.
+//! Maps error kinds to gRPC status codes. The one place that knows both.
 
 use std::error::Error;
 
@@ -6,11 +6,11 @@ use gantry_engine::model::error::messages;
 use gantry_engine::model::{ErrorKind, Kind};
 use tonic::{Code, Status};
 
-/// A message travels in a header, escaped; clients take a few KiB of headers.
-const MOST_MESSAGE: usize = 1024;
+/// Maximum bytes of a message. It travels escaped in a header, and clients accept a few KiB of headers.
+const MAX_MESSAGE: usize = 1024;
 
-/// The code of a kind of failure (gRPC's "status codes and their use").
-pub(crate) fn code(kind: ErrorKind) -> Code {
+/// The code of an error kind (gRPC, "Status codes and their use in gRPC").
+pub(crate) fn code_of_kind(kind: ErrorKind) -> Code {
     match kind {
         ErrorKind::NotFound => Code::NotFound,
         ErrorKind::AlreadyExists => Code::AlreadyExists,
@@ -25,24 +25,24 @@ pub(crate) fn code(kind: ErrorKind) -> Code {
     }
 }
 
-/// A failure as the caller sees it: what was attempted on what, and why it failed.
-pub(crate) fn of<E: Error + Kind>(error: &E) -> Status {
-    Status::new(code(error.kind()), cut(messages(error).join(": ")))
+/// The status of an error, with the messages of its causes.
+pub(crate) fn from_error<E: Error + Kind>(error: &E) -> Status {
+    Status::new(code_of_kind(error.kind()), truncate(messages(error).join(": ")))
 }
 
-/// The caller's mistake: which field, and what is wrong with it.
-pub(crate) fn invalid(field: &str, why: &str) -> Status {
-    Status::invalid_argument(cut(format!("{field}: {why}")))
+/// INVALID_ARGUMENT: a field of the request, and why its value is invalid.
+pub(crate) fn invalid_field(field: &str, why: &str) -> Status {
+    Status::invalid_argument(truncate(format!("{field}: {why}")))
 }
 
-/// For whoever still listens when the server ends.
-pub(crate) fn ending() -> Status {
+/// UNAVAILABLE: ends streams and calls when the server drains.
+pub(crate) fn draining() -> Status {
     Status::unavailable("gantryd is ending: ask again")
 }
 
-fn cut(mut text: String) -> String {
-    if text.len() > MOST_MESSAGE {
-        let end = (0..=MOST_MESSAGE).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+fn truncate(mut text: String) -> String {
+    if text.len() > MAX_MESSAGE {
+        let end = (0..=MAX_MESSAGE).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
         text.truncate(end);
         text.push('…');
     }
@@ -64,15 +64,15 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_with_its_causes() {
-        let status = of(&Outer(std::io::ErrorKind::NotFound.into()));
+    fn a_status_has_the_causes_of_its_error() {
+        let status = from_error(&Outer(std::io::ErrorKind::NotFound.into()));
         assert_eq!((status.code(), status.message()), (Code::NotFound, "cannot read it: entity not found"));
     }
 
     #[test]
     fn messages_are_short() {
-        let status = invalid("filters[0].ids", &"ü".repeat(1 << 20));
+        let status = invalid_field("filters[0].ids", &"ü".repeat(1 << 20));
         assert_eq!(status.code(), Code::InvalidArgument);
-        assert!(status.message().len() < MOST_MESSAGE + 4 && status.message().ends_with("ü…"));
+        assert!(status.message().len() < MAX_MESSAGE + 4 && status.message().ends_with("ü…"));
     }
 }

@@ -139,12 +139,12 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
     Ok(())
 }
 
-/// What the API is to tell.
-fn api_config(settings: &Settings, keeps: bool) -> gantry_api::Config {
+/// The configuration of the API server.
+fn api_config(settings: &Settings, reconciles: bool) -> gantry_api::Config {
     gantry_api::Config {
         options: settings.options.clone(),
         config_dir: settings.config.parent().map(Path::to_owned).unwrap_or_default(),
-        keeps,
+        reconciles,
     }
 }
 

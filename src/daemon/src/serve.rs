@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use gantry_api::{Address, Config, Listener, Running};
+use gantry_api::{Address, Config, Listener, Running, rkt};
 use tracing::{info, warn};
 
 /// The directory of the default socket. No TCP address is a default: every user of the host can connect to it, and so can
@@ -53,7 +53,7 @@ pub(crate) fn listeners(
     };
     let mut listeners = Vec::new();
     for address in addresses {
-        listeners.extend(Listener::open(&address)?);
+        listeners.extend(Listener::open(&address, rkt::SOCKET_ACCESS)?);
     }
     Ok(listeners)
 }
@@ -84,10 +84,11 @@ impl Api {
         if listeners.is_empty() {
             return Ok(Self(None));
         }
-        let names: Vec<String> = listeners.iter().map(|listener| listener.name().to_owned()).collect();
-        let running = gantry_api::serve(config, listeners)?;
-        for name in names {
-            info!("serving on {name}");
+        let endpoint = rkt::endpoint(listeners);
+        let addresses: Vec<String> = endpoint.addresses().map(str::to_owned).collect();
+        let running = gantry_api::serve(config, vec![endpoint])?;
+        for address in addresses {
+            info!("serving on {address}");
         }
         info!("API service running");
         Ok(Self(Some(running)))

@@ -36,33 +36,33 @@ fn prefixes() {
 #[test]
 fn lines_become_elements() {
     let web = name("web");
-    let mut lines = Lines::new();
+    let mut lines = LineEncoder::new();
     for text in [&b"hello"[..], b"", "ü".as_bytes(), b"a\xffb\xe2\x82", b"tab\tnul\0"] {
         lines.add(line(&web, 0, false, text));
     }
-    let texts: Vec<String> = elements(lines.take())
+    let texts: Vec<String> = elements(lines.take_messages())
         .iter()
         .map(|element| element.strip_prefix("1970-01-01 00:00:00.000000000 +0000 UTC MESSAGE=").unwrap().to_owned())
         .collect();
     assert_eq!(texts, ["hello", "", "ü", "a\u{fffd}b\u{fffd}", "tab\tnul\0"]);
-    assert!(lines.take().is_empty());
+    assert!(lines.take_messages().is_empty());
 }
 
 #[test]
 fn pieces_of_mixed_apps_are_joined() {
     let (a, b) = (name("a"), name("b"));
-    let mut lines = Lines::new();
+    let mut lines = LineEncoder::new();
     lines.add(line(&a, 1, true, b"one "));
     lines.add(line(&b, 2, true, b"two "));
     lines.add(line(&a, 3, true, "e\u{20ac}".as_bytes().split_last().unwrap().1));
     lines.add(LineRef { stderr: true, ..line(&a, 4, false, b"err") });
-    assert_eq!(elements(lines.take()).len(), 1, "what is finished does not wait for what is not");
+    assert_eq!(elements(lines.take_messages()).len(), 1, "what is finished does not wait for what is not");
     lines.add(line(&a, 5, false, b"\xac end"));
     lines.add(line(&b, 6, true, b"\xe2"));
-    let first = elements(lines.take());
+    let first = elements(lines.take_messages());
     assert_eq!(first, ["1970-01-01 00:00:00.000000001 +0000 UTC MESSAGE=one e\u{20ac} end"]);
-    lines.finish_all();
-    let last = elements(lines.take());
+    lines.finish();
+    let last = elements(lines.take_messages());
     assert_eq!(last, ["1970-01-01 00:00:00.000000002 +0000 UTC MESSAGE=two \u{fffd}"]);
 }
 
@@ -70,22 +70,22 @@ fn pieces_of_mixed_apps_are_joined() {
 fn a_long_line_goes_on_without_prefix() {
     let web = name("web");
     for (bytes, want) in [
-        (MOST_LINE, vec![MOST_LINE + PREFIX]),
-        (MOST_LINE + 1, vec![MOST_LINE + PREFIX, 1]),
-        (3 * MOST_LINE, vec![MOST_LINE + PREFIX, MOST_LINE, MOST_LINE]),
+        (MAX_LINE, vec![MAX_LINE + PREFIX]),
+        (MAX_LINE + 1, vec![MAX_LINE + PREFIX, 1]),
+        (3 * MAX_LINE, vec![MAX_LINE + PREFIX, MAX_LINE, MAX_LINE]),
     ] {
         let text = vec![b'x'; bytes];
-        let mut whole = Lines::new();
+        let mut whole = LineEncoder::new();
         whole.add(line(&web, 0, false, &text));
-        let lengths: Vec<usize> = elements(whole.take()).iter().map(String::len).collect();
+        let lengths: Vec<usize> = elements(whole.take_messages()).iter().map(String::len).collect();
         assert_eq!(lengths, want);
 
-        let mut pieces = Lines::new();
+        let mut pieces = LineEncoder::new();
         let count = text.chunks(16_000).count();
         for (i, piece) in text.chunks(16_000).enumerate() {
             pieces.add(line(&web, i as i64, i + 1 < count, piece));
         }
-        let lengths: Vec<usize> = elements(pieces.take()).iter().map(String::len).collect();
+        let lengths: Vec<usize> = elements(pieces.take_messages()).iter().map(String::len).collect();
         assert_eq!(lengths, want);
     }
 }
@@ -93,29 +93,29 @@ fn a_long_line_goes_on_without_prefix() {
 #[test]
 fn what_is_not_utf8_stays_bounded() {
     let web = name("web");
-    let mut lines = Lines::new();
-    lines.add(line(&web, 0, false, &vec![0xff; 2 * MOST_LINE]));
-    let all = elements(lines.take());
-    assert!(all.iter().all(|element| element.len() <= MOST_LINE + PREFIX));
-    assert_eq!(all.iter().map(String::len).sum::<usize>(), PREFIX + 3 * 2 * MOST_LINE);
+    let mut lines = LineEncoder::new();
+    lines.add(line(&web, 0, false, &vec![0xff; 2 * MAX_LINE]));
+    let all = elements(lines.take_messages());
+    assert!(all.iter().all(|element| element.len() <= MAX_LINE + PREFIX));
+    assert_eq!(all.iter().map(String::len).sum::<usize>(), PREFIX + 3 * 2 * MAX_LINE);
 }
 
 #[test]
 fn unfinished_lines_of_many_apps_stay_bounded() {
     let apps: Vec<AppName> = (0..50).map(|n| name(&format!("app{n}"))).collect();
-    let mut lines = Lines::new();
+    let mut lines = LineEncoder::new();
     for app in &apps {
-        lines.add(line(app, 0, true, &vec![b'x'; MOST_LINE]));
+        lines.add(line(app, 0, true, &vec![b'x'; MAX_LINE]));
     }
     let kept = lines.unfinished.iter().map(|one| one.text.len()).sum::<usize>();
-    assert!(kept <= MOST_UNFINISHED, "{kept}");
-    let before = elements(lines.take());
-    assert_eq!(before.len(), 50 - MOST_UNFINISHED / MOST_LINE);
+    assert!(kept <= MAX_UNFINISHED, "{kept}");
+    let before = elements(lines.take_messages());
+    assert_eq!(before.len(), 50 - MAX_UNFINISHED / MAX_LINE);
     for app in &apps {
         lines.add(line(app, 0, false, b"y"));
     }
     // Those that were kept had a whole element's worth, too.
-    assert_eq!(elements(lines.take()).iter().filter(|element| element.as_str() == "y").count(), apps.len());
+    assert_eq!(elements(lines.take_messages()).iter().filter(|element| element.as_str() == "y").count(), apps.len());
 }
 
 #[test]
@@ -124,6 +124,6 @@ fn where_characters_are_cut() {
     for (bytes, want) in
         [(&b""[..], 0), (b"a", 0), (&euro[..1], 1), (&euro[..2], 2), (euro, 0), (b"\xf0\x9f\x98", 3), (b"\xff", 0)]
     {
-        assert_eq!(open_end(bytes), want, "{bytes:?}");
+        assert_eq!(incomplete_tail_len(bytes), want, "{bytes:?}");
     }
 }

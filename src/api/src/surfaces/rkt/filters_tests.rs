@@ -1,6 +1,7 @@
 //! What is asked for, and what is refused by name.
 
 use super::*;
+use crate::request::{MAX_TEXT, MAX_VALUES};
 
 const POD: &str = "6733c088-a507-4694-aabf-ec79c0a8ac9a";
 
@@ -107,18 +108,18 @@ fn fields_of_images() {
 
 #[test]
 fn what_is_refused_names_its_field() {
-    let long = "x".repeat(MOST_TEXT + 1);
+    let long = "x".repeat(MAX_TEXT + 1);
     let many = |count: usize| vec![String::new(); count];
     for (filters, want) in [
         (vec![PodFilter { states: vec![99], ..PodFilter::default() }], "filters[0].states: there is no PodState 99"),
         (vec![PodFilter { states: vec![-1], ..PodFilter::default() }], "filters[0].states: there is no PodState -1"),
-        (vec![PodFilter::default(); MOST_FILTERS + 1], "filters: a request may have 256, this one has 257"),
+        (vec![PodFilter::default(); MAX_FILTERS + 1], "filters: a request may have 256, this one has 257"),
         (
             vec![PodFilter::default(), PodFilter { ids: vec![long.clone()], ..PodFilter::default() }],
             "filters[1].ids: a text may have 4096 bytes, this one has 4097",
         ),
         (
-            vec![PodFilter { cgroups: many(MOST_VALUES), ids: many(1), ..PodFilter::default() }],
+            vec![PodFilter { cgroups: many(MAX_VALUES), ids: many(1), ..PodFilter::default() }],
             "filters[0].cgroups: a request may have 10000 values in all",
         ),
         (
@@ -132,7 +133,7 @@ fn what_is_refused_names_its_field() {
         let status = pods(filters).unwrap_err();
         assert_eq!((status.code(), status.message()), (tonic::Code::InvalidArgument, want));
     }
-    assert!(pods(vec![PodFilter { cgroups: many(MOST_VALUES), ..PodFilter::default() }]).is_ok());
+    assert!(pods(vec![PodFilter { cgroups: many(MAX_VALUES), ..PodFilter::default() }]).is_ok());
     assert!(images(vec![ImageFilter { keywords: vec![long], ..ImageFilter::default() }]).is_err());
-    assert!(images(vec![ImageFilter::default(); MOST_FILTERS + 1]).is_err());
+    assert!(images(vec![ImageFilter::default(); MAX_FILTERS + 1]).is_err());
 }

@@ -1,8 +1,9 @@
-//! What a listener asks for, and what it is sent; the streams are tested by the server's tests.
+//! Selections and messages; the streams are tested by the server's tests.
 
 use std::collections::BTreeMap;
 
-use gantry_engine::model::EventKind;
+use gantry_engine::Options;
+use gantry_engine::model::{EventKind, Timestamp};
 use gantry_proto::rkt::v1alpha::ListenEventsResponse;
 
 use super::*;
@@ -13,8 +14,16 @@ fn event(seq: u64, kind: EventKind, id: &str, name: &str) -> Event {
     Event { seq, boot: "b".to_owned(), event: NewEvent { kind, at, id: id.to_owned(), name: name.to_owned(), data } }
 }
 
-fn wanted(filter: EventFilter) -> Wanted {
-    Wanted::of(ListenEventsRequest { filter: Some(filter) }).unwrap()
+fn selection(filter: EventFilter) -> EventSelection {
+    EventSelection::parse(ListenEventsRequest { filter: Some(filter) }).unwrap()
+}
+
+/// Subscribers to the events of an empty store, which is removed with the directory.
+fn subscribers() -> (tempfile::TempDir, Subscribers) {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(Options::new(dir.path().join("data"))).unwrap();
+    let subscribers = Subscribers::new(&hub);
+    (dir, subscribers)
 }
 
 fn texts(all: &[&str]) -> Vec<String> {
@@ -49,14 +58,14 @@ fn filters() {
         (until(101), true, false),
         (until(100), false, false),
     ] {
-        let wanted = wanted(filter.clone());
-        assert_eq!((wanted.holds(&started.event), wanted.is_all()), (holds, all), "{filter:?}");
+        let selection = selection(filter.clone());
+        assert_eq!((selection.matches(&started.event), selection.is_all()), (holds, all), "{filter:?}");
     }
-    assert!(Wanted::of(ListenEventsRequest { filter: None }).unwrap().is_all());
+    assert!(EventSelection::parse(ListenEventsRequest { filter: None }).unwrap().is_all());
 }
 
 #[test]
-fn what_is_refused_names_its_field() {
+fn errors_name_the_field() {
     for (filter, want) in [
         (EventFilter { types: vec![10], ..EventFilter::default() }, "filter.types: there is no EventType 10"),
         (EventFilter { since_time: -1, ..EventFilter::default() }, "filter.since_time: a time"),
@@ -65,12 +74,12 @@ fn what_is_refused_names_its_field() {
         (EventFilter { ids: vec![String::new(); 10_001], ..EventFilter::default() }, "filter.ids: a request may have"),
         (EventFilter { names: vec!["x".repeat(5000)], ..EventFilter::default() }, "filter.names: a text may have"),
     ] {
-        let status = Wanted::of(ListenEventsRequest { filter: Some(filter) }).unwrap_err();
+        let status = EventSelection::parse(ListenEventsRequest { filter: Some(filter) }).unwrap_err();
         assert_eq!(status.code(), tonic::Code::InvalidArgument);
         assert!(status.message().starts_with(want), "{}", status.message());
     }
     let far = EventFilter { since_time: i64::MAX, until_time: i64::MAX, ..EventFilter::default() };
-    assert_eq!(wanted(far).query.since, Some(Timestamp(i64::MAX)));
+    assert_eq!(selection(far).query.since, Some(Timestamp(i64::MAX)));
 }
 
 #[test]
@@ -85,59 +94,62 @@ fn events_on_the_wire() {
     let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     let mut want = vec![pair("exit_code", "7"), pair("sequence", "3"), pair("time_ns", "3000000005")];
     assert_eq!(data(&read), want);
-    let told = ListenEventsResponse::decode(encode_after(&event, Some(2)).as_slice()).unwrap().events.remove(0);
+    let after_gap =
+        ListenEventsResponse::decode(encode_after_gap(&event, Some(2)).as_slice()).unwrap().events.remove(0);
     want.push(pair("trimmed", "2"));
-    assert_eq!(data(&told), want);
+    assert_eq!(data(&after_gap), want);
 }
 
 #[test]
-fn a_gap_is_told_with_the_next_event_that_is_sent() {
-    let wanted = wanted(EventFilter { ids: texts(&["b"]), ..EventFilter::default() });
-    let mut message = Message::new(&wanted, 0, Some(4));
+fn a_gap_is_reported_with_the_next_selected_event() {
+    let (_dir, subscribers) = subscribers();
+    let selection = selection(EventFilter { ids: texts(&["b"]), ..EventFilter::default() });
+    let mut message = Message { selection: &selection, bytes: Vec::new(), gap: Some(4) };
     for (seq, id) in [(5, "a"), (6, "b"), (7, "b")] {
-        let event = event(seq, EventKind::PodStarted, id, id);
-        assert!(message.add(&event, || encode(&event)));
+        let event = HubEvent::new(event(seq, EventKind::PodStarted, id, id));
+        assert!(message.add(&event, subscribers.encoder));
     }
     let read = ListenEventsResponse::decode(message.bytes.as_slice()).unwrap().events;
     let trimmed = |event: &wire::Event| event.data.iter().find(|pair| pair.key == "trimmed").map(|p| p.value.clone());
     assert_eq!(read.iter().map(trimmed).collect::<Vec<_>>(), [Some("4".to_owned()), None]);
-    assert_eq!((message.cursor, message.trimmed), (7, None));
+    assert_eq!(message.gap, None);
 }
 
 #[test]
 fn messages_are_split_and_shared() {
-    let all = Wanted::default();
-    let mut message = Message::new(&all, 0, None);
-    let event = event(1, EventKind::PodStarted, &"x".repeat(1000), "");
-    let added = (0..1000).take_while(|_| message.add(&event, || encode(&event))).count();
-    assert!((50..70).contains(&added) && message.bytes.len() < MESSAGE + 2000, "{added}");
+    let (_dir, subscribers) = subscribers();
+    let all = EventSelection::default();
+    let mut message = Message { selection: &all, bytes: Vec::new(), gap: None };
+    let event = Arc::new(HubEvent::new(event(1, EventKind::PodStarted, &"x".repeat(1000), "")));
+    let added = (0..1000).take_while(|_| message.add(&event, subscribers.encoder)).count();
+    assert!((50..70).contains(&added) && message.bytes.len() < MAX_MESSAGE + 2000, "{added}");
+    assert_eq!(fitting(&vec![event; 1000], subscribers.encoder).len(), added);
 
-    let listeners = Listeners::default();
     let made = std::cell::Cell::new(0);
     let make = || {
         made.set(made.get() + 1);
         vec![1]
     };
     for (from, to, want) in [(1, 2, 1), (1, 2, 1), (1, 3, 2), (2, 3, 3), (1, 2, 3)] {
-        listeners.shared(from, to, make);
+        subscribers.shared_message(from, to, make);
         assert_eq!(made.get(), want, "{from} {to}");
     }
     for n in 0..100 {
-        listeners.shared(n, n + 100, make);
+        subscribers.shared_message(n, n + 100, make);
     }
-    assert_eq!(listeners.recent.lock().unwrap().len(), KEPT);
+    assert_eq!(subscribers.shared.lock().unwrap().len(), MAX_SHARED_MESSAGES);
 }
 
 #[test]
-fn rounds_get_longer_with_more_listeners() {
-    let listeners = Listeners::default();
-    let next = |most: Duration| {
+fn intervals_grow_with_the_subscribers() {
+    let (_dir, subscribers) = subscribers();
+    let next = |interval: Duration| {
         let now = Instant::now();
-        let next = listeners.next_round();
-        assert!(next >= now - Duration::from_millis(5) && next <= now + most + Duration::from_millis(5));
+        let next = subscribers.next_tick();
+        assert!(next >= now - Duration::from_millis(5) && next <= now + interval + Duration::from_millis(5));
     };
-    next(PAUSE.0);
-    let places: Vec<_> = (0..2000).map(|_| listeners.places.take(crate::peer::Peer::Root).ok()).collect();
-    next(PAUSE.1);
-    drop(places);
+    next(MIN_INTERVAL);
+    let permits: Vec<_> = (0..2000).map(|_| subscribers.quota.acquire(crate::peer::Peer::Root).ok()).collect();
+    next(MAX_INTERVAL);
+    drop(permits);
 }

@@ -1,52 +1,54 @@
-//! The methods: what comes in is checked here, what goes out is made on the bridge's threads.
+//! The methods: check requests here, make responses on the bridge's threads.
 
 use std::sync::Arc;
 
+use gantry_engine::Observer;
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::server::public_api_server::PublicApi;
 use gantry_proto::rkt::v1alpha::{
     GetInfoRequest, GetInfoResponse, GetLogsRequest, GlobalFlags, Info, InspectImageRequest, InspectImageResponse,
-    InspectPodRequest, InspectPodResponse, ListImagesRequest, ListPodsRequest, ListenEventsRequest,
+    InspectPodRequest, InspectPodResponse, ListImagesRequest, ListImagesResponse, ListPodsRequest, ListPodsResponse,
+    ListenEventsRequest,
 };
 use prost::Message as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::manifests::Shows;
+use super::detail::Detail;
 use super::{events, filters, images, logs, pods};
-use crate::answers::{Answers, Turn};
 use crate::bridge::Weight;
+use crate::context::{Config, Context};
 use crate::peer::Peer;
-use crate::places::Places;
-use crate::server::{Config, Shared};
+use crate::quota::Quota;
+use crate::responses::{ListPermit, ResponseBudget};
 
-/// How many streams of logs there may be.
-const MOST_READERS: usize = 1024;
+/// Maximum streams of logs.
+const MAX_LOG_STREAMS: usize = 1024;
 
 /// See the module.
 pub(crate) struct Service {
-    shared: Arc<Shared>,
     info: Info,
-    answers: Answers,
-    listeners: Arc<events::Listeners>,
-    readers: Places,
+    budget: ResponseBudget,
+    subscribers: Arc<events::Subscribers>,
+    log_streams: Quota,
+    context: Arc<Context>,
 }
 
 impl Service {
-    pub(super) fn new(shared: Arc<Shared>, config: &Config) -> Self {
+    pub(super) fn new(context: Arc<Context>) -> Self {
         Self {
-            shared,
-            info: info(config),
-            answers: Answers::default(),
-            listeners: Arc::default(),
-            readers: Places::new(MOST_READERS),
+            info: info(&context.config),
+            budget: ResponseBudget::default(),
+            subscribers: Arc::new(events::Subscribers::new(&context.hub)),
+            log_streams: Quota::new(MAX_LOG_STREAMS),
+            context,
         }
     }
 }
 
-/// What does not change while the server runs.
+/// The response to GetInfo, which does not change while the server runs.
 fn info(config: &Config) -> Info {
-    // The directory is there: the daemon holds its lock.
+    // The directory exists: gantryd holds its lock.
     let dir = config.options.dir.canonicalize().unwrap_or_else(|_| config.options.dir.clone());
     Info {
         rkt_version: concat!("1.30.0+gantry.", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -73,38 +75,36 @@ impl PublicApi for Service {
         Ok(Response::new(GetInfoResponse { info: Some(self.info.clone()) }))
     }
 
-    async fn list_pods(&self, request: Request<ListPodsRequest>) -> Result<Response<Encoded>, Status> {
+    async fn list_pods(&self, request: Request<ListPodsRequest>) -> Result<Response<ListPodsResponse>, Status> {
         let (_, extensions, ListPodsRequest { filters, detail }) = request.into_parts();
         let filters = filters::pods(filters)?;
-        let turn = Turn::of(&extensions).await;
+        let permit = ListPermit::acquire(&extensions).await;
         let peer = Peer::of(&extensions);
-        let shows = Shows::to(peer, detail);
-        let ask = self.shared.bridge.ask(peer, Weight::Heavy, move |observer| pods::list(observer, &filters, shows));
-        let answer = ask.await?;
-        let bytes = answer.0.len();
-        self.answers.hold(turn, answer, bytes)
+        let detail = Detail::for_peer(peer, detail);
+        let list = move |observer: &Observer| pods::list(observer, &filters, detail);
+        let (response, bytes) = self.context.reader.call(peer, Weight::Heavy, list).await?;
+        self.budget.hold(permit, response, bytes)
     }
 
     async fn inspect_pod(&self, request: Request<InspectPodRequest>) -> Result<Response<InspectPodResponse>, Status> {
         let (_, extensions, InspectPodRequest { id }) = request.into_parts();
         let peer = Peer::of(&extensions);
-        let shows = Shows::to(peer, true);
-        let ask = self.shared.bridge.ask(peer, Weight::Light, move |observer| pods::inspect(observer, &id, shows));
-        let answer = ask.await?;
-        let bytes = answer.encoded_len();
-        self.answers.hold(Turn::free(peer), answer, bytes)
+        let detail = Detail::for_peer(peer, true);
+        let inspect = move |observer: &Observer| pods::inspect(observer, &id, detail);
+        let response = self.context.reader.call(peer, Weight::Light, inspect).await?;
+        let bytes = response.encoded_len();
+        self.budget.hold(ListPermit::not_needed(peer), response, bytes)
     }
 
-    async fn list_images(&self, request: Request<ListImagesRequest>) -> Result<Response<Encoded>, Status> {
+    async fn list_images(&self, request: Request<ListImagesRequest>) -> Result<Response<ListImagesResponse>, Status> {
         let (_, extensions, ListImagesRequest { filters, detail }) = request.into_parts();
         let filters = filters::images(filters)?;
-        let turn = Turn::of(&extensions).await;
+        let permit = ListPermit::acquire(&extensions).await;
         let peer = Peer::of(&extensions);
-        let shows = Shows::to(peer, detail);
-        let ask = self.shared.bridge.ask(peer, Weight::Heavy, move |observer| images::list(observer, &filters, shows));
-        let answer = ask.await?;
-        let bytes = answer.0.len();
-        self.answers.hold(turn, answer, bytes)
+        let detail = Detail::for_peer(peer, detail);
+        let list = move |observer: &Observer| images::list(observer, &filters, detail);
+        let (response, bytes) = self.context.reader.call(peer, Weight::Heavy, list).await?;
+        self.budget.hold(permit, response, bytes)
     }
 
     async fn inspect_image(
@@ -113,11 +113,11 @@ impl PublicApi for Service {
     ) -> Result<Response<InspectImageResponse>, Status> {
         let (_, extensions, InspectImageRequest { id }) = request.into_parts();
         let peer = Peer::of(&extensions);
-        let shows = Shows::to(peer, true);
-        let ask = self.shared.bridge.ask(peer, Weight::Light, move |observer| images::inspect(observer, &id, shows));
-        let answer = ask.await?;
-        let bytes = answer.encoded_len();
-        self.answers.hold(Turn::free(peer), answer, bytes)
+        let detail = Detail::for_peer(peer, true);
+        let inspect = move |observer: &Observer| images::inspect(observer, &id, detail);
+        let response = self.context.reader.call(peer, Weight::Light, inspect).await?;
+        let bytes = response.encoded_len();
+        self.budget.hold(ListPermit::not_needed(peer), response, bytes)
     }
 
     async fn listen_events(
@@ -125,15 +125,15 @@ impl PublicApi for Service {
         request: Request<ListenEventsRequest>,
     ) -> Result<Response<Self::ListenEventsStream>, Status> {
         let peer = Peer::of(request.extensions());
-        let wanted = events::Wanted::of(request.into_inner())?;
-        let stream = events::listen(&self.shared, &self.listeners, peer, wanted).await?;
+        let filter = events::EventSelection::parse(request.into_inner())?;
+        let stream = events::subscribe(&self.context, &self.subscribers, peer, filter).await?;
         Ok(Response::new(stream))
     }
 
     async fn get_logs(&self, request: Request<GetLogsRequest>) -> Result<Response<Self::GetLogsStream>, Status> {
         let peer = Peer::of(request.extensions());
-        let wanted = logs::Wanted::of(request.into_inner())?;
-        let stream = logs::read(&self.shared, &self.readers, peer, wanted).await?;
+        let selection = logs::LogSelection::parse(request.into_inner())?;
+        let stream = logs::stream(&self.context, self.log_streams.acquire(peer)?, selection).await?;
         Ok(Response::new(stream))
     }
 }

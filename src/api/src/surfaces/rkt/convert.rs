@@ -1,4 +1,4 @@
-//! The enums of the contract and what they are in gantry, each by a match without a wildcard; keys and values.
+//! Translates enums between the contract and the model, each by a match without a wildcard.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use gantry_engine::ImageFormat;
 use gantry_engine::model::{AppState, EventKind, Phase, Timestamp};
 use gantry_proto::rkt::v1alpha::{self as wire, EventType, ImageType, KeyValue, PodState};
 
-/// Where a pod stands.
+/// The state of a pod.
 pub(super) fn pod_state(phase: &Phase) -> PodState {
     match phase {
         Phase::Embryo => PodState::Embryo,
@@ -20,8 +20,8 @@ pub(super) fn pod_state(phase: &Phase) -> PodState {
     }
 }
 
-/// The name of the phase that is shown as this state; none for the one that no pod is in.
-pub(super) fn phase_of(state: PodState) -> Option<&'static str> {
+/// The name of the phase with this state; `None` for the state that no pod has.
+pub(super) fn phase_name(state: PodState) -> Option<&'static str> {
     match state {
         PodState::Undefined => None,
         PodState::Embryo => Some("embryo"),
@@ -35,8 +35,8 @@ pub(super) fn phase_of(state: PodState) -> Option<&'static str> {
     }
 }
 
-/// When a pod was given up; `None` if it was not.
-pub(super) fn marked(phase: &Phase) -> Option<Timestamp> {
+/// The time at which a pod was marked as garbage.
+pub(super) fn marked_at(phase: &Phase) -> Option<Timestamp> {
     match phase {
         Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Prepared { .. } => None,
         Phase::Running { .. } | Phase::Exited { .. } => None,
@@ -44,7 +44,7 @@ pub(super) fn marked(phase: &Phase) -> Option<Timestamp> {
     }
 }
 
-/// Where an app stands, and its exit code.
+/// The state of an app, and its exit code.
 pub(super) fn app_state(state: &AppState) -> (wire::AppState, i32) {
     match state {
         AppState::Waiting => (wire::AppState::Undefined, 0),
@@ -53,7 +53,7 @@ pub(super) fn app_state(state: &AppState) -> (wire::AppState, i32) {
     }
 }
 
-/// The format in which an image came, with the version of its specification.
+/// The format of an image before its import, with the version of the specification.
 pub(super) fn image_format(format: ImageFormat) -> wire::ImageFormat {
     let (kind, version) = match format {
         ImageFormat::Appc => (ImageType::Appc, gantry_engine::APPC_VERSION),
@@ -63,7 +63,7 @@ pub(super) fn image_format(format: ImageFormat) -> wire::ImageFormat {
     wire::ImageFormat { r#type: kind.into(), version: version.to_owned() }
 }
 
-/// What happened.
+/// The type of an event.
 pub(super) fn event_type(kind: EventKind) -> EventType {
     match kind {
         EventKind::PodPrepared => EventType::PodPrepared,
@@ -78,7 +78,7 @@ pub(super) fn event_type(kind: EventKind) -> EventType {
     }
 }
 
-/// The kind of event of this type; none for the one that never happens.
+/// The kind of events of this type; `None` for the type that no event has.
 pub(super) fn event_kind(kind: EventType) -> Option<EventKind> {
     match kind {
         EventType::Undefined => None,
@@ -94,7 +94,7 @@ pub(super) fn event_kind(kind: EventType) -> Option<EventKind> {
     }
 }
 
-/// Keys and values, by key.
+/// Keys and values, sorted by key.
 pub(super) fn pairs(map: &BTreeMap<String, String>) -> Vec<KeyValue> {
     map.iter().map(|(key, value)| KeyValue { key: key.clone(), value: value.clone() }).collect()
 }

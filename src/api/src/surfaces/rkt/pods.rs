@@ -2,76 +2,76 @@
 
 use std::collections::HashMap;
 
-use bytes::Bytes;
 use gantry_engine::model::id::shown;
 use gantry_engine::model::query::PodFilter;
 use gantry_engine::model::{ErrorKind, ImageId, Kind as _, NetMode, PodPrefix};
 use gantry_engine::name_and_version;
 use gantry_engine::{AppRow, Glance, Networks, Observer, PodError, PodView};
-use gantry_proto::encoded::Encoded;
-use gantry_proto::rkt::v1alpha::{self as wire, InspectPodResponse, Network};
+use gantry_proto::rkt::v1alpha::{self as wire, InspectPodResponse, ListPodsResponse, Network};
 use prost::Message;
-use prost::encoding::{WireType, encode_key, encode_varint};
+use prost::encoding::{encoded_len_varint, key_len};
 use tonic::Status;
 
 use super::convert;
-use super::manifests::Shows;
+use super::detail::Detail;
 use crate::status;
 
-/// The most bytes of the answer to a list.
-const MOST_ANSWER: usize = 64 << 20;
+/// Maximum bytes of the response to a list.
+const MAX_LIST: usize = 64 << 20;
 
-/// An answer to a list: one field, of messages, encoded where it is made. The threads of the server only copy it.
-#[derive(Default)]
-pub(super) struct Answer {
-    bytes: Vec<u8>,
+/// The bytes of a list so far: its only field, repeated.
+#[derive(Debug, Default)]
+pub(super) struct ListSize {
+    bytes: usize,
 }
 
-impl Answer {
+impl ListSize {
     /// Adds an element.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED: the response is too large.
     pub(super) fn add(&mut self, element: &impl Message) -> Result<(), Status> {
         let length = element.encoded_len();
-        if self.bytes.len() + length > MOST_ANSWER {
-            let text = format!("the answer has more than {MOST_ANSWER} bytes: ask with filters, or without detail");
+        if self.bytes + length > MAX_LIST {
+            let text = format!("the answer has more than {MAX_LIST} bytes: ask with filters, or without detail");
             return Err(Status::resource_exhausted(text));
         }
-        put(&mut self.bytes, length);
-        element.encode_raw(&mut self.bytes);
+        self.bytes += key_len(1) + encoded_len_varint(length as u64) + length;
         Ok(())
     }
 
-    /// All of it.
-    pub(super) fn done(self) -> Encoded {
-        Encoded(Bytes::from(self.bytes))
+    /// All bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 
-/// The head of an element of field 1, of this length: all answers of ours that are encoded by hand have that field alone.
-pub(super) fn put(bytes: &mut Vec<u8>, length: usize) {
-    encode_key(1, WireType::LengthDelimited, bytes);
-    encode_varint(length as u64, bytes);
-}
-
-/// The pods for which any filter holds, by id.
-pub(super) fn list(observer: &Observer, filters: &[PodFilter], shows: Shows) -> Result<Encoded, Status> {
-    let pods = observer.pods(filters).map_err(|error| status::of(&error))?;
-    let mut images = Images::new(observer);
-    let mut answer = Answer::default();
-    for view in pods {
-        let pod = pod(&mut images, &view, shows)?;
-        answer.add(&pod)?;
+/// The pods that match any of the filters, by id, and the bytes of the response.
+pub(super) fn list(
+    observer: &Observer,
+    filters: &[PodFilter],
+    detail: Detail,
+) -> Result<(ListPodsResponse, usize), Status> {
+    let views = observer.pods(filters).map_err(|error| status::from_error(&error))?;
+    let mut images = ImageCache::new(observer);
+    let mut size = ListSize::default();
+    let mut pods = Vec::with_capacity(views.len());
+    for view in views {
+        let pod = pod(&mut images, &view, detail)?;
+        size.add(&pod)?;
+        pods.push(pod);
     }
-    Ok(answer.done())
+    Ok((ListPodsResponse { pods }, size.bytes()))
 }
 
-/// The pod whose id begins so.
-pub(super) fn inspect(observer: &Observer, id: &str, shows: Shows) -> Result<InspectPodResponse, Status> {
+/// The pod whose id starts with this text.
+pub(super) fn inspect(observer: &Observer, id: &str, detail: Detail) -> Result<InspectPodResponse, Status> {
     let view = resolve(observer, id)?;
-    let pod = pod(&mut Images::new(observer), &view, shows)?;
+    let pod = pod(&mut ImageCache::new(observer), &view, detail)?;
     Ok(InspectPodResponse { pod: Some(pod) })
 }
 
-/// The pod whose id begins so, or why there is none, in rkt's words.
+/// The pod whose id starts with this text. Errors have rkt's wording, which its clients show.
 pub(super) fn resolve(observer: &Observer, id: &str) -> Result<PodView, Status> {
     if id.is_empty() {
         return Err(Status::invalid_argument("unable to resolve UUID: UUID cannot be empty"));
@@ -86,23 +86,23 @@ pub(super) fn resolve(observer: &Observer, id: &str) -> Result<PodView, Status> 
         (_, Some(matches)) => {
             Status::invalid_argument(format!("unable to resolve UUID: ambiguous uuid, {matches} matches"))
         }
-        (other, None) => status::of(other),
+        (other, None) => status::from_error(other),
     })
 }
 
-/// The formats of apps' images, and the names of those that have none of their own; asked once for each image.
-struct Images<'a> {
+/// The images of apps, each read once.
+struct ImageCache<'a> {
     observer: &'a Observer,
     known: HashMap<ImageId, wire::Image>,
 }
 
-impl<'a> Images<'a> {
+impl<'a> ImageCache<'a> {
     fn new(observer: &'a Observer) -> Self {
         Self { observer, known: HashMap::new() }
     }
 
-    /// The image of an app. Its name and version are those from which the pod was made, wherever the tag points now.
-    fn of(&mut self, app: &AppRow) -> Result<wire::Image, Status> {
+    /// The image of an app. Its name and version are those from which the pod was made, even if the tag has moved.
+    fn image_of(&mut self, app: &AppRow) -> Result<wire::Image, Status> {
         let image = self.stored(&app.image)?;
         // Rows that older versions wrote may have the id in place of a name.
         if app.image_name.contains("sha256:") && !app.image_name.contains('@') {
@@ -121,7 +121,7 @@ impl<'a> Images<'a> {
             Ok(view) => (Some(convert::image_format(view.format)), view.name, view.version),
             // An image in use cannot be removed: its row was lost.
             Err(error) if error.kind() == ErrorKind::NotFound => (None, String::new(), "latest".to_owned()),
-            Err(error) => return Err(status::of(&error)),
+            Err(error) => return Err(status::from_error(&error)),
         };
         let image = wire::Image { base_format, id: id.to_string(), name, version, ..wire::Image::default() };
         self.known.insert(id.clone(), image.clone());
@@ -129,12 +129,12 @@ impl<'a> Images<'a> {
     }
 }
 
-fn pod(images: &mut Images<'_>, view: &PodView, shows: Shows) -> Result<wire::Pod, Status> {
+fn pod(images: &mut ImageCache<'_>, view: &PodView, detail: Detail) -> Result<wire::Pod, Status> {
     let row = &view.row;
     let supervisor = view.supervisor();
     let started = row.phase.started_at();
-    let manifest = match shows.manifest {
-        Some(secrets) => images.observer.pod_manifest(row, secrets).map_err(|error| status::of(&error))?,
+    let manifest = match detail.manifest {
+        Some(secrets) => images.observer.pod_manifest(row, secrets).map_err(|error| status::from_error(&error))?,
         None => None,
     };
     Ok(wire::Pod {
@@ -148,15 +148,15 @@ fn pod(images: &mut Images<'_>, view: &PodView, shows: Shows) -> Result<wire::Po
         cgroup: supervisor.map(|_| view.cgroup.clone()).unwrap_or_default(),
         created_at: row.created.0,
         started_at: started.map_or(0, |at| at.0),
-        gc_marked_at: convert::marked(&row.phase).map_or(0, |at| at.0),
+        gc_marked_at: convert::marked_at(&row.phase).map_or(0, |at| at.0),
     })
 }
 
-fn app(images: &mut Images<'_>, row: &AppRow) -> Result<wire::App, Status> {
+fn app(images: &mut ImageCache<'_>, row: &AppRow) -> Result<wire::App, Status> {
     let (state, exit_code) = convert::app_state(&row.state);
     Ok(wire::App {
         name: row.name.to_string(),
-        image: Some(images.of(row)?),
+        image: Some(images.image_of(row)?),
         state: state.into(),
         exit_code,
         annotations: convert::pairs(&row.annotations),
@@ -173,7 +173,7 @@ fn networks(asked: &NetMode, got: &Networks) -> Result<Vec<Network>, Status> {
         let ipv4 = ip4.map(|address| address.to_string()).unwrap_or_default();
         Network { name: name.into_owned(), ipv4, ipv6: ip6.map(|address| address.to_string()).unwrap_or_default() }
     };
-    Ok(got.glance().map_err(|error| status::of(&error))?.into_iter().map(network).collect())
+    Ok(got.glance().map_err(|error| status::from_error(&error))?.into_iter().map(network).collect())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Small things; the answers as a whole are tested by the server's tests.
+//! Sizes and networks; whole responses are tested by the server's tests.
 
 use gantry_engine::model::net::{PodAddress, PodNetwork};
 
@@ -17,23 +17,22 @@ fn names_and_versions_of_references() {
 }
 
 #[test]
-fn an_answer_that_is_too_big_is_refused() {
+fn a_list_that_is_too_large_is_refused() {
     let pod = wire::Pod { manifest: vec![0; 1 << 20], ..wire::Pod::default() };
-    let mut answer = Answer::default();
-    let added = (0..100).take_while(|_| answer.add(&pod).is_ok()).count();
+    let mut size = ListSize::default();
+    let added = (0..100).take_while(|_| size.add(&pod).is_ok()).count();
     assert_eq!(added, 63);
-    let status = answer.add(&pod).unwrap_err();
+    let status = size.add(&pod).unwrap_err();
     assert_eq!(status.code(), tonic::Code::ResourceExhausted);
     assert!(status.message().contains("filters"), "{}", status.message());
 }
 
 #[test]
-fn an_answer_is_the_message_it_stands_for() {
-    let pods = ["a", "b"].map(|id| wire::Pod { id: id.to_owned(), pid: -1, ..wire::Pod::default() });
-    let mut answer = Answer::default();
-    pods.iter().for_each(|pod| answer.add(pod).unwrap());
-    let read = wire::ListPodsResponse::decode(answer.done().0).unwrap();
-    assert_eq!(read.pods, pods);
+fn the_size_of_a_list_is_that_of_its_message() {
+    let pods: Vec<_> = ["a", "b"].map(|id| wire::Pod { id: id.repeat(200), pid: -1, ..wire::Pod::default() }).into();
+    let mut size = ListSize::default();
+    pods.iter().for_each(|pod| size.add(pod).unwrap());
+    assert_eq!(size.bytes(), ListPodsResponse { pods }.encoded_len());
 }
 
 #[test]

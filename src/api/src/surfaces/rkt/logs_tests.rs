@@ -1,4 +1,4 @@
-//! What may be asked of logs; the streams are tested by the server's tests.
+//! Requests; the streams are tested by the server's tests.
 
 use gantry_engine::model::Timestamp;
 
@@ -14,9 +14,9 @@ fn requests() {
         since_time: 1,
         until_time: 2,
     };
-    let wanted = Wanted::of(request.clone()).ok().unwrap();
-    assert_eq!((wanted.pod.as_str(), wanted.app.as_str()), ("6733", "web"));
-    let query = wanted.query;
+    let selection = LogSelection::parse(request.clone()).ok().unwrap();
+    assert_eq!((selection.pod.as_str(), selection.app.as_str()), ("6733", "web"));
+    let query = selection.query;
     assert_eq!((query.since, query.until), (Some(Timestamp(1_000_000_000)), Some(Timestamp(2_000_000_000))));
     assert_eq!((query.follow, query.tail_total, query.tail), (true, Some(5), None));
     for (request, want) in [
@@ -27,7 +27,7 @@ fn requests() {
         (GetLogsRequest { pod_id: "x".repeat(1 << 20), ..request.clone() }, "pod_id: a text may have"),
         (GetLogsRequest { app_name: "x".repeat(1 << 20), ..request }, "app_name: a text may have"),
     ] {
-        let status = Wanted::of(request).err().unwrap();
+        let status = LogSelection::parse(request).err().unwrap();
         assert_eq!(status.code(), tonic::Code::InvalidArgument);
         assert!(status.message().starts_with(want), "{}", status.message());
     }

@@ -1,7 +1,7 @@
-//! Which log directories changed: one inotify descriptor for all who follow logs.
+//! Changes of log directories: one inotify descriptor for all streams of logs.
 //!
-//! A subscription is woken once for any number of changes since it last looked, so that nothing is queued for one that
-//! is slow. A directory that several follow is watched once, and let go of when the last one leaves.
+//! A subscription wakes once for any number of changes since its last wake-up, so nothing is queued for a slow one. A
+//! directory with several subscriptions is watched once, until the last of them is dropped.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,20 +16,19 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
-/// How long it is waited at most for a directory that cannot be watched: it is not there yet, or the kernel has no
-/// watches left.
-const LOOK: Duration = Duration::from_millis(50);
-/// How long it is waited at most for one that is watched.
-const REST: Duration = Duration::from_secs(1);
+/// Poll interval for a directory that cannot be watched: it does not exist yet, or the kernel has no watches left.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum time between two wake-ups for a watched directory.
+const MAX_INTERVAL: Duration = Duration::from_secs(1);
 
 /// See the module. Its task ends when it is dropped.
-pub(crate) struct Watch {
+pub(crate) struct DirWatch {
     shared: Arc<Shared>,
     task: Option<tokio::task::JoinHandle<()>>,
 }
 
 struct Shared {
-    /// None where the kernel had none left: then it is looked every [`LOOK`].
+    /// `None` if the kernel has no inotify instances left: subscriptions poll instead.
     fd: Option<AsyncFd<OwnedFd>>,
     table: Mutex<Table>,
 }
@@ -37,7 +36,7 @@ struct Shared {
 #[derive(Default)]
 struct Table {
     next: u64,
-    /// By the kernel's number of the watch.
+    /// By watch descriptor.
     watches: HashMap<i32, HashMap<u64, Arc<Notify>>>,
 }
 
@@ -47,24 +46,24 @@ impl Shared {
     }
 }
 
-impl Watch {
-    /// Begins; to be called inside the runtime. Where the kernel has no more of this, those who follow look by themselves.
+impl DirWatch {
+    /// Starts the task; call it inside the runtime. Without an inotify instance, subscriptions poll.
     pub(crate) fn new() -> Self {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(io::Error::from);
-        Self::of(fd.and_then(readable).ok())
+        Self::with(fd.and_then(readable).ok())
     }
 
-    fn of(fd: Option<AsyncFd<OwnedFd>>) -> Self {
+    fn with(fd: Option<AsyncFd<OwnedFd>>) -> Self {
         let shared = Arc::new(Shared { fd, table: Mutex::default() });
-        let task = shared.fd.is_some().then(|| tokio::spawn(wake(Arc::clone(&shared))));
+        let task = shared.fd.is_some().then(|| tokio::spawn(notify_subscriptions(Arc::clone(&shared))));
         Self { shared, task }
     }
 
     /// Watches directories from now on.
-    pub(crate) fn subscribe(&self, dirs: Vec<PathBuf>) -> Subscription {
+    pub(crate) fn subscribe(&self, dirs: Vec<PathBuf>) -> DirSubscription {
         let mut table = self.shared.lock();
         table.next += 1;
-        let mut subscription = Subscription {
+        let mut subscription = DirSubscription {
             shared: Arc::clone(&self.shared),
             number: table.next,
             changed: Arc::new(Notify::new()),
@@ -72,7 +71,7 @@ impl Watch {
             watches: Vec::new(),
         };
         for dir in &subscription.dirs {
-            // Under the lock: nobody lets go of a watch between its making and its entry here.
+            // Under the lock, so that no other subscription removes the watch before it is entered here.
             if let Some(Ok(watch)) = self.shared.fd.as_ref().map(|fd| add(fd, dir)) {
                 let changed = Arc::clone(&subscription.changed);
                 table.watches.entry(watch).or_default().insert(subscription.number, changed);
@@ -83,16 +82,16 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for DirWatch {
     fn drop(&mut self) {
         self.task.iter().for_each(tokio::task::JoinHandle::abort);
     }
 }
 
-/// A descriptor as something whose readiness can be waited for; to be called inside the runtime.
+/// Registers a descriptor with the runtime's poller; call it inside the runtime.
 ///
 /// # Errors
-/// The kernel has no more of this.
+/// The kernel has no memory left.
 pub(crate) fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     #[expect(
         deprecated,
@@ -102,12 +101,12 @@ pub(crate) fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 }
 
 fn add(fd: &AsyncFd<OwnedFd>, dir: &Path) -> rustix::io::Result<i32> {
-    let what = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
-    inotify::add_watch(fd.get_ref(), dir, what)
+    let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
+    inotify::add_watch(fd.get_ref(), dir, flags)
 }
 
-/// Directories that somebody follows, until it is dropped.
-pub(crate) struct Subscription {
+/// A subscription to changes of directories, until it is dropped.
+pub(crate) struct DirSubscription {
     shared: Arc<Shared>,
     number: u64,
     changed: Arc<Notify>,
@@ -115,23 +114,22 @@ pub(crate) struct Subscription {
     watches: Vec<i32>,
 }
 
-impl Subscription {
-    /// Whether it is one to these directories, all of which are still watched.
+impl DirSubscription {
+    /// Whether it is for exactly these directories, and all of them are still watched.
     pub(crate) fn covers(&self, dirs: &[PathBuf]) -> bool {
         let table = self.shared.lock();
         let watched = |watch: &i32| table.watches.get(watch).is_some_and(|all| all.contains_key(&self.number));
         self.dirs == dirs && self.watches.len() == dirs.len() && self.watches.iter().all(watched)
     }
 
-    /// Returns when something changed since the last return, or when it is time to look.
+    /// Returns after a change since the last return, or when it is time to poll.
     pub(crate) async fn changed(&self) {
-        let most = if self.covers(&self.dirs) { REST } else { LOOK };
-        // Having waited long enough is no failure.
-        let _ = tokio::time::timeout(most, self.changed.notified()).await;
+        let timeout = if self.covers(&self.dirs) { MAX_INTERVAL } else { POLL_INTERVAL };
+        let _either_way = tokio::time::timeout(timeout, self.changed.notified()).await;
     }
 }
 
-impl Drop for Subscription {
+impl Drop for DirSubscription {
     fn drop(&mut self) {
         let mut table = self.shared.lock();
         for watch in &self.watches {
@@ -139,29 +137,28 @@ impl Drop for Subscription {
             all.remove(&self.number);
             if all.is_empty() {
                 table.watches.remove(watch);
-                // Fails when the directory is gone, and its watch with it.
-                let _ = self.shared.fd.as_ref().map(|fd| inotify::remove_watch(fd.get_ref(), *watch));
+                let _removed_with_its_directory =
+                    self.shared.fd.as_ref().map(|fd| inotify::remove_watch(fd.get_ref(), *watch));
             }
         }
     }
 }
 
-/// The task: wakes whoever follows what changed.
-async fn wake(shared: Arc<Shared>) {
+/// The task: wakes the subscriptions of changed directories.
+async fn notify_subscriptions(shared: Arc<Shared>) {
     let Some(fd) = &shared.fd else { return };
     loop {
         let Ok(mut ready) = fd.readable().await else { return };
-        let done = ready.try_io(|fd| read(&shared, fd.get_ref()));
-        // Reading fails when nothing is left, which clears the readiness. Another failure has no other remedy than to
-        // try again: those who wait look by themselves after a while.
+        let done = ready.try_io(|fd| read_events(&shared, fd.get_ref()));
+        // "Would block" clears the readiness. Other failures are retried; subscriptions poll in the meantime.
         if let Ok(Err(_)) = done {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }
 
-/// Reads all there is; ends with "would block".
-fn read(shared: &Shared, fd: &OwnedFd) -> io::Result<()> {
+/// Reads all pending events; ends with "would block".
+fn read_events(shared: &Shared, fd: &OwnedFd) -> io::Result<()> {
     let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
     let mut events = inotify::Reader::new(fd, &mut buffer);
     loop {
@@ -170,7 +167,7 @@ fn read(shared: &Shared, fd: &OwnedFd) -> io::Result<()> {
         if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
             table.watches.values().flat_map(HashMap::values).for_each(|changed| changed.notify_one());
         } else if event.events().contains(ReadFlags::IGNORED) {
-            // The directory is gone, or we let go of it ourselves.
+            // The directory was deleted, or its watch was removed.
             let gone = table.watches.remove(&event.wd());
             gone.iter().flat_map(HashMap::values).for_each(|changed| changed.notify_one());
         } else if let Some(all) = table.watches.get(&event.wd()) {
@@ -180,5 +177,5 @@ fn read(shared: &Shared, fd: &OwnedFd) -> io::Result<()> {
 }
 
 #[cfg(test)]
-#[path = "watch_tests.rs"]
+#[path = "dir_watch_tests.rs"]
 mod tests;

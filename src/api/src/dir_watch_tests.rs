@@ -1,4 +1,4 @@
-//! Whoever follows a directory is woken by what happens in it, once for many changes.
+//! Subscriptions wake once for many changes.
 
 use super::*;
 
@@ -7,17 +7,17 @@ fn inside(test: impl Future<Output = ()>) {
     runtime.block_on(test);
 }
 
-/// Whether it is woken before it would look by itself.
-async fn woken(subscription: &Subscription) -> bool {
-    tokio::time::timeout(REST / 2, subscription.changed.notified()).await.is_ok()
+/// Whether it wakes before it would poll.
+async fn woken(subscription: &DirSubscription) -> bool {
+    tokio::time::timeout(MAX_INTERVAL / 2, subscription.changed.notified()).await.is_ok()
 }
 
 #[test]
-fn everybody_is_woken_and_the_last_one_lets_go() {
+fn all_subscriptions_wake_and_the_last_one_removes_the_watch() {
     inside(async {
         let home = tempfile::tempdir().unwrap();
         let dirs = || vec![home.path().to_owned()];
-        let watch = Watch::new();
+        let watch = DirWatch::new();
         let (first, second) = (watch.subscribe(dirs()), watch.subscribe(dirs()));
         assert!(first.covers(&dirs()) && !first.covers(&[]));
         for name in ["a", "b"] {
@@ -34,33 +34,33 @@ fn everybody_is_woken_and_the_last_one_lets_go() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_looked_for() {
+fn an_absent_directory_is_polled() {
     inside(async {
         let home = tempfile::tempdir().unwrap();
         let dirs = vec![home.path().join("later")];
-        let watch = Watch::new();
+        let watch = DirWatch::new();
         let absent = watch.subscribe(dirs.clone());
         assert!(!absent.covers(&dirs));
         let begin = std::time::Instant::now();
         absent.changed().await;
-        assert!(begin.elapsed() >= LOOK && begin.elapsed() < REST);
+        assert!(begin.elapsed() >= POLL_INTERVAL && begin.elapsed() < MAX_INTERVAL);
 
         std::fs::create_dir(&dirs[0]).unwrap();
         let there = watch.subscribe(dirs.clone());
         assert!(there.covers(&dirs));
         std::fs::remove_dir(&dirs[0]).unwrap();
-        assert!(woken(&there).await, "its end is a change");
+        assert!(woken(&there).await, "its deletion is a change");
         assert!(!there.covers(&dirs));
     });
 }
 
 #[test]
-fn without_the_kernels_help_it_is_looked() {
+fn without_inotify_directories_are_polled() {
     inside(async {
         let home = tempfile::tempdir().unwrap();
-        let watch = Watch::of(None);
+        let watch = DirWatch::with(None);
         let subscription = watch.subscribe(vec![home.path().to_owned()]);
         assert!(!subscription.covers(&[home.path().to_owned()]));
-        tokio::time::timeout(REST / 2, subscription.changed()).await.unwrap();
+        tokio::time::timeout(MAX_INTERVAL / 2, subscription.changed()).await.unwrap();
     });
 }

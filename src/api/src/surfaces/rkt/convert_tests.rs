@@ -34,11 +34,11 @@ fn phases_and_states() {
         (garbage(exited(), Some(t)), PodState::Deleting, Some(t), Some(Timestamp(9))),
     ] {
         assert_eq!(pod_state(&phase), state);
-        assert_eq!(phase_of(state), Some(phase.name()), "{phase:?}");
-        assert_eq!((phase.started_at(), marked(&phase)), (started_at, marked_at), "{phase:?}");
+        assert_eq!(phase_name(state), Some(phase.name()), "{phase:?}");
+        assert_eq!((phase.started_at(), super::marked_at(&phase)), (started_at, marked_at), "{phase:?}");
     }
-    assert_eq!(phase_of(PodState::Undefined), None);
-    let all = (0..9).filter_map(|n| phase_of(PodState::try_from(n).unwrap())).collect::<Vec<_>>();
+    assert_eq!(phase_name(PodState::Undefined), None);
+    let all = (0..9).filter_map(|n| phase_name(PodState::try_from(n).unwrap())).collect::<Vec<_>>();
     let mut names = Phase::NAMES.to_vec();
     names.retain(|name| !all.contains(name));
     assert_eq!((all.len(), names.len()), (Phase::NAMES.len(), 0), "a phase without a state: {names:?}");

@@ -1,0 +1,46 @@
+//! What all surfaces work with: the configuration, the read-only bridge to the engine, events, and changes of log
+//! directories. Knows no surface.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gantry_engine::{Observer, Options};
+use tokio::sync::watch;
+
+use crate::bridge::Bridge;
+use crate::dir_watch::DirWatch;
+use crate::hub::Hub;
+
+/// The configuration of the server.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Options of the engine.
+    pub options: Options,
+    /// Directory of the configuration file.
+    pub config_dir: PathBuf,
+    /// Whether gantryd reconciles and collects garbage; health reports it as the service `gantryd`.
+    pub reconciles: bool,
+}
+
+/// See the module. A surface that changes something gets its read-write bridge from [`crate::surface::Services`].
+pub(crate) struct Context {
+    /// The server's configuration.
+    pub(crate) config: Config,
+    /// Read-only access to the engine.
+    pub(crate) reader: Arc<Bridge<Observer>>,
+    /// Events as they are committed.
+    pub(crate) hub: Hub,
+    /// Changes of log directories.
+    pub(crate) dir_watch: DirWatch,
+    /// Becomes true when streams have to end.
+    pub(crate) draining: watch::Receiver<bool>,
+}
+
+impl Context {
+    /// Returns when streams have to end.
+    pub(crate) async fn drained(&self) {
+        let mut draining = self.draining.clone();
+        // An error means that the server no longer exists.
+        let _ended_either_way = draining.wait_for(|draining| *draining).await;
+    }
+}

@@ -1,0 +1,180 @@
+//! A surface: one API with its own services, sockets and access rules. Each surface is a folder below `surfaces` and
+//! implements [`Surface`]; nothing outside that folder imports it.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context as TaskContext, Poll};
+
+use gantry_engine::{Engine, Options};
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service, http};
+use tonic::server::NamedService;
+use tonic::service::{Routes, RoutesBuilder};
+use tonic::{Code, Status};
+use tracing::{Instrument as _, debug, info_span, warn};
+
+use crate::bridge::Bridge;
+use crate::context::Context;
+use crate::deadline::Deadline;
+use crate::listen::Listener;
+use crate::peer::Peer;
+use crate::responses::HoldPermits;
+
+/// What a surface may do with the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// It gets a bridge of observers, which cannot write.
+    ReadOnly,
+    /// It gets a second bridge of engines.
+    #[cfg_attr(not(test), expect(dead_code, reason = "rkt's API is read-only; the surface of the tests writes"))]
+    ReadWrite,
+}
+
+/// See the module.
+pub(crate) trait Surface: Send + Sync + 'static {
+    /// Its contracts as a `google.protobuf.FileDescriptorSet`, for reflection on its sockets.
+    fn descriptors(&self) -> &'static [u8];
+
+    /// What it may do with the engine.
+    fn access(&self) -> Access;
+
+    /// Whether this peer may connect. The connection of another peer is closed at once.
+    fn admits(&self, peer: Peer) -> bool;
+
+    /// Whether this peer may call a method (`package.Service/Method`).
+    ///
+    /// # Errors
+    /// PERMISSION_DENIED or UNAUTHENTICATED: the answer to the call.
+    fn authorize(&self, peer: Peer, method: &str) -> Result<(), Status>;
+
+    /// Adds its gRPC services. Called once, inside the runtime.
+    fn add_services(&self, context: &Arc<Context>, services: &mut Services);
+}
+
+/// A surface and the sockets that serve it.
+pub struct Endpoint {
+    pub(crate) surface: Arc<dyn Surface>,
+    pub(crate) listeners: Vec<Listener>,
+}
+
+impl Endpoint {
+    /// Serves a surface on these sockets.
+    pub(crate) fn new(surface: impl Surface, listeners: Vec<Listener>) -> Self {
+        Self { surface: Arc::new(surface), listeners }
+    }
+
+    /// The addresses of its sockets, as logged: `tcp:127.0.0.1:15441`, `unix:/run/gantry/api.sock`.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        self.listeners.iter().map(Listener::name)
+    }
+}
+
+/// Collects the services of one surface.
+pub(crate) struct Services {
+    surface: Arc<dyn Surface>,
+    writer: Option<Arc<Bridge<Engine>>>,
+    routes: RoutesBuilder,
+    names: Vec<&'static str>,
+}
+
+impl Services {
+    /// Collects the services of a surface; starts the threads of its read-write bridge if its access needs one.
+    ///
+    /// # Errors
+    /// The threads could not be started.
+    pub(crate) fn collect(surface: &Arc<dyn Surface>, context: &Arc<Context>) -> io::Result<Self> {
+        let options: &Options = &context.config.options;
+        let writer = match surface.access() {
+            Access::ReadOnly => None,
+            Access::ReadWrite => Some(Arc::new(Bridge::start(options.clone())?)),
+        };
+        let mut services = Self { surface: Arc::clone(surface), writer, routes: Routes::builder(), names: Vec::new() };
+        surface.add_services(context, &mut services);
+        Ok(services)
+    }
+
+    /// Read-write access to the engine; `None` for a read-only surface.
+    #[cfg_attr(not(test), expect(dead_code, reason = "rkt's API is read-only; the surface of the tests writes"))]
+    pub(crate) fn writer(&self) -> Option<Arc<Bridge<Engine>>> {
+        self.writer.clone()
+    }
+
+    /// Adds a service: behind the surface's access rules, the client's deadline and a span, and known to health by its
+    /// name.
+    pub(crate) fn add<S>(&mut self, service: S)
+    where
+        S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+        S: NamedService + Clone + Send + Sync + 'static,
+        S::Future: Send + 'static,
+    {
+        self.names.push(S::NAME);
+        let service = Deadline(HoldPermits(service));
+        self.routes.add_service(Gate { surface: Arc::clone(&self.surface), service });
+    }
+
+    /// The routes, and the names of the services.
+    pub(crate) fn into_parts(self) -> (Routes, Vec<&'static str>) {
+        (self.routes.routes(), self.names)
+    }
+}
+
+/// A service behind its surface's access rules. Each call has a span with its number, its method and its peer.
+#[derive(Clone)]
+struct Gate<S> {
+    surface: Arc<dyn Surface>,
+    service: S,
+}
+
+/// The number of the next call.
+static NEXT_REQUEST: AtomicU64 = AtomicU64::new(1);
+
+impl<S> Service<http::Request<Body>> for Gate<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Infallible>> {
+        self.service.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let peer = Peer::of_http(request.extensions());
+        let method = request.uri().path().trim_start_matches('/');
+        let number = NEXT_REQUEST.fetch_add(1, Ordering::Relaxed);
+        let span = info_span!("request", request = number, method, %peer);
+        if let Err(status) = self.surface.authorize(peer, method) {
+            span.in_scope(|| debug!("call refused: {}", status.message()));
+            return Box::pin(std::future::ready(Ok(status.into_http())));
+        }
+        let response = span.in_scope(|| self.service.call(request));
+        let logged = async move {
+            let response = response.await?;
+            log_response(&response);
+            Ok(response)
+        };
+        Box::pin(logged.instrument(span))
+    }
+}
+
+/// Logs a failure of the server as a warning; everything else is for debugging. The status of a stream that failed later
+/// is not in its first headers.
+fn log_response(response: &http::Response<Body>) {
+    match Status::from_header_map(response.headers()) {
+        None => debug!("call answered"),
+        Some(status) => match status.code() {
+            Code::Ok => debug!("call answered"),
+            Code::Internal | Code::DataLoss | Code::Unknown => warn!("call failed: {}", status.message()),
+            _ => debug!("call refused: {}", status.message()),
+        },
+    }
+}
+
+impl<S: NamedService> NamedService for Gate<S> {
+    const NAME: &'static str = S::NAME;
+}

@@ -1,0 +1,3 @@
+//! The surfaces: one folder each, none of which imports another.
+
+pub mod rkt;
