@@ -47,7 +47,7 @@ fn words_of_other_tools() {
         (&["cp", "a", "b"], &["gantry exec -i"]),
         (&["image", "prune"], &["gantry image gc"]),
         (&["network", "create", "x"], &["/etc/gantry/net.d"]),
-        (&["st", "x"], &["short for several: status, stop"]),
+        (&["st", "x"], &["is ambiguous: status, stop"]),
         (&["rm", "--everything"], &["--everything"]),
         (&["run", "--init", "x"], &["--init", "leave it out"]),
         (&["run", "--health-cmd=x", "x"], &["--health-cmd", "not run"]),
@@ -150,7 +150,7 @@ fn pods_are_found_by_name_and_in_sets() {
     for command in [&["stop", "--all"][..], &["kill", "--all"], &["rm", "--all"]] {
         assert_eq!(g.run(command).ok().stdout, "", "nothing is left for {command:?}");
     }
-    let _ = g.run(&["status", "--latest"]).exits(1).complains(&["there is no pod"]);
+    let _ = g.run(&["status", "--latest"]).exits(1).complains(&["there are no pods"]);
     let _ = g.run(&["stop", "--all", "x"]).exits(FAILED);
 }
 

@@ -109,7 +109,7 @@ fn names_are_given_and_taken_away() {
         assert_eq!(g.json(&["image", "inspect", name])[0]["id"], json!(one), "{name}");
     }
     let out = g.run(&["image", "tag", &two, "mine"]).ok();
-    assert!(out.stderr.contains(&format!("mine:latest belonged to image {}", &one[7..19])), "{out}");
+    assert!(out.stderr.contains(&format!("mine:latest was moved from image {}", &one[7..19])), "{out}");
     for bad in ["UPPER", &two, &format!("mine@{two}"), "deadbeef"] {
         let _ = g.run(&["image", "tag", &one, bad]).exits(FAILED).complains(&["cannot be an image's name"]);
     }

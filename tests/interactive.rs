@@ -108,7 +108,7 @@ fn detaching_and_attaching_again() {
     terminal.type_in(DETACH);
     let left = terminal.wait();
     assert_eq!(left.code, 0, "{left:?}");
-    assert!(left.is_restored && left.output.contains(&format!("detached from pod {pod}, which runs on")), "{left:?}");
+    assert!(left.is_restored && left.output.contains(&format!("detached from pod {pod}, which continues to run")), "{left:?}");
 
     let attach = || Terminal::start(&g.command(&["attach", &pod]));
     let (one, two) = (attach(), attach());
@@ -130,7 +130,7 @@ fn detaching_and_attaching_again() {
     g.wait_state(&pod, "exited");
 
     let out = g.run(&["attach", &pod]).exits(125);
-    let _ = out.complains(&["has ended, with exit code 0", "gantry logs"]);
+    let _ = out.complains(&["has exited with code 0", "gantry logs"]);
 }
 
 #[test]

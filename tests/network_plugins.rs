@@ -447,7 +447,7 @@ fn rm_force_gives_up_on_plugins_that_fail() {
         let _ = g.run(&["rm", &pod]).exits(FAILED).complains(&["cannot be removed completely", "rm --force", "liar"]);
         let removed = g.run(&["rm", "--force", &pod]).ok();
         assert_eq!(removed.text(), pod);
-        let _ = removed.complains(&["warning", "a network plugin may have kept something of it", "liar"]);
+        let _ = removed.complains(&["warning", "a network plugin may have left something behind", "liar"]);
         assert_eq!(g.list().len(), 0, "{how}");
         // Nothing is left to be tried again, and what gantry gave the pod is free.
         let _ = g.run(&["gc"]).ok();

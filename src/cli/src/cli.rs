@@ -1,12 +1,15 @@
-//! The commands, as clap knows them. `run` and `prepare` are here for their place in the help only: their words are
-//! read by [`crate::grammar`] before clap sees them.
+//! The command line as clap describes it. The arguments of `run` and `prepare` are parsed by [`crate::grammar`]; clap has
+//! these two commands for the help, the completions and the manual page.
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands;
+use crate::commands::{self, RunCommand};
+use crate::context::Context;
+use crate::exit::CommandKind;
+use crate::failure::Failure;
 use crate::globals::Globals;
 
-/// gantry runs pods: groups of apps that share a network and a lifetime.
+/// The command line: global flags and a command.
 #[derive(Debug, Parser)]
 #[command(
     name = "gantry",
@@ -16,8 +19,8 @@ use crate::globals::Globals;
     subcommand_required = true,
     max_term_width = 100,
     args_override_self = true,
-    after_help = "Commands may be shortened to what is unique. Exit codes: the app's own; 125 gantry failed, 126 and 127 \
-                  the command could not be executed or found, 128+n signal n; 1 no such pod, image or network."
+    after_help = "Commands may be abbreviated to a unique prefix. Exit codes: the app's own; 125: gantry failed; 126, 127: \
+                  the command could not be executed, or was not found; 128+n: signal n; 1: no such pod, image or network."
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -26,15 +29,40 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// A command.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+/// Declares the commands: the variants of [`Command`], and the dispatch to the arguments of each.
+macro_rules! commands {
+    ($($(#[$attribute:meta])* $name:ident($arguments:ty),)*) => {
+        /// A command.
+        #[derive(Debug, Subcommand)]
+        pub(crate) enum Command {
+            $($(#[$attribute])* $name($arguments),)*
+        }
+
+        impl Command {
+            /// The kind of the command.
+            pub(crate) fn kind(&self) -> CommandKind {
+                match self {
+                    $(Self::$name(_) => <$arguments as RunCommand>::KIND,)*
+                }
+            }
+
+            /// Runs the command.
+            pub(crate) fn run(&self, context: &Context) -> Result<u8, Failure> {
+                match self {
+                    $(Self::$name(arguments) => arguments.run(context),)*
+                }
+            }
+        }
+    };
+}
+
+commands! {
     /// Prepare a pod and run it
     #[command(disable_help_flag = true)]
-    Run(Words),
+    Run(RawArguments),
     /// Prepare a pod and print its id
     #[command(disable_help_flag = true)]
-    Prepare(Words),
+    Prepare(RawArguments),
     /// Run a prepared pod
     RunPrepared(commands::run::RunPrepared),
     /// Fetch images into the store and print their ids
@@ -43,34 +71,34 @@ pub(crate) enum Command {
     /// List pods
     #[command(visible_alias = "ps", alias = "ls")]
     List(commands::list::List),
-    /// Show a pod's state, or wait for it
+    /// Show the state of pods, or wait for them
     Status(commands::status::Status),
-    /// Wait until pods have ended, and print their exit codes
+    /// Wait until pods have exited and print their exit codes
     Wait(commands::wait::Wait),
-    /// Show what apps have written
+    /// Show the output of apps
     Logs(commands::logs::Logs),
-    /// Show what has happened, and what happens
+    /// Show events
     Events(commands::events::Events),
     /// Run a program in an app
     #[command(visible_alias = "enter")]
     Exec(commands::exec::Exec),
-    /// Connect to an app's terminal or stdin
+    /// Attach to the output of a pod and the input of an app
     Attach(commands::attach::Attach),
     /// Stop running pods
     Stop(commands::stop::Stop),
     /// Send a signal to the apps of pods
     Kill(commands::stop::Kill),
-    /// Remove pods that do not run
+    /// Remove pods that are not running
     Rm(commands::rm::Rm),
-    /// Collect garbage: pods that ended or were never run
+    /// Remove pods that exited or expired some time ago
     Gc(commands::rm::Gc),
-    /// Show all that is known of pods, as JSON
+    /// Show the complete record of pods as JSON
     Inspect(commands::inspect::Inspect),
-    /// Show which ports of the host lead to a pod
+    /// Show the published ports of a pod
     Port(commands::port::Port),
     /// Print a pod's manifest
     CatManifest(commands::inspect::CatManifest),
-    /// Work with images
+    /// Manage images
     #[command(subcommand, infer_subcommands = true)]
     Image(commands::image::Image),
     /// List images
@@ -79,20 +107,20 @@ pub(crate) enum Command {
     /// Remove images
     #[command(hide = true)]
     Rmi(commands::image::Rm),
-    /// Write images into an archive
+    /// Save images to an archive
     #[command(hide = true)]
     Save(commands::image_archive::Save),
-    /// Read an image from an archive
+    /// Load an image from an archive
     #[command(hide = true)]
     Load(commands::image_archive::Load),
     /// Log in to a registry
     Login(commands::login::Login),
     /// Remove the login of a registry
     Logout(commands::login::Logout),
-    /// Work with networks
+    /// Manage networks
     #[command(subcommand, infer_subcommands = true)]
     Network(commands::network::Network),
-    /// Work with volumes that outlive pods
+    /// Manage named volumes
     #[command(subcommand, infer_subcommands = true)]
     Volume(commands::volume::Volume),
     /// Check the host and the data directory
@@ -103,12 +131,19 @@ pub(crate) enum Command {
     Version(commands::version::Version),
 }
 
-/// Words that clap leaves alone.
+/// The arguments of `run` and `prepare`, which clap does not parse.
 #[derive(Debug, Args)]
-pub(crate) struct Words {
-    /// See the help of the command.
+pub(crate) struct RawArguments {
+    /// See the help of the command
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
+}
+
+impl RunCommand for RawArguments {
+    /// Not reached: [`crate::dispatch`] parses these commands itself.
+    fn run(&self, _: &Context) -> Result<u8, Failure> {
+        Err(Failure::usage("write 'gantry run' or 'gantry prepare' in full"))
+    }
 }
 
 /// clap's description of the whole command line, with the help of the grammar's two commands.

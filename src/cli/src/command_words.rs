@@ -24,10 +24,10 @@ pub(crate) fn complete(parent: &clap::Command, group: &str, word: &str) -> Resul
     if "help".starts_with(word) {
         fitting.push("help");
     }
-    match (&fitting[..], unknown_command::instead(group, word)) {
+    match (&fitting[..], unknown_command::hint(group, word)) {
         ([only], None) => Ok((*only).to_owned()),
-        (_, Some(instead)) => Err(unknown(group, word, instead)),
-        ([], None) => Err(unknown(group, word, &meant(parent, group, word))),
+        (_, Some(hint)) => Err(unknown(group, word, hint)),
+        ([], None) => Err(unknown(group, word, &suggestion(parent, group, word))),
         (several, None) => {
             Err(CliError::Usage(format!("'{}' is short for several: {}", shown(word), several.join(", "))).into())
         }
@@ -39,7 +39,7 @@ fn unknown(group: &str, word: &str, text: &str) -> Failure {
     CliError::Usage(format!("there is no command '{group}{}': {text}", shown(word))).into()
 }
 
-fn meant(parent: &clap::Command, group: &str, word: &str) -> String {
+fn suggestion(parent: &clap::Command, group: &str, word: &str) -> String {
     let known: Vec<&str> =
         parent.get_subcommands().filter(|c| !c.is_hide_set()).flat_map(|c| names(c, false)).collect();
     let all = if group.is_empty() { "help".to_owned() } else { format!("{group} --help") };

@@ -20,13 +20,13 @@ impl Context {
 
     /// The engine's options here.
     pub(crate) fn options(&self) -> Result<Options, Failure> {
-        settings::options(&self.globals).map_err(Failure::of_gantry_itself)
+        settings::options(&self.globals).map_err(Failure::not_a_missing_object)
     }
 
     /// An engine for a command that changes something. Only root gets one, and before anything is touched.
     pub(crate) fn open(&self, command: &'static str) -> Result<Engine, Failure> {
         need_root(command)?;
-        Engine::open(self.options()?).map_err(|error| Failure::from(error).of_gantry_itself())
+        Engine::open(self.options()?).map_err(|error| Failure::from(error).not_a_missing_object())
     }
 
     /// [`Self::open`] with other settings for fetching.
@@ -42,14 +42,14 @@ impl Context {
     }
 
     /// An engine for a command that looks. Root's also brings rows up to the facts; others may try.
-    pub(crate) fn look(&self) -> Result<Engine, Failure> {
+    pub(crate) fn open_to_read(&self) -> Result<Engine, Failure> {
         let options = self.options()?;
         let engine = if is_root() { Engine::open_to_read(options) } else { Engine::open_read_only(options) };
         engine.map_err(|error| {
             let failure = Failure::from(error);
             match failure.kind() {
                 ErrorKind::Denied if !is_root() => CliError::NeedsRoot(self.command.clone()).into(),
-                _ => failure.of_gantry_itself(),
+                _ => failure.not_a_missing_object(),
             }
         })
     }
@@ -65,17 +65,17 @@ pub(crate) fn need_root(command: &'static str) -> Result<(), Failure> {
 }
 
 /// Does something to every one of `texts`, also when it fails for some: each failure is said, and the worst code counts.
-pub(crate) fn each(
-    texts: &[String],
+pub(crate) fn for_each(
+    arguments: &[String],
     debug: bool,
-    asking: crate::exit::Asking,
+    kind: crate::exit::CommandKind,
     act: &mut dyn FnMut(&str) -> Result<u8, Failure>,
 ) -> u8 {
     let mut worst = crate::exit::OK;
-    for text in texts {
-        let code = act(text).unwrap_or_else(|failure| {
+    for argument in arguments {
+        let code = act(argument).unwrap_or_else(|failure| {
             failure.print(debug);
-            failure.code(asking)
+            failure.code(kind)
         });
         worst = worst.max(code);
     }

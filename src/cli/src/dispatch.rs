@@ -1,34 +1,34 @@
-//! From the words of the command line to one command, and from its outcome to an exit code.
+//! Parses the command line, runs the command, and turns its result into an exit code.
 //!
-//! `run` and `prepare` take the short way: their grammar is ours, and clap's description of all the others is never built.
+//! `run` and `prepare` have a parser of their own ([`crate::grammar`]). For them clap's description of the other commands
+//! is not built, which would take longer than everything else on the command line's side of a `run`.
 
 use std::ffi::OsString;
-use std::io::Write as _;
 
 use clap::FromArgMatches as _;
 use clap::error::{ContextKind, ErrorKind};
 
-use crate::cli::{Cli, Command};
+use crate::cli::Cli;
 use crate::commands;
 use crate::context::Context;
-use crate::exit::{self, Asking};
+use crate::exit::{self, CommandKind};
 use crate::failure::{CliError, Failure};
 use crate::grammar::{self, Arity, Caller, FLAGS, Parsed, Scope, Verb};
 use crate::render::wrap;
-use crate::{command_words, known_image};
+use crate::{command_words, image_lookup};
 
-/// Runs the command line (without the program's name) and returns the exit code. Failures have been said by then.
+/// Runs the command line (without the program's name), prints a failure, and returns the exit code.
 pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
     let mut words = Vec::new();
     for (i, argument) in arguments.enumerate() {
         match argument.into_string() {
             Ok(word) => words.push(word),
-            Err(_) => return failed(&CliError::NotText(i + 1).into(), Asking::Action, false),
+            Err(_) => return failed(&CliError::NotText(i + 1).into(), CommandKind::Action, false),
         }
     }
-    if words.first().is_some_and(|word| word == commands::completion::ASK) {
-        return commands::completion::answer(&words[1..])
-            .unwrap_or_else(|failure| failed(&failure, Asking::Action, false));
+    if words.first().is_some_and(|word| word == commands::completion::COMPLETE_COMMAND) {
+        return commands::completion::complete(&words[1..])
+            .unwrap_or_else(|failure| failed(&failure, CommandKind::Action, false));
     }
     let debug = words.iter().take_while(|word| *word != "--").any(|word| word == "--debug");
     let Some(at) = command_at(&words) else { return other(crate::cli::command(), words, None, debug) };
@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
     }
     let description = crate::cli::command();
     if let Err(failure) = complete(&description, &mut words, at) {
-        return failed(&failure, Asking::Action, debug);
+        return failed(&failure, CommandKind::Action, debug);
     }
     match verb(&words[at]) {
         Some(verb) => run_or_prepare(verb, words, at),
@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
     }
 }
 
-/// Writes the command at this place in full, and the one behind it where it is one of a group.
+/// Replaces the abbreviated command at this index by its full name, and the subcommand of a group likewise.
 fn complete(description: &clap::Command, words: &mut [String], at: usize) -> Result<(), Failure> {
     words[at] = command_words::complete(description, "", &words[at])?;
     let group = description.find_subcommand(&words[at]).filter(|command| command.has_subcommands());
@@ -55,7 +55,7 @@ fn complete(description: &clap::Command, words: &mut [String], at: usize) -> Res
     Ok(())
 }
 
-/// Where the command stands: the first word that is neither a global flag nor the value of one.
+/// The index of the command: the first word that is neither a global flag nor the value of one.
 fn command_at(words: &[String]) -> Option<usize> {
     let mut at = 0;
     while let Some(word) = words.get(at) {
@@ -70,7 +70,7 @@ fn command_at(words: &[String]) -> Option<usize> {
     None
 }
 
-/// The command of our own grammar that this word names.
+/// `run` or `prepare`, if the word is one of them.
 fn verb(word: &str) -> Option<Verb> {
     [Verb::Run, Verb::Prepare].into_iter().find(|verb| verb.as_str() == word)
 }
@@ -81,7 +81,7 @@ fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
     let caller = Caller {
         variable: &|name| std::env::var(name).ok(),
         directory: std::env::current_dir().ok(),
-        image: &known_image::known,
+        look_up_image: &image_lookup::look_up,
     };
     let parsed = grammar::parse(verb, &words, &caller);
     let outcome = match parsed {
@@ -92,7 +92,7 @@ fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
         },
         Err(error) => Err(error.into()),
     };
-    outcome.unwrap_or_else(|failure| failed(&failure, Asking::Action, debug))
+    outcome.unwrap_or_else(|failure| failed(&failure, CommandKind::Action, debug))
 }
 
 fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debug: bool) -> u8 {
@@ -103,38 +103,35 @@ fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debu
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) if error.kind() == ErrorKind::MissingSubcommand => {
-            // Nowhere to tell that standard error is gone.
-            let _ = write!(std::io::stderr(), "{}", crate::cli::command().render_help());
+            crate::failure::print_stderr(&crate::cli::command().render_help().to_string());
             return exit::FAILED;
         }
         Err(error) => return shown_by_clap(error),
     };
-    let asking = asking(&cli.command);
-    command(Context::new(cli.globals, name), cli.command).unwrap_or_else(|failure| failed(&failure, asking, debug))
+    let context = Context::new(cli.globals, name);
+    cli.command.run(&context).unwrap_or_else(|failure| failed(&failure, cli.command.kind(), debug))
 }
 
-/// Help and version go to standard output; a usage error to standard error, as any failure of ours.
+/// Prints help and version to standard output, and usage errors to standard error in the form of all other failures.
 fn shown_by_clap(mut error: clap::Error) -> u8 {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // Nowhere to tell that standard error is gone.
-        let _ = std::io::stderr().write_all(error.to_string().as_bytes());
+        crate::failure::print_stderr(&error.to_string());
         return exit::FAILED;
     }
     if error.use_stderr() {
         if error.kind() == ErrorKind::UnknownArgument {
-            // clap advises to pass the flag as a value behind '--', which no command here takes.
+            // clap suggests to pass the flag as a value after '--', which no command here accepts.
             error.remove(ContextKind::Suggested);
         }
         let text = error.to_string();
         let text = text.strip_prefix("error: ").unwrap_or(&text);
         let shown: Vec<_> = text.trim_end().lines().map(crate::render::escape::text).collect();
-        // Nowhere to tell that standard error is gone.
-        let _ = writeln!(std::io::stderr(), "gantry: {}", shown.join("\n"));
+        crate::failure::print_stderr(&format!("gantry: {}\n", shown.join("\n")));
         return exit::FAILED;
     }
     match print(&error.to_string()) {
         Ok(()) => exit::OK,
-        Err(failure) => failed(&failure, Asking::Action, false),
+        Err(failure) => failed(&failure, CommandKind::Action, false),
     }
 }
 
@@ -142,81 +139,10 @@ fn print(text: &str) -> Result<(), Failure> {
     crate::render::json::to_stdout(|out| out.write_all(text.as_bytes()))
 }
 
-fn failed(failure: &Failure, asking: Asking, debug: bool) -> u8 {
+fn failed(failure: &Failure, kind: CommandKind, debug: bool) -> u8 {
     crate::terminal::restore();
     failure.print(debug);
-    failure.code(asking)
-}
-
-/// Whether absence is an answer to this command.
-fn asking(command: &Command) -> Asking {
-    match command {
-        Command::Status(_)
-        | Command::Rm(_)
-        | Command::Stop(_)
-        | Command::Kill(_)
-        | Command::Logs(_)
-        | Command::Wait(_)
-        | Command::Inspect(_)
-        | Command::Port(_)
-        | Command::CatManifest(_)
-        | Command::Image(_)
-        | Command::Rmi(_)
-        | Command::Images(_)
-        | Command::Network(_)
-        | Command::Volume(_)
-        | Command::List(_) => Asking::Existence,
-        Command::Run(_)
-        | Command::Prepare(_)
-        | Command::RunPrepared(_)
-        | Command::Fetch(_)
-        | Command::Events(_)
-        | Command::Exec(_)
-        | Command::Attach(_)
-        | Command::Gc(_)
-        | Command::Doctor(_)
-        | Command::Login(_)
-        | Command::Save(_)
-        | Command::Load(_)
-        | Command::Logout(_)
-        | Command::Completion(_)
-        | Command::Version(_) => Asking::Action,
-    }
-}
-
-fn command(context: Context, command: Command) -> Result<u8, Failure> {
-    match command {
-        // Reached only by 'gantry help run' and the like, which clap answers itself.
-        Command::Run(_) | Command::Prepare(_) => Err(Failure::usage("write 'gantry run' or 'gantry prepare' in full")),
-        Command::RunPrepared(args) => commands::run::run_prepared(&context, &args),
-        Command::Fetch(args) => commands::fetch::fetch(&context, &args),
-        Command::List(args) => commands::list::list(&context, &args),
-        Command::Status(args) => commands::status::status(&context, &args),
-        Command::Wait(args) => commands::wait::wait(&context, &args),
-        Command::Logs(args) => commands::logs::logs(&context, &args),
-        Command::Events(args) => commands::events::events(&context, &args),
-        Command::Exec(args) => commands::exec::exec(&context, args),
-        Command::Attach(args) => commands::attach::attach(&context, &args),
-        Command::Stop(args) => commands::stop::stop(&context, &args),
-        Command::Kill(args) => commands::stop::kill(&context, &args),
-        Command::Rm(args) => commands::rm::rm(&context, &args),
-        Command::Gc(args) => commands::rm::gc(&context, &args),
-        Command::Inspect(args) => commands::inspect::inspect(&context, &args),
-        Command::Port(args) => commands::port::port(&context, &args),
-        Command::CatManifest(args) => commands::inspect::cat_manifest(&context, &args),
-        Command::Image(image) => commands::image::image(&context, &image),
-        Command::Images(args) => commands::image::list(&context, &args),
-        Command::Rmi(args) => commands::image::rm(&context, &args),
-        Command::Save(args) => commands::image_archive::save(&context, &args),
-        Command::Load(args) => commands::image_archive::load(&context, &args),
-        Command::Login(args) => commands::login::login(&context, &args),
-        Command::Logout(args) => commands::login::logout(&context, &args),
-        Command::Network(network) => commands::network::network(&context, &network),
-        Command::Volume(volume) => commands::volume::volume(&context, &volume),
-        Command::Doctor(args) => commands::doctor::doctor(&context, &args),
-        Command::Completion(args) => commands::completion::completion(&args),
-        Command::Version(args) => commands::version::version(&args),
-    }
+    failure.code(kind)
 }
 
 #[cfg(test)]
@@ -228,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_is_found_behind_global_flags() {
+    fn the_command_follows_global_flags() {
         for (line, want) in [
             ("run x", Some((0, Some(Verb::Run)))),
             ("--dir /x --debug run x", Some((3, Some(Verb::Run)))),
@@ -246,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn clap_accepts_its_own_description_and_every_alias() {
+    fn every_alias_is_a_command() {
         crate::cli::command().debug_assert();
         for (line, want) in [
             ("ps", "List"),

@@ -9,7 +9,7 @@ use crate::failure::{CliError, Failure};
 use crate::grammar::{PodOptions, merged_environment};
 
 /// More than an execve takes in all is a mistake.
-const MOST_FILE: u64 = 1 << 20;
+const MAX_FILE_SIZE: u64 = 1 << 20;
 
 /// What an app must not get from the caller: the first two are about the caller's file system, which is not the app's.
 const NEVER_INHERITED: [&str; 4] = ["PATH", "HOME", "PWD", "OLDPWD"];
@@ -20,15 +20,15 @@ const NEVER_INHERITED: [&str; 4] = ["PATH", "HOME", "PWD", "OLDPWD"];
 /// A file cannot be read or is not one of `NAME=VALUE` lines.
 pub(crate) fn apply(spec: &mut PodSpec, options: &PodOptions) -> Result<(), Failure> {
     let inherited = if options.inherit_env { inherited(std::env::vars_os()) } else { Vec::new() };
-    let mut of_files = Vec::new();
+    let mut from_files = Vec::new();
     for path in &options.env_files {
-        of_files.extend(read(path)?);
+        from_files.extend(read_file(path)?);
     }
-    if inherited.is_empty() && of_files.is_empty() && options.set_env.is_empty() {
+    if inherited.is_empty() && from_files.is_empty() && options.set_env.is_empty() {
         return Ok(());
     }
     for app in &mut spec.apps {
-        app.environment = merged_environment([&inherited[..], &of_files, &options.set_env, &app.environment]);
+        app.environment = merged_environment([&inherited[..], &from_files, &options.set_env, &app.environment]);
     }
     Ok(())
 }
@@ -42,20 +42,20 @@ fn inherited(variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsSt
         .collect()
 }
 
-fn read(path: &Path) -> Result<Vec<(String, String)>, Failure> {
+fn read_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
     let failed = || crate::failure::io("read variables from", path.display().to_string());
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(failed())?;
-    let count = file.take(MOST_FILE + 1).read_to_string(&mut text).map_err(failed())?;
-    if count as u64 > MOST_FILE {
-        let why = format!("is longer than {MOST_FILE} bytes: no app can take that many variables");
+    let count = file.take(MAX_FILE_SIZE + 1).read_to_string(&mut text).map_err(failed())?;
+    if count as u64 > MAX_FILE_SIZE {
+        let why = format!("is longer than {MAX_FILE_SIZE} bytes: no app can take that many variables");
         return Err(CliError::Content { path: path.to_owned(), why }.into());
     }
-    lines(&text).map_err(|why| CliError::Content { path: path.to_owned(), why }.into())
+    parse_lines(&text).map_err(|why| CliError::Content { path: path.to_owned(), why }.into())
 }
 
 /// `NAME=VALUE` lines; empty ones and those that begin with `#` or `;` are comments, as in rkt.
-fn lines(text: &str) -> Result<Vec<(String, String)>, String> {
+fn parse_lines(text: &str) -> Result<Vec<(String, String)>, String> {
     let mut variables = Vec::new();
     for (number, line) in text.lines().enumerate().map(|(i, line)| (i + 1, line.trim())) {
         if line.is_empty() || line.starts_with(['#', ';']) {
@@ -76,9 +76,9 @@ mod tests {
     fn files() {
         let text = "# comment\n; too\n\nA=1\n B=x=y \nA=2\n";
         let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
-        assert_eq!(lines(text), Ok(vec![pair("A", "1"), pair("B", "x=y"), pair("A", "2")]));
+        assert_eq!(parse_lines(text), Ok(vec![pair("A", "1"), pair("B", "x=y"), pair("A", "2")]));
         for (bad, want) in [("A=1\nB", "line 2"), ("=x", "line 1"), ("A\u{1b}=x", "line 1")] {
-            assert!(lines(bad).unwrap_err().contains(want), "{bad:?}");
+            assert!(parse_lines(bad).unwrap_err().contains(want), "{bad:?}");
         }
     }
 

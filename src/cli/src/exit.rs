@@ -1,43 +1,44 @@
-//! Exit codes: the one place that knows them.
+//! The exit codes of all commands.
 //!
-//! | code | means |
+//! | code | meaning |
 //! |---|---|
 //! | the app's | `run`, `run-prepared`, `exec`, `attach`: that of the first app that failed, or of the process |
-//! | 0 | done |
-//! | 1 | there is no such pod, app, image or network (of `run`, `exec`, `attach` and the like: 125); `doctor`: something is wrong |
-//! | 125 | gantry itself failed, or the command line makes no sense |
-//! | 126 | the command of the app exists and cannot be executed |
+//! | 0 | success |
+//! | 1 | no such pod, app, image or network (125 for `run`, `exec`, `attach` and the like); `doctor` found an error |
+//! | 125 | gantry itself failed, or the command line is invalid |
+//! | 126 | the command of the app exists but cannot be executed |
 //! | 127 | the command of the app does not exist in the image |
-//! | 128 + n | signal n ended it; 141 (SIGPIPE): nobody reads our output |
+//! | 128 + n | the app was killed by signal n; 141 (SIGPIPE): standard output was closed |
 
 use gantry_model::ErrorKind;
 
-/// Done.
+/// Success.
 pub(crate) const OK: u8 = 0;
-/// What was asked about does not exist, or `doctor` found something.
-pub(crate) const NO: u8 = 1;
+/// The object does not exist, or `doctor` found an error.
+pub(crate) const NOT_FOUND: u8 = 1;
 /// gantry itself failed.
 pub(crate) const FAILED: u8 = 125;
-/// Nobody reads our standard output: as if SIGPIPE had ended us.
+/// Standard output was closed: the code of a process killed by SIGPIPE.
 pub(crate) const BROKEN_PIPE: u8 = 128 + 13;
 
-/// Whether a command asks about something, so that its absence is an answer, or needs it to do something.
+/// Whether a command reports on pods, images or networks or acts on something it needs. The difference is the exit code
+/// when that does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asking {
-    /// `status`, `rm`, `stop`, `logs` …: absence is code 1.
-    Existence,
-    /// `run`, `exec` …: absence is a failure.
+pub(crate) enum CommandKind {
+    /// `status`, `rm`, `stop`, `logs` …: code 1.
+    Query,
+    /// `run`, `exec` …: code 125, as for any failure of gantry, because the codes below are the app's.
     Action,
 }
 
-/// The code of a failure.
-pub(crate) fn of_failure(kind: ErrorKind, asking: Asking) -> u8 {
+/// The exit code for a failure.
+pub(crate) fn of_failure(kind: ErrorKind, command: CommandKind) -> u8 {
     match kind {
         ErrorKind::CommandNotExecutable => 126,
         ErrorKind::CommandNotFound => 127,
-        ErrorKind::NotFound => match asking {
-            Asking::Existence => NO,
-            Asking::Action => FAILED,
+        ErrorKind::NotFound => match command {
+            CommandKind::Query => NOT_FOUND,
+            CommandKind::Action => FAILED,
         },
         ErrorKind::AlreadyExists
         | ErrorKind::Invalid
@@ -52,12 +53,12 @@ pub(crate) fn of_failure(kind: ErrorKind, asking: Asking) -> u8 {
     }
 }
 
-/// The code of something that has run: its own, kept within a byte.
+/// The exit code for an app or process; 125 if its own does not fit into a byte.
 pub(crate) fn of_app(code: i32) -> u8 {
     u8::try_from(code).unwrap_or(FAILED)
 }
 
-/// The code for a process that signal `signal` asked to end.
+/// The exit code after this signal.
 pub(crate) fn of_signal(signal: i32) -> u8 {
     of_app(signal.saturating_add(128))
 }
@@ -77,8 +78,8 @@ mod tests {
             (ErrorKind::Internal, 125, 125),
         ];
         for (kind, existence, action) in rows {
-            assert_eq!(of_failure(kind, Asking::Existence), existence, "{kind:?}");
-            assert_eq!(of_failure(kind, Asking::Action), action, "{kind:?}");
+            assert_eq!(of_failure(kind, CommandKind::Query), existence, "{kind:?}");
+            assert_eq!(of_failure(kind, CommandKind::Action), action, "{kind:?}");
         }
         assert_eq!([of_app(0), of_app(255), of_app(256), of_app(-1)], [0, 255, 125, 125]);
         assert_eq!([of_signal(2), of_signal(15), of_signal(i32::MAX)], [130, 143, 125]);

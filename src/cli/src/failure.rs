@@ -1,4 +1,4 @@
-//! Failures on their way to the user: any error of the workspace with its kind, printed by one chain printer.
+//! The error of a command: any error of the workspace with its kind, and how it is printed.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -8,20 +8,20 @@ use gantry_model::error::messages;
 use gantry_model::{ErrorKind, Kind};
 use thiserror::Error as ThisError;
 
-use crate::exit::{self, Asking};
+use crate::exit::{self, CommandKind};
 use crate::render::escape;
 
-/// Why a command did not do what it was asked to.
+/// The error of a command.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Something failed; it is to be said.
+    /// Something failed.
     Error {
         kind: ErrorKind,
         error: Box<dyn Error + Send + Sync>,
-        /// What may help, said on a line of its own.
+        /// Advice, printed on a line of its own.
         hint: Option<String>,
     },
-    /// Nobody reads our standard output. Nothing is said, as of a program that SIGPIPE ended.
+    /// Standard output was closed. Nothing is printed, as by a process killed by SIGPIPE.
     BrokenPipe,
 }
 
@@ -31,63 +31,49 @@ impl<E: Error + Kind + Send + Sync + 'static> From<E> for Failure {
     }
 }
 
-/// What the command line itself can run into.
+/// Errors of the command line itself.
 #[derive(Debug, ThisError)]
 pub(crate) enum CliError {
-    /// A file or descriptor.
+    /// An operation on a file or descriptor failed.
     #[error("cannot {attempt} {}", gantry_model::id::shown(.what))]
     Io {
-        /// What was attempted.
         attempt: &'static str,
-        /// On what.
         what: String,
-        /// Why it failed.
         #[source]
         source: std::io::Error,
     },
-    /// An argument that is not text.
-    #[error("argument {0} is not UTF-8: gantry takes text only")]
+    /// An argument is not UTF-8.
+    #[error("argument {0} is not UTF-8: gantry accepts text only")]
     NotText(usize),
-    /// The arguments make no sense together.
+    /// The arguments are invalid.
     #[error("{0}")]
     Usage(String),
-    /// A file's content is not what it must be.
+    /// The content of a file is invalid; `why` completes a sentence that begins with the path.
     #[error("{} {}", .path.display(), .why)]
-    Content {
-        /// Which file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// A volume's place on the host is not there.
-    #[error("{} does not exist on this host: make it first; gantry makes no directories for --volume", gantry_model::id::shown(.0))]
+    Content { path: PathBuf, why: String },
+    /// The source of a host volume does not exist.
+    #[error("{} does not exist on this host: create it first; gantry does not create directories for --volume", gantry_model::id::shown(.0))]
     NoVolumeSource(String),
-    /// Only root may.
+    /// The command requires root.
     #[error("'gantry {0}' needs root")]
     NeedsRoot(String),
-    /// There is not one pod.
-    #[error("there is no pod: 'gantry run' makes one")]
+    /// `--latest` without any pod.
+    #[error("there are no pods; 'gantry run' creates one")]
     NoPods,
-    /// A pod without an exit code.
+    /// `wait` for a pod that has ended without having run.
     #[error("pod {id} is {phase} and has no exit code: it was never started")]
-    NeverStarted {
-        /// Which pod.
-        id: gantry_model::PodId,
-        /// Where it stands.
-        phase: &'static str,
-    },
-    /// The wait is over and the pod is not where it was waited for.
+    NeverStarted { id: gantry_model::PodId, phase: &'static str },
+    /// A pod did not reach the state within the timeout.
     #[error("pod {0} was not {1} within {2:?}")]
     TimedOut(gantry_model::PodId, &'static str, std::time::Duration),
-    /// A port of a pod that no port of the host leads to.
-    #[error("port {port} of pod {id} is not published; 'gantry port {id}' shows those that are")]
+    /// A port of a pod that is not published.
+    #[error("port {port} of pod {id} is not published; 'gantry port {id}' lists the published ports")]
     NotPublished {
-        /// Which pod.
         id: gantry_model::PodId,
-        /// The port with its protocol.
+        /// With its protocol.
         port: String,
     },
-    /// A pod ended before it could be done.
+    /// The pod's state does not allow the command.
     #[error("{0}")]
     Refused(String),
 }
@@ -105,7 +91,7 @@ impl Kind for CliError {
     }
 }
 
-/// For `map_err`: this was attempted on that.
+/// For `map_err`: an I/O error as "cannot ATTEMPT WHAT".
 pub(crate) fn io<E: Into<std::io::Error>>(attempt: &'static str, what: impl Into<String>) -> impl FnOnce(E) -> Failure {
     move |error| CliError::Io { attempt, what: what.into(), source: error.into() }.into()
 }
@@ -118,7 +104,7 @@ pub(crate) fn output(error: std::io::Error) -> Failure {
     }
 }
 
-/// For `map_err`: logs could not be shown.
+/// For `map_err`: an error of reading or printing logs.
 pub(crate) fn logs(error: gantry_engine::LogsError) -> Failure {
     match error {
         gantry_engine::LogsError::Write { source, .. } => output(source),
@@ -127,12 +113,12 @@ pub(crate) fn logs(error: gantry_engine::LogsError) -> Failure {
 }
 
 impl Failure {
-    /// The arguments make no sense.
+    /// The arguments are invalid.
     pub(crate) fn usage(text: impl Into<String>) -> Self {
         CliError::Usage(text.into()).into()
     }
 
-    /// The same with something that may help.
+    /// The same failure with advice.
     pub(crate) fn with_hint(self, text: impl Into<String>) -> Self {
         match self {
             Self::Error { kind, error, .. } => Self::Error { kind, error, hint: Some(text.into()) },
@@ -140,8 +126,9 @@ impl Failure {
         }
     }
 
-    /// A failure to begin at all: what is missing here is no pod, app or image, so its absence is no answer.
-    pub(crate) fn of_gantry_itself(self) -> Self {
+    /// Turns "not found" into "unavailable", for failures to open the engine: a missing data directory or configuration file
+    /// is not a missing pod, app or image, which exit code 1 reports.
+    pub(crate) fn not_a_missing_object(self) -> Self {
         match self {
             Self::Error { kind: ErrorKind::NotFound, error, hint } => {
                 Self::Error { kind: ErrorKind::Unavailable, error, hint }
@@ -150,7 +137,7 @@ impl Failure {
         }
     }
 
-    /// Which kind of failure it is.
+    /// The kind of the failure.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::Error { kind, .. } => *kind,
@@ -158,19 +145,19 @@ impl Failure {
         }
     }
 
-    /// The exit code it means.
-    pub(crate) fn code(&self, asking: Asking) -> u8 {
+    /// The exit code.
+    pub(crate) fn code(&self, command: CommandKind) -> u8 {
         match self {
-            Self::Error { kind, .. } => exit::of_failure(*kind, asking),
+            Self::Error { kind, .. } => exit::of_failure(*kind, command),
             Self::BrokenPipe => exit::BROKEN_PIPE,
         }
     }
 
-    /// What is said of it on standard error: message and causes on one line, or one line each with `debug`.
+    /// The message and its causes: on one line, or on a line each with `debug`. `None`: nothing is printed.
     pub(crate) fn text(&self, debug: bool) -> Option<String> {
         let Self::Error { kind, error, hint } = self else { return None };
-        let said: Vec<_> = messages(&**error).iter().map(|message| escape::text(message).into_owned()).collect();
-        let mut text = format!("gantry: {}", said.join(if debug { "\n  caused by: " } else { ": " }));
+        let chain: Vec<_> = messages(&**error).iter().map(|message| escape::text(message).into_owned()).collect();
+        let mut text = format!("gantry: {}", chain.join(if debug { "\n  caused by: " } else { ": " }));
         if debug {
             // Writing to a String cannot fail.
             let _ = write!(text, "\n  kind: {}", kind.as_str());
@@ -181,19 +168,24 @@ impl Failure {
         Some(text)
     }
 
-    /// Says it on standard error. Failing to do so has nowhere to be said.
+    /// Prints it to standard error.
     pub(crate) fn print(&self, debug: bool) {
-        use std::io::Write as _;
         if let Some(text) = self.text(debug) {
-            let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
+            print_stderr(&format!("{text}\n"));
         }
     }
 }
 
-/// Says on standard error what an operator should know although the command succeeds. Failing to do so has nowhere to be said.
-pub(crate) fn warn(text: &str) {
+/// Writes to standard error, in one piece.
+pub(crate) fn print_stderr(text: &str) {
     use std::io::Write as _;
-    let _ = writeln!(std::io::stderr(), "gantry: warning: {}", escape::text(text));
+    // If standard error is closed, the message cannot be reported anywhere; the exit code still tells of a failure.
+    let _no_reader = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Prints a warning of a command that succeeds.
+pub(crate) fn warn(text: &str) {
+    print_stderr(&format!("gantry: warning: {}\n", escape::text(text)));
 }
 
 #[cfg(test)]
@@ -222,6 +214,6 @@ mod tests {
     #[test]
     fn a_closed_pipe_is_silent() {
         let failure = output(std::io::ErrorKind::BrokenPipe.into());
-        assert_eq!((failure.text(true), failure.code(Asking::Action)), (None, 141));
+        assert_eq!((failure.text(true), failure.code(CommandKind::Action)), (None, 141));
     }
 }

@@ -18,7 +18,7 @@ use crate::terminal::{self, DetachFilter, DetachKeys, RawMode};
 use crate::{exit, live_output, relay};
 
 /// The pod, and how it is shown.
-pub(crate) struct Shown {
+pub(crate) struct ForegroundPod {
     pub(crate) id: PodId,
     /// Its apps: with more than one, lines say whose they are.
     pub(crate) apps: Vec<AppName>,
@@ -42,7 +42,7 @@ pub(crate) enum SignalProxy {
 }
 
 /// A running pod's output and end.
-pub(crate) struct Live {
+pub(crate) struct LivePod {
     /// `None`: an older supervisor, of which only the logs can be had.
     pub(crate) output: Option<OutputStream>,
     pub(crate) end: EndWatch,
@@ -57,7 +57,7 @@ pub(crate) struct Interactive {
 }
 
 /// The apps of a manifest (as `Engine::manifest` gives it): all, and those that take input.
-pub(crate) fn of_manifest(manifest: &serde_json::Value) -> (Vec<AppName>, Vec<Interactive>) {
+pub(crate) fn manifest_apps(manifest: &serde_json::Value) -> (Vec<AppName>, Vec<Interactive>) {
     let apps = manifest["apps"].as_array().map_or(&[][..], Vec::as_slice);
     let interactive = apps.iter().filter_map(|app| {
         let is = |key: &str| app[key].as_bool().unwrap_or(false);
@@ -70,7 +70,7 @@ pub(crate) fn of_manifest(manifest: &serde_json::Value) -> (Vec<AppName>, Vec<In
 }
 
 /// That the output is to be shown here.
-pub(crate) fn show() -> Show {
+pub(crate) fn show_output() -> Show {
     Show::Output { terminal_size: terminal::size().map(|size| (size.ws_row, size.ws_col)) }
 }
 
@@ -87,23 +87,28 @@ pub(crate) fn catch(proxy: SignalProxy) -> io::Result<Signals> {
 ///
 /// # Errors
 /// When the pod is ours, it has been asked to stop by then.
-pub(crate) fn follow(engine: &Engine, shown: &Shown, live: Live, signals: Option<Signals>) -> Result<u8, Failure> {
-    let outcome = attached(engine, shown, live, signals);
+pub(crate) fn follow(
+    engine: &Engine,
+    pod: &ForegroundPod,
+    live: LivePod,
+    signals: Option<Signals>,
+) -> Result<u8, Failure> {
+    let outcome = run_attached(engine, pod, live, signals);
     terminal::restore();
-    if outcome.is_err() && shown.own {
+    if outcome.is_err() && pod.own {
         // The first failure is the one that is told; should this fail too, the pod shows in `gantry list`.
-        let _ = engine.stop(shown.id, engine.options().stop_grace, false);
+        let _ = engine.stop(pod.id, engine.options().stop_grace, false);
     }
     outcome
 }
 
-fn attached(engine: &Engine, shown: &Shown, live: Live, signals: Option<Signals>) -> Result<u8, Failure> {
-    let channel = match &shown.interactive {
-        Some(interactive) => attach(engine, shown.id, interactive)?,
+fn run_attached(engine: &Engine, pod: &ForegroundPod, live: LivePod, signals: Option<Signals>) -> Result<u8, Failure> {
+    let channel = match &pod.interactive {
+        Some(interactive) => attach_stdin(engine, pod.id, interactive)?,
         None => None,
     };
-    let keyboard = shown.interactive.as_ref().is_some_and(|interactive| interactive.stdin && interactive.terminal);
-    let has_terminal = shown.interactive.as_ref().is_some_and(|interactive| interactive.terminal);
+    let keyboard = pod.interactive.as_ref().is_some_and(|interactive| interactive.stdin && interactive.terminal);
+    let has_terminal = pod.interactive.as_ref().is_some_and(|interactive| interactive.terminal);
     let raw = match (keyboard && channel.is_some(), has_terminal) {
         (true, _) => RawMode::enter(),
         (false, true) => RawMode::enter_output(),
@@ -118,24 +123,24 @@ fn attached(engine: &Engine, shown: &Shown, live: Live, signals: Option<Signals>
         _ => None,
     };
     if let Some(signals) = signals {
-        let watch = Watch { options: engine.options().clone(), id: shown.id, master, proxy: shown.signals };
+        let watch = SignalWatch { options: engine.options().clone(), id: pod.id, master, proxy: pod.signals };
         thread("signals", move || watch.run(signals))?;
     }
-    if let (Some(channel), Some(interactive)) = (channel, &shown.interactive)
+    if let (Some(channel), Some(interactive)) = (channel, &pod.interactive)
         && interactive.stdin
     {
-        let (id, terminal) = (shown.id, interactive.terminal);
-        let keys = if raw.is_some() { Some(shown.detach_keys.clone()) } else { None };
+        let (id, terminal) = (pod.id, interactive.terminal);
+        let keys = if raw.is_some() { Some(pod.detach_keys.clone()) } else { None };
         thread("stdin", move || feed(&channel, id, keys, terminal))?;
     }
-    let Live { output, end } = live;
+    let LivePod { output, end } = live;
     let lost = match output {
-        Some(output) => live_output::show(output, &shown.apps)?,
-        None => print_logs(engine, shown).map(|()| None)?,
+        Some(output) => live_output::show(output, &pod.apps)?,
+        None => print_logs(engine, pod).map(|()| None)?,
     };
     let ended = engine.wait_end(&end)?;
     drop(raw);
-    tell_of_memory(&ended);
+    report_out_of_memory(&ended);
     let code = exit::of_app(ended.end.exit_code);
     match lost.map(Failure::from) {
         Some(failure) if code == exit::OK => Err(failure),
@@ -148,7 +153,7 @@ fn attached(engine: &Engine, shown: &Shown, live: Live, signals: Option<Signals>
 }
 
 /// An app that the kernel killed has no words of its own.
-fn tell_of_memory(ended: &Ended) {
+fn report_out_of_memory(ended: &Ended) {
     for app in &ended.out_of_memory {
         // Nowhere to tell that standard error is gone.
         let _ = writeln!(io::stderr(), "gantry: app '{app}' ran out of memory: the kernel killed a process of it");
@@ -161,7 +166,7 @@ fn thread(name: &'static str, run: impl FnOnce() + Send + 'static) -> Result<(),
 }
 
 /// The other end of the app's stdin; `None` when the pod was faster and has ended.
-fn attach(engine: &Engine, id: PodId, interactive: &Interactive) -> Result<Option<OwnedFd>, Failure> {
+fn attach_stdin(engine: &Engine, id: PodId, interactive: &Interactive) -> Result<Option<OwnedFd>, Failure> {
     match engine.attach(id, Some(&interactive.app)) {
         Ok(channel) => Ok(Some(channel)),
         Err(error) => match engine.wait(id, Some(Duration::ZERO))? {
@@ -179,16 +184,16 @@ fn app_has_ended(engine: &Engine, id: PodId, app: &AppName) -> Result<bool, Fail
 }
 
 /// What happens when signals come.
-struct Watch {
+struct SignalWatch {
     options: Options,
     id: PodId,
     master: Option<OwnedFd>,
     proxy: SignalProxy,
 }
 
-impl Watch {
+impl SignalWatch {
     fn run(self, mut signals: Signals) {
-        let mut asked = false;
+        let mut stopping = false;
         loop {
             for signal in signals.wait() {
                 match (signal, &self.master, self.proxy) {
@@ -197,8 +202,8 @@ impl Watch {
                     (SIGWINCH, None, _) if terminal::is_any() => {}
                     (_, _, SignalProxy::On) if ENDING.contains(&signal) => {
                         // The second one means it.
-                        self.stop(asked);
-                        asked = true;
+                        self.stop(stopping);
+                        stopping = true;
                     }
                     (_, _, SignalProxy::On) => self.pass_on(signal),
                     (SIGWINCH, _, SignalProxy::Off) => {}
@@ -285,9 +290,9 @@ fn feed(channel: &OwnedFd, id: PodId, keys: Option<DetachKeys>, terminal: bool) 
 }
 
 /// Prints what the apps write from now on to their logs, until the pod has ended.
-fn print_logs(engine: &Engine, shown: &Shown) -> Result<(), Failure> {
+fn print_logs(engine: &Engine, pod: &ForegroundPod) -> Result<(), Failure> {
     let query = LogQuery { follow: true, tail: Some(0), ..LogQuery::default() };
-    engine.logs(shown.id, &query, &mut Printer::new(shown.apps.len() > 1)).map_err(logs)
+    engine.logs(pod.id, &query, &mut Printer::new(pod.apps.len() > 1)).map_err(logs)
 }
 
 #[cfg(test)]
@@ -299,10 +304,10 @@ mod tests {
         let app = |name: &str| gantry_model::AppSpec::new(name.parse().unwrap(), "x".into());
         let mut spec = gantry_model::PodSpec { apps: vec![app("a"), app("b")], ..gantry_model::PodSpec::default() };
         let names: Vec<AppName> = ["a", "b"].map(|name| name.parse().unwrap()).into();
-        assert_eq!(of_manifest(&gantry_engine::manifest_to_value(&spec)), (names.clone(), Vec::new()));
+        assert_eq!(manifest_apps(&gantry_engine::manifest_to_value(&spec)), (names.clone(), Vec::new()));
         spec.apps[1].terminal = true;
         let b = Interactive { app: "b".parse().unwrap(), stdin: false, terminal: true };
-        assert_eq!(of_manifest(&gantry_engine::manifest_to_value(&spec)), (names, vec![b]));
-        assert_eq!(of_manifest(&serde_json::Value::Null), (Vec::new(), Vec::new()));
+        assert_eq!(manifest_apps(&gantry_engine::manifest_to_value(&spec)), (names, vec![b]));
+        assert_eq!(manifest_apps(&serde_json::Value::Null), (Vec::new(), Vec::new()));
     }
 }

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-/// The last part of every command's help.
+/// The heading of the global flags in every help text.
 const HEADING: &str = "Global options";
 
-/// Global flags, as clap and as the grammar of `run` fill them.
+/// The global flags.
 #[derive(Debug, Default, Clone, PartialEq, Eq, clap::Args)]
 pub(crate) struct Globals {
     /// Data directory [default: /var/lib/gantry; environment: GANTRY_DIR]
@@ -14,36 +14,36 @@ pub(crate) struct Globals {
     /// Configuration file [default: /etc/gantry/config.toml; environment: GANTRY_CONFIG]
     #[arg(long, global = true, help_heading = HEADING, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Show every cause of a failure on its own line
+    /// Print each cause of an error on a line of its own
     #[arg(long, global = true, help_heading = HEADING)]
     pub(crate) debug: bool,
-    /// Give up protection: http, tls, image, seccomp, capabilities, all-fetch, all-run, all, none
+    /// Disable protection: http, tls, image, seccomp, capabilities, all-fetch, all-run, all, none
     #[arg(long, global = true, help_heading = HEADING, value_name = "OPTION,…", value_delimiter = ',', value_parser = insecure_option)]
     pub(crate) insecure_options: Vec<InsecureOption>,
-    /// How progress is shown
-    #[arg(long, global = true, help_heading = HEADING, value_enum, default_value_t, value_name = "HOW")]
+    /// Progress output
+    #[arg(long, global = true, help_heading = HEADING, value_enum, default_value_t, value_name = "MODE")]
     pub(crate) progress: ProgressMode,
 }
 
-/// How progress is shown.
+/// The output of progress.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ProgressMode {
-    /// Bars on a terminal, lines elsewhere.
+    /// Bars on a terminal, otherwise lines
     #[default]
     Auto,
-    /// Lines.
+    /// Lines
     Plain,
-    /// Nothing.
+    /// None
     None,
 }
 
-/// One word of `--insecure-options`.
+/// An element of `--insecure-options`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InsecureOption {
     None,
     Http,
     Tls,
-    /// Signatures and keys: there are none to check, so it changes nothing.
+    /// Signatures and keys. Accepted for rkt; gantry verifies digests only, so it changes nothing.
     Image,
     Seccomp,
     Capabilities,
@@ -52,11 +52,11 @@ pub(crate) enum InsecureOption {
     All,
 }
 
-/// The words of `--insecure-options`.
+/// The elements of `--insecure-options`.
 pub(crate) const INSECURE_OPTIONS: [&str; 9] =
     ["http", "tls", "image", "seccomp", "capabilities", "all-fetch", "all-run", "all", "none"];
 
-/// What the words of `--insecure-options` come to.
+/// The protections that `--insecure-options` disables.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InsecureSet {
     pub(crate) http: bool,
@@ -65,7 +65,7 @@ pub(crate) struct InsecureSet {
     pub(crate) capabilities: bool,
 }
 
-/// Reads one word of `--insecure-options`.
+/// Parses one element of `--insecure-options`.
 pub(crate) fn insecure_option(word: &str) -> Result<InsecureOption, String> {
     Ok(match word {
         "none" => InsecureOption::None,
@@ -77,10 +77,10 @@ pub(crate) fn insecure_option(word: &str) -> Result<InsecureOption, String> {
         "all-fetch" => InsecureOption::AllFetch,
         "all-run" => InsecureOption::AllRun,
         "all" => InsecureOption::All,
-        "paths" => return Err("'paths' is not supported yet: masked and read-only paths always are".into()),
+        "paths" => return Err("'paths' is not supported yet: masked and read-only paths are always set up".into()),
         _ => {
             return Err(format!(
-                "'{}' is not known: expected http, tls, image, seccomp, capabilities, all-fetch, all-run, all or none",
+                "'{}' is not an option: expected http, tls, image, seccomp, capabilities, all-fetch, all-run, all or none",
                 gantry_model::id::shown(word)
             ));
         }
@@ -88,7 +88,7 @@ pub(crate) fn insecure_option(word: &str) -> Result<InsecureOption, String> {
 }
 
 impl Globals {
-    /// What is given up.
+    /// The disabled protections.
     pub(crate) fn insecure(&self) -> InsecureSet {
         let mut set = InsecureSet::default();
         for option in &self.insecure_options {

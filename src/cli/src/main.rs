@@ -16,7 +16,7 @@ mod failure;
 mod foreground;
 mod globals;
 mod grammar;
-mod known_image;
+mod image_lookup;
 mod live_output;
 #[cfg(test)]
 mod man;

@@ -6,7 +6,7 @@ use gantry_model::id::shown;
 use gantry_model::{Phase, PodPrefix};
 
 use crate::failure::Failure;
-use crate::render::pod::run;
+use crate::render::pod::pod_run;
 
 /// The keys there are, with what each takes.
 pub(crate) const KEYS: [&str; 8] = ["state", "name", "app", "label", "image", "exited", "network", "id"];
@@ -97,7 +97,7 @@ fn is_met(condition: &Condition, row: &PodRow, networks: &[String]) -> bool {
             row.user_labels.get(name).is_some_and(|is| value.as_ref().is_none_or(|value| value == is))
         }
         Condition::Image(image) => row.apps.iter().any(|app| is_of_image(app, image)),
-        Condition::Exited(code) => run(&row.phase).end.is_some_and(|end| end.exit_code == *code),
+        Condition::Exited(code) => pod_run(&row.phase).end.is_some_and(|end| end.exit_code == *code),
         Condition::Network(name) => networks.contains(name),
         Condition::Id(prefix) => row.id.to_string().starts_with(&prefix.to_string()),
     }

@@ -6,48 +6,48 @@ use gantry_engine::{Engine, PodRow};
 use gantry_model::PodId;
 use gantry_model::query::PodQuery;
 
-use crate::exit::{self, Asking};
+use crate::exit::{self, CommandKind};
 use crate::failure::{Failure, io};
 use crate::pod_filter::{self, Condition};
 
-/// The pod that this text names: by its id or the beginning of it, or by the name of an app or the host name.
+/// Finds a pod by its id, a unique prefix of it, the name of an app, or the host name.
 pub(crate) fn find(engine: &Engine, text: &str) -> Result<PodId, Failure> {
     Ok(engine.find_pod(text)?)
 }
 
-/// The pod that was made last.
+/// The newest pod.
 pub(crate) fn latest(engine: &Engine) -> Result<PodId, Failure> {
     let rows = engine.list(&PodQuery::default())?;
     let newest = rows.iter().map(|view| &view.row).max_by_key(|row| (row.created, row.id));
     newest.map(|row| row.id).ok_or_else(|| crate::failure::CliError::NoPods.into())
 }
 
-/// One pod of a command that takes one.
+/// The pod of a command that takes exactly one.
 #[derive(Debug, clap::Args)]
 pub(crate) struct OnePod {
-    /// A pod: its id or the beginning of it, or the name of an app or host
+    /// Pod: its id, a unique prefix of it, the name of an app, or the host name
     #[arg(value_name = "POD", required_unless_present_any = ["uuid_file", "latest"])]
     pub(crate) pod: Option<String>,
     #[command(flatten)]
-    pub(crate) other: Other,
+    pub(crate) reference: PodReference,
 }
 
-/// Pods that are named in another way than by a word.
+/// Flags that select a pod in place of an argument.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Other {
-    /// Read the pod's id from this file, which --uuid-file-save wrote
+pub(crate) struct PodReference {
+    /// Read the pod's id from this file, as written by --uuid-file-save
     #[arg(long, value_name = "FILE")]
     uuid_file: Option<PathBuf>,
-    /// The pod that was made last
+    /// The newest pod
     #[arg(long, short, conflicts_with = "uuid_file")]
     latest: bool,
 }
 
-impl Other {
-    /// The pod that is named so; `None`: a word names it.
-    fn id(&self, engine: &Engine) -> Result<Option<PodId>, Failure> {
+impl PodReference {
+    /// The selected pod; `None`: no such flag is given.
+    fn find(&self, engine: &Engine) -> Result<Option<PodId>, Failure> {
         match &self.uuid_file {
-            Some(path) => find(engine, &from_file(path)?).map(Some),
+            Some(path) => find(engine, &read_id_file(path)?).map(Some),
             None if self.latest => latest(engine).map(Some),
             None => Ok(None),
         }
@@ -59,37 +59,37 @@ impl Other {
 }
 
 impl OnePod {
-    /// The pod, and the word in its place where something else names it.
+    /// The pod; and the first argument, if a flag selects the pod.
     pub(crate) fn id(&self, engine: &Engine) -> Result<(PodId, Option<&str>), Failure> {
-        if let Some(id) = self.other.id(engine)? {
+        if let Some(id) = self.reference.find(engine)? {
             return Ok((id, self.pod.as_deref()));
         }
         find(engine, self.pod.as_deref().unwrap_or_default()).map(|id| (id, None))
     }
 
-    /// The pod of a command that takes no other words.
+    /// The pod of a command that takes no further arguments.
     pub(crate) fn only(&self, engine: &Engine) -> Result<PodId, Failure> {
         match self.id(engine)? {
             (id, None) => Ok(id),
-            (_, Some(_)) => Err(twice()),
+            (_, Some(_)) => Err(selected_twice()),
         }
     }
 }
 
-fn twice() -> Failure {
+fn selected_twice() -> Failure {
     Failure::usage(
-        "name pods by words, by --uuid-file, by --latest, or by --all and --filter: not in two of these ways",
+        "select pods by arguments, by --uuid-file, by --latest, or by --all and --filter, not by several of these",
     )
 }
 
-/// Pods of a command that takes several.
+/// The pods of a command that takes several.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Pods {
-    /// Pods: their ids or the beginnings of them, or the names of apps or hosts
+    /// Pods: their ids, unique prefixes of them, names of apps, or host names
     #[arg(value_name = "POD", required_unless_present_any = ["uuid_file", "latest"])]
     pods: Vec<String>,
     #[command(flatten)]
-    other: Other,
+    reference: PodReference,
 }
 
 impl Pods {
@@ -98,72 +98,71 @@ impl Pods {
         self.pods.len() > 1
     }
 
-    /// Does something with every one of them, also when it fails for some: each failure is said, and the worst code
-    /// counts.
-    pub(crate) fn each(
+    /// Calls `act` for each pod and returns the highest exit code. Failures are printed, and the other pods still follow.
+    pub(crate) fn for_each(
         &self,
         engine: &Engine,
         debug: bool,
         act: impl FnMut(PodId) -> Result<u8, Failure>,
     ) -> Result<u8, Failure> {
-        each(engine, &self.pods, self.other.id(engine)?, self.other.is_given(), debug, act)
+        for_each(engine, &self.pods, self.reference.find(engine)?, self.reference.is_given(), debug, act)
     }
 }
 
-/// Pods of a command that takes them in sets, too.
+/// The pods of a command that also takes `--all` and `--filter`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PodSet {
-    /// Pods: their ids or the beginnings of them, or the names of apps or hosts
+    /// Pods: their ids, unique prefixes of them, names of apps, or host names
     #[arg(value_name = "POD", required_unless_present_any = ["uuid_file", "latest", "all", "filter"])]
     pods: Vec<String>,
     #[command(flatten)]
-    other: Other,
-    /// All pods with which this can be done
+    reference: PodReference,
+    /// All pods to which the command applies
     #[arg(long, short, conflicts_with_all = ["pods", "uuid_file", "latest"])]
     all: bool,
-    /// All of them that fit: state=, name=, app=, label=, image=, exited=, network= or id=; see 'gantry list'
+    /// All of those that match: state=, name=, app=, label=, image=, exited=, network= or id=; see 'gantry list'
     #[arg(long, value_parser = pod_filter::parse, value_name = "KEY=VALUE", conflicts_with_all = ["pods", "uuid_file", "latest"])]
     filter: Vec<Condition>,
 }
 
 impl PodSet {
-    /// As [`Pods::each`]; `fits` says of which pods a set consists.
-    pub(crate) fn each(
+    /// As [`Pods::for_each`]; `is_selected` limits `--all` and `--filter` to the pods to which the command applies.
+    pub(crate) fn for_each(
         &self,
         engine: &Engine,
         debug: bool,
-        fits: impl Fn(&PodRow) -> bool,
+        is_selected: impl Fn(&PodRow) -> bool,
         act: impl FnMut(PodId) -> Result<u8, Failure>,
     ) -> Result<u8, Failure> {
         if !self.all && self.filter.is_empty() {
-            return each(engine, &self.pods, self.other.id(engine)?, self.other.is_given(), debug, act);
+            return for_each(engine, &self.pods, self.reference.find(engine)?, self.reference.is_given(), debug, act);
         }
         let mut chosen = Vec::new();
         for view in engine.list(&PodQuery::default())? {
-            if fits(&view.row) && pod_filter::holds(&self.filter, &view.row)? {
+            if is_selected(&view.row) && pod_filter::holds(&self.filter, &view.row)? {
                 chosen.push(view.row.id);
             }
         }
-        Ok(worst(chosen.into_iter().map(Ok), debug, act))
+        Ok(for_each_id(chosen.into_iter().map(Ok), debug, act))
     }
 }
 
-fn each(
+fn for_each(
     engine: &Engine,
     words: &[String],
-    other: Option<PodId>,
-    is_other: bool,
+    reference: Option<PodId>,
+    is_reference: bool,
     debug: bool,
     act: impl FnMut(PodId) -> Result<u8, Failure>,
 ) -> Result<u8, Failure> {
-    if is_other && !words.is_empty() {
-        return Err(twice());
+    if is_reference && !words.is_empty() {
+        return Err(selected_twice());
     }
     let named = words.iter().map(|word| find(engine, word));
-    Ok(worst(named.chain(other.map(Ok)), debug, act))
+    Ok(for_each_id(named.chain(reference.map(Ok)), debug, act))
 }
 
-fn worst(
+fn for_each_id(
     pods: impl Iterator<Item = Result<PodId, Failure>>,
     debug: bool,
     mut act: impl FnMut(PodId) -> Result<u8, Failure>,
@@ -172,7 +171,7 @@ fn worst(
     for pod in pods {
         let code = pod.and_then(&mut act).unwrap_or_else(|failure| {
             failure.print(debug);
-            failure.code(Asking::Existence)
+            failure.code(CommandKind::Query)
         });
         worst = worst.max(code);
     }
@@ -182,7 +181,7 @@ fn worst(
 /// A UUID has 36 characters; a longer file is not a UUID file.
 const MAX_ID_FILE: u64 = 128;
 
-fn from_file(path: &Path) -> Result<String, Failure> {
+fn read_id_file(path: &Path) -> Result<String, Failure> {
     use std::io::Read as _;
     let failed = || io("read the pod's id from", path.display().to_string());
     let file = std::fs::File::open(path).map_err(failed())?;

@@ -13,7 +13,7 @@ use crate::globals::ProgressMode;
 use crate::render::{escape, size};
 
 /// Shows a fetch.
-pub(crate) enum Shown {
+pub(crate) enum ProgressDisplay {
     /// Not at all.
     Nothing,
     /// As lines.
@@ -22,7 +22,7 @@ pub(crate) enum Shown {
     Bars(Mutex<Option<Bars>>),
 }
 
-impl Shown {
+impl ProgressDisplay {
     /// How it is to be shown here.
     pub(crate) fn new(mode: ProgressMode, quiet: bool) -> Self {
         match mode {
@@ -34,7 +34,7 @@ impl Shown {
     }
 }
 
-impl Progress for Shown {
+impl Progress for ProgressDisplay {
     fn notify(&self, note: Note) {
         match self {
             // A warning is no progress: --quiet does not swallow it.

@@ -196,20 +196,20 @@ pub(crate) fn nonblocking(fd: impl AsFd) -> io::Result<()> {
 
 /// Why [`relay`] returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Over {
+pub(crate) enum RelayEvent {
     /// `end` became readable; what was there has been passed on.
     Ended,
     /// The caller typed the detach keys.
     Detached,
     /// `other` became readable.
-    Other,
+    OtherReady,
 }
 
 /// Passes bytes on until `end` or `other` is readable or the caller wants out.
 ///
 /// # Errors
 /// A descriptor failed; what was pending there is lost.
-pub(crate) fn relay(flows: &mut [Flow], end: BorrowedFd<'_>, other: Option<BorrowedFd<'_>>) -> io::Result<Over> {
+pub(crate) fn relay(flows: &mut [Flow], end: BorrowedFd<'_>, other: Option<BorrowedFd<'_>>) -> io::Result<RelayEvent> {
     loop {
         let mut fds = vec![PollFd::from_borrowed_fd(end, PollFlags::IN)];
         let mut whose = vec![None];
@@ -235,15 +235,15 @@ pub(crate) fn relay(flows: &mut [Flow], end: BorrowedFd<'_>, other: Option<Borro
             if let Some(flow) = flow
                 && flows[flow].turn()?
             {
-                return Ok(Over::Detached);
+                return Ok(RelayEvent::Detached);
             }
         }
         if ready[0] {
             flows.iter_mut().filter(|flow| !flow.to_app).try_for_each(Flow::drain)?;
-            return Ok(Over::Ended);
+            return Ok(RelayEvent::Ended);
         }
         if first_flow > 1 && ready[1] {
-            return Ok(Over::Other);
+            return Ok(RelayEvent::OtherReady);
         }
     }
 }
@@ -303,7 +303,7 @@ mod tests {
         std::fs::File::from(theirs.try_clone().unwrap()).write_all(&bytes).unwrap();
         // `theirs` stays open, as with a child left behind, and still the relay returns.
         drop(ender);
-        assert_eq!(relay(&mut flows, end.as_fd(), None).unwrap(), Over::Ended);
+        assert_eq!(relay(&mut flows, end.as_fd(), None).unwrap(), RelayEvent::Ended);
         let mut got = Vec::new();
         copy.rewind().unwrap();
         copy.read_to_end(&mut got).unwrap();
@@ -330,7 +330,7 @@ mod tests {
         });
         let mut copy = tempfile::tempfile().unwrap();
         let mut flows = [Flow::input(input.into(), sink, None), Flow::out(source, copy.try_clone().unwrap().into())];
-        assert_eq!(relay(&mut flows, end.as_fd(), None).unwrap(), Over::Ended);
+        assert_eq!(relay(&mut flows, end.as_fd(), None).unwrap(), RelayEvent::Ended);
         assert_eq!(app.join().unwrap(), 300_000);
         assert_eq!(copy.seek(io::SeekFrom::End(0)).unwrap(), 300_000);
     }

@@ -42,16 +42,16 @@ impl Signals {
     }
 
     /// Those that came since the last call. Two of one sort may show as one.
-    pub(crate) fn take(&mut self) -> Vec<i32> {
+    pub(crate) fn pending(&mut self) -> Vec<i32> {
         self.delivery.pending().collect()
     }
 
     /// Waits for one or more.
     pub(crate) fn wait(&mut self) -> Vec<i32> {
         loop {
-            let came = self.take();
-            if !came.is_empty() {
-                return came;
+            let caught = self.pending();
+            if !caught.is_empty() {
+                return caught;
             }
             let mut fds = [rustix::event::PollFd::from_borrowed_fd(self.as_fd(), rustix::event::PollFlags::IN)];
             // Interrupted by the very signal, or readable: look again either way.
@@ -80,9 +80,9 @@ mod tests {
     #[test]
     fn a_signal_is_seen_once() {
         let mut signals = Signals::catch([signal_hook::consts::SIGUSR1, signal_hook::consts::SIGUSR2]).unwrap();
-        assert!(signals.take().is_empty());
+        assert!(signals.pending().is_empty());
         signal_hook::low_level::raise(signal_hook::consts::SIGUSR1).unwrap();
         assert_eq!(signals.wait(), [signal_hook::consts::SIGUSR1]);
-        assert!(signals.take().is_empty());
+        assert!(signals.pending().is_empty());
     }
 }

@@ -106,8 +106,8 @@ const WORDS: &[(&str, &str, &str)] = &[
 const NETWORK_FILE: &str = "a network is a CNI file in /etc/gantry/net.d: 'man gantry', NETWORKS";
 
 /// The hint for this word after the command `group`.
-pub(crate) fn instead(group: &str, word: &str) -> Option<&'static str> {
-    WORDS.iter().find(|(of, name, _)| *of == group && *name == word).map(|(_, _, instead)| *instead)
+pub(crate) fn hint(group: &str, word: &str) -> Option<&'static str> {
+    WORDS.iter().find(|(of, name, _)| *of == group && *name == word).map(|(_, _, hint)| *hint)
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! `gantry completion`: small scripts for shells, which ask gantry itself (`gantry __complete WORD…`) what can follow.
 
 mod candidates;
-mod known;
+mod host_names;
 mod values;
 
+use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit;
 use crate::failure::Failure;
@@ -30,26 +31,28 @@ pub(crate) enum Shell {
 }
 
 /// The word that the scripts call gantry with, in place of a command.
-pub(crate) const ASK: &str = "__complete";
+pub(crate) const COMPLETE_COMMAND: &str = "__complete";
 
 /// In the answer: names of files fit, too.
-const FILES: &str = ":files";
+const FILES_MARKER: &str = ":files";
 
 /// Prints the script.
-pub(crate) fn completion(args: &Completion) -> Result<u8, Failure> {
-    let script = match args.shell {
-        Shell::Bash => BASH,
-        Shell::Zsh => ZSH,
-        Shell::Fish => FISH,
-    };
-    json::to_stdout(|out| out.write_all(script.as_bytes()))?;
-    Ok(exit::OK)
+impl RunCommand for Completion {
+    fn run(&self, _: &Context) -> Result<u8, Failure> {
+        let script = match self.shell {
+            Shell::Bash => BASH,
+            Shell::Zsh => ZSH,
+            Shell::Fish => FISH,
+        };
+        json::to_stdout(|out| out.write_all(script.as_bytes()))?;
+        Ok(exit::OK)
+    }
 }
 
 /// Answers a script: one line for each word that can stand in place of the last one, with its description behind a tab.
-pub(crate) fn answer(words: &[String]) -> Result<u8, Failure> {
-    let context = Context::new(globals(words), ASK);
-    let answer = candidates::candidates(words, &known::Store::new(&context));
+pub(crate) fn complete(words: &[String]) -> Result<u8, Failure> {
+    let context = Context::new(globals(words), COMPLETE_COMMAND);
+    let answer = candidates::complete(words, &host_names::StoreNames::new(&context));
     json::to_stdout(|out| {
         for candidate in &answer.candidates {
             let (value, about) = (escape::text(&candidate.value), escape::text(&candidate.about));
@@ -58,7 +61,7 @@ pub(crate) fn answer(words: &[String]) -> Result<u8, Failure> {
                 writeln!(out, "{value}\t{about}")?;
             }
         }
-        if answer.files { writeln!(out, "{FILES}") } else { Ok(()) }
+        if answer.files { writeln!(out, "{FILES_MARKER}") } else { Ok(()) }
     })?;
     Ok(exit::OK)
 }

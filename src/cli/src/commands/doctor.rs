@@ -3,42 +3,45 @@
 use gantry_engine::{Finding, Severity};
 use serde::Serialize;
 
+use crate::commands::RunCommand;
 use crate::context::{Context, need_root};
 use crate::exit;
 use crate::failure::Failure;
-use crate::render::{Form, escape, json};
+use crate::render::{OutputFormat, escape, json};
 
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Doctor {
-    /// Read every page of the database, every blob and every file of the layers
+    /// Also read every page of the database, every blob and every file of the layers
     #[arg(long)]
     deep: bool,
-    /// Form of the answer
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
-    form: Form,
+    /// Output format
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    format: OutputFormat,
 }
 
-/// One finding as JSON.
+/// A finding as JSON.
 #[derive(Serialize)]
-struct Document<'a> {
+struct FindingJson<'a> {
     severity: &'static str,
     what: &'a str,
     hint: &'a str,
 }
 
-/// Says what is wrong, and what to do about it. Code 1 when something is.
-pub(crate) fn doctor(context: &Context, args: &Doctor) -> Result<u8, Failure> {
-    need_root("doctor")?;
-    let findings = gantry_engine::examine(context.options()?, args.deep)?;
-    json::to_stdout(|out| match args.form {
-        Form::Table => lines(out, &findings),
-        form => json::items(out, form, findings.iter().map(document)),
-    })?;
-    Ok(if findings.iter().any(|finding| is_wrong(finding.severity)) { exit::NO } else { exit::OK })
+/// Prints problems and what to do about them. Exits with code 1 if there are errors.
+impl RunCommand for Doctor {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        need_root("doctor")?;
+        let findings = gantry_engine::examine(context.options()?, self.deep)?;
+        json::to_stdout(|out| match self.format {
+            OutputFormat::Table => write_findings(out, &findings),
+            format => json::write_items(out, format, findings.iter().map(finding_json)),
+        })?;
+        Ok(if findings.iter().any(|finding| is_error(finding.severity)) { exit::NOT_FOUND } else { exit::OK })
+    }
 }
 
-fn lines(out: &mut dyn std::io::Write, findings: &[Finding]) -> std::io::Result<()> {
+fn write_findings(out: &mut dyn std::io::Write, findings: &[Finding]) -> std::io::Result<()> {
     if findings.is_empty() {
         return writeln!(out, "all is well");
     }
@@ -51,8 +54,8 @@ fn lines(out: &mut dyn std::io::Write, findings: &[Finding]) -> std::io::Result<
     Ok(())
 }
 
-fn document(finding: &Finding) -> Document<'_> {
-    Document { severity: severity(finding.severity), what: &finding.what, hint: &finding.hint }
+fn finding_json(finding: &Finding) -> FindingJson<'_> {
+    FindingJson { severity: severity(finding.severity), what: &finding.what, hint: &finding.hint }
 }
 
 fn severity(severity: Severity) -> &'static str {
@@ -62,7 +65,7 @@ fn severity(severity: Severity) -> &'static str {
     }
 }
 
-fn is_wrong(severity: Severity) -> bool {
+fn is_error(severity: Severity) -> bool {
     match severity {
         Severity::Warning => false,
         Severity::Error => true,

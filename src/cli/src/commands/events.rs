@@ -11,24 +11,25 @@ use gantry_model::query::{EventQuery, PodQuery};
 use gantry_model::{Digest, Event, NewEvent, Timestamp};
 use serde::Serialize;
 
+use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit;
 use crate::failure::{Failure, io as failed, output};
-use crate::render::json::{self, At};
-use crate::render::{Form, escape, table, time};
+use crate::render::json::{self, TimeJson};
+use crate::render::{OutputFormat, escape, table, time};
 
 pub(crate) mod filter;
 
 use filter::{Condition, Filter};
 
 /// So many events are read at once.
-const PAGE: usize = 500;
+const PAGE_SIZE: usize = 500;
 /// How often a follower looks at facts of which no commit tells: pods that nobody has settled, a reader that has gone.
-const LOOK: Duration = Duration::from_secs(1);
+const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
 /// So long before its end a follower looks at them once more: what is noticed later has a later time.
-const LAST_LOOK: Duration = Duration::from_millis(100);
+const FINAL_RECONCILE_LEAD: Duration = Duration::from_millis(100);
 /// Phases that facts can move on.
-const OPEN: [&str; 4] = ["embryo", "preparing", "prepared", "running"];
+const UNFINISHED_PHASES: [&str; 4] = ["embryo", "preparing", "prepared", "running"];
 
 /// Arguments of `events`.
 #[derive(Debug, clap::Args)]
@@ -45,9 +46,9 @@ pub(crate) struct Events {
     /// Only these: type=pod-exited, id=, name=, pod=, app= or image=; any of one key, and all keys
     #[arg(long, value_parser = filter::parse, value_name = "KEY=VALUE")]
     filter: Vec<Condition>,
-    /// Form of the answer; JSON is one document per line
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
-    form: Form,
+    /// Output format; JSON is one document per line
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    format: OutputFormat,
     /// No header line
     #[arg(long, alias = "no-headers", alias = "noheading")]
     no_legend: bool,
@@ -57,40 +58,42 @@ pub(crate) struct Events {
 }
 
 /// Shows what happened, and goes on with what happens.
-pub(crate) fn events(context: &Context, args: &Events) -> Result<u8, Failure> {
-    let now = gantry_engine::now();
-    let at = |text: &Option<String>| text.as_deref().map(|text| time::parse(text, now)).transpose();
-    let since = at(&args.since).map_err(Failure::usage)?;
-    let until = at(&args.until).map_err(Failure::usage)?;
-    if since.zip(until).is_some_and(|(since, until)| until < since) {
-        return Err(Failure::usage("--until lies before --since: nothing can be between them"));
-    }
-    let mut sink = Sink::new(args);
-    let mut cursor = None;
-    // Once, but for one who follows: gantryd may put a restored database in the place of a damaged one.
-    loop {
-        let engine = context.look()?;
-        let mut reader = Reader {
-            engine: &engine,
-            query: EventQuery { since, until, ..EventQuery::default() },
-            filter: Filter::of(&args.filter, &engine)?,
-            cursor: 0,
-            settler: Settler { engine: &engine, debug: context.globals.debug, trouble: None },
-            sink: &mut sink,
-        };
-        // What ended while nobody looked is of the past, also for those who want only what is new.
-        reader.settler.settle();
-        if !args.follow {
-            reader.read(now)?;
-            break;
+impl RunCommand for Events {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let now = gantry_engine::now();
+        let at = |text: &Option<String>| text.as_deref().map(|text| time::parse(text, now)).transpose();
+        let since = at(&self.since).map_err(Failure::usage)?;
+        let until = at(&self.until).map_err(Failure::usage)?;
+        if since.zip(until).is_some_and(|(since, until)| until < since) {
+            return Err(Failure::usage("--until lies before --since: nothing can be between them"));
         }
-        match reader.follow(now, cursor)? {
-            Followed::Over => break,
-            Followed::Replaced => cursor = Some(reader.cursor),
+        let mut sink = Sink::new(self);
+        let mut cursor = None;
+        // Once, but for one who follows: gantryd may put a restored database in the place of a damaged one.
+        loop {
+            let engine = context.open_to_read()?;
+            let mut reader = Reader {
+                engine: &engine,
+                query: EventQuery { since, until, ..EventQuery::default() },
+                filter: Filter::resolve(&self.filter, &engine)?,
+                cursor: 0,
+                reconciler: Reconciler { engine: &engine, debug: context.globals.debug, error: None },
+                sink: &mut sink,
+            };
+            // What ended while nobody looked is of the past, also for those who want only what is new.
+            reader.reconciler.reconcile();
+            if !self.follow {
+                reader.read(now)?;
+                break;
+            }
+            match reader.follow(now, cursor)? {
+                Followed::Over => break,
+                Followed::Replaced => cursor = Some(reader.cursor),
+            }
         }
+        sink.end().map_err(output)?;
+        Ok(exit::OK)
     }
-    sink.end().map_err(output)?;
-    Ok(exit::OK)
 }
 
 /// Why following has ended.
@@ -108,7 +111,7 @@ struct Reader<'a> {
     query: EventQuery,
     filter: Filter,
     cursor: u64,
-    settler: Settler<'a>,
+    reconciler: Reconciler<'a>,
     sink: &'a mut Sink,
 }
 
@@ -129,31 +132,31 @@ impl Reader<'_> {
         // Before the first look, so that nothing comes unnoticed in between.
         let mut commits = self.engine.commits().map_err(waiting())?;
         self.cursor = cursor.map_or_else(|| self.engine.events_start(&self.query, now), Ok)?;
-        let mut looked = Instant::now();
-        let mut looked_last = false;
+        let mut reconciled = Instant::now();
+        let mut reconciled_finally = false;
         loop {
             // First whether it is over, then what there was until then.
-            let left = self.query.until.map(|until| left(until, gantry_engine::now()));
+            let left = self.query.until.map(|until| time_left(until, gantry_engine::now()));
             let over = left.is_some_and(|left| left.is_zero());
-            let last_look = left.map(|left| left.saturating_sub(LAST_LOOK + COMMIT_TIMEOUT));
-            if last_look.is_some_and(|until| until.is_zero()) && !looked_last {
-                looked_last = true;
-                self.settler.settle();
+            let final_reconcile = left.map(|left| left.saturating_sub(FINAL_RECONCILE_LEAD + COMMIT_TIMEOUT));
+            if final_reconcile.is_some_and(|until| until.is_zero()) && !reconciled_finally {
+                reconciled_finally = true;
+                self.reconciler.reconcile();
             }
             self.drain(u64::MAX)?;
             if over {
                 return Ok(Followed::Over);
             }
-            let wait = if looked_last { left } else { last_look };
-            commits.wait(wait.unwrap_or(LOOK).min(LOOK)).map_err(waiting())?;
-            if looked.elapsed() >= LOOK {
-                looked = Instant::now();
+            let wait = if reconciled_finally { left } else { final_reconcile };
+            commits.wait(wait.unwrap_or(RECONCILE_INTERVAL).min(RECONCILE_INTERVAL)).map_err(waiting())?;
+            if reconciled.elapsed() >= RECONCILE_INTERVAL {
+                reconciled = Instant::now();
                 // Where that cannot be told, reading says why.
                 if self.engine.store().is_current().is_ok_and(|current| !current) {
                     return Ok(Followed::Replaced);
                 }
-                self.settler.settle();
-                if nobody_reads() {
+                self.reconciler.reconcile();
+                if stdout_has_no_reader() {
                     return Err(Failure::BrokenPipe);
                 }
             }
@@ -163,7 +166,7 @@ impl Reader<'_> {
     /// Shows all there is behind the cursor, up to this number.
     fn drain(&mut self, upto: u64) -> Result<(), Failure> {
         loop {
-            let page = self.engine.events_after(self.cursor, PAGE)?;
+            let page = self.engine.events_after(self.cursor, PAGE_SIZE)?;
             if let Some(gone) = page.trimmed {
                 self.sink.gap(gone).map_err(output)?;
             }
@@ -183,12 +186,12 @@ impl Reader<'_> {
 }
 
 /// How long until everything is committed that happens before this time.
-fn left(until: Timestamp, now: Timestamp) -> Duration {
+fn time_left(until: Timestamp, now: Timestamp) -> Duration {
     until.after(COMMIT_TIMEOUT).since(now)
 }
 
 /// Whether our standard output has no reader any more, which is else noticed only when something is written.
-fn nobody_reads() -> bool {
+fn stdout_has_no_reader() -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let stdout = rustix::stdio::stdout();
     let mut fds = [PollFd::from_borrowed_fd(stdout, PollFlags::empty())];
@@ -196,50 +199,50 @@ fn nobody_reads() -> bool {
 }
 
 /// Brings rows up to the facts where no gantryd does, so that what has happened is told.
-struct Settler<'a> {
+struct Reconciler<'a> {
     engine: &'a Engine,
     debug: bool,
     /// What was said the last time.
-    trouble: Option<String>,
+    error: Option<String>,
 }
 
-impl Settler<'_> {
+impl Reconciler<'_> {
     /// A pod that cannot be settled keeps nobody from seeing the history: it is said once.
-    fn settle(&mut self) {
-        let trouble = self.engine.list(&PodQuery::in_phases(&OPEN)).err().map(Failure::from);
-        let text = trouble.as_ref().and_then(|failure| failure.text(self.debug));
-        if let Some(failure) = trouble.filter(|_| text != self.trouble) {
+    fn reconcile(&mut self) {
+        let error = self.engine.list(&PodQuery::in_phases(&UNFINISHED_PHASES)).err().map(Failure::from);
+        let text = error.as_ref().and_then(|failure| failure.text(self.debug));
+        if let Some(failure) = error.filter(|_| text != self.error) {
             failure.print(self.debug);
         }
-        self.trouble = text;
+        self.error = text;
     }
 }
 
 /// An event as JSON. The names of the fields are a promise.
 #[derive(Serialize)]
-struct Document<'a> {
+struct EventJson<'a> {
     seq: u64,
     boot: &'a str,
-    time: At,
+    time: TimeJson,
     #[serde(rename = "type")]
     kind: &'static str,
     id: &'a str,
     name: &'a str,
-    data: Data<'a>,
+    data: EventDataJson<'a>,
     /// Events before this one are gone: the highest number of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     trimmed: Option<u64>,
 }
 
 /// The facts of an event, numbers as numbers: an exit code has the same type here as in `status -o json`.
-struct Data<'a>(&'a BTreeMap<String, String>);
+struct EventDataJson<'a>(&'a BTreeMap<String, String>);
 
 /// The facts that are numbers.
 const NUMBERS: [&str; 4] = ["exit_code", "attempt", "signal", "size"];
 /// Those that are true or false.
 const BOOLEANS: [&str; 2] = ["oom", "lost"];
 
-impl Serialize for Data<'_> {
+impl Serialize for EventDataJson<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeMap as _;
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
@@ -260,7 +263,7 @@ impl Serialize for Data<'_> {
 /// Where events go.
 struct Sink {
     out: BufWriter<io::StdoutLock<'static>>,
-    form: Form,
+    format: OutputFormat,
     /// Whether a header is still to be written.
     legend: bool,
     full: bool,
@@ -275,8 +278,8 @@ const HEADER: [&str; 5] = ["TIME", "TYPE", "ID", "NAME", "DATA"];
 impl Sink {
     fn new(args: &Events) -> Self {
         let out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
-        let legend = args.form == Form::Table && !args.no_legend;
-        Self { out, form: args.form, legend, full: args.full, live: args.follow, gap: None }
+        let legend = args.format == OutputFormat::Table && !args.no_legend;
+        Self { out, format: args.format, legend, full: args.full, live: args.follow, gap: None }
     }
 
     /// Events up to this number are gone, from where we are.
@@ -286,12 +289,12 @@ impl Sink {
         }
         self.gap = Some((gone, false));
         // In a table there is no place for it; with JSON the next event has it.
-        if self.form == Form::Table { self.tell_gap() } else { Ok(()) }
+        if self.format == OutputFormat::Table { self.report_gap() } else { Ok(()) }
     }
 
-    fn tell_gap(&mut self) -> io::Result<()> {
-        if let Some((gone, told @ false)) = &mut self.gap {
-            *told = true;
+    fn report_gap(&mut self) -> io::Result<()> {
+        if let Some((gone, reported @ false)) = &mut self.gap {
+            *reported = true;
             self.out.flush()?;
             writeln!(
                 io::stderr(),
@@ -303,18 +306,18 @@ impl Sink {
 
     fn show(&mut self, event: &Event) -> io::Result<()> {
         self.legend()?;
-        if self.form == Form::Table {
+        if self.format == OutputFormat::Table {
             return table::line(&mut self.out, &cells(event, self.full), &widths(self.full));
         }
-        let trimmed = self.gap.as_mut().filter(|(_, told)| !told).map(|(gone, told)| {
-            *told = true;
+        let trimmed = self.gap.as_mut().filter(|(_, reported)| !reported).map(|(gone, reported)| {
+            *reported = true;
             *gone
         });
         let NewEvent { kind, at, id, name, data } = &event.event;
-        let (seq, boot, time) = (event.seq, event.boot.as_str(), At(*at));
-        let document = Document { seq, boot, time, kind: kind.as_str(), id, name, data: Data(data), trimmed };
-        let form = if self.form == Form::JsonPretty { self.form } else { Form::JsonLines };
-        json::document(&mut self.out, form, &document)
+        let (seq, boot, time) = (event.seq, event.boot.as_str(), TimeJson(*at));
+        let document = EventJson { seq, boot, time, kind: kind.as_str(), id, name, data: EventDataJson(data), trimmed };
+        let format = if self.format == OutputFormat::JsonPretty { self.format } else { OutputFormat::JsonLines };
+        json::write_document(&mut self.out, format, &document)
     }
 
     fn legend(&mut self) -> io::Result<()> {
@@ -324,7 +327,7 @@ impl Sink {
     /// A header also when there was nothing; a gap that no event came to tell of.
     fn end(&mut self) -> io::Result<()> {
         self.legend()?;
-        self.tell_gap()?;
+        self.report_gap()?;
         self.out.flush()
     }
 }
@@ -390,16 +393,16 @@ mod tests {
     fn a_follower_waits_for_what_is_committed_a_little_later() {
         let at = |ms: i64| Timestamp(ms * 1_000_000);
         for (until, now, want) in [(1000, 400, 630), (1000, 1000, 30), (1000, 1030, 0), (1000, 9000, 0)] {
-            assert_eq!(left(at(until), at(now)), Duration::from_millis(want), "{until} {now}");
+            assert_eq!(time_left(at(until), at(now)), Duration::from_millis(want), "{until} {now}");
         }
-        assert!(!left(Timestamp(i64::MAX), at(0)).is_zero());
+        assert!(!time_left(Timestamp(i64::MAX), at(0)).is_zero());
     }
 
     #[test]
     fn facts_have_the_types_of_other_documents() {
         let data = [("exit_code", "137"), ("oom", "true"), ("reason", "1"), ("size", "big")];
         let event = event(EventKind::AppExited, POD, "a", &data);
-        let json = serde_json::to_string(&Data(&event.event.data)).unwrap();
+        let json = serde_json::to_string(&EventDataJson(&event.event.data)).unwrap();
         assert_eq!(json, r#"{"exit_code":137,"oom":true,"reason":"1","size":"big"}"#);
     }
 

@@ -1,54 +1,54 @@
 //! `gantry exec` and `gantry enter`.
 
-use std::io::Write as _;
 use std::os::fd::AsFd as _;
 
 use gantry_engine::{Engine, Exec as Process, ExecRequest, Stdio};
 use gantry_model::{AppName, ErrorKind, HowEnded, PodId};
 
+use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit;
-use crate::failure::{Failure, io};
+use crate::failure::{Failure, io, print_stderr};
 use crate::pods::OnePod;
-use crate::relay::{self, Flow, Over};
+use crate::relay::{self, Flow, RelayEvent};
 use crate::signals::{ENDING, Signals};
 use crate::terminal::{self, DetachKeys, RawMode};
 
 /// Arguments of `exec`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Exec {
-    /// Keep stdin open
+    /// Keep standard input open
     #[arg(short, long)]
     interactive: bool,
-    /// Give the program a terminal
+    /// Allocate a terminal
     #[arg(short, long)]
     tty: bool,
-    /// The app; needed when the pod has several
+    /// The app; required if the pod has several
     #[arg(long)]
     app: Option<AppName>,
-    /// User: name or number, with :GROUP if wanted
+    /// User name or id, optionally with :GROUP
     #[arg(short, long)]
     user: Option<String>,
-    /// Group: name or number
+    /// Group name or id
     #[arg(long)]
     group: Option<String>,
-    /// Working directory, absolute in the app
+    /// Working directory (absolute)
     #[arg(short, long, visible_alias = "working-dir", value_name = "DIR")]
     workdir: Option<String>,
-    /// A variable on top of the app's; NAME alone takes the caller's
+    /// Set an environment variable; NAME alone: to the caller's value
     #[arg(short, long, visible_alias = "environment", value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<Variable>,
-    /// Keys that leave the program to itself; empty: none
+    /// Key sequence to detach from the program; empty: none
     #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
     detach_keys: DetachKeys,
     #[command(flatten)]
     pod: OnePod,
-    /// Program and arguments; none: a shell, with a terminal when there is one here
+    /// Program and arguments [default: a shell]
     #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<String>,
 }
 
-/// One `--env`; `None`: the caller has no such variable.
+/// The value of `--env`. `None`: the caller has no such variable.
 type Variable = (String, Option<String>);
 
 fn variable(text: &str) -> Result<Variable, String> {
@@ -60,46 +60,48 @@ fn variable(text: &str) -> Result<Variable, String> {
     Ok((name.to_owned(), value))
 }
 
-/// Shells an image may have, best first; the last one's failure is the one that is told.
+/// Shells to try, in this order. If none exists, the error of the last one is reported.
 const SHELLS: [&str; 3] = ["/bin/bash", "/bin/ash", "/bin/sh"];
 
-/// Runs a program in an app and ends with its code.
-pub(crate) fn exec(context: &Context, args: Exec) -> Result<u8, Failure> {
-    let engine = context.open("exec")?;
-    let (id, first) = args.pod.id(&engine)?;
-    // With --latest and --uuid-file the first word belongs to the command.
-    let command: Vec<String> = first.map(str::to_owned).into_iter().chain(args.command).collect();
-    let shell = command.is_empty();
-    // Whoever enters wants to type.
-    let at_terminal = shell && rustix::termios::isatty(rustix::stdio::stdin());
-    let (tty, interactive) = (args.tty || at_terminal, args.interactive || shell);
-    let size = terminal::size();
-    let request = ExecRequest {
-        app: args.app,
-        argv: if shell { vec![SHELLS[0].to_owned()] } else { command },
-        env: args.env.into_iter().filter_map(|(name, value)| Some((name, value?))).collect(),
-        cwd: args.workdir,
-        user: args.user,
-        group: args.group,
-        terminal: tty.then(|| size.map_or((24, 80), |size| (size.ws_row, size.ws_col))),
-    };
-    let mut candidates: &[&str] = if shell { &SHELLS[1..] } else { &[] };
-    let mut request = request;
-    let keyboard = interactive.then_some(&args.detach_keys);
-    loop {
-        match once(&engine, id, request.clone(), keyboard) {
-            Err(failure) if failure.kind() == ErrorKind::CommandNotFound => {
-                let Some((next, rest)) = candidates.split_first() else { return Err(failure) };
-                request.argv = vec![(*next).to_owned()];
-                candidates = rest;
+/// Runs a program in an app and exits with its code.
+impl RunCommand for Exec {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open("exec")?;
+        let (id, first) = self.pod.id(&engine)?;
+        // With --latest and --uuid-file the first word belongs to the command.
+        let command: Vec<String> = first.map(str::to_owned).into_iter().chain(self.command.iter().cloned()).collect();
+        let shell = command.is_empty();
+        // A shell is interactive: give it a terminal if there is one here.
+        let at_terminal = shell && rustix::termios::isatty(rustix::stdio::stdin());
+        let (tty, interactive) = (self.tty || at_terminal, self.interactive || shell);
+        let size = terminal::size();
+        let request = ExecRequest {
+            app: self.app.clone(),
+            argv: if shell { vec![SHELLS[0].to_owned()] } else { command },
+            env: self.env.iter().cloned().filter_map(|(name, value)| Some((name, value?))).collect(),
+            cwd: self.workdir.clone(),
+            user: self.user.clone(),
+            group: self.group.clone(),
+            terminal: tty.then(|| size.map_or((24, 80), |size| (size.ws_row, size.ws_col))),
+        };
+        let mut candidates: &[&str] = if shell { &SHELLS[1..] } else { &[] };
+        let mut request = request;
+        let keyboard = interactive.then_some(&self.detach_keys);
+        loop {
+            match run_program(&engine, id, request.clone(), keyboard) {
+                Err(failure) if failure.kind() == ErrorKind::CommandNotFound => {
+                    let Some((next, rest)) = candidates.split_first() else { return Err(failure) };
+                    request.argv = vec![(*next).to_owned()];
+                    candidates = rest;
+                }
+                outcome => return outcome,
             }
-            outcome => return outcome,
         }
     }
 }
 
-/// Runs the program; `keyboard` is there if it takes input.
-fn once(engine: &Engine, id: PodId, request: ExecRequest, keyboard: Option<&DetachKeys>) -> Result<u8, Failure> {
+/// Runs the program; `keyboard` is set if it takes input.
+fn run_program(engine: &Engine, id: PodId, request: ExecRequest, keyboard: Option<&DetachKeys>) -> Result<u8, Failure> {
     if request.terminal.is_some() {
         let process = engine.exec(id, request, Stdio::Terminal)?;
         return with_terminal(process, id, keyboard);
@@ -109,7 +111,7 @@ fn once(engine: &Engine, id: PodId, request: ExecRequest, keyboard: Option<&Deta
     let process = engine.exec(id, request, stdio)?;
     let mut flows = interposed.flows;
     if !flows.is_empty() {
-        // Our being killed closes the connection, and the supervisor then kills the process: no signals to catch.
+        // No signals are caught: if this process is killed, the connection closes and the supervisor kills the program.
         relay::relay(&mut flows, process.as_fd(), None).map_err(io("pass on", "standard streams"))?;
     }
     ended(process)
@@ -119,8 +121,8 @@ fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>)
     let failed = || io("use", "the terminal of the program");
     let Some(master) = process.master.take() else { return ended(process) };
     relay::nonblocking(&master).map_err(failed())?;
-    let caught = ENDING.into_iter().chain([signal_hook::consts::SIGWINCH]);
-    let mut signals = Signals::catch(caught).map_err(failed())?;
+    let watched = ENDING.into_iter().chain([signal_hook::consts::SIGWINCH]);
+    let mut signals = Signals::catch(watched).map_err(failed())?;
     let raw = match keyboard {
         Some(_) => RawMode::enter().map_err(failed())?,
         None => RawMode::enter_output().map_err(failed())?,
@@ -133,17 +135,16 @@ fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>)
     }
     let code = loop {
         match relay::relay(&mut flows, process.as_fd(), Some(signals.as_fd())).map_err(failed())? {
-            Over::Ended => break ended(process)?,
-            Over::Detached => {
+            RelayEvent::Ended => break ended(process)?,
+            RelayEvent::Detached => {
                 process.detach(&master)?;
                 terminal::restore();
-                // Nowhere to tell that standard error is gone.
-                let _ = writeln!(std::io::stderr(), "gantry: detached from the program in pod {id}, which runs on");
+                print_stderr(&format!("gantry: detached from the program in pod {id}, which continues to run\n"));
                 break exit::OK;
             }
-            Over::Other => {
-                let came = signals.take();
-                if let Some(signal) = came.iter().find(|signal| ENDING.contains(signal)) {
+            RelayEvent::OtherReady => {
+                let caught = signals.pending();
+                if let Some(signal) = caught.iter().find(|signal| ENDING.contains(signal)) {
                     break exit::of_signal(*signal);
                 }
                 terminal::resize(&master);

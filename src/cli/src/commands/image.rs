@@ -1,4 +1,4 @@
-//! `gantry image` and its short spellings.
+//! `gantry image`, and its short forms `images` and `rmi`.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::time::Duration;
@@ -6,33 +6,34 @@ use std::time::Duration;
 use gantry_engine::{ImageGc, ImageRemoved, ImageRow, Swept};
 use gantry_model::{ImageRef, Timestamp};
 
+use crate::commands::RunCommand;
 use crate::context::{self, Context};
-use crate::exit::{self, Asking};
-use crate::failure::Failure;
+use crate::exit::{self, CommandKind};
+use crate::failure::{Failure, print_stderr};
 use crate::render::image::ImageListJson;
 use crate::render::json;
 use crate::render::table::Table;
-use crate::render::{Form, Output, escape, size, time};
+use crate::render::{Output, OutputFormat, escape, size, time};
 
-/// What can be done with images.
+/// The subcommands of `image`.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Image {
     /// List images
     #[command(visible_alias = "ls")]
     List(List),
-    /// Show what images say of themselves
+    /// Show the configuration of images
     Inspect(super::image_inspect::Inspect),
-    /// Show the steps that made an image
+    /// Show the build history of an image
     History(super::image_inspect::History),
-    /// Give an image further names
+    /// Add names to an image
     Tag(Tag),
-    /// Write images into an archive that docker, podman and gantry can load
+    /// Save images to an archive for docker, podman or gantry
     Save(super::image_archive::Save),
-    /// Read an image from an archive
+    /// Load an image from an archive
     Load(super::image_archive::Load),
     /// Remove images, or names of images
     Rm(Rm),
-    /// Remove images that have not been used for a while
+    /// Remove images that have not been used for some time
     Gc(Gc),
     /// Print an image's manifest
     CatManifest(CatManifest),
@@ -41,19 +42,22 @@ pub(crate) enum Image {
     Fetch(super::fetch::Fetch),
 }
 
-/// Does it.
-pub(crate) fn image(context: &Context, image: &Image) -> Result<u8, Failure> {
-    match image {
-        Image::List(args) => list(context, args),
-        Image::Inspect(args) => super::image_inspect::inspect(context, args),
-        Image::History(args) => super::image_inspect::history(context, args),
-        Image::Tag(args) => tag(context, args),
-        Image::Save(args) => super::image_archive::save(context, args),
-        Image::Load(args) => super::image_archive::load(context, args),
-        Image::Rm(args) => rm(context, args),
-        Image::Gc(args) => gc(context, args),
-        Image::CatManifest(args) => cat_manifest(context, args),
-        Image::Fetch(args) => super::fetch::fetch(context, args),
+impl RunCommand for Image {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        match self {
+            Self::List(args) => args.run(context),
+            Self::Inspect(args) => args.run(context),
+            Self::History(args) => args.run(context),
+            Self::Tag(args) => args.run(context),
+            Self::Save(args) => args.run(context),
+            Self::Load(args) => args.run(context),
+            Self::Rm(args) => args.run(context),
+            Self::Gc(args) => args.run(context),
+            Self::CatManifest(args) => args.run(context),
+            Self::Fetch(args) => args.run(context),
+        }
     }
 }
 
@@ -65,30 +69,36 @@ pub(crate) struct List {
 }
 
 /// Lists images.
-pub(crate) fn list(context: &Context, args: &List) -> Result<u8, Failure> {
-    let engine = context.look()?;
-    let images = engine.image_list()?;
-    let sizes = engine.image_disk_sizes(&images)?;
-    let with_sizes = || images.iter().map(|row| (row, sizes.get(&row.id).copied().unwrap_or_default()));
-    // A line that is cut is for eyes alone.
-    let width =
-        std::io::stdout().is_terminal().then(crate::terminal::size).flatten().map(|size| usize::from(size.ws_col));
-    json::to_stdout(|out| match args.output.form {
-        _ if args.output.quiet => {
-            images.iter().try_for_each(|row| writeln!(out, "{}", shown_id(row, args.output.full)))
-        }
-        Form::Table => table(out, with_sizes(), &args.output, width, gantry_engine::now()),
-        form => json::items(out, form, with_sizes().map(|(row, size)| ImageListJson::from_row(row, size))),
-    })?;
-    Ok(exit::OK)
+impl RunCommand for List {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open_to_read()?;
+        let images = engine.image_list()?;
+        let sizes = engine.image_disk_sizes(&images)?;
+        let with_sizes = || images.iter().map(|row| (row, sizes.get(&row.id).copied().unwrap_or_default()));
+        // Lines are truncated only on a terminal.
+        let width =
+            std::io::stdout().is_terminal().then(crate::terminal::size).flatten().map(|size| usize::from(size.ws_col));
+        json::to_stdout(|out| match self.output.format {
+            _ if self.output.quiet => {
+                images.iter().try_for_each(|row| writeln!(out, "{}", shown_id(row, self.output.full)))
+            }
+            OutputFormat::Table => table(out, with_sizes(), &self.output, width, gantry_engine::now()),
+            format => {
+                json::write_items(out, format, with_sizes().map(|(row, size)| ImageListJson::from_row(row, size)))
+            }
+        })?;
+        Ok(exit::OK)
+    }
 }
 
-/// The beginning of an id that still is an image reference.
+/// The id, shortened so that it is still a valid image reference.
 fn shown_id(row: &ImageRow, full: bool) -> String {
     if full { row.id.to_string() } else { row.id.short().to_owned() }
 }
 
-/// A name as it is shown: its digest cut to the digits that ids are shown with.
+/// The name as the table shows it: a digest is shortened as ids are.
 fn shown_name(name: &str, full: bool) -> String {
     match name.split_once('@') {
         Some((repository, digest)) if !full => match digest.parse::<gantry_model::Digest>() {
@@ -99,8 +109,8 @@ fn shown_name(name: &str, full: bool) -> String {
     }
 }
 
-/// Cuts a name at its beginning, so that the repository's last part and the tag stay.
-fn cut_name(name: String, most: usize) -> String {
+/// Truncates a name at its beginning, which keeps the end of the repository and the tag.
+fn truncate_name(name: String, most: usize) -> String {
     let length = name.chars().count();
     if length <= most {
         return name;
@@ -108,7 +118,7 @@ fn cut_name(name: String, most: usize) -> String {
     std::iter::once('…').chain(name.chars().skip(length - most.saturating_sub(1))).collect()
 }
 
-/// One line per name; an image without one has one line all the same.
+/// One line per name, and one for an image without names.
 fn table<'a>(
     out: &mut dyn Write,
     images: impl Iterator<Item = (&'a ImageRow, u64)>,
@@ -116,9 +126,9 @@ fn table<'a>(
     width: Option<usize>,
     now: Timestamp,
 ) -> io::Result<()> {
-    /// What the other columns take at most, with the spaces between.
+    /// The maximum width of the other columns, including the spaces between.
     const OTHERS: usize = 12 + 9 + 14 + 14 + 8;
-    /// Fewer characters tell no names apart.
+    /// The minimum width of the name column.
     const MIN_NAME: usize = 16;
     let most = width.filter(|_| !output.full).map_or(usize::MAX, |width| width.saturating_sub(OTHERS).max(MIN_NAME));
 
@@ -130,7 +140,7 @@ fn table<'a>(
         for name in names {
             table.row([
                 shown_id(row, output.full),
-                cut_name(shown_name(name, output.full), most),
+                truncate_name(shown_name(name, output.full), most),
                 if output.full { disk_size.to_string() } else { size::human(disk_size) },
                 shown_time(row.imported),
                 shown_time(row.last_used),
@@ -146,7 +156,7 @@ pub(crate) struct Rm {
     /// Names or ids of images
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<String>,
-    /// Remove all names of an image that is named by its id, and pods that have ended and use it
+    /// For an image given by its id: also remove its names, and exited pods that use it
     #[arg(short, long)]
     force: bool,
 }
@@ -157,54 +167,61 @@ pub(crate) struct Tag {
     /// Name or id of an image
     #[arg(value_name = "IMAGE")]
     image: String,
-    /// Names to give it, such as registry.example/app:2 or app:2
+    /// Names to add, such as registry.example/app:2 or app:2
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
 }
 
-/// Gives an image further names.
-pub(crate) fn tag(context: &Context, args: &Tag) -> Result<u8, Failure> {
-    let engine = context.open("image tag")?;
-    let image: ImageRef = args.image.parse()?;
-    Ok(context::each(&args.names, context.globals.debug, Asking::Action, &mut |target| {
-        let (name, before) = engine.image_tag(&image, target)?;
-        if let Some(before) = before {
-            // Nowhere to tell that standard error is gone.
-            let _ = writeln!(io::stderr(), "{} belonged to image {} until now", escape::text(&name), before.short());
-        }
-        json::to_stdout(|out| writeln!(out, "{}", escape::text(&name)))?;
-        Ok(exit::OK)
-    }))
+/// Adds names to an image.
+impl RunCommand for Tag {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open("image tag")?;
+        let image: ImageRef = self.image.parse()?;
+        Ok(context::for_each(&self.names, context.globals.debug, CommandKind::Action, &mut |target| {
+            let (name, before) = engine.image_tag(&image, target)?;
+            if let Some(before) = before {
+                print_stderr(&format!("{} was moved from image {}\n", escape::text(&name), before.short()));
+            }
+            json::to_stdout(|out| writeln!(out, "{}", escape::text(&name)))?;
+            Ok(exit::OK)
+        }))
+    }
 }
 
-/// Removes images; one that a pod needs is never removed.
-pub(crate) fn rm(context: &Context, args: &Rm) -> Result<u8, Failure> {
-    let engine = context.open("image rm")?;
-    Ok(context::each(&args.images, context.globals.debug, Asking::Existence, &mut |image| {
-        let reference: ImageRef = image.parse()?;
-        let removed = engine.image_rm(&reference, args.force)?;
-        json::to_stdout(|out| removal(out, &removed))?;
-        Ok(exit::OK)
-    }))
+/// Removes images. Images in use by pods stay.
+impl RunCommand for Rm {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open("image rm")?;
+        Ok(context::for_each(&self.images, context.globals.debug, CommandKind::Query, &mut |image| {
+            let reference: ImageRef = image.parse()?;
+            let removed = engine.image_rm(&reference, self.force)?;
+            json::to_stdout(|out| write_removed(out, &removed))?;
+            Ok(exit::OK)
+        }))
+    }
 }
 
 /// Arguments of `image gc`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Gc {
-    /// How long an image may go unused
-    #[arg(long, value_parser = super::stop::seconds, default_value = "24h", value_name = "DURATION")]
+    /// Minimum time since the last use of an image
+    #[arg(long, value_parser = super::stop::parse_duration, default_value = "24h", value_name = "DURATION")]
     grace_period: Duration,
-    /// Change nothing, say what would be done
+    /// Show what would be removed; remove nothing
     #[arg(long)]
     dry_run: bool,
 }
 
-/// Removes images that have not been used for a while and that no pod needs.
-pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
-    let engine = context.open("image gc")?;
-    let report = engine.image_gc(args.grace_period, args.dry_run)?;
-    json::to_stdout(|out| collected(out, &report, args.dry_run))?;
-    Ok(exit::OK)
+/// Removes images that no pod uses and that have not been used for some time.
+impl RunCommand for Gc {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open("image gc")?;
+        let report = engine.image_gc(self.grace_period, self.dry_run)?;
+        json::to_stdout(|out| write_collected(out, &report, self.dry_run))?;
+        Ok(exit::OK)
+    }
 }
 
 /// Arguments of `image cat-manifest`.
@@ -213,25 +230,29 @@ pub(crate) struct CatManifest {
     /// Name or id of an image
     #[arg(value_name = "IMAGE")]
     image: String,
-    /// Indent it
+    /// Indent the output
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pretty_print: bool,
-    /// In the form of appc, as rkt's clients read it from gantryd
+    /// Print an appc manifest, as gantryd's rkt API returns it
     #[arg(long)]
     appc: bool,
 }
 
 /// Prints an image's manifest.
-fn cat_manifest(context: &Context, args: &CatManifest) -> Result<u8, Failure> {
-    let reference: ImageRef = args.image.parse()?;
-    let engine = context.look()?;
-    let document =
-        if args.appc { engine.image_appc_manifest(&reference)? } else { engine.image_manifest(&reference)? };
-    json::to_stdout(|out| json::document(out, super::inspect::form(args.pretty_print), &document))?;
-    Ok(exit::OK)
+impl RunCommand for CatManifest {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let reference: ImageRef = self.image.parse()?;
+        let engine = context.open_to_read()?;
+        let document =
+            if self.appc { engine.image_appc_manifest(&reference)? } else { engine.image_manifest(&reference)? };
+        json::to_stdout(|out| json::write_document(out, super::inspect::json_format(self.pretty_print), &document))?;
+        Ok(exit::OK)
+    }
 }
 
-fn removal(out: &mut dyn Write, removed: &ImageRemoved) -> io::Result<()> {
+fn write_removed(out: &mut dyn Write, removed: &ImageRemoved) -> io::Result<()> {
     for pod in &removed.pods {
         writeln!(out, "removed pod {pod}")?;
     }
@@ -241,18 +262,18 @@ fn removal(out: &mut dyn Write, removed: &ImageRemoved) -> io::Result<()> {
     if removed.untagged.is_empty() {
         writeln!(out, "removed {}", removed.image.id)?;
     }
-    freed(out, &removed.swept)
+    write_freed(out, &removed.swept)
 }
 
-fn collected(out: &mut dyn Write, report: &ImageGc, dry_run: bool) -> io::Result<()> {
+fn write_collected(out: &mut dyn Write, report: &ImageGc, dry_run: bool) -> io::Result<()> {
     for row in &report.removed {
         let name = row.names.first().map(|name| format!(" ({})", escape::text(name))).unwrap_or_default();
         writeln!(out, "{} {}{name}", if dry_run { "would remove" } else { "removed" }, row.id)?;
     }
-    freed(out, &report.swept)
+    write_freed(out, &report.swept)
 }
 
-fn freed(out: &mut dyn Write, swept: &Swept) -> io::Result<()> {
+fn write_freed(out: &mut dyn Write, swept: &Swept) -> io::Result<()> {
     if swept.layers == 0 && swept.bytes == 0 {
         return Ok(());
     }
@@ -266,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_terminal_of_80_columns_is_enough() {
-        let output = Output { form: Form::Table, no_legend: false, full: false, quiet: false };
+        let output = Output { format: OutputFormat::Table, no_legend: false, full: false, quiet: false };
         let digest = format!("registry.example:5000/team/product@sha256:{}", "cd".repeat(32));
         let images = [row(&["registry.example:5000/a/rather/long/name/of/an/image:v1.2.3", &digest])];
         let mut out = Vec::new();
@@ -293,7 +314,7 @@ mod tests {
 
     #[test]
     fn images_as_a_table_and_as_json() {
-        let output = Output { form: Form::Table, no_legend: false, full: false, quiet: false };
+        let output = Output { format: OutputFormat::Table, no_legend: false, full: false, quiet: false };
         let mut out = Vec::new();
         let images = [row(&["docker.io/library/alpine:3", "x\n:1"]), row(&[])];
         let sized = || images.iter().map(|row| (row, 5 << 20));

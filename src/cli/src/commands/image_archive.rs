@@ -1,4 +1,4 @@
-//! `gantry image save` and `gantry image load`: images to and from archives.
+//! `gantry image save` and `gantry image load`.
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Write};
@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use gantry_engine::{ArchiveFormat, Engine};
 use gantry_model::ImageRef;
 
+use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit;
 use crate::failure::{self, Failure};
-use crate::progress::Shown;
+use crate::progress::ProgressDisplay;
 use crate::render::json;
 
 /// Arguments of `image save`.
@@ -19,18 +20,18 @@ pub(crate) struct Save {
     /// Names or ids of images
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<String>,
-    /// File to write; standard output without it
+    /// File to write [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Kind of archive
-    #[arg(long, value_enum, default_value_t, value_name = "KIND")]
+    /// Archive format
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     format: SaveFormat,
 }
 
-/// The kinds of archives that can be written.
+/// The formats of archives.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum SaveFormat {
-    /// What docker save writes
+    /// The format of docker save
     #[default]
     #[value(alias = "docker")]
     DockerArchive,
@@ -42,37 +43,39 @@ pub(crate) enum SaveFormat {
 /// Arguments of `image load`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Load {
-    /// Archive to read; standard input without it
+    /// Archive to read [default: standard input]
     #[arg(short, long, value_name = "FILE")]
     input: Option<PathBuf>,
-    /// Let the archive take names that belong to other images in the store
+    /// Let the archive take over names of other images in the store
     #[arg(short, long)]
     force: bool,
-    /// Show no progress
+    /// Suppress progress output
     #[arg(short, long)]
     quiet: bool,
 }
 
-/// Writes images into an archive.
-pub(crate) fn save(context: &Context, args: &Save) -> Result<u8, Failure> {
-    let references: Vec<ImageRef> = args.images.iter().map(|image| image.parse()).collect::<Result<_, _>>()?;
-    if args.output.is_none() && io::stdout().is_terminal() {
-        return Err(Failure::usage("an archive is not for a terminal: write it to a file with --output, or pipe it"));
-    }
-    let engine = context.open("image save")?;
-    let format = match args.format {
-        SaveFormat::DockerArchive => ArchiveFormat::Docker,
-        SaveFormat::OciArchive => ArchiveFormat::Oci,
-    };
-    match &args.output {
-        Some(path) => save_to_file(&engine, &references, format, path)?,
-        None => {
-            let mut out = io::BufWriter::with_capacity(1 << 20, io::stdout().lock());
-            let saved = engine.image_save(&references, format, &mut out);
-            saved.map_err(of_stdout)?;
+/// Saves images to an archive.
+impl RunCommand for Save {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let references: Vec<ImageRef> = self.images.iter().map(|image| image.parse()).collect::<Result<_, _>>()?;
+        if self.output.is_none() && io::stdout().is_terminal() {
+            return Err(Failure::usage("refusing to write an archive to a terminal: use --output or a pipe"));
         }
+        let engine = context.open("image save")?;
+        let format = match self.format {
+            SaveFormat::DockerArchive => ArchiveFormat::Docker,
+            SaveFormat::OciArchive => ArchiveFormat::Oci,
+        };
+        match &self.output {
+            Some(path) => save_to_file(&engine, &references, format, path)?,
+            None => {
+                let mut out = io::BufWriter::with_capacity(1 << 20, io::stdout().lock());
+                let saved = engine.image_save(&references, format, &mut out);
+                saved.map_err(of_stdout)?;
+            }
+        }
+        Ok(exit::OK)
     }
-    Ok(exit::OK)
 }
 
 /// Converts an error of writing to standard output; a closed pipe is reported as for all other output.
@@ -100,23 +103,25 @@ fn save_to_file(engine: &Engine, references: &[ImageRef], format: ArchiveFormat,
         std::fs::rename(&temporary, path).map_err(failed())
     });
     if saved.is_err() {
-        // Report the first failure.
-        let _ = std::fs::remove_file(&temporary);
+        // The first failure is the one to report.
+        let _left_behind = std::fs::remove_file(&temporary);
     }
     saved
 }
 
 /// Imports an archive into the store: docker's spelling of `gantry fetch` for archives.
-pub(crate) fn load(context: &Context, args: &Load) -> Result<u8, Failure> {
-    let reference = args.input.as_ref().map_or(ImageRef::Stdin, |path| ImageRef::Path(path.clone()));
-    if reference == ImageRef::Stdin && io::stdin().is_terminal() {
-        return Err(Failure::usage("standard input is a terminal: name the archive with --input"));
+impl RunCommand for Load {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let reference = self.input.as_ref().map_or(ImageRef::Stdin, |path| ImageRef::Path(path.clone()));
+        if reference == ImageRef::Stdin && io::stdin().is_terminal() {
+            return Err(Failure::usage("standard input is a terminal: name the archive with --input"));
+        }
+        let engine = context.open_for_fetch("image load", |config| config.take_names = self.force)?;
+        let progress = ProgressDisplay::new(context.globals.progress, self.quiet);
+        let mut stdin = io::stdin();
+        let input = (reference == ImageRef::Stdin).then_some(&mut stdin as &mut dyn io::Read);
+        let fetched = engine.fetch(&reference, gantry_engine::PullPolicy::New, input, &progress)?;
+        json::to_stdout(|out| writeln!(out, "{}", fetched.image.id))?;
+        Ok(exit::OK)
     }
-    let engine = context.open_for_fetch("image load", |config| config.take_names = args.force)?;
-    let progress = Shown::new(context.globals.progress, args.quiet);
-    let mut stdin = io::stdin();
-    let input = (reference == ImageRef::Stdin).then_some(&mut stdin as &mut dyn io::Read);
-    let fetched = engine.fetch(&reference, gantry_engine::PullPolicy::New, input, &progress)?;
-    json::to_stdout(|out| writeln!(out, "{}", fetched.image.id))?;
-    Ok(exit::OK)
 }

@@ -5,13 +5,14 @@ use std::io::{self, Write};
 use gantry_engine::{HistoryStep, ImageDetails};
 use gantry_model::{ImageRef, Timestamp};
 
+use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit;
+use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::render::image::{HistoryStepJson, ImageInspectJson, disk_size};
 use crate::render::json;
 use crate::render::table::Table;
-use crate::render::{Form, Output, escape, size, time};
+use crate::render::{Output, OutputFormat, escape, size, time};
 
 /// Arguments of `image inspect`.
 #[derive(Debug, clap::Args)]
@@ -19,9 +20,9 @@ pub(crate) struct Inspect {
     /// Names or ids of images
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<String>,
-    /// Form of the answer
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
-    form: Form,
+    /// Output format
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    format: OutputFormat,
 }
 
 /// Arguments of `image history`.
@@ -34,23 +35,27 @@ pub(crate) struct History {
     output: Output,
 }
 
-/// Shows images: as lines of KEY=VALUE, or as a JSON array.
-pub(crate) fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
-    let engine = context.look()?;
-    let mut found = Vec::new();
-    for text in &args.images {
-        found.push(engine.image_inspect(&text.parse::<ImageRef>()?)?);
+/// Shows images, as KEY=VALUE lines or as a JSON array.
+impl RunCommand for Inspect {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open_to_read()?;
+        let mut found = Vec::new();
+        for text in &self.images {
+            found.push(engine.image_inspect(&text.parse::<ImageRef>()?)?);
+        }
+        json::to_stdout(|out| match self.format {
+            OutputFormat::Table => found.iter().enumerate().try_for_each(|(i, image)| {
+                if i > 0 {
+                    writeln!(out)?;
+                }
+                lines(out, image)
+            }),
+            format => json::write_items(out, format, found.iter().map(ImageInspectJson::from)),
+        })?;
+        Ok(exit::OK)
     }
-    json::to_stdout(|out| match args.form {
-        Form::Table => found.iter().enumerate().try_for_each(|(i, image)| {
-            if i > 0 {
-                writeln!(out)?;
-            }
-            lines(out, image)
-        }),
-        form => json::items(out, form, found.iter().map(ImageInspectJson::from)),
-    })?;
-    Ok(exit::OK)
 }
 
 fn lines(out: &mut dyn Write, image: &ImageDetails) -> io::Result<()> {
@@ -81,18 +86,22 @@ fn lines(out: &mut dyn Write, image: &ImageDetails) -> io::Result<()> {
     image.layers.iter().try_for_each(|layer| line("layer", &format!("{},{}", layer.diff_id, size::human(layer.size))))
 }
 
-/// Shows the steps that made an image, the newest first.
-pub(crate) fn history(context: &Context, args: &History) -> Result<u8, Failure> {
-    let image = context.look()?.image_inspect(&args.image.parse::<ImageRef>()?)?;
-    let steps = || image.history.iter().rev();
-    json::to_stdout(|out| match args.output.form {
-        _ if args.output.quiet => {
-            steps().filter_map(|step| step.layer.as_ref()).try_for_each(|layer| writeln!(out, "{}", layer.diff_id))
-        }
-        Form::Table => table(out, steps(), &args.output, gantry_engine::now()),
-        form => json::items(out, form, steps().map(HistoryStepJson::from)),
-    })?;
-    Ok(exit::OK)
+/// Shows the build history of an image, newest step first.
+impl RunCommand for History {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let image = context.open_to_read()?.image_inspect(&self.image.parse::<ImageRef>()?)?;
+        let steps = || image.history.iter().rev();
+        json::to_stdout(|out| match self.output.format {
+            _ if self.output.quiet => {
+                steps().filter_map(|step| step.layer.as_ref()).try_for_each(|layer| writeln!(out, "{}", layer.diff_id))
+            }
+            OutputFormat::Table => table(out, steps(), &self.output, gantry_engine::now()),
+            format => json::write_items(out, format, steps().map(HistoryStepJson::from)),
+        })?;
+        Ok(exit::OK)
+    }
 }
 
 fn table<'a>(
@@ -101,7 +110,7 @@ fn table<'a>(
     output: &Output,
     now: Timestamp,
 ) -> io::Result<()> {
-    /// Longer commands are cut, as docker does.
+    /// Longer commands are truncated, as docker does.
     const MAX_COMMAND: usize = 40;
     let mut table = Table::new(&["LAYER", "CREATED", "SIZE", "CREATED BY"]);
     for step in steps {

@@ -4,12 +4,13 @@ use gantry_engine::PodRow;
 use gantry_model::PodNetwork;
 use serde::Serialize;
 
+use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit;
+use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::pods::Pods;
-use crate::render::pod::Document;
-use crate::render::{Form, Indented, json};
+use crate::render::pod::PodJson;
+use crate::render::{Indented, OutputFormat, json};
 
 /// Arguments of `inspect`.
 #[derive(Debug, clap::Args)]
@@ -20,36 +21,41 @@ pub(crate) struct Inspect {
     output: Indented,
 }
 
-/// What is known of a pod, before it is written.
-struct Found {
+/// A pod, read from the store.
+struct InspectedPod {
     row: PodRow,
     networks: Vec<PodNetwork>,
     more: serde_json::Value,
 }
 
-/// The fields of `status -o json`, and the engine's beside them.
+/// The fields of `status -o json` and those of [`gantry_engine::Engine::inspect`].
 #[derive(Serialize)]
-struct Whole<'a> {
+struct InspectJson<'a> {
     #[serde(flatten)]
-    pod: Document<'a>,
+    pod: PodJson<'a>,
     #[serde(flatten)]
     more: &'a serde_json::Value,
 }
 
-/// Prints all that is known of pods: a document, or an array of them where several are named.
-pub(crate) fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
-    let engine = context.look()?;
-    let mut found = Vec::new();
-    let worst = args.pods.each(&engine, context.globals.debug, |id| {
-        let row = engine.status(id)?.row;
-        let networks = row.networks.read()?;
-        found.push(Found { networks, more: engine.inspect(id)?, row });
-        Ok(exit::OK)
-    })?;
-    let whole =
-        found.iter().map(|found| Whole { pod: Document::spread(&found.row, &found.networks), more: &found.more });
-    json::to_stdout(|out| json::one_or_several(out, args.output.form, args.pods.are_several(), whole))?;
-    Ok(worst)
+/// Prints the complete record of a pod as a JSON document; of several pods as an array.
+impl RunCommand for Inspect {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open_to_read()?;
+        let mut found = Vec::new();
+        let worst = self.pods.for_each(&engine, context.globals.debug, |id| {
+            let row = engine.status(id)?.row;
+            let networks = row.networks.read()?;
+            found.push(InspectedPod { networks, more: engine.inspect(id)?, row });
+            Ok(exit::OK)
+        })?;
+        let whole = found
+            .iter()
+            .map(|found| InspectJson { pod: PodJson::with_networks(&found.row, &found.networks), more: &found.more });
+        json::to_stdout(|out| json::write_one_or_several(out, self.output.format, self.pods.are_several(), whole))?;
+        Ok(worst)
+    }
 }
 
 /// Arguments of `cat-manifest`.
@@ -57,27 +63,33 @@ pub(crate) fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> 
 pub(crate) struct CatManifest {
     #[command(flatten)]
     pods: Pods,
-    /// Indent it
+    /// Indent the output
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pretty_print: bool,
-    /// In the form of appc, as rkt's clients read it from gantryd
+    /// Print an appc manifest, as gantryd's rkt API returns it
     #[arg(long)]
     appc: bool,
 }
 
-/// Prints pods' manifests: what `--pod-manifest` takes.
-pub(crate) fn cat_manifest(context: &Context, args: &CatManifest) -> Result<u8, Failure> {
-    let engine = context.look()?;
-    let mut manifests = Vec::new();
-    let worst = args.pods.each(&engine, context.globals.debug, |id| {
-        manifests.push(if args.appc { engine.appc_manifest(id)? } else { engine.manifest(id)? });
-        Ok(exit::OK)
-    })?;
-    json::to_stdout(|out| json::one_or_several(out, form(args.pretty_print), args.pods.are_several(), &manifests))?;
-    Ok(worst)
+/// Prints the manifests of pods, in the format that `--pod-manifest` reads.
+impl RunCommand for CatManifest {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open_to_read()?;
+        let mut manifests = Vec::new();
+        let worst = self.pods.for_each(&engine, context.globals.debug, |id| {
+            manifests.push(if self.appc { engine.appc_manifest(id)? } else { engine.manifest(id)? });
+            Ok(exit::OK)
+        })?;
+        json::to_stdout(|out| {
+            json::write_one_or_several(out, json_format(self.pretty_print), self.pods.are_several(), &manifests)
+        })?;
+        Ok(worst)
+    }
 }
 
-/// The form of one document.
-pub(crate) fn form(pretty: bool) -> Form {
-    if pretty { Form::JsonPretty } else { Form::Json }
+/// The JSON format with or without indentation.
+pub(crate) fn json_format(pretty: bool) -> OutputFormat {
+    if pretty { OutputFormat::JsonPretty } else { OutputFormat::Json }
 }

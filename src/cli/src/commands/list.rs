@@ -7,71 +7,70 @@ use gantry_engine::{Engine, PodRow, PodView};
 use gantry_model::query::PodQuery;
 use gantry_model::{AppName, AppState, Digest, ImageId, Timestamp};
 
+use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit;
+use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::pod_filter::{self, Condition, phase};
 use crate::render::network::{self, Families};
-use crate::render::pod::{self, Document};
+use crate::render::pod::{self, PodJson};
 use crate::render::table::{Table, terminal_width};
-use crate::render::template::{Item, Template};
-use crate::render::{Form, json, time};
+use crate::render::template::{Template, TemplateItem};
+use crate::render::{OutputFormat, json, time};
 
 /// Arguments of `list`.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Filters of one key are alternatives, those of several keys all have to hold, and so do all labels. Keys: \
+#[command(after_help = "Values of one key are alternatives; all keys, and all labels, must match. Keys: \
     state=PHASE, name= (of an app or host), app=, label=NAME[=VALUE], image= (name or id), exited=CODE, network=, id=.\n\n\
     Fields of templates: .ID, .FullID, .Names, .Images, .ImageID, .State, .Status (of each app), .ExitCode, .Created, \
-    .CreatedAt, .Started, .StartedAt, .Ended, .Networks, .Ports, .Labels, .Hostname, .Pid; {{json .}} is all of a pod. \
-    \\t and \\n are a tab and a newline."
-)]
+    .CreatedAt, .Started, .StartedAt, .Ended, .Networks, .Ports, .Labels, .Hostname, .Pid; {{json .}} is the whole pod. \
+    \\t and \\n are a tab and a newline.")]
 pub(crate) struct List {
-    /// Form of the answer
-    #[arg(short = 'o', long = "output", value_enum, value_name = "FORM", conflicts_with = "format")]
-    form: Option<Form>,
-    /// A template such as '{{.ID}} {{.Names}}', one line for each pod; or a form of the answer
-    #[arg(long, value_parser = format, value_name = "TEMPLATE")]
+    /// Output format
+    #[arg(short = 'o', long = "output", value_enum, value_name = "FORMAT", conflicts_with = "format")]
+    output: Option<OutputFormat>,
+    /// A template such as '{{.ID}} {{.Names}}', printed once per pod; or an output format
+    #[arg(long, value_parser = parse_format, value_name = "TEMPLATE")]
     format: Option<Format>,
-    /// No header line
+    /// Omit the header line
     #[arg(long, alias = "no-headers", alias = "noheading")]
     no_legend: bool,
-    /// Whole ids and names, absolute times, image ids and labels
+    /// Full ids and names, absolute times, image ids and labels
     #[arg(long, visible_alias = "no-trunc")]
     full: bool,
-    /// Ids only
+    /// Print ids only
     #[arg(short, long)]
     quiet: bool,
     /// Only pods in these phases: embryo, preparing, aborted-prepare, prepared, running, exited, garbage, deleting
     #[arg(long, alias = "state", value_delimiter = ',', value_parser = phase, value_name = "PHASE,…")]
     phase: Vec<&'static str>,
-    /// Only pods that have an app of this name
+    /// Only pods with an app of this name
     #[arg(long, value_name = "NAME")]
     app: Option<AppName>,
-    /// Only pods that fit: state=, name=, app=, label=, image=, exited=, network= or id=
+    /// Only pods that match: state=, name=, app=, label=, image=, exited=, network= or id=
     #[arg(short = 'f', long, value_parser = pod_filter::parse, value_name = "KEY=VALUE")]
     filter: Vec<Condition>,
-    /// In which order; pods that are equal in it, newest first
+    /// Sort key; equal pods newest first
     #[arg(long, value_enum, default_value_t, value_name = "KEY")]
     sort: Sort,
-    /// Only so many of the newest pods
+    /// Only the N newest pods
     #[arg(short = 'n', long, value_name = "N")]
     last: Option<usize>,
     /// Only the newest pod
     #[arg(short, long, conflicts_with = "last")]
     latest: bool,
-    /// Changes nothing: all pods are listed, as with 'ps -a' of docker
+    /// No effect, accepted for docker's 'ps -a': all pods are always listed
     #[arg(long, short)]
     all: bool,
 }
 
-/// What pods are ordered by.
+/// Sort keys.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Sort {
     /// Newest first
     #[default]
     Created,
-    /// Started last first; those that were not at the end
+    /// Last started first, pods that were never started last
     Started,
     /// By id
     Id,
@@ -85,24 +84,24 @@ enum Sort {
     State,
 }
 
-/// What `--format` takes.
+/// The value of `--format`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Format {
-    Form(Form),
+    Named(OutputFormat),
     Template(Template),
 }
 
-fn format(text: &str) -> Result<Format, String> {
-    if let Ok(form) = <Form as clap::ValueEnum>::from_str(text, false) {
-        return Ok(Format::Form(form));
+fn parse_format(text: &str) -> Result<Format, String> {
+    if let Ok(output) = <OutputFormat as clap::ValueEnum>::from_str(text, false) {
+        return Ok(Format::Named(output));
     }
     if text.starts_with("table ") {
-        return Err("templates of tables are not supported: leave 'table' out".to_owned());
+        return Err("table templates are not supported: omit 'table'".to_owned());
     }
     if !text.contains("{{") {
-        let forms = "table, json or json-lines";
+        let names = "table, json or json-lines";
         return Err(format!(
-            "'{}' is neither a form ({forms}) nor a template with {{{{.Field}}}}",
+            "'{}' is neither an output format ({names}) nor a template with {{{{.Field}}}}",
             gantry_model::id::shown(text)
         ));
     }
@@ -110,44 +109,48 @@ fn format(text: &str) -> Result<Format, String> {
 }
 
 /// Lists pods.
-pub(crate) fn list(context: &Context, args: &List) -> Result<u8, Failure> {
-    let engine = context.look()?;
-    let mut pods = chosen(&engine, args)?;
-    order(&mut pods, args.sort);
-    let rows = || pods.iter().map(|pod| &pod.row);
-    let form = match &args.format {
-        Some(Format::Form(form)) => *form,
-        _ => args.form.unwrap_or_default(),
-    };
-    match (&args.format, form) {
-        _ if args.quiet => {
-            json::to_stdout(|out| rows().try_for_each(|row| writeln!(out, "{}", shown_id(row, args.full))))?;
+impl RunCommand for List {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open_to_read()?;
+        let mut pods = select_pods(&engine, self)?;
+        sort_pods(&mut pods, self.sort);
+        let rows = || pods.iter().map(|pod| &pod.row);
+        let output = match &self.format {
+            Some(Format::Named(output)) => *output,
+            _ => self.output.unwrap_or_default(),
+        };
+        match (&self.format, output) {
+            _ if self.quiet => {
+                json::to_stdout(|out| rows().try_for_each(|row| writeln!(out, "{}", shown_id(row, self.full))))?;
+            }
+            (Some(Format::Template(template)), _) => {
+                let now = gantry_engine::now();
+                let items = rows().map(|row| PodFields::from_row(row, now)).collect::<Result<Vec<_>, _>>()?;
+                json::to_stdout(|out| items.iter().try_for_each(|item| template.write(out, item)))?;
+            }
+            (_, OutputFormat::Table) => {
+                let names = image_names(&engine, rows())?;
+                let table = table(rows(), self.full, &names, gantry_engine::now())?;
+                let width = terminal_width().filter(|_| !self.full);
+                json::to_stdout(|out| table.write_within(out, !self.no_legend, width))?;
+            }
+            (_, OutputFormat::JsonPretty) => {
+                let networks = rows().map(|row| row.networks.read()).collect::<Result<Vec<_>, _>>()?;
+                let documents = rows().zip(&networks).map(|(row, networks)| PodJson::with_networks(row, networks));
+                json::to_stdout(|out| json::write_items(out, output, documents))?;
+            }
+            (_, output) => json::to_stdout(|out| json::write_items(out, output, rows().map(PodJson::from_row)))?,
         }
-        (Some(Format::Template(template)), _) => {
-            let now = gantry_engine::now();
-            let items = rows().map(|row| Fields::of(row, now)).collect::<Result<Vec<_>, _>>()?;
-            json::to_stdout(|out| items.iter().try_for_each(|item| template.write(out, item)))?;
-        }
-        (_, Form::Table) => {
-            let names = image_names(&engine, rows())?;
-            let table = table(rows(), args.full, &names, gantry_engine::now())?;
-            let width = terminal_width().filter(|_| !args.full);
-            json::to_stdout(|out| table.write_within(out, !args.no_legend, width))?;
-        }
-        (_, Form::JsonPretty) => {
-            let networks = rows().map(|row| row.networks.read()).collect::<Result<Vec<_>, _>>()?;
-            let documents = rows().zip(&networks).map(|(row, networks)| Document::spread(row, networks));
-            json::to_stdout(|out| json::items(out, form, documents))?;
-        }
-        (_, form) => json::to_stdout(|out| json::items(out, form, rows().map(Document::of)))?,
+        // The process is about to exit: dropping ten thousand pods would only cost time.
+        std::mem::forget(pods);
+        Ok(exit::OK)
     }
-    // The process ends, and with it all that many pods take.
-    std::mem::forget(pods);
-    Ok(exit::OK)
 }
 
-/// The pods that are asked for, newest first.
-fn chosen(engine: &Engine, args: &List) -> Result<Vec<PodView>, Failure> {
+/// The selected pods, newest first.
+fn select_pods(engine: &Engine, args: &List) -> Result<Vec<PodView>, Failure> {
     let query = PodQuery { phases: args.phase.clone(), app: args.app.clone(), ..PodQuery::default() };
     let mut pods = engine.list(&query)?;
     pods.reverse();
@@ -164,8 +167,8 @@ fn chosen(engine: &Engine, args: &List) -> Result<Vec<PodView>, Failure> {
     Ok(pods)
 }
 
-/// Orders pods that are newest first; the sort is stable.
-fn order(pods: &mut [PodView], sort: Sort) {
+/// Sorts pods that are newest first; the sort is stable.
+fn sort_pods(pods: &mut [PodView], sort: Sort) {
     fn names(row: &PodRow) -> impl Iterator<Item = &str> {
         row.apps.iter().map(|app| app.name.as_str())
     }
@@ -182,7 +185,7 @@ fn order(pods: &mut [PodView], sort: Sort) {
     }
 }
 
-/// The beginning of an id as tables show it; scripts that ask for ids only get enough to go on with.
+/// The id, or its first 8 digits.
 fn shown_id(row: &PodRow, full: bool) -> String {
     let mut id = row.id.to_string();
     if !full {
@@ -191,7 +194,7 @@ fn shown_id(row: &PodRow, full: bool) -> String {
     id
 }
 
-/// Names of the images that pods were made from by an id alone.
+/// Names of images whose pods were created by image id.
 type ImageNames = BTreeMap<ImageId, String>;
 
 fn image_names<'a>(engine: &Engine, rows: impl Iterator<Item = &'a PodRow>) -> Result<ImageNames, Failure> {
@@ -207,8 +210,8 @@ fn is_id(name: &str) -> bool {
     name.starts_with("sha256:") || name.starts_with("sha512:")
 }
 
-/// An image's name where there is room for little: without the scheme and without Docker Hub's host; instead of an id a
-/// name that the image has, or the id's beginning.
+/// The short name of an image: without the scheme and without Docker Hub's host; for an id, a name of that image or the
+/// shortened id.
 fn short_image(name: &str, image: &ImageId, names: &ImageNames) -> String {
     if is_id(name) {
         let short = || format!("{}:{}", image.algorithm().as_str(), Digest::short(image));
@@ -219,7 +222,7 @@ fn short_image(name: &str, image: &ImageId, names: &ImageNames) -> String {
     name.strip_prefix("library/").unwrap_or(name).to_owned()
 }
 
-/// One line per app; the pod's columns stand on its first line only, as rkt does it.
+/// One line per app; the pod's own columns are filled on its first line only, as in rkt.
 fn table<'a>(
     rows: impl Iterator<Item = &'a PodRow>,
     full: bool,
@@ -233,18 +236,18 @@ fn table<'a>(
     });
     let families = if full { Families::Both } else { Families::One };
     for row in rows {
-        let run = pod::run(&row.phase);
-        let mut of_pod = Vec::new();
+        let run = pod::pod_run(&row.phase);
+        let mut pod_cells = Vec::new();
         if full {
-            of_pod.push(row.created.rfc3339().to_string());
-            of_pod.push(run.started.map(|at| at.rfc3339().to_string()).unwrap_or_default());
+            pod_cells.push(row.created.rfc3339().to_string());
+            pod_cells.push(run.started.map(|at| at.rfc3339().to_string()).unwrap_or_default());
         } else {
-            of_pod.push(time::relative(now, row.created));
+            pod_cells.push(time::relative(now, row.created));
         }
-        of_pod.push(network::text(row, families)?);
-        of_pod.push(network::published(row)?);
+        pod_cells.push(network::summary(row, families)?);
+        pod_cells.push(network::published_ports(row)?);
         if full {
-            of_pod.push(labels(row));
+            pod_cells.push(labels(row));
         }
         let mut id = shown_id(row, full);
         for (number, app) in row.apps.iter().enumerate() {
@@ -256,31 +259,31 @@ fn table<'a>(
                 cells.push(short_image(&app.image_name, &app.image, names));
             }
             cells.push(shown_state(row, number));
-            cells.append(&mut of_pod);
+            cells.append(&mut pod_cells);
             table.row(cells);
         }
     }
     Ok(table.cutting(&[1, 2, 5, 6]))
 }
 
-/// The pod's state on its first line. With several apps, each line also has the app's own: on the first line behind a slash,
-/// where it says something else.
+/// The pod's state on its first line. With several apps, each line also has the state of its app: on the first line after
+/// a slash, if it differs.
 fn shown_state(row: &PodRow, number: usize) -> String {
-    let of_pod = pod_state(row);
+    let state = pod_state(row);
     let own = row.apps.get(number).filter(|_| row.apps.len() > 1).and_then(|app| app_state(app.state));
     match (number, own) {
-        (0, Some(own)) if own != of_pod => {
-            // The word is there once: 'exited (139)/(0)'.
+        (0, Some(own)) if own != state => {
+            // Not 'exited (139)/exited (0)' but 'exited (139)/(0)'.
             let word = format!("{} ", row.phase.name());
-            format!("{of_pod}/{}", own.strip_prefix(&word).unwrap_or(&own))
+            format!("{state}/{}", own.strip_prefix(&word).unwrap_or(&own))
         }
-        (0, _) => of_pod,
+        (0, _) => state,
         (_, own) => own.unwrap_or_default(),
     }
 }
 
 fn pod_state(row: &PodRow) -> String {
-    match pod::run(&row.phase).end {
+    match pod::pod_run(&row.phase).end {
         Some(end) => format!("{} ({})", row.phase.name(), end.exit_code),
         _ => row.phase.name().to_owned(),
     }
@@ -320,15 +323,15 @@ const FIELDS: [&str; 18] = [
     "Pid",
 ];
 
-/// A pod as a template sees it.
-struct Fields<'a> {
+/// The template fields of a pod.
+struct PodFields<'a> {
     row: &'a PodRow,
     cells: [String; FIELDS.len()],
 }
 
-impl<'a> Fields<'a> {
-    fn of(row: &'a PodRow, now: Timestamp) -> Result<Self, Failure> {
-        let run = pod::run(&row.phase);
+impl<'a> PodFields<'a> {
+    fn from_row(row: &'a PodRow, now: Timestamp) -> Result<Self, Failure> {
+        let run = pod::pod_run(&row.phase);
         let absolute = |at: Timestamp| at.rfc3339().to_string();
         let each =
             |of: &dyn Fn(&gantry_engine::AppRow) -> String| row.apps.iter().map(of).collect::<Vec<_>>().join(",");
@@ -350,8 +353,8 @@ impl<'a> Fields<'a> {
             run.started.map(|at| time::relative(now, at)).unwrap_or_default(),
             run.started.map(absolute).unwrap_or_default(),
             run.ended.map(absolute).unwrap_or_default(),
-            network::text(row, Families::Both)?,
-            network::published(row)?,
+            network::summary(row, Families::Both)?,
+            network::published_ports(row)?,
             labels(row),
             row.hostname.clone(),
             run.pid.map(|pid| pid.to_string()).unwrap_or_default(),
@@ -360,13 +363,13 @@ impl<'a> Fields<'a> {
     }
 }
 
-impl Item for Fields<'_> {
+impl TemplateItem for PodFields<'_> {
     fn field(&self, number: usize) -> String {
         self.cells.get(number).cloned().unwrap_or_default()
     }
 
     fn json(&self, out: &mut dyn Write) -> io::Result<()> {
-        Ok(serde_json::to_writer(out, &Document::of(self.row))?)
+        Ok(serde_json::to_writer(out, &PodJson::from_row(self.row))?)
     }
 }
 
@@ -396,11 +399,14 @@ mod tests {
         labelled.apps.truncate(1);
         let full = written(labelled.clone(), true, None);
         assert!(full.ends_with("  none             tier=web\n"), "{full}");
-        assert!(written(labelled, false, None).contains("  exited (139)  1 minute"), "one app has no state of its own");
+        assert!(
+            written(labelled, false, None).contains("  exited (139)  1 minute"),
+            "a single app has no state of its own"
+        );
         let mut out = Vec::new();
         let none = table([].iter(), true, &ImageNames::new(), Timestamp(0)).unwrap();
         none.write_within(&mut out, true, None).unwrap();
-        assert!(out.starts_with(b"UUID  APP"), "a header also when there is nothing");
+        assert!(out.starts_with(b"UUID  APP"), "the header is printed without rows");
     }
 
     #[test]
@@ -431,20 +437,20 @@ mod tests {
     fn templates_have_every_documented_field() {
         use clap::Args as _;
         let row = ended();
-        let fields = Fields::of(&row, Timestamp(61_000_000_000)).unwrap();
+        let fields = PodFields::from_row(&row, Timestamp(61_000_000_000)).unwrap();
         let help = List::augment_args(clap::Command::new("list")).get_after_help().unwrap().to_string();
         for (number, name) in FIELDS.iter().enumerate() {
             assert!(help.contains(&format!(".{name}")), "{name} is not in the help");
-            let Ok(Format::Template(template)) = format(&format!("{{{{.{name}}}}}")) else { panic!("{name}") };
+            let Ok(Format::Template(template)) = parse_format(&format!("{{{{.{name}}}}}")) else { panic!("{name}") };
             let mut out = Vec::new();
             template.write(&mut out, &fields).unwrap();
             let shown = crate::render::escape::text(&fields.field(number)).into_owned();
             assert_eq!(String::from_utf8(out).unwrap(), format!("{shown}\n"), "{name}");
         }
         assert_eq!(fields.field(6), "a: exited (0), b: exited (139)");
-        assert_eq!(format("json"), Ok(Format::Form(Form::Json)));
-        assert!(format("yaml").unwrap_err().contains("neither"));
-        assert!(format("table {{.ID}}").is_err());
+        assert_eq!(parse_format("json"), Ok(Format::Named(OutputFormat::Json)));
+        assert!(parse_format("yaml").unwrap_err().contains("neither"));
+        assert!(parse_format("table {{.ID}}").is_err());
     }
 
     #[test]

@@ -5,14 +5,15 @@ use std::path::PathBuf;
 
 use gantry_engine::login;
 
+use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit;
-use crate::failure::{Failure, io};
-use crate::progress::Shown;
+use crate::failure::{Failure, io, print_stderr, warn};
+use crate::progress::ProgressDisplay;
 use crate::render::{escape, json};
 use crate::terminal;
 
-/// A password is never longer; some tokens come close.
+/// The maximum size of a password. Some tokens have several kilobytes.
 const MAX_PASSWORD: u64 = 64 << 10;
 
 /// Arguments of `login`.
@@ -21,16 +22,16 @@ pub(crate) struct Login {
     /// The registry, such as registry.example:5000 or docker.io
     #[arg(value_name = "REGISTRY")]
     registry: String,
-    /// User name; asked for when it is not given
+    /// User name [default: ask]
     #[arg(short, long, value_name = "USER")]
     username: Option<String>,
-    /// Password. Other users of this host can read it here: better is --password-stdin
+    /// Password. Visible to other users of this host; prefer --password-stdin
     #[arg(short, long, value_name = "PASSWORD", conflicts_with = "password_stdin")]
     password: Option<String>,
     /// Read the password from standard input
     #[arg(long)]
     password_stdin: bool,
-    /// File for the credentials [default: REGISTRY_AUTH_FILE, or containers/auth.json in XDG_RUNTIME_DIR, or
+    /// Credentials file [default: REGISTRY_AUTH_FILE, or containers/auth.json in XDG_RUNTIME_DIR, or
     /// /run/containers/0/auth.json]
     #[arg(long, value_name = "FILE")]
     authfile: Option<PathBuf>,
@@ -45,63 +46,62 @@ pub(crate) struct Logout {
     /// Remove the logins of all registries
     #[arg(short, long, conflicts_with = "registry")]
     all: bool,
-    /// File with the credentials, as for 'gantry login'
+    /// Credentials file, as for 'gantry login'
     #[arg(long, value_name = "FILE")]
     authfile: Option<PathBuf>,
 }
 
 /// Checks credentials with a registry and stores them.
-pub(crate) fn login(context: &Context, args: &Login) -> Result<u8, Failure> {
-    let host = login::registry_host(&args.registry)?;
-    if args.password_stdin && args.username.is_none() {
-        return Err(Failure::usage("--password-stdin needs --username"));
-    }
-    let user = match &args.username {
-        Some(user) => user.clone(),
-        None => ask("Username: ", false)?,
-    };
-    let password = match &args.password {
-        Some(password) => {
-            // Nowhere to tell that standard error is gone.
-            let _ = writeln!(
-                std::io::stderr(),
-                "warning: other users can read a password on the command line; --password-stdin keeps it from them"
-            );
-            password.clone()
+impl RunCommand for Login {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let host = login::registry_host(&self.registry)?;
+        if self.password_stdin && self.username.is_none() {
+            return Err(Failure::usage("--password-stdin needs --username"));
         }
-        None if args.password_stdin => from_stdin()?,
-        None => ask("Password: ", true)?,
-    };
-    if user.is_empty() || user.contains(':') || password.is_empty() {
-        return Err(Failure::usage("a user name without ':' and a password are needed"));
+        let user = match &self.username {
+            Some(user) => user.clone(),
+            None => ask("Username: ", false)?,
+        };
+        let password = match &self.password {
+            Some(password) => {
+                warn("other users can read a password on the command line: use --password-stdin");
+                password.clone()
+            }
+            None if self.password_stdin => from_stdin()?,
+            None => ask("Password: ", true)?,
+        };
+        if user.is_empty() || user.contains(':') || password.is_empty() {
+            return Err(Failure::usage("login needs a user name without ':' and a password"));
+        }
+        let config = context.options()?.fetch;
+        let progress = ProgressDisplay::new(context.globals.progress, false);
+        let done = login::log_in(&config, &host, (&user, &password), self.authfile.as_deref(), &progress)?;
+        let note = if done.checked { "" } else { " (not verified: the registry does not ask for credentials)" };
+        let (host, place) = (escape::text(&done.host), escape::text(&done.place));
+        json::to_stdout(|out| writeln!(out, "logged in to {host}{note}; credentials stored in {place}"))?;
+        Ok(exit::OK)
     }
-    let config = context.options()?.fetch;
-    let progress = Shown::new(context.globals.progress, false);
-    let done = login::log_in(&config, &host, (&user, &password), args.authfile.as_deref(), &progress)?;
-    let note = if done.checked { "" } else { " (it asks for no credentials, so they are not checked)" };
-    let (host, place) = (escape::text(&done.host), escape::text(&done.place));
-    json::to_stdout(|out| writeln!(out, "logged in to {host}{note}; the credentials are in {place}"))?;
-    Ok(exit::OK)
 }
 
 /// Removes stored credentials.
-pub(crate) fn logout(context: &Context, args: &Logout) -> Result<u8, Failure> {
-    let host = args.registry.as_deref().map(login::registry_host).transpose()?;
-    let config = context.options()?.fetch;
-    let left = login::log_out(&config, host.as_deref(), args.authfile.as_deref())?;
-    match left {
-        Some(place) => {
-            let registry = host.as_deref().unwrap_or("one registry or more");
-            let (registry, place) = (escape::text(registry), escape::text(&place));
-            // Nowhere to tell that standard error is gone.
-            let _ = writeln!(std::io::stderr(), "warning: {place} still has credentials for {registry}");
+impl RunCommand for Logout {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let host = self.registry.as_deref().map(login::registry_host).transpose()?;
+        let config = context.options()?.fetch;
+        let left = login::log_out(&config, host.as_deref(), self.authfile.as_deref())?;
+        match left {
+            Some(place) => {
+                let registry = host.as_deref().unwrap_or("one registry or more");
+                let (registry, place) = (escape::text(registry), escape::text(&place));
+                print_stderr(&format!("gantry: warning: {place} still has credentials for {registry}\n"));
+            }
+            None => {
+                let registry = host.as_deref().unwrap_or("all registries");
+                json::to_stdout(|out| writeln!(out, "logged out of {}", escape::text(registry)))?;
+            }
         }
-        None => {
-            let registry = host.as_deref().unwrap_or("all registries");
-            json::to_stdout(|out| writeln!(out, "logged out of {}", escape::text(registry)))?;
-        }
+        Ok(exit::OK)
     }
-    Ok(exit::OK)
 }
 
 fn from_stdin() -> Result<String, Failure> {
@@ -120,11 +120,9 @@ fn from_stdin() -> Result<String, Failure> {
 fn ask(prompt: &str, secret: bool) -> Result<String, Failure> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
-        return Err(Failure::usage(
-            "standard input is not a terminal, so nothing can be asked for: give --username and --password-stdin",
-        ));
+        return Err(Failure::usage("standard input is not a terminal: give --username and --password-stdin"));
     }
-    let failed = || io("ask at", "the terminal");
+    let failed = || io("prompt on", "the terminal");
     let mut stderr = std::io::stderr();
     write!(stderr, "{prompt}").and_then(|()| stderr.flush()).map_err(failed())?;
     let mut line = String::new();

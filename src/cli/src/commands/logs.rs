@@ -8,12 +8,14 @@ use gantry_model::AppName;
 use gantry_model::id::{IdError, shown};
 use serde::Serialize;
 
+use crate::commands::RunCommand;
 use crate::context::Context;
+use crate::exit::{self, CommandKind};
 use crate::failure::{self, Failure};
 use crate::pods::OnePod;
 use crate::printer::Printer;
+use crate::relay;
 use crate::render::time;
-use crate::{exit, relay};
 
 /// Arguments of `logs`.
 #[derive(Debug, clap::Args)]
@@ -41,9 +43,9 @@ pub(crate) struct Logs {
     /// Put the time before every line
     #[arg(short, long)]
     timestamps: bool,
-    /// Form of the answer
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
-    form: Form,
+    /// Output format
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    format: LogFormat,
 }
 
 /// What `--filter` asks for.
@@ -81,7 +83,7 @@ fn conditions(args: &Logs) -> (Vec<AppName>, Option<bool>) {
 
 /// How lines are shown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Form {
+enum LogFormat {
     /// As the apps wrote them
     #[default]
     Text,
@@ -91,30 +93,34 @@ enum Form {
 }
 
 /// Shows what apps have written: standard output to ours, standard error to ours.
-pub(crate) fn logs(context: &Context, args: &Logs) -> Result<u8, Failure> {
-    let now = gantry_engine::now();
-    let at = |text: &Option<String>| text.as_deref().map(|text| time::parse(text, now)).transpose();
-    let (apps, stderr) = conditions(args);
-    let several = apps.len() != 1;
-    let query = LogQuery {
-        apps,
-        stderr,
-        since: at(&args.since).map_err(Failure::usage)?,
-        until: at(&args.until).map_err(Failure::usage)?,
-        tail: args.tail,
-        tail_total: None,
-        follow: args.follow,
-    };
-    let engine = context.look()?;
-    let id = args.pod.only(&engine)?;
-    let mut text = Printer::new(several && engine.status(id)?.row.apps.len() > 1).with_timestamps(args.timestamps);
-    let mut json = Documents::default();
-    let sink: &mut dyn LogSink = match args.form {
-        Form::Text => &mut text,
-        Form::Json => &mut json,
-    };
-    engine.logs(id, &query, sink).map_err(failure::logs)?;
-    Ok(exit::OK)
+impl RunCommand for Logs {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let now = gantry_engine::now();
+        let at = |text: &Option<String>| text.as_deref().map(|text| time::parse(text, now)).transpose();
+        let (apps, stderr) = conditions(self);
+        let several = apps.len() != 1;
+        let query = LogQuery {
+            apps,
+            stderr,
+            since: at(&self.since).map_err(Failure::usage)?,
+            until: at(&self.until).map_err(Failure::usage)?,
+            tail: self.tail,
+            tail_total: None,
+            follow: self.follow,
+        };
+        let engine = context.open_to_read()?;
+        let id = self.pod.only(&engine)?;
+        let mut text = Printer::new(several && engine.status(id)?.row.apps.len() > 1).with_timestamps(self.timestamps);
+        let mut json = JsonLines::default();
+        let sink: &mut dyn LogSink = match self.format {
+            LogFormat::Text => &mut text,
+            LogFormat::Json => &mut json,
+        };
+        engine.logs(id, &query, sink).map_err(failure::logs)?;
+        Ok(exit::OK)
+    }
 }
 
 /// So much is written at once, where that much is there.
@@ -122,13 +128,13 @@ const CHUNK: usize = 64 << 10;
 
 /// Lines as JSON, one document each.
 #[derive(Default)]
-struct Documents {
+struct JsonLines {
     held: Vec<u8>,
 }
 
 /// A line, or a piece of one. The names of the fields are for programs, and stable.
 #[derive(Serialize)]
-struct Document<'a> {
+struct LogLineJson<'a> {
     time: &'a str,
     app: &'a str,
     stream: &'static str,
@@ -137,10 +143,10 @@ struct Document<'a> {
     text: &'a str,
 }
 
-impl Documents {
+impl JsonLines {
     fn compose(&mut self, line: LineRef<'_>) -> io::Result<()> {
         let time = line.at.rfc3339();
-        let document = Document {
+        let document = LogLineJson {
             time: time.as_str(),
             app: line.app.as_str(),
             stream: if line.stderr { "stderr" } else { "stdout" },
@@ -152,7 +158,7 @@ impl Documents {
     }
 }
 
-impl LogSink for Documents {
+impl LogSink for JsonLines {
     fn line(&mut self, line: LineRef<'_>) -> io::Result<()> {
         self.compose(line)?;
         if self.held.len() >= CHUNK { self.flush() } else { Ok(()) }
@@ -186,7 +192,7 @@ mod tests {
     fn documents() {
         let app = "web".parse().unwrap();
         let at = gantry_model::Timestamp(1_500_000_000);
-        let mut documents = Documents::default();
+        let mut documents = JsonLines::default();
         for (stderr, partial, text) in [(false, false, &b"a \"b\"\0"[..]), (true, true, b"\xff\n")] {
             documents.compose(LineRef { app: &app, at, stderr, piece: partial, partial, text }).unwrap();
         }

@@ -1,4 +1,4 @@
-//! One file per group of commands. Each is: arguments, one or two engine calls, a rendering.
+//! One file per command or group of commands: its arguments, one or two engine calls, the output.
 
 pub(crate) mod attach;
 pub(crate) mod completion;
@@ -22,3 +22,19 @@ pub(crate) mod stop;
 pub(crate) mod version;
 pub(crate) mod volume;
 pub(crate) mod wait;
+
+use crate::context::Context;
+use crate::exit::CommandKind;
+use crate::failure::Failure;
+
+/// A command with its arguments.
+pub(crate) trait RunCommand {
+    /// Selects the exit code for an object that does not exist.
+    const KIND: CommandKind = CommandKind::Action;
+
+    /// Runs the command and returns the exit code.
+    ///
+    /// # Errors
+    /// The command failed; the caller prints the error.
+    fn run(&self, context: &Context) -> Result<u8, Failure>;
+}

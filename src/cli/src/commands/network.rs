@@ -1,4 +1,4 @@
-//! `gantry network`: the networks that are configured on this host, and the firewall's part of them.
+//! `gantry network`: the configured networks, and the firewall rules of running pods.
 
 use std::io::{self, Write};
 
@@ -7,43 +7,48 @@ use gantry_model::PodNetwork;
 use gantry_model::query::PodQuery;
 use serde::Serialize;
 
+use crate::commands::RunCommand;
 use crate::context::{self, Context};
-use crate::exit::{self, Asking};
+use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
+use crate::render::network::PodNetworkJson;
 use crate::render::table::{Table, terminal_width};
-use crate::render::{Form, Indented, json, network};
+use crate::render::{Indented, OutputFormat, json};
 
-/// What can be done with networks.
+/// The subcommands of `network`.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Network {
     /// List networks
     #[command(visible_alias = "ls")]
     List(List),
-    /// Show all that is known of networks and the pods in them, as JSON
+    /// Show networks and their pods as JSON
     Inspect(Inspect),
-    /// Put back the firewall rules of running pods, whatever has become of them
+    /// Restore the firewall rules of running pods
     Reload,
 }
 
-/// Does it.
-pub(crate) fn network(context: &Context, network: &Network) -> Result<u8, Failure> {
-    match network {
-        Network::List(args) => list(context, args),
-        Network::Inspect(args) => inspect(context, args),
-        Network::Reload => reload(context),
+impl RunCommand for Network {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        match self {
+            Self::List(args) => list(context, args),
+            Self::Inspect(args) => inspect(context, args),
+            Self::Reload => reload(context),
+        }
     }
 }
 
 /// Arguments of `network list`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct List {
-    /// Form of the answer
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
-    form: Form,
-    /// No header line
+    /// Output format
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    format: OutputFormat,
+    /// Omit the header line
     #[arg(long, alias = "no-headers", alias = "noheading")]
     no_legend: bool,
-    /// Names only, of those that pods can have
+    /// Print only the names, without unusable networks
     #[arg(short = 'q', long)]
     quiet: bool,
 }
@@ -58,9 +63,9 @@ pub(crate) struct Inspect {
     output: Indented,
 }
 
-/// A network as JSON. The names of the fields are a promise.
+/// A network as JSON. The field names are stable.
 #[derive(Serialize)]
-struct Document<'a> {
+struct NetworkJson<'a> {
     name: Option<&'a str>,
     source: &'a str,
     types: &'a [String],
@@ -68,32 +73,32 @@ struct Document<'a> {
     cni_versions: &'a [String],
     interface: Option<&'a str>,
     subnets: &'a [String],
-    gateways: Vec<json::Text<std::net::IpAddr>>,
+    gateways: Vec<json::DisplayJson<std::net::IpAddr>>,
     shadowed_by: Option<&'a str>,
     problem: Option<&'a str>,
     notes: &'a [String],
-    pods: Vec<Pod<'a>>,
+    pods: Vec<NetworkPodJson<'a>>,
     /// With `inspect` only.
     #[serde(skip_serializing_if = "Option::is_none")]
     configuration: Option<serde_json::Value>,
 }
 
-/// A pod of a network: its id, and the fields of `networks` of `gantry inspect`.
+/// A pod of a network: its id, and the fields of `networks` in `gantry inspect`.
 #[derive(Serialize)]
-struct Pod<'a> {
+struct NetworkPodJson<'a> {
     pod: &'a str,
     #[serde(flatten)]
-    got: network::Document<'a>,
+    network: PodNetworkJson<'a>,
 }
 
-/// What the pods of a network got, in the words of the model.
-fn got(network: &Configured) -> Vec<(&str, PodNetwork)> {
+/// The attachments of pods to a network.
+fn attachments(network: &Configured) -> Vec<(&str, PodNetwork)> {
     let of = |member: &'_ Member| PodNetwork::from(member.attached.clone());
     network.pods.iter().map(|member| (member.pod.as_str(), of(member))).collect()
 }
 
-impl<'a> Document<'a> {
-    fn of(network: &'a Configured, pods: &'a [(&'a str, PodNetwork)]) -> Self {
+impl<'a> NetworkJson<'a> {
+    fn from_network(network: &'a Configured, pods: &'a [(&'a str, PodNetwork)]) -> Self {
         Self {
             name: network.name.as_deref(),
             source: &network.source,
@@ -102,36 +107,43 @@ impl<'a> Document<'a> {
             cni_versions: &network.cni_versions,
             interface: network.interface.as_deref(),
             subnets: &network.subnets,
-            gateways: network.gateways.iter().copied().map(json::Text).collect(),
+            gateways: network.gateways.iter().copied().map(json::DisplayJson).collect(),
             shadowed_by: network.shadowed_by.as_deref(),
             problem: network.problem.as_deref(),
             notes: &network.notes,
-            pods: pods.iter().map(|(pod, got)| Pod { pod, got: network::Document::of(got) }).collect(),
+            pods: pods
+                .iter()
+                .map(|(pod, network)| NetworkPodJson { pod, network: PodNetworkJson::from_network(network) })
+                .collect(),
             configuration: network.text.as_deref().map(configuration),
         }
     }
 }
 
-/// A configuration as JSON, or as the text that it is when it is none.
+/// The configuration as JSON; as a string if it is not valid JSON.
 fn configuration(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|_| text.into())
 }
 
 /// Lists networks.
 fn list(context: &Context, args: &List) -> Result<u8, Failure> {
-    let networks = context.look()?.networks()?;
-    json::to_stdout(|out| match args.form {
+    let networks = context.open_to_read()?.networks()?;
+    json::to_stdout(|out| match args.format {
         _ if args.quiet => usable(&networks).try_for_each(|name| writeln!(out, "{name}")),
-        Form::Table => table(out, &networks, !args.no_legend, terminal_width()),
-        form => {
-            let pods: Vec<_> = networks.iter().map(got).collect();
-            json::items(out, form, networks.iter().zip(&pods).map(|(network, pods)| Document::of(network, pods)))
+        OutputFormat::Table => table(out, &networks, !args.no_legend, terminal_width()),
+        format => {
+            let pods: Vec<_> = networks.iter().map(attachments).collect();
+            json::write_items(
+                out,
+                format,
+                networks.iter().zip(&pods).map(|(network, pods)| NetworkJson::from_network(network, pods)),
+            )
         }
     })?;
     Ok(exit::OK)
 }
 
-/// The names that `--net` takes.
+/// The names that `--net` accepts.
 fn usable(networks: &[Configured]) -> impl Iterator<Item = &str> {
     let usable = |network: &&Configured| network.problem.is_none() && network.shadowed_by.is_none();
     networks.iter().filter(usable).filter_map(|network| network.name.as_deref())
@@ -140,7 +152,7 @@ fn usable(networks: &[Configured]) -> impl Iterator<Item = &str> {
 fn table(out: &mut dyn Write, networks: &[Configured], legend: bool, width: Option<usize>) -> io::Result<()> {
     let mut table = Table::new(&["NAME", "SOURCE", "TYPE", "SUBNETS", "PODS", "PROBLEM"]);
     for network in networks {
-        let shadowed = network.shadowed_by.as_ref().map(|by| format!("not used: {by} has its name"));
+        let shadowed = network.shadowed_by.as_ref().map(|by| format!("not used: {by} has the same name"));
         table.row([
             network.name.clone().unwrap_or_else(|| "-".to_owned()),
             network.source.clone(),
@@ -150,22 +162,24 @@ fn table(out: &mut dyn Write, networks: &[Configured], legend: bool, width: Opti
             network.problem.clone().or(shadowed).unwrap_or_default(),
         ]);
     }
-    // A problem is shown whole: it is what to act on.
+    // The problem is never truncated: it is what the operator acts on.
     table.cutting(&[1, 2, 3]).write_within(out, legend, width)
 }
 
-/// Prints all that is known of networks, one document each.
+/// Prints networks, one JSON document each.
 fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
-    let engine = context.look()?;
-    Ok(context::each(&args.networks, context.globals.debug, Asking::Existence, &mut |name| {
+    let engine = context.open_to_read()?;
+    Ok(context::for_each(&args.networks, context.globals.debug, CommandKind::Query, &mut |name| {
         let network = engine.network(name)?;
-        let pods = got(&network);
-        json::to_stdout(|out| json::document(out, args.output.form, &Document::of(&network, &pods)))?;
+        let pods = attachments(&network);
+        json::to_stdout(|out| {
+            json::write_document(out, args.output.format, &NetworkJson::from_network(&network, &pods))
+        })?;
         Ok(exit::OK)
     }))
 }
 
-/// Makes the firewall table hold what the running pods need, and says for how many that is.
+/// Restores the firewall rules of all running pods and prints their number.
 fn reload(context: &Context) -> Result<u8, Failure> {
     let engine = context.open("network reload")?;
     engine.reload_networks()?;
@@ -217,7 +231,7 @@ mod tests {
         table(&mut out, &networks(), true, None).unwrap();
         let want = "NAME     SOURCE                     TYPE            SUBNETS        PODS  PROBLEM\n\
                     default  built in                   bridge,portmap  10.121.0.0/16  1\n\
-                    default  /etc/cni/net.d/1.conflist  ptp                            0     not used: built in has its name\n\
+                    default  /etc/cni/net.d/1.conflist  ptp                            0     not used: built in has the same name\n\
                     -        /etc/cni/net.d/2.conflist                                 0     it is no\\u{1b} JSON\n";
         assert_eq!(String::from_utf8(out).unwrap(), want);
         assert_eq!(usable(&networks()).collect::<Vec<_>>(), ["default"]);
@@ -226,13 +240,13 @@ mod tests {
     #[test]
     fn the_names_of_the_fields_are_a_promise() {
         let [mut network, ..] = networks();
-        let pods = got(&network);
-        let json = serde_json::to_string(&Document::of(&network, &pods)).unwrap();
+        let pods = attachments(&network);
+        let json = serde_json::to_string(&NetworkJson::from_network(&network, &pods)).unwrap();
         let want = r#"{"name":"default","source":"built in","types":["bridge","portmap"],"built_in":true,"cni_versions":["1.0.0"],"interface":"gantry0","subnets":["10.121.0.0/16"],"gateways":["10.121.0.1"],"shadowed_by":null,"problem":null,"notes":[],"pods":[{"pod":"6733c088","name":"","interface":"","mac":null,"addresses":[],"routes":[],"dns":{"servers":[],"search":[],"options":[],"domain":null},"ports":[]}]}"#;
         assert_eq!(json, want);
         for (text, want) in [(r#"{"a":1}"#, serde_json::json!({"a": 1})), ("{", "{".into())] {
             network.text = Some(text.into());
-            let json = serde_json::to_value(Document::of(&network, &[])).unwrap();
+            let json = serde_json::to_value(NetworkJson::from_network(&network, &[])).unwrap();
             assert_eq!(json["configuration"], want);
         }
     }

@@ -7,140 +7,148 @@ use gantry_engine::{Engine, GcAction, GcOptions, GcReport, GcStep, PodRow, RmErr
 use gantry_model::{Phase, PodId};
 use serde::Serialize;
 
+use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, Asking};
+use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::pods::PodSet;
-use crate::render::Form;
-use crate::render::json::{self, Text};
+use crate::render::OutputFormat;
+use crate::render::json::{self, DisplayJson};
 
 /// Arguments of `rm`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Rm {
     #[command(flatten)]
     pods: PodSet,
-    /// Stop the pod first when it runs, and remove it also if a network plugin fails to delete what it made
+    /// Stop running pods first, and ignore failures of network plugins
     #[arg(short, long)]
     force: bool,
 }
 
 /// Removes pods and prints their ids.
-pub(crate) fn rm(context: &Context, args: &Rm) -> Result<u8, Failure> {
-    let engine = context.open("rm")?;
-    // Of those that run only with --force, and of those that others make or start none.
-    let fits = |row: &PodRow| row.phase.is_final() || args.force || matches!(row.phase, Phase::Prepared { .. });
-    args.pods.each(&engine, context.globals.debug, fits, |id| {
-        match engine.rm(id, args.force) {
-            Err(RmError::Network { .. }) if args.force => abandon(&engine, id)?,
-            removed => removed?,
-        }
-        json::to_stdout(|out| writeln!(out, "{id}"))?;
-        Ok(exit::OK)
-    })
+impl RunCommand for Rm {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open("rm")?;
+        // Running pods only with --force; never pods that another command is preparing or starting.
+        let is_removable =
+            |row: &PodRow| row.phase.is_final() || self.force || matches!(row.phase, Phase::Prepared { .. });
+        self.pods.for_each(&engine, context.globals.debug, is_removable, |id| {
+            match engine.rm(id, self.force) {
+                Err(RmError::Network { .. }) if self.force => abandon(&engine, id)?,
+                removed => removed?,
+            }
+            json::to_stdout(|out| writeln!(out, "{id}"))?;
+            Ok(exit::OK)
+        })
+    }
 }
 
-/// Removes a pod whose network plugins fail, and warns about what they may have kept of it.
+/// Removes a pod although its network plugins fail, and warns about what they may have left behind.
 fn abandon(engine: &Engine, id: PodId) -> Result<(), Failure> {
-    engine.abandon_networks(id)?.iter().for_each(|line| warn_kept(id, line));
+    engine.abandon_networks(id)?.iter().for_each(|line| warn_leftover(id, line));
     Ok(engine.rm(id, true)?)
 }
 
-fn warn_kept(id: PodId, line: &str) {
-    crate::failure::warn(&format!("pod {id} is removed, but a network plugin may have kept something of it: {line}"));
+fn warn_leftover(id: PodId, line: &str) {
+    crate::failure::warn(&format!("pod {id} was removed, but a network plugin may have left something behind: {line}"));
 }
 
 /// Arguments of `gc`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Gc {
-    /// How long a pod stays after its end
-    #[arg(long, value_parser = super::stop::seconds, default_value = "30m", value_name = "DURATION")]
+    /// Keep exited pods for this long
+    #[arg(long, value_parser = super::stop::parse_duration, default_value = "30m", value_name = "DURATION")]
     grace_period: Duration,
-    /// How long a prepared pod may wait to be run
-    #[arg(long, value_parser = super::stop::seconds, default_value = "24h", value_name = "DURATION")]
+    /// Keep prepared pods for this long
+    #[arg(long, value_parser = super::stop::parse_duration, default_value = "24h", value_name = "DURATION")]
     expire_prepared: Duration,
-    /// Mark only, remove nothing
+    /// Only mark pods as garbage; remove nothing
     #[arg(long)]
     mark_only: bool,
-    /// Change nothing, say what would be done
+    /// Show what would be done; change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Form of the answer
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
-    form: Form,
+    /// Output format
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    format: OutputFormat,
 }
 
-/// One step as JSON: what was done with a pod, or what was removed of networks that belonged to none.
+/// A step as JSON: the action on a pod, or the removal of network state that belonged to no pod.
 #[derive(Serialize)]
-struct Document<'a> {
-    id: Option<Text<gantry_model::PodId>>,
+struct GcStepJson<'a> {
+    id: Option<DisplayJson<gantry_model::PodId>>,
     what: Option<&'a str>,
     action: &'static str,
     why: &'static str,
     done: bool,
 }
 
-/// Collects pods that ended or were never run, and says what was done.
-pub(crate) fn gc(context: &Context, args: &Gc) -> Result<u8, Failure> {
-    let engine = context.open("gc")?;
-    let options = GcOptions {
-        grace: args.grace_period,
-        expire_prepared: args.expire_prepared,
-        mark_only: args.mark_only,
-        dry_run: args.dry_run,
-    };
-    let GcReport {
-        steps,
-        failures,
-        abandoned,
-        mut networks,
-        networks_failure,
-        lost_pods,
-        temporaries_failure,
-        lost_pods_failure,
-    } = engine.gc(&options)?;
-    networks.extend(lost_pods.iter().map(|path| path.display().to_string()));
-    if !args.mark_only && !args.dry_run {
-        engine.trim_events()?;
-    }
-    json::to_stdout(|out| match args.form {
-        Form::Table => {
-            lines(out, &steps, args.dry_run)?;
-            let lead = if args.dry_run { "would be removed" } else { "removed" };
-            networks.iter().try_for_each(|line| writeln!(out, "{lead}: {line}"))
+/// Collects garbage and prints what was done.
+impl RunCommand for Gc {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open("gc")?;
+        let options = GcOptions {
+            grace: self.grace_period,
+            expire_prepared: self.expire_prepared,
+            mark_only: self.mark_only,
+            dry_run: self.dry_run,
+        };
+        let GcReport {
+            steps,
+            failures,
+            abandoned,
+            mut networks,
+            networks_failure,
+            lost_pods,
+            temporaries_failure,
+            lost_pods_failure,
+        } = engine.gc(&options)?;
+        networks.extend(lost_pods.iter().map(|path| path.display().to_string()));
+        if !self.mark_only && !self.dry_run {
+            engine.trim_events()?;
         }
-        form => {
-            let swept = networks.iter().map(|line| Document {
-                id: None,
-                what: Some(line),
-                action: "removed",
-                why: "it belongs to no pod",
-                done: !args.dry_run,
-            });
-            json::items(out, form, steps.iter().map(|step| document(step, !args.dry_run)).chain(swept))
+        json::to_stdout(|out| match self.format {
+            OutputFormat::Table => {
+                write_steps(out, &steps, self.dry_run)?;
+                let lead = if self.dry_run { "would be removed" } else { "removed" };
+                networks.iter().try_for_each(|line| writeln!(out, "{lead}: {line}"))
+            }
+            format => {
+                let swept = networks.iter().map(|line| GcStepJson {
+                    id: None,
+                    what: Some(line),
+                    action: "removed",
+                    why: "it belongs to no pod",
+                    done: !self.dry_run,
+                });
+                json::write_items(out, format, steps.iter().map(|step| step_json(step, !self.dry_run)).chain(swept))
+            }
+        })?;
+        abandoned.iter().for_each(|(id, line)| warn_leftover(*id, line));
+        let mut worst = exit::OK;
+        let failures = failures.into_iter().map(|(_, error)| Failure::from(error));
+        let store_failures = temporaries_failure.into_iter().chain(lost_pods_failure).map(Failure::from);
+        let others = networks_failure.map(Failure::from).into_iter().chain(store_failures);
+        for failure in failures.chain(others) {
+            failure.print(context.globals.debug);
+            worst = worst.max(failure.code(CommandKind::Action));
         }
-    })?;
-    abandoned.iter().for_each(|(id, line)| warn_kept(*id, line));
-    let mut worst = exit::OK;
-    let failures = failures.into_iter().map(|(_, error)| Failure::from(error));
-    let store_failures = temporaries_failure.into_iter().chain(lost_pods_failure).map(Failure::from);
-    let others = networks_failure.map(Failure::from).into_iter().chain(store_failures);
-    for failure in failures.chain(others) {
-        failure.print(context.globals.debug);
-        worst = worst.max(failure.code(Asking::Action));
+        Ok(worst)
     }
-    Ok(worst)
 }
 
-fn lines(out: &mut dyn Write, steps: &[GcStep], dry_run: bool) -> io::Result<()> {
+fn write_steps(out: &mut dyn Write, steps: &[GcStep], dry_run: bool) -> io::Result<()> {
     let lead = if dry_run { "would be " } else { "" };
-    steps.iter().try_for_each(|step| writeln!(out, "{}: {lead}{} ({})", step.id, action(step.action), step.why))
+    steps.iter().try_for_each(|step| writeln!(out, "{}: {lead}{} ({})", step.id, action_name(step.action), step.why))
 }
 
-fn document(step: &GcStep, done: bool) -> Document<'static> {
-    Document { id: Some(Text(step.id)), what: None, action: action(step.action), why: step.why, done }
+fn step_json(step: &GcStep, done: bool) -> GcStepJson<'static> {
+    GcStepJson { id: Some(DisplayJson(step.id)), what: None, action: action_name(step.action), why: step.why, done }
 }
 
-fn action(action: GcAction) -> &'static str {
+fn action_name(action: GcAction) -> &'static str {
     match action {
         GcAction::Mark => "marked",
         GcAction::Delete => "deleted",

@@ -1,6 +1,5 @@
 //! `gantry run`, `gantry prepare` and `gantry run-prepared`.
 
-use std::io::Write as _;
 use std::path::Path;
 
 use gantry_engine::{Engine, Prepare, PrepareError, RunOptions, Running, Show};
@@ -8,9 +7,10 @@ use gantry_model::spec::VolumeKind;
 use gantry_model::{AppSpec, ErrorKind, Kind as _, NetMode, PodId, PodSpec};
 
 use super::fetch::policy;
+use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::failure::{CliError, Failure, io};
-use crate::foreground::{self, Interactive, Live, Shown, SignalProxy};
+use crate::failure::{CliError, Failure, io, print_stderr};
+use crate::foreground::{self, ForegroundPod, Interactive, LivePod, SignalProxy};
 use crate::grammar::{PodOptions, Pull, Request};
 use crate::pods::OnePod;
 use crate::progress;
@@ -21,47 +21,46 @@ use crate::{environment, exit};
 
 /// Prepares a pod and runs it, in the foreground or detached.
 pub(crate) fn run(request: Request) -> Result<u8, Failure> {
-    let Made { context, spec, options } = made(request, "run")?;
-    let shown = shown(&spec, &options);
-    let proxy = proxy(&options);
+    let ResolvedRequest { context, spec, options } = resolve_request(request, "run")?;
+    let foreground_pod = foreground_pod(&spec, &options);
+    let proxy = signal_proxy(&options);
     let picks = !options.quiet && spec.ports.iter().any(|port| port.host_port == 0);
     let several = spec.apps.len() > 1;
-    let progress = progress::Shown::new(context.globals.progress, options.quiet);
+    let progress = progress::ProgressDisplay::new(context.globals.progress, options.quiet);
     let request = Prepare::new(spec, policy(options.pull.unwrap_or_default()), &progress)?.to_be_started();
-    let engine = context.open_for_fetch("run", |config| at_platform(config, &options))?;
+    let engine = context.open_for_fetch("run", |config| set_platform(config, &options))?;
     let pod = engine.create(request).map_err(|error| create_failure(error, &options, several))?;
     let id = pod.id();
     // Until the pod exists, a signal ends this command, and nothing is left. From now on it ends the pod.
     let signals = if options.detach { None } else { Some(foreground::catch(proxy).map_err(io("catch", "signals"))?) };
     save_id(options.uuid_file.as_deref(), id)?;
-    let show = if options.detach { Show::No } else { foreground::show() };
+    let show = if options.detach { Show::No } else { foreground::show_output() };
     let started = pod.start(RunOptions { show, remove: options.remove });
-    let running = started.map_err(|error| hinted(error.into(), options.hint.as_deref(), false))?;
+    let running = started.map_err(|error| with_hint(error.into(), options.hint.as_deref(), false))?;
     if picks {
-        tell_ports(&running);
+        print_published_ports(&running);
     }
     if options.detach {
         return print_id(running.id);
     }
-    follow(&engine, shown(running.id), running, signals, options.remove)
+    follow(&engine, foreground_pod(running.id), running, signals, options.remove)
 }
 
-/// Tells on standard error where the ports of a pod are published of which some were picked.
-fn tell_ports(running: &Running) {
+/// Prints the published ports, of which the engine chose some.
+fn print_published_ports(running: &Running) {
     for port in running.ready.networks.iter().flat_map(|network| &network.ports).cloned() {
-        let line = crate::render::network::arrow(&port.into());
-        // As with progress: nowhere to tell that standard error is gone.
-        let _ = writeln!(std::io::stderr(), "gantry: published {line}");
+        let line = crate::render::network::port_mapping(&port.into());
+        print_stderr(&format!("gantry: published {line}\n"));
     }
 }
 
 /// Prepares a pod and prints its id.
 pub(crate) fn prepare(request: Request) -> Result<u8, Failure> {
-    let Made { context, spec, options } = made(request, "prepare")?;
+    let ResolvedRequest { context, spec, options } = resolve_request(request, "prepare")?;
     let several = spec.apps.len() > 1;
-    let progress = progress::Shown::new(context.globals.progress, options.quiet);
+    let progress = progress::ProgressDisplay::new(context.globals.progress, options.quiet);
     let request = Prepare::new(spec, policy(options.pull.unwrap_or(Pull::New)), &progress)?;
-    let engine = context.open_for_fetch("prepare", |config| at_platform(config, &options))?;
+    let engine = context.open_for_fetch("prepare", |config| set_platform(config, &options))?;
     let pod = engine.create(request).map_err(|error| create_failure(error, &options, several))?;
     save_id(options.uuid_file.as_deref(), pod.id())?;
     print_id(pod.prepare()?)
@@ -70,7 +69,7 @@ pub(crate) fn prepare(request: Request) -> Result<u8, Failure> {
 /// A failure to create a pod, with the hint of the command line where the image is the cause.
 fn create_failure(error: PrepareError, options: &PodOptions, several: bool) -> Failure {
     let is_about_image = matches!(error, PrepareError::Fetch { .. });
-    hinted(error.into(), options.hint.as_deref(), several && is_about_image)
+    with_hint(error.into(), options.hint.as_deref(), several && is_about_image)
 }
 
 /// Arguments of `run-prepared`.
@@ -78,82 +77,85 @@ fn create_failure(error: PrepareError, options: &PodOptions, several: bool) -> F
 pub(crate) struct RunPrepared {
     #[command(flatten)]
     pod: OnePod,
-    /// The pod's networks, in place of those it was prepared with; as 'gantry run' takes them, alone: default
+    /// Networks, as for 'gantry run', instead of those the pod was prepared with; without a value: default
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "default", value_name = "NET,…")]
     net: Vec<String>,
-    /// The same, as docker spells it
+    /// Alias of --net, as in docker
     #[arg(long, value_name = "NET,…", conflicts_with = "net")]
     network: Vec<String>,
-    /// Print the pod's id when it is ready, and return
+    /// Print the pod's id when it is ready, and exit
     #[arg(short, long)]
     detach: bool,
-    /// Remove the pod when it has ended
+    /// Remove the pod when it has exited
     #[arg(long)]
     rm: bool,
-    /// Whether signals to this command are passed on to the apps
+    /// Forward signals to the apps
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set, value_name = "BOOL")]
     sig_proxy: bool,
-    /// Keys that leave the pod to itself when it has a terminal; empty: none
+    /// Key sequence to detach from a terminal; empty: none
     #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
     detach_keys: DetachKeys,
 }
 
 impl RunPrepared {
-    /// The networks that were said, all of them together.
+    /// All networks of `--net` or `--network`.
     fn networks(&self) -> Result<Option<NetMode>, Failure> {
-        let (flag, said) = if self.network.is_empty() { ("--net", &self.net) } else { ("--network", &self.network) };
-        if said.is_empty() {
+        let (flag, given) = if self.network.is_empty() { ("--net", &self.net) } else { ("--network", &self.network) };
+        if given.is_empty() {
             return Ok(None);
         }
-        let mode = said.join(",").parse::<NetMode>();
+        let mode = given.join(",").parse::<NetMode>();
         mode.map(Some).map_err(|error| Failure::usage(format!("{flag}: {error}")))
     }
 }
 
 /// Runs a prepared pod.
-pub(crate) fn run_prepared(context: &Context, args: &RunPrepared) -> Result<u8, Failure> {
-    let net = args.networks()?;
-    let engine = context.open("run-prepared")?;
-    let id = args.pod.only(&engine)?;
-    // Before the start: a pod that cannot be shown is not started.
-    let (apps, takers) = foreground::of_manifest(&engine.manifest(id)?);
-    let proxy = if args.sig_proxy { SignalProxy::On } else { SignalProxy::Off };
-    let interactive = takers.into_iter().next();
-    let shown = Shown { id, apps, interactive, own: true, signals: proxy, detach_keys: args.detach_keys.clone() };
-    if args.detach {
-        return print_id(engine.start(id, net, RunOptions { show: Show::No, remove: args.rm })?.id);
+impl RunCommand for RunPrepared {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let net = self.networks()?;
+        let engine = context.open("run-prepared")?;
+        let id = self.pod.only(&engine)?;
+        // Before the start: a pod whose output cannot be shown is not started.
+        let (apps, interactive) = foreground::manifest_apps(&engine.manifest(id)?);
+        let proxy = if self.sig_proxy { SignalProxy::On } else { SignalProxy::Off };
+        let interactive = interactive.into_iter().next();
+        let shown =
+            ForegroundPod { id, apps, interactive, own: true, signals: proxy, detach_keys: self.detach_keys.clone() };
+        if self.detach {
+            return print_id(engine.start(id, net, RunOptions { show: Show::No, remove: self.rm })?.id);
+        }
+        let signals = foreground::catch(proxy).map_err(io("catch", "signals"))?;
+        let running = engine.start(id, net, RunOptions { show: foreground::show_output(), remove: self.rm })?;
+        follow(&engine, shown, running, Some(signals), self.rm)
     }
-    let signals = foreground::catch(proxy).map_err(io("catch", "signals"))?;
-    let running = engine.start(id, net, RunOptions { show: foreground::show(), remove: args.rm })?;
-    follow(&engine, shown, running, Some(signals), args.rm)
 }
 
-/// Looks for images of the platform that is asked for.
-fn at_platform(config: &mut gantry_engine::FetchConfig, options: &crate::grammar::PodOptions) {
+/// Fetches images of the platform given by `--platform`.
+fn set_platform(config: &mut gantry_engine::FetchConfig, options: &crate::grammar::PodOptions) {
     if let Some(platform) = &options.platform {
         config.platform = platform.clone();
     }
 }
 
-/// What `run` and `prepare` have in common once the command line is understood.
-struct Made {
+/// A validated request of `run` or `prepare`.
+struct ResolvedRequest {
     context: Context,
     spec: PodSpec,
     options: crate::grammar::PodOptions,
 }
 
-fn made(request: Request, command: &'static str) -> Result<Made, Failure> {
+fn resolve_request(request: Request, command: &'static str) -> Result<ResolvedRequest, Failure> {
     let Request { globals, mut spec, options } = request;
     match &options.pod_manifest {
-        Some(path) => spec = manifest(path)?,
+        Some(path) => spec = read_manifest(path)?,
         None => environment::apply(&mut spec, &options)?,
     }
-    need_host_volumes(&spec)?;
-    Ok(Made { context: Context::new(globals, command), spec, options })
+    check_host_volumes(&spec)?;
+    Ok(ResolvedRequest { context: Context::new(globals, command), spec, options })
 }
 
-/// Refuses volumes of the host that are not there, before anything is made of the pod.
-fn need_host_volumes(spec: &PodSpec) -> Result<(), Failure> {
+/// Refuses host volumes whose source does not exist, before anything of the pod is created.
+fn check_host_volumes(spec: &PodSpec) -> Result<(), Failure> {
     for volume in &spec.volumes {
         let VolumeKind::Host { source, .. } = &volume.kind else { continue };
         if std::fs::metadata(source).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
@@ -163,24 +165,24 @@ fn need_host_volumes(spec: &PodSpec) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A manifest is at most this long.
-const MOST_MANIFEST: u64 = 1 << 20;
+/// The maximum size of a pod manifest in bytes.
+const MAX_MANIFEST_SIZE: u64 = 1 << 20;
 
-fn manifest(path: &Path) -> Result<PodSpec, Failure> {
+fn read_manifest(path: &Path) -> Result<PodSpec, Failure> {
     use std::io::Read as _;
     let failed = || io("read the pod manifest", path.display().to_string());
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(failed())?;
-    file.take(MOST_MANIFEST + 1).read_to_end(&mut bytes).map_err(failed())?;
-    if bytes.len() as u64 > MOST_MANIFEST {
-        let why = format!("is longer than {MOST_MANIFEST} bytes: it cannot be a pod manifest");
+    file.take(MAX_MANIFEST_SIZE + 1).read_to_end(&mut bytes).map_err(failed())?;
+    if bytes.len() as u64 > MAX_MANIFEST_SIZE {
+        let why = format!("is longer than {MAX_MANIFEST_SIZE} bytes: it cannot be a pod manifest");
         return Err(CliError::Content { path: path.to_owned(), why }.into());
     }
     Ok(gantry_engine::parse_manifest(&bytes)?)
 }
 
-/// How the pod of this specification is shown in the foreground.
-fn shown(spec: &PodSpec, options: &PodOptions) -> impl FnOnce(PodId) -> Shown + use<> {
+/// The foreground view of a pod with this specification.
+fn foreground_pod(spec: &PodSpec, options: &PodOptions) -> impl FnOnce(PodId) -> ForegroundPod + use<> {
     let wanted = |app: &&AppSpec| app.terminal || app.stdin;
     let interactive = spec.apps.iter().find(wanted).map(|app| Interactive {
         app: app.name.clone(),
@@ -188,32 +190,32 @@ fn shown(spec: &PodSpec, options: &PodOptions) -> impl FnOnce(PodId) -> Shown + 
         terminal: app.terminal,
     });
     let apps = spec.apps.iter().map(|app| app.name.clone()).collect();
-    let (signals, detach_keys) = (proxy(options), options.detach_keys.clone());
-    move |id| Shown { id, apps, interactive, own: true, signals, detach_keys }
+    let (signals, detach_keys) = (signal_proxy(options), options.detach_keys.clone());
+    move |id| ForegroundPod { id, apps, interactive, own: true, signals, detach_keys }
 }
 
-fn proxy(options: &PodOptions) -> SignalProxy {
+fn signal_proxy(options: &PodOptions) -> SignalProxy {
     if options.no_sig_proxy { SignalProxy::Off } else { SignalProxy::On }
 }
 
 fn follow(
     engine: &Engine,
-    shown: Shown,
+    shown: ForegroundPod,
     mut running: Running,
     signals: Option<Signals>,
     remove: bool,
 ) -> Result<u8, Failure> {
     let id = shown.id;
     let end = running.end.take().map_or_else(|| engine.watch_end(id), Ok)?;
-    let live = Live { output: running.output.take(), end };
+    let live = LivePod { output: running.output.take(), end };
     let outcome = foreground::follow(engine, &shown, live, signals);
     if remove {
-        // With force: should following it have failed, it may still be on its way down.
+        // With force: if following it failed, the pod may still be stopping.
         match engine.rm(id, true) {
             Ok(()) => {}
             // It was removed at its end, or by another command.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            // The first failure is the one that is told.
+            // The first failure is the one to report.
             Err(error) if outcome.is_ok() => return Err(error.into()),
             Err(_) => {}
         }
@@ -221,9 +223,9 @@ fn follow(
     outcome
 }
 
-/// Says how a word after the first image was read, where that may be the cause: an image among several that cannot be
-/// had, or a command that does not exist.
-fn hinted(failure: Failure, hint: Option<&str>, image_of_several: bool) -> Failure {
+/// Adds how the parser classified the word after the first image, if that may be the cause: one of several images is not
+/// available, or the command does not exist.
+fn with_hint(failure: Failure, hint: Option<&str>, image_of_several: bool) -> Failure {
     match (failure.kind(), hint) {
         (ErrorKind::NotFound | ErrorKind::Invalid, Some(hint)) if image_of_several => failure.with_hint(hint),
         (ErrorKind::CommandNotFound, Some(hint)) => failure.with_hint(hint),

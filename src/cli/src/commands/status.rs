@@ -6,28 +6,29 @@ use std::time::Duration;
 use gantry_engine::PodRow;
 use gantry_model::{AppState, PodNetwork};
 
+use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit;
+use crate::exit::{self, CommandKind};
 use crate::failure::{CliError, Failure};
 use crate::pods::Pods;
 use crate::render::network::{self, Families};
-use crate::render::pod::{self, Document};
-use crate::render::{Form, escape, json};
+use crate::render::pod::{self, PodJson};
+use crate::render::{OutputFormat, escape, json};
 
 /// Arguments of `status`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Status {
     #[command(flatten)]
     pods: Pods,
-    /// Wait until the pod has ended, at most for this long
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = wait, value_name = "DURATION")]
+    /// Wait until the pod has exited, at most for this long
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_wait, value_name = "DURATION")]
     wait: Option<Wait>,
-    /// Wait until the pod runs or has ended, at most for this long
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = wait, value_name = "DURATION")]
+    /// Wait until the pod is running or has exited, at most for this long
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_wait, value_name = "DURATION")]
     wait_ready: Option<Wait>,
-    /// Form of the answer
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
-    form: Form,
+    /// Output format
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    format: OutputFormat,
 }
 
 /// Whether and how long to wait.
@@ -39,45 +40,51 @@ enum Wait {
 }
 
 /// rkt's `--wait[=bool or duration]`.
-fn wait(text: &str) -> Result<Wait, String> {
+fn parse_wait(text: &str) -> Result<Wait, String> {
     match text {
         "true" => Ok(Wait::Forever),
         "false" => Ok(Wait::No),
-        _ => super::stop::seconds(text).map(Wait::For),
+        _ => super::stop::parse_duration(text).map(Wait::For),
     }
 }
 
-/// Shows where pods stand.
-pub(crate) fn status(context: &Context, args: &Status) -> Result<u8, Failure> {
-    let engine = context.look()?;
-    let several = args.pods.are_several();
-    let mut found = Vec::new();
-    let mut first = true;
-    let worst = args.pods.each(&engine, context.globals.debug, |id| {
-        if let Some((deadline, limit)) = deadline(args.wait_ready) {
-            engine.wait_ready(id, deadline)?.ok_or(CliError::TimedOut(id, "ready", limit))?;
-        }
-        if let Some((deadline, limit)) = deadline(args.wait) {
-            engine.wait(id, deadline)?.ok_or(CliError::TimedOut(id, "over", limit))?;
-        }
-        let row = engine.status(id)?.row;
-        let networks = row.networks.read()?;
-        if args.form != Form::Table {
-            found.push((row, networks));
-            return Ok(exit::OK);
-        }
-        let shown = network::text(&row, Families::Both)?;
-        json::to_stdout(|out| {
-            if several {
-                writeln!(out, "{}id={id}", if std::mem::take(&mut first) { "" } else { "\n" })?;
+/// Shows the state of pods.
+impl RunCommand for Status {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open_to_read()?;
+        let several = self.pods.are_several();
+        let mut found = Vec::new();
+        let mut first = true;
+        let worst = self.pods.for_each(&engine, context.globals.debug, |id| {
+            if let Some((deadline, limit)) = deadline(self.wait_ready) {
+                engine.wait_ready(id, deadline)?.ok_or(CliError::TimedOut(id, "ready", limit))?;
             }
-            lines(out, &row, &shown, &networks)
+            if let Some((deadline, limit)) = deadline(self.wait) {
+                engine.wait(id, deadline)?.ok_or(CliError::TimedOut(id, "over", limit))?;
+            }
+            let row = engine.status(id)?.row;
+            let networks = row.networks.read()?;
+            if self.format != OutputFormat::Table {
+                found.push((row, networks));
+                return Ok(exit::OK);
+            }
+            let shown = network::summary(&row, Families::Both)?;
+            json::to_stdout(|out| {
+                if several {
+                    writeln!(out, "{}id={id}", if std::mem::take(&mut first) { "" } else { "\n" })?;
+                }
+                write_status(out, &row, &shown, &networks)
+            })?;
+            Ok(exit::OK)
         })?;
-        Ok(exit::OK)
-    })?;
-    let documents = found.iter().map(|(row, networks)| Document::spread(row, networks));
-    json::to_stdout(|out| json::one_or_several(out, args.form, several && args.form != Form::Table, documents))?;
-    Ok(worst)
+        let documents = found.iter().map(|(row, networks)| PodJson::with_networks(row, networks));
+        json::to_stdout(|out| {
+            json::write_one_or_several(out, self.format, several && self.format != OutputFormat::Table, documents)
+        })?;
+        Ok(worst)
+    }
 }
 
 fn deadline(wait: Option<Wait>) -> Option<(Option<Duration>, Duration)> {
@@ -88,10 +95,10 @@ fn deadline(wait: Option<Wait>) -> Option<(Option<Duration>, Duration)> {
     }
 }
 
-/// rkt's lines: `state=`, `created=` … and `app-NAME=CODE` for apps that have ended; and the interfaces and ports of a pod
-/// that runs.
-fn lines(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodNetwork]) -> io::Result<()> {
-    let run = pod::run(&row.phase);
+/// Writes rkt's lines: `state=`, `created=` … and `app-NAME=CODE` for apps that have exited; and the interfaces and ports of
+/// a running pod.
+fn write_status(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodNetwork]) -> io::Result<()> {
+    let run = pod::pod_run(&row.phase);
     writeln!(out, "state={}", row.phase.name())?;
     writeln!(out, "created={}", row.created.rfc3339())?;
     if let Some(started) = run.started {
@@ -101,7 +108,7 @@ fn lines(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodNetwork]
             writeln!(out, "pid={pid}")?;
         }
         writeln!(out, "exited={}", run.ended.is_some())?;
-        // Of a pod that has ended they may be somebody else's by now.
+        // Another pod may have the addresses and ports of an exited pod by now.
         let networks = networks.iter().filter(|_| run.ended.is_none());
         networks.flat_map(network::details).try_for_each(|line| writeln!(out, "{}", escape::text(&line)))?;
     }
@@ -128,7 +135,7 @@ mod tests {
     #[test]
     fn a_pod_that_ended() {
         let mut out = Vec::new();
-        lines(&mut out, &crate::render::pod::tests::ended(), "none", &[]).unwrap();
+        write_status(&mut out, &crate::render::pod::tests::ended(), "none", &[]).unwrap();
         let want = "state=exited\ncreated=1970-01-01T00:00:00.000000000Z\nstarted=1970-01-01T00:00:01.000000000Z\n\
                     networks=none\nexited=true\nended=1970-01-01T00:00:02.000000001Z\nexit-code=139\n\
                     reason=app b failed\napp-a=0\napp-b=139\n";
@@ -146,7 +153,7 @@ mod tests {
         };
         let mut out = Vec::new();
         let networks = [crate::render::network::tests::network()];
-        lines(&mut out, &row, "default:ip4=10.121.0.2,ip6=fd67::2", &networks).unwrap();
+        write_status(&mut out, &row, "default:ip4=10.121.0.2,ip6=fd67::2", &networks).unwrap();
         let text = String::from_utf8(out).unwrap();
         let lines: Vec<_> = text.lines().skip(3).collect();
         assert_eq!(lines[..3], ["networks=default:ip4=10.121.0.2,ip6=fd67::2", "pid=7", "exited=false"]);
@@ -157,8 +164,8 @@ mod tests {
     #[test]
     fn waits() {
         for (text, want) in [("true", Wait::Forever), ("false", Wait::No), ("2s", Wait::For(Duration::from_secs(2)))] {
-            assert_eq!(wait(text), Ok(want));
+            assert_eq!(parse_wait(text), Ok(want));
         }
-        assert!(wait("maybe").is_err());
+        assert!(parse_wait("maybe").is_err());
     }
 }

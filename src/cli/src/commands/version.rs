@@ -2,33 +2,42 @@
 
 use serde::Serialize;
 
+use crate::commands::RunCommand;
+use crate::context::Context;
 use crate::exit;
 use crate::failure::Failure;
-use crate::render::{Form, json};
+use crate::render::{OutputFormat, json};
 
 /// Arguments of `version`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Version {
-    /// Form of the answer
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
-    form: Form,
+    /// Output format
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    format: OutputFormat,
 }
 
 /// The JSON form.
 #[derive(Serialize)]
-struct Document {
+struct VersionJson {
     version: &'static str,
     os: &'static str,
     architecture: &'static str,
 }
 
 /// Prints the version.
-pub(crate) fn version(args: &Version) -> Result<u8, Failure> {
-    let document =
-        Document { version: env!("CARGO_PKG_VERSION"), os: std::env::consts::OS, architecture: std::env::consts::ARCH };
-    json::to_stdout(|out| match args.form {
-        Form::Table => writeln!(out, "gantry {} {}/{}", document.version, document.os, document.architecture),
-        form => json::document(out, form, &document),
-    })?;
-    Ok(exit::OK)
+impl RunCommand for Version {
+    fn run(&self, _: &Context) -> Result<u8, Failure> {
+        let document = VersionJson {
+            version: env!("CARGO_PKG_VERSION"),
+            os: std::env::consts::OS,
+            architecture: std::env::consts::ARCH,
+        };
+        json::to_stdout(|out| match self.format {
+            OutputFormat::Table => {
+                writeln!(out, "gantry {} {}/{}", document.version, document.os, document.architecture)
+            }
+            format => json::write_document(out, format, &document),
+        })?;
+        Ok(exit::OK)
+    }
 }

@@ -1,4 +1,4 @@
-//! `gantry volume`: volumes that outlive pods.
+//! `gantry volume`: named volumes.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -8,38 +8,42 @@ use gantry_engine::{Engine, VolumeRow};
 use gantry_model::Timestamp;
 use serde::Serialize;
 
+use crate::commands::RunCommand;
 use crate::context::{self, Context};
-use crate::exit::{self, Asking};
+use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
-use crate::render::json::{self, At, Text};
+use crate::render::json::{self, DisplayJson, TimeJson};
 use crate::render::table::Table;
-use crate::render::{Form, Indented, Output, size, time};
+use crate::render::{Indented, Output, OutputFormat, size, time};
 
-/// What can be done with volumes.
+/// The subcommands of `volume`.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Volume {
-    /// Make volumes; one that is there stays as it is
+    /// Create volumes; existing ones stay unchanged
     Create(Create),
     /// List volumes and the pods that mount them
     #[command(visible_alias = "ls")]
     List(List),
-    /// Show all that is known of volumes, as JSON
+    /// Show volumes as JSON
     Inspect(Inspect),
-    /// Remove volumes that no pod mounts, with all that is in them
+    /// Remove volumes and their data; fails if a pod mounts them
     #[command(visible_alias = "remove")]
     Rm(Rm),
-    /// Remove all volumes that no pod mounts, running or not
+    /// Remove all volumes that no pod mounts
     Prune(Prune),
 }
 
-/// Executes the subcommand.
-pub(crate) fn volume(context: &Context, volume: &Volume) -> Result<u8, Failure> {
-    match volume {
-        Volume::Create(args) => create(context, args),
-        Volume::List(args) => list(context, args),
-        Volume::Inspect(args) => inspect(context, args),
-        Volume::Rm(args) => rm(context, args),
-        Volume::Prune(args) => prune(context, args),
+impl RunCommand for Volume {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        match self {
+            Self::Create(args) => create(context, args),
+            Self::List(args) => list(context, args),
+            Self::Inspect(args) => inspect(context, args),
+            Self::Rm(args) => rm(context, args),
+            Self::Prune(args) => prune(context, args),
+        }
     }
 }
 
@@ -89,31 +93,31 @@ pub(crate) struct Rm {
 /// Arguments of `volume prune`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Prune {
-    /// Change nothing, say what would be removed
+    /// Show what would be removed; remove nothing
     #[arg(long)]
     dry_run: bool,
 }
 
-/// A volume as JSON. The names of the fields are a promise.
+/// A volume as JSON. The field names are stable.
 #[derive(Serialize)]
-struct Document<'a> {
+struct VolumeJson<'a> {
     name: &'a str,
-    created: At,
+    created: TimeJson,
     labels: &'a BTreeMap<String, String>,
     /// The directory that apps see.
     path: String,
     /// The pods that mount it, in whatever phase they are.
-    pods: Vec<Text<gantry_model::PodId>>,
+    pods: Vec<DisplayJson<gantry_model::PodId>>,
 }
 
-impl<'a> Document<'a> {
-    fn of(engine: &Engine, row: &'a VolumeRow) -> Self {
+impl<'a> VolumeJson<'a> {
+    fn from_row(engine: &Engine, row: &'a VolumeRow) -> Self {
         Self {
             name: row.name.as_str(),
-            created: At(row.created),
+            created: TimeJson(row.created),
             labels: &row.labels,
             path: engine.volume_data(&row.name).to_string_lossy().into_owned(),
-            pods: row.pods.iter().copied().map(Text).collect(),
+            pods: row.pods.iter().copied().map(DisplayJson).collect(),
         }
     }
 }
@@ -129,12 +133,12 @@ fn create(context: &Context, args: &Create) -> Result<u8, Failure> {
 }
 
 fn list(context: &Context, args: &List) -> Result<u8, Failure> {
-    let engine = context.look()?;
+    let engine = context.open_to_read()?;
     let volumes = engine.volumes()?;
-    json::to_stdout(|out| match args.output.form {
+    json::to_stdout(|out| match args.output.format {
         _ if args.output.quiet => volumes.iter().try_for_each(|row| writeln!(out, "{}", row.name)),
-        Form::Table => table(out, &volumes, args.output.full, !args.output.no_legend, gantry_engine::now()),
-        form => json::items(out, form, volumes.iter().map(|row| Document::of(&engine, row))),
+        OutputFormat::Table => table(out, &volumes, args.output.full, !args.output.no_legend, gantry_engine::now()),
+        format => json::write_items(out, format, volumes.iter().map(|row| VolumeJson::from_row(&engine, row))),
     })?;
     Ok(exit::OK)
 }
@@ -157,11 +161,11 @@ fn table(out: &mut dyn Write, volumes: &[VolumeRow], full: bool, legend: bool, n
 }
 
 fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
-    let engine = context.look()?;
+    let engine = context.open_to_read()?;
     let names: Vec<String> = args.volumes.iter().map(ToString::to_string).collect();
-    Ok(context::each(&names, context.globals.debug, Asking::Existence, &mut |name| {
+    Ok(context::for_each(&names, context.globals.debug, CommandKind::Query, &mut |name| {
         let row = engine.volume(&name.parse()?)?;
-        json::to_stdout(|out| json::document(out, args.output.form, &Document::of(&engine, &row)))?;
+        json::to_stdout(|out| json::write_document(out, args.output.format, &VolumeJson::from_row(&engine, &row)))?;
         Ok(exit::OK)
     }))
 }
@@ -169,7 +173,7 @@ fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
 fn rm(context: &Context, args: &Rm) -> Result<u8, Failure> {
     let engine = context.open("volume rm")?;
     let names: Vec<String> = args.volumes.iter().map(ToString::to_string).collect();
-    Ok(context::each(&names, context.globals.debug, Asking::Existence, &mut |name| {
+    Ok(context::for_each(&names, context.globals.debug, CommandKind::Query, &mut |name| {
         engine.volume_rm(&name.parse()?)?;
         json::to_stdout(|out| writeln!(out, "{name}"))?;
         Ok(exit::OK)
@@ -194,7 +198,7 @@ fn prune(context: &Context, args: &Prune) -> Result<u8, Failure> {
     }
     let names: Vec<String> = unused.iter().map(|row| row.name.to_string()).collect();
     let mut freed = 0;
-    let code = context::each(&names, context.globals.debug, Asking::Existence, &mut |name| {
+    let code = context::for_each(&names, context.globals.debug, CommandKind::Query, &mut |name| {
         freed += engine.volume_rm(&name.parse()?)?;
         Ok(exit::OK)
     });

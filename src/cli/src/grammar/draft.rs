@@ -21,7 +21,7 @@ pub(super) struct Draft<'a> {
     pub(super) common: AppDraft,
     pub(super) apps: Vec<AppDraft>,
     /// Flags given that a pod manifest takes the place of.
-    pub(super) beside_manifest: Vec<String>,
+    pub(super) not_with_manifest: Vec<String>,
     /// The place of use.
     pub(super) caller: &'a Caller<'a>,
 }
@@ -81,7 +81,7 @@ pub(super) struct CapsDraft {
 }
 
 impl CapsDraft {
-    fn settled(self) -> Result<Option<Capabilities>, UsageError> {
+    fn resolve(self) -> Result<Option<Capabilities>, UsageError> {
         let docker = !self.add.is_empty() || !self.drop.is_empty();
         match (self.retain, self.remove) {
             (Some(_), Some(_)) => {
@@ -109,7 +109,7 @@ impl<'a> Draft<'a> {
             labels: BTreeMap::new(),
             common: AppDraft::default(),
             apps: Vec::new(),
-            beside_manifest: Vec::new(),
+            not_with_manifest: Vec::new(),
             caller,
         }
     }
@@ -130,8 +130,8 @@ impl<'a> Draft<'a> {
         let (insecure, stdin, terminal) = (self.globals.insecure(), self.options.stdin, self.options.terminal);
         let mut volumes = Volumes::new(self.volumes);
         let mut apps = Vec::with_capacity(self.apps.len());
-        let common_mounts = volumes.mounts_of(&self.common.binds);
-        let common_caps = self.common.caps.clone().settled()?;
+        let common_mounts = volumes.add_mounts(&self.common.binds);
+        let common_caps = self.common.caps.clone().resolve()?;
         for draft in self.apps {
             let mut app = draft.onto(&self.common, &common_mounts, common_caps.as_ref(), &mut volumes)?;
             (app.stdin, app.terminal) = (stdin, terminal);
@@ -156,7 +156,7 @@ impl<'a> Draft<'a> {
     }
 
     fn finish_with_manifest(self) -> Result<Request, UsageError> {
-        let beside = match (self.apps.first(), self.beside_manifest.first()) {
+        let beside = match (self.apps.first(), self.not_with_manifest.first()) {
             (Some(app), _) => Some(format!("image '{}'", gantry_model::id::shown(&app.image))),
             (None, flag) => flag.cloned(),
         };
@@ -170,7 +170,7 @@ impl<'a> Draft<'a> {
 }
 
 impl AppDraft {
-    pub(super) fn of(image: &str) -> Self {
+    pub(super) fn for_image(image: &str) -> Self {
         Self { image: image.to_owned(), ..Self::default() }
     }
 
@@ -201,7 +201,7 @@ impl AppDraft {
         app.supplementary_gids = self.gids.or_else(|| common.gids.clone()).unwrap_or_default();
         app.working_dir = self.working_dir.or_else(|| common.working_dir.clone());
         app.environment = merged_environment([&common.environment[..], &self.environment]);
-        app.mounts = [common_mounts, &common.mounts, &self.mounts, &volumes.mounts_of(&self.binds)].concat();
+        app.mounts = [common_mounts, &common.mounts, &self.mounts, &volumes.add_mounts(&self.binds)].concat();
         app.read_only_root = self.read_only_root.or(common.read_only_root).unwrap_or(false);
         app.limits = Limits {
             memory: self.limits.memory.or(common.limits.memory),
@@ -209,7 +209,7 @@ impl AppDraft {
             cpu_shares: self.limits.cpu_shares.or(common.limits.cpu_shares),
             pids: self.limits.pids.or(common.limits.pids),
         };
-        app.capabilities = self.caps.settled()?.or_else(|| common_caps.cloned()).unwrap_or_default();
+        app.capabilities = self.caps.resolve()?.or_else(|| common_caps.cloned()).unwrap_or_default();
         app.seccomp = self.seccomp.or_else(|| common.seccomp.clone()).unwrap_or_default();
         app.new_privileges = !self.no_new_privileges.or(common.no_new_privileges).unwrap_or(true);
         app.oom_score_adj = self.oom_score_adj.or(common.oom_score_adj);
@@ -269,11 +269,11 @@ impl Volumes {
         Self { list, binds: 0 }
     }
 
-    fn mounts_of(&mut self, binds: &[Bind]) -> Vec<MountSpec> {
-        binds.iter().map(|bind| self.mount_of(bind)).collect()
+    fn add_mounts(&mut self, binds: &[Bind]) -> Vec<MountSpec> {
+        binds.iter().map(|bind| self.add_mount(bind)).collect()
     }
 
-    fn mount_of(&mut self, bind: &Bind) -> MountSpec {
+    fn add_mount(&mut self, bind: &Bind) -> MountSpec {
         let (kind, read_only) = match &bind.source {
             BindSource::Host(source) => (VolumeKind::Host { source: source.clone(), recursive: true }, bind.read_only),
             BindSource::Named(volume) => (VolumeKind::Named { volume: volume.clone() }, false),

@@ -3,7 +3,7 @@
 use super::Pull;
 use super::draft::{Bind, Draft};
 use super::network;
-use super::values::{self, Why};
+use super::values::{self, ValueError};
 use crate::render::wrap;
 
 /// Whether a flag takes a value.
@@ -28,7 +28,7 @@ pub(crate) enum Scope {
     App,
 }
 
-type Setter = fn(&mut Draft<'_>, &str) -> Result<(), Why>;
+type Setter = fn(&mut Draft<'_>, &str) -> Result<(), ValueError>;
 
 /// A flag.
 pub(crate) struct Flag {
@@ -39,7 +39,7 @@ pub(crate) struct Flag {
     pub(crate) value: &'static str,
     pub(crate) scope: Scope,
     /// A pod flag whose place a pod manifest takes.
-    pub(super) of_spec: bool,
+    pub(super) in_manifest: bool,
     pub(super) run_only: bool,
     pub(crate) help: &'static str,
     pub(super) set: Setter,
@@ -62,7 +62,7 @@ impl Flag {
 }
 
 const fn switch(scope: Scope, names: &'static [&'static str], help: &'static str, set: Setter) -> Flag {
-    Flag { names, short: None, arity: Arity::Switch, value: "", scope, of_spec: false, run_only: false, help, set }
+    Flag { names, short: None, arity: Arity::Switch, value: "", scope, in_manifest: false, run_only: false, help, set }
 }
 
 const fn valued(
@@ -72,7 +72,7 @@ const fn valued(
     help: &'static str,
     set: Setter,
 ) -> Flag {
-    Flag { names, short: None, arity: Arity::Value, value, scope, of_spec: false, run_only: false, help, set }
+    Flag { names, short: None, arity: Arity::Value, value, scope, in_manifest: false, run_only: false, help, set }
 }
 
 impl Flag {
@@ -85,8 +85,8 @@ impl Flag {
     }
 
     /// It says something about the pod that a pod manifest says too.
-    const fn of_spec(self) -> Self {
-        Self { of_spec: true, ..self }
+    const fn in_manifest(self) -> Self {
+        Self { in_manifest: true, ..self }
     }
 
     const fn optional(self) -> Self {
@@ -102,9 +102,9 @@ pub(crate) static FLAGS: &[Flag] = &[
     valued(Pod, &["net"], "NET,…", "none, host, all, or networks: NAME[:KEY=VALUE[;KEY=VALUE…]]; alone: default", |d, v| {
         d.network.net(v)
     })
-    .of_spec()
+    .in_manifest()
     .optional(),
-    valued(Pod, &["network"], "NET,…", "the same, as docker spells it", |d, v| d.network.net(&values::text(v)?)).of_spec(),
+    valued(Pod, &["network"], "NET,…", "the same, as docker spells it", |d, v| d.network.net(&values::text(v)?)).in_manifest(),
     valued(
         Pod,
         &["port", "publish"],
@@ -115,40 +115,40 @@ pub(crate) static FLAGS: &[Flag] = &[
         |d, v| d.network.port(v),
     )
     .short('p')
-    .of_spec(),
+    .in_manifest(),
     switch(Pod, &["publish-all"], "publish every port that the images declare, each at a free port of the host", |d, v| {
         d.network.publish_all(values::boolean(v)?);
         Ok(())
     })
     .short('P')
-    .of_spec(),
+    .in_manifest(),
     valued(Pod, &["dns"], "IP,…|host|none", "name servers; the host's resolv.conf; or the image's own", |d, v| {
         d.network.dns(v)
     })
-    .of_spec(),
+    .in_manifest(),
     valued(Pod, &["dns-search"], "DOMAIN", "where short names are looked up", |d, v| {
         let domain = network::domain(v)?;
         d.network.given()?.search.push(domain);
         Ok(())
     })
-    .of_spec(),
+    .in_manifest(),
     valued(Pod, &["dns-opt", "dns-option"], "OPTION", "an option of the resolver, such as ndots:2", |d, v| {
         let option = values::word(v)?;
         d.network.given()?.options.push(option);
         Ok(())
     })
-    .of_spec(),
+    .in_manifest(),
     valued(Pod, &["dns-domain"], "DOMAIN", "the local domain", |d, v| {
         let domain = network::domain(v)?;
         d.network.given()?.domain = Some(domain);
         Ok(())
     })
-    .of_spec(),
+    .in_manifest(),
     valued(Pod, &["hosts-entry"], "IP=NAME,…|host", "lines of /etc/hosts, or the host's file", |d, v| {
         d.network.hosts_entry(v)
     })
-    .of_spec(),
-    valued(Pod, &["add-host"], "NAME:IP", "the same, as docker spells it", |d, v| d.network.add_host(v)).of_spec(),
+    .in_manifest(),
+    valued(Pod, &["add-host"], "NAME:IP", "the same, as docker spells it", |d, v| d.network.add_host(v)).in_manifest(),
     valued(
         Pod,
         &["volume"],
@@ -159,12 +159,12 @@ pub(crate) static FLAGS: &[Flag] = &[
         set_volume,
     )
     .short('v')
-    .of_spec(),
+    .in_manifest(),
     valued(Pod, &["hostname"], "NAME", "host name in the pod (gantry- and the first 8 digits of its id)", |d, v| {
         d.hostname = Some(values::text(v)?);
         Ok(())
     })
-    .of_spec(),
+    .in_manifest(),
     switch(Pod, &["detach"], "print the pod's id when it is ready, and return", |d, v| {
         d.options.detach = values::boolean(v)?;
         Ok(())
@@ -182,7 +182,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     })
     .run_only(),
     valued(Pod, &["detach-keys"], "KEYS", "keys that leave a pod with a terminal (ctrl-p,ctrl-q); empty: none", |d, v| {
-        d.options.detach_keys = v.parse().map_err(Why::Text)?;
+        d.options.detach_keys = v.parse().map_err(ValueError::Invalid)?;
         Ok(())
     })
     .run_only(),
@@ -191,21 +191,21 @@ pub(crate) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .short('i')
-    .of_spec(),
+    .in_manifest(),
     switch(Pod, &["tty"], "give the app a terminal", |d, v| {
         d.options.terminal = values::boolean(v)?;
         Ok(())
     })
     .short('t')
-    .of_spec(),
+    .in_manifest(),
     switch(Pod, &["interactive"], "both: -i and -t", |d, v| {
         d.options.stdin = values::boolean(v)?;
         d.options.terminal = d.options.stdin;
         Ok(())
     })
-    .of_spec(),
+    .in_manifest(),
     valued(Pod, &["platform"], "OS/ARCH", "platform of the images, where there is a choice: linux/arm64 …", |d, v| {
-        d.options.platform = Some(v.parse().map_err(|error: gantry_engine::PlatformError| Why::Text(error.to_string()))?);
+        d.options.platform = Some(v.parse().map_err(|error: gantry_engine::PlatformError| ValueError::Invalid(error.to_string()))?);
         Ok(())
     }),
     valued(Pod, &["pull-policy", "pull"], "never|new|update|newer", "when to ask the registry (new: what is not here)", |d, v| {
@@ -224,18 +224,18 @@ pub(crate) static FLAGS: &[Flag] = &[
         d.options.inherit_env = values::boolean(v)?;
         Ok(())
     })
-    .of_spec(),
+    .in_manifest(),
     valued(Pod, &["set-env"], "NAME=VALUE", "a variable for every app", |d, v| {
         let variable = values::variable(v, d.caller.variable)?;
         d.options.set_env.extend(variable);
         Ok(())
     })
-    .of_spec(),
+    .in_manifest(),
     valued(Pod, &["set-env-file", "env-file"], "FILE", "a file of NAME=VALUE lines for every app", |d, v| {
         d.options.env_files.push(values::text(v)?.into());
         Ok(())
     })
-    .of_spec(),
+    .in_manifest(),
     valued(Pod, &["pod-manifest"], "FILE", "take the whole pod from this file, as 'gantry cat-manifest' prints it", |d, v| {
         d.options.pod_manifest = Some(values::text(v)?.into());
         Ok(())
@@ -249,10 +249,10 @@ pub(crate) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .short('l')
-    .of_spec(),
+    .in_manifest(),
     valued(Pod, &["ipc"], "private", "every pod has its own IPC namespace", |_, v| match v {
         "private" | "auto" => Ok(()),
-        _ => Err(Why::NotYet("every pod has its own IPC namespace")),
+        _ => Err(ValueError::Unsupported("every pod has its own IPC namespace")),
     }),
     switch(Pod, &["quiet"], "show no progress", |d, v| {
         d.options.quiet = values::boolean(v)?;
@@ -375,34 +375,34 @@ pub(crate) static FLAGS: &[Flag] = &[
     }),
     valued(Global, &["insecure-options"], "OPTION,…", "give up protection: http, tls, image, seccomp, capabilities, …", |d, v| {
         for option in v.split(',') {
-            d.globals.insecure_options.push(crate::globals::insecure_option(option).map_err(Why::Text)?);
+            d.globals.insecure_options.push(crate::globals::insecure_option(option).map_err(ValueError::Invalid)?);
         }
         Ok(())
     }),
     valued(Global, &["progress"], "auto|plain|none", "how progress is shown", |d, v| {
         d.globals.progress = <crate::globals::ProgressMode as clap::ValueEnum>::from_str(v, false)
-            .map_err(|_| Why::Text(format!("'{}' is not auto, plain or none", gantry_model::id::shown(v))))?;
+            .map_err(|_| ValueError::Invalid(format!("'{}' is not auto, plain or none", gantry_model::id::shown(v))))?;
         Ok(())
     }),
 ];
 
-fn pull(value: &str) -> Result<Pull, Why> {
+fn pull(value: &str) -> Result<Pull, ValueError> {
     <Pull as clap::ValueEnum>::from_str(value, false)
-        .map_err(|_| Why::Text(format!("'{}' is not never, new or update", gantry_model::id::shown(value))))
+        .map_err(|_| ValueError::Invalid(format!("'{}' is not never, new or update", gantry_model::id::shown(value))))
 }
 
-fn set_volume(draft: &mut Draft<'_>, value: &str) -> Result<(), Why> {
+fn set_volume(draft: &mut Draft<'_>, value: &str) -> Result<(), ValueError> {
     match values::volume(value, draft.caller.directory.as_deref())? {
         values::Volume::Named(volume) => draft.volumes.push(volume),
-        values::Volume::Bound(bind) => push_bind(draft, bind),
+        values::Volume::Bind(bind) => push_bind(draft, bind),
     }
     Ok(())
 }
 
-fn set_mount(draft: &mut Draft<'_>, value: &str) -> Result<(), Why> {
+fn set_mount(draft: &mut Draft<'_>, value: &str) -> Result<(), ValueError> {
     match values::mount(value)? {
-        values::Mount::Of(mount) => draft.app().mounts.push(mount),
-        values::Mount::Bound(bind) => push_bind(draft, bind),
+        values::Mount::Volume(mount) => draft.app().mounts.push(mount),
+        values::Mount::Bind(bind) => push_bind(draft, bind),
     }
     Ok(())
 }
@@ -411,11 +411,11 @@ fn push_bind(draft: &mut Draft<'_>, bind: Bind) {
     draft.app().binds.push(bind);
 }
 
-fn set_security(draft: &mut Draft<'_>, value: &str) -> Result<(), Why> {
+fn set_security(draft: &mut Draft<'_>, value: &str) -> Result<(), ValueError> {
     match value.split_once(['=', ':']).unwrap_or((value, "true")) {
         ("no-new-privileges", value) => draft.app().no_new_privileges = Some(values::boolean(value)?),
         ("seccomp", "unconfined") => draft.app().seccomp = Some(values::seccomp("unconfined")?),
-        _ => return Err(Why::NotYet("known are no-new-privileges and seccomp=unconfined")),
+        _ => return Err(ValueError::Unsupported("known are no-new-privileges and seccomp=unconfined")),
     }
     Ok(())
 }

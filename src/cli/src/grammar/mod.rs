@@ -17,17 +17,17 @@
 mod draft;
 mod flags;
 mod network;
-mod not_yet;
 mod parse;
 mod second_word;
 #[cfg(test)]
 mod tests;
+mod unsupported;
 mod values;
 
 pub(crate) use draft::merged_environment;
 pub(crate) use flags::{Arity, FLAGS, Flag, Scope, help};
 pub(crate) use parse::parse;
-pub(crate) use second_word::Known;
+pub(crate) use second_word::ImageLookup;
 
 use std::path::PathBuf;
 
@@ -44,7 +44,7 @@ pub(crate) struct Caller<'a> {
     /// The working directory, where relative paths of volumes begin; `None`: it has none.
     pub(crate) directory: Option<PathBuf>,
     /// What is known of a word that may be an image, with the global flags that stand before it.
-    pub(crate) image: &'a dyn Fn(&Globals, &ImageRef) -> Known,
+    pub(crate) look_up_image: &'a dyn Fn(&Globals, &ImageRef) -> ImageLookup,
 }
 
 /// Which of the two commands is parsed.
@@ -153,7 +153,7 @@ pub(crate) enum UsageError {
     },
     /// A flag that belongs to later work.
     #[error("{flag} is not supported: {instead}")]
-    NotYet {
+    Unsupported {
         /// The flag.
         flag: String,
         /// What is there.

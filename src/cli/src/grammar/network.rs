@@ -8,7 +8,7 @@ use gantry_model::id::shown;
 use gantry_model::net::{Dns, DnsSpec, HostsSpec, MAX_PORT_RANGE, NetMode, PortSpec, PortTarget, Protocol};
 use gantry_model::{AppName, PodSpec};
 
-use super::values::{self, Why, not};
+use super::values::{self, ValueError, invalid};
 
 /// What has been said so far.
 #[derive(Default)]
@@ -31,19 +31,19 @@ enum Special {
 
 impl NetDraft {
     /// `--net`; without a value the default network, as in rkt.
-    pub(super) fn net(&mut self, value: &str) -> Result<(), Why> {
+    pub(super) fn net(&mut self, value: &str) -> Result<(), ValueError> {
         let value = if value.is_empty() { gantry_model::net::DEFAULT } else { value };
         let text = match &self.net {
             Some((earlier, _)) => format!("{earlier},{value}"),
             None => value.to_owned(),
         };
-        let mode = NetMode::from_str(&text).map_err(|error| Why::Text(error.to_string()))?;
+        let mode = NetMode::from_str(&text).map_err(|error| ValueError::Invalid(error.to_string()))?;
         self.net = Some((text, mode));
         Ok(())
     }
 
     /// `--port`.
-    pub(super) fn port(&mut self, value: &str) -> Result<(), Why> {
+    pub(super) fn port(&mut self, value: &str) -> Result<(), ValueError> {
         self.ports.push(port(value)?);
         Ok(())
     }
@@ -57,46 +57,47 @@ impl NetDraft {
     }
 
     /// `--dns`: addresses, or `host` or `none` and nothing else.
-    pub(super) fn dns(&mut self, value: &str) -> Result<(), Why> {
+    pub(super) fn dns(&mut self, value: &str) -> Result<(), ValueError> {
         let special = match value {
             "host" => Special::Host,
             "none" => Special::None,
             _ => {
                 for server in value.split(',') {
-                    let address = server.parse().or_else(|_| not(server, "an IP address, or host or none alone"))?;
+                    let address =
+                        server.parse().or_else(|_| invalid(server, "an IP address, or host or none alone"))?;
                     self.given()?.servers.push(address);
                 }
                 return Ok(());
             }
         };
         if self.given.is_some() || self.dns.is_some_and(|earlier| earlier != special) {
-            return Err(Why::Text(format!("'{value}' cannot be combined with anything else said about DNS")));
+            return Err(ValueError::Invalid(format!("'{value}' cannot be combined with anything else said about DNS")));
         }
         self.dns = Some(special);
         Ok(())
     }
 
     /// What is given in place of what networks say: any of it switches that off, as in rkt.
-    pub(super) fn given(&mut self) -> Result<&mut Dns, Why> {
+    pub(super) fn given(&mut self) -> Result<&mut Dns, ValueError> {
         match self.dns {
             None => Ok(self.given.get_or_insert_default()),
-            Some(Special::Host) => Err(Why::Text("it cannot be combined with --dns=host".into())),
-            Some(Special::None) => Err(Why::Text("it cannot be combined with --dns=none".into())),
+            Some(Special::Host) => Err(ValueError::Invalid("it cannot be combined with --dns=host".into())),
+            Some(Special::None) => Err(ValueError::Invalid("it cannot be combined with --dns=none".into())),
         }
     }
 
     /// `--hosts-entry`: `IP=NAME`, comma-separated, or `host` and nothing else.
-    pub(super) fn hosts_entry(&mut self, value: &str) -> Result<(), Why> {
+    pub(super) fn hosts_entry(&mut self, value: &str) -> Result<(), ValueError> {
         if value == "host" {
             if self.hosts != HostsSpec::default() && self.hosts != HostsSpec::Host {
-                return Err(Why::Text("'host' cannot be combined with entries of one's own".into()));
+                return Err(ValueError::Invalid("'host' cannot be combined with entries of one's own".into()));
             }
             self.hosts = HostsSpec::Host;
             return Ok(());
         }
         for entry in value.split(',') {
             let Some((address, name)) = entry.split_once('=') else {
-                return not(entry, "IP=NAME");
+                return invalid(entry, "IP=NAME");
             };
             self.host(self::address(address)?, name)?;
         }
@@ -104,25 +105,27 @@ impl NetDraft {
     }
 
     /// docker's `--add-host NAME:IP`.
-    pub(super) fn add_host(&mut self, value: &str) -> Result<(), Why> {
+    pub(super) fn add_host(&mut self, value: &str) -> Result<(), ValueError> {
         // A name has neither; an IPv6 address has colons.
         let Some((name, text)) = value.split_once([':', '=']) else {
-            return not(value, "NAME:IP");
+            return invalid(value, "NAME:IP");
         };
         if text == "host-gateway" {
-            return Err(Why::NotYet("the host is reached at the gateway that 'gantry network list -o json' shows"));
+            return Err(ValueError::Unsupported(
+                "the host is reached at the gateway that 'gantry network list -o json' shows",
+            ));
         }
         let text = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
         self.host(self::address(text)?, name)
     }
 
     /// A name more for an address.
-    fn host(&mut self, address: IpAddr, name: &str) -> Result<(), Why> {
+    fn host(&mut self, address: IpAddr, name: &str) -> Result<(), ValueError> {
         if !is_host_name(name) {
-            return not(name, "a host name");
+            return invalid(name, "a host name");
         }
         let HostsSpec::Entries(entries) = &mut self.hosts else {
-            return Err(Why::Text("entries cannot be combined with the host's file ('host')".into()));
+            return Err(ValueError::Invalid("entries cannot be combined with the host's file ('host')".into()));
         };
         match entries.iter_mut().find(|(known, _)| *known == address) {
             Some((_, names)) => names.push(name.to_owned()),
@@ -143,23 +146,23 @@ impl NetDraft {
     }
 }
 
-fn address(text: &str) -> Result<IpAddr, Why> {
-    text.parse().or_else(|_| not(text, "an IP address"))
+fn address(text: &str) -> Result<IpAddr, ValueError> {
+    text.parse().or_else(|_| invalid(text, "an IP address"))
 }
 
 /// The host's address that a port is published on.
-fn host_address(text: &str) -> Result<IpAddr, Why> {
+fn host_address(text: &str) -> Result<IpAddr, ValueError> {
     let address = address(text)?;
-    gantry_model::net::host_address(address).map_err(|error| Why::Text(error.to_string()))?;
+    gantry_model::net::host_address(address).map_err(|error| ValueError::Invalid(error.to_string()))?;
     Ok(address)
 }
 
 /// A domain of resolv.conf(5); `.` is the root.
-pub(super) fn domain(text: &str) -> Result<String, Why> {
+pub(super) fn domain(text: &str) -> Result<String, ValueError> {
     if text == "." || is_host_name(text) {
         return Ok(text.to_owned());
     }
-    not(text, "a domain name; the flag can be repeated")
+    invalid(text, "a domain name; the flag can be repeated")
 }
 
 /// Whether this can stand in `/etc/hosts` as a name (RFC 1123, and the underscores that people use).
@@ -179,9 +182,9 @@ const PORT: &str = "NAME[:[HOSTIP:]HOSTPORT] or [[HOSTIP:][HOSTPORT[-END]]:]PODP
 
 /// rkt's `NAME:[HOSTIP:]HOSTPORT`, or docker's `[HOSTIP:]HOSTPORT[-END]:PODPORT[-END][/PROTOCOL]`. It is docker's when it
 /// begins with an address or a number: a port's name has a letter.
-fn port(value: &str) -> Result<PortSpec, Why> {
+fn port(value: &str) -> Result<PortSpec, ValueError> {
     let (rest, protocol) = match value.rsplit_once('/') {
-        Some((rest, protocol)) => (rest, Some(protocol.parse::<Protocol>().map_err(Why::Text)?)),
+        Some((rest, protocol)) => (rest, Some(protocol.parse::<Protocol>().map_err(ValueError::Invalid)?)),
         None => (value, None),
     };
     let fields = fields(rest).unwrap_or_default();
@@ -195,21 +198,21 @@ fn port(value: &str) -> Result<PortSpec, Why> {
         }
         [name, port] if is_port_name(name) => named(name, None, Some(port), protocol),
         [name, ip, port] if is_port_name(name) => named(name, Some(host_address(ip)?), Some(port), protocol),
-        _ => not(value, PORT),
+        _ => invalid(value, PORT),
     }
 }
 
 /// A free port of the host is picked when the pod starts.
-fn at_a_free_port(host_ip: Option<IpAddr>, pod: &str, protocol: Protocol) -> Result<PortSpec, Why> {
+fn at_a_free_port(host_ip: Option<IpAddr>, pod: &str, protocol: Protocol) -> Result<PortSpec, ValueError> {
     let (port, count) = range(pod)?;
     Ok(PortSpec { to: PortTarget::Numbered { port, count, protocol }, host_ip, host_port: 0 })
 }
 
-fn numbered(host_ip: Option<IpAddr>, host: &str, pod: &str, protocol: Protocol) -> Result<PortSpec, Why> {
+fn numbered(host_ip: Option<IpAddr>, host: &str, pod: &str, protocol: Protocol) -> Result<PortSpec, ValueError> {
     let (host_port, host_count) = range(host)?;
     let (port, count) = range(pod)?;
     if host_count != count {
-        return Err(Why::Text(format!(
+        return Err(ValueError::Invalid(format!(
             "'{}' and '{}' are not equally many: {host_count} of the host for {count} of the pod",
             shown(host),
             shown(pod)
@@ -219,10 +222,15 @@ fn numbered(host_ip: Option<IpAddr>, host: &str, pod: &str, protocol: Protocol) 
 }
 
 /// Without a port of the host, at a free one.
-fn named(name: &str, host_ip: Option<IpAddr>, port: Option<&str>, protocol: Option<Protocol>) -> Result<PortSpec, Why> {
+fn named(
+    name: &str,
+    host_ip: Option<IpAddr>,
+    port: Option<&str>,
+    protocol: Option<Protocol>,
+) -> Result<PortSpec, ValueError> {
     if let Some(protocol) = protocol {
         let protocol = protocol.as_str();
-        return Err(Why::Text(format!(
+        return Err(ValueError::Invalid(format!(
             "port '{name}' has the protocol that its image declares: leave '/{protocol}' out"
         )));
     }
@@ -257,21 +265,23 @@ fn is_port_name(text: &str) -> bool {
 }
 
 /// `PORT` or `FIRST-LAST`: the first, and how many.
-fn range(text: &str) -> Result<(u16, u16), Why> {
+fn range(text: &str) -> Result<(u16, u16), ValueError> {
     let Some((first, last)) = text.split_once('-') else {
         return Ok((number(text)?, 1));
     };
     let (first, last) = (number(first)?, number(last)?);
     match last.checked_sub(first) {
         Some(more) if more < MAX_PORT_RANGE => Ok((first, more + 1)),
-        Some(_) => Err(Why::Text(format!("'{}' are too many ports: {MAX_PORT_RANGE} is the limit", shown(text)))),
-        None => not(text, "a range of ports: the first is the lower one"),
+        Some(_) => {
+            Err(ValueError::Invalid(format!("'{}' are too many ports: {MAX_PORT_RANGE} is the limit", shown(text))))
+        }
+        None => invalid(text, "a range of ports: the first is the lower one"),
     }
 }
 
-fn number(text: &str) -> Result<u16, Why> {
+fn number(text: &str) -> Result<u16, ValueError> {
     match values::number(text, "a port: 1 to 65535")? {
-        0 => not(text, "a port: 1 to 65535"),
+        0 => invalid(text, "a port: 1 to 65535"),
         port => Ok(port),
     }
 }

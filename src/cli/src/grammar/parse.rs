@@ -2,8 +2,8 @@
 
 use super::draft::{AppDraft, Draft};
 use super::flags::{Arity, FLAGS, Flag, Scope};
-use super::second_word::{self, Form, Known, Separator};
-use super::{Caller, Parsed, UsageError, Verb, not_yet};
+use super::second_word::{self, ImageLookup, Separator, WordKind};
+use super::{Caller, Parsed, UsageError, Verb, unsupported};
 use crate::globals::Globals;
 use crate::suggest;
 
@@ -51,11 +51,11 @@ struct Parser<'a> {
 impl<'a> Parser<'a> {
     /// Reads all words; whether help was asked for.
     fn read(&mut self) -> Result<bool, UsageError> {
-        while let Some(word) = self.take() {
+        while let Some(word) = self.next_word() {
             if matches!(word, "--help" | "-h") {
                 return Ok(true);
             }
-            self.word(word)?;
+            self.parse_word(word)?;
         }
         Ok(false)
     }
@@ -71,21 +71,21 @@ impl<'a> Parser<'a> {
         Ok(Parsed::Pod(Box::new(request)))
     }
 
-    fn take(&mut self) -> Option<&'a str> {
+    fn next_word(&mut self) -> Option<&'a str> {
         let word = self.words.get(self.next)?;
         self.next += 1;
         Some(word)
     }
 
-    fn word(&mut self, word: &'a str) -> Result<(), UsageError> {
+    fn parse_word(&mut self, word: &'a str) -> Result<(), UsageError> {
         match word {
             "--" => self.arguments(),
             "---" => Err(UsageError::Separator(
                 "---",
                 "ends the arguments of an app, and none have begun with '--': leave it out, the next image follows directly",
             )),
-            _ if word.starts_with("--") => self.long(&word[2..]),
-            _ if word.starts_with('-') && word.len() > 1 => self.short(&word[1..]),
+            _ if word.starts_with("--") => self.long_flag(&word[2..]),
+            _ if word.starts_with('-') && word.len() > 1 => self.short_flags(&word[1..]),
             word => self.image_or_command(word),
         }
     }
@@ -114,28 +114,28 @@ impl<'a> Parser<'a> {
         }
         // Checked here so that the message comes before anything else is complained about.
         word.parse::<gantry_model::ImageRef>().map_err(|error| UsageError::Image(error.to_string()))?;
-        self.draft.apps.push(AppDraft::of(word));
+        self.draft.apps.push(AppDraft::for_image(word));
         Ok(())
     }
 
     /// Whether the word after the first image begins that app's command.
     fn is_command(&self, word: &str, at: usize) -> Result<bool, UsageError> {
         let separator = Separator::find(&self.words[at + 1..]);
-        let reference = match second_word::form(word, separator) {
-            Form::Image => return Ok(false),
-            Form::Command => return Ok(true),
-            Form::Either(reference) => reference,
+        let reference = match second_word::classify(word, separator) {
+            WordKind::Image => return Ok(false),
+            WordKind::Command => return Ok(true),
+            WordKind::Ambiguous(reference) => reference,
         };
         let caller = self.draft.caller;
-        match (caller.image)(&self.draft.globals, &reference) {
-            Known::Image => Ok(false),
-            Known::NoImage => Ok(separator == Separator::None),
-            Known::Fetchable
+        match (caller.look_up_image)(&self.draft.globals, &reference) {
+            ImageLookup::Found => Ok(false),
+            ImageLookup::NotFound => Ok(separator == Separator::None),
+            ImageLookup::Fetchable
                 if separator == Separator::None && read(self.verb, self.words, caller, Reading::Images).is_err() =>
             {
                 Ok(true)
             }
-            Known::Fetchable => Err(UsageError::Unclear {
+            ImageLookup::Fetchable => Err(UsageError::Unclear {
                 word: word.to_owned(),
                 command: second_word::with_separator(self.verb.as_str(), self.words, at),
             }),
@@ -156,40 +156,40 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn long(&mut self, word: &'a str) -> Result<(), UsageError> {
+    fn long_flag(&mut self, word: &'a str) -> Result<(), UsageError> {
         let (name, value) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value)),
             None => (word, None),
         };
         let shown = format!("--{name}");
         match FLAGS.iter().find(|flag| flag.has_long(name)) {
-            Some(flag) => self.set(flag, shown, value),
-            None => Err(match not_yet::instead(name) {
-                Some(instead) => UsageError::NotYet { flag: shown, instead },
-                None => self.unknown(shown),
+            Some(flag) => self.set_flag(flag, shown, value),
+            None => Err(match unsupported::alternative(name) {
+                Some(instead) => UsageError::Unsupported { flag: shown, instead },
+                None => self.unknown_flag(shown),
             }),
         }
     }
 
     /// `-it`, `-e A=b`, `-eA=b`: the first that takes a value takes the rest.
-    fn short(&mut self, cluster: &'a str) -> Result<(), UsageError> {
+    fn short_flags(&mut self, cluster: &'a str) -> Result<(), UsageError> {
         let mut rest = cluster;
         while let Some(short) = rest.chars().next() {
             rest = &rest[short.len_utf8()..];
             let shown = format!("-{short}");
             let Some(flag) = FLAGS.iter().find(|flag| flag.short == Some(short)) else {
-                return Err(self.unknown(shown));
+                return Err(self.unknown_flag(shown));
             };
             if flag.arity == Arity::Value {
                 let value = (!rest.is_empty()).then(|| rest.strip_prefix('=').unwrap_or(rest));
-                return self.set(flag, shown, value);
+                return self.set_flag(flag, shown, value);
             }
-            self.set(flag, shown, None)?;
+            self.set_flag(flag, shown, None)?;
         }
         Ok(())
     }
 
-    fn unknown(&self, flag: String) -> UsageError {
+    fn unknown_flag(&self, flag: String) -> UsageError {
         let known = FLAGS.iter().flat_map(Flag::longs);
         let hint = suggest::nearest(flag.trim_start_matches('-'), known)
             .filter(|_| flag.starts_with("--"))
@@ -198,27 +198,27 @@ impl<'a> Parser<'a> {
         UsageError::UnknownFlag { flag, hint, verb: self.verb.as_str() }
     }
 
-    fn set(&mut self, flag: &'static Flag, shown: String, value: Option<&'a str>) -> Result<(), UsageError> {
+    fn set_flag(&mut self, flag: &'static Flag, shown: String, value: Option<&'a str>) -> Result<(), UsageError> {
         if flag.run_only && self.verb == Verb::Prepare {
             return Err(UsageError::Conflict(format!("{shown} means something to 'gantry run' only")));
         }
         let value = match (flag.arity, value) {
             (_, Some(value)) => value,
-            (Arity::Value, None) => match self.take() {
+            (Arity::Value, None) => match self.next_word() {
                 Some(value) => value,
                 None => return Err(UsageError::NoValue { flag: shown, value: flag.value }),
             },
             (Arity::Switch, None) => "true",
             (Arity::Optional, None) => "",
         };
-        let beside = flag.scope == Scope::App || flag.of_spec;
+        let beside = flag.scope == Scope::App || flag.in_manifest;
         if beside {
-            self.draft.beside_manifest.push(shown.clone());
+            self.draft.not_with_manifest.push(shown.clone());
         }
         (flag.set)(&mut self.draft, value).map_err(|why| match why {
-            super::values::Why::Text(why) => UsageError::Value { flag: shown, why },
-            super::values::Why::NotYet(instead) => {
-                UsageError::NotYet { flag: format!("{shown}={}", gantry_model::id::shown(value)), instead }
+            super::values::ValueError::Invalid(why) => UsageError::Value { flag: shown, why },
+            super::values::ValueError::Unsupported(instead) => {
+                UsageError::Unsupported { flag: format!("{shown}={}", gantry_model::id::shown(value)), instead }
             }
         })
     }

@@ -19,24 +19,24 @@ use gantry_model::ImageRef;
 
 /// Result of looking up a word that could be the name of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Known {
+pub(crate) enum ImageLookup {
     /// The image exists.
-    Image,
+    Found,
     /// No such image exists, and it cannot be fetched.
-    NoImage,
+    NotFound,
     /// The store has no such image, but it could be fetched from the default registry.
     Fetchable,
 }
 
 /// Classification of a word by its form.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum WordKind {
     /// The word is an image.
     Image,
     /// The word cannot be an image.
     Command,
     /// The form does not decide it; look the word up.
-    Either(ImageRef),
+    Ambiguous(ImageRef),
 }
 
 /// Names of files that are images, whether they exist or not.
@@ -63,27 +63,29 @@ impl Separator {
 }
 
 /// Classifies the word by its form and the words after it.
-pub(super) fn form(word: &str, separator: Separator) -> Form {
+pub(super) fn classify(word: &str, separator: Separator) -> WordKind {
     if separator == Separator::NextImage {
-        return Form::Image;
+        return WordKind::Image;
     }
     let reference = match word.parse::<ImageRef>() {
         Ok(reference) => reference,
-        Err(_) if separator == Separator::None => return Form::Command,
-        Err(_) => return Form::Image,
+        Err(_) if separator == Separator::None => return WordKind::Command,
+        Err(_) => return WordKind::Image,
     };
     match &reference {
-        ImageRef::Short(name) if name.tag.is_none() && name.digest.is_none() => Form::Either(reference),
-        ImageRef::Path(_) if separator != Separator::None => Form::Image,
-        ImageRef::Path(_) if word.starts_with("file:") || ARCHIVES.iter().any(|end| word.ends_with(end)) => Form::Image,
-        ImageRef::Path(_) => Form::Either(reference),
+        ImageRef::Short(name) if name.tag.is_none() && name.digest.is_none() => WordKind::Ambiguous(reference),
+        ImageRef::Path(_) if separator != Separator::None => WordKind::Image,
+        ImageRef::Path(_) if word.starts_with("file:") || ARCHIVES.iter().any(|end| word.ends_with(end)) => {
+            WordKind::Image
+        }
+        ImageRef::Path(_) => WordKind::Ambiguous(reference),
         ImageRef::Registry(_)
         | ImageRef::Short(_)
         | ImageRef::Id(_)
         | ImageRef::Layout(..)
         | ImageRef::OciArchive(..)
         | ImageRef::DockerArchive(..)
-        | ImageRef::Stdin => Form::Image,
+        | ImageRef::Stdin => WordKind::Image,
     }
 }
 
@@ -117,7 +119,7 @@ mod tests {
 
     #[test]
     fn forms() {
-        let form = |word: &str| form(word, Separator::None);
+        let kind = |word: &str| classify(word, Separator::None);
         for word in [
             "docker://sh",
             "host.example/sh",
@@ -130,22 +132,22 @@ mod tests {
             "/x/y.tar.gz",
             "-",
         ] {
-            assert_eq!(form(word), Form::Image, "{word}");
+            assert_eq!(kind(word), WordKind::Image, "{word}");
         }
         for word in ["sh", "usr/bin/env", "/bin/sh", "./x", "."] {
-            assert!(matches!(form(word), Form::Either(_)), "{word}");
+            assert!(matches!(kind(word), WordKind::Ambiguous(_)), "{word}");
         }
         for word in ["", "Upper", "a b", "http://x/", "$HOME", "a=b", "[", "_x"] {
-            assert_eq!(form(word), Form::Command, "{word}");
+            assert_eq!(kind(word), WordKind::Command, "{word}");
         }
         for separator in ["--", "---"] {
             let separator = Separator::find(&["x".to_owned(), separator.to_owned()]);
             for word in ["Upper", "/bin/sh"] {
-                assert_eq!(super::form(word, separator), Form::Image);
+                assert_eq!(super::classify(word, separator), WordKind::Image);
             }
         }
-        assert_eq!(super::form("sh", Separator::NextImage), Form::Image);
-        assert!(matches!(super::form("sh", Separator::Arguments), Form::Either(_)));
+        assert_eq!(super::classify("sh", Separator::NextImage), WordKind::Image);
+        assert!(matches!(super::classify("sh", Separator::Arguments), WordKind::Ambiguous(_)));
     }
 
     #[test]

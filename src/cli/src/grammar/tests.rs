@@ -15,13 +15,13 @@ fn caller(name: &str) -> Option<String> {
     (name == "KNOWN").then(|| "here".to_owned())
 }
 
-fn here<'a>(image: &'a dyn Fn(&Globals, &ImageRef) -> Known) -> Caller<'a> {
-    Caller { variable: &caller, directory: Some("/here".into()), image }
+fn here<'a>(image: &'a dyn Fn(&Globals, &ImageRef) -> ImageLookup) -> Caller<'a> {
+    Caller { variable: &caller, directory: Some("/here".into()), look_up_image: image }
 }
 
 /// Where every word that can be an image is one: rkt's grammar.
 fn parse(verb: Verb, words: &[String]) -> Result<Parsed, UsageError> {
-    super::parse(verb, words, &here(&|_, _| Known::Image))
+    super::parse(verb, words, &here(&|_, _| ImageLookup::Found))
 }
 
 fn words(line: &str) -> Vec<String> {
@@ -210,7 +210,7 @@ fn what_makes_no_sense_is_named() {
         ("--stage1-path=/x a", "GANTRY_STAGE1"),
         ("a --signature x", "--signature is not supported"),
         ("a --mds-register", "not supported"),
-        ("--insecure-options=htpp a", "'htpp' is not known"),
+        ("--insecure-options=htpp a", "'htpp' is not an option"),
         ("--insecure-options=paths a", "not supported"),
         ("a --caps-retain=CAP_KILL --caps-remove=CAP_KILL", "exclude each other"),
         ("a --caps-retain=CAP_KILL --cap-add=CAP_KILL", "cannot be combined"),
@@ -289,7 +289,7 @@ fn the_table_is_sound_and_the_help_complete() {
     for flag in FLAGS {
         for name in flag.longs() {
             assert!(names.insert(name), "two flags are called --{name}");
-            assert!(not_yet::instead(name).is_none(), "--{name} is there and not there");
+            assert!(unsupported::alternative(name).is_none(), "--{name} is there and not there");
         }
         assert!(flag.short.is_none_or(|short| shorts.insert(short)), "two flags are called -{:?}", flag.short);
         assert!(text.contains(&format!("--{}", flag.long())), "--{} is not in the help", flag.long());

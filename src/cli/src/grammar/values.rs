@@ -10,80 +10,83 @@ use super::draft::{Bind, BindSource};
 
 /// Why a value is not one.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Why {
+pub(super) enum ValueError {
     /// In words.
-    Text(String),
+    Invalid(String),
     /// It is one, of something that is not there yet; what is there instead.
-    NotYet(&'static str),
+    Unsupported(&'static str),
 }
 
-impl From<quantity::QuantityError> for Why {
+impl From<quantity::QuantityError> for ValueError {
     fn from(error: quantity::QuantityError) -> Self {
-        Self::Text(error.to_string())
+        Self::Invalid(error.to_string())
     }
 }
 
-impl From<gantry_model::id::IdError> for Why {
+impl From<gantry_model::id::IdError> for ValueError {
     fn from(error: gantry_model::id::IdError) -> Self {
-        Self::Text(error.to_string())
+        Self::Invalid(error.to_string())
     }
 }
 
-pub(super) fn not<T>(value: &str, expected: &str) -> Result<T, Why> {
-    Err(Why::Text(format!("'{}' is not {expected}", shown(value))))
+pub(super) fn invalid<T>(value: &str, expected: &str) -> Result<T, ValueError> {
+    Err(ValueError::Invalid(format!("'{}' is not {expected}", shown(value))))
 }
 
 /// `true` or `false`, as Go's flags take them.
-pub(super) fn boolean(value: &str) -> Result<bool, Why> {
+pub(super) fn boolean(value: &str) -> Result<bool, ValueError> {
     match value {
         "true" | "1" | "yes" | "on" => Ok(true),
         "false" | "0" | "no" | "off" => Ok(false),
-        _ => not(value, "true or false"),
+        _ => invalid(value, "true or false"),
     }
 }
 
-pub(super) fn number<T: std::str::FromStr>(value: &str, expected: &str) -> Result<T, Why> {
+pub(super) fn number<T: std::str::FromStr>(value: &str, expected: &str) -> Result<T, ValueError> {
     // No plus sign, no spaces: what FromStr lets through beyond digits is only a minus for signed numbers.
     if value.starts_with('+') {
-        return not(value, expected);
+        return invalid(value, expected);
     }
-    value.parse().or_else(|_| not(value, expected))
+    value.parse().or_else(|_| invalid(value, expected))
 }
 
 /// Something that must not be empty.
-pub(super) fn text(value: &str) -> Result<String, Why> {
-    if value.is_empty() { Err(Why::Text("it must not be empty".into())) } else { Ok(value.to_owned()) }
+pub(super) fn text(value: &str) -> Result<String, ValueError> {
+    if value.is_empty() { Err(ValueError::Invalid("it must not be empty".into())) } else { Ok(value.to_owned()) }
 }
 
 /// Something without spaces, for a line of words.
-pub(super) fn word(value: &str) -> Result<String, Why> {
+pub(super) fn word(value: &str) -> Result<String, ValueError> {
     if value.chars().any(|c| c.is_whitespace() || c.is_control() || c == ',') {
-        return not(value, "one word; the flag can be repeated");
+        return invalid(value, "one word; the flag can be repeated");
     }
     text(value)
 }
 
 /// `K=V` with a key.
-pub(super) fn pair(value: &str) -> Result<(String, String), Why> {
+pub(super) fn pair(value: &str) -> Result<(String, String), ValueError> {
     match value.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => not(value, "NAME=VALUE"),
+        _ => invalid(value, "NAME=VALUE"),
     }
 }
 
 /// `NAME=VALUE`, or `NAME` for the caller's variable of that name; nothing when the caller has none, as docker does.
-pub(super) fn variable(value: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Option<(String, String)>, Why> {
+pub(super) fn variable(
+    value: &str,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<Option<(String, String)>, ValueError> {
     let (name, value) = match value.split_once('=') {
         Some((name, value)) => (name, Some(value.to_owned())),
         None => (value, lookup(value)),
     };
-    gantry_model::spec::environment_name(name).map_err(|error| Why::Text(error.to_string()))?;
+    gantry_model::spec::environment_name(name).map_err(|error| ValueError::Invalid(error.to_string()))?;
     Ok(value.map(|value| (name.to_owned(), value)))
 }
 
 /// An amount of memory: Kubernetes' suffixes, and docker's (`b`, `k`, `m`, `g`, `t`, and those with a `b` or `B` behind
 /// them, all powers of 1024).
-pub(super) fn memory(value: &str) -> Result<u64, Why> {
+pub(super) fn memory(value: &str) -> Result<u64, ValueError> {
     docker_amount(value)
         .and_then(|amount| quantity::bytes(&amount).ok())
         .map_or_else(|| Ok(quantity::bytes(value)?), Ok)
@@ -105,12 +108,12 @@ fn docker_amount(value: &str) -> Option<String> {
 }
 
 /// Names of capabilities, with or without `CAP_`, in any case, comma-separated.
-pub(super) fn capabilities(value: &str, all: bool) -> Result<BTreeSet<String>, Why> {
+pub(super) fn capabilities(value: &str, all: bool) -> Result<BTreeSet<String>, ValueError> {
     let one = |name: &str| {
         let upper = name.trim().to_ascii_uppercase();
         let full = if upper.starts_with("CAP_") { upper } else { format!("CAP_{upper}") };
         let known = gantry_model::spec::CAPABILITIES.contains(&full.as_str()) || (all && full == ALL_CAPABILITIES);
-        if known { Ok(full) } else { not(name, "a capability: expected a name such as CAP_NET_RAW") }
+        if known { Ok(full) } else { invalid(name, "a capability: expected a name such as CAP_NET_RAW") }
     };
     // An empty list is one: --caps-retain= keeps nothing.
     value.split(',').filter(|name| !name.is_empty()).map(one).collect()
@@ -121,11 +124,11 @@ pub(super) fn capabilities(value: &str, all: bool) -> Result<BTreeSet<String>, W
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Volume {
     Named(VolumeSpec),
-    Bound(Bind),
+    Bind(Bind),
 }
 
 /// `directory` is where relative paths of the host begin.
-pub(super) fn volume(value: &str, directory: Option<&Path>) -> Result<Volume, Why> {
+pub(super) fn volume(value: &str, directory: Option<&Path>) -> Result<Volume, ValueError> {
     if value.contains(",kind=") {
         return named_volume(value).map(Volume::Named);
     }
@@ -138,7 +141,7 @@ pub(super) fn volume(value: &str, directory: Option<&Path>) -> Result<Volume, Wh
             (BindSource::Named(first.parse()?), target)
         }
         _ => {
-            return Err(Why::Text(format!(
+            return Err(ValueError::Invalid(format!(
                 "'{}' is neither /host/path:/path/in/app[:ro], VOLUME:/path/in/app[:ro], /path/in/app, nor \
                  NAME,kind=host,source=/path, NAME,kind=named or NAME,kind=empty",
                 shown(value)
@@ -151,14 +154,14 @@ pub(super) fn volume(value: &str, directory: Option<&Path>) -> Result<Volume, Wh
             "ro" => read_only = true,
             // SELinux labels (z, Z), where gantry sets none; what a bind always is; docker's hints for other systems.
             "rw" | "rbind" | "z" | "Z" | "private" | "rprivate" | "cached" | "delegated" | "consistent" => {}
-            _ => return not(option, "an option of a mount: ro or rw"),
+            _ => return invalid(option, "an option of a mount: ro or rw"),
         }
     }
-    Ok(Volume::Bound(Bind { source, target: target.to_owned(), read_only }))
+    Ok(Volume::Bind(Bind { source, target: target.to_owned(), read_only }))
 }
 
 /// A path of the host, made absolute; `None` when it is no path but a name.
-fn host_path(source: &str, directory: Option<&Path>) -> Result<Option<String>, Why> {
+fn host_path(source: &str, directory: Option<&Path>) -> Result<Option<String>, ValueError> {
     if source.starts_with('/') {
         return Ok(Some(source.to_owned()));
     }
@@ -168,8 +171,10 @@ fn host_path(source: &str, directory: Option<&Path>) -> Result<Option<String>, W
     let joined = directory.map(|directory| without_dots(&directory.join(source)));
     match joined.as_deref().map(Path::to_str) {
         Some(Some(path)) => Ok(Some(path.to_owned())),
-        Some(None) => Err(Why::Text(format!("'{}': the working directory's path is not UTF-8", shown(source)))),
-        None => Err(Why::Text(format!("'{}': there is no working directory to begin at", shown(source)))),
+        Some(None) => {
+            Err(ValueError::Invalid(format!("'{}': the working directory's path is not UTF-8", shown(source))))
+        }
+        None => Err(ValueError::Invalid(format!("'{}': there is no working directory to begin at", shown(source)))),
     }
 }
 
@@ -188,12 +193,12 @@ fn without_dots(path: &Path) -> PathBuf {
     clean
 }
 
-fn named_volume(value: &str) -> Result<VolumeSpec, Why> {
+fn named_volume(value: &str) -> Result<VolumeSpec, ValueError> {
     let mut parts = value.split(',');
     let name: AppName = parts.next().unwrap_or_default().parse()?;
     let (mut kind, mut source, mut read_only, mut recursive) = (None, None, false, true);
     let (mut mode, mut uid, mut gid) = (0o755, 0, 0);
-    let (mut of_host, mut of_empty) = (None, None);
+    let (mut host_key, mut empty_key) = (None, None);
     for part in parts {
         let (key, value) = pair(part)?;
         match key.as_str() {
@@ -204,50 +209,50 @@ fn named_volume(value: &str) -> Result<VolumeSpec, Why> {
             "mode" => mode = octal(&value)?,
             "uid" => uid = number(&value, "a user number")?,
             "gid" => gid = number(&value, "a group number")?,
-            _ => return not(&key, "a key of a volume: kind, source, readOnly, recursive, mode, uid or gid"),
+            _ => return invalid(&key, "a key of a volume: kind, source, readOnly, recursive, mode, uid or gid"),
         }
         match key.as_str() {
             "source" => {}
-            "recursive" => of_host = Some(key),
-            "mode" | "uid" | "gid" => of_empty = Some(key),
+            "recursive" => host_key = Some(key),
+            "mode" | "uid" | "gid" => empty_key = Some(key),
             _ => {}
         }
     }
-    let kind = match (kind.as_deref(), of_host, of_empty) {
+    let kind = match (kind.as_deref(), host_key, empty_key) {
         (Some("host"), _, None) => match source {
             Some(source) => VolumeKind::Host { source, recursive },
-            None => return Err(Why::Text("a volume of kind host needs source=/path".into())),
+            None => return Err(ValueError::Invalid("a volume of kind host needs source=/path".into())),
         },
         (Some("empty"), None, _) if source.is_none() => VolumeKind::Empty { mode, uid, gid },
         (Some("named"), None, None) => {
             VolumeKind::Named { volume: source.unwrap_or_else(|| name.to_string()).parse()? }
         }
-        (Some(kind @ ("host" | "empty" | "named")), of_host, of_empty) => {
-            let key = if kind == "host" { of_empty } else { of_host.or(of_empty) };
+        (Some(kind @ ("host" | "empty" | "named")), host_key, empty_key) => {
+            let key = if kind == "host" { empty_key } else { host_key.or(empty_key) };
             let key = key.unwrap_or_else(|| "source".to_owned());
-            return Err(Why::Text(format!("{key}= has no meaning for a volume of kind {kind}")));
+            return Err(ValueError::Invalid(format!("{key}= has no meaning for a volume of kind {kind}")));
         }
-        (kind, _, _) => return not(kind.unwrap_or_default(), "a kind of volume: host, named or empty"),
+        (kind, _, _) => return invalid(kind.unwrap_or_default(), "a kind of volume: host, named or empty"),
     };
     Ok(VolumeSpec { name, kind, read_only })
 }
 
-fn octal(value: &str) -> Result<u32, Why> {
+fn octal(value: &str) -> Result<u32, ValueError> {
     let mode = value.bytes().all(|c| (b'0'..=b'7').contains(&c)).then(|| u32::from_str_radix(value, 8).ok()).flatten();
     match mode.filter(|mode| *mode <= 0o7777) {
         Some(mode) => Ok(mode),
-        None => not(value, "permission bits such as 0755"),
+        None => invalid(value, "permission bits such as 0755"),
     }
 }
 
 /// What stands behind --mount: rkt's `volume=NAME,target=/p`, or docker's `type=bind,source=/h,target=/p`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Mount {
-    Of(MountSpec),
-    Bound(Bind),
+    Volume(MountSpec),
+    Bind(Bind),
 }
 
-pub(super) fn mount(value: &str) -> Result<Mount, Why> {
+pub(super) fn mount(value: &str) -> Result<Mount, ValueError> {
     let (mut volume, mut kind, mut source, mut target, mut read_only) = (None, None, None, None, false);
     for part in value.split(',') {
         let (key, value) = part.split_once('=').unwrap_or((part, "true"));
@@ -257,28 +262,28 @@ pub(super) fn mount(value: &str) -> Result<Mount, Why> {
             "source" | "src" => source = Some(value.to_owned()),
             "target" | "dst" | "destination" => target = Some(value.to_owned()),
             "readOnly" | "readonly" | "ro" => read_only = boolean(value)?,
-            _ => return not(key, "a key of a mount: volume, target or readOnly; or type=bind, source, target"),
+            _ => return invalid(key, "a key of a mount: volume, target or readOnly; or type=bind, source, target"),
         }
     }
     match (volume, kind, source, target) {
-        (Some(volume), None, None, Some(target)) => Ok(Mount::Of(MountSpec { volume, target, read_only })),
+        (Some(volume), None, None, Some(target)) => Ok(Mount::Volume(MountSpec { volume, target, read_only })),
         (None, Some("bind"), Some(source), Some(target)) => {
-            Ok(Mount::Bound(Bind { source: BindSource::Host(source), target, read_only }))
+            Ok(Mount::Bind(Bind { source: BindSource::Host(source), target, read_only }))
         }
         (None, Some("volume"), source, Some(target)) => {
             let source = source.map(|name| name.parse()).transpose()?;
             let source = source.map_or(BindSource::Anonymous, BindSource::Named);
-            Ok(Mount::Bound(Bind { source, target, read_only }))
+            Ok(Mount::Bind(Bind { source, target, read_only }))
         }
         (None, Some(kind), _, _) if kind != "bind" && kind != "volume" => {
-            not(kind, "a type of mount: bind or volume; for an empty one, use --volume")
+            invalid(kind, "a type of mount: bind or volume; for an empty one, use --volume")
         }
-        _ => not(value, "volume=NAME,target=/path or type=bind,source=/host/path,target=/path"),
+        _ => invalid(value, "volume=NAME,target=/path or type=bind,source=/host/path,target=/path"),
     }
 }
 
 /// rkt's `mode=retain|remove[,errno=E],name,name…`.
-pub(super) fn seccomp(value: &str) -> Result<Seccomp, Why> {
+pub(super) fn seccomp(value: &str) -> Result<Seccomp, ValueError> {
     if value == "unconfined" {
         return Ok(Seccomp::Unconfined);
     }
@@ -287,43 +292,43 @@ pub(super) fn seccomp(value: &str) -> Result<Seccomp, Why> {
         match part.split_once('=') {
             Some(("mode", value)) => mode = Some(value),
             Some(("errno", value)) => errno = error_number(value)?,
-            Some((key, _)) => return not(key, "a key of --seccomp: mode or errno"),
+            Some((key, _)) => return invalid(key, "a key of --seccomp: mode or errno"),
             None if part.starts_with('@') => {
-                return Err(Why::NotYet("groups of system calls are not there yet: name the calls"));
+                return Err(ValueError::Unsupported("groups of system calls are not there yet: name the calls"));
             }
             None => {
                 let fits = (1..=64).contains(&part.len())
                     && part.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_');
                 if !fits {
-                    return not(part, "the name of a system call");
+                    return invalid(part, "the name of a system call");
                 }
                 names.insert(part.to_owned());
             }
         }
     }
     match mode {
-        _ if names.is_empty() => Err(Why::Text("it names no system call".into())),
+        _ if names.is_empty() => Err(ValueError::Invalid("it names no system call".into())),
         Some("retain") => Ok(Seccomp::Retain { names, errno }),
         Some("remove") => Ok(Seccomp::Remove { names, errno }),
-        _ => not(mode.unwrap_or_default(), "a mode of --seccomp: mode=retain or mode=remove"),
+        _ => invalid(mode.unwrap_or_default(), "a mode of --seccomp: mode=retain or mode=remove"),
     }
 }
 
-fn error_number(value: &str) -> Result<u16, Why> {
+fn error_number(value: &str) -> Result<u16, ValueError> {
     let named = gantry_model::errno::number(value);
     let numbered = || number::<u16>(value, "").ok().filter(|n| (1..4096).contains(n));
     match named.or_else(numbered) {
         Some(number) => Ok(number),
-        None => not(value, "an error such as EPERM or ENOSYS, or its number"),
+        None => invalid(value, "an error such as EPERM or ENOSYS, or its number"),
     }
 }
 
 /// A signal by number or name, with or without `SIG`; real-time ones as `RTMIN+n` and `RTMAX-n`.
-pub(super) fn stop_signal(value: &str) -> Result<u8, Why> {
-    crate::signal_name::parse(value).map_err(Why::Text)
+pub(super) fn stop_signal(value: &str) -> Result<u8, ValueError> {
+    crate::signal_name::parse(value).map_err(ValueError::Invalid)
 }
 
 /// Group numbers, comma-separated.
-pub(super) fn gids(value: &str) -> Result<Vec<u32>, Why> {
+pub(super) fn gids(value: &str) -> Result<Vec<u32>, ValueError> {
     value.split(',').map(|gid| number(gid, "a group number")).collect()
 }

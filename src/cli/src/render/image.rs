@@ -6,30 +6,30 @@ use gantry_engine::{HistoryStep, ImageDetails, ImageRow, LayerDetails};
 use gantry_model::{Digest, ImageId};
 use serde::Serialize;
 
-use super::json::{At, Text};
+use super::json::{DisplayJson, TimeJson};
 
 /// The fields that `image list` and `image inspect` share.
 #[derive(Serialize)]
 struct ImageSummaryJson<'a> {
-    id: Text<&'a ImageId>,
+    id: DisplayJson<&'a ImageId>,
     names: &'a [String],
     format: &'static str,
     size: u64,
     disk_size: u64,
-    imported: At,
-    last_used: At,
+    imported: TimeJson,
+    last_used: TimeJson,
 }
 
 impl<'a> ImageSummaryJson<'a> {
     fn from_row(row: &'a ImageRow, disk_size: u64) -> Self {
         Self {
-            id: Text(&row.id),
+            id: DisplayJson(&row.id),
             names: &row.names,
             format: row.format.as_str(),
             size: row.size,
             disk_size,
-            imported: At(row.imported),
-            last_used: At(row.last_used),
+            imported: TimeJson(row.imported),
+            last_used: TimeJson(row.last_used),
         }
     }
 }
@@ -103,15 +103,20 @@ pub(crate) fn disk_size(image: &ImageDetails) -> u64 {
 /// A layer in `image inspect` and `image history`.
 #[derive(Serialize)]
 struct LayerJson<'a> {
-    diff_id: Text<&'a Digest>,
-    blob: Text<&'a Digest>,
+    diff_id: DisplayJson<&'a Digest>,
+    blob: DisplayJson<&'a Digest>,
     size: u64,
     entries: u64,
 }
 
 impl<'a> From<&'a LayerDetails> for LayerJson<'a> {
     fn from(layer: &'a LayerDetails) -> Self {
-        Self { diff_id: Text(&layer.diff_id), blob: Text(&layer.blob), size: layer.size, entries: layer.entries }
+        Self {
+            diff_id: DisplayJson(&layer.diff_id),
+            blob: DisplayJson(&layer.blob),
+            size: layer.size,
+            entries: layer.entries,
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 
 /// The form of an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Form {
+pub(crate) enum OutputFormat {
     /// A table, for people.
     #[default]
     Table,
@@ -32,24 +32,24 @@ pub(crate) enum Form {
 /// The flag of commands that show everything of something.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Indented {
-    /// Form of the answer; indented unless it says otherwise
+    /// Output format; indented unless it says otherwise
     #[arg(
         short = 'o',
         long = "output",
         alias = "format",
         value_enum,
         default_value = "json-pretty",
-        value_name = "FORM"
+        value_name = "FORMAT"
     )]
-    pub(crate) form: Form,
+    pub(crate) format: OutputFormat,
 }
 
 /// Flags of commands that list.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Output {
-    /// Form of the answer
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORM")]
-    pub(crate) form: Form,
+    /// Output format
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) format: OutputFormat,
     /// No header line
     #[arg(long, alias = "no-headers", alias = "noheading")]
     pub(crate) no_legend: bool,

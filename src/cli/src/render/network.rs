@@ -17,93 +17,93 @@ use gantry_model::Phase;
 use gantry_model::net::{Dns, PodAddress, PodNetwork, PodPort, PodRoute};
 use serde::Serialize;
 
-use super::json::Text;
+use super::json::DisplayJson;
 use crate::failure::Failure;
 
 /// What a pod got of one network, as JSON.
 #[derive(Serialize)]
-pub(crate) struct Document<'a> {
+pub(crate) struct PodNetworkJson<'a> {
     name: &'a str,
     interface: &'a str,
     mac: Option<&'a str>,
-    addresses: Vec<Address>,
-    routes: Vec<Route>,
-    dns: Names<'a>,
-    ports: Vec<Port>,
+    addresses: Vec<AddressJson>,
+    routes: Vec<RouteJson>,
+    dns: DnsJson<'a>,
+    ports: Vec<PortJson>,
 }
 
 #[derive(Serialize)]
-struct Address {
-    address: Text<IpAddr>,
+struct AddressJson {
+    address: DisplayJson<IpAddr>,
     prefix: u8,
-    gateway: Option<Text<IpAddr>>,
+    gateway: Option<DisplayJson<IpAddr>>,
 }
 
 #[derive(Serialize)]
-struct Route {
-    to: Text<IpAddr>,
+struct RouteJson {
+    to: DisplayJson<IpAddr>,
     prefix: u8,
-    via: Option<Text<IpAddr>>,
+    via: Option<DisplayJson<IpAddr>>,
 }
 
 #[derive(Serialize)]
-struct Names<'a> {
-    servers: Vec<Text<IpAddr>>,
+struct DnsJson<'a> {
+    servers: Vec<DisplayJson<IpAddr>>,
     search: &'a [String],
     options: &'a [String],
     domain: Option<&'a str>,
 }
 
 #[derive(Serialize)]
-struct Port {
-    host_ip: Option<Text<IpAddr>>,
+struct PortJson {
+    host_ip: Option<DisplayJson<IpAddr>>,
     host_port: u16,
     pod_port: u16,
     count: u16,
     protocol: &'static str,
 }
 
-impl<'a> Document<'a> {
+impl<'a> PodNetworkJson<'a> {
     /// One network of a pod.
-    pub(crate) fn of(network: &'a PodNetwork) -> Self {
+    pub(crate) fn from_network(network: &'a PodNetwork) -> Self {
         Self {
             name: &network.name,
             interface: &network.interface,
             mac: network.mac.as_deref(),
-            addresses: network.addresses.iter().map(Address::of).collect(),
-            routes: network.routes.iter().map(Route::of).collect(),
-            dns: Names::of(&network.dns),
-            ports: network.ports.iter().map(Port::of).collect(),
+            addresses: network.addresses.iter().map(AddressJson::from_address).collect(),
+            routes: network.routes.iter().map(RouteJson::from_route).collect(),
+            dns: DnsJson::from_dns(&network.dns),
+            ports: network.ports.iter().map(PortJson::from_port).collect(),
         }
     }
 }
 
-impl Address {
-    fn of(address: &PodAddress) -> Self {
+impl AddressJson {
+    fn from_address(address: &PodAddress) -> Self {
         let PodAddress { address, prefix, gateway } = address;
-        Self { address: Text(*address), prefix: *prefix, gateway: gateway.map(Text) }
+        Self { address: DisplayJson(*address), prefix: *prefix, gateway: gateway.map(DisplayJson) }
     }
 }
 
-impl Route {
-    fn of(route: &PodRoute) -> Self {
+impl RouteJson {
+    fn from_route(route: &PodRoute) -> Self {
         let PodRoute { to, prefix, via } = route;
-        Self { to: Text(*to), prefix: *prefix, via: via.map(Text) }
+        Self { to: DisplayJson(*to), prefix: *prefix, via: via.map(DisplayJson) }
     }
 }
 
-impl<'a> Names<'a> {
-    fn of(dns: &'a Dns) -> Self {
+impl<'a> DnsJson<'a> {
+    fn from_dns(dns: &'a Dns) -> Self {
         let Dns { servers, search, options, domain } = dns;
-        Self { servers: servers.iter().copied().map(Text).collect(), search, options, domain: domain.as_deref() }
+        Self { servers: servers.iter().copied().map(DisplayJson).collect(), search, options, domain: domain.as_deref() }
     }
 }
 
-impl Port {
-    fn of(port: &PodPort) -> Self {
+impl PortJson {
+    fn from_port(port: &PodPort) -> Self {
         let PodPort { host_ip, host_port, pod_port, count, protocol } = port;
         Self {
-            host_ip: host_ip.map(Text),
+            host_ip: host_ip.map(DisplayJson),
             host_port: *host_port,
             pod_port: *pod_port,
             count: *count,
@@ -126,7 +126,7 @@ pub(crate) enum Families {
 ///
 /// # Errors
 /// The row is damaged.
-pub(crate) fn text(row: &PodRow, families: Families) -> Result<String, Failure> {
+pub(crate) fn summary(row: &PodRow, families: Families) -> Result<String, Failure> {
     if row.networks.is_empty() {
         return Ok(row.net.to_string());
     }
@@ -151,17 +151,17 @@ pub(crate) fn text(row: &PodRow, families: Families) -> Result<String, Failure> 
 ///
 /// # Errors
 /// The row is damaged.
-pub(crate) fn published(row: &PodRow) -> Result<String, Failure> {
+pub(crate) fn published_ports(row: &PodRow) -> Result<String, Failure> {
     if !matches!(row.phase, Phase::Running { .. }) {
         return Ok(String::new());
     }
     let networks = row.networks.glance()?;
-    let ports: Vec<String> = networks.iter().flat_map(|network| &network.ports).map(arrow).collect();
+    let ports: Vec<String> = networks.iter().flat_map(|network| &network.ports).map(port_mapping).collect();
     Ok(ports.join(", "))
 }
 
 /// `127.0.0.1:8080->80/tcp`; of a range `9000-9002->7000-7002/tcp`.
-pub(crate) fn arrow(port: &PodPort) -> String {
+pub(crate) fn port_mapping(port: &PodPort) -> String {
     let (host, pod) = (host_side(port), range(port.pod_port, port.count));
     format!("{host}->{pod}/{}", port.protocol.as_str())
 }
@@ -243,10 +243,10 @@ pub(crate) mod tests {
         let nothing = PodNetwork { name: "nothing".into(), addresses: vec![], ..network() };
         let networks = vec![network(), only6, nothing];
         let want = "default:ip4=10.121.0.2, only6:ip6=fd67::2, nothing";
-        assert_eq!(text(&row(networks.clone()), Families::One).unwrap(), want);
+        assert_eq!(summary(&row(networks.clone()), Families::One).unwrap(), want);
         let want = "default:ip4=10.121.0.2,ip6=fd67::2, only6:ip6=fd67::2, nothing";
-        assert_eq!(text(&row(networks), Families::Both).unwrap(), want);
-        assert_eq!(text(&row(vec![]), Families::Both).unwrap(), "default,only6,nothing");
+        assert_eq!(summary(&row(networks), Families::Both).unwrap(), want);
+        assert_eq!(summary(&row(vec![]), Families::Both).unwrap(), "default,only6,nothing");
     }
 
     #[test]
@@ -254,8 +254,8 @@ pub(crate) mod tests {
         use gantry_model::{BootId, Process, Timestamp};
         let supervisor = Process { pid: 7, start_ticks: 1, boot: BootId("b".into()) };
         let running = PodRow { phase: Phase::Running { since: Timestamp(0), supervisor }, ..row(vec![network()]) };
-        assert_eq!(published(&running).unwrap(), "8080->80/tcp, [::1]:90-92->70-72/udp");
-        assert_eq!(published(&row(vec![network()])).unwrap(), "");
+        assert_eq!(published_ports(&running).unwrap(), "8080->80/tcp, [::1]:90-92->70-72/udp");
+        assert_eq!(published_ports(&row(vec![network()])).unwrap(), "");
     }
 
     #[test]
@@ -272,7 +272,7 @@ pub(crate) mod tests {
     #[test]
     fn the_names_of_the_fields_are_a_promise() {
         let want = r#"{"name":"default","interface":"eth0","mac":"0a:58:0a:79:00:02","addresses":[{"address":"fd67::2","prefix":64,"gateway":"fd67::1"},{"address":"10.121.0.2","prefix":16,"gateway":"10.121.0.1"},{"address":"10.121.0.3","prefix":16,"gateway":null}],"routes":[{"to":"0.0.0.0","prefix":0,"via":"10.121.0.1"}],"dns":{"servers":["10.121.0.1"],"search":["x.example"],"options":[],"domain":null},"ports":[{"host_ip":null,"host_port":8080,"pod_port":80,"count":1,"protocol":"tcp"},{"host_ip":"::1","host_port":90,"pod_port":70,"count":3,"protocol":"udp"}]}"#;
-        assert_eq!(serde_json::to_string(&Document::of(&network())).unwrap(), want);
+        assert_eq!(serde_json::to_string(&PodNetworkJson::from_network(&network())).unwrap(), want);
         // Lists copy what is stored.
         let stored = row(vec![network(), network()]).networks;
         assert_eq!(serde_json::to_string(&stored).unwrap(), format!("[{want},{want}]"));

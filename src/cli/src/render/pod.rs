@@ -15,12 +15,12 @@ use gantry_engine::{AppRow, PodRow};
 use gantry_model::{AppState, HowEnded, Phase, PodEnd, PodNetwork, Timestamp, Was};
 use serde::Serialize;
 
-use super::json::{At, Text};
-use super::network;
+use super::json::{DisplayJson, TimeJson};
+use super::network::PodNetworkJson;
 
 /// What a phase knows of the pod's run.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run<'a> {
+pub(crate) struct PodRun<'a> {
     pub(crate) started: Option<Timestamp>,
     pub(crate) ended: Option<Timestamp>,
     pub(crate) end: Option<&'a PodEnd>,
@@ -28,36 +28,36 @@ pub(crate) struct Run<'a> {
 }
 
 /// Reads it out of the phase.
-pub(crate) fn run(phase: &Phase) -> Run<'_> {
+pub(crate) fn pod_run(phase: &Phase) -> PodRun<'_> {
     match phase {
-        Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Prepared { .. } => Run::default(),
+        Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Prepared { .. } => PodRun::default(),
         Phase::Running { since, supervisor } => {
-            Run { started: Some(*since), pid: Some(supervisor.pid), ..Run::default() }
+            PodRun { started: Some(*since), pid: Some(supervisor.pid), ..PodRun::default() }
         }
         Phase::Exited { started, at, end } | Phase::Garbage { was: Was::Exited { started, at, end }, .. } => {
-            Run { started: Some(*started), ended: Some(*at), end: Some(end), pid: None }
+            PodRun { started: Some(*started), ended: Some(*at), end: Some(end), pid: None }
         }
-        Phase::Garbage { was: Was::Aborted | Was::Prepared, .. } => Run::default(),
+        Phase::Garbage { was: Was::Aborted | Was::Prepared, .. } => PodRun::default(),
     }
 }
 
 /// A pod as JSON.
 #[derive(Serialize)]
-pub(crate) struct Document<'a> {
-    id: Text<gantry_model::PodId>,
+pub(crate) struct PodJson<'a> {
+    id: DisplayJson<gantry_model::PodId>,
     phase: &'static str,
-    created: At,
-    prepared: Option<At>,
-    started: Option<At>,
-    ended: Option<At>,
+    created: TimeJson,
+    prepared: Option<TimeJson>,
+    started: Option<TimeJson>,
+    ended: Option<TimeJson>,
     exit_code: Option<i32>,
     reason: Option<&'a str>,
     failed_app: Option<&'a str>,
     pid: Option<u32>,
-    net: Text<&'a gantry_model::NetMode>,
-    networks: Networks<'a>,
+    net: DisplayJson<&'a gantry_model::NetMode>,
+    networks: NetworksJson<'a>,
     hostname: &'a str,
-    apps: Vec<App<'a>>,
+    apps: Vec<AppJson<'a>>,
     user_annotations: &'a BTreeMap<String, String>,
     user_labels: &'a BTreeMap<String, String>,
 }
@@ -65,70 +65,70 @@ pub(crate) struct Document<'a> {
 /// What a pod got of its networks: the same in both ways but for white space.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Networks<'a> {
+enum NetworksJson<'a> {
     /// As it is stored. Costs nothing, and is in one line.
     Stored(&'a gantry_engine::Networks),
     /// Read, to be laid out as all else.
-    Read(Vec<network::Document<'a>>),
+    Read(Vec<PodNetworkJson<'a>>),
 }
 
 /// An app as JSON.
 #[derive(Serialize)]
-struct App<'a> {
+struct AppJson<'a> {
     name: &'a str,
     state: &'static str,
     image: &'a str,
-    image_id: Text<&'a gantry_model::ImageId>,
+    image_id: DisplayJson<&'a gantry_model::ImageId>,
     pid: Option<u32>,
     attempt: Option<u32>,
-    started: Option<At>,
-    ended: Option<At>,
+    started: Option<TimeJson>,
+    ended: Option<TimeJson>,
     exit_code: Option<i32>,
     signal: Option<u8>,
     oom: Option<bool>,
 }
 
-impl<'a> Document<'a> {
+impl<'a> PodJson<'a> {
     /// The pod of a row, for one line.
-    pub(crate) fn of(row: &'a PodRow) -> Self {
-        Self::with(row, Networks::Stored(&row.networks))
+    pub(crate) fn from_row(row: &'a PodRow) -> Self {
+        Self::build(row, NetworksJson::Stored(&row.networks))
     }
 
     /// The pod of a row, and its networks as they were read there.
-    pub(crate) fn spread(row: &'a PodRow, networks: &'a [PodNetwork]) -> Self {
-        Self::with(row, Networks::Read(networks.iter().map(network::Document::of).collect()))
+    pub(crate) fn with_networks(row: &'a PodRow, networks: &'a [PodNetwork]) -> Self {
+        Self::build(row, NetworksJson::Read(networks.iter().map(PodNetworkJson::from_network).collect()))
     }
 
-    fn with(row: &'a PodRow, networks: Networks<'a>) -> Self {
-        let run = run(&row.phase);
+    fn build(row: &'a PodRow, networks: NetworksJson<'a>) -> Self {
+        let run = pod_run(&row.phase);
         Self {
-            id: Text(row.id),
+            id: DisplayJson(row.id),
             phase: row.phase.name(),
-            created: At(row.created),
-            prepared: row.prepared.map(At),
-            started: run.started.map(At),
-            ended: run.ended.map(At),
+            created: TimeJson(row.created),
+            prepared: row.prepared.map(TimeJson),
+            started: run.started.map(TimeJson),
+            ended: run.ended.map(TimeJson),
             exit_code: run.end.map(|end| end.exit_code),
             reason: run.end.map(|end| end.reason.as_str()),
             failed_app: run.end.and_then(|end| end.failed_app.as_ref()).map(gantry_model::AppName::as_str),
             pid: run.pid,
-            net: Text(&row.net),
+            net: DisplayJson(&row.net),
             networks,
             hostname: &row.hostname,
-            apps: row.apps.iter().map(App::of).collect(),
+            apps: row.apps.iter().map(AppJson::from_row).collect(),
             user_annotations: &row.user_annotations,
             user_labels: &row.user_labels,
         }
     }
 }
 
-impl<'a> App<'a> {
-    fn of(row: &'a AppRow) -> Self {
+impl<'a> AppJson<'a> {
+    fn from_row(row: &'a AppRow) -> Self {
         let app = Self {
             name: row.name.as_str(),
             state: row.state.name(),
             image: &row.image_name,
-            image_id: Text(&row.image),
+            image_id: DisplayJson(&row.image),
             pid: None,
             attempt: None,
             started: None,
@@ -140,12 +140,12 @@ impl<'a> App<'a> {
         match row.state {
             AppState::Waiting => app,
             AppState::Started { at, pid, attempt } => {
-                Self { pid: Some(pid), attempt: Some(attempt), started: Some(At(at)), ..app }
+                Self { pid: Some(pid), attempt: Some(attempt), started: Some(TimeJson(at)), ..app }
             }
             AppState::Exited { started, end, attempt } => Self {
                 attempt: Some(attempt),
-                started: started.map(At),
-                ended: Some(At(end.at)),
+                started: started.map(TimeJson),
+                ended: Some(TimeJson(end.at)),
                 exit_code: Some(end.how.exit_code()),
                 signal: match end.how {
                     HowEnded::Signaled(signal) => Some(signal),
@@ -199,7 +199,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_names_of_the_fields_are_a_promise() {
-        let json = serde_json::to_string(&Document::of(&ended())).unwrap();
+        let json = serde_json::to_string(&PodJson::from_row(&ended())).unwrap();
         let image_id = format!("sha256:{}", "ab".repeat(32));
         let app = |name, code, signal| {
             format!(

@@ -22,7 +22,7 @@ enum Part {
 }
 
 /// What a template is filled from.
-pub(crate) trait Item {
+pub(crate) trait TemplateItem {
     /// The field with this number.
     fn field(&self, number: usize) -> String;
     /// All of it as JSON, on one line.
@@ -47,7 +47,7 @@ impl Template {
     }
 
     /// Writes the item, and a newline.
-    pub(crate) fn write(&self, out: &mut dyn Write, item: &impl Item) -> io::Result<()> {
+    pub(crate) fn write(&self, out: &mut dyn Write, item: &impl TemplateItem) -> io::Result<()> {
         for part in &self.0 {
             match part {
                 Part::Text(text) => out.write_all(text.as_bytes())?,
@@ -82,7 +82,7 @@ mod tests {
 
     struct Pair;
 
-    impl Item for Pair {
+    impl TemplateItem for Pair {
         fn field(&self, number: usize) -> String {
             ["one", "\u{1b}[2J"][number].to_owned()
         }

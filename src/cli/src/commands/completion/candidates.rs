@@ -1,6 +1,6 @@
 //! Candidates for the last word of a command line.
 
-use super::known::{Known, Pod};
+use super::host_names::{HostNames, Pod};
 use super::values::values;
 use crate::command_words;
 use crate::grammar::{Arity, FLAGS, Scope};
@@ -20,14 +20,14 @@ impl Candidate {
 
 /// The candidates for a position.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct Candidates {
     pub(super) candidates: Vec<Candidate>,
     /// Whether file names are candidates, too.
     pub(super) files: bool,
 }
 
-impl Answer {
-    pub(super) fn words(words: impl IntoIterator<Item = impl Into<String>>) -> Self {
+impl Candidates {
+    pub(super) fn from_words(words: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { candidates: words.into_iter().map(Candidate::word).collect(), files: false }
     }
 
@@ -36,7 +36,7 @@ impl Answer {
     }
 
     /// Keeps the candidates with the typed prefix, without duplicates.
-    fn that_begin(mut self, typed: &str) -> Self {
+    fn starting_with(mut self, typed: &str) -> Self {
         self.candidates.retain(|candidate| candidate.value.starts_with(typed));
         let mut seen = std::collections::BTreeSet::new();
         self.candidates.retain(|candidate| seen.insert(candidate.value.clone()));
@@ -44,7 +44,7 @@ impl Answer {
     }
 
     /// Puts a prefix in front of each candidate.
-    fn behind(mut self, before: &str) -> Self {
+    fn with_prefix(mut self, before: &str) -> Self {
         for candidate in &mut self.candidates {
             candidate.value.insert_str(0, before);
         }
@@ -58,7 +58,7 @@ struct Flag {
     short: Option<char>,
     takes_value: bool,
     /// Whether the value can only follow `=`.
-    only_sign: bool,
+    requires_equals: bool,
     hint: String,
     /// Values that clap knows.
     possible: Vec<String>,
@@ -66,8 +66,8 @@ struct Flag {
 }
 
 /// The words for the last of `words`, which follow the program's name.
-pub(super) fn candidates(words: &[String], known: &dyn Known) -> Answer {
-    let Some((typed, before)) = words.split_last() else { return Answer::default() };
+pub(super) fn complete(words: &[String], names: &dyn HostNames) -> Candidates {
+    let Some((typed, before)) = words.split_last() else { return Candidates::default() };
     let mut root = crate::cli::command();
     root.build();
     let mut parent = root;
@@ -76,8 +76,8 @@ pub(super) fn candidates(words: &[String], known: &dyn Known) -> Answer {
     // Descend into subcommands.
     while let Some(at) = first_word(rest) {
         let group = path.last().map_or("", String::as_str);
-        let Ok(name) = command_words::complete(&parent, group, &rest[at]) else { return Answer::default() };
-        let Some(command) = parent.find_subcommand(&name).cloned() else { return Answer::default() };
+        let Ok(name) = command_words::complete(&parent, group, &rest[at]) else { return Candidates::default() };
+        let Some(command) = parent.find_subcommand(&name).cloned() else { return Candidates::default() };
         path.push(name);
         rest = &rest[at + 1..];
         parent = command;
@@ -88,11 +88,11 @@ pub(super) fn candidates(words: &[String], known: &dyn Known) -> Answer {
     if parent.has_subcommands() {
         let flags = flags(&parent);
         return match typed.starts_with('-') {
-            true => flag_names(&flags).that_begin(typed),
-            false => commands(&parent).that_begin(typed),
+            true => flag_names(&flags).starting_with(typed),
+            false => commands(&parent).starting_with(typed),
         };
     }
-    of_command(&path.join(" "), &parent, rest, typed, known)
+    complete_command(&path.join(" "), &parent, rest, typed, names)
 }
 
 /// The index of the first word that is neither a global flag nor the value of one.
@@ -112,38 +112,44 @@ fn first_word(words: &[String]) -> Option<usize> {
     None
 }
 
-fn of_command(name: &str, command: &clap::Command, before: &[String], typed: &str, known: &dyn Known) -> Answer {
+fn complete_command(
+    name: &str,
+    command: &clap::Command,
+    before: &[String],
+    typed: &str,
+    names: &dyn HostNames,
+) -> Candidates {
     let flags = if matches!(name, "run" | "prepare") { grammar_flags() } else { flags(command) };
     if before.iter().any(|word| word == "--") {
         // Arguments of an app cannot be completed.
-        return Answer::files();
+        return Candidates::files();
     }
     let value_of = |flag: &Flag, value: &str| {
         let main = flag.names.first().map_or("", String::as_str);
         let answer = match flag.possible.is_empty() {
-            true => values(name, main, &flag.hint, value, known),
-            false => Answer::words(flag.possible.clone()),
+            true => values(name, main, &flag.hint, value, names),
+            false => Candidates::from_words(flag.possible.clone()),
         };
         match value.rsplit_once(',') {
-            Some((listed, last)) => answer.that_begin(last).behind(&format!("{listed},")),
-            None => answer.that_begin(value),
+            Some((listed, last)) => answer.starting_with(last).with_prefix(&format!("{listed},")),
+            None => answer.starting_with(value),
         }
     };
     if let Some((flag, value)) = typed.strip_prefix("--").and_then(|word| word.split_once('=')) {
         let known = flags.iter().find(|known| known.names.iter().any(|name| name == flag));
-        return known.map(|known| value_of(known, value).behind(&format!("--{flag}="))).unwrap_or_default();
+        return known.map(|known| value_of(known, value).with_prefix(&format!("--{flag}="))).unwrap_or_default();
     }
-    if let Some(flag) = before.last().and_then(|word| flags.iter().find(|flag| awaits_value(flag, word))) {
+    if let Some(flag) = before.last().and_then(|word| flags.iter().find(|flag| takes_next_word(flag, word))) {
         return value_of(flag, typed);
     }
     if typed.starts_with('-') {
-        return flag_names(&flags).that_begin(typed);
+        return flag_names(&flags).starting_with(typed);
     }
-    positional(name, &words_of(&flags, before), known).that_begin(typed)
+    positional(name, &words_of(&flags, before), names).starting_with(typed)
 }
 
 /// Whether the word is this flag, and its value is the next word.
-fn awaits_value(flag: &Flag, word: &str) -> bool {
+fn takes_next_word(flag: &Flag, word: &str) -> bool {
     let named = match word.strip_prefix("--") {
         Some(name) => flag.names.iter().any(|known| known == name),
         // In a cluster such as -it the last one takes the value.
@@ -151,7 +157,7 @@ fn awaits_value(flag: &Flag, word: &str) -> bool {
             .strip_prefix('-')
             .is_some_and(|cluster| cluster.chars().next_back() == flag.short && flag.short.is_some()),
     };
-    named && flag.takes_value && !flag.only_sign
+    named && flag.takes_value && !flag.requires_equals
 }
 
 /// The words that are neither flags nor values of flags.
@@ -163,7 +169,7 @@ fn words_of<'a>(flags: &[Flag], before: &'a [String]) -> Vec<&'a str> {
             continue;
         }
         if word.starts_with('-') && word.len() > 1 {
-            is_value = flags.iter().any(|flag| awaits_value(flag, word));
+            is_value = flags.iter().any(|flag| takes_next_word(flag, word));
         } else {
             words.push(word.as_str());
         }
@@ -172,29 +178,29 @@ fn words_of<'a>(flags: &[Flag], before: &'a [String]) -> Vec<&'a str> {
 }
 
 /// Candidates for a positional argument of the command.
-fn positional(name: &str, words: &[&str], known: &dyn Known) -> Answer {
+fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
     let is = |phases: &'static [&str]| move |pod: &Pod| phases.contains(&pod.phase);
     match (name, words.len()) {
-        ("run" | "prepare" | "fetch", _) => Answer { files: true, ..Answer::words(known.images()) },
-        ("exec", 1..) => Answer::files(),
-        ("stop" | "kill", _) | ("exec" | "attach" | "port", 0) => pods(known, is(&["running"])),
-        ("run-prepared", 0) => pods(known, is(&["prepared"])),
-        ("status" | "wait" | "inspect" | "cat-manifest" | "rm", _) | ("logs", 0) => pods(known, |_| true),
-        ("completion", 0) => Answer::words(["bash", "zsh", "fish"]),
-        ("volume inspect" | "volume rm", _) => Answer::words(known.volumes()),
-        ("network inspect", _) => Answer::words(known.networks()),
-        ("rmi", _) => Answer::words(known.images()),
+        ("run" | "prepare" | "fetch", _) => Candidates { files: true, ..Candidates::from_words(names.images()) },
+        ("exec", 1..) => Candidates::files(),
+        ("stop" | "kill", _) | ("exec" | "attach" | "port", 0) => pods(names, is(&["running"])),
+        ("run-prepared", 0) => pods(names, is(&["prepared"])),
+        ("status" | "wait" | "inspect" | "cat-manifest" | "rm", _) | ("logs", 0) => pods(names, |_| true),
+        ("completion", 0) => Candidates::from_words(["bash", "zsh", "fish"]),
+        ("volume inspect" | "volume rm", _) => Candidates::from_words(names.volumes()),
+        ("network inspect", _) => Candidates::from_words(names.networks()),
+        ("rmi", _) => Candidates::from_words(names.images()),
         (name, _) if name.starts_with("image ") && !matches!(name, "image list" | "image gc") => {
-            Answer { files: true, ..Answer::words(known.images()) }
+            Candidates { files: true, ..Candidates::from_words(names.images()) }
         }
         ("help", 0) => commands(&crate::cli::command()),
-        _ => Answer::default(),
+        _ => Candidates::default(),
     }
 }
 
 /// Pods by the beginnings of their ids, and by the names of their apps where only one pod has them.
-fn pods(known: &dyn Known, fits: impl Fn(&Pod) -> bool) -> Answer {
-    let pods: Vec<Pod> = known.pods().into_iter().filter(|pod| fits(pod)).collect();
+fn pods(names: &dyn HostNames, fits: impl Fn(&Pod) -> bool) -> Candidates {
+    let pods: Vec<Pod> = names.pods().into_iter().filter(|pod| fits(pod)).collect();
     let mut candidates = Vec::new();
     for pod in &pods {
         let about = format!("{} of {}, {}", pod.apps.join(","), pod.image, pod.phase);
@@ -206,10 +212,10 @@ fn pods(known: &dyn Known, fits: impl Fn(&Pod) -> bool) -> Answer {
         let id = pod.id.get(..8).unwrap_or(&pod.id).to_owned();
         candidates.push(Candidate { value: id, about });
     }
-    Answer { candidates, files: false }
+    Candidates { candidates, files: false }
 }
 
-fn commands(parent: &clap::Command) -> Answer {
+fn commands(parent: &clap::Command) -> Candidates {
     // A group has 'help', too; '--help' is among its flags.
     let is_group = parent.get_name() != "gantry";
     let shown = parent.get_subcommands().filter(|command| !command.is_hide_set());
@@ -219,15 +225,15 @@ fn commands(parent: &clap::Command) -> Answer {
         let names = std::iter::once(command.get_name()).chain(command.get_visible_aliases());
         names.map(|name| Candidate { value: name.to_owned(), about: about.clone() }).collect::<Vec<_>>()
     });
-    Answer { candidates: named.collect(), files: false }
+    Candidates { candidates: named.collect(), files: false }
 }
 
-fn flag_names(flags: &[Flag]) -> Answer {
+fn flag_names(flags: &[Flag]) -> Candidates {
     let named = flags.iter().flat_map(|flag| {
-        let sign = if flag.only_sign { "=" } else { "" };
+        let sign = if flag.requires_equals { "=" } else { "" };
         flag.names.iter().map(move |name| Candidate { value: format!("--{name}{sign}"), about: flag.about.clone() })
     });
-    Answer { candidates: named.collect(), files: false }
+    Candidates { candidates: named.collect(), files: false }
 }
 
 fn flags(command: &clap::Command) -> Vec<Flag> {
@@ -236,7 +242,7 @@ fn flags(command: &clap::Command) -> Vec<Flag> {
         names: argument.get_long().map(str::to_owned).into_iter().collect(),
         short: argument.get_short(),
         takes_value: argument.get_action().takes_values(),
-        only_sign: false,
+        requires_equals: false,
         hint: String::new(),
         possible: argument
             .get_possible_values()
@@ -254,7 +260,7 @@ fn grammar_flags() -> Vec<Flag> {
         names: flag.longs().map(str::to_owned).collect(),
         short: flag.short,
         takes_value: flag.arity != Arity::Switch,
-        only_sign: flag.arity == Arity::Optional,
+        requires_equals: flag.arity == Arity::Optional,
         hint: flag.value.to_owned(),
         possible: Vec::new(),
         about: flag.help.to_owned(),
@@ -268,7 +274,7 @@ mod tests {
 
     struct Here;
 
-    impl Known for Here {
+    impl HostNames for Here {
         fn pods(&self) -> Vec<Pod> {
             let pod = |id: &str, phase, apps: &[&str]| Pod {
                 id: format!("{id}-0000"),
@@ -298,7 +304,7 @@ mod tests {
 
     fn completed(line: &str) -> String {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        let answer = candidates(&words, &Here);
+        let answer = complete(&words, &Here);
         let mut words: Vec<String> = answer.candidates.into_iter().map(|candidate| candidate.value).collect();
         if answer.files {
             words.push(":files".to_owned());
@@ -361,21 +367,21 @@ mod tests {
 
     #[test]
     fn pods_are_described() {
-        let answer = candidates(&["stop".to_owned(), "a".to_owned()], &Here);
+        let answer = complete(&["stop".to_owned(), "a".to_owned()], &Here);
         assert_eq!(answer.candidates[0].about, "web,log of nginx, running");
     }
 
     #[test]
     fn every_command_and_flag_is_offered_with_a_description() {
-        let root = candidates(&[String::new()], &Here);
+        let root = complete(&[String::new()], &Here);
         assert!(root.candidates.iter().all(|candidate| !candidate.about.is_empty()), "{root:?}");
         for candidate in root.candidates.iter().filter(|candidate| candidate.value != "help") {
-            let flags = candidates(&[candidate.value.clone(), "--".to_owned()], &Here);
+            let flags = complete(&[candidate.value.clone(), "--".to_owned()], &Here);
             for flag in ["--dir", "--debug"] {
                 assert!(flags.candidates.iter().any(|known| known.value == flag), "{flag} of {}", candidate.value);
             }
         }
-        let run = candidates(&["run".to_owned(), "--".to_owned()], &Here);
+        let run = complete(&["run".to_owned(), "--".to_owned()], &Here);
         for flag in FLAGS.iter().flat_map(crate::grammar::Flag::longs) {
             let offered = run.candidates.iter().any(|known| known.value.trim_end_matches('=') == format!("--{flag}"));
             assert!(offered, "--{flag}");

@@ -92,14 +92,14 @@ enum Test {
 pub(crate) struct Filter(BTreeMap<&'static str, Vec<Test>>);
 
 /// The pods and images that there are.
-trait Known {
+trait PodsAndImages {
     /// The pod whose id begins so; `None`: none now. It may have gone, or be still to come.
     fn pod(&self, prefix: &PodPrefix) -> Result<Option<PodId>, Failure>;
     /// The image of this name; `None`: none, or several.
     fn image(&self, text: &str) -> Result<Option<ImageId>, Failure>;
 }
 
-impl Known for Engine {
+impl PodsAndImages for Engine {
     fn pod(&self, prefix: &PodPrefix) -> Result<Option<PodId>, Failure> {
         match self.resolve(prefix) {
             Err(PodError::NotFound(_)) => Ok(None),
@@ -118,20 +118,20 @@ impl Known for Engine {
 
 impl Filter {
     /// Looks up what the conditions name.
-    pub(crate) fn of(conditions: &[Condition], engine: &Engine) -> Result<Self, Failure> {
+    pub(crate) fn resolve(conditions: &[Condition], engine: &Engine) -> Result<Self, Failure> {
         Self::with(conditions, engine)
     }
 
-    fn with(conditions: &[Condition], known: &dyn Known) -> Result<Self, Failure> {
+    fn with(conditions: &[Condition], names: &dyn PodsAndImages) -> Result<Self, Failure> {
         let mut filter = Self::default();
         for condition in conditions {
             let (key, test) = match condition {
                 Condition::Type(kind) => ("type", Test::Kind(*kind)),
-                Condition::Id(id) => ("id", by_id(id, known)?),
+                Condition::Id(id) => ("id", by_id(id, names)?),
                 Condition::Name(name) => ("name", Test::Name(name.clone())),
-                Condition::Pod(prefix) => ("pod", by_pod(prefix, known, Test::PodPrefix)?),
+                Condition::Pod(prefix) => ("pod", by_pod(prefix, names, Test::PodPrefix)?),
                 Condition::App(app) => ("app", Test::App(app.clone())),
-                Condition::Image(typed) => ("image", Test::Image { found: known.image(typed)?, typed: typed.clone() }),
+                Condition::Image(typed) => ("image", Test::Image { found: names.image(typed)?, typed: typed.clone() }),
             };
             filter.0.entry(key).or_default().push(test);
         }
@@ -144,9 +144,9 @@ impl Filter {
     }
 }
 
-fn by_id(id: &str, known: &dyn Known) -> Result<Test, Failure> {
+fn by_id(id: &str, names: &dyn PodsAndImages) -> Result<Test, Failure> {
     match id.parse() {
-        Ok(prefix) => by_pod(&prefix, known, Test::IdPrefix),
+        Ok(prefix) => by_pod(&prefix, names, Test::IdPrefix),
         // Of an image: longer than a pod's, or with its algorithm.
         Err(_) => Ok(Test::IdPrefix(id.to_owned())),
     }
@@ -154,10 +154,10 @@ fn by_id(id: &str, known: &dyn Known) -> Result<Test, Failure> {
 
 /// One of several pods that there are is an error; of those that are gone nobody knows how many began so, and they are
 /// found by the beginning.
-fn by_pod(prefix: &PodPrefix, known: &dyn Known, of_gone: fn(String) -> Test) -> Result<Test, Failure> {
-    Ok(match known.pod(prefix)? {
+fn by_pod(prefix: &PodPrefix, names: &dyn PodsAndImages, if_gone: fn(String) -> Test) -> Result<Test, Failure> {
+    Ok(match names.pod(prefix)? {
         Some(id) => Test::Id(id.to_string()),
-        None => of_gone(prefix.to_string()),
+        None => if_gone(prefix.to_string()),
     })
 }
 
@@ -166,9 +166,9 @@ impl Test {
         match self {
             Self::Kind(kind) => event.kind == *kind,
             Self::Id(id) => event.id == *id,
-            Self::IdPrefix(prefix) => begins(&event.id, prefix),
-            Self::PodPrefix(prefix) => !of_image(event) && event.id.starts_with(prefix),
-            Self::Name(name) => event.name == *name || (of_image(event) && is_named(&event.name, name)),
+            Self::IdPrefix(prefix) => id_has_prefix(&event.id, prefix),
+            Self::PodPrefix(prefix) => !is_image_event(event) && event.id.starts_with(prefix),
+            Self::Name(name) => event.name == *name || (is_image_event(event) && image_name_matches(&event.name, name)),
             Self::App(name) => {
                 matches!(event.kind, EventKind::AppStarted | EventKind::AppExited) && event.name == name.as_str()
             }
@@ -176,24 +176,24 @@ impl Test {
                 // Events of apps have the image's id among their data, and those of images too.
                 let Some(id) = event.data.get("image_id") else { return false };
                 found.as_ref().is_some_and(|found| found.to_string() == *id)
-                    || begins(id, typed)
-                    || (of_image(event) && is_named(&event.name, typed))
+                    || id_has_prefix(id, typed)
+                    || (is_image_event(event) && image_name_matches(&event.name, typed))
             }
         }
     }
 }
 
-fn of_image(event: &NewEvent) -> bool {
+fn is_image_event(event: &NewEvent) -> bool {
     matches!(event.kind, EventKind::ImageImported | EventKind::ImageRemoved)
 }
 
 /// Whether an id begins so, with or without its algorithm.
-fn begins(id: &str, text: &str) -> bool {
+fn id_has_prefix(id: &str, text: &str) -> bool {
     id.starts_with(text) || id.split_once(':').is_some_and(|(_, hex)| hex.starts_with(text))
 }
 
 /// Whether an image's whole name is meant by this one, which may lack the registry, the first elements, and the tag.
-fn is_named(name: &str, typed: &str) -> bool {
+fn image_name_matches(name: &str, typed: &str) -> bool {
     let ends = |name: &str| name.strip_suffix(typed).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'));
     let untagged = match (name.split_once('@'), name.rsplit_once(':')) {
         (Some((untagged, _digest)), _) => untagged,
@@ -216,7 +216,7 @@ mod tests {
     /// One pod, and one image that is found by name.
     struct World;
 
-    impl Known for World {
+    impl PodsAndImages for World {
         fn pod(&self, prefix: &PodPrefix) -> Result<Option<PodId>, Failure> {
             Ok(if POD.starts_with(prefix.as_str()) { POD.parse().ok() } else { None })
         }

@@ -8,22 +8,22 @@ use super::*;
 /// The images of the store here; `bash` could be fetched where a default registry is configured.
 const IMAGES: [&str; 3] = ["busybox", "web", "log"];
 
-fn known(_: &Globals, reference: &ImageRef) -> Known {
+fn look_up(_: &Globals, reference: &ImageRef) -> ImageLookup {
     match reference {
-        ImageRef::Short(name) if IMAGES.contains(&name.repository.as_str()) => Known::Image,
-        ImageRef::Path(path) if path.ends_with("layout") => Known::Image,
-        _ => Known::NoImage,
+        ImageRef::Short(name) if IMAGES.contains(&name.repository.as_str()) => ImageLookup::Found,
+        ImageRef::Path(path) if path.ends_with("layout") => ImageLookup::Found,
+        _ => ImageLookup::NotFound,
     }
 }
 
-fn with_registry(globals: &Globals, reference: &ImageRef) -> Known {
-    match (known(globals, reference), reference) {
-        (Known::NoImage, ImageRef::Short(_)) => Known::Fetchable,
+fn with_registry(globals: &Globals, reference: &ImageRef) -> ImageLookup {
+    match (look_up(globals, reference), reference) {
+        (ImageLookup::NotFound, ImageRef::Short(_)) => ImageLookup::Fetchable,
         (known, _) => known,
     }
 }
 
-fn apps(words: &[String], image: &dyn Fn(&Globals, &ImageRef) -> Known) -> Result<Vec<Vec<String>>, String> {
+fn apps(words: &[String], image: &dyn Fn(&Globals, &ImageRef) -> ImageLookup) -> Result<Vec<Vec<String>>, String> {
     match super::super::parse(Verb::Run, words, &here(image)).map_err(|error| error.to_string())? {
         Parsed::Pod(request) => Ok(request
             .spec
@@ -59,7 +59,7 @@ fn docker_lines_and_rkt_lines() {
     ];
     for (line, want) in rows {
         let want: Vec<Vec<String>> = want.iter().map(|app| app.iter().map(|&word| word.to_owned()).collect()).collect();
-        assert_eq!(apps(&words(line), &known), Ok(want), "{line}");
+        assert_eq!(apps(&words(line), &look_up), Ok(want), "{line}");
     }
 }
 
@@ -87,9 +87,9 @@ fn a_default_registry_makes_a_word_unclear() {
 
 #[test]
 fn what_was_taken_for_an_image_is_said() {
-    let error = apps(&words("-it web log -f"), &known).unwrap_err();
+    let error = apps(&words("-it web log -f"), &look_up).unwrap_err();
     assert!(error.contains("'log' was taken for another image") && error.contains("run -it web -- log -f"), "{error}");
-    let Ok(Parsed::Pod(request)) = super::super::parse(Verb::Run, &words("web lgo"), &here(&known)) else {
+    let Ok(Parsed::Pod(request)) = super::super::parse(Verb::Run, &words("web lgo"), &here(&look_up)) else {
         panic!("a command")
     };
     assert!(request.options.hint.unwrap().contains("'lgo' was taken for the command"));
@@ -98,7 +98,7 @@ fn what_was_taken_for_an_image_is_said() {
 #[test]
 fn an_empty_entrypoint_executes_the_command() {
     for line in ["--entrypoint= web sh -c x", "web --entrypoint= -- sh -c x"] {
-        let Ok(Parsed::Pod(request)) = super::super::parse(Verb::Run, &words(line), &here(&known)) else {
+        let Ok(Parsed::Pod(request)) = super::super::parse(Verb::Run, &words(line), &here(&look_up)) else {
             panic!("{line}")
         };
         let app = &request.spec.apps[0];
@@ -154,7 +154,7 @@ proptest! {
         let plain: Vec<String> = ["-i", "web", "-e", "A=b"].map(str::to_owned).into_iter().chain([command.clone()]).chain(rest.clone()).collect();
         let mut separated = plain.clone();
         separated.insert(4, "--".to_owned());
-        prop_assert_eq!(apps(&plain, &known), apps(&separated, &known));
+        prop_assert_eq!(apps(&plain, &look_up), apps(&separated, &look_up));
     }
 
     /// Where every word is an image, or separators are there, nothing but rkt's grammar counts.
@@ -167,7 +167,7 @@ proptest! {
             if named { all.push(format!("--name=n{i}")); }
             if several || !args.is_empty() { all.push("--".into()); all.extend(args); all.push("---".into()); }
         }
-        let caller = here(&known);
+        let caller = here(&look_up);
         let rkt = read(Verb::Run, &all, &caller, Reading::Images).map_err(|error| error.to_string());
         prop_assert_eq!(super::super::parse(Verb::Run, &all, &caller).map_err(|error| error.to_string()), rkt);
     }

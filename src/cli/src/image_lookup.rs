@@ -8,27 +8,27 @@ use gantry_model::{ErrorKind, ImageRef, Kind as _};
 
 use crate::context::Context;
 use crate::globals::Globals;
-use crate::grammar::Known;
+use crate::grammar::ImageLookup;
 
 /// What is known of it. Where that cannot be found out it counts as an image, as in rkt's grammar, and running it says why.
-pub(crate) fn known(globals: &Globals, reference: &ImageRef) -> Known {
+pub(crate) fn look_up(globals: &Globals, reference: &ImageRef) -> ImageLookup {
     match reference {
         ImageRef::Path(path) => match is_image(path) {
-            true => Known::Image,
-            false => Known::NoImage,
+            true => ImageLookup::Found,
+            false => ImageLookup::NotFound,
         },
-        _ => in_store(globals, reference),
+        _ => look_up_in_store(globals, reference),
     }
 }
 
-fn in_store(globals: &Globals, reference: &ImageRef) -> Known {
-    let Ok(engine) = Context::new(globals.clone(), "run").look() else { return Known::Image };
+fn look_up_in_store(globals: &Globals, reference: &ImageRef) -> ImageLookup {
+    let Ok(engine) = Context::new(globals.clone(), "run").open_to_read() else { return ImageLookup::Found };
     match engine.image_find(reference) {
         Err(error) if error.kind() == ErrorKind::NotFound => match engine.options().fetch.default_registry {
-            Some(_) => Known::Fetchable,
-            None => Known::NoImage,
+            Some(_) => ImageLookup::Fetchable,
+            None => ImageLookup::NotFound,
         },
-        _ => Known::Image,
+        _ => ImageLookup::Found,
     }
 }
 

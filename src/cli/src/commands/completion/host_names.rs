@@ -15,7 +15,7 @@ pub(super) struct Pod {
 }
 
 /// The names on this host. Empty if they cannot be read, because completion cannot report errors.
-pub(super) trait Known {
+pub(super) trait HostNames {
     /// The pods, newest first.
     fn pods(&self) -> Vec<Pod>;
     /// Names of images.
@@ -27,15 +27,15 @@ pub(super) trait Known {
 }
 
 /// Reads the names from the store.
-pub(super) struct Store<'a>(&'a Context);
+pub(super) struct StoreNames<'a>(&'a Context);
 
-impl<'a> Store<'a> {
+impl<'a> StoreNames<'a> {
     pub(super) fn new(context: &'a Context) -> Self {
         Self(context)
     }
 
     fn read_pods(&self) -> Result<Vec<Pod>, Failure> {
-        let mut pods = self.0.look()?.list(&PodQuery::default())?;
+        let mut pods = self.0.open_to_read()?.list(&PodQuery::default())?;
         pods.reverse();
         let pod = |view: gantry_engine::PodView| Pod {
             id: view.row.id.to_string(),
@@ -47,16 +47,16 @@ impl<'a> Store<'a> {
     }
 
     fn read_images(&self) -> Result<Vec<String>, Failure> {
-        let images = self.0.look()?.image_list()?;
+        let images = self.0.open_to_read()?.image_list()?;
         Ok(images.into_iter().flat_map(|image| image.names).collect())
     }
 
     fn read_volumes(&self) -> Result<Vec<String>, Failure> {
-        Ok(self.0.look()?.volumes()?.into_iter().map(|volume| volume.name.to_string()).collect())
+        Ok(self.0.open_to_read()?.volumes()?.into_iter().map(|volume| volume.name.to_string()).collect())
     }
 
     fn read_networks(&self) -> Result<Vec<String>, Failure> {
-        let networks = self.0.look()?.networks()?;
+        let networks = self.0.open_to_read()?.networks()?;
         Ok(networks
             .into_iter()
             .filter(|network| network.shadowed_by.is_none())
@@ -65,7 +65,7 @@ impl<'a> Store<'a> {
     }
 }
 
-impl Known for Store<'_> {
+impl HostNames for StoreNames<'_> {
     fn pods(&self) -> Vec<Pod> {
         self.read_pods().unwrap_or_default()
     }

@@ -1,7 +1,7 @@
 //! Flags that rkt, docker or podman have and gantry does not: refused by name, with the reason or with what to use.
 
 /// Long name and what can be said instead.
-const NOT_YET: &[(&str, &str)] = &[
+const UNSUPPORTED: &[(&str, &str)] = &[
     ("private-users", "apps run in the host's user namespace"),
     ("no-overlay", "app roots are always overlays"),
     ("ip", "an address is an argument of its network: write --net=NAME:IP=ADDRESS"),
@@ -16,7 +16,7 @@ const NOT_YET: &[(&str, &str)] = &[
     ("stage1-hash", STAGE1),
     ("stage1-from-dir", STAGE1),
     ("signature", "images are verified by digest only"),
-    ("annotation", "use --user-annotation for free-form facts about an app"),
+    ("annotation", "use --user-annotation for free-format facts about an app"),
     ("stdin", "use -i to keep stdin open, -t for a terminal"),
     ("stdout", "output goes to the logs and to the foreground"),
     ("stderr", "output goes to the logs and to the foreground"),
@@ -94,6 +94,6 @@ const BLKIO: &str = "disk bandwidth is not limited";
 const STAGE1: &str = "the supervisor is gantry-stage1 beside gantry, or the one named by GANTRY_STAGE1";
 
 /// What can be said of this flag (without dashes), when it is one of those.
-pub(super) fn instead(long: &str) -> Option<&'static str> {
-    NOT_YET.iter().find(|(name, _)| *name == long).map(|(_, instead)| *instead)
+pub(super) fn alternative(long: &str) -> Option<&'static str> {
+    UNSUPPORTED.iter().find(|(name, _)| *name == long).map(|(_, alternative)| *alternative)
 }
