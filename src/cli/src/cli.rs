@@ -58,10 +58,8 @@ macro_rules! commands {
 
 commands! {
     /// Prepare a pod and run it
-    #[command(disable_help_flag = true)]
     Run(RawArguments),
     /// Prepare a pod and print its id
-    #[command(disable_help_flag = true)]
     Prepare(RawArguments),
     /// Run a prepared pod
     RunPrepared(commands::run::RunPrepared),
@@ -135,7 +133,7 @@ commands! {
 #[derive(Debug, Args)]
 pub(crate) struct RawArguments {
     /// See the help of the command
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     words: Vec<String>,
 }
 
@@ -146,14 +144,16 @@ impl RunCommand for RawArguments {
     }
 }
 
-/// clap's description of the whole command line, with the help of the grammar's two commands.
+/// clap's description of the whole command line, without the flags of `run` and `prepare`.
 pub(crate) fn command() -> clap::Command {
-    use crate::grammar::{Verb, help};
     use clap::CommandFactory as _;
-    let width = crate::render::wrap::help_width();
-    let mut command = Cli::command();
-    for verb in [Verb::Run, Verb::Prepare] {
-        command = command.mut_subcommand(verb.as_str(), |sub| sub.override_help(help(verb, width)));
-    }
-    command
+    Cli::command()
+}
+
+/// [`command`] with the flags of `run` and `prepare`: for the help, the completions and the manual page.
+pub(crate) fn full_command() -> clap::Command {
+    use crate::grammar::{Verb, describe};
+    [Verb::Run, Verb::Prepare]
+        .into_iter()
+        .fold(command(), |full, verb| full.mut_subcommand(verb.as_str(), |command| describe(command, verb)))
 }

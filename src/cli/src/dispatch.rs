@@ -13,8 +13,8 @@ use crate::commands;
 use crate::context::Context;
 use crate::exit::{self, CommandKind};
 use crate::failure::{CliError, Failure};
-use crate::grammar::{self, Arity, Caller, FLAGS, Parsed, Scope, Verb};
-use crate::render::wrap;
+use crate::globals::first_argument;
+use crate::grammar::{self, Caller, Parsed, Verb};
 use crate::{command_words, image_lookup};
 
 /// Runs the command line (without the program's name), prints a failure, and returns the exit code.
@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
             .unwrap_or_else(|failure| failed(&failure, CommandKind::Action, false));
     }
     let debug = words.iter().take_while(|word| *word != "--").any(|word| word == "--debug");
-    let Some(at) = command_at(&words) else { return other(crate::cli::command(), words, None, debug) };
+    let Some(at) = first_argument(&words) else { return other(crate::cli::command(), words, None, debug) };
     if let Some(verb) = verb(&words[at]) {
         return run_or_prepare(verb, words, at);
     }
@@ -41,6 +41,7 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
     }
     match verb(&words[at]) {
         Some(verb) => run_or_prepare(verb, words, at),
+        None if words[at] == "help" => other(crate::cli::full_command(), words, Some(at), debug),
         None => other(description, words, Some(at), debug),
     }
 }
@@ -49,25 +50,10 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
 fn complete(description: &clap::Command, words: &mut [String], at: usize) -> Result<(), Failure> {
     words[at] = command_words::complete(description, "", &words[at])?;
     let group = description.find_subcommand(&words[at]).filter(|command| command.has_subcommands());
-    let Some((group, more)) = group.zip(command_at(&words[at + 1..])) else { return Ok(()) };
+    let Some((group, more)) = group.zip(first_argument(&words[at + 1..])) else { return Ok(()) };
     let at = at + 1 + more;
     words[at] = command_words::complete(group, group.get_name(), &words[at])?;
     Ok(())
-}
-
-/// The index of the command: the first word that is neither a global flag nor the value of one.
-fn command_at(words: &[String]) -> Option<usize> {
-    let mut at = 0;
-    while let Some(word) = words.get(at) {
-        if !word.starts_with('-') || word.len() == 1 {
-            return Some(at);
-        }
-        let takes_next = word.strip_prefix("--").is_some_and(|name| {
-            FLAGS.iter().any(|flag| flag.scope == Scope::Global && flag.arity == Arity::Value && flag.long() == name)
-        });
-        at += if takes_next { 2 } else { 1 };
-    }
-    None
 }
 
 /// `run` or `prepare`, if the word is one of them.
@@ -85,7 +71,7 @@ fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
     };
     let parsed = grammar::parse(verb, &words, &caller);
     let outcome = match parsed {
-        Ok(Parsed::Help) => print(&grammar::help(verb, wrap::help_width())).map(|()| exit::OK),
+        Ok(Parsed::Help) => print(&help(verb)).map(|()| exit::OK),
         Ok(Parsed::Pod(request)) => match verb {
             Verb::Run => commands::run::run(*request),
             Verb::Prepare => commands::run::prepare(*request),
@@ -93,6 +79,13 @@ fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
         Err(error) => Err(error.into()),
     };
     outcome.unwrap_or_else(|failure| failed(&failure, CommandKind::Action, debug))
+}
+
+/// The help text of `run` or `prepare`.
+fn help(verb: Verb) -> String {
+    let mut description = crate::cli::full_command();
+    description.build();
+    description.find_subcommand_mut(verb.as_str()).map(|command| command.render_help().to_string()).unwrap_or_default()
 }
 
 fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debug: bool) -> u8 {
@@ -167,13 +160,13 @@ mod tests {
             ("--version", None),
         ] {
             let words = words(line);
-            assert_eq!(command_at(&words).map(|at| (at, verb(&words[at]))), want, "{line}");
+            assert_eq!(first_argument(&words).map(|at| (at, verb(&words[at]))), want, "{line}");
         }
     }
 
     #[test]
     fn every_alias_is_a_command() {
-        crate::cli::command().debug_assert();
+        crate::cli::full_command().debug_assert();
         for (line, want) in [
             ("ps", "List"),
             ("ls -q", "List"),

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use clap::{Args as _, FromArgMatches as _};
+
 /// The heading of the global flags in every help text.
-const HEADING: &str = "Global options";
+pub(crate) const HEADING: &str = "Global options";
 
 /// The global flags.
 #[derive(Debug, Default, Clone, PartialEq, Eq, clap::Args)]
@@ -87,7 +89,49 @@ pub(crate) fn insecure_option(word: &str) -> Result<InsecureOption, String> {
     })
 }
 
+/// Whether `--NAME` is a global flag; `Some(true)`: its value may be the next word.
+pub(crate) fn takes_next_word(name: &str) -> Option<bool> {
+    let command = Globals::augment_args(clap::Command::new("gantry"));
+    let flag = command.get_arguments().find(|flag| flag.get_long() == Some(name))?;
+    Some(flag.get_action().takes_values() && !flag.is_require_equals_set())
+}
+
+/// The names of all global flags.
+pub(crate) fn names() -> Vec<String> {
+    let command = Globals::augment_args(clap::Command::new("gantry"));
+    command.get_arguments().filter_map(|flag| flag.get_long().map(str::to_owned)).collect()
+}
+
+/// The index of the first word that is neither a global flag nor the value of one.
+pub(crate) fn first_argument(words: &[String]) -> Option<usize> {
+    let mut at = 0;
+    while let Some(word) = words.get(at) {
+        if !word.starts_with('-') || word.len() == 1 {
+            return Some(at);
+        }
+        let takes_next = word.strip_prefix("--").and_then(takes_next_word).unwrap_or(false);
+        at += if takes_next { 2 } else { 1 };
+    }
+    None
+}
+
 impl Globals {
+    /// Parses words that are global flags, in the form `--NAME` or `--NAME=VALUE`. The last one of a name counts.
+    ///
+    /// # Errors
+    /// A value is invalid; the message says of which flag.
+    pub(crate) fn parse(words: &[String]) -> Result<Self, String> {
+        let command = Self::augment_args(clap::Command::new("gantry"));
+        let command = command.no_binary_name(true).disable_help_flag(true).args_override_self(true);
+        let parsed = command.try_get_matches_from(words).and_then(|matches| Self::from_arg_matches(&matches));
+        parsed.map_err(|error| {
+            let text = error.to_string();
+            // The first paragraph says what is wrong; usage and advice follow.
+            let lines = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
+            lines.strip_prefix("error: ").unwrap_or(&lines).to_owned()
+        })
+    }
+
     /// The disabled protections.
     pub(crate) fn insecure(&self) -> InsecureSet {
         let mut set = InsecureSet::default();

@@ -1,10 +1,10 @@
-//! Generates the part of the man page that lists the flags of every command, from the definitions that parse them. A
-//! test compares it with `docs/man/gantry.1`, and updates the page when `GANTRY_UPDATE_MAN` is set.
+//! Generates the part of the manual page that lists the flags of every command. A test compares it with
+//! `docs/man/gantry.1`, and updates the page if `GANTRY_UPDATE_MAN` is set.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use crate::grammar::{Arity, FLAGS, Scope};
+use crate::grammar::{APP_FLAGS, POD_FLAGS};
 
 const BEGIN: &str =
     ".\\\" The flags of commands are made by src/cli/src/man.rs: GANTRY_UPDATE_MAN=1 cargo test -p gantry-cli man\n";
@@ -17,31 +17,37 @@ fn page() -> PathBuf {
 /// The sections of all commands.
 fn sections() -> String {
     let mut text = String::new();
-    grammar_section(&mut text);
-    let root = crate::cli::command();
+    let mut root = crate::cli::full_command();
+    root.build();
+    for (heading, title) in [(POD_FLAGS, "run and prepare: the pod"), (APP_FLAGS, "run and prepare: apps")] {
+        let run = root.find_subcommand("run").expect("there is a command 'run'");
+        section(&mut text, title, run.get_arguments().filter(|flag| flag.get_help_heading() == Some(heading)));
+    }
     for command in root.get_subcommands().filter(|command| !command.is_hide_set()) {
-        if matches!(command.get_name(), "run" | "prepare") {
+        if matches!(command.get_name(), "run" | "prepare" | "help") {
             continue;
         }
-        section(&mut text, command.get_name(), command);
+        section(&mut text, command.get_name(), command.get_arguments());
         for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
-            section(&mut text, &format!("{} {}", command.get_name(), sub.get_name()), sub);
+            section(&mut text, &format!("{} {}", command.get_name(), sub.get_name()), sub.get_arguments());
         }
     }
     text
 }
 
-/// The flags of one command, where it has some.
-fn section(text: &mut String, name: &str, command: &clap::Command) {
-    let shown = |argument: &&clap::Arg| {
-        !argument.is_hide_set() && !argument.is_positional() && !argument.is_global_set() && argument.get_id() != "help"
+/// A section with those of the arguments that are flags of the command, if there are any.
+fn section<'a>(text: &mut String, title: &str, arguments: impl Iterator<Item = &'a clap::Arg>) {
+    let is_shown = |argument: &&clap::Arg| {
+        !argument.is_hide_set()
+            && !argument.is_positional()
+            && !argument.is_global_set()
+            && !matches!(argument.get_id().as_str(), "help" | "version")
     };
-    let flags: Vec<&clap::Arg> = command.get_arguments().filter(shown).collect();
+    let flags: Vec<&clap::Arg> = arguments.filter(is_shown).collect();
     if flags.is_empty() {
         return;
     }
-    // Writing to a String cannot fail.
-    let _ = writeln!(text, ".Ss {name}\n.Bl -tag -width Ds");
+    writeln!(text, ".Ss {title}\n.Bl -tag -width Ds").expect("a String takes all that is written");
     for flag in flags {
         let value = flag.get_value_names().filter(|_| flag.get_action().takes_values()).and_then(<[_]>::first);
         let possible: Vec<_> = flag.get_possible_values().into_iter().filter(|value| !value.is_hide_set()).collect();
@@ -59,17 +65,6 @@ fn section(text: &mut String, name: &str, command: &clap::Command) {
     text.push_str(".El\n");
 }
 
-fn grammar_section(text: &mut String) {
-    for (scope, title) in [(Scope::Pod, "run and prepare: the pod"), (Scope::App, "run and prepare: apps")] {
-        let _ = writeln!(text, ".Ss {title}\n.Bl -tag -width Ds");
-        for flag in FLAGS.iter().filter(|flag| flag.scope == scope) {
-            let value = if flag.arity == Arity::Switch { "" } else { flag.value };
-            item(text, flag.short, flag.longs(), value, flag.help);
-        }
-        text.push_str(".El\n");
-    }
-}
-
 fn item<'a>(text: &mut String, short: Option<char>, longs: impl Iterator<Item = &'a str>, value: &str, help: &str) {
     let names: Vec<String> =
         short.map(|short| format!("Fl {short}")).into_iter().chain(longs.map(|long| format!("Fl -{long}"))).collect();
@@ -77,7 +72,7 @@ fn item<'a>(text: &mut String, short: Option<char>, longs: impl Iterator<Item = 
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ").replace('\\', "\\e");
     // A line that begins with one of these would be a request.
     let guard = if help.starts_with(['.', '\'']) { "\\&" } else { "" };
-    let _ = writeln!(text, ".It {}{value}\n{guard}{help}.", names.join(" , "));
+    writeln!(text, ".It {}{value}\n{guard}{help}.", names.join(" , ")).expect("a String takes all that is written");
 }
 
 /// A word that mdoc does not take for a macro or punctuation.

@@ -99,9 +99,9 @@ impl CapsDraft {
 }
 
 impl<'a> Draft<'a> {
-    pub(super) fn new(globals: Globals, caller: &'a Caller<'a>) -> Self {
+    pub(super) fn new(caller: &'a Caller<'a>) -> Self {
         Self {
-            globals,
+            globals: Globals::default(),
             options: PodOptions::default(),
             volumes: Vec::new(),
             network: NetDraft::default(),

@@ -1,30 +1,27 @@
-//! The table of all flags of `run` and `prepare`: what each is called, takes and does, and the help made of it.
+//! The flags of `run` and `prepare`: names, values, effects, and their clap description.
 
 use super::Pull;
 use super::draft::{Bind, Draft};
 use super::network;
 use super::values::{self, ValueError};
-use crate::render::wrap;
 
 /// Whether a flag takes a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arity {
-    /// No; `--flag=false` is possible.
+    /// No, but `--flag=false` is accepted.
     Switch,
     /// Yes: `--flag=value` or `--flag value`.
     Value,
-    /// Only as `--flag=value`; without, it has a meaning of its own.
+    /// Optionally, as `--flag=value`.
     Optional,
 }
 
-/// What a flag is about.
+/// What a flag applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// gantry itself.
-    Global,
     /// The pod.
     Pod,
-    /// The app of the image before it, or all apps.
+    /// The app of the image before it; before the first image, every app.
     App,
 }
 
@@ -34,14 +31,14 @@ type Setter = fn(&mut Draft<'_>, &str) -> Result<(), ValueError>;
 pub(crate) struct Flag {
     /// Its name without dashes, then other names it goes by.
     names: &'static [&'static str],
-    pub(crate) short: Option<char>,
-    pub(crate) arity: Arity,
-    pub(crate) value: &'static str,
-    pub(crate) scope: Scope,
+    pub(super) short: Option<char>,
+    pub(super) arity: Arity,
+    pub(super) value: &'static str,
+    pub(super) scope: Scope,
     /// A pod flag whose place a pod manifest takes.
     pub(super) in_manifest: bool,
     pub(super) run_only: bool,
-    pub(crate) help: &'static str,
+    help: &'static str,
     pub(super) set: Setter,
 }
 
@@ -94,7 +91,7 @@ impl Flag {
     }
 }
 
-use Scope::{App, Global, Pod};
+use Scope::{App, Pod};
 
 /// Every flag of `run` and `prepare`.
 pub(crate) static FLAGS: &[Flag] = &[
@@ -360,30 +357,6 @@ pub(crate) static FLAGS: &[Flag] = &[
         d.app().labels.extend([values::pair(v)?]);
         Ok(())
     }),
-    // gantry itself.
-    valued(Global, &["dir"], "DIR", "data directory", |d, v| {
-        d.globals.dir = Some(values::text(v)?.into());
-        Ok(())
-    }),
-    valued(Global, &["config"], "FILE", "configuration file", |d, v| {
-        d.globals.config = Some(values::text(v)?.into());
-        Ok(())
-    }),
-    switch(Global, &["debug"], "show every cause of a failure on its own line", |d, v| {
-        d.globals.debug = values::boolean(v)?;
-        Ok(())
-    }),
-    valued(Global, &["insecure-options"], "OPTION,…", "give up protection: http, tls, image, seccomp, capabilities, …", |d, v| {
-        for option in v.split(',') {
-            d.globals.insecure_options.push(crate::globals::insecure_option(option).map_err(ValueError::Invalid)?);
-        }
-        Ok(())
-    }),
-    valued(Global, &["progress"], "auto|plain|none", "how progress is shown", |d, v| {
-        d.globals.progress = <crate::globals::ProgressMode as clap::ValueEnum>::from_str(v, false)
-            .map_err(|_| ValueError::Invalid(format!("'{}' is not auto, plain or none", gantry_model::id::shown(v))))?;
-        Ok(())
-    }),
 ];
 
 fn pull(value: &str) -> Result<Pull, ValueError> {
@@ -420,44 +393,51 @@ fn set_security(draft: &mut Draft<'_>, value: &str) -> Result<(), ValueError> {
     Ok(())
 }
 
-/// The help text of `run` or `prepare`, in lines of at most `width` columns.
-pub(crate) fn help(verb: super::Verb, width: usize) -> String {
-    let what = match verb {
-        super::Verb::Run => "Prepare a pod and run it",
-        super::Verb::Prepare => "Prepare a pod, print its id, and run nothing",
-    };
-    let verb_name = verb.as_str();
-    let mut text = format!(
-        "{what}\n\nUsage: gantry {verb_name} [flags] IMAGE [COMMAND ARG…]\n       \
-         gantry {verb_name} [flags] IMAGE [app flags] [-- ARG… [---]] [IMAGE …]\n\n"
-    );
-    for paragraph in [
-        "App flags bind to the image before them; before any image they hold for every app. '--' begins the arguments of \
-         an app, '---' ends them so that another image can follow.",
-        "Without '--', a word after the first image is its command when it is no image in the store and has neither \
-         registry, tag nor digest.",
-    ] {
-        wrap::push(&mut text, paragraph, 0, width);
-    }
-    for (scope, title) in [(Pod, "Flags of the pod"), (App, "Flags of an app"), (Global, "Global options")] {
-        text.push_str(&format!("\n{title}:\n"));
-        let shown = FLAGS.iter().filter(|flag| flag.scope == scope && (verb == super::Verb::Run || !flag.run_only));
-        for flag in shown {
-            let short = flag.short.map_or("    ".to_owned(), |short| format!("-{short}, "));
-            let value = if flag.value.is_empty() { String::new() } else { format!("={}", flag.value) };
-            text.push_str(&format!("  {short}--{}{value}\n", flag.long()));
-            let others: Vec<_> = flag.longs().skip(1).map(|name| format!("--{name}")).collect();
-            let others = if others.is_empty() { String::new() } else { format!(" [also: {}]", others.join(", ")) };
-            wrap::push(&mut text, &format!("{}{others}", flag.help), 10, width);
+/// The heading of the flags of the pod in the help.
+pub(crate) const POD_FLAGS: &str = "Flags of the pod";
+/// The heading of the flags of apps in the help.
+pub(crate) const APP_FLAGS: &str = "Flags of an app";
+
+impl Flag {
+    /// The flag as clap describes it.
+    fn to_arg(&self) -> clap::Arg {
+        let arg = clap::Arg::new(self.long())
+            .long(self.long())
+            .visible_aliases(self.longs().skip(1))
+            .help(self.help)
+            .help_heading(if self.scope == Pod { POD_FLAGS } else { APP_FLAGS });
+        let arg = match self.short {
+            Some(short) => arg.short(short),
+            None => arg,
+        };
+        match self.arity {
+            Arity::Switch => arg.action(clap::ArgAction::SetTrue),
+            Arity::Value => arg.action(clap::ArgAction::Append).value_name(self.value),
+            Arity::Optional => {
+                arg.action(clap::ArgAction::Append).value_name(self.value).num_args(0..=1).require_equals(true)
+            }
         }
     }
-    text.push('\n');
-    wrap::push(
-        &mut text,
-        "Exit code: that of the first app that failed, else 0; 125 when gantry itself failed, 126 and 127 when the command \
-         could not be executed or found, 128+n when signal n ended the app.",
-        0,
-        width,
-    );
-    text
+}
+
+/// Adds the flags and the texts of `run` or `prepare` to its description, from which the help, the completions and the manual
+/// page are made. clap does not parse these commands: see [`super`].
+pub(crate) fn describe(command: clap::Command, verb: super::Verb) -> clap::Command {
+    let flags = FLAGS.iter().filter(|flag| verb == super::Verb::Run || !flag.run_only);
+    let name = verb.as_str();
+    command
+        .override_usage(format!(
+            "gantry {name} [flags] IMAGE [COMMAND ARG…]\n       \
+             gantry {name} [flags] IMAGE [app flags] [-- ARG… [---]] [IMAGE …]"
+        ))
+        .args(flags.map(Flag::to_arg))
+        .next_line_help(true)
+        .after_help(
+            "Flags of an app apply to the image before them; flags before the first image apply to every app. '--' begins \
+             the arguments of an app, '---' ends them so that another image can follow.\n\n\
+             Without '--', a word after the first image is the command of its app, unless the store has an image of this \
+             name, or the word has a registry, tag or digest.\n\n\
+             Exit codes: that of the first app that failed, else 0; 125: gantry failed; 126, 127: the command could not be \
+             executed, or was not found; 128+n: the app was killed by signal n.",
+        )
 }

@@ -25,7 +25,9 @@ mod unsupported;
 mod values;
 
 pub(crate) use draft::merged_environment;
-pub(crate) use flags::{Arity, FLAGS, Flag, Scope, help};
+pub(crate) use flags::describe;
+#[cfg(test)]
+pub(crate) use flags::{APP_FLAGS, POD_FLAGS};
 pub(crate) use parse::parse;
 pub(crate) use second_word::ImageLookup;
 
@@ -175,6 +177,9 @@ pub(crate) enum UsageError {
         /// Why not.
         why: String,
     },
+    /// A global flag is invalid.
+    #[error("{0}")]
+    Global(String),
     /// Flags that exclude each other.
     #[error("{0}")]
     Conflict(String),

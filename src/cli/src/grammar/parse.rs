@@ -4,7 +4,7 @@ use super::draft::{AppDraft, Draft};
 use super::flags::{Arity, FLAGS, Flag, Scope};
 use super::second_word::{self, ImageLookup, Separator, WordKind};
 use super::{Caller, Parsed, UsageError, Verb, unsupported};
-use crate::globals::Globals;
+use crate::globals::{self, Globals};
 use crate::suggest;
 
 /// How words after an image are read.
@@ -27,7 +27,7 @@ pub(crate) fn parse(verb: Verb, words: &[String], caller: &Caller<'_>) -> Result
 /// Reads the words in this way.
 pub(super) fn read(verb: Verb, words: &[String], caller: &Caller<'_>, reading: Reading) -> Result<Parsed, UsageError> {
     let mut parser =
-        Parser { verb, words, next: 0, reading, draft: Draft::new(Globals::default(), caller), image_hint: None };
+        Parser { verb, words, next: 0, reading, draft: Draft::new(caller), globals: Vec::new(), image_hint: None };
     match parser.read() {
         Err(error) => Err(match parser.image_hint {
             Some(hint) => UsageError::SecondImage { error: Box::new(error), hint },
@@ -44,6 +44,8 @@ struct Parser<'a> {
     next: usize,
     reading: Reading,
     draft: Draft<'a>,
+    /// The global flags so far.
+    globals: Vec<String>,
     /// Which word was taken for a further image, and how to write it as an argument.
     image_hint: Option<String>,
 }
@@ -164,6 +166,7 @@ impl<'a> Parser<'a> {
         let shown = format!("--{name}");
         match FLAGS.iter().find(|flag| flag.has_long(name)) {
             Some(flag) => self.set_flag(flag, shown, value),
+            None if globals::takes_next_word(name).is_some() => self.global_flag(name, value),
             None => Err(match unsupported::alternative(name) {
                 Some(instead) => UsageError::Unsupported { flag: shown, instead },
                 None => self.unknown_flag(shown),
@@ -189,8 +192,21 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
+    fn global_flag(&mut self, name: &str, value: Option<&'a str>) -> Result<(), UsageError> {
+        let takes_next_word = globals::takes_next_word(name).unwrap_or(false);
+        let value = match value {
+            None if takes_next_word => self.next_word(),
+            value => value,
+        };
+        self.globals.push(value.map_or_else(|| format!("--{name}"), |value| format!("--{name}={value}")));
+        self.draft.globals = Globals::parse(&self.globals).map_err(UsageError::Global)?;
+        Ok(())
+    }
+
     fn unknown_flag(&self, flag: String) -> UsageError {
-        let known = FLAGS.iter().flat_map(Flag::longs);
+        let globals = globals::names();
+        let mut known: Vec<&str> = FLAGS.iter().flat_map(Flag::longs).collect();
+        known.extend(globals.iter().map(String::as_str));
         let hint = suggest::nearest(flag.trim_start_matches('-'), known)
             .filter(|_| flag.starts_with("--"))
             .map(|near| format!(": did you mean --{near}?"))

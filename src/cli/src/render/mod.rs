@@ -9,7 +9,6 @@ pub(crate) mod size;
 pub(crate) mod table;
 pub(crate) mod template;
 pub(crate) mod time;
-pub(crate) mod wrap;
 
 use clap::{Args, ValueEnum};
 

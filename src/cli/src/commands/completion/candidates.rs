@@ -3,7 +3,7 @@
 use super::host_names::{HostNames, Pod};
 use super::values::values;
 use crate::command_words;
-use crate::grammar::{Arity, FLAGS, Scope};
+use crate::globals::first_argument;
 
 /// A word, and what it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,13 +68,13 @@ struct Flag {
 /// The words for the last of `words`, which follow the program's name.
 pub(super) fn complete(words: &[String], names: &dyn HostNames) -> Candidates {
     let Some((typed, before)) = words.split_last() else { return Candidates::default() };
-    let mut root = crate::cli::command();
+    let mut root = crate::cli::full_command();
     root.build();
     let mut parent = root;
     let mut path: Vec<String> = Vec::new();
     let mut rest = before;
     // Descend into subcommands.
-    while let Some(at) = first_word(rest) {
+    while let Some(at) = first_argument(rest) {
         let group = path.last().map_or("", String::as_str);
         let Ok(name) = command_words::complete(&parent, group, &rest[at]) else { return Candidates::default() };
         let Some(command) = parent.find_subcommand(&name).cloned() else { return Candidates::default() };
@@ -88,28 +88,11 @@ pub(super) fn complete(words: &[String], names: &dyn HostNames) -> Candidates {
     if parent.has_subcommands() {
         let flags = flags(&parent);
         return match typed.starts_with('-') {
-            true => flag_names(&flags).starting_with(typed),
+            true => flag_names(&flags, |_| false).starting_with(typed),
             false => commands(&parent).starting_with(typed),
         };
     }
     complete_command(&path.join(" "), &parent, rest, typed, names)
-}
-
-/// The index of the first word that is neither a global flag nor the value of one.
-fn first_word(words: &[String]) -> Option<usize> {
-    let mut at = 0;
-    while let Some(word) = words.get(at) {
-        if !word.starts_with('-') {
-            return Some(at);
-        }
-        let takes_next = FLAGS.iter().any(|flag| {
-            flag.scope == Scope::Global
-                && flag.arity == Arity::Value
-                && word.strip_prefix("--").is_some_and(|name| name == flag.long())
-        });
-        at += if takes_next { 2 } else { 1 };
-    }
-    None
 }
 
 fn complete_command(
@@ -119,7 +102,7 @@ fn complete_command(
     typed: &str,
     names: &dyn HostNames,
 ) -> Candidates {
-    let flags = if matches!(name, "run" | "prepare") { grammar_flags() } else { flags(command) };
+    let flags = flags(command);
     if before.iter().any(|word| word == "--") {
         // Arguments of an app cannot be completed.
         return Candidates::files();
@@ -143,7 +126,8 @@ fn complete_command(
         return value_of(flag, typed);
     }
     if typed.starts_with('-') {
-        return flag_names(&flags).starting_with(typed);
+        let has_values = |flag: &Flag| !value_of(flag, "").candidates.is_empty();
+        return flag_names(&flags, |flag| flag.requires_equals && has_values(flag)).starting_with(typed);
     }
     positional(name, &words_of(&flags, before), names).starting_with(typed)
 }
@@ -228,9 +212,10 @@ fn commands(parent: &clap::Command) -> Candidates {
     Candidates { candidates: named.collect(), files: false }
 }
 
-fn flag_names(flags: &[Flag]) -> Candidates {
+/// The names of the flags; those for which `with_equals` holds with the `=` that precedes their value.
+fn flag_names(flags: &[Flag], with_equals: impl Fn(&Flag) -> bool) -> Candidates {
     let named = flags.iter().flat_map(|flag| {
-        let sign = if flag.requires_equals { "=" } else { "" };
+        let sign = if with_equals(flag) { "=" } else { "" };
         flag.names.iter().map(move |name| Candidate { value: format!("--{name}{sign}"), about: flag.about.clone() })
     });
     Candidates { candidates: named.collect(), files: false }
@@ -239,11 +224,11 @@ fn flag_names(flags: &[Flag]) -> Candidates {
 fn flags(command: &clap::Command) -> Vec<Flag> {
     let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set() && !argument.is_positional());
     let flag = |argument: &clap::Arg| Flag {
-        names: argument.get_long().map(str::to_owned).into_iter().collect(),
+        names: names(argument),
         short: argument.get_short(),
         takes_value: argument.get_action().takes_values(),
-        requires_equals: false,
-        hint: String::new(),
+        requires_equals: argument.is_require_equals_set(),
+        hint: argument.get_value_names().and_then(<[_]>::first).map(ToString::to_string).unwrap_or_default(),
         possible: argument
             .get_possible_values()
             .iter()
@@ -255,17 +240,13 @@ fn flags(command: &clap::Command) -> Vec<Flag> {
     arguments.map(flag).collect()
 }
 
-fn grammar_flags() -> Vec<Flag> {
-    let flag = |flag: &crate::grammar::Flag| Flag {
-        names: flag.longs().map(str::to_owned).collect(),
-        short: flag.short,
-        takes_value: flag.arity != Arity::Switch,
-        requires_equals: flag.arity == Arity::Optional,
-        hint: flag.value.to_owned(),
-        possible: Vec::new(),
-        about: flag.help.to_owned(),
-    };
-    FLAGS.iter().map(flag).collect()
+fn names(argument: &clap::Arg) -> Vec<String> {
+    argument
+        .get_long()
+        .into_iter()
+        .chain(argument.get_visible_aliases().unwrap_or_default())
+        .map(str::to_owned)
+        .collect()
 }
 
 #[cfg(test)]
@@ -382,7 +363,7 @@ mod tests {
             }
         }
         let run = complete(&["run".to_owned(), "--".to_owned()], &Here);
-        for flag in FLAGS.iter().flat_map(crate::grammar::Flag::longs) {
+        for flag in ["net", "publish", "publish-all", "volume", "env", "cap-add", "progress"] {
             let offered = run.candidates.iter().any(|known| known.value.trim_end_matches('=') == format!("--{flag}"));
             assert!(offered, "--{flag}");
         }
