@@ -105,7 +105,7 @@ fn an_archive_takes_no_name_of_another_image_unless_it_is_allowed_to() {
     for quiet in [&["--force"][..], &["--force", "--quiet"]] {
         for (path, from) in [(&evil_path, "good"), (&good_path, "evil")] {
             let out = g.run(&[&["fetch"], quiet, &[path]].concat()).ok();
-            assert!(out.stderr.contains("docker.io/library/alpine:3 belonged to image"), "{from}: {out}");
+            assert!(out.stderr.contains("docker.io/library/alpine:3 was moved from image"), "{from}: {out}");
         }
     }
     // The name that was made from the file's name follows the file.

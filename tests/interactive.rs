@@ -108,7 +108,10 @@ fn detaching_and_attaching_again() {
     terminal.type_in(DETACH);
     let left = terminal.wait();
     assert_eq!(left.code, 0, "{left:?}");
-    assert!(left.is_restored && left.output.contains(&format!("detached from pod {pod}, which continues to run")), "{left:?}");
+    assert!(
+        left.is_restored && left.output.contains(&format!("detached from pod {pod}, which continues to run")),
+        "{left:?}"
+    );
 
     let attach = || Terminal::start(&g.command(&["attach", &pod]));
     let (one, two) = (attach(), attach());

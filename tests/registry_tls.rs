@@ -261,6 +261,6 @@ fn proxies_that_cannot_be_used_are_named() {
 fn a_name_that_does_not_exist_is_asked_for_once() {
     let bench = Bench::new();
     let out = bench.fetch("registry.invalid/app:1", &[]).exits(FAILED);
-    assert!(!out.stderr.contains("trying again"), "{out}");
+    assert!(!out.stderr.contains("retrying"), "{out}");
     let _ = out.complains(&["cannot resolve the host name registry.invalid"]);
 }

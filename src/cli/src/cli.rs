@@ -1,5 +1,5 @@
-//! The command line as clap describes it. The arguments of `run` and `prepare` are parsed by [`crate::grammar`]; clap has
-//! these two commands for the help, the completions and the manual page.
+//! The command line as clap describes it. The arguments of `run` and `prepare` are parsed by [`crate::grammar`]; clap
+//! has these two commands for the help, the completions and the manual page.
 
 use clap::{Args, Parser, Subcommand};
 

@@ -5,7 +5,7 @@ use gantry_model::id::shown;
 use crate::failure::{CliError, Failure};
 use crate::{suggest, unknown_command};
 
-/// The command (of `parent`) that the word names, by its full name.
+/// Returns the full name of the command of `parent` that the word names.
 ///
 /// # Errors
 /// No command matches, or several do.
@@ -29,7 +29,7 @@ pub(crate) fn complete(parent: &clap::Command, group: &str, word: &str) -> Resul
         (_, Some(hint)) => Err(unknown(group, word, hint)),
         ([], None) => Err(unknown(group, word, &suggestion(parent, group, word))),
         (several, None) => {
-            Err(CliError::Usage(format!("'{}' is short for several: {}", shown(word), several.join(", "))).into())
+            Err(CliError::Usage(format!("'{}' is ambiguous: {}", shown(word), several.join(", "))).into())
         }
     }
 }
@@ -79,7 +79,7 @@ mod tests {
         }
         assert_eq!(complete(image, "image", "l").map_err(|_| ()).as_deref().unwrap_or("list"), "list");
         for (word, want) in [
-            ("st", "'st' is short for several: status, stop"),
+            ("st", "'st' is ambiguous: status, stop"),
             ("prune", "there is no command 'prune': 'gantry gc' removes"),
             ("restart", "a pod runs once"),
             ("lsit", "did you mean 'list'?"),

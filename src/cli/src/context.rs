@@ -1,4 +1,4 @@
-//! What every command starts from: the global flags, an engine opened as the command needs it.
+//! The context of a command: its global flags, and how it opens the engine.
 
 use gantry_engine::{Engine, Options};
 use gantry_model::ErrorKind;
@@ -7,7 +7,7 @@ use crate::failure::{CliError, Failure};
 use crate::globals::Globals;
 use crate::settings;
 
-/// The global flags, and which command they were given to.
+/// The global flags and the name of the command.
 pub(crate) struct Context {
     pub(crate) globals: Globals,
     command: String,
@@ -18,18 +18,18 @@ impl Context {
         Self { globals, command: command.into() }
     }
 
-    /// The engine's options here.
+    /// The engine's options, from flags, environment and configuration file.
     pub(crate) fn options(&self) -> Result<Options, Failure> {
         settings::options(&self.globals).map_err(Failure::not_a_missing_object)
     }
 
-    /// An engine for a command that changes something. Only root gets one, and before anything is touched.
+    /// Opens the engine for a command that changes something. Requires root.
     pub(crate) fn open(&self, command: &'static str) -> Result<Engine, Failure> {
         need_root(command)?;
         Engine::open(self.options()?).map_err(|error| Failure::from(error).not_a_missing_object())
     }
 
-    /// [`Self::open`] with other settings for fetching.
+    /// [`Self::open`] with changed settings for fetching.
     pub(crate) fn open_for_fetch(
         &self,
         command: &'static str,
@@ -41,7 +41,8 @@ impl Context {
         Ok(Engine::open(options)?)
     }
 
-    /// An engine for a command that looks. Root's also brings rows up to the facts; others may try.
+    /// Opens the engine for a command that only reads. For root it also reconciles pods; for other users it is
+    /// read-only and fails unless they may read the data directory.
     pub(crate) fn open_to_read(&self) -> Result<Engine, Failure> {
         let options = self.options()?;
         let engine = if is_root() { Engine::open_to_read(options) } else { Engine::open_read_only(options) };
@@ -59,12 +60,13 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Refuses callers that are not root.
+/// Fails unless the caller is root.
 pub(crate) fn need_root(command: &'static str) -> Result<(), Failure> {
     if is_root() { Ok(()) } else { Err(CliError::NeedsRoot(command.to_owned()).into()) }
 }
 
-/// Does something to every one of `texts`, also when it fails for some: each failure is said, and the worst code counts.
+/// Calls `act` for each argument and returns the highest exit code. Failures are printed, and the other arguments still
+/// follow.
 pub(crate) fn for_each(
     arguments: &[String],
     debug: bool,

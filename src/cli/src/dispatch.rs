@@ -1,7 +1,7 @@
 //! Parses the command line, runs the command, and turns its result into an exit code.
 //!
-//! `run` and `prepare` have a parser of their own ([`crate::grammar`]). For them clap's description of the other commands
-//! is not built, which would take longer than everything else on the command line's side of a `run`.
+//! `run` and `prepare` have a parser of their own ([`crate::grammar`]). For them clap's description of the other
+//! commands is not built, which would take longer than everything else on the command line's side of a `run`.
 
 use std::ffi::OsString;
 

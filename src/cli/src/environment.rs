@@ -1,4 +1,4 @@
-//! Variables for every app of a pod: the caller's own, files of them, and single ones.
+//! Environment variables for every app of a pod: `--inherit-env`, `--set-env-file` and `--set-env`.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -8,13 +8,13 @@ use gantry_model::PodSpec;
 use crate::failure::{CliError, Failure};
 use crate::grammar::{PodOptions, merged_environment};
 
-/// More than an execve takes in all is a mistake.
+/// The maximum size of a file of variables: half of what execve(2) accepts by default.
 const MAX_FILE_SIZE: u64 = 1 << 20;
 
-/// What an app must not get from the caller: the first two are about the caller's file system, which is not the app's.
+/// Variables that are not inherited because they refer to the caller's file system.
 const NEVER_INHERITED: [&str; 4] = ["PATH", "HOME", "PWD", "OLDPWD"];
 
-/// Puts the variables of `options` below each app's own. Low to high: inherited, files, single ones, the app's.
+/// Adds the variables of `options` to each app. Precedence, lowest first: inherited, files, `--set-env`, the app's own.
 ///
 /// # Errors
 /// A file cannot be read or is not one of `NAME=VALUE` lines.
@@ -33,7 +33,7 @@ pub(crate) fn apply(spec: &mut PodSpec, options: &PodOptions) -> Result<(), Fail
     Ok(())
 }
 
-/// The caller's variables that are text and can be an app's.
+/// The caller's variables, without those that are not UTF-8, have an invalid name, or are never inherited.
 fn inherited(variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>) -> Vec<(String, String)> {
     variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -54,7 +54,7 @@ fn read_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
     parse_lines(&text).map_err(|why| CliError::Content { path: path.to_owned(), why }.into())
 }
 
-/// `NAME=VALUE` lines; empty ones and those that begin with `#` or `;` are comments, as in rkt.
+/// Parses `NAME=VALUE` lines. Empty lines and lines that begin with `#` or `;` are skipped, as in rkt.
 fn parse_lines(text: &str) -> Result<Vec<(String, String)>, String> {
     let mut variables = Vec::new();
     for (number, line) in text.lines().enumerate().map(|(i, line)| (i + 1, line.trim())) {

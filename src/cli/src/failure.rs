@@ -126,8 +126,8 @@ impl Failure {
         }
     }
 
-    /// Turns "not found" into "unavailable", for failures to open the engine: a missing data directory or configuration file
-    /// is not a missing pod, app or image, which exit code 1 reports.
+    /// Turns "not found" into "unavailable", for failures to open the engine: a missing data directory or configuration
+    /// file is not a missing pod, app or image, which exit code 1 reports.
     pub(crate) fn not_a_missing_object(self) -> Self {
         match self {
             Self::Error { kind: ErrorKind::NotFound, error, hint } => {

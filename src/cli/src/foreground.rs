@@ -1,9 +1,9 @@
-//! A pod in front of the user: its output as it comes, signals and the keyboard on their way in, its exit code.
+//! Runs a pod in the foreground: prints its output, forwards signals and standard input, and returns its exit code.
 //!
-//! The output comes from the supervisor and is written by the thread that called: apps that write faster than it is taken
-//! are held back. One thread waits for signals; one more feeds stdin when an app wants it. They end with the process.
+//! The calling thread prints the output, which it reads from the supervisor; an app that writes faster blocks. One
+//! thread waits for signals, and another forwards standard input if an app takes it. Both end with the process.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
@@ -11,44 +11,44 @@ use gantry_engine::{EndWatch, Ended, Engine, KillError, LogQuery, Options, Outpu
 use gantry_model::{AppName, ErrorKind, Kind as _, PodId};
 use signal_hook::consts::SIGWINCH;
 
-use crate::failure::{Failure, logs};
+use crate::failure::{Failure, logs, print_stderr};
 use crate::printer::Printer;
 use crate::signals::{self, ENDING, Signals};
 use crate::terminal::{self, DetachFilter, DetachKeys, RawMode};
 use crate::{exit, live_output, relay};
 
-/// The pod, and how it is shown.
+/// A pod in the foreground.
 pub(crate) struct ForegroundPod {
     pub(crate) id: PodId,
-    /// Its apps: with more than one, lines say whose they are.
+    /// Its apps. With several, each line of output begins with the app's name.
     pub(crate) apps: Vec<AppName>,
-    /// The app that has a terminal or takes stdin.
+    /// The app that has a terminal or takes standard input.
     pub(crate) interactive: Option<Interactive>,
-    /// Whether this program runs it: a failure to show it ends it.
+    /// Whether this command started the pod, and stops it if showing it fails.
     pub(crate) own: bool,
-    /// What signals to this program mean to it.
+    /// Whether signals to this process are forwarded.
     pub(crate) signals: SignalProxy,
-    /// The keys that leave it.
+    /// The key sequence to detach.
     pub(crate) detach_keys: DetachKeys,
 }
 
-/// What signals to this program mean to the pod.
+/// Whether signals to this process are forwarded to the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SignalProxy {
-    /// Those that ask a program to end, end it; others are passed on.
+    /// SIGINT, SIGTERM and SIGHUP stop the pod; others are sent to its apps.
     On,
-    /// Nothing.
+    /// Signals have their default effect on this process.
     Off,
 }
 
-/// A running pod's output and end.
+/// The output and the end of a running pod.
 pub(crate) struct LivePod {
-    /// `None`: an older supervisor, of which only the logs can be had.
+    /// `None`: the supervisor is from an older version that does not provide it; the logs are followed instead.
     pub(crate) output: Option<OutputStream>,
     pub(crate) end: EndWatch,
 }
 
-/// An app that the user talks to.
+/// An app with a terminal or standard input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interactive {
     pub(crate) app: AppName,
@@ -56,7 +56,7 @@ pub(crate) struct Interactive {
     pub(crate) terminal: bool,
 }
 
-/// The apps of a manifest (as `Engine::manifest` gives it): all, and those that take input.
+/// The apps of a manifest as returned by [`Engine::manifest`]: all of them, and the interactive ones.
 pub(crate) fn manifest_apps(manifest: &serde_json::Value) -> (Vec<AppName>, Vec<Interactive>) {
     let apps = manifest["apps"].as_array().map_or(&[][..], Vec::as_slice);
     let interactive = apps.iter().filter_map(|app| {
@@ -69,24 +69,24 @@ pub(crate) fn manifest_apps(manifest: &serde_json::Value) -> (Vec<AppName>, Vec<
     (apps.iter().filter_map(|app| app["name"].as_str()?.parse().ok()).collect(), interactive)
 }
 
-/// That the output is to be shown here.
+/// Requests the output, for the terminal of this process.
 pub(crate) fn show_output() -> Show {
     Show::Output { terminal_size: terminal::size().map(|size| (size.ws_row, size.ws_col)) }
 }
 
-/// Catches what asks a program to end, changes of the window's size, and with a proxy what can be passed on.
+/// Catches SIGINT, SIGTERM, SIGHUP and SIGWINCH, and with a proxy the signals that can be forwarded.
 ///
 /// # Errors
-/// No descriptors left.
+/// No file descriptors are left.
 pub(crate) fn catch(proxy: SignalProxy) -> io::Result<Signals> {
     let passed_on = signals::proxied().filter(|_| proxy == SignalProxy::On);
     Signals::catch(ENDING.into_iter().chain([SIGWINCH]).chain(passed_on))
 }
 
-/// Shows a pod until it has ended, and returns its exit code.
+/// Shows a pod until it has exited, and returns its exit code.
 ///
 /// # Errors
-/// When the pod is ours, it has been asked to stop by then.
+/// The pod cannot be shown. If this command started it, it has been stopped.
 pub(crate) fn follow(
     engine: &Engine,
     pod: &ForegroundPod,
@@ -96,8 +96,8 @@ pub(crate) fn follow(
     let outcome = run_attached(engine, pod, live, signals);
     terminal::restore();
     if outcome.is_err() && pod.own {
-        // The first failure is the one that is told; should this fail too, the pod shows in `gantry list`.
-        let _ = engine.stop(pod.id, engine.options().stop_grace, false);
+        // The first failure is the one to report. If stopping fails too, the pod stays in `gantry list`.
+        let _still_running = engine.stop(pod.id, engine.options().stop_grace, false);
     }
     outcome
 }
@@ -152,11 +152,10 @@ fn run_attached(engine: &Engine, pod: &ForegroundPod, live: LivePod, signals: Op
     }
 }
 
-/// An app that the kernel killed has no words of its own.
+/// Reports apps that the OOM killer ended, which could not print an error themselves.
 fn report_out_of_memory(ended: &Ended) {
     for app in &ended.out_of_memory {
-        // Nowhere to tell that standard error is gone.
-        let _ = writeln!(io::stderr(), "gantry: app '{app}' ran out of memory: the kernel killed a process of it");
+        print_stderr(&format!("gantry: app '{app}' ran out of memory: the kernel killed one of its processes\n"));
     }
 }
 
@@ -165,7 +164,7 @@ fn thread(name: &'static str, run: impl FnOnce() + Send + 'static) -> Result<(),
     spawned.map(drop).map_err(crate::failure::io("start a thread for", name))
 }
 
-/// The other end of the app's stdin; `None` when the pod was faster and has ended.
+/// Connects to the app's terminal or standard input. `None`: the app has exited already.
 fn attach_stdin(engine: &Engine, id: PodId, interactive: &Interactive) -> Result<Option<OwnedFd>, Failure> {
     match engine.attach(id, Some(&interactive.app)) {
         Ok(channel) => Ok(Some(channel)),
@@ -183,7 +182,7 @@ fn app_has_ended(engine: &Engine, id: PodId, app: &AppName) -> Result<bool, Fail
     Ok(matches!(state, Some(gantry_model::AppState::Exited { .. })))
 }
 
-/// What happens when signals come.
+/// Handles signals to this process.
 struct SignalWatch {
     options: Options,
     id: PodId,
@@ -198,10 +197,11 @@ impl SignalWatch {
             for signal in signals.wait() {
                 match (signal, &self.master, self.proxy) {
                     (SIGWINCH, Some(master), _) => terminal::resize(master),
-                    // The kernel sends it to every program of a resized terminal; httpd and nginx stop on it.
+                    // The kernel sends SIGWINCH to the foreground process group of a resized terminal. It is not
+                    // forwarded: httpd and nginx take it as a request to stop.
                     (SIGWINCH, None, _) if terminal::is_any() => {}
                     (_, _, SignalProxy::On) if ENDING.contains(&signal) => {
-                        // The second one means it.
+                        // The second signal kills the pod.
                         self.stop(stopping);
                         stopping = true;
                     }
@@ -222,14 +222,14 @@ impl SignalWatch {
             Engine::open(self.options.clone()).map_err(Failure::from).map(|engine| engine.kill(self.id, None, number));
         match sent {
             Ok(Ok(()) | Err(KillError::NotRunning { .. })) => {}
-            // The apps have ended, and what they wrote is being shown.
+            // The apps have exited; the rest of their output is being printed.
             Ok(Err(error)) if error.kind() == ErrorKind::Refused => {}
             Ok(Err(error)) => Failure::from(error).print(false),
             Err(failure) => failure.print(false),
         }
     }
 
-    /// Stops the pod from a thread of its own, so that the next signal is heard.
+    /// Stops the pod in a thread of its own, so that further signals are handled.
     fn stop(&self, force: bool) {
         let (options, id) = (self.options.clone(), self.id);
         let started = thread("stop", move || {
@@ -245,10 +245,10 @@ impl SignalWatch {
     }
 }
 
-/// The end of input on a terminal.
+/// Ends the input of a terminal in canonical mode.
 const CTRL_D: u8 = 0x04;
 
-/// Feeds our stdin to the app until it ends or the app takes no more; with `keys` the user can leave by typing them.
+/// Forwards standard input to the app until either ends. With `keys`, the user can detach by typing them.
 fn feed(channel: &OwnedFd, id: PodId, keys: Option<DetachKeys>, terminal: bool) {
     let mut filter = keys.map(DetachFilter::new);
     let mut chunk = vec![0; 64 << 10];
@@ -260,11 +260,11 @@ fn feed(channel: &OwnedFd, id: PodId, keys: Option<DetachKeys>, terminal: bool) 
             Err(rustix::io::Errno::AGAIN) => {
                 let stdin = rustix::stdio::stdin();
                 let mut fds = [rustix::event::PollFd::from_borrowed_fd(stdin, rustix::event::PollFlags::IN)];
-                // Looked at again either way.
-                let _ = rustix::event::poll(&mut fds, None);
+                // After an interruption, too, the next step is to read again.
+                let _read_again = rustix::event::poll(&mut fds, None);
                 continue;
             }
-            // Our terminal has hung up: the end of input.
+            // The terminal has hung up.
             Err(_) => break,
         };
         let (passed, detach) = match &mut filter {
@@ -277,19 +277,18 @@ fn feed(channel: &OwnedFd, id: PodId, keys: Option<DetachKeys>, terminal: bool) 
         }
         if detach {
             terminal::restore();
-            // Nowhere to tell that standard error is gone.
-            let _ = writeln!(io::stderr(), "gantry: detached from pod {id}, which runs on");
+            print_stderr(&format!("gantry: detached from pod {id}, which continues to run\n"));
             std::process::exit(exit::OK.into());
         }
     }
     if terminal {
-        // A terminal has no end that could be closed; this is how one is typed. The app may be gone: then so is this.
-        let _ = relay::write_all(channel.as_fd(), &[CTRL_D]);
+        // Closing a terminal's descriptor does not end its input; typing ctrl-d does. The app may have exited already.
+        let _app_may_be_gone = relay::write_all(channel.as_fd(), &[CTRL_D]);
     }
-    // For a pipe, dropping the channel is the app's end of file.
+    // For a pipe, dropping the channel is the end of file.
 }
 
-/// Prints what the apps write from now on to their logs, until the pod has ended.
+/// Prints what the apps log from now on, until the pod has exited.
 fn print_logs(engine: &Engine, pod: &ForegroundPod) -> Result<(), Failure> {
     let query = LogQuery { follow: true, tail: Some(0), ..LogQuery::default() };
     engine.logs(pod.id, &query, &mut Printer::new(pod.apps.len() > 1)).map_err(logs)
@@ -300,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn manifests_say_who_takes_input() {
+    fn interactive_apps_of_a_manifest() {
         let app = |name: &str| gantry_model::AppSpec::new(name.parse().unwrap(), "x".into());
         let mut spec = gantry_model::PodSpec { apps: vec![app("a"), app("b")], ..gantry_model::PodSpec::default() };
         let names: Vec<AppName> = ["a", "b"].map(|name| name.parse().unwrap()).into();

@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::globals::Globals;
 use crate::grammar::ImageLookup;
 
-/// What is known of it. Where that cannot be found out it counts as an image, as in rkt's grammar, and running it says why.
+/// Looks the image up. On errors the word counts as an image, as in rkt's grammar, and running it reports the error.
 pub(crate) fn look_up(globals: &Globals, reference: &ImageRef) -> ImageLookup {
     match reference {
         ImageRef::Path(path) => match is_image(path) {
@@ -32,8 +32,9 @@ fn look_up_in_store(globals: &Globals, reference: &ImageRef) -> ImageLookup {
     }
 }
 
-/// Where a tar archive has its magic, and what all archives have at their beginning.
+/// The position of the magic `ustar` in a tar archive (POSIX.1-2017, pax).
 const TAR: std::ops::Range<usize> = 257..262;
+/// The magics of gzip, zstd, bzip2 and xz.
 const COMPRESSED: [&[u8]; 4] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ"];
 
 /// Whether the path is an image layout or an archive. A program such as `/bin/sh` is neither.
@@ -42,7 +43,7 @@ fn is_image(path: &Path) -> bool {
     if metadata.is_dir() {
         return path.join("oci-layout").exists();
     }
-    // Opening anything else, such as a FIFO, could wait for ever.
+    // Opening anything else, such as a FIFO, could block.
     metadata.is_file() && File::open(path).is_ok_and(is_archive)
 }
 

@@ -1,8 +1,8 @@
-//! The gantry command: parse, one engine call, exit code.
+//! The gantry command: parses the command line, calls the engine, prints the result, and sets the exit code.
 //!
-//! May import `gantry_model` and `gantry_engine`. Holds no policy: what can be done is the engine's, what it means for
-//! a user is here. Start reading at [`dispatch`]; then [`grammar`] (what `run` understands), [`commands`] (one file
-//! per group), [`foreground`] (a pod in front of the user), [`exit`] (the one place that knows exit codes).
+//! Imports `gantry_model` and `gantry_engine` only, and leaves all policy to the engine. Start reading at [`dispatch`];
+//! then [`cli`] (the commands), [`grammar`] (the arguments of `run` and `prepare`), [`commands`] (a file per command or
+//! group), [`foreground`] (a pod in the foreground) and [`exit`] (the exit codes).
 #![forbid(unsafe_code)]
 
 mod cli;

@@ -8,7 +8,7 @@ use gantry_model::{Phase, PodPrefix};
 use crate::failure::Failure;
 use crate::render::pod::pod_run;
 
-/// The keys there are, with what each takes.
+/// The keys.
 pub(crate) const KEYS: [&str; 8] = ["state", "name", "app", "label", "image", "exited", "network", "id"];
 
 /// One condition.
@@ -20,15 +20,15 @@ pub(crate) enum Condition {
     Name(String),
     /// An app has this name.
     App(String),
-    /// It has this label, with this value where one is given.
+    /// It has this label, with this value if one is given.
     Label(String, Option<String>),
     /// An app was made from this image.
     Image(String),
-    /// It has ended with this code.
+    /// It has exited with this code.
     Exited(i32),
-    /// It asked for this network, or got it.
+    /// It requested this network or is attached to it.
     Network(String),
-    /// Its id begins so.
+    /// Its id has this prefix.
     Id(PodPrefix),
 }
 
@@ -58,8 +58,8 @@ pub(crate) fn parse(text: &str) -> Result<Condition, String> {
 
 /// The name of a phase.
 pub(crate) fn phase(text: &str) -> Result<&'static str, String> {
-    let known = Phase::NAMES.into_iter().find(|name| *name == text);
-    known.ok_or_else(|| format!("'{}' is not a phase: expected one of {}", shown(text), Phase::NAMES.join(", ")))
+    let found = Phase::NAMES.into_iter().find(|name| *name == text);
+    found.ok_or_else(|| format!("'{}' is not a phase: expected one of {}", shown(text), Phase::NAMES.join(", ")))
 }
 
 /// Whether the pod matches.
@@ -79,11 +79,11 @@ pub(crate) fn holds(conditions: &[Condition], row: &PodRow) -> Result<bool, Fail
     }))
 }
 
-/// The names of the networks that the pod got, and of those it asked for.
+/// The names of the networks that the pod requested, and of those it is attached to.
 fn networks(row: &PodRow) -> Result<Vec<String>, Failure> {
     let mut names: Vec<String> = row.networks.read()?.into_iter().map(|network| network.name).collect();
-    let asked = row.net.to_string();
-    names.extend(asked.split(',').map(|network| network.split(':').next().unwrap_or(network).to_owned()));
+    let requested = row.net.to_string();
+    names.extend(requested.split(',').map(|network| network.split(':').next().unwrap_or(network).to_owned()));
     Ok(names)
 }
 
@@ -103,8 +103,8 @@ fn is_met(condition: &Condition, row: &PodRow, networks: &[String]) -> bool {
     }
 }
 
-/// Whether the app was made from the image of this name or id. A name may lack its registry, its tag, or both; an id its
-/// algorithm, and its end from 8 digits on.
+/// Whether the app runs this image, given by name or id. The name may omit the registry, the tag, or both; the id may
+/// omit the algorithm, and all but the first 8 digits.
 fn is_of_image(app: &AppRow, image: &str) -> bool {
     let digits = image.strip_prefix("sha256:").or(image.strip_prefix("sha512:")).unwrap_or(image);
     if digits.len() >= 8 && app.image.hex().starts_with(digits) {

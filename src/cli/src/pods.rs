@@ -98,7 +98,8 @@ impl Pods {
         self.pods.len() > 1
     }
 
-    /// Calls `act` for each pod and returns the highest exit code. Failures are printed, and the other pods still follow.
+    /// Calls `act` for each pod and returns the highest exit code. Failures are printed, and the other pods still
+    /// follow.
     pub(crate) fn for_each(
         &self,
         engine: &Engine,

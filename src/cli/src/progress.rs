@@ -1,29 +1,30 @@
-//! A fetch as it is shown: bars on a terminal, lines elsewhere, or nothing. Always on standard error.
+//! Progress of fetches on standard error: bars on a terminal, otherwise lines, or nothing.
 
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gantry_engine::{Note, Progress};
 use gantry_model::Digest;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
+use crate::failure::print_stderr;
 use crate::globals::ProgressMode;
 use crate::render::{escape, size};
 
-/// Shows a fetch.
+/// Displays progress.
 pub(crate) enum ProgressDisplay {
-    /// Not at all.
+    /// Displays warnings only.
     Nothing,
-    /// As lines.
+    /// Prints lines. Holds the sizes of layers.
     Lines(Mutex<HashMap<Digest, u64>>),
-    /// As bars. Made with the first note, so that a command that fetches nothing sets up nothing.
+    /// Draws bars. Created with the first note, because most commands fetch nothing.
     Bars(Mutex<Option<Bars>>),
 }
 
 impl ProgressDisplay {
-    /// How it is to be shown here.
+    /// The display for this process.
     pub(crate) fn new(mode: ProgressMode, quiet: bool) -> Self {
         match mode {
             ProgressMode::None => Self::Nothing,
@@ -37,18 +38,16 @@ impl ProgressDisplay {
 impl Progress for ProgressDisplay {
     fn notify(&self, note: Note) {
         match self {
-            // A warning is no progress: --quiet does not swallow it.
+            // --quiet suppresses progress, but not warnings.
             Self::Nothing if is_warning(&note) => {
                 if let Some(line) = sentence(&note) {
-                    // Nowhere to tell that standard error is gone.
-                    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+                    print_stderr(&format!("{line}\n"));
                 }
             }
             Self::Nothing => {}
             Self::Lines(totals) => {
                 if let Some(line) = line(&mut lock(totals), &note) {
-                    // Nowhere to tell that standard error is gone.
-                    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+                    print_stderr(&format!("{line}\n"));
                 }
             }
             Self::Bars(bars) => lock(bars).get_or_insert_with(Bars::new).notify(&note),
@@ -64,7 +63,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The line that tells of a note; bytes are told by the line of the layer that is done.
+/// The line for a note. The size of a layer is printed when it is done.
 fn line(totals: &mut HashMap<Digest, u64>, note: &Note) -> Option<String> {
     Some(match note {
         Note::Layer { layer, total } => {
@@ -75,22 +74,22 @@ fn line(totals: &mut HashMap<Digest, u64>, note: &Note) -> Option<String> {
             Some(total) => format!("layer {}: done, {}", layer.short(), size::human(*total)),
             None => format!("layer {}: done", layer.short()),
         },
-        Note::LayerExists { layer } => format!("layer {}: already here", layer.short()),
-        Note::Waiting { layer } => format!("layer {}: waiting for another fetch of it", layer.short()),
+        Note::LayerExists { layer } => format!("layer {}: already in the store", layer.short()),
+        Note::Waiting { layer } => format!("layer {}: waiting for a concurrent fetch of it", layer.short()),
         _ => return sentence(note),
     })
 }
 
-/// What is said as a sentence in either form.
+/// The text of notes that lines and bars print alike.
 fn sentence(note: &Note) -> Option<String> {
     let shown = escape::text;
     Some(match note {
         Note::Resolving { name } => format!("fetching {}", shown(name)),
-        Note::Retrying { why, after } => format!("{}; trying again in {:.1} s", shown(why), after.as_secs_f64()),
-        Note::Offline { name, why } => format!("warning: {}; using {} as it is in the store", shown(why), shown(name)),
-        Note::NameMoved { name, from } => format!("{} belonged to image {} until now", shown(name), from.short()),
+        Note::Retrying { why, after } => format!("{}; retrying in {:.1} s", shown(why), after.as_secs_f64()),
+        Note::Offline { name, why } => format!("warning: {}; using the stored image {}", shown(why), shown(name)),
+        Note::NameMoved { name, from } => format!("{} was moved from image {}", shown(name), from.short()),
         Note::VolumeIgnored { path } => {
-            format!("the image's volume {} is left out: it would cover what gantry provides there", shown(path))
+            format!("ignoring the image's volume {}: it would hide files that gantry provides there", shown(path))
         }
         _ => return None,
     })
@@ -127,7 +126,7 @@ impl Bars {
             Note::Layer { layer, total: None } => self.bar(layer).tick(),
             Note::Bytes { layer, done } => self.bar(layer).set_position(*done),
             Note::LayerDone { layer } => {
-                // The rate of a layer that is done would go on falling.
+                // Without the rate, which would keep falling.
                 let bar = self.bar(layer);
                 bar.set_style(style(DONE));
                 bar.finish_with_message("done");
@@ -135,40 +134,39 @@ impl Bars {
             Note::LayerExists { layer } => {
                 let bar = self.bar(layer);
                 bar.set_style(style(PRESENT));
-                bar.finish_with_message("already here");
+                bar.finish_with_message("already in the store");
             }
-            Note::Waiting { layer } => self.bar(layer).set_message("waiting for another fetch of it"),
+            Note::Waiting { layer } => self.bar(layer).set_message("waiting for a concurrent fetch of it"),
             Note::Done { .. } => {
                 self.layers.values().for_each(ProgressBar::abandon);
-                // What follows is printed below these bars, not above them.
+                // Later output is printed below these bars, not above them.
                 *self = Self::new();
             }
             _ => {
                 if let Some(sentence) = sentence(note) {
-                    // The bars are on a terminal; when it is gone, so is whoever would read of it.
-                    let _ = self.all.println(sentence);
+                    let _terminal_is_gone = self.all.println(sentence);
                 }
             }
         }
     }
 }
 
-// The bar takes what the line has left, on a terminal of any width.
+// The bar takes the rest of the line.
 const RUNNING: &str = "{prefix} [{wide_bar}] {done}/{total} {rate} {msg}";
 const UNSIZED: &str = "{prefix} {spinner} {done} {msg}";
 const DONE: &str = "{prefix} {total} {msg}";
 const PRESENT: &str = "{prefix} {msg}";
 
-/// A style with sizes as every other output writes them; should a template be wrong, the library's own style is used.
+/// A style with sizes formatted as in all other output. An invalid template falls back to the library's default style.
 fn style(template: &str) -> ProgressStyle {
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    // Writing into the line that is drawn cannot fail.
+    // Errors of writing to the line being drawn cannot be returned here.
     style
         .with_key("done", |state: &ProgressState, out: &mut dyn Write| {
-            let _ = write!(out, "{}", size::human(state.pos()));
+            let _fmt_error = write!(out, "{}", size::human(state.pos()));
         })
         .with_key("total", |state: &ProgressState, out: &mut dyn Write| {
-            let _ = write!(out, "{}", size::human(state.len().unwrap_or_default()));
+            let _fmt_error = write!(out, "{}", size::human(state.len().unwrap_or_default()));
         })
         .with_key("rate", |state: &ProgressState, out: &mut dyn Write| {
             #[expect(
@@ -177,7 +175,7 @@ fn style(template: &str) -> ProgressStyle {
                 reason = "a rate is shown with two digits"
             )]
             let rate = state.per_sec() as u64;
-            let _ = write!(out, "{}/s", size::human(rate));
+            let _fmt_error = write!(out, "{}/s", size::human(rate));
         })
         .progress_chars("=> ")
 }
@@ -232,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_say_what_matters_and_obey_nothing() {
+    fn lines_are_escaped() {
         let layer: Digest = format!("sha256:{}", "ab".repeat(32)).parse().unwrap();
         let mut totals = HashMap::new();
         let rows = [
@@ -240,7 +238,7 @@ mod tests {
             (Note::Layer { layer: layer.clone(), total: Some(2048) }, None),
             (Note::Bytes { layer: layer.clone(), done: 5 }, None),
             (Note::LayerDone { layer: layer.clone() }, Some("layer abababababab: done, 2.0KiB")),
-            (Note::LayerExists { layer }, Some("layer abababababab: already here")),
+            (Note::LayerExists { layer }, Some("layer abababababab: already in the store")),
         ];
         for (note, want) in rows {
             assert_eq!(line(&mut totals, &note).as_deref(), want, "{note:?}");

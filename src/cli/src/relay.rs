@@ -1,8 +1,9 @@
-//! Bytes between the caller's standard descriptors and those an app got, in one poll loop: no threads.
+//! Copies bytes between the caller's standard streams and those of a process in a pod, in one poll loop.
 //!
-//! An app never gets a descriptor of a file, directory or terminal of the host: through `/proc/self/fd` it could
-//! open the thing anew, with other rights or in another direction; and a socket leads into the host's network namespace, which
-//! ioctls on it show and, with CAP_NET_ADMIN, change. Only nameless pipes and `/dev/null` are passed as they are.
+//! A process in a pod never inherits a descriptor of a file, directory or terminal of the host: through `/proc/self/fd`
+//! it could open the file again with other access rights. It never inherits a socket either: a socket belongs to the
+//! host's network namespace, which ioctls on it show and, with CAP_NET_ADMIN, change. Only anonymous pipes and
+//! `/dev/null` are passed unchanged.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,10 +17,10 @@ use crate::terminal::{DetachFilter, DetachKeys};
 
 const CHUNK: usize = 64 << 10;
 
-/// The file system of pipes without a name (linux/magic.h).
+/// The file system of anonymous pipes (linux/magic.h).
 const PIPEFS_MAGIC: u64 = 0x5049_5045;
 
-/// Whether an app may have this very descriptor.
+/// Whether a process in a pod may inherit this descriptor.
 fn may_be_passed(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let stat = fstat(fd)?;
     Ok(match FileType::from_raw_mode(stat.st_mode) {
@@ -29,11 +30,11 @@ fn may_be_passed(fd: BorrowedFd<'_>) -> io::Result<bool> {
     })
 }
 
-/// One direction of bytes.
+/// Copies bytes in one direction.
 pub(crate) struct Flow {
     from: Option<OwnedFd>,
     to: Option<OwnedFd>,
-    /// Read and not written yet.
+    /// Bytes that were read but not written yet.
     pending: Vec<u8>,
     keys: Option<DetachFilter>,
     to_app: bool,
@@ -45,13 +46,13 @@ impl Flow {
         Self { from: Some(from), to: Some(to), pending: Vec::new(), keys: None, to_app: false }
     }
 
-    /// From the caller to the app; with `keys` the caller can get out by typing them.
+    /// From the caller to the app. With `keys`, the caller can detach by typing them.
     pub(crate) fn input(from: OwnedFd, to: OwnedFd, keys: Option<DetachKeys>) -> Self {
         let keys = keys.map(DetachFilter::new);
         Self { from: Some(from), to: Some(to), pending: Vec::new(), keys, to_app: true }
     }
 
-    /// What to wait for; `None` when it has ended.
+    /// The descriptor and event to wait for; `None` after the end.
     fn waits(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
         if self.pending.is_empty() {
             self.from.as_ref().map(|fd| (fd.as_fd(), PollFlags::IN))
@@ -60,8 +61,8 @@ impl Flow {
         }
     }
 
-    /// One read or one write; true when the caller wants out.
-    fn turn(&mut self) -> io::Result<bool> {
+    /// Reads or writes once. Returns whether the caller detaches.
+    fn advance(&mut self) -> io::Result<bool> {
         if self.pending.is_empty() { self.read() } else { self.write().map(|()| false) }
     }
 
@@ -69,7 +70,8 @@ impl Flow {
         let Some(from) = &self.from else { return Ok(false) };
         let mut chunk = vec![0; CHUNK];
         match rustix::io::read(from, &mut chunk) {
-            // EIO: the last process has closed its side of the terminal, or ours has hung up. ECONNRESET: a socket's peer has gone.
+            // EIO: no process has the other side of the terminal open, or the caller's terminal hung up. ECONNRESET:
+            // the peer of a socket has closed it.
             Ok(0) | Err(Errno::IO | Errno::CONNRESET) => self.end(),
             Ok(count) => {
                 chunk.truncate(count);
@@ -101,7 +103,7 @@ impl Flow {
                 }
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
-            // Nobody reads: closing our end passes that on, as SIGPIPE or as the end of input.
+            // The reader is gone. Closing the source passes this on, as SIGPIPE or as the end of input.
             Err(Errno::PIPE | Errno::IO | Errno::CONNRESET) => {
                 self.pending.clear();
                 self.from = None;
@@ -112,7 +114,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Its source has ended: what is pending is still written, then the end is passed on.
+    /// The source has ended. Pending bytes are still written before the end is passed on.
     fn end(&mut self) {
         self.from = None;
         if self.pending.is_empty() {
@@ -120,8 +122,8 @@ impl Flow {
         }
     }
 
-    /// What is there to be had at once, to the caller. The process has ended; whoever it left behind may hold the
-    /// other end open for ever, so nothing is waited for but the caller.
+    /// Copies what can be read at once. The process has exited, but its children may keep the other end open, so only
+    /// writes to the caller are waited for.
     fn drain(&mut self) -> io::Result<()> {
         while let Some((fd, flags)) = self.waits() {
             let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
@@ -129,7 +131,7 @@ impl Flow {
             match poll(&mut fds, timeout) {
                 Ok(0) => break,
                 Ok(_) => {
-                    self.turn()?;
+                    self.advance()?;
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -141,7 +143,7 @@ impl Flow {
 
 const NOW: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// The three descriptors for an app, and the flows between them and the caller's.
+/// Standard streams for a process in a pod, and the flows between them and the caller's.
 pub(crate) struct Interposed {
     pub(crate) stdin: OwnedFd,
     pub(crate) stdout: OwnedFd,
@@ -149,10 +151,11 @@ pub(crate) struct Interposed {
     pub(crate) flows: Vec<Flow>,
 }
 
-/// Makes them: the caller's own where that is harmless, pipes where it is not; `/dev/null` as stdin unless `stdin`.
+/// Creates standard streams: the caller's own if they may be passed, otherwise pipes. Standard input is `/dev/null`
+/// unless `stdin` is set.
 ///
 /// # Errors
-/// No descriptors left.
+/// No file descriptors are left.
 pub(crate) fn interpose(stdin: bool) -> io::Result<Interposed> {
     let mut flows = Vec::new();
     let input = if stdin { inward(rustix::stdio::stdin(), &mut flows)? } else { null(OFlags::RDONLY)? };
@@ -170,7 +173,7 @@ fn inward(ours: BorrowedFd<'_>, flows: &mut Vec<Flow>) -> io::Result<OwnedFd> {
         return ours.try_clone_to_owned();
     }
     let (theirs, sink) = pipe_with(PipeFlags::CLOEXEC)?;
-    // A full pipe must not stop the flows in the other direction.
+    // A full pipe must not block the flows in the other direction.
     nonblocking(&sink)?;
     flows.push(Flow::input(ours.try_clone_to_owned()?, sink, None));
     Ok(theirs)
@@ -185,19 +188,19 @@ fn outward(ours: BorrowedFd<'_>, flows: &mut Vec<Flow>) -> io::Result<OwnedFd> {
     Ok(theirs)
 }
 
-/// Makes reads and writes of a descriptor return at once.
+/// Makes a descriptor non-blocking.
 ///
 /// # Errors
-/// Never on a descriptor that is open; fcntl's signature.
+/// The descriptor is not open.
 pub(crate) fn nonblocking(fd: impl AsFd) -> io::Result<()> {
     let flags = fcntl_getfl(&fd)?;
     Ok(fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?)
 }
 
-/// Why [`relay`] returned.
+/// The event that ended [`relay`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RelayEvent {
-    /// `end` became readable; what was there has been passed on.
+    /// `end` became readable. All output available by then has been copied.
     Ended,
     /// The caller typed the detach keys.
     Detached,
@@ -205,10 +208,10 @@ pub(crate) enum RelayEvent {
     OtherReady,
 }
 
-/// Passes bytes on until `end` or `other` is readable or the caller wants out.
+/// Copies bytes until `end` or `other` is readable or the caller detaches.
 ///
 /// # Errors
-/// A descriptor failed; what was pending there is lost.
+/// A descriptor failed; its pending bytes are lost.
 pub(crate) fn relay(flows: &mut [Flow], end: BorrowedFd<'_>, other: Option<BorrowedFd<'_>>) -> io::Result<RelayEvent> {
     loop {
         let mut fds = vec![PollFd::from_borrowed_fd(end, PollFlags::IN)];
@@ -233,7 +236,7 @@ pub(crate) fn relay(flows: &mut [Flow], end: BorrowedFd<'_>, other: Option<Borro
         drop(fds);
         for (flow, _) in whose.into_iter().zip(&ready).filter(|(_, ready)| **ready) {
             if let Some(flow) = flow
-                && flows[flow].turn()?
+                && flows[flow].advance()?
             {
                 return Ok(RelayEvent::Detached);
             }
@@ -248,10 +251,10 @@ pub(crate) fn relay(flows: &mut [Flow], end: BorrowedFd<'_>, other: Option<Borro
     }
 }
 
-/// Writes all of `bytes`, waiting where the descriptor (shared with others) was made non-blocking.
+/// Writes all of `bytes`. Waits if another process that shares the descriptor has made it non-blocking.
 ///
 /// # Errors
-/// Nobody reads any more, or the descriptor failed.
+/// The reader is gone, or the descriptor failed.
 pub(crate) fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match rustix::io::write(fd, bytes) {

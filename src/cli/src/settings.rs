@@ -1,11 +1,11 @@
-//! How gantry works here, for the command line: what the engine's [`Settings`] read, and what its own flags say.
+//! The engine's options: its [`Settings`], overridden by global flags.
 
 use gantry_engine::{Insecure, Options, Settings};
 
 use crate::failure::Failure;
 use crate::globals::Globals;
 
-/// The options of the engine that flags, environment and file come to.
+/// Reads the options from flags, environment and configuration file.
 pub(crate) fn options(globals: &Globals) -> Result<Options, Failure> {
     let mut options = Settings::read(globals.dir.as_deref(), globals.config.as_deref())?.options;
     let insecure = globals.insecure();

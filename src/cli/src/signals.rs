@@ -1,4 +1,4 @@
-//! Signals as something to poll: handlers that only set a flag and write to a socket.
+//! Caught signals as a pollable descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,15 +10,15 @@ use signal_hook::consts::{
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
-/// What asks a program to end.
+/// Signals that ask a process to end.
 pub(crate) const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// SIGPWR and the real-time signals, for which there are no names.
+/// SIGPWR and the real-time signals, for which signal-hook has no constants.
 const SIGPWR: i32 = 30;
 const SIGRTMIN: i32 = 34;
 const SIGRTMAX: i32 = 64;
 
-/// What means nothing to this program and may mean something to an app.
+/// Signals without a meaning for this process, which are forwarded to apps.
 pub(crate) fn proxied() -> impl Iterator<Item = i32> {
     let named = [SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGCONT, SIGIO, SIGPWR];
     named.into_iter().chain(SIGRTMIN..=SIGRTMAX)
@@ -30,10 +30,10 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Catches these, but for those that are ignored already: `nohup` and background jobs of a shell mean it.
+    /// Catches these signals, except those that are ignored, as by `nohup` or in a background job of a shell.
     ///
     /// # Errors
-    /// No descriptors left.
+    /// No file descriptors are left.
     pub(crate) fn catch(signals: impl IntoIterator<Item = i32>) -> io::Result<Self> {
         let (reader, writer) = UnixStream::pair()?;
         let ignored = ignored();
@@ -41,12 +41,12 @@ impl Signals {
         Ok(Self { delivery: SignalDelivery::with_pipe(reader, writer, SignalOnly, caught)? })
     }
 
-    /// Those that came since the last call. Two of one sort may show as one.
+    /// The signals caught since the last call. Several of the same number may be reported once.
     pub(crate) fn pending(&mut self) -> Vec<i32> {
         self.delivery.pending().collect()
     }
 
-    /// Waits for one or more.
+    /// Waits for at least one signal.
     pub(crate) fn wait(&mut self) -> Vec<i32> {
         loop {
             let caught = self.pending();
@@ -54,8 +54,8 @@ impl Signals {
                 return caught;
             }
             let mut fds = [rustix::event::PollFd::from_borrowed_fd(self.as_fd(), rustix::event::PollFlags::IN)];
-            // Interrupted by the very signal, or readable: look again either way.
-            let _ = rustix::event::poll(&mut fds, None);
+            // Interrupted by the signal, or readable: either way it is pending now.
+            let _pending_now = rustix::event::poll(&mut fds, None);
         }
     }
 }
@@ -66,7 +66,7 @@ impl AsFd for Signals {
     }
 }
 
-/// The mask of ignored signals (`SigIgn` of proc_pid_status(5)); none when it cannot be read.
+/// The mask of ignored signals (`SigIgn` of proc_pid_status(5)); empty if it cannot be read.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

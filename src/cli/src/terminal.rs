@@ -1,7 +1,7 @@
-//! The caller's terminal: raw while an app has one, put back on every way out, and its size.
+//! The caller's terminal: its size, its colours, and raw mode, which is undone whenever the process exits.
 //!
-//! A release build aborts on panic, so nothing is dropped then: the panic hook puts the terminal back. What SIGKILL
-//! leaves raw, `reset` repairs; no program can do better.
+//! A release build aborts on panic without running destructors, so a panic hook restores the terminal. After SIGKILL it
+//! stays raw; reset(1) restores it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::str::FromStr;
@@ -11,17 +11,17 @@ use rustix::termios::{
     OptionalActions, OutputModes, Termios, Winsize, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr, tcsetwinsize,
 };
 
-/// How the terminal was, while it is changed, and on which standard descriptor it is.
+/// The original mode of the terminal while it is changed, and its standard descriptor.
 static SAVED: Mutex<Option<(BorrowedFd<'static>, Termios)>> = Mutex::new(None);
 
-/// The terminal passes on what an app's terminal has processed already; while this lives.
+/// The terminal is raw while this value exists: the terminal of the app processes its input and output.
 pub(crate) struct RawMode(());
 
 impl RawMode {
-    /// Makes standard input raw when it is a terminal; `None` when it is none. Keys reach the app as they are typed.
+    /// Makes standard input raw, so that keys reach the app unprocessed. `None`: it is not a terminal.
     ///
     /// # Errors
-    /// The terminal refuses.
+    /// The mode cannot be changed.
     pub(crate) fn enter() -> std::io::Result<Option<Self>> {
         let stdin = rustix::stdio::stdin();
         if !isatty(stdin) {
@@ -30,14 +30,14 @@ impl RawMode {
         Self::change(stdin, Termios::make_raw).map(Some)
     }
 
-    /// Makes only the output of standard output raw, when it is a terminal: for an app that has a terminal and no
-    /// input. Line ends come from the app's terminal complete. ctrl-c stays a signal to this program.
+    /// Makes only the output of standard output raw, for an app with a terminal but no input: its terminal has already
+    /// converted line ends. ctrl-c still sends SIGINT to this process. `None`: it is not a terminal in the foreground.
     ///
     /// # Errors
-    /// The terminal refuses.
+    /// The mode cannot be changed.
     pub(crate) fn enter_output() -> std::io::Result<Option<Self>> {
         let stdout = rustix::stdio::stdout();
-        // A background job that changed its terminal would be stopped.
+        // The kernel stops a background job that changes its terminal (SIGTTOU).
         let in_foreground = tcgetpgrp(stdout).is_ok_and(|group| group == rustix::process::getpgrp());
         if !in_foreground {
             return Ok(None);
@@ -55,7 +55,7 @@ impl RawMode {
             restore();
             before(info);
         }));
-        // Not with a flush: what was typed ahead is meant for the app.
+        // Without a flush: input typed ahead is for the app.
         tcsetattr(terminal, OptionalActions::Now, &changed)?;
         Ok(Self(()))
     }
@@ -67,11 +67,11 @@ impl Drop for RawMode {
     }
 }
 
-/// Puts the terminal back as it was; nothing when it was not changed. For ways out that drop nothing.
+/// Restores the terminal if its mode was changed. For exits that run no destructors.
 pub(crate) fn restore() {
     if let Some((terminal, saved)) = lock().take() {
-        // A terminal that has hung up needs no restoring, and there is nobody left to tell.
-        let _ = tcsetattr(terminal, OptionalActions::Now, &saved);
+        // This fails only if the terminal has hung up, and then there is nothing to restore.
+        let _hung_up = tcsetattr(terminal, OptionalActions::Now, &saved);
     }
 }
 
@@ -79,20 +79,20 @@ fn lock() -> MutexGuard<'static, Option<(BorrowedFd<'static>, Termios)>> {
     SAVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The size of the caller's terminal, on whichever of the three standard descriptors it is.
+/// The size of the caller's terminal: of the first standard descriptor that is one.
 pub(crate) fn size() -> Option<Winsize> {
     let all: [BorrowedFd<'static>; 3] = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
     all.into_iter().find_map(|fd| tcgetwinsize(fd).ok()).filter(|size| size.ws_row > 0 && size.ws_col > 0)
 }
 
-/// Whether a standard descriptor is a terminal, whose resizing sends SIGWINCH to this program.
+/// Whether any standard descriptor is a terminal. Resizing it sends SIGWINCH to this process.
 pub(crate) fn is_any() -> bool {
     use std::io::IsTerminal as _;
     std::io::stdin().is_terminal() || std::io::stdout().is_terminal() || std::io::stderr().is_terminal()
 }
 
-/// Whether text written to this descriptor may be coloured: it is a terminal that knows colours, and `NO_COLOR` is not set
-/// (<https://no-color.org>).
+/// Whether text written to this descriptor may be coloured: it is a terminal that knows colours, and `NO_COLOR` is not
+/// set (<https://no-color.org>).
 pub(crate) fn has_colors(fd: BorrowedFd<'_>) -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     isatty(fd) && !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
@@ -104,16 +104,15 @@ pub(crate) fn is_same(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
     isatty(a) && isatty(b) && device(a) == device(b)
 }
 
-/// Gives `master` the size of the caller's terminal, when there is one.
+/// Sets the size of `master` to that of the caller's terminal, if there is one.
 pub(crate) fn resize(master: impl AsFd) {
     if let Some(size) = size() {
-        // It fails when the app and its terminal are gone, which shows elsewhere.
-        let _ = tcsetwinsize(master, size);
+        // This fails only if the app has exited and closed its terminal.
+        let _app_is_gone = tcsetwinsize(master, size);
     }
 }
 
-/// The keys that leave a terminal without ending what runs in it, as docker and podman spell them: `ctrl-p,ctrl-q`.
-/// Empty: there are none.
+/// The key sequence to detach from a terminal, in the syntax of docker and podman: `ctrl-p,ctrl-q`. Empty: none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DetachKeys(Vec<u8>);
 
@@ -142,21 +141,20 @@ impl FromStr for DetachKeys {
     }
 }
 
-/// Looks for the detach keys in what is typed.
+/// Finds the detach keys in typed input.
 #[derive(Debug)]
 pub(crate) struct DetachFilter {
     keys: DetachKeys,
-    /// So many of the keys came last and are held back.
+    /// The number of detach keys matched so far; they are held back.
     held: usize,
 }
 
 impl DetachFilter {
-    /// Looks for these.
     pub(crate) fn new(keys: DetachKeys) -> Self {
         Self { keys, held: 0 }
     }
 
-    /// What of `typed` goes to the app, and whether the caller detaches after it.
+    /// Returns the part of `typed` that goes to the app, and whether the caller detaches after it.
     pub(crate) fn pass(&mut self, typed: &[u8]) -> (Vec<u8>, bool) {
         let keys = &self.keys.0;
         if keys.is_empty() {
@@ -165,7 +163,7 @@ impl DetachFilter {
         let mut passed = Vec::with_capacity(typed.len() + self.held);
         for &byte in typed {
             let candidate = [&keys[..self.held], &[byte]].concat();
-            // The end of what came that may be the beginning of the keys stays held back.
+            // The longest end of the input that is a prefix of the keys is held back.
             let rest = (0..=candidate.len()).find(|&at| keys.starts_with(&candidate[at..])).unwrap_or(candidate.len());
             passed.extend_from_slice(&candidate[..rest]);
             self.held = candidate.len() - rest;

@@ -56,7 +56,7 @@ fn check_attachable(pod: &PodView, app: Option<&AppName>) -> Result<(), Failure>
         return refused(format!("pod {id} has exited with code {code}: 'gantry logs {id}' shows its output"));
     }
     if !matches!(pod.row.phase, Phase::Running { .. }) {
-        return refused(format!("pod {id} is {}: attaching needs a running pod", pod.row.phase.name()));
+        return refused(format!("pod {id} is {}: only a running pod can be attached to", pod.row.phase.name()));
     }
     let Some(name) = app else { return Ok(()) };
     match pod.row.apps.iter().find(|app| app.name == *name).map(|app| app.state) {

@@ -1,4 +1,4 @@
-//! `gantry completion`: small scripts for shells, which ask gantry itself (`gantry __complete WORD…`) what can follow.
+//! `gantry completion`: scripts for shells. They call `gantry __complete WORD…`, which prints the candidates.
 
 mod candidates;
 mod host_names;
@@ -14,7 +14,7 @@ use crate::render::{escape, json};
 /// Arguments of `completion`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Completion {
-    /// Which shell
+    /// Shell
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -30,10 +30,10 @@ pub(crate) enum Shell {
     Fish,
 }
 
-/// The word that the scripts call gantry with, in place of a command.
+/// The command that the scripts call.
 pub(crate) const COMPLETE_COMMAND: &str = "__complete";
 
-/// In the answer: names of files fit, too.
+/// A line of its output: file names are candidates, too.
 const FILES_MARKER: &str = ":files";
 
 /// Prints the script.
@@ -49,14 +49,14 @@ impl RunCommand for Completion {
     }
 }
 
-/// Answers a script: one line for each word that can stand in place of the last one, with its description behind a tab.
+/// Prints the candidates for the last word, one per line, each followed by a tab and its description.
 pub(crate) fn complete(words: &[String]) -> Result<u8, Failure> {
     let context = Context::new(globals(words), COMPLETE_COMMAND);
     let answer = candidates::complete(words, &host_names::StoreNames::new(&context));
     json::to_stdout(|out| {
         for candidate in &answer.candidates {
             let (value, about) = (escape::text(&candidate.value), escape::text(&candidate.about));
-            // An escaped word is not the word any more: better none than one that names something else.
+            // Omit words that would have to be escaped: the escaped word names something else.
             if *value == *candidate.value {
                 writeln!(out, "{value}\t{about}")?;
             }
@@ -66,7 +66,7 @@ pub(crate) fn complete(words: &[String]) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// The data directory and the configuration that the line names.
+/// The data directory and the configuration file of the command line.
 fn globals(words: &[String]) -> Globals {
     let value = |flag: &str| {
         words.iter().enumerate().find_map(|(i, word)| match word.strip_prefix(flag)? {
@@ -83,7 +83,7 @@ _gantry() {
   local -a words
   read -r -a words <<<"$line"
   [[ $line == *[[:space:]] ]] && words+=('')
-  # bash takes '=' and ':' for words of their own: what stands before them is on the line already.
+  # bash splits words at '=' and ':'. The part before is on the line already and must not be completed again.
   [[ $last == [=:] ]] && last=''
   local before="${words[${#words[@]}-1]}"
   before="${before%"$last"}"
@@ -135,7 +135,7 @@ complete -c gantry -n '__gantry_ask | string match -q :files' -F
 mod tests {
     use super::*;
 
-    /// What the bash script offers for a line, with a gantry that knows networks and says that files fit.
+    /// The words that the bash script offers for a line, with a gantry that has networks and accepts files.
     fn completed(line: &str) -> String {
         let words: Vec<String> = line.replace('=', " = ").split(' ').map(|word| format!("'{word}'")).collect();
         let asked = format!(
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn bash_offers_what_gantry_says() {
+    fn bash_offers_the_candidates() {
         for (line, want) in [
             ("gantry l", "list label="),
             ("gantry run --net=", "lan wan"),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_is_taken_from_the_line() {
+    fn global_flags_of_the_line_are_used() {
         let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let found = globals(&words("--dir /x list --config=/y --debug"));
         assert_eq!((found.dir, found.config), (Some("/x".into()), Some("/y".into())));

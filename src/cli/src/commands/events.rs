@@ -1,4 +1,4 @@
-//! `gantry events`: the history, and what goes on.
+//! `gantry events`: prints the history of events, and follows it.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -22,42 +22,43 @@ pub(crate) mod filter;
 
 use filter::{Condition, Filter};
 
-/// So many events are read at once.
+/// The number of events read at once.
 const PAGE_SIZE: usize = 500;
-/// How often a follower looks at facts of which no commit tells: pods that nobody has settled, a reader that has gone.
+/// How often a follower reconciles pods and checks its output: neither an unrecorded end of a pod nor the end of the
+/// reader commits anything to the database.
 const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
-/// So long before its end a follower looks at them once more: what is noticed later has a later time.
+/// A follower reconciles once more this long before its end, because events get the time at which they are noticed.
 const FINAL_RECONCILE_LEAD: Duration = Duration::from_millis(100);
-/// Phases that facts can move on.
+/// The phases that reconciling can change.
 const UNFINISHED_PHASES: [&str; 4] = ["embryo", "preparing", "prepared", "running"];
 
 /// Arguments of `events`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Events {
-    /// Go on with what comes; without --since only with that
+    /// Follow new events; past events only with --since
     #[arg(short, long)]
     follow: bool,
-    /// Only from this time on: RFC 3339, seconds of the epoch, or a duration ago such as 10m
+    /// Only events since this time: RFC 3339, seconds of the epoch, or a duration ago such as 10m
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Only before this time; a follower ends then
+    /// Only events before this time, at which --follow ends
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Only these: type=pod-exited, id=, name=, pod=, app= or image=; any of one key, and all keys
+    /// Only matching events: type=pod-exited, id=, name=, pod=, app= or image=; values of one key are alternatives
     #[arg(long, value_parser = filter::parse, value_name = "KEY=VALUE")]
     filter: Vec<Condition>,
     /// Output format; JSON is one document per line
     #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     format: OutputFormat,
-    /// No header line
+    /// Omit the header line
     #[arg(long, alias = "no-headers", alias = "noheading")]
     no_legend: bool,
-    /// Whole ids
+    /// Full ids
     #[arg(long, visible_alias = "no-trunc")]
     full: bool,
 }
 
-/// Shows what happened, and goes on with what happens.
+/// Prints events and follows them.
 impl RunCommand for Events {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let now = gantry_engine::now();
@@ -65,11 +66,11 @@ impl RunCommand for Events {
         let since = at(&self.since).map_err(Failure::usage)?;
         let until = at(&self.until).map_err(Failure::usage)?;
         if since.zip(until).is_some_and(|(since, until)| until < since) {
-            return Err(Failure::usage("--until lies before --since: nothing can be between them"));
+            return Err(Failure::usage("--until is before --since"));
         }
         let mut sink = Sink::new(self);
         let mut cursor = None;
-        // Once, but for one who follows: gantryd may put a restored database in the place of a damaged one.
+        // A follower opens the database again when gantryd has replaced a damaged one by a restored one.
         loop {
             let engine = context.open_to_read()?;
             let mut reader = Reader {
@@ -80,7 +81,7 @@ impl RunCommand for Events {
                 reconciler: Reconciler { engine: &engine, debug: context.globals.debug, error: None },
                 sink: &mut sink,
             };
-            // What ended while nobody looked is of the past, also for those who want only what is new.
+            // Pods that exited before now belong to the past, also if their end is recorded only here.
             reader.reconciler.reconcile();
             if !self.follow {
                 reader.read(now)?;
@@ -96,18 +97,18 @@ impl RunCommand for Events {
     }
 }
 
-/// Why following has ended.
+/// The end of [`Reader::follow`].
 enum Followed {
-    /// All that was asked for was shown.
+    /// The time given by `--until` has come.
     Over,
-    /// There is another database, with higher numbers.
+    /// The database was replaced by another one, in which events have higher numbers.
     Replaced,
 }
 
-/// Somebody's way through the history.
+/// Reads the history.
 struct Reader<'a> {
     engine: &'a Engine,
-    /// The times only.
+    /// Restricts the times only.
     query: EventQuery,
     filter: Filter,
     cursor: u64,
@@ -116,26 +117,26 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// What is there now.
+    /// Prints the events up to now.
     fn read(&mut self, now: Timestamp) -> Result<(), Failure> {
         let upto = self.engine.events_start(&EventQuery::default(), now)?;
-        // Where no time is asked for: from the beginning of what is kept, as for a time that has come.
+        // Without --since: from the oldest event that is kept.
         let whole = EventQuery { until: Some(now), ..EventQuery::default() };
         let query = if self.query.since.is_some() { &self.query } else { &whole };
         self.cursor = self.engine.events_start(query, now)?;
         self.drain(upto)
     }
 
-    /// What is asked for of the past, then what comes, until the time to end.
+    /// Prints the selected past events, then new ones, until the time given by `--until`.
     fn follow(&mut self, now: Timestamp, cursor: Option<u64>) -> Result<Followed, Failure> {
         let waiting = || failed("wait for events in", self.engine.store().layout().root().display().to_string());
-        // Before the first look, so that nothing comes unnoticed in between.
+        // Watch before the first read, so that no commit between the two is missed.
         let mut commits = self.engine.commits().map_err(waiting())?;
         self.cursor = cursor.map_or_else(|| self.engine.events_start(&self.query, now), Ok)?;
         let mut reconciled = Instant::now();
         let mut reconciled_finally = false;
         loop {
-            // First whether it is over, then what there was until then.
+            // Check the time first, then read: this prints all events until then.
             let left = self.query.until.map(|until| time_left(until, gantry_engine::now()));
             let over = left.is_some_and(|left| left.is_zero());
             let final_reconcile = left.map(|left| left.saturating_sub(FINAL_RECONCILE_LEAD + COMMIT_TIMEOUT));
@@ -151,7 +152,7 @@ impl Reader<'_> {
             commits.wait(wait.unwrap_or(RECONCILE_INTERVAL).min(RECONCILE_INTERVAL)).map_err(waiting())?;
             if reconciled.elapsed() >= RECONCILE_INTERVAL {
                 reconciled = Instant::now();
-                // Where that cannot be told, reading says why.
+                // If this cannot be determined, the next read reports the error.
                 if self.engine.store().is_current().is_ok_and(|current| !current) {
                     return Ok(Followed::Replaced);
                 }
@@ -163,7 +164,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Shows all there is behind the cursor, up to this number.
+    /// Prints all events after the cursor up to this number.
     fn drain(&mut self, upto: u64) -> Result<(), Failure> {
         loop {
             let page = self.engine.events_after(self.cursor, PAGE_SIZE)?;
@@ -185,12 +186,12 @@ impl Reader<'_> {
     }
 }
 
-/// How long until everything is committed that happens before this time.
+/// The time until all events before `until` are committed.
 fn time_left(until: Timestamp, now: Timestamp) -> Duration {
     until.after(COMMIT_TIMEOUT).since(now)
 }
 
-/// Whether our standard output has no reader any more, which is else noticed only when something is written.
+/// Whether the reader of standard output is gone. A write would notice it, but there may be nothing to write.
 fn stdout_has_no_reader() -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let stdout = rustix::stdio::stdout();
@@ -198,16 +199,16 @@ fn stdout_has_no_reader() -> bool {
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|_| fds[0].revents().contains(PollFlags::ERR))
 }
 
-/// Brings rows up to the facts where no gantryd does, so that what has happened is told.
+/// Reconciles pods, which records events if no gantryd does so.
 struct Reconciler<'a> {
     engine: &'a Engine,
     debug: bool,
-    /// What was said the last time.
+    /// The error printed last.
     error: Option<String>,
 }
 
 impl Reconciler<'_> {
-    /// A pod that cannot be settled keeps nobody from seeing the history: it is said once.
+    /// A pod that cannot be reconciled does not prevent the history from being printed: the error is printed once.
     fn reconcile(&mut self) {
         let error = self.engine.list(&PodQuery::in_phases(&UNFINISHED_PHASES)).err().map(Failure::from);
         let text = error.as_ref().and_then(|failure| failure.text(self.debug));
@@ -218,7 +219,7 @@ impl Reconciler<'_> {
     }
 }
 
-/// An event as JSON. The names of the fields are a promise.
+/// An event as JSON. The field names are stable.
 #[derive(Serialize)]
 struct EventJson<'a> {
     seq: u64,
@@ -229,17 +230,17 @@ struct EventJson<'a> {
     id: &'a str,
     name: &'a str,
     data: EventDataJson<'a>,
-    /// Events before this one are gone: the highest number of them.
+    /// Earlier events were deleted: the highest number of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     trimmed: Option<u64>,
 }
 
-/// The facts of an event, numbers as numbers: an exit code has the same type here as in `status -o json`.
+/// The data of an event. Numbers are JSON numbers: an exit code has the same type as in `status -o json`.
 struct EventDataJson<'a>(&'a BTreeMap<String, String>);
 
-/// The facts that are numbers.
+/// The keys of numbers.
 const NUMBERS: [&str; 4] = ["exit_code", "attempt", "signal", "size"];
-/// Those that are true or false.
+/// The keys of booleans.
 const BOOLEANS: [&str; 2] = ["oom", "lost"];
 
 impl Serialize for EventDataJson<'_> {
@@ -247,7 +248,7 @@ impl Serialize for EventDataJson<'_> {
         use serde::ser::SerializeMap as _;
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         for (key, value) in self.0 {
-            // What another version of gantry wrote in another way stays the text that it is.
+            // A value that another version of gantry wrote in another way stays a string.
             let number = NUMBERS.contains(&key.as_str()).then(|| value.parse::<i64>().ok()).flatten();
             let boolean = BOOLEANS.contains(&key.as_str()).then(|| value.parse::<bool>().ok()).flatten();
             match (number, boolean) {
@@ -260,16 +261,16 @@ impl Serialize for EventDataJson<'_> {
     }
 }
 
-/// Where events go.
+/// Prints events.
 struct Sink {
     out: BufWriter<io::StdoutLock<'static>>,
     format: OutputFormat,
-    /// Whether a header is still to be written.
+    /// Whether the header is still to be written.
     legend: bool,
     full: bool,
-    /// Whether somebody watches them come.
+    /// Whether events are followed, so that each page is flushed.
     live: bool,
-    /// The last gap there was, and whether it was told.
+    /// The number of the last deleted event, and whether it was reported.
     gap: Option<(u64, bool)>,
 }
 
@@ -282,13 +283,13 @@ impl Sink {
         Self { out, format: args.format, legend, full: args.full, live: args.follow, gap: None }
     }
 
-    /// Events up to this number are gone, from where we are.
+    /// Notes that the events after the cursor up to this number were deleted.
     fn gap(&mut self, gone: u64) -> io::Result<()> {
         if self.gap.is_some_and(|(known, _)| known >= gone) {
             return Ok(());
         }
         self.gap = Some((gone, false));
-        // In a table there is no place for it; with JSON the next event has it.
+        // A table has no column for it; in JSON the next event carries it.
         if self.format == OutputFormat::Table { self.report_gap() } else { Ok(()) }
     }
 
@@ -296,10 +297,7 @@ impl Sink {
         if let Some((gone, reported @ false)) = &mut self.gap {
             *reported = true;
             self.out.flush()?;
-            writeln!(
-                io::stderr(),
-                "gantry: events up to number {gone} are missing here: they were deleted as the oldest"
-            )?;
+            writeln!(io::stderr(), "gantry: events up to number {gone} are missing: the oldest events are deleted")?;
         }
         Ok(())
     }
@@ -324,7 +322,7 @@ impl Sink {
         if std::mem::take(&mut self.legend) { table::line(&mut self.out, &HEADER, &widths(self.full)) } else { Ok(()) }
     }
 
-    /// A header also when there was nothing; a gap that no event came to tell of.
+    /// Prints the header if there were no events, and a gap that no event carried.
     fn end(&mut self) -> io::Result<()> {
         self.legend()?;
         self.report_gap()?;
@@ -332,12 +330,12 @@ impl Sink {
     }
 }
 
-/// The columns' widths: events come one by one, so they are not measured.
+/// The widths of the columns: fixed, because events are printed one by one.
 fn widths(full: bool) -> [usize; 5] {
     [30, 21, if full { 36 } else { 19 }, 24, 0]
 }
 
-/// A pod has no name but its id, which stands before it; so too with an image's id among the data.
+/// The cells of an event. The name of a pod is its id and is omitted, as is the id among the data.
 fn cells(event: &Event, full: bool) -> [String; 5] {
     let NewEvent { kind, at, id, name, data } = &event.event;
     let shown = |text: &str| escape::text(text).into_owned();
@@ -352,7 +350,7 @@ fn cells(event: &Event, full: bool) -> [String; 5] {
     ]
 }
 
-/// The beginning of an id, as other tables have it.
+/// The id, shortened as in other tables.
 fn short(id: &str, full: bool) -> Cow<'_, str> {
     match id.parse::<Digest>() {
         _ if full => id.into(),
@@ -361,7 +359,7 @@ fn short(id: &str, full: bool) -> Cow<'_, str> {
     }
 }
 
-/// A value among the data, so that its end is seen.
+/// A value among the data, quoted if it contains separators.
 fn fact(value: &str, full: bool) -> Cow<'_, str> {
     if value.is_empty() || value.contains([' ', '"', '=', '\\']) {
         return format!("{value:?}").into();

@@ -266,8 +266,8 @@ fn table<'a>(
     Ok(table.cutting(&[1, 2, 5, 6]))
 }
 
-/// The pod's state on its first line. With several apps, each line also has the state of its app: on the first line after
-/// a slash, if it differs.
+/// The pod's state on its first line. With several apps, each line also has the state of its app: on the first line
+/// after a slash, if it differs.
 fn shown_state(row: &PodRow, number: usize) -> String {
     let state = pod_state(row);
     let own = row.apps.get(number).filter(|_| row.apps.len() > 1).and_then(|app| app_state(app.state));

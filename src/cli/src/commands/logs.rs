@@ -22,25 +22,25 @@ use crate::render::time;
 pub(crate) struct Logs {
     #[command(flatten)]
     pod: OnePod,
-    /// Go on with what comes, until the pod has ended
+    /// Follow the output until the pod has exited
     #[arg(short, long)]
     follow: bool,
-    /// Only the last lines of each app
+    /// Only the last N lines of each app
     #[arg(short = 'n', long, alias = "lines", value_name = "N")]
     tail: Option<usize>,
-    /// Only from this time on: RFC 3339, seconds of the epoch, or a duration ago such as 10m
+    /// Only lines since this time: RFC 3339, seconds of the epoch, or a duration ago such as 10m
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Only before this time
+    /// Only lines before this time
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Only of these apps
+    /// Only these apps
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     app: Vec<AppName>,
-    /// Only these: app=NAME or stream=stdout|stderr; any of one key, and all keys
+    /// Only matching lines: app=NAME, stream=stdout or stream=stderr; values of one key are alternatives
     #[arg(long, value_parser = condition, value_name = "KEY=VALUE")]
     filter: Vec<Condition>,
-    /// Put the time before every line
+    /// Prefix every line with its time
     #[arg(short, long)]
     timestamps: bool,
     /// Output format
@@ -48,12 +48,12 @@ pub(crate) struct Logs {
     format: LogFormat,
 }
 
-/// What `--filter` asks for.
+/// A condition of `--filter`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Condition {
-    /// Of this app.
+    /// The app has this name.
     App(AppName),
-    /// From standard error, or from standard output.
+    /// The line was written to standard error (true) or standard output.
     Stderr(bool),
 }
 
@@ -66,7 +66,7 @@ fn condition(text: &str) -> Result<Condition, String> {
     }
 }
 
-/// The apps and the stream that are asked for.
+/// The apps and the stream that the flags select.
 fn conditions(args: &Logs) -> (Vec<AppName>, Option<bool>) {
     let mut apps = args.app.clone();
     let mut streams = Vec::new();
@@ -76,15 +76,15 @@ fn conditions(args: &Logs) -> (Vec<AppName>, Option<bool>) {
             Condition::Stderr(stderr) => streams.push(*stderr),
         }
     }
-    // Both of them are all there is.
+    // Both streams together are no restriction.
     let both = streams.contains(&true) && streams.contains(&false);
     (apps, streams.first().copied().filter(|_| !both))
 }
 
-/// How lines are shown.
+/// The output format.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
-    /// As the apps wrote them
+    /// Text, as the apps wrote it
     #[default]
     Text,
     /// One JSON document per line, all on standard output
@@ -92,7 +92,7 @@ enum LogFormat {
     Json,
 }
 
-/// Shows what apps have written: standard output to ours, standard error to ours.
+/// Prints the output of apps: their standard output to standard output, and their standard error to standard error.
 impl RunCommand for Logs {
     const KIND: CommandKind = CommandKind::Query;
 
@@ -123,22 +123,22 @@ impl RunCommand for Logs {
     }
 }
 
-/// So much is written at once, where that much is there.
+/// Lines are collected up to this size, then written at once.
 const CHUNK: usize = 64 << 10;
 
-/// Lines as JSON, one document each.
+/// Prints lines as JSON, one document each.
 #[derive(Default)]
 struct JsonLines {
     held: Vec<u8>,
 }
 
-/// A line, or a piece of one. The names of the fields are for programs, and stable.
+/// A line, or a part of one, as JSON. The field names are stable.
 #[derive(Serialize)]
 struct LogLineJson<'a> {
     time: &'a str,
     app: &'a str,
     stream: &'static str,
-    /// Whether it ended without a newline.
+    /// Whether it ends without a newline.
     partial: bool,
     text: &'a str,
 }

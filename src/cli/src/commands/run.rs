@@ -223,8 +223,8 @@ fn follow(
     outcome
 }
 
-/// Adds how the parser classified the word after the first image, if that may be the cause: one of several images is not
-/// available, or the command does not exist.
+/// Adds how the parser classified the word after the first image, if that may be the cause: one of several images is
+/// not available, or the command does not exist.
 fn with_hint(failure: Failure, hint: Option<&str>, image_of_several: bool) -> Failure {
     match (failure.kind(), hint) {
         (ErrorKind::NotFound | ErrorKind::Invalid, Some(hint)) if image_of_several => failure.with_hint(hint),

@@ -95,8 +95,8 @@ fn deadline(wait: Option<Wait>) -> Option<(Option<Duration>, Duration)> {
     }
 }
 
-/// Writes rkt's lines: `state=`, `created=` … and `app-NAME=CODE` for apps that have exited; and the interfaces and ports of
-/// a running pod.
+/// Writes rkt's lines: `state=`, `created=` … and `app-NAME=CODE` for apps that have exited; and the interfaces and
+/// ports of a running pod.
 fn write_status(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodNetwork]) -> io::Result<()> {
     let run = pod::pod_run(&row.phase);
     writeln!(out, "state={}", row.phase.name())?;

@@ -1,4 +1,4 @@
-//! What has been said so far of a pod and its apps while a command line is read, and the pod it makes in the end.
+//! Collects the flags of a pod and its apps, and builds the pod from them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use super::network::NetDraft;
 use super::{Caller, PodOptions, Request, UsageError};
 use crate::globals::Globals;
 
-/// The whole command line so far.
+/// The command line so far.
 pub(super) struct Draft<'a> {
     pub(super) globals: Globals,
     pub(super) options: PodOptions,
@@ -17,16 +17,15 @@ pub(super) struct Draft<'a> {
     pub(super) network: NetDraft,
     pub(super) hostname: Option<String>,
     pub(super) labels: BTreeMap<String, String>,
-    /// App flags before any image.
+    /// App flags before the first image.
     pub(super) common: AppDraft,
     pub(super) apps: Vec<AppDraft>,
-    /// Flags given that a pod manifest takes the place of.
+    /// The given flags that cannot be combined with a pod manifest.
     pub(super) not_with_manifest: Vec<String>,
-    /// The place of use.
     pub(super) caller: &'a Caller<'a>,
 }
 
-/// One app so far, or what holds for all of them.
+/// The flags of an app, or of all apps.
 #[derive(Default)]
 pub(super) struct AppDraft {
     pub(super) image: String,
@@ -39,7 +38,7 @@ pub(super) struct AppDraft {
     pub(super) working_dir: Option<String>,
     pub(super) environment: Vec<(String, String)>,
     pub(super) mounts: Vec<MountSpec>,
-    /// docker's `-v`: source, target, read-only. They become a volume and a mount each.
+    /// docker's `-v`: each becomes a volume and a mount.
     pub(super) binds: Vec<Bind>,
     pub(super) read_only_root: Option<bool>,
     pub(super) limits: Limits,
@@ -52,18 +51,18 @@ pub(super) struct AppDraft {
     pub(super) labels: BTreeMap<String, String>,
 }
 
-/// What docker's `-v` mounts.
+/// The source of docker's `-v`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum BindSource {
     /// A file or directory of the host.
     Host(String),
-    /// A volume that outlives the pod.
+    /// A named volume.
     Named(VolumeName),
-    /// A volume of the pod's own.
+    /// An anonymous volume, which is removed with the pod.
     Anonymous,
 }
 
-/// Something and its place in an app.
+/// A mount with its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Bind {
     pub(super) source: BindSource,
@@ -71,7 +70,7 @@ pub(super) struct Bind {
     pub(super) read_only: bool,
 }
 
-/// Capabilities as said: rkt's way (retain or remove) or docker's (add and drop).
+/// The flags of capabilities: rkt's (retain or remove) or docker's (add and drop).
 #[derive(Default, Clone, PartialEq, Eq)]
 pub(super) struct CapsDraft {
     pub(super) retain: Option<BTreeSet<String>>,
@@ -114,7 +113,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Whom an app flag concerns here: the app of the image before it, or all of them.
+    /// The app to which an app flag applies: that of the image before it, or all apps.
     pub(super) fn app(&mut self) -> &mut AppDraft {
         match self.apps.last_mut() {
             Some(app) => app,
@@ -122,7 +121,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The request it all comes to.
+    /// Builds the request.
     pub(super) fn finish(self) -> Result<Request, UsageError> {
         if self.options.pod_manifest.is_some() {
             return self.finish_with_manifest();
@@ -162,7 +161,7 @@ impl<'a> Draft<'a> {
         };
         match beside {
             Some(beside) => Err(UsageError::Conflict(format!(
-                "{beside} cannot be combined with --pod-manifest: the manifest says it all"
+                "{beside} cannot be combined with --pod-manifest: the manifest describes the whole pod"
             ))),
             None => Ok(Request { globals: self.globals, spec: PodSpec::default(), options: self.options }),
         }
@@ -174,7 +173,7 @@ impl AppDraft {
         Self { image: image.to_owned(), ..Self::default() }
     }
 
-    /// The app, with what holds for all of them below what was said of it.
+    /// Builds the app. Its own flags override those of all apps.
     fn onto(
         self,
         common: &AppDraft,
@@ -190,7 +189,7 @@ impl AppDraft {
         app.exec = self.exec.or_else(|| common.exec.clone());
         app.args = self.args.unwrap_or_default();
         if app.exec.as_deref() == Some("") {
-            // docker's way to drop the image's entrypoint: the command is what is executed.
+            // As in docker, an empty entrypoint drops the image's: the command is executed itself.
             if app.args.is_empty() {
                 return Err(UsageError::NoCommand(app.name.to_string()));
             }
@@ -220,7 +219,7 @@ impl AppDraft {
     }
 }
 
-/// Variables in order, where a later one of the same name takes the place of an earlier one.
+/// Merges lists of variables. A later variable replaces an earlier one of the same name, in its position.
 pub(crate) fn merged_environment<'a>(parts: impl IntoIterator<Item = &'a [(String, String)]>) -> Vec<(String, String)> {
     let mut merged: Vec<(String, String)> = Vec::new();
     let mut places: BTreeMap<&str, usize> = BTreeMap::new();
@@ -236,7 +235,7 @@ pub(crate) fn merged_environment<'a>(parts: impl IntoIterator<Item = &'a [(Strin
     merged
 }
 
-/// The last element of the image's name, as rkt does.
+/// The default name of an app, as in rkt: the last element of the image's name.
 fn default_name(image: &str) -> Result<AppName, UsageError> {
     let reference: ImageRef =
         image.parse().map_err(|error: gantry_model::image_ref::RefError| UsageError::Image(error.to_string()))?;
@@ -258,7 +257,7 @@ fn default_name(image: &str) -> Result<AppName, UsageError> {
     AppName::sanitized(last).ok_or_else(|| UsageError::NoName(image.to_owned()))
 }
 
-/// The volumes of the pod; binds get one each, under a name nobody else has.
+/// The volumes of the pod. Each bind gets a volume with a generated name.
 struct Volumes {
     list: Vec<VolumeSpec>,
     binds: usize,
@@ -291,7 +290,7 @@ impl Volumes {
         MountSpec { volume, target: bind.target.clone(), read_only: bind.read_only }
     }
 
-    /// A name in the pod that no other volume has: a named volume's own where it can be one.
+    /// A name that no other volume of the pod has; for a named volume its own name if possible.
     fn free_name(&mut self, source: &BindSource) -> AppName {
         let base = if matches!(source, BindSource::Host(_)) { "bind" } else { "volume" };
         let mut own = match source {

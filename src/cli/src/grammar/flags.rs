@@ -29,13 +29,13 @@ type Setter = fn(&mut Draft<'_>, &str) -> Result<(), ValueError>;
 
 /// A flag.
 pub(crate) struct Flag {
-    /// Its name without dashes, then other names it goes by.
+    /// Its name without dashes, then its aliases.
     names: &'static [&'static str],
     pub(super) short: Option<char>,
     pub(super) arity: Arity,
     pub(super) value: &'static str,
     pub(super) scope: Scope,
-    /// A pod flag whose place a pod manifest takes.
+    /// Whether a pod manifest has this setting, so that the flag cannot be combined with one.
     pub(super) in_manifest: bool,
     pub(super) run_only: bool,
     help: &'static str,
@@ -47,12 +47,12 @@ impl Flag {
         self.names.contains(&name)
     }
 
-    /// Its names, the usual one first.
+    /// Its name and aliases.
     pub(crate) fn longs(&self) -> impl Iterator<Item = &'static str> + use<> {
         self.names.iter().copied()
     }
 
-    /// The usual name.
+    /// Its name.
     pub(crate) fn long(&self) -> &'static str {
         self.names[0]
     }
@@ -81,7 +81,7 @@ impl Flag {
         Self { run_only: true, ..self }
     }
 
-    /// It says something about the pod that a pod manifest says too.
+    /// Marks a setting that a pod manifest has, too.
     const fn in_manifest(self) -> Self {
         Self { in_manifest: true, ..self }
     }
@@ -96,264 +96,264 @@ use Scope::{App, Pod};
 /// Every flag of `run` and `prepare`.
 pub(crate) static FLAGS: &[Flag] = &[
     // The pod.
-    valued(Pod, &["net"], "NET,…", "none, host, all, or networks: NAME[:KEY=VALUE[;KEY=VALUE…]]; alone: default", |d, v| {
+    valued(Pod, &["net"], "NET,…", "Networks: none, host, all, or NAME[:KEY=VALUE[;KEY=VALUE…]]; without a value: default", |d, v| {
         d.network.net(v)
     })
     .in_manifest()
     .optional(),
-    valued(Pod, &["network"], "NET,…", "the same, as docker spells it", |d, v| d.network.net(&values::text(v)?)).in_manifest(),
+    valued(Pod, &["network"], "NET,…", "Alias of --net, as in docker", |d, v| d.network.net(&values::text(v)?)).in_manifest(),
     valued(
         Pod,
         &["port", "publish"],
         "PORT",
-        "NAME:[HOSTIP:]HOSTPORT leads to the port that an image declares under this name, \
-         [HOSTIP:]HOSTPORT[-END]:PODPORT[-END][/tcp|udp|sctp] to this one or these; without HOSTPORT a free port of the host is \
-         picked; an IPv6 address stands in brackets",
+        "Publish a port: NAME:[HOSTIP:]HOSTPORT for a port that an image declares, or \
+         [HOSTIP:]HOSTPORT[-END]:PODPORT[-END][/tcp|udp|sctp]; without HOSTPORT, a free port of the host is chosen; IPv6 \
+         addresses in brackets",
         |d, v| d.network.port(v),
     )
     .short('p')
     .in_manifest(),
-    switch(Pod, &["publish-all"], "publish every port that the images declare, each at a free port of the host", |d, v| {
+    switch(Pod, &["publish-all"], "Publish every port that the images declare, each on a free port of the host", |d, v| {
         d.network.publish_all(values::boolean(v)?);
         Ok(())
     })
     .short('P')
     .in_manifest(),
-    valued(Pod, &["dns"], "IP,…|host|none", "name servers; the host's resolv.conf; or the image's own", |d, v| {
+    valued(Pod, &["dns"], "IP,…|host|none", "Name servers; host: the host's resolv.conf; none: the image's", |d, v| {
         d.network.dns(v)
     })
     .in_manifest(),
-    valued(Pod, &["dns-search"], "DOMAIN", "where short names are looked up", |d, v| {
+    valued(Pod, &["dns-search"], "DOMAIN", "Search domain for short names", |d, v| {
         let domain = network::domain(v)?;
         d.network.given()?.search.push(domain);
         Ok(())
     })
     .in_manifest(),
-    valued(Pod, &["dns-opt", "dns-option"], "OPTION", "an option of the resolver, such as ndots:2", |d, v| {
+    valued(Pod, &["dns-opt", "dns-option"], "OPTION", "Resolver option, such as ndots:2", |d, v| {
         let option = values::word(v)?;
         d.network.given()?.options.push(option);
         Ok(())
     })
     .in_manifest(),
-    valued(Pod, &["dns-domain"], "DOMAIN", "the local domain", |d, v| {
+    valued(Pod, &["dns-domain"], "DOMAIN", "Local domain", |d, v| {
         let domain = network::domain(v)?;
         d.network.given()?.domain = Some(domain);
         Ok(())
     })
     .in_manifest(),
-    valued(Pod, &["hosts-entry"], "IP=NAME,…|host", "lines of /etc/hosts, or the host's file", |d, v| {
+    valued(Pod, &["hosts-entry"], "IP=NAME,…|host", "Lines of /etc/hosts; host: the host's file", |d, v| {
         d.network.hosts_entry(v)
     })
     .in_manifest(),
-    valued(Pod, &["add-host"], "NAME:IP", "the same, as docker spells it", |d, v| d.network.add_host(v)).in_manifest(),
+    valued(Pod, &["add-host"], "NAME:IP", "Add a line to /etc/hosts, as in docker", |d, v| d.network.add_host(v)).in_manifest(),
     valued(
         Pod,
         &["volume"],
         "VOLUME",
-        "NAME,kind=host,source=/path[,readOnly=true][,recursive=false], or NAME,kind=empty[,mode=0755][,uid=0][,gid=0], \
-         or NAME,kind=named[,source=VOLUME] for one that outlives the pod; \
-         or /host/path:/path/in/app[:ro], VOLUME:/path/in/app[:ro] or /path/in/app to define and mount it at once",
+        "Define a volume: NAME,kind=host,source=/path[,readOnly=true][,recursive=false], or NAME,kind=empty[,mode=0755][,uid=0][,gid=0], \
+         or NAME,kind=named[,source=VOLUME] for a named volume; \
+         or /host/path:/path/in/app[:ro], VOLUME:/path/in/app[:ro] or /path/in/app to define and mount a volume",
         set_volume,
     )
     .short('v')
     .in_manifest(),
-    valued(Pod, &["hostname"], "NAME", "host name in the pod (gantry- and the first 8 digits of its id)", |d, v| {
+    valued(Pod, &["hostname"], "NAME", "Host name of the pod (default: gantry- and the first 8 digits of its id)", |d, v| {
         d.hostname = Some(values::text(v)?);
         Ok(())
     })
     .in_manifest(),
-    switch(Pod, &["detach"], "print the pod's id when it is ready, and return", |d, v| {
+    switch(Pod, &["detach"], "Print the pod's id when it is ready, and exit", |d, v| {
         d.options.detach = values::boolean(v)?;
         Ok(())
     })
     .short('d')
     .run_only(),
-    switch(Pod, &["rm"], "remove the pod when it has ended", |d, v| {
+    switch(Pod, &["rm"], "Remove the pod when it has exited", |d, v| {
         d.options.remove = values::boolean(v)?;
         Ok(())
     })
     .run_only(),
-    switch(Pod, &["sig-proxy"], "pass signals to this command on to the apps (true)", |d, v| {
+    switch(Pod, &["sig-proxy"], "Forward signals to the apps (default true)", |d, v| {
         d.options.no_sig_proxy = !values::boolean(v)?;
         Ok(())
     })
     .run_only(),
-    valued(Pod, &["detach-keys"], "KEYS", "keys that leave a pod with a terminal (ctrl-p,ctrl-q); empty: none", |d, v| {
+    valued(Pod, &["detach-keys"], "KEYS", "Key sequence to detach from a terminal (default ctrl-p,ctrl-q); empty: none", |d, v| {
         d.options.detach_keys = v.parse().map_err(ValueError::Invalid)?;
         Ok(())
     })
     .run_only(),
-    switch(Pod, &["keep-stdin"], "keep stdin open and feed it to the app", |d, v| {
+    switch(Pod, &["keep-stdin"], "Keep standard input open and forward it to the app", |d, v| {
         d.options.stdin = values::boolean(v)?;
         Ok(())
     })
     .short('i')
     .in_manifest(),
-    switch(Pod, &["tty"], "give the app a terminal", |d, v| {
+    switch(Pod, &["tty"], "Allocate a terminal for the app", |d, v| {
         d.options.terminal = values::boolean(v)?;
         Ok(())
     })
     .short('t')
     .in_manifest(),
-    switch(Pod, &["interactive"], "both: -i and -t", |d, v| {
+    switch(Pod, &["interactive"], "Same as -i and -t", |d, v| {
         d.options.stdin = values::boolean(v)?;
         d.options.terminal = d.options.stdin;
         Ok(())
     })
     .in_manifest(),
-    valued(Pod, &["platform"], "OS/ARCH", "platform of the images, where there is a choice: linux/arm64 …", |d, v| {
+    valued(Pod, &["platform"], "OS/ARCH", "Platform to select from multi-platform images, such as linux/arm64", |d, v| {
         d.options.platform = Some(v.parse().map_err(|error: gantry_engine::PlatformError| ValueError::Invalid(error.to_string()))?);
         Ok(())
     }),
-    valued(Pod, &["pull-policy", "pull"], "never|new|update|newer", "when to ask the registry (new: what is not here)", |d, v| {
+    valued(Pod, &["pull-policy", "pull"], "never|new|update|newer", "When to contact the registry (default new: if the image is not in the store)", |d, v| {
         d.options.pull = Some(pull(v)?);
         Ok(())
     }),
-    switch(Pod, &["store-only"], "rkt's old spelling of --pull-policy=never", |d, v| {
+    switch(Pod, &["store-only"], "Same as --pull-policy=never, as in rkt", |d, v| {
         d.options.pull = values::boolean(v)?.then_some(Pull::Never).or(d.options.pull);
         Ok(())
     }),
-    switch(Pod, &["no-store"], "rkt's old spelling of --pull-policy=update", |d, v| {
+    switch(Pod, &["no-store"], "Same as --pull-policy=update, as in rkt", |d, v| {
         d.options.pull = values::boolean(v)?.then_some(Pull::Update).or(d.options.pull);
         Ok(())
     }),
-    switch(Pod, &["inherit-env"], "pass the caller's environment to the apps, but for PATH and HOME", |d, v| {
+    switch(Pod, &["inherit-env"], "Pass the caller's environment to the apps, except PATH and HOME", |d, v| {
         d.options.inherit_env = values::boolean(v)?;
         Ok(())
     })
     .in_manifest(),
-    valued(Pod, &["set-env"], "NAME=VALUE", "a variable for every app", |d, v| {
+    valued(Pod, &["set-env"], "NAME=VALUE", "Set an environment variable of every app", |d, v| {
         let variable = values::variable(v, d.caller.variable)?;
         d.options.set_env.extend(variable);
         Ok(())
     })
     .in_manifest(),
-    valued(Pod, &["set-env-file", "env-file"], "FILE", "a file of NAME=VALUE lines for every app", |d, v| {
+    valued(Pod, &["set-env-file", "env-file"], "FILE", "Set environment variables of every app from a file of NAME=VALUE lines", |d, v| {
         d.options.env_files.push(values::text(v)?.into());
         Ok(())
     })
     .in_manifest(),
-    valued(Pod, &["pod-manifest"], "FILE", "take the whole pod from this file, as 'gantry cat-manifest' prints it", |d, v| {
+    valued(Pod, &["pod-manifest"], "FILE", "Read the whole pod from this file, as printed by 'gantry cat-manifest'", |d, v| {
         d.options.pod_manifest = Some(values::text(v)?.into());
         Ok(())
     }),
-    valued(Pod, &["uuid-file-save", "cidfile"], "FILE", "write the pod's id to this file as soon as it exists", |d, v| {
+    valued(Pod, &["uuid-file-save", "cidfile"], "FILE", "Write the pod's id to this file as soon as it exists", |d, v| {
         d.options.uuid_file = Some(values::text(v)?.into());
         Ok(())
     }),
-    valued(Pod, &["label"], "NAME=VALUE", "a free-form label of the pod", |d, v| {
+    valued(Pod, &["label"], "NAME=VALUE", "A free-form label of the pod", |d, v| {
         d.labels.extend([values::pair(v)?]);
         Ok(())
     })
     .short('l')
     .in_manifest(),
-    valued(Pod, &["ipc"], "private", "every pod has its own IPC namespace", |_, v| match v {
+    valued(Pod, &["ipc"], "private", "IPC namespace; accepted for docker, always private", |_, v| match v {
         "private" | "auto" => Ok(()),
         _ => Err(ValueError::Unsupported("every pod has its own IPC namespace")),
     }),
-    switch(Pod, &["quiet"], "show no progress", |d, v| {
+    switch(Pod, &["quiet"], "Suppress progress output", |d, v| {
         d.options.quiet = values::boolean(v)?;
         Ok(())
     })
     .short('q'),
     // The apps.
-    valued(App, &["name"], "NAME", "name of the app (the last element of the image's name)", |d, v| {
+    valued(App, &["name"], "NAME", "Name of the app (default: the last element of the image's name)", |d, v| {
         d.app().name = Some(v.parse()?);
         Ok(())
     }),
-    valued(App, &["exec", "entrypoint"], "PROGRAM", "replaces the image's entrypoint and arguments; empty: none", |d, v| {
+    valued(App, &["exec", "entrypoint"], "PROGRAM", "Replace the image's entrypoint and arguments; empty: none", |d, v| {
         d.app().exec = Some(v.to_owned());
         Ok(())
     }),
-    valued(App, &["user"], "USER[:GROUP]", "names, numbers, or an absolute path in the image whose owner is taken", |d, v| {
+    valued(App, &["user"], "USER[:GROUP]", "User and group by name or id, or the owner of an absolute path in the image", |d, v| {
         d.app().user = Some(values::text(v)?);
         Ok(())
     })
     .short('u'),
-    valued(App, &["group"], "GROUP", "name, number, or an absolute path in the image", |d, v| {
+    valued(App, &["group"], "GROUP", "Group by name or id, or that of an absolute path in the image", |d, v| {
         d.app().group = Some(values::text(v)?);
         Ok(())
     }),
-    valued(App, &["supplementary-gids", "group-add"], "GID[,GID]", "further group numbers", |d, v| {
+    valued(App, &["supplementary-gids", "group-add"], "GID[,GID]", "Supplementary group ids", |d, v| {
         let gids = values::gids(v)?;
         d.app().gids.get_or_insert_default().extend(gids);
         Ok(())
     }),
-    valued(App, &["working-dir", "workdir"], "DIR", "working directory, absolute in the image", |d, v| {
+    valued(App, &["working-dir", "workdir"], "DIR", "Working directory (absolute)", |d, v| {
         d.app().working_dir = Some(values::text(v)?);
         Ok(())
     })
     .short('w'),
-    valued(App, &["environment", "env"], "NAME=VALUE", "a variable; NAME alone takes the caller's", |d, v| {
+    valued(App, &["environment", "env"], "NAME=VALUE", "Set an environment variable; NAME alone: to the caller's value", |d, v| {
         let variable = values::variable(v, d.caller.variable)?;
         d.app().environment.extend(variable);
         Ok(())
     })
     .short('e'),
-    valued(App, &["mount"], "MOUNT", "volume=NAME,target=/path[,readOnly=true], type=bind,source=/host,target=/path, or type=volume,source=VOLUME,target=/path", set_mount),
-    switch(App, &["readonly-rootfs", "read-only"], "a read-only root", |d, v| {
+    valued(App, &["mount"], "MOUNT", "Mount a volume or a directory: volume=NAME,target=/path[,readOnly=true], type=bind,source=/host,target=/path, or type=volume,source=VOLUME,target=/path", set_mount),
+    switch(App, &["readonly-rootfs", "read-only"], "Mount the root file system read-only", |d, v| {
         d.app().read_only_root = Some(values::boolean(v)?);
         Ok(())
     }),
-    valued(App, &["memory"], "BYTES", "limit of memory: 64Mi, 50M, 1Gi", |d, v| {
+    valued(App, &["memory"], "BYTES", "Memory limit: 64Mi, 50M, 1Gi", |d, v| {
         d.app().limits.memory = Some(values::memory(v)?);
         Ok(())
     })
     .short('m'),
-    valued(App, &["cpu", "cpus"], "CORES", "limit of cpu: 2, 0.5 or 500m", |d, v| {
+    valued(App, &["cpu", "cpus"], "CORES", "CPU limit in cores: 2, 0.5 or 500m", |d, v| {
         d.app().limits.cpu_milli = Some(gantry_model::quantity::millicpu(v)?);
         Ok(())
     }),
-    valued(App, &["cpu-shares"], "N", "relative weight, 2 to 262144", |d, v| {
+    valued(App, &["cpu-shares"], "N", "Relative CPU weight, 2 to 262144", |d, v| {
         d.app().limits.cpu_shares = Some(values::number(v, "a number of shares")?);
         Ok(())
     }),
-    valued(App, &["pids-limit"], "N", "limit of processes and threads (default 4096, 0: none)", |d, v| {
+    valued(App, &["pids-limit"], "N", "Limit of processes and threads (default 4096; 0: none)", |d, v| {
         d.app().limits.pids = Some(values::number(v, "a number of processes")?);
         Ok(())
     }),
-    valued(App, &["caps-retain", "cap-retain"], "CAP,…", "keep exactly these capabilities", |d, v| {
+    valued(App, &["caps-retain", "cap-retain"], "CAP,…", "Retain exactly these capabilities", |d, v| {
         let names = values::capabilities(v, false)?;
         d.app().caps.retain.get_or_insert_default().extend(names);
         Ok(())
     }),
-    valued(App, &["caps-remove", "cap-remove"], "CAP,…", "keep the default ones without these", |d, v| {
+    valued(App, &["caps-remove", "cap-remove"], "CAP,…", "Retain the default capabilities except these", |d, v| {
         let names = values::capabilities(v, false)?;
         d.app().caps.remove.get_or_insert_default().extend(names);
         Ok(())
     }),
-    valued(App, &["cap-add"], "CAP", "add one to the default ones (or ALL)", |d, v| {
+    valued(App, &["cap-add"], "CAP", "Add a capability to the default ones (or ALL)", |d, v| {
         let names = values::capabilities(v, true)?;
         d.app().caps.add.extend(names);
         Ok(())
     }),
-    valued(App, &["cap-drop"], "CAP", "take one from the default ones (or ALL)", |d, v| {
+    valued(App, &["cap-drop"], "CAP", "Drop a capability from the default ones (or ALL)", |d, v| {
         let names = values::capabilities(v, true)?;
         d.app().caps.drop.extend(names);
         Ok(())
     }),
-    valued(App, &["seccomp"], "mode=…", "mode=retain or mode=remove[,errno=EPERM],CALL,…; or unconfined", |d, v| {
+    valued(App, &["seccomp"], "mode=…", "Seccomp filter: mode=retain or mode=remove[,errno=EPERM],CALL,…; or unconfined", |d, v| {
         d.app().seccomp = Some(values::seccomp(v)?);
         Ok(())
     }),
     valued(App, &["security-opt"], "OPT", "no-new-privileges[=BOOL] or seccomp=unconfined", set_security),
-    switch(App, &["no-new-privileges"], "execve gains no privileges (the default; =false allows it)", |d, v| {
+    switch(App, &["no-new-privileges"], "Let execve(2) grant no privileges (default true)", |d, v| {
         d.app().no_new_privileges = Some(values::boolean(v)?);
         Ok(())
     }),
-    valued(App, &["oom-score-adj", "oom-score-adjust"], "N", "-1000 to 1000", |d, v| {
+    valued(App, &["oom-score-adj", "oom-score-adjust"], "N", "Score for the OOM killer, -1000 to 1000", |d, v| {
         d.app().oom_score_adj = Some(values::number(v, "a number from -1000 to 1000")?);
         Ok(())
     }),
-    valued(App, &["stop-signal"], "SIGNAL", "asks the app to stop (the image's, or SIGTERM)", |d, v| {
+    valued(App, &["stop-signal"], "SIGNAL", "Signal that asks the app to stop (default: the image's, or SIGTERM)", |d, v| {
         d.app().stop_signal = Some(values::stop_signal(v)?);
         Ok(())
     }),
-    valued(App, &["user-annotation"], "NAME=VALUE", "a free-form annotation of the app", |d, v| {
+    valued(App, &["user-annotation"], "NAME=VALUE", "A free-form annotation of the app", |d, v| {
         d.app().annotations.extend([values::pair(v)?]);
         Ok(())
     }),
-    valued(App, &["user-label"], "NAME=VALUE", "a free-form label of the app", |d, v| {
+    valued(App, &["user-label"], "NAME=VALUE", "A free-form label of the app", |d, v| {
         d.app().labels.extend([values::pair(v)?]);
         Ok(())
     }),
@@ -388,7 +388,7 @@ fn set_security(draft: &mut Draft<'_>, value: &str) -> Result<(), ValueError> {
     match value.split_once(['=', ':']).unwrap_or((value, "true")) {
         ("no-new-privileges", value) => draft.app().no_new_privileges = Some(values::boolean(value)?),
         ("seccomp", "unconfined") => draft.app().seccomp = Some(values::seccomp("unconfined")?),
-        _ => return Err(ValueError::Unsupported("known are no-new-privileges and seccomp=unconfined")),
+        _ => return Err(ValueError::Unsupported("supported are no-new-privileges and seccomp=unconfined")),
     }
     Ok(())
 }
@@ -420,8 +420,8 @@ impl Flag {
     }
 }
 
-/// Adds the flags and the texts of `run` or `prepare` to its description, from which the help, the completions and the manual
-/// page are made. clap does not parse these commands: see [`super`].
+/// Adds the flags and the texts of `run` or `prepare` to its description, from which the help, the completions and the
+/// manual page are made. clap does not parse these commands: see [`super`].
 pub(crate) fn describe(command: clap::Command, verb: super::Verb) -> clap::Command {
     let flags = FLAGS.iter().filter(|flag| verb == super::Verb::Run || !flag.run_only);
     let name = verb.as_str();
@@ -431,6 +431,15 @@ pub(crate) fn describe(command: clap::Command, verb: super::Verb) -> clap::Comma
              gantry {name} [flags] IMAGE [app flags] [-- ARG… [---]] [IMAGE …]"
         ))
         .args(flags.map(Flag::to_arg))
+        .disable_help_flag(true)
+        .arg(
+            clap::Arg::new("help")
+                .short('h')
+                .long("help")
+                .action(clap::ArgAction::HelpShort)
+                .help("Print help")
+                .help_heading(crate::globals::HEADING),
+        )
         .next_line_help(true)
         .after_help(
             "Flags of an app apply to the image before them; flags before the first image apply to every app. '--' begins \

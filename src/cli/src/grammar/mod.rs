@@ -1,18 +1,22 @@
-//! The grammar of `run` and `prepare`: rkt's, with what a docker or podman hand would type.
+//! Parses the arguments of `run` and `prepare`: rkt's grammar, and docker's form of it.
 //!
 //! ```text
 //! gantry run [pod flags] [app flags for all apps] IMAGE [app flags] [-- arg… [---]] IMAGE …
 //! gantry run [flags] IMAGE [flags] COMMAND arg…
 //! ```
 //!
-//! The second form is docker's; which of the two is meant is decided in [`second_word`] alone.
+//! The second form is docker's; [`second_word`] decides which one a command line has.
 //!
-//! A flag of an app binds to the image before it; before any image it holds for every app. `--` begins the
-//! arguments of an app, `---` ends them so that another image can follow. Flags of the pod, and global ones, may
-//! stand anywhere. Pure: no file is read here, and the caller's environment comes in as a function.
+//! A flag of an app applies to the image before it; before the first image it applies to every app. `--` begins the
+//! arguments of an app, `---` ends them so that another image can follow. Flags of the pod and global flags may come
+//! anywhere.
 //!
-//! [`flags`] is the table of all flags, [`values`] and [`network`] read what they take, [`draft`] gathers, and
-//! [`Request`] comes out.
+//! clap describes these commands ([`describe`]) but does not parse them: whether the word after the first image is an
+//! image or a command may depend on the store, which decides whether the words after it are flags of gantry or
+//! arguments of the app. The parser does no I/O itself; [`Caller`] has the functions it calls.
+//!
+//! [`flags`] is the table of all flags, [`values`] and [`network`] parse their values, [`parse`] walks the words and
+//! collects them in a [`draft`], from which the [`Request`] is made.
 
 mod draft;
 mod flags;
@@ -39,27 +43,27 @@ use thiserror::Error;
 use crate::globals::Globals;
 use crate::terminal::DetachKeys;
 
-/// What the grammar asks of the place in which it is used; it does no I/O itself.
+/// The environment of the parser.
 pub(crate) struct Caller<'a> {
-    /// A variable of the caller's environment.
+    /// Returns an environment variable of the caller.
     pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
-    /// The working directory, where relative paths of volumes begin; `None`: it has none.
+    /// The working directory, to which relative paths of volumes refer. `None`: it does not exist any more.
     pub(crate) directory: Option<PathBuf>,
-    /// What is known of a word that may be an image, with the global flags that stand before it.
+    /// Looks up a word that may be an image, with the global flags before it.
     pub(crate) look_up_image: &'a dyn Fn(&Globals, &ImageRef) -> ImageLookup,
 }
 
-/// Which of the two commands is parsed.
+/// The command that is parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
-    /// `run`: prepare and start.
+    /// `run`: prepares and starts a pod.
     Run,
-    /// `prepare`: make it ready, start nothing.
+    /// `prepare`: prepares a pod without starting it.
     Prepare,
 }
 
 impl Verb {
-    /// The word on the command line.
+    /// The name of the command.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Run => "run",
@@ -68,7 +72,7 @@ impl Verb {
     }
 }
 
-/// What a command line of `run` or `prepare` asks for.
+/// A parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Parsed {
     /// `--help`.
@@ -77,124 +81,115 @@ pub(crate) enum Parsed {
     Pod(Box<Request>),
 }
 
-/// A pod, and what is to be done with it.
+/// A request to prepare or run a pod.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// Global flags, wherever they stood.
+    /// The global flags.
     pub(crate) globals: Globals,
-    /// The pod; empty when `options.pod_manifest` is given. The variables of `options` that come from outside
-    /// (files, the caller's environment) are not in it yet.
+    /// The pod; empty if `options.pod_manifest` is given. Environment variables from files and from the caller are not
+    /// added yet.
     pub(crate) spec: PodSpec,
-    /// Everything that is not the pod itself.
+    /// Everything apart from the pod itself.
     pub(crate) options: PodOptions,
 }
 
-/// How a pod is to be made and run.
+/// How to prepare and run a pod.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodOptions {
-    /// When a registry is asked.
+    /// When to contact a registry.
     pub(crate) pull: Option<Pull>,
-    /// The platform of the images, where it is not this host's.
+    /// The platform of the images, if not this host's.
     pub(crate) platform: Option<gantry_engine::Platform>,
-    /// Return when the pod is ready, printing its id.
+    /// Print the id when the pod is ready, and exit.
     pub(crate) detach: bool,
-    /// Remove the pod when it has ended.
+    /// Remove the pod when it has exited.
     pub(crate) remove: bool,
-    /// Signals to the command are not passed on to the apps.
+    /// Do not forward signals to the apps.
     pub(crate) no_sig_proxy: bool,
-    /// The keys that leave a pod with a terminal.
+    /// The key sequence to detach from a terminal.
     pub(crate) detach_keys: DetachKeys,
-    /// No progress.
+    /// Suppress progress output.
     pub(crate) quiet: bool,
-    /// Keep stdin of the app open and feed it.
+    /// Keep standard input of the app open and forward it.
     pub(crate) stdin: bool,
-    /// Give the app a terminal.
+    /// Allocate a terminal for the app.
     pub(crate) terminal: bool,
-    /// Write the id here as soon as it exists.
+    /// Write the id to this file as soon as it exists.
     pub(crate) uuid_file: Option<PathBuf>,
-    /// The pod comes from this manifest.
+    /// Read the pod from this manifest.
     pub(crate) pod_manifest: Option<PathBuf>,
-    /// Pass the caller's environment on.
+    /// Pass the caller's environment to the apps.
     pub(crate) inherit_env: bool,
     /// Files of `NAME=VALUE` lines for every app.
     pub(crate) env_files: Vec<PathBuf>,
-    /// Variables for every app; they win over those of the files.
+    /// Variables for every app, which override those of the files.
     pub(crate) set_env: Vec<(String, String)>,
-    /// How a word after the first image was read, for when that turns out not to work.
+    /// How the word after the first image was classified, to explain a later failure.
     pub(crate) hint: Option<String>,
 }
 
-/// When a registry is asked for an image.
+/// When to contact a registry for an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub(crate) enum Pull {
-    /// Only what is in the store.
+    /// Never; use images in the store
     Never,
-    /// When it is not in the store.
+    /// If the image is not in the store
     #[default]
     #[value(alias = "missing")]
     New,
-    /// Always ask; download what changed.
+    /// Always; download what has changed
     #[value(alias = "always")]
     Update,
-    /// Always ask; use what is in the store when the registry cannot be reached.
+    /// Always; use the stored image if the registry is unreachable
     Newer,
 }
 
-/// A command line that cannot be meant so.
+/// The command line is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub(crate) enum UsageError {
     /// No such flag.
     #[error("unknown flag {}{hint} (see 'gantry {verb} --help')", gantry_model::id::shown(.flag))]
     UnknownFlag {
-        /// As given.
         flag: String,
         /// `: did you mean --x?`, or empty.
         hint: String,
-        /// Of which command.
         verb: &'static str,
     },
-    /// A flag that belongs to later work.
+    /// A flag of rkt, docker or podman that gantry does not support.
     #[error("{flag} is not supported: {instead}")]
     Unsupported {
-        /// The flag.
         flag: String,
-        /// What is there.
+        /// What to use instead.
         instead: &'static str,
     },
     /// A flag without the value it needs.
     #[error("{flag} needs a value: {flag}={value}")]
     NoValue {
-        /// The flag.
         flag: String,
-        /// What sort of value.
+        /// A placeholder for the value.
         value: &'static str,
     },
-    /// A flag's value is not what it takes.
+    /// The value of a flag is invalid.
     #[error("{flag}: {why}")]
-    Value {
-        /// The flag.
-        flag: String,
-        /// Why not.
-        why: String,
-    },
+    Value { flag: String, why: String },
     /// A global flag is invalid.
     #[error("{0}")]
     Global(String),
     /// Flags that exclude each other.
     #[error("{0}")]
     Conflict(String),
-    /// `--` or `---` where no app is.
+    /// A misplaced `--` or `---`, and the reason.
     #[error("'{0}' {1}")]
     Separator(&'static str, &'static str),
-    /// An image that cannot be one.
+    /// An image reference is invalid.
     #[error("{0}")]
     Image(String),
-    /// A line of several images that may have been meant as one with arguments.
+    /// An error in a command line of several images that may have been meant as one image with a command.
     #[error("{error}; {hint}")]
     SecondImage {
-        /// What is wrong with it as it was read.
+        /// The error, if the word is an image.
         error: Box<UsageError>,
-        /// Which word was taken for an image, and how to write it as an argument.
+        /// The word, and how to write it as a command.
         hint: String,
     },
     /// A word that may be an image or a command.
@@ -203,18 +198,17 @@ pub(crate) enum UsageError {
          docker://{0} for the image", gantry_model::id::shown(.word)
     )]
     Unclear {
-        /// The word.
         word: String,
         /// The line with `--`.
         command: String,
     },
-    /// An empty entrypoint, and nothing to execute in its place.
+    /// An empty entrypoint without a command.
     #[error("app '{0}': an empty --entrypoint needs a command: gantry run --entrypoint '' IMAGE -- PROGRAM ARG…")]
     NoCommand(String),
-    /// No name can be made of an image.
-    #[error("no app name can be made of image '{}': give one with --name", gantry_model::id::shown(.0))]
+    /// The image has no name from which an app name could be derived.
+    #[error("cannot derive an app name from image '{}': use --name", gantry_model::id::shown(.0))]
     NoName(String),
-    /// The pod makes no sense as a whole.
+    /// The pod is invalid as a whole.
     #[error(transparent)]
     Spec(#[from] gantry_model::spec::SpecError),
 }

@@ -1,5 +1,5 @@
-//! The flags of networks: `--net`, `--port`, `--dns…`, `--hosts-entry`. Several of one kind add up, so what was said
-//! before has a say in what may come.
+//! The network flags: `--net`, `--port`, `--dns…`, `--hosts-entry`. They can be repeated; combinations that exclude
+//! each other fail.
 
 use std::net::IpAddr;
 use std::str::FromStr as _;
@@ -10,10 +10,10 @@ use gantry_model::{AppName, PodSpec};
 
 use super::values::{self, ValueError, invalid};
 
-/// What has been said so far.
+/// The network flags so far.
 #[derive(Default)]
 pub(super) struct NetDraft {
-    /// Every `--net`, joined by commas, and what it means.
+    /// The values of all `--net`, joined by commas and parsed.
     net: Option<(String, NetMode)>,
     ports: Vec<PortSpec>,
     /// `--dns=host` or `--dns=none`, which exclude `given`.
@@ -22,7 +22,7 @@ pub(super) struct NetDraft {
     hosts: HostsSpec,
 }
 
-/// What `--dns` takes besides addresses.
+/// The values of `--dns` besides addresses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Special {
     Host,
@@ -71,13 +71,13 @@ impl NetDraft {
             }
         };
         if self.given.is_some() || self.dns.is_some_and(|earlier| earlier != special) {
-            return Err(ValueError::Invalid(format!("'{value}' cannot be combined with anything else said about DNS")));
+            return Err(ValueError::Invalid(format!("'{value}' cannot be combined with other DNS flags")));
         }
         self.dns = Some(special);
         Ok(())
     }
 
-    /// What is given in place of what networks say: any of it switches that off, as in rkt.
+    /// The DNS configuration given by flags. As in rkt, any of it replaces that of the networks.
     pub(super) fn given(&mut self) -> Result<&mut Dns, ValueError> {
         match self.dns {
             None => Ok(self.given.get_or_insert_default()),
@@ -90,7 +90,7 @@ impl NetDraft {
     pub(super) fn hosts_entry(&mut self, value: &str) -> Result<(), ValueError> {
         if value == "host" {
             if self.hosts != HostsSpec::default() && self.hosts != HostsSpec::Host {
-                return Err(ValueError::Invalid("'host' cannot be combined with entries of one's own".into()));
+                return Err(ValueError::Invalid("'host' cannot be combined with other entries".into()));
             }
             self.hosts = HostsSpec::Host;
             return Ok(());
@@ -106,20 +106,18 @@ impl NetDraft {
 
     /// docker's `--add-host NAME:IP`.
     pub(super) fn add_host(&mut self, value: &str) -> Result<(), ValueError> {
-        // A name has neither; an IPv6 address has colons.
+        // Split at the first separator: an IPv6 address contains colons, a name neither.
         let Some((name, text)) = value.split_once([':', '=']) else {
             return invalid(value, "NAME:IP");
         };
         if text == "host-gateway" {
-            return Err(ValueError::Unsupported(
-                "the host is reached at the gateway that 'gantry network list -o json' shows",
-            ));
+            return Err(ValueError::Unsupported("use the gateway that 'gantry network list -o json' shows"));
         }
         let text = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
         self.host(self::address(text)?, name)
     }
 
-    /// A name more for an address.
+    /// Adds a name to an address.
     fn host(&mut self, address: IpAddr, name: &str) -> Result<(), ValueError> {
         if !is_host_name(name) {
             return invalid(name, "a host name");
@@ -134,7 +132,7 @@ impl NetDraft {
         Ok(())
     }
 
-    /// Puts all of it into the pod.
+    /// Sets the networks of the pod.
     pub(super) fn onto(self, spec: &mut PodSpec) {
         spec.net = self.net.map(|(_, mode)| mode);
         spec.dns = match self.dns {
@@ -150,7 +148,7 @@ fn address(text: &str) -> Result<IpAddr, ValueError> {
     text.parse().or_else(|_| invalid(text, "an IP address"))
 }
 
-/// The host's address that a port is published on.
+/// The host address on which a port is published.
 fn host_address(text: &str) -> Result<IpAddr, ValueError> {
     let address = address(text)?;
     gantry_model::net::host_address(address).map_err(|error| ValueError::Invalid(error.to_string()))?;
@@ -165,7 +163,7 @@ pub(super) fn domain(text: &str) -> Result<String, ValueError> {
     invalid(text, "a domain name; the flag can be repeated")
 }
 
-/// Whether this can stand in `/etc/hosts` as a name (RFC 1123, and the underscores that people use).
+/// Whether this is a host name (RFC 1123, section 2.1; underscores are accepted, too).
 fn is_host_name(text: &str) -> bool {
     let fits = |label: &str| {
         (1..=63).contains(&label.len())
@@ -176,12 +174,12 @@ fn is_host_name(text: &str) -> bool {
     text.len() <= 253 && text.strip_suffix('.').unwrap_or(text).split('.').all(fits)
 }
 
-/// What can stand behind `--port` and `--publish`.
+/// The syntax of `--port` and `--publish`.
 const PORT: &str = "NAME[:[HOSTIP:]HOSTPORT] or [[HOSTIP:][HOSTPORT[-END]]:]PODPORT[-END][/tcp|udp|sctp], \
                     with an IPv6 address in brackets";
 
-/// rkt's `NAME:[HOSTIP:]HOSTPORT`, or docker's `[HOSTIP:]HOSTPORT[-END]:PODPORT[-END][/PROTOCOL]`. It is docker's when it
-/// begins with an address or a number: a port's name has a letter.
+/// rkt's `NAME:[HOSTIP:]HOSTPORT`, or docker's `[HOSTIP:]HOSTPORT[-END]:PODPORT[-END][/PROTOCOL]`. It is docker's if
+/// it begins with an address or a number: the name of a port contains a letter.
 fn port(value: &str) -> Result<PortSpec, ValueError> {
     let (rest, protocol) = match value.rsplit_once('/') {
         Some((rest, protocol)) => (rest, Some(protocol.parse::<Protocol>().map_err(ValueError::Invalid)?)),
@@ -202,7 +200,7 @@ fn port(value: &str) -> Result<PortSpec, ValueError> {
     }
 }
 
-/// A free port of the host is picked when the pod starts.
+/// The engine chooses a free port of the host when the pod starts.
 fn at_a_free_port(host_ip: Option<IpAddr>, pod: &str, protocol: Protocol) -> Result<PortSpec, ValueError> {
     let (port, count) = range(pod)?;
     Ok(PortSpec { to: PortTarget::Numbered { port, count, protocol }, host_ip, host_port: 0 })
@@ -213,7 +211,7 @@ fn numbered(host_ip: Option<IpAddr>, host: &str, pod: &str, protocol: Protocol) 
     let (port, count) = range(pod)?;
     if host_count != count {
         return Err(ValueError::Invalid(format!(
-            "'{}' and '{}' are not equally many: {host_count} of the host for {count} of the pod",
+            "'{}' and '{}' differ in size: {host_count} ports of the host for {count} of the pod",
             shown(host),
             shown(pod)
         )));
@@ -221,7 +219,7 @@ fn numbered(host_ip: Option<IpAddr>, host: &str, pod: &str, protocol: Protocol) 
     Ok(PortSpec { to: PortTarget::Numbered { port, count, protocol }, host_ip, host_port })
 }
 
-/// Without a port of the host, at a free one.
+/// Without a port of the host, a free one is chosen.
 fn named(
     name: &str,
     host_ip: Option<IpAddr>,
@@ -231,14 +229,15 @@ fn named(
     if let Some(protocol) = protocol {
         let protocol = protocol.as_str();
         return Err(ValueError::Invalid(format!(
-            "port '{name}' has the protocol that its image declares: leave '/{protocol}' out"
+            "the image declares the protocol of port '{name}': omit '/{protocol}'"
         )));
     }
     let host_port = port.map_or(Ok(0), number)?;
     Ok(PortSpec { to: PortTarget::Named(name.to_owned()), host_ip, host_port })
 }
 
-/// The parts between colons; an address in brackets is one, without them. None when a bracket is in the wrong place.
+/// The fields between colons; an address in brackets is one field, without the brackets. `None`: a bracket is
+/// misplaced.
 fn fields(text: &str) -> Option<Vec<&str>> {
     let (mut fields, mut rest) = (Vec::new(), text);
     loop {
@@ -254,17 +253,17 @@ fn fields(text: &str) -> Option<Vec<&str>> {
     }
 }
 
-/// A port or a range of them, right or wrong; not a name.
+/// Whether this is a port or a range, valid or not, and not a name.
 fn is_numeric(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit() || c == b'-')
 }
 
-/// Port names are what appc calls AC names, as the names of apps are.
+/// Whether this is the name of a port: an AC name of appc, like the names of apps.
 fn is_port_name(text: &str) -> bool {
     !is_numeric(text) && text.parse::<AppName>().is_ok()
 }
 
-/// `PORT` or `FIRST-LAST`: the first, and how many.
+/// `PORT` or `FIRST-LAST`: the first port and the number of ports.
 fn range(text: &str) -> Result<(u16, u16), ValueError> {
     let Some((first, last)) = text.split_once('-') else {
         return Ok((number(text)?, 1));
@@ -273,9 +272,9 @@ fn range(text: &str) -> Result<(u16, u16), ValueError> {
     match last.checked_sub(first) {
         Some(more) if more < MAX_PORT_RANGE => Ok((first, more + 1)),
         Some(_) => {
-            Err(ValueError::Invalid(format!("'{}' are too many ports: {MAX_PORT_RANGE} is the limit", shown(text))))
+            Err(ValueError::Invalid(format!("'{}' is too large: the limit is {MAX_PORT_RANGE} ports", shown(text))))
         }
-        None => invalid(text, "a range of ports: the first is the lower one"),
+        None => invalid(text, "a range of ports: the first port must be the lower one"),
     }
 }
 

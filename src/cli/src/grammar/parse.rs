@@ -1,4 +1,4 @@
-//! Word by word through the command line.
+//! The parser of the command line.
 
 use super::draft::{AppDraft, Draft};
 use super::flags::{Arity, FLAGS, Flag, Scope};
@@ -7,16 +7,16 @@ use super::{Caller, Parsed, UsageError, Verb, unsupported};
 use crate::globals::{self, Globals};
 use crate::suggest;
 
-/// How words after an image are read.
+/// How words after an image are classified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// The first of them may begin a command: see [`second_word`].
+    /// The first of them may be a command: see [`second_word`].
     Free,
     /// All of them are images, as in rkt's grammar.
     Images,
 }
 
-/// Reads the words after `run` or `prepare` (and global flags before it, which the caller puts in front).
+/// Parses the words after `run` or `prepare`, preceded by global flags.
 ///
 /// # Errors
 /// The first [`UsageError`] found.
@@ -24,7 +24,6 @@ pub(crate) fn parse(verb: Verb, words: &[String], caller: &Caller<'_>) -> Result
     read(verb, words, caller, Reading::Free)
 }
 
-/// Reads the words in this way.
 pub(super) fn read(verb: Verb, words: &[String], caller: &Caller<'_>, reading: Reading) -> Result<Parsed, UsageError> {
     let mut parser =
         Parser { verb, words, next: 0, reading, draft: Draft::new(caller), globals: Vec::new(), image_hint: None };
@@ -46,12 +45,12 @@ struct Parser<'a> {
     draft: Draft<'a>,
     /// The global flags so far.
     globals: Vec<String>,
-    /// Which word was taken for a further image, and how to write it as an argument.
+    /// A word that was classified as a further image, and how to write it as a command.
     image_hint: Option<String>,
 }
 
 impl<'a> Parser<'a> {
-    /// Reads all words; whether help was asked for.
+    /// Parses all words. Returns whether `--help` is among them.
     fn read(&mut self) -> Result<bool, UsageError> {
         while let Some(word) = self.next_word() {
             if matches!(word, "--help" | "-h") {
@@ -84,7 +83,7 @@ impl<'a> Parser<'a> {
             "--" => self.arguments(),
             "---" => Err(UsageError::Separator(
                 "---",
-                "ends the arguments of an app, and none have begun with '--': leave it out, the next image follows directly",
+                "ends the arguments of an app, but there is no '--' before it: omit it, the next image follows directly",
             )),
             _ if word.starts_with("--") => self.long_flag(&word[2..]),
             _ if word.starts_with('-') && word.len() > 1 => self.short_flags(&word[1..]),
@@ -114,7 +113,7 @@ impl<'a> Parser<'a> {
                 second_word::with_separator(self.verb.as_str(), self.words, at)
             ));
         }
-        // Checked here so that the message comes before anything else is complained about.
+        // Checked here, so that errors are reported in the order of the words.
         word.parse::<gantry_model::ImageRef>().map_err(|error| UsageError::Image(error.to_string()))?;
         self.draft.apps.push(AppDraft::for_image(word));
         Ok(())
@@ -146,10 +145,10 @@ impl<'a> Parser<'a> {
 
     fn arguments(&mut self) -> Result<(), UsageError> {
         let Some(app) = self.draft.apps.last_mut() else {
-            return Err(UsageError::Separator("--", "begins the arguments of an app, and no image stands before it"));
+            return Err(UsageError::Separator("--", "begins the arguments of an app, but there is no image before it"));
         };
         if app.args.is_some() {
-            return Err(UsageError::Separator("--", "stands twice after one image"));
+            return Err(UsageError::Separator("--", "is given twice for one image"));
         }
         let rest = &self.words[self.next..];
         let count = rest.iter().position(|word| word == "---").unwrap_or(rest.len());
@@ -174,7 +173,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `-it`, `-e A=b`, `-eA=b`: the first that takes a value takes the rest.
+    /// `-it`, `-e A=b`, `-eA=b`: the first flag with a value takes the rest of the word, or the next word.
     fn short_flags(&mut self, cluster: &'a str) -> Result<(), UsageError> {
         let mut rest = cluster;
         while let Some(short) = rest.chars().next() {
@@ -216,7 +215,7 @@ impl<'a> Parser<'a> {
 
     fn set_flag(&mut self, flag: &'static Flag, shown: String, value: Option<&'a str>) -> Result<(), UsageError> {
         if flag.run_only && self.verb == Verb::Prepare {
-            return Err(UsageError::Conflict(format!("{shown} means something to 'gantry run' only")));
+            return Err(UsageError::Conflict(format!("{shown} is a flag of 'gantry run' only")));
         }
         let value = match (flag.arity, value) {
             (_, Some(value)) => value,

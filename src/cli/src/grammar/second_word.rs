@@ -91,13 +91,13 @@ pub(super) fn classify(word: &str, separator: Separator) -> WordKind {
 
 /// The command line with `--` inserted before the word at this index.
 pub(super) fn with_separator(verb: &str, words: &[String], at: usize) -> String {
-    let (before, behind) = words.split_at(at.min(words.len()));
+    let (before, after) = words.split_at(at.min(words.len()));
     let mut line = vec![format!("gantry {verb}")];
     line.extend(before.iter().map(|word| quoted(word)));
     line.push("--".to_owned());
     // Show only the first words, so that a long script as an argument does not hide the separator.
-    line.extend(behind.iter().take(3).map(|word| quoted(word)));
-    if behind.len() > 3 {
+    line.extend(after.iter().take(3).map(|word| quoted(word)));
+    if after.len() > 3 {
         line.push("…".to_owned());
     }
     line.join(" ")

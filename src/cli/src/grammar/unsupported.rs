@@ -1,6 +1,6 @@
-//! Flags that rkt, docker or podman have and gantry does not: refused by name, with the reason or with what to use.
+//! Flags of rkt, docker and podman that gantry does not support, with the reason or an alternative.
 
-/// Long name and what can be said instead.
+/// Long names, and the reason or alternative.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("private-users", "apps run in the host's user namespace"),
     ("no-overlay", "app roots are always overlays"),
@@ -93,7 +93,7 @@ const CPU: &str = "use --cpu, in cores";
 const BLKIO: &str = "disk bandwidth is not limited";
 const STAGE1: &str = "the supervisor is gantry-stage1 beside gantry, or the one named by GANTRY_STAGE1";
 
-/// What can be said of this flag (without dashes), when it is one of those.
+/// The reason or alternative for this flag (without dashes).
 pub(super) fn alternative(long: &str) -> Option<&'static str> {
     UNSUPPORTED.iter().find(|(name, _)| *name == long).map(|(_, alternative)| *alternative)
 }

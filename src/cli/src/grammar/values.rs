@@ -1,4 +1,4 @@
-//! What flags take: one reader per sort of value.
+//! Parsers for the values of flags.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -8,12 +8,12 @@ use gantry_model::{AppName, VolumeName, id::shown, quantity};
 
 use super::draft::{Bind, BindSource};
 
-/// Why a value is not one.
+/// The error of parsing a value.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ValueError {
-    /// In words.
+    /// The value is invalid.
     Invalid(String),
-    /// It is one, of something that is not there yet; what is there instead.
+    /// The value is not supported; what to use instead.
     Unsupported(&'static str),
 }
 
@@ -33,7 +33,7 @@ pub(super) fn invalid<T>(value: &str, expected: &str) -> Result<T, ValueError> {
     Err(ValueError::Invalid(format!("'{}' is not {expected}", shown(value))))
 }
 
-/// `true` or `false`, as Go's flags take them.
+/// A boolean, in the spellings that Go accepts, and yes, no, on, off.
 pub(super) fn boolean(value: &str) -> Result<bool, ValueError> {
     match value {
         "true" | "1" | "yes" | "on" => Ok(true),
@@ -43,19 +43,19 @@ pub(super) fn boolean(value: &str) -> Result<bool, ValueError> {
 }
 
 pub(super) fn number<T: std::str::FromStr>(value: &str, expected: &str) -> Result<T, ValueError> {
-    // No plus sign, no spaces: what FromStr lets through beyond digits is only a minus for signed numbers.
+    // FromStr accepts a plus sign; the other values have none.
     if value.starts_with('+') {
         return invalid(value, expected);
     }
     value.parse().or_else(|_| invalid(value, expected))
 }
 
-/// Something that must not be empty.
+/// A non-empty text.
 pub(super) fn text(value: &str) -> Result<String, ValueError> {
     if value.is_empty() { Err(ValueError::Invalid("it must not be empty".into())) } else { Ok(value.to_owned()) }
 }
 
-/// Something without spaces, for a line of words.
+/// A word without spaces, for a line of several.
 pub(super) fn word(value: &str) -> Result<String, ValueError> {
     if value.chars().any(|c| c.is_whitespace() || c.is_control() || c == ',') {
         return invalid(value, "one word; the flag can be repeated");
@@ -63,7 +63,7 @@ pub(super) fn word(value: &str) -> Result<String, ValueError> {
     text(value)
 }
 
-/// `K=V` with a key.
+/// `NAME=VALUE`.
 pub(super) fn pair(value: &str) -> Result<(String, String), ValueError> {
     match value.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -71,7 +71,8 @@ pub(super) fn pair(value: &str) -> Result<(String, String), ValueError> {
     }
 }
 
-/// `NAME=VALUE`, or `NAME` for the caller's variable of that name; nothing when the caller has none, as docker does.
+/// `NAME=VALUE`, or `NAME` for the caller's variable of that name. `None`: the caller has none, and as in docker the
+/// app gets none.
 pub(super) fn variable(
     value: &str,
     lookup: &dyn Fn(&str) -> Option<String>,
@@ -84,15 +85,15 @@ pub(super) fn variable(
     Ok(value.map(|value| (name.to_owned(), value)))
 }
 
-/// An amount of memory: Kubernetes' suffixes, and docker's (`b`, `k`, `m`, `g`, `t`, and those with a `b` or `B` behind
-/// them, all powers of 1024).
+/// An amount of memory in bytes, with Kubernetes' suffixes or docker's (`b`, `k`, `m`, `g`, `t`, optionally followed by
+/// `b` or `B`, all powers of 1024).
 pub(super) fn memory(value: &str) -> Result<u64, ValueError> {
     docker_amount(value)
         .and_then(|amount| quantity::bytes(&amount).ok())
         .map_or_else(|| Ok(quantity::bytes(value)?), Ok)
 }
 
-/// docker's spelling of an amount in Kubernetes': `64m`, `64mb` and `64MB` are `64Mi`. `64M` is Kubernetes' own.
+/// Translates docker's suffixes to Kubernetes': `64m`, `64mb` and `64MB` are `64Mi`. `64M` is Kubernetes' own.
 fn docker_amount(value: &str) -> Option<String> {
     let without = value.strip_suffix(['b', 'B']);
     let (number, unit) = without.unwrap_or(value).split_at_checked(without.unwrap_or(value).len().checked_sub(1)?)?;
@@ -115,19 +116,19 @@ pub(super) fn capabilities(value: &str, all: bool) -> Result<BTreeSet<String>, V
         let known = gantry_model::spec::CAPABILITIES.contains(&full.as_str()) || (all && full == ALL_CAPABILITIES);
         if known { Ok(full) } else { invalid(name, "a capability: expected a name such as CAP_NET_RAW") }
     };
-    // An empty list is one: --caps-retain= keeps nothing.
+    // The list may be empty: --caps-retain= retains no capability.
     value.split(',').filter(|name| !name.is_empty()).map(one).collect()
 }
 
-/// What stands behind --volume: rkt's `NAME,kind=…` is a volume; docker's `HOST:APP[:ro]` a bind, `NAME:APP[:ro]` one of a
-/// volume that outlives the pod, `APP` alone one of a volume of the pod's own.
+/// The value of --volume: rkt's `NAME,kind=…` defines a volume; docker's `HOST:APP[:ro]`, `NAME:APP[:ro]` and `APP`
+/// mount a directory of the host, a named volume, or an anonymous volume.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Volume {
     Named(VolumeSpec),
     Bind(Bind),
 }
 
-/// `directory` is where relative paths of the host begin.
+/// Parses --volume; relative paths of the host refer to `directory`.
 pub(super) fn volume(value: &str, directory: Option<&Path>) -> Result<Volume, ValueError> {
     if value.contains(",kind=") {
         return named_volume(value).map(Volume::Named);
@@ -152,7 +153,7 @@ pub(super) fn volume(value: &str, directory: Option<&Path>) -> Result<Volume, Va
     for option in parts.flat_map(|options| options.split(',')) {
         match option {
             "ro" => read_only = true,
-            // SELinux labels (z, Z), where gantry sets none; what a bind always is; docker's hints for other systems.
+            // Ignored: SELinux labels (z, Z), the defaults of binds, and docker's hints for other systems.
             "rw" | "rbind" | "z" | "Z" | "private" | "rprivate" | "cached" | "delegated" | "consistent" => {}
             _ => return invalid(option, "an option of a mount: ro or rw"),
         }
@@ -160,7 +161,7 @@ pub(super) fn volume(value: &str, directory: Option<&Path>) -> Result<Volume, Va
     Ok(Volume::Bind(Bind { source, target: target.to_owned(), read_only }))
 }
 
-/// A path of the host, made absolute; `None` when it is no path but a name.
+/// The absolute path of a path of the host; `None`: it is a name.
 fn host_path(source: &str, directory: Option<&Path>) -> Result<Option<String>, ValueError> {
     if source.starts_with('/') {
         return Ok(Some(source.to_owned()));
@@ -174,11 +175,11 @@ fn host_path(source: &str, directory: Option<&Path>) -> Result<Option<String>, V
         Some(None) => {
             Err(ValueError::Invalid(format!("'{}': the working directory's path is not UTF-8", shown(source))))
         }
-        None => Err(ValueError::Invalid(format!("'{}': there is no working directory to begin at", shown(source)))),
+        None => Err(ValueError::Invalid(format!("'{}': the working directory does not exist", shown(source)))),
     }
 }
 
-/// The path without `.` and `..`, by its text as docker does it: links are not looked at.
+/// The path without `.` and `..`, resolved lexically as in docker: symbolic links are not followed.
 fn without_dots(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for component in path.components() {
@@ -245,7 +246,7 @@ fn octal(value: &str) -> Result<u32, ValueError> {
     }
 }
 
-/// What stands behind --mount: rkt's `volume=NAME,target=/p`, or docker's `type=bind,source=/h,target=/p`.
+/// The value of --mount: rkt's `volume=NAME,target=/p`, or docker's `type=bind,source=/h,target=/p`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Mount {
     Volume(MountSpec),
@@ -294,7 +295,7 @@ pub(super) fn seccomp(value: &str) -> Result<Seccomp, ValueError> {
             Some(("errno", value)) => errno = error_number(value)?,
             Some((key, _)) => return invalid(key, "a key of --seccomp: mode or errno"),
             None if part.starts_with('@') => {
-                return Err(ValueError::Unsupported("groups of system calls are not there yet: name the calls"));
+                return Err(ValueError::Unsupported("groups of system calls are not supported: name the calls"));
             }
             None => {
                 let fits = (1..=64).contains(&part.len())
@@ -323,12 +324,12 @@ fn error_number(value: &str) -> Result<u16, ValueError> {
     }
 }
 
-/// A signal by number or name, with or without `SIG`; real-time ones as `RTMIN+n` and `RTMAX-n`.
+/// A signal by number or name, with or without `SIG`; real-time signals as `RTMIN+n` and `RTMAX-n`.
 pub(super) fn stop_signal(value: &str) -> Result<u8, ValueError> {
     crate::signal_name::parse(value).map_err(ValueError::Invalid)
 }
 
-/// Group numbers, comma-separated.
+/// Group ids, comma-separated.
 pub(super) fn gids(value: &str) -> Result<Vec<u32>, ValueError> {
     value.split(',').map(|gid| number(gid, "a group number")).collect()
 }

@@ -1,4 +1,5 @@
-//! Hostile text made harmless: names, paths and labels come from images and users, and a terminal obeys what it reads.
+//! Escapes text for output: names, paths and labels come from images and users, and could contain terminal escape
+//! sequences.
 
 use std::borrow::Cow;
 
@@ -9,12 +10,12 @@ pub(crate) fn text(text: &str) -> Cow<'_, str> {
     }
     let mut out = String::with_capacity(text.len() + 16);
     for c in text.chars() {
-        if harmful(c) { out.extend(c.escape_unicode()) } else { out.push(c) }
+        if is_control(c) { out.extend(c.escape_unicode()) } else { out.push(c) }
     }
     Cow::Owned(out)
 }
 
-fn harmful(c: char) -> bool {
+fn is_control(c: char) -> bool {
     c.is_control()
         || matches!(
             c,
@@ -51,7 +52,7 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_harmful_is_left(input: String) {
-            prop_assert!(!super::text(&input).chars().any(super::harmful));
+            prop_assert!(!super::text(&input).chars().any(super::is_control));
         }
     }
 }

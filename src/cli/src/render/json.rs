@@ -1,4 +1,4 @@
-//! JSON answers, written as they are made: ten thousand pods are never one string in memory.
+//! JSON output, written item by item: a list of ten thousand pods is never held in memory as text.
 
 use std::io::{self, BufWriter, Write};
 
@@ -7,7 +7,7 @@ use serde::ser::{SerializeSeq as _, Serializer as _};
 
 use super::OutputFormat;
 
-/// A time as JSON has it: RFC 3339 with nanoseconds.
+/// A time in JSON: RFC 3339 with nanoseconds.
 pub(crate) struct TimeJson(pub(crate) gantry_model::Timestamp);
 
 impl Serialize for TimeJson {
@@ -16,7 +16,7 @@ impl Serialize for TimeJson {
     }
 }
 
-/// Anything as JSON has it by its text.
+/// A value in JSON as a string, formatted by [`std::fmt::Display`].
 pub(crate) struct DisplayJson<T>(pub(crate) T);
 
 impl<T: std::fmt::Display> Serialize for DisplayJson<T> {
@@ -61,7 +61,7 @@ fn write_array<T: Serialize, W: Write, F: serde_json::ser::Formatter>(
     Ok(sequence.end()?)
 }
 
-/// Writes one document, indented unless it has to fit a line.
+/// Writes one document, indented in the pretty format and for tables.
 pub(crate) fn write_document(out: &mut dyn Write, format: OutputFormat, value: &impl Serialize) -> io::Result<()> {
     match format {
         OutputFormat::JsonPretty | OutputFormat::Table => serde_json::to_writer_pretty(&mut *out, value)?,
@@ -70,8 +70,7 @@ pub(crate) fn write_document(out: &mut dyn Write, format: OutputFormat, value: &
     out.write_all(b"\n")
 }
 
-/// Writes one document where one thing was asked for, and an array where several were. The one may be missing: its failure
-/// was said.
+/// Writes an array if several objects were requested, otherwise one document; nothing if that one failed.
 pub(crate) fn write_one_or_several<T: Serialize>(
     out: &mut dyn Write,
     format: OutputFormat,
@@ -84,7 +83,7 @@ pub(crate) fn write_one_or_several<T: Serialize>(
     items.into_iter().try_for_each(|item| write_document(out, format, &item))
 }
 
-/// Lends standard output, buffered, to `write`, and flushes it.
+/// Calls `write` with buffered standard output and flushes it.
 pub(crate) fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), crate::failure::Failure> {
     let mut out = BufWriter::with_capacity(64 << 10, std::io::stdout().lock());
     write(&mut out).and_then(|()| out.flush()).map_err(crate::failure::output)

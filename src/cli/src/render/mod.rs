@@ -1,4 +1,4 @@
-//! How things are shown: tables for people, JSON for programs. Pure but for the writing itself.
+//! Formats output: tables for people, JSON for programs.
 
 pub(crate) mod escape;
 pub(crate) mod image;
@@ -12,26 +12,26 @@ pub(crate) mod time;
 
 use clap::{Args, ValueEnum};
 
-/// The form of an answer.
+/// An output format.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OutputFormat {
-    /// A table, for people.
+    /// A table
     #[default]
     Table,
-    /// One JSON document.
+    /// One JSON document
     Json,
-    /// One JSON document per line.
+    /// One JSON document per line
     #[value(alias = "jsonl")]
     JsonLines,
-    /// rkt's indented JSON.
+    /// Indented JSON, as in rkt
     #[value(hide = true)]
     JsonPretty,
 }
 
-/// The flag of commands that show everything of something.
+/// The flag of commands that print complete records.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Indented {
-    /// Output format; indented unless it says otherwise
+    /// Output format [default: indented JSON]
     #[arg(
         short = 'o',
         long = "output",
@@ -49,13 +49,13 @@ pub(crate) struct Output {
     /// Output format
     #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: OutputFormat,
-    /// No header line
+    /// Omit the header line
     #[arg(long, alias = "no-headers", alias = "noheading")]
     pub(crate) no_legend: bool,
-    /// Whole ids and absolute times
+    /// Full ids and absolute times
     #[arg(long, visible_alias = "no-trunc")]
     pub(crate) full: bool,
-    /// Ids only
+    /// Print ids only
     #[arg(short = 'q', long)]
     pub(crate) quiet: bool,
 }

@@ -1,5 +1,4 @@
-//! What pods got of their networks: rkt's short text, and JSON. The names of the JSON fields are a promise: they are
-//! added to, never changed.
+//! The networks of a pod: rkt's short text, and JSON. The JSON field names are stable: fields are added, never changed.
 //!
 //! ```text
 //! name interface mac addresses[address prefix gateway] routes[to prefix via] dns{servers search options domain}
@@ -20,7 +19,7 @@ use serde::Serialize;
 use super::json::DisplayJson;
 use crate::failure::Failure;
 
-/// What a pod got of one network, as JSON.
+/// The attachment of a pod to a network as JSON.
 #[derive(Serialize)]
 pub(crate) struct PodNetworkJson<'a> {
     name: &'a str,
@@ -64,7 +63,6 @@ struct PortJson {
 }
 
 impl<'a> PodNetworkJson<'a> {
-    /// One network of a pod.
     pub(crate) fn from_network(network: &'a PodNetwork) -> Self {
         Self {
             name: &network.name,
@@ -112,17 +110,17 @@ impl PortJson {
     }
 }
 
-/// Which addresses a short text has.
+/// The address families of the short text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Families {
-    /// The IPv6 one only where there is no IPv4 one: for narrow columns.
+    /// IPv4, or IPv6 if there is no IPv4 address: for narrow columns.
     One,
     /// Both.
     Both,
 }
 
-/// rkt's text: `default:ip4=10.121.0.2,ip6=fd67::2, other:ip4=…`, the first address of each family; before a pod is
-/// started, and where it has none of its own, what was asked for.
+/// rkt's text: `default:ip4=10.121.0.2,ip6=fd67::2, other:ip4=…`, with the first address of each family. For a pod that
+/// was not started or has no network of its own, the requested networks.
 ///
 /// # Errors
 /// The row is damaged.
@@ -137,17 +135,17 @@ pub(crate) fn summary(row: &PodRow, families: Families) -> Result<String, Failur
         text.push_str(&name);
         // Writing to a String cannot fail.
         if let Some(ip4) = ip4 {
-            let _ = write!(text, ":ip4={ip4}");
+            let _infallible = write!(text, ":ip4={ip4}");
         }
         if let Some(ip6) = ip6 {
-            let _ = write!(text, "{}ip6={ip6}", if ip4.is_none() { ':' } else { ',' });
+            let _infallible = write!(text, "{}ip6={ip6}", if ip4.is_none() { ':' } else { ',' });
         }
     }
     Ok(text)
 }
 
-/// The host's ports that lead to a running pod, as the column PORTS shows them: `8080->80/tcp, 127.0.0.1:53->53/udp`. Empty for
-/// a pod that does not run: another may have its ports by now.
+/// The published ports of a running pod for the column PORTS: `8080->80/tcp, 127.0.0.1:53->53/udp`. Empty for other
+/// pods: another pod may use their ports by now.
 ///
 /// # Errors
 /// The row is damaged.
@@ -160,23 +158,23 @@ pub(crate) fn published_ports(row: &PodRow) -> Result<String, Failure> {
     Ok(ports.join(", "))
 }
 
-/// `127.0.0.1:8080->80/tcp`; of a range `9000-9002->7000-7002/tcp`.
+/// `127.0.0.1:8080->80/tcp`, and for a range `9000-9002->7000-7002/tcp`.
 pub(crate) fn port_mapping(port: &PodPort) -> String {
     let (host, pod) = (host_side(port), range(port.pod_port, port.count));
     format!("{host}->{pod}/{}", port.protocol.as_str())
 }
 
-/// What `status` says of one network beyond the short text: a line for the interface and one for each of its ports.
+/// The lines of `status` for a network: one for the interface, and one for each published port.
 pub(crate) fn details(network: &PodNetwork) -> Vec<String> {
     let mut interface = format!("interface-{}={}", network.interface, network.name);
     for (key, value) in network.mac.iter().map(|mac| ("mac", mac)) {
         // Writing to a String cannot fail.
-        let _ = write!(interface, ",{key}={value}");
+        let _infallible = write!(interface, ",{key}={value}");
     }
     for PodAddress { address, prefix, gateway } in &network.addresses {
-        let _ = write!(interface, ",address={address}/{prefix}");
+        let _infallible = write!(interface, ",address={address}/{prefix}");
         if let Some(gateway) = gateway {
-            let _ = write!(interface, ",gateway={gateway}");
+            let _infallible = write!(interface, ",gateway={gateway}");
         }
     }
     std::iter::once(interface).chain(network.ports.iter().map(port)).collect()

@@ -1,13 +1,13 @@
-//! A pod as JSON. The names of the fields are a promise: they are added to, never changed.
+//! A pod as JSON. The field names are stable: fields are added, never changed.
 //!
 //! ```text
 //! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname
 //! apps[name state image image_id pid attempt started ended exit_code signal oom] user_annotations user_labels
 //! ```
 //!
-//! Times are RFC 3339 in UTC with nanoseconds. What is not known (yet) is null. `net` is what was asked for, as `--net`
-//! takes it; `networks` is what the pod got, with the fields that [`super::network`] has: nothing before it is started,
-//! and still that after its end.
+//! Times are RFC 3339 in UTC with nanoseconds. Unknown values are null. `net` has the requested networks in the syntax
+//! of `--net`; `networks` has the attachments with the fields of [`super::network`], from the start of the pod on and
+//! also after its end.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::json::{DisplayJson, TimeJson};
 use super::network::PodNetworkJson;
 
-/// What a phase knows of the pod's run.
+/// The data of a pod's run that its phase contains.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PodRun<'a> {
     pub(crate) started: Option<Timestamp>,
@@ -27,7 +27,7 @@ pub(crate) struct PodRun<'a> {
     pub(crate) pid: Option<u32>,
 }
 
-/// Reads it out of the phase.
+/// Extracts the data of the run from the phase.
 pub(crate) fn pod_run(phase: &Phase) -> PodRun<'_> {
     match phase {
         Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Prepared { .. } => PodRun::default(),
@@ -62,13 +62,13 @@ pub(crate) struct PodJson<'a> {
     user_labels: &'a BTreeMap<String, String>,
 }
 
-/// What a pod got of its networks: the same in both ways but for white space.
+/// The attachments of a pod. Both variants print the same JSON, except for white space.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum NetworksJson<'a> {
-    /// As it is stored. Costs nothing, and is in one line.
+    /// The stored JSON, copied in one line without parsing it.
     Stored(&'a gantry_engine::Networks),
-    /// Read, to be laid out as all else.
+    /// Parsed, so that it can be indented.
     Read(Vec<PodNetworkJson<'a>>),
 }
 
@@ -89,12 +89,12 @@ struct AppJson<'a> {
 }
 
 impl<'a> PodJson<'a> {
-    /// The pod of a row, for one line.
+    /// For output in one line.
     pub(crate) fn from_row(row: &'a PodRow) -> Self {
         Self::build(row, NetworksJson::Stored(&row.networks))
     }
 
-    /// The pod of a row, and its networks as they were read there.
+    /// For indented output; `networks` are those of the row.
     pub(crate) fn with_networks(row: &'a PodRow, networks: &'a [PodNetwork]) -> Self {
         Self::build(row, NetworksJson::Read(networks.iter().map(PodNetworkJson::from_network).collect()))
     }

@@ -1,4 +1,4 @@
-//! Tables: aligned columns two spaces apart, a header also when there are no rows, hostile text escaped.
+//! Tables: aligned columns two spaces apart, always with a header, cells escaped.
 
 use std::io::{self, Write};
 
@@ -8,14 +8,14 @@ use super::escape;
 pub(crate) struct Table {
     header: &'static [&'static str],
     rows: Vec<Vec<String>>,
-    /// The columns that may be cut to fit a terminal.
+    /// The columns that may be truncated to fit a terminal.
     cut: &'static [usize],
 }
 
-/// No column is cut to fewer characters.
+/// The minimum width of a truncated column.
 const MIN_CUT: usize = 8;
 
-/// The width of the terminal that standard output is; `None` when it is none.
+/// The width of the terminal on standard output, if it is one.
 pub(crate) fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(rustix::stdio::stdout()).ok();
     size.map(|size| usize::from(size.ws_col)).filter(|width| *width > 0)
@@ -27,7 +27,7 @@ impl Table {
         Self { header, rows: Vec::new(), cut: &[] }
     }
 
-    /// Adds a row; its cells are escaped here, so that no caller can forget it.
+    /// Adds a row. Cells are escaped here, so that no caller can forget it.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let shown = |cell: String| match escape::text(&cell) {
             std::borrow::Cow::Borrowed(_) => cell,
@@ -36,17 +36,17 @@ impl Table {
         self.rows.push(cells.into_iter().map(shown).collect());
     }
 
-    /// The same table, of which these columns may be cut to fit a terminal.
+    /// The same table, with these columns truncated if necessary to fit a terminal.
     pub(crate) fn cutting(self, columns: &'static [usize]) -> Self {
         Self { cut: columns, ..self }
     }
 
-    /// Writes it, with its header when `legend`.
+    /// Writes the table; `legend`: with its header.
     pub(crate) fn write(&self, out: &mut dyn Write, legend: bool) -> io::Result<()> {
         self.write_within(out, legend, None)
     }
 
-    /// Writes it so that a terminal of this width has each line in one piece, if cutting columns allows that.
+    /// Writes the table. If possible, columns are truncated so that no line is wider than `width`.
     pub(crate) fn write_within(&self, out: &mut dyn Write, legend: bool, width: Option<usize>) -> io::Result<()> {
         let mut widths: Vec<usize> = self.header.iter().map(|name| if legend { name.len() } else { 0 }).collect();
         for row in &self.rows {
@@ -70,10 +70,10 @@ impl Table {
         })
     }
 
-    /// Takes from the widest columns that may be cut what a line has too much.
-    fn narrow(&self, widths: &mut [usize], most: usize) {
+    /// Reduces the widest of the columns that may be truncated until a line fits into `max_width`.
+    fn narrow(&self, widths: &mut [usize], max_width: usize) {
         let between = 2 * widths.len().saturating_sub(1);
-        while widths.iter().sum::<usize>() + between > most {
+        while widths.iter().sum::<usize>() + between > max_width {
             let least = |column: usize| MIN_CUT.max(self.header.get(column).map_or(0, |name| name.len()));
             let widest =
                 self.cut.iter().copied().filter(|&column| widths.get(column).is_some_and(|w| *w > least(column)));
@@ -83,7 +83,7 @@ impl Table {
     }
 }
 
-/// The text, or its beginning and an ellipsis.
+/// The text, truncated with an ellipsis if necessary.
 fn cut(cell: &str, width: usize) -> String {
     if cell.chars().count() <= width {
         return cell.to_owned();
@@ -95,10 +95,10 @@ fn cut(cell: &str, width: usize) -> String {
 
 /// Writes one line of cells, which the caller has escaped.
 pub(crate) fn line(out: &mut dyn Write, cells: &[impl AsRef<str>], widths: &[usize]) -> io::Result<()> {
-    // What follows the last cell with text is not padded: no spaces at the end of a line.
+    // The last cell with text is not padded, so that no line ends in spaces.
     let last = cells.iter().rposition(|cell| !cell.as_ref().is_empty()).unwrap_or(0);
     for (i, (cell, width)) in cells.iter().zip(widths).enumerate().take(last + 1) {
-        // A cell may be longer than its column: of events the widths are not measured. The next one is still apart.
+        // A cell can be longer than its column, because the widths of events are fixed. Separate it from the next one.
         let pad = if i == last { 0 } else { (width + 2).max(cell.as_ref().chars().count() + 2) };
         write!(out, "{:<pad$}", cell.as_ref())?;
     }

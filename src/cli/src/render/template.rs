@@ -9,7 +9,7 @@ use gantry_model::id::shown;
 
 use super::escape;
 
-/// A template, read.
+/// A parsed template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Template(Vec<Part>);
 
@@ -21,16 +21,16 @@ enum Part {
     Json,
 }
 
-/// What a template is filled from.
+/// An item that a template prints.
 pub(crate) trait TemplateItem {
-    /// The field with this number.
+    /// The text of the field.
     fn field(&self, number: usize) -> String;
-    /// All of it as JSON, on one line.
+    /// Writes the whole item as JSON in one line.
     fn json(&self, out: &mut dyn Write) -> io::Result<()>;
 }
 
 impl Template {
-    /// Reads a template that may use these fields.
+    /// Parses a template that may use these fields.
     pub(crate) fn parse(text: &str, fields: &[&str]) -> Result<Self, String> {
         let (mut parts, mut rest) = (Vec::new(), text);
         while let Some((before, behind)) = rest.split_once("{{") {
@@ -46,7 +46,7 @@ impl Template {
         Ok(Self(parts))
     }
 
-    /// Writes the item, and a newline.
+    /// Writes the item and a newline.
     pub(crate) fn write(&self, out: &mut dyn Write, item: &impl TemplateItem) -> io::Result<()> {
         for part in &self.0 {
             match part {

@@ -1,9 +1,9 @@
-//! Times: relative for people, RFC 3339 with nanoseconds for programs, and reading what people type.
+//! Formats relative times, and parses the times of `--since` and `--until`.
 
 use gantry_model::Timestamp;
 use gantry_model::id::shown;
 
-/// `5 seconds ago`, `in 3 minutes`: how `then` lies to `now`.
+/// The time `then` relative to `now`: `5 seconds ago`, `in 3 minutes`.
 pub(crate) fn relative(now: Timestamp, then: Timestamp) -> String {
     const UNITS: [(u64, &str); 6] = [
         (31_536_000, "year"),
@@ -28,7 +28,7 @@ pub(crate) fn relative(now: Timestamp, then: Timestamp) -> String {
     if past { format!("{count} {unit}{plural} ago") } else { format!("in {count} {unit}{plural}") }
 }
 
-/// A time as people type it: RFC 3339, `@seconds[.fraction]` or plain seconds of the epoch, or a duration before `now`.
+/// Parses a time: RFC 3339, `@seconds[.fraction]` or plain seconds of the epoch, or a duration before `now`.
 pub(crate) fn parse(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     if let Ok(ago) = gantry_model::quantity::duration(text) {
         return Ok(now.before(ago));
@@ -40,7 +40,7 @@ pub(crate) fn parse(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     let nanoseconds = text.parse::<jiff::Timestamp>().ok().and_then(|at| i64::try_from(at.as_nanosecond()).ok());
     nanoseconds.map(Timestamp).ok_or_else(|| {
         format!(
-            "'{}' is not a time: expected such as 2026-11-20T14:00:00Z, 1763647200, or 10m for ten minutes ago",
+            "'{}' is not a time: expected a form such as 2026-11-20T14:00:00Z, 1763647200, or 10m for ten minutes ago",
             shown(text)
         )
     })

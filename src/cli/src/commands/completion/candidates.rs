@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_follow() {
+    fn candidates_by_position() {
         for (line, want) in [
             ("net", "network"),
             ("p", "prepare pull ps port"),

@@ -1,4 +1,5 @@
-//! `--filter KEY=VALUE` of `gantry events`: any of those with one key, and all keys.
+//! `--filter KEY=VALUE` of `gantry events`: an event matches if every key matches; a key matches if any of its values
+//! does.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +9,23 @@ use gantry_model::{AppName, EventKind, ImageId, ImageRef, NewEvent, PodId, PodPr
 
 use crate::failure::Failure;
 
-/// The keys there are.
+/// The keys.
 pub(crate) const KEYS: [&str; 6] = ["type", "id", "name", "pod", "app", "image"];
 
-/// What was typed, as far as it can be understood without looking at what there is.
+/// A condition as typed, before pods and images are looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Condition {
-    /// Of this kind.
+    /// The event has this kind.
     Type(EventKind),
-    /// Of the pod or image whose id begins so.
+    /// The id of the pod or image has this prefix.
     Id(String),
-    /// With this name.
+    /// The event has this name.
     Name(String),
-    /// Of this pod and its apps.
+    /// The event is about this pod or its apps.
     Pod(PodPrefix),
-    /// Of apps of this name.
+    /// The event is about an app of this name.
     App(AppName),
-    /// Of this image, and of apps that were made from it.
+    /// The event is about this image, or about an app that runs it.
     Image(String),
 }
 
@@ -50,7 +51,7 @@ fn keys() -> String {
     format!("one of {}", KEYS.join(", "))
 }
 
-/// A kind by our name for it or by rkt's: `pod-exited`, `POD_EXITED`, `EVENT_TYPE_POD_EXITED`.
+/// Parses a kind of events, by gantry's name or by rkt's: `pod-exited`, `POD_EXITED`, `EVENT_TYPE_POD_EXITED`.
 fn kind(text: &str) -> Result<EventKind, String> {
     let name = text.to_ascii_lowercase().replace('_', "-");
     EventKind::from_name(name.strip_prefix("event-type-").unwrap_or(&name)).ok_or_else(|| {
@@ -70,14 +71,14 @@ fn id(text: &str) -> Result<String, String> {
     }
 }
 
-/// What an event must be, with what is known of the pods and images that there are.
+/// A condition after pods and images were looked up.
 #[derive(Debug)]
 enum Test {
     Kind(EventKind),
-    /// Exactly this.
+    /// The complete id.
     Id(String),
     IdPrefix(String),
-    /// Of a pod whose id begins so, and of its apps.
+    /// The prefix of the id of a pod; matches events of its apps, too.
     PodPrefix(String),
     Name(String),
     App(AppName),
@@ -91,11 +92,11 @@ enum Test {
 #[derive(Debug, Default)]
 pub(crate) struct Filter(BTreeMap<&'static str, Vec<Test>>);
 
-/// The pods and images that there are.
+/// Looks up pods and images.
 trait PodsAndImages {
-    /// The pod whose id begins so; `None`: none now. It may have gone, or be still to come.
+    /// The pod whose id has this prefix. `None`: there is none; it may have been removed, or be created later.
     fn pod(&self, prefix: &PodPrefix) -> Result<Option<PodId>, Failure>;
-    /// The image of this name; `None`: none, or several.
+    /// The image of this name. `None`: there is none, or several.
     fn image(&self, text: &str) -> Result<Option<ImageId>, Failure>;
 }
 
@@ -117,7 +118,7 @@ impl PodsAndImages for Engine {
 }
 
 impl Filter {
-    /// Looks up what the conditions name.
+    /// Looks up the pods and images of the conditions.
     pub(crate) fn resolve(conditions: &[Condition], engine: &Engine) -> Result<Self, Failure> {
         Self::with(conditions, engine)
     }
@@ -138,7 +139,7 @@ impl Filter {
         Ok(filter)
     }
 
-    /// Whether the event is asked for.
+    /// Whether the event matches.
     pub(crate) fn holds(&self, event: &NewEvent) -> bool {
         self.0.values().all(|any| any.iter().any(|test| test.holds(event)))
     }
@@ -147,13 +148,13 @@ impl Filter {
 fn by_id(id: &str, names: &dyn PodsAndImages) -> Result<Test, Failure> {
     match id.parse() {
         Ok(prefix) => by_pod(&prefix, names, Test::IdPrefix),
-        // Of an image: longer than a pod's, or with its algorithm.
+        // The id of an image: longer than a pod's, or with its algorithm.
         Err(_) => Ok(Test::IdPrefix(id.to_owned())),
     }
 }
 
-/// One of several pods that there are is an error; of those that are gone nobody knows how many began so, and they are
-/// found by the beginning.
+/// A prefix of several existing pods is an error. A prefix of none is matched as a prefix, because it may be that of
+/// removed pods.
 fn by_pod(prefix: &PodPrefix, names: &dyn PodsAndImages, if_gone: fn(String) -> Test) -> Result<Test, Failure> {
     Ok(match names.pod(prefix)? {
         Some(id) => Test::Id(id.to_string()),
@@ -173,7 +174,7 @@ impl Test {
                 matches!(event.kind, EventKind::AppStarted | EventKind::AppExited) && event.name == name.as_str()
             }
             Self::Image { typed, found } => {
-                // Events of apps have the image's id among their data, and those of images too.
+                // Events of apps and of images have the image's id among their data.
                 let Some(id) = event.data.get("image_id") else { return false };
                 found.as_ref().is_some_and(|found| found.to_string() == *id)
                     || id_has_prefix(id, typed)
@@ -187,17 +188,17 @@ fn is_image_event(event: &NewEvent) -> bool {
     matches!(event.kind, EventKind::ImageImported | EventKind::ImageRemoved)
 }
 
-/// Whether an id begins so, with or without its algorithm.
+/// Whether an id has this prefix, with or without its algorithm.
 fn id_has_prefix(id: &str, text: &str) -> bool {
     id.starts_with(text) || id.split_once(':').is_some_and(|(_, hex)| hex.starts_with(text))
 }
 
-/// Whether an image's whole name is meant by this one, which may lack the registry, the first elements, and the tag.
+/// Whether `typed` is the name of an image, with or without its registry, first path elements, and tag.
 fn image_name_matches(name: &str, typed: &str) -> bool {
     let ends = |name: &str| name.strip_suffix(typed).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'));
     let untagged = match (name.split_once('@'), name.rsplit_once(':')) {
         (Some((untagged, _digest)), _) => untagged,
-        // What follows a host's colon has a slash.
+        // A colon followed by a slash separates a host and its port.
         (None, Some((untagged, tag))) if !tag.contains('/') => untagged,
         (None, _) => name,
     };
