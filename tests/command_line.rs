@@ -1,9 +1,9 @@
-//! Command lines that users of docker, podman, kubectl or rkt would type.
+//! Command lines as users of docker, podman, kubectl or rkt type them.
 
 use gantry_tests::{Gantry, pod_id};
 use serde_json::{Value, json};
 
-/// An exit code of gantry's own failures.
+/// The exit code of gantry's own failures.
 const FAILED: i32 = 125;
 
 /// A command line of `run` that leaves no pod.
@@ -23,7 +23,7 @@ fn a_command_needs_no_separator() {
     let _ = g.run(&line(&["--entrypoint=", &image])).exits(FAILED).complains(&["--entrypoint", "command"]);
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "args", "two"]).ok());
     assert_eq!(g.run(&["run-prepared", &prepared]).ok().text(), "[\"two\"]");
-    // Every word that is an image is taken as an image.
+    // Words that are images in the store are images.
     let out = g.run(&line(&[&image, "--name=a", &image, "--name=b"])).ok();
     assert_eq!(out.stdout.lines().count(), 2, "{out}");
     let _ = g.run(&line(&["-it", &image, &image, "--name=b"])).exits(FAILED).complains(&[
@@ -38,7 +38,7 @@ fn a_command_needs_no_separator() {
 }
 
 #[test]
-fn words_of_other_tools() {
+fn commands_of_other_tools_get_a_hint() {
     let g = Gantry::new();
     for (line, says) in [
         (&["prune"][..], &["gantry gc"][..]),
@@ -61,7 +61,7 @@ fn words_of_other_tools() {
 }
 
 #[test]
-fn what_cannot_begin_is_no_answer() {
+fn failing_to_open_the_store_is_not_a_missing_pod() {
     let g = Gantry::new();
     let _ = g
         .run(&["--config=/no/such/file", "list"])
@@ -71,7 +71,7 @@ fn what_cannot_begin_is_no_answer() {
 }
 
 #[test]
-fn only_root_looks() {
+fn reading_commands_need_root() {
     use std::os::unix::process::CommandExt as _;
     let g = Gantry::new();
     let _ = g.fixture();
@@ -84,17 +84,17 @@ fn only_root_looks() {
                 assert_eq!(out.status.code(), Some(FAILED), "{command}: {stderr}");
                 assert!(stderr.contains("needs root"), "{command}: {stderr}");
             }
-            // Built below a directory that only root can enter, it cannot even be started by others.
+            // Only root can enter the build directory, so other users cannot start the program.
             Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied),
         }
     }
 }
 
 #[test]
-fn volumes_as_docker_spells_them() {
+fn volumes_in_docker_syntax() {
     let g = Gantry::new();
     let image = g.fixture();
-    // The harness's home is the working directory of its commands.
+    // Commands of the harness run in its home directory.
     std::fs::write(g.scratch().join("page"), "hello").unwrap();
     let out = g.run(&line(&["-v", "./scratch:/data:ro,z", &image, "cat", "/data/page"])).ok();
     assert_eq!(out.text(), "hello");
@@ -106,7 +106,7 @@ fn volumes_as_docker_spells_them() {
 }
 
 #[test]
-fn pods_are_found_by_name_and_in_sets() {
+fn pods_are_selected_by_name_and_filter() {
     let g = Gantry::new();
     let (web, db) = (
         g.detached(&["--name=web", "--label=tier=front", "--hostname=one"], &["sleep", "forever"]),
@@ -131,7 +131,7 @@ fn pods_are_found_by_name_and_in_sets() {
     let _ = g.run(&["stop", "web", "nobody", "db"]).exits(1).says(&db).complains(&["there is no pod 'nobody'"]);
     let _ = g.run(&["rm", "web"]).exits(FAILED).complains(&["2 pods", "'web'", &web, &other, "give the id"]);
 
-    // wait prints the code of each; several documents are one array.
+    // wait prints an exit code per pod; inspect prints several pods as an array.
     let codes = g.run(&["wait", &web, &db]).ok().stdout;
     assert_eq!(codes, "143\n143\n");
     let _ = g.run(&["wait", "--time=0", &other]).exits(FAILED).complains(&["was not over"]);
@@ -155,7 +155,7 @@ fn pods_are_found_by_name_and_in_sets() {
 }
 
 #[test]
-fn sets_are_stopped_and_killed() {
+fn filters_select_pods_to_stop_and_kill() {
     let g = Gantry::new();
     let a = g.detached(&["--name=a"], &["sleep", "forever"]);
     let b = g.detached(&["--name=b"], &["sleep", "forever"]);
@@ -197,7 +197,7 @@ fn lists_are_filtered_sorted_and_formatted() {
     let full = g.run(&["list", "--full"]).ok().stdout;
     assert!(full.lines().next().unwrap().ends_with("LABELS") && full.contains("  x=1\n"), "{full}");
 
-    // An app that has ended before its pod shows it, with its code.
+    // An app that exits before its pod is listed with its exit code.
     let two = g.run(&[
         "run",
         "-d",
@@ -221,6 +221,28 @@ fn lists_are_filtered_sorted_and_formatted() {
     });
 }
 
+/// Events are logged on request only, by flag or variable, in both formats; also by `run`, whose flags clap does not parse.
+#[test]
+fn events_are_logged_on_request() {
+    let g = Gantry::new();
+    assert_eq!(g.run(&["list", "-q"]).ok().stderr, "");
+    let text = g.run(&["--log-level=debug", "list", "-q"]).ok();
+    assert!(text.stderr.lines().any(|line| line.starts_with("debug: read the settings command=\"list\"")), "{text}");
+    let out = g.app(&["--log-level", "gantry=debug", "--log-format=json", "--quiet"], &["print", "x"]).ok();
+    assert_eq!(out.stdout, "x\n");
+    let events: Vec<serde_json::Value> = out.stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let exited = events.iter().find(|event| event["message"] == "the pod exited").unwrap();
+    assert!(exited["level"] == "DEBUG" && exited["exit_code"] == 0 && exited["pod"].is_string(), "{out}");
+    let mut list = g.command(&["list", "-q"]);
+    let by_variable = g.spawn_command(list.env("GANTRY_LOG", "debug")).wait().ok();
+    assert!(by_variable.stderr.contains("debug: "), "{by_variable}");
+    let invalid = g.spawn_command(g.command(&["list"]).env("GANTRY_LOG", "loud")).wait().exits(125);
+    let _ = invalid.complains(&["GANTRY_LOG", "'loud' is not a level"]);
+    for line in [&["list", "--log-level=loud"][..], &["run", "x", "--log-level=loud"]] {
+        let _ = g.run(line).exits(125).complains(&["--log-level", "'loud' is not a level"]);
+    }
+}
+
 /// The candidates that a shell offers at the end of a line, with gantry's completion script.
 fn completed(g: &Gantry, line: &str) -> Vec<String> {
     let words: Vec<String> = line.replace('=', " = ").split(' ').map(|word| format!("'{word}'")).collect();
@@ -242,7 +264,7 @@ fn completed(g: &Gantry, line: &str) -> Vec<String> {
 }
 
 #[test]
-fn bash_completes_what_there_is() {
+fn bash_completes_names_on_this_host() {
     let g = Gantry::new();
     let running = g.detached(&["--name=server"], &["sleep", "forever"]);
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &g.fixture(), "--name=later"]).ok());

@@ -20,7 +20,9 @@ impl Context {
 
     /// The engine's options, from flags, environment and configuration file.
     pub(crate) fn options(&self) -> Result<Options, Failure> {
-        settings::options(&self.globals).map_err(Failure::not_a_missing_object)
+        let options = settings::options(&self.globals).map_err(Failure::not_a_missing_object)?;
+        tracing::debug!(command = self.command, dir = %options.dir.display(), "read the settings");
+        Ok(options)
     }
 
     /// Opens the engine for a command that changes something. Requires root.

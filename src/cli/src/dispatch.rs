@@ -72,10 +72,10 @@ fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
     let parsed = grammar::parse(verb, &words, &caller);
     let outcome = match parsed {
         Ok(Parsed::Help) => print(&help(verb)).map(|()| exit::OK),
-        Ok(Parsed::Pod(request)) => match verb {
+        Ok(Parsed::Pod(request)) => request.globals.start_logging().and_then(|()| match verb {
             Verb::Run => commands::run::run(*request),
             Verb::Prepare => commands::run::prepare(*request),
-        },
+        }),
         Err(error) => Err(error.into()),
     };
     outcome.unwrap_or_else(|failure| failed(&failure, CommandKind::Action, debug))
@@ -102,7 +102,8 @@ fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debu
         Err(error) => return shown_by_clap(error),
     };
     let context = Context::new(cli.globals, name);
-    cli.command.run(&context).unwrap_or_else(|failure| failed(&failure, cli.command.kind(), debug))
+    let outcome = context.globals.start_logging().and_then(|()| cli.command.run(&context));
+    outcome.unwrap_or_else(|failure| failed(&failure, cli.command.kind(), debug))
 }
 
 /// Prints help and version to standard output, and usage errors to standard error in the form of all other failures.

@@ -139,6 +139,7 @@ fn run_attached(engine: &Engine, pod: &ForegroundPod, live: LivePod, signals: Op
         None => print_logs(engine, pod).map(|()| None)?,
     };
     let ended = engine.wait_end(&end)?;
+    tracing::debug!(pod = %pod.id, exit_code = ended.end.exit_code, "the pod exited");
     drop(raw);
     report_out_of_memory(&ended);
     let code = exit::of_app(ended.end.exit_code);
@@ -218,6 +219,7 @@ impl SignalWatch {
 
     fn pass_on(&self, signal: i32) {
         let Ok(number) = u8::try_from(signal) else { return };
+        tracing::debug!(pod = %self.id, signal, "forward a signal");
         let sent =
             Engine::open(self.options.clone()).map_err(Failure::from).map(|engine| engine.kill(self.id, None, number));
         match sent {
@@ -232,6 +234,7 @@ impl SignalWatch {
     /// Stops the pod in a thread of its own, so that further signals are handled.
     fn stop(&self, force: bool) {
         let (options, id) = (self.options.clone(), self.id);
+        tracing::debug!(pod = %id, force, "stop the pod");
         let started = thread("stop", move || {
             let grace = options.stop_grace;
             let stopped = Engine::open(options).map_err(Failure::from);

@@ -3,12 +3,15 @@
 use std::path::PathBuf;
 
 use clap::{Args as _, FromArgMatches as _};
+use gantry_logging::{Filter, LogFormat};
+
+use crate::failure::Failure;
 
 /// The heading of the global flags in every help text.
 pub(crate) const HEADING: &str = "Global options";
 
 /// The global flags.
-#[derive(Debug, Default, Clone, PartialEq, Eq, clap::Args)]
+#[derive(Debug, Default, Clone, PartialEq, clap::Args)]
 pub(crate) struct Globals {
     /// Data directory [default: /var/lib/gantry; environment: GANTRY_DIR]
     #[arg(long, global = true, help_heading = HEADING, value_name = "DIR")]
@@ -25,6 +28,13 @@ pub(crate) struct Globals {
     /// Progress output
     #[arg(long, global = true, help_heading = HEADING, value_enum, default_value_t, value_name = "MODE")]
     pub(crate) progress: ProgressMode,
+    /// Log events of this level and above to standard error: off, error, warning, info, debug or trace; MODULE=LEVEL
+    /// for one module, with commas between several [default: off; environment: GANTRY_LOG]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILTER")]
+    pub(crate) log_level: Option<Filter>,
+    /// Format of logged events: text or json
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FORMAT", default_value = "text")]
+    pub(crate) log_format: LogFormat,
 }
 
 /// The output of progress.
@@ -130,6 +140,19 @@ impl Globals {
             let lines = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
             lines.strip_prefix("error: ").unwrap_or(&lines).to_owned()
         })
+    }
+
+    /// Logs events from now on if `--log-level` or `GANTRY_LOG` is given. Otherwise no subscriber is installed, which
+    /// keeps the start short; warnings and errors of the command itself are printed in any case.
+    ///
+    /// # Errors
+    /// `GANTRY_LOG` is invalid.
+    pub(crate) fn start_logging(&self) -> Result<(), Failure> {
+        let filter = Filter::from_flag_or_env(self.log_level.clone());
+        if let Some(filter) = filter.map_err(|error| Failure::usage(error.to_string()))? {
+            gantry_logging::init(filter, self.log_format);
+        }
+        Ok(())
     }
 
     /// The disabled protections.

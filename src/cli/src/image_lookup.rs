@@ -12,13 +12,13 @@ use crate::grammar::ImageLookup;
 
 /// Looks the image up. On errors the word counts as an image, as in rkt's grammar, and running it reports the error.
 pub(crate) fn look_up(globals: &Globals, reference: &ImageRef) -> ImageLookup {
-    match reference {
-        ImageRef::Path(path) => match is_image(path) {
-            true => ImageLookup::Found,
-            false => ImageLookup::NotFound,
-        },
+    let lookup = match reference {
+        ImageRef::Path(path) if is_image(path) => ImageLookup::Found,
+        ImageRef::Path(_) => ImageLookup::NotFound,
         _ => look_up_in_store(globals, reference),
-    }
+    };
+    tracing::debug!(image = %reference, ?lookup, "looked up the word after the first image");
+    lookup
 }
 
 fn look_up_in_store(globals: &Globals, reference: &ImageRef) -> ImageLookup {

@@ -1,8 +1,8 @@
 //! The gantry command: parses the command line, calls the engine, prints the result, and sets the exit code.
 //!
-//! Imports `gantry_model` and `gantry_engine` only, and leaves all policy to the engine. Start reading at [`dispatch`];
-//! then [`cli`] (the commands), [`grammar`] (the arguments of `run` and `prepare`), [`commands`] (a file per command or
-//! group), [`foreground`] (a pod in the foreground) and [`exit`] (the exit codes).
+//! Imports `gantry_model`, `gantry_engine` and `gantry_logging` only, and leaves all policy to the engine. Start
+//! reading at [`dispatch`]; then [`cli`] (the commands), [`grammar`] (the arguments of `run` and `prepare`),
+//! [`commands`] (a file per command or group), [`foreground`] (a pod in the foreground) and [`exit`] (the exit codes).
 #![forbid(unsafe_code)]
 
 mod cli;

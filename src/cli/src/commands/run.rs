@@ -37,6 +37,7 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
     let show = if options.detach { Show::No } else { foreground::show_output() };
     let started = pod.start(RunOptions { show, remove: options.remove });
     let running = started.map_err(|error| with_hint(error.into(), options.hint.as_deref(), false))?;
+    tracing::debug!(pod = %running.id, "the pod is running");
     if picks {
         print_published_ports(&running);
     }

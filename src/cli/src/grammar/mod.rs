@@ -73,7 +73,7 @@ impl Verb {
 }
 
 /// A parsed command line.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(crate) enum Parsed {
     /// `--help`.
     Help,
@@ -82,7 +82,7 @@ pub(crate) enum Parsed {
 }
 
 /// A request to prepare or run a pod.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct Request {
     /// The global flags.
     pub(crate) globals: Globals,
