@@ -1,10 +1,10 @@
-//! What bad input gets: a message that names what was attempted on what and what to do, a fitting exit code, and
-//! nothing left behind.
+//! Invalid input: the message names the operation, the object and the remedy, the exit code fits, and nothing is left
+//! behind.
 
 use gantry_fixtures::{Image, Layer};
 use gantry_tests::{Gantry, pod_id};
 
-/// An exit code of gantry's own failures.
+/// The exit code of gantry's own failures.
 const FAILED: i32 = 125;
 
 #[test]
@@ -47,7 +47,7 @@ fn users_are_resolved_strictly() {
         let image = g.import(&format!("passwd-{i}"), &image.unwrap());
         let name = passwd.split(':').next().unwrap();
         let out = g.run(&["run", "--net=none", &image, "--user", name, "--", "ids"]);
-        // The first line of a name counts, as in glibc; a number out of range never does.
+        // The first line with a name counts, as in glibc; an id out of range is an error.
         assert!(out.code == FAILED || out.stdout.contains("Uid: 1 1 1 1"), "{passwd:?}: {out}");
     }
 }
@@ -84,7 +84,7 @@ fn unknown_flags_and_commands() {
 }
 
 #[test]
-fn pods_that_are_not_there() {
+fn pods_that_do_not_exist() {
     let g = Gantry::new();
     let _ = g.fixture();
     let unknown = "00000000-0000-4000-8000-000000000000";
@@ -112,7 +112,7 @@ fn pods_that_are_not_there() {
 fn ambiguous_prefixes_are_refused() {
     let g = Gantry::new();
     let image = g.fixture();
-    // Seventeen ids must share a first digit.
+    // Of seventeen ids, two share the first digit.
     let all: Vec<String> = (0..17).map(|_| pod_id(&g.run(&["prepare", &image]).ok())).collect();
     let shared = all.iter().map(|id| &id[..1]).find(|digit| all.iter().filter(|id| id.starts_with(digit)).count() > 1);
     let _ = g.run(&["rm", shared.unwrap()]).exits(FAILED).complains(&["pods", "among them"]);
@@ -120,7 +120,7 @@ fn ambiguous_prefixes_are_refused() {
 }
 
 #[test]
-fn names_that_cannot_be() {
+fn invalid_names() {
     let g = Gantry::new();
     let long = "a".repeat(64);
     for name in ["", "..", "a/b", "a b", "-a", "a-", "A", "a\nb", "\u{202e}gnp", "\u{1b}[31mred", &long] {
@@ -135,7 +135,7 @@ fn names_that_cannot_be() {
 }
 
 #[test]
-fn environment_that_cannot_be() {
+fn invalid_environment() {
     let g = Gantry::new();
     for entry in ["", "=x", "line\nbreak=x"] {
         let out = g.app(&["--environment", entry], &["true"]);
@@ -152,7 +152,7 @@ fn environment_that_cannot_be() {
 }
 
 #[test]
-fn working_directories_that_cannot_be() {
+fn invalid_working_directories() {
     let g = Gantry::new();
     for path in ["relative", "/proc/self/fd/7", "/proc/1/root", "/../..", "/etc/passwd", "/procself/etc", ""] {
         let out = g.app(&["--working-dir", path], &["cwd"]);
@@ -163,7 +163,7 @@ fn working_directories_that_cannot_be() {
 }
 
 #[test]
-fn mounts_that_cannot_be() {
+fn invalid_mounts() {
     let g = Gantry::new();
     let image = g.fixture();
     let volume = format!("--volume=v,kind=host,source={}", g.scratch().display());
@@ -183,7 +183,7 @@ fn mounts_that_cannot_be() {
 }
 
 #[test]
-fn images_that_are_not_there() {
+fn images_that_do_not_exist() {
     let g = Gantry::new();
     let empty = g.scratch().join("empty");
     std::fs::create_dir_all(&empty).unwrap();
@@ -219,7 +219,7 @@ fn image_without_a_command() {
 }
 
 #[test]
-fn data_directories_that_cannot_be_trusted() {
+fn untrusted_data_directories() {
     use std::os::unix::fs::PermissionsExt as _;
     let g = Gantry::new();
     let open = g.scratch().join("open");
@@ -230,7 +230,7 @@ fn data_directories_that_cannot_be_trusted() {
     let file = g.scratch().join("file");
     std::fs::write(&file, "x").unwrap();
     for dir in [&open, &link, &file] {
-        // The last --dir counts, so the harness's own is given up here.
+        // Without the --dir of the harness, because the last one counts.
         let out = std::process::Command::new(g.command(&[]).get_program()).arg("--dir").arg(dir).arg("gc").output();
         let out = out.unwrap();
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
@@ -240,12 +240,12 @@ fn data_directories_that_cannot_be_trusted() {
 }
 
 #[test]
-fn nobody_but_root() {
+fn other_users_are_refused() {
     use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::process::CommandExt as _;
     let g = Gantry::new();
     let image = g.fixture();
-    // Neither the test's own directory nor that of the build may be for others.
+    // Other users can enter neither the test's nor the build directory, so the program is copied.
     let open = tempfile::Builder::new().prefix("gantry-for-all-").tempdir().unwrap();
     std::fs::set_permissions(open.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = open.path().join("gantry");

@@ -1,4 +1,4 @@
-//! What apps write, and where it goes.
+//! The output of apps, and its logs.
 
 use std::path::PathBuf;
 
@@ -56,7 +56,7 @@ fn a_flood_is_whole() {
 }
 
 #[test]
-fn what_is_in_the_pipe_at_the_end_is_kept() {
+fn output_in_the_pipe_at_the_end_is_kept() {
     let g = Gantry::new();
     for _ in 0..10 {
         let out = g.app(&[], &["seq", "flood", "60000", "--", "raise", "SIGKILL"]).exits(137);
@@ -167,7 +167,7 @@ fn logs_are_rotated_by_the_supervisor_and_read_as_one() {
     }
 }
 
-/// A pod whose app writes this many lines of 100 bytes, which fill a file of its log after 400.
+/// A pod whose app writes this many lines of 100 bytes. A log file is rotated after 400.
 fn rotating(g: &Gantry, lines: &[&str]) -> String {
     let config = g.scratch().join("config.toml");
     let written = std::fs::write(&config, "[log]\nmax-size = \"64Ki\"\nmax-files = 3\n");
@@ -196,7 +196,7 @@ fn following_goes_across_rotation_to_the_end_of_the_pod() {
 }
 
 #[test]
-fn what_writes_without_end_is_shown_up_to_now() {
+fn without_follow_an_endless_writer_is_read_up_to_now() {
     let g = Gantry::new();
     let pod = rotating(&g, &["forever", "100"]);
     wait_for("rotation", || log_dir(&g, &pod).join("0.log.2").exists().then_some(()));
@@ -239,7 +239,7 @@ fn following_begins_before_the_pod_and_ends_when_it_is_removed() {
     let (started, removed) = (prepare(), prepare());
     let following = g.spawn(&["logs", "--follow", &started]);
     let waiting = g.spawn(&["logs", "--follow", &removed]);
-    // They have the database open before they can wait for a pod.
+    // They have opened the database before they wait for a pod.
     let has_database = |pid: u32| {
         let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
         let mut names = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
@@ -250,7 +250,7 @@ fn following_begins_before_the_pod_and_ends_when_it_is_removed() {
     g.run(&["run-prepared", &started]).succeeded();
     g.run(&["rm", &removed]).succeeded();
     assert_eq!(following.wait().ok().stdout, "hello\n");
-    // Whether it had found the pod by then or not: it does not wait for ever.
+    // It ends whether it had found the pod by then or not.
     let _ = waiting.wait();
     let pod = g.detached(&[], &["seq", "print", "here", "--", "obey", "SIGTERM"]);
     let mut follow = g.spawn(&["logs", "--follow", &pod]);
@@ -260,7 +260,7 @@ fn following_begins_before_the_pod_and_ends_when_it_is_removed() {
 }
 
 #[test]
-fn nothing_that_lies_in_a_log_directory_makes_reading_hang_or_leave_it() {
+fn foreign_files_in_a_log_directory_are_ignored() {
     let g = Gantry::new();
     g.app(&["--name=it"], &["print", "good"]).succeeded();
     let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
@@ -278,7 +278,7 @@ fn nothing_that_lies_in_a_log_directory_makes_reading_hang_or_leave_it() {
     assert_eq!(g.run(&["logs", "--follow", &pod]).ok().stdout, "");
 }
 
-/// A supervisor that is killed leaves the line it was writing, and a file that may end anywhere.
+/// A killed supervisor leaves a file that can end within a line.
 #[test]
 fn the_log_of_a_killed_supervisor_ends_in_a_whole_line() {
     let g = Gantry::new();
@@ -295,7 +295,7 @@ fn the_log_of_a_killed_supervisor_ends_in_a_whole_line() {
         let stat = std::fs::read_to_string(format!("/proc/{supervisor}/stat")).unwrap_or_default();
         (stat.is_empty() || stat.contains(") Z ")).then_some(())
     });
-    // As the kernel leaves a write that it breaks off.
+    // A partial write.
     let mut file = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
     std::io::Write::write_all(&mut file, b"2026-11-22T10:00:00.000000000Z stdo").unwrap();
     drop(file);

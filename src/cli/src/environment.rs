@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_inherited() {
+    fn inherited_variables() {
         use std::os::unix::ffi::OsStringExt as _;
         let text = |text: &str| std::ffi::OsString::from(text);
         let odd = std::ffi::OsString::from_vec(vec![0xff]);

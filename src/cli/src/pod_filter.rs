@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_condition() {
+    fn invalid_conditions() {
         for (text, want) in [
             ("running", "expected KEY=VALUE"),
             ("state=", "is missing"),

@@ -222,7 +222,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn what_is_typed_is_passed_or_held(typed: Vec<u8>, keys in "[a-c](,[a-c]){0,3}") {
+        fn typed_bytes_are_passed_or_held(typed: Vec<u8>, keys in "[a-c](,[a-c]){0,3}") {
             let mut filter = DetachFilter::new(keys.parse().unwrap());
             let (passed, out) = filter.pass(&typed);
             if !out {

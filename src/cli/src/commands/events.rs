@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_waits_for_what_is_committed_a_little_later() {
+    fn a_follower_waits_for_late_commits() {
         let at = |ms: i64| Timestamp(ms * 1_000_000);
         for (until, now, want) in [(1000, 400, 630), (1000, 1000, 30), (1000, 1030, 0), (1000, 9000, 0)] {
             assert_eq!(time_left(at(until), at(now)), Duration::from_millis(want), "{until} {now}");

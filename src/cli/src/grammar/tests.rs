@@ -193,7 +193,7 @@ fn capabilities() {
 }
 
 #[test]
-fn what_makes_no_sense_is_named() {
+fn errors_name_the_flag_and_the_value() {
     let rows = [
         ("", "at least one app"),
         ("a a", "two apps are called 'a'"),

@@ -105,7 +105,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_shown_can_be_typed(at: i64) {
+        fn formatted_times_can_be_parsed(at: i64) {
             prop_assert_eq!(parse(Timestamp(at).rfc3339().as_str(), NOW), Ok(Timestamp(at)));
         }
     }

@@ -86,7 +86,7 @@ fn a_default_registry_makes_a_word_unclear() {
 }
 
 #[test]
-fn what_was_taken_for_an_image_is_said() {
+fn the_classification_of_a_word_is_reported() {
     let error = apps(&words("-it web log -f"), &look_up).unwrap_err();
     assert!(error.contains("'log' was taken for another image") && error.contains("run -it web -- log -f"), "{error}");
     let Ok(Parsed::Pod(request)) = super::super::parse(Verb::Run, &words("web lgo"), &here(&look_up)) else {

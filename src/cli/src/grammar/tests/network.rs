@@ -119,7 +119,7 @@ fn refused(rows: &[(&str, &str)]) {
 }
 
 #[test]
-fn networks_that_make_no_sense() {
+fn invalid_networks() {
     refused(&[
         ("--net=a,a a", "--net: found duplicate network name 'a'"),
         ("--net=a --net=b,a:X=1 a", "--net: found duplicate network name 'a'"),
@@ -135,7 +135,7 @@ fn networks_that_make_no_sense() {
 }
 
 #[test]
-fn ports_that_make_no_sense() {
+fn invalid_ports() {
     refused(&[
         ("a -p [::1]:80:80", "-p: a port cannot be published on [::1]: the kernel routes no answer"),
         ("a --port=http:[::1]:80", "--port: a port cannot be published on [::1]"),
@@ -168,7 +168,7 @@ fn ports_that_make_no_sense() {
 }
 
 #[test]
-fn dns_that_makes_no_sense() {
+fn invalid_dns() {
     refused(&[
         ("a --dns=", "--dns: '' is not an IP address"),
         ("a --dns=localhost", "--dns: 'localhost' is not an IP address, or host or none alone"),
@@ -190,7 +190,7 @@ fn dns_that_makes_no_sense() {
 }
 
 #[test]
-fn hosts_that_make_no_sense() {
+fn invalid_hosts() {
     refused(&[
         ("a --hosts-entry=1.1.1.1", "--hosts-entry: '1.1.1.1' is not IP=NAME"),
         ("a --hosts-entry=x=1.1.1.1", "--hosts-entry: 'x' is not an IP address"),
@@ -206,7 +206,7 @@ fn hosts_that_make_no_sense() {
 }
 
 #[test]
-fn what_is_not_there_is_named_with_what_is() {
+fn unsupported_flags_have_an_alternative() {
     refused(&[
         ("a --ip=10.0.0.2", "--ip is not supported: an address is an argument of its network: write --net=NAME:IP="),
         ("a --mac-address=x", "--mac-address is not supported: it is an argument of its network"),
