@@ -58,7 +58,7 @@ impl CgroupMove {
 /// Starts a process that closes the cached nftables sockets and removes bridges and rules which no pod uses, so that
 /// the end of this process does not wait for it.
 pub(crate) fn finish_in_background(thread: SingleThreaded) {
-    let (sockets, mut leftovers) = (gantry_net::nft::kept::take(), unused::take_shared());
+    let (sockets, mut leftovers) = (gantry_net::nft::socket_cache::drain(), unused::take_shared());
     leftovers.retain(unused::SharedResources::may_be_unused);
     if sockets.is_empty() && leftovers.is_empty() {
         return;

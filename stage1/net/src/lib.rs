@@ -16,10 +16,21 @@ pub mod native;
 pub mod plugin;
 pub mod pod;
 
-pub use gantry_netlink::{address, netlink, nft};
+pub use gantry_netlink::{address, nft};
+
+/// rtnetlink and what it shares with nftables, from `gantry-netlink`.
+pub mod netlink {
+    pub use gantry_netlink::address::{Cidr, Prefix};
+    pub use gantry_netlink::rtnetlink::{Setup, Socket, address, link, neighbour, route, traffic};
+    pub use gantry_netlink::{Error, Mac, Malformed, Namespace, NotMac, Result, check_name, is_interface_name, sysctl};
+}
+
+// Where the shared test support looks for them.
+#[cfg(test)]
+use gantry_netlink::{Namespace, rtnetlink};
 
 #[cfg(test)]
-#[path = "../../netlink/src/netlink/tests/support.rs"]
+#[path = "../../netlink/src/test_support.rs"]
 #[allow(dead_code, reason = "the tests of both crates share it, and neither uses all of it")]
 mod test_support;
 

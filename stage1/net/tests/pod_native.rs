@@ -564,7 +564,7 @@ fn orphans_are_collected() {
     fs::create_dir_all(lab.at("net/0f3a1f3e-6f0d-4f0e-8b89-0123456789ab/old/owners")).unwrap();
     sh("ip link add br-admin type bridge; ip link add br-other type bridge; ip link set br-other alias /another/net");
     // Its creator was killed before it set the alias.
-    let mac = gantry_net::netlink::Mac::of_id(&format!("{} br-begun", lab.host.state_dir));
+    let mac = gantry_net::netlink::Mac::from_id(&format!("{} br-begun", lab.host.state_dir));
     sh(&format!("ip link add br-begun address {mac} type bridge"));
     let findings = pod::check(&lab.host).unwrap().join("\n");
     for want in ["address 10.121.0.3", "address 10.122.0.2", "interface gt", "boot 0f3a1f3e", "port 8080/tcp"] {
@@ -600,7 +600,7 @@ fn supervisor() {
     let dir = fs::File::open(path).unwrap();
     let host = Namespace::own().unwrap();
     let pid = Pid::from_raw(i32::try_from(task["holder"].as_i64().unwrap()).unwrap()).unwrap();
-    let own = Namespace::of_process(pid).unwrap();
+    let own = Namespace::from_process(pid).unwrap();
     let it = pod::Pod { id, dir: dir.as_fd() };
     println!("begins");
     let namespaces = pod::Namespaces { host: &host, own: &own, keeper: std::process::id() };

@@ -77,7 +77,7 @@ impl Cidr {
     #[must_use]
     pub fn network(&self) -> Prefix {
         Prefix(Self {
-            address: of_bits(to_bits(self.address) & !self.host_mask(), self.is_ipv4()),
+            address: from_bits(to_bits(self.address) & !self.host_mask(), self.is_ipv4()),
             length: self.length,
         })
     }
@@ -91,7 +91,7 @@ impl Cidr {
     /// The last address of the network: all bits beyond the prefix are 1 (IPv4: broadcast).
     #[must_use]
     pub fn last(&self) -> IpAddr {
-        of_bits(to_bits(self.address) | self.host_mask(), self.is_ipv4())
+        from_bits(to_bits(self.address) | self.host_mask(), self.is_ipv4())
     }
 
     /// Whether the address is of this network. One of the other family never is.
@@ -150,7 +150,7 @@ impl Prefix {
 
     /// The prefix from `first` to `last`; None if that range is not one.
     #[must_use]
-    pub fn between(first: IpAddr, last: IpAddr) -> Option<Self> {
+    pub fn from_range(first: IpAddr, last: IpAddr) -> Option<Self> {
         if first.is_ipv4() != last.is_ipv4() {
             return None;
         }
@@ -177,7 +177,7 @@ pub fn to_bits(address: IpAddr) -> u128 {
 
 /// The number as an address. What does not fit in IPv4 wraps; callers stay within a network.
 #[must_use]
-pub fn of_bits(bits: u128, ipv4: bool) -> IpAddr {
+pub fn from_bits(bits: u128, ipv4: bool) -> IpAddr {
     if ipv4 {
         let [.., a, b, c, d] = bits.to_be_bytes();
         IpAddr::V4(Ipv4Addr::new(a, b, c, d))
@@ -288,10 +288,10 @@ mod tests {
             prop_assert!(net.contains(net.first()) && net.contains(net.last()) && net.contains(net.address()));
             let top = if four { u128::from(u32::MAX) } else { u128::MAX };
             if to_bits(net.last()) < top {
-                prop_assert!(!net.contains(of_bits(to_bits(net.last()) + 1, four)));
+                prop_assert!(!net.contains(from_bits(to_bits(net.last()) + 1, four)));
             }
             if to_bits(net.first()) > 0 {
-                prop_assert!(!net.contains(of_bits(to_bits(net.first()) - 1, four)));
+                prop_assert!(!net.contains(from_bits(to_bits(net.first()) - 1, four)));
             }
         }
 
@@ -299,9 +299,9 @@ mod tests {
         fn a_prefix_is_what_it_is_written_as_and_where_it_ends(net in cidr(), other in cidr()) {
             let prefix = net.network();
             prop_assert_eq!(prefix.to_string().parse(), Ok(prefix));
-            prop_assert_eq!(Prefix::between(prefix.first(), prefix.last()), Some(prefix));
+            prop_assert_eq!(Prefix::from_range(prefix.first(), prefix.last()), Some(prefix));
             prop_assert!(prefix.overlaps(&prefix));
-            if let Some(between) = Prefix::between(net.address(), other.address()) {
+            if let Some(between) = Prefix::from_range(net.address(), other.address()) {
                 prop_assert_eq!((between.first(), between.last()), (net.address(), other.address()));
             }
         }

@@ -28,7 +28,7 @@ use crate::host::stage1::{self, Attempt, EXIT_TIMEOUT, Line, printable};
 use crate::pods::plan_net;
 use crate::pods::rm::RmError;
 
-pub use gantry_netlink::nft::{Change as FirewallChange, Monitor as FirewallMonitor, Part as FirewallPart};
+pub use gantry_netlink::nft::{Change as FirewallChange, Monitor as FirewallMonitor, TablePart as FirewallPart};
 
 /// The `comm` of the one program of this installation that changes the tables.
 const STAGE1_COMM: &str = "gantry-stage1";

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::Deserialize;
 
-use crate::address::{Cidr, of_bits, to_bits};
+use crate::address::{Cidr, from_bits, to_bits};
 
 /// The maximum number of ranges of a network: each is compared with each other.
 const MAX_RANGES: usize = 256;
@@ -69,9 +69,9 @@ impl Range {
                 subnet.length()
             ));
         }
-        let first = of_bits(to_bits(subnet.first()) + 1, is_ipv4);
+        let first = from_bits(to_bits(subnet.first()) + 1, is_ipv4);
         // IPv6 has no broadcast; its first address is the subnet's routers' (RFC 4291, section 2.6.1).
-        let last = if is_ipv4 { of_bits(to_bits(subnet.last()) - 1, true) } else { subnet.last() };
+        let last = if is_ipv4 { from_bits(to_bits(subnet.last()) - 1, true) } else { subnet.last() };
         let within = |what: &str, address: Option<IpAddr>, default: IpAddr| match address {
             None => Ok(default),
             Some(address) if !subnet.contains(address) => {

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::address::{of_bits, to_bits};
+use crate::address::{from_bits, to_bits};
 use crate::config::Range;
 
 /// The addresses of a set, each once: after `last` to the end of its range, the other ranges, and up to `last` itself. Without
@@ -33,7 +33,7 @@ fn addresses(range: &Range, from: u128, to: u128) -> impl Iterator<Item = IpAddr
     let four = range.subnet.is_ipv4();
     // If the last allocated address was the end of the range, `from` is past `to`: an empty range.
     let end = to.saturating_add(1);
-    (from..end).map(move |bits| of_bits(bits, four))
+    (from..end).map(move |bits| from_bits(bits, four))
 }
 
 /// The ranges for messages.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::chain::{PluginChain, capability, cni_arg};
 use super::error::NativeError;
 use super::resolv;
-use crate::address::{Cidr, Prefix, of_bits, to_bits};
+use crate::address::{Cidr, Prefix, from_bits, to_bits};
 use crate::config::{Dns, HostLocal, Ipam, NetworkConfig, Route, Source, Static, StaticAddress};
 use crate::ipam::{IpamError, MAX_ADDRESSES, Owner, Store, requested_addresses};
 use crate::plugin::Attachment;
@@ -71,7 +71,7 @@ impl Assignment {
             let v4 = ip.address.is_ipv4();
             // A subnet of one or two addresses has no room for a gateway.
             if ip.gateway.is_none() && ip.address.length() < if v4 { 31 } else { 127 } {
-                ip.gateway = Some(of_bits(to_bits(ip.address.first()) + 1, v4));
+                ip.gateway = Some(from_bits(to_bits(ip.address.first()) + 1, v4));
             }
         }
     }

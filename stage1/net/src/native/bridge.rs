@@ -102,7 +102,7 @@ impl InterfaceKind for Bridge {
 /// The derived hardware address of a bridge. Without one, a bridge takes the lowest address of its ports, which changes as
 /// pods come and go.
 fn bridge_mac(owner: &str, name: &str) -> Mac {
-    Mac::of_id(&format!("{owner} {name}"))
+    Mac::from_id(&format!("{owner} {name}"))
 }
 
 /// Whether a bridge belongs to this gantry: its alias says so, or its creator was killed before it set the alias.

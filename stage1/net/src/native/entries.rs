@@ -8,7 +8,7 @@ use crate::address::Prefix;
 use crate::config::builtin::DEFAULT_RESTRICTED;
 use crate::config::{IngressPolicy, NetworkConfig};
 use crate::netlink::Mac;
-use crate::nft::{Access, Entries, Guard, Interface, Network};
+use crate::nft::{Access, AntiSpoofing, Entries, Interface, Network};
 
 /// A network for whose pods the host routes.
 pub(super) struct RoutedNetwork<'a> {
@@ -56,6 +56,6 @@ fn is_default(to: &Prefix) -> bool {
 pub(super) fn add_anti_spoofing(entries: &mut Entries, host_end: &str, mac: Option<Mac>, assignment: &Assignment) {
     let addresses = assignment.addresses();
     if let (Some(mac), false) = (mac, addresses.is_empty()) {
-        entries.guards.insert(host_end.to_owned(), Guard { mac, addresses });
+        entries.anti_spoofing.insert(host_end.to_owned(), AntiSpoofing { mac, addresses });
     }
 }

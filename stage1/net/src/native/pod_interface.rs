@@ -76,14 +76,14 @@ impl PodInterface {
 /// interface name.
 pub(super) fn derived_mac(assignment: &Assignment, attachment: &Attachment) -> Mac {
     match assignment.first(true) {
-        Some(IpAddr::V4(address)) => Mac::of_ipv4(address),
-        _ => Mac::of_id(&format!("{}/{}", attachment.container_id, attachment.interface)),
+        Some(IpAddr::V4(address)) => Mac::from_ipv4(address),
+        _ => Mac::from_id(&format!("{}/{}", attachment.container_id, attachment.interface)),
     }
 }
 
 /// Whether the previous owner of the first IPv4 address had the same hardware address.
 fn is_derived_from_address(mac: Mac, assignment: &Assignment) -> bool {
-    matches!(assignment.first(true), Some(IpAddr::V4(address)) if Mac::of_ipv4(address) == mac)
+    matches!(assignment.first(true), Some(IpAddr::V4(address)) if Mac::from_ipv4(address) == mac)
 }
 
 /// The requested hardware address: from the capability `mac`, `args.cni.mac`, `MAC=`, or the configuration of tuning or

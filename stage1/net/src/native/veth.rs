@@ -106,7 +106,7 @@ pub(super) fn create(
 ) -> Result<VethPair, NativeError> {
     let name = host_interface(&attachment.container_id, &attachment.interface);
     // A bridge without an explicit hardware address takes the lowest one of its ports. This one is the highest.
-    let mut mac = Mac::of_id(&format!("{} outside", host_alias(attachment)));
+    let mut mac = Mac::from_id(&format!("{} outside", host_alias(attachment)));
     mac.0[0] = 0xfe;
     let host_mtu = host_end.mtu.unwrap_or(DEFAULT_MTU);
     let pod_mtu = interface.mtu.unwrap_or(host_mtu);

@@ -233,7 +233,7 @@ impl AttachOperation<'_> {
             tables::reload(host)?;
         }
         tables::enable_route_localnet(entries)?;
-        tables::forget_flows(entries, nft::conntrack::Which::Elsewhere)
+        tables::forget_flows(entries, nft::conntrack::StaleFlows::Redirected)
     }
 
     /// Removes what was created, last first.

@@ -100,7 +100,7 @@ pub(super) fn unneeded_entries(host: &Host, records: &Records) -> Result<Vec<Str
 
 /// The present and the needed entries at the same time. If they differ, a pod may have come or gone meanwhile, so both are read
 /// until they are equal or stable.
-fn present_and_needed(host: &Host, records: &Records) -> Result<(Option<nft::Found>, State)> {
+fn present_and_needed(host: &Host, records: &Records) -> Result<(Option<nft::TableReport>, State)> {
     let now = boot()?;
     let mut before = None;
     for _ in 0..MAX_ATTEMPTS {
@@ -136,7 +136,7 @@ fn differences(one: &State, other: &State, suffix: &str) -> Vec<String> {
     for (port, forward) in mine.ports.iter().filter(|(port, forward)| theirs.ports.get(port) != Some(forward)) {
         lines.push(format!("port {port}, which leads to {} for pod {}{suffix}", forward.to, forward.owner));
     }
-    for (name, _) in mine.guards.iter().filter(|(name, guard)| theirs.guards.get(*name) != Some(guard)) {
+    for (name, _) in mine.anti_spoofing.iter().filter(|(name, guard)| theirs.anti_spoofing.get(*name) != Some(guard)) {
         lines.push(format!("the anti-spoofing entry of interface {name}{suffix}"));
     }
     for (name, _) in mine.interfaces.iter().filter(|(name, it)| theirs.interfaces.get(*name) != Some(it)) {
@@ -147,8 +147,8 @@ fn differences(one: &State, other: &State, suffix: &str) -> Vec<String> {
 
 fn check_tables(host: &Host, records: &Records) -> Result<Vec<String>> {
     let (found, mut needed) = present_and_needed(host, records)?;
-    if !needed.guards.is_empty() && !can_guard(host).map_err(NetworkError::attempt(READ))? {
-        needed.guards.clear();
+    if !needed.anti_spoofing.is_empty() && !supports_bridge_tables(host).map_err(NetworkError::attempt(READ))? {
+        needed.anti_spoofing.clear();
     }
     let Some(found) = found else {
         let missing = format!("the nftables table {} is missing: 'gantry network reload' restores it", host.table);
@@ -173,8 +173,8 @@ fn check_tables(host: &Host, records: &Records) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-fn can_guard(host: &Host) -> nft::Result<bool> {
-    tables::with(host, nft::Table::can_guard)
+fn supports_bridge_tables(host: &Host) -> nft::Result<bool> {
+    tables::with(host, nft::Table::supports_bridge_tables)
 }
 
 /// Interfaces that are missing or orphaned.
@@ -188,7 +188,8 @@ fn check_links(host: &Host, records: &Records, live: &[Record]) -> Result<Vec<St
     let names: BTreeSet<&str> = links.iter().map(|link| link.name.as_str()).collect();
     for record in live {
         let entries = record.entries()?;
-        for name in entries.interfaces.keys().chain(entries.guards.keys()).filter(|name| !names.contains(name.as_str()))
+        for name in
+            entries.interfaces.keys().chain(entries.anti_spoofing.keys()).filter(|name| !names.contains(name.as_str()))
         {
             // A pod that has ended since has no record any more.
             if records.has(&record.pod)? {

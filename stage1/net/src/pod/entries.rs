@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use crate::address::Cidr;
-use crate::nft::{self, Access, Forward, Guard, HostPort, Interface, State};
+use crate::nft::{self, Access, AntiSpoofing, Forward, HostPort, Interface, State};
 
 /// [`State`] in a record. The pod of the record owns the ports.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,13 +67,15 @@ impl RecordedEntries {
             addresses: it.addresses.iter().copied().collect(),
             access: it.access.into(),
         };
-        let guard =
-            |it: &Guard| RecordedGuard { mac: it.mac.to_string(), addresses: it.addresses.iter().copied().collect() };
+        let guard = |it: &AntiSpoofing| RecordedGuard {
+            mac: it.mac.to_string(),
+            addresses: it.addresses.iter().copied().collect(),
+        };
         Self {
             networks: state.networks.iter().map(|(name, it)| (name.clone(), network(it))).collect(),
             interfaces: state.interfaces.iter().map(|(name, it)| (name.clone(), interface(it))).collect(),
             ports: port_ranges(state),
-            guards: state.guards.iter().map(|(name, it)| (name.clone(), guard(it))).collect(),
+            guards: state.anti_spoofing.iter().map(|(name, it)| (name.clone(), guard(it))).collect(),
         }
     }
 
@@ -94,7 +96,9 @@ impl RecordedEntries {
         }
         for (name, it) in &self.guards {
             let mac = it.mac.parse().map_err(|_| format!("'{}' is not a hardware address", it.mac.escape_debug()))?;
-            state.guards.insert(name.clone(), Guard { mac, addresses: it.addresses.iter().copied().collect() });
+            state
+                .anti_spoofing
+                .insert(name.clone(), AntiSpoofing { mac, addresses: it.addresses.iter().copied().collect() });
         }
         Ok(state)
     }
@@ -147,7 +151,7 @@ pub(super) fn unshared(state: &State) -> State {
         networks: BTreeMap::new(),
         interfaces: state.interfaces.iter().filter(|(_, it)| !it.addresses.is_empty()).map(cloned).collect(),
         ports: state.ports.clone(),
-        guards: state.guards.clone(),
+        anti_spoofing: state.anti_spoofing.clone(),
         confined: nft::Confined::default(),
     }
 }
@@ -174,7 +178,7 @@ pub(super) fn merge(into: &mut State, more: State) -> bool {
     }
     whole &= merge_map(&mut into.interfaces, more.interfaces);
     whole &= merge_map(&mut into.ports, more.ports);
-    whole &= merge_map(&mut into.guards, more.guards);
+    whole &= merge_map(&mut into.anti_spoofing, more.anti_spoofing);
     into.confined.v4 |= more.confined.v4;
     into.confined.v6 |= more.confined.v6;
     whole
@@ -218,7 +222,7 @@ mod tests {
         let v6 = HostPort { address: "::".parse().unwrap(), ..host_port(9000) };
         state.forward(v6, 1, "[fd00::2]:80".parse().unwrap(), "pod-1").unwrap();
         let addresses = [[10, 1, 0, 2].into()].into();
-        state.guards.insert("gt0".into(), Guard { mac: Mac([1, 2, 3, 4, 5, 6]), addresses });
+        state.anti_spoofing.insert("gt0".into(), AntiSpoofing { mac: Mac([1, 2, 3, 4, 5, 6]), addresses });
         state
     }
 
@@ -259,7 +263,7 @@ mod tests {
         assert_eq!(all.ports, state().ports);
         assert_eq!(all.networks["second"].prefixes, ["10.9.0.0/16".parse().unwrap()].into());
         let unshared = unshared(&all);
-        assert_eq!((unshared.networks.len(), unshared.interfaces.len(), unshared.guards.len()), (0, 1, 1));
+        assert_eq!((unshared.networks.len(), unshared.interfaces.len(), unshared.anti_spoofing.len()), (0, 1, 1));
         assert_eq!(unshared.ports.len(), 1002);
     }
 }

@@ -35,7 +35,7 @@ const MAX_ATTEMPTS: u32 = 32;
 
 /// Runs `work` on the table in the network namespace of the thread.
 pub(super) fn with<T>(host: &Host, work: impl FnOnce(&mut Table) -> nft::Result<T>) -> nft::Result<T> {
-    nft::kept::with(|socket| work(&mut Table::open(socket, &host.table)?))
+    nft::socket_cache::with_socket(|socket| work(&mut Table::open(socket, &host.table)?))
 }
 
 pub(super) fn add(host: &Host, entries: &State) -> nft::Result<()> {
@@ -70,7 +70,7 @@ pub(super) fn needed_state(host: &Host, records: &[Record], boot: &str) -> Resul
 /// Adds the present entries of pods with unusable records (`others`): nothing else is known of these pods.
 pub(super) fn with_present_entries(
     mut needed: State,
-    read: impl FnOnce() -> nft::Result<Option<nft::Found>>,
+    read: impl FnOnce() -> nft::Result<Option<nft::TableReport>>,
     others: &[String],
 ) -> State {
     // If the table cannot be read, no entry can be kept; the reload repairs the table.
@@ -88,12 +88,12 @@ pub(super) fn entries_of_pods(all: State, pods: &[String]) -> State {
     let names: BTreeSet<String> = pods.iter().flat_map(|pod| host_end_names(pod)).collect();
     let mut state = State::new();
     state.ports = all.ports.into_iter().filter(|(_, it)| pods.contains(&it.owner)).collect();
-    state.guards = all.guards.into_iter().filter(|(name, _)| names.contains(name)).collect();
+    state.anti_spoofing = all.anti_spoofing.into_iter().filter(|(name, _)| names.contains(name)).collect();
     let (own, shared): (BTreeMap<_, _>, BTreeMap<_, _>) =
         all.interfaces.into_iter().partition(|(_, it)| !it.addresses.is_empty());
     state.interfaces = own.into_iter().filter(|(name, _)| names.contains(name)).collect();
     let mut addresses: BTreeSet<IpAddr> = state.ports.values().map(|it| it.to.ip()).collect();
-    addresses.extend(state.guards.values().flat_map(|it| &it.addresses));
+    addresses.extend(state.anti_spoofing.values().flat_map(|it| &it.addresses));
     addresses.extend(state.interfaces.values().flat_map(|it| &it.addresses));
     let contains_address = |network: &nft::Network| {
         network.prefixes.iter().any(|prefix| addresses.iter().any(|address| prefix.contains(*address)))
@@ -132,7 +132,7 @@ pub(super) fn reload(host: &Host) -> Result<()> {
             Err(error) if error.is_contended() => continue,
             other => other?,
         }
-        match with(host, |ours| ours.ensure_at(&table, generation)) {
+        match with(host, |ours| ours.ensure_at_generation(&table, generation)) {
             Err(nft::Error::Changed) => continue,
             other => other.map_err(NetworkError::attempt(RELOAD))?,
         }
@@ -171,18 +171,18 @@ pub(super) fn delete(host: &Host) -> Result<()> {
 pub(super) fn remove_abandoned(host: &Host, bridge: &str) -> Result<()> {
     let failed = NetworkError::attempt("remove the tables of a gantry that is gone");
     let removed = others_naming(host, bridge).and_then(|tables| {
-        tables.iter().try_for_each(|name| nft::kept::with(|socket| Table::open(socket, name)?.delete()))
+        tables.iter().try_for_each(|name| nft::socket_cache::with_socket(|socket| Table::open(socket, name)?.delete()))
     });
     removed.map_err(failed)
 }
 
 /// The tables of other gantries that contain an interface.
 pub(super) fn others_naming(host: &Host, interface: &str) -> nft::Result<Vec<String>> {
-    let mut names = nft::kept::with(|socket| nft::table_names(socket, TABLE_PREFIX))?;
+    let mut names = nft::socket_cache::with_socket(|socket| nft::table_names(socket, TABLE_PREFIX))?;
     names.retain(|name| *name != host.table);
     let mut naming = Vec::new();
     for name in names {
-        if nft::kept::with(|socket| Table::open(socket, &name)?.interfaces())?.contains(interface) {
+        if nft::socket_cache::with_socket(|socket| Table::open(socket, &name)?.interfaces())?.contains(interface) {
             naming.push(name);
         }
     }
@@ -250,16 +250,16 @@ pub(super) fn remove(host: &Host, entries: &State) -> Result<()> {
         return Ok(());
     }
     with(host, |table| table.remove(&unshared)).map_err(NetworkError::attempt("remove the pod's firewall entries"))?;
-    forget_flows(&unshared, conntrack::Which::There)
+    forget_flows(&unshared, conntrack::StaleFlows::ToDeadPod)
 }
 
 /// Ends earlier connections through these ports, which would else go on to another destination or a dead pod.
-pub(super) fn forget_flows(entries: &State, which: conntrack::Which) -> Result<()> {
+pub(super) fn forget_flows(entries: &State, which: conntrack::StaleFlows) -> Result<()> {
     if entries.ports.is_empty() {
         return Ok(());
     }
     let forgotten = Namespace::own().map_err(nft::Error::from);
-    match forgotten.and_then(|here| conntrack::forget(&here, &entries.ports, which)) {
+    match forgotten.and_then(|here| conntrack::delete_stale_flows(&here, &entries.ports, which)) {
         // The kernel has no conntrack netlink: the connections end by their timeout.
         Err(error) if error.kind() == ErrorKind::Unavailable => Ok(()),
         other => other.map(drop).map_err(NetworkError::attempt("end the connections of the pod's ports")),

@@ -163,7 +163,7 @@ impl Lab {
             .spawn()
             .unwrap();
         std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut [0]).unwrap();
-        let own = Namespace::of_process(Pid::from_child(&holder)).unwrap();
+        let own = Namespace::from_process(Pid::from_child(&holder)).unwrap();
         let dir = fs::File::open(&path).unwrap().into();
         TestPod { id: id.to_owned(), dir, path, holder: Some(holder), own }
     }

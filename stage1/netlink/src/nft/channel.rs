@@ -1,13 +1,13 @@
-//! What is said to nfnetlink only: transactions, and several questions at once. The socket is [`crate::netlink`]'s.
+//! What is said to nfnetlink only: transactions, and several questions at once. The socket is [`crate::rtnetlink`]'s.
 
 use std::os::fd::OwnedFd;
 
 use netlink_sys::constants::NETLINK_NETFILTER;
 use rustix::io::Errno;
 
-use crate::netlink::channel::{self, Channel, Refusal};
-use crate::netlink::message::{Batch, F_DUMP, Message, NLMSG_ERROR, next_message};
-use crate::netlink::{self, Attempt, Malformed};
+use crate::channel::{self, Channel, Refusal};
+use crate::error::{Attempt, Error as NetlinkError, Malformed};
+use crate::message::{Batch, F_DUMP, Message, NLMSG_ERROR, next_message};
 
 use super::error::{Error, Result};
 use super::family::Family;
@@ -19,20 +19,20 @@ pub fn socket() -> Result<OwnedFd> {
 }
 
 /// What became of a question.
-pub(super) enum Answer<'a> {
+pub(super) enum Reply<'a> {
     Message(Message<'a>),
     Failure(Errno),
 }
 
 /// Why a transaction was not made.
 pub(super) struct Failure {
-    pub(super) error: netlink::Error,
+    pub(super) error: NetlinkError,
     /// What its first message that was refused attempted, if it was one of those.
     pub(super) of: Option<Label>,
 }
 
-impl From<netlink::Error> for Failure {
-    fn from(error: netlink::Error) -> Self {
+impl From<NetlinkError> for Failure {
+    fn from(error: NetlinkError) -> Self {
         Self { error, of: None }
     }
 }
@@ -65,7 +65,7 @@ impl Channel {
                 answered = true;
                 // The number of the transaction's begin is one before those of its messages.
                 let at = message.number.wrapping_sub(first).wrapping_sub(1);
-                let refusal = Refusal::of(at, message.ack().attempt(|| what)?);
+                let refusal = Refusal::from_ack(at, message.ack().attempt(|| what)?);
                 if let (None, Some(refusal)) = (&failure, refusal) {
                     let at = at as usize;
                     let of = (at < labels.len()).then(|| labels.swap_remove(at));
@@ -81,7 +81,7 @@ impl Channel {
         &mut self,
         batch: Batch,
         what: &str,
-        mut each: impl FnMut(Answer<'_>) -> Result<()>,
+        mut each: impl FnMut(Reply<'_>) -> Result<()>,
     ) -> Result<()> {
         let count = batch.count();
         let first = self.send(batch, 0, what)?;
@@ -95,12 +95,12 @@ impl Channel {
                 }
                 missing = missing.saturating_sub(1);
                 if message.kind != NLMSG_ERROR {
-                    each(Answer::Message(message))?;
+                    each(Reply::Message(message))?;
                     continue;
                 }
-                let refusal = Refusal::of(0, message.ack().attempt(|| what)?);
+                let refusal = Refusal::from_ack(0, message.ack().attempt(|| what)?);
                 let refusal = refusal.ok_or(Malformed("an acknowledgement in the place of an answer"));
-                each(Answer::Failure(refusal.attempt(|| what)?.errno))?;
+                each(Reply::Failure(refusal.attempt(|| what)?.errno))?;
             }
         }
         Ok(())

@@ -16,13 +16,15 @@ use rustix::io::Errno;
 
 use super::Protocol;
 use super::error::{Error, Result};
-use super::kept;
+use super::socket_cache;
 use super::state::{Forward, HostPort};
 use super::wire::FIXED;
-use crate::netlink::channel::Channel;
-use crate::netlink::family::{address, family};
-use crate::netlink::message::{Attributes, Batch, F_DUMP, Message};
-use crate::netlink::{Malformed, Namespace, Socket};
+use crate::channel::Channel;
+use crate::error::Malformed;
+use crate::family::{address, family};
+use crate::message::{Attributes, Batch, F_DUMP, Message};
+use crate::namespace::Namespace;
+use crate::rtnetlink::Socket;
 
 /// `NFNL_SUBSYS_CTNETLINK`.
 const SUBSYSTEM: u16 = 1;
@@ -56,24 +58,24 @@ const STATUS_DNAT: u32 = 1 << 5;
 /// How long the kernel may take to list its connections.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// So many are forgotten for each time they are listed, and so often they are listed.
-const MOST: usize = 16_384;
-const ROUNDS: u32 = 16;
+const MAX_FLOWS: usize = 16_384;
+const MAX_ROUNDS: u32 = 16;
 /// As few are listed all at once.
-const FEW: u32 = 4096;
+const MAX_UNFILTERED: u32 = 4096;
 /// Orders sent at once; what is refused of them has to fit a socket's buffer.
-const ORDERS: usize = 64;
+const MAX_DELETES: usize = 64;
 const WHAT_COUNT: &str = "count the connections";
 const WHAT_LIST: &str = "list the connections of host ports";
 const WHAT_FORGET: &str = "forget a connection of a host port";
 
 /// Which connections of host ports are forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Which {
+pub enum StaleFlows {
     /// After ports were added: what goes on elsewhere as if they led there, to the host itself or to another pod. UDP only: who
     /// had a connection of TCP or SCTP before has it still, and a new one begins anew.
-    Elsewhere,
+    Redirected,
     /// After ports were removed, and the pod they led to is dead: what goes to it through them, of every protocol.
-    There,
+    ToDeadPod,
 }
 
 /// Makes the kernel forget connections of these ports of the host, in its network namespace; how many it forgot. What comes
@@ -86,8 +88,8 @@ pub enum Which {
 /// # Errors
 /// When the namespace cannot be entered; when the kernel has no ctnetlink ([`gantry_model::ErrorKind::Unavailable`]), does not
 /// answer, or more begin than can be forgotten.
-pub fn forget(host: &Namespace, ports: &BTreeMap<HostPort, Forward>, which: Which) -> Result<usize> {
-    let wanted = |port: &HostPort| which == Which::There || port.protocol == Protocol::Udp;
+pub fn delete_stale_flows(host: &Namespace, ports: &BTreeMap<HostPort, Forward>, which: StaleFlows) -> Result<usize> {
+    let wanted = |port: &HostPort| which == StaleFlows::ToDeadPod || port.protocol == Protocol::Udp;
     let ports: BTreeMap<&HostPort, SocketAddr> =
         ports.iter().filter(|(port, _)| wanted(port)).map(|(port, forward)| (port, forward.to)).collect();
     if ports.is_empty() {
@@ -95,23 +97,23 @@ pub fn forget(host: &Namespace, ports: &BTreeMap<HostPort, Forward>, which: Whic
     }
     let mut search = Search { ports, which, local: BTreeSet::new() };
     // Whether a destination is the host's matters only where it was not changed to a pod's.
-    if which == Which::Elsewhere && search.ports.keys().any(|port| port.address.is_unspecified()) {
+    if which == StaleFlows::Redirected && search.ports.keys().any(|port| port.address.is_unspecified()) {
         let addresses = Socket::open_in(host)?.addresses(None)?;
         search.local = addresses.into_iter().map(|one| one.address.prefix.address()).collect();
     }
-    host.enter(|| Ok(kept::with(|socket| forget_found(&mut search, socket))))?
+    host.enter(|| Ok(socket_cache::with_socket(|socket| delete_found(&mut search, socket))))?
 }
 
-fn forget_found(search: &mut Search<'_>, socket: OwnedFd) -> Result<usize> {
+fn delete_found(search: &mut Search<'_>, socket: OwnedFd) -> Result<usize> {
     let mut channel = Channel::new(socket);
     channel.set_timeout(TIMEOUT);
     let mut count = 0;
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let found = search.find(&mut channel)?;
-        for chunk in found.chunks(ORDERS) {
+        for chunk in found.chunks(MAX_DELETES) {
             count += delete(&mut channel, chunk)?;
         }
-        if found.len() < MOST {
+        if found.len() < MAX_FLOWS {
             return Ok(count);
         }
     }
@@ -121,7 +123,7 @@ fn forget_found(search: &mut Search<'_>, socket: OwnedFd) -> Result<usize> {
 /// What to look for.
 struct Search<'a> {
     ports: BTreeMap<&'a HostPort, SocketAddr>,
-    which: Which,
+    which: StaleFlows,
     /// The host's addresses.
     local: BTreeSet<IpAddr>,
 }
@@ -158,7 +160,7 @@ impl Search<'_> {
         let entries = count(channel)?;
         let kinds: BTreeSet<_> = match entries {
             0 => return Ok(found),
-            1..=FEW => [None].into(),
+            1..=MAX_UNFILTERED => [None].into(),
             _ => self.ports.keys().map(|port| Some((port.protocol, family(port.address)))).collect(),
         };
         for kind in kinds {
@@ -169,7 +171,7 @@ impl Search<'_> {
             }
             channel.dump_once(batch, WHAT_LIST, &mut |message| -> Result<()> {
                 let flow = Flow::read(message).map_err(|Malformed(why)| Error::malformed(WHAT_LIST, why))?;
-                if found.len() < MOST
+                if found.len() < MAX_FLOWS
                     && let Some(flow) = flow
                     && self.is_stale(&flow)
                 {
@@ -200,7 +202,7 @@ impl Search<'_> {
                 let port = if only.is_some() { FILTER_PORT } else { 0 };
                 filter.u32(CTA_FILTER_ORIG_FLAGS, FILTER_PROTOCOL | port);
             });
-            if self.which == Which::There {
+            if self.which == StaleFlows::ToDeadPod {
                 batch.be32(CTA_STATUS, STATUS_DNAT).be32(CTA_STATUS_MASK, STATUS_DNAT);
             }
         });
@@ -218,8 +220,8 @@ impl Search<'_> {
         let Some(leads) = on(flow.to.ip()).or_else(|| on(any)) else { return false };
         let changed = flow.from != flow.to;
         match self.which {
-            Which::There => changed && flow.from == leads,
-            Which::Elsewhere => flow.from != leads && (on(flow.to.ip()).is_some() || self.is_local(flow.to.ip())),
+            StaleFlows::ToDeadPod => changed && flow.from == leads,
+            StaleFlows::Redirected => flow.from != leads && (on(flow.to.ip()).is_some() || self.is_local(flow.to.ip())),
         }
     }
 
@@ -314,7 +316,7 @@ fn delete(channel: &mut Channel, handles: &[Handle]) -> Result<usize> {
 #[cfg(test)]
 pub(super) fn judge(bytes: &[u8]) {
     let message = Message { kind: GET, flags: 0, number: 1, payload: bytes };
-    let search = Search { ports: BTreeMap::new(), which: Which::There, local: BTreeSet::new() };
+    let search = Search { ports: BTreeMap::new(), which: StaleFlows::ToDeadPod, local: BTreeSet::new() };
     if let Ok(Some(flow)) = Flow::read(&message) {
         let _ = search.is_stale(&flow);
     }

@@ -6,7 +6,7 @@ use gantry_model::{ErrorKind, Kind};
 use rustix::io::Errno;
 
 use super::state::HostPort;
-use crate::netlink::{self, Malformed};
+use crate::error::{Error as NetlinkError, Malformed};
 
 /// The result of an operation on the table.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -16,7 +16,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// The kernel refused, gave no answer in time, or one that makes no sense.
     #[error(transparent)]
-    Netlink(#[from] netlink::Error),
+    Netlink(#[from] NetlinkError),
     /// There is no such table: it was never made, or somebody removed it.
     #[error("the nftables table inet {table} does not exist, or lacks parts")]
     Missing {
@@ -57,25 +57,25 @@ impl Error {
     /// The kernel's error number, where it refused.
     pub(super) fn refused(&self) -> Option<Errno> {
         match self {
-            Self::Netlink(netlink::Error::Kernel { errno, .. }) => Some(*errno),
+            Self::Netlink(NetlinkError::Kernel { errno, .. }) => Some(*errno),
             _ => None,
         }
     }
 
     /// The kernel refused without words.
     pub(super) fn kernel(what: &str, errno: Errno) -> Self {
-        netlink::Error::Kernel { what: what.to_owned(), errno, said: None }.into()
+        NetlinkError::Kernel { what: what.to_owned(), errno, said: None }.into()
     }
 
     pub(super) fn malformed(what: &str, why: &'static str) -> Self {
-        netlink::Error::Malformed { what: what.to_owned(), source: Malformed(why) }.into()
+        NetlinkError::Malformed { what: what.to_owned(), source: Malformed(why) }.into()
     }
 }
 
 impl Kind for Error {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Netlink(error) => of_netlink(error),
+            Self::Netlink(error) => kind_of_netlink(error),
             Self::Missing { .. } => ErrorKind::NotFound,
             Self::Taken { .. } | Self::Overlap { .. } => ErrorKind::AlreadyExists,
             Self::Invalid(_) => ErrorKind::Invalid,
@@ -84,7 +84,7 @@ impl Kind for Error {
     }
 }
 
-fn of_netlink(error: &netlink::Error) -> ErrorKind {
+fn kind_of_netlink(error: &NetlinkError) -> ErrorKind {
     match error.errno() {
         // How the kernel says that it lacks nf_tables, or an expression or chain type of it. ENOENT is one of them: the
         // table and what we put into it is there when it says so.

@@ -2,7 +2,7 @@
 //!
 //! Registers are numbered by their 32 bits here, 0 to 15; nf_tables.h calls every fourth of them by another name.
 
-use crate::netlink::message::{Attribute, Attributes, Batch};
+use crate::message::{Attribute, Attributes, Batch};
 
 /// Where a rule ends.
 #[derive(Debug, Clone, PartialEq, Eq)]

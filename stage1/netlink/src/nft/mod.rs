@@ -22,12 +22,12 @@
 //!
 //! What others must do, or cannot be done here:
 //!
-//! * A kernel without nftables for bridges (`CONFIG_NF_TABLES_BRIDGE`) has no guards: [`Table::can_guard`] tells. Pods run
+//! * A kernel without nftables for bridges (`CONFIG_NF_TABLES_BRIDGE`) has no guards: [`Table::supports_bridge_tables`] tells. Pods run
 //!   without; whoever shows the state of the host should say so.
 //! * A pod that routes for others (with addresses of their own, behind it), or serves DHCP, must have no guard.
 //! * Link-local IPv6 addresses are not told apart: nobody should rely on one of a gateway.
 //! * A bridge learns where a hardware address is from frames to 01:80:c2:00:00:00 to 0f before any rule sees them, unless it is told
-//!   not to (`no_linklocal_learn`), as those that [`crate::netlink`] makes are.
+//!   not to (`no_linklocal_learn`), as those that [`crate::rtnetlink`] makes are.
 //!
 //! * 127.0.0.1 reaches a pod only if `net.ipv4.conf.INTERFACE.route_localnet` is 1 for the interface that leads to it,
 //!   and addresses are forwarded only with `net.ipv4.ip_forward` and `net.ipv6.conf.all.forwarding`.
@@ -43,17 +43,17 @@
 //! [`Table::ensure`] makes all of it, [`Table::add`] and [`Table::remove`] change a pod's part, [`Table::read`] compares
 //! what is there with what should be, and a [`Monitor`] tells when somebody else changed it.
 
+mod anti_spoofing;
 mod channel;
 pub mod conntrack;
 mod error;
 mod expr;
 mod family;
-mod frames;
-pub mod kept;
 mod monitor;
 mod read;
 mod rules;
 mod sets;
+pub mod socket_cache;
 mod state;
 mod table;
 mod wire;
@@ -62,10 +62,10 @@ pub use crate::address::Prefix;
 pub use channel::socket;
 pub use error::{Error, Result};
 pub use gantry_model::net::Protocol;
-pub use monitor::{Change, Monitor, Part};
-pub use read::Found;
+pub use monitor::{Change, Monitor, TablePart};
+pub use read::TableReport;
 pub use state::{
-    Access, Confined, Entries, Forward, Guard, HostPort, INTERFACE_GROUP, Interface, NETWORKS_LIMIT, Network,
+    Access, AntiSpoofing, Confined, Entries, Forward, HostPort, INTERFACE_GROUP, Interface, NETWORKS_LIMIT, Network,
     PORTS_LIMIT, PREFIXES_LIMIT, RANGE_LIMIT, State,
 };
 pub use table::{Table, table_names};

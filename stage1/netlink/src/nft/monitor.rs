@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use rustix::net::netlink::SocketAddrNetlink;
 
-use crate::netlink::channel::Channel;
-use crate::netlink::message::{Message, next_message};
-use crate::netlink::{self, Attempt};
+use crate::channel::Channel;
+use crate::error::{Attempt, Error as NetlinkError};
+use crate::message::{Message, next_message};
 
 use super::error::Result;
 use super::family::Family;
@@ -22,12 +22,12 @@ const GROUPS: u32 = 1 << 6;
 /// Notifications the kernel keeps for us; beyond that it drops them and says so.
 const RECEIVE_BUFFER: usize = 1 << 20;
 /// So many of the notifications that are there at the deadline are still read: others may change other tables without end.
-const LATE: usize = 4096;
+const MAX_LATE_NOTIFICATIONS: usize = 4096;
 const WHAT: &str = "watch nftables";
 
 /// What was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum TablePart {
     /// Elements of a set or map.
     Elements,
     /// A rule.
@@ -48,7 +48,7 @@ pub struct Change {
     /// Whether something was removed, or may have been.
     pub removed: bool,
     /// The greatest part that was changed; of those that were removed, if any were.
-    pub part: Part,
+    pub part: TablePart,
     /// The name of the process that did it (`comm`, up to 15 bytes), if the kernel told.
     pub by: Option<String>,
 }
@@ -64,7 +64,7 @@ pub(super) struct Reader {
     table: String,
     ours: Vec<String>,
     /// Of the transaction that was told in part.
-    pending: Option<(bool, Part)>,
+    pending: Option<(bool, TablePart)>,
 }
 
 impl Monitor {
@@ -92,15 +92,15 @@ impl Monitor {
                         return Ok(Some(change));
                     }
                     late += usize::from(Instant::now() >= deadline);
-                    if late > LATE {
+                    if late > MAX_LATE_NOTIFICATIONS {
                         return Ok(None);
                     }
                     continue;
                 }
                 Ok(None) => {}
-                Err(netlink::Error::Lost { .. }) => {
+                Err(NetlinkError::Lost { .. }) => {
                     self.reader.pending = None;
-                    return Ok(Some(Change { removed: true, part: Part::Unknown, by: None }));
+                    return Ok(Some(Change { removed: true, part: TablePart::Unknown, by: None }));
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -147,18 +147,18 @@ impl Reader {
     }
 
     /// Which part of our tables a message tells of, and whether it was removed.
-    fn read(&self, message: &Message<'_>) -> Result<Option<(bool, Part)>> {
+    fn read(&self, message: &Message<'_>) -> Result<Option<(bool, TablePart)>> {
         let (removed, part) = match message.kind {
-            message::NEWTABLE => (false, Part::Table),
-            message::DELTABLE => (true, Part::Table),
-            message::NEWCHAIN => (false, Part::Chain),
-            message::DELCHAIN => (true, Part::Chain),
-            message::NEWRULE => (false, Part::Rule),
-            message::DELRULE => (true, Part::Rule),
-            message::NEWSET => (false, Part::Set),
-            message::DELSET => (true, Part::Set),
-            message::NEWSETELEM => (false, Part::Elements),
-            message::DELSETELEM => (true, Part::Elements),
+            message::NEWTABLE => (false, TablePart::Table),
+            message::DELTABLE => (true, TablePart::Table),
+            message::NEWCHAIN => (false, TablePart::Chain),
+            message::DELCHAIN => (true, TablePart::Chain),
+            message::NEWRULE => (false, TablePart::Rule),
+            message::DELRULE => (true, TablePart::Rule),
+            message::NEWSET => (false, TablePart::Set),
+            message::DELSET => (true, TablePart::Set),
+            message::NEWSETELEM => (false, TablePart::Elements),
+            message::DELSETELEM => (true, TablePart::Elements),
             _ => return Ok(None),
         };
         let (fixed, attributes) = message.split(FIXED).attempt(|| WHAT)?;

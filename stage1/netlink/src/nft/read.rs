@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::netlink::Attempt;
-use crate::netlink::message::{Attributes, Message};
+use crate::error::Attempt;
+use crate::message::{Attributes, Message};
 
 use super::error::{Error, Result};
 use super::expr;
@@ -15,18 +15,18 @@ use super::table::Table;
 use super::wire::{self, FIXED, NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME, NFTA_TABLE, message};
 
 /// How often to read again when the table changes meanwhile.
-const ATTEMPTS: u32 = 16;
+const MAX_ATTEMPTS: u32 = 16;
 /// As many elements come in one datagram, and so are of one hash table: one takes 250 bytes at most, and a datagram has at least
 /// 4 KiB.
-const AT_ONCE: usize = 15;
+const MAX_ELEMENTS_PER_DATAGRAM: usize = 15;
 /// More than this of anything is not read, but reported.
-const LIMIT: usize = 1 << 18;
+const MAX_PARTS: usize = 1 << 18;
 /// As many faults are listed.
-const FAULTS: usize = 20;
+const MAX_FAULTS: usize = 20;
 
 /// What the table is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct TableReport {
     /// What it holds, as far as it can be understood.
     pub state: State,
     /// What is not as [`Table::ensure`] makes it, in words; empty when all is well. At most some twenty.
@@ -41,8 +41,8 @@ type Rules = BTreeMap<String, Vec<(String, Option<Vec<expr::Expr>>)>>;
 
 impl Table {
     /// Reads the table as it is at one moment; None if it does not exist.
-    pub fn read(&mut self) -> Result<Option<Found>> {
-        for _ in 0..ATTEMPTS {
+    pub fn read(&mut self) -> Result<Option<TableReport>> {
+        for _ in 0..MAX_ATTEMPTS {
             let before = self.generation()?;
             if !self.exists(Family::Inet)? {
                 return Ok(None);
@@ -87,11 +87,11 @@ impl Table {
         for set in sets {
             all.extend(self.read_set(*set)?);
         }
-        Ok(sets::state_of(&all))
+        Ok(sets::state_from_elements(&all))
     }
 
     fn read_set(&mut self, set: Set) -> Result<BTreeSet<Element>> {
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAX_ATTEMPTS {
             match self.read_elements(set) {
                 // Neither the table nor the set.
                 Err(error) if error.refused() == Some(rustix::io::Errno::NOENT) => return Ok(BTreeSet::new()),
@@ -105,7 +105,7 @@ impl Table {
         Err(Error::Contended { what: format!("read the set {} of the table {}", set.name(), self.name) })
     }
 
-    fn read_once(&mut self) -> Result<Option<Found>> {
+    fn read_once(&mut self) -> Result<Option<TableReport>> {
         let mut faults = Vec::new();
         let mut all = BTreeSet::new();
         for family in Family::ALL {
@@ -116,10 +116,10 @@ impl Table {
             let Some(incoming) = self.read_family(family, &mut faults)? else { return Ok(None) };
             all.extend(incoming);
         }
-        let state = sets::state_of(&all);
+        let state = sets::state_from_elements(&all);
         let should = sets::elements(&state);
         for (elements, other, what) in [(&all, &should, "does not belong to anything"), (&should, &all, "is missing")] {
-            for element in elements.difference(other).take(FAULTS) {
+            for element in elements.difference(other).take(MAX_FAULTS) {
                 faults.push(format!(
                     "the set {}: {} ({}) {what}",
                     element.set.name(),
@@ -128,8 +128,8 @@ impl Table {
                 ));
             }
         }
-        faults.truncate(FAULTS);
-        Ok(Some(Found { state, faults }))
+        faults.truncate(MAX_FAULTS);
+        Ok(Some(TableReport { state, faults }))
     }
 
     /// The elements of the table of a family, with what is wrong with its other parts; None if it changed meanwhile.
@@ -172,7 +172,7 @@ impl Table {
                     return Ok(());
                 }
                 count += 1;
-                if count > LIMIT {
+                if count > MAX_PARTS {
                     return Err(Error::malformed(&what, "there are too many"));
                 }
                 each(attributes).ok_or_else(|| Error::malformed(&what, "one of them cannot be read"))
@@ -223,10 +223,10 @@ impl Table {
     /// has to list the same ones twice.
     fn read_elements(&mut self, set: Set) -> Result<Option<BTreeSet<Element>>> {
         let mut last = None;
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAX_ATTEMPTS {
             let Some(all) = self.read_elements_once(set)? else { return Ok(None) };
             let all: BTreeSet<Element> = all.into_iter().collect();
-            if all.len() <= AT_ONCE || last.as_ref() == Some(&all) {
+            if all.len() <= MAX_ELEMENTS_PER_DATAGRAM || last.as_ref() == Some(&all) {
                 return Ok(Some(all));
             }
             last = Some(all);
@@ -247,7 +247,7 @@ impl Table {
             },
             |message| {
                 all.extend(wire::read_elements(set, message).attempt(|| &what)?);
-                if all.len() > LIMIT { Err(Error::malformed(&what, "it has too many elements")) } else { Ok(()) }
+                if all.len() > MAX_PARTS { Err(Error::malformed(&what, "it has too many elements")) } else { Ok(()) }
             },
         )?;
         if !whole {

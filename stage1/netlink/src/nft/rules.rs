@@ -1,8 +1,8 @@
 //! The chains of the tables and their rules. They are always the same: what differs are the elements of the sets.
 
+use super::anti_spoofing;
 use super::expr::{Expr, Verdict};
 use super::family::Family;
-use super::frames;
 use super::sets::Set;
 use super::state::INTERFACE_GROUP;
 
@@ -162,7 +162,7 @@ pub(super) fn base(name: &'static str, kind: &'static str, number: u32, priority
 pub(super) fn chains(family: Family) -> Vec<Chain> {
     match family {
         Family::Inet => routed(),
-        Family::Bridge => frames::chains(),
+        Family::Bridge => anti_spoofing::chains(),
     }
 }
 
@@ -170,7 +170,7 @@ fn routed() -> Vec<Chain> {
     let ports = Chain { name: "ports", hook: None, rules: ports() };
     vec![
         ports,
-        base("guard", "filter", PREROUTING, RAW, guard()),
+        base("antispoof", "filter", PREROUTING, RAW, antispoof()),
         base("prerouting", "nat", PREROUTING, DSTNAT, prerouting()),
         base("output", "nat", OUTPUT, DSTNAT, output()),
         base("forward", "filter", FORWARD, FILTER, forward()),
@@ -206,7 +206,7 @@ fn ports() -> Vec<Rule> {
 
 /// What `route_localnet` on our interfaces would else let in (CVE-2020-8558); and what a pod sends in another's name through an
 /// interface that leads to it alone. On bridges the other table sees to that.
-fn guard() -> Vec<Rule> {
+fn antispoof() -> Vec<Rule> {
     let ours = || interface(META_IIFNAME, Set::Interfaces);
     let alone = || {
         let twice = [0, 4].into_iter().map(|to| Expr::Meta { key: META_IIFNAME, to });

@@ -10,9 +10,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use super::Protocol;
 use super::family::Family;
 use super::rules::{NFPROTO_IPV4, NFPROTO_IPV6};
-use super::state::{Access, Confined, Forward, Guard, HostPort, Interface, Network, State};
+use super::state::{Access, AntiSpoofing, Confined, Forward, HostPort, Interface, Network, State};
 use crate::address::Prefix;
-use crate::netlink::Mac;
+use crate::mac::Mac;
 
 /// A set or map of one of the tables. Those of the table for bridges are the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,12 +43,12 @@ pub(super) enum Set {
     /// IP version that is forwarded for pods alone.
     Confined,
     /// Port of a bridge and hardware address: of the pod it leads to.
-    Macs,
+    PodMacs,
     /// Port of a bridge: one that leads to a pod.
-    Guarded,
+    PodPorts,
     /// Port of a bridge and address: one of the pod's.
-    Pods4,
-    Pods6,
+    PodAddresses4,
+    PodAddresses6,
 }
 
 /// A part of a key or a value.
@@ -107,10 +107,10 @@ impl Set {
         Self::HostPorts4,
         Self::HostPorts6,
         Self::Confined,
-        Self::Macs,
-        Self::Guarded,
-        Self::Pods4,
-        Self::Pods6,
+        Self::PodMacs,
+        Self::PodPorts,
+        Self::PodAddresses4,
+        Self::PodAddresses6,
     ];
 
     /// All of a table.
@@ -121,7 +121,7 @@ impl Set {
     /// Which table it is in.
     pub(super) fn family(self) -> Family {
         match self {
-            Self::Macs | Self::Guarded | Self::Pods4 | Self::Pods6 => Family::Bridge,
+            Self::PodMacs | Self::PodPorts | Self::PodAddresses4 | Self::PodAddresses6 => Family::Bridge,
             _ => Family::Inet,
         }
     }
@@ -143,21 +143,21 @@ impl Set {
             Self::HostPorts4 => "hostports4",
             Self::HostPorts6 => "hostports6",
             Self::Confined => "confined",
-            Self::Macs => "macs",
-            Self::Guarded => "guarded",
-            Self::Pods4 => "pods4",
-            Self::Pods6 => "pods6",
+            Self::PodMacs => "pod_macs",
+            Self::PodPorts => "pod_ports",
+            Self::PodAddresses4 => "pod_addresses4",
+            Self::PodAddresses6 => "pod_addresses6",
         }
     }
 
     pub(super) fn key(self) -> &'static [Field] {
         match self {
-            Self::Interfaces | Self::Isolated | Self::Restricted | Self::Guarded => &[Field::Interface],
+            Self::Interfaces | Self::Isolated | Self::Restricted | Self::PodPorts => &[Field::Interface],
             Self::Confined => &[Field::Version],
             Self::Shared => &[Field::Interface, Field::Interface],
-            Self::Sources4 | Self::Pods4 => &[Field::Interface, Field::V4],
-            Self::Sources6 | Self::Pods6 => &[Field::Interface, Field::V6],
-            Self::Macs => &[Field::Interface, Field::Mac],
+            Self::Sources4 | Self::PodAddresses4 => &[Field::Interface, Field::V4],
+            Self::Sources6 | Self::PodAddresses6 => &[Field::Interface, Field::V6],
+            Self::PodMacs => &[Field::Interface, Field::Mac],
             Self::Within4 => &[Field::V4, Field::V4],
             Self::Within6 => &[Field::V6, Field::V6],
             Self::Masquerade4 => &[Field::V4],
@@ -255,7 +255,7 @@ fn address_bytes(address: IpAddr) -> Vec<u8> {
 }
 
 /// The set among two that is for this family.
-fn of_family(ipv4: bool, four: Set, six: Set) -> Set {
+fn by_version(ipv4: bool, four: Set, six: Set) -> Set {
     if ipv4 { four } else { six }
 }
 
@@ -269,8 +269,8 @@ pub(super) fn elements(state: &State) -> BTreeSet<Element> {
         interface_elements(name, interface, &mut all);
     }
     all.extend(state.ports.iter().map(|(port, forward)| port_element(port, forward)));
-    for (name, guard) in &state.guards {
-        guard_elements(name, guard, &mut all);
+    for (name, guard) in &state.anti_spoofing {
+        anti_spoofing_elements(name, guard, &mut all);
     }
     let Confined { v4, v6 } = state.confined;
     for (number, _) in [(NFPROTO_IPV4, v4), (NFPROTO_IPV6, v6)].into_iter().filter(|(_, confined)| *confined) {
@@ -282,13 +282,13 @@ pub(super) fn elements(state: &State) -> BTreeSet<Element> {
 fn network_elements(name: &str, network: &Network, all: &mut BTreeSet<Element>) {
     for one in &network.prefixes {
         for other in network.prefixes.iter().filter(|other| other.is_ipv4() == one.is_ipv4()) {
-            let set = of_family(one.is_ipv4(), Set::Within4, Set::Within6);
+            let set = by_version(one.is_ipv4(), Set::Within4, Set::Within6);
             let key = [address_bytes(one.first()), address_bytes(other.first())].concat();
             let end = [address_bytes(one.last()), address_bytes(other.last())].concat();
             all.insert(Element::range(set, key, end, name));
         }
         if network.masquerade {
-            let set = of_family(one.is_ipv4(), Set::Masquerade4, Set::Masquerade6);
+            let set = by_version(one.is_ipv4(), Set::Masquerade4, Set::Masquerade6);
             all.insert(Element::range(set, address_bytes(one.first()), address_bytes(one.last()), name));
         }
     }
@@ -311,31 +311,31 @@ fn interface_elements(name: &str, interface: &Interface, all: &mut BTreeSet<Elem
         all.insert(Element::plain(Set::Shared, key.repeat(2), network));
     }
     for address in &interface.addresses {
-        let set = of_family(address.is_ipv4(), Set::Sources4, Set::Sources6);
+        let set = by_version(address.is_ipv4(), Set::Sources4, Set::Sources6);
         all.insert(Element::plain(set, [key.clone(), address_bytes(*address)].concat(), network));
     }
 }
 
-fn guard_elements(name: &str, guard: &Guard, all: &mut BTreeSet<Element>) {
+fn anti_spoofing_elements(name: &str, guard: &AntiSpoofing, all: &mut BTreeSet<Element>) {
     let key = interface_bytes(name);
     let mut mac = key.clone();
     put(&mut mac, &guard.mac.0);
-    all.insert(Element::plain(Set::Macs, mac, ""));
+    all.insert(Element::plain(Set::PodMacs, mac, ""));
     for address in &guard.addresses {
-        let set = of_family(address.is_ipv4(), Set::Pods4, Set::Pods6);
+        let set = by_version(address.is_ipv4(), Set::PodAddresses4, Set::PodAddresses6);
         all.insert(Element::plain(set, [key.clone(), address_bytes(*address)].concat(), ""));
     }
-    all.insert(Element::plain(Set::Guarded, key, ""));
+    all.insert(Element::plain(Set::PodPorts, key, ""));
 }
 
 pub(super) fn port_element(port: &HostPort, forward: &Forward) -> Element {
     let ipv4 = port.address.is_ipv4();
     let mut key = Vec::with_capacity(24);
     let set = if port.address.is_unspecified() {
-        of_family(ipv4, Set::Ports4, Set::Ports6)
+        by_version(ipv4, Set::Ports4, Set::Ports6)
     } else {
         put_address(&mut key, port.address);
-        of_family(ipv4, Set::HostPorts4, Set::HostPorts6)
+        by_version(ipv4, Set::HostPorts4, Set::HostPorts6)
     };
     put(&mut key, &[port.protocol.number()]);
     put(&mut key, &port.port.to_be_bytes());
@@ -378,7 +378,7 @@ impl<'a> Reader<'a> {
 }
 
 /// The host port an element is.
-pub(super) fn port_of(element: &Element) -> Option<(HostPort, Forward)> {
+pub(super) fn host_port_from_element(element: &Element) -> Option<(HostPort, Forward)> {
     let ipv4 = matches!(element.set, Set::Ports4 | Set::HostPorts4);
     let mut key = Reader(&element.key);
     let address = match element.set {
@@ -395,7 +395,7 @@ pub(super) fn port_of(element: &Element) -> Option<(HostPort, Forward)> {
 }
 
 /// The state that elements describe, as far as they do: the caller compares [`elements`] of it with them.
-pub(super) fn state_of(all: &BTreeSet<Element>) -> State {
+pub(super) fn state_from_elements(all: &BTreeSet<Element>) -> State {
     let mut state = State::new();
     // In the order of [`Set`]: an interface comes before what it reaches, a network before whether it masquerades, a pod's
     // hardware address before its others.
@@ -425,18 +425,18 @@ fn read_into(state: &mut State, element: &Element) -> Option<()> {
         }
         Set::Within4 | Set::Within6 => {
             let ipv4 = element.set == Set::Within4;
-            let prefix = Prefix::between(key.address(ipv4)?, Reader(element.end.as_deref()?).address(ipv4)?)?;
+            let prefix = Prefix::from_range(key.address(ipv4)?, Reader(element.end.as_deref()?).address(ipv4)?)?;
             let networks: &mut BTreeMap<String, Network> = &mut state.networks;
             networks.entry(element.comment.clone()).or_default().prefixes.insert(prefix);
         }
         Set::Masquerade4 | Set::Masquerade6 => state.networks.get_mut(&element.comment)?.masquerade = true,
         Set::Ports4 | Set::Ports6 | Set::HostPorts4 | Set::HostPorts6 => {
-            let (port, forward) = port_of(element)?;
+            let (port, forward) = host_port_from_element(element)?;
             state.ports.insert(port, forward);
         }
-        Set::Macs => {
+        Set::PodMacs => {
             let (port, mac) = (key.interface()?, key.mac()?);
-            state.guards.insert(port, Guard { mac, addresses: BTreeSet::new() });
+            state.anti_spoofing.insert(port, AntiSpoofing { mac, addresses: BTreeSet::new() });
         }
         Set::Confined => match element.key.first() {
             Some(&NFPROTO_IPV4) => state.confined.v4 = true,
@@ -444,10 +444,10 @@ fn read_into(state: &mut State, element: &Element) -> Option<()> {
             _ => return None,
         },
         // Says nothing that is not known from the hardware address.
-        Set::Guarded => {}
-        Set::Pods4 | Set::Pods6 => {
-            let (port, address) = (key.interface()?, key.address(element.set == Set::Pods4)?);
-            state.guards.get_mut(&port)?.addresses.insert(address);
+        Set::PodPorts => {}
+        Set::PodAddresses4 | Set::PodAddresses6 => {
+            let (port, address) = (key.interface()?, key.address(element.set == Set::PodAddresses4)?);
+            state.anti_spoofing.get_mut(&port)?.addresses.insert(address);
         }
     }
     Some(())

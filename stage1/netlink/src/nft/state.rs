@@ -8,8 +8,8 @@ use gantry_model::net::Protocol;
 
 use super::error::{Error, Result};
 use crate::address::Prefix;
-use crate::netlink::Mac;
-use crate::netlink::is_interface_name;
+use crate::mac::Mac;
+use crate::namespace::is_interface_name;
 
 /// The most ports of one range ([`State::forward`]).
 pub const RANGE_LIMIT: u16 = 1024;
@@ -34,7 +34,7 @@ pub struct State {
     /// Ports of the host that lead to pods.
     pub ports: BTreeMap<HostPort, Forward>,
     /// What may come out of a pod, by the port of a bridge that leads to it (the host's end of its veth).
-    pub guards: BTreeMap<String, Guard>,
+    pub anti_spoofing: BTreeMap<String, AntiSpoofing>,
     /// For which IP versions the host forwards only from and to gantries' interfaces ([`INTERFACE_GROUP`]).
     pub confined: Confined,
 }
@@ -53,9 +53,9 @@ pub struct Confined {
 
 /// What may come out of a pod: everything else it sends is dropped on its bridge (addresses of others, the gateway's above
 /// all; router advertisements; answers of a DHCP server; what is neither ARP nor IP). The kernel must be able to
-/// ([`super::Table::can_guard`]).
+/// ([`super::Table::supports_bridge_tables`]).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Guard {
+pub struct AntiSpoofing {
     /// Its hardware address.
     pub mac: Mac,
     /// Its addresses. Its IPv6 link-local addresses are allowed besides.
@@ -137,7 +137,7 @@ impl State {
     /// Whether there is nothing in it that a table is needed for: without pods nothing is forwarded for them alone.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.networks.is_empty() && self.interfaces.is_empty() && self.ports.is_empty() && self.guards.is_empty()
+        self.networks.is_empty() && self.interfaces.is_empty() && self.ports.is_empty() && self.anti_spoofing.is_empty()
     }
 
     /// Adds a range of `count` host ports from `first` on, to as many ports of a pod from `to` on. Fails when it leads past
@@ -170,7 +170,7 @@ impl State {
         self.networks.retain(|name, network| check_network(name, network).is_ok());
         self.interfaces.retain(|name, interface| check_interface_entry(name, interface).is_ok());
         self.ports.retain(|port, forward| check_port(port, forward).is_ok());
-        self.guards.retain(|name, guard| check_guard(name, guard).is_ok());
+        self.anti_spoofing.retain(|name, guard| check_anti_spoofing(name, guard).is_ok());
         self
     }
 
@@ -179,13 +179,13 @@ impl State {
         if self.ports.len() > PORTS_LIMIT {
             return Err(invalid(format!("{} host ports are more than {PORTS_LIMIT}", self.ports.len())));
         }
-        if self.networks.len().max(self.interfaces.len()).max(self.guards.len()) > NETWORKS_LIMIT {
-            return Err(invalid(format!("more than {NETWORKS_LIMIT} networks, interfaces or guards")));
+        if self.networks.len().max(self.interfaces.len()).max(self.anti_spoofing.len()) > NETWORKS_LIMIT {
+            return Err(invalid(format!("more than {NETWORKS_LIMIT} networks, interfaces or anti_spoofing")));
         }
         self.networks.iter().try_for_each(|(name, network)| check_network(name, network))?;
         self.check_overlaps()?;
         self.interfaces.iter().try_for_each(|(name, interface)| check_interface_entry(name, interface))?;
-        self.guards.iter().try_for_each(|(name, guard)| check_guard(name, guard))?;
+        self.anti_spoofing.iter().try_for_each(|(name, guard)| check_anti_spoofing(name, guard))?;
         self.ports.iter().try_for_each(|(port, forward)| check_port(port, forward))
     }
 
@@ -235,7 +235,7 @@ fn check_interface_entry(name: &str, interface: &Interface) -> Result<()> {
     check_addresses(name, &interface.addresses)
 }
 
-fn check_guard(name: &str, guard: &Guard) -> Result<()> {
+fn check_anti_spoofing(name: &str, guard: &AntiSpoofing) -> Result<()> {
     check_interface(name)?;
     check_addresses(name, &guard.addresses)?;
     check_mac(name, guard.mac)

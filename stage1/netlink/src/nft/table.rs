@@ -5,21 +5,21 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
-use crate::netlink::channel::Channel;
-use crate::netlink::message::Batch;
-use crate::netlink::{self, Attempt};
+use crate::channel::Channel;
+use crate::error::{Attempt, Error as NetlinkError};
+use crate::message::Batch;
 
-use super::channel::{Answer, Failure};
+use super::channel::{Failure, Reply};
 use super::error::{Error, Result};
 use super::family::Family;
-use super::sets::{Element, Set, elements, port_of};
+use super::sets::{Element, Set, elements, host_port_from_element};
 use super::state::{Access, Entries, State, check_text};
 use super::wire::{self, FIXED, NFTA_GEN_ID, NFTA_TABLE, Transaction, message};
 
 /// How often to try again when others change nftables between a question and the transaction that relies on its answer.
-const ATTEMPTS: u32 = 16;
+const MAX_ATTEMPTS: u32 = 16;
 /// Questions sent at once; their answers have to fit a socket's buffer.
-const QUESTIONS: usize = 64;
+const MAX_QUERIES: usize = 64;
 
 /// Our table in one network namespace, and the one for bridges beside it.
 pub struct Table {
@@ -46,12 +46,12 @@ impl Table {
         let what = "ask for the generation of nftables";
         let mut generation = None;
         self.channel.ask(batch, what, |answer| match answer {
-            Answer::Message(message) => {
+            Reply::Message(message) => {
                 let (_, attributes) = message.split(FIXED).attempt(|| what)?;
                 generation = attributes.get(NFTA_GEN_ID).and_then(|id| id.be32());
                 Ok(())
             }
-            Answer::Failure(errno) => Err(Error::kernel(what, errno)),
+            Reply::Failure(errno) => Err(Error::kernel(what, errno)),
         })?;
         generation.ok_or_else(|| Error::malformed(what, "an answer without it"))
     }
@@ -66,7 +66,7 @@ impl Table {
 
     /// As [`Self::ensure`], unless nftables changed since [`Self::generation`] gave this number: that is [`Error::Changed`]. Who
     /// first asks for the generation and then finds out what the state should be undoes nobody's change.
-    pub fn ensure_at(&mut self, state: &State, generation: u32) -> Result<()> {
+    pub fn ensure_at_generation(&mut self, state: &State, generation: u32) -> Result<()> {
         match self.replace(state, Some(generation)) {
             Err(error) if error.refused() == Some(Errno::from_raw_os_error(ERESTART)) => Err(Error::Changed),
             done => done,
@@ -78,7 +78,7 @@ impl Table {
         let all = elements(state);
         let what = format!("make the table {}", self.name);
         loop {
-            let guarded = !state.guards.is_empty() && self.bridges != Some(false);
+            let guarded = !state.anti_spoofing.is_empty() && self.bridges != Some(false);
             let there = self.exists(Family::Bridge)?;
             let mut change = Transaction::new(&self.name, generation, self.bridge);
             for (family, old, new) in [(Family::Inet, true, true), (Family::Bridge, there, guarded)] {
@@ -106,7 +106,7 @@ impl Table {
 
     /// Whether the kernel can guard pods' ports of bridges. One without `CONFIG_NF_TABLES_BRIDGE` cannot: there guards are passed
     /// over by [`Self::ensure`] and [`Self::add`], and [`Self::read`] finds none.
-    pub fn can_guard(&mut self) -> Result<bool> {
+    pub fn supports_bridge_tables(&mut self) -> Result<bool> {
         if let Some(known) = self.bridges {
             return Ok(known);
         }
@@ -138,18 +138,18 @@ impl Table {
         if all.is_empty() {
             return Ok(());
         }
-        let other_ways = other_ways(entries);
-        let unwanted: Vec<&Element> = other_ways.difference(&all).collect();
+        let variants = variants(entries);
+        let unwanted: Vec<&Element> = variants.difference(&all).collect();
         let (ports, others): (Vec<&Element>, Vec<&Element>) = all.iter().partition(|element| element.is_port());
-        let (guards, others): (Vec<&Element>, Vec<&Element>) =
+        let (anti_spoofing, others): (Vec<&Element>, Vec<&Element>) =
             others.into_iter().partition(|element| element.set.family() == Family::Bridge);
         // At first, as if no port were there: mostly that is so.
         let mut fresh = ports.clone();
         let mut stale = Vec::new();
         // Asked, since to be refused costs a grace period of RCU.
-        let mut first = !guards.is_empty() && !self.exists(Family::Bridge)?;
-        for _ in 0..ATTEMPTS {
-            let guarded = !guards.is_empty() && self.bridges != Some(false);
+        let mut first = !anti_spoofing.is_empty() && !self.exists(Family::Bridge)?;
+        for _ in 0..MAX_ATTEMPTS {
+            let guarded = !anti_spoofing.is_empty() && self.bridges != Some(false);
             let mut change = Transaction::new(&self.name, None, self.bridge);
             change.add(others.iter().copied(), false);
             // Made so that they can be removed, whether they were there or not.
@@ -163,7 +163,7 @@ impl Table {
             if first && guarded {
                 change.make_parts(Family::Bridge);
             }
-            change.add(guards.iter().copied().filter(|_| guarded), false);
+            change.add(anti_spoofing.iter().copied().filter(|_| guarded), false);
             if change.is_empty() {
                 return Ok(());
             }
@@ -179,7 +179,8 @@ impl Table {
                     continue;
                 }
                 Err(failure)
-                    if of_port(&failure) && (failure.error.is(Errno::EXIST) || failure.error.is(Errno::BUSY)) => {}
+                    if is_of_host_port(&failure)
+                        && (failure.error.is(Errno::EXIST) || failure.error.is(Errno::BUSY)) => {}
                 Err(failure) => return Err(self.explain(failure.error)),
             }
             (fresh, stale) = self.sort_ports(&ports)?;
@@ -190,7 +191,7 @@ impl Table {
     /// Which of these ports are not there, and which are there for another owner.
     fn sort_ports<'e>(&mut self, ports: &[&'e Element]) -> Result<(Vec<&'e Element>, Vec<&'e Element>)> {
         let (mut fresh, mut stale) = (Vec::new(), Vec::new());
-        for (wanted, there) in ports.iter().zip(self.look_up(ports)?) {
+        for (wanted, there) in ports.iter().zip(self.read_existing(ports)?) {
             match there {
                 None => fresh.push(*wanted),
                 Some(there) if there.data != wanted.data => return Err(self.taken(wanted, &there)),
@@ -202,17 +203,17 @@ impl Table {
     }
 
     fn taken(&self, wanted: &Element, there: &Element) -> Error {
-        match (port_of(wanted), port_of(there)) {
+        match (host_port_from_element(wanted), host_port_from_element(there)) {
             (Some((port, _)), Some((_, forward))) => Error::Taken { port, to: forward.to, owner: forward.owner },
             _ => Error::malformed(&format!("read the table {}", self.name), "a host port that leads nowhere"),
         }
     }
 
-    fn explain(&self, error: netlink::Error) -> Error {
+    fn explain(&self, error: NetlinkError) -> Error {
         match error {
             // All that is named there are the table and its sets.
-            netlink::Error::Kernel { errno: Errno::NOENT, .. } => Error::Missing { table: self.name.clone() },
-            netlink::Error::Kernel { errno: Errno::NOTEMPTY | Errno::EXIST, what, .. } => Error::Overlap { what },
+            NetlinkError::Kernel { errno: Errno::NOENT, .. } => Error::Missing { table: self.name.clone() },
+            NetlinkError::Kernel { errno: Errno::NOTEMPTY | Errno::EXIST, what, .. } => Error::Overlap { what },
             other => other.into(),
         }
     }
@@ -221,11 +222,11 @@ impl Table {
     /// there. An interface goes whatever it may reach, a network whether it masquerades or not.
     pub fn remove(&mut self, entries: &Entries) -> Result<()> {
         entries.check()?;
-        let (all, other_ways) = (elements(entries), other_ways(entries));
-        let all: Vec<&Element> = all.union(&other_ways).collect();
+        let (all, variants) = (elements(entries), variants(entries));
+        let all: Vec<&Element> = all.union(&variants).collect();
         let what = format!("remove from the table {}", self.name);
-        for _ in 0..ATTEMPTS {
-            let there = self.look_up(&all)?;
+        for _ in 0..MAX_ATTEMPTS {
+            let there = self.read_existing(&all)?;
             let ours: Vec<&Element> = all
                 .iter()
                 .zip(there)
@@ -258,17 +259,17 @@ impl Table {
     }
 
     /// What is there under the keys of these elements.
-    fn look_up(&mut self, wanted: &[&Element]) -> Result<Vec<Option<Element>>> {
+    fn read_existing(&mut self, wanted: &[&Element]) -> Result<Vec<Option<Element>>> {
         let what = format!("look into the table {}", self.name);
         let mut all = Vec::with_capacity(wanted.len());
-        for chunk in wanted.chunks(QUESTIONS) {
+        for chunk in wanted.chunks(MAX_QUERIES) {
             let mut batch = Batch::new();
             chunk.iter().for_each(|element| wire::ask_element(&mut batch, &self.name, element));
             self.channel.ask(batch, &what, |answer| {
                 match answer {
-                    Answer::Failure(Errno::NOENT) => all.push(None),
-                    Answer::Failure(errno) => return Err(Error::kernel(&what, errno)),
-                    Answer::Message(message) => {
+                    Reply::Failure(Errno::NOENT) => all.push(None),
+                    Reply::Failure(errno) => return Err(Error::kernel(&what, errno)),
+                    Reply::Message(message) => {
                         let wanted = wanted.get(all.len());
                         let wanted = wanted.ok_or_else(|| Error::malformed(&what, "more answers than questions"))?;
                         let read = wire::read_elements(wanted.set, &message);
@@ -297,12 +298,12 @@ impl Table {
         });
         let mut there = false;
         self.channel.ask(batch, &what, |answer| match answer {
-            Answer::Message(_) => {
+            Reply::Message(_) => {
                 there = true;
                 Ok(())
             }
-            Answer::Failure(Errno::NOENT) => Ok(()),
-            Answer::Failure(errno) => Err(Error::kernel(&what, errno)),
+            Reply::Failure(Errno::NOENT) => Ok(()),
+            Reply::Failure(errno) => Err(Error::kernel(&what, errno)),
         })?;
         Ok(there)
     }
@@ -312,7 +313,7 @@ impl Table {
 pub fn table_names(socket: OwnedFd, prefix: &str) -> Result<Vec<String>> {
     let mut channel = Channel::new(socket);
     let what = "list the tables";
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         let mut names = Vec::new();
         let whole = channel.list(
             message::GETTABLE,
@@ -337,7 +338,7 @@ pub fn table_names(socket: OwnedFd, prefix: &str) -> Result<Vec<String>> {
 }
 
 /// All that these networks and interfaces could be in the table, were they described otherwise.
-fn other_ways(entries: &Entries) -> BTreeSet<Element> {
+fn variants(entries: &Entries) -> BTreeSet<Element> {
     let mut all = BTreeSet::new();
     let (networks, interfaces) = (entries.networks.clone(), entries.interfaces.clone());
     let mut other = State { networks, interfaces, ..State::new() };
@@ -353,7 +354,7 @@ fn other_ways(entries: &Entries) -> BTreeSet<Element> {
 const ERESTART: i32 = 85;
 
 /// Whether the kernel refused a host port.
-fn of_port(failure: &Failure) -> bool {
+fn is_of_host_port(failure: &Failure) -> bool {
     failure.of.as_ref().and_then(|label| label.set).is_some_and(Set::is_map)
 }
 

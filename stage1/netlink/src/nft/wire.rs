@@ -6,8 +6,8 @@ use super::expr;
 use super::family::Family;
 use super::rules::{self, Chain, Rule};
 use super::sets::{Element, Field, Set, datatype, length};
-use crate::netlink::Malformed;
-use crate::netlink::message::{Attribute, Attributes, Batch, F_ACK, F_APPEND, F_CREATE, F_EXCL, Message};
+use crate::error::Malformed;
+use crate::message::{Attribute, Attributes, Batch, F_ACK, F_APPEND, F_CREATE, F_EXCL, Message};
 
 /// `NFNL_SUBSYS_NFTABLES`.
 const SUBSYSTEM: u16 = 10;

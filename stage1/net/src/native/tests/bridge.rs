@@ -43,7 +43,7 @@ fn pods_reach_each_other_and_the_host() {
     assert_eq!(cable.port.unwrap().hairpin, Some(true));
     assert!(lab.host.socket.addresses(Some(cable.index)).unwrap().is_empty(), "a port has no address of the link");
     let inside = one.get("eth0");
-    assert_eq!(inside.mac, Some(Mac::of_ipv4([10, 61, 0, 2].into())));
+    assert_eq!(inside.mac, Some(Mac::from_ipv4([10, 61, 0, 2].into())));
     let said: Vec<_> = first.result.interfaces.iter().map(|it| (it.name.as_str(), it.mac.clone(), it.mtu)).collect();
     let bridge = lab.host.get("br-net");
     let of = |mac: Option<Mac>| mac.unwrap().to_string();
@@ -56,7 +56,7 @@ fn pods_reach_each_other_and_the_host() {
         ]
     );
     assert_eq!(bridge.alias.as_deref(), Some(OWNER));
-    let guard = &first.entries.guards[&name];
+    let guard = &first.entries.anti_spoofing[&name];
     assert_eq!((guard.mac, guard.addresses.len()), (inside.mac.unwrap(), 2));
 }
 
@@ -261,7 +261,7 @@ fn another_address_of_the_bridge_is_replaced_when_forced() {
 #[test]
 fn an_incomplete_bridge_is_completed() {
     let mut lab = Lab::new();
-    let mac = Some(Mac::of_id(&format!("{OWNER} br-net")));
+    let mac = Some(Mac::from_id(&format!("{OWNER} br-net")));
     let with = Change { mac, ..Change::default() };
     lab.host.socket.create_link(&NewLink { name: "br-net", kind: LinkKind::Bridge(Bridge::default()), with }).unwrap();
     let pod = Net::new();

@@ -35,7 +35,7 @@ fn ptp_has_a_veth_pair_for_each_pod() {
     lab.apply(&[&first, &second]);
     let name = host_interface(&pod_id(1), "eth0");
     let entry = &first.entries.interfaces[&name];
-    assert_eq!((entry.addresses.len(), entry.access, first.entries.guards.len()), (2, Access::Isolated, 0));
+    assert_eq!((entry.addresses.len(), entry.access, first.entries.anti_spoofing.len()), (2, Access::Isolated, 0));
     assert_eq!((one.get("eth0").mtu, lab.host.get(&name).mtu), (1400, 1400));
     let names: Vec<&str> = first.result.interfaces.iter().map(|it| it.name.as_str()).collect();
     assert_eq!(names, [name.as_str(), "eth0"]);
@@ -107,7 +107,7 @@ fn macvlan_joins_the_parents_network() {
     assert!(first.entries.is_empty());
     assert_eq!(one.get("eth0").mac, Some(Mac([2, 0, 0, 0, 0, 0x82])));
     let second = lab.add(&of(json!({"master": "up0", "mode": "bridge"})), &two, &attachment(&two, 2));
-    assert_eq!(pod_mac(&second), Mac::of_ipv4([10, 82, 0, 3].into()).to_string());
+    assert_eq!(pod_mac(&second), Mac::from_ipv4([10, 82, 0, 3].into()).to_string());
     for v4 in [true, false] {
         assert_eq!(talk(&one, address(&first, v4), &two).seen(), address(&second, v4));
         let there = ip(if v4 { "10.82.0.9" } else { "fd00:82::9" });

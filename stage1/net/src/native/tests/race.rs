@@ -24,7 +24,7 @@ const FIRST: &str = "GANTRY_NET_RACE_FIRST";
 fn child() {
     let Some(pods) = std::env::var_os(PODS) else { return };
     let of = |name: &str| std::env::var(name).unwrap();
-    let namespace = |process: &str| Namespace::of_process(Pid::from_raw(process.parse().unwrap()).unwrap()).unwrap();
+    let namespace = |process: &str| Namespace::from_process(Pid::from_raw(process.parse().unwrap()).unwrap()).unwrap();
     let (host, leases) = (namespace(&of(HOST)), std::fs::File::open(of(LEASES)).unwrap());
     let network = dual("net", "br-net", 99);
     for (number, process) in (of(FIRST).parse::<u32>().unwrap()..).zip(pods.to_str().unwrap().split(',')) {

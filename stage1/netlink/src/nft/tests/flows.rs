@@ -10,13 +10,13 @@ use proptest::prelude::*;
 use super::space::Space;
 use super::traffic::{Lan, networks, wire};
 use super::{port, to};
-use crate::netlink::tests::support::{bound, until};
-use crate::nft::conntrack::{Which, forget};
+use crate::nft::conntrack::{StaleFlows, delete_stale_flows};
 use crate::nft::{Forward, HostPort, Protocol, State};
+use crate::test_support::{bound, until};
 use Protocol::{Tcp, Udp};
 
 /// Long enough for an answer, also on a busy machine.
-const LIMIT: Duration = Duration::from_secs(20);
+const MAX_PARTS: Duration = Duration::from_secs(20);
 
 type Ports = BTreeMap<HostPort, Forward>;
 
@@ -26,7 +26,7 @@ fn part(ports: &Ports) -> State {
 
 fn udp(space: &Space, address: &str) -> UdpSocket {
     let socket = bound(|| space.within(|| UdpSocket::bind(address)));
-    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    socket.set_read_timeout(Some(MAX_PARTS)).unwrap();
     socket
 }
 
@@ -45,9 +45,9 @@ fn heard(client: &UdpSocket, at: &str, by: &UdpSocket, what: &[u8]) {
     }
 }
 
-fn forget_on(lan: &Lan, ports: &Ports, which: Which) -> usize {
+fn delete_on(lan: &Lan, ports: &Ports, which: StaleFlows) -> usize {
     let began = Instant::now();
-    let count = forget(lan.host.namespace(), ports, which).unwrap();
+    let count = delete_stale_flows(lan.host.namespace(), ports, which).unwrap();
     println!("{count} of {} ports forgotten in {:?}", ports.len(), began.elapsed());
     count
 }
@@ -99,26 +99,26 @@ fn udp_reaches_the_pod(others: u16) {
         heard(&client, at, &own, b"host");
         table.add(&part(&first)).unwrap();
         heard(&client, at, &own, b"still the host: this test can fail");
-        assert_eq!(forget_on(&lan, &first, Which::Elsewhere), 1);
+        assert_eq!(delete_on(&lan, &first, StaleFlows::Redirected), 1);
         heard(&client, at, &a, b"a");
-        assert_eq!(forget_on(&lan, &first, Which::Elsewhere), 0, "what leads there stays");
+        assert_eq!(delete_on(&lan, &first, StaleFlows::Redirected), 0, "what leads there stays");
         // The pod dies, and another takes its place.
         table.remove(&part(&first)).unwrap();
         table.add(&part(&second)).unwrap();
         heard(&client, at, &a, b"still a");
-        assert_eq!(forget_on(&lan, &second, Which::There), 0);
-        assert_eq!(forget_on(&lan, &first, Which::There), 1);
+        assert_eq!(delete_on(&lan, &second, StaleFlows::ToDeadPod), 0);
+        assert_eq!(delete_on(&lan, &first, StaleFlows::ToDeadPod), 1);
         heard(&client, at, &b, b"b");
-        assert_eq!(forget_on(&lan, &first, Which::There), 0);
+        assert_eq!(delete_on(&lan, &first, StaleFlows::ToDeadPod), 0);
         // Or the first one's end was not seen.
         table.remove(&part(&second)).unwrap();
         table.add(&part(&first)).unwrap();
-        assert_eq!(forget_on(&lan, &first, Which::Elsewhere), 1);
+        assert_eq!(delete_on(&lan, &first, StaleFlows::Redirected), 1);
         heard(&client, at, &a, b"a again");
         table.remove(&part(&first)).unwrap();
-        assert_eq!(forget_on(&lan, &first, Which::There), 1);
+        assert_eq!(delete_on(&lan, &first, StaleFlows::ToDeadPod), 1);
         heard(&client, at, &own, b"the host again");
-        forget_on(&lan, &first, Which::Elsewhere);
+        delete_on(&lan, &first, StaleFlows::Redirected);
     }
 }
 
@@ -136,22 +136,22 @@ fn what_is_not_of_the_port_stays() {
     // The host's own connections of TCP to it, from before.
     let address: SocketAddr = "192.0.2.1:8080".parse().unwrap();
     let own = bound(|| lan.host.within(|| TcpListener::bind(address)));
-    let connect = || lan.outside.within(|| TcpStream::connect_timeout(&address, LIMIT).unwrap());
+    let connect = || lan.outside.within(|| TcpStream::connect_timeout(&address, MAX_PARTS).unwrap());
     let _before = (connect(), own.accept().unwrap());
     table.add(&part(&all)).unwrap();
     // And the pod's.
     let listener = bound(|| lan.a.within(|| TcpListener::bind("10.1.0.2:80")));
     let mut client = connect();
     let (served, _) = listener.accept().unwrap();
-    assert_eq!(forget_on(&lan, &all, Which::Elsewhere), 0);
+    assert_eq!(delete_on(&lan, &all, StaleFlows::Redirected), 0);
     let other = ports("10.1.0.3:80", "[fd00:1::3]:80");
-    assert_eq!(forget_on(&lan, &other, Which::There), 0);
+    assert_eq!(delete_on(&lan, &other, StaleFlows::ToDeadPod), 0);
     client.write_all(b"?").unwrap();
     until("what was written to be there", || served.peek(&mut [0]).unwrap() == 1);
     // It dies without a word.
     table.remove(&part(&all)).unwrap();
-    assert_eq!(forget_on(&lan, &all, Which::There), 1);
-    assert_eq!(forget_on(&lan, &State::new().ports, Which::There), 0);
+    assert_eq!(delete_on(&lan, &all, StaleFlows::ToDeadPod), 1);
+    assert_eq!(delete_on(&lan, &State::new().ports, StaleFlows::ToDeadPod), 0);
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn many_are_forgotten_at_once() {
         heard(&client, &at, &udp(&lan.host, &at), b"host");
     }
     table.add(&range).unwrap();
-    assert_eq!(forget_on(&lan, &range.ports, Which::Elsewhere), 300);
+    assert_eq!(delete_on(&lan, &range.ports, StaleFlows::Redirected), 300);
     heard(&client, "192.0.2.1:10299", &udp(&lan.a, "10.1.0.2:10299"), b"a");
 }
 

@@ -7,10 +7,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use super::space::Space;
-use crate::netlink::tests::support::needs;
+use crate::test_support::needs;
 
 /// Long enough for a frame, also on a busy machine.
-const LIMIT: Duration = Duration::from_secs(20);
+const MAX_PARTS: Duration = Duration::from_secs(20);
 
 /// Frames go out in their order: all from one processor.
 const SEND: &str = "
@@ -59,7 +59,7 @@ impl Program {
             }
         });
         let program = Self { child, lines };
-        assert_eq!(program.lines.recv_timeout(LIMIT).unwrap(), "ready");
+        assert_eq!(program.lines.recv_timeout(MAX_PARTS).unwrap(), "ready");
         program
     }
 }
@@ -105,7 +105,7 @@ impl Hearer {
         let (mark, last) = (hex(mark), hex(last));
         let mut heard = false;
         loop {
-            let frame = self.0.lines.recv_timeout(LIMIT).expect("the last frame comes");
+            let frame = self.0.lines.recv_timeout(MAX_PARTS).expect("the last frame comes");
             heard |= frame.contains(&mark);
             if frame.contains(&last) {
                 return heard;

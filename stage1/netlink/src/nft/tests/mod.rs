@@ -3,9 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on may panic")]
 
+mod anti_spoofing;
 mod flows;
 mod frame;
-mod guard;
 mod scale;
 mod space;
 mod state;
@@ -16,9 +16,9 @@ mod watch;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Access, Confined, Forward, Guard, HostPort, Interface, Network, Protocol, State};
+use super::{Access, AntiSpoofing, Confined, Forward, HostPort, Interface, Network, Protocol, State};
 use crate::address::Prefix;
-use crate::netlink::Mac;
+use crate::mac::Mac;
 
 fn prefixes(texts: &[&str]) -> BTreeSet<Prefix> {
     texts.iter().map(|text| text.parse::<Prefix>().unwrap()).collect()
@@ -40,8 +40,8 @@ fn bridge(state: &mut State, network: &str, interface: &str, subnets: &[&str], a
     state.interfaces.insert(interface.to_owned(), interface_of);
 }
 
-fn guard(mac: [u8; 6], addresses: &[&str]) -> Guard {
-    Guard { mac: Mac(mac), addresses: addresses.iter().map(|text| text.parse::<IpAddr>().unwrap()).collect() }
+fn allowed_from(mac: [u8; 6], addresses: &[&str]) -> AntiSpoofing {
+    AntiSpoofing { mac: Mac(mac), addresses: addresses.iter().map(|text| text.parse::<IpAddr>().unwrap()).collect() }
 }
 
 /// Something of everything.
@@ -59,9 +59,11 @@ fn sample() -> State {
     state.ports.insert(port("127.0.0.1", Protocol::Tcp, 8081), to("10.1.0.3:81", "pod-b"));
     state.ports.insert(port("::", Protocol::Tcp, 8080), to("[fd00:1::2]:80", "pod-a"));
     state.ports.insert(port("2001:db8::1", Protocol::Udp, 65535), to("[fd00:1::3]:1", "pod-b"));
-    state.guards.insert("gt0".to_owned(), guard([2, 0, 0, 0, 0, 1], &["10.1.0.2", "fd00:1::2"]));
-    state.guards.insert("gt1".to_owned(), guard([2, 0, 0, 0, 0, 2], &["10.1.0.3", "10.1.0.4", "fd00:1::3"]));
-    state.guards.insert("gt2".to_owned(), guard([2, 0, 0, 0, 0, 3], &[]));
+    state.anti_spoofing.insert("gt0".to_owned(), allowed_from([2, 0, 0, 0, 0, 1], &["10.1.0.2", "fd00:1::2"]));
+    state
+        .anti_spoofing
+        .insert("gt1".to_owned(), allowed_from([2, 0, 0, 0, 0, 2], &["10.1.0.3", "10.1.0.4", "fd00:1::3"]));
+    state.anti_spoofing.insert("gt2".to_owned(), allowed_from([2, 0, 0, 0, 0, 3], &[]));
     state.confined = Confined { v4: true, v6: true };
     state
 }

@@ -4,12 +4,12 @@
 use std::time::{Duration, Instant};
 
 use super::space::Space;
-use super::{bridge, guard, port};
-use crate::netlink::channel::Said;
+use super::{allowed_from, bridge, port};
+use crate::channel::Traffic;
 use crate::nft::{Access, Interface, Protocol, State, Table};
 
 const PODS: u16 = 500;
-const ROUNDS: u16 = 40;
+const MAX_ROUNDS: u16 = 40;
 
 /// A pod with two ports on each family.
 fn pod(number: u16) -> State {
@@ -35,18 +35,18 @@ fn pod_with_interface(number: u16) -> State {
 }
 
 /// The same for a pod on a bridge that knows it.
-fn pod_with_guard(number: u16) -> State {
+fn pod_with_anti_spoofing(number: u16) -> State {
     let mut state = pod(number);
     let [high, low] = number.to_be_bytes();
-    let mut guard = guard([2, 0, 0, 0, high, low], &[]);
+    let mut guard = allowed_from([2, 0, 0, 0, high, low], &[]);
     guard.addresses = state.ports.values().map(|forward| forward.to.ip()).collect();
-    state.guards.insert(format!("gt{number}"), guard);
+    state.anti_spoofing.insert(format!("gt{number}"), guard);
     state
 }
 
 /// What is said during this.
-fn said(table: &mut Table, what: impl FnOnce(&mut Table)) -> Said {
-    table.channel.said = Said::default();
+fn said(table: &mut Table, what: impl FnOnce(&mut Table)) -> Traffic {
+    table.channel.said = Traffic::default();
     what(table);
     table.channel.said
 }
@@ -57,11 +57,11 @@ fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 /// What adding a pod and removing it take when so many others are there: in words to the kernel, and in time.
-fn measure(table: &mut Table, pod: fn(u16) -> State) -> ([Said; 2], [Duration; 2]) {
+fn measure(table: &mut Table, pod: fn(u16) -> State) -> ([Traffic; 2], [Duration; 2]) {
     let one = pod(1000);
     let words = [said(table, |table| table.add(&one).unwrap()), said(table, |table| table.remove(&one).unwrap())];
     let (mut adding, mut removing) = (Vec::new(), Vec::new());
-    for round in 0..ROUNDS {
+    for round in 0..MAX_ROUNDS {
         let one = pod(1000 + round);
         let began = Instant::now();
         table.add(&one).unwrap();
@@ -112,7 +112,7 @@ fn so_does_one_with_an_interface_of_its_own() {
 
 #[test]
 fn so_does_one_with_a_guard() {
-    compare("with a guard each", pod_with_guard);
+    compare("with a guard each", pod_with_anti_spoofing);
 }
 
 /// What a refusal costs, which waits for a grace period of RCU, and what does not.
@@ -124,7 +124,7 @@ fn prices() {
     bridge(&mut state, "default", "gantry0", &["10.1.0.0/16", "fd00:1::/64"], Access::Isolated);
     table.ensure(&state).unwrap();
     let mut price = |what: &str, each: &mut dyn FnMut(&mut Table, u16)| {
-        let times = (0..ROUNDS).map(|round| {
+        let times = (0..MAX_ROUNDS).map(|round| {
             let began = Instant::now();
             each(&mut table, round);
             began.elapsed()
@@ -132,13 +132,13 @@ fn prices() {
         println!("{what:45} {:?}", median(times.collect()));
     };
     price("a guard that is there", &mut |table, _| {
-        table.add(&State { guards: pod_with_guard(1).guards, ..State::new() }).unwrap()
+        table.add(&State { anti_spoofing: pod_with_anti_spoofing(1).anti_spoofing, ..State::new() }).unwrap()
     });
     price("a network that is there", &mut |table, _| table.add(&state).unwrap());
-    price("a pod", &mut |table, round| table.add(&pod_with_guard(round)).unwrap());
-    price("the same again", &mut |table, round| table.add(&pod_with_guard(round)).unwrap());
+    price("a pod", &mut |table, round| table.add(&pod_with_anti_spoofing(round)).unwrap());
+    price("the same again", &mut |table, round| table.add(&pod_with_anti_spoofing(round)).unwrap());
     price("with its network", &mut |table, round| {
-        let mut all = pod_with_guard(1000 + round);
+        let mut all = pod_with_anti_spoofing(1000 + round);
         all.networks.clone_from(&state.networks);
         all.interfaces.clone_from(&state.interfaces);
         table.add(&all).unwrap();

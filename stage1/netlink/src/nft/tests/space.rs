@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-use crate::netlink::Namespace;
-use crate::netlink::tests::support::{Net, needs};
+use crate::namespace::Namespace;
 use crate::nft::{Monitor, Table, socket};
+use crate::test_support::{Net, needs};
 
 /// A namespace. It goes when this is dropped, or when the test's process ends however it may.
 pub(super) struct Space(Net);

@@ -8,9 +8,9 @@ use proptest::prelude::*;
 
 use super::{bridge, port, prefixes, sample, to};
 use crate::address::{Cidr, Prefix};
-use crate::netlink::Mac;
-use crate::nft::sets::{elements, state_of};
-use crate::nft::{Access, Error, Forward, Guard, HostPort, Interface, Network, PREFIXES_LIMIT, Protocol, State};
+use crate::mac::Mac;
+use crate::nft::sets::{elements, state_from_elements};
+use crate::nft::{Access, AntiSpoofing, Error, Forward, HostPort, Interface, Network, PREFIXES_LIMIT, Protocol, State};
 
 fn address() -> impl Strategy<Value = IpAddr> {
     // Those that a pod can have.
@@ -51,10 +51,10 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn guarded()(mac in any::<[u8; 6]>(), addresses in prop::collection::btree_set(address(), 0..4)) -> Guard {
+    fn guarded()(mac in any::<[u8; 6]>(), addresses in prop::collection::btree_set(address(), 0..4)) -> AntiSpoofing {
         let [first, rest @ ..] = mac;
         let [b, c, d, e, f] = rest;
-        Guard { mac: Mac([first & 0xfc | 2, b, c, d, e, f]), addresses }
+        AntiSpoofing { mac: Mac([first & 0xfc | 2, b, c, d, e, f]), addresses }
     }
 }
 
@@ -63,10 +63,10 @@ prop_compose! {
         networks in prop::collection::vec(("[a-z]{1,20}", prop::collection::btree_set(prefix(), 1..3), any::<bool>()), 0..5),
         interfaces in prop::collection::btree_map("[a-z][a-z0-9.]{0,14}", interface(), 0..5),
         forwards in prop::collection::vec(forward(), 0..20),
-        guards in prop::collection::btree_map("[a-z][a-z0-9.]{0,14}", guarded(), 0..5),
+        anti_spoofing in prop::collection::btree_map("[a-z][a-z0-9.]{0,14}", guarded(), 0..5),
     ) -> State {
         let mut taken: Vec<Prefix> = Vec::new();
-        let mut state = State { interfaces, guards, ports: forwards.into_iter().collect(), ..State::new() };
+        let mut state = State { interfaces, anti_spoofing, ports: forwards.into_iter().collect(), ..State::new() };
         for (name, prefixes, masquerade) in networks {
             let free: BTreeSet<Prefix> = prefixes.into_iter().filter(|prefix| {
                 let free = !taken.iter().any(|other| other.overlaps(prefix));
@@ -86,7 +86,7 @@ proptest! {
     fn elements_say_all_of_a_state(state in state()) {
         state.check().unwrap();
         let all = elements(&state);
-        prop_assert_eq!(state_of(&all), state);
+        prop_assert_eq!(state_from_elements(&all), state);
     }
 }
 
@@ -154,13 +154,15 @@ fn what_cannot_be_is_refused() {
         state.interfaces.get_mut("veth7").unwrap().addresses.insert([127, 0, 0, 1].into());
     });
     refused("is not the address of a pod", |state| {
-        state.guards.get_mut("gt0").unwrap().addresses.insert([0, 0, 0, 0].into());
+        state.anti_spoofing.get_mut("gt0").unwrap().addresses.insert([0, 0, 0, 0].into());
     });
     for mac in [[1, 0, 0, 0, 0, 1], [0; 6], [0xff; 6]] {
-        refused("is not the hardware address of a pod", |state| state.guards.get_mut("gt0").unwrap().mac = Mac(mac));
+        refused("is not the hardware address of a pod", |state| {
+            state.anti_spoofing.get_mut("gt0").unwrap().mac = Mac(mac)
+        });
     }
     refused("is not the name of an interface", |state| {
-        let guard = state.guards.remove("gt0").unwrap();
-        state.guards.insert("gt*".to_owned(), guard);
+        let guard = state.anti_spoofing.remove("gt0").unwrap();
+        state.anti_spoofing.insert("gt*".to_owned(), guard);
     });
 }

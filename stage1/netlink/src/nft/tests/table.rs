@@ -32,7 +32,7 @@ fn nft_and_we_read_what_was_written() {
     assert_eq!(found.state, sample());
 
     let listing = space.sh("nft -j list table inet gantry");
-    let chains = ["forward", "guard", "output", "ports", "postrouting", "prerouting"];
+    let chains = ["antispoof", "forward", "output", "ports", "postrouting", "prerouting"];
     assert_eq!(names(&objects(&listing, "chain")), chains);
     let sets = [
         "confined",
@@ -225,12 +225,12 @@ fn a_replacement_relies_on_a_generation() {
     table.ensure(&State::new()).unwrap();
     let generation = table.generation().unwrap();
     table.add(&sample()).unwrap();
-    let error = table.ensure_at(&State::new(), generation).unwrap_err();
+    let error = table.ensure_at_generation(&State::new(), generation).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert!(matches!(error, Error::Changed), "{error}");
     assert_eq!(table.read().unwrap().unwrap().state, sample());
     let generation = table.generation().unwrap();
-    table.ensure_at(&State::new(), generation).unwrap();
+    table.ensure_at_generation(&State::new(), generation).unwrap();
     assert_eq!(table.read().unwrap().unwrap().state, State::new());
 }
 
@@ -241,11 +241,11 @@ fn faults_are_named() {
     for (damage, fault) in [
         ("flush chain inet gantry forward", "the chain forward has other rules (0; it should have 12)"),
         ("insert rule inet gantry postrouting accept", "the chain postrouting has other rules (9; it should have 8)"),
-        ("insert rule inet gantry guard limit rate 1/second drop", "the chain guard has other rules"),
+        ("insert rule inet gantry antispoof limit rate 1/second drop", "the chain antispoof has other rules"),
         ("chain inet gantry forward { policy drop; }", "the chain forward is of another type"),
         ("add chain inet gantry more", "the chain more is not ours"),
         ("add set inet gantry more { type ipv4_addr; }", "the set more is not ours"),
-        ("flush chain inet gantry guard; delete chain inet gantry guard", "the chain guard is missing"),
+        ("flush chain inet gantry antispoof; delete chain inet gantry antispoof", "the chain antispoof is missing"),
         ("flush set inet gantry within4", "does not belong to anything"),
         ("delete element inet gantry shared { \"gantry1\" . \"gantry1\" }", "is missing"),
         ("add element inet gantry isolated { \"veth1\" }", "does not belong to anything"),

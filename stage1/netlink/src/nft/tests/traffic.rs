@@ -13,12 +13,12 @@ use rustix::net::{AddressFamily, SocketType, ipproto};
 
 use super::space::Space;
 use super::{bridge, port, prefixes, to};
-use crate::netlink::tests::support::{Feature, bound, skipped, until};
 use crate::nft::{Access, Interface, Network, Protocol, State};
+use crate::test_support::{Feature, bound, skipped, until};
 use Protocol::{Sctp, Tcp, Udp};
 
 /// Long enough for an answer, also on a busy machine.
-const LIMIT: Duration = Duration::from_secs(10);
+const MAX_PARTS: Duration = Duration::from_secs(10);
 /// So long is waited for one that must not come.
 const NEVER: Duration = Duration::from_millis(250);
 
@@ -249,7 +249,7 @@ fn start(lan: &Lan) -> Servers {
 
 fn reaches(from: &Space, address: &str, by: &str) {
     for protocol in [Tcp, Udp] {
-        let peer = seen(from, protocol, address, LIMIT);
+        let peer = seen(from, protocol, address, MAX_PARTS);
         assert_eq!(peer.as_deref(), Some(by), "{address}/{protocol} from {}", from.sh("ip -o addr show scope global"));
     }
 }
@@ -290,7 +290,7 @@ fn host_ports_where(filtered: bool) {
     reaches(&lan.host, "127.0.0.1:8080", "10.1.0.1");
     reaches(&lan.host, "127.0.0.1:8081", "10.1.0.1");
     // Not through ::1, but refused at once.
-    let refused = lan.host.within(|| connect(Tcp, "[::1]:8080".parse().unwrap(), LIMIT).unwrap_err());
+    let refused = lan.host.within(|| connect(Tcp, "[::1]:8080".parse().unwrap(), MAX_PARTS).unwrap_err());
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
     reaches(&lan.host, "[fd00:1::1]:8080", "fd00:1::1");
     reaches(&lan.host, "192.0.2.1:8080", "192.0.2.1");
@@ -338,7 +338,7 @@ fn loopback_stays_ones_own() {
         does_not_reach(space, "127.0.0.1:99");
     }
     // Without those rules they would: this test can fail.
-    lan.host.sh("nft flush chain inet gantry guard");
+    lan.host.sh("nft flush chain inet gantry antispoof");
     reaches(&lan.a, "127.0.0.1:99", "10.1.0.2");
     lan.host.sh("nft flush chain inet gantry prerouting; nft add rule inet gantry prerouting jump ports");
     reaches(&lan.outside, "127.0.0.1:8081", "192.0.2.2");
@@ -405,7 +405,7 @@ fn an_address_of_another_network_opens_nothing() {
             let hearer = bound(|| lan.other.within(|| UdpSocket::bind(to)));
             let sender = bound(|| lan.a.within(|| UdpSocket::bind(from)));
             sender.send_to(b"!", to).unwrap();
-            hearer.set_read_timeout(Some(if passes { LIMIT } else { NEVER })).unwrap();
+            hearer.set_read_timeout(Some(if passes { MAX_PARTS } else { NEVER })).unwrap();
             assert_eq!(hearer.recv(&mut [0]).is_ok(), passes, "{from} {to}");
         }
     }
@@ -484,7 +484,7 @@ fn other_protocols() {
         (&lan.a, "192.0.2.1:8080", "10.1.0.1"),
         (&lan.outside, "[2001:db8::1]:8080", "2001:db8::2"),
     ] {
-        assert_eq!(seen(from, Sctp, address, LIMIT).as_deref(), Some(by), "{address}");
+        assert_eq!(seen(from, Sctp, address, MAX_PARTS).as_deref(), Some(by), "{address}");
     }
 }
 
@@ -495,8 +495,8 @@ fn connections_outlive_a_replacement() {
     let mut table = lan.host.table();
     table.ensure(&all()).unwrap();
     let address = "192.0.2.1:8080".parse().unwrap();
-    let mut stream = lan.outside.within(|| connect(Tcp, address, LIMIT).unwrap());
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut stream = lan.outside.within(|| connect(Tcp, address, MAX_PARTS).unwrap());
+    stream.set_read_timeout(Some(MAX_PARTS)).unwrap();
     let mut buffer = [0; 100];
     assert!(stream.read(&mut buffer).unwrap() > 0);
     for flush in [false, true] {

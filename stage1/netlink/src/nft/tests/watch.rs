@@ -7,14 +7,14 @@ use proptest::prelude::*;
 use super::space::Space;
 use super::{port, sample};
 use crate::nft::monitor::Reader;
-use crate::nft::{Change, Part, Protocol};
+use crate::nft::{Change, Protocol, TablePart};
 
 /// `comm` of this thread: what the kernel tells of our own changes.
 fn own_name() -> String {
     std::fs::read_to_string("/proc/thread-self/comm").unwrap().trim_end().to_owned()
 }
 
-const LIMIT: Duration = Duration::from_secs(5);
+const MAX_PARTS: Duration = Duration::from_secs(5);
 const SHORT: Duration = Duration::from_millis(50);
 
 #[test]
@@ -32,8 +32,8 @@ fn a_flush_is_noticed_and_undone() {
     assert_eq!(monitor.wait(SHORT).unwrap(), None, "nor are changes of others to others");
     let began = Instant::now();
     space.sh("nft flush ruleset");
-    let change = monitor.wait(LIMIT).unwrap();
-    assert_eq!(change, Some(Change { removed: true, part: Part::Table, by: Some("nft".to_owned()) }));
+    let change = monitor.wait(MAX_PARTS).unwrap();
+    assert_eq!(change, Some(Change { removed: true, part: TablePart::Table, by: Some("nft".to_owned()) }));
     assert_eq!(table.read().unwrap(), None);
     table.ensure(&sample()).unwrap();
     println!("flushed, noticed and undone in {:?}", began.elapsed());
@@ -48,21 +48,21 @@ fn each_part_is_told() {
     let mut table = space.table();
     let mut monitor = space.monitor(&[&own_name()]);
     for (damage, removed, part) in [
-        ("flush table inet gantry", true, Part::Rule),
-        ("flush chain inet gantry forward", true, Part::Rule),
-        ("flush set inet gantry isolated", true, Part::Elements),
-        ("add element inet gantry isolated { \"x\" }", false, Part::Elements),
-        ("flush chain inet gantry guard; delete chain inet gantry guard", true, Part::Chain),
-        ("add set inet gantry more { type ipv4_addr; }", false, Part::Set),
-        ("delete table inet gantry", true, Part::Table),
-        ("flush chain bridge gantry frames", true, Part::Rule),
-        ("delete element bridge gantry guarded { \"gt0\" }", true, Part::Elements),
-        ("delete table bridge gantry", true, Part::Table),
+        ("flush table inet gantry", true, TablePart::Rule),
+        ("flush chain inet gantry forward", true, TablePart::Rule),
+        ("flush set inet gantry isolated", true, TablePart::Elements),
+        ("add element inet gantry isolated { \"x\" }", false, TablePart::Elements),
+        ("flush chain inet gantry antispoof; delete chain inet gantry antispoof", true, TablePart::Chain),
+        ("add set inet gantry more { type ipv4_addr; }", false, TablePart::Set),
+        ("delete table inet gantry", true, TablePart::Table),
+        ("flush chain bridge gantry antispoof", true, TablePart::Rule),
+        ("delete element bridge gantry pod_ports { \"gt0\" }", true, TablePart::Elements),
+        ("delete table bridge gantry", true, TablePart::Table),
     ] {
         table.ensure(&sample()).unwrap();
         space.sh(&format!("nft '{damage}'"));
         let by = Some("nft".to_owned());
-        assert_eq!(monitor.wait(LIMIT).unwrap(), Some(Change { removed, part, by }), "{damage}");
+        assert_eq!(monitor.wait(MAX_PARTS).unwrap(), Some(Change { removed, part, by }), "{damage}");
     }
 }
 
@@ -81,10 +81,10 @@ fn what_was_dropped_is_assumed() {
     while let Some(change) = monitor.wait(Duration::ZERO).unwrap() {
         told.push(change);
     }
-    assert_eq!(told, [Change { removed: true, part: Part::Unknown, by: None }]);
+    assert_eq!(told, [Change { removed: true, part: TablePart::Unknown, by: None }]);
     // It goes on from there.
     space.sh("nft flush ruleset");
-    assert_eq!(monitor.wait(LIMIT).unwrap().map(|change| change.part), Some(Part::Table));
+    assert_eq!(monitor.wait(MAX_PARTS).unwrap().map(|change| change.part), Some(TablePart::Table));
 }
 
 proptest! {

@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::netlink::message::next_message;
+use crate::message::next_message;
 use crate::nft::expr::{Expr, Verdict};
 use crate::nft::rules::chains;
 
@@ -135,7 +135,7 @@ proptest! {
         let message = Message { kind: message::NEWSETELEM, flags: 0, number: 1, payload: &bytes };
         if let Ok(read) = read_elements(set, &message) {
             let all = join(read).into_iter().collect();
-            let _ = crate::nft::sets::elements(&crate::nft::sets::state_of(&all));
+            let _ = crate::nft::sets::elements(&crate::nft::sets::state_from_elements(&all));
         }
         if let Ok(attributes) = Attributes::parse(&bytes) {
             let _ = expr::read(attributes);
@@ -157,7 +157,7 @@ proptest! {
         while let Ok(Some(message)) = next_message(&mut rest) {
             let _ = read_elements(element.set, &message).map(|read| {
                 let all = join(read).into_iter().collect();
-                crate::nft::sets::state_of(&all)
+                crate::nft::sets::state_from_elements(&all)
             });
             let Ok((_, attributes)) = message.split(FIXED) else { continue };
             let list = attributes.get(NFTA_RULE_EXPRESSIONS).and_then(|list| list.nested().ok());

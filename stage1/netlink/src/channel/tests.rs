@@ -1,0 +1,133 @@
+//! The transport: answers that do not come, that are late, and that others forge.
+
+use gantry_model::{ErrorKind, Kind};
+use netlink_sys::constants::NETLINK_ROUTE;
+
+use super::*;
+use crate::message::F_REQUEST;
+use crate::test_support::Net;
+
+const RTM_GETLINK: u16 = 18;
+
+/// "Which interface has this index": one that is there, or not.
+fn question(index: u32) -> Batch {
+    let mut batch = Batch::new();
+    let mut head = [0; 16];
+    head[4..8].copy_from_slice(&index.to_ne_bytes());
+    batch.push(RTM_GETLINK, 0, &head, |_| {});
+    batch
+}
+
+fn open_in(net: &Net) -> Channel {
+    Channel::new(net.namespace.enter(|| open(NETLINK_ROUTE, true)).unwrap())
+}
+
+fn channel() -> (Net, Channel) {
+    let net = Net::new();
+    let channel = open_in(&net);
+    (net, channel)
+}
+
+#[test]
+fn waiting_has_an_end() {
+    let (_net, mut channel) = channel();
+    channel.set_timeout(Duration::from_millis(20));
+    let begun = Instant::now();
+    let error = channel.receive(begun + Duration::from_millis(20), format_args!("hear something")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert_eq!(error.to_string(), "cannot hear something: no reply from the kernel within 20 ms");
+    assert!(begun.elapsed() >= Duration::from_millis(20));
+}
+
+#[test]
+fn answers_to_older_questions_are_passed_over() {
+    let (_net, mut channel) = channel();
+    channel.send(question(4711), F_ACK, format_args!("ask and go away")).unwrap();
+    let mut heard = 0;
+    let mut count = |_: &Message<'_>| {
+        heard += 1;
+        Ok(())
+    };
+    channel.request(question(1), format_args!("find lo"), &mut count).unwrap();
+    assert_eq!(heard, 1);
+}
+
+#[test]
+fn answers_of_other_processes_are_passed_over() {
+    let (net, mut channel) = channel();
+    channel.set_timeout(Duration::from_millis(50));
+    channel.request(question(1), format_args!("find lo"), &mut |_| Ok(())).unwrap();
+    let own = SocketAddrNetlink::try_from(rustix::net::getsockname(&channel).unwrap()).unwrap();
+    let forger = open_in(&net);
+    let mut forged = Batch::new();
+    let refused = Errno::PERM.raw_os_error();
+    forged.push(NLMSG_ERROR, 0, &[&(-refused).to_ne_bytes()[..], &[0; 16]].concat(), |_| {});
+    let bytes = forged.finish(channel.next, 0).unwrap();
+    assert_eq!(bytes[6] & 1, u8::try_from(F_REQUEST).unwrap());
+    sendto(&forger, &bytes, SendFlags::empty(), &own).unwrap();
+    let error = channel.receive(channel.deadline(), format_args!("hear the kernel")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    sendto(&forger, &bytes, SendFlags::empty(), &own).unwrap();
+    channel.request(question(1), format_args!("find lo"), &mut |_| Ok(())).unwrap();
+}
+
+#[test]
+fn a_dump_that_was_given_up_is_in_nobodys_way() {
+    let (mut net, mut channel) = channel();
+    // More than one datagram, so that it is not over when it is given up.
+    for number in 0..40 {
+        net.bridge(&format!("br{number}"));
+    }
+    let request = |batch: &mut Batch| batch.push(RTM_GETLINK, F_DUMP, &[0; 16], |_| {});
+    for _ in 0..2 {
+        let mut batch = Batch::new();
+        request(&mut batch);
+        channel.send(batch, 0, "list and go away").unwrap();
+    }
+    let mut batch = Batch::new();
+    request(&mut batch);
+    let mut heard = 0;
+    let mut count = |_: &Message<'_>| {
+        heard += 1;
+        Ok::<_, Error>(())
+    };
+    assert!(channel.dump_once(batch, "list the links", &mut count).unwrap());
+    assert!(heard > 40, "{heard}");
+}
+
+#[test]
+fn of_a_batch_each_refusal_is_told() {
+    let (_net, mut channel) = channel();
+    let mut batch = Batch::new();
+    for index in [4711u32, 1, 4712, 1] {
+        let mut head = [0; 16];
+        head[4..8].copy_from_slice(&index.to_ne_bytes());
+        batch.push(RTM_GETLINK, 0, &head, |_| {});
+    }
+    let mut heard = 0;
+    let mut count = |_: &Message<'_>| {
+        heard += 1;
+        Ok(())
+    };
+    let refused = channel.exchange(batch, format_args!("ask four things"), &mut count).unwrap();
+    let at: Vec<_> = refused.iter().map(|refusal| (refusal.at, refusal.errno)).collect();
+    assert_eq!((at, heard), (vec![(0, Errno::NODEV), (2, Errno::NODEV)], 2));
+}
+
+#[test]
+fn strict_checking_and_the_kernels_words_are_on() {
+    let (_net, mut channel) = channel();
+    let request = |batch: &mut Batch, flags: u16| {
+        batch.push(RTM_GETLINK, flags, &[0, 0, 0, 0, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9], |_| {})
+    };
+    let result = channel.dump(&request, format_args!("list nonsense"), &|_| Ok(Some(())));
+    let Err(Error::Kernel { errno: Errno::INVAL, said: Some(said), .. }) = result else { panic!("{result:?}") };
+    assert!(said.contains("Invalid values in header"), "{said}");
+}
+
+#[test]
+fn no_errno_is_out_of_range() {
+    for (code, want) in [(0, Errno::IO), (1, Errno::PERM), (4096, Errno::IO), (i32::MAX, Errno::IO), (-1, Errno::IO)] {
+        assert_eq!(errno(code), want, "{code}");
+    }
+}

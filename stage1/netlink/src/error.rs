@@ -1,0 +1,160 @@
+//! Errors of netlink operations: what was attempted, on what, and why it failed.
+
+use std::fmt;
+use std::time::Duration;
+
+use gantry_model::{ErrorKind, Kind};
+use rustix::io::Errno;
+
+/// The result of an operation.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Bytes that violate the format of netlink(7), with the reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(pub(crate) &'static str);
+
+/// Why an operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel rejected the request.
+    #[error("cannot {what}: {errno}{}", KernelText(.said))]
+    Kernel {
+        /// What was attempted, as in "make the link br0".
+        what: String,
+        /// The error number.
+        errno: Errno,
+        /// The text of the extended acknowledgement, if there was one.
+        said: Option<String>,
+    },
+    /// Another system call failed: on the socket, a namespace, a file below `/proc/sys`.
+    #[error("cannot {what}: {errno}")]
+    System {
+        /// What was attempted.
+        what: String,
+        /// The error number.
+        errno: Errno,
+    },
+    /// The object exists with other properties.
+    #[error("cannot {what}: it exists already, {difference}")]
+    Different {
+        /// What was attempted.
+        what: String,
+        /// The property that differs.
+        difference: String,
+    },
+    /// The request is invalid on any system.
+    #[error("cannot {what}: {why}")]
+    Invalid {
+        /// What was attempted.
+        what: String,
+        /// The reason.
+        why: String,
+    },
+    /// The kernel's reply is malformed, or the request does not fit into a message.
+    #[error("cannot {what}: {source}")]
+    Malformed {
+        /// What was attempted.
+        what: String,
+        /// What is malformed.
+        source: Malformed,
+    },
+    /// The reply was lost because the receive buffer was full (ENOBUFS), or every dump was interrupted by changes.
+    #[error("cannot {what}: the kernel's reply was lost or inconsistent")]
+    Lost {
+        /// What was attempted.
+        what: String,
+    },
+    /// The reply did not arrive in time.
+    #[error("cannot {what}: no reply from the kernel within {} ms", .after.as_millis())]
+    TimedOut {
+        /// What was attempted.
+        what: String,
+        /// The timeout.
+        after: Duration,
+    },
+}
+
+/// The text of an extended acknowledgement in parentheses, if there is one.
+struct KernelText<'a>(&'a Option<String>);
+
+impl fmt::Display for KernelText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(said) => write!(f, " ({})", said.escape_debug()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Error {
+    /// The error number, if a system call or the kernel gave one.
+    #[must_use]
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Kernel { errno, .. } | Self::System { errno, .. } => Some(*errno),
+            _ => None,
+        }
+    }
+
+    /// Whether the kernel rejected the request with this error number.
+    pub(crate) fn is(&self, wanted: Errno) -> bool {
+        matches!(self, Self::Kernel { errno, .. } if *errno == wanted)
+    }
+}
+
+impl Kind for Error {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Kernel { errno, .. } | Self::System { errno, .. } => kind_of_errno(*errno),
+            Self::Different { .. } => ErrorKind::AlreadyExists,
+            Self::Invalid { .. } => ErrorKind::Invalid,
+            Self::Malformed { .. } => ErrorKind::Internal,
+            Self::Lost { .. } => ErrorKind::Unavailable,
+            Self::TimedOut { .. } => ErrorKind::TimedOut,
+        }
+    }
+}
+
+fn kind_of_errno(errno: Errno) -> ErrorKind {
+    match errno {
+        // What rtnetlink returns for a missing link, address or route.
+        Errno::NODEV | Errno::NXIO | Errno::SRCH | Errno::ADDRNOTAVAIL | Errno::NOENT => ErrorKind::NotFound,
+        Errno::EXIST | Errno::ADDRINUSE => ErrorKind::AlreadyExists,
+        Errno::PERM | Errno::ACCESS => ErrorKind::Denied,
+        Errno::INVAL | Errno::RANGE | Errno::NAMETOOLONG => ErrorKind::Invalid,
+        Errno::BUSY | Errno::AGAIN => ErrorKind::Busy,
+        Errno::NOTSUP | Errno::AFNOSUPPORT | Errno::PROTONOSUPPORT | Errno::HOSTUNREACH | Errno::NETUNREACH => {
+            ErrorKind::Unavailable
+        }
+        Errno::NOMEM | Errno::NOBUFS | Errno::NFILE | Errno::MFILE => ErrorKind::Exhausted,
+        other => ErrorKind::of_io(&other.into()),
+    }
+}
+
+/// Adds what was attempted to an error from below.
+pub(crate) trait Attempt<T> {
+    /// `what` completes "cannot …", as in "create the link br0".
+    fn attempt<W: fmt::Display>(self, what: impl FnOnce() -> W) -> Result<T>;
+}
+
+impl<T> Attempt<T> for std::result::Result<T, Errno> {
+    fn attempt<W: fmt::Display>(self, what: impl FnOnce() -> W) -> Result<T> {
+        self.map_err(|errno| Error::System { what: what().to_string(), errno })
+    }
+}
+
+impl<T> Attempt<T> for std::io::Result<T> {
+    fn attempt<W: fmt::Display>(self, what: impl FnOnce() -> W) -> Result<T> {
+        self.map_err(|error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            Error::System { what: what().to_string(), errno }
+        })
+    }
+}
+
+impl<T> Attempt<T> for std::result::Result<T, Malformed> {
+    fn attempt<W: fmt::Display>(self, what: impl FnOnce() -> W) -> Result<T> {
+        self.map_err(|source| Error::Malformed { what: what().to_string(), source })
+    }
+}

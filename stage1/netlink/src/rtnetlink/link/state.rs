@@ -1,0 +1,179 @@
+//! What the kernel says an interface is, and what passed through it.
+
+use super::port::Port;
+use super::{
+    IFF_PROMISC, IFF_UP, IFINFOMSG, IFLA_ADDRESS, IFLA_GROUP, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA,
+    IFLA_INFO_KIND, IFLA_INFO_SLAVE_DATA, IFLA_INFO_SLAVE_KIND, IFLA_LINK, IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU,
+    IFLA_TXQLEN, RTM_NEWLINK, create, port,
+};
+use crate::error::Malformed;
+use crate::mac::Mac;
+use crate::message::{Attribute, Attributes, Message};
+
+const IFLA_LINK_NETNSID: u16 = 37;
+
+const IFF_LOOPBACK: u32 = 0x8;
+const IFF_RUNNING: u32 = 0x40;
+
+/// An interface, as the kernel described it at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// Its number; unique within its network namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// `bridge`, `veth`, `macvlan` …; None for hardware and the loopback interface.
+    pub kind: Option<String>,
+    /// The index of the bridge it is a port of.
+    pub master: Option<u32>,
+    /// The index of the interface below (macvlan, ipvlan) or at the other end (veth), in the namespace `netns_id` says.
+    pub parent: Option<u32>,
+    /// Which namespace `parent` is in, if not in this one: a number that only this namespace knows it by.
+    pub netns_id: Option<i32>,
+    /// The longest packet, in bytes.
+    pub mtu: u32,
+    /// The hardware address, where it is one of six bytes.
+    pub mac: Option<Mac>,
+    /// `IFF_*` of netdevice(7).
+    pub flags: u32,
+    /// Packets that may wait to be sent.
+    pub tx_queue_length: u32,
+    /// The number of its group of interfaces; 0 if nobody gave it another.
+    pub group: u32,
+    /// The text somebody gave it.
+    pub alias: Option<String>,
+    /// How it is a port, when `master` is a bridge.
+    pub port: Option<Port>,
+    /// `IFLA_MACVLAN_MODE` or `IFLA_IPVLAN_MODE`, as a number.
+    pub mode: Option<u32>,
+    /// Whether a bridge tells VLANs apart; None where the kernel has no such thing.
+    pub vlan_filtering: Option<bool>,
+}
+
+impl Link {
+    /// Whether it was set up.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.flags & IFF_UP != 0
+    }
+
+    /// Whether it is up and its other side is too.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.flags & IFF_RUNNING != 0
+    }
+
+    /// Whether it was told to take packets to any hardware address.
+    #[must_use]
+    pub fn is_promiscuous(&self) -> bool {
+        self.flags & IFF_PROMISC != 0
+    }
+
+    /// Whether it is `lo`.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        self.flags & IFF_LOOPBACK != 0
+    }
+}
+
+/// What passed through an interface since it was made (`struct rtnl_link_stats64`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Bad packets received.
+    pub rx_errors: u64,
+    /// Packets that could not be sent.
+    pub tx_errors: u64,
+    /// Packets received and not taken.
+    pub rx_dropped: u64,
+    /// Packets thrown away on the way out.
+    pub tx_dropped: u64,
+}
+
+/// An interface out of RTM_NEWLINK; None for other messages.
+pub(crate) fn parse(message: &Message<'_>) -> std::result::Result<Option<Link>, Malformed> {
+    if message.kind != RTM_NEWLINK {
+        return Ok(None);
+    }
+    let (head, attributes) = message.split(IFINFOMSG)?;
+    let word = |at: usize| Some(u32::from_ne_bytes(head.get(at..at + 4)?.try_into().ok()?));
+    let short = Malformed("a link without its fixed part");
+    let mut link = Link {
+        index: word(4).ok_or(short)?,
+        name: String::new(),
+        kind: None,
+        master: None,
+        parent: None,
+        netns_id: None,
+        mtu: 0,
+        mac: None,
+        flags: word(8).ok_or(short)?,
+        tx_queue_length: 0,
+        group: 0,
+        alias: None,
+        port: None,
+        mode: None,
+        vlan_filtering: None,
+    };
+    for attribute in attributes.iter() {
+        match attribute.kind {
+            IFLA_IFNAME => link.name = attribute.text().unwrap_or_default().to_owned(),
+            IFLA_MTU => link.mtu = attribute.u32().unwrap_or_default(),
+            IFLA_LINK => link.parent = attribute.u32().filter(|index| *index != 0),
+            IFLA_MASTER => link.master = attribute.u32().filter(|index| *index != 0),
+            IFLA_TXQLEN => link.tx_queue_length = attribute.u32().unwrap_or_default(),
+            IFLA_LINK_NETNSID => link.netns_id = attribute.i32(),
+            IFLA_ADDRESS => link.mac = attribute.payload.try_into().ok().map(Mac),
+            IFLA_GROUP => link.group = attribute.u32().unwrap_or(0),
+            IFLA_IFALIAS => link.alias = attribute.text().filter(|alias| !alias.is_empty()).map(str::to_owned),
+            IFLA_LINKINFO => parse_info(&attribute, &mut link)?,
+            _ => {}
+        }
+    }
+    Ok(Some(link))
+}
+
+fn parse_info(info: &Attribute<'_>, link: &mut Link) -> std::result::Result<(), Malformed> {
+    let info = info.nested()?;
+    let text = |kind| info.get(kind).and_then(|attribute| attribute.text());
+    link.kind = text(IFLA_INFO_KIND).map(str::to_owned);
+    let data = info.get(IFLA_INFO_DATA).map_or(Ok(Attributes::default()), |data| data.nested())?;
+    let of = |kind| data.get(kind);
+    match link.kind.as_deref() {
+        Some("macvlan") => link.mode = of(create::IFLA_MACVLAN_MODE).and_then(|mode| mode.u32()),
+        Some("ipvlan") => link.mode = of(create::IFLA_IPVLAN_MODE).and_then(|mode| mode.u16()).map(u32::from),
+        Some("bridge") => {
+            link.vlan_filtering = of(create::IFLA_BR_VLAN_FILTERING).and_then(|on| on.u8()).map(|on| on != 0)
+        }
+        _ => {}
+    }
+    if text(IFLA_INFO_SLAVE_KIND) == Some("bridge")
+        && let Some(data) = info.get(IFLA_INFO_SLAVE_DATA)
+    {
+        link.port = Some(port::parse(&data.nested()?));
+    }
+    Ok(())
+}
+
+/// As `struct rtnl_link_stats64` begins; an older kernel's is shorter.
+pub(super) fn parse_statistics(bytes: &[u8]) -> Statistics {
+    let mut words = bytes.chunks_exact(8).map(|word| word.try_into().map(u64::from_ne_bytes).unwrap_or_default());
+    let mut next = || words.next().unwrap_or_default();
+    Statistics {
+        rx_packets: next(),
+        tx_packets: next(),
+        rx_bytes: next(),
+        tx_bytes: next(),
+        rx_errors: next(),
+        tx_errors: next(),
+        rx_dropped: next(),
+        tx_dropped: next(),
+    }
+}

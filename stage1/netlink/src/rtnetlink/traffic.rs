@@ -1,0 +1,132 @@
+//! How much an interface may send: a token bucket (tc-tbf(8)).
+//!
+//! What a pod receives is what the host's end of its veth pair sends, and what a pod sends is what its own end sends; so a bucket on
+//! each end limits both directions, without an IFB device. The one on the pod's end is in the pod's namespace: an app that was given CAP_NET_ADMIN can remove it.
+
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::socket::Socket;
+use crate::error::{Error, Malformed, Result};
+use crate::message::{Attribute, Batch, F_CREATE, F_REPLACE, Message};
+
+const RTM_NEWQDISC: u16 = 36;
+const RTM_DELQDISC: u16 = 37;
+const RTM_GETQDISC: u16 = 38;
+
+const TCA_KIND: u16 = 1;
+const TCA_OPTIONS: u16 = 2;
+const TCA_TBF_PARMS: u16 = 1;
+const TCA_TBF_RATE64: u16 = 4;
+const TCA_TBF_BURST: u16 = 6;
+const TC_H_ROOT: u32 = u32::MAX;
+/// `1:`
+const HANDLE: u32 = 0x0001_0000;
+const TC_LINKLAYER_ETHERNET: u8 = 1;
+
+const TCMSG: usize = 20;
+/// Of `tc_tbf_qopt`: where the first rate's 32 bits are.
+const RATE: usize = 8;
+/// Of `tc_tbf_qopt`: where the limit is.
+const LIMIT: usize = 24;
+const TBF_QOPT: usize = 36;
+
+/// A limit on what an interface sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenBucket {
+    /// Bytes per second (CNI's `ingressRate` and `egressRate` are bits).
+    pub rate: u64,
+    /// How many bytes may go at once after a silence. At least one packet with its header, or nothing ever goes.
+    pub burst: u32,
+    /// How long a packet may wait before later ones are thrown away. CNI's bandwidth plugin uses 25 ms.
+    pub latency: Duration,
+}
+
+impl TokenBucket {
+    /// The bytes that may wait: what the rate sends within the latency, and the burst.
+    fn limit(&self) -> u32 {
+        let waiting = u128::from(self.rate) * self.latency.as_micros() / 1_000_000;
+        u32::try_from(waiting).unwrap_or(u32::MAX).saturating_add(self.burst)
+    }
+
+    fn write(&self, m: &mut Batch) {
+        let mut parms = [0; TBF_QOPT];
+        parms[1] = TC_LINKLAYER_ETHERNET;
+        let rate = u32::try_from(self.rate).unwrap_or(u32::MAX);
+        parms[RATE..RATE + 4].copy_from_slice(&rate.to_ne_bytes());
+        parms[LIMIT..LIMIT + 4].copy_from_slice(&self.limit().to_ne_bytes());
+        m.bytes(TCA_TBF_PARMS, &parms).u32(TCA_TBF_BURST, self.burst);
+        if rate == u32::MAX {
+            m.u64(TCA_TBF_RATE64, self.rate);
+        }
+    }
+}
+
+fn head(index: u32, handle: u32, parent: u32) -> [u8; TCMSG] {
+    let mut head = [0; TCMSG];
+    head[4..8].copy_from_slice(&index.to_ne_bytes());
+    head[8..12].copy_from_slice(&handle.to_ne_bytes());
+    head[12..16].copy_from_slice(&parent.to_ne_bytes());
+    head
+}
+
+impl Socket {
+    /// Limits what an interface sends, in the place of any limit it has.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when rate or burst is 0; what the kernel says: the interface is gone (ENODEV), it has no token buckets (ENOENT).
+    pub fn limit_rate(&mut self, index: u32, bucket: &TokenBucket) -> Result<()> {
+        let what = format_args!("limit the rate of interface {index}");
+        if bucket.rate == 0 || bucket.burst == 0 {
+            let why = "rate and burst must be more than 0".to_owned();
+            return Err(Error::Invalid { what: what.to_string(), why });
+        }
+        let mut batch = Batch::new();
+        batch.push(RTM_NEWQDISC, F_CREATE | F_REPLACE, &head(index, HANDLE, TC_H_ROOT), |m| {
+            m.text(TCA_KIND, "tbf").nested(TCA_OPTIONS, |m| bucket.write(m));
+        });
+        self.channel().order(batch, what)
+    }
+
+    /// Takes the limit away. Whether there was one.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn unlimit_rate(&mut self, index: u32) -> Result<bool> {
+        let mut batch = Batch::new();
+        batch.push(RTM_DELQDISC, 0, &head(index, 0, TC_H_ROOT), |_| {});
+        match self.channel().order(batch, format_args!("take the limit from interface {index}")) {
+            Ok(()) => Ok(true),
+            Err(Error::Kernel { errno: Errno::NOENT | Errno::INVAL | Errno::NODEV, .. }) => Ok(false),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// The bytes per second an interface is limited to, if it is.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn rate_limit(&mut self, index: u32) -> Result<Option<u64>> {
+        let request = |batch: &mut Batch, flags: u16| batch.push(RTM_GETQDISC, flags, &head(index, 0, 0), |_| {});
+        let found = self.channel().dump(&request, format_args!("read the limits of interface {index}"), &parse)?;
+        Ok(found.into_iter().find(|(at, _)| *at == index).map(|(_, rate)| rate))
+    }
+}
+
+/// Interface and rate out of RTM_NEWQDISC; None for other messages and what is no token bucket.
+pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<(u32, u64)>, Malformed> {
+    if message.kind != RTM_NEWQDISC {
+        return Ok(None);
+    }
+    let (fixed, attributes) = message.split(TCMSG)?;
+    if attributes.get(TCA_KIND).and_then(|kind| kind.text()) != Some("tbf") {
+        return Ok(None);
+    }
+    let Some(options) = attributes.get(TCA_OPTIONS) else { return Ok(None) };
+    let options = options.nested()?;
+    let word = |bytes: &[u8], at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    let long = options.get(TCA_TBF_RATE64).and_then(|rate: Attribute<'_>| rate.u64());
+    let rate = long.or_else(|| word(options.get(TCA_TBF_PARMS)?.payload, RATE).map(u64::from));
+    Ok(word(fixed, 4).zip(rate))
+}
