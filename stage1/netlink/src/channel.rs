@@ -3,8 +3,8 @@
 //! Shared by rtnetlink and nfnetlink; the transactions of nfnetlink are in [`crate::nft`].
 //!
 //! The kernel handles a request within the system call that sends it, so the reply is usually queued when that call
-//! returns: receiving tries a non-blocking read before it polls. The deadline bounds the wait for a reply, not the handling
-//! of the request: the kernel blocks in sendto() while another process holds its locks (RTNL).
+//! returns: receiving tries a non-blocking read before it polls. The deadline bounds the wait for a reply, not the
+//! handling of the request: the kernel blocks in sendto() while another process holds its locks (RTNL).
 //!
 //! Replies left over from an abandoned exchange are drained before the next request, an unfinished dump to its end.
 //!
@@ -27,7 +27,8 @@ use crate::message::{Ack, Batch, F_ACK, F_DUMP, F_DUMP_INTR, Message, NLMSG_DONE
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest datagram of a dump, in bytes: the kernel fills at most 32 KiB (`netlink_recvmsg`).
 const MAX_DATAGRAM: usize = 32 * 1024;
-/// The send buffer for large batches, in bytes: a batch is one datagram, and a full nftables table takes about half of this.
+/// The send buffer for large batches, in bytes: a batch is one datagram, and a full nftables table takes about half
+/// of this.
 const MAX_SEND_BUFFER: usize = 64 << 20;
 /// The most entries of a dump; a longer one is an error.
 const MAX_ENTRIES: usize = 100_000;
@@ -128,11 +129,12 @@ impl Channel {
     }
 
     /// Sends one request whose only reply is its acknowledgement.
-    pub(crate) fn order(&mut self, batch: Batch, what: impl Display + Copy) -> Result<()> {
+    pub(crate) fn execute(&mut self, batch: Batch, what: impl Display + Copy) -> Result<()> {
         self.request(batch, what, &mut |_| Ok(()))
     }
 
-    /// Sends several requests with one system call. The kernel handles them in order; a rejected one does not stop the rest.
+    /// Sends several requests with one system call. The kernel handles them in order; a rejected one does not stop
+    /// the rest.
     pub(crate) fn exchange(
         &mut self,
         batch: Batch,
@@ -227,7 +229,8 @@ impl Channel {
         }
     }
 
-    /// Sends a batch, with the flags `last` added to its last message. Returns the sequence number of the first message.
+    /// Sends a batch, with the flags `last` added to its last message. Returns the sequence number of the first
+    /// message.
     pub(crate) fn send(&mut self, batch: Batch, last: u16, what: impl Display + Copy) -> Result<u32> {
         self.drain(what)?;
         let first = self.next;
@@ -256,7 +259,7 @@ impl Channel {
     /// Discards the replies of an abandoned exchange, and a pending ENOBUFS.
     fn drain(&mut self, what: impl Display + Copy) -> Result<()> {
         loop {
-            match self.take(what) {
+            match self.receive_into_buffer(what) {
                 Ok(Some(_)) | Err(Error::Lost { .. }) => {}
                 Ok(None) => return Ok(()),
                 Err(error) => return Err(error),
@@ -267,7 +270,7 @@ impl Channel {
     /// Waits for the next datagram from the kernel.
     pub(crate) fn receive(&mut self, deadline: Instant, what: impl Display + Copy) -> Result<&[u8]> {
         let length = loop {
-            if let Some(length) = self.take(what)? {
+            if let Some(length) = self.receive_into_buffer(what)? {
                 break length;
             }
             if !self.readable(deadline, what)? {
@@ -278,14 +281,14 @@ impl Channel {
     }
 
     /// The next datagram from the kernel, if one is queued.
-    pub(crate) fn received(&mut self, what: impl Display + Copy) -> Result<Option<&[u8]>> {
-        let length = self.take(what)?;
+    pub(crate) fn try_receive(&mut self, what: impl Display + Copy) -> Result<Option<&[u8]>> {
+        let length = self.receive_into_buffer(what)?;
         Ok(length.and_then(|length| self.buffer.get(..length)))
     }
 
     /// Receives a datagram into the buffer and returns its length; None if none is queued. Skips datagrams from other
     /// processes: netlink lets any process send to any socket (the sender's port is then not 0).
-    fn take(&mut self, what: impl Display + Copy) -> Result<Option<usize>> {
+    fn receive_into_buffer(&mut self, what: impl Display + Copy) -> Result<Option<usize>> {
         loop {
             match recvfrom(&self.socket, &mut self.buffer[..], RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
                 Ok((_, length, sender)) => {

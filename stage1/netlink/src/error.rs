@@ -20,7 +20,7 @@ pub enum Error {
     /// The kernel rejected the request.
     #[error("cannot {what}: {errno}{}", KernelText(.said))]
     Kernel {
-        /// What was attempted, as in "make the link br0".
+        /// What was attempted, as in "create the bridge br0".
         what: String,
         /// The error number.
         errno: Errno,

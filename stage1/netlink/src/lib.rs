@@ -1,6 +1,8 @@
-//! Linux networking over netlink(7): interfaces, addresses and routes (rtnetlink), and packet filter tables (nfnetlink).
+//! Linux networking over netlink(7): interfaces, addresses and routes (rtnetlink), and packet filter tables
+//! (nfnetlink).
 //!
-//! Imports the model only, and knows nothing of pods or CNI. Synchronous, without threads; runs no `ip`, `nft` or `iptables`.
+//! Imports the model only, and knows nothing of pods or CNI. Synchronous, without threads; runs no `ip`, `nft` or
+//! `iptables`.
 //!
 //! * [`address`]: addresses with a prefix length, and networks.
 //! * [`rtnetlink`]: interfaces, addresses, routes, rate limits. [`sysctl`]: the files below `/proc/sys/net`.

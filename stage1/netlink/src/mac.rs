@@ -17,8 +17,8 @@ impl Mac {
         Self([0x0a, 0x58, a, b, c, d])
     }
 
-    /// `0e` and 40 bits of a digest (FNV-1a) of an interface's identity. Locally administered, unicast, and disjoint from
-    /// [`Self::from_ipv4`].
+    /// `0e` and 40 bits of a digest (FNV-1a) of an interface's identity. Locally administered, unicast, and disjoint
+    /// from [`Self::from_ipv4`].
     #[must_use]
     pub fn from_id(id: &str) -> Self {
         let digest = id

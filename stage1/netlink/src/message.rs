@@ -4,9 +4,10 @@
 //! message type, and attributes (`nlattr`: length, type, payload). Every part is aligned to four bytes and in host byte
 //! order, except attributes defined as big-endian (those of nftables, and addresses and ports).
 //!
-//! The parser (`read`) treats the kernel's bytes as untrusted: it validates a level of attributes before it returns any of
-//! them, checks lengths before use, and never panics. It reads the attributes that gantry uses and skips all others, so an
-//! attribute that a newer kernel adds or extends cannot make an interface of another program unreadable.
+//! The parser (`read`) treats the kernel's bytes as untrusted: it validates a level of attributes before it returns
+//! any of them, checks lengths before use, and never panics. It reads the attributes that gantry uses and skips all
+//! others, so an attribute that a newer kernel adds or extends cannot make an interface of another program
+//! unreadable.
 
 use crate::error::Malformed;
 
@@ -59,8 +60,8 @@ const fn align(length: usize) -> usize {
 
 /// One or more messages under construction, sent with one system call.
 ///
-/// A payload that does not fit into its length field makes the batch unusable: [`Batch::finish`] returns the error. No other
-/// call fails, so a request is a plain list of calls.
+/// A payload that does not fit into its length field makes the batch unusable: [`Batch::finish`] returns the error.
+/// No other call fails, so a request is a plain list of calls.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     bytes: Vec<u8>,

@@ -55,8 +55,8 @@ impl Namespace {
         Ok((one.st_dev, one.st_ino) == (two.st_dev, two.st_ino))
     }
 
-    /// Moves the calling thread into this namespace, runs `work`, and moves it back. Other threads are not affected. What
-    /// `work` opens (sockets, files below `/proc/sys/net`) stays bound to this namespace.
+    /// Moves the calling thread into this namespace, runs `work`, and moves it back. Other threads are not affected.
+    /// What `work` opens (sockets, files below `/proc/sys/net`) stays bound to this namespace.
     ///
     /// # Errors
     /// Those of `work`; if the namespace cannot be entered (needs CAP_SYS_ADMIN over both).
@@ -107,8 +107,8 @@ impl Drop for Back {
     }
 }
 
-/// Checks the kernel's rules for interface names (`dev_valid_name`): 1 to 15 bytes, no `/`, `:` or white space, not `.` or
-/// `..`. Also rejects `%`, which the kernel replaces by a number, and control characters, which it accepts.
+/// Checks the kernel's rules for interface names (`dev_valid_name`): 1 to 15 bytes, no `/`, `:` or white space, not
+/// `.` or `..`. Also rejects `%`, which the kernel replaces by a number, and control characters, which it accepts.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the name breaks a rule.

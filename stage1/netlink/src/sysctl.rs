@@ -1,8 +1,8 @@
 //! Sysctls of a network namespace: the files below `/proc/sys/net`.
 //!
-//! The kernel resolves `/proc/sys/net` in the network namespace of the thread that opens a file, wherever `/proc` was mounted.
-//! To set a pod's sysctls, call inside [`crate::Namespace::enter`], or before the supervisor leaves the pod's namespace.
-//! `/proc` must be mounted and writable.
+//! The kernel resolves `/proc/sys/net` in the network namespace of the thread that opens a file, wherever `/proc` was
+//! mounted. To set a pod's sysctls, call inside [`crate::Namespace::enter`], or before the supervisor leaves the
+//! pod's namespace. `/proc` must be mounted and writable.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,8 @@ const MAX_VALUE_LEN: usize = 4096;
 /// A sysctl below `net`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sysctl<'a> {
-    /// IPv4 forwarding. Setting it also resets other sysctls of the namespace to router defaults (RFC 1812), so set it first.
+    /// IPv4 forwarding. Setting it also resets other sysctls of the namespace to router defaults (RFC 1812), so set
+    /// it first.
     ForwardV4,
     /// IPv6 forwarding. Disables router advertisements on interfaces where `accept_ra` is 1.
     ForwardV6,
@@ -105,8 +106,8 @@ impl Sysctl<'_> {
     /// Sets the value in the calling thread's network namespace.
     ///
     /// # Errors
-    /// [`gantry_model::ErrorKind::NotFound`] if the interface is gone or the kernel lacks the sysctl; if `/proc` is read-only
-    /// or the kernel rejects the value.
+    /// [`gantry_model::ErrorKind::NotFound`] if the interface is gone or the kernel lacks the sysctl; if `/proc` is
+    /// read-only or the kernel rejects the value.
     pub fn set(&self, value: &str) -> Result<()> {
         let (path, file) = self.open(OFlags::WRONLY)?;
         let what = || format!("set /proc/sys/net/{} to '{}'", path, gantry_model::id::shown(value));

@@ -108,8 +108,8 @@ pub(crate) fn needs(program: &str) {
     assert!(there, "there is no '{program}' on PATH; install what the tests need with `./dev setup tests`");
 }
 
-/// Whether this failed because the kernel was built without a feature; then the skip is told, and the test is over. Other programs
-/// are asked too: a feature that they find and we do not is a failure.
+/// Whether this failed because the kernel was built without a feature; then the skip is told, and the test is over.
+/// Other programs are asked too: a feature that they find and we do not is a failure.
 pub(crate) fn lacks<T, E: Kind>(feature: Feature, result: &std::result::Result<T, E>) -> bool {
     match result {
         // A queueing discipline that the kernel does not know is "not found".

@@ -53,7 +53,7 @@ pub(super) fn needed(records: &[Record], boot: &str) -> Result<State> {
     let mut state = State::new();
     for record in records.iter().filter(|record| record.state == RecordState::Up && record.boot == boot) {
         // If two conflict, attaching one of the pods is about to fail.
-        entries::merge(&mut state, record.entries()?.possible());
+        entries::merge(&mut state, record.entries()?.retain_valid());
     }
     Ok(state)
 }
@@ -245,7 +245,7 @@ fn ignore_missing(result: crate::netlink::Result<()>) -> Result<()> {
 
 /// Removes the entries that a pod does not share with others.
 pub(super) fn remove(host: &Host, entries: &State) -> Result<()> {
-    let unshared = entries::unshared(entries).possible();
+    let unshared = entries::unshared(entries).retain_valid();
     if unshared.is_empty() {
         return Ok(());
     }

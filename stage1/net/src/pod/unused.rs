@@ -59,7 +59,7 @@ pub(super) fn remember(record: &Record) -> Result<()> {
     if networks.is_empty() {
         return Ok(());
     }
-    let entries = record.entries()?.possible();
+    let entries = record.entries()?.retain_valid();
     let shared = State {
         networks: entries.networks,
         interfaces: entries.interfaces.into_iter().filter(|(_, it)| it.addresses.is_empty()).collect(),

@@ -105,7 +105,7 @@ impl<'a> Attributes<'a> {
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let mut rest = bytes;
         while !rest.is_empty() {
-            take(&mut rest).ok_or(Malformed("an attribute's length is not that of its surroundings"))?;
+            next_attribute(&mut rest).ok_or(Malformed("an attribute's length is not that of its surroundings"))?;
         }
         Ok(Self(bytes))
     }
@@ -113,7 +113,7 @@ impl<'a> Attributes<'a> {
     /// The attributes in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Attribute<'a>> + use<'a> {
         let mut rest = self.0;
-        std::iter::from_fn(move || take(&mut rest))
+        std::iter::from_fn(move || next_attribute(&mut rest))
     }
 
     /// The last attribute of this type, as the kernel does (`nla_parse`).
@@ -122,7 +122,7 @@ impl<'a> Attributes<'a> {
     }
 }
 
-fn take<'a>(rest: &mut &'a [u8]) -> Option<Attribute<'a>> {
+fn next_attribute<'a>(rest: &mut &'a [u8]) -> Option<Attribute<'a>> {
     let bytes = *rest;
     let length = usize::from(u16_at(bytes, 0)?);
     let kind = u16_at(bytes, 2)? & TYPE_MASK;

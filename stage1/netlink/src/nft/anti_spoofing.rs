@@ -1,11 +1,12 @@
-//! The rules of the table for bridges: what may come out of a pod, and what does not go into each.
+//! The rules of the bridge table: anti-spoofing for frames from pods, and a filter for frames to pods.
 //!
-//! One chain is for every pod the same, before the bridge learns from a frame or switches it. What is asked of a frame is found in
-//! hash tables by the port it came in through. Of a pod's frames those go on that are known to be good: one too short to be
-//! judged ends no rule, and is dropped by the last.
+//! The chain `antispoof` runs before the bridge learns from a frame or forwards it. Its sets are hash tables keyed by
+//! the bridge port the frame came in through. It accepts the frames known to be valid and drops the rest; a frame too
+//! short for a rule's loads matches no rule and is dropped by the last one.
 //!
-//! The other keeps from pods what is for multicast routers: a pod that comes says twice which groups it is in, and a bridge
-//! without a querier gives that to every other, 4 ms each beside 500. The bridge itself, and the host, hear it.
+//! The chain `multicast_reports` keeps reports to multicast routers away from pods: a new pod reports its groups
+//! twice, and a bridge without a querier floods the reports to every port, which takes 4 ms each with 500 pods. The
+//! bridge and the host still receive them.
 
 use super::expr::{Expr, Verdict};
 use super::rules::{Chain, Rule, base, equal, rule, then};
@@ -30,37 +31,37 @@ const TRANSPORT_HEADER: u32 = 2;
 const IPV4: [u8; 2] = [0x08, 0x00];
 const ARP: [u8; 2] = [0x08, 0x06];
 const IPV6: [u8; 2] = [0x86, 0xdd];
-/// RFC 826: how ARP for IPv4 over Ethernet begins: kind of hardware, protocol, how long the addresses of both are.
+/// The first fields of ARP for IPv4 over Ethernet (RFC 826): hardware type, protocol type and both address lengths.
 const ARP_OF_IPV4: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
-/// Ports of servers: RFC 2131 section 4.1, RFC 8415 section 7.2.
+/// Server ports: RFC 2131 section 4.1, RFC 8415 section 7.2.
 const DHCP_SERVER: u16 = 67;
 const DHCPV6_SERVER: u16 = 547;
-/// Types of ICMPv6: RFC 4861 section 4.
+/// ICMPv6 types: RFC 4861 section 4.
 const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 const REDIRECT: u8 = 137;
-/// Where a neighbour's message names the address it is about (RFC 4861 sections 4.3 and 4.4).
+/// Offset of the target address in neighbour messages (RFC 4861 sections 4.3 and 4.4).
 const TARGET: u32 = 8;
-/// Where the headers of IP have the source.
+/// Offsets of the source address in IP headers.
 const SOURCE4: u32 = 12;
 const SOURCE6: u32 = 8;
 
-/// Where members of groups report themselves to multicast routers: 224.0.0.22 (RFC 3376 section 4.2.14) and ff02::16 (RFC 3810
+/// The destinations of multicast membership reports, 224.0.0.22 (RFC 3376 section 4.2.14) and ff02::16 (RFC 3810
 /// section 5.2.14), as hardware addresses.
-const ROUTERS: [[u8; 6]; 2] = [[0x01, 0x00, 0x5e, 0x00, 0x00, 0x16], [0x33, 0x33, 0x00, 0x00, 0x00, 0x16]];
+const REPORT_GROUPS: [[u8; 6]; 2] = [[0x01, 0x00, 0x5e, 0x00, 0x00, 0x16], [0x33, 0x33, 0x00, 0x00, 0x00, 0x16]];
 
 pub(super) fn chains() -> Vec<Chain> {
     let from_pods = [ethernet(), arp(), ipv4(), icmp(), ipv6(), rest()].concat();
     vec![
         base("antispoof", "filter", PREROUTING, FILTER, from_pods),
-        base("multicast_reports", "filter", FORWARD, FILTER, ROUTERS.iter().map(report).collect()),
+        base("multicast_reports", "filter", FORWARD, FILTER, REPORT_GROUPS.iter().map(report).collect()),
     ]
 }
 
-/// The address is looked at first: this is asked of every frame, for every port that it goes out of.
+/// Compares the address first: the rule runs for every frame and every port it goes out of.
 fn report(to: &[u8; 6]) -> Rule {
     let pod = Expr::Lookup { set: Set::PodPorts.name().to_owned(), from: 0, to: None, inverted: false };
     let pod = vec![Expr::Meta { key: META_OIFNAME, to: 0 }, pod];
@@ -79,26 +80,26 @@ fn protocol(number: [u8; 2]) -> Vec<Expr> {
     vec![Expr::Meta { key: META_PROTOCOL, to: 0 }, equal(0, &number)]
 }
 
-/// Bytes at this place, with the port before them, are in the set: they are this pod's. Or they are not.
+/// Matches frames whose bytes at this offset, together with the bridge port, are in the set (or not, if `inverted`).
 fn found(set: Set, inverted: bool, [base, offset, length]: [u32; 3]) -> Vec<Expr> {
     let lookup = Expr::Lookup { set: set.name().to_owned(), from: 0, to: None, inverted };
     vec![Expr::Meta { key: META_IIFNAME, to: 0 }, load(base, offset, length, 4), lookup]
 }
 
-/// The IPv6 address at this place is a link-local one (`fe80::/10`, RFC 4291 section 2.5.6). Or it is not.
+/// Matches if the IPv6 address at this offset is link-local (`fe80::/10`, RFC 4291 section 2.5.6), or is not.
 fn link_local(equal: bool, base: u32, offset: u32) -> Vec<Expr> {
     let mask = Expr::Mask { register: 0, mask: vec![0xff, 0xc0] };
     vec![load(base, offset, 2, 0), mask, Expr::Compare { from: 0, equal, value: vec![0xfe, 0x80] }]
 }
 
-/// What a neighbour's message is about is neither a link-local address nor one of the pod's.
-fn about_another() -> Vec<Expr> {
+/// Matches neighbour messages whose target is neither link-local nor an address of the pod.
+fn foreign_target() -> Vec<Expr> {
     let other = found(Set::PodAddresses6, true, [TRANSPORT_HEADER, TARGET, 16]);
     [link_local(false, TRANSPORT_HEADER, TARGET), other].concat()
 }
 
-/// From `::`.
-fn from_none() -> Vec<Expr> {
+/// Matches the source `::`.
+fn from_unspecified() -> Vec<Expr> {
     vec![load(NETWORK_HEADER, SOURCE6, 16, 0), equal(0, &[0; 16])]
 }
 
@@ -122,19 +123,20 @@ fn accept() -> Vec<Expr> {
     then(Verdict::Accept)
 }
 
-/// The type is read where it stands in the frame: of one with a VLAN's tag it is the tag's, wherever the kernel keeps that.
+/// Reads the EtherType from the frame: for a tagged frame it is that of the tag, even if the kernel stripped it to
+/// metadata.
 fn ethernet() -> Vec<Rule> {
-    let unguarded = Expr::Lookup { set: Set::PodPorts.name().to_owned(), from: 0, to: None, inverted: true };
-    let unguarded = vec![Expr::Meta { key: META_IIFNAME, to: 0 }, unguarded];
+    let other_port = Expr::Lookup { set: Set::PodPorts.name().to_owned(), from: 0, to: None, inverted: true };
+    let other_port = vec![Expr::Meta { key: META_IIFNAME, to: 0 }, other_port];
     let other = vec![load(LINK_HEADER, 12, 2, 0), unequal(&ARP), unequal(&IPV4), unequal(&IPV6)];
     vec![
-        rule("not from a pod", [unguarded, accept()]),
-        rule("another's hardware address", [found(Set::PodMacs, true, [LINK_HEADER, 6, 6]), drop()]),
-        rule("neither ARP nor IP, or of a VLAN", [other, drop()]),
+        rule("not from a pod", [other_port, accept()]),
+        rule("drop spoofed hardware addresses", [found(Set::PodMacs, true, [LINK_HEADER, 6, 6]), drop()]),
+        rule("drop other protocols and VLAN tags", [other, drop()]),
     ]
 }
 
-/// Who asks whether an address is free (RFC 5227 section 1.1) has none yet.
+/// The sender of an ARP probe has no address yet (RFC 5227 section 1.1).
 fn arp() -> Vec<Rule> {
     let own = || {
         let arp_of_ipv4 = vec![load(NETWORK_HEADER, 0, 6, 0), equal(0, &ARP_OF_IPV4)];
@@ -142,44 +144,50 @@ fn arp() -> Vec<Rule> {
     };
     let none = vec![load(NETWORK_HEADER, 14, 4, 0), equal(0, &[0; 4])];
     vec![
-        rule("ARP from its address", [own(), found(Set::PodAddresses4, false, [NETWORK_HEADER, 14, 4]), accept()]),
-        rule("ARP: is an address free", [own(), none, accept()]),
+        rule(
+            "ARP from the pod's address",
+            [own(), found(Set::PodAddresses4, false, [NETWORK_HEADER, 14, 4]), accept()],
+        ),
+        rule("ARP probe", [own(), none, accept()]),
     ]
 }
 
 fn ipv4() -> Vec<Rule> {
     vec![
-        rule("a DHCP server", [protocol(IPV4), transport(UDP), from_port(DHCP_SERVER), drop()]),
+        rule("drop DHCP server replies", [protocol(IPV4), transport(UDP), from_port(DHCP_SERVER), drop()]),
         rule(
-            "from its address",
+            "from the pod's address",
             [protocol(IPV4), found(Set::PodAddresses4, false, [NETWORK_HEADER, SOURCE4, 4]), accept()],
         ),
     ]
 }
 
-/// Who finds out from `::` whether an address is free, or seems to, keeps others from it.
+/// A forged duplicate address detection from `::` would keep other hosts from using their address.
 fn icmp() -> Vec<Rule> {
     vec![
-        rule("a router's advertisement", [icmpv6(ROUTER_ADVERTISEMENT), drop()]),
-        rule("a router's redirection", [icmpv6(REDIRECT), drop()]),
-        rule("it says it is another", [icmpv6(NEIGHBOUR_ADVERTISEMENT), about_another(), drop()]),
-        rule("it claims another's address", [icmpv6(NEIGHBOUR_SOLICITATION), from_none(), about_another(), drop()]),
+        rule("drop router advertisements", [icmpv6(ROUTER_ADVERTISEMENT), drop()]),
+        rule("drop redirects", [icmpv6(REDIRECT), drop()]),
+        rule("drop spoofed neighbour advertisements", [icmpv6(NEIGHBOUR_ADVERTISEMENT), foreign_target(), drop()]),
+        rule(
+            "drop spoofed duplicate address detection",
+            [icmpv6(NEIGHBOUR_SOLICITATION), from_unspecified(), foreign_target(), drop()],
+        ),
     ]
 }
 
-/// From `::` a pod finds out whether an address is free, and joins groups for that: both are ICMPv6.
+/// Duplicate address detection and joining its groups use the source `::`, and are ICMPv6.
 fn ipv6() -> Vec<Rule> {
     vec![
-        rule("a DHCP server", [protocol(IPV6), transport(UDP), from_port(DHCPV6_SERVER), drop()]),
+        rule("drop DHCP server replies", [protocol(IPV6), transport(UDP), from_port(DHCPV6_SERVER), drop()]),
         rule(
-            "from its address",
+            "from the pod's address",
             [protocol(IPV6), found(Set::PodAddresses6, false, [NETWORK_HEADER, SOURCE6, 16]), accept()],
         ),
-        rule("from its link-local address", [protocol(IPV6), link_local(true, NETWORK_HEADER, SOURCE6), accept()]),
-        rule("from no address", [protocol(IPV6), transport(ICMPV6), from_none(), accept()]),
+        rule("from a link-local address", [protocol(IPV6), link_local(true, NETWORK_HEADER, SOURCE6), accept()]),
+        rule("ICMPv6 from the unspecified address", [protocol(IPV6), transport(ICMPV6), from_unspecified(), accept()]),
     ]
 }
 
 fn rest() -> Vec<Rule> {
-    vec![rule("all else from a pod", [drop()])]
+    vec![rule("drop everything else from pods", [drop()])]
 }

@@ -1,4 +1,5 @@
-//! What is said to nfnetlink only: transactions, and several questions at once. The socket is [`crate::rtnetlink`]'s.
+//! Requests particular to nfnetlink: transactions, and several queries at once. The socket is that of
+//! [`crate::channel`].
 
 use std::os::fd::OwnedFd;
 
@@ -13,27 +14,30 @@ use super::error::{Error, Result};
 use super::family::Family;
 use super::wire::{self, Label, Transaction};
 
-/// Opens a socket to the nftables of the network namespace this thread is in. It stays with that one, wherever the thread goes.
+/// Opens an nfnetlink socket in the calling thread's network namespace, to which it stays bound.
+///
+/// # Errors
+/// If socket() fails.
 pub fn socket() -> Result<OwnedFd> {
     Ok(channel::open(NETLINK_NETFILTER, false)?)
 }
 
-/// What became of a question.
+/// The reply to a query.
 pub(super) enum Reply<'a> {
     Message(Message<'a>),
     Failure(Errno),
 }
 
-/// Why a transaction was not made.
+/// Why a transaction failed.
 pub(super) struct Failure {
     pub(super) error: NetlinkError,
-    /// What its first message that was refused attempted, if it was one of those.
-    pub(super) of: Option<Label>,
+    /// The first rejected message, if the kernel rejected one.
+    pub(super) label: Option<Label>,
 }
 
 impl From<NetlinkError> for Failure {
     fn from(error: NetlinkError) -> Self {
-        Self { error, of: None }
+        Self { error, label: None }
     }
 }
 
@@ -44,7 +48,7 @@ impl From<Failure> for Error {
 }
 
 impl Channel {
-    /// Makes a transaction. The kernel answers when all of it is made, or none.
+    /// Commits a transaction. The kernel replies after it applied all of it, or nothing.
     pub(super) fn transact(&mut self, transaction: Transaction<'_>, what: &str) -> std::result::Result<(), Failure> {
         let (batch, mut labels) = transaction.finish();
         let first = self.send(batch, 0, what)?;
@@ -52,8 +56,8 @@ impl Channel {
         let mut failure = None;
         let mut answered = false;
         loop {
-            // Every answer is there once the first is. The first failure is the cause of others.
-            let mut rest = match self.received(what)? {
+            // The kernel queues all replies before the first can be read. The first error causes the others.
+            let mut rest = match self.try_receive(what)? {
                 Some(datagram) => datagram,
                 None if answered => return failure.map_or(Ok(()), Err),
                 None => self.receive(deadline, what)?,
@@ -63,21 +67,21 @@ impl Channel {
                     continue;
                 }
                 answered = true;
-                // The number of the transaction's begin is one before those of its messages.
+                // The message that begins the transaction has the sequence number before its messages.
                 let at = message.number.wrapping_sub(first).wrapping_sub(1);
                 let refusal = Refusal::from_ack(at, message.ack().attempt(|| what)?);
                 if let (None, Some(refusal)) = (&failure, refusal) {
                     let at = at as usize;
-                    let of = (at < labels.len()).then(|| labels.swap_remove(at));
-                    let error = refusal.error(of.as_ref().map_or(what, |label| label.what.as_str()));
-                    failure = Some(Failure { error, of });
+                    let label = (at < labels.len()).then(|| labels.swap_remove(at));
+                    let error = refusal.error(label.as_ref().map_or(what, |label| label.what.as_str()));
+                    failure = Some(Failure { error, label });
                 }
             }
         }
     }
 
-    /// Asks questions of which each has one answer.
-    pub(super) fn ask(
+    /// Sends queries with one reply each.
+    pub(super) fn query(
         &mut self,
         batch: Batch,
         what: &str,
@@ -99,14 +103,14 @@ impl Channel {
                     continue;
                 }
                 let refusal = Refusal::from_ack(0, message.ack().attempt(|| what)?);
-                let refusal = refusal.ok_or(Malformed("an acknowledgement in the place of an answer"));
+                let refusal = refusal.ok_or(Malformed("an acknowledgement in place of a reply"));
                 each(Reply::Failure(refusal.attempt(|| what)?.errno))?;
             }
         }
         Ok(())
     }
 
-    /// Asks for a list. False if it changed while it was read.
+    /// Sends a dump request. False if a change interrupted the dump.
     pub(super) fn list(
         &mut self,
         kind: u16,
@@ -116,7 +120,7 @@ impl Channel {
         mut each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<bool> {
         let mut batch = Batch::new();
-        wire::question(&mut batch, kind, F_DUMP, family, attributes);
+        wire::write_query(&mut batch, kind, F_DUMP, family, attributes);
         self.dump_once(batch, what, &mut each)
     }
 }

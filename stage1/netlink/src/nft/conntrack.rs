@@ -1,11 +1,11 @@
-//! Connections that began before a host port changed (ctnetlink; the kernel's `nfnetlink_conntrack.h`).
+//! Deletes stale conntrack entries of published ports (ctnetlink; the kernel's `nfnetlink_conntrack.h`).
 //!
-//! The kernel asks the table about a connection's first packet only. What is the first one of UDP is a matter of time: who asks
-//! again within half a minute (two minutes, once answered) still goes where the port led before, to nobody or to a pod that
-//! is dead. And a pod that died without a word leaves its TCP connections behind for days, in the way of whoever takes the
-//! same port on the other side.
+//! NAT rules see only the first packet of a connection. A UDP client that sends again within 30 seconds (two minutes
+//! after a reply) continues the old flow, to the host or to a dead pod, although the port was published anew. And a
+//! pod that was killed leaves TCP entries behind for days, which break clients that reuse the same source port.
 //!
-//! So [`forget`] is called after ports were added ([`Which::Elsewhere`]), and after they were removed ([`Which::There`]).
+//! Call [`delete_stale_flows`] after publishing ports ([`StaleFlows::Redirected`]) and after unpublishing them
+//! ([`StaleFlows::ToDeadPod`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -49,55 +49,56 @@ const CTA_IP_V6_DST: u16 = 4;
 const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_SRC_PORT: u16 = 2;
 const CTA_PROTO_DST_PORT: u16 = 3;
-/// `CTA_FILTER_FLAG(CTA_PROTO_NUM)` and that of `CTA_PROTO_DST_PORT` (the kernel's `nf_internals.h`).
+/// `CTA_FILTER_FLAG(CTA_PROTO_NUM)` and `CTA_FILTER_FLAG(CTA_PROTO_DST_PORT)` (the kernel's `nf_internals.h`).
 const FILTER_PROTOCOL: u32 = 1 << 3;
 const FILTER_PORT: u32 = 1 << 5;
 /// `IPS_DST_NAT`.
 const STATUS_DNAT: u32 = 1 << 5;
 
-/// How long the kernel may take to list its connections.
-const TIMEOUT: Duration = Duration::from_secs(3);
-/// So many are forgotten for each time they are listed, and so often they are listed.
+/// The timeout of a conntrack dump.
+const DUMP_TIMEOUT: Duration = Duration::from_secs(3);
+/// The most flows deleted per dump, and the most dumps.
 const MAX_FLOWS: usize = 16_384;
 const MAX_ROUNDS: u32 = 16;
-/// As few are listed all at once.
+/// Up to this many entries, one unfiltered dump is cheaper than one per protocol and IP version.
 const MAX_UNFILTERED: u32 = 4096;
-/// Orders sent at once; what is refused of them has to fit a socket's buffer.
+/// Delete requests per batch; their errors must fit into the receive buffer.
 const MAX_DELETES: usize = 64;
 const WHAT_COUNT: &str = "count the connections";
-const WHAT_LIST: &str = "list the connections of host ports";
-const WHAT_FORGET: &str = "forget a connection of a host port";
+const WHAT_LIST: &str = "list the connections of published ports";
+const WHAT_FORGET: &str = "delete a connection of a published port";
 
-/// Which connections of host ports are forgotten.
+/// Which flows of published ports are stale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StaleFlows {
-    /// After ports were added: what goes on elsewhere as if they led there, to the host itself or to another pod. UDP only: who
-    /// had a connection of TCP or SCTP before has it still, and a new one begins anew.
+    /// After ports were published: flows that still go to the host itself or to another pod. UDP only: existing TCP
+    /// and SCTP connections continue, and new ones start with a new entry.
     Redirected,
-    /// After ports were removed, and the pod they led to is dead: what goes to it through them, of every protocol.
+    /// After ports were unpublished because their pod is dead: flows to it through them, of every protocol.
     ToDeadPod,
 }
 
-/// Makes the kernel forget connections of these ports of the host, in its network namespace; how many it forgot. What comes
-/// next of one of them is a first packet again, and goes where the table says now.
+/// Deletes the stale conntrack entries of these ports in a network namespace, and returns their number. The next
+/// packet of such a flow passes the NAT rules again.
 ///
-/// It takes some 5 ms: the kernel goes through all of its hash table for it. So nobody should wait for it where each
-/// millisecond counts: a pod is there already without. It is bounded: the kernel lists in 3 s or not at all. Nothing else is touched: not what goes out of the host or through it to the same port elsewhere, and not
-/// what leads to where the ports lead now.
+/// Flows that leave or cross the host to the same port elsewhere, and flows to the ports' current destinations, stay.
+///
+/// Takes about 5 ms, since the kernel walks its whole hash table, and at most 3 s: not for the time-critical path of
+/// a start.
 ///
 /// # Errors
-/// When the namespace cannot be entered; when the kernel has no ctnetlink ([`gantry_model::ErrorKind::Unavailable`]), does not
-/// answer, or more begin than can be forgotten.
-pub fn delete_stale_flows(host: &Namespace, ports: &BTreeMap<HostPort, Forward>, which: StaleFlows) -> Result<usize> {
-    let wanted = |port: &HostPort| which == StaleFlows::ToDeadPod || port.protocol == Protocol::Udp;
+/// If the namespace cannot be entered; if the kernel lacks ctnetlink ([`gantry_model::ErrorKind::Unavailable`]) or
+/// does not reply in time; if new flows appear faster than they are deleted.
+pub fn delete_stale_flows(host: &Namespace, ports: &BTreeMap<HostPort, Forward>, stale: StaleFlows) -> Result<usize> {
+    let wanted = |port: &HostPort| stale == StaleFlows::ToDeadPod || port.protocol == Protocol::Udp;
     let ports: BTreeMap<&HostPort, SocketAddr> =
         ports.iter().filter(|(port, _)| wanted(port)).map(|(port, forward)| (port, forward.to)).collect();
     if ports.is_empty() {
         return Ok(0);
     }
-    let mut search = Search { ports, which, local: BTreeSet::new() };
-    // Whether a destination is the host's matters only where it was not changed to a pod's.
-    if which == StaleFlows::Redirected && search.ports.keys().any(|port| port.address.is_unspecified()) {
+    let mut search = Search { ports, stale, local: BTreeSet::new() };
+    // The host's addresses matter only for flows without DNAT.
+    if stale == StaleFlows::Redirected && search.ports.keys().any(|port| port.address.is_unspecified()) {
         let addresses = Socket::open_in(host)?.addresses(None)?;
         search.local = addresses.into_iter().map(|one| one.address.prefix.address()).collect();
     }
@@ -106,7 +107,7 @@ pub fn delete_stale_flows(host: &Namespace, ports: &BTreeMap<HostPort, Forward>,
 
 fn delete_found(search: &mut Search<'_>, socket: OwnedFd) -> Result<usize> {
     let mut channel = Channel::new(socket);
-    channel.set_timeout(TIMEOUT);
+    channel.set_timeout(DUMP_TIMEOUT);
     let mut count = 0;
     for _ in 0..MAX_ROUNDS {
         let found = search.find(&mut channel)?;
@@ -117,44 +118,44 @@ fn delete_found(search: &mut Search<'_>, socket: OwnedFd) -> Result<usize> {
             return Ok(count);
         }
     }
-    Err(Error::Contended { what: "forget all connections of host ports".to_owned() })
+    Err(Error::Contended { what: "delete all stale connections of published ports".to_owned() })
 }
 
-/// What to look for.
+/// The criteria of stale flows.
 struct Search<'a> {
     ports: BTreeMap<&'a HostPort, SocketAddr>,
-    which: StaleFlows,
+    stale: StaleFlows,
     /// The host's addresses.
     local: BTreeSet<IpAddr>,
 }
 
-/// A connection, as its first packet was and as its answers are.
+/// A conntrack entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Flow {
     protocol: Protocol,
-    /// Where the first packet went.
+    /// The original destination.
     to: SocketAddr,
-    /// Where answers come from: the pod, if the destination was changed.
+    /// The source of replies: the pod, after DNAT.
     from: SocketAddr,
     handle: Handle,
 }
 
-/// What the kernel knows a connection by.
+/// Identifies a conntrack entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Handle {
     family: u8,
-    /// The attributes of the first packet.
+    /// The attributes of the original direction.
     tuple: Vec<u8>,
-    /// Another one in its place has another number.
+    /// The ID, which distinguishes a later entry with the same tuple.
     id: Vec<u8>,
     zone: Option<Vec<u8>>,
 }
 
 impl Search<'_> {
-    /// Those to forget; as many as are forgotten at once.
+    /// The stale flows, at most [`MAX_FLOWS`].
     ///
-    /// To list them the kernel goes through the whole of its hash table, which takes some 5 ms where that is of the usual size, and
-    /// it can filter for one protocol and version at a time. So few are listed all at once, and filtered here.
+    /// A dump walks the kernel's whole hash table (5 ms at the usual size), and can filter for one protocol and IP
+    /// version. A table with few entries is therefore dumped once and filtered here.
     fn find(&self, channel: &mut Channel) -> Result<Vec<Handle>> {
         let mut found = Vec::new();
         let entries = count(channel)?;
@@ -166,7 +167,7 @@ impl Search<'_> {
         for kind in kinds {
             let mut batch = Batch::new();
             match kind {
-                Some((protocol, version)) => self.ask(protocol, version, &mut batch),
+                Some((protocol, version)) => self.write_dump_request(protocol, version, &mut batch),
                 None => batch.push(GET, F_DUMP, &[0; FIXED], |_| {}),
             }
             channel.dump_once(batch, WHAT_LIST, &mut |message| -> Result<()> {
@@ -183,8 +184,9 @@ impl Search<'_> {
         Ok(found)
     }
 
-    /// Kernels filter by what they know of this: by the protocol and port since 5.8, by the status since 5.15.
-    fn ask(&self, protocol: Protocol, version: u8, batch: &mut Batch) {
+    /// Appends a filtered dump request. Linux filters by protocol and port since 5.8, by status since 5.15; older
+    /// kernels ignore the filter.
+    fn write_dump_request(&self, protocol: Protocol, version: u8, batch: &mut Batch) {
         let of_kind = |port: &&&HostPort| port.protocol == protocol && family(port.address) == version;
         let mut numbers = self.ports.keys().filter(of_kind).map(|port| port.port);
         let first = numbers.next();
@@ -202,7 +204,7 @@ impl Search<'_> {
                 let port = if only.is_some() { FILTER_PORT } else { 0 };
                 filter.u32(CTA_FILTER_ORIG_FLAGS, FILTER_PROTOCOL | port);
             });
-            if self.which == StaleFlows::ToDeadPod {
+            if self.stale == StaleFlows::ToDeadPod {
                 batch.be32(CTA_STATUS, STATUS_DNAT).be32(CTA_STATUS_MASK, STATUS_DNAT);
             }
         });
@@ -217,15 +219,17 @@ impl Search<'_> {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let Some(leads) = on(flow.to.ip()).or_else(|| on(any)) else { return false };
+        let Some(destination) = on(flow.to.ip()).or_else(|| on(any)) else { return false };
         let changed = flow.from != flow.to;
-        match self.which {
-            StaleFlows::ToDeadPod => changed && flow.from == leads,
-            StaleFlows::Redirected => flow.from != leads && (on(flow.to.ip()).is_some() || self.is_local(flow.to.ip())),
+        match self.stale {
+            StaleFlows::ToDeadPod => changed && flow.from == destination,
+            StaleFlows::Redirected => {
+                flow.from != destination && (on(flow.to.ip()).is_some() || self.is_local(flow.to.ip()))
+            }
         }
     }
 
-    /// As the table sees it: `::1` leads to no pod.
+    /// Whether the NAT rules treat the address as local: `::1` is excluded.
     fn is_local(&self, address: IpAddr) -> bool {
         match address {
             IpAddr::V4(four) => four.is_loopback() || self.local.contains(&address),
@@ -235,7 +239,7 @@ impl Search<'_> {
 }
 
 impl Flow {
-    /// None if it is of another protocol.
+    /// Parses an entry; None if its protocol cannot be published.
     fn read(message: &Message<'_>) -> std::result::Result<Option<Self>, Malformed> {
         let (_, attributes) = message.split(FIXED)?;
         let (Some(first), Some(answer)) = (attributes.get(CTA_TUPLE_ORIG), attributes.get(CTA_TUPLE_REPLY)) else {
@@ -253,7 +257,7 @@ impl Flow {
     }
 }
 
-/// One end of a direction.
+/// The address and port of one end of a direction.
 struct End {
     protocol: Protocol,
     address: SocketAddr,
@@ -277,7 +281,7 @@ impl End {
     }
 }
 
-/// How many connections the namespace has.
+/// The number of conntrack entries of the namespace.
 fn count(channel: &mut Channel) -> Result<u32> {
     let mut batch = Batch::new();
     batch.push(GET_STATS, 0, &[0; FIXED], |_| {});
@@ -287,10 +291,11 @@ fn count(channel: &mut Channel) -> Result<u32> {
         entries = attributes.get(CTA_STATS_GLOBAL_ENTRIES).and_then(|entries| entries.be32());
         Ok(())
     })?;
-    entries.ok_or_else(|| Error::malformed(WHAT_COUNT, "an answer without a number"))
+    entries.ok_or_else(|| Error::malformed(WHAT_COUNT, "a reply without the number"))
 }
 
-/// How many were there. One that went meanwhile is fine; so is one that a flow table holds, which its owner has to let go.
+/// Deletes entries and returns how many existed. Tolerates entries that are gone, and busy ones, which a flow table
+/// owns.
 fn delete(channel: &mut Channel, handles: &[Handle]) -> Result<usize> {
     let mut batch = Batch::new();
     for handle in handles {
@@ -312,11 +317,11 @@ fn delete(channel: &mut Channel, handles: &[Handle]) -> Result<usize> {
     }
 }
 
-/// Reads any bytes, and judges what they say.
+/// Parses any bytes and classifies the flow, for tests.
 #[cfg(test)]
 pub(super) fn judge(bytes: &[u8]) {
     let message = Message { kind: GET, flags: 0, number: 1, payload: bytes };
-    let search = Search { ports: BTreeMap::new(), which: StaleFlows::ToDeadPod, local: BTreeSet::new() };
+    let search = Search { ports: BTreeMap::new(), stale: StaleFlows::ToDeadPod, local: BTreeSet::new() };
     if let Ok(Some(flow)) = Flow::read(&message) {
         let _ = search.is_stale(&flow);
     }

@@ -1,4 +1,4 @@
-//! Failures of our table: what was attempted, on what, and what the kernel said of it.
+//! Errors of operations on the nftables tables: what was attempted, on what, and why it failed.
 
 use std::net::SocketAddr;
 
@@ -8,45 +8,46 @@ use rustix::io::Errno;
 use super::state::HostPort;
 use crate::error::{Error as NetlinkError, Malformed};
 
-/// The result of an operation on the table.
+/// The result of an operation on the tables.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why an operation on the table failed. The table is then as it was: a transaction is made whole or not at all.
+/// Why an operation on the tables failed. The tables are then unchanged: a transaction is applied as a whole or not
+/// at all.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel refused, gave no answer in time, or one that makes no sense.
+    /// The kernel rejected the request, did not reply in time, or sent a malformed reply.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// There is no such table: it was never made, or somebody removed it.
+    /// The table does not exist: it was never created, or another program removed it.
     #[error("the nftables table inet {table} does not exist, or lacks parts")]
     Missing {
-        /// Its name.
+        /// The table's name.
         table: String,
     },
-    /// A host port leads somewhere else already.
+    /// A host port is forwarded elsewhere already.
     #[error("host port {port} is taken by {owner} (it leads to {to})")]
     Taken {
-        /// The port asked for.
+        /// The requested port.
         port: HostPort,
-        /// Where it leads.
+        /// Its current destination.
         to: SocketAddr,
-        /// Who asked for that.
+        /// The owner of the current destination.
         owner: String,
     },
     /// A prefix overlaps with one of another network.
-    #[error("cannot {what}: a prefix overlaps with one that is there")]
+    #[error("cannot {what}: a prefix overlaps with one of another network")]
     Overlap {
         /// What was attempted.
         what: String,
     },
-    /// What was asked for can never be done.
+    /// The requested state is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// Somebody changed nftables since the generation that was named.
-    #[error("nftables changed meanwhile")]
+    /// nftables changed since the given generation.
+    #[error("another program changed nftables meanwhile")]
     Changed,
-    /// Others changed nftables during each of several attempts.
-    #[error("cannot {what}: others keep changing nftables")]
+    /// nftables changed during every attempt.
+    #[error("cannot {what}: other programs keep changing nftables")]
     Contended {
         /// What was attempted.
         what: String,
@@ -54,15 +55,15 @@ pub enum Error {
 }
 
 impl Error {
-    /// The kernel's error number, where it refused.
-    pub(super) fn refused(&self) -> Option<Errno> {
+    /// The kernel's error number, if it rejected the request.
+    pub(super) fn errno(&self) -> Option<Errno> {
         match self {
             Self::Netlink(NetlinkError::Kernel { errno, .. }) => Some(*errno),
             _ => None,
         }
     }
 
-    /// The kernel refused without words.
+    /// A rejection without a text.
     pub(super) fn kernel(what: &str, errno: Errno) -> Self {
         NetlinkError::Kernel { what: what.to_owned(), errno, said: None }.into()
     }
@@ -86,8 +87,8 @@ impl Kind for Error {
 
 fn kind_of_netlink(error: &NetlinkError) -> ErrorKind {
     match error.errno() {
-        // How the kernel says that it lacks nf_tables, or an expression or chain type of it. ENOENT is one of them: the
-        // table and what we put into it is there when it says so.
+        // The kernel lacks nf_tables, or an expression or chain type. ENOENT means that too here: a missing table or
+        // set is handled before.
         Some(Errno::NOENT | Errno::INVAL) => ErrorKind::Unavailable,
         Some(Errno::MSGSIZE) => ErrorKind::Exhausted,
         _ => error.kind(),

@@ -1,10 +1,12 @@
-//! The expressions of rules: those we use, to and from the attributes of nf_tables.h (`NFTA_EXPR_*` and those of each kind).
+//! The rule expressions that gantry uses, encoded to and decoded from the attributes of nf_tables.h (`NFTA_EXPR_*`
+//! and those of each kind).
 //!
-//! Registers are numbered by their 32 bits here, 0 to 15; nf_tables.h calls every fourth of them by another name.
+//! Registers are the 32-bit registers 0 to 15 (`NFT_REG32_*`); every fourth has a second name (`NFT_REG_1` to
+//! `NFT_REG_4`).
 
 use crate::message::{Attribute, Attributes, Batch};
 
-/// Where a rule ends.
+/// The verdict of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     Accept,
@@ -13,28 +15,28 @@ pub(super) enum Verdict {
     Jump(String),
 }
 
-/// A step of a rule: it loads, compares (and ends the rule when that fails), or acts.
+/// An expression of a rule: loads a register, compares (a mismatch ends the rule), or acts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Expr {
-    /// `meta`: a property of the packet (`NFT_META_*`).
+    /// `meta`: loads a property of the packet (`NFT_META_*`).
     Meta { key: u32, to: u8 },
-    /// `payload`: bytes from the link's header (base 0), the network header (1) or the transport header (2).
+    /// `payload`: loads bytes of the link header (base 0), the network header (1) or the transport header (2).
     Payload { base: u32, offset: u32, length: u32, to: u8 },
-    /// `cmp`: equal, or not equal.
+    /// `cmp`: equal or not equal.
     Compare { from: u8, equal: bool, value: Vec<u8> },
-    /// `bitwise`: and, in place.
+    /// `bitwise`: AND with a mask, in place.
     Mask { register: u8, mask: Vec<u8> },
-    /// `lookup`: in a set (or not in it, when inverted); or in a map, with its value loaded.
+    /// `lookup`: matches if the key is in a set (or not, if inverted); of a map, loads the value.
     Lookup { set: String, from: u8, to: Option<u8>, inverted: bool },
-    /// `fib`: the type of the destination address (`RTN_*`).
+    /// `fib`: loads the type of the destination address (`RTN_*`).
     DestinationType { to: u8 },
-    /// `ct`: a property of the connection (`NFT_CT_*`).
+    /// `ct`: loads a property of the connection (`NFT_CT_*`).
     Connection { key: u32, to: u8 },
-    /// `immediate`, to the verdict register.
+    /// `immediate`: a verdict.
     Verdict(Verdict),
-    /// `nat`, of the destination.
+    /// `nat`: destination NAT.
     Dnat { family: u8, address: u8, port: u8 },
-    /// `masq`.
+    /// `masq`: masquerade.
     Masquerade,
 }
 
@@ -52,13 +54,13 @@ const NFT_JUMP: i32 = -3;
 const NFT_RETURN: i32 = -5;
 const NFT_FIB_RESULT_ADDRTYPE: u32 = 3;
 const NFTA_FIB_F_DADDR: u32 = 2;
-/// The rule goes on when what is looked for is not there.
+/// `NFT_LOOKUP_F_INV`: match if the key is not in the set.
 const NFT_LOOKUP_F_INV: u32 = 1;
 const NFT_NAT_DNAT: u32 = 1;
-/// The flags the kernel sets by itself: an address and a port are given.
+/// The flags that the kernel sets itself if an address and a port are given.
 const NAT_FLAGS_IMPLIED: u32 = 3;
 
-/// As the kernel writes it: `NFT_REG_1` to `_4` where it is one of them, else `NFT_REG32_*`.
+/// The register as the kernel prints it: `NFT_REG_1` to `NFT_REG_4` where possible, else `NFT_REG32_*`.
 fn register(number: u8) -> u32 {
     let number = u32::from(number);
     if number.is_multiple_of(4) { 1 + number / 4 } else { 8 + number }
@@ -73,19 +75,19 @@ fn read_register(attribute: Option<Attribute<'_>>) -> Option<u8> {
     u8::try_from(number).ok()
 }
 
-/// Adds a rule's expressions to a message, as an attribute of this type.
-pub(super) fn put(batch: &mut Batch, kind: u16, expressions: &[Expr]) {
+/// Writes a rule's expressions as an attribute of this type.
+pub(super) fn write(batch: &mut Batch, kind: u16, expressions: &[Expr]) {
     batch.nested(kind, |list| {
         for expression in expressions {
             list.nested(NFTA_LIST_ELEM, |element| {
                 element.text(NFTA_EXPR_NAME, expression.name());
-                element.nested(NFTA_EXPR_DATA, |data| expression.put(data));
+                element.nested(NFTA_EXPR_DATA, |data| expression.write(data));
             });
         }
     });
 }
 
-/// Reads a rule's expressions; None if one is not of those we use.
+/// Parses a rule's expressions; None if there is one that gantry does not use.
 pub(super) fn read(list: Attributes<'_>) -> Option<Vec<Expr>> {
     list.iter()
         .map(|element| {
@@ -115,7 +117,7 @@ impl Expr {
         }
     }
 
-    fn put(&self, data: &mut Batch) {
+    fn write(&self, data: &mut Batch) {
         match self {
             Self::Meta { key, to } | Self::Connection { key, to } => {
                 data.be32(1, register(*to)).be32(2, *key);
@@ -125,13 +127,13 @@ impl Expr {
             }
             Self::Compare { from, equal, value } => {
                 data.be32(1, register(*from)).be32(2, u32::from(!equal));
-                put_value(data, 3, value);
+                write_value(data, 3, value);
             }
             Self::Mask { register: both, mask } => {
                 let length = u32::try_from(mask.len()).unwrap_or(u32::MAX);
                 data.be32(1, register(*both)).be32(2, register(*both)).be32(3, length);
-                put_value(data, 4, mask);
-                put_value(data, 5, &vec![0; mask.len()]);
+                write_value(data, 4, mask);
+                write_value(data, 5, &vec![0; mask.len()]);
             }
             Self::Lookup { set, from, to, inverted } => {
                 data.text(1, set).be32(2, register(*from));
@@ -146,7 +148,7 @@ impl Expr {
                 data.be32(1, register(*to)).be32(2, NFT_FIB_RESULT_ADDRTYPE).be32(3, NFTA_FIB_F_DADDR);
             }
             Self::Verdict(verdict) => {
-                data.be32(1, 0).nested(2, |value| verdict.put(value));
+                data.be32(1, 0).nested(2, |value| verdict.write(value));
             }
             Self::Dnat { family, address, port } => {
                 data.be32(1, NFT_NAT_DNAT).be32(2, u32::from(*family));
@@ -208,7 +210,7 @@ impl Expr {
 }
 
 impl Verdict {
-    fn put(&self, value: &mut Batch) {
+    fn write(&self, value: &mut Batch) {
         let code = match self {
             Self::Accept => NF_ACCEPT,
             Self::Drop => NF_DROP,
@@ -235,7 +237,7 @@ impl Verdict {
     }
 }
 
-fn put_value(data: &mut Batch, kind: u16, value: &[u8]) {
+fn write_value(data: &mut Batch, kind: u16, value: &[u8]) {
     data.nested(kind, |inner| {
         inner.bytes(NFTA_DATA_VALUE, value);
     });

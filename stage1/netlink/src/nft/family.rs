@@ -1,11 +1,11 @@
-//! The two tables: each in a family of nftables, both of one name.
+//! The nftables families of the two tables, which share a name.
 
-/// A family of nftables that a part of our rules is in.
+/// The nftables family of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Family {
-    /// What is routed: ports, masquerading, the separation of networks.
+    /// `inet`: published ports, masquerading, isolation of networks.
     Inet,
-    /// What bridges switch: guards.
+    /// `bridge`: anti-spoofing.
     Bridge,
 }
 

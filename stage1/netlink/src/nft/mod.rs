@@ -1,47 +1,48 @@
-//! gantry's own nftables table, over nfnetlink: host ports, masquerading, and the separation of networks; and one beside it for
-//! bridges, which drops what a pod has no business to say.
+//! gantry's nftables tables, over nfnetlink: published ports, masquerading and isolation of networks in one,
+//! anti-spoofing for bridge ports in the other.
 //!
-//! One table, `inet NAME`, made and changed by transactions (nft(8); the kernel's `nf_tables.h` and `nfnetlink.h`): each is made
-//! whole or not at all. Its chains never change. A pod is a few elements in hash tables, so that the five-hundredth costs
-//! what the first did, for us and for each packet.
+//! The table `inet NAME` is created and changed by transactions (nft(8); the kernel's `nf_tables.h` and
+//! `nfnetlink.h`), which the kernel applies as a whole or not at all. Its chains never change. A pod is a few
+//! elements in hash tables, so the cost per pod and per packet does not depend on the number of pods.
 //!
-//! | chain | what it does |
-//! |---|---|
-//! | `guard` (prerouting, raw) | drops 127.0.0.0/8 from or to our interfaces, which `route_localnet` would let in; and, from an interface that leads to one pod alone, what is not from its addresses |
-//! | `prerouting`, `output` (dstnat) | what is addressed to this host (`fib daddr type local`) goes to `ports` |
-//! | `ports` | changes the destination: first by address, protocol and port, then by protocol and port |
-//! | `forward` (filter) | drops what goes from one of our networks to another, from or to a restricted one, or from outside to a masqueraded one; not answers, and not what came through a host port; and, of IP versions that the host forwards for pods alone, what is neither from nor to an interface of a gantry |
-//! | `postrouting` (srcnat) | masquerades what leaves a network that wants it; what comes from loopback; and what comes back into its own network through a host port, whose answer would else not come back through us |
+//! * `antispoof` (prerouting, raw) drops 127.0.0.0/8 from and to gantry's interfaces, which `route_localnet` would let
+//!   in, and spoofed sources from an interface of a single pod.
+//! * `prerouting` and `output` (dstnat) jump to `ports` for packets to this host (`fib daddr type local`).
+//! * `ports` does DNAT: first by address, protocol and port, then by protocol and port.
+//! * `forward` (filter) drops packets between networks, from and to restricted networks, and from outside to masqueraded
+//!   networks, but not established connections and published ports. Of IP versions forwarded for pods only, it drops all
+//!   packets that neither come from nor go to an interface of gantry.
+//! * `postrouting` (srcnat) masquerades packets leaving networks that want it, packets from loopback, and hairpin
+//!   connections through published ports, whose replies would otherwise bypass the host.
 //!
-//! The other table, `bridge NAME`, is there while there are guards, and changes in the same transactions. Its one chain, `frames`
-//! (prerouting, filter), lets frames pass that do not come from a guarded port. Of those that do it lets pass what is of
-//! the pod's hardware address, and is ARP (of its addresses, or from 0.0.0.0, which asks whether one is free), IPv4 from its
-//! addresses, or IPv6 from its addresses, a link-local one, or (ICMPv6 only) `::`. All else is dropped: other types, tags of
-//! VLANs, a router's advertisements and redirections, answers of DHCP and DHCPv6 servers, and a neighbour's messages that
-//! claim an address that is not the pod's (RFC 4861 section 11).
+//! The table `bridge NAME` exists while there are anti-spoofing entries, and changes in the same transactions. Its
+//! chain `antispoof` (prerouting, filter) accepts frames from other ports. From the port of a pod, it accepts frames
+//! with the pod's hardware address that are ARP (of the pod's addresses, or a probe from 0.0.0.0), IPv4 from its
+//! addresses, or IPv6 from its addresses, a link-local address, or (ICMPv6 only) `::`. It drops everything else:
+//! other protocols, VLAN tags, router advertisements and redirects, DHCP and DHCPv6 server replies, and neighbour
+//! messages about addresses that are not the pod's (RFC 4861 section 11).
 //!
-//! What others must do, or cannot be done here:
+//! Limits, and what callers must ensure:
 //!
-//! * A kernel without nftables for bridges (`CONFIG_NF_TABLES_BRIDGE`) has no guards: [`Table::supports_bridge_tables`] tells. Pods run
-//!   without; whoever shows the state of the host should say so.
-//! * A pod that routes for others (with addresses of their own, behind it), or serves DHCP, must have no guard.
-//! * Link-local IPv6 addresses are not told apart: nobody should rely on one of a gateway.
-//! * A bridge learns where a hardware address is from frames to 01:80:c2:00:00:00 to 0f before any rule sees them, unless it is told
-//!   not to (`no_linklocal_learn`), as those that [`crate::rtnetlink`] makes are.
+//! * A kernel without nftables for bridges (`CONFIG_NF_TABLES_BRIDGE`) has no anti-spoofing on bridges; pods run
+//!   without. [`Table::supports_bridge_tables`] reports it, and the host's status should.
+//! * A pod that routes for other addresses, or serves DHCP, must have no anti-spoofing entry.
+//! * Link-local IPv6 addresses are not checked; do not rely on that of a gateway.
+//! * A bridge learns from frames to 01:80:c2:00:00:00 to 0f before any rule sees them, unless `no_linklocal_learn` is
+//!   set, as on the bridges that [`crate::rtnetlink`] creates.
+//! * 127.0.0.1 reaches a pod only if `net.ipv4.conf.INTERFACE.route_localnet` is 1 for the pod's interface.
+//!   Forwarding needs `net.ipv4.ip_forward` and `net.ipv6.conf.all.forwarding`.
+//! * `accept` ends gantry's chain only. Where another table drops forwarded packets (Docker sets the policy of
+//!   iptables' FORWARD to drop, firewalld has zones), gantry's interfaces must be allowed there.
+//! * `[::1]` reaches no pod, since the kernel does not route the replies. A local proxy can listen there.
+//! * Frames that a bridge forwards between its ports are not seen by the inet table, unless `br_netfilter` is loaded
+//!   (Docker and Kubernetes load it). With it, a pod reaches itself through a published port only in hairpin mode.
+//! * Publishing a port hides a host program that listens on it, so hold the port with a socket first.
+//! * Tables of other gantry instances on the host know nothing of each other's networks and ports.
+//! * Established connections keep their destination whatever changes in the table: see [`conntrack`].
 //!
-//! * 127.0.0.1 reaches a pod only if `net.ipv4.conf.INTERFACE.route_localnet` is 1 for the interface that leads to it,
-//!   and addresses are forwarded only with `net.ipv4.ip_forward` and `net.ipv6.conf.all.forwarding`.
-//! * To accept a packet ends our chain only. A host on which another table drops what is forwarded (Docker sets the policy of
-//!   iptables' FORWARD to drop, firewalld has zones) drops it after us: there our interfaces have to be allowed.
-//! * `[::1]` reaches no pod: the kernel routes no answer to it. It is left to who listens there (a proxy, say).
-//! * What one bridge switches between its own ports is not seen here, unless `br_netfilter` shows it. Where it does (Docker and
-//!   Kubernetes load it), a pod reaches itself through a host port only if its port of the bridge is in hairpin mode.
-//! * A host port is taken from whoever listens on it on the host: who asks for one should hold a socket on it.
-//! * Two tables (two gantries on a host) do not know of each other's networks and ports.
-//! * A connection goes on as it began, whatever the table says since: see [`conntrack`].
-//!
-//! [`Table::ensure`] makes all of it, [`Table::add`] and [`Table::remove`] change a pod's part, [`Table::read`] compares
-//! what is there with what should be, and a [`Monitor`] tells when somebody else changed it.
+//! [`Table::ensure`] creates the tables, [`Table::add`] and [`Table::remove`] change a pod's part, [`Table::read`]
+//! compares the tables with their expected layout, and a [`Monitor`] reports changes by other programs.
 
 mod anti_spoofing;
 mod channel;

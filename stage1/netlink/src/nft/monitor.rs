@@ -1,7 +1,7 @@
-//! Tells when somebody else changed our tables.
+//! Reports changes of gantry's tables by other programs.
 //!
-//! The kernel tells the multicast group `NFNLGRP_NFTABLES` of every part that a transaction added or removed, and at its end
-//! the name of the process that made it.
+//! The kernel notifies the multicast group `NFNLGRP_NFTABLES` of every object that a transaction adds or removes, and
+//! then of the name of the process that committed it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -19,13 +19,13 @@ use super::wire::{FIXED, NFTA_GEN_PROC_NAME, NFTA_TABLE, message};
 
 /// `1 << (NFNLGRP_NFTABLES - 1)`.
 const GROUPS: u32 = 1 << 6;
-/// Notifications the kernel keeps for us; beyond that it drops them and says so.
+/// The receive buffer in bytes. When it is full, the kernel drops notifications and reports ENOBUFS.
 const RECEIVE_BUFFER: usize = 1 << 20;
-/// So many of the notifications that are there at the deadline are still read: others may change other tables without end.
+/// The most notifications read after the deadline: other programs may change other tables endlessly.
 const MAX_LATE_NOTIFICATIONS: usize = 4096;
 const WHAT: &str = "watch nftables";
 
-/// What was changed.
+/// The kind of object that was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TablePart {
     /// Elements of a set or map.
@@ -38,42 +38,45 @@ pub enum TablePart {
     Chain,
     /// The table.
     Table,
-    /// It cannot be said: so much was changed that the kernel dropped what it had to tell. Assume everything.
+    /// Unknown: the kernel dropped notifications. Assume that everything changed.
     Unknown,
 }
 
-/// A change of our tables by somebody else.
+/// A change of gantry's tables by another program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// Whether something was removed, or may have been.
     pub removed: bool,
-    /// The greatest part that was changed; of those that were removed, if any were.
+    /// The highest-ranking object that was removed, or else changed.
     pub part: TablePart,
-    /// The name of the process that did it (`comm`, up to 15 bytes), if the kernel told.
+    /// The name of the process that committed it (`comm`, up to 15 bytes), if the kernel reported it.
     pub by: Option<String>,
 }
 
-/// A subscription to changes of our tables.
+/// A subscription to changes of gantry's tables.
 pub struct Monitor {
     channel: Channel,
     reader: Reader,
 }
 
-/// Makes changes of what the kernel tells.
+/// Turns notifications into changes.
 pub(super) struct Reader {
     table: String,
     ours: Vec<String>,
-    /// Of the transaction that was told in part.
+    /// The change of a transaction whose end has not been reported yet.
     pending: Option<(bool, TablePart)>,
 }
 
 impl Monitor {
-    /// Begins to watch the tables `inet NAME` and `bridge NAME`, over a [`super::socket`] of its own. Changes by processes of these names are not told;
-    /// a name is a process's `comm`, which the kernel cuts at 15 bytes. (Who can change nftables can take any name: this is no
-    /// protection.)
+    /// Subscribes to the tables `inet NAME` and `bridge NAME`, over a [`super::socket`] of its own. Ignores changes
+    /// by processes with the names `ours` (`comm`, which the kernel cuts at 15 bytes). Any process that can change
+    /// nftables can take any name, so this is no protection.
+    ///
+    /// # Errors
+    /// If the name is invalid or the kernel rejects the subscription.
     pub fn open(socket: OwnedFd, name: &str, ours: &[&str]) -> Result<Self> {
         check_name(name)?;
-        // As much as the limits of the host allow, if not as much as wanted: what is lost is told as Unknown.
+        // Without CAP_NET_ADMIN the host's limit applies. Lost notifications are reported as Unknown.
         if rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER).is_err() {
             rustix::net::sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER).attempt(|| WHAT)?;
         }
@@ -81,12 +84,15 @@ impl Monitor {
         Ok(Self { channel: Channel::new(socket), reader: Reader::new(name, ours) })
     }
 
-    /// Waits for a change by somebody else, so long at most; None if there was none.
+    /// Waits for a change by another program, at most `limit`; None on timeout.
+    ///
+    /// # Errors
+    /// If the socket fails or a notification is malformed.
     pub fn wait(&mut self, limit: Duration) -> Result<Option<Change>> {
-        let deadline = Instant::now().checked_add(limit).unwrap_or_else(far);
+        let deadline = Instant::now().checked_add(limit).unwrap_or_else(far_future);
         let mut late = 0;
         loop {
-            match self.channel.received(WHAT) {
+            match self.channel.try_receive(WHAT) {
                 Ok(Some(datagram)) => {
                     if let Some(change) = self.reader.take(datagram)? {
                         return Ok(Some(change));
@@ -113,11 +119,11 @@ impl Monitor {
 
 impl Reader {
     pub(super) fn new(table: &str, ours: &[&str]) -> Self {
-        let ours = ours.iter().map(|name| cut(name).to_owned()).collect();
+        let ours = ours.iter().map(|name| truncate_comm(name).to_owned()).collect();
         Self { table: table.to_owned(), ours, pending: None }
     }
 
-    /// The greatest change a datagram tells of.
+    /// The highest-ranking change in a datagram.
     pub(super) fn take(&mut self, mut datagram: &[u8]) -> Result<Option<Change>> {
         let mut greatest: Option<Change> = None;
         while let Some(message) = next_message(&mut datagram).attempt(|| WHAT)? {
@@ -135,7 +141,7 @@ impl Reader {
         Ok(greatest)
     }
 
-    /// The end of a transaction: what it changed, if somebody else made it.
+    /// Ends a transaction and returns its change, if another program committed it.
     fn end(&mut self, message: &Message<'_>) -> Result<Option<Change>> {
         let (_, attributes) = message.split(FIXED).attempt(|| WHAT)?;
         let Some((removed, part)) = self.pending.take() else { return Ok(None) };
@@ -146,7 +152,7 @@ impl Reader {
         Ok(Some(Change { removed, part, by }))
     }
 
-    /// Which part of our tables a message tells of, and whether it was removed.
+    /// The object of gantry's tables in a notification, and whether it was removed.
     fn read(&self, message: &Message<'_>) -> Result<Option<(bool, TablePart)>> {
         let (removed, part) = match message.kind {
             message::NEWTABLE => (false, TablePart::Table),
@@ -170,19 +176,19 @@ impl Reader {
 }
 
 impl AsFd for Monitor {
-    /// To be polled together with others: readable when [`Monitor::wait`] may have something to tell.
+    /// For poll(): readable when [`Monitor::wait`] may have a change.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
 }
 
-/// As the kernel keeps a process's name: 15 bytes of it.
-fn cut(name: &str) -> &str {
+/// Cuts a process name at 15 bytes, as the kernel does.
+fn truncate_comm(name: &str) -> &str {
     let end = (0..=name.len().min(15)).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
     name.get(..end).unwrap_or_default()
 }
 
-/// As good as never.
-fn far() -> Instant {
+/// A deadline that never passes.
+fn far_future() -> Instant {
     Instant::now() + Duration::from_hours(24 * 365)
 }

@@ -1,4 +1,4 @@
-//! Reads the tables back, and compares it with what it should be.
+//! Reads the tables and compares them with their expected layout.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,33 +14,36 @@ use super::state::{Network, State};
 use super::table::Table;
 use super::wire::{self, FIXED, NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME, NFTA_TABLE, message};
 
-/// How often to read again when the table changes meanwhile.
+/// How often a read is repeated if the table changes meanwhile.
 const MAX_ATTEMPTS: u32 = 16;
-/// As many elements come in one datagram, and so are of one hash table: one takes 250 bytes at most, and a datagram has at least
-/// 4 KiB.
+/// Up to this many elements arrive in one datagram, and so come from one state of the hash table: an element takes at
+/// most 250 bytes, a datagram at least 4 KiB.
 const MAX_ELEMENTS_PER_DATAGRAM: usize = 15;
-/// More than this of anything is not read, but reported.
+/// The most objects of a kind; more are an error.
 const MAX_PARTS: usize = 1 << 18;
-/// As many faults are listed.
+/// The most faults reported.
 const MAX_FAULTS: usize = 20;
 
-/// What the table is.
+/// The contents and faults of the tables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TableReport {
-    /// What it holds, as far as it can be understood.
+    /// The contents, as far as they can be parsed.
     pub state: State,
-    /// What is not as [`Table::ensure`] makes it, in words; empty when all is well. At most some twenty.
+    /// Descriptions of the deviations from what [`Table::ensure`] creates; at most 20.
     pub faults: Vec<String>,
 }
 
-/// A chain as it was read: whether it is as it should be, apart from its rules.
+/// Whether each chain is as expected, apart from its rules, by name.
 type Chains = BTreeMap<String, bool>;
 
-/// What was read of a rule: its comment, and its expressions if all are of those we use.
+/// The rules by chain: the comment, and the expressions if gantry uses all of them.
 type Rules = BTreeMap<String, Vec<(String, Option<Vec<expr::Expr>>)>>;
 
 impl Table {
-    /// Reads the table as it is at one moment; None if it does not exist.
+    /// Reads a consistent snapshot of the tables; None if they do not exist.
+    ///
+    /// # Errors
+    /// [`Error::Contended`] if they changed during every attempt; those of the kernel.
     pub fn read(&mut self) -> Result<Option<TableReport>> {
         for _ in 0..MAX_ATTEMPTS {
             let before = self.generation()?;
@@ -48,8 +51,8 @@ impl Table {
                 return Ok(None);
             }
             let found = match self.read_once() {
-                // It went away meanwhile.
-                Err(error) if error.refused() == Some(rustix::io::Errno::NOENT) => None,
+                // The table was removed meanwhile.
+                Err(error) if error.errno() == Some(rustix::io::Errno::NOENT) => None,
                 found => found?,
             };
             if let Some(found) = found
@@ -61,15 +64,15 @@ impl Table {
         Err(Error::Contended { what: format!("read the table {}", self.name) })
     }
 
-    /// The interfaces that are in the table, whatever else is in it or wrong with it.
+    /// The interfaces in the table, whatever its faults.
     ///
     /// # Errors
-    /// When the table cannot be read; [`Error::Contended`] when it changed during each of several attempts.
+    /// [`Error::Contended`] if the table changed during every attempt; those of the kernel.
     pub fn interfaces(&mut self) -> Result<BTreeSet<String>> {
         Ok(self.part_of_state(&[Set::Interfaces])?.interfaces.into_keys().collect())
     }
 
-    /// Whether the table has prefixes of these networks that are not said here: their configuration was another before.
+    /// Whether the table has other prefixes for these networks, from an earlier configuration.
     ///
     /// # Errors
     /// As [`Self::interfaces`].
@@ -81,7 +84,7 @@ impl Table {
         Ok(networks.iter().any(other))
     }
 
-    /// What some of the sets say, whatever else is in the table or wrong with it.
+    /// The contents of some sets, whatever the table's faults.
     fn part_of_state(&mut self, sets: &[Set]) -> Result<State> {
         let mut all = BTreeSet::new();
         for set in sets {
@@ -93,8 +96,8 @@ impl Table {
     fn read_set(&mut self, set: Set) -> Result<BTreeSet<Element>> {
         for _ in 0..MAX_ATTEMPTS {
             match self.read_elements(set) {
-                // Neither the table nor the set.
-                Err(error) if error.refused() == Some(rustix::io::Errno::NOENT) => return Ok(BTreeSet::new()),
+                // The table or the set does not exist.
+                Err(error) if error.errno() == Some(rustix::io::Errno::NOENT) => return Ok(BTreeSet::new()),
                 read => {
                     if let Some(all) = read? {
                         return Ok(all);
@@ -109,7 +112,7 @@ impl Table {
         let mut faults = Vec::new();
         let mut all = BTreeSet::new();
         for family in Family::ALL {
-            // Without guards there is no table for bridges.
+            // The bridge table exists only with anti-spoofing entries.
             if family == Family::Bridge && !self.exists(family)? {
                 continue;
             }
@@ -132,14 +135,14 @@ impl Table {
         Ok(Some(TableReport { state, faults }))
     }
 
-    /// The elements of the table of a family, with what is wrong with its other parts; None if it changed meanwhile.
+    /// The elements of a table, and the faults of its other objects; None if it changed meanwhile.
     fn read_family(&mut self, family: Family, faults: &mut Vec<String>) -> Result<Option<Vec<Element>>> {
         let (sets, chains, rules) = (self.read_sets(family)?, self.read_chains(family)?, self.read_rules(family)?);
         let (Some(sets), Some(chains), Some(rules)) = (sets, chains, rules) else { return Ok(None) };
         compare_sets(family, &sets, faults);
         compare_chains(family, &chains, &rules, faults);
         let mut all = Vec::new();
-        for set in Set::all_of(family).filter(|set| sets.contains_key(set.name())) {
+        for set in Set::in_family(family).filter(|set| sets.contains_key(set.name())) {
             let Some(incoming) = self.read_elements(set)? else { return Ok(None) };
             all.extend(incoming);
         }
@@ -219,8 +222,8 @@ impl Table {
         Ok(whole.map(|()| all))
     }
 
-    /// While the kernel moves elements to a larger hash table it skips some of those it lists, and does not say so. So of many it
-    /// has to list the same ones twice.
+    /// While the kernel resizes a hash table, a dump silently skips elements. Large sets are therefore read until two
+    /// dumps agree.
     fn read_elements(&mut self, set: Set) -> Result<Option<BTreeSet<Element>>> {
         let mut last = None;
         for _ in 0..MAX_ATTEMPTS {
@@ -258,7 +261,7 @@ impl Table {
     }
 }
 
-/// Whether a chain is called from where it should be, and lets through what it does not end.
+/// Whether a chain has the expected hook, type and priority, and the policy accept.
 fn is_like(chain: Attributes<'_>, should: &Chain) -> bool {
     let read = || {
         let hook = chain.get(NFTA_CHAIN_HOOK)?.nested().ok()?;
@@ -276,17 +279,17 @@ fn is_like(chain: Attributes<'_>, should: &Chain) -> bool {
 }
 
 fn compare_sets(family: Family, sets: &BTreeMap<String, [u32; 3]>, faults: &mut Vec<String>) {
-    for set in Set::all_of(family) {
+    for set in Set::in_family(family) {
         let length = |fields| u32::try_from(sets::length(fields)).unwrap_or(u32::MAX);
         let should = [wire::set_flags(set), length(set.key()), length(set.data())];
         match sets.get(set.name()) {
             None => faults.push(format!("the set {} is missing", set.name())),
-            Some(shape) if *shape != should => faults.push(format!("the set {} is of another type", set.name())),
+            Some(shape) if *shape != should => faults.push(format!("the set {} has another type", set.name())),
             Some(_) => {}
         }
     }
-    for name in sets.keys().filter(|name| Set::all_of(family).all(|set| set.name() != name.as_str())) {
-        faults.push(format!("the set {} is not ours", name.escape_debug()));
+    for name in sets.keys().filter(|name| Set::in_family(family).all(|set| set.name() != name.as_str())) {
+        faults.push(format!("the set {} is unexpected", name.escape_debug()));
     }
 }
 
@@ -295,7 +298,7 @@ fn compare_chains(family: Family, chains: &Chains, rules: &Rules, faults: &mut V
     for chain in &should {
         match chains.get(chain.name) {
             None => faults.push(format!("the chain {} is missing", chain.name)),
-            Some(false) => faults.push(format!("the chain {} is of another type", chain.name)),
+            Some(false) => faults.push(format!("the chain {} has another type", chain.name)),
             Some(true) => {}
         }
         let found = rules.get(chain.name).map(Vec::as_slice).unwrap_or_default();
@@ -309,7 +312,7 @@ fn compare_chains(family: Family, chains: &Chains, rules: &Rules, faults: &mut V
         }
     }
     for name in chains.keys().filter(|name| should.iter().all(|chain| chain.name != name.as_str())) {
-        faults.push(format!("the chain {} is not ours", name.escape_debug()));
+        faults.push(format!("the chain {} is unexpected", name.escape_debug()));
     }
 }
 

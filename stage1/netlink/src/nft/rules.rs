@@ -1,4 +1,4 @@
-//! The chains of the tables and their rules. They are always the same: what differs are the elements of the sets.
+//! The chains of the tables and their rules. They are constant; only the elements of the sets change.
 
 use super::anti_spoofing;
 use super::expr::{Expr, Verdict};
@@ -6,7 +6,7 @@ use super::family::Family;
 use super::sets::Set;
 use super::state::INTERFACE_GROUP;
 
-/// Where a chain is called from.
+/// The netfilter hook of a base chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hook {
     /// `filter` or `nat`.
@@ -20,12 +20,12 @@ pub(super) struct Hook {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Chain {
     pub(super) name: &'static str,
-    /// None for one that others jump to.
+    /// None for a chain that is only jumped to.
     pub(super) hook: Option<Hook>,
     pub(super) rules: Vec<Rule>,
 }
 
-/// A rule, with a comment that `nft list` shows.
+/// A rule, with a comment shown by `nft list`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) comment: &'static str,
@@ -36,7 +36,7 @@ const PREROUTING: u32 = 0;
 const FORWARD: u32 = 2;
 const OUTPUT: u32 = 3;
 const POSTROUTING: u32 = 4;
-/// The priorities `nft` calls raw, dstnat, filter and srcnat.
+/// The priorities that `nft` calls raw, dstnat, filter and srcnat.
 const RAW: i32 = -300;
 const DSTNAT: i32 = -100;
 const FILTER: i32 = 0;
@@ -61,7 +61,7 @@ const TRANSPORT_HEADER: u32 = 2;
 pub(super) const NFPROTO_IPV4: u8 = 2;
 pub(super) const NFPROTO_IPV6: u8 = 10;
 
-/// An IP version: where its header has what.
+/// An IP version, with the offsets of its header.
 #[derive(Clone, Copy)]
 struct Version {
     number: u8,
@@ -76,7 +76,7 @@ const V6: Version = Version { number: NFPROTO_IPV6, source: 8, destination: 24, 
 const LOOPBACK6: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 
 impl Version {
-    /// Only packets of this version.
+    /// Matches packets of this version.
     fn only(self) -> Vec<Expr> {
         vec![Expr::Meta { key: META_NFPROTO, to: 0 }, equal(0, &[self.number])]
     }
@@ -85,12 +85,13 @@ impl Version {
         Expr::Payload { base: NETWORK_HEADER, offset, length: self.length, to }
     }
 
-    /// The first register behind an address in the first ones.
+    /// The first register after an address that starts in register 0.
     fn after(self) -> u8 {
         if self.number == NFPROTO_IPV4 { 1 } else { 4 }
     }
 
-    /// The address at this offset is one of loopback: 127.0.0.0/8 (RFC 1122 section 3.2.1.3), or `::1` (RFC 4291 section 2.5.3).
+    /// Matches a loopback address at this offset: 127.0.0.0/8 (RFC 1122 section 3.2.1.3) or `::1` (RFC 4291 section
+    /// 2.5.3).
     fn loopback(self, offset: u32) -> Vec<Expr> {
         let mut steps = self.only();
         if self.number == NFPROTO_IPV4 {
@@ -101,7 +102,7 @@ impl Version {
         steps
     }
 
-    /// The destination is not multicast: 224.0.0.0/4 (RFC 5771), `ff00::/8` (RFC 4291 section 2.7).
+    /// Matches destinations other than multicast: 224.0.0.0/4 (RFC 5771), `ff00::/8` (RFC 4291 section 2.7).
     fn not_multicast(self) -> Vec<Expr> {
         let unequal = |value: &[u8]| Expr::Compare { from: 0, equal: false, value: value.to_vec() };
         if self.number == NFPROTO_IPV4 {
@@ -126,7 +127,7 @@ fn without(set: Set) -> Expr {
     Expr::Lookup { set: set.name().to_owned(), from: 0, to: None, inverted: true }
 }
 
-/// The source is no link-local address: `fe80::/10` (RFC 4291 section 2.5.6).
+/// Matches sources other than link-local addresses: `fe80::/10` (RFC 4291 section 2.5.6).
 fn not_link_local() -> Vec<Expr> {
     let load = Expr::Payload { base: NETWORK_HEADER, offset: V6.source, length: 2, to: 0 };
     let mask = Expr::Mask { register: 0, mask: vec![0xff, 0xc0] };
@@ -137,7 +138,7 @@ fn interface(key: u32, set: Set) -> Vec<Expr> {
     vec![Expr::Meta { key, to: 0 }, within(set)]
 }
 
-/// A property of the connection has one of these bits.
+/// Matches connections with one of these bits set in a property.
 fn connection(key: u32, bits: u32) -> Vec<Expr> {
     vec![
         Expr::Connection { key, to: 0 },
@@ -158,7 +159,7 @@ pub(super) fn base(name: &'static str, kind: &'static str, number: u32, priority
     Chain { name, hook: Some(Hook { kind, number, priority }), rules }
 }
 
-/// All of a table: a chain comes before those that jump to it.
+/// The chains of a table, each before those that jump to it.
 pub(super) fn chains(family: Family) -> Vec<Chain> {
     match family {
         Family::Inet => routed(),
@@ -180,10 +181,10 @@ fn routed() -> Vec<Chain> {
 
 fn to_ports() -> Rule {
     let local = vec![Expr::DestinationType { to: 0 }, equal(0, &LOCAL.to_ne_bytes())];
-    rule("only what is addressed to this host", [local, then(Verdict::Jump("ports".to_owned()))])
+    rule("packets to this host", [local, then(Verdict::Jump("ports".to_owned()))])
 }
 
-/// A port on one address comes before one on every address.
+/// A port published on one address takes precedence over one published on all addresses.
 fn ports() -> Vec<Rule> {
     let mut rules = Vec::new();
     for (family, on_address, on_every) in [(V4, Set::HostPorts4, Set::Ports4), (V6, Set::HostPorts6, Set::Ports6)] {
@@ -198,14 +199,14 @@ fn ports() -> Vec<Rule> {
             steps.push(Expr::Payload { base: TRANSPORT_HEADER, offset: 2, length: 2, to: next + 1 });
             steps.push(Expr::Lookup { set: set.name().to_owned(), from: 0, to: Some(0), inverted: false });
             steps.push(Expr::Dnat { family: family.number, address: 0, port: family.after() });
-            rules.push(Rule { comment: "host ports", expressions: steps });
+            rules.push(Rule { comment: "published ports", expressions: steps });
         }
     }
     rules
 }
 
-/// What `route_localnet` on our interfaces would else let in (CVE-2020-8558); and what a pod sends in another's name through an
-/// interface that leads to it alone. On bridges the other table sees to that.
+/// Drops loopback addresses that `route_localnet` on gantry's interfaces would let in (CVE-2020-8558), and packets
+/// with a spoofed source from an interface of a single pod. The bridge table does the latter for bridge ports.
 fn antispoof() -> Vec<Rule> {
     let ours = || interface(META_IIFNAME, Set::Interfaces);
     let alone = || {
@@ -216,19 +217,23 @@ fn antispoof() -> Vec<Rule> {
         let loads = vec![Expr::Meta { key: META_IIFNAME, to: 0 }, family.load(family.source, 4), without(sources)];
         [family.only(), loads].concat()
     };
-    // To find out whether an address is free, and to join groups for that (RFC 4862 section 5.4, RFC 3590).
+    // `::` is the source of duplicate address detection and of joining its groups (RFC 4862 section 5.4, RFC 3590).
     let some = vec![V6.load(V6.source, 0), Expr::Compare { from: 0, equal: false, value: vec![0; 16] }];
     vec![
-        rule("no pod is 127.0.0.0/8", [ours(), V4.loopback(V4.source), then(Verdict::Drop)]),
-        rule("no pod reaches the host's 127.0.0.0/8", [ours(), V4.loopback(V4.destination), then(Verdict::Drop)]),
-        rule("another's address", [alone(), another(V4, Set::Sources4), then(Verdict::Drop)]),
-        rule("another's address", [alone(), another(V6, Set::Sources6), some, not_link_local(), then(Verdict::Drop)]),
+        rule("drop loopback sources from pods", [ours(), V4.loopback(V4.source), then(Verdict::Drop)]),
+        rule("drop packets from pods to loopback", [ours(), V4.loopback(V4.destination), then(Verdict::Drop)]),
+        rule("drop spoofed sources", [alone(), another(V4, Set::Sources4), then(Verdict::Drop)]),
+        rule(
+            "drop spoofed sources",
+            [alone(), another(V6, Set::Sources6), some, not_link_local(), then(Verdict::Drop)],
+        ),
     ]
 }
 
-/// What comes in and is addressed to loopback is forged: routing would drop it, but after its destination was changed.
+/// A packet from outside to a loopback address is forged. Routing drops it, but only after DNAT would have changed the
+/// destination, so it must not reach `ports`.
 fn prerouting() -> Vec<Rule> {
-    let comment = "a port on loopback is not open to the outside";
+    let comment = "ports on loopback are closed to the outside";
     vec![
         rule(comment, [V4.loopback(V4.destination), then(Verdict::Return)]),
         rule(comment, [V6.loopback(V6.destination), then(Verdict::Return)]),
@@ -236,13 +241,13 @@ fn prerouting() -> Vec<Rule> {
     ]
 }
 
-/// The kernel routes no answer to `::1` that comes in through an interface: refused at once is better than never answered, and
-/// who listens there is heard.
+/// The kernel does not route a reply to `::1` that arrives through an interface. Without DNAT the connection reaches
+/// a local listener, or is refused immediately instead of timing out.
 fn output() -> Vec<Rule> {
-    vec![rule("no answer would be routed to ::1", [V6.loopback(V6.destination), then(Verdict::Return)]), to_ports()]
+    vec![rule("replies to ::1 cannot be routed", [V6.loopback(V6.destination), then(Verdict::Return)]), to_ports()]
 }
 
-/// Drops only what comes from our interfaces or goes to them. To accept ends this chain, and no other table's.
+/// Drops only packets from or to gantry's interfaces. `accept` ends this chain only, not those of other tables.
 fn forward() -> Vec<Rule> {
     let own = |family: Version, sources: Set, pairs: Set| {
         let mut steps = family.only();
@@ -265,22 +270,22 @@ fn forward() -> Vec<Rule> {
     let accept = || then(Verdict::Accept);
     let drop = || then(Verdict::Drop);
     vec![
-        rule("answers", [connection(CT_STATE, ESTABLISHED_RELATED), accept()]),
-        rule("through a host port", [connection(CT_STATUS, STATUS_DNAT), accept()]),
-        rule("within a network", [shared, accept()]),
-        rule("within a network", [own(V4, Set::Sources4, Set::Within4), accept()]),
-        rule("within a network", [own(V6, Set::Sources6, Set::Within6), accept()]),
-        rule("restricted", [from(Set::Restricted), drop()]),
-        rule("restricted", [to(Set::Restricted), drop()]),
-        rule("isolated", [from(Set::Isolated), to(Set::Interfaces), drop()]),
-        rule("isolated", [from(Set::Interfaces), to(Set::Isolated), drop()]),
-        rule("a masqueraded network has no address outside", [entered(V4, Set::Masquerade4), drop()]),
-        rule("a masqueraded network has no address outside", [entered(V6, Set::Masquerade6), drop()]),
-        rule("forwarding is on for pods alone", [confined(), drop()]),
+        rule("established connections", [connection(CT_STATE, ESTABLISHED_RELATED), accept()]),
+        rule("published ports", [connection(CT_STATUS, STATUS_DNAT), accept()]),
+        rule("same network", [shared, accept()]),
+        rule("same network", [own(V4, Set::Sources4, Set::Within4), accept()]),
+        rule("same network", [own(V6, Set::Sources6, Set::Within6), accept()]),
+        rule("restricted network", [from(Set::Restricted), drop()]),
+        rule("restricted network", [to(Set::Restricted), drop()]),
+        rule("isolated network", [from(Set::Isolated), to(Set::Interfaces), drop()]),
+        rule("isolated network", [from(Set::Interfaces), to(Set::Isolated), drop()]),
+        rule("masqueraded networks are closed to the outside", [entered(V4, Set::Masquerade4), drop()]),
+        rule("masqueraded networks are closed to the outside", [entered(V6, Set::Masquerade6), drop()]),
+        rule("forward for pods only", [confined(), drop()]),
     ]
 }
 
-/// The IP version is forwarded for pods alone, and neither interface is one of a gantry.
+/// Matches packets of an IP version that is forwarded for pods only, if neither interface belongs to a gantry instance.
 fn confined() -> Vec<Expr> {
     let mut steps = vec![Expr::Meta { key: META_NFPROTO, to: 0 }, within(Set::Confined)];
     for (name, group) in [(META_IIFNAME, META_IIFGROUP), (META_OIFNAME, META_OIFGROUP)] {
@@ -295,9 +300,9 @@ fn postrouting() -> Vec<Rule> {
     let ours = || interface(META_OIFNAME, Set::Interfaces);
     let dnat = || connection(CT_STATUS, STATUS_DNAT);
     let mut rules = vec![
-        rule("from this host's loopback", [V4.loopback(V4.source), ours(), vec![Expr::Masquerade]]),
+        rule("masquerade loopback sources", [V4.loopback(V4.source), ours(), vec![Expr::Masquerade]]),
         rule(
-            "a restricted pod has no route to who asks",
+            "masquerade clients of restricted networks",
             [dnat(), interface(META_OIFNAME, Set::Restricted), vec![Expr::Masquerade]],
         ),
     ];
@@ -307,9 +312,9 @@ fn postrouting() -> Vec<Rule> {
             [family.only(), vec![family.load(family.source, 0), second, within(pairs)]].concat()
         };
         let wanted = [family.only(), vec![family.load(family.source, 0), within(sources)]].concat();
-        rules.push(rule("back into its network", [dnat(), same(), vec![Expr::Masquerade]]));
-        rules.push(rule("within a network", [same(), then(Verdict::Return)]));
-        rules.push(rule("out of a network", [wanted, family.not_multicast(), vec![Expr::Masquerade]]));
+        rules.push(rule("masquerade hairpin connections", [dnat(), same(), vec![Expr::Masquerade]]));
+        rules.push(rule("same network", [same(), then(Verdict::Return)]));
+        rules.push(rule("masquerade outgoing connections", [wanted, family.not_multicast(), vec![Expr::Masquerade]]));
     }
     rules
 }

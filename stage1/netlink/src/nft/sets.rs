@@ -1,8 +1,8 @@
-//! The sets and maps of the tables, their elements, and how a [`State`] becomes elements and elements a state.
+//! The sets and maps of the tables, their elements, and the conversion between a [`State`] and elements.
 //!
-//! Whatever belongs to one pod is an element of a hash table. A range of ports is as many elements: each leads to another
-//! port of the pod, which the one value of an interval cannot say. And a set of concatenated intervals costs more the
-//! more is in it: to remove a pod's veth from one took 30 ms when there were 500. Only networks are in such sets.
+//! Everything that belongs to one pod is an element of a hash table, so its cost does not depend on the number of
+//! pods. A range of ports is one element per port, since each maps to another port of the pod. Sets of concatenated
+//! intervals hold only networks: removing an element from one with 500 elements took 30 ms.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,44 +14,44 @@ use super::state::{Access, AntiSpoofing, Confined, Forward, HostPort, Interface,
 use crate::address::Prefix;
 use crate::mac::Mac;
 
-/// A set or map of one of the tables. Those of the table for bridges are the last.
+/// A set or map. Those of the bridge table come last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Set {
-    /// Every interface that leads to pods.
+    /// All interfaces towards pods.
     Interfaces,
-    /// Those of isolated networks.
+    /// Interfaces of isolated networks.
     Isolated,
-    /// Those of restricted networks.
+    /// Interfaces of restricted networks.
     Restricted,
-    /// Interface, twice: one behind which many pods are, who may reach each other.
+    /// Interface . interface, the same twice: shared by pods that may reach each other.
     Shared,
-    /// Interface and source: one behind which one pod is, with its address.
+    /// Interface . source address, for interfaces of a single pod.
     Sources4,
     Sources6,
-    /// Source and destination: within one network.
+    /// Source . destination within one network.
     Within4,
     Within6,
-    /// Source: masquerade.
+    /// Source networks to masquerade.
     Masquerade4,
     Masquerade6,
-    /// Protocol and port: to a pod's address and port.
+    /// Protocol . port : pod address . port.
     Ports4,
     Ports6,
-    /// Address of the host, protocol and port: likewise.
+    /// Host address . protocol . port : pod address . port.
     HostPorts4,
     HostPorts6,
-    /// IP version that is forwarded for pods alone.
+    /// IP versions forwarded for pods only.
     Confined,
-    /// Port of a bridge and hardware address: of the pod it leads to.
+    /// Bridge port . hardware address of its pod.
     PodMacs,
-    /// Port of a bridge: one that leads to a pod.
+    /// Bridge ports of pods.
     PodPorts,
-    /// Port of a bridge and address: one of the pod's.
+    /// Bridge port . address of its pod.
     PodAddresses4,
     PodAddresses6,
 }
 
-/// A part of a key or a value.
+/// A field of a key or value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Field {
     Interface,
@@ -65,7 +65,7 @@ pub(super) enum Field {
 }
 
 impl Field {
-    /// The number by which `nft` knows the type (datatype.h of nftables); the kernel keeps it unread.
+    /// The type number of `nft` (datatype.h of nftables), which the kernel stores without interpreting it.
     fn datatype(self) -> u32 {
         match self {
             Self::Version => 2,
@@ -78,7 +78,7 @@ impl Field {
         }
     }
 
-    /// Bytes, without the filling up to a multiple of four that each field of several has.
+    /// The length in bytes, without the padding to a multiple of four of concatenated fields.
     pub(super) fn length(self) -> usize {
         match self {
             Self::Protocol | Self::Version => 1,
@@ -113,12 +113,12 @@ impl Set {
         Self::PodAddresses6,
     ];
 
-    /// All of a table.
-    pub(super) fn all_of(family: Family) -> impl Iterator<Item = Self> {
+    /// The sets of a table.
+    pub(super) fn in_family(family: Family) -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(move |set| set.family() == family)
     }
 
-    /// Which table it is in.
+    /// The table of the set.
     pub(super) fn family(self) -> Family {
         match self {
             Self::PodMacs | Self::PodPorts | Self::PodAddresses4 | Self::PodAddresses6 => Family::Bridge,
@@ -168,7 +168,7 @@ impl Set {
         }
     }
 
-    /// What it maps to; empty for a set.
+    /// The fields of the value of a map; empty for a set.
     pub(super) fn data(self) -> &'static [Field] {
         match self {
             Self::Ports4 | Self::HostPorts4 => &[Field::V4, Field::Port],
@@ -181,18 +181,18 @@ impl Set {
         !self.data().is_empty()
     }
 
-    /// Whether its keys are ranges.
+    /// Whether the keys are ranges.
     pub(super) fn is_interval(self) -> bool {
         matches!(self, Self::Within4 | Self::Within6 | Self::Masquerade4 | Self::Masquerade6)
     }
 
-    /// Whether its keys are ranges in each of several fields: the kernel then takes both ends in one element.
+    /// Whether the keys are concatenated ranges: the kernel then takes both ends in one element.
     pub(super) fn is_ranges(self) -> bool {
         self.is_interval() && self.key().len() > 1
     }
 }
 
-/// How many bytes these fields take: several are each filled up.
+/// The length of these fields in bytes; concatenated fields are padded.
 pub(super) fn length(fields: &[Field]) -> usize {
     if let [field] = fields {
         return field.length();
@@ -200,12 +200,12 @@ pub(super) fn length(fields: &[Field]) -> usize {
     fields.iter().map(|field| field.length().next_multiple_of(4)).sum()
 }
 
-/// How `nft` numbers the type of these fields together.
+/// The type number of `nft` for the concatenation of these fields.
 pub(super) fn datatype(fields: &[Field]) -> u32 {
     fields.iter().fold(0, |number, field| number << 6 | field.datatype())
 }
 
-/// An element. Of a range, `key` and `end` are its first and last.
+/// An element. For a range, `key` and `end` are its first and last key.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Element {
     pub(super) set: Set,
@@ -230,15 +230,15 @@ impl Element {
     }
 }
 
-fn put(bytes: &mut Vec<u8>, field: &[u8]) {
+fn append_field(bytes: &mut Vec<u8>, field: &[u8]) {
     bytes.extend_from_slice(field);
     bytes.resize(bytes.len().next_multiple_of(4), 0);
 }
 
-fn put_address(bytes: &mut Vec<u8>, address: IpAddr) {
+fn append_address(bytes: &mut Vec<u8>, address: IpAddr) {
     match address {
-        IpAddr::V4(address) => put(bytes, &address.octets()),
-        IpAddr::V6(address) => put(bytes, &address.octets()),
+        IpAddr::V4(address) => append_field(bytes, &address.octets()),
+        IpAddr::V6(address) => append_field(bytes, &address.octets()),
     }
 }
 
@@ -250,16 +250,16 @@ fn interface_bytes(name: &str) -> Vec<u8> {
 
 fn address_bytes(address: IpAddr) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(16);
-    put_address(&mut bytes, address);
+    append_address(&mut bytes, address);
     bytes
 }
 
-/// The set among two that is for this family.
+/// The set for an IP version.
 fn by_version(ipv4: bool, four: Set, six: Set) -> Set {
     if ipv4 { four } else { six }
 }
 
-/// Everything of a state, as elements.
+/// The elements of a state.
 pub(super) fn elements(state: &State) -> BTreeSet<Element> {
     let mut all = BTreeSet::new();
     for (name, network) in &state.networks {
@@ -319,7 +319,7 @@ fn interface_elements(name: &str, interface: &Interface, all: &mut BTreeSet<Elem
 fn anti_spoofing_elements(name: &str, guard: &AntiSpoofing, all: &mut BTreeSet<Element>) {
     let key = interface_bytes(name);
     let mut mac = key.clone();
-    put(&mut mac, &guard.mac.0);
+    append_field(&mut mac, &guard.mac.0);
     all.insert(Element::plain(Set::PodMacs, mac, ""));
     for address in &guard.addresses {
         let set = by_version(address.is_ipv4(), Set::PodAddresses4, Set::PodAddresses6);
@@ -334,17 +334,17 @@ pub(super) fn port_element(port: &HostPort, forward: &Forward) -> Element {
     let set = if port.address.is_unspecified() {
         by_version(ipv4, Set::Ports4, Set::Ports6)
     } else {
-        put_address(&mut key, port.address);
+        append_address(&mut key, port.address);
         by_version(ipv4, Set::HostPorts4, Set::HostPorts6)
     };
-    put(&mut key, &[port.protocol.number()]);
-    put(&mut key, &port.port.to_be_bytes());
+    append_field(&mut key, &[port.protocol.number()]);
+    append_field(&mut key, &port.port.to_be_bytes());
     let mut data = address_bytes(forward.to.ip());
-    put(&mut data, &forward.to.port().to_be_bytes());
+    append_field(&mut data, &forward.to.port().to_be_bytes());
     Element { set, key, end: None, data: Some(data), comment: forward.owner.clone() }
 }
 
-/// Takes fields off a key or a value.
+/// Reads the fields of a key or value.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -377,7 +377,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The host port an element is.
+/// The host port and destination in an element; None for elements of other sets.
 pub(super) fn host_port_from_element(element: &Element) -> Option<(HostPort, Forward)> {
     let ipv4 = matches!(element.set, Set::Ports4 | Set::HostPorts4);
     let mut key = Reader(&element.key);
@@ -394,14 +394,14 @@ pub(super) fn host_port_from_element(element: &Element) -> Option<(HostPort, For
     Some((port, Forward { to, owner: element.comment.clone() }))
 }
 
-/// The state that elements describe, as far as they do: the caller compares [`elements`] of it with them.
+/// The state that elements describe. Skips elements that do not fit; the caller finds those by comparing with
+/// [`elements`] of the result.
 pub(super) fn state_from_elements(all: &BTreeSet<Element>) -> State {
     let mut state = State::new();
-    // In the order of [`Set`]: an interface comes before what it reaches, a network before whether it masquerades, a pod's
-    // hardware address before its others.
+    // Elements are sorted by [`Set`]: interfaces before their access, networks before masquerading, a pod's hardware
+    // address before its IP addresses.
     for element in all {
-        // What cannot be read is nothing of ours, and shows in that comparison.
-        let _ = read_into(&mut state, element);
+        let _shows_in_comparison = read_into(&mut state, element);
     }
     state
 }
@@ -416,7 +416,7 @@ fn read_into(state: &mut State, element: &Element) -> Option<()> {
         }
         Set::Isolated => state.interfaces.get_mut(&key.interface()?)?.access = Access::Isolated,
         Set::Restricted => state.interfaces.get_mut(&key.interface()?)?.access = Access::Restricted,
-        // Says nothing that is not known from the absence of addresses.
+        // Implied by the absence of addresses.
         Set::Shared => {}
         Set::Sources4 | Set::Sources6 => {
             let name = key.interface()?;
@@ -443,7 +443,7 @@ fn read_into(state: &mut State, element: &Element) -> Option<()> {
             Some(&NFPROTO_IPV6) => state.confined.v6 = true,
             _ => return None,
         },
-        // Says nothing that is not known from the hardware address.
+        // Implied by the hardware address.
         Set::PodPorts => {}
         Set::PodAddresses4 | Set::PodAddresses6 => {
             let (port, address) = (key.interface()?, key.address(element.set == Set::PodAddresses4)?);

@@ -1,9 +1,9 @@
-//! Sockets of nfnetlink that are used again.
+//! A cache of nfnetlink sockets, which avoids the RCU wait on close.
 //!
-//! When one is closed, the kernel first clears up after every transaction in that network namespace (`nft_rcv_nl_event`), which
-//! waits for a grace period of RCU: 7 ms and more, where the transaction itself takes a tenth of one. So who is in a
-//! hurry keeps his for the next use. The end of the process closes it, and waits: whose end is waited for takes them out
-//! before ([`take`]) and has another process close them.
+//! When an nfnetlink socket is closed, the kernel first finishes the pending cleanup of every transaction in its
+//! network namespace (`nft_rcv_nl_event`), which waits for an RCU grace period: 7 ms and more, ten times the
+//! transaction itself. Exit closes the sockets too. A process whose exit is waited for removes them with [`drain`]
+//! and lets another process close them.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
@@ -13,37 +13,38 @@ use super::error::Result;
 use crate::error::Attempt;
 use crate::namespace::Namespace;
 
-/// So many are kept: mostly there is one.
+/// The most cached sockets; usually there is one.
 const MAX_SOCKETS: usize = 32;
 
-/// The device and inode number of a network namespace, and a socket of it.
-type Kept = ((u64, u64), OwnedFd);
+/// The device and inode number of a network namespace, and a socket in it.
+type CachedSocket = ((u64, u64), OwnedFd);
 
-static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+static SOCKETS: Mutex<Vec<CachedSocket>> = Mutex::new(Vec::new());
 
-/// All that are kept. They are the caller's to close.
+/// Removes all sockets from the cache. The caller closes them.
 pub fn drain() -> Vec<OwnedFd> {
-    let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = SOCKETS.lock().unwrap_or_else(PoisonError::into_inner);
     all.drain(..).map(|(_, socket)| socket).collect()
 }
 
-/// Does something over a socket of the network namespace the thread is in, which nobody else uses meanwhile.
+/// Runs `work` with a socket in the calling thread's network namespace, from the cache or new. No other caller uses
+/// the socket meanwhile.
 ///
 /// # Errors
-/// Those of `work`; when the kernel gives no socket.
+/// Those of `work`; if no socket can be opened.
 pub fn with_socket<T>(work: impl FnOnce(OwnedFd) -> Result<T>) -> Result<T> {
-    let stat = rustix::fs::fstat(Namespace::own()?).attempt(|| "look at the network namespace")?;
+    let stat = rustix::fs::fstat(Namespace::own()?).attempt(|| "identify the network namespace")?;
     let here = (stat.st_dev, stat.st_ino);
     let kept = {
-        let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = SOCKETS.lock().unwrap_or_else(PoisonError::into_inner);
         let found = all.iter().position(|(of, _)| *of == here);
         found.map(|index| all.swap_remove(index).1)
     };
     let kept = kept.map_or_else(socket, Ok)?;
-    let done = work(rustix::io::fcntl_dupfd_cloexec(&kept, 3).attempt(|| "use a socket of nftables")?);
-    // After a failure an answer may still come, that the next one would take for his.
+    let done = work(rustix::io::fcntl_dupfd_cloexec(&kept, 3).attempt(|| "duplicate an nfnetlink socket")?);
+    // After an error a late reply may still arrive, which the next user would take for its own.
     if done.is_ok() {
-        let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = SOCKETS.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() < MAX_SOCKETS {
             all.push((here, kept));
         }

@@ -1,4 +1,4 @@
-//! What the table is to hold, as plain data: networks, interfaces, host ports.
+//! The contents of the tables as plain data: networks, interfaces, host ports, anti-spoofing entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,32 +17,33 @@ pub const RANGE_LIMIT: u16 = 1024;
 pub const PORTS_LIMIT: usize = 131_072;
 /// The most prefixes of a network, and the most addresses of an interface.
 pub const PREFIXES_LIMIT: usize = 16;
-/// The most networks, the most interfaces, and the most guards, of a table.
+/// The most networks, interfaces, and anti-spoofing entries of a table.
 pub const NETWORKS_LIMIT: usize = 8192;
 const TEXT_LIMIT: usize = 100;
 
-/// A part of a state, to add or to remove: for a pod, its ports, and its interface if no other pod shares that.
+/// A part of a state to add or remove: the ports of a pod, and its interface unless other pods share it.
 pub type Entries = State;
 
-/// What the table holds, whole or in part.
+/// The contents of the tables, or a part of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct State {
-    /// Our networks, by name.
+    /// gantry's networks, by name.
     pub networks: BTreeMap<String, Network>,
-    /// The host's interfaces that lead to pods (a bridge, or a pod's own veth), by name.
+    /// The host's interfaces towards pods (a bridge, or the host end of a pod's veth pair), by name.
     pub interfaces: BTreeMap<String, Interface>,
-    /// Ports of the host that lead to pods.
+    /// Published ports.
     pub ports: BTreeMap<HostPort, Forward>,
-    /// What may come out of a pod, by the port of a bridge that leads to it (the host's end of its veth).
+    /// Anti-spoofing entries, by the bridge port of a pod (the host end of its veth pair).
     pub anti_spoofing: BTreeMap<String, AntiSpoofing>,
-    /// For which IP versions the host forwards only from and to gantries' interfaces ([`INTERFACE_GROUP`]).
+    /// The IP versions that the host forwards only from and to gantry's interfaces ([`INTERFACE_GROUP`]).
     pub confined: Confined,
 }
 
-/// The group of interfaces (`ip link set group`) that every gantry puts its own into: what one confines is not another's pods.
+/// The interface group (`ip link set group`) of all gantry instances on a host, so that [`Confined`] of one instance
+/// spares the pods of another.
 pub const INTERFACE_GROUP: u32 = 0x6761_6e74;
 
-/// IP versions that are forwarded for pods alone.
+/// IP versions that are forwarded for pods only.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Confined {
     /// IPv4.
@@ -51,14 +52,14 @@ pub struct Confined {
     pub v6: bool,
 }
 
-/// What may come out of a pod: everything else it sends is dropped on its bridge (addresses of others, the gateway's above
-/// all; router advertisements; answers of a DHCP server; what is neither ARP nor IP). The kernel must be able to
+/// The addresses a pod may send from. The bridge drops all other frames of the pod: spoofed addresses (of the gateway
+/// above all), router advertisements, DHCP server replies, protocols other than ARP and IP. Needs kernel support
 /// ([`super::Table::supports_bridge_tables`]).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AntiSpoofing {
-    /// Its hardware address.
+    /// The pod's hardware address.
     pub mac: Mac,
-    /// Its addresses. Its IPv6 link-local addresses are allowed besides.
+    /// The pod's addresses. IPv6 link-local addresses are always allowed.
     pub addresses: BTreeSet<IpAddr>,
 }
 
@@ -67,52 +68,52 @@ pub struct AntiSpoofing {
 pub struct Network {
     /// Its subnets: at least one. No two networks overlap.
     pub prefixes: BTreeSet<Prefix>,
-    /// Whether its pods show the host's address to whatever is not in the network.
+    /// Whether connections from its pods to outside the network are masqueraded with the host's address.
     pub masquerade: bool,
 }
 
-/// An interface of the host behind which pods are.
+/// An interface of the host towards pods.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Interface {
     /// The network's name.
     pub network: String,
-    /// Of an interface that leads to one pod alone (as that of a ptp network): the pod's addresses, in whose name alone it may
-    /// send, and reach the pods of its network. Empty for one that pods share (a bridge): they reach each other through it.
+    /// For an interface of a single pod (of a ptp network): the pod's addresses, the only ones it may send from.
+    /// Empty for a shared interface (a bridge), through which its pods reach each other.
     pub addresses: BTreeSet<IpAddr>,
-    /// What else they may reach.
+    /// Access to other networks.
     pub access: Access,
 }
 
-/// What the pods behind an interface may reach, besides their own network, the host, and host ports.
+/// The access of the pods behind an interface, besides their own network, the host, and published ports.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Access {
-    /// Everything but our networks that are isolated.
+    /// Everything except isolated networks of gantry.
     Open,
-    /// Everything but our networks.
+    /// Everything except gantry's networks.
     #[default]
     Isolated,
-    /// Nothing, and nothing but host ports leads to them.
+    /// Nothing; and they are reachable through published ports only.
     Restricted,
 }
 
 /// A port of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostPort {
-    /// The address of the host it is on; `0.0.0.0` or `::` for every one of that family (but `::1`, which cannot be one
-    /// either). One on an address comes before one on every address.
+    /// The host's address; `0.0.0.0` or `::` for all addresses of the family except `::1`, which is not supported. A
+    /// port on one address takes precedence over one on all addresses.
     pub address: IpAddr,
-    /// Its protocol.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Its number; not 0.
+    /// The port number, not 0.
     pub port: u16,
 }
 
-/// Where a host port leads.
+/// The destination of a host port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Forward {
     /// The pod's address and port, of the same family as the host's address.
     pub to: SocketAddr,
-    /// Whose it is (a pod's UUID), for messages, and so that nobody removes another's port: up to 100 of the letters, digits and
+    /// The owner (a pod's UUID), for messages, and to remove only one's own ports: up to 100 letters, digits and
     /// `._:/@-`.
     pub owner: String,
 }
@@ -128,20 +129,23 @@ impl fmt::Display for HostPort {
 }
 
 impl State {
-    /// Nothing.
+    /// An empty state.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether there is nothing in it that a table is needed for: without pods nothing is forwarded for them alone.
+    /// Whether no table is needed: `confined` has no effect without pods.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.networks.is_empty() && self.interfaces.is_empty() && self.ports.is_empty() && self.anti_spoofing.is_empty()
     }
 
-    /// Adds a range of `count` host ports from `first` on, to as many ports of a pod from `to` on. Fails when it leads past
-    /// 65535, is longer than [`RANGE_LIMIT`], or a port of it is in this state already.
+    /// Forwards `count` host ports from `first` on to as many ports of a pod from `to` on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the range exceeds 65535 or [`RANGE_LIMIT`]; [`Error::Taken`] if a port is forwarded
+    /// elsewhere.
     pub fn forward(&mut self, first: HostPort, count: u16, to: SocketAddr, owner: &str) -> Result<()> {
         if count == 0 || count > RANGE_LIMIT {
             return Err(invalid(format!("a range of host ports has 1 to {RANGE_LIMIT} of them, not {count}")));
@@ -163,10 +167,10 @@ impl State {
         Ok(())
     }
 
-    /// The part of it that a table can hold: entries that [`super::Table::add`] refuses are in no table, and need not be removed
-    /// from one. An entry that only an earlier version accepted is among them.
+    /// Drops the entries that [`super::Table::add`] rejects: no table can contain them, so they need not be removed
+    /// from one. Records of an earlier version may have such entries.
     #[must_use]
-    pub fn possible(mut self) -> Self {
+    pub fn retain_valid(mut self) -> Self {
         self.networks.retain(|name, network| check_network(name, network).is_ok());
         self.interfaces.retain(|name, interface| check_interface_entry(name, interface).is_ok());
         self.ports.retain(|port, forward| check_port(port, forward).is_ok());
@@ -174,13 +178,13 @@ impl State {
         self
     }
 
-    /// Whether the kernel could hold it, and [`super::Table::read`] give it back unchanged.
+    /// Checks that the kernel can represent the state and [`super::Table::read`] returns it unchanged.
     pub(super) fn check(&self) -> Result<()> {
         if self.ports.len() > PORTS_LIMIT {
             return Err(invalid(format!("{} host ports are more than {PORTS_LIMIT}", self.ports.len())));
         }
         if self.networks.len().max(self.interfaces.len()).max(self.anti_spoofing.len()) > NETWORKS_LIMIT {
-            return Err(invalid(format!("more than {NETWORKS_LIMIT} networks, interfaces or anti_spoofing")));
+            return Err(invalid(format!("more than {NETWORKS_LIMIT} networks, interfaces or anti-spoofing entries")));
         }
         self.networks.iter().try_for_each(|(name, network)| check_network(name, network))?;
         self.check_overlaps()?;
@@ -189,7 +193,7 @@ impl State {
         self.ports.iter().try_for_each(|(port, forward)| check_port(port, forward))
     }
 
-    /// Sorted by their first address, prefixes that overlap are neighbours.
+    /// Overlapping prefixes are adjacent when sorted by their first address.
     fn check_overlaps(&self) -> Result<()> {
         let mut all: Vec<(Prefix, &str)> = Vec::new();
         for (name, network) in &self.networks {
@@ -211,7 +215,7 @@ fn invalid(why: String) -> Error {
     Error::Invalid(why)
 }
 
-/// What goes into a comment of nftables, and comes back out of it.
+/// Checks a string that is stored in an nftables comment.
 pub(super) fn check_text(what: &str, text: &str) -> Result<()> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._:/@-".contains(&byte);
     if text.is_empty() || text.len() > TEXT_LIMIT || !text.bytes().all(fits) {
@@ -242,7 +246,7 @@ fn check_anti_spoofing(name: &str, guard: &AntiSpoofing) -> Result<()> {
 }
 
 fn check_interface(name: &str) -> Result<()> {
-    // `nft` reads a star as "and what else begins so", and the others as quotes.
+    // `nft` parses `*` as a wildcard, and the others as quoting.
     if !is_interface_name(name) || name.contains(['"', '*', '\\']) {
         return Err(invalid(format!("'{}' is not the name of an interface", name.escape_debug())));
     }
@@ -254,7 +258,7 @@ fn check_prefixes(whose: &str, prefixes: &BTreeSet<Prefix>) -> Result<()> {
         return Err(invalid(format!("{whose} has more than {PREFIXES_LIMIT} prefixes")));
     }
     if let Some(prefix) = prefixes.iter().find(|prefix| prefix.length() == 0) {
-        return Err(invalid(format!("{prefix} of {whose} is everything")));
+        return Err(invalid(format!("{prefix} of {whose} covers all addresses")));
     }
     Ok(())
 }
@@ -269,7 +273,7 @@ fn check_addresses(interface: &str, addresses: &BTreeSet<IpAddr>) -> Result<()> 
     }
 }
 
-/// A group's address is no station's (IEEE 802: the lowest bit of the first byte).
+/// Rejects group addresses (IEEE 802: lowest bit of the first byte) and zero.
 fn check_mac(interface: &str, mac: Mac) -> Result<()> {
     let [first, ..] = mac.0;
     if first & 1 != 0 || mac == Mac([0; 6]) {
@@ -293,7 +297,7 @@ fn check_port(port: &HostPort, forward: &Forward) -> Result<()> {
         return Err(invalid(format!("host port {port} cannot lead to {to}: it has a scope")));
     }
     if port.address == IpAddr::V6(Ipv6Addr::LOCALHOST) {
-        return Err(invalid(format!("host port {port} cannot be: the kernel routes no answer to ::1")));
+        return Err(invalid(format!("host port {port} cannot be: the kernel does not route replies to ::1")));
     }
     if to.ip().is_unspecified() || to.ip().is_multicast() || to.ip().is_loopback() || port.address.is_multicast() {
         return Err(invalid(format!("host port {port} cannot lead to {to}")));

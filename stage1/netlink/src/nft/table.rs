@@ -1,4 +1,4 @@
-//! The tables: made, changed, removed.
+//! Creates, changes and removes the tables.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -16,36 +16,43 @@ use super::sets::{Element, Set, elements, host_port_from_element};
 use super::state::{Access, Entries, State, check_text};
 use super::wire::{self, FIXED, NFTA_GEN_ID, NFTA_TABLE, Transaction, message};
 
-/// How often to try again when others change nftables between a question and the transaction that relies on its answer.
+/// How often a transaction is retried if nftables changed since the query it relies on.
 const MAX_ATTEMPTS: u32 = 16;
-/// Questions sent at once; their answers have to fit a socket's buffer.
+/// Queries per batch; their replies must fit into the receive buffer.
 const MAX_QUERIES: usize = 64;
 
-/// Our table in one network namespace, and the one for bridges beside it.
+/// gantry's tables of one name in a network namespace: `inet NAME`, and `bridge NAME` for anti-spoofing.
 pub struct Table {
     pub(super) channel: Channel,
     pub(super) name: String,
-    /// Whether the kernel has nftables for bridges, once that is known.
+    /// Whether the kernel supports nftables for bridges, once known.
     bridges: Option<bool>,
-    /// The number of the family of bridges: tests take one that no kernel has.
+    /// The number of the bridge family; tests use one that no kernel has.
     pub(super) bridge: u8,
 }
 
 impl Table {
-    /// The tables `inet NAME` and `bridge NAME`, there or not, over a [`super::socket`]. A name is up to 31 letters, digits, `_` and `-`, with a letter first.
+    /// The tables `inet NAME` and `bridge NAME`, which need not exist, over a [`super::socket`]. A name is up to 31
+    /// letters, digits, `_` and `-`, and starts with a letter.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the name is invalid.
     pub fn open(socket: OwnedFd, name: &str) -> Result<Self> {
         check_name(name)?;
         let bridge = Family::Bridge.number();
         Ok(Self { channel: Channel::new(socket), name: name.to_owned(), bridges: None, bridge })
     }
 
-    /// A number that changes with every change of nftables in this network namespace, whoever makes it.
+    /// The generation of nftables in this network namespace, which changes with every transaction of any program.
+    ///
+    /// # Errors
+    /// Those of the kernel.
     pub fn generation(&mut self) -> Result<u32> {
         let mut batch = Batch::new();
-        wire::question(&mut batch, message::GETGEN, 0, Family::Inet, |_| {});
-        let what = "ask for the generation of nftables";
+        wire::write_query(&mut batch, message::GETGEN, 0, Family::Inet, |_| {});
+        let what = "read the generation of nftables";
         let mut generation = None;
-        self.channel.ask(batch, what, |answer| match answer {
+        self.channel.query(batch, what, |answer| match answer {
             Reply::Message(message) => {
                 let (_, attributes) = message.split(FIXED).attempt(|| what)?;
                 generation = attributes.get(NFTA_GEN_ID).and_then(|id| id.be32());
@@ -53,22 +60,28 @@ impl Table {
             }
             Reply::Failure(errno) => Err(Error::kernel(what, errno)),
         })?;
-        generation.ok_or_else(|| Error::malformed(what, "an answer without it"))
+        generation.ok_or_else(|| Error::malformed(what, "a reply without it"))
     }
 
-    /// Makes the table hold this and nothing else, in one transaction: no packet sees it without rules. Connections go on. The
-    /// table for bridges is there afterwards if there are guards, and not there if there are none.
+    /// Replaces the contents of the tables in one transaction, so no packet passes without rules. Established
+    /// connections continue. The bridge table exists afterwards only if there are anti-spoofing entries.
     ///
-    /// What others add between the time `state` was known and this call is lost: see [`Self::ensure_at`].
+    /// Entries that other processes added after `state` was read are lost: see [`Self::ensure_at_generation`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]; those of the kernel.
     pub fn ensure(&mut self, state: &State) -> Result<()> {
         self.replace(state, None)
     }
 
-    /// As [`Self::ensure`], unless nftables changed since [`Self::generation`] gave this number: that is [`Error::Changed`]. Who
-    /// first asks for the generation and then finds out what the state should be undoes nobody's change.
+    /// As [`Self::ensure`], but fails with [`Error::Changed`] if nftables changed since [`Self::generation`] returned
+    /// this number. Reading the generation before computing the state prevents lost updates.
+    ///
+    /// # Errors
+    /// As [`Self::ensure`]; [`Error::Changed`].
     pub fn ensure_at_generation(&mut self, state: &State, generation: u32) -> Result<()> {
         match self.replace(state, Some(generation)) {
-            Err(error) if error.refused() == Some(Errno::from_raw_os_error(ERESTART)) => Err(Error::Changed),
+            Err(error) if error.errno() == Some(Errno::from_raw_os_error(ERESTART)) => Err(Error::Changed),
             done => done,
         }
     }
@@ -76,19 +89,19 @@ impl Table {
     fn replace(&mut self, state: &State, generation: Option<u32>) -> Result<()> {
         state.check()?;
         let all = elements(state);
-        let what = format!("make the table {}", self.name);
+        let what = format!("replace the table {}", self.name);
         loop {
             let guarded = !state.anti_spoofing.is_empty() && self.bridges != Some(false);
             let there = self.exists(Family::Bridge)?;
             let mut change = Transaction::new(&self.name, generation, self.bridge);
             for (family, old, new) in [(Family::Inet, true, true), (Family::Bridge, there, guarded)] {
                 if old {
-                    // Made so that it can be removed, whether it is still there or not.
-                    change.make_table(family);
+                    // Adding it first makes the removal succeed whether the table exists or not.
+                    change.add_table(family);
                     change.remove_table(family);
                 }
                 if new {
-                    change.make_parts(family);
+                    change.add_layout(family);
                     change.add(all.iter().filter(|element| element.set.family() == family), false);
                 }
             }
@@ -97,15 +110,18 @@ impl Table {
                     self.bridges = if guarded { Some(true) } else { self.bridges };
                     return Ok(());
                 }
-                // All that the transaction speaks of it makes: what is missing is the kernel's part.
+                // The transaction adds all objects that it refers to, so the missing part is the kernel's.
                 Err(failure) if guarded && lacks_bridges(&failure) => self.bridges = Some(false),
                 Err(failure) => return Err(failure.into()),
             }
         }
     }
 
-    /// Whether the kernel can guard pods' ports of bridges. One without `CONFIG_NF_TABLES_BRIDGE` cannot: there guards are passed
-    /// over by [`Self::ensure`] and [`Self::add`], and [`Self::read`] finds none.
+    /// Whether the kernel supports the bridge table. Without `CONFIG_NF_TABLES_BRIDGE`, [`Self::ensure`] and
+    /// [`Self::add`] skip anti-spoofing entries and [`Self::read`] returns none.
+    ///
+    /// # Errors
+    /// Those of the kernel.
     pub fn supports_bridge_tables(&mut self) -> Result<bool> {
         if let Some(known) = self.bridges {
             return Ok(known);
@@ -115,12 +131,12 @@ impl Table {
         Ok(can)
     }
 
-    /// Tries to make the table for bridges, in a transaction that is refused at its end, whatever comes before.
+    /// Probes for bridge support with a transaction whose last message always fails, so that nothing is committed.
     fn try_bridges(&mut self) -> Result<bool> {
         let mut change = Transaction::new(&self.name, None, self.bridge);
-        change.make_parts(Family::Bridge);
-        change.make_first_table(Family::Bridge);
-        match self.channel.transact(change, "try to make a table for bridges") {
+        change.add_layout(Family::Bridge);
+        change.add_new_table(Family::Bridge);
+        match self.channel.transact(change, "probe for nftables of bridges") {
             Ok(()) => Ok(true),
             Err(failure) if lacks_bridges(&failure) => Ok(false),
             Err(failure) if failure.error.is(Errno::EXIST) => Ok(true),
@@ -128,10 +144,13 @@ impl Table {
         }
     }
 
-    /// Adds entries. What is there already stays; networks and interfaces become as they are described here. Fails as a whole with [`Error::Taken`] when a host port leads elsewhere, and with
-    /// [`Error::Missing`] when there is no table: then [`Self::ensure`] is due. A port that leads to the
-    /// same address for another owner (who died, and had the address before) changes owner. What a guard allows already it goes on to
-    /// allow: [`Self::remove`] it first.
+    /// Adds entries in one transaction. Existing entries stay; networks and interfaces get the properties given here.
+    /// A port that another owner forwards to the same destination (a dead pod that had the address before) changes
+    /// owner. The addresses of an existing anti-spoofing entry stay allowed: [`Self::remove`] it first.
+    ///
+    /// # Errors
+    /// [`Error::Taken`] if a host port is forwarded elsewhere; [`Error::Missing`] if the table does not exist (call
+    /// [`Self::ensure`]); [`Error::Overlap`]; [`Error::Invalid`]; [`Error::Contended`]; those of the kernel.
     pub fn add(&mut self, entries: &Entries) -> Result<()> {
         entries.check()?;
         let all = elements(entries);
@@ -143,25 +162,25 @@ impl Table {
         let (ports, others): (Vec<&Element>, Vec<&Element>) = all.iter().partition(|element| element.is_port());
         let (anti_spoofing, others): (Vec<&Element>, Vec<&Element>) =
             others.into_iter().partition(|element| element.set.family() == Family::Bridge);
-        // At first, as if no port were there: mostly that is so.
+        // The first attempt assumes that no port exists, which is the usual case.
         let mut fresh = ports.clone();
         let mut stale = Vec::new();
-        // Asked, since to be refused costs a grace period of RCU.
+        // A rejected transaction costs an RCU grace period, so query first.
         let mut first = !anti_spoofing.is_empty() && !self.exists(Family::Bridge)?;
         for _ in 0..MAX_ATTEMPTS {
             let guarded = !anti_spoofing.is_empty() && self.bridges != Some(false);
             let mut change = Transaction::new(&self.name, None, self.bridge);
             change.add(others.iter().copied(), false);
-            // Made so that they can be removed, whether they were there or not.
+            // Adding them first makes the removal succeed whether they exist or not.
             change.add(unwanted.iter().copied(), false);
             change.remove(unwanted.iter().copied());
-            // With the value that was read, or the transaction fails here.
+            // The transaction fails here if the value is not the one that was read.
             change.add(stale.iter().copied(), false);
             change.remove(stale.iter().copied());
             change.add(stale.iter().copied(), true);
             change.add(fresh.iter().copied(), true);
             if first && guarded {
-                change.make_parts(Family::Bridge);
+                change.add_layout(Family::Bridge);
             }
             change.add(anti_spoofing.iter().copied().filter(|_| guarded), false);
             if change.is_empty() {
@@ -173,7 +192,7 @@ impl Table {
                     self.bridges = Some(false);
                     continue;
                 }
-                // It went meanwhile, for nobody was guarded.
+                // The bridge table was removed meanwhile with the last anti-spoofing entry.
                 Err(failure) if !first && is_of_bridges(&failure, Errno::NOENT) => {
                     first = true;
                     continue;
@@ -188,7 +207,7 @@ impl Table {
         Err(Error::Contended { what: format!("add to the table {}", self.name) })
     }
 
-    /// Which of these ports are not there, and which are there for another owner.
+    /// Sorts these ports into missing ones and those of another owner.
     fn sort_ports<'e>(&mut self, ports: &[&'e Element]) -> Result<(Vec<&'e Element>, Vec<&'e Element>)> {
         let (mut fresh, mut stale) = (Vec::new(), Vec::new());
         for (wanted, there) in ports.iter().zip(self.read_existing(ports)?) {
@@ -205,21 +224,24 @@ impl Table {
     fn taken(&self, wanted: &Element, there: &Element) -> Error {
         match (host_port_from_element(wanted), host_port_from_element(there)) {
             (Some((port, _)), Some((_, forward))) => Error::Taken { port, to: forward.to, owner: forward.owner },
-            _ => Error::malformed(&format!("read the table {}", self.name), "a host port that leads nowhere"),
+            _ => Error::malformed(&format!("read the table {}", self.name), "a host port without a destination"),
         }
     }
 
     fn explain(&self, error: NetlinkError) -> Error {
         match error {
-            // All that is named there are the table and its sets.
+            // The transaction refers only to the table and its sets.
             NetlinkError::Kernel { errno: Errno::NOENT, .. } => Error::Missing { table: self.name.clone() },
             NetlinkError::Kernel { errno: Errno::NOTEMPTY | Errno::EXIST, what, .. } => Error::Overlap { what },
             other => other.into(),
         }
     }
 
-    /// Removes entries. What is not there, or belongs to another owner or network, is left alone; so is a table that is not
-    /// there. An interface goes whatever it may reach, a network whether it masquerades or not.
+    /// Removes entries. Ignores entries that do not exist or belong to another owner or network, and a missing table.
+    /// Removes interfaces and networks whatever their access and masquerading.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]; [`Error::Contended`]; those of the kernel.
     pub fn remove(&mut self, entries: &Entries) -> Result<()> {
         entries.check()?;
         let (all, variants) = (elements(entries), variants(entries));
@@ -239,7 +261,7 @@ impl Table {
             let mut change = Transaction::new(&self.name, None, self.bridge);
             change.remove(ours);
             match self.channel.transact(change, &what) {
-                // Somebody else removed one meanwhile.
+                // Another process removed one meanwhile.
                 Err(failure) if failure.error.is(Errno::NOENT) => {}
                 done => return Ok(done?),
             }
@@ -247,35 +269,38 @@ impl Table {
         Err(Error::Contended { what })
     }
 
-    /// Removes the table, and the one for bridges. They need not be there.
+    /// Removes both tables, which need not exist.
+    ///
+    /// # Errors
+    /// Those of the kernel.
     pub fn delete(&mut self) -> Result<()> {
         let bridges = self.exists(Family::Bridge)?;
         let mut change = Transaction::new(&self.name, None, self.bridge);
         for family in Family::ALL.into_iter().filter(|family| *family == Family::Inet || bridges) {
-            change.make_table(family);
+            change.add_table(family);
             change.remove_table(family);
         }
         Ok(self.channel.transact(change, &format!("remove the table {}", self.name))?)
     }
 
-    /// What is there under the keys of these elements.
+    /// Reads the existing elements with the keys of these elements.
     fn read_existing(&mut self, wanted: &[&Element]) -> Result<Vec<Option<Element>>> {
-        let what = format!("look into the table {}", self.name);
+        let what = format!("read elements of the table {}", self.name);
         let mut all = Vec::with_capacity(wanted.len());
         for chunk in wanted.chunks(MAX_QUERIES) {
             let mut batch = Batch::new();
-            chunk.iter().for_each(|element| wire::ask_element(&mut batch, &self.name, element));
-            self.channel.ask(batch, &what, |answer| {
+            chunk.iter().for_each(|element| wire::write_element_query(&mut batch, &self.name, element));
+            self.channel.query(batch, &what, |answer| {
                 match answer {
                     Reply::Failure(Errno::NOENT) => all.push(None),
                     Reply::Failure(errno) => return Err(Error::kernel(&what, errno)),
                     Reply::Message(message) => {
                         let wanted = wanted.get(all.len());
-                        let wanted = wanted.ok_or_else(|| Error::malformed(&what, "more answers than questions"))?;
+                        let wanted = wanted.ok_or_else(|| Error::malformed(&what, "more replies than queries"))?;
                         let read = wire::read_elements(wanted.set, &message);
                         let read = read.attempt(|| &what)?;
                         all.push(read.into_iter().next().map(|one| one.element).map(|mut there| {
-                            // Of a range of one field only its first is asked for: ranges do not overlap.
+                            // The query for a range of a single field returns its first key; ranges do not overlap.
                             if wanted.set.is_interval() && !wanted.set.is_ranges() {
                                 there.end.clone_from(&wanted.end);
                             }
@@ -289,15 +314,15 @@ impl Table {
         Ok(all)
     }
 
-    /// Whether the kernel knows the table of this family.
+    /// Whether the table of this family exists.
     pub(super) fn exists(&mut self, family: Family) -> Result<bool> {
         let what = format!("look for the table {}", self.name);
         let mut batch = Batch::new();
-        wire::question(&mut batch, message::GETTABLE, 0, family, |batch| {
+        wire::write_query(&mut batch, message::GETTABLE, 0, family, |batch| {
             batch.text(NFTA_TABLE, &self.name);
         });
         let mut there = false;
-        self.channel.ask(batch, &what, |answer| match answer {
+        self.channel.query(batch, &what, |answer| match answer {
             Reply::Message(_) => {
                 there = true;
                 Ok(())
@@ -309,7 +334,11 @@ impl Table {
     }
 }
 
-/// The names of the tables of the family `inet` that begin so and can be a gantry's, in the network namespace of the socket.
+/// The names of the `inet` tables with this prefix that may belong to a gantry instance, in the socket's network
+/// namespace.
+///
+/// # Errors
+/// [`Error::Contended`] if the tables changed during every attempt; those of the kernel.
 pub fn table_names(socket: OwnedFd, prefix: &str) -> Result<Vec<String>> {
     let mut channel = Channel::new(socket);
     let what = "list the tables";
@@ -337,7 +366,7 @@ pub fn table_names(socket: OwnedFd, prefix: &str) -> Result<Vec<String>> {
     Err(Error::Contended { what: what.to_owned() })
 }
 
-/// All that these networks and interfaces could be in the table, were they described otherwise.
+/// The elements of these networks and interfaces with any access and masquerading.
 fn variants(entries: &Entries) -> BTreeSet<Element> {
     let mut all = BTreeSet::new();
     let (networks, interfaces) = (entries.networks.clone(), entries.interfaces.clone());
@@ -350,26 +379,25 @@ fn variants(entries: &Entries) -> BTreeSet<Element> {
     all
 }
 
-/// Not for programs, say the headers; nfnetlink sends it nevertheless.
+/// The kernel's headers reserve it for internal use, but nfnetlink returns it for a stale generation.
 const ERESTART: i32 = 85;
 
-/// Whether the kernel refused a host port.
+/// Whether the kernel rejected a host port.
 fn is_of_host_port(failure: &Failure) -> bool {
-    failure.of.as_ref().and_then(|label| label.set).is_some_and(Set::is_map)
+    failure.label.as_ref().and_then(|label| label.set).is_some_and(Set::is_map)
 }
 
-/// Whether the kernel refused to make the table for bridges, for it has no such family, or not all of it: no table, no chain, no
-/// expression.
+/// Whether the kernel rejected the bridge table because it lacks the family, a chain type or an expression.
 fn lacks_bridges(failure: &Failure) -> bool {
     [Errno::OPNOTSUPP, Errno::NOENT, Errno::AFNOSUPPORT].into_iter().any(|errno| is_of_bridges(failure, errno))
 }
 
-/// Whether the kernel refused so what was said of the table for bridges.
+/// Whether the kernel rejected a message about the bridge table with this error number.
 fn is_of_bridges(failure: &Failure, errno: Errno) -> bool {
-    failure.error.is(errno) && failure.of.as_ref().is_some_and(|label| label.family == Family::Bridge)
+    failure.error.is(errno) && failure.label.as_ref().is_some_and(|label| label.family == Family::Bridge)
 }
 
-/// A name that `nft` can read too.
+/// Checks that `nft` can parse the table name.
 pub(super) fn check_name(name: &str) -> Result<()> {
     check_text("the name of a table", name)?;
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';

@@ -1,6 +1,6 @@
-//! Requests to nfnetlink: transactions, and the parts of the tables as messages (`NFT_MSG_*` and `NFTA_*` of nf_tables.h).
+//! nfnetlink messages: transactions, and the parts of the tables (`NFT_MSG_*` and `NFTA_*` of nf_tables.h).
 //!
-//! Only what Linux 5.10 knows is used; sets of concatenated intervals, from 5.6, are the newest of it.
+//! Uses only features of Linux 5.10; the newest, sets of concatenated intervals, came with 5.6.
 
 use super::expr;
 use super::family::Family;
@@ -41,7 +41,7 @@ pub(super) mod message {
     pub(in crate::nft) const GETGEN: u16 = of(16);
 }
 
-/// The table's name: attribute 1 of every kind of part.
+/// The table's name: attribute 1 of every object.
 pub(super) const NFTA_TABLE: u16 = 1;
 /// The name of a chain or set, the chain of a rule, the set of elements: attribute 2.
 pub(super) const NFTA_SET_NAME: u16 = 2;
@@ -77,7 +77,7 @@ const NFTA_ELEM_KEY_END: u16 = 10;
 const INTERVAL_END: u32 = 1;
 pub(super) const NFTA_GEN_ID: u16 = 1;
 pub(super) const NFTA_GEN_PROC_NAME: u16 = 3;
-/// `NFTNL_UDATA_*_COMMENT`: where `nft` keeps comments.
+/// `NFTNL_UDATA_*_COMMENT`: comments in the user data of `nft`.
 const COMMENT: u8 = 0;
 /// Elements of one message: it must stay below 64 KiB, and an element takes 200 bytes at most.
 const ELEMENTS: usize = 256;
@@ -88,25 +88,31 @@ fn fixed(family: u8, resource: u16) -> [u8; FIXED] {
     [family, 0, high, low]
 }
 
-/// Adds a question that is not part of a transaction.
-pub(super) fn question(batch: &mut Batch, kind: u16, flags: u16, family: Family, attributes: impl FnOnce(&mut Batch)) {
+/// Appends a query, which is not part of a transaction.
+pub(super) fn write_query(
+    batch: &mut Batch,
+    kind: u16,
+    flags: u16,
+    family: Family,
+    attributes: impl FnOnce(&mut Batch),
+) {
     batch.push(kind, flags, &fixed(family.number(), 0), attributes);
 }
 
-/// What a message of a transaction attempts.
+/// Describes a message of a transaction, for errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Label {
-    /// In words.
+    /// What the message attempts.
     pub(super) what: String,
     pub(super) family: Family,
-    /// The set whose elements it changes.
+    /// The set whose elements the message changes.
     pub(super) set: Option<Set>,
 }
 
-/// Changes that are made together, or not at all.
+/// Changes that the kernel applies together or not at all.
 pub(super) struct Transaction<'a> {
     table: &'a str,
-    /// The number of the family of bridges.
+    /// The number of the bridge family.
     bridge: u8,
     batch: Batch,
     labels: Vec<Label>,
@@ -114,7 +120,8 @@ pub(super) struct Transaction<'a> {
 }
 
 impl<'a> Transaction<'a> {
-    /// Changes of the tables of this name, with the number of the family of bridges; refused by the kernel if nftables is not at this generation any more.
+    /// A transaction on the tables of this name, with the number of the bridge family. With a generation, the kernel
+    /// rejects it if nftables has changed since.
     pub(super) fn new(table: &'a str, generation: Option<u32>, bridge: u8) -> Self {
         let mut batch = Batch::new();
         batch.push(BATCH_BEGIN, 0, &fixed(0, SUBSYSTEM), |batch| {
@@ -125,14 +132,14 @@ impl<'a> Transaction<'a> {
         Self { table, bridge, batch, labels: Vec::new(), sets: 0 }
     }
 
-    /// The messages to send, and what each attempts but the first and the last, which begin and end the transaction.
+    /// The messages to send, and the labels of all but the first and last, which begin and end the transaction.
     pub(super) fn finish(mut self) -> (Batch, Vec<Label>) {
         self.batch.push(BATCH_END, 0, &fixed(0, SUBSYSTEM), |_| {});
         (self.batch, self.labels)
     }
 
-    /// The first message asks for an acknowledgement: it comes when the whole is through. (Of the last, which ends the
-    /// transaction, kernels before 6.10 acknowledge nothing.)
+    /// The first message requests an acknowledgement, which the kernel sends after the commit. (Kernels before 6.10
+    /// do not acknowledge the message that ends the transaction.)
     fn push(&mut self, label: Label, kind: u16, flags: u16, attributes: impl FnOnce(&mut Batch)) {
         let flags = if self.labels.is_empty() { flags | F_ACK } else { flags };
         let family = if label.family == Family::Bridge { self.bridge } else { label.family.number() };
@@ -144,18 +151,18 @@ impl<'a> Transaction<'a> {
         });
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the transaction has no changes.
     pub(super) fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
 
-    /// A table, which may be there.
-    pub(super) fn make_table(&mut self, family: Family) {
+    /// Adds a table, which may exist.
+    pub(super) fn add_table(&mut self, family: Family) {
         self.push(label(family, format!("make the table {}", self.table)), message::NEWTABLE, F_CREATE, |_| {});
     }
 
-    /// A table, which must not be there.
-    pub(super) fn make_first_table(&mut self, family: Family) {
+    /// Adds a table, which must not exist.
+    pub(super) fn add_new_table(&mut self, family: Family) {
         let label = label(family, format!("make the table {}", self.table));
         self.push(label, message::NEWTABLE, F_CREATE | F_EXCL, |_| {});
     }
@@ -164,19 +171,19 @@ impl<'a> Transaction<'a> {
         self.push(label(family, format!("remove the table {}", self.table)), message::DELTABLE, 0, |_| {});
     }
 
-    /// A table's sets, chains and rules. What is there of them may be; the rules are then replaced, the elements stay.
-    pub(super) fn make_parts(&mut self, family: Family) {
-        self.make_table(family);
-        Set::all_of(family).for_each(|set| self.make_set(set));
+    /// Adds a table with its sets, chains and rules. Existing rules are replaced; existing elements stay.
+    pub(super) fn add_layout(&mut self, family: Family) {
+        self.add_table(family);
+        Set::in_family(family).for_each(|set| self.add_set(set));
         let chains = rules::chains(family);
-        chains.iter().for_each(|chain| self.make_chain(family, chain));
+        chains.iter().for_each(|chain| self.add_chain(family, chain));
         for chain in &chains {
             self.clear_chain(family, chain.name);
-            chain.rules.iter().for_each(|rule| self.make_rule(family, chain.name, rule));
+            chain.rules.iter().for_each(|rule| self.add_rule(family, chain.name, rule));
         }
     }
 
-    fn make_set(&mut self, set: Set) {
+    fn add_set(&mut self, set: Set) {
         self.sets += 1;
         let id = self.sets;
         let label = label(set.family(), format!("make the set {}", set.name()));
@@ -188,13 +195,13 @@ impl<'a> Transaction<'a> {
             }
             batch.be32(NFTA_SET_ID, id);
             if set.is_ranges() {
-                put_fields(batch, set.key());
+                write_fields(batch, set.key());
             }
             batch.bytes(NFTA_SET_USERDATA, &byte_order(set));
         });
     }
 
-    fn make_chain(&mut self, family: Family, chain: &Chain) {
+    fn add_chain(&mut self, family: Family, chain: &Chain) {
         let label = label(family, format!("make the chain {}", chain.name));
         self.push(label, message::NEWCHAIN, F_CREATE, |batch| {
             batch.text(NFTA_CHAIN_NAME, chain.name);
@@ -215,27 +222,27 @@ impl<'a> Transaction<'a> {
         });
     }
 
-    fn make_rule(&mut self, family: Family, chain: &str, rule: &Rule) {
+    fn add_rule(&mut self, family: Family, chain: &str, rule: &Rule) {
         let label = label(family, format!("make the rule '{}' of the chain {chain}", rule.comment));
         self.push(label, message::NEWRULE, F_CREATE | F_APPEND, |batch| {
             batch.text(NFTA_RULE_CHAIN, chain);
-            expr::put(batch, NFTA_RULE_EXPRESSIONS, &rule.expressions);
+            expr::write(batch, NFTA_RULE_EXPRESSIONS, &rule.expressions);
             batch.bytes(NFTA_RULE_USERDATA, &comment_bytes(rule.comment));
         });
     }
 
-    /// Adds elements that are there already too, if they have the same value; with `exclusive`, only if they are not there.
+    /// Adds elements. Existing ones must have the same value; with `exclusive`, none may exist.
     pub(super) fn add<'e>(&mut self, elements: impl IntoIterator<Item = &'e Element>, exclusive: bool) {
         let flags = if exclusive { F_CREATE | F_EXCL } else { F_CREATE };
         self.elements("add to", message::NEWSETELEM, flags, elements);
     }
 
-    /// Removes elements; the kernel refuses if one is not there.
+    /// Removes elements, which must exist.
     pub(super) fn remove<'e>(&mut self, elements: impl IntoIterator<Item = &'e Element>) {
         self.elements("remove from", message::DELSETELEM, 0, elements);
     }
 
-    /// Neighbours of the same set share a message.
+    /// Consecutive elements of a set share a message.
     fn elements<'e>(&mut self, verb: &str, kind: u16, flags: u16, all: impl IntoIterator<Item = &'e Element>) {
         let all: Vec<&Element> = all.into_iter().collect();
         for group in all.chunk_by(|one, other| one.set == other.set) {
@@ -245,7 +252,9 @@ impl<'a> Transaction<'a> {
                 let label = Label { what: format!("{verb} the set {name}"), family: first.set.family(), set };
                 self.push(label, kind, flags, |batch| {
                     batch.text(NFTA_SET_NAME, name);
-                    batch.nested(NFTA_LIST_ELEMENTS, |list| chunk.iter().for_each(|element| put(list, element)));
+                    batch.nested(NFTA_LIST_ELEMENTS, |list| {
+                        chunk.iter().for_each(|element| write_element(list, element))
+                    });
                 });
             }
         }
@@ -272,7 +281,7 @@ pub(super) fn set_flags(set: Set) -> u32 {
     flags
 }
 
-fn put_fields(batch: &mut Batch, fields: &[Field]) {
+fn write_fields(batch: &mut Batch, fields: &[Field]) {
     batch.nested(NFTA_SET_DESC, |desc| {
         desc.nested(NFTA_SET_DESC_CONCAT, |concat| {
             for field in fields {
@@ -284,13 +293,13 @@ fn put_fields(batch: &mut Batch, fields: &[Field]) {
     });
 }
 
-/// Without which `nft` shows the names of interfaces backwards (`NFTNL_UDATA_SET_KEYBYTEORDER`): it takes them for numbers.
+/// The byte order of a set's keys (`NFTNL_UDATA_SET_KEYBYTEORDER`). Without it `nft` prints interface names reversed.
 fn byte_order(set: Set) -> Vec<u8> {
     const KEY_BYTE_ORDER: u8 = 0;
     let order: u32 = match set.key() {
         [Field::Interface] => 1,
         [_] => 2,
-        // That of several fields is no one's.
+        // Concatenated keys have none.
         _ => 0,
     };
     let mut bytes = vec![KEY_BYTE_ORDER, 4];
@@ -298,7 +307,7 @@ fn byte_order(set: Set) -> Vec<u8> {
     bytes
 }
 
-/// A comment as `nft` keeps it: type, length, text with NUL.
+/// A comment in the format of `nft`: type, length, NUL-terminated string.
 fn comment_bytes(comment: &str) -> Vec<u8> {
     let length = u8::try_from(comment.len() + 1).unwrap_or(u8::MAX);
     let mut bytes = vec![COMMENT, length];
@@ -307,7 +316,7 @@ fn comment_bytes(comment: &str) -> Vec<u8> {
     bytes
 }
 
-/// The comment in what `nft` keeps; empty if there is none.
+/// The comment in user data of `nft`; empty if there is none.
 pub(super) fn comment(attribute: Option<Attribute<'_>>) -> String {
     let mut rest = attribute.map(|attribute| attribute.payload).unwrap_or_default();
     while let [kind, length, behind @ ..] = rest {
@@ -321,21 +330,22 @@ pub(super) fn comment(attribute: Option<Attribute<'_>>) -> String {
     String::new()
 }
 
-fn put_value(batch: &mut Batch, kind: u16, value: &[u8]) {
+fn write_value(batch: &mut Batch, kind: u16, value: &[u8]) {
     batch.nested(kind, |inner| {
         inner.bytes(expr::NFTA_DATA_VALUE, value);
     });
 }
 
-/// A range of one field is two elements: its first, and the first behind it, marked as such.
-fn put(list: &mut Batch, element: &Element) {
+/// Writes an element. A range of a single field is two elements: its first key, and the first key after it with
+/// `NFT_SET_ELEM_INTERVAL_END`.
+fn write_element(list: &mut Batch, element: &Element) {
     list.nested(NFTA_LIST_ELEM, |one| {
-        put_value(one, NFTA_ELEM_KEY, &element.key);
+        write_value(one, NFTA_ELEM_KEY, &element.key);
         if let Some(end) = element.end.as_ref().filter(|_| element.set.is_ranges()) {
-            put_value(one, NFTA_ELEM_KEY_END, end);
+            write_value(one, NFTA_ELEM_KEY_END, end);
         }
         if let Some(data) = &element.data {
-            put_value(one, NFTA_ELEM_DATA, data);
+            write_value(one, NFTA_ELEM_DATA, data);
         }
         if !element.comment.is_empty() {
             one.bytes(NFTA_ELEM_USERDATA, &comment_bytes(&element.comment));
@@ -345,12 +355,12 @@ fn put(list: &mut Batch, element: &Element) {
     if let Some(behind) = last.and_then(|last| successor(last)) {
         list.nested(NFTA_LIST_ELEM, |one| {
             one.be32(NFTA_ELEM_FLAGS, INTERVAL_END);
-            put_value(one, NFTA_ELEM_KEY, &behind);
+            write_value(one, NFTA_ELEM_KEY, &behind);
         });
     }
 }
 
-/// The next key; None behind the last one.
+/// The next key; None after the last one.
 fn successor(key: &[u8]) -> Option<Vec<u8>> {
     let mut next = key.to_vec();
     for byte in next.iter_mut().rev() {
@@ -373,29 +383,29 @@ fn predecessor(key: &[u8]) -> Vec<u8> {
     previous
 }
 
-/// Asks for the elements of a set with this key.
-pub(super) fn ask_element(batch: &mut Batch, table: &str, element: &Element) {
-    question(batch, message::GETSETELEM, 0, element.set.family(), |batch| {
+/// Appends a query for the element of a set with this key.
+pub(super) fn write_element_query(batch: &mut Batch, table: &str, element: &Element) {
+    write_query(batch, message::GETSETELEM, 0, element.set.family(), |batch| {
         batch.text(NFTA_TABLE, table).text(NFTA_SET_NAME, element.set.name());
         batch.nested(NFTA_LIST_ELEMENTS, |list| {
             list.nested(NFTA_LIST_ELEM, |one| {
-                put_value(one, NFTA_ELEM_KEY, &element.key);
+                write_value(one, NFTA_ELEM_KEY, &element.key);
                 if let Some(end) = element.end.as_ref().filter(|_| element.set.is_ranges()) {
-                    put_value(one, NFTA_ELEM_KEY_END, end);
+                    write_value(one, NFTA_ELEM_KEY_END, end);
                 }
             });
         });
     });
 }
 
-/// An element as it comes in: of a range of one field, an end of it.
+/// A received element; for a range of a single field, one of its ends.
 pub(super) struct Incoming {
     pub(super) element: Element,
-    /// Whether it is the first behind a range.
+    /// Whether it is the first key after a range.
     pub(super) closes: bool,
 }
 
-/// Reads a message with elements of a set.
+/// Parses a message with elements of a set.
 pub(super) fn read_elements(set: Set, message: &Message<'_>) -> Result<Vec<Incoming>, Malformed> {
     let (_, attributes) = message.split(FIXED)?;
     let Some(list) = attributes.get(NFTA_LIST_ELEMENTS) else { return Ok(Vec::new()) };
@@ -414,9 +424,9 @@ fn read_element(set: Set, attributes: Attributes<'_>) -> Result<Incoming, Malfor
     Ok(Incoming { element, closes: flags & INTERVAL_END != 0 })
 }
 
-/// Puts the two ends of ranges of one field together again. What closes nothing is dropped: `nft` writes such ones.
+/// Joins the two ends of ranges of a single field. Drops ends without a start, which `nft` writes.
 pub(super) fn join(mut incoming: Vec<Incoming>) -> Vec<Element> {
-    // A range may begin where another ends: the end comes first.
+    // Where one range ends and another starts, the end sorts first.
     incoming.sort_by(|one, other| (&one.element.key, !one.closes).cmp(&(&other.element.key, !other.closes)));
     let mut all = Vec::new();
     let mut open: Option<Element> = None;

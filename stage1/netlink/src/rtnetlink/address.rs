@@ -26,19 +26,19 @@ const IFA_F_NOPREFIXROUTE: u32 = 0x200;
 
 const IFADDRMSG: usize = 8;
 
-/// How far an address or a route is valid (`rtm_scope`, rtnetlink(7)).
+/// The scope of an address or a route (`rtm_scope`, rtnetlink(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scope {
-    /// Everywhere.
+    /// Global.
     #[default]
     Universe,
-    /// Within the site.
+    /// The site.
     Site,
-    /// On the network that the interface is on.
+    /// The link of the interface.
     Link,
-    /// On this host.
+    /// This host.
     Host,
-    /// Another number.
+    /// Another value.
     Other(u8),
 }
 
@@ -68,26 +68,27 @@ impl From<u8> for Scope {
     }
 }
 
-/// An address to be given to an interface.
+/// An address of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    /// The address and the length of its network.
+    /// The address and its prefix length.
     pub prefix: Cidr,
-    /// The other side's address, on a cable of two (`prefix`'s length then says the other side's network).
+    /// The address of the other end of a point-to-point link; the prefix length then applies to it.
     pub peer: Option<IpAddr>,
-    /// The address that means all stations. IPv4 only.
+    /// The broadcast address. IPv4 only.
     pub broadcast: Option<Ipv4Addr>,
-    /// How far it is valid. IPv4 only: of IPv6 the kernel sees it in the address.
+    /// The scope. IPv4 only: the kernel derives it from an IPv6 address.
     pub scope: Scope,
-    /// Use it at once (RFC 4429 calls it tentative until nobody else was found to have it, which takes a second). IPv4 always does.
+    /// Skip duplicate address detection (RFC 4862 section 5.4), during which the address is unusable for a second.
+    /// IPv4 has none.
     pub no_dad: bool,
-    /// Make no route to its network.
+    /// Add no route to its network (`IFA_F_NOPREFIXROUTE`).
     pub no_prefix_route: bool,
 }
 
 impl Address {
-    /// As most are: no broadcast address, valid everywhere, and usable at once, since who gives the addresses knows that
-    /// nobody else has this one.
+    /// An address without broadcast address, of global scope, and without duplicate address detection: address
+    /// management assigns each address once.
     #[must_use]
     pub fn new(prefix: Cidr) -> Self {
         Self { prefix, peer: None, broadcast: None, scope: Scope::Universe, no_dad: true, no_prefix_route: false }
@@ -107,7 +108,7 @@ impl Address {
         m.bytes(IFA_ADDRESS, &octets(self.peer.unwrap_or(self.prefix.address())));
     }
 
-    /// Adds the message that gives it to an interface.
+    /// Appends the request that adds the address to an interface.
     pub(super) fn push(&self, index: u32, batch: &mut Batch) {
         batch.push(RTM_NEWADDR, F_CREATE | F_EXCL, &self.head(index), |m| {
             self.write(m);
@@ -121,7 +122,7 @@ impl Address {
     pub(super) fn check(&self) -> Result<()> {
         let v4 = self.prefix.is_ipv4();
         let why = if self.peer.is_some_and(|peer| peer.is_ipv4() != v4) {
-            "the other side's address is of the other family"
+            "the peer address is of the other family"
         } else if self.broadcast.is_some() && !v4 {
             "IPv6 has no broadcast"
         } else {
@@ -131,26 +132,26 @@ impl Address {
     }
 }
 
-/// An address that an interface has.
+/// An address as the kernel lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnAddress {
-    /// The interface.
+    /// The index of the interface.
     pub index: u32,
-    /// What it has.
+    /// The address.
     pub address: Address,
-    /// It cannot be used yet: it is not known whether somebody else has it. IPv6 only.
+    /// Duplicate address detection is not finished, so the address is unusable. IPv6 only.
     pub tentative: bool,
-    /// Somebody else has it, and it is not used. IPv6 only.
+    /// Duplicate address detection failed, so the address is unusable. IPv6 only.
     pub duplicate: bool,
 }
 
 fn head(family: u8, length: u8, scope: Scope, index: u32) -> [u8; IFADDRMSG] {
     let [a, b, c, d] = index.to_ne_bytes();
-    // The flags here are of one byte; all of them are in IFA_FLAGS.
+    // `ifa_flags` has one byte; IFA_FLAGS carries all flags.
     [family, length, 0, scope.number(), a, b, c, d]
 }
 
-/// An address out of RTM_NEWADDR; None for other messages and other families.
+/// Parses an RTM_NEWADDR; None for other messages and families.
 pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<OwnAddress>, Malformed> {
     if message.kind != RTM_NEWADDR {
         return Ok(None);
@@ -162,7 +163,7 @@ pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<OwnAddr
     let index = index.try_into().map(u32::from_ne_bytes).unwrap_or_default();
     let at = |kind| attributes.get(kind).and_then(|attribute| address(&attribute));
     let flags = attributes.get(IFA_FLAGS).and_then(|flags| flags.u32()).unwrap_or_else(|| u32::from(*flags));
-    // IPv6 has IFA_LOCAL only with a peer.
+    // IPv6 has IFA_LOCAL only for addresses with a peer.
     let (Some(own), remote) = (at(IFA_LOCAL).or_else(|| at(IFA_ADDRESS)), at(IFA_ADDRESS)) else { return Ok(None) };
     let broadcast = match at(IFA_BROADCAST) {
         Some(IpAddr::V4(v4)) => Some(v4),
@@ -185,20 +186,22 @@ pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<OwnAddr
 }
 
 impl Socket {
-    /// Gives an interface an address. One that it has already is fine if peer, broadcast, scope and prefix route are as asked for.
+    /// Adds an address to an interface. Succeeds if it exists with the same peer, broadcast address, scope and prefix
+    /// route.
     ///
-    /// That others learn of it at once is the business of the sysctl `arp_notify` (with `ndisc_notify` for IPv6): with it the kernel itself sends
-    /// gratuitous ARP when an interface comes up or changes its hardware address, so none is sent from here.
+    /// Sends no gratuitous ARP: with the sysctls `arp_notify` and `ndisc_notify`, the kernel announces the interface's
+    /// addresses when it comes up.
     ///
     /// # Errors
-    /// [`Error::Different`] when it has it otherwise; [`Error::Invalid`]; what the kernel says: the interface is gone (ENODEV), IPv6 is off (EACCES, EOPNOTSUPP).
+    /// [`Error::Different`] if the address exists with other properties; [`Error::Invalid`]; those of the kernel: the
+    /// interface is gone (ENODEV), IPv6 is disabled (EACCES, EOPNOTSUPP).
     pub fn add_address(&mut self, index: u32, address: &Address) -> Result<()> {
         address.check()?;
         let prefix = address.prefix;
         let mut batch = Batch::new();
         address.push(index, &mut batch);
-        let what = format_args!("give interface {index} the address {prefix}");
-        let error = match self.channel().order(batch, what) {
+        let what = format_args!("add the address {prefix} to interface {index}");
+        let error = match self.channel().execute(batch, what) {
             Err(error) if error.is(Errno::EXIST) => error,
             other => return other,
         };
@@ -213,26 +216,26 @@ impl Socket {
         }
     }
 
-    /// Takes an address from an interface. Whether it was there; one without its interface was not.
+    /// Deletes an address from an interface. Returns whether both existed.
     ///
     /// # Errors
-    /// [`Error::Invalid`]; what the kernel says.
+    /// [`Error::Invalid`]; those of the kernel.
     pub fn delete_address(&mut self, index: u32, address: &Address) -> Result<bool> {
         address.check()?;
         let mut batch = Batch::new();
         batch.push(RTM_DELADDR, 0, &address.head(index), |m| address.write(m));
-        let what = format_args!("take the address {} from interface {index}", address.prefix);
-        match self.channel().order(batch, what) {
+        let what = format_args!("delete the address {} from interface {index}", address.prefix);
+        match self.channel().execute(batch, what) {
             Ok(()) => Ok(true),
             Err(Error::Kernel { errno: Errno::ADDRNOTAVAIL | Errno::NODEV, .. }) => Ok(false),
             Err(other) => Err(other),
         }
     }
 
-    /// The addresses of an interface, or of all.
+    /// The addresses of an interface, or of all interfaces.
     ///
     /// # Errors
-    /// What the kernel says. An interface that is gone has none.
+    /// Those of the kernel. An interface that is gone has no addresses.
     pub fn addresses(&mut self, index: Option<u32>) -> Result<Vec<OwnAddress>> {
         let fixed = head(0, 0, Scope::Universe, index.unwrap_or(0));
         let request = |batch: &mut Batch, flags: u16| batch.push(RTM_GETADDR, flags, &fixed, |_| {});

@@ -1,6 +1,6 @@
-//! Interfaces: finding, changing and deleting them. [`create`] makes them, [`port`] is about those of a bridge.
+//! Interfaces: find, change and delete. [`create`] creates them; [`port`] is an interface as a bridge port.
 //!
-//! Interfaces are found by name once and then spoken of by index: a name can be given to another one meanwhile.
+//! Requests name an interface by index after it was found by name: another interface can take the name.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -50,7 +50,7 @@ const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const IFLA_INFO_SLAVE_DATA: u16 = 5;
 const IFLA_STATS_LINK_64: u16 = 1;
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
-/// Leave the counters of the address families out.
+/// Omit the counters of the address families from replies.
 const RTEXT_FILTER_SKIP_STATS: u32 = 8;
 
 const IFF_UP: u32 = 0x1;
@@ -59,35 +59,35 @@ const IFF_ALLMULTI: u32 = 0x200;
 
 const IFINFOMSG: usize = 16;
 
-/// What to change on an interface; None leaves a thing as it is.
+/// Changes of an interface; None leaves a property unchanged.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Change<'a> {
-    /// Up or down.
+    /// Set it up or down.
     pub up: Option<bool>,
-    /// Another name. Kernels before 6.2 want it down for that (EBUSY).
+    /// The new name. Kernels before 6.2 require the interface to be down (EBUSY).
     pub name: Option<&'a str>,
-    /// The longest packet, in bytes.
+    /// The MTU in bytes.
     pub mtu: Option<u32>,
     /// The hardware address.
     pub mac: Option<Mac>,
-    /// The bridge to be a port of, by index; `Some(0)` takes it out of the one it is in.
+    /// The index of the bridge to attach to; `Some(0)` detaches the interface from its bridge.
     pub master: Option<u32>,
-    /// Take packets to any hardware address.
+    /// Promiscuous mode.
     pub promiscuous: Option<bool>,
-    /// Take packets to any group.
+    /// Receive all multicast packets.
     pub all_multicast: Option<bool>,
-    /// A text for people and programs (`ip link` shows it), up to 255 bytes; an empty one removes it.
+    /// The alias (shown by `ip link`), up to 255 bytes; an empty string removes it.
     pub alias: Option<&'a str>,
-    /// Packets that may wait to be sent.
+    /// The length of the transmit queue in packets.
     pub tx_queue_length: Option<u32>,
-    /// The number of a group of interfaces, which rules of nftables can match (`iifgroup`).
+    /// The interface group, which nftables rules can match (`iifgroup`).
     pub group: Option<u32>,
-    /// Give itself an IPv6 address of the link (fe80::…) when it comes up; the kernel does if not said. A port of a bridge needs
-    /// none, and without one it sends no packets of its own, which the bridge would copy to every other port.
+    /// Generate an IPv6 link-local address when the interface comes up, which is the kernel's default. A bridge port
+    /// needs none: with one, it sends packets of its own, which the bridge floods to every other port.
     pub link_local: Option<bool>,
-    /// What it is to be as a port of a bridge, which it is already.
+    /// Settings of the bridge port; the interface must be attached to a bridge already.
     pub port: Option<Port>,
-    /// The network namespace to move to. What has an address loses it, and the index may become another one.
+    /// The network namespace to move to. The interface loses its addresses, and its index may change.
     pub namespace: Option<BorrowedFd<'a>>,
 }
 
@@ -102,15 +102,16 @@ impl Change<'_> {
         flags
     }
 
-    /// Whether all of it can be said of an interface that is not there yet.
-    fn at_once(&self) -> bool {
+    /// Whether the kernel accepts all of these changes in the request that creates the interface.
+    fn fits_creation(&self) -> bool {
         self.link_local.is_none() && self.alias.is_none() && self.port.is_none()
     }
 
-    /// Adds the messages that do it to a batch.
+    /// Appends the requests to a batch.
     pub(super) fn push(&self, named: Named<'_>, batch: &mut Batch) {
         if let Some(on) = self.link_local {
-            // By itself and first: the kernel would look at it only after it has set the interface up.
+            // In a request of its own, before the rest: within one request, the kernel applies IFLA_AF_SPEC after
+            // IFF_UP.
             named.push(batch, RTM_NEWLINK, (0, 0), |m| {
                 m.nested(IFLA_AF_SPEC, |m| {
                     m.nested(u16::from(AF_INET6), |m| {
@@ -122,9 +123,8 @@ impl Change<'_> {
         named.push(batch, RTM_NEWLINK, self.flags(), |m| self.write(m));
     }
 
-    /// Whether it does not matter that the first message of two was refused: where there is no IPv6, there are no addresses of
-    /// the link either.
-    pub(super) fn excuses(&self, refusal: &Refusal) -> bool {
+    /// Whether the rejection of the link-local setting can be ignored: without IPv6 there are no link-local addresses.
+    pub(super) fn tolerates(&self, refusal: &Refusal) -> bool {
         refusal.errno == Errno::AFNOSUPPORT && self.link_local == Some(false)
     }
 
@@ -159,7 +159,7 @@ impl Change<'_> {
     }
 }
 
-/// How an interface is named in a request.
+/// How a request names an interface.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Named<'a> {
     Index(u32),
@@ -176,7 +176,7 @@ impl fmt::Display for Named<'_> {
 }
 
 impl Named<'_> {
-    /// Adds a message about it.
+    /// Appends a message about the interface.
     fn push(self, batch: &mut Batch, kind: u16, flags: (u32, u32), attributes: impl FnOnce(&mut Batch)) {
         let index = if let Self::Index(index) = self { index } else { 0 };
         batch.push(kind, 0, &ifinfomsg(0, index, flags), |m| {
@@ -188,7 +188,7 @@ impl Named<'_> {
     }
 }
 
-/// The fixed part of a message about interfaces: family, index, flags and which flags to change.
+/// `struct ifinfomsg`: family, index, flags and the mask of flags to change.
 fn ifinfomsg(family: u8, index: u32, flags: (u32, u32)) -> [u8; IFINFOMSG] {
     let mut head = [0; IFINFOMSG];
     head[0] = family;
@@ -199,20 +199,20 @@ fn ifinfomsg(family: u8, index: u32, flags: (u32, u32)) -> [u8; IFINFOMSG] {
 }
 
 impl Socket {
-    /// The interface of this name.
+    /// The interface of this name, if it exists.
     ///
     /// # Errors
-    /// A name that none can have; what the kernel says. None is not an error.
+    /// If the name is invalid; those of the kernel.
     pub fn link(&mut self, name: &str) -> Result<Option<Link>> {
         check_name(name)?;
         self.find_link(Named::Name(name))
     }
 
-    /// The index of the interface of this name. Cheaper than [`Self::link`], which waits for the kernel's lock of all changes
-    /// (RTNL): this does not (SIOCGIFINDEX, netdevice(7)).
+    /// The index of the interface of this name, if it exists. Cheaper than [`Self::link`]: SIOCGIFINDEX
+    /// (netdevice(7)) does not take the kernel's RTNL lock.
     ///
     /// # Errors
-    /// A name that none can have; what the kernel says. None is not an error.
+    /// If the name is invalid; those of the kernel.
     pub fn index(&mut self, name: &str) -> Result<Option<u32>> {
         check_name(name)?;
         match rustix::net::netdevice::name_to_index(&*self.channel(), name) {
@@ -222,10 +222,10 @@ impl Socket {
         }
     }
 
-    /// The interface of this index.
+    /// The interface of this index, if it exists.
     ///
     /// # Errors
-    /// What the kernel says. None is not an error.
+    /// Those of the kernel.
     pub fn link_by_index(&mut self, index: u32) -> Result<Option<Link>> {
         self.find_link(Named::Index(index))
     }
@@ -243,15 +243,15 @@ impl Socket {
         none_if(done.map(|()| found), Errno::NODEV)
     }
 
-    /// Every interface of the namespace.
+    /// All interfaces of the namespace.
     ///
     /// # Errors
-    /// What the kernel says; more than 100 000 of them.
+    /// Those of the kernel; more than 100 000 interfaces.
     pub fn links(&mut self) -> Result<Vec<Link>> {
         self.list_links(None)
     }
 
-    /// The ports of a bridge, by its index.
+    /// The ports of the bridge of this index.
     ///
     /// # Errors
     /// As [`Self::links`].
@@ -273,11 +273,11 @@ impl Socket {
         Ok(found)
     }
 
-    /// Changes an interface, all in one request; what is so already stays so.
+    /// Changes an interface. Idempotent.
     ///
     /// # Errors
-    /// What the kernel says: it is gone (ENODEV), an MTU that the kind cannot have (EINVAL), a name that is taken (EEXIST).
-    /// Things are changed one after the other: what came before the refused one has been changed.
+    /// Those of the kernel: the interface is gone (ENODEV), the MTU is out of range (EINVAL), the name is taken
+    /// (EEXIST). The kernel applies the changes one by one and does not revert those before the rejected one.
     pub fn change_link(&mut self, index: u32, change: &Change<'_>) -> Result<()> {
         if let Some(name) = change.name {
             check_name(name)?;
@@ -291,26 +291,26 @@ impl Socket {
         let last = batch.count() - 1;
         let what = format_args!("change {named}");
         let refused = self.channel().exchange(batch, what, &mut |_| Ok(()))?;
-        match refused.into_iter().find(|refusal| !(refusal.at < last && change.excuses(refusal))) {
+        match refused.into_iter().find(|refusal| !(refusal.at < last && change.tolerates(refusal))) {
             Some(refusal) => Err(refusal.error(what)),
             None => Ok(()),
         }
     }
 
-    /// Sets `lo` up: a new namespace has it down. The kernel gives it its addresses, 127.0.0.1 and ::1.
+    /// Sets `lo` up, which is down in a new namespace. The kernel adds 127.0.0.1 and ::1.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Those of the kernel.
     pub fn loopback_up(&mut self) -> Result<()> {
         self.change_named(Named::Name("lo"), &Change { up: Some(true), ..Change::default() })
     }
 
-    /// Deletes an interface; of a veth pair both ends. Whether it was there.
+    /// Deletes an interface, and with one end of a veth pair the other. Returns whether it existed.
     ///
-    /// The kernel waits for grace periods of RCU here: by far the slowest of these operations (see [`super`]).
+    /// By far the slowest of these operations: the kernel waits for RCU grace periods (see [`super`]).
     ///
     /// # Errors
-    /// What the kernel says: hardware cannot be deleted (EOPNOTSUPP).
+    /// Those of the kernel: hardware cannot be deleted (EOPNOTSUPP).
     pub fn delete_link(&mut self, index: u32) -> Result<bool> {
         self.delete_named(Named::Index(index))
     }
@@ -318,7 +318,7 @@ impl Socket {
     /// As [`Self::delete_link`], by name.
     ///
     /// # Errors
-    /// As [`Self::delete_link`]; a name that none can have.
+    /// As [`Self::delete_link`]; if the name is invalid.
     pub fn delete_link_named(&mut self, name: &str) -> Result<bool> {
         check_name(name)?;
         self.delete_named(Named::Name(name))
@@ -327,17 +327,17 @@ impl Socket {
     fn delete_named(&mut self, named: Named<'_>) -> Result<bool> {
         let mut batch = Batch::new();
         named.push(&mut batch, RTM_DELLINK, (0, 0), |_| {});
-        match self.channel().order(batch, format_args!("delete {named}")) {
+        match self.channel().execute(batch, format_args!("delete {named}")) {
             Ok(()) => Ok(true),
             Err(error) if error.is(Errno::NODEV) => Ok(false),
             Err(other) => Err(other),
         }
     }
 
-    /// What passed through an interface; None if it is gone.
+    /// The counters of an interface; None if it is gone.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Those of the kernel.
     pub fn statistics(&mut self, index: u32) -> Result<Option<Statistics>> {
         let mut head = [0; 12];
         head[4..8].copy_from_slice(&index.to_ne_bytes());

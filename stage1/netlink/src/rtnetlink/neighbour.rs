@@ -1,4 +1,5 @@
-//! Neighbours: which hardware address has an IP address, as told by us and not by ARP (RFC 826) or neighbour discovery (RFC 4861).
+//! Neighbour entries: the hardware address of an IP address, set statically instead of by ARP (RFC 826) or neighbour
+//! discovery (RFC 4861).
 
 use std::net::IpAddr;
 
@@ -21,16 +22,16 @@ const NUD_PERMANENT: u16 = 0x80;
 
 const NDMSG: usize = 12;
 
-/// An entry of the neighbours' table.
+/// An entry of the neighbour table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Neighbour {
-    /// The interface it is reached by.
+    /// The index of the interface.
     pub index: u32,
-    /// Its address.
+    /// The IP address.
     pub address: IpAddr,
-    /// Its hardware address, where it is known.
+    /// The hardware address, if it is known.
     pub mac: Option<Mac>,
-    /// Whether it was set, and stays until it is deleted.
+    /// Whether the entry is static (`NUD_PERMANENT`).
     pub permanent: bool,
 }
 
@@ -42,7 +43,7 @@ fn head(family: u8, index: u32, state: u16) -> [u8; NDMSG] {
     head
 }
 
-/// A neighbour out of RTM_NEWNEIGH; None for other messages and other families.
+/// Parses an RTM_NEWNEIGH; None for other messages and families.
 pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<Neighbour>, Malformed> {
     if message.kind != RTM_NEWNEIGH {
         return Ok(None);
@@ -59,38 +60,38 @@ pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<Neighbo
 }
 
 impl Socket {
-    /// Sets a neighbour for good, in the place of what was known of it.
+    /// Sets a permanent neighbour entry, replacing an existing one.
     ///
     /// # Errors
-    /// What the kernel says: the interface is gone (ENODEV), or has no neighbours (EINVAL).
+    /// Those of the kernel: the interface is gone (ENODEV) or has no neighbour table (EINVAL).
     pub fn set_neighbour(&mut self, index: u32, address: IpAddr, mac: Mac) -> Result<()> {
         let mut batch = Batch::new();
         batch.push(RTM_NEWNEIGH, F_CREATE | F_REPLACE, &head(family(address), index, NUD_PERMANENT), |m| {
             m.bytes(NDA_DST, &octets(address)).bytes(NDA_LLADDR, &mac.0);
         });
-        self.channel().order(batch, format_args!("set the neighbour {address} of interface {index}"))
+        self.channel().execute(batch, format_args!("set the neighbour {address} of interface {index}"))
     }
 
-    /// Forgets a neighbour. Whether it was known.
+    /// Deletes a neighbour entry. Returns whether it existed.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Those of the kernel.
     pub fn delete_neighbour(&mut self, index: u32, address: IpAddr) -> Result<bool> {
         let mut batch = Batch::new();
         batch.push(RTM_DELNEIGH, 0, &head(family(address), index, 0), |m| {
             m.bytes(NDA_DST, &octets(address));
         });
-        match self.channel().order(batch, format_args!("forget the neighbour {address} of interface {index}")) {
+        match self.channel().execute(batch, format_args!("delete the neighbour {address} of interface {index}")) {
             Ok(()) => Ok(true),
             Err(Error::Kernel { errno: Errno::NOENT | Errno::NODEV, .. }) => Ok(false),
             Err(other) => Err(other),
         }
     }
 
-    /// The neighbours of an interface, learned and set.
+    /// The neighbour entries of an interface, learned and static.
     ///
     /// # Errors
-    /// What the kernel says; more than 100 000 of them.
+    /// Those of the kernel; more than 100 000 entries.
     pub fn neighbours(&mut self, index: u32) -> Result<Vec<Neighbour>> {
         let request = |batch: &mut Batch, flags: u16| {
             batch.push(RTM_GETNEIGH, flags, &head(0, 0, 0), |m| {

@@ -26,33 +26,33 @@ const RTAX_MTU: u16 = 2;
 const RTAX_ADVMSS: u16 = 8;
 
 const RTNH_F_ONLINK: u32 = 4;
-/// Set by an administrator, as opposed to the kernel or a routing daemon.
+/// `RTPROT_STATIC`: set by an administrator, not by the kernel or a routing daemon.
 const RTPROT_STATIC: u8 = 4;
-/// What the kernel makes of no priority for IPv6 (IP6_RT_PRIO_USER).
+/// The kernel's default priority of IPv6 routes (`IP6_RT_PRIO_USER`).
 const PRIORITY_V6: u32 = 1024;
 
 const RTMSG: usize = 12;
 
-/// The table that is looked at unless rules say otherwise (RT_TABLE_MAIN).
+/// The main routing table (`RT_TABLE_MAIN`).
 pub const TABLE_MAIN: u32 = 254;
-/// The table of the host's own addresses (RT_TABLE_LOCAL).
+/// The table of local addresses (`RT_TABLE_LOCAL`).
 pub const TABLE_LOCAL: u32 = 255;
 
-/// What happens to a packet that takes a route (`rtm_type`).
+/// What the kernel does with a packet that matches a route (`rtm_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RouteKind {
-    /// It goes out.
+    /// Forward it.
     #[default]
     Unicast,
-    /// It is for this host.
+    /// Deliver it to this host.
     Local,
-    /// It is thrown away without a word.
+    /// Drop it silently.
     Blackhole,
-    /// It is thrown away, and the sender hears that there is no way.
+    /// Drop it with an ICMP unreachable.
     Unreachable,
-    /// It is thrown away, and the sender hears that it is forbidden.
+    /// Drop it with an ICMP prohibited.
     Prohibit,
-    /// Another number.
+    /// Another value.
     Other(u8),
 }
 
@@ -79,32 +79,32 @@ impl RouteKind {
 /// A route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// Where to; [`Prefix::ALL_V4`] and [`Prefix::ALL_V6`] are the default routes.
+    /// The destination; [`Prefix::ALL_V4`] and [`Prefix::ALL_V6`] are the default routes.
     pub to: Prefix,
-    /// By which neighbour.
+    /// The next hop.
     pub gateway: Option<IpAddr>,
-    /// By which interface; the kernel finds it by the gateway if not said.
+    /// The index of the outgoing interface; by default the kernel finds it by the gateway.
     pub device: Option<u32>,
-    /// The address packets of this host leave with.
+    /// The preferred source address.
     pub source: Option<IpAddr>,
-    /// How far the destination is; from the gateway if not said: with one everywhere, without one on the network.
+    /// The scope of the destination; by default global with a gateway, the link without one.
     pub scope: Option<Scope>,
-    /// The gateway is on the interface's network even if no address says so. Needs `device`.
+    /// The gateway is on the link even if no address of the interface covers it (`RTNH_F_ONLINK`). Needs `device`.
     pub on_link: bool,
-    /// The longest packet that passes, in bytes (RTAX_MTU).
+    /// The path MTU in bytes (`RTAX_MTU`).
     pub mtu: Option<u32>,
-    /// The longest TCP segment to announce, in bytes (RTAX_ADVMSS).
+    /// The advertised TCP maximum segment size in bytes (`RTAX_ADVMSS`).
     pub advmss: Option<u32>,
-    /// Of routes to the same place the one with the lowest number is taken ("metric" in ip-route(8)). 0 if not said; 1024 for IPv6.
+    /// The metric (ip-route(8)): the lowest wins. By default 0, and 1024 for IPv6.
     pub priority: Option<u32>,
-    /// The table; [`TABLE_MAIN`] if not said.
+    /// The table; by default [`TABLE_MAIN`].
     pub table: Option<u32>,
-    /// What happens to a packet.
+    /// What to do with a packet.
     pub kind: RouteKind,
 }
 
 impl Route {
-    /// A route to somewhere, of which nothing else is said yet.
+    /// A unicast route to `to`, without other properties.
     #[must_use]
     pub fn to(to: Prefix) -> Self {
         Self {
@@ -122,7 +122,7 @@ impl Route {
         }
     }
 
-    /// The default route by this gateway and interface.
+    /// The default route through a gateway and interface.
     #[must_use]
     pub fn default_by(gateway: IpAddr, device: u32) -> Self {
         let to = if gateway.is_ipv4() { Prefix::ALL_V4 } else { Prefix::ALL_V6 };
@@ -135,7 +135,7 @@ impl Route {
         let why = if other(self.gateway) || other(self.source) {
             "its gateway or source address is of the other family"
         } else if self.on_link && (self.gateway.is_none() || self.device.is_none()) {
-            "one to a gateway on the link needs the gateway and the interface"
+            "an on-link route needs a gateway and an interface"
         } else {
             return Ok(());
         };
@@ -152,7 +152,7 @@ impl Route {
     }
 
     fn effective_priority(&self) -> u32 {
-        // The kernel takes an IPv6 route's 0 as "not said".
+        // The kernel replaces priority 0 of an IPv6 route by the default.
         let priority = self.priority.unwrap_or(0);
         if priority == 0 && !self.to.is_ipv4() { PRIORITY_V6 } else { priority }
     }
@@ -162,7 +162,7 @@ impl Route {
     }
 
     pub(super) fn head(&self, scope: Scope) -> [u8; RTMSG] {
-        // A table beyond 255 is in RTA_TABLE alone (RT_TABLE_COMPAT here).
+        // `rtm_table` has one byte; RTA_TABLE carries larger numbers (RT_TABLE_COMPAT).
         let table = u8::try_from(self.table()).unwrap_or(252);
         let flags = if self.on_link { RTNH_F_ONLINK } else { 0 };
         let [a, b, c, d] = flags.to_ne_bytes();
@@ -195,17 +195,17 @@ impl Route {
         }
     }
 
-    /// Adds the message that adds it, with these flags besides.
+    /// Appends the request that adds the route, with these flags.
     pub(super) fn push(&self, flags: u16, batch: &mut Batch) {
         batch.push(RTM_NEWROUTE, flags, &self.head(self.effective_scope()), |m| self.write(m));
     }
 
-    /// Whether both would be the same entry of a table.
-    fn same_place(&self, other: &Self) -> bool {
+    /// Whether both have the same key in a table.
+    fn has_same_key(&self, other: &Self) -> bool {
         self.to == other.to && self.table() == other.table() && self.effective_priority() == other.effective_priority()
     }
 
-    /// Whether `has` does what this asks for.
+    /// Whether the existing route `has` has the requested properties.
     fn satisfied_by(&self, has: &Self) -> bool {
         let device = self.device.is_none() || self.device == has.device;
         let source = self.source.is_none() || self.source == has.source;
@@ -215,18 +215,18 @@ impl Route {
     }
 }
 
-/// Which routes to list.
+/// Selects routes to list.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RouteFilter {
-    /// Those of IPv4 (true) or IPv6 (false).
+    /// Only IPv4 (true) or IPv6 (false).
     pub v4: Option<bool>,
-    /// Those by this interface.
+    /// Only routes through the interface of this index.
     pub device: Option<u32>,
-    /// Those of this table; of all if not said.
+    /// Only routes of this table.
     pub table: Option<u32>,
 }
 
-/// A route out of RTM_NEWROUTE; None for other messages and other families.
+/// Parses an RTM_NEWROUTE; None for other messages and families.
 pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<Route>, Malformed> {
     if message.kind != RTM_NEWROUTE {
         return Ok(None);
@@ -263,11 +263,12 @@ pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<Route>,
 }
 
 impl Socket {
-    /// Adds a route. One that exists and does the same is fine.
+    /// Adds a route. Succeeds if the same route exists.
     ///
     /// # Errors
-    /// [`Error::Different`] when there is another one to the same place with the same priority; [`Error::Invalid`]; what the kernel
-    /// says: nobody knows the way to the gateway (ENETUNREACH), the interface is down (ENETDOWN) or gone (ENODEV).
+    /// [`Error::Different`] if another route to the same destination with the same priority exists;
+    /// [`Error::Invalid`]; those of the kernel: the gateway is unreachable (ENETUNREACH), the interface is down
+    /// (ENETDOWN) or gone (ENODEV).
     pub fn add_route(&mut self, route: &Route) -> Result<()> {
         let error = match self.send_route(route, F_CREATE | F_EXCL) {
             Err(error) if error.is(Errno::EXIST) => error,
@@ -275,7 +276,7 @@ impl Socket {
         };
         let filter = RouteFilter { v4: Some(route.to.is_ipv4()), device: None, table: Some(route.table()) };
         let found = self.routes(&filter)?;
-        let mut rivals = found.iter().filter(|has| route.same_place(has)).peekable();
+        let mut rivals = found.iter().filter(|has| route.has_same_key(has)).peekable();
         if rivals.peek().is_none() {
             return Err(error);
         }
@@ -283,10 +284,10 @@ impl Socket {
             return Ok(());
         }
         let what = format!("add the route to {}", route.to);
-        Err(Error::Different { what, difference: "by another way".to_owned() })
+        Err(Error::Different { what, difference: "through another gateway or interface".to_owned() })
     }
 
-    /// Adds a route in the place of any to the same place with the same priority.
+    /// Adds a route, replacing any to the same destination with the same priority.
     ///
     /// # Errors
     /// As [`Self::add_route`].
@@ -298,30 +299,30 @@ impl Socket {
         route.check()?;
         let mut batch = Batch::new();
         route.push(flags, &mut batch);
-        self.channel().order(batch, format_args!("add the route to {}", route.to))
+        self.channel().execute(batch, format_args!("add the route to {}", route.to))
     }
 
-    /// Deletes a route: the first one that has all that is said. Whether there was one.
+    /// Deletes the first route with the given properties. Returns whether there was one.
     ///
     /// # Errors
-    /// [`Error::Invalid`]; what the kernel says.
+    /// [`Error::Invalid`]; those of the kernel.
     pub fn delete_route(&mut self, route: &Route) -> Result<bool> {
         route.check()?;
-        // RT_SCOPE_NOWHERE: of any scope.
+        // RT_SCOPE_NOWHERE matches any scope.
         let scope = route.scope.unwrap_or(Scope::Other(255));
         let mut batch = Batch::new();
         batch.push(RTM_DELROUTE, 0, &any_protocol(route.head(scope)), |m| route.write(m));
-        match self.channel().order(batch, format_args!("delete the route to {}", route.to)) {
+        match self.channel().execute(batch, format_args!("delete the route to {}", route.to)) {
             Ok(()) => Ok(true),
             Err(Error::Kernel { errno: Errno::SRCH | Errno::NODEV, .. }) => Ok(false),
             Err(other) => Err(other),
         }
     }
 
-    /// The routes a filter lets through. A route by several ways at once has neither gateway nor interface here.
+    /// The routes that match a filter. Multipath routes are listed without gateway and interface.
     ///
     /// # Errors
-    /// What the kernel says; more than 100 000 of them.
+    /// Those of the kernel; more than 100 000 routes.
     pub fn routes(&mut self, filter: &RouteFilter) -> Result<Vec<Route>> {
         let mut found = Vec::new();
         for family in [AF_INET, AF_INET6] {
@@ -341,7 +342,7 @@ impl Socket {
             };
             match self.channel().dump(&request, format_args!("list the routes"), &parse) {
                 Ok(some) => found.extend(some),
-                // No such table, no such interface, no such family: no routes.
+                // The table, the interface or the address family does not exist.
                 Err(Error::Kernel { errno: Errno::NOENT | Errno::NODEV | Errno::AFNOSUPPORT, .. }) => {}
                 Err(other) => return Err(other),
             }
@@ -354,7 +355,7 @@ impl Socket {
     }
 }
 
-/// Routes of whoever made them: to be deleted, one need not be ours.
+/// Clears the protocol, so that a delete request matches routes of any origin.
 fn any_protocol(mut head: [u8; RTMSG]) -> [u8; RTMSG] {
     head[5] = 0;
     head

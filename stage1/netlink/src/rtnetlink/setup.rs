@@ -1,4 +1,4 @@
-//! An interface made ready with one system call: what is to be changed, its addresses and its routes.
+//! Configures an interface with one system call: attributes, addresses and routes.
 
 use rustix::io::Errno;
 
@@ -9,16 +9,17 @@ use super::socket::Socket;
 use crate::error::Result;
 use crate::message::{Batch, F_CREATE, F_EXCL};
 
-/// What an interface is to be and to have.
+/// The configuration of an interface.
 #[derive(Debug, Clone, Default)]
 pub struct Setup<'a> {
-    /// What is to be changed: mostly that it is up, without which no route can go through it.
+    /// Attributes to change. Routes need the interface up.
     pub change: Change<'a>,
-    /// Its addresses. Those of IPv4 are given before the change: who comes up with `arp_notify` set tells of those it has.
+    /// Addresses. IPv4 addresses are added before `change`: with `arp_notify`, the kernel announces the interface's
+    /// addresses when it comes up.
     pub addresses: Vec<Address>,
-    /// Routes, in an order in which each gateway can be reached when its turn comes.
+    /// Routes, each after the routes that make its gateway reachable.
     pub routes: Vec<Route>,
-    /// Where a route leads already by another way, it stays so: of several networks the first has the default route.
+    /// Keep an existing route to the same destination: of several networks the first gets the default route.
     pub first_route_wins: bool,
 }
 
@@ -31,8 +32,8 @@ enum Part<'a> {
 }
 
 impl Socket {
-    /// Does all of it, in one request after the other that are sent at once. What is there already as it is wanted is fine.
-    /// After the first failure the rest has been tried too.
+    /// Configures an interface with requests that are sent together and handled in order. Idempotent. A failed
+    /// request does not stop the rest; the first error is returned.
     ///
     /// # Errors
     /// Those of [`Self::change_link`], [`Self::add_address`] and [`Self::add_route`].
@@ -63,13 +64,13 @@ impl Socket {
         for refusal in self.channel().exchange(batch, what, &mut |_| Ok(()))? {
             let exists = refusal.errno == Errno::EXIST;
             match parts.get(refusal.at as usize) {
-                Some(Part::LinkLocal) if setup.change.excuses(&refusal) => {}
-                // Whether what exists will do.
+                Some(Part::LinkLocal) if setup.change.tolerates(&refusal) => {}
+                // Compares the existing object with the request.
                 Some(Part::Address(address)) if exists => self.add_address(index, address)?,
                 Some(Part::Route(_)) if exists && setup.first_route_wins => {}
                 Some(Part::Route(route)) if exists => self.add_route(route)?,
                 Some(Part::Address(address)) => {
-                    return Err(refusal.error(format_args!("give interface {index} the address {}", address.prefix)));
+                    return Err(refusal.error(format_args!("add the address {} to interface {index}", address.prefix)));
                 }
                 Some(Part::Route(route)) => return Err(refusal.error(format_args!("add the route to {}", route.to))),
                 Some(Part::LinkLocal | Part::Change) | None => {

@@ -10,36 +10,36 @@ use crate::namespace::Namespace;
 
 /// An rtnetlink(7) socket of one network namespace.
 ///
-/// It stays in the namespace it was opened in, wherever the thread goes afterwards; so one socket for the host's and one for
-/// the pod's is all that is needed. Like any socket it keeps its namespace alive, and it holds a buffer of 32 KiB: drop it when
-/// the network is made.
+/// The socket stays bound to the namespace it was opened in, wherever the thread moves afterwards: attaching a pod
+/// needs one socket for the host and one for the pod. It keeps its namespace alive and holds a buffer of 32 KiB, so
+/// drop it after use.
 ///
-/// After [`super::Error::TimedOut`] or [`super::Error::Lost`] it can be used on: an answer that still comes is passed over,
-/// since its number is old.
+/// The socket remains usable after [`crate::Error::TimedOut`] and [`crate::Error::Lost`]: late replies are recognized
+/// by their sequence number and skipped.
 pub struct Socket {
     channel: Channel,
 }
 
 impl Socket {
-    /// A socket in the calling thread's network namespace.
+    /// Opens a socket in the calling thread's network namespace.
     ///
     /// # Errors
-    /// When the kernel gives none (descriptors, memory).
+    /// If socket() fails.
     pub fn open() -> Result<Self> {
-        // The kernel refuses what it would else ignore, and filters dumps: since 4.20.
+        // NETLINK_GET_STRICT_CHK (Linux 4.20): the kernel rejects attributes it would otherwise ignore, and filters
+        // dumps.
         Ok(Self { channel: Channel::new(channel::open(NETLINK_ROUTE, true)?) })
     }
 
-    /// A socket in another network namespace: the thread goes there, opens it and comes back. See [`Namespace::enter`] for what
-    /// that needs and what happens when it cannot come back.
+    /// Opens a socket in another network namespace, by [`Namespace::enter`].
     ///
     /// # Errors
-    /// As [`Self::open`]; when the namespace cannot be entered.
+    /// As [`Self::open`]; if the namespace cannot be entered.
     pub fn open_in(namespace: &Namespace) -> Result<Self> {
         namespace.enter(Self::open)
     }
 
-    /// How long to wait for the answer to one request; 5 s if never said.
+    /// Sets the timeout of each reply; the default is 5 s.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.channel.set_timeout(timeout);
     }

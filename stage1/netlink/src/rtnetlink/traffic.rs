@@ -1,7 +1,7 @@
-//! How much an interface may send: a token bucket (tc-tbf(8)).
+//! Rate limits of an interface: a token bucket filter (tc-tbf(8)).
 //!
-//! What a pod receives is what the host's end of its veth pair sends, and what a pod sends is what its own end sends; so a bucket on
-//! each end limits both directions, without an IFB device. The one on the pod's end is in the pod's namespace: an app that was given CAP_NET_ADMIN can remove it.
+//! A filter on each end of a veth pair limits both directions without an IFB device: the host end sends what the pod
+//! receives. The filter of the pod end is in the pod's namespace, so an app with CAP_NET_ADMIN can remove it.
 
 use std::time::Duration;
 
@@ -26,25 +26,25 @@ const HANDLE: u32 = 0x0001_0000;
 const TC_LINKLAYER_ETHERNET: u8 = 1;
 
 const TCMSG: usize = 20;
-/// Of `tc_tbf_qopt`: where the first rate's 32 bits are.
+/// Offset of `rate.rate` in `tc_tbf_qopt`.
 const RATE: usize = 8;
-/// Of `tc_tbf_qopt`: where the limit is.
+/// Offset of `limit` in `tc_tbf_qopt`.
 const LIMIT: usize = 24;
 const TBF_QOPT: usize = 36;
 
-/// A limit on what an interface sends.
+/// A limit on the rate at which an interface sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBucket {
     /// Bytes per second (CNI's `ingressRate` and `egressRate` are bits).
     pub rate: u64,
-    /// How many bytes may go at once after a silence. At least one packet with its header, or nothing ever goes.
+    /// Bytes that may be sent at once after idling. Below the size of a packet with its header, nothing is ever sent.
     pub burst: u32,
-    /// How long a packet may wait before later ones are thrown away. CNI's bandwidth plugin uses 25 ms.
+    /// The longest queueing delay before packets are dropped. CNI's bandwidth plugin uses 25 ms.
     pub latency: Duration,
 }
 
 impl TokenBucket {
-    /// The bytes that may wait: what the rate sends within the latency, and the burst.
+    /// The queue limit in bytes: what `rate` sends within `latency`, and the burst.
     fn limit(&self) -> u32 {
         let waiting = u128::from(self.rate) * self.latency.as_micros() / 1_000_000;
         u32::try_from(waiting).unwrap_or(u32::MAX).saturating_add(self.burst)
@@ -72,10 +72,11 @@ fn head(index: u32, handle: u32, parent: u32) -> [u8; TCMSG] {
 }
 
 impl Socket {
-    /// Limits what an interface sends, in the place of any limit it has.
+    /// Sets the rate limit of an interface, replacing an existing one.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when rate or burst is 0; what the kernel says: the interface is gone (ENODEV), it has no token buckets (ENOENT).
+    /// [`Error::Invalid`] if rate or burst is 0; those of the kernel: the interface is gone (ENODEV), the kernel lacks
+    /// token bucket filters (ENOENT).
     pub fn limit_rate(&mut self, index: u32, bucket: &TokenBucket) -> Result<()> {
         let what = format_args!("limit the rate of interface {index}");
         if bucket.rate == 0 || bucket.burst == 0 {
@@ -86,35 +87,35 @@ impl Socket {
         batch.push(RTM_NEWQDISC, F_CREATE | F_REPLACE, &head(index, HANDLE, TC_H_ROOT), |m| {
             m.text(TCA_KIND, "tbf").nested(TCA_OPTIONS, |m| bucket.write(m));
         });
-        self.channel().order(batch, what)
+        self.channel().execute(batch, what)
     }
 
-    /// Takes the limit away. Whether there was one.
+    /// Removes the rate limit. Returns whether there was one.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Those of the kernel.
     pub fn unlimit_rate(&mut self, index: u32) -> Result<bool> {
         let mut batch = Batch::new();
         batch.push(RTM_DELQDISC, 0, &head(index, 0, TC_H_ROOT), |_| {});
-        match self.channel().order(batch, format_args!("take the limit from interface {index}")) {
+        match self.channel().execute(batch, format_args!("remove the rate limit of interface {index}")) {
             Ok(()) => Ok(true),
             Err(Error::Kernel { errno: Errno::NOENT | Errno::INVAL | Errno::NODEV, .. }) => Ok(false),
             Err(other) => Err(other),
         }
     }
 
-    /// The bytes per second an interface is limited to, if it is.
+    /// The rate limit of an interface in bytes per second, if it has one.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Those of the kernel.
     pub fn rate_limit(&mut self, index: u32) -> Result<Option<u64>> {
         let request = |batch: &mut Batch, flags: u16| batch.push(RTM_GETQDISC, flags, &head(index, 0, 0), |_| {});
-        let found = self.channel().dump(&request, format_args!("read the limits of interface {index}"), &parse)?;
+        let found = self.channel().dump(&request, format_args!("read the rate limit of interface {index}"), &parse)?;
         Ok(found.into_iter().find(|(at, _)| *at == index).map(|(_, rate)| rate))
     }
 }
 
-/// Interface and rate out of RTM_NEWQDISC; None for other messages and what is no token bucket.
+/// The interface and rate in an RTM_NEWQDISC; None for other messages and other queueing disciplines.
 pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<(u32, u64)>, Malformed> {
     if message.kind != RTM_NEWQDISC {
         return Ok(None);

@@ -258,8 +258,8 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Twenty pods come at once, where there is no table for bridges yet, while the whole is replaced again and again by who first
-/// reads it, and by who does not.
+/// Twenty pods come at once, where there is no table for bridges yet, while the whole is replaced again and again by
+/// who first reads it, and by who does not.
 #[test]
 fn twenty_at_once() {
     let space = Space::new();
@@ -437,7 +437,7 @@ fn nft_reads_the_guards_too() {
         "\"gt1\" . 10.1.0.4",
         "\"gt1\" . fd00:1::3",
         "iifname != @pod_ports accept comment \"not from a pod\"",
-        "iifname . ether saddr != @pod_macs drop comment \"another's hardware address\"",
+        "iifname . ether saddr != @pod_macs drop comment \"drop spoofed hardware addresses\"",
         "type filter hook prerouting priority filter; policy accept;",
     ] {
         assert!(text.contains(line), "{line} is not in\n{text}");
@@ -447,8 +447,8 @@ fn nft_reads_the_guards_too() {
     for (damage, fault) in [
         ("flush chain bridge gantry antispoof", "the chain antispoof has other rules (0; it should have 16)"),
         ("flush chain bridge gantry antispoof; delete chain bridge gantry antispoof", "the chain antispoof is missing"),
-        ("add chain bridge gantry more", "the chain more is not ours"),
-        ("add set bridge gantry more { type ipv4_addr; }", "the set more is not ours"),
+        ("add chain bridge gantry more", "the chain more is unexpected"),
+        ("add set bridge gantry more { type ipv4_addr; }", "the set more is unexpected"),
         ("delete element bridge gantry pod_ports { \"gt0\" }", "the set pod_ports: "),
         ("flush set bridge gantry pod_macs", "does not belong to anything"),
         ("add element bridge gantry pod_addresses4 { \"x\" . 10.0.0.1 }", "does not belong to anything"),

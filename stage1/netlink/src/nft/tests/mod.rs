@@ -1,5 +1,5 @@
-//! The table in network namespaces of the tests' own making: what the kernel makes of it, what `nft` sees of it, and what
-//! packets do.
+//! The table in network namespaces of the tests' own making: what the kernel makes of it, what `nft` sees of it, and
+//! what packets do.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on may panic")]
 

@@ -1,5 +1,5 @@
-//! What a pod costs when there are many: what is said to the kernel is judged, since it is the same each time. Times are
-//! printed (`--nocapture`) and not judged: a machine may be busy.
+//! What a pod costs when there are many: what is said to the kernel is judged, since it is the same each time. Times
+//! are printed (`--nocapture`) and not judged: a machine may be busy.
 
 use std::time::{Duration, Instant};
 

@@ -142,7 +142,7 @@ fn what_cannot_be_is_refused() {
     }
     refused("overlaps with", |state| bridge(state, "x", "x", &["10.1.128.0/17"], Access::Open));
     refused("overlaps with", |state| bridge(state, "x", "x", &["10.0.0.0/8", "11.0.0.0/8"], Access::Open));
-    refused("is everything", |state| bridge(state, "x", "x", &["0.0.0.0/0"], Access::Open));
+    refused("covers all addresses", |state| bridge(state, "x", "x", &["0.0.0.0/0"], Access::Open));
     refused("has no prefix", |state| bridge(state, "x", "x", &[], Access::Open));
     refused("is not the name of a network", |state| bridge(state, "x y", "x", &["11.0.0.0/8"], Access::Open));
     refused("has more than", |state| {

@@ -501,7 +501,8 @@ fn connections_outlive_a_replacement() {
     assert!(stream.read(&mut buffer).unwrap() > 0);
     for flush in [false, true] {
         if flush {
-            // What comes in between, be it an acknowledgement, is answered by the host itself: it knows of no such connection.
+            // What comes in between, be it an acknowledgement, is answered by the host itself: it knows of no such
+            // connection.
             for space in [&lan.outside, &lan.a] {
                 let silent = |line: &str| line.split_whitespace().nth(1) == Some("0");
                 until("all to be acknowledged", || space.sh("ss -Htn state established").lines().all(silent));

@@ -13,7 +13,7 @@ use crate::nft::rules::chains;
 fn through(expressions: &[Expr]) -> Option<Vec<Expr>> {
     let mut batch = Batch::new();
     batch.push(message::NEWRULE, 0, &fixed(Family::Inet.number(), 0), |batch| {
-        expr::put(batch, NFTA_RULE_EXPRESSIONS, expressions)
+        expr::write(batch, NFTA_RULE_EXPRESSIONS, expressions)
     });
     let bytes = batch.finish(1, 0).unwrap();
     let message = next_message(&mut bytes.as_slice()).unwrap().unwrap();
@@ -149,7 +149,7 @@ proptest! {
         let mut transaction = Transaction::new("t", None, 7);
         transaction.add([&element], false);
         let rule = Rule { comment: "c", expressions: all };
-        transaction.make_rule(Family::Inet, "c", &rule);
+        transaction.add_rule(Family::Inet, "c", &rule);
         let mut bytes = transaction.finish().0.finish(1, 0).unwrap();
         let at = at.index(bytes.len());
         bytes[at] = byte;

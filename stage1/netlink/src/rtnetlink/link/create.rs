@@ -1,9 +1,9 @@
-//! Making interfaces: each in one request, with everything it is to have, and in the namespace it is to be in (two
-//! requests for one without an address of the link).
+//! Creates interfaces: each with one request, with all its properties, and in its final namespace (with two requests
+//! if it has no link-local address).
 //!
-//! A pod's end of a veth pair, and a pod's macvlan or ipvlan, are made inside the pod's namespace under their final name: nothing is
-//! renamed or moved (moving waits for a grace period of RCU), and there is no moment in which the host's programs
-//! see a new interface and configure it.
+//! The pod end of a veth pair, and a pod's macvlan or ipvlan, are created inside the pod's namespace under their
+//! final name. Nothing is renamed or moved (moving waits for an RCU grace period), and the host's network managers
+//! never see the interface.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -30,87 +30,88 @@ const VETH_INFO_PEER: u16 = 1;
 pub(super) const IFLA_MACVLAN_MODE: u16 = 1;
 pub(super) const IFLA_IPVLAN_MODE: u16 = 1;
 
-/// An interface to be made.
+/// An interface to create.
 #[derive(Debug, Clone, Copy)]
 pub struct NewLink<'a> {
-    /// Its name.
+    /// The name.
     pub name: &'a str,
-    /// What it is.
+    /// The kind.
     pub kind: LinkKind<'a>,
-    /// What else it is to have: MTU, hardware address, bridge, up … A `name` in here is ignored.
+    /// Other properties: MTU, hardware address, bridge, up … Its `name` is ignored.
     pub with: Change<'a>,
 }
 
-/// What an interface is.
+/// The kind of an interface.
 #[derive(Debug, Clone, Copy)]
 pub enum LinkKind<'a> {
-    /// A switch. It forwards at once (forward delay 0) and speaks no spanning tree protocol: we make no loops.
+    /// A bridge. It forwards immediately (forward delay 0), without spanning tree protocol: gantry creates no loops.
     Bridge(Bridge),
-    /// One end of a cable; the other end comes with it.
+    /// A veth pair, by its first end.
     Veth(Peer<'a>),
-    /// A station of its own on another interface's network.
+    /// A macvlan: an interface with a hardware address of its own on its parent's network.
     Macvlan {
-        /// The index of that other interface, in the socket's namespace.
+        /// The index of the parent interface, in the socket's namespace.
         parent: u32,
-        /// Which stations it hears.
+        /// The mode.
         mode: MacvlanMode,
     },
-    /// Addresses of its own behind another interface's hardware address.
+    /// An ipvlan: an interface that shares its parent's hardware address.
     Ipvlan {
-        /// The index of that other interface, in the socket's namespace.
+        /// The index of the parent interface, in the socket's namespace.
         parent: u32,
-        /// Who decides where packets go.
+        /// The mode.
         mode: IpvlanMode,
     },
-    /// An interface that leads nowhere.
+    /// A dummy interface, which drops all packets.
     Dummy,
 }
 
-/// How a bridge is to be. It takes no part in spanning trees, and learns nothing from the frames of such protocols
-/// (`no_linklocal_learn`): no rule of nftables sees those before it would.
+/// The properties of a bridge. Spanning tree protocol is off, and the bridge learns no addresses from frames to
+/// link-local groups (`no_linklocal_learn`): it would do so before any nftables rule sees the frame.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Bridge {
-    /// Tell VLANs apart (CNI's `vlan`).
+    /// VLAN filtering (CNI's `vlan`).
     pub vlan_filtering: bool,
-    /// The VLAN of what has no tag; 0 for none. Only with `vlan_filtering`.
+    /// The VLAN of untagged frames; 0 for none. Only with `vlan_filtering`.
     pub default_pvid: Option<u16>,
-    /// How long an address that is silent is remembered; 300 s if not said.
+    /// The ageing time of learned addresses; 300 s by default.
     pub ageing: Option<Duration>,
-    /// Send groups only where they are asked for; the kernel does if not said.
+    /// Multicast snooping; the kernel's default is on.
     pub mcast_snooping: Option<bool>,
 }
 
 /// The other end of a veth pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer<'a> {
-    /// Its name.
+    /// The name.
     pub name: &'a str,
-    /// What else it is to have, with the namespace to be made in. A `name` in here is ignored. It can neither be up nor a
-    /// port yet, nor say `link_local`, `alias` or `port`: the kernel makes this end first, and would say ENOTCONN. Set it up with a request in its namespace.
+    /// Other properties and the namespace. Its `name` is ignored. `up`, `master`, `link_local`, `alias` and `port`
+    /// are invalid: the kernel creates this end first and fails with ENOTCONN. Set them with a request in its
+    /// namespace.
     pub with: Change<'a>,
 }
 
 /// `IFLA_MACVLAN_MODE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MacvlanMode {
-    /// No other macvlan of the same parent.
+    /// No traffic between macvlans of the same parent.
     Private = 1,
-    /// Others through the switch outside, if that sends back.
+    /// Traffic between them passes through the external switch, which must reflect it.
     Vepa = 2,
-    /// All.
+    /// Direct traffic between them.
     Bridge = 4,
-    /// It takes the parent over.
+    /// Exclusive use of the parent.
     Passthru = 8,
 }
 
 /// `IFLA_IPVLAN_MODE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IpvlanMode {
-    /// By neighbours, as on a cable.
+    /// Switched by hardware address.
     L2 = 0,
-    /// By the parent's routes.
+    /// Routed in the parent's namespace.
     L3 = 1,
-    /// As L3, and the host's firewall sees the packets.
+    /// As L3, with netfilter of the parent's namespace.
     L3s = 2,
 }
 
@@ -163,10 +164,10 @@ impl LinkKind<'_> {
 impl Bridge {
     fn write(&self, m: &mut Batch) {
         m.u32(IFLA_BR_FORWARD_DELAY, 0).u32(IFLA_BR_STP_STATE, 0);
-        // Which are on, and which are said.
+        // `struct br_boolopt_multi`: values and mask.
         m.bytes(IFLA_BR_MULTI_BOOLOPT, [NO_LL_LEARN, NO_LL_LEARN].map(u32::to_ne_bytes).as_flattened());
         if let Some(ageing) = self.ageing {
-            // In hundredths of a second (USER_HZ).
+            // In units of USER_HZ (1/100 s).
             m.u32(IFLA_BR_AGEING_TIME, u32::try_from(ageing.as_millis() / 10).unwrap_or(u32::MAX));
         }
         if let Some(on) = self.mcast_snooping {
@@ -182,44 +183,44 @@ impl Bridge {
 }
 
 impl NewLink<'_> {
-    /// What the kernel would take and not do, or refuse without a word of help.
+    /// Rejects combinations that the kernel would ignore, or reject without an explanation.
     fn check(&self) -> Result<()> {
         check_name(self.name)?;
-        let elsewhere = self.with.namespace.is_some();
+        let in_other_namespace = self.with.namespace.is_some();
         let why = match &self.kind {
-            LinkKind::Bridge(_) if elsewhere => "a bridge is made in the namespace that it is to be in",
-            _ if elsewhere && !self.with.at_once() => {
-                "alias, port and that it has no address of the link can be said only in its own namespace"
+            LinkKind::Bridge(_) if in_other_namespace => "a bridge must be created by a socket in its own namespace",
+            _ if in_other_namespace && !self.with.fits_creation() => {
+                "alias, port and link_local can be set only by a socket in its own namespace"
             }
             LinkKind::Veth(Peer { name, with }) => {
                 check_name(name)?;
-                if with.up != Some(true) && with.master.is_none() && with.at_once() {
+                if with.up != Some(true) && with.master.is_none() && with.fits_creation() {
                     return Ok(());
                 }
-                "the other end can be set up only when both are there"
+                "the peer can be set up only after both ends exist"
             }
             _ => return Ok(()),
         };
-        Err(Error::Invalid { what: format!("make the {} {}", self.kind.as_str(), self.name), why: why.to_owned() })
+        Err(Error::Invalid { what: format!("create the {} {}", self.kind.as_str(), self.name), why: why.to_owned() })
     }
 }
 
 impl Socket {
-    /// Makes an interface. One that exists under the name and is of the same kind with what was asked for is fine: MTU,
-    /// hardware address, bridge, parent and mode are compared, for a veth the other end, and of a bridge whether it tells VLANs
-    /// apart. What else is asked of an interface (up, promiscuous, queue) is then changed; what else is asked of a
-    /// bridge is left as it is.
+    /// Creates an interface. Succeeds if one of this name and kind exists with the same MTU, hardware address,
+    /// bridge, parent and mode, of a veth the same other end, and of a bridge VLAN filtering as requested. Then `up`,
+    /// the packet modes and the queue length are applied to it; other properties of an existing bridge are left
+    /// unchanged.
     ///
     /// # Errors
-    /// [`Error::Different`] when it exists and is another; what the kernel says: it has no such kind or no VLANs (EOPNOTSUPP), the parent
-    /// is gone (ENODEV), the name is taken in the namespace it is to be made in (EEXIST), CAP_NET_ADMIN is missing (EPERM).
+    /// [`Error::Different`] if an interface of this name exists with other properties; those of the kernel: it lacks
+    /// the kind or VLAN filtering (EOPNOTSUPP), the parent is gone (ENODEV), the name is taken in the target
+    /// namespace (EEXIST), CAP_NET_ADMIN is missing (EPERM).
     pub fn create_link(&mut self, new: &NewLink<'_>) -> Result<()> {
         new.check()?;
-        // Some things the kernel does not take for an interface that is not there yet; they come in a second step, and then it
-        // comes up.
+        // The kernel rejects some properties in the creating request: a second request sets them, and then sets it up.
         let Change { up, link_local, alias, port, .. } = new.with;
         let later = Change { up, link_local, alias, port, ..Change::default() };
-        if new.with.at_once() {
+        if new.with.fits_creation() {
             return self.create_once(new, new.with);
         }
         self.create_once(new, Change { up: None, alias: None, port: None, ..new.with })?;
@@ -238,9 +239,9 @@ impl Socket {
                 m.text(IFLA_INFO_KIND, kind).nested(IFLA_INFO_DATA, |m| new.kind.write(m));
             });
         });
-        match self.channel().order(batch, format_args!("make the {kind} {}", new.name)) {
+        match self.channel().execute(batch, format_args!("create the {kind} {}", new.name)) {
             Err(error) if error.is(Errno::EXIST) => match with.namespace {
-                Some(namespace) => inside(namespace, |socket| socket.compare(new, with, error)),
+                Some(namespace) => with_socket_in(namespace, |socket| socket.compare(new, with, error)),
                 None => self.compare(new, with, error),
             },
             Ok(()) => self.confirm_vlans(new),
@@ -248,26 +249,26 @@ impl Socket {
         }
     }
 
-    /// A kernel without VLANs on bridges ignores what is said of them.
+    /// Checks VLAN filtering, which a kernel without CONFIG_BRIDGE_VLAN_FILTERING ignores.
     fn confirm_vlans(&mut self, new: &NewLink<'_>) -> Result<()> {
         let LinkKind::Bridge(Bridge { vlan_filtering: true, .. }) = new.kind else { return Ok(()) };
         if self.link(new.name)?.is_none_or(|link| link.vlan_filtering == Some(true)) {
             return Ok(());
         }
         self.delete_link_named(new.name)?;
-        Err(Error::System { what: format!("make the bridge {} with VLANs", new.name), errno: Errno::NOTSUP })
+        Err(Error::System { what: format!("create the bridge {} with VLAN filtering", new.name), errno: Errno::NOTSUP })
     }
 
-    /// Whether what exists, in this socket's namespace, is as asked for.
+    /// Compares the existing interface, in this socket's namespace, with the request.
     fn compare(&mut self, new: &NewLink<'_>, with: Change<'_>, error: Error) -> Result<()> {
-        let what = || format!("make the {} {}", new.kind.as_str(), new.name);
+        let what = || format!("create the {} {}", new.kind.as_str(), new.name);
         let found = self.link(new.name)?;
-        // The name of the other end is what was taken.
+        // The name of the other end is the one that is taken.
         let Some(found) = found else { return Err(error) };
         let mut difference = difference(new, &found);
         if let (None, LinkKind::Veth(peer)) = (&difference, &new.kind) {
             let other = match peer.with.namespace {
-                Some(namespace) => inside(namespace, |socket| socket.link(peer.name))?,
+                Some(namespace) => with_socket_in(namespace, |socket| socket.link(peer.name))?,
                 None => self.link(peer.name)?,
             };
             difference = match other {
@@ -289,7 +290,7 @@ impl Socket {
     }
 }
 
-fn inside<T>(namespace: BorrowedFd<'_>, work: impl FnOnce(&mut Socket) -> Result<T>) -> Result<T> {
+fn with_socket_in<T>(namespace: BorrowedFd<'_>, work: impl FnOnce(&mut Socket) -> Result<T>) -> Result<T> {
     use crate::error::Attempt;
     let fd = namespace.as_fd().try_clone_to_owned().attempt(|| "copy the descriptor of a network namespace")?;
     work(&mut Socket::open_in(&Namespace::from(fd))?)
@@ -300,15 +301,15 @@ fn difference(new: &NewLink<'_>, found: &Link) -> Option<String> {
         return Some(format!("it is a {}", found.kind.as_deref().unwrap_or("device").escape_debug()));
     }
     if new.kind.parent().is_some_and(|parent| found.parent != Some(parent)) {
-        return Some("its parent is another interface".to_owned());
+        return Some("it has another parent interface".to_owned());
     }
     if new.kind.mode().is_some_and(|mode| found.mode != Some(mode)) {
-        return Some("its mode is another".to_owned());
+        return Some("it has another mode".to_owned());
     }
     if let LinkKind::Bridge(Bridge { vlan_filtering: true, .. }) = new.kind
         && found.vlan_filtering != Some(true)
     {
-        return Some("it does not tell VLANs apart".to_owned());
+        return Some("its VLAN filtering is off".to_owned());
     }
     changed(&new.with, found)
 }
@@ -322,7 +323,7 @@ fn changed(with: &Change<'_>, found: &Link) -> Option<String> {
         return Some(format!("its hardware address is {has}, not {mac}"));
     }
     if with.master.is_some_and(|master| found.master.unwrap_or(0) != master) {
-        return Some("it is a port of another bridge, or of none".to_owned());
+        return Some("it is not attached to the requested bridge".to_owned());
     }
     None
 }

@@ -1,4 +1,4 @@
-//! An interface as a port of a bridge.
+//! An interface as a bridge port.
 
 use super::{IFLA_PROTINFO, RTM_SETLINK, ifinfomsg};
 use crate::error::Result;
@@ -14,28 +14,29 @@ const IFLA_BRPORT_MCAST_FLOOD: u16 = 27;
 const IFLA_BRPORT_NEIGH_SUPPRESS: u16 = 32;
 const IFLA_BRPORT_ISOLATED: u16 = 33;
 
-/// The switches of a port (bridge(8), "bridge link set"). When set, None leaves one as it is; when read, None is one that
-/// this kernel has not.
+/// The settings of a bridge port (`bridge link set`, bridge(8)). None leaves a setting unchanged; when read, None
+/// means that the kernel lacks it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Port {
-    /// What came in by it may go out by it: a pod reaches itself through the bridge (CNI's `hairpinMode`).
+    /// Send frames out of the port they came in through, so that a pod reaches itself through the bridge (CNI's
+    /// `hairpinMode`).
     pub hairpin: Option<bool>,
-    /// It exchanges packets with ports that are not isolated, and with no other (CNI's `portIsolation`).
+    /// Exchange frames with ports that are not isolated only (CNI's `portIsolation`).
     pub isolated: Option<bool>,
-    /// The bridge answers ARP and neighbour discovery from its own tables.
+    /// Answer ARP and neighbour discovery from the bridge's tables.
     pub neigh_suppress: Option<bool>,
-    /// The bridge learns addresses from what comes in.
+    /// Learn hardware addresses from incoming frames.
     pub learning: Option<bool>,
-    /// Packets to an unknown address go out by it.
+    /// Send frames for unknown hardware addresses.
     pub unicast_flood: Option<bool>,
-    /// Packets to an unknown group go out by it.
+    /// Send frames for unknown multicast groups.
     pub multicast_flood: Option<bool>,
-    /// It is shut down when messages of the spanning tree protocol come in.
+    /// Disable the port when it receives spanning tree messages (BPDUs).
     pub bpdu_guard: Option<bool>,
 }
 
 impl Port {
-    fn switches(&self) -> [(u16, Option<bool>); 7] {
+    fn settings(&self) -> [(u16, Option<bool>); 7] {
         [
             (IFLA_BRPORT_MODE, self.hairpin),
             (IFLA_BRPORT_ISOLATED, self.isolated),
@@ -49,9 +50,9 @@ impl Port {
 }
 
 impl Port {
-    /// As IFLA_PROTINFO and IFLA_INFO_SLAVE_DATA have it.
+    /// Writes the attributes of IFLA_PROTINFO and IFLA_INFO_SLAVE_DATA.
     pub(super) fn write(&self, m: &mut Batch) {
-        for (kind, value) in self.switches() {
+        for (kind, value) in self.settings() {
             if let Some(on) = value {
                 m.u8(kind, u8::from(on));
             }
@@ -59,30 +60,30 @@ impl Port {
     }
 }
 
-/// As IFLA_INFO_SLAVE_DATA has it.
+/// Parses the attributes of IFLA_INFO_SLAVE_DATA.
 pub(super) fn parse(data: &Attributes<'_>) -> Port {
-    let switch = |kind| data.get(kind).and_then(|attribute| attribute.u8()).map(|value| value != 0);
+    let setting = |kind| data.get(kind).and_then(|attribute| attribute.u8()).map(|value| value != 0);
     Port {
-        hairpin: switch(IFLA_BRPORT_MODE),
-        isolated: switch(IFLA_BRPORT_ISOLATED),
-        neigh_suppress: switch(IFLA_BRPORT_NEIGH_SUPPRESS),
-        learning: switch(IFLA_BRPORT_LEARNING),
-        unicast_flood: switch(IFLA_BRPORT_UNICAST_FLOOD),
-        multicast_flood: switch(IFLA_BRPORT_MCAST_FLOOD),
-        bpdu_guard: switch(IFLA_BRPORT_GUARD),
+        hairpin: setting(IFLA_BRPORT_MODE),
+        isolated: setting(IFLA_BRPORT_ISOLATED),
+        neigh_suppress: setting(IFLA_BRPORT_NEIGH_SUPPRESS),
+        learning: setting(IFLA_BRPORT_LEARNING),
+        unicast_flood: setting(IFLA_BRPORT_UNICAST_FLOOD),
+        multicast_flood: setting(IFLA_BRPORT_MCAST_FLOOD),
+        bpdu_guard: setting(IFLA_BRPORT_GUARD),
     }
 }
 
 impl Socket {
-    /// Sets switches of a port, by its interface's index, in one request.
+    /// Changes the settings of a bridge port, by the index of its interface.
     ///
     /// # Errors
-    /// What the kernel says: it is gone (ENODEV), or no port of a bridge.
+    /// Those of the kernel: the interface is gone (ENODEV) or not a bridge port.
     pub fn change_port(&mut self, index: u32, port: &Port) -> Result<()> {
         let mut batch = Batch::new();
         batch.push(RTM_SETLINK, 0, &ifinfomsg(AF_BRIDGE, index, (0, 0)), |m| {
             m.nested(IFLA_PROTINFO, |m| port.write(m));
         });
-        self.channel().order(batch, format_args!("change the bridge port {index}"))
+        self.channel().execute(batch, format_args!("change the bridge port {index}"))
     }
 }

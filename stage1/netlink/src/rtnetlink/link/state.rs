@@ -1,4 +1,4 @@
-//! What the kernel says an interface is, and what passed through it.
+//! The properties and counters of an interface, as the kernel reports them.
 
 use super::port::Port;
 use super::{
@@ -15,68 +15,68 @@ const IFLA_LINK_NETNSID: u16 = 37;
 const IFF_LOOPBACK: u32 = 0x8;
 const IFF_RUNNING: u32 = 0x40;
 
-/// An interface, as the kernel described it at one moment.
+/// An interface at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
-    /// Its number; unique within its network namespace.
+    /// The index, unique within the network namespace.
     pub index: u32,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// `bridge`, `veth`, `macvlan` …; None for hardware and the loopback interface.
+    /// The kind (`IFLA_INFO_KIND`): `bridge`, `veth`, `macvlan` …; None for hardware and the loopback interface.
     pub kind: Option<String>,
-    /// The index of the bridge it is a port of.
+    /// The index of the bridge that the interface is attached to.
     pub master: Option<u32>,
-    /// The index of the interface below (macvlan, ipvlan) or at the other end (veth), in the namespace `netns_id` says.
+    /// The index of the parent interface (macvlan, ipvlan) or the other end (veth), in the namespace of `netns_id`.
     pub parent: Option<u32>,
-    /// Which namespace `parent` is in, if not in this one: a number that only this namespace knows it by.
+    /// The namespace of `parent` if it is another one, as an ID local to this namespace.
     pub netns_id: Option<i32>,
-    /// The longest packet, in bytes.
+    /// The MTU in bytes.
     pub mtu: u32,
-    /// The hardware address, where it is one of six bytes.
+    /// The hardware address, if it has six bytes.
     pub mac: Option<Mac>,
     /// `IFF_*` of netdevice(7).
     pub flags: u32,
-    /// Packets that may wait to be sent.
+    /// The length of the transmit queue in packets.
     pub tx_queue_length: u32,
-    /// The number of its group of interfaces; 0 if nobody gave it another.
+    /// The interface group; 0 by default.
     pub group: u32,
-    /// The text somebody gave it.
+    /// The alias.
     pub alias: Option<String>,
-    /// How it is a port, when `master` is a bridge.
+    /// The settings of the bridge port, if `master` is a bridge.
     pub port: Option<Port>,
     /// `IFLA_MACVLAN_MODE` or `IFLA_IPVLAN_MODE`, as a number.
     pub mode: Option<u32>,
-    /// Whether a bridge tells VLANs apart; None where the kernel has no such thing.
+    /// Whether VLAN filtering of a bridge is on; None if the kernel lacks it.
     pub vlan_filtering: Option<bool>,
 }
 
 impl Link {
-    /// Whether it was set up.
+    /// Whether the interface is set up (`IFF_UP`).
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.flags & IFF_UP != 0
     }
 
-    /// Whether it is up and its other side is too.
+    /// Whether the interface is up and has a carrier (`IFF_RUNNING`).
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.flags & IFF_RUNNING != 0
     }
 
-    /// Whether it was told to take packets to any hardware address.
+    /// Whether promiscuous mode is on.
     #[must_use]
     pub fn is_promiscuous(&self) -> bool {
         self.flags & IFF_PROMISC != 0
     }
 
-    /// Whether it is `lo`.
+    /// Whether it is the loopback interface.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
         self.flags & IFF_LOOPBACK != 0
     }
 }
 
-/// What passed through an interface since it was made (`struct rtnl_link_stats64`).
+/// The counters of an interface (`struct rtnl_link_stats64`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Packets received.
@@ -87,17 +87,17 @@ pub struct Statistics {
     pub rx_bytes: u64,
     /// Bytes sent.
     pub tx_bytes: u64,
-    /// Bad packets received.
+    /// Receive errors.
     pub rx_errors: u64,
-    /// Packets that could not be sent.
+    /// Transmit errors.
     pub tx_errors: u64,
-    /// Packets received and not taken.
+    /// Received packets that were dropped.
     pub rx_dropped: u64,
-    /// Packets thrown away on the way out.
+    /// Packets dropped before they were sent.
     pub tx_dropped: u64,
 }
 
-/// An interface out of RTM_NEWLINK; None for other messages.
+/// Parses an RTM_NEWLINK; None for other messages.
 pub(crate) fn parse(message: &Message<'_>) -> std::result::Result<Option<Link>, Malformed> {
     if message.kind != RTM_NEWLINK {
         return Ok(None);
@@ -162,7 +162,7 @@ fn parse_info(info: &Attribute<'_>, link: &mut Link) -> std::result::Result<(), 
     Ok(())
 }
 
-/// As `struct rtnl_link_stats64` begins; an older kernel's is shorter.
+/// Parses the first fields of `struct rtnl_link_stats64`, which is shorter on older kernels.
 pub(super) fn parse_statistics(bytes: &[u8]) -> Statistics {
     let mut words = bytes.chunks_exact(8).map(|word| word.try_into().map(u64::from_ne_bytes).unwrap_or_default());
     let mut next = || words.next().unwrap_or_default();

@@ -40,7 +40,7 @@ fn a_bridge_is_as_asked_for() {
     }
     let other = NewLink { with: Change { mtu: Some(1300), ..with }, ..new };
     let error = net.socket.create_link(&other).unwrap_err();
-    assert_eq!(error.to_string(), "cannot make the bridge gantry0: it exists already, its MTU is 1400, not 1300");
+    assert_eq!(error.to_string(), "cannot create the bridge gantry0: it exists already, its MTU is 1400, not 1300");
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
 }
 

@@ -71,7 +71,8 @@ fn udp_pair(from: &Net, to: &Net, address: IpAddr) -> (UdpSocket, UdpSocket, Soc
     (client, server, at)
 }
 
-/// Asked again, as who speaks UDP does: a neighbour that is looked for by many at once may be found too late for the first.
+/// Asked again, as who speaks UDP does: a neighbour that is looked for by many at once may be found too late for the
+/// first.
 fn udp(from: &Net, to: &Net, address: IpAddr) {
     let (client, server, at) = udp_pair(from, to, address);
     for socket in [&server, &client] {
@@ -120,7 +121,8 @@ fn isolated_ports_do_not_talk() {
         let index = host.index(port);
         host.socket.change_port(index, &Port { isolated: Some(true), ..Port::default() }).unwrap();
     }
-    // The host still hears each; what they say to each other is thrown away by the bridge, before the packet that comes after it.
+    // The host still hears each; what they say to each other is thrown away by the bridge, before the packet that
+    // comes after it.
     let (client, server, at) = udp_pair(&one, &two, four(1, 3));
     client.send_to(b"lost", at).unwrap();
     udp(&one, &host, four(1, 1));
