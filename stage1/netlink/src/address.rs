@@ -1,169 +1,150 @@
-//! Addresses with the length of their network, and networks: `10.1.2.3/16` and `10.1.0.0/16`.
+//! Addresses with a prefix length, and networks: `10.1.2.3/16` and `10.1.0.0/16`.
 //!
-//! They are written alike and mean two things, so they are two types (RFC 4632, section 3.1; RFC 4291, section 2.3):
+//! Both are written alike but differ in meaning, so they are two types around [`ipnet::IpNet`] (RFC 4632 section 3.1;
+//! RFC 4291 section 2.3):
 //!
-//! * [`Cidr`] is an address in its network: it keeps the bits beyond the prefix. What an interface has.
-//! * [`Prefix`] is a network: it has no such bits, and of two equal ones only one can be written. Where a route goes.
+//! * [`Cidr`] is an address in its network and keeps the host bits: the address of an interface.
+//! * [`Prefix`] is a network without host bits, so equal networks compare equal: the destination of a route.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// An address and how many of its bits say the network, as in `10.1.2.3/16`. The bits beyond are kept.
+/// An address and its prefix length, as in `10.1.2.3/16`. Keeps the host bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Cidr {
-    address: IpAddr,
-    length: u8,
-}
+pub struct Cidr(IpNet);
 
-/// A network, as in `10.1.0.0/16`: the bits beyond the prefix are 0.
+/// A network, as in `10.1.0.0/16`. Its host bits are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Prefix(Cidr);
+pub struct Prefix(IpNet);
 
-/// A text that is no address with a prefix length.
+/// A string that is not an address with a prefix length, or not a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadAddress {
     /// Not of the form ADDRESS/LENGTH.
     #[error("must be ADDRESS/LENGTH, such as 10.1.0.0/16")]
     Form,
-    /// The length is more than the address has bits.
+    /// The prefix is longer than the address.
     #[error("the prefix length must be from 0 to {0}")]
     Length(u8),
-    /// A network was wanted, and there are bits beyond its prefix: what they were meant to say cannot be known.
+    /// A network with host bits, whose meaning is ambiguous.
     #[error("is an address in the network {0}, and not a network")]
     HostBits(Prefix),
 }
 
 impl Cidr {
-    /// Puts the two together.
+    /// An address with a prefix length.
     ///
     /// # Errors
     ///
-    /// [`BadAddress::Length`] when the prefix is longer than the address.
+    /// [`BadAddress::Length`] if the prefix is longer than the address.
     pub fn new(address: impl Into<IpAddr>, length: u8) -> Result<Self, BadAddress> {
         let address = address.into();
-        let most = width(address);
-        if length > most { Err(BadAddress::Length(most)) } else { Ok(Self { address, length }) }
+        IpNet::new(address, length).map(Self).map_err(|_| BadAddress::Length(IpNet::from(address).max_prefix_len()))
     }
 
-    /// One address alone: /32 or /128.
+    /// A single address: /32 or /128.
     #[must_use]
     pub fn host(address: impl Into<IpAddr>) -> Self {
-        let address = address.into();
-        Self { address, length: width(address) }
+        Self(IpNet::from(address.into()))
     }
 
-    /// The address as written, with the bits beyond the prefix.
+    /// The address with its host bits.
     #[must_use]
     pub fn address(&self) -> IpAddr {
-        self.address
+        self.0.addr()
     }
 
-    /// How many leading bits are the network's.
+    /// The prefix length.
     #[must_use]
     pub fn length(&self) -> u8 {
-        self.length
+        self.0.prefix_len()
     }
 
     /// Whether it is IPv4.
     #[must_use]
     pub fn is_ipv4(&self) -> bool {
-        self.address.is_ipv4()
+        self.address().is_ipv4()
     }
 
-    /// The network it is in: without the bits beyond the prefix.
+    /// The network of the address.
     #[must_use]
     pub fn network(&self) -> Prefix {
-        Prefix(Self {
-            address: from_bits(to_bits(self.address) & !self.host_mask(), self.is_ipv4()),
-            length: self.length,
-        })
+        Prefix(self.0.trunc())
     }
 
-    /// The first address of the network: all bits beyond the prefix are 0.
+    /// The first address of the network: all host bits are 0.
     #[must_use]
     pub fn first(&self) -> IpAddr {
-        self.network().first()
+        self.0.network()
     }
 
-    /// The last address of the network: all bits beyond the prefix are 1 (IPv4: broadcast).
+    /// The last address of the network: all host bits are 1 (IPv4: the broadcast address).
     #[must_use]
     pub fn last(&self) -> IpAddr {
-        from_bits(to_bits(self.address) | self.host_mask(), self.is_ipv4())
+        self.0.broadcast()
     }
 
-    /// Whether the address is of this network. One of the other family never is.
+    /// Whether the address is in the network. An address of the other family is not.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
-        address.is_ipv4() == self.is_ipv4() && (to_bits(address) ^ to_bits(self.address)) & !self.host_mask() == 0
-    }
-
-    fn host_mask(&self) -> u128 {
-        let free = u32::from(width(self.address) - self.length);
-        1u128.checked_shl(free).map_or(u128::MAX, |bit| bit - 1)
+        self.0.contains(&address)
     }
 }
 
 impl Prefix {
-    /// Everything of IPv4: where the default route goes.
-    pub const ALL_V4: Self = Self(Cidr { address: IpAddr::V4(Ipv4Addr::UNSPECIFIED), length: 0 });
-    /// Everything of IPv6.
-    pub const ALL_V6: Self = Self(Cidr { address: IpAddr::V6(Ipv6Addr::UNSPECIFIED), length: 0 });
+    /// The default route of IPv4: all addresses.
+    pub const ALL_V4: Self = Self(IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)));
+    /// The default route of IPv6: all addresses.
+    pub const ALL_V6: Self = Self(IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)));
 
-    /// Its first address.
+    /// The first address.
     #[must_use]
     pub fn first(&self) -> IpAddr {
-        self.0.address
+        self.0.network()
     }
 
-    /// Its last address.
+    /// The last address.
     #[must_use]
     pub fn last(&self) -> IpAddr {
-        self.0.last()
+        self.0.broadcast()
     }
 
-    /// How many leading bits all its addresses share.
+    /// The prefix length.
     #[must_use]
     pub fn length(&self) -> u8 {
-        self.0.length
+        self.0.prefix_len()
     }
 
     /// Whether it is IPv4.
     #[must_use]
     pub fn is_ipv4(&self) -> bool {
-        self.0.is_ipv4()
+        self.first().is_ipv4()
     }
 
-    /// Whether the address is in it. One of the other family never is.
+    /// Whether the address is in the network. An address of the other family is not.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
-        self.0.contains(address)
+        self.0.contains(&address)
     }
 
-    /// Whether an address is in both.
+    /// Whether the networks share an address.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
-        self.contains(other.first()) || other.contains(self.first())
+        self.0.contains(&other.0) || other.0.contains(&self.0)
     }
 
-    /// The prefix from `first` to `last`; None if that range is not one.
+    /// The network from `first` to `last`; None if the range is not a network.
     #[must_use]
     pub fn from_range(first: IpAddr, last: IpAddr) -> Option<Self> {
-        if first.is_ipv4() != last.is_ipv4() {
-            return None;
-        }
-        let free = 128 - (to_bits(first) ^ to_bits(last)).leading_zeros();
-        let length = width(first).checked_sub(u8::try_from(free).ok()?)?;
-        let prefix = Cidr::new(first, length).ok()?.network();
+        let host_bits = 128 - (to_bits(first) ^ to_bits(last)).leading_zeros();
+        let length = IpNet::from(first).max_prefix_len().checked_sub(u8::try_from(host_bits).ok()?)?;
+        let prefix = Self(IpNet::new(first, length).ok()?);
         (prefix.first() == first && prefix.last() == last).then_some(prefix)
     }
-}
-
-/// How many bits an address of this family has.
-fn width(address: IpAddr) -> u8 {
-    if address.is_ipv4() { 32 } else { 128 }
 }
 
 /// The address as a number.
@@ -175,7 +156,7 @@ pub fn to_bits(address: IpAddr) -> u128 {
     }
 }
 
-/// The number as an address. What does not fit in IPv4 wraps; callers stay within a network.
+/// The number as an address. For IPv4 the upper bits are ignored.
 #[must_use]
 pub fn from_bits(bits: u128, ipv4: bool) -> IpAddr {
     if ipv4 {
@@ -205,13 +186,13 @@ impl FromStr for Prefix {
     fn from_str(text: &str) -> Result<Self, BadAddress> {
         let cidr: Cidr = text.parse()?;
         let network = cidr.network();
-        if network.0 == cidr { Ok(network) } else { Err(BadAddress::HostBits(network)) }
+        if network.0 == cidr.0 { Ok(network) } else { Err(BadAddress::HostBits(network)) }
     }
 }
 
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.length)
+        self.0.fmt(f)
     }
 }
 
@@ -246,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn forms() {
+    fn only_addresses_with_a_length_are_parsed() {
         for bad in ["", "10.0.0.0", "10.0.0.0/", "10.0.0.0/33", "10.0.0.0/+8", "::/129", "::/1000", "10.0.0/8", "/8"] {
             assert!(bad.parse::<Cidr>().is_err() && bad.parse::<Prefix>().is_err(), "{bad}");
         }
@@ -282,7 +263,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_network_holds_its_ends_and_not_their_neighbours(net in cidr()) {
+        fn a_network_contains_its_ends_and_not_their_neighbours(net in cidr()) {
             let four = net.is_ipv4();
             prop_assert_eq!(net.to_string().parse(), Ok(net));
             prop_assert!(net.contains(net.first()) && net.contains(net.last()) && net.contains(net.address()));
@@ -296,7 +277,7 @@ mod tests {
         }
 
         #[test]
-        fn a_prefix_is_what_it_is_written_as_and_where_it_ends(net in cidr(), other in cidr()) {
+        fn a_prefix_is_parsed_from_its_text_and_its_range(net in cidr(), other in cidr()) {
             let prefix = net.network();
             prop_assert_eq!(prefix.to_string().parse(), Ok(prefix));
             prop_assert_eq!(Prefix::from_range(prefix.first(), prefix.last()), Some(prefix));

@@ -1,5 +1,5 @@
-//! What a pod costs when there are many: what is said to the kernel is judged, since it is the same each time. Times
-//! are printed (`--nocapture`) and not judged: a machine may be busy.
+//! The cost of a pod among many. The tests compare the traffic with the kernel, which is deterministic; the measurement
+//! (`--ignored --nocapture`) prints times and asserts none.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::nft::{Access, Interface, Protocol, State, Table};
 const PODS: u16 = 500;
 const MAX_ROUNDS: u16 = 40;
 
-/// A pod with two ports on each family.
+/// A pod with two ports of each family.
 fn pod(number: u16) -> State {
     let mut state = State::new();
     let owner = format!("00000000-0000-0000-0000-{number:012}");
@@ -25,7 +25,7 @@ fn pod(number: u16) -> State {
     state
 }
 
-/// The same for a pod that has an interface of the host to itself.
+/// The same, with an interface of the host for this pod only.
 fn pod_with_interface(number: u16) -> State {
     let mut state = pod(number);
     let addresses = state.ports.values().map(|forward| forward.to.ip()).collect();
@@ -34,7 +34,7 @@ fn pod_with_interface(number: u16) -> State {
     state
 }
 
-/// The same for a pod on a bridge that knows it.
+/// The same, with an anti-spoofing entry.
 fn pod_with_anti_spoofing(number: u16) -> State {
     let mut state = pod(number);
     let [high, low] = number.to_be_bytes();
@@ -44,8 +44,8 @@ fn pod_with_anti_spoofing(number: u16) -> State {
     state
 }
 
-/// What is said during this.
-fn said(table: &mut Table, what: impl FnOnce(&mut Table)) -> Traffic {
+/// The traffic of an operation.
+fn traffic_of(table: &mut Table, what: impl FnOnce(&mut Table)) -> Traffic {
     table.channel.said = Traffic::default();
     what(table);
     table.channel.said
@@ -56,10 +56,11 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// What adding a pod and removing it take when so many others are there: in words to the kernel, and in time.
+/// The traffic and median times of adding and removing a pod.
 fn measure(table: &mut Table, pod: fn(u16) -> State) -> ([Traffic; 2], [Duration; 2]) {
     let one = pod(1000);
-    let words = [said(table, |table| table.add(&one).unwrap()), said(table, |table| table.remove(&one).unwrap())];
+    let words =
+        [traffic_of(table, |table| table.add(&one).unwrap()), traffic_of(table, |table| table.remove(&one).unwrap())];
     let (mut adding, mut removing) = (Vec::new(), Vec::new());
     for round in 0..MAX_ROUNDS {
         let one = pod(1000 + round);
@@ -88,7 +89,7 @@ fn compare(what: &str, pod: fn(u16) -> State) {
     println!("{what}: add, remove at 1: {:?}; at {PODS}: {:?}; {:?}", few.1, many.1, few.0);
     assert_eq!(few.0, many.0);
     let [adding, removing] = few.0;
-    // One transaction, and one answer; to remove one asks first.
+    // One transaction with one reply; removing queries first.
     assert!(adding.answers <= 2 && removing.requests < 50, "{few:?}");
     let began = Instant::now();
     let found = table.read().unwrap().unwrap();
@@ -111,13 +112,14 @@ fn so_does_one_with_an_interface_of_its_own() {
 }
 
 #[test]
-fn so_does_one_with_a_guard() {
-    compare("with a guard each", pod_with_anti_spoofing);
+fn so_does_one_with_anti_spoofing() {
+    compare("with anti-spoofing each", pod_with_anti_spoofing);
 }
 
-/// What a refusal costs, which waits for a grace period of RCU, and what does not.
+/// Measures operations; a rejected transaction waits for an RCU grace period.
 #[test]
-fn prices() {
+#[ignore = "a measurement that asserts nothing"]
+fn cost_of_each_operation() {
     let space = Space::new();
     let mut table = space.table();
     let mut state = State::new();
@@ -131,10 +133,10 @@ fn prices() {
         });
         println!("{what:45} {:?}", median(times.collect()));
     };
-    price("a guard that is there", &mut |table, _| {
+    price("an existing anti-spoofing entry", &mut |table, _| {
         table.add(&State { anti_spoofing: pod_with_anti_spoofing(1).anti_spoofing, ..State::new() }).unwrap()
     });
-    price("a network that is there", &mut |table, _| table.add(&state).unwrap());
+    price("an existing network", &mut |table, _| table.add(&state).unwrap());
     price("a pod", &mut |table, round| table.add(&pod_with_anti_spoofing(round)).unwrap());
     price("the same again", &mut |table, round| table.add(&pod_with_anti_spoofing(round)).unwrap());
     price("with its network", &mut |table, round| {
@@ -151,7 +153,7 @@ fn prices() {
     price("the table replaced", &mut |table, _| table.ensure(&state).unwrap());
 }
 
-/// Longer than a datagram may be by default.
+/// The batch exceeds the default send buffer.
 #[test]
 fn a_large_table_is_one_transaction() {
     let space = Space::new();
@@ -178,9 +180,9 @@ fn a_large_table_is_one_transaction() {
     println!("and read after {:?}", began.elapsed());
 }
 
-/// The kernel moves elements to larger hash tables after they were added, and lists too few meanwhile.
+/// While the kernel resizes a hash table after additions, a dump skips elements.
 #[test]
-fn what_is_read_is_whole() {
+fn reading_during_a_resize_is_complete() {
     let space = Space::new();
     let mut table = space.table();
     let mut state = State::new();
