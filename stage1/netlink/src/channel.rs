@@ -56,18 +56,18 @@ pub(crate) struct Refusal {
     /// The error number.
     pub(crate) errno: Errno,
     /// The text of the extended acknowledgement.
-    pub(crate) said: Option<String>,
+    pub(crate) text: Option<String>,
 }
 
 impl Refusal {
     /// The rejection in an acknowledgement; None if the request succeeded.
     pub(crate) fn from_ack(at: u32, ack: Ack<'_>) -> Option<Self> {
-        (ack.errno != 0).then(|| Self { at, errno: errno(ack.errno), said: ack.text.map(str::to_owned) })
+        (ack.errno != 0).then(|| Self { at, errno: errno(ack.errno), text: ack.text.map(str::to_owned) })
     }
 
     /// The error for `what` was attempted.
     pub(crate) fn error(self, what: impl Display) -> Error {
-        Error::Kernel { what: what.to_string(), errno: self.errno, said: self.said }
+        Error::Kernel { what: what.to_string(), errno: self.errno, text: self.text }
     }
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Channel {
     buffer: Vec<u8>,
     /// The traffic so far.
     #[cfg(test)]
-    pub(crate) said: Traffic,
+    pub(crate) traffic: Traffic,
 }
 
 /// Counters of a socket, for tests.
@@ -101,7 +101,7 @@ impl Channel {
             timeout: REPLY_TIMEOUT,
             buffer: vec![0; MAX_DATAGRAM],
             #[cfg(test)]
-            said: Traffic::default(),
+            traffic: Traffic::default(),
         }
     }
 
@@ -181,8 +181,8 @@ impl Channel {
                     found.extend(parse(message).attempt(|| what)?);
                     return Ok(());
                 }
-                let said = Some(format!("more than {MAX_ENTRIES} entries"));
-                Err(Error::Kernel { what: what.to_string(), errno: Errno::TOOBIG, said })
+                let text = Some(format!("more than {MAX_ENTRIES} entries"));
+                Err(Error::Kernel { what: what.to_string(), errno: Errno::TOOBIG, text })
             })?;
             if whole {
                 return Ok(found);
@@ -238,8 +238,8 @@ impl Channel {
         let bytes = batch.finish(first, last).attempt(|| what)?;
         #[cfg(test)]
         {
-            self.said.requests += self.next.wrapping_sub(first);
-            self.said.sent += bytes.len();
+            self.traffic.requests += self.next.wrapping_sub(first);
+            self.traffic.sent += bytes.len();
         }
         let mut grown = false;
         loop {
@@ -301,8 +301,8 @@ impl Channel {
                     }
                     #[cfg(test)]
                     {
-                        self.said.answers += 1;
-                        self.said.received += length;
+                        self.traffic.answers += 1;
+                        self.traffic.received += length;
                     }
                     return Ok(Some(length));
                 }

@@ -18,14 +18,14 @@ pub struct Malformed(pub(crate) &'static str);
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel rejected the request.
-    #[error("cannot {what}: {errno}{}", KernelText(.said))]
+    #[error("cannot {what}: {errno}{}", KernelText(.text))]
     Kernel {
         /// What was attempted, as in "create the bridge br0".
         what: String,
         /// The error number.
         errno: Errno,
         /// The text of the extended acknowledgement, if there was one.
-        said: Option<String>,
+        text: Option<String>,
     },
     /// Another system call failed: on the socket, a namespace, a file below `/proc/sys`.
     #[error("cannot {what}: {errno}")]
@@ -81,7 +81,7 @@ struct KernelText<'a>(&'a Option<String>);
 impl fmt::Display for KernelText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Some(said) => write!(f, " ({})", said.escape_debug()),
+            Some(text) => write!(f, " ({})", text.escape_debug()),
             None => Ok(()),
         }
     }

@@ -15,7 +15,7 @@ use crate::rtnetlink::Socket;
 use crate::rtnetlink::link::create::{Bridge, LinkKind, NewLink, Peer};
 use crate::rtnetlink::link::{Change, Link};
 
-/// An own network namespace and a socket in it.
+/// A network namespace of the test and a socket in it.
 pub(crate) struct Net {
     child: Child,
     pub(crate) namespace: Namespace,
@@ -34,16 +34,16 @@ impl Net {
             .unwrap();
         let (stdin, stdout) = (child.stdin.as_mut().unwrap(), child.stdout.as_mut().unwrap());
         stdin.write_all(b"there\n").unwrap();
-        let mut said = String::new();
-        BufReader::new(stdout).read_line(&mut said).unwrap();
-        assert_eq!(said, "there\n", "unshare --net failed");
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        assert_eq!(line, "there\n", "unshare --net failed");
         let namespace = Namespace::from_process(Pid::from_child(&child)).unwrap();
         assert!(!namespace.is(&Namespace::own().unwrap()).unwrap(), "the host's namespace is no place for tests");
         let socket = Socket::open_in(&namespace).unwrap();
         Self { child, namespace, socket }
     }
 
-    /// The process that holds it.
+    /// The PID of the process that holds the namespace.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -52,7 +52,7 @@ impl Net {
         self.namespace.as_fd()
     }
 
-    /// What `ip -j` says in here.
+    /// The output of `ip -j` in the namespace.
     pub(crate) fn ip(&self, args: &[&str]) -> serde_json::Value {
         let path = format!("--net=/proc/{}/ns/net", self.id());
         let out = Command::new("nsenter").args([&path, "--", "ip", "-j"]).args(args).output();
@@ -81,7 +81,7 @@ impl Net {
         self.index(name)
     }
 
-    /// A cable from a bridge in here to `eth0` of a pod, both ends up.
+    /// A veth pair from a bridge in the namespace to `eth0` of a pod, both ends up.
     pub(crate) fn plug(&mut self, name: &str, bridge: u32, pod: &mut Net) {
         self.socket.create_link(&cable(name, bridge, pod.fd(), "eth0")).unwrap();
         pod.up("eth0");
@@ -101,24 +101,24 @@ impl Drop for Net {
     }
 }
 
-/// Fails with what to do when a program that a test runs is not there.
+/// Fails with a hint if a program that a test needs is missing.
 pub(crate) fn needs(program: &str) {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let there = std::env::split_paths(&path).any(|dir| dir.join(program).exists());
     assert!(there, "there is no '{program}' on PATH; install what the tests need with `./dev setup tests`");
 }
 
-/// Whether this failed because the kernel was built without a feature; then the skip is told, and the test is over.
-/// Other programs are asked too: a feature that they find and we do not is a failure.
+/// Whether an operation failed because the kernel lacks a feature; then reports the skip. Fails if another program
+/// can use the feature.
 pub(crate) fn lacks<T, E: Kind>(feature: Feature, result: &std::result::Result<T, E>) -> bool {
     match result {
-        // A queueing discipline that the kernel does not know is "not found".
+        // An unknown queueing discipline is ENOENT.
         Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::NotFound) => skipped(feature),
         _ => false,
     }
 }
 
-/// Tells that a test, or a part of it, is skipped for the lack of a feature.
+/// Reports that a test, or a part of it, is skipped because the kernel lacks a feature.
 pub(crate) fn skipped(feature: Feature) -> bool {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let (name, probe) = match feature {
@@ -130,12 +130,12 @@ pub(crate) fn skipped(feature: Feature) -> bool {
     let probed = Command::new("unshare").args(["--net", "--", "sh", "-c", probe]).output().unwrap();
     assert!(!probed.status.success(), "the kernel has {name}, and the test was about to be skipped for the lack of it");
     let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
-    // Not by println: that is shown of tests that fail.
+    // println! is captured for tests that pass.
     let _ = writeln!(std::io::stderr(), "skipped ({count}): kernel has no {name}");
     true
 }
 
-/// What a kernel may be built without.
+/// An optional kernel feature.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Feature {
     Macvlan,
@@ -144,8 +144,8 @@ pub(crate) enum Feature {
     Sctp,
 }
 
-/// A socket at an address that a former one of this program may have had: while another test starts a process, that has
-/// each of our descriptors until it executes its program.
+/// Binds a socket to an address that an earlier socket of this process may have had: a child that another test forked
+/// keeps a copy of every descriptor until execve().
 pub(crate) fn bound<S>(mut bind: impl FnMut() -> io::Result<S>) -> S {
     let mut socket = None;
     until("the address to be free", || match bind() {
@@ -158,11 +158,11 @@ pub(crate) fn bound<S>(mut bind: impl FnMut() -> io::Result<S>) -> S {
     socket.unwrap()
 }
 
-/// Waits for a fact.
+/// Waits until a condition holds.
 pub(crate) fn until(what: &str, mut fact: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !fact() {
-        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for: {what}");
         std::thread::yield_now();
     }
 }

@@ -1,4 +1,4 @@
-//! The transport: answers that do not come, that are late, and that others forge.
+//! The channel: missing, late and forged replies.
 
 use gantry_model::{ErrorKind, Kind};
 use netlink_sys::constants::NETLINK_ROUTE;
@@ -10,7 +10,7 @@ use crate::test_support::Net;
 const RTM_GETLINK: u16 = 18;
 
 /// "Which interface has this index": one that is there, or not.
-fn question(index: u32) -> Batch {
+fn link_request(index: u32) -> Batch {
     let mut batch = Batch::new();
     let mut head = [0; 16];
     head[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -29,7 +29,7 @@ fn channel() -> (Net, Channel) {
 }
 
 #[test]
-fn waiting_has_an_end() {
+fn waiting_times_out() {
     let (_net, mut channel) = channel();
     channel.set_timeout(Duration::from_millis(20));
     let begun = Instant::now();
@@ -40,23 +40,23 @@ fn waiting_has_an_end() {
 }
 
 #[test]
-fn answers_to_older_questions_are_passed_over() {
+fn replies_to_earlier_requests_are_skipped() {
     let (_net, mut channel) = channel();
-    channel.send(question(4711), F_ACK, format_args!("ask and go away")).unwrap();
+    channel.send(link_request(4711), F_ACK, format_args!("ask and go away")).unwrap();
     let mut heard = 0;
     let mut count = |_: &Message<'_>| {
         heard += 1;
         Ok(())
     };
-    channel.request(question(1), format_args!("find lo"), &mut count).unwrap();
+    channel.request(link_request(1), format_args!("find lo"), &mut count).unwrap();
     assert_eq!(heard, 1);
 }
 
 #[test]
-fn answers_of_other_processes_are_passed_over() {
+fn messages_of_other_processes_are_skipped() {
     let (net, mut channel) = channel();
     channel.set_timeout(Duration::from_millis(50));
-    channel.request(question(1), format_args!("find lo"), &mut |_| Ok(())).unwrap();
+    channel.request(link_request(1), format_args!("find lo"), &mut |_| Ok(())).unwrap();
     let own = SocketAddrNetlink::try_from(rustix::net::getsockname(&channel).unwrap()).unwrap();
     let forger = open_in(&net);
     let mut forged = Batch::new();
@@ -68,11 +68,11 @@ fn answers_of_other_processes_are_passed_over() {
     let error = channel.receive(channel.deadline(), format_args!("hear the kernel")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     sendto(&forger, &bytes, SendFlags::empty(), &own).unwrap();
-    channel.request(question(1), format_args!("find lo"), &mut |_| Ok(())).unwrap();
+    channel.request(link_request(1), format_args!("find lo"), &mut |_| Ok(())).unwrap();
 }
 
 #[test]
-fn a_dump_that_was_given_up_is_in_nobodys_way() {
+fn an_abandoned_dump_is_drained() {
     let (mut net, mut channel) = channel();
     // More than one datagram, so that it is not over when it is given up.
     for number in 0..40 {
@@ -96,7 +96,7 @@ fn a_dump_that_was_given_up_is_in_nobodys_way() {
 }
 
 #[test]
-fn of_a_batch_each_refusal_is_told() {
+fn each_rejection_of_a_batch_is_reported() {
     let (_net, mut channel) = channel();
     let mut batch = Batch::new();
     for index in [4711u32, 1, 4712, 1] {
@@ -115,14 +115,14 @@ fn of_a_batch_each_refusal_is_told() {
 }
 
 #[test]
-fn strict_checking_and_the_kernels_words_are_on() {
+fn strict_checking_and_extended_acknowledgements_are_on() {
     let (_net, mut channel) = channel();
     let request = |batch: &mut Batch, flags: u16| {
         batch.push(RTM_GETLINK, flags, &[0, 0, 0, 0, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9], |_| {})
     };
     let result = channel.dump(&request, format_args!("list nonsense"), &|_| Ok(Some(())));
-    let Err(Error::Kernel { errno: Errno::INVAL, said: Some(said), .. }) = result else { panic!("{result:?}") };
-    assert!(said.contains("Invalid values in header"), "{said}");
+    let Err(Error::Kernel { errno: Errno::INVAL, text: Some(text), .. }) = result else { panic!("{result:?}") };
+    assert!(text.contains("Invalid values in header"), "{text}");
 }
 
 #[test]

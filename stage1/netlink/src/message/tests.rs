@@ -1,4 +1,4 @@
-//! Messages: what is built is what is read, in the kernel's own layout; and no bytes make the parser panic.
+//! Messages survive building and parsing, in the kernel's layout; and no bytes make the parser panic.
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ fn all(mut datagram: &[u8]) -> Result<Vec<Message<'_>>, Malformed> {
 }
 
 #[test]
-fn the_layout_is_the_kernels() {
+fn the_layout_matches_the_kernel() {
     let mut batch = Batch::new();
     batch.push(16, F_ACK, &[1, 2, 3], |m| {
         m.u8(1, 7).text(2, "lo").nested(3, |m| {
@@ -53,7 +53,7 @@ fn messages_of_a_batch_are_numbered_and_the_last_is_marked() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn oversized_payloads_are_rejected() {
     let mut batch = Batch::new();
     batch.push(1, 0, &[], |m| {
         m.bytes(1, &vec![0; 65_532]);
@@ -84,7 +84,7 @@ fn error(code: i32, flags: u16, quoted: &[u8], text: Option<&str>) -> Vec<u8> {
 }
 
 #[test]
-fn acknowledgements_carry_the_kernels_words() {
+fn acknowledgements_carry_a_text() {
     let cases = [
         (error(0, 0, &[], None), Ack::default()),
         (error(-17, 0, &[9; 32], None), Ack { errno: 17, ..Ack::default() }),
@@ -99,7 +99,7 @@ fn acknowledgements_carry_the_kernels_words() {
 }
 
 #[test]
-fn lengths_that_lie_are_found() {
+fn wrong_lengths_are_rejected() {
     for bytes in [&[3u8, 0, 1, 0][..], &[5, 0, 1, 0], &[8, 0, 1, 0, 1, 2, 3], &[4, 0, 1], &[0; 4]] {
         assert!(Attributes::parse(bytes).is_err(), "{bytes:?}");
     }
@@ -187,12 +187,12 @@ proptest! {
     }
 
     #[test]
-    fn hostile_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn hostile_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         devour(&bytes, 4);
     }
 
     #[test]
-    fn a_damaged_message_does_no_harm(tree in tree(), at in any::<usize>(), byte in any::<u8>(), cut in any::<usize>()) {
+    fn damaged_messages_do_not_panic(tree in tree(), at in any::<usize>(), byte in any::<u8>(), cut in any::<usize>()) {
         let mut batch = Batch::new();
         batch.push(NLMSG_ERROR, F_ACK_TLVS, &[0; 20], |batch| build(batch, &tree));
         let mut bytes = batch.finish(1, 0).unwrap();

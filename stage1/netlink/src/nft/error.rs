@@ -65,7 +65,7 @@ impl Error {
 
     /// A rejection without a text.
     pub(super) fn kernel(what: &str, errno: Errno) -> Self {
-        NetlinkError::Kernel { what: what.to_owned(), errno, said: None }.into()
+        NetlinkError::Kernel { what: what.to_owned(), errno, text: None }.into()
     }
 
     pub(super) fn malformed(what: &str, why: &'static str) -> Self {

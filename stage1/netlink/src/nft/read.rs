@@ -77,9 +77,9 @@ impl Table {
     /// # Errors
     /// As [`Self::interfaces`].
     pub fn has_other_prefixes(&mut self, networks: &BTreeMap<String, Network>) -> Result<bool> {
-        let there = self.part_of_state(&[Set::Within4, Set::Within6])?.networks;
-        let other = |(name, said): (&String, &Network)| {
-            there.get(name).is_some_and(|there| !there.prefixes.is_subset(&said.prefixes))
+        let existing = self.part_of_state(&[Set::Within4, Set::Within6])?.networks;
+        let other = |(name, expected): (&String, &Network)| {
+            existing.get(name).is_some_and(|network| !network.prefixes.is_subset(&expected.prefixes))
         };
         Ok(networks.iter().any(other))
     }

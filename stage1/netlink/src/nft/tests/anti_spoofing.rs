@@ -1,4 +1,4 @@
-//! What comes out of a pod that lies: frames of every kind, on a bridge with a neighbour that hears them all.
+//! Spoofed frames of every kind from a pod, on a bridge with a neighbour that receives all frames.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -93,7 +93,7 @@ fn frames() -> Vec<(bool, &'static str, Vec<u8>)> {
         (false, "IPv4: from the gateway's", ethernet(GATEWAY, IPV4, &udp4("10.1.0.2", 1000, 53))),
         (false, "IPv4: from b", ethernet(A, IPV4, &udp4("10.1.0.3", 1000, 53))),
         (false, "IPv4: from the gateway", ethernet(A, IPV4, &udp4("10.1.0.1", 1000, 53))),
-        (false, "IPv4: from nobody's", ethernet(A, IPV4, &udp4("10.1.9.9", 1000, 53))),
+        (false, "IPv4: from an unused address", ethernet(A, IPV4, &udp4("10.1.9.9", 1000, 53))),
         (false, "IPv4: from elsewhere", ethernet(A, IPV4, &udp4("192.0.2.1", 1000, 53))),
         (false, "IPv4: from no address", ethernet(A, IPV4, &udp4("0.0.0.0", 68, 67))),
         (false, "IPv4: a DHCP server", ethernet(A, IPV4, &udp4("10.1.0.2", 67, 68))),
@@ -146,7 +146,7 @@ fn try_all(sender: &mut Sender, hearer: &Hearer, mut judge: impl FnMut(&str, boo
 }
 
 #[test]
-fn a_pod_says_no_more_than_it_may() {
+fn spoofed_frames_are_dropped() {
     let lan = lan();
     let (mut sender, hearer) = (Sender::new(&lan.a), Hearer::new(&lan.b));
     // Without guards all is heard: this test can fail.
@@ -155,7 +155,7 @@ fn a_pod_says_no_more_than_it_may() {
     table.ensure(&guarded()).unwrap();
     assert!(table.supports_bridge_tables().unwrap());
     try_all(&mut sender, &hearer, |what, allowed, heard| assert_eq!(heard, allowed, "{what}"));
-    // Whose guard is gone, and who has none, is not touched.
+    // Ports without an entry are not filtered.
     let own = State {
         anti_spoofing: anti_spoofing().into_iter().filter(|(name, _)| name == "gta").collect(),
         ..State::new()
@@ -166,9 +166,9 @@ fn a_pod_says_no_more_than_it_may() {
     try_all(&mut sender, &hearer, |what, allowed, heard| assert_eq!(heard, allowed, "{what}"));
 }
 
-/// What an honest pod does goes on: it finds its neighbours and the host and is found, over both versions.
+/// Legitimate traffic passes: pods and the host resolve each other's addresses, over both IP versions.
 #[test]
-fn honest_pods_notice_nothing() {
+fn legitimate_traffic_passes() {
     let lan = lan();
     lan.host.table().ensure(&guarded()).unwrap();
     let listeners = [
@@ -195,9 +195,9 @@ fn honest_pods_notice_nothing() {
     });
 }
 
-/// A neighbour goes on to know where the gateway is.
+/// A neighbour keeps the gateway's hardware address.
 #[test]
-fn the_gateway_stays_where_it_is() {
+fn the_gateway_cannot_be_impersonated() {
     let lan = lan();
     let (mut sender, hearer) = (Sender::new(&lan.a), Hearer::new(&lan.b));
     let listener = bound(|| lan.host.within(|| TcpListener::bind("10.1.0.1:80")));
@@ -227,7 +227,7 @@ fn the_gateway_stays_where_it_is() {
 
 /// Frames that no rule sees in time teach the bridge nothing.
 #[test]
-fn nobody_takes_anothers_place_on_the_bridge() {
+fn spoofed_frames_do_not_change_the_bridges_table() {
     let lan = lan();
     let (mut sender, hearer) = (Sender::new(&lan.a), Hearer::new(&lan.b));
     lan.host.table().ensure(&guarded()).unwrap();
@@ -249,7 +249,7 @@ fn nobody_takes_anothers_place_on_the_bridge() {
     }
 }
 
-/// One who comes, until it ends, be it in a panic: nobody waits for it then.
+/// Counts a running thread until it ends, also by a panic.
 struct Leaving<'a>(&'a AtomicU64);
 
 impl Drop for Leaving<'_> {
@@ -258,10 +258,10 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Twenty pods come at once, where there is no table for bridges yet, while the whole is replaced again and again by
-/// who first reads it, and by who does not.
+/// Twenty pods start concurrently without a bridge table, while two threads replace the tables repeatedly, one of
+/// them with a generation.
 #[test]
-fn twenty_at_once() {
+fn twenty_pods_start_concurrently() {
     let space = Space::new();
     let mut shared = sample();
     (shared.ports, shared.anti_spoofing) = (BTreeMap::new(), BTreeMap::new());
@@ -320,7 +320,7 @@ fn twenty_at_once() {
 
 /// What others take away meanwhile is no reason to fail: the next reload puts it back.
 #[test]
-fn a_pod_comes_while_the_table_for_bridges_goes() {
+fn a_pod_starts_while_the_bridge_table_is_removed() {
     let space = Space::new();
     space.table().ensure(&State::new()).unwrap();
     let coming = AtomicU64::new(4);
@@ -347,7 +347,7 @@ fn a_pod_comes_while_the_table_for_bridges_goes() {
 }
 
 #[test]
-fn without_guards_there_is_no_table_for_bridges() {
+fn the_bridge_table_exists_only_with_entries() {
     let space = Space::new();
     let mut table = space.table();
     let tables = || space.sh("nft list tables");
@@ -370,7 +370,7 @@ fn without_guards_there_is_no_table_for_bridges() {
 }
 
 #[test]
-fn guards_are_added_all_or_nothing() {
+fn entries_are_added_all_or_nothing() {
     let space = Space::new();
     let mut table = space.table();
     table.ensure(&State::new()).unwrap();
@@ -396,7 +396,7 @@ fn guards_are_added_all_or_nothing() {
 
 /// A kernel that has no nftables for bridges: here, one that has no such family.
 #[test]
-fn pods_do_without_where_the_kernel_cannot() {
+fn pods_start_without_kernel_support() {
     let space = Space::new();
     let mut without = sample();
     without.anti_spoofing.clear();
@@ -426,7 +426,7 @@ fn pods_do_without_where_the_kernel_cannot() {
 }
 
 #[test]
-fn nft_reads_the_guards_too() {
+fn nft_lists_the_bridge_table() {
     let space = Space::new();
     let mut table = space.table();
     table.ensure(&sample()).unwrap();

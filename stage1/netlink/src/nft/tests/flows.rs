@@ -1,4 +1,4 @@
-//! Connections that began before a port changed.
+//! Connections that started before a port was published or unpublished.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -33,7 +33,7 @@ fn udp(space: &Space, address: &str) -> UdpSocket {
 /// What is sent is heard by this one.
 fn heard(client: &UdpSocket, at: &str, by: &UdpSocket, what: &[u8]) {
     let mut buffer = [0; 64];
-    // That nobody was there is told once, by the next call.
+    // The next call reports a pending ICMP error once.
     let _ = client.take_error();
     client.send_to(what, at).unwrap();
     loop {
@@ -67,13 +67,13 @@ fn ports(four: &str, six: &str) -> Ports {
 }
 
 #[test]
-fn udp_reaches_the_pod_that_is_there_now() {
+fn udp_reaches_the_current_pod() {
     udp_reaches_the_pod(0);
 }
 
 /// The kernel filters where there are many.
 #[test]
-fn also_in_a_crowd() {
+fn udp_reaches_the_current_pod_among_many_flows() {
     udp_reaches_the_pod(5000);
 }
 
@@ -95,7 +95,7 @@ fn udp_reaches_the_pod(others: u16) {
         let client = udp(&lan.outside, client);
         let own = udp(&lan.host, at);
         let (a, b) = (udp(&lan.a, of_a), udp(&lan.b, of_b));
-        // Somebody of the host itself, until there is a pod.
+        // A socket of the host receives, until the pod's port is published.
         heard(&client, at, &own, b"host");
         table.add(&part(&first)).unwrap();
         heard(&client, at, &own, b"still the host: this test can fail");
@@ -123,7 +123,7 @@ fn udp_reaches_the_pod(others: u16) {
 }
 
 #[test]
-fn what_is_not_of_the_port_stays() {
+fn flows_of_other_ports_stay() {
     let lan = wire();
     let mut table = lan.host.table();
     table.ensure(&networks()).unwrap();
@@ -155,7 +155,7 @@ fn what_is_not_of_the_port_stays() {
 }
 
 #[test]
-fn many_are_forgotten_at_once() {
+fn many_flows_are_deleted_in_batches() {
     let lan = wire();
     let mut table = lan.host.table();
     table.ensure(&networks()).unwrap();

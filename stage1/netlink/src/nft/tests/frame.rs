@@ -1,4 +1,4 @@
-//! Frames as a pod may write them, and whether they come through.
+//! Sends frames from a namespace, and receives them in another.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -91,7 +91,7 @@ impl Sender {
     }
 }
 
-/// Hears what comes in through the `eth0` of a namespace.
+/// Receives frames through the `eth0` of a namespace.
 pub(super) struct Hearer(Program);
 
 impl Hearer {

@@ -1,5 +1,4 @@
-//! The table in network namespaces of the tests' own making: what the kernel makes of it, what `nft` sees of it, and
-//! what packets do.
+//! The tables in network namespaces of the tests: as the kernel stores them, as `nft` lists them, and with packets.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on may panic")]
 
@@ -44,7 +43,7 @@ fn allowed_from(mac: [u8; 6], addresses: &[&str]) -> AntiSpoofing {
     AntiSpoofing { mac: Mac(mac), addresses: addresses.iter().map(|text| text.parse::<IpAddr>().unwrap()).collect() }
 }
 
-/// Something of everything.
+/// A state with every kind of entry.
 fn sample() -> State {
     let mut state = State::new();
     bridge(&mut state, "default", "gantry0", &["10.1.0.0/16", "fd00:1::/64"], Access::Isolated);

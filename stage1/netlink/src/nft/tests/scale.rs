@@ -46,9 +46,9 @@ fn pod_with_anti_spoofing(number: u16) -> State {
 
 /// The traffic of an operation.
 fn traffic_of(table: &mut Table, what: impl FnOnce(&mut Table)) -> Traffic {
-    table.channel.said = Traffic::default();
+    table.channel.traffic = Traffic::default();
     what(table);
-    table.channel.said
+    table.channel.traffic
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {

@@ -1,4 +1,4 @@
-//! A network namespace for tests of the table: scripts run in it, and functions.
+//! A network namespace for tests of the tables, to run scripts and functions in.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use crate::namespace::Namespace;
 use crate::nft::{Monitor, Table, socket};
 use crate::test_support::{Net, needs};
 
-/// A namespace. It goes when this is dropped, or when the test's process ends however it may.
+/// A network namespace, destroyed on drop and when the test's process ends.
 pub(super) struct Space(Net);
 
 impl Space {
@@ -21,7 +21,7 @@ impl Space {
         self.0.id()
     }
 
-    /// A bridge as pods get it.
+    /// Creates a bridge.
     pub(super) fn bridge(&mut self, name: &str) {
         self.0.bridge(name);
     }
@@ -30,12 +30,12 @@ impl Space {
         &self.0.namespace
     }
 
-    /// Does something in it. Sockets made there stay in it.
+    /// Runs a function in the namespace. Sockets opened there stay bound to it.
     pub(super) fn within<T>(&self, what: impl FnOnce() -> T) -> T {
         self.0.namespace.enter(|| Ok(what())).unwrap()
     }
 
-    /// Runs a script in it and gives what it prints.
+    /// Runs a script in the namespace and returns its output.
     pub(super) fn sh(&self, script: &str) -> String {
         let output = Command::new("nsenter")
             .arg(format!("--net=/proc/{}/ns/net", self.id()))

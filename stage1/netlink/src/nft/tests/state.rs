@@ -1,4 +1,4 @@
-//! States as data: what is refused, and that elements say all of them.
+//! Validation of states, and their conversion to elements and back.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -83,7 +83,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn elements_say_all_of_a_state(state in state()) {
+    fn a_state_survives_conversion_to_elements(state in state()) {
         state.check().unwrap();
         let all = elements(&state);
         prop_assert_eq!(state_from_elements(&all), state);
@@ -119,7 +119,7 @@ fn refused(what: &str, change: impl FnOnce(&mut State)) {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_states_are_rejected() {
     let any = || port("0.0.0.0", Protocol::Tcp, 1);
     let wrong = |address: &str, owner: &str, what: &str| {
         refused(what, |state| drop(state.ports.insert(any(), to(address, owner))));

@@ -1,4 +1,4 @@
-//! What the kernel makes of transactions, and what `nft` sees.
+//! Transactions, and the tables as `nft` lists them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -22,7 +22,7 @@ fn names(objects: &[Value]) -> Vec<&str> {
 }
 
 #[test]
-fn nft_and_we_read_what_was_written() {
+fn the_tables_are_listed_as_written() {
     let space = Space::new();
     let mut table = space.table();
     assert_eq!(table.read().unwrap(), None);
@@ -83,7 +83,7 @@ fn nft_and_we_read_what_was_written() {
 }
 
 #[test]
-fn each_table_is_its_own() {
+fn tables_are_independent() {
     let space = Space::new();
     let mut one = space.table();
     let mut other = Table::open(space.within(|| socket().unwrap()), "gantry-2").unwrap();
@@ -99,7 +99,7 @@ fn each_table_is_its_own() {
 }
 
 #[test]
-fn entries_come_and_go() {
+fn entries_are_added_and_removed() {
     let space = Space::new();
     let mut table = space.table();
     let mut all = sample();
@@ -124,7 +124,7 @@ fn entries_come_and_go() {
 }
 
 #[test]
-fn a_port_belongs_to_one() {
+fn a_port_has_one_owner() {
     let space = Space::new();
     let mut table = space.table();
     table.ensure(&sample()).unwrap();
@@ -134,10 +134,10 @@ fn a_port_belongs_to_one() {
     let error = table.add(&other).unwrap_err();
     assert_eq!(error.to_string(), "host port 8080/tcp is taken by pod-a (it leads to 10.1.0.2:80)");
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
-    // All or nothing; and nobody removes what is another's.
+    // All or nothing; and an owner cannot remove another's port.
     table.remove(&other).unwrap();
     assert_eq!(table.read().unwrap().unwrap().state, sample());
-    // The same address, for who has it now: then the former cannot remove it.
+    // A new owner of the same destination takes the port over; then the former cannot remove it.
     let key = port("127.0.0.1", Protocol::Tcp, 8081);
     let (mut heir, mut former) = (State::new(), State::new());
     heir.ports.insert(key, to("10.1.0.3:81", "pod-y"));
@@ -178,7 +178,7 @@ fn networks_do_not_overlap() {
 }
 
 #[test]
-fn networks_change_and_go_as_they_are() {
+fn networks_change_and_are_removed() {
     let space = Space::new();
     let mut table = space.table();
     let mut state = sample();
@@ -206,7 +206,7 @@ fn networks_change_and_go_as_they_are() {
 }
 
 #[test]
-fn without_a_table_nothing_is_added() {
+fn adding_without_a_table_fails() {
     let space = Space::new();
     let mut table = space.table();
     let error = table.add(&sample()).unwrap_err();
@@ -219,7 +219,7 @@ fn without_a_table_nothing_is_added() {
 }
 
 #[test]
-fn a_replacement_relies_on_a_generation() {
+fn a_stale_generation_is_rejected() {
     let space = Space::new();
     let mut table = space.table();
     table.ensure(&State::new()).unwrap();
@@ -235,7 +235,7 @@ fn a_replacement_relies_on_a_generation() {
 }
 
 #[test]
-fn faults_are_named() {
+fn faults_are_reported() {
     let space = Space::new();
     let mut table = space.table();
     for (damage, fault) in [
@@ -262,7 +262,7 @@ fn faults_are_named() {
 }
 
 #[test]
-fn what_the_kernel_refuses_is_named() {
+fn rejections_name_the_object() {
     let space = Space::new();
     let mut table = space.table();
     space.sh("nft 'table inet gantry { set ports4 { type ipv4_addr; }; }'");
@@ -275,7 +275,7 @@ fn what_the_kernel_refuses_is_named() {
 }
 
 #[test]
-fn many_add_and_remove_at_once() {
+fn concurrent_additions_and_removals() {
     let space = Space::new();
     space.table().ensure(&sample()).unwrap();
     let winners = AtomicUsize::new(0);
@@ -304,7 +304,7 @@ fn many_add_and_remove_at_once() {
                     Err(Error::Taken { .. }) => {}
                     Err(error) => panic!("{error}"),
                 }
-                // To read while others write: as it was at one moment, or Busy.
+                // A read during writes returns a consistent snapshot, or Busy.
                 match table.read() {
                     Ok(found) => assert_eq!(found.unwrap().faults, Vec::<String>::new()),
                     Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),

@@ -1,4 +1,4 @@
-//! What packets do: an outside, a host with three networks, and pods, each in a namespace of its own.
+//! Packets through the tables: an outside, a host with three networks, and pods, each in a namespace of its own.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -22,7 +22,7 @@ const MAX_PARTS: Duration = Duration::from_secs(10);
 /// So long is waited for one that must not come.
 const NEVER: Duration = Duration::from_millis(250);
 
-/// Servers that tell who asks by which address they see him.
+/// Servers that reply with the client's address.
 #[derive(Default)]
 struct Servers {
     ended: Arc<AtomicBool>,
@@ -112,7 +112,7 @@ fn connect(protocol: Protocol, address: SocketAddr, limit: Duration) -> std::io:
     Ok(TcpStream::from(socket))
 }
 
-/// By which address a server sees who asks from there; None if he gets no answer.
+/// The client address that a server sees; None without a reply.
 fn seen(from: &Space, protocol: Protocol, address: &str, limit: Duration) -> Option<String> {
     let address: SocketAddr = address.parse().unwrap();
     let mut buffer = [0; 100];
@@ -188,9 +188,9 @@ pub(super) fn wire() -> Lan {
     join(&lan.b, Some("gantry0"), "10.1.0.3/16", "fd00:1::3/64", &gateway(1));
     join(&lan.restricted, Some("gantry1"), "10.2.0.2/24", "fd00:2::2/64", "");
     join(&lan.other, Some("gantry2"), "10.3.0.2/16", "fd00:3::2/64", &gateway(3));
-    // The kernel finds that out by and by, a busy one late.
+    // The kernel detects the carrier asynchronously.
     for space in [&lan.outside, &lan.host, &lan.a, &lan.b, &lan.restricted, &lan.other] {
-        until("the cables to carry", || {
+        until("the veth pairs to have a carrier", || {
             space.sh("ip -o link").lines().all(|link| link.contains(" state UP ") || link.contains(" lo: "))
         });
     }
@@ -283,7 +283,7 @@ fn host_ports_where(filtered: bool) {
     let _servers = start(&lan);
     let mut table = lan.host.table();
     table.ensure(&all()).unwrap();
-    // From outside: who asks is seen as who he is.
+    // Clients from outside keep their address.
     reaches(&lan.outside, "192.0.2.1:8080", "192.0.2.2");
     reaches(&lan.outside, "[2001:db8::1]:8080", "2001:db8::2");
     // From the host.
@@ -322,7 +322,7 @@ fn host_ports_where(filtered: bool) {
 }
 
 #[test]
-fn loopback_stays_ones_own() {
+fn loopback_is_not_reachable_from_outside() {
     let lan = wire();
     let _servers = start(&lan);
     lan.host.table().ensure(&all()).unwrap();
@@ -345,7 +345,7 @@ fn loopback_stays_ones_own() {
 }
 
 #[test]
-fn networks_are_apart() {
+fn networks_are_isolated() {
     let lan = wire();
     let _servers = start(&lan);
     // Without a table everyone reaches everyone: this test can fail.
@@ -359,7 +359,7 @@ fn networks_are_apart() {
     reaches(&lan.a, "[2001:db8::2]:90", "2001:db8::1");
     reaches(&lan.a, "10.1.0.3:80", "10.1.0.2");
     reaches(&lan.host, "10.1.0.2:80", "10.1.0.1");
-    // Who knows the way gets no further than who does not.
+    // A route to the pod does not help a client from outside.
     does_not_reach(&lan.outside, "10.1.0.2:80");
     does_not_reach(&lan.outside, "[fd00:1::2]:80");
     // From one network to another.
@@ -392,7 +392,7 @@ fn networks_are_apart() {
     }
 }
 
-/// Who takes an address of another network is not of it for that, whatever bridge he is on.
+/// A pod that takes an address of another network gets no access to it, whatever its bridge.
 #[test]
 fn an_address_of_another_network_opens_nothing() {
     let lan = wire();
@@ -413,7 +413,7 @@ fn an_address_of_another_network_opens_nothing() {
 
 /// Pods that have an interface of the host each.
 #[test]
-fn interfaces_of_their_own() {
+fn interfaces_of_single_pods() {
     let lan = wire();
     let mut servers = start(&lan);
     let pods = [Space::new(), Space::new()];
@@ -459,7 +459,7 @@ fn interfaces_of_their_own() {
         does_not_reach(one, address);
     }
     does_not_reach(&lan.a, "10.4.0.2:80");
-    // With an address that is not its own it is nobody's neighbour.
+    // With a foreign address the pod has no access to its network.
     one.sh("ip addr add 10.4.0.9/32 dev eth0; ip route add 10.4.0.3 via 10.4.0.1 src 10.4.0.9");
     lan.host.sh("ip route add 10.4.0.9/32 dev ptp2");
     does_not_reach(one, "10.4.0.3:80");

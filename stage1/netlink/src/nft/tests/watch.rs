@@ -1,4 +1,4 @@
-//! What a monitor tells.
+//! The changes that a monitor reports.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use super::{port, sample};
 use crate::nft::monitor::Reader;
 use crate::nft::{Change, Protocol, TablePart};
 
-/// `comm` of this thread: what the kernel tells of our own changes.
+/// `comm` of this thread, which the kernel reports for its changes.
 fn own_name() -> String {
     std::fs::read_to_string("/proc/thread-self/comm").unwrap().trim_end().to_owned()
 }
@@ -18,7 +18,7 @@ const MAX_PARTS: Duration = Duration::from_secs(5);
 const SHORT: Duration = Duration::from_millis(50);
 
 #[test]
-fn a_flush_is_noticed_and_undone() {
+fn a_flush_is_reported() {
     let space = Space::new();
     let mut table = space.table();
     let mut monitor = space.monitor(&[&own_name()]);
@@ -43,7 +43,7 @@ fn a_flush_is_noticed_and_undone() {
 }
 
 #[test]
-fn each_part_is_told() {
+fn each_kind_of_object_is_reported() {
     let space = Space::new();
     let mut table = space.table();
     let mut monitor = space.monitor(&[&own_name()]);
@@ -67,7 +67,7 @@ fn each_part_is_told() {
 }
 
 #[test]
-fn what_was_dropped_is_assumed() {
+fn dropped_notifications_are_reported_as_unknown() {
     let space = Space::new();
     let mut table = space.table();
     let mut monitor = space.monitor(&[&own_name()]);
@@ -82,7 +82,7 @@ fn what_was_dropped_is_assumed() {
         told.push(change);
     }
     assert_eq!(told, [Change { removed: true, part: TablePart::Unknown, by: None }]);
-    // It goes on from there.
+    // The monitor continues.
     space.sh("nft flush ruleset");
     assert_eq!(monitor.wait(MAX_PARTS).unwrap().map(|change| change.part), Some(TablePart::Table));
 }

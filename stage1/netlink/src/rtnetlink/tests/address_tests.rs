@@ -1,4 +1,4 @@
-//! Addresses, routes, neighbours, limits and switches, as set and as read back.
+//! Addresses, routes, neighbours, rate limits and sysctls, as set and as read back.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn v6(text: &str) -> IpAddr {
 }
 
 #[test]
-fn addresses_come_and_go() {
+fn addresses_are_added_and_deleted() {
     let mut net = Net::new();
     let index = net.bridge("br0");
     let four = Address {
@@ -75,7 +75,7 @@ fn routed() -> (Net, u32) {
 }
 
 #[test]
-fn routes_come_and_go() {
+fn routes_are_added_and_deleted() {
     let (mut net, index) = routed();
     let far = Route { device: Some(index), ..Route::to(Cidr::new(v4("172.16.9.9"), 16).unwrap().network()) };
     let routes = [
@@ -116,7 +116,7 @@ fn routes_come_and_go() {
 }
 
 #[test]
-fn a_route_by_another_way_is_not_the_same() {
+fn a_route_through_another_gateway_is_different() {
     let (mut net, index) = routed();
     for (one, two) in [("10.1.0.1", "10.1.0.9"), ("fd00::1", "fd00::9")] {
         let (one, two): (IpAddr, IpAddr) = (one.parse().unwrap(), two.parse().unwrap());
@@ -136,7 +136,7 @@ fn a_route_by_another_way_is_not_the_same() {
 }
 
 #[test]
-fn neighbours_are_set_and_forgotten() {
+fn neighbours_are_set_and_deleted() {
     let (mut net, index) = routed();
     let mac = Mac([2, 0, 0, 0, 0, 7]);
     for address in [v4("10.1.0.7"), v6("fd00::7")] {
@@ -168,7 +168,7 @@ fn rates_are_limited() {
 }
 
 #[test]
-fn switches_are_the_namespaces_own() {
+fn sysctls_belong_to_the_namespace() {
     let mut net = Net::new();
     let index = net.bridge("br.1");
     let other = Net::new();

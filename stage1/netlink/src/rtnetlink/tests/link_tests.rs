@@ -1,4 +1,4 @@
-//! Interfaces as made, as read back by us and by iproute2; and what is refused.
+//! Interfaces as created, as listed by gantry and iproute2; and rejected requests.
 
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
@@ -18,7 +18,7 @@ use crate::rtnetlink::link::{Change, Statistics};
 use crate::test_support::{Feature, Net, cable, lacks, until};
 
 #[test]
-fn a_bridge_is_as_asked_for() {
+fn a_bridge_has_the_requested_properties() {
     let mut net = Net::new();
     let mac = Mac::from_ipv4(Ipv4Addr::new(10, 1, 0, 1));
     let bridge = Bridge { ageing: Some(Duration::from_secs(30)), mcast_snooping: Some(false), ..Bridge::default() };
@@ -45,7 +45,7 @@ fn a_bridge_is_as_asked_for() {
 }
 
 #[test]
-fn what_was_interrupted_is_finished() {
+fn an_interrupted_creation_can_be_repeated() {
     let mut net = Net::new();
     let kind = LinkKind::Bridge(Bridge::default());
     net.socket.create_link(&NewLink { name: "br0", kind, with: Change::default() }).unwrap();
@@ -56,7 +56,7 @@ fn what_was_interrupted_is_finished() {
 
 /// Kernels without VLANs on bridges take the request for them and do nothing.
 #[test]
-fn vlans_are_there_or_an_error_is() {
+fn vlan_filtering_is_on_or_an_error() {
     let mut net = Net::new();
     let plain = NewLink { name: "br0", kind: LinkKind::Bridge(Bridge::default()), with: Change::default() };
     let kind = LinkKind::Bridge(Bridge { vlan_filtering: true, default_pvid: Some(0), ..Bridge::default() });
@@ -75,7 +75,7 @@ fn vlans_are_there_or_an_error_is() {
 }
 
 #[test]
-fn lists_show_one_moment() {
+fn lists_are_consistent() {
     let mut net = Net::new();
     for n in 0..100 {
         net.bridge(&format!("br{n}"));
@@ -93,7 +93,7 @@ fn lists_show_one_moment() {
             }
         });
         for _ in 0..200 {
-            // On a busy machine it can be that each of some readings was disturbed; that is then said.
+            // On a busy machine every attempt may be interrupted; then the dump fails with Lost.
             let links = match net.socket.links() {
                 Err(Error::Lost { .. }) => continue,
                 links => links.unwrap(),
@@ -115,7 +115,7 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
-fn both_ends_of_a_cable_come_with_one_request() {
+fn one_request_creates_both_ends_of_a_veth_pair() {
     let (mut host, mut pod) = (Net::new(), Net::new());
     let bridge = host.bridge("br0");
     let mac = Mac::from_id("pod/eth0");
@@ -159,7 +159,7 @@ fn both_ends_of_a_cable_come_with_one_request() {
 }
 
 #[test]
-fn ports_have_their_switches() {
+fn bridge_port_settings() {
     let (mut host, mut pod) = (Net::new(), Net::new());
     let bridge = host.bridge("br0");
     host.plug("veth1", bridge, &mut pod);
@@ -190,7 +190,7 @@ fn ports_have_their_switches() {
 }
 
 #[test]
-fn a_macvlan_is_made_inside_the_pod() {
+fn a_macvlan_is_created_inside_the_pod() {
     let (mut host, mut pod) = (Net::new(), Net::new());
     let parent = host.bridge("br0");
     let with = Change { namespace: Some(pod.namespace.as_fd()), up: Some(true), ..Change::default() };
@@ -211,7 +211,7 @@ fn a_macvlan_is_made_inside_the_pod() {
 }
 
 #[test]
-fn a_port_may_do_without_an_address_of_the_link() {
+fn a_port_without_a_link_local_address() {
     let (mut host, mut pod) = (Net::new(), Net::new());
     let bridge = host.bridge("br0");
     let inside = pod.fd().try_clone_to_owned().unwrap();
@@ -240,7 +240,7 @@ fn a_port_may_do_without_an_address_of_the_link() {
 }
 
 #[test]
-fn a_pods_end_takes_the_other_end_along() {
+fn deleting_one_end_deletes_the_other() {
     let (mut host, mut pod) = (Net::new(), Net::new());
     let bridge = host.bridge("br0");
     host.plug("veth1", bridge, &mut pod);
@@ -303,7 +303,7 @@ fn loopback_comes_up_and_counts() {
 }
 
 #[test]
-fn refusals_say_what_and_why() {
+fn errors_name_the_request_and_the_cause() {
     let mut net = Net::new();
     let index = net.bridge("br0");
     let cases = [

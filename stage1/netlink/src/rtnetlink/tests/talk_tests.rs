@@ -1,4 +1,4 @@
-//! Pods on a bridge talk to each other, to the host and through it, over IPv4 and IPv6, TCP and UDP.
+//! Connections of pods on a bridge to each other, to the host and through it, over IPv4 and IPv6, TCP and UDP.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -43,8 +43,8 @@ fn pod(host: &mut Net, bridge: u32, network: u8, number: u8) -> Net {
         pod.socket.add_address(index, &Address::new(Cidr::new(address, length).unwrap())).unwrap();
         pod.socket.add_route(&Route::default_by(gateway, index)).unwrap();
     }
-    // The kernel finds that out by and by, a busy one late.
-    until("the cable to carry", || {
+    // The kernel detects the carrier asynchronously.
+    until("the veth pair to have a carrier", || {
         let ends = [format!("br{network}"), format!("veth{network}-{number}")];
         ends.iter().all(|end| host.get(end).is_running()) && pod.get("eth0").is_running()
     });
@@ -71,8 +71,7 @@ fn udp_pair(from: &Net, to: &Net, address: IpAddr) -> (UdpSocket, UdpSocket, Soc
     (client, server, at)
 }
 
-/// Asked again, as who speaks UDP does: a neighbour that is looked for by many at once may be found too late for the
-/// first.
+/// Retries, as UDP clients do: neighbour resolution may be too slow for the first packet.
 fn udp(from: &Net, to: &Net, address: IpAddr) {
     let (client, server, at) = udp_pair(from, to, address);
     for socket in [&server, &client] {
@@ -112,7 +111,7 @@ fn pods_reach_each_other_their_host_and_other_networks() {
 }
 
 #[test]
-fn isolated_ports_do_not_talk() {
+fn isolated_ports_exchange_no_packets() {
     let mut host = Net::new();
     let bridge = network(&mut host, 1);
     let (one, two) = (pod(&mut host, bridge, 1, 2), pod(&mut host, bridge, 1, 3));
@@ -121,8 +120,7 @@ fn isolated_ports_do_not_talk() {
         let index = host.index(port);
         host.socket.change_port(index, &Port { isolated: Some(true), ..Port::default() }).unwrap();
     }
-    // The host still hears each; what they say to each other is thrown away by the bridge, before the packet that
-    // comes after it.
+    // The host still receives from each; the bridge drops packets between them.
     let (client, server, at) = udp_pair(&one, &two, four(1, 3));
     client.send_to(b"lost", at).unwrap();
     udp(&one, &host, four(1, 1));
@@ -132,7 +130,7 @@ fn isolated_ports_do_not_talk() {
 }
 
 #[test]
-fn a_set_neighbour_is_believed() {
+fn a_static_neighbour_is_used() {
     let mut host = Net::new();
     let bridge = network(&mut host, 1);
     let (mut one, two) = (pod(&mut host, bridge, 1, 2), pod(&mut host, bridge, 1, 3));
@@ -147,7 +145,7 @@ fn a_set_neighbour_is_believed() {
 }
 
 #[test]
-fn a_token_bucket_slows_down() {
+fn a_token_bucket_limits_the_rate() {
     let mut host = Net::new();
     let bridge = network(&mut host, 1);
     let pod = pod(&mut host, bridge, 1, 2);
