@@ -47,7 +47,7 @@ pub(crate) struct App {
     pub(crate) started: i64,
     /// Its output.
     pub(crate) output: AppOutput,
-    /// What a client may attach to.
+    /// The supervisor's end of its stdin, for clients that attach.
     pub(crate) input: AppInput,
 }
 

@@ -77,11 +77,11 @@ pub(crate) fn copy_tree(from: &OwnedFd, to: &OwnedFd, budget: &mut Budget, cover
     copy_metadata(from, to, &rustix::fs::fstat(from)?)
 }
 
-/// Syncs the files and directories of a copied tree. syncfs(2) would also wait for the data of other programs on the file
-/// system, which may be gigabytes.
+/// Syncs the files and directories of a copied tree. syncfs(2) would also wait for the data of other programs on the
+/// file system, which may be gigabytes.
 pub(crate) fn sync_tree(top: &OwnedFd) -> io::Result<()> {
-    // On Linux, POSIX_FADV_DONTNEED starts writing dirty pages without waiting. The second pass then seldom waits for more
-    // than one commit of the file system's journal.
+    // On Linux, POSIX_FADV_DONTNEED starts writing dirty pages without waiting. The second pass then seldom waits for
+    // more than one commit of the file system's journal.
     visit_tree(top, &mut |file| Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed)?))?;
     visit_tree(top, &mut |file| Ok(rustix::fs::fsync(file)?))
 }

@@ -19,7 +19,8 @@ use crate::failure::{Attempt, Result, failure};
 use crate::seccomp;
 use crate::sys::{self, CleanMapping, ForkedChild, Insn, SingleThreaded};
 
-/// What PID 1 needs to report that it is ready, to close its descriptors, to wait for children, and to exit.
+/// The system calls that PID 1 needs to report that it is ready, to close its descriptors, to wait for children, and to
+/// exit.
 const SYSTEM_CALLS: [&str; 8] =
     ["close_range", "exit", "exit_group", "restart_syscall", "rt_sigreturn", "rt_sigtimedwait", "wait4", "write"];
 

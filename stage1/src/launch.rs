@@ -256,7 +256,7 @@ pub(crate) fn end_init(init: &Init) {
     }
 }
 
-/// What an app is created from.
+/// The inputs of creating an app.
 struct AppCreation<'a> {
     plan: &'a Plan,
     jail: &'a Jail,

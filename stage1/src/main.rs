@@ -83,7 +83,7 @@ fn main() -> ExitCode {
             match inherited {
                 Ok(mut inherited) => match (adopt(&mut inherited, lock), Options::parse(options, &mut inherited)) {
                     (Some(lock), Ok(options)) => {
-                        // What the caller had open (a lock file, a pipe) would stay open for the life of the pod.
+                        // Files that the caller had open (a lock file, a pipe) would stay open for the life of the pod.
                         inherited.close();
                         run(lock, options)
                     }

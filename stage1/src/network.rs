@@ -42,14 +42,14 @@ pub(crate) struct PendingNetwork {
 
 /// A pod that is attached to its networks.
 pub(crate) struct AttachedNetwork {
-    /// What the pod got of each network, in order.
+    /// The pod's addresses, routes and DNS settings by network, in order.
     attached: Vec<Attached>,
     /// Sockets that hold the published ports on the host. Never read: dropping it releases the ports.
     _held: HeldPorts,
     namespaces: PodNamespaces,
 }
 
-/// What it takes to detach a pod.
+/// The namespaces and settings that detaching a pod needs.
 struct PodNamespaces {
     /// The pod's UUID.
     pod: String,
@@ -73,7 +73,7 @@ pub(crate) struct AttachError {
 }
 
 impl PodNetwork {
-    /// What the pod got of its networks, in order; empty while they are pending.
+    /// The pod's addresses, routes and DNS settings by network, in order; empty while they are pending.
     pub(crate) fn attached(&self) -> &[Attached] {
         match self {
             Self::Pending(_) => &[],

@@ -14,7 +14,7 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 pub(crate) struct Unexecutable {
     /// An `ErrorKind`, as its `as_str` returns it.
     pub(crate) kind: &'static str,
-    /// What was attempted, and the cause.
+    /// The attempted operation and the cause of its failure.
     pub(crate) message: String,
 }
 

@@ -74,7 +74,7 @@ pub(crate) struct Supervisor {
     clean: Vec<CleanMapping>,
 }
 
-/// What a polled descriptor belongs to.
+/// The owner of a polled descriptor, and so the kind of its events.
 #[derive(Debug, Clone, Copy)]
 enum EventSource {
     /// The pipe of a foreground has room, or lost its reader.
@@ -191,8 +191,8 @@ impl Supervisor {
         fds.extend(self.ending.iter().map(|process| (EventSource::Ending, process.as_fd())));
         let (blocked, now) = (self.foregrounds.are_blocked(), Instant::now());
         for (app_token, app) in self.pod.apps.iter() {
-            // What an app wrote before it exited is read before its exit is handled. Which of its outputs was written
-            // to first is unknown; standard output is the first.
+            // Output that an app wrote before it exited is read before its exit is handled. Which of its outputs was
+            // written to first is unknown; standard output is the first.
             let paused = blocked || app.output.pace.resumes_at(now).is_some();
             let sources = app.output.sources.iter().filter(|_| !paused);
             fds.extend(sources.map(|(token, source)| (EventSource::AppOutput(app_token, token), source.fd.as_fd())));

@@ -304,7 +304,7 @@ pub(crate) struct Executable {
     path: CString,
     argv: Vec<*const libc::c_char>,
     env: Vec<*const libc::c_char>,
-    /// What the pointers point to.
+    /// The strings behind the pointers.
     _texts: [Vec<CString>; 2],
 }
 

@@ -19,7 +19,7 @@ use gantry_model::ErrorKind;
 use crate::failure::{Result, failure};
 use crate::sys::Insn;
 
-/// What the filter does with a system call.
+/// The filter's action for a system call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
     /// The kernel executes it.
