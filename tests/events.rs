@@ -327,7 +327,7 @@ fn ranges_and_forms() {
         (&["--filter=type=died"], "pod-exited"),
         (&["--filter=pod"], "KEY=VALUE"),
         (&["--since=yesterday-ish"], "yesterday-ish"),
-        (&["--since=1h", "--until=2h"], "--until lies before --since"),
+        (&["--since=1h", "--until=2h"], "--until is before --since"),
     ] {
         let _ = g.run(&[&["events"], flags].concat()).exits(125).complains(&[want]);
     }
