@@ -1,5 +1,5 @@
-//! Collecting garbage, trimming the history of events and backing up the database in a thread of its own, so that
-//! deleting a big pod or copying a big database delays nobody's end.
+//! Collects garbage, trims the history of events and backs up the database in a thread of its own, so that deleting a large
+//! pod or copying a large database does not delay the keeper.
 
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -7,60 +7,60 @@ use std::time::Instant;
 use gantry_engine::{Engine, GcAction, KeeperSettings, Options};
 use tracing::{error, info, warn};
 
-/// What is to be done.
+/// Work that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Due {
+pub(crate) struct DueWork {
     /// Collect garbage.
     pub(crate) collect: bool,
     /// Back up the database, if it has changed and the last backup is old enough.
     pub(crate) back_up: bool,
 }
 
-/// At most one collection at a time.
+/// The thread: at most one at a time.
 #[derive(Debug)]
 pub(crate) struct Collector {
-    under_way: Option<JoinHandle<()>>,
-    /// When layers and blobs without an image were swept last.
-    swept: Instant,
+    thread: Option<JoinHandle<()>>,
+    /// Time of the last collection of layers and blobs without an image.
+    last_image_sweep: Instant,
 }
 
 impl Collector {
-    /// One that has nothing to do yet.
+    /// A collector without a thread.
     pub(crate) fn new() -> Self {
-        Self { under_way: None, swept: Instant::now() }
+        Self { thread: None, last_image_sweep: Instant::now() }
     }
 
-    /// Begins what is due; `false`, and nothing is begun, while the last is under way.
-    pub(crate) fn begin(&mut self, options: &Options, settings: KeeperSettings, due: Due) -> bool {
-        if self.under_way.as_ref().is_some_and(|thread| !thread.is_finished()) {
+    /// Starts due work; `false`, and starts nothing, while earlier work is under way.
+    pub(crate) fn start(&mut self, options: &Options, settings: KeeperSettings, due: DueWork) -> bool {
+        if self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
             return false;
         }
-        if let Some(Err(_)) = self.under_way.take().map(JoinHandle::join) {
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
             error!("the last collection of garbage panicked");
         }
-        // Layers of a fetch that was cut short are worth keeping for a while: the next one starts from them.
-        let images = due.collect && self.swept.elapsed() >= settings.gc.grace.max(settings.interval);
+        // Layers of an interrupted fetch are kept for the grace period: the next fetch resumes from them.
+        let images = due.collect && self.last_image_sweep.elapsed() >= settings.gc.grace.max(settings.interval);
         if images {
-            self.swept = Instant::now();
+            self.last_image_sweep = Instant::now();
         }
         let options = options.clone();
         let thread = std::thread::Builder::new().name("collector".to_owned());
         match thread.spawn(move || work(options, settings, due, images)) {
-            Ok(thread) => self.under_way = Some(thread),
+            Ok(thread) => self.thread = Some(thread),
             Err(error) => warn!("cannot start a thread to collect garbage: {error}"),
         }
         true
     }
 }
 
-fn work(options: Options, settings: KeeperSettings, due: Due, images: bool) {
+fn work(options: Options, settings: KeeperSettings, due: DueWork, images: bool) {
     let engine = match Engine::open(options) {
         Ok(engine) => engine,
         Err(error) => {
             return warn!("cannot collect garbage or make a backup: {:#}", anyhow::Error::from(error));
         }
     };
-    // First: what is collected is gone.
+    // The backup first, so that it has what the collection deletes.
     if due.back_up {
         back_up(&engine, settings);
     }
@@ -101,7 +101,7 @@ fn add_annotations(engine: &Engine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// After the pods: their removal is told by events too.
+/// Trims after the pods are removed, because their removal adds events.
 fn trim_events(engine: &Engine) -> anyhow::Result<()> {
     let trimmed = engine.trim_events()?;
     if trimmed > 0 {
@@ -135,7 +135,7 @@ fn collect_pods(engine: &Engine, settings: KeeperSettings) -> anyhow::Result<()>
         warn!("{:#}", anyhow::Error::from(error));
     }
     for (id, error) in report.failures {
-        // Wrapped only for the chain of its causes.
+        // anyhow prints the chain of causes.
         warn!("cannot collect pod {id}: {:#}", anyhow::Error::from(error));
     }
     Ok(())

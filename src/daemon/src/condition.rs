@@ -1,4 +1,4 @@
-//! What state the database was found in: saying so, and waiting where nothing can be kept.
+//! The condition of the database at the start: logs it, and serves read-only if the database cannot be written.
 
 use std::os::fd::AsFd as _;
 
@@ -9,11 +9,11 @@ use tracing::{error, warn};
 
 use crate::signals::Signals;
 
-/// Says what was done to the database, or is wrong with it.
-pub(crate) fn say(keeping: &Keeping) {
+/// Logs repairs and damage of the database.
+pub(crate) fn log_condition(keeping: &Keeping) {
     let lines = keeping.condition.lines();
     for (n, line) in lines.iter().enumerate() {
-        // What happened, then what came of it.
+        // First the problem, then its consequences.
         if n == 0 { error!("{line}") } else { warn!("{line}") }
     }
     keeping.found.lines().iter().for_each(|line| warn!("{line}"));
@@ -23,15 +23,15 @@ pub(crate) fn say(keeping: &Keeping) {
     }
 }
 
-/// Keeps nothing, until a signal ends it: nothing can be written, so no pod is settled and no garbage collected.
-pub(crate) fn only_serve(signals: &Signals, condition: &Condition) -> anyhow::Result<()> {
+/// Waits until a signal ends it. The database cannot be written, so no pod is reconciled and no garbage collected.
+pub(crate) fn serve_read_only(signals: &Signals, condition: &Condition) -> anyhow::Result<()> {
     loop {
-        let asked = signals.take();
-        if asked.end {
+        let requests = signals.take_requests();
+        if requests.end {
             return Ok(());
         }
-        if asked.reload {
-            // What a configuration says is for a keeper; and the first thing to be known is still this.
+        if requests.reload {
+            // The configuration concerns the keeper, which does not run. Repeat the reason.
             condition.lines().iter().for_each(|line| error!("{line}"));
         }
         match poll(&mut [PollFd::new(&signals.as_fd(), PollFlags::IN)], None) {

@@ -1,13 +1,12 @@
-//! Our nftables stay as running pods need them: a thread that hears of every change somebody else makes to our tables
-//! (`nft flush ruleset`, a reload of another firewall), and has them put back when something was taken away.
+//! Restores gantry's nftables after another program has removed parts of them (`nft flush ruleset`, a reload of a
+//! firewall). A thread subscribes to the kernel's notifications of changes.
 //!
-//! What belongs there is known to `gantry-stage1` alone, and only it changes them; so its changes are not looked at. A
-//! change is answered when no other has come for a moment ([`QUIET`]), for who takes one part away mostly takes more;
-//! but never later than [`LATEST`], and not more often than once in [`BREATH`], for two who undo each other's work for
-//! ever should not do so at full speed.
+//! Only `gantry-stage1` knows and writes the contents of the tables; its own changes are ignored. Repairs are debounced:
+//! they wait until there was no further removal for [`DEBOUNCE`], but at most [`MAX_DEBOUNCE`], because a removal rarely comes
+//! alone. They are at least [`MIN_INTERVAL`] apart, so that two programs that undo each other's changes do not spin.
 //!
-//! At the start, when the keeper has settled what it found, everything is put in place once, and what belongs to no pod is
-//! swept. Where the kernel does not tell of changes the tables are put in place every [`UNSEEN`] instead.
+//! At the start, after the keeper's first reconciliation, the tables are restored once and networks without a pod are
+//! removed. Without notifications the tables are restored every [`UNWATCHED_INTERVAL`].
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,18 +18,18 @@ use gantry_engine::{Engine, FirewallChange, FirewallMonitor, Options};
 use gantry_model::query::PodQuery;
 use tracing::{error, info, warn};
 
-/// How long it is slept at most: nothing else tells that it is to end.
-const LOOK: Duration = Duration::from_millis(500);
-/// How long nothing must have happened before the tables are put back,
-const QUIET: Duration = Duration::from_millis(100);
-/// and how long it may be put off by that.
-const LATEST: Duration = Duration::from_millis(500);
-/// At least this long between two times.
-const BREATH: Duration = Duration::from_secs(1);
-/// How often the tables are put in place where changes are not seen, and whatever failed is tried again at the latest.
-const UNSEEN: Duration = Duration::from_secs(30);
+/// Poll interval of the flag that ends the thread.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Time without a further removal before the tables are restored.
+const DEBOUNCE: Duration = Duration::from_millis(100);
+/// Maximum delay of a repair by debouncing.
+const MAX_DEBOUNCE: Duration = Duration::from_millis(500);
+/// Minimum time between two repairs, and the first retry delay.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of repairs without notifications, and maximum retry delay.
+const UNWATCHED_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The thread. It ends when this is dropped.
+/// The thread. Dropping this ends it.
 pub(crate) struct Firewall {
     options: Arc<Mutex<Options>>,
     ended: Arc<AtomicBool>,
@@ -48,7 +47,7 @@ impl Firewall {
         Ok(firewall)
     }
 
-    /// Goes by these options from now on.
+    /// Uses these options from now on.
     pub(crate) fn reload(&self, options: &Options) {
         options.clone_into(&mut self.options.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -59,27 +58,27 @@ impl Firewall {
     }
 
     fn run(&self) {
-        let mut ears = Ears::default();
-        let mut due = Due::at(Instant::now());
+        let mut subscription = Subscription::default();
+        let mut due = RepairSchedule::at(Instant::now());
         while !self.ended.load(Ordering::Relaxed) {
             if due.is_now(Instant::now()) {
-                // First, so that what is changed after that is heard of.
-                ears.open(self);
-                self.put_back(&mut due);
+                // Before the repair, so that later changes are received.
+                subscription.open(self);
+                self.repair(&mut due);
             }
-            match ears.listen(due.wait(Instant::now())) {
+            match subscription.wait(due.time_left(Instant::now())) {
                 Some(change) => due.note(&change, Instant::now()),
-                None if ears.monitor.is_none() => due.within(UNSEEN),
+                None if subscription.monitor.is_none() => due.repair_after(UNWATCHED_INTERVAL),
                 None => {}
             }
         }
     }
 
-    /// Has the tables put in place, and what belongs to nobody swept the first time.
-    fn put_back(&self, due: &mut Due) {
+    /// Restores the tables; the first time, removes networks without a pod.
+    fn repair(&self, due: &mut RepairSchedule) {
         let done = self.engine().and_then(|engine| {
             engine.reload_networks()?;
-            if !due.begun {
+            if !due.has_repaired {
                 engine.sweep_networks(false)?.iter().for_each(|line| info!("swept: {line}"));
             }
             Ok(engine)
@@ -87,7 +86,7 @@ impl Firewall {
         let now = Instant::now();
         match done {
             Ok(engine) => {
-                say(&due.by, &engine);
+                log_repair(&due.by, &engine);
                 due.done(now);
             }
             Err(error) => due.failed(now, &error),
@@ -96,15 +95,15 @@ impl Firewall {
 }
 
 impl Drop for Firewall {
-    /// Seen within the time of one look. A `gantry-stage1` that is at work when the process ends goes with it; the next start
-    /// does all of it again.
+    /// The thread sees it within a poll interval. A running `gantry-stage1` ends with this process; the next start repeats
+    /// its work.
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
     }
 }
 
-/// Who changed what we put back, if pods needed it.
-fn say(by: &BTreeSet<String>, engine: &Engine) {
+/// Logs which programs made the repair necessary, if running pods needed it.
+fn log_repair(by: &BTreeSet<String>, engine: &Engine) {
     if by.is_empty() {
         return;
     }
@@ -116,34 +115,34 @@ fn say(by: &BTreeSet<String>, engine: &Engine) {
     }
 }
 
-/// What the kernel tells of our tables.
+/// The subscription to changes of the tables.
 #[derive(Default)]
-struct Ears {
+struct Subscription {
     monitor: Option<FirewallMonitor>,
-    /// That it tells nothing was said.
-    said: bool,
+    /// Whether the failure to subscribe was logged.
+    is_failure_logged: bool,
 }
 
-impl Ears {
-    /// Begins to listen, unless it does, and where it can be. That it cannot is said once.
+impl Subscription {
+    /// Subscribes if it is not subscribed. Logs a failure once.
     fn open(&mut self, firewall: &Firewall) {
         if self.monitor.is_some() {
             return;
         }
         let opened = firewall.engine().and_then(|engine| Ok(engine.watch_firewall()?));
         match opened {
-            Ok(monitor) => (self.monitor, self.said) = (Some(monitor), false),
+            Ok(monitor) => (self.monitor, self.is_failure_logged) = (Some(monitor), false),
             Err(error) => self.lost(&error),
         }
     }
 
-    /// The next change by somebody else, if there is one within this time.
-    fn listen(&mut self, most: Duration) -> Option<FirewallChange> {
+    /// Waits up to `timeout` for a change by another program.
+    fn wait(&mut self, timeout: Duration) -> Option<FirewallChange> {
         let Some(monitor) = &mut self.monitor else {
-            std::thread::sleep(most);
+            std::thread::sleep(timeout);
             return None;
         };
-        match monitor.wait(most) {
+        match monitor.wait(timeout) {
             Ok(change) => change,
             Err(error) => {
                 self.monitor = None;
@@ -154,80 +153,80 @@ impl Ears {
     }
 
     fn lost(&mut self, error: &anyhow::Error) {
-        if !self.said {
-            self.said = true;
-            let every = UNSEEN.as_secs();
+        if !self.is_failure_logged {
+            self.is_failure_logged = true;
+            let every = UNWATCHED_INTERVAL.as_secs();
             warn!("cannot watch nftables: {error:#}; putting the rules in place every {every} s instead");
         }
     }
 }
 
-/// When the tables are to be put in place, and why.
+/// The time of the next repair, and its cause.
 #[derive(Debug, Default)]
-struct Due {
-    /// When; nothing is to be done if it is not said.
+struct RepairSchedule {
+    /// The time; `None` if no repair is due.
     at: Option<Instant>,
-    /// The first change that was not answered.
+    /// Time of the first removal since the last repair.
     first: Option<Instant>,
-    /// When it was done last, or tried.
+    /// Time of the last repair or attempt.
     last: Option<Instant>,
-    /// Who made the changes.
+    /// The programs that made the changes.
     by: BTreeSet<String>,
-    /// How often it has failed since it was done.
+    /// Failed attempts since the last repair.
     failures: u32,
-    /// Whether it was done at all.
-    begun: bool,
-    /// What went wrong last.
-    trouble: Option<String>,
+    /// Whether a repair has succeeded.
+    has_repaired: bool,
+    /// The last failure.
+    last_failure: Option<String>,
 }
 
-impl Due {
-    /// It is to be done then.
+impl RepairSchedule {
+    /// A repair at this time.
     fn at(when: Instant) -> Self {
         Self { at: Some(when), ..Self::default() }
     }
 
-    /// Somebody else made a change.
+    /// Schedules a repair after a removal by another program.
     fn note(&mut self, change: &FirewallChange, now: Instant) {
-        // What was only added does no pod harm that its owner did not intend.
+        // Additions are left alone: the administrator made them.
         if !change.removed {
             return;
         }
         let first = *self.first.get_or_insert(now);
-        let quiet = (now + QUIET).min(first + LATEST);
-        self.at = Some(self.last.map_or(quiet, |last| quiet.max(last + BREATH)));
-        // Many can be at it; who they are is for people to read.
+        let quiet = (now + DEBOUNCE).min(first + MAX_DEBOUNCE);
+        self.at = Some(self.last.map_or(quiet, |last| quiet.max(last + MIN_INTERVAL)));
+        // For a log line: a few names are enough.
         if self.by.len() < 8 {
             self.by.insert(change.by.as_ref().map_or_else(|| "somebody".to_owned(), |name| format!("'{name}'")));
         }
     }
 
-    /// It is to be done so long after the last time, if nothing is said yet.
-    fn within(&mut self, most: Duration) {
-        self.at = self.at.or(self.last.map(|last| last + most));
+    /// Schedules a repair this long after the last one, if none is scheduled.
+    fn repair_after(&mut self, interval: Duration) {
+        self.at = self.at.or(self.last.map(|last| last + interval));
     }
 
     fn is_now(&self, now: Instant) -> bool {
         self.at.is_some_and(|at| now >= at)
     }
 
-    /// How long there is nothing to do but to listen.
-    fn wait(&self, now: Instant) -> Duration {
-        self.at.map_or(LOOK, |at| at.saturating_duration_since(now).min(LOOK))
+    /// Time until the next repair, at most a poll interval.
+    fn time_left(&self, now: Instant) -> Duration {
+        self.at.map_or(POLL_INTERVAL, |at| at.saturating_duration_since(now).min(POLL_INTERVAL))
     }
 
     fn done(&mut self, now: Instant) {
-        *self = Self { last: Some(now), begun: true, ..Self::default() };
+        *self = Self { last: Some(now), has_repaired: true, ..Self::default() };
     }
 
-    /// Tried again after a second, two, four … What is wrong is said when it changes.
+    /// Schedules a retry with exponential back-off. Logs the failure if it is not the same as the last one.
     fn failed(&mut self, now: Instant, error: &anyhow::Error) {
         let text = format!("{error:#}");
-        if self.trouble.as_ref() != Some(&text) {
+        if self.last_failure.as_ref() != Some(&text) {
             error!("{text}; trying again");
-            self.trouble = Some(text);
+            self.last_failure = Some(text);
         }
-        let pause = BREATH.saturating_mul(1 << self.failures.min(5)).min(UNSEEN);
+        let pause = MIN_INTERVAL.saturating_mul(1 << self.failures.min(5)).min(UNWATCHED_INTERVAL);
         self.failures = self.failures.saturating_add(1);
         (self.at, self.last) = (Some(now + pause), Some(now));
     }
@@ -244,29 +243,29 @@ mod tests {
     }
 
     #[test]
-    fn what_was_removed_is_put_back_when_it_is_quiet() {
-        let (mut due, start) = (Due::default(), Instant::now());
+    fn removals_are_debounced() {
+        let (mut due, start) = (RepairSchedule::default(), Instant::now());
         let ms = |n| start + Duration::from_millis(n);
         due.note(&change(false, Some("nft")), start);
-        assert!(!due.is_now(ms(1000)) && due.wait(start) == LOOK, "something was added");
+        assert!(!due.is_now(ms(1000)) && due.time_left(start) == POLL_INTERVAL, "something was added");
         due.note(&change(true, Some("nft")), start);
         assert!(!due.is_now(ms(99)) && due.is_now(ms(100)));
-        assert_eq!(due.wait(ms(40)), Duration::from_millis(60));
+        assert_eq!(due.time_left(ms(40)), Duration::from_millis(60));
         for n in 0..20 {
             due.note(&change(true, None), ms(n * 50));
         }
-        assert!(!due.is_now(ms(499)) && due.is_now(ms(500)), "not put off for ever");
+        assert!(!due.is_now(ms(499)) && due.is_now(ms(500)), "the delay is limited");
         assert_eq!(due.by, BTreeSet::from(["'nft'".to_owned(), "somebody".to_owned()]));
         due.done(ms(500));
         assert!(!due.is_now(ms(9999)) && due.by.is_empty());
         due.note(&change(true, Some("other")), ms(510));
-        assert!(!due.is_now(ms(1499)) && due.is_now(ms(1500)), "not without a breath");
-        assert!(LATEST + BREATH < Duration::from_secs(2), "it is back within two seconds");
+        assert!(!due.is_now(ms(1499)) && due.is_now(ms(1500)), "repairs have a minimum interval");
+        assert!(MAX_DEBOUNCE + MIN_INTERVAL < Duration::from_secs(2), "the tables are restored within two seconds");
     }
 
     #[test]
-    fn what_failed_is_tried_again_less_and_less_often() {
-        let (mut due, start) = (Due::at(Instant::now()), Instant::now());
+    fn failures_are_retried_with_back_off() {
+        let (mut due, start) = (RepairSchedule::at(Instant::now()), Instant::now());
         let pauses: Vec<u64> = (0..8)
             .map(|_| {
                 due.failed(start, &anyhow::anyhow!("no"));
@@ -274,10 +273,10 @@ mod tests {
             })
             .collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 30]);
-        // A change does not wait for that.
+        // A change does not wait for the back-off.
         due.note(&change(true, None), start);
-        assert!(due.is_now(start + BREATH));
+        assert!(due.is_now(start + MIN_INTERVAL));
         due.done(start);
-        assert!(due.begun && due.at.is_none());
+        assert!(due.has_repaired && due.at.is_none());
     }
 }

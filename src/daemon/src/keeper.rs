@@ -1,24 +1,24 @@
-//! The keeper: brings rows up to the facts as soon as the facts change, has garbage collected on a timer, and makes what
-//! was committed durable within a second.
+//! The keeper: reconciles pods as soon as something changes, collects garbage on a timer, and makes commits durable within
+//! a second.
 //!
 //! # One loop, level-triggered
 //!
-//! | what happened | wakes by | what is done |
+//! | event | wake-up | action |
 //! |---|---|---|
-//! | a supervisor ended, however | its pidfd | the pod is settled: cgroups removed, row Exited, events |
-//! | an app of a running pod ended | the pod directory (journal) | the app's row and event |
-//! | a pod was started, by anybody | the WAL | its supervisor is watched from now on |
-//! | a preparer was killed | a look once a second while anybody prepares | the pod is settled, when it is older than [`PREPARING`] |
-//! | anything was committed | the WAL | synced within [`SYNC`] |
-//! | the timers | | garbage is collected and the database backed up, in another thread |
+//! | a supervisor ended | its pidfd | reconcile the pod: remove cgroups, row Exited, events |
+//! | an app of a running pod ended | inotify on the pod directory (journal) | reconcile the pod: the app's row and event |
+//! | a command started a pod | inotify on the WAL | watch its supervisor |
+//! | a preparing command was killed | poll while a pod is preparing | reconcile the pod once it is older than [`PREPARE_TIMEOUT`] |
+//! | a commit | inotify on the WAL | sync within [`SYNC_DELAY`] |
+//! | timers | | collect garbage and back up the database, in another thread |
 //!
-//! Whatever a wake-up misses is found once a second by comparing the WAL's size and time ([`LOOK`]), and at the latest
-//! by the next collection, which looks at every pod. What fails is said once and tried again every second; so is a pod
-//! that somebody else is at, for no pod may keep us from the others for long ([`Engine::into_background`]). What keeps a pod from
-//! being settled is said when it has not gone away within a second.
+//! A missed wake-up is found by comparing the WAL's size and time every [`POLL_INTERVAL`], and at the latest by the next
+//! collection, which reconciles every pod. A failure is logged once and retried every second. A pod that another process
+//! has locked is retried as well, so that it does not delay other pods ([`Engine::into_background`]), and logged if it is
+//! still locked a second later.
 //!
-//! No pod is looked at without a reason: ten thousand idle ones cost one `stat` a second. Only those whose directories
-//! the kernel does not watch for us are looked at every second.
+//! Idle pods are not examined: ten thousand of them cost one `stat` a second. Only pods whose directories cannot be
+//! watched are reconciled every second.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant, SystemTime};
@@ -30,34 +30,34 @@ use gantry_model::{AppName, AppState, Phase, PodId};
 use tracing::{debug, error, info, info_span, warn};
 
 use crate::Args;
-use crate::collector::{Collector, Due};
+use crate::collector::{Collector, DueWork};
 use crate::network::Networking;
 use crate::signals::Signals;
-use crate::watcher::{Watcher, Woken};
+use crate::watcher::{WakeUps, Watcher};
 
-/// How often it is looked whether a wake-up was missed, and failures are tried again.
-const LOOK: Duration = Duration::from_secs(1);
-/// At least this long between two looks at the rows, however many commits there are.
-const BREATH: Duration = Duration::from_millis(20);
-/// How long a commit may wait for its sync.
-const SYNC: Duration = Duration::from_secs(1);
-/// How long nobody asks whether a preparer still lives. It rarely takes longer.
-const PREPARING: Duration = Duration::from_secs(5);
+/// Poll interval for missed wake-ups, and delay before a retry.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Minimum time between two reads of the rows, however many commits there are.
+const MIN_READ_INTERVAL: Duration = Duration::from_millis(20);
+/// Maximum time from a commit to its sync.
+const SYNC_DELAY: Duration = Duration::from_secs(1);
+/// Age at which a preparing pod is reconciled, in case its command was killed. Preparing rarely takes longer.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often it is looked at least whether a backup is due: after a restart the last one may be of any age.
-const BACKUP_LOOK: Duration = Duration::from_secs(60);
+/// Maximum time between two checks whether a backup is due: after a restart the last backup can be of any age.
+const BACKUP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The phases in which somebody is at a pod.
+/// The phases in which a process works on a pod.
 const ACTIVE: [&str; 3] = ["embryo", "preparing", "running"];
 
-/// What a WAL looks like from outside; another one after a commit.
-type Stamp = Option<(SystemTime, u64)>;
+/// Modification time and size of the WAL. A commit changes them.
+type WalStamp = Option<(SystemTime, u64)>;
 
-/// What keeps us from settling a pod.
+/// Why a pod could not be reconciled.
 #[derive(Debug, PartialEq, Eq)]
-struct Trouble {
-    why: String,
-    said: bool,
+struct Failure {
+    reason: String,
+    is_logged: bool,
 }
 
 /// See the module.
@@ -68,25 +68,25 @@ pub(crate) struct Keeper {
     signals: Signals,
     watcher: Watcher,
     collector: Collector,
-    /// Of each watched pod: the apps whose end was told.
-    told: HashMap<PodId, BTreeSet<AppName>>,
-    /// Pods to be tried again, with what kept us from settling them.
-    later: BTreeMap<PodId, Trouble>,
-    /// Why the rows could not be looked at or synced the last time.
-    trouble: Option<String>,
-    /// Whether the database is not the one in the directory any more. Going on would write where nobody reads.
+    /// The apps of each watched pod whose end was logged.
+    logged_ends: HashMap<PodId, BTreeSet<AppName>>,
+    /// Pods to reconcile again, with the last failure.
+    retries: BTreeMap<PodId, Failure>,
+    /// The last failure to read or sync the database.
+    last_failure: Option<String>,
+    /// Whether the open database is no longer the file in the directory. Its writes would be lost.
     removed: bool,
-    /// Whether somebody was preparing at the last look.
+    /// Whether a pod was preparing when the rows were read last.
     preparing: bool,
-    seen: Stamp,
-    /// When the first commit came that is not synced.
+    last_stamp: WalStamp,
+    /// Time of the first commit that is not synced.
     unsynced: Option<Instant>,
-    /// When the rows are to be looked at.
-    look: Option<Instant>,
-    looked: Instant,
-    tick: Instant,
-    collect: Instant,
-    back_up: Instant,
+    /// Time of the next read of the rows.
+    next_read: Option<Instant>,
+    last_read: Instant,
+    next_poll: Instant,
+    next_collection: Instant,
+    next_backup: Instant,
 }
 
 impl Keeper {
@@ -101,51 +101,51 @@ impl Keeper {
             signals,
             watcher,
             collector: Collector::new(),
-            told: HashMap::new(),
-            later: BTreeMap::new(),
-            trouble: None,
+            logged_ends: HashMap::new(),
+            retries: BTreeMap::new(),
+            last_failure: None,
             removed: false,
             preparing: false,
-            seen: None,
-            // What was committed while nobody kept the directory.
+            last_stamp: None,
+            // Commits from before this start.
             unsynced: Some(now),
-            look: None,
-            looked: now,
-            tick: now,
-            collect: now,
-            back_up: now,
+            next_read: None,
+            last_read: now,
+            next_poll: now,
+            next_collection: now,
+            next_backup: now,
         })
     }
 
-    /// Settles what is found and watches what runs.
-    pub(crate) fn begin(&mut self) {
+    /// Reconciles all pods that are not exited, and watches the running ones.
+    pub(crate) fn start(&mut self) {
         let prepared = self.engine.store().pods(&PodQuery::in_phases(&["embryo", "preparing", "prepared"]));
         for row in prepared.unwrap_or_default() {
             if self.signals.end() {
                 return;
             }
-            // Killed while it was prepared, or started by a command that died before it could say so.
-            self.settle(row.id);
+            // Its command may have been killed while preparing it, or after starting it.
+            self.reconcile(row.id);
         }
-        // Says so where the rows cannot be read.
-        self.look_at_rows();
+        // Logs a failure to read the rows.
+        self.read_rows();
         info!("running pods: {}", self.watcher.count());
     }
 
-    /// Keeps until a signal ends it.
+    /// Runs the loop until a signal ends it.
     pub(crate) fn run(&mut self, networking: &mut Networking) -> anyhow::Result<()> {
         loop {
-            let asked = self.signals.take();
-            if asked.end {
-                // What it has settled itself was committed a moment ago.
+            let requests = self.signals.take_requests();
+            if requests.end {
+                // Commits of the last reconciliations.
                 self.sync_if_due(Duration::ZERO);
                 return Ok(());
             }
-            if asked.reload {
+            if requests.reload {
                 self.reload(networking);
             }
-            let woken = self.watcher.wait(self.until_due()).context("cannot wait for events")?;
-            self.react(&woken);
+            let wake_ups = self.watcher.wait(self.until_due()).context("cannot wait for events")?;
+            self.react(&wake_ups);
             if self.removed {
                 let db = self.engine.store().layout().db();
                 anyhow::bail!("{} was removed or replaced while it was used; start again to restore it", db.display());
@@ -153,89 +153,96 @@ impl Keeper {
         }
     }
 
-    fn react(&mut self, woken: &Woken) {
-        for &id in &woken.pods {
+    fn react(&mut self, wake_ups: &WakeUps) {
+        for &id in &wake_ups.pods {
             if self.signals.end() {
                 return;
             }
-            self.settle(id);
+            self.reconcile(id);
         }
         let now = Instant::now();
-        if woken.database {
+        if wake_ups.database {
             self.note_commit(now);
         }
-        if now >= self.tick {
-            self.tick = now + LOOK;
-            self.catch_up(now);
+        if now >= self.next_poll {
+            self.next_poll = now + POLL_INTERVAL;
+            self.poll(now);
         }
-        if self.look.is_some_and(|due| now >= due) {
-            self.look_at_rows();
+        if self.next_read.is_some_and(|due| now >= due) {
+            self.read_rows();
         }
-        self.sync_if_due(SYNC);
-        self.use_collector(now);
+        self.sync_if_due(SYNC_DELAY);
+        self.start_due_work(now);
     }
 
-    /// Has the other thread do what is due; once more in a second while it is busy.
-    fn use_collector(&mut self, now: Instant) {
+    /// Starts due work in the collector's thread; retries in a second while that is busy.
+    fn start_due_work(&mut self, now: Instant) {
         let settings = self.settings.keeper;
-        let due = Due { collect: now >= self.collect, back_up: now >= self.back_up && !settings.backup.is_zero() };
+        let due = DueWork {
+            collect: now >= self.next_collection,
+            back_up: now >= self.next_backup && !settings.backup.is_zero(),
+        };
         if !due.collect && !due.back_up {
             return;
         }
-        let begun = self.collector.begin(&self.settings.options, settings, due);
+        let started = self.collector.start(&self.settings.options, settings, due);
         if due.collect {
-            self.collect = now + if begun { settings.interval } else { LOOK.min(settings.interval) };
+            self.next_collection = now + if started { settings.interval } else { POLL_INTERVAL.min(settings.interval) };
         }
         if due.back_up {
-            self.back_up = now + if begun { settings.backup.min(BACKUP_LOOK) } else { LOOK.min(settings.backup) };
+            self.next_backup =
+                now + if started { settings.backup.min(BACKUP_INTERVAL) } else { POLL_INTERVAL.min(settings.backup) };
         }
     }
 
-    /// How long until something is due by itself.
+    /// Time until the next timer.
     fn until_due(&self) -> Duration {
-        let sync = self.unsynced.map(|since| since + SYNC);
-        let back_up = (!self.settings.keeper.backup.is_zero()).then_some(self.back_up);
-        let first = [Some(self.tick), Some(self.collect), back_up, self.look, sync].into_iter().flatten().min();
-        first.map_or(LOOK, |due| due.saturating_duration_since(Instant::now()))
+        let sync = self.unsynced.map(|since| since + SYNC_DELAY);
+        let back_up = (!self.settings.keeper.backup.is_zero()).then_some(self.next_backup);
+        let first = [Some(self.next_poll), Some(self.next_collection), back_up, self.next_read, sync]
+            .into_iter()
+            .flatten()
+            .min();
+        first.map_or(POLL_INTERVAL, |due| due.saturating_duration_since(Instant::now()))
     }
 
     fn note_commit(&mut self, now: Instant) {
         self.unsynced.get_or_insert(now);
-        self.look.get_or_insert(now.max(self.looked + BREATH));
+        self.next_read.get_or_insert(now.max(self.last_read + MIN_READ_INTERVAL));
     }
 
-    /// Once a second: what failed, and what no wake-up told.
-    fn catch_up(&mut self, now: Instant) {
-        // What cannot be looked at is not known to be gone.
+    /// Every second: retries failures and finds missed wake-ups.
+    fn poll(&mut self, now: Instant) {
+        // If the file cannot be examined, it is not known to be removed.
         self.removed = self.engine.store().is_current().is_ok_and(|current| !current);
-        for id in self.later.keys().copied().chain(self.watcher.blind()).collect::<Vec<_>>() {
+        for id in self.retries.keys().copied().chain(self.watcher.without_inotify()).collect::<Vec<_>>() {
             if self.signals.end() {
                 return;
             }
-            self.settle(id);
+            self.reconcile(id);
         }
-        if self.stamp() != self.seen {
+        if self.wal_stamp() != self.last_stamp {
             self.note_commit(now);
-        } else if self.preparing || self.trouble.is_some() {
-            self.look.get_or_insert(now);
+        } else if self.preparing || self.last_failure.is_some() {
+            self.next_read.get_or_insert(now);
         }
     }
 
-    fn stamp(&self) -> Stamp {
+    fn wal_stamp(&self) -> WalStamp {
         let found = std::fs::metadata(self.engine.store().layout().wal()).ok()?;
         Some((found.modified().ok()?, found.len()))
     }
 
-    /// Watches the pods that run and are not watched yet; asks after those that are being prepared for long.
-    fn look_at_rows(&mut self) {
-        (self.look, self.looked) = (None, Instant::now());
-        // Taken before the rows are read: what is committed after that shows as another one.
-        self.seen = self.stamp();
+    /// Reads the rows: watches running pods, and reconciles pods that have been preparing for long.
+    fn read_rows(&mut self) {
+        (self.next_read, self.last_read) = (None, Instant::now());
+        // Before the rows are read, so that a later commit changes it.
+        self.last_stamp = self.wal_stamp();
         let rows = match self.engine.store().pods(&PodQuery::in_phases(&ACTIVE)) {
             Ok(rows) => rows,
-            Err(error) => return self.note_trouble(&anyhow::Error::from(error)),
+            Err(error) => return self.log_failure(&anyhow::Error::from(error)),
         };
-        self.trouble = None;
+        self.last_failure = None;
         self.preparing = false;
         let now = gantry_engine::now();
         for row in rows {
@@ -243,101 +250,101 @@ impl Keeper {
                 return;
             }
             match row.phase {
-                Phase::Running { .. } if self.watcher.has(row.id) || self.later.contains_key(&row.id) => {}
-                Phase::Running { .. } => self.adopt(&row),
+                Phase::Running { .. } if self.watcher.has(row.id) || self.retries.contains_key(&row.id) => {}
+                Phase::Running { .. } => self.watch(&row),
                 _ => {
                     self.preparing = true;
-                    if now.since(row.created) >= PREPARING {
-                        self.settle(row.id);
+                    if now.since(row.created) >= PREPARE_TIMEOUT {
+                        self.reconcile(row.id);
                     }
                 }
             }
         }
     }
 
-    /// Watches a running pod, then looks at it: what happened before the watch was there is seen by the look.
-    fn adopt(&mut self, row: &PodRow) {
+    /// Watches a running pod, then reconciles it, to see changes from before the watch.
+    fn watch(&mut self, row: &PodRow) {
         let id = row.id;
         if let Some(pidfd) = self.engine.supervisor_fd(row) {
             let dir = self.engine.store().layout().pod_dir(&id);
             if let Err(error) = self.watcher.watch(id, pidfd, &dir) {
-                return self.postpone(id, format!("cannot watch it: {error}"));
+                return self.retry_later(id, format!("cannot watch it: {error}"));
             }
             info!("pod {id} runs");
-            self.told.insert(id, ended_apps(row));
+            self.logged_ends.insert(id, ended_apps(row));
         }
-        self.settle(id);
+        self.reconcile(id);
     }
 
-    /// Brings a pod's row up to the facts, says what it became, and watches it on if it runs.
-    fn settle(&mut self, id: PodId) {
+    /// Reconciles a pod, logs the outcome, and keeps watching it if it runs.
+    fn reconcile(&mut self, id: PodId) {
         let _span = info_span!("pod", pod = %id).entered();
         debug!("reconciling pod {id}");
         let view = match self.engine.status(id) {
             Ok(view) => view,
-            Err(PodError::NotFound(_)) => return self.leave(id),
-            Err(error) => return self.postpone(id, format!("{:#}", anyhow::Error::from(error))),
+            Err(PodError::NotFound(_)) => return self.forget(id),
+            Err(error) => return self.retry_later(id, format!("{:#}", anyhow::Error::from(error))),
         };
         match &view.row.phase {
-            Phase::Running { .. } => self.still_runs(&view),
-            // Nobody's business until somebody starts it; its start is a commit.
-            Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } => self.leave(id),
+            Phase::Running { .. } => self.check_running(&view),
+            // Not running. Its start will be a commit, which wakes the loop.
+            Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } => self.forget(id),
             Phase::AbortedPrepare { .. } => {
                 info!("pod {id}: its preparation was aborted");
-                self.leave(id);
+                self.forget(id);
             }
             phase => {
                 if let Some((_, end)) = phase.end() {
                     info!("pod {id} exited with code {}: {}", end.exit_code, end.reason);
                 }
-                self.leave(id);
+                self.forget(id);
             }
         }
     }
 
-    fn still_runs(&mut self, view: &PodView) {
+    fn check_running(&mut self, view: &PodView) {
         let id = view.row.id;
         let Some(pidfd) = self.engine.supervisor_fd(&view.row) else {
-            // Without a free descriptor nothing can be said of its supervisor.
+            // Without a free descriptor, the state of the supervisor is unknown.
             if let Err(error) = std::fs::File::open("/dev/null") {
-                return self.postpone(id, format!("cannot look at its supervisor: {error}"));
+                return self.retry_later(id, format!("cannot look at its supervisor: {error}"));
             }
-            // Its supervisor is dead and somebody else is at the pod: whoever deletes or settles it.
-            return self.postpone(id, "its supervisor has ended and its directory is still locked".to_owned());
+            // The supervisor is dead, and another process deletes or reconciles the pod.
+            return self.retry_later(id, "its supervisor has ended and its directory is still locked".to_owned());
         };
         if rustix::event::poll(&mut [readable(&pidfd)], Some(&rustix::event::Timespec::default())) != Ok(0) {
-            return self.postpone(id, "its supervisor is ending and its directory is still locked".to_owned());
+            return self.retry_later(id, "its supervisor is ending and its directory is still locked".to_owned());
         }
-        self.later.remove(&id);
+        self.retries.remove(&id);
         if !self.watcher.has(id) {
-            return self.adopt(&view.row);
+            return self.watch(&view.row);
         }
-        let told = self.told.entry(id).or_default();
+        let logged = self.logged_ends.entry(id).or_default();
         for app in ended_apps(&view.row) {
-            if told.insert(app.clone()) {
+            if logged.insert(app.clone()) {
                 info!("app {app} of pod {id} ended");
             }
         }
     }
 
-    /// Nothing more to be done for this pod.
-    fn leave(&mut self, id: PodId) {
+    /// Stops watching a pod that needs nothing more.
+    fn forget(&mut self, id: PodId) {
         self.watcher.forget(id);
-        self.told.remove(&id);
-        self.later.remove(&id);
+        self.logged_ends.remove(&id);
+        self.retries.remove(&id);
     }
 
-    /// This pod is tried again in a second. Its pidfd stays readable, so it is not watched meanwhile.
-    fn postpone(&mut self, id: PodId, why: String) {
+    /// Retries a pod in a second. It is not watched until then, because its pidfd may stay readable.
+    fn retry_later(&mut self, id: PodId, reason: String) {
         self.watcher.forget(id);
-        match self.later.get_mut(&id).filter(|known| known.why == why) {
-            Some(Trouble { said: true, .. }) => {}
-            Some(Trouble { said, .. }) => {
-                *said = true;
-                warn!("cannot settle pod {id}: {why}; trying again");
+        match self.retries.get_mut(&id).filter(|known| known.reason == reason) {
+            Some(Failure { is_logged: true, .. }) => {}
+            Some(Failure { is_logged, .. }) => {
+                *is_logged = true;
+                warn!("cannot settle pod {id}: {reason}; trying again");
             }
-            // Mostly somebody else who settles it as well, and has done so in a moment.
-            None => drop(self.later.insert(id, Trouble { why, said: false })),
+            // Usually another process reconciles it at the same moment: log only if it is not done by the next try.
+            None => drop(self.retries.insert(id, Failure { reason, is_logged: false })),
         }
     }
 
@@ -345,24 +352,24 @@ impl Keeper {
         if self.unsynced.is_none_or(|since| since.elapsed() < after) {
             return;
         }
-        // Before the sync: what is committed meanwhile wakes us again.
+        // Before the sync, so that a later commit schedules another one.
         self.unsynced = None;
         if let Err(error) = self.engine.store().make_durable() {
             self.unsynced = Some(Instant::now());
-            self.note_trouble(&anyhow::Error::from(error));
+            self.log_failure(&anyhow::Error::from(error));
         }
     }
 
-    /// Says it, unless it is what was said the last time.
-    fn note_trouble(&mut self, error: &anyhow::Error) {
+    /// Logs a failure, unless it is the same as the last one.
+    fn log_failure(&mut self, error: &anyhow::Error) {
         let text = format!("{error:#}");
-        if self.trouble.as_ref() != Some(&text) {
+        if self.last_failure.as_ref() != Some(&text) {
             error!("{text}; trying again every second");
-            self.trouble = Some(text);
+            self.last_failure = Some(text);
         }
     }
 
-    /// Reads the configuration again. What is wrong with it is said, and everything stays as it was.
+    /// Reads the configuration again. An invalid one is logged and has no effect.
     fn reload(&mut self, networking: &mut Networking) {
         let read = self.args.settings().map_err(anyhow::Error::from).and_then(|settings| {
             if settings.options.dir != self.settings.options.dir {
@@ -374,8 +381,8 @@ impl Keeper {
         match read {
             Ok((settings, engine)) => {
                 (self.settings, self.engine) = (settings, engine.into_background());
-                self.collect = self.collect.min(Instant::now() + self.settings.keeper.interval);
-                self.back_up = self.back_up.min(Instant::now() + self.settings.keeper.backup);
+                self.next_collection = self.next_collection.min(Instant::now() + self.settings.keeper.interval);
+                self.next_backup = self.next_backup.min(Instant::now() + self.settings.keeper.backup);
                 networking.reload(&self.settings);
                 info!("configuration read again");
             }

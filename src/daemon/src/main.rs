@@ -64,19 +64,19 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// What these flags, the environment and the configuration file come to now.
+    /// The settings from these flags, the environment and the configuration file.
     pub(crate) fn settings(&self) -> Result<Settings, gantry_engine::EngineError> {
         Settings::read(self.dir.as_deref(), self.config.as_deref())
     }
 
-    /// Where the API is to be served, if anything is said of it: flags win over the configuration.
+    /// The addresses of the API, if given: flags win over the configuration.
     fn listen<'a>(&'a self, settings: &'a Settings) -> Option<&'a [String]> {
         if self.listen.is_empty() { settings.listen.as_deref() } else { Some(&self.listen) }
     }
 }
 
 fn main() -> ExitCode {
-    // First of all, while there is one thread: it takes variables out of the environment.
+    // Before any thread starts: it removes variables from the environment.
     let passed = Listener::passed();
     let args = Args::parse();
     match start_logging(&args).and_then(|()| run(args, passed)) {
@@ -100,18 +100,18 @@ fn start_logging(args: &Args) -> anyhow::Result<()> {
     result
 }
 
-/// Returns when a signal asked for it. A collection that is under way then ends with the process, as it would with a
-/// `kill -9`: the next one goes on where it was.
+/// Returns after SIGTERM or SIGINT. A running collection ends with the process, as with `kill -9`; the next one continues
+/// it.
 fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result<()> {
     let settings = args.settings()?;
     let passed = passed?;
     if !rustix::process::geteuid().is_root() {
         bail!("gantryd needs root");
     }
-    // Before anything is done, so that a signal never finds it half-way.
+    // Before any work, so that a signal cannot interrupt it.
     let signals = Signals::catch().context("cannot catch signals")?;
     let keeping = gantry_engine::open_for_keeping(settings.options.clone())?;
-    condition::say(&keeping);
+    condition::log_condition(&keeping);
     let Keeping { engine, condition, lock: _lock, .. } = keeping;
     let dir = settings.options.dir.display();
     raise_descriptor_limit();
@@ -119,20 +119,20 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
     let api = Api::start(api_config(&settings, condition.can_write()), listeners)?;
     let ended = if condition.can_write() {
         let mut keeper = Keeper::new(args, settings.clone(), engine, signals)?;
-        keeper.begin();
-        // Pods that ended while nobody kept the directory have let go of their networks by now.
+        keeper.start();
+        // After the first reconciliation has released the networks of pods that ended in the meantime.
         let mut networking = Networking::start(&settings);
         info!("keeping {dir}");
-        notify::tell("READY=1");
+        notify::send_state("READY=1");
         let ended = keeper.run(&mut networking);
         networking.drain();
         ended
     } else {
         warn!("only serving {dir}: pods run on, nobody settles them");
-        notify::tell("READY=1");
-        condition::only_serve(&signals, &condition)
+        notify::send_state("READY=1");
+        condition::serve_read_only(&signals, &condition)
     };
-    notify::tell("STOPPING=1");
+    notify::send_state("STOPPING=1");
     api.drain();
     ended?;
     info!("told to end; pods run on");
@@ -148,7 +148,7 @@ fn api_config(settings: &Settings, reconciles: bool) -> gantry_api::Config {
     }
 }
 
-/// One descriptor per running pod: the soft limit that services usually get would end at about a thousand of them.
+/// A running pod needs a descriptor: with the usual soft limit, a thousand pods would be the maximum.
 fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {

@@ -1,5 +1,4 @@
-//! What pods' networks need of a daemon: names, and rules that stay. Each in threads of its own; the keeper waits for
-//! neither. Pods run without both.
+//! The resolver and the watch on nftables, each in threads of its own. Pods run without both.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,54 +9,54 @@ use tracing::{info, warn};
 
 use crate::firewall::Firewall;
 
-/// The host's servers for names that are no pod's.
+/// The host's name servers, for names outside gantry's domain.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// How long questions that are under way may take when the daemon ends. Who asked asks the next server then.
-const DRAIN: Duration = Duration::from_millis(500);
+/// Time for open queries when gantryd ends. Clients then ask their next server.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The resolver, if it is wanted, and the watch on our nftables.
+/// The resolver, if it is enabled, and the watch on nftables.
 pub(crate) struct Networking {
     resolver: Option<gantry_resolver::Running>,
     firewall: Option<Firewall>,
 }
 
 impl Networking {
-    /// Starts both. What cannot be started is said: no pod is worse off than without a daemon.
+    /// Starts both. Logs what cannot be started.
     pub(crate) fn start(settings: &Settings) -> Self {
         let firewall = Firewall::start(&settings.options);
         let firewall = firewall.inspect_err(|error| {
             warn!("cannot watch nftables: cannot start a thread: {error}");
         });
         let mut networking = Self { resolver: None, firewall: firewall.ok() };
-        networking.use_resolver(settings);
+        networking.apply_resolver_setting(settings);
         networking
     }
 
-    /// Goes by these settings from now on.
+    /// Uses these settings from now on.
     pub(crate) fn reload(&mut self, settings: &Settings) {
         if let Some(firewall) = &self.firewall {
             firewall.reload(&settings.options);
         }
-        self.use_resolver(settings);
+        self.apply_resolver_setting(settings);
     }
 
-    fn use_resolver(&mut self, settings: &Settings) {
+    fn apply_resolver_setting(&mut self, settings: &Settings) {
         match (settings.options.network.resolver, self.resolver.take()) {
             (true, Some(running)) => self.resolver = Some(running),
             (true, None) => self.resolver = start_resolver(settings),
             (false, Some(running)) => {
-                running.drain(DRAIN);
+                running.drain(DRAIN_TIMEOUT);
                 info!("names of pods are not resolved any more");
             }
             (false, None) => {}
         }
     }
 
-    /// Ends both: questions that are under way may be answered.
+    /// Ends both, after the resolver has answered open queries.
     pub(crate) fn drain(self) {
         drop(self.firewall);
         if let Some(running) = self.resolver {
-            running.drain(DRAIN);
+            running.drain(DRAIN_TIMEOUT);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Telling the service manager where we stand (sd_notify(3)): one datagram to the socket named in `NOTIFY_SOCKET`.
+//! Notifies the service manager (sd_notify(3)): one datagram to the socket in `NOTIFY_SOCKET`.
 
 use std::ffi::OsStr;
 use std::io;
@@ -8,8 +8,8 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use tracing::warn;
 
-/// Sends it when somebody wants to know. Pods do not depend on it, so failing is only said.
-pub(crate) fn tell(state: &str) {
+/// Sends a state if `NOTIFY_SOCKET` is set. Logs a failure: pods do not depend on it.
+pub(crate) fn send_state(state: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     if let Err(error) = send(&socket, state) {
         warn!("cannot tell the service manager '{state}': {error}");
@@ -21,10 +21,10 @@ fn send(socket: &OsStr, state: &str) -> io::Result<()> {
         Some((b'@', name)) => SocketAddr::from_abstract_name(name)?,
         _ => SocketAddr::from_pathname(socket)?,
     };
-    let ours = UnixDatagram::unbound()?;
-    // A manager that does not read must not hold us up.
-    ours.set_nonblocking(true)?;
-    ours.send_to_addr(state.as_bytes(), &address).map(drop)
+    let sender = UnixDatagram::unbound()?;
+    // A service manager that does not read must not block gantryd.
+    sender.set_nonblocking(true)?;
+    sender.send_to_addr(state.as_bytes(), &address).map(drop)
 }
 
 #[cfg(test)]

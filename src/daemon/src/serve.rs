@@ -1,4 +1,4 @@
-//! Where the API is served: from flags, configuration, or a service manager's sockets to a running server.
+//! Starts the API: on the sockets from flags, the configuration or a service manager.
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -8,22 +8,22 @@ use anyhow::{Context as _, bail};
 use gantry_api::{Address, Config, Listener, Running, rkt};
 use tracing::{info, warn};
 
-/// The directory of the default socket. No TCP address is a default: every user of the host can connect to it, and so can
-/// every pod in the host's network.
+/// The directory of the default socket. The default is not a TCP address, because every user of the host and every pod in
+/// the host's network could connect to it.
 const DEFAULT_RUN_DIR: &str = "/run/gantry";
-/// The default socket in it.
+/// The name of the default socket.
 const SOCKET: &str = "api.sock";
-/// The word for no API at all.
+/// The value of `listen` that disables the API.
 const NONE: &str = "none";
-/// How long calls may take to finish when the daemon ends.
-const DRAIN: Duration = Duration::from_secs(3);
+/// Time for open calls when gantryd ends.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Where it is to be listened.
+/// The sockets of the API.
 #[derive(Debug, PartialEq, Eq)]
-enum Places {
-    /// Nowhere.
+enum ListenSpec {
+    /// None: the API is disabled.
     None,
-    /// As the service manager has it.
+    /// Those that the service manager passed.
     Passed,
     /// At these addresses.
     Addresses(Vec<Address>),
@@ -31,18 +31,17 @@ enum Places {
     Default(PathBuf),
 }
 
-/// Opens all sockets. The sockets that were passed are given in `passed`, `asked` is what flags or, without any, the
-/// configuration say.
+/// Opens all sockets. `passed`: sockets from the service manager. `addresses`: from flags, else from the configuration.
 pub(crate) fn listeners(
     passed: Vec<Listener>,
-    asked: Option<&[String]>,
+    addresses: Option<&[String]>,
     run_dir: Option<&Path>,
 ) -> anyhow::Result<Vec<Listener>> {
-    let addresses = match places(!passed.is_empty(), asked, run_dir)? {
-        Places::None => return Ok(Vec::new()),
-        Places::Passed => return Ok(passed),
-        Places::Addresses(addresses) => addresses,
-        Places::Default(dir) => {
+    let addresses = match listen_spec(!passed.is_empty(), addresses, run_dir)? {
+        ListenSpec::None => return Ok(Vec::new()),
+        ListenSpec::Passed => return Ok(passed),
+        ListenSpec::Addresses(addresses) => addresses,
+        ListenSpec::Default(dir) => {
             std::fs::DirBuilder::new()
                 .recursive(true)
                 .mode(0o755)
@@ -58,28 +57,28 @@ pub(crate) fn listeners(
     Ok(listeners)
 }
 
-fn places(passed: bool, asked: Option<&[String]>, run_dir: Option<&Path>) -> anyhow::Result<Places> {
-    let Some(asked) = asked else {
+fn listen_spec(passed: bool, addresses: Option<&[String]>, run_dir: Option<&Path>) -> anyhow::Result<ListenSpec> {
+    let Some(addresses) = addresses else {
         let dir = std::path::absolute(run_dir.unwrap_or(Path::new(DEFAULT_RUN_DIR)))?;
-        return Ok(if passed { Places::Passed } else { Places::Default(dir) });
+        return Ok(if passed { ListenSpec::Passed } else { ListenSpec::Default(dir) });
     };
     if passed {
         bail!("the service manager passed sockets, and 'listen' names addresses: only one of both can be");
     }
-    if asked.is_empty() || asked == [NONE] {
-        return Ok(Places::None);
+    if addresses.is_empty() || addresses == [NONE] {
+        return Ok(ListenSpec::None);
     }
-    if asked.iter().any(|text| text == NONE) {
+    if addresses.iter().any(|text| text == NONE) {
         bail!("'listen' is either '{NONE}' or addresses");
     }
-    Ok(Places::Addresses(asked.iter().map(|text| text.parse()).collect::<Result<_, _>>()?))
+    Ok(ListenSpec::Addresses(addresses.iter().map(|text| text.parse()).collect::<Result<_, _>>()?))
 }
 
-/// The server, when there is one.
+/// The server, if the API is enabled.
 pub(crate) struct Api(Option<Running>);
 
 impl Api {
-    /// Serves on these sockets, and says so.
+    /// Serves on these sockets, and logs their addresses.
     pub(crate) fn start(config: Config, listeners: Vec<Listener>) -> anyhow::Result<Self> {
         if listeners.is_empty() {
             return Ok(Self(None));
@@ -94,10 +93,10 @@ impl Api {
         Ok(Self(Some(running)))
     }
 
-    /// Ends it: calls may finish, streams are told.
+    /// Ends streams, lets calls finish, and ends the server.
     pub(crate) fn drain(self) {
         let Some(running) = self.0 else { return };
-        if let Err(error) = running.drain(DRAIN) {
+        if let Err(error) = running.drain(DRAIN_TIMEOUT) {
             warn!("{:#}", anyhow::Error::from(error));
         }
     }
@@ -108,18 +107,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_it_is_listened() {
+    fn flags_configuration_and_passed_sockets() {
         let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let addresses = |asked: &[&str]| places(false, Some(&texts(asked)), None).unwrap();
-        assert_eq!(places(false, None, None).unwrap(), Places::Default("/run/gantry".into()));
-        assert_eq!(places(false, None, Some(Path::new("/r"))).unwrap(), Places::Default("/r".into()));
-        assert_eq!(places(true, None, Some(Path::new("/r"))).unwrap(), Places::Passed);
-        assert_eq!((addresses(&["none"]), addresses(&[])), (Places::None, Places::None));
-        let both = Places::Addresses(vec![Address::Tcp("::1".into(), 0), Address::Unix("/a".into())]);
+        let addresses = |asked: &[&str]| listen_spec(false, Some(&texts(asked)), None).unwrap();
+        assert_eq!(listen_spec(false, None, None).unwrap(), ListenSpec::Default("/run/gantry".into()));
+        assert_eq!(listen_spec(false, None, Some(Path::new("/r"))).unwrap(), ListenSpec::Default("/r".into()));
+        assert_eq!(listen_spec(true, None, Some(Path::new("/r"))).unwrap(), ListenSpec::Passed);
+        assert_eq!((addresses(&["none"]), addresses(&[])), (ListenSpec::None, ListenSpec::None));
+        let both = ListenSpec::Addresses(vec![Address::Tcp("::1".into(), 0), Address::Unix("/a".into())]);
         assert_eq!(addresses(&["[::1]:0", "unix:/a"]), both);
         for (passed, asked) in [(true, ["unix:/a"]), (true, ["none"]), (false, ["here"])] {
-            assert!(places(passed, Some(&texts(&asked)), None).is_err(), "{asked:?}");
+            assert!(listen_spec(passed, Some(&texts(&asked)), None).is_err(), "{asked:?}");
         }
-        assert!(places(false, Some(&texts(&["none", "unix:/a"])), None).is_err());
+        assert!(listen_spec(false, Some(&texts(&["none", "unix:/a"])), None).is_err());
     }
 }

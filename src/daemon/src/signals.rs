@@ -1,4 +1,4 @@
-//! Signals as something to poll: handlers that only set flags and write to a pipe.
+//! Signals as a descriptor to poll: the handlers only set flags and write to a pipe.
 
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// What signals ask for.
+/// What signals have requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct SignalRequests {
     /// To end.
     pub(crate) end: bool,
     /// To read the configuration again.
@@ -25,7 +25,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Catches them. A second SIGTERM or SIGINT ends the process at once, with 0 as the first would have.
+    /// Installs the handlers. A second SIGTERM or SIGINT ends the process at once, with 0 as the first would have.
     ///
     /// # Errors
     /// No descriptors left.
@@ -34,7 +34,7 @@ impl Signals {
         pipe.set_nonblocking(true)?;
         let (end, reload) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         for signal in [SIGTERM, SIGINT] {
-            // In this order: the first one finds the flag unset, and whoever is woken by the pipe finds it set.
+            // In this order: the first signal finds the flag unset, and the flag is set before the pipe is readable.
             signal_hook::flag::register_conditional_shutdown(signal, 0, Arc::clone(&end))?;
             signal_hook::flag::register(signal, Arc::clone(&end))?;
             signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
@@ -44,22 +44,22 @@ impl Signals {
         Ok(Self { pipe, end, reload })
     }
 
-    /// Whether we are to end. Once asked, always.
+    /// Whether a signal has requested the end.
     pub(crate) fn end(&self) -> bool {
         self.end.load(Ordering::SeqCst)
     }
 
-    /// What was asked for since the last call.
-    pub(crate) fn take(&self) -> Asked {
+    /// The requests since the last call.
+    pub(crate) fn take_requests(&self) -> SignalRequests {
         let mut bytes = [0; 64];
-        // Drained until it would block; any other failure leaves the flags, which are what counts.
+        // Until it would block. Other failures do not matter: the flags count.
         while matches!((&self.pipe).read(&mut bytes), Ok(count) if count > 0) {}
-        Asked { end: self.end(), reload: self.reload.swap(false, Ordering::SeqCst) }
+        SignalRequests { end: self.end(), reload: self.reload.swap(false, Ordering::SeqCst) }
     }
 }
 
 impl AsFd for Signals {
-    /// Readable when a signal came.
+    /// Readable after a signal.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pipe.as_fd()
     }
@@ -70,14 +70,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reload_is_asked_for_once_and_an_end_for_good() {
+    fn a_reload_is_requested_once_and_the_end_for_good() {
         let signals = Signals::catch().unwrap();
-        assert_eq!(signals.take(), Asked { end: false, reload: false });
+        assert_eq!(signals.take_requests(), SignalRequests { end: false, reload: false });
         signal_hook::low_level::raise(SIGHUP).unwrap();
-        assert_eq!(signals.take(), Asked { end: false, reload: true });
-        assert_eq!(signals.take(), Asked { end: false, reload: false });
+        assert_eq!(signals.take_requests(), SignalRequests { end: false, reload: true });
+        assert_eq!(signals.take_requests(), SignalRequests { end: false, reload: false });
         signal_hook::low_level::raise(SIGTERM).unwrap();
-        assert_eq!(signals.take(), Asked { end: true, reload: false });
+        assert_eq!(signals.take_requests(), SignalRequests { end: true, reload: false });
         assert!(signals.end());
     }
 }

@@ -1,8 +1,7 @@
-//! What wakes the keeper, behind one epoll descriptor: signals, the ends of supervisors (pidfds), and an inotify
-//! descriptor for the database's WAL (every commit of any process) and for the directories of running pods (journals).
+//! The keeper's wake-ups behind one epoll descriptor: signals, ends of supervisors (pidfds), and inotify on the database's
+//! WAL (commits of any process) and on the directories of running pods (journals).
 //!
-//! Everything here only says where to look: what is so is read from the rows and the facts. Waking too often costs a
-//! look; what inotify cannot be had for is found by the keeper's regular looks.
+//! A wake-up only names what to reconcile; a spurious one is harmless. Without inotify the keeper polls.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -26,21 +25,21 @@ const SIGNALS: u64 = 0;
 const INOTIFY: u64 = 1;
 const FIRST_POD: u64 = 2;
 
-/// Where to look.
+/// What to reconcile.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Woken {
-    /// Somebody has written to the database.
+pub(crate) struct WakeUps {
+    /// The database may have changed.
     pub(crate) database: bool,
-    /// Running pods with news: their supervisor ended, or wrote to its journal.
+    /// Running pods whose supervisor ended or wrote to its journal.
     pub(crate) pods: BTreeSet<PodId>,
 }
 
 /// A running pod that is watched.
 #[derive(Debug)]
-struct Pod {
+struct WatchedPod {
     pidfd: OwnedFd,
     token: u64,
-    /// The inotify watch on its directory, where there could be one.
+    /// The inotify watch on its directory, if the kernel had one left.
     watch: Option<i32>,
 }
 
@@ -48,12 +47,12 @@ struct Pod {
 #[derive(Debug)]
 pub(crate) struct Watcher {
     epoll: OwnedFd,
-    /// Where there could be one.
+    /// `None` if the kernel had no instance left.
     inotify: Option<OwnedFd>,
-    /// The watch on the data directory, where there could be one.
+    /// The watch on the data directory, if the kernel had one left.
     database: Option<i32>,
     wal: std::ffi::OsString,
-    pods: HashMap<PodId, Pod>,
+    pods: HashMap<PodId, WatchedPod>,
     by_token: HashMap<u64, PodId>,
     by_watch: HashMap<i32, PodId>,
     next_token: u64,
@@ -90,7 +89,7 @@ impl Watcher {
             by_watch: HashMap::new(),
             next_token: FIRST_POD,
         };
-        // The directory and not the file: the file is another one after the last user of the database has gone.
+        // The directory, because SQLite deletes the WAL when the last connection closes, and creates it again.
         watcher.database = watcher.add_watch(store.layout().root());
         Ok(watcher)
     }
@@ -100,20 +99,20 @@ impl Watcher {
         self.pods.contains_key(&id)
     }
 
-    /// How many pods are.
+    /// The number of watched pods.
     pub(crate) fn count(&self) -> usize {
         self.pods.len()
     }
 
-    /// The watched pods of which only the end wakes us: there could be no watch on their directories.
-    pub(crate) fn blind(&self) -> impl Iterator<Item = PodId> {
+    /// The watched pods without an inotify watch: only their end causes a wake-up.
+    pub(crate) fn without_inotify(&self) -> impl Iterator<Item = PodId> {
         self.pods.iter().filter(|(_, pod)| pod.watch.is_none()).map(|(&id, _)| id)
     }
 
     /// Watches a running pod by its supervisor's pidfd and its directory.
     ///
     /// # Errors
-    /// No room for it in the kernel.
+    /// The kernel has no memory or epoll watches left.
     pub(crate) fn watch(&mut self, id: PodId, pidfd: OwnedFd, dir: &Path) -> std::io::Result<()> {
         self.forget(id);
         let token = self.next_token;
@@ -122,48 +121,48 @@ impl Watcher {
         let watch = self.add_watch(dir);
         self.by_token.insert(token, id);
         self.by_watch.extend(watch.map(|watch| (watch, id)));
-        self.pods.insert(id, Pod { pidfd, token, watch });
+        self.pods.insert(id, WatchedPod { pidfd, token, watch });
         Ok(())
     }
 
-    /// Does not watch this pod any more.
+    /// Stops watching a pod.
     pub(crate) fn forget(&mut self, id: PodId) {
         let Some(pod) = self.pods.remove(&id) else { return };
         self.by_token.remove(&pod.token);
-        // Closing the descriptor would do, for nobody else has it; a failure is made good by that.
+        // Closing the descriptor removes it from epoll as well: it has no duplicates.
         let _closed_next = epoll::delete(&self.epoll, &pod.pidfd);
         if let Some(watch) = pod.watch {
             self.by_watch.remove(&watch);
-            // The kernel has removed it already when the directory is gone.
+            // Fails if the directory was deleted, and the watch with it.
             let _gone_with_its_directory = self.inotify.as_ref().map(|inotify| inotify::remove_watch(inotify, watch));
         }
     }
 
-    /// Waits until something wakes us, or this long.
+    /// Waits for wake-ups, at most this long.
     ///
     /// # Errors
-    /// What epoll says; there is no reason it should.
-    pub(crate) fn wait(&mut self, most: Duration) -> std::io::Result<Woken> {
-        let timeout =
-            Timespec { tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX), tv_nsec: most.subsec_nanos().into() };
+    /// epoll failed.
+    pub(crate) fn wait(&mut self, timeout: Duration) -> std::io::Result<WakeUps> {
+        let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
+        let timeout = Timespec { tv_sec: seconds, tv_nsec: timeout.subsec_nanos().into() };
         let mut events = Vec::with_capacity(64);
         match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
-        let mut woken = Woken::default();
+        let mut wake_ups = WakeUps::default();
         for event in events {
             match event.data.u64() {
-                // The keeper asks for them after every wait.
+                // The keeper reads signals after every wait.
                 SIGNALS => {}
-                INOTIFY => self.read_inotify(&mut woken)?,
-                token => woken.pods.extend(self.by_token.get(&token)),
+                INOTIFY => self.read_inotify(&mut wake_ups)?,
+                token => wake_ups.pods.extend(self.by_token.get(&token)),
             }
         }
-        Ok(woken)
+        Ok(wake_ups)
     }
 
-    fn read_inotify(&mut self, woken: &mut Woken) -> std::io::Result<()> {
+    fn read_inotify(&mut self, wake_ups: &mut WakeUps) -> std::io::Result<()> {
         let Some(inotify) = &self.inotify else { return Ok(()) };
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(inotify, &mut buffer);
@@ -174,25 +173,24 @@ impl Watcher {
                 Err(errno) => return Err(errno.into()),
             };
             if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
-                // Something was lost, so look everywhere.
-                woken.database = true;
-                woken.pods.extend(self.pods.keys());
+                // Notifications were lost: reconcile everything.
+                wake_ups.database = true;
+                wake_ups.pods.extend(self.pods.keys());
             } else if Some(event.wd()) == self.database {
                 let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
-                woken.database |= name == Some(&self.wal);
+                wake_ups.database |= name == Some(&self.wal);
             } else {
-                woken.pods.extend(self.by_watch.get(&event.wd()));
+                wake_ups.pods.extend(self.by_watch.get(&event.wd()));
             }
         }
     }
 
-    /// Watches a directory for changes of its files; `None` when it is gone; or, with a line, when there are no
-    /// watches left.
+    /// Watches the files of a directory. `None` if the directory is gone, or, with a warning, if no watches are left.
     fn add_watch(&self, dir: &Path) -> Option<i32> {
         let flags = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::ONLYDIR;
         inotify::add_watch(self.inotify.as_ref()?, dir, flags)
             .inspect_err(|errno| {
-                // Deleted since; the end of whatever runs there wakes us all the same.
+                // Deleted in the meantime; the end of its supervisor still causes a wake-up.
                 if *errno == Errno::NOENT {
                     return;
                 }
@@ -215,31 +213,31 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_cannot_be_watched_are_told() {
+    fn pods_without_inotify_are_listed() {
         let temp = tempfile::tempdir().unwrap();
         let store = Store::open(&temp.path().join("data")).unwrap();
         let signals = Signals::catch().unwrap();
         let (dir, absent) = (temp.path(), temp.path().join("absent"));
-        let mut seeing = Watcher::new(&signals, &store).unwrap();
-        // As where the user has no inotify instance left.
-        let mut blind = Watcher::with(&signals, &store, None).unwrap();
+        let mut watching = Watcher::new(&signals, &store).unwrap();
+        // As if the kernel had no inotify instance left.
+        let mut polling = Watcher::with(&signals, &store, None).unwrap();
         let mut ends = Vec::new();
-        for (watcher, want) in [(&mut seeing, vec![pod(2)]), (&mut blind, vec![pod(1), pod(2)])] {
+        for (watcher, want) in [(&mut watching, vec![pod(2)]), (&mut polling, vec![pod(1), pod(2)])] {
             for (n, dir) in [(1, dir), (2, &absent)] {
-                let (ours, theirs) = UnixStream::pair().unwrap();
-                watcher.watch(pod(n), ours.into(), dir).unwrap();
-                ends.push(theirs);
+                let (watched, end) = UnixStream::pair().unwrap();
+                watcher.watch(pod(n), watched.into(), dir).unwrap();
+                ends.push(end);
             }
-            let mut told: Vec<PodId> = watcher.blind().collect();
-            told.sort();
-            assert_eq!(told, want);
+            let mut listed: Vec<PodId> = watcher.without_inotify().collect();
+            listed.sort();
+            assert_eq!(listed, want);
         }
-        // Its end wakes all the same, where a file in its directory does not.
+        // Without inotify its end causes a wake-up, a file in its directory does not.
         std::fs::write(dir.join("journal"), "x").unwrap();
-        assert_eq!(seeing.wait(Duration::from_secs(10)).unwrap().pods, [pod(1)].into());
+        assert_eq!(watching.wait(Duration::from_secs(10)).unwrap().pods, [pod(1)].into());
         ends[3].write_all(b"x").unwrap();
-        assert_eq!(blind.wait(Duration::from_secs(10)).unwrap().pods, [pod(2)].into());
-        blind.forget(pod(2));
-        assert_eq!(blind.blind().collect::<Vec<_>>(), [pod(1)]);
+        assert_eq!(polling.wait(Duration::from_secs(10)).unwrap().pods, [pod(2)].into());
+        polling.forget(pod(2));
+        assert_eq!(polling.without_inotify().collect::<Vec<_>>(), [pod(1)]);
     }
 }
