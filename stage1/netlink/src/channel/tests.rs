@@ -33,9 +33,9 @@ fn waiting_times_out() {
     let (_net, mut channel) = channel();
     channel.set_timeout(Duration::from_millis(20));
     let begun = Instant::now();
-    let error = channel.receive(begun + Duration::from_millis(20), format_args!("hear something")).unwrap_err();
+    let error = channel.receive(begun + Duration::from_millis(20), format_args!("receive something")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
-    assert_eq!(error.to_string(), "cannot hear something: no reply from the kernel within 20 ms");
+    assert_eq!(error.to_string(), "cannot receive something: no reply from the kernel within 20 ms");
     assert!(begun.elapsed() >= Duration::from_millis(20));
 }
 

@@ -64,7 +64,7 @@ fn the_tables_are_listed_as_written() {
         "fib daddr type local jump ports comment \"packets to this host\"",
         "dnat ip to ip daddr . meta l4proto . th dport map @hostports4 comment \"published ports\"",
         "dnat ip6 to meta l4proto . th dport map @ports6 comment \"published ports\"",
-        "iifname @isolated oifname @interfaces drop comment \"isolated\"",
+        "iifname @isolated oifname @interfaces drop comment \"isolated network\"",
         "ip daddr @masquerade4 oifname @interfaces iifname != @interfaces drop",
         "ip saddr @masquerade4 ip daddr != 224.0.0.0/4 masquerade",
         "ct status dnat ip6 saddr . ip6 daddr @within6 masquerade",
