@@ -111,27 +111,34 @@ impl Cgroups {
         }
     }
 
-    /// Moves this process out of the cgroup that it was started in, so that the session or unit of the caller can end
-    /// without it. On v2 the move takes place in the background until [`Self::finish_move`], and no cgroup can be made
-    /// meanwhile.
+    /// Starts moving this process out of the v2 cgroup that it was started in, so that the session or unit of the
+    /// caller can end without it. The move takes place in the background until [`Self::finish_move`], and no cgroup can
+    /// be made meanwhile.
     pub(crate) fn start_move(&mut self, thread: SingleThreaded) -> Result<()> {
-        let own = std::fs::read_to_string("/proc/self/cgroup").attempt(|| "cannot read /proc/self/cgroup")?;
         let mut v2_groups = Vec::new();
-        for hierarchy in &mut self.hierarchies {
-            let what = || format!("cannot join the supervisor's cgroup below {}", shown(hierarchy.kind, &self.path));
-            if hierarchy.kind.is_v2() {
-                let dir = make_dir(&hierarchy.pod, SUPERVISOR).attempt(what)?;
-                v2_groups.push(open_procs(&dir).attempt(what)?);
-            } else if in_root(&own, hierarchy.kind) {
-                continue;
-            } else {
-                join_v1(&hierarchy.pod).attempt(what)?;
-            }
+        for hierarchy in self.hierarchies.iter_mut().filter(|hierarchy| hierarchy.kind.is_v2()) {
+            let what = || format!("cannot open the supervisor's cgroup below {}", shown(hierarchy.kind, &self.path));
+            let dir = make_dir(&hierarchy.pod, SUPERVISOR).attempt(what)?;
+            v2_groups.push(open_procs(&dir).attempt(what)?);
             hierarchy.has_supervisor = true;
         }
         if !v2_groups.is_empty() {
             let moving = CgroupMove::start(thread, &v2_groups);
             self.moving = Some(moving.attempt(|| "cannot start moving the supervisor to its cgroup")?);
+        }
+        Ok(())
+    }
+
+    /// Joins the pod's v1 cgroups, unless this process is in the root cgroup. Processes forked before stay outside:
+    /// after a failed start, the engine kills everything in the pod's cgroups, and the process that attaches the pod to
+    /// its networks, which is forked before, may still have a bridge to remove.
+    pub(crate) fn join_v1_groups(&mut self) -> Result<()> {
+        let own = std::fs::read_to_string("/proc/self/cgroup").attempt(|| "cannot read /proc/self/cgroup")?;
+        let v1 = self.hierarchies.iter_mut().filter(|hierarchy| !hierarchy.kind.is_v2());
+        for hierarchy in v1.filter(|hierarchy| !in_root(&own, hierarchy.kind)) {
+            join_v1(&hierarchy.pod)
+                .attempt(|| format!("cannot join the cgroup {}", shown(hierarchy.kind, &self.path)))?;
+            hierarchy.has_supervisor = true;
         }
         Ok(())
     }

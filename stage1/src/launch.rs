@@ -99,6 +99,7 @@ impl Launch {
         self.cgroups.start_move(self.thread)?;
         // The networks come before the jail: they need the host's files, such as the plugins.
         self.network = network::enter(self.thread, plan, lock)?;
+        self.cgroups.join_v1_groups()?;
         let host = read_host_files(plan, self.network.is_some());
         let etc = self.initial_etc(plan, &host)?;
         let jail = jail::enter(plan)?;
