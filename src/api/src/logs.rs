@@ -1,7 +1,8 @@
 //! Streams of log lines: pieces of logs, read on the bridge's threads while the piece before is sent.
 //!
-//! The first piece is small, so that the first line arrives soon and a client that does not read costs little; pieces grow
-//! as the client takes them. A stream that follows sleeps until a log directory changes or the pod's supervisor ends.
+//! The first piece is small, so that the first line arrives soon and a client that does not read costs little; pieces
+//! grow as the client takes them. A stream that follows sleeps until a log directory changes or the pod's supervisor
+//! ends.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -64,7 +65,8 @@ impl<E: LogEncoder> Reading<E> {
     }
 }
 
-/// Starts a stream of logs. `open` opens the reader on a thread of the bridge; the permit is held until the stream ends.
+/// Starts a stream of logs. `open` opens the reader on a thread of the bridge; the permit is held until the stream
+/// ends.
 ///
 /// # Errors
 /// Those of `open`.
@@ -125,7 +127,7 @@ impl LogStream {
             match reading.pulled {
                 Pulled::End => return Ok(()),
                 Pulled::More => {}
-                Pulled::Dry | Pulled::Waiting => match self.wait(reading).await? {
+                Pulled::Drained | Pulled::Waiting => match self.wait(reading).await? {
                     Some(same) => reading = same,
                     None => return Ok(()),
                 },
@@ -173,7 +175,8 @@ impl LogStream {
         let (reading, supervisor) = call.await?;
         let failed = |error| Status::unavailable(format!("cannot watch the pod's supervisor: {error}"));
         let supervisor = supervisor.map(readable).transpose().map_err(failed)?;
-        // The assignment drops the old subscription after the new one exists, so shared watches are not removed in between.
+        // The assignment drops the old subscription after the new one exists, so shared watches are not removed in
+        // between.
         self.wake_sources =
             Some(WakeSources { dirs: self.context.dir_watch.subscribe(reading.reader.dirs()), supervisor });
         Ok(reading)

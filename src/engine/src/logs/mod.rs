@@ -145,7 +145,7 @@ impl Engine {
             match pulled {
                 Pulled::More => {}
                 Pulled::End => return Ok(()),
-                Pulled::Dry => waiting
+                Pulled::Drained => waiting
                     .more(&reader, || self.writers(id))
                     .map_err(PodError::io("wait for changes in", self.pod_dir(id)))?,
                 Pulled::Waiting => match self.wait_ready(id, reader.wait_at_most()) {

@@ -62,7 +62,7 @@ pub enum Pulled {
     More,
     /// Nothing more for now. Wait until a directory of [`LogReader::dirs`] changes, the supervisor ends, or
     /// [`LogReader::wait_at_most`] has passed.
-    Dry,
+    Drained,
     /// The pod was not started yet. Wait for its start (an event), or [`LogReader::wait_at_most`].
     Waiting,
     /// Everything was given out, and no more will come.
@@ -170,7 +170,7 @@ impl LogReader {
         Ok(match self.stage {
             _ if more => Pulled::More,
             Stage::Waiting => Pulled::Waiting,
-            Stage::Running(_) => Pulled::Dry,
+            Stage::Running(_) => Pulled::Drained,
             Stage::Over => Pulled::End,
         })
     }

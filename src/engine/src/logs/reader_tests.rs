@@ -354,9 +354,9 @@ fn following_ends_with_the_supervisor_and_gives_what_it_wrote_last() {
         let pulled = reader.pull(|| panic!("it asks for the row"), 1 << 20, &mut |_| seen += 1).unwrap();
         (pulled, seen, reader.supervisor().is_some())
     };
-    assert_eq!(pull(), (Pulled::Dry, 1, true));
+    assert_eq!(pull(), (Pulled::Drained, 1, true));
     lines(5);
-    assert_eq!(pull(), (Pulled::Dry, 3, true));
+    assert_eq!(pull(), (Pulled::Drained, 3, true));
     lines(6);
     drop(child.stdin.take());
     child.wait().unwrap();
