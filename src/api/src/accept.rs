@@ -123,8 +123,8 @@ impl AcceptSocket {
         }
     }
 
-    /// The next connection. `None`: it was closed, because the surface does not admit its peer or its user's share is used
-    /// up.
+    /// The next connection. `None`: it was closed, because the surface does not admit its peer or its user's share is
+    /// used up.
     async fn accept(&self, quota: &Quota, surface: &dyn Surface) -> io::Result<Option<Connection>> {
         match self {
             Self::Tcp(listener) => {

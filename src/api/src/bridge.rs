@@ -2,8 +2,8 @@
 //! queue. There are two kinds of handle: [`Observer`], which cannot write, and [`Engine`].
 //!
 //! A job whose caller has gone away before it starts is skipped. Heavy jobs (long lists, pieces of logs, changes) never
-//! occupy all threads, so that a small read does not wait for a large one. A thread opens its handle again after a failure
-//! that the handle may have caused, and when the database file was replaced.
+//! occupy all threads, so that a small read does not wait for a large one. A thread opens its handle again after a
+//! failure that the handle may have caused, and when the database file was replaced.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,8 +22,8 @@ use crate::status;
 const WORKERS: usize = 4;
 /// Maximum heavy jobs at a time.
 const MAX_HEAVY: usize = WORKERS - 1;
-/// Maximum calls in the queue. Further ones are refused at once. Half of the queue is closed to TCP clients; calls of root
-/// are never refused.
+/// Maximum calls in the queue. Further ones are refused at once. Half of the queue is closed to TCP clients; calls of
+/// root are never refused.
 const MAX_WAITING: usize = 1024;
 /// Maximum jobs of streams in the queue. Further ones wait outside it, because a stream that was accepted must not fail
 /// on account of other clients.
@@ -224,8 +224,8 @@ fn run_jobs<H: EngineHandle>(shared: &Shared<H>) {
     let mut kept: Option<H> = None;
     while let Some((weight, job)) = next_job(shared) {
         let handle = kept.take().filter(H::is_current).map_or_else(|| H::open(&shared.options), Ok);
-        // The panic hook logs a panic. It drops the sender of the reply, which fails the call, and its handle is not used
-        // again.
+        // The panic hook logs a panic. It drops the sender of the reply, which fails the call, and its handle is not
+        // used again.
         let done = catch_unwind(AssertUnwindSafe(|| job(handle.as_ref().map_err(Status::clone))));
         if matches!(done, Ok(HandleUse::Keep)) {
             kept = handle.ok();

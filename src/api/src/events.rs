@@ -1,7 +1,7 @@
 //! Following events: a cursor that moves first through the store's history, then along the ring of the [`crate::hub`].
 //!
-//! The cursor has no buffer. A surface takes the next batch, encodes as much of it as fits into one message and advances
-//! the cursor that far; the rest is read again. So a client that does not read costs one message.
+//! The cursor has no buffer. A surface takes the next batch, encodes as much of it as fits into one message and
+//! advances the cursor that far; the rest is read again. So a client that does not read costs one message.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Events as they are committed: read once from the store, kept for a while, shared by all subscribers of all surfaces.
 //!
-//! One thread sleeps until something is committed, reads the new events and keeps the newest in a ring. A subscriber is a
-//! cursor without a buffer: it takes the events after its cursor from the ring; behind the ring it reads the store, which
-//! has all of them. So a subscriber that does not read costs nothing here and misses nothing.
+//! One thread sleeps until something is committed, reads the new events and keeps the newest in a ring. A subscriber is
+//! a cursor without a buffer: it takes the events after its cursor from the ring; behind the ring it reads the store,
+//! which has all of them. So a subscriber that does not read costs nothing here and misses nothing.
 //!
 //! Events are neutral. A surface registers its encoding, and each event is encoded at most once per surface.
 

@@ -1,7 +1,7 @@
 //! The gRPC surfaces of gantryd: what they share, and one folder for each surface.
 //!
-//! May import `gantry_model`, `gantry_engine` and `gantry_proto`. Knows nothing of the keeper. Emits events with `tracing`
-//! and prints nothing.
+//! May import `gantry_model`, `gantry_engine` and `gantry_proto`. Knows nothing of the keeper. Emits events with
+//! `tracing` and prints nothing.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -19,8 +19,8 @@
 //! # A new surface
 //!
 //! A folder below `surfaces` with a type that implements `Surface` and a function that makes its [`Endpoint`]; its
-//! contract in the crate `gantry_proto`; an export here; its sockets in gantryd. Nothing else here names a surface, and no
-//! surface imports another (tests/tidy). Start reading at [`server`], then `surface`.
+//! contract in the crate `gantry_proto`; an export here; its sockets in gantryd. Nothing else here names a surface, and
+//! no surface imports another (tests/tidy). Start reading at [`server`], then `surface`.
 #![forbid(unsafe_code)]
 
 mod accept;

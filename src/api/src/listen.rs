@@ -331,8 +331,8 @@ impl SocketFile {
         Ok(Self { path: path.to_owned(), identity: (found.dev(), found.ino()) })
     }
 
-    /// Removes the file if it is still the one that this process made. Call it before the socket is closed: until then no
-    /// process takes it for stale, and the kernel does not reuse its inode number.
+    /// Removes the file if it is still the one that this process made. Call it before the socket is closed: until then
+    /// no process takes it for stale, and the kernel does not reuse its inode number.
     pub(crate) fn remove(&self) -> io::Result<()> {
         match Self::identify(&self.path) {
             Ok(now) if now.identity == self.identity => std::fs::remove_file(&self.path),

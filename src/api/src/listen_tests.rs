@@ -59,7 +59,7 @@ fn a_socket_that_nobody_listens_on_is_replaced_and_no_other_file_is() {
     drop(first);
     let second = open(&path).unwrap();
     assert!(UnixStream::connect(&path).is_ok());
-    // Somebody removed it, and another one listens there now.
+    // The file was removed, and another process listens there.
     std::fs::remove_file(&path).unwrap();
     let third = open(&path).unwrap();
     second.file.as_ref().unwrap().remove().unwrap();

@@ -3,7 +3,7 @@
 //! | peer | share of connections and of streams | values of environment variables |
 //! |---|---|---|
 //! | TCP, any address | half, for all TCP clients together | hidden |
-//! | user other than root, over a unix socket | an eighth per user, half for all together | shown to the group `gantry` |
+//! | other user, over a unix socket | an eighth per user, half for all together | shown to the group `gantry` |
 //! | root, over a unix socket | unlimited | shown |
 //!
 //! So no user can block root or another user.

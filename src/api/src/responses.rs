@@ -1,8 +1,8 @@
 //! Limits the memory of large responses. The response to a list is one message, which stays in memory until its client
 //! reads it; so a connection gets few of them at a time, and all of them together are bounded.
 //!
-//! The permits travel with the response: from the method in the response's extensions, then in the body, which the server
-//! drops when the client has read it or the call is over.
+//! The permits travel with the response: from the method in the response's extensions, then in the body, which the
+//! server drops when the client has read it or the call is over.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -130,8 +130,8 @@ impl<S: NamedService> NamedService for HoldPermits<S> {
     const NAME: &'static str = S::NAME;
 }
 
-/// A body that passes on [`MAX_PART`] bytes at a time. The connection keeps in memory what it was passed, without a permit;
-/// so this is at most one part.
+/// A body that passes on [`MAX_PART`] bytes at a time. The connection keeps in memory what it was passed, without a
+/// permit; so this is at most one part.
 struct PartsBody {
     body: tonic::body::Body,
     /// Bytes that were read from the body and not passed on.

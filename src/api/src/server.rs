@@ -1,8 +1,8 @@
 //! The servers: one tonic server per surface, with limits, on one runtime; start and drain.
 //!
 //! Two threads serve all connections and streams; calls to the engine run on the threads of the [`crate::bridge`]. The
-//! memory that clients can use is bounded: connections, streams per connection and in all, bytes of a request, and a few
-//! messages in flight per stream.
+//! memory that clients can use is bounded: connections, streams per connection and in all, bytes of a request, and a
+//! few messages in flight per stream.
 
 use std::io;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ const MAX_HEADERS: u32 = 16 << 10;
 /// burst of calls that time out together while this process is stopped. One more ends the connection.
 const MAX_PENDING_RESETS: usize = 4 * MAX_STREAMS as usize;
 /// Maximum streams that the server refuses or resets during the life of a connection. A client that opens more than
-/// [`MAX_STREAMS`] before it has read the settings is refused each of them and retries, which is legitimate; this limit is
-/// for clients that do nothing else.
+/// [`MAX_STREAMS`] before it has read the settings is refused each of them and retries, which is legitimate; this limit
+/// is for clients that do nothing else.
 const MAX_REFUSED_STREAMS: usize = 16 << 10;
 /// Interval of HTTP/2 keep-alive pings to a silent client.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
@@ -189,7 +189,8 @@ impl Running {
         self.runtime.block_on(self.health.set_reconciles(reconciles));
     }
 
-    /// Drains: accepts no more connections, ends streams with UNAVAILABLE, and lets other calls finish within `timeout`.
+    /// Drains: accepts no more connections, ends streams with UNAVAILABLE, and lets other calls finish within
+    /// `timeout`.
     ///
     /// # Errors
     /// [`ServeError`]: a socket file could not be removed, or a server had failed. All servers have ended.

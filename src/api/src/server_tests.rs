@@ -1,5 +1,5 @@
-//! A server on a unix socket with a store and a client. Running pods are tested from outside; two surfaces side by side in
-//! `surface_tests.rs`.
+//! A server on a unix socket with a store and a client. Running pods are tested from outside; two surfaces side by side
+//! in `surface_tests.rs`.
 
 use std::path::{Path, PathBuf};
 

@@ -162,8 +162,8 @@ where
     }
 }
 
-/// Logs a failure of the server as a warning; everything else is for debugging. The status of a stream that failed later
-/// is not in its first headers.
+/// Logs a failure of the server as a warning; everything else is for debugging. The status of a stream that failed
+/// later is not in its first headers.
 fn log_response(response: &http::Response<Body>) {
     match Status::from_header_map(response.headers()) {
         None => debug!("call answered"),

@@ -1,5 +1,5 @@
-//! Collects garbage, trims the history of events and backs up the database in a thread of its own, so that deleting a large
-//! pod or copying a large database does not delay the keeper.
+//! Collects garbage, trims the history of events and backs up the database in a thread of its own, so that deleting a
+//! large pod or copying a large database does not delay the keeper.
 
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -36,7 +36,7 @@ impl Collector {
             return false;
         }
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            error!("the last collection of garbage panicked");
+            error!("the last garbage collection panicked");
         }
         // Layers of an interrupted fetch are kept for the grace period: the next fetch resumes from them.
         let images = due.collect && self.last_image_sweep.elapsed() >= settings.gc.grace.max(settings.interval);
@@ -79,7 +79,7 @@ fn back_up(engine: &Engine, settings: KeeperSettings) {
 
 fn collect(engine: &Engine, settings: KeeperSettings, images: bool) {
     if let Err(error) = add_annotations(engine) {
-        warn!("cannot write down the annotations of old pods: {error:#}");
+        warn!("cannot record the annotations of old pods: {error:#}");
     }
     if let Err(error) = collect_pods(engine, settings) {
         warn!("cannot collect garbage: {error:#}");
@@ -88,7 +88,7 @@ fn collect(engine: &Engine, settings: KeeperSettings, images: bool) {
         warn!("cannot trim the history of events: {error:#}");
     }
     if images && let Err(error) = sweep_images(engine) {
-        warn!("cannot sweep images: {error:#}");
+        warn!("cannot collect unused layers and blobs: {error:#}");
     }
 }
 
@@ -120,13 +120,13 @@ fn collect_pods(engine: &Engine, settings: KeeperSettings) -> anyhow::Result<()>
         info!("{done} pod {}: {}", step.id, step.why);
     }
     for path in report.lost_pods {
-        info!("removed what was left of a lost pod: {}", path.display());
+        info!("removed the directory of a lost pod: {}", path.display());
     }
     for line in report.networks {
-        info!("removed what no pod needs: {line}");
+        info!("removed an unused network resource: {line}");
     }
     for (id, line) in &report.abandoned {
-        warn!("pod {id} is removed, but a network plugin may have kept something of it: {line}");
+        warn!("pod {id} is removed, but a network plugin may have leaked resources: {line}");
     }
     if let Some(error) = report.networks_failure {
         warn!("{:#}", anyhow::Error::from(error));
@@ -145,7 +145,7 @@ fn sweep_images(engine: &Engine) -> anyhow::Result<()> {
     let swept = engine.store().sweep_images()?;
     if swept.layers + swept.blobs > 0 {
         let (layers, blobs, bytes) = (swept.layers, swept.blobs, swept.bytes);
-        info!("swept {layers} layers and {blobs} blobs that no image needs: {bytes} bytes");
+        info!("removed {layers} layers and {blobs} blobs without an image: {bytes} bytes");
     }
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! Restores gantry's nftables after another program has removed parts of them (`nft flush ruleset`, a reload of a
 //! firewall). A thread subscribes to the kernel's notifications of changes.
 //!
-//! Only `gantry-stage1` knows and writes the contents of the tables; its own changes are ignored. Repairs are debounced:
-//! they wait until there was no further removal for [`DEBOUNCE`], but at most [`MAX_DEBOUNCE`], because a removal rarely comes
-//! alone. They are at least [`MIN_INTERVAL`] apart, so that two programs that undo each other's changes do not spin.
+//! Only `gantry-stage1` knows and writes the contents of the tables; its own changes are ignored. Repairs are
+//! debounced: they wait until there was no further removal for [`DEBOUNCE`], but at most [`MAX_DEBOUNCE`], because a
+//! removal rarely comes alone. They are at least [`MIN_INTERVAL`] apart, so that two programs that undo each other's
+//! changes do not spin.
 //!
 //! At the start, after the keeper's first reconciliation, the tables are restored once and networks without a pod are
 //! removed. Without notifications the tables are restored every [`UNWATCHED_INTERVAL`].
@@ -79,7 +80,10 @@ impl Firewall {
         let done = self.engine().and_then(|engine| {
             engine.reload_networks()?;
             if !due.has_repaired {
-                engine.sweep_networks(false)?.iter().for_each(|line| info!("swept: {line}"));
+                engine
+                    .sweep_networks(false)?
+                    .iter()
+                    .for_each(|line| info!("removed an unused network resource: {line}"));
             }
             Ok(engine)
         });
@@ -95,8 +99,8 @@ impl Firewall {
 }
 
 impl Drop for Firewall {
-    /// The thread sees it within a poll interval. A running `gantry-stage1` ends with this process; the next start repeats
-    /// its work.
+    /// The thread sees it within a poll interval. A running `gantry-stage1` ends with this process; the next start
+    /// repeats its work.
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
     }
@@ -111,7 +115,7 @@ fn log_repair(by: &BTreeSet<String>, engine: &Engine) {
     let pods = running.iter().filter(|row| !row.networks.is_empty()).count();
     if pods > 0 {
         let by = by.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        warn!("nftables were changed by {by}: the rules of {pods} pods were put back");
+        warn!("nftables were changed by {by}: restored the rules of {pods} pods");
     }
 }
 
@@ -156,7 +160,7 @@ impl Subscription {
         if !self.is_failure_logged {
             self.is_failure_logged = true;
             let every = UNWATCHED_INTERVAL.as_secs();
-            warn!("cannot watch nftables: {error:#}; putting the rules in place every {every} s instead");
+            warn!("cannot watch nftables: {error:#}; restoring the rules every {every} s instead");
         }
     }
 }
@@ -197,7 +201,8 @@ impl RepairSchedule {
         self.at = Some(self.last.map_or(quiet, |last| quiet.max(last + MIN_INTERVAL)));
         // For a log line: a few names are enough.
         if self.by.len() < 8 {
-            self.by.insert(change.by.as_ref().map_or_else(|| "somebody".to_owned(), |name| format!("'{name}'")));
+            self.by
+                .insert(change.by.as_ref().map_or_else(|| "an unknown program".to_owned(), |name| format!("'{name}'")));
         }
     }
 
@@ -223,7 +228,7 @@ impl RepairSchedule {
     fn failed(&mut self, now: Instant, error: &anyhow::Error) {
         let text = format!("{error:#}");
         if self.last_failure.as_ref() != Some(&text) {
-            error!("{text}; trying again");
+            error!("{text}; retrying");
             self.last_failure = Some(text);
         }
         let pause = MIN_INTERVAL.saturating_mul(1 << self.failures.min(5)).min(UNWATCHED_INTERVAL);
@@ -255,7 +260,7 @@ mod tests {
             due.note(&change(true, None), ms(n * 50));
         }
         assert!(!due.is_now(ms(499)) && due.is_now(ms(500)), "the delay is limited");
-        assert_eq!(due.by, BTreeSet::from(["'nft'".to_owned(), "somebody".to_owned()]));
+        assert_eq!(due.by, BTreeSet::from(["'nft'".to_owned(), "an unknown program".to_owned()]));
         due.done(ms(500));
         assert!(!due.is_now(ms(9999)) && due.by.is_empty());
         due.note(&change(true, Some("other")), ms(510));

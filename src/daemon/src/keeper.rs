@@ -1,21 +1,21 @@
-//! The keeper: reconciles pods as soon as something changes, collects garbage on a timer, and makes commits durable within
-//! a second.
+//! The keeper: reconciles pods as soon as something changes, collects garbage on a timer, and makes commits durable
+//! within a second.
 //!
 //! # One loop, level-triggered
 //!
 //! | event | wake-up | action |
 //! |---|---|---|
 //! | a supervisor ended | its pidfd | reconcile the pod: remove cgroups, row Exited, events |
-//! | an app of a running pod ended | inotify on the pod directory (journal) | reconcile the pod: the app's row and event |
+//! | an app of a running pod ended | inotify on its directory (journal) | reconcile the pod: the app's row and event |
 //! | a command started a pod | inotify on the WAL | watch its supervisor |
-//! | a preparing command was killed | poll while a pod is preparing | reconcile the pod once it is older than [`PREPARE_TIMEOUT`] |
+//! | a preparing command was killed | poll while a pod is preparing | reconcile the pod after [`PREPARE_TIMEOUT`] |
 //! | a commit | inotify on the WAL | sync within [`SYNC_DELAY`] |
 //! | timers | | collect garbage and back up the database, in another thread |
 //!
-//! A missed wake-up is found by comparing the WAL's size and time every [`POLL_INTERVAL`], and at the latest by the next
-//! collection, which reconciles every pod. A failure is logged once and retried every second. A pod that another process
-//! has locked is retried as well, so that it does not delay other pods ([`Engine::into_background`]), and logged if it is
-//! still locked a second later.
+//! A missed wake-up is found by comparing the WAL's size and time every [`POLL_INTERVAL`], and at the latest by the
+//! next collection, which reconciles every pod. A failure is logged once and retried every second. A pod that another
+//! process has locked is retried as well, so that it does not delay other pods ([`Engine::into_background`]), and
+//! logged if it is still locked a second later.
 //!
 //! Idle pods are not examined: ten thousand of them cost one `stat` a second. Only pods whose directories cannot be
 //! watched are reconciled every second.
@@ -290,7 +290,7 @@ impl Keeper {
             // Not running. Its start will be a commit, which wakes the loop.
             Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } => self.forget(id),
             Phase::AbortedPrepare { .. } => {
-                info!("pod {id}: its preparation was aborted");
+                info!("pod {id}: preparation aborted");
                 self.forget(id);
             }
             phase => {
@@ -307,7 +307,7 @@ impl Keeper {
         let Some(pidfd) = self.engine.supervisor_fd(&view.row) else {
             // Without a free descriptor, the state of the supervisor is unknown.
             if let Err(error) = std::fs::File::open("/dev/null") {
-                return self.retry_later(id, format!("cannot look at its supervisor: {error}"));
+                return self.retry_later(id, format!("cannot examine its supervisor: {error}"));
             }
             // The supervisor is dead, and another process deletes or reconciles the pod.
             return self.retry_later(id, "its supervisor has ended and its directory is still locked".to_owned());
@@ -341,7 +341,7 @@ impl Keeper {
             Some(Failure { is_logged: true, .. }) => {}
             Some(Failure { is_logged, .. }) => {
                 *is_logged = true;
-                warn!("cannot settle pod {id}: {reason}; trying again");
+                warn!("cannot reconcile pod {id}: {reason}; retrying every second");
             }
             // Usually another process reconciles it at the same moment: log only if it is not done by the next try.
             None => drop(self.retries.insert(id, Failure { reason, is_logged: false })),
@@ -364,7 +364,7 @@ impl Keeper {
     fn log_failure(&mut self, error: &anyhow::Error) {
         let text = format!("{error:#}");
         if self.last_failure.as_ref() != Some(&text) {
-            error!("{text}; trying again every second");
+            error!("{text}; retrying every second");
             self.last_failure = Some(text);
         }
     }
@@ -386,7 +386,7 @@ impl Keeper {
                 networking.reload(&self.settings);
                 info!("configuration read again");
             }
-            Err(error) => error!("configuration not read again, going on as before: {error:#}"),
+            Err(error) => error!("configuration not read again, the old one stays in effect: {error:#}"),
         }
     }
 }

@@ -37,9 +37,9 @@ use crate::network::Networking;
 use crate::serve::Api;
 use crate::signals::Signals;
 
-/// gantryd keeps the rows of pods true, collects garbage, backs up the database and serves the API. Pods run without it.
+/// gantryd reconciles pods, collects garbage, backs up the database and serves the API. Pods run without it.
 #[derive(Debug, Clone, clap::Parser)]
-#[command(name = "gantryd", version, after_help = "Exit codes: 0 told to end, 1 failed, 2 bad command line.")]
+#[command(name = "gantryd", version, after_help = "Exit codes: 0 ended by a signal, 1 failed, 2 invalid command line.")]
 pub(crate) struct Args {
     /// Data directory [default: /var/lib/gantry; environment: GANTRY_DIR]
     #[arg(long, value_name = "DIR")]
@@ -47,15 +47,15 @@ pub(crate) struct Args {
     /// Configuration file [default: /etc/gantry/config.toml; environment: GANTRY_CONFIG]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Serve the API there: unix:/PATH, HOST:PORT or [IPV6]:PORT, any number of times; or 'none'. Whoever can connect to a
-    /// TCP address sees all pods, images and logs [default: unix:/run/gantry/api.sock]
+    /// Address of the API: unix:/PATH, HOST:PORT or [IPV6]:PORT; can be repeated; or 'none'. Every client that can
+    /// connect to a TCP address sees all pods, images and logs [default: unix:/run/gantry/api.sock]
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
-    /// Directory of the default socket, made if it is absent [default: /run/gantry]
+    /// Directory of the default socket, created if absent [default: /run/gantry]
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
-    /// Log events of this level and above: off, error, warning, info, debug or trace; MODULE=LEVEL sets the level of one
-    /// module, with commas between several [default: info; environment: GANTRY_LOG]
+    /// Log events of this level and above: off, error, warning, info, debug or trace; MODULE=LEVEL sets the level of
+    /// one module, with commas between several [default: info; environment: GANTRY_LOG]
     #[arg(long, value_name = "FILTER")]
     log_level: Option<Filter>,
     /// Format of log lines: text or json
@@ -100,8 +100,8 @@ fn start_logging(args: &Args) -> anyhow::Result<()> {
     result
 }
 
-/// Returns after SIGTERM or SIGINT. A running collection ends with the process, as with `kill -9`; the next one continues
-/// it.
+/// Returns after SIGTERM or SIGINT. A running collection ends with the process, as with `kill -9`; the next one
+/// continues it.
 fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result<()> {
     let settings = args.settings()?;
     let passed = passed?;
@@ -128,14 +128,14 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
         networking.drain();
         ended
     } else {
-        warn!("only serving {dir}: pods run on, nobody settles them");
+        warn!("only serving {dir}: pods run on and are not reconciled");
         notify::send_state("READY=1");
         condition::serve_read_only(&signals, &condition)
     };
     notify::send_state("STOPPING=1");
     api.drain();
     ended?;
-    info!("told to end; pods run on");
+    info!("ended by a signal; pods run on");
     Ok(())
 }
 

@@ -46,7 +46,7 @@ impl Networking {
             (true, None) => self.resolver = start_resolver(settings),
             (false, Some(running)) => {
                 running.drain(DRAIN_TIMEOUT);
-                info!("names of pods are not resolved any more");
+                info!("stopped resolving names of pods");
             }
             (false, None) => {}
         }

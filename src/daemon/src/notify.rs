@@ -12,7 +12,7 @@ use tracing::warn;
 pub(crate) fn send_state(state: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     if let Err(error) = send(&socket, state) {
-        warn!("cannot tell the service manager '{state}': {error}");
+        warn!("cannot send '{state}' to the service manager: {error}");
     }
 }
 

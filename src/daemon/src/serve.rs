@@ -8,8 +8,8 @@ use anyhow::{Context as _, bail};
 use gantry_api::{Address, Config, Listener, Running, rkt};
 use tracing::{info, warn};
 
-/// The directory of the default socket. The default is not a TCP address, because every user of the host and every pod in
-/// the host's network could connect to it.
+/// The directory of the default socket. The default is not a TCP address, because every user of the host and every pod
+/// in the host's network could connect to it.
 const DEFAULT_RUN_DIR: &str = "/run/gantry";
 /// The name of the default socket.
 const SOCKET: &str = "api.sock";
@@ -63,7 +63,7 @@ fn listen_spec(passed: bool, addresses: Option<&[String]>, run_dir: Option<&Path
         return Ok(if passed { ListenSpec::Passed } else { ListenSpec::Default(dir) });
     };
     if passed {
-        bail!("the service manager passed sockets, and 'listen' names addresses: only one of both can be");
+        bail!("the service manager passed sockets and 'listen' names addresses: give only one of them");
     }
     if addresses.is_empty() || addresses == [NONE] {
         return Ok(ListenSpec::None);

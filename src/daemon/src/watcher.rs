@@ -1,5 +1,5 @@
-//! The keeper's wake-ups behind one epoll descriptor: signals, ends of supervisors (pidfds), and inotify on the database's
-//! WAL (commits of any process) and on the directories of running pods (journals).
+//! The keeper's wake-ups behind one epoll descriptor: signals, ends of supervisors (pidfds), and inotify on the
+//! database's WAL (commits of any process) and on the directories of running pods (journals).
 //!
 //! A wake-up only names what to reconcile; a spurious one is harmless. Without inotify the keeper polls.
 

@@ -9,8 +9,8 @@ use tracing_subscriber::filter::Targets;
 /// The environment variable of the filter. The flag `--log-level` wins over it.
 pub const FILTER_VARIABLE: &str = "GANTRY_LOG";
 
-/// A filter: `LEVEL`, `MODULE=LEVEL`, or several of them with commas (`info,gantry_api=debug`). Levels are `off`, `error`,
-/// `warning` (or `warn`), `info`, `debug` and `trace`; a module includes its submodules.
+/// A filter: `LEVEL`, `MODULE=LEVEL`, or several of them with commas (`info,gantry_api=debug`). Levels are `off`,
+/// `error`, `warning` (or `warn`), `info`, `debug` and `trace`; a module includes its submodules.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Filter(Targets);
 

@@ -1,12 +1,12 @@
-//! What the three programs share of logging: the filter (`--log-level`, `GANTRY_LOG`), the two formats (`--log-format`),
-//! and the priorities of the systemd journal. Events and spans are [`tracing`]'s own.
+//! What the three programs share of logging: the filter (`--log-level`, `GANTRY_LOG`), the two formats
+//! (`--log-format`), and the priorities of the systemd journal. Events and spans are [`tracing`]'s own.
 //!
 //! Imports nothing of ours. Libraries emit events with `tracing` and never import this crate; a program calls [`init`]
 //! once, before it starts threads.
 //!
-//! Levels: `error`, an operation failed and is not retried, or needs an administrator; `warning`, an operation failed and
-//! is retried or left out; `info`, a change of state that an operator follows; `debug`, decisions; `trace`, everything.
-//! The function that handles a failure logs it; functions that return the failure do not.
+//! Levels: `error`, an operation failed and is not retried, or needs an administrator; `warning`, an operation failed
+//! and is retried or left out; `info`, a change of state that an operator follows; `debug`, decisions; `trace`,
+//! everything. The function that handles a failure logs it; functions that return the failure do not.
 #![forbid(unsafe_code)]
 
 mod filter;

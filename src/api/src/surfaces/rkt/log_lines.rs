@@ -1,8 +1,8 @@
 //! Encodes log lines: `2016-05-19 10:00:00.123456789 +0000 UTC MESSAGE=hello`, each an element of the only field of
 //! GetLogsResponse. The protobuf is written by hand: each line is copied once, into the bytes of the message.
 //!
-//! A line that arrives in pieces becomes one element. Pieces of several apps can interleave, so each app and stream has its
-//! own unfinished line; their total size is limited.
+//! A line that arrives in pieces becomes one element. Pieces of several apps can interleave, so each app and stream has
+//! its own unfinished line; their total size is limited.
 
 use std::borrow::Cow;
 
@@ -18,7 +18,8 @@ const MAX_LINE: usize = 1 << 20;
 const MAX_PART: usize = 256 << 10;
 /// Maximum bytes of all unfinished lines. Beyond it, the longest one is flushed.
 const MAX_UNFINISHED: usize = 4 << 20;
-/// A message of this many bytes is complete. With one more element it stays far below 4 MiB, the usual limit of clients.
+/// A message of this many bytes is complete. With one more element it stays far below 4 MiB, the usual limit of
+/// clients.
 const MAX_MESSAGE: usize = 512 << 10;
 /// Field 1, length-delimited.
 const KEY: u8 = 0x0a;

@@ -1,7 +1,7 @@
 //! rkt's PublicAPI, package `v1alpha`. The contract is `proto/rkt/v1alpha/api.proto`.
 //!
-//! `service` has the methods; `filters` and `convert` translate requests and enums; `pods`, `images`, `events` and `logs`
-//! make the responses.
+//! `service` has the methods; `filters` and `convert` translate requests and enums; `pods`, `images`, `events` and
+//! `logs` make the responses.
 
 mod convert;
 mod detail;
