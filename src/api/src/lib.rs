@@ -6,7 +6,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`server`] | the servers, one per surface: limits, start, drain |
-//! | `surface` | [`surface::Surface`], the trait of all surfaces: services, descriptors, access rules |
+//! | `surface` | `Surface`, the trait of all surfaces: services, descriptors, access rules |
 //! | `context` | what surfaces work with: configuration, engine, events, log directories |
 //! | `bridge` | from async tasks to the synchronous engine: read-only and read-write handles |
 //! | `hub`, `events` | events as they are committed; cursors of subscribers |
