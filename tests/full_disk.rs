@@ -124,6 +124,27 @@ fn fill_for_good(disk: &SmallDisk<'_>) {
     disk.fill();
 }
 
+/// The index beside the WAL of a database that no process has open may be of any length.
+#[test]
+fn lists_need_no_space_for_the_index_of_the_wal() {
+    let g = Gantry::new();
+    for disk in [SmallDisk::new(&g, "16m"), SmallDisk::ext4(&g, "16m", 1024)] {
+        let (disk, image) = disk_with_fixture(&g, disk);
+        let pod = pod_id(&disk.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
+        let index = disk.data().join("gantry.db-shm");
+        for length in [0, 3, 4096] {
+            std::fs::File::options().write(true).open(&index).unwrap().set_len(length).unwrap();
+            fill_for_good(&disk);
+            assert!(disk.run(&["list"]).ok().stdout.contains(&pod[..8]), "{length}");
+            assert!(disk.run(&["status", &pod]).ok().stdout.contains("prepared"), "{length}");
+            assert_eq!(disk.run(&["image", "list", "-q"]).ok().stdout.lines().count(), 1, "{length}");
+            disk.drain();
+        }
+        disk.run(&["rm", &pod]).succeeded();
+        assert_clean(&disk);
+    }
+}
+
 #[test]
 fn a_full_disk_can_be_emptied_again_and_again() {
     let g = Gantry::new();

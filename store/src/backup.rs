@@ -23,7 +23,7 @@ use rusqlite::backup::{Backup as Copying, StepResult};
 use rusqlite::{Connection, OpenFlags};
 
 use crate::damage::wrong_rows;
-use crate::db::{BUSY, connect, connect_to, make_db, unknown_feature};
+use crate::db::{BUSY, connect, connect_to, make_db, unknown_feature, uri};
 use crate::lock::sync_dir;
 use crate::migrate::{self, APPLICATION_ID, STEPS};
 use crate::sweep::names;
@@ -190,19 +190,8 @@ pub(crate) fn next_seq(path: &Path) -> Option<u64> {
 
 /// Opens a database that nobody writes to: without locks, and without a WAL being made beside it.
 fn open_immutable(path: &Path) -> rusqlite::Result<Connection> {
-    use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-    let mut uri = b"file:".to_vec();
-    for &byte in path.as_os_str().as_bytes() {
-        // The three that mean something in a URI's path (https://sqlite.org/uri.html).
-        match byte {
-            b'%' | b'?' | b'#' => uri.extend(format!("%{byte:02X}").into_bytes()),
-            byte => uri.push(byte),
-        }
-    }
-    uri.extend(b"?immutable=1");
-    let uri = PathBuf::from(std::ffi::OsString::from_vec(uri));
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
-    Connection::open_with_flags(uri, flags)
+    Connection::open_with_flags(uri(path, "immutable=1"), flags)
 }
 
 /// Copies the database as it was committed before a migration, which holds the write lock.

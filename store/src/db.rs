@@ -7,9 +7,11 @@
 mod error;
 
 use std::cell::{Cell, RefCell};
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -25,7 +27,7 @@ use crate::high_water::HighWater;
 use crate::keeper::KEEPER_LOCK;
 use crate::lock::{lock_within, open_lock_file};
 use crate::migrate::{self, APPLICATION_ID, FEATURES, STEPS};
-use crate::wal_index::IndexLease;
+use crate::wal_index::{IndexLease, IndexPlace};
 use crate::{Layout, StoreError, backup, high_water, reserve, wal_index};
 
 /// How long a statement waits for other writers, and opening for the lock on the data directory.
@@ -198,7 +200,7 @@ impl Store {
             refuse_lost(&layout)?;
             return Err(OpenError::Absent { dir: dir.to_owned() });
         }
-        let db = connect(&layout)?;
+        let db = connect_to_read(&layout)?;
         match look(&db.conn, &layout, &boot, STEPS)? {
             // Killed between making the file and its first table: nothing was ever stored.
             Look::Behind(0) => return Err(OpenError::Absent { dir: dir.to_owned() }),
@@ -410,11 +412,40 @@ pub(crate) fn connect(layout: &Layout) -> Result<Connected, StoreError> {
     connect_to(&layout.db()).map(|conn| Connected { conn, index })
 }
 
-/// The same for a database file anywhere.
+/// [`connect`] for a reader, which works on a full disk, too.
+fn connect_to_read(layout: &Layout) -> Result<Connected, StoreError> {
+    let (index, place) = wal_index::prepare_to_read(layout)?;
+    let conn = match place {
+        IndexPlace::File => connect_to(&layout.db())?,
+        IndexPlace::Memory => connect_with(&uri(&layout.db(), "readonly_shm=1"), OpenFlags::SQLITE_OPEN_URI)?,
+    };
+    Ok(Connected { conn, index })
+}
+
+/// Opens a database file anywhere.
 pub(crate) fn connect_to(path: &Path) -> Result<Connection, StoreError> {
+    connect_with(path, OpenFlags::empty())
+}
+
+/// The URI of a database file, with parameters for SQLite (<https://sqlite.org/uri.html>).
+pub(crate) fn uri(path: &Path, parameters: &str) -> PathBuf {
+    let mut uri = b"file:".to_vec();
+    for &byte in path.as_os_str().as_bytes() {
+        // The three that mean something in a URI's path.
+        match byte {
+            b'%' | b'?' | b'#' => uri.extend(format!("%{byte:02X}").into_bytes()),
+            byte => uri.push(byte),
+        }
+    }
+    uri.push(b'?');
+    uri.extend(parameters.as_bytes());
+    PathBuf::from(OsString::from_vec(uri))
+}
+
+fn connect_with(path: &Path, more: OpenFlags) -> Result<Connection, StoreError> {
     let sql = || StoreError::sql("open the database");
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    let conn = Connection::open_with_flags(path, flags).map_err(sql())?;
+    let conn = Connection::open_with_flags(path, flags | more).map_err(sql())?;
     conn.busy_timeout(BUSY).map_err(sql())?;
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_FKEY, true).map_err(sql())?;
     // Without this every command would copy the WAL into the database, with two fsyncs, on its way out.

@@ -60,26 +60,51 @@ impl Drop for IndexLease {
     }
 }
 
+/// Where SQLite keeps the index of a reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum IndexPlace {
+    /// In `gantry.db-shm`, shared with all other processes.
+    File,
+    /// In memory of the reader, because the disk has no room for the file. SQLite does that for a connection with
+    /// `readonly_shm` as long as no process holds the lock on byte 128.
+    Memory,
+}
+
 /// Allocates and, for the first opener, clears the index. Call it before SQLite opens the database.
 pub(crate) fn prepare(layout: &Layout) -> Result<IndexLease, StoreError> {
+    let (lease, claimed) = open_and_claim(layout)?;
+    claimed.map(|()| lease)
+}
+
+/// [`prepare`] for a connection that only reads, which needs no space on the disk.
+pub(crate) fn prepare_to_read(layout: &Layout) -> Result<(IndexLease, IndexPlace), StoreError> {
+    let (lease, claimed) = open_and_claim(layout)?;
+    match claimed {
+        Ok(()) => Ok((lease, IndexPlace::File)),
+        Err(error) if error.is_full() => Ok((lease, IndexPlace::Memory)),
+        Err(error) => Err(error),
+    }
+}
+
+/// The lease, which keeps the descriptor open, and whether the index was allocated and locked.
+fn open_and_claim(layout: &Layout) -> Result<(IndexLease, Result<(), StoreError>), StoreError> {
     let path = layout.wal_index();
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let known = FileId::of(&path)?.and_then(|id| opened.iter_mut().find(|index| index.id.is(id)));
     if let Some(index) = known {
-        claim(&index.file, &path)?;
         index.leases += 1;
-        return Ok(IndexLease(Some(index.id)));
+        return Ok((IndexLease(Some(index.id)), claim(&index.file, &path)));
     }
     let file = match open(&path) {
         Ok(file) => file,
         // SQLite can read without an index of its own.
-        Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => return Ok(IndexLease(None)),
+        Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => return Ok((IndexLease(None), Ok(()))),
         Err(error) => return Err(StoreError::io("open", &path)(error)),
     };
     let id = FileId::of_file(&file).map_err(StoreError::io("look at", &path))?;
-    claim(&file, &path)?;
+    let claimed = claim(&file, &path);
     opened.push(Opened { id, file, leases: 1 });
-    Ok(IndexLease(Some(id)))
+    Ok((IndexLease(Some(id)), claimed))
 }
 
 fn open(path: &Path) -> io::Result<File> {
