@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use gantry_tests::python::run_script;
 use gantry_tests::{Gantry, Out, Running, Signal, pod_id, wait_for};
 
 /// Ends it by this signal, which must take less than a second, of which half is for the slow machine.
@@ -246,24 +245,6 @@ fn the_configuration_is_read_again() {
     keeper.signal(Signal::TERM);
     let out = keeper.wait().ok();
     assert_eq!(out.stderr.lines().filter(|line| line.starts_with("error:")).count(), 1, "{out}");
-}
-
-/// Pods of a database of format 1 have the annotations of their apps in their manifests only.
-#[test]
-fn annotations_of_old_pods_are_written_down() {
-    const SAID: &str = "written down, of pods: 1";
-    let g = Gantry::new();
-    let image = g.fixture();
-    let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--user-annotation=of=it"]).ok());
-    let dir = g.dir().display().to_string();
-    run_script("database.py", &[&dir, "sql", "UPDATE app SET annotations = NULL"]).succeeded();
-    let mut keeper = g.keeper(&[]);
-    keeper.wait_for_complaint(SAID);
-    end(keeper, Signal::TERM);
-    // It fails if a row has been left.
-    let check =
-        format!("INSERT INTO app SELECT * FROM app WHERE pod = '{pod}' AND annotations IS NOT '{{\"of\":\"it\"}}'");
-    run_script("database.py", &[&dir, "sql", &check]).succeeded();
 }
 
 #[test]

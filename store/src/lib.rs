@@ -92,7 +92,7 @@ pub use keeper::{Keeper, KeeperLock};
 pub use layout::Layout;
 pub use pod_dir::{MakePodDirError, PodLock, PodState};
 pub use pods::{
-    AnnotationsByApp, AppRow, Change, FAILURE, Glance, InCgroups, InsertPodError, Moved, Networks, NewApp, NewPod,
+    AppRow, Change, FAILURE, Glance, InCgroups, InsertPodError, Moved, Networks, NewApp, NewPod,
     PodRow, PodWhere, ResolveError, StepError,
 };
 pub use record::Record;

@@ -1,11 +1,11 @@
-//! The schema, as a list of steps that is only ever appended to. `user_version` counts the steps a database has had.
+//! The schema of the database, as a list of migration steps. `user_version` is the format: the number of steps applied.
 //!
-//! * A step that has been released is never edited: `fixtures/vN.sql` holds a database of each past format, and a test
-//!   compares the schema it has with the one the steps make.
-//! * All missing steps run in one transaction; a `kill -9` in between leaves the database as it was.
-//! * Before the first step a copy of the database is put into `backups/` (`backup.rs`).
-//! * A database with more steps than this program knows is refused, never guessed at. Rows in `feature` let a later
-//!   program say so without a new format: an unknown feature of kind `incompatible` refuses too.
+//! * Append only. `fixtures/vN.sql` is a database of each released format, and a test compares its schema with the one
+//!   that the first N steps make. Format 1 is the first release.
+//! * All missing steps run in one transaction: a `kill -9` leaves the old format.
+//! * Before the first step, the database is backed up to `backups/` (`backup.rs`).
+//! * Opening a database of a newer format fails. An unknown row of kind `incompatible` in `feature` has the same effect
+//!   without a new format.
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
@@ -18,7 +18,7 @@ pub(crate) const APPLICATION_ID: i32 = 0x6761_6e74;
 pub(crate) const FEATURES: [&str; 0] = [];
 
 /// The steps. Append only.
-pub(crate) const STEPS: &[&str] = &[V1, V2, V3, V4];
+pub(crate) const STEPS: &[&str] = &[V1];
 
 const V1: &str = "
 CREATE TABLE feature (
@@ -43,6 +43,7 @@ CREATE TABLE event (
     name TEXT NOT NULL,
     data TEXT NOT NULL CHECK (json_type(data) = 'object')
 ) STRICT;
+CREATE INDEX event_at ON event (at);
 
 -- Committed layers. A parent outlives its children; children may come first within one transaction.
 CREATE TABLE layer (
@@ -103,6 +104,10 @@ CREATE TABLE pod (
     reason TEXT,
     marked_at INTEGER,
     was TEXT CHECK (was IN ('aborted', 'prepared', 'exited')),
+    -- Garbage whose deletion has begun.
+    deleting_at INTEGER,
+    -- What the pod got of its networks when it was started (`pods/networks.rs`). NULL: nothing, or not started.
+    networks TEXT CHECK (json_type(networks) = 'array'),
     CHECK (phase NOT IN ('embryo', 'preparing', 'aborted-prepare') OR prepared_at IS NULL),
     CHECK (phase NOT IN ('prepared', 'running', 'exited') OR prepared_at IS NOT NULL),
     CHECK ((phase = 'aborted-prepare') = (aborted_at IS NOT NULL)),
@@ -115,10 +120,13 @@ CREATE TABLE pod (
     CHECK ((ended_at IS NULL) = (reason IS NULL)),
     CHECK (ended_at IS NOT NULL OR failed_app IS NULL),
     CHECK ((phase = 'garbage') = (marked_at IS NOT NULL)),
-    CHECK ((phase = 'garbage') = (was IS NOT NULL))
+    CHECK ((phase = 'garbage') = (was IS NOT NULL)),
+    CHECK (phase = 'garbage' OR deleting_at IS NULL),
+    CHECK (started_at IS NOT NULL OR networks IS NULL)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX pod_created ON pod (created, id);
 CREATE INDEX pod_phase ON pod (phase);
+CREATE INDEX pod_deleting ON pod (deleting_at) WHERE deleting_at IS NOT NULL;
 
 -- The reference to the image is what protects it: it cannot be removed while this row is there.
 CREATE TABLE app (
@@ -127,6 +135,7 @@ CREATE TABLE app (
     name TEXT NOT NULL,
     image TEXT NOT NULL REFERENCES image (id),
     image_name TEXT NOT NULL,
+    annotations TEXT NOT NULL CHECK (json_type(annotations) = 'object'),
     state TEXT NOT NULL CHECK (state IN ('waiting', 'running', 'exited')),
     attempt INTEGER CHECK (attempt >= 0),
     started_at INTEGER,
@@ -148,27 +157,7 @@ CREATE TABLE app (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX app_image ON app (image);
 CREATE INDEX app_name ON app (name);
-";
 
-const V2: &str = "
--- Garbage that somebody has begun to delete.
-ALTER TABLE pod ADD COLUMN deleting_at INTEGER CHECK (deleting_at IS NULL OR phase = 'garbage');
-CREATE INDEX pod_deleting ON pod (deleting_at) WHERE deleting_at IS NOT NULL;
-
--- NULL: made by format 1; they are in the pod's manifest only. The index finds those apps, and is empty before long.
-ALTER TABLE app ADD COLUMN annotations TEXT CHECK (annotations IS NULL OR json_type(annotations) = 'object');
-CREATE INDEX app_of_format_1 ON app (pod) WHERE annotations IS NULL;
-
-CREATE INDEX event_at ON event (at);
-";
-
-const V3: &str = "
--- What a pod got of its networks when it was started (`pods/networks.rs`). NULL: nothing, or not started.
-ALTER TABLE pod ADD COLUMN networks TEXT
-    CHECK (networks IS NULL OR (json_type(networks) = 'array' AND started_at IS NOT NULL));
-";
-
-const V4: &str = "
 -- Volumes that outlive pods (`volumes.rs`). `deleting`: its removal has begun.
 CREATE TABLE volume (
     name TEXT PRIMARY KEY,

@@ -97,14 +97,11 @@ pub struct AppRow {
     pub image: ImageId,
     /// The name by which the image was asked for.
     pub image_name: String,
-    /// Its annotations. Not known of pods that format 1 has made, see [`Store::pods_of_format_1`].
+    /// Its annotations.
     pub annotations: BTreeMap<String, String>,
     /// Where it stands.
     pub state: AppState,
 }
-
-/// The annotations of a pod's apps, by the apps' names.
-pub type AnnotationsByApp = BTreeMap<String, BTreeMap<String, String>>;
 
 /// What is to become of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -314,31 +311,6 @@ impl Store {
             .and_then(|changed| if changed == 0 { Ok(None) } else { load(tx, id) })
             .map_err(StoreError::sql(DOING))
         })
-    }
-
-    /// Writes down the annotations of apps of which format 1 has kept none (see [`Self::pods_of_format_1`]), by the pods'
-    /// ids and the apps' names; an app that is not named has none. What is known already stays as it is.
-    ///
-    /// # Errors
-    /// [`StoreError`]; then none of them was written.
-    pub fn add_annotations(&self, said: &[(PodId, AnnotationsByApp)]) -> Result<(), StoreError> {
-        const DOING: &str = "write down the annotations of old pods";
-        let add = |tx: &Transaction<'_>| -> rusqlite::Result<()> {
-            let mut one = tx.prepare_cached(
-                "UPDATE app SET annotations = ?3 WHERE pod = ?1 AND name = ?2 AND annotations IS NULL",
-            )?;
-            let mut others =
-                tx.prepare_cached("UPDATE app SET annotations = '{}' WHERE pod = ?1 AND annotations IS NULL")?;
-            for (id, apps) in said {
-                let id = id.to_string();
-                for (name, annotations) in apps {
-                    one.execute(params![id, name, row::map_text(annotations)?])?;
-                }
-                others.execute([id])?;
-            }
-            Ok(())
-        };
-        self.write(DOING, Sync::Soon, |tx| add(tx).map_err(StoreError::sql(DOING)))
     }
 
     /// A pod on its way out must get there on a full disk too: what was set aside is given back for it.

@@ -29,7 +29,7 @@ pub mod up;
 use serde::{Deserialize, Serialize};
 
 /// The version of this ABI.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 1;
 
 /// The names of files in a pod directory. They are part of the ABI.
 pub mod files {

@@ -78,9 +78,6 @@ fn back_up(engine: &Engine, settings: KeeperSettings) {
 }
 
 fn collect(engine: &Engine, settings: KeeperSettings, images: bool) {
-    if let Err(error) = add_annotations(engine) {
-        warn!("cannot record the annotations of old pods: {error:#}");
-    }
     if let Err(error) = collect_pods(engine, settings) {
         warn!("cannot collect garbage: {error:#}");
     }
@@ -90,15 +87,6 @@ fn collect(engine: &Engine, settings: KeeperSettings, images: bool) {
     if images && let Err(error) = sweep_images(engine) {
         warn!("cannot collect unused layers and blobs: {error:#}");
     }
-}
-
-/// So that listing them is as cheap as listing others.
-fn add_annotations(engine: &Engine) -> anyhow::Result<()> {
-    let old = engine.add_annotations_of_old_pods()?;
-    if old > 0 {
-        info!("annotations that only manifests had were written down, of pods: {old}");
-    }
-    Ok(())
 }
 
 /// Trims after the pods are removed, because their removal adds events.

@@ -46,7 +46,7 @@ impl Observer {
         let parent = &self.engine.options.cgroup_parent;
         let filters: Vec<PodWhere<'_>> = filters.iter().map(|filter| filter::resolved(filter, parent)).collect();
         let rows = self.engine.store.pods_where(&filters).map_err(PodError::store)?;
-        self.views(rows)
+        Ok(rows.into_iter().map(|row| self.engine.view(row)).collect())
     }
 
     /// The pod with this prefix of its id.
@@ -56,8 +56,7 @@ impl Observer {
     pub fn pod(&self, prefix: &PodPrefix) -> Result<PodView, PodError> {
         let id = self.engine.resolve(prefix)?;
         let row = self.engine.store.pod(id).map_err(PodError::store)?;
-        let view = self.views(row.into_iter().collect())?.pop();
-        view.ok_or_else(|| PodError::NotFound(prefix.clone()))
+        row.map(|row| self.engine.view(row)).ok_or_else(|| PodError::NotFound(prefix.clone()))
     }
 
     /// The manifest of a pod in appc's format (JSON); `None` when the files that it is made from are missing: the pod can be
@@ -122,24 +121,6 @@ impl Observer {
     fn image_view(&self, row: ImageRow) -> ImageView {
         let documents = self.images.documents(&self.engine.store, &row);
         ImageView::new(row, &documents)
-    }
-
-    /// Completes rows from manifests.
-    fn views(&self, mut rows: Vec<PodRow>) -> Result<Vec<PodView>, PodError> {
-        let old = self.engine.store.pods_of_format_1().map_err(PodError::store)?;
-        for row in rows.iter_mut().filter(|row| old.contains(&row.id)) {
-            self.annotate(row)?;
-        }
-        Ok(rows.into_iter().map(|row| self.engine.view(row)).collect())
-    }
-
-    /// Until gantryd has recorded them ([`Engine::add_annotations_of_old_pods`]).
-    fn annotate(&self, row: &mut PodRow) -> Result<(), PodError> {
-        let mut documents = self.engine.annotations_in_manifest(row.id)?;
-        for app in &mut row.apps {
-            app.annotations = documents.remove(app.name.as_str()).unwrap_or_default();
-        }
-        Ok(())
     }
 }
 

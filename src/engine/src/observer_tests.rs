@@ -312,23 +312,6 @@ fn damaged_pods_are_listed() {
     assert!(views.iter().all(|view| view.row.apps[1].annotations["of"] == "b"));
 }
 
-/// As for a pod that format 1 has made; which ones those are is the store's to say.
-#[test]
-fn annotations_of_old_pods_come_from_their_manifest() {
-    let home = Home::new();
-    let image = three(&home)[0].clone();
-    let id = home.pod(&image, 1);
-    let mut row = home.store.pod(id).unwrap().unwrap();
-    row.apps.iter_mut().for_each(|app| app.annotations.clear());
-    home.observer.annotate(&mut row).unwrap();
-    assert_eq!((row.apps[0].annotations["of"].as_str(), row.apps[1].annotations["of"].as_str()), ("a", "b"));
-    for broken in ["", "[]", r#"{"apps":[{"annotations":{}}]}"#, r#"{"apps":[{"name":"a","annotations":{"n":1}}]}"#] {
-        std::fs::write(home.store.layout().pod_dir(&id).join(pod_dir::MANIFEST), broken).unwrap();
-        home.observer.annotate(&mut row).unwrap();
-        assert!(row.apps.iter().all(|app| app.annotations.is_empty()), "{broken}");
-    }
-}
-
 #[test]
 fn pods_by_cgroup_and_by_the_beginning_of_an_id() {
     let home = Home::new();

@@ -47,17 +47,6 @@ impl Store {
         const DOING: &str = "list the pods";
         self.read(DOING, |tx| any(tx, filters).and_then(|of| list(tx, &of)).map_err(StoreError::sql(DOING)))
     }
-
-    /// The pods with apps of which the store does not know the annotations, because format 1 had no place for them.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub fn pods_of_format_1(&self) -> Result<BTreeSet<PodId>, StoreError> {
-        self.conn
-            .prepare_cached("SELECT DISTINCT app.pod FROM app WHERE app.annotations IS NULL")
-            .and_then(|mut of| of.query_map([], |found| row::Columns::new(found).parsed())?.collect())
-            .map_err(StoreError::sql("list the pods of format 1"))
-    }
 }
 
 /// One condition for all filters; where there are several, on the ids for which any of them holds.

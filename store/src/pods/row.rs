@@ -75,21 +75,7 @@ impl<'a, 'b> Columns<'a, 'b> {
 
     /// The next column as a JSON object of strings.
     pub(crate) fn map(&mut self) -> rusqlite::Result<BTreeMap<String, String>> {
-        let text = self.text()?;
-        self.object(text)
-    }
-
-    /// The same for a column that may be NULL, which is read as an empty object.
-    pub(crate) fn map_or_empty(&mut self) -> rusqlite::Result<BTreeMap<String, String>> {
-        self.next += 1;
-        match self.row.get_ref(self.next - 1)?.as_str_or_null()? {
-            None => Ok(BTreeMap::new()),
-            Some(text) => self.object(text),
-        }
-    }
-
-    fn object(&self, text: &str) -> rusqlite::Result<BTreeMap<String, String>> {
-        match text {
+        match self.text()? {
             "{}" => Ok(BTreeMap::new()),
             text => serde_json::from_str(text).map_err(|error| self.not(error)),
         }
@@ -198,7 +184,7 @@ pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
         name: columns.parsed()?,
         image: columns.parsed()?,
         image_name: columns.get()?,
-        annotations: columns.map_or_empty()?,
+        annotations: columns.map()?,
         state: app_state(&mut columns)?,
     })
 }

@@ -307,8 +307,6 @@ fn indexes_answer_what_they_can() {
             assert!(plan.iter().any(|line| line.contains(want)), "{what}: {want} is not in {plan:#?}");
         }
     }
-    let old = plan(&home.store, "SELECT DISTINCT app.pod FROM app WHERE app.annotations IS NULL", []);
-    assert!(old.iter().any(|line| line.contains("app_of_format_1")), "{old:?}");
     let since = plan(&home.store, "SELECT min(+seq) FROM event WHERE at >= 5", []);
     assert!(since.iter().any(|line| line.contains("event_at")), "{since:?}");
 }

@@ -13,16 +13,17 @@ use crate::migrate::{self, STEPS};
 use crate::{OpenError, StoreError};
 
 const V1: &str = include_str!("../../fixtures/v1.sql");
-const V2: &str = include_str!("../../fixtures/v2.sql");
-const V3: &str = include_str!("../../fixtures/v3.sql");
-const V4: &str = include_str!("../../fixtures/v4.sql");
+
+/// A step to a format that there is not yet: a new column with a value for each row.
+const STEP_TO_FORMAT_2: &str = "ALTER TABLE pod ADD COLUMN extra TEXT NOT NULL DEFAULT 'x';
+    UPDATE pod SET extra = id;";
 
 fn boot(name: &str) -> BootId {
     BootId(name.into())
 }
 
 /// A data directory with the database of a fixture.
-fn old(fixture: &str) -> (tempfile::TempDir, std::path::PathBuf) {
+fn of_fixture(fixture: &str) -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     drop(Store::open(&data).unwrap());
@@ -157,48 +158,74 @@ fn the_steps_make_the_schema_of_the_fixture() {
         let mut all = conn.prepare("SELECT name, coalesce(sql, '') FROM sqlite_schema ORDER BY name").unwrap();
         all.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().collect::<Result<_, _>>().unwrap()
     };
-    for (n, fixture) in [V1, V2, V3, V4].into_iter().enumerate() {
+    for (n, fixture) in [V1].into_iter().enumerate() {
         let (released, made) = (Connection::open_in_memory().unwrap(), Connection::open_in_memory().unwrap());
         released.execute_batch(fixture).unwrap();
         STEPS[..=n].iter().for_each(|step| made.execute_batch(step).unwrap());
         assert_eq!(schema(&released), schema(&made), "format {}", n + 1);
         assert_eq!(crate::migrate::version(&released).unwrap(), n + 1);
     }
-    assert_eq!(STEPS.len(), 4, "a format without a fixture");
+    assert_eq!(STEPS.len(), 1, "a format without a fixture");
 }
 
-/// What the fixtures have in common.
+/// Checks the rows of the fixture.
 fn check_fixture(store: &Store) {
     let pods = store.pods(&PodQuery::default()).unwrap();
     let names: Vec<_> = pods.iter().map(|pod| pod.phase.name()).collect();
     assert_eq!(names, Phase::NAMES[..pods.len()]);
+    assert_eq!((pods.len(), pods[3].user_annotations["k"].as_str()), (8, "v"));
     let Phase::Garbage { was: Was::Exited { at, .. }, .. } = &pods[6].phase else { panic!("{:?}", pods[6]) };
-    assert_eq!((*at, pods[3].user_annotations["k"].as_str()), (Timestamp(140), "v"));
+    assert_eq!(*at, Timestamp(140));
+    let Phase::Garbage { was: Was::Prepared, deleting, .. } = &pods[7].phase else { panic!("{:?}", pods[7]) };
+    assert_eq!(*deleting, Some(Timestamp(160)));
+    assert_eq!((pods[5].apps[0].annotations["a"].as_str(), pods[7].apps[0].annotations.len()), ("b", 0));
     assert_eq!(store.images().unwrap()[0].layers.len(), 2);
     assert_eq!(store.events_after(0, 10).unwrap().len(), 2);
 }
 
 #[test]
-fn format_1_is_read_and_migrated_with_a_copy_made_before() {
-    let (_dir, data) = old(V1);
-    assert!(matches!(Store::open_read_only(&data), Err(OpenError::Older { found: 1, .. })));
+fn format_1_is_read() {
+    let (_dir, data) = of_fixture(V1);
     let store = Store::open(&data).unwrap();
     check_fixture(&store);
-    assert_eq!(store.pods(&PodQuery::default()).unwrap().len(), 7, "format 1 did not say who is being deleted");
-    let (fifth, sixth) = (pods_n(5), pods_n(6));
-    assert_eq!(store.pods_of_format_1().unwrap(), [fifth, sixth].into());
-    assert!(store.pod(sixth).unwrap().unwrap().apps[0].annotations.is_empty());
+    assert_eq!(entries(&data.join("backups")), 0, "nothing was migrated");
+    let pods = store.pods(&PodQuery::default()).unwrap();
+    assert_eq!(pods[4].net, "default,b".parse().unwrap());
+    let second = gantry_model::PodNetwork { name: "b".into(), interface: "eth1".into(), ..Default::default() };
+    let mut first = whole_network();
+    first.addresses[1].gateway = None;
+    first.routes.truncate(1);
+    first.ports.truncate(1);
+    assert_eq!(pods[4].networks.read().unwrap(), [first, second]);
+    assert_eq!((pods[5].networks.read().unwrap()[0].name.as_str(), pods[3].networks.is_empty()), ("default", true));
+    let volumes = store.volumes().unwrap();
+    assert_eq!(volumes.len(), 1, "the removal of the other one has begun: {volumes:?}");
+    let volume = &volumes[0];
+    assert_eq!((volume.name.as_str(), volume.created, volume.labels["k"].as_str()), ("data", Timestamp(5), "v"));
+    assert_eq!(volume.pods, ["00000000-0000-4000-8000-000000000004".parse().unwrap()].into());
+}
+
+#[test]
+fn a_migration_makes_a_backup_first_and_programs_of_the_old_format_refuse_the_new_one() {
+    let (_dir, data) = of_fixture(V1);
+    let mut steps = [STEPS, &[STEP_TO_FORMAT_2]].concat();
+    let extra = |store: &Store| -> String {
+        store.conn.query_row("SELECT extra FROM pod ORDER BY id LIMIT 1", [], |row| row.get(0)).unwrap()
+    };
+    for _ in 0..2 {
+        let store = Store::open_as(&data, boot("new"), &steps).unwrap();
+        check_fixture(&store);
+        assert_eq!(extra(&store), "00000000-0000-4000-8000-000000000001");
+        assert_eq!(entries(&data.join("backups")), 1, "the second open migrates nothing");
+    }
     let copy = fs::read_dir(data.join("backups")).unwrap().next().unwrap().unwrap().path();
     let version: u32 = Connection::open(&copy).unwrap().query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap();
-    assert_eq!((version, entries(&data.join("backups"))), (1, 1));
-    // The same again; then later formats.
-    check_fixture(&Store::open(&data).unwrap());
-    let mut steps = [STEPS, &["ALTER TABLE pod ADD COLUMN extra TEXT NOT NULL DEFAULT 'x'"]].concat();
-    for _ in 0..2 {
-        check_fixture(&Store::open_as(&data, boot("new"), &steps).unwrap());
-        assert_eq!(entries(&data.join("backups")), 2);
+    assert_eq!(version, 1);
+    for refused in [Store::open(&data).map(drop), Store::open_read_only(&data).map(drop)] {
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, OpenError::Newer { found: 2, known: 1, .. }), "{refused:?}");
+        assert!(refused.to_string().contains("format 2"), "{refused}");
     }
-    assert!(matches!(Store::open(&data), Err(OpenError::Newer { .. })));
     // Three copies are kept, the newest ones.
     for _ in 0..4 {
         steps.push("CREATE INDEX IF NOT EXISTS another ON pod (extra)");
@@ -209,81 +236,53 @@ fn format_1_is_read_and_migrated_with_a_copy_made_before() {
 }
 
 #[test]
-fn format_2_is_read() {
-    let (_dir, data) = old(V2);
-    let store = Store::open(&data).unwrap();
-    check_fixture(&store);
-    let pods = store.pods(&PodQuery::default()).unwrap();
-    let Phase::Garbage { was: Was::Prepared, deleting, .. } = &pods[7].phase else { panic!("{:?}", pods[7]) };
-    assert_eq!((pods.len(), *deleting), (8, Some(Timestamp(160))));
-    assert_eq!(pods[5].apps[0].annotations["a"], "b");
-    assert!(pods.iter().all(|pod| pod.networks.is_empty()), "format 2 did not know");
-    assert_eq!(store.pods_of_format_1().unwrap(), [pods_n(8)].into());
-    assert_eq!(entries(&data.join("backups")), 1);
-    // What is known stays; what is not is as it is said now, and for good.
-    let said = |app: &str, value: &str| {
-        let apps: crate::AnnotationsByApp = [(app.to_owned(), [("a".to_owned(), value.to_owned())].into())].into();
-        store.add_annotations(&[(pods_n(6), apps.clone()), (pods_n(8), apps.clone()), (pods_n(9), apps)]).unwrap();
-        [6, 8].map(|n| store.pod(pods_n(n)).unwrap().unwrap().apps.remove(0).annotations.remove("a"))
-    };
-    assert_eq!(said("old", "new"), [Some("b".to_owned()), Some("new".to_owned())]);
-    assert_eq!(store.pods_of_format_1().unwrap(), [].into());
-    assert_eq!(said("old", "newer"), [Some("b".to_owned()), Some("new".to_owned())]);
-}
-
-#[test]
-fn format_3_is_read() {
-    let (_dir, data) = old(V3);
-    let store = Store::open(&data).unwrap();
-    check_fixture(&store);
-    assert_eq!(entries(&data.join("backups")), 1);
-    assert_eq!(store.volumes().unwrap(), [], "format 3 had none");
-    let pods = store.pods(&PodQuery::default()).unwrap();
-    assert_eq!(pods[4].net, "default,b".parse().unwrap());
-    let second = gantry_model::PodNetwork { name: "b".into(), interface: "eth1".into(), ..Default::default() };
-    let mut first = whole_network();
-    first.addresses[1].gateway = None;
-    first.routes.truncate(1);
-    first.ports.truncate(1);
-    assert_eq!(pods[4].networks, Networks::of(&[first, second]).unwrap(), "also letter by letter");
-    assert_eq!((pods[5].networks.read().unwrap()[0].name.as_str(), pods[3].networks.is_empty()), ("default", true));
-}
-
-#[test]
-fn format_4_is_read() {
-    let (_dir, data) = old(V4);
-    let store = Store::open(&data).unwrap();
-    check_fixture(&store);
-    assert_eq!(entries(&data.join("backups")), 0);
-    let volumes = store.volumes().unwrap();
-    assert_eq!(volumes.len(), 1, "of the other one the removal was begun: {volumes:?}");
-    let data = &volumes[0];
-    assert_eq!((data.name.as_str(), data.created, data.labels["k"].as_str()), ("data", Timestamp(5), "v"));
-    assert_eq!(data.pods, [pods_n(4)].into());
-}
-
-#[test]
-fn an_app_of_which_nothing_is_said_has_no_annotations() {
-    let (_dir, data) = old(V2);
-    let store = Store::open(&data).unwrap();
-    store.add_annotations(&[(pods_n(8), [("other".to_owned(), Default::default())].into())]).unwrap();
-    assert_eq!(store.pods_of_format_1().unwrap(), [].into());
-    assert!(store.pod(pods_n(8)).unwrap().unwrap().apps[0].annotations.is_empty());
-}
-
-/// The pods of the fixtures.
-fn pods_n(n: u32) -> gantry_model::PodId {
-    format!("00000000-0000-4000-8000-{n:012}").parse().unwrap()
-}
-
-#[test]
-fn a_step_that_fails_leaves_the_database_as_it_was() {
-    let (_dir, data) = old(V1);
-    let steps = [STEPS, &["CREATE TABLE more (a INTEGER)", "this is no SQL"]].concat();
+fn a_migration_that_fails_leaves_the_old_format() {
+    let (_dir, data) = of_fixture(V1);
+    let steps = [STEPS, &[STEP_TO_FORMAT_2, "this is no SQL"]].concat();
     assert!(Store::open_as(&data, boot("new"), &steps).is_err());
     let store = Store::open(&data).unwrap();
-    assert_eq!(store.pods(&PodQuery::default()).unwrap().len(), 7);
-    assert!(store.conn.execute_batch("SELECT * FROM more").is_err());
+    check_fixture(&store);
+    let looked = db::look(&store.conn, store.layout(), &boot("new"), &steps).unwrap();
+    assert!(matches!(looked, Look::Behind(1)));
+    assert!(store.conn.execute_batch("SELECT extra FROM pod").is_err());
+}
+
+/// Where [`migrate_until_killed`] finds its data directory.
+const MIGRATED_DIR: &str = "GANTRY_TEST_MIGRATED_DIR";
+
+/// The child of the next test.
+#[test]
+fn migrate_until_killed() {
+    let Some(data) = std::env::var_os(MIGRATED_DIR) else { return };
+    let endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n";
+    let steps = [STEPS, &[STEP_TO_FORMAT_2, endless]].concat();
+    drop(Store::open_as(data.as_ref(), boot("new"), &steps));
+}
+
+#[test]
+fn a_migration_that_is_killed_leaves_the_old_format() {
+    let (_dir, data) = of_fixture(V1);
+    let test = std::env::current_exe().unwrap();
+    let mut child = std::process::Command::new(test)
+        .args(["--exact", "tests::opening::migrate_until_killed"])
+        .env(MIGRATED_DIR, &data)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let has_backup = || crate::backups(&crate::Layout::new(&data)).unwrap().len() == 1;
+    while !has_backup() && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    assert!(child.try_wait().unwrap().is_none(), "the migration ended");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let store = Store::open(&data).unwrap();
+    check_fixture(&store);
+    let intact: String = store.conn.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+    assert_eq!(intact, "ok");
+    drop(store);
+    let steps = [STEPS, &[STEP_TO_FORMAT_2]].concat();
+    check_fixture(&Store::open_as(&data, boot("new"), &steps).unwrap());
 }
 
 #[test]

@@ -230,7 +230,7 @@ fn decoded(store: &Store, row: &ImageRow) -> (ImageDocuments, bool) {
 }
 
 /// Whether a text is JSON, whatever it says.
-pub(crate) fn is_json(bytes: &[u8]) -> bool {
+fn is_json(bytes: &[u8]) -> bool {
     serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok()
 }
 

@@ -38,10 +38,13 @@ pub(crate) mod appc;
 pub(crate) mod json;
 pub(crate) mod net;
 
+use gantry_contract::files;
+use gantry_contract::plan::Plan;
 use gantry_model::id::IdError;
 use gantry_model::net::NetError;
 use gantry_model::{ErrorKind, Kind, Phase, PodId, PodSpec};
 use gantry_store::PodRow;
+use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::manifest::appc::Secrets;
@@ -177,8 +180,18 @@ impl Engine {
         configs: &write::Configs<'_>,
         secrets: Secrets,
     ) -> Result<Option<Vec<u8>>, PodError> {
-        let Some(plan) = self.plan_as_it_lies(row.id)? else { return Ok(None) };
+        let Some(plan) = self.plan_if_readable(row.id)? else { return Ok(None) };
         Ok(serde_json::to_vec(&write::pod(row, &plan, configs, secrets)).ok())
+    }
+
+    /// The plan of a pod; `None` when it never had one or it is lost.
+    fn plan_if_readable(&self, id: PodId) -> Result<Option<Plan>, PodError> {
+        let path = self.pod_dir(id).join(files::PLAN);
+        match pod_dir::read(&path, pod_dir::MAX_PLAN) {
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+            Err(error) if is_lost(&error) => Ok(None),
+            Err(error) => Err(PodError::io("read the plan", path)(error)),
+        }
     }
 
     /// Everything about a pod beyond its status: `manifest`, `plan`, `journal`, `supervisor` (its status, while it runs),
@@ -201,6 +214,13 @@ impl Engine {
             "supervisor_log": self.supervisor_log(id).to_string_lossy(),
         }))
     }
+}
+
+/// Whether the file is missing, is not a file, or cannot be read from the disk.
+fn is_lost(error: &std::io::Error) -> bool {
+    let gone = [Errno::NOENT, Errno::NOTDIR, Errno::ISDIR, Errno::LOOP, Errno::NXIO, Errno::IO];
+    error.kind() == std::io::ErrorKind::InvalidData
+        || Errno::from_io_error(error).is_some_and(|errno| gone.contains(&errno))
 }
 
 fn no_manifest(row: &PodRow) -> ManifestError {

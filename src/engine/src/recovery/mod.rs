@@ -1,5 +1,4 @@
 //! gantryd's start with a damaged or restored database. Commands never restore.
 
 pub(crate) mod adopt;
-pub(crate) mod old_pods;
 pub(crate) mod startup;
