@@ -6,8 +6,7 @@
 //! | SQLite calls it damaged, or not a database | damage |
 //! | the quick check of the whole file complains | damage |
 //! | rows of pods or images that gantry never wrote | damage |
-//! | fewer events than `sequence` says were committed | damage |
-//! | a WAL without a header, or with less in it than its index knows of, in the same boot | damage |
+//! | fewer events than `sequence` says were committed: the WAL, or the end of it, is lost | damage |
 //! | wrong owner, newer format, unknown feature, another program's database | refused, with what to do |
 //! | the disk does not read or write, or is full | a failure: nothing is known of the database |
 //!
@@ -20,28 +19,23 @@ use gantry_model::{BootId, ErrorKind, Kind as _};
 use rusqlite::Connection;
 
 use crate::backup::{QUICK_CHECK, failing};
-use crate::db::{FileId, Look, connect, is_of_boot, look, next_number, remains};
+use crate::db::{FileId, Look, connect, look, next_number, remains};
 use crate::high_water::HighWater;
 use crate::migrate::STEPS;
-use crate::wal::Wal;
-use crate::{Layout, OpenError, Store, StoreError, shortage};
+use crate::{Layout, OpenError, Store, StoreError};
 
 /// What is wrong with a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// For people: `the database …`.
     pub what: String,
-    /// Whether the database file may be good without its WAL.
-    pub(crate) only_wal: bool,
+    /// Whether only the newest commits are missing: what is left may be the best source of a restore.
+    pub(crate) rolled_back: bool,
 }
 
 impl Damage {
     fn of(what: impl Into<String>) -> Self {
-        Self { what: what.into(), only_wal: false }
-    }
-
-    fn wal(what: impl Into<String>) -> Self {
-        Self { what: what.into(), only_wal: true }
+        Self { what: what.into(), rolled_back: false }
     }
 }
 
@@ -58,11 +52,10 @@ pub(crate) fn find(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, Ope
 
 fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError> {
     let file = FileId::of(&layout.db())?;
-    let Some(file) = file.filter(|file| file.len > 0) else {
+    if file.is_none_or(|file| file.len == 0) {
         let how = if file.is_some() { "empty" } else { "missing" };
         return Ok(remains(layout)?.map(|what| Damage::of(format!("the database is {how}, and there are {what}"))));
-    };
-    let wal = shortage::look(layout, file, boot)?;
+    }
     let mark = HighWater::load(layout)?;
     let db = connect(layout)?;
     let conn = &db.conn;
@@ -73,20 +66,9 @@ fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError
         }
         other => other?,
     };
-    match wal {
-        Wal::NoHeader => return Ok(Some(Damage::wal("the WAL of the database has no header"))),
-        Wal::Short(frames) => {
-            if !matches!(looked, Look::Behind(0)) && is_of_boot(conn, boot)? {
-                let what = format!("the WAL of the database has lost its last {frames} pages");
-                return Ok(Some(Damage::wal(what)));
-            }
-            // In another boot: a power cut may have taken them back.
-            shortage::forget(layout)?;
-        }
-        Wal::Whole => {}
-    }
     if !matches!(looked, Look::Behind(0)) && rolled_back(conn, boot, mark.as_ref())? {
-        return Ok(Some(Damage::wal("the database was rolled back: its newest commits are missing")));
+        let what = "the database was rolled back: its newest commits are missing".to_owned();
+        return Ok(Some(Damage { what, rolled_back: true }));
     }
     if let Some(why) = failing(conn, QUICK_CHECK).map_err(StoreError::sql("check the database"))? {
         return Ok(Some(Damage::of(format!("the database is damaged: {}", gantry_model::id::shown(&why)))));

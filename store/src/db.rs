@@ -92,11 +92,6 @@ impl FileId {
         }
     }
 
-    /// Which it is, in words that no other file has while it is there.
-    pub(crate) fn name(self) -> String {
-        format!("{}:{}", self.dev, self.ino)
-    }
-
     pub(crate) fn is(self, other: Self) -> bool {
         (self.dev, self.ino) == (other.dev, other.ino)
     }
@@ -484,7 +479,7 @@ pub(crate) fn look(conn: &Connection, layout: &Layout, boot: &BootId, steps: &[&
 }
 
 /// Whether this boot was entered already.
-pub(crate) fn is_of_boot(conn: &Connection, boot: &BootId) -> Result<bool, StoreError> {
+fn is_of_boot(conn: &Connection, boot: &BootId) -> Result<bool, StoreError> {
     let same = conn.query_row("SELECT boot = ?1 FROM state", [&boot.0], |row| row.get(0)).optional();
     same.map(|same| same.unwrap_or(false)).map_err(StoreError::sql("open the database"))
 }
@@ -553,7 +548,7 @@ fn make_ready_locked(
         // What nothing was ever removed from has nothing left to finish.
         let recovered = if version == 0 { Some(boot) } else { mark.as_ref().map(|mark| &mark.recovered) };
         high_water::enter_boot(layout, boot, recovered, next);
-        tell_the_file(conn);
+        copy_wal_into_file(conn);
         reserve::fill(layout)?;
     }
     Ok((db, file))
@@ -636,19 +631,19 @@ fn enter_boot(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Res
     Ok(next)
 }
 
-/// Copies the WAL into the file, once per boot, so that the file itself knows the boot: only then what is missing from
-/// the WAL later is damage and not a power cut (`damage.rs`).
-fn tell_the_file(conn: &Connection) {
+/// Copies the WAL into the database file, once per boot. Then the file has the schema whatever happens to the WAL, and
+/// both files have blocks that later commits write to again, also on a full disk.
+fn copy_wal_into_file(conn: &Connection) {
     let begun = Instant::now();
     let copied = || {
-        // Whether somebody else copies, how many pages there are, how many of them are copied.
+        // Whether another process copies, the number of pages in the WAL, and how many of them are copied.
         conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
             Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?))
         })
         .map(|(busy, pages, copied)| busy == 0 && pages == copied)
     };
-    // Only who reads an older snapshot or copies as well keeps it from copying all. Where that takes long, or the disk
-    // is full, a later checkpoint does it: nobody is kept from the database for it.
+    // A reader of an older snapshot or another checkpoint may keep it from copying everything. A later checkpoint copies
+    // the rest: opening the store does not wait for it for long.
     while let Ok(false) = copied()
         && begun.elapsed() < Duration::from_secs(1)
     {

@@ -77,12 +77,6 @@ impl Layout {
         self.root.join("read-only")
     }
 
-    /// That the WAL was seen to have lost pages; there until the database was replaced.
-    #[must_use]
-    pub(crate) fn wal_short(&self) -> PathBuf {
-        self.root.join("wal-short")
-    }
-
     /// One directory per pod.
     #[must_use]
     pub fn pods_dir(&self) -> PathBuf {

@@ -10,7 +10,6 @@
 //!   damaged/TIME/      damaged databases that were replaced, the newest three: restore.rs
 //!   restored           what was restored last, until somebody deletes it: record.rs
 //!   read-only          there while gantryd serves a damaged database: why nothing may be written
-//!   wal-short          there from when a WAL is seen to have lost pages to the end of the restore: shortage.rs
 //!   lost-pods/UUID/    pod directories that could not be made pods again after a restore
 //!   blobs/ALG/HEX      manifests and configurations, by digest
 //!   trees/NAME/        layers, unpacked; NAME is base32 of 128 bits of the chain id. replaced-NAME-…: damaged ones that pods use
@@ -67,12 +66,10 @@ mod record;
 mod remove;
 mod reserve;
 mod restore;
-mod shortage;
 mod sweep;
 mod tmp;
 mod trees;
 mod volumes;
-mod wal;
 mod wal_index;
 
 #[cfg(test)]

@@ -8,16 +8,14 @@
 //!
 //! | step | killed after it |
 //! |---|---|
-//! | 1. the newest good backup is copied to `tmp/` (only the WAL is damaged: what is left of the database itself; no backup: an empty one) | the damaged database; `tmp/` is swept |
+//! | 1. the newest good backup is copied to `tmp/` (only the newest commits are missing: what is left of the database itself; no backup: an empty one) | the damaged database; `tmp/` is swept |
 //! | 2. there it is migrated, gets its new numbering, and is filled by the caller from what lies on the disk | the same |
 //! | 3. it is checked and synced | the same |
 //! | 4. `restored` is written: what was done, for people | the same, and a record that the next start writes anew |
 //! | 5. `gantry.db`, then `-wal`, `-shm` and `-journal` are moved to `damaged/TIME/`, synced | no database beside pods, layers and backups: damage, found and restored by the next start, refused by commands |
 //! | 6. the new one is renamed to `gantry.db`, synced | a restored database |
-//! | 7. `wal-short` is deleted, and all but the newest three of `damaged/` | a `wal-short` about a file that is gone, and one more than three, until the next restore |
+//! | 7. `sequence` is written for the new numbering, and all but the newest three of `damaged/` are deleted | more than three, until the next restore; the numbers still rise |
 //!
-//! Before all of them, when the WAL is seen to have lost pages, `wal-short` is written (`shortage.rs`): the look itself
-//! takes away what shows it, and a kill before step 5 would leave an old database that looks sound.
 //! After step 6 nothing fails: what cannot be tidied now is tidied by the next restore.
 //!
 //! The database file goes first in step 5: without its WAL it might look sound, and be old. No WAL may be left before
@@ -52,7 +50,7 @@ use crate::lock::{lock_within, open_dir, sync_dir};
 use crate::migrate::{self, STEPS};
 use crate::record::{self, Record};
 use crate::tmp::{self, Scrap};
-use crate::{Layout, OpenError, Store, StoreError, high_water, reserve, shortage};
+use crate::{Layout, OpenError, Store, StoreError, high_water, reserve};
 
 /// So many damaged databases are kept.
 const KEPT: usize = 3;
@@ -142,7 +140,7 @@ impl Home {
             Verdict::Good { next_seq } => Some((backup, next_seq)),
             Verdict::Bad { .. } => None,
         };
-        let own = damage.only_wal.then(|| [self.with_wal(), self.without_wal()]);
+        let own = damage.rolled_back.then(|| [self.with_wal(), self.without_wal()]);
         let mut all: Vec<_> =
             own.into_iter().flatten().flatten().chain(backups(&self.layout)?.into_iter().filter_map(good)).collect();
         // What knows of more events is the newer one: the file may not have been written to for long, and clocks are
@@ -245,7 +243,6 @@ impl Home {
         // Whoever is told of a failure takes the database for one that was not restored.
         let _left_for_the_next = [
             high_water::replace(&self.layout, &self.boot, first),
-            shortage::forget(&self.layout),
             self.drop_old(),
             reserve::fill(&self.layout),
         ];
