@@ -274,12 +274,10 @@ fn kill_nine_anywhere_after_the_end_of_its_wal_is_gone() {
     let world = World::new(HOURLY, "backed up the database");
     let g = &world.g;
     halve_the_wal(g).unwrap();
-    let facts: [&dyn Fn() -> bool; 4] = [
-        &|| is_filled(g, "tmp"),
-        &|| g.dir().join("restored").exists(),
-        &|| is_filled(g, "damaged"),
-        &|| !db(g, "").exists(),
-    ];
+    let facts: [&dyn Fn() -> bool; 4] =
+        [&|| is_filled(g, "tmp"), &|| g.dir().join("restored").exists(), &|| is_filled(g, "damaged"), &|| {
+            !db(g, "").exists()
+        }];
     let in_time = facts.into_iter().filter(|fact| kill_at(g, fact)).count();
     assert!(in_time > 0, "every restore was over before it was killed");
     let mut keeper = daemon(g, HOURLY);

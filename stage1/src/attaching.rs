@@ -10,8 +10,8 @@ use std::io::Write as _;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use gantry_contract::Failure;
-use gantry_contract::network::Attached;
 use gantry_model::ErrorKind;
+use gantry_model::net::PodNetwork;
 use gantry_net::pod::HeldPorts;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -29,7 +29,7 @@ const MARK: u8 = b'+';
 const EXIT_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// The result of attaching, as it is sent.
-type AttachResult = std::result::Result<Vec<Attached>, Failure>;
+type AttachResult = std::result::Result<Vec<PodNetwork>, Failure>;
 
 /// A process that attaches the pod. Dropping it kills the process.
 pub(crate) struct AttachProcess {
@@ -42,7 +42,7 @@ impl AttachProcess {
     /// Runs `attach` in a new process.
     pub(crate) fn start(
         thread: SingleThreaded,
-        attach: impl FnOnce() -> Result<(Vec<Attached>, HeldPorts)>,
+        attach: impl FnOnce() -> Result<(Vec<PodNetwork>, HeldPorts)>,
     ) -> Result<Self> {
         let what = || "cannot start a process for the pod's networks";
         let (socket, its_end) =
@@ -72,7 +72,7 @@ impl AttachProcess {
     ///
     /// The inner error is that of attaching: then the process has detached what it had attached, or recorded what is
     /// left.
-    pub(crate) fn wait(mut self) -> Result<Result<(Vec<Attached>, HeldPorts)>> {
+    pub(crate) fn wait(mut self) -> Result<Result<(Vec<PodNetwork>, HeldPorts)>> {
         let received = self.receive_result();
         // Nothing is left for it to do.
         self.reap();
@@ -116,7 +116,7 @@ impl Drop for AttachProcess {
 }
 
 /// Sends the descriptors, then the result.
-fn send_result(socket: OwnedFd, result: Result<(Vec<Attached>, HeldPorts)>) -> std::io::Result<()> {
+fn send_result(socket: OwnedFd, result: Result<(Vec<PodNetwork>, HeldPorts)>) -> std::io::Result<()> {
     let (result, held): (AttachResult, HeldPorts) = match result {
         Ok((attached, held)) => (Ok(attached), held),
         Err(failure) => (Err(failure), HeldPorts::default()),
@@ -149,7 +149,7 @@ mod tests {
     }
 
     /// Over the socket, without the fork: the test program has threads.
-    fn transfer(result: Result<(Vec<Attached>, HeldPorts)>) -> (Vec<u8>, Vec<OwnedFd>) {
+    fn transfer(result: Result<(Vec<PodNetwork>, HeldPorts)>) -> (Vec<u8>, Vec<OwnedFd>) {
         let (own, its) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         let (mut text, mut sockets) = (Vec::new(), Vec::new());
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_result_arrives_with_all_sockets() {
-        let attached = vec![Attached { name: "+".repeat(40_000), ..Attached::default() }];
+        let attached = vec![PodNetwork { name: "+".repeat(40_000), ..PodNetwork::default() }];
         for count in [0, 1, MAX_DESCRIPTORS, 3 * MAX_DESCRIPTORS + 1] {
             let (text, sockets) = transfer(Ok((attached.clone(), held(count))));
             let result: AttachResult = serde_json::from_slice(&text).unwrap();

@@ -14,10 +14,10 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use gantry_contract::network::Attached;
-use gantry_contract::plan::{Dns, Hosts, Net, Plan, Resolv};
+use gantry_contract::plan::{Net, Plan};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
+use gantry_model::net::{Dns, DnsSpec, HostsSpec, PodNetwork};
 use gantry_model::resolv_conf::{self, Directive};
 
 use crate::failure::{Result, failure};
@@ -55,7 +55,7 @@ pub(crate) struct HostFiles {
 pub(crate) fn files(
     plan: &Plan,
     host: &HostFiles,
-    attached: &[Attached],
+    attached: &[PodNetwork],
     resolver: Option<IpAddr>,
 ) -> Result<Vec<File>> {
     let mut files = vec![
@@ -66,10 +66,10 @@ pub(crate) fn files(
     Ok(files)
 }
 
-fn hosts(plan: &Plan, host: &HostFiles, attached: &[Attached]) -> Result<File> {
+fn hosts(plan: &Plan, host: &HostFiles, attached: &[PodNetwork]) -> Result<File> {
     let entries = match &plan.hosts {
-        Hosts::Host => return host_copy("hosts", host.hosts.as_ref()),
-        Hosts::Entries(entries) => entries,
+        HostsSpec::Host => return host_copy("hosts", host.hosts.as_ref()),
+        HostsSpec::Entries(entries) => entries,
     };
     let mut text = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n".to_owned();
     let own = attached.iter().flat_map(|network| &network.addresses).map(|address| address.address).next();
@@ -84,15 +84,15 @@ fn hosts(plan: &Plan, host: &HostFiles, attached: &[Attached]) -> Result<File> {
     Ok(File { name: "hosts", text: text.into_bytes(), required: !entries.is_empty() })
 }
 
-fn resolv(plan: &Plan, host: &HostFiles, attached: &[Attached], resolver: Option<IpAddr>) -> Result<Option<File>> {
+fn resolv(plan: &Plan, host: &HostFiles, attached: &[PodNetwork], resolver: Option<IpAddr>) -> Result<Option<File>> {
     let dns = match (&plan.resolv, &plan.net) {
-        (Resolv::None, _) | (Resolv::Network, Net::None) => return Ok(None),
-        (Resolv::Host, _) => return host_copy(RESOLV, host.resolv.as_ref()).map(Some),
+        (DnsSpec::None, _) | (DnsSpec::Network, Net::None) => return Ok(None),
+        (DnsSpec::Host, _) => return host_copy(RESOLV, host.resolv.as_ref()).map(Some),
         // A host without the file has no names to look up either.
-        (Resolv::Network, Net::Host) => return Ok(host_copy(RESOLV, host.resolv.as_ref()).ok()),
-        (Resolv::Network, Net::Networks(_)) => network_dns(host, attached, resolver),
+        (DnsSpec::Network, Net::Host) => return Ok(host_copy(RESOLV, host.resolv.as_ref()).ok()),
+        (DnsSpec::Network, Net::Networks(_)) => network_dns(host, attached, resolver),
         // As in rkt, given settings replace those of the networks. But a file without servers would resolve nothing.
-        (Resolv::Given(dns), net) if dns.servers.is_empty() => {
+        (DnsSpec::Given(dns), net) if dns.servers.is_empty() => {
             let servers = match net {
                 Net::None => Vec::new(),
                 Net::Host => host.resolv.as_deref().map(parse).unwrap_or_default().servers,
@@ -100,7 +100,7 @@ fn resolv(plan: &Plan, host: &HostFiles, attached: &[Attached], resolver: Option
             };
             Dns { servers, ..dns.clone() }
         }
-        (Resolv::Given(dns), _) => dns.clone(),
+        (DnsSpec::Given(dns), _) => dns.clone(),
     };
     let text = resolv_text(&dns)?;
     // Without any setting, the image's own file stays.
@@ -119,7 +119,7 @@ fn host_copy(name: &'static str, text: Option<&Vec<u8>>) -> Result<File> {
 }
 
 /// The settings of the first network that has some, with the default servers if it has none.
-fn network_dns(host: &HostFiles, attached: &[Attached], resolver: Option<IpAddr>) -> Dns {
+fn network_dns(host: &HostFiles, attached: &[PodNetwork], resolver: Option<IpAddr>) -> Dns {
     let default = default_dns(host, attached, resolver);
     match attached.iter().map(|it| &it.dns).find(|dns| **dns != Dns::default()) {
         Some(dns) if dns.servers.is_empty() => Dns { servers: default.servers, ..dns.clone() },
@@ -129,7 +129,7 @@ fn network_dns(host: &HostFiles, attached: &[Attached], resolver: Option<IpAddr>
 }
 
 /// The default servers.
-fn default_dns(host: &HostFiles, attached: &[Attached], resolver: Option<IpAddr>) -> Dns {
+fn default_dns(host: &HostFiles, attached: &[PodNetwork], resolver: Option<IpAddr>) -> Dns {
     let mut dns = host.resolv.as_deref().map(parse).unwrap_or_default();
     dns.servers.retain(is_reachable);
     if dns.servers.is_empty() {

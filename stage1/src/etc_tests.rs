@@ -2,8 +2,9 @@
 //! more.
 
 use super::*;
-use gantry_contract::network::{Address, Host};
+use gantry_contract::network::Host;
 use gantry_contract::plan::{LogLimits, Networks};
+use gantry_model::net::PodAddress;
 
 const STUB: &str = "# systemd-resolved\nnameserver 127.0.0.53\noptions edns0 trust-ad\nsearch corp.example\n";
 const BEHIND: &str = "nameserver 9.9.9.9\nnameserver 2620:fe::fe\nnameserver fe80::1%eth0\nsearch other.example\n";
@@ -22,7 +23,7 @@ fn networks() -> Net {
     Net::Networks(Networks { host, wanted: Vec::new(), all: false, ports: Vec::new() })
 }
 
-fn plan(net: Net, resolv: Resolv) -> Plan {
+fn plan(net: Net, resolv: DnsSpec) -> Plan {
     Plan {
         version: gantry_contract::VERSION,
         pod: "3b6f0ac2-0000-4000-8000-000000000001".into(),
@@ -31,7 +32,7 @@ fn plan(net: Net, resolv: Resolv) -> Plan {
         hostname: "gantry-x".into(),
         net,
         resolv,
-        hosts: Hosts::default(),
+        hosts: HostsSpec::default(),
         cgroup_parent: "/g".into(),
         volumes: Vec::new(),
         apps: Vec::new(),
@@ -48,9 +49,9 @@ fn host(resolv: &str) -> HostFiles {
     }
 }
 
-fn attached(addresses: &[&str], dns: Dns) -> Attached {
-    let address = |text: &&str| Address { address: text.parse().unwrap(), prefix: 24, gateway: None };
-    Attached { name: "n".into(), addresses: addresses.iter().map(address).collect(), dns, ..Attached::default() }
+fn attached(addresses: &[&str], dns: Dns) -> PodNetwork {
+    let address = |text: &&str| PodAddress { address: text.parse().unwrap(), prefix: 24, gateway: None };
+    PodNetwork { name: "n".into(), addresses: addresses.iter().map(address).collect(), dns, ..PodNetwork::default() }
 }
 
 fn dns(servers: &[&str], search: &[&str], options: &[&str], domain: Option<&str>) -> Dns {
@@ -70,7 +71,7 @@ fn text(name: &str, files: &[File]) -> Option<String> {
 
 /// Checks the contents of resolv.conf; "-": the image's own stays.
 #[track_caller]
-fn check(plan: &Plan, host: &HostFiles, attached: &[Attached], resolver: Option<&str>, want: &str) {
+fn check(plan: &Plan, host: &HostFiles, attached: &[PodNetwork], resolver: Option<&str>, want: &str) {
     let resolver = resolver.map(|it| it.parse().unwrap());
     let files = files(plan, host, attached, resolver).unwrap();
     assert_eq!(text("resolv.conf", &files).as_deref().unwrap_or("-"), want);
@@ -80,7 +81,7 @@ fn check(plan: &Plan, host: &HostFiles, attached: &[Attached], resolver: Option<
 fn servers_come_from_the_first_source_that_has_some() {
     let v4 = [attached(&["10.1.0.2"], Dns::default())];
     let both = [attached(&["10.1.0.2", "fd00::2"], Dns::default())];
-    let plan = plan(networks(), Resolv::Network);
+    let plan = plan(networks(), DnsSpec::Network);
     let gateway = Some("10.1.0.1");
     // CNIDNS: the first network that has DNS settings, also if it is the second network.
     let said = dns(&["1.1.1.1"], &["lan"], &["ndots:2"], Some("dom"));
@@ -115,7 +116,7 @@ fn servers_come_from_the_first_source_that_has_some() {
 #[test]
 fn given_settings_replace_those_of_networks() {
     let network = [attached(&["10.1.0.2"], dns(&["1.1.1.1"], &[], &[], None))];
-    let given = |servers: &[&str]| Resolv::Given(dns(servers, &["a", "b"], &["debug"], Some("d")));
+    let given = |servers: &[&str]| DnsSpec::Given(dns(servers, &["a", "b"], &["debug"], Some("d")));
     // DNSParam, CNIDNSArg.
     let want = "nameserver 8.8.4.4\nnameserver 8.8.8.8\ndomain d\nsearch a b\noptions debug\n";
     check(&plan(networks(), given(&["8.8.4.4", "8.8.8.8"])), &host(STUB), &network, None, want);
@@ -128,12 +129,12 @@ fn given_settings_replace_those_of_networks() {
         check(&plan(net, given(&[])), &host(STUB), &network, None, &format!("{servers}{rest}"));
     }
     // CNIDNSNone, DNSHost.
-    check(&plan(networks(), Resolv::None), &host(STUB), &network, None, "-");
-    check(&plan(networks(), Resolv::Host), &host(STUB), &network, None, STUB);
-    check(&plan(Net::Host, Resolv::Network), &host(STUB), &[], None, STUB);
-    check(&plan(Net::Host, Resolv::Network), &HostFiles::default(), &[], None, "-");
-    check(&plan(Net::None, Resolv::Network), &host(STUB), &[], None, "-");
-    let missing = files(&plan(networks(), Resolv::Host), &HostFiles::default(), &network, None).unwrap_err();
+    check(&plan(networks(), DnsSpec::None), &host(STUB), &network, None, "-");
+    check(&plan(networks(), DnsSpec::Host), &host(STUB), &network, None, STUB);
+    check(&plan(Net::Host, DnsSpec::Network), &host(STUB), &[], None, STUB);
+    check(&plan(Net::Host, DnsSpec::Network), &HostFiles::default(), &[], None, "-");
+    check(&plan(Net::None, DnsSpec::Network), &host(STUB), &[], None, "-");
+    let missing = files(&plan(networks(), DnsSpec::Host), &HostFiles::default(), &network, None).unwrap_err();
     assert_eq!(missing.kind, "unavailable");
 }
 
@@ -141,8 +142,8 @@ fn given_settings_replace_those_of_networks() {
 fn hosts_name_the_pod_by_its_first_address() {
     let local = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
     let network = [attached(&["10.1.0.2", "fd00::2"], Dns::default()), attached(&["10.2.0.2"], Dns::default())];
-    let mut plan = plan(networks(), Resolv::None);
-    let hosts = |plan: &Plan, attached: &[Attached]| {
+    let mut plan = plan(networks(), DnsSpec::None);
+    let hosts = |plan: &Plan, attached: &[PodNetwork]| {
         let files = files(plan, &host(STUB), attached, None).unwrap();
         assert_eq!(text("hostname", &files).as_deref(), Some("gantry-x\n"));
         text("hosts", &files).unwrap()
@@ -151,10 +152,10 @@ fn hosts_name_the_pod_by_its_first_address() {
     assert_eq!(hosts(&plan, &[]), format!("{local}127.0.1.1\tgantry-x\n"));
     let names = |list: &[&str]| list.iter().map(|&it| it.to_owned()).collect::<Vec<_>>();
     let entries = [("128.66.0.202", names(&["host1", "host2"])), ("fd00::9", names(&["six"]))];
-    plan.hosts = Hosts::Entries(entries.map(|(address, names)| (address.parse().unwrap(), names)).to_vec());
+    plan.hosts = HostsSpec::Entries(entries.map(|(address, names)| (address.parse().unwrap(), names)).to_vec());
     let want = format!("{local}10.1.0.2\tgantry-x\n128.66.0.202\thost1 host2\nfd00::9\tsix\n");
     assert_eq!(hosts(&plan, &network), want);
-    plan.hosts = Hosts::Host;
+    plan.hosts = HostsSpec::Host;
     assert_eq!(hosts(&plan, &network), "10.9.9.9\tthe-host\n");
 }
 
@@ -167,13 +168,13 @@ fn a_text_that_is_not_one_word_is_refused() {
             dns(&["1.1.1.1"], &[], &[], Some(bad)),
         ];
         for dns in dns {
-            let refused = files(&plan(networks(), Resolv::Given(dns)), &HostFiles::default(), &[], None);
+            let refused = files(&plan(networks(), DnsSpec::Given(dns)), &HostFiles::default(), &[], None);
             assert_eq!(refused.unwrap_err().kind, "invalid", "{bad:?}");
         }
-        let mut plan = plan(networks(), Resolv::None);
-        plan.hosts = Hosts::Entries(vec![("10.0.0.1".parse().unwrap(), vec![bad.to_owned()])]);
+        let mut plan = plan(networks(), DnsSpec::None);
+        plan.hosts = HostsSpec::Entries(vec![("10.0.0.1".parse().unwrap(), vec![bad.to_owned()])]);
         assert!(files(&plan, &HostFiles::default(), &[], None).is_err(), "{bad:?}");
-        plan.hosts = Hosts::default();
+        plan.hosts = HostsSpec::default();
         plan.hostname = bad.to_owned();
         assert!(files(&plan, &HostFiles::default(), &[], None).is_err(), "{bad:?}");
     }
@@ -194,7 +195,7 @@ proptest::proptest! {
         let network = [attached(&["10.1.0.2", "fd00::2"], Dns::default())];
         for resolv in [bytes, lines.into_bytes()] {
             let host = HostFiles { resolv: Some(resolv), ..HostFiles::default() };
-            let files = files(&plan(networks(), Resolv::Network), &host, &network, None).unwrap();
+            let files = files(&plan(networks(), DnsSpec::Network), &host, &network, None).unwrap();
             let text = text("resolv.conf", &files).unwrap_or_default();
             let known = |line: &str| ["nameserver ", "domain ", "search ", "options "].iter().any(|it| line.starts_with(it));
             proptest::prop_assert!(text.lines().all(known), "{}", text);

@@ -4,9 +4,10 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use gantry_contract::plan::{self, Hosts, Net, Plan, Resolv};
+use gantry_contract::plan::{self, Net, Plan};
 use gantry_contract::up::{Ready, Started};
 use gantry_model::ErrorKind;
+use gantry_model::net::{DnsSpec, HostsSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::pipe::PipeFlags;
@@ -197,10 +198,10 @@ fn copies_etc(app: &plan::App) -> bool {
 /// Whether the pod uses DNS servers of the host: those of its resolv.conf, or gantry's resolver.
 fn uses_host_dns(plan: &Plan) -> bool {
     match &plan.resolv {
-        Resolv::None => false,
-        Resolv::Host => true,
-        Resolv::Given(dns) => dns.servers.is_empty() && plan.net != Net::None,
-        Resolv::Network => plan.net != Net::None,
+        DnsSpec::None => false,
+        DnsSpec::Host => true,
+        DnsSpec::Given(dns) => dns.servers.is_empty() && plan.net != Net::None,
+        DnsSpec::Network => plan.net != Net::None,
     }
 }
 
@@ -211,7 +212,7 @@ fn read_host_files(plan: &Plan, has_networks: bool) -> etc::HostFiles {
         host.resolv = root::read_host_file("/etc/resolv.conf");
         host.upstream_resolv = has_networks.then(|| root::read_host_file("/run/systemd/resolve/resolv.conf")).flatten();
     }
-    if plan.hosts == Hosts::Host {
+    if plan.hosts == HostsSpec::Host {
         host.hosts = root::read_host_file("/etc/hosts");
     }
     host

@@ -14,7 +14,7 @@
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 
-use gantry_contract::network::{Attached, Host};
+use gantry_contract::network::Host;
 use gantry_contract::plan::{Net, Networks, Plan};
 use gantry_model::{ErrorKind, Kind as _};
 use gantry_net::netlink::sysctl::Sysctl;
@@ -43,7 +43,7 @@ pub(crate) struct PendingNetwork {
 /// A pod that is attached to its networks.
 pub(crate) struct AttachedNetwork {
     /// The pod's addresses, routes and DNS settings by network, in order.
-    attached: Vec<Attached>,
+    attached: Vec<gantry_model::PodNetwork>,
     /// Sockets that hold the published ports on the host. Never read: dropping it releases the ports.
     _held: HeldPorts,
     namespaces: PodNamespaces,
@@ -74,7 +74,7 @@ pub(crate) struct AttachError {
 
 impl PodNetwork {
     /// The pod's addresses, routes and DNS settings by network, in order; empty while they are pending.
-    pub(crate) fn attached(&self) -> &[Attached] {
+    pub(crate) fn attached(&self) -> &[gantry_model::PodNetwork] {
         match self {
             Self::Pending(_) => &[],
             Self::Attached(network) => &network.attached,

@@ -89,8 +89,8 @@ pub use keeper::{Keeper, KeeperLock};
 pub use layout::Layout;
 pub use pod_dir::{MakePodDirError, PodLock, PodState};
 pub use pods::{
-    AppRow, Change, FAILURE, Glance, InCgroups, InsertPodError, Moved, Networks, NewApp, NewPod,
-    PodRow, PodWhere, ResolveError, StepError,
+    AppRow, Change, FAILURE, Glance, InCgroups, InsertPodError, Moved, Networks, NewApp, NewPod, PodRow, PodWhere,
+    ResolveError, StepError,
 };
 pub use record::Record;
 pub use restore::{Home, HomeLock};

@@ -241,11 +241,8 @@ impl Home {
         drop(scrap);
         drop(lock);
         // Whoever is told of a failure takes the database for one that was not restored.
-        let _left_for_the_next = [
-            high_water::replace(&self.layout, &self.boot, first),
-            self.drop_old(),
-            reserve::fill(&self.layout),
-        ];
+        let _left_for_the_next =
+            [high_water::replace(&self.layout, &self.boot, first), self.drop_old(), reserve::fill(&self.layout)];
         Ok(record)
     }
 

@@ -8,10 +8,11 @@
 
 use std::net::IpAddr;
 
+use gantry_model::PodNetwork;
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
-use crate::plan::{Dns, Networks, Port};
+use crate::plan::Networks;
 
 /// How networks are run on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,54 +35,6 @@ pub struct Host {
     /// Pods ask the resolver on the address of their bridge first.
     #[serde(default)]
     pub resolver: bool,
-}
-
-/// What a pod got of one network.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Attached {
-    /// The network's name.
-    pub name: String,
-    /// The interface in the pod.
-    pub interface: String,
-    /// Its hardware address, in hexadecimal with colons.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mac: Option<String>,
-    /// Its addresses.
-    #[serde(default)]
-    pub addresses: Vec<Address>,
-    /// Routes through it.
-    #[serde(default)]
-    pub routes: Vec<Route>,
-    /// What the network says of DNS.
-    #[serde(default)]
-    pub dns: Dns,
-    /// Ports of the host that lead to the pod through this network.
-    #[serde(default)]
-    pub ports: Vec<Port>,
-}
-
-/// An address of a pod.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Address {
-    /// The address.
-    pub address: IpAddr,
-    /// The length of its network's prefix, in bits.
-    pub prefix: u8,
-    /// The network's gateway.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gateway: Option<IpAddr>,
-}
-
-/// A route of a pod.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Route {
-    /// Whereto.
-    pub to: IpAddr,
-    /// The length of its prefix, in bits.
-    pub prefix: u8,
-    /// Through whom.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub via: Option<IpAddr>,
 }
 
 /// What `gantry-stage1 network` is asked.
@@ -181,41 +134,5 @@ pub struct Member {
     /// The pod's UUID.
     pub pod: String,
     /// What it got.
-    pub attached: Attached,
-}
-
-impl From<Attached> for gantry_model::PodNetwork {
-    fn from(attached: Attached) -> Self {
-        let Attached { name, interface, mac, addresses, routes, dns, ports } = attached;
-        Self {
-            name,
-            interface,
-            mac,
-            addresses: addresses.into_iter().map(Into::into).collect(),
-            routes: routes.into_iter().map(Into::into).collect(),
-            dns: dns.into(),
-            ports: ports.into_iter().map(Into::into).collect(),
-        }
-    }
-}
-
-impl From<Address> for gantry_model::net::PodAddress {
-    fn from(address: Address) -> Self {
-        let Address { address, prefix, gateway } = address;
-        Self { address, prefix, gateway }
-    }
-}
-
-impl From<Route> for gantry_model::net::PodRoute {
-    fn from(route: Route) -> Self {
-        let Route { to, prefix, via } = route;
-        Self { to, prefix, via }
-    }
-}
-
-impl From<Port> for gantry_model::net::PodPort {
-    fn from(port: Port) -> Self {
-        let Port { host_ip, host_port, pod_port, count, protocol } = port;
-        Self { host_ip, host_port, pod_port, count, protocol: protocol.into() }
-    }
+    pub attached: PodNetwork,
 }

@@ -3,8 +3,7 @@
 //! Names in it were validated by the engine, but the image behind `layers` is hostile: users, groups, programs and
 //! working directories are looked up by the supervisor inside the mounted root, beneath it.
 
-use std::net::IpAddr;
-
+use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
 use serde::{Deserialize, Serialize};
 
 /// A pod to run.
@@ -24,10 +23,10 @@ pub struct Plan {
     pub net: Net,
     /// `/etc/resolv.conf`.
     #[serde(default)]
-    pub resolv: Resolv,
+    pub resolv: DnsSpec,
     /// `/etc/hosts`.
     #[serde(default)]
-    pub hosts: Hosts,
+    pub hosts: HostsSpec,
     /// Where the pod's cgroup goes, below each hierarchy's root: `/gantry`. The pod's is `PARENT/UUID`, an app's `PARENT/UUID/APP`.
     pub cgroup_parent: String,
     /// Volumes by name.
@@ -58,99 +57,12 @@ pub struct Networks {
     /// How networks are run here.
     pub host: crate::network::Host,
     /// Which, in order: they get eth0, eth1 …
-    pub wanted: Vec<Wanted>,
+    pub wanted: Vec<NetworkRequest>,
     /// Every network that is configured, and the default one; `wanted` has the arguments of some.
     pub all: bool,
     /// Ports of the host that lead to the pod.
     #[serde(default)]
-    pub ports: Vec<Port>,
-}
-
-/// A network asked for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wanted {
-    /// Its name.
-    pub name: String,
-    /// Arguments for its plugins (`CNI_ARGS`), in the order given.
-    #[serde(default)]
-    pub args: Vec<(String, String)>,
-}
-
-/// Ports of the host that lead to the pod.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Port {
-    /// The host's address; `None`: every one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host_ip: Option<IpAddr>,
-    /// The first port of the host; 0: a free one, of a single port.
-    pub host_port: u16,
-    /// The first port of the pod.
-    pub pod_port: u16,
-    /// How many, from the first on.
-    pub count: u16,
-    /// Of which protocol.
-    pub protocol: Protocol,
-}
-
-/// A transport protocol with ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Protocol {
-    /// RFC 9293.
-    Tcp,
-    /// RFC 768.
-    Udp,
-    /// RFC 9260.
-    Sctp,
-}
-
-/// Where `/etc/resolv.conf` of the apps comes from.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Resolv {
-    /// What the networks say, else the host's; the image's own where the pod has no network.
-    #[default]
-    Network,
-    /// The host's file as it is.
-    Host,
-    /// The image's own file is left alone.
-    None,
-    /// This.
-    Given(Dns),
-}
-
-/// Name servers and how names are looked up (resolv.conf(5)).
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Dns {
-    /// The servers, preferred first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub servers: Vec<IpAddr>,
-    /// Where short names are looked up.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub search: Vec<String>,
-    /// Options of the resolver.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub options: Vec<String>,
-    /// The local domain.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub domain: Option<String>,
-}
-
-/// Where `/etc/hosts` of the apps comes from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Hosts {
-    /// gantry's file with these lines: an address and its names.
-    Entries(Vec<(IpAddr, Vec<String>)>),
-    /// The host's file.
-    Host,
-}
-
-impl Default for Hosts {
-    fn default() -> Self {
-        Self::Entries(Vec::new())
-    }
+    pub ports: Vec<PodPort>,
 }
 
 /// A volume.
@@ -325,39 +237,5 @@ impl Default for LogLimits {
     /// The kubelet's: five files of 10 MiB.
     fn default() -> Self {
         Self { max_bytes: 10 << 20, max_files: 5 }
-    }
-}
-
-impl From<Protocol> for gantry_model::net::Protocol {
-    fn from(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Tcp => Self::Tcp,
-            Protocol::Udp => Self::Udp,
-            Protocol::Sctp => Self::Sctp,
-        }
-    }
-}
-
-impl From<gantry_model::net::Protocol> for Protocol {
-    fn from(protocol: gantry_model::net::Protocol) -> Self {
-        match protocol {
-            gantry_model::net::Protocol::Tcp => Self::Tcp,
-            gantry_model::net::Protocol::Udp => Self::Udp,
-            gantry_model::net::Protocol::Sctp => Self::Sctp,
-        }
-    }
-}
-
-impl From<Dns> for gantry_model::net::Dns {
-    fn from(dns: Dns) -> Self {
-        let Dns { servers, search, options, domain } = dns;
-        Self { servers, search, options, domain }
-    }
-}
-
-impl From<gantry_model::net::Dns> for Dns {
-    fn from(dns: gantry_model::net::Dns) -> Self {
-        let gantry_model::net::Dns { servers, search, options, domain } = dns;
-        Self { servers, search, options, domain }
     }
 }

@@ -25,7 +25,7 @@ pub struct Ready {
     pub apps: Vec<Started>,
     /// What the pod got of its networks, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub networks: Vec<crate::network::Attached>,
+    pub networks: Vec<gantry_model::PodNetwork>,
 }
 
 /// An app whose program was executed.

@@ -70,7 +70,7 @@ pub use settings::{KeeperSettings, Settings};
 pub use volumes::VolumeError;
 
 /// What callers need from the crates below, so that they import the engine alone.
-pub use gantry_contract::network::{Attached, Member, Network};
+pub use gantry_contract::network::{Member, Network};
 pub use gantry_contract::{plan::LogLimits, up::Ready};
 pub use gantry_fetch::export::{ArchiveFormat, ExportError};
 pub use gantry_fetch::{

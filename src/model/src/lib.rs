@@ -1,7 +1,10 @@
 //! What a pod *is*: identities, specification, phases, apps, events, queries and error kinds.
 //!
-//! Imports nothing of ours and does no I/O: no clock, no file, no serde. Time and randomness come in as
-//! arguments. Everything else in the workspace speaks in these words.
+//! Imports no other crate of the workspace and does no I/O: time and randomness come in as arguments.
+//!
+//! A fact has one type, which is here, wherever it is written down: in a plan, in the database, in control messages, in
+//! `-o json`. So the names of serialized fields and variants never change; fields are added, with a default. Only the
+//! pod manifest (`src/engine`) and the wire protocols (`src/api`) have types of their own.
 //!
 //! Start reading at [`phase`]: the state machine is the heart. Then [`spec`] (what a user asks for) and
 //! [`event`] (what everybody hears).

@@ -6,6 +6,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::id::shown;
@@ -26,24 +27,25 @@ pub enum NetMode {
     /// The host's network namespace.
     Host,
     /// These, in this order: eth0, eth1 …
-    Networks(Vec<Wanted>),
+    Networks(Vec<NetworkRequest>),
     /// Every network that is configured, and the default one; those named get the arguments.
-    All(Vec<Wanted>),
+    All(Vec<NetworkRequest>),
 }
 
 /// A network asked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkRequest {
     /// Its name.
     pub name: String,
     /// Arguments for its plugins (`CNI_ARGS`), in the order given.
+    #[serde(default)]
     pub args: Vec<(String, String)>,
 }
 
 impl Default for NetMode {
     /// The network `default`, as in rkt.
     fn default() -> Self {
-        Self::Networks(vec![Wanted { name: DEFAULT.to_owned(), args: Vec::new() }])
+        Self::Networks(vec![NetworkRequest { name: DEFAULT.to_owned(), args: Vec::new() }])
     }
 }
 
@@ -164,7 +166,7 @@ impl FromStr for NetMode {
             "host" => return Ok(Self::Host),
             _ => {}
         }
-        let mut wanted: Vec<Wanted> = Vec::new();
+        let mut wanted: Vec<NetworkRequest> = Vec::new();
         for part in text.split(',') {
             let one = one(part)?;
             if wanted.iter().any(|earlier| earlier.name == one.name) {
@@ -200,7 +202,7 @@ impl fmt::Display for NetMode {
     }
 }
 
-impl fmt::Display for Wanted {
+impl fmt::Display for NetworkRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
         for (index, (key, value)) in self.args.iter().enumerate() {
@@ -210,13 +212,13 @@ impl fmt::Display for Wanted {
     }
 }
 
-fn one(part: &str) -> Result<Wanted, NetError> {
+fn one(part: &str) -> Result<NetworkRequest, NetError> {
     // At the first colon only: an IPv6 address has more.
     let (name, args) = part.split_once(':').map_or((part, None), |(name, args)| (name, Some(args)));
     if !is_name(name) {
         return Err(NetError::Name(shown(name)));
     }
-    let Some(args) = args else { return Ok(Wanted { name: name.into(), args: Vec::new() }) };
+    let Some(args) = args else { return Ok(NetworkRequest { name: name.into(), args: Vec::new() }) };
     if matches!(name, "host" | "none" | "all") {
         return Err(NetError::Arguments(name.into()));
     }
@@ -227,7 +229,7 @@ fn one(part: &str) -> Result<Wanted, NetError> {
             .ok_or_else(|| NetError::Argument { argument: shown(text), network: name.into() })
     };
     let args = args.split(';').map(argument).collect::<Result<_, _>>()?;
-    Ok(Wanted { name: name.into(), args })
+    Ok(NetworkRequest { name: name.into(), args })
 }
 
 /// Whether this may stand in `CNI_ARGS`.
@@ -236,7 +238,8 @@ fn is_plain(text: &str) -> bool {
 }
 
 /// A transport protocol with ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// RFC 9293.
     #[default]
@@ -327,7 +330,8 @@ pub const MAX_PORT_RANGE: u16 = 1024;
 pub const MAX_PORTS: usize = 256;
 
 /// What `/etc/resolv.conf` of the apps says (`--dns*`).
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum DnsSpec {
     /// What the networks say, else the host's; the image's own where the pod has no network.
     #[default]
@@ -341,7 +345,8 @@ pub enum DnsSpec {
 }
 
 /// Name servers and how names are looked up (resolv.conf(5)).
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Dns {
     /// The servers, preferred first.
     pub servers: Vec<IpAddr>,
@@ -354,7 +359,8 @@ pub struct Dns {
 }
 
 /// What is added to `/etc/hosts` of the apps (`--hosts-entry`).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum HostsSpec {
     /// gantry's file with these lines: an address and its names.
     Entries(Vec<(IpAddr, Vec<String>)>),
@@ -370,52 +376,60 @@ impl Default for HostsSpec {
 }
 
 /// What a started pod got of one network.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PodNetwork {
     /// The network's name.
     pub name: String,
     /// The interface in the pod.
     pub interface: String,
     /// Its hardware address, in hexadecimal with colons.
+    #[serde(default)]
     pub mac: Option<String>,
     /// Its addresses.
+    #[serde(default)]
     pub addresses: Vec<PodAddress>,
     /// Routes through it.
+    #[serde(default)]
     pub routes: Vec<PodRoute>,
     /// What the network says of DNS.
+    #[serde(default)]
     pub dns: Dns,
     /// Ports of the host that lead to the pod through this network.
+    #[serde(default)]
     pub ports: Vec<PodPort>,
 }
 
 /// An address of a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodAddress {
     /// The address.
     pub address: IpAddr,
     /// The length of its network's prefix, in bits.
     pub prefix: u8,
     /// The network's gateway.
+    #[serde(default)]
     pub gateway: Option<IpAddr>,
 }
 
 /// A route of a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRoute {
-    /// Whereto: the network's address.
+    /// The destination network's address.
     pub to: IpAddr,
     /// The length of its prefix, in bits.
     pub prefix: u8,
-    /// Through whom.
+    /// The next hop.
+    #[serde(default)]
     pub via: Option<IpAddr>,
 }
 
 /// Ports of the host that lead to a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodPort {
     /// The host's address; `None`: every one.
+    #[serde(default)]
     pub host_ip: Option<IpAddr>,
-    /// The first port of the host.
+    /// The first port of the host; 0 in a plan: a free one, of a single port.
     pub host_port: u16,
     /// The first port of the pod.
     pub pod_port: u16,

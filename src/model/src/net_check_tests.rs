@@ -1,7 +1,7 @@
 //! What of networks is refused, and what is not.
 
 use super::*;
-use crate::net::{Protocol, Wanted};
+use crate::net::{NetworkRequest, Protocol};
 use proptest::prelude::*;
 
 fn with(edit: impl FnOnce(&mut PodSpec)) -> Result<(), NetError> {
@@ -80,7 +80,7 @@ fn ports_need_networks() {
 
 #[test]
 fn networks_that_could_not_be_read_again() {
-    let wanted = |name: &str, args: &[(&str, &str)]| Wanted {
+    let wanted = |name: &str, args: &[(&str, &str)]| NetworkRequest {
         name: name.into(),
         args: args.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
     };

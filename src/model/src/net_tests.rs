@@ -7,9 +7,9 @@ fn read(text: &str) -> Result<NetMode, NetError> {
     text.parse()
 }
 
-fn wanted(name: &str, args: &[(&str, &str)]) -> Wanted {
+fn wanted(name: &str, args: &[(&str, &str)]) -> NetworkRequest {
     let args = args.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    Wanted { name: name.into(), args }
+    NetworkRequest { name: name.into(), args }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use gantry_contract::plan::{Port, Protocol};
+use gantry_model::net::{PodPort, Protocol};
 use gantry_model::{ErrorKind, Kind};
 use gantry_net::netlink::Namespace;
 use gantry_net::pod;
@@ -117,8 +117,8 @@ fn publishing_a_port_in_use_fails() {
     }
     let lab = Lab::new();
     let (one, two) = (lab.pod(), lab.pod());
-    let held = lab.attach(&one, &["default"], &[Port { count: 300, ..port(8000, Protocol::Tcp) }]).unwrap();
-    let refused = |port: Port| {
+    let held = lab.attach(&one, &["default"], &[PodPort { count: 300, ..port(8000, Protocol::Tcp) }]).unwrap();
+    let refused = |port: PodPort| {
         let error = lab.attach(&two, &["default"], &[port]).unwrap_err();
         assert!(!two.has_record(), "{error}");
         (error.kind(), error.to_string())
@@ -132,7 +132,7 @@ fn publishing_a_port_in_use_fails() {
     let user = format!("port 9000/udp of the host is in use by process {} (", std::process::id());
     assert!(said.contains(&user), "{said}");
     drop(server);
-    let here = Port { host_ip: Some([192, 0, 2, 7].into()), ..port(9000, Protocol::Udp) };
+    let here = PodPort { host_ip: Some([192, 0, 2, 7].into()), ..port(9000, Protocol::Udp) };
     assert!(refused(here).1.contains("192.0.2.7 is not an address of this host"));
     if let Err(error) = rustix::net::socket(
         rustix::net::AddressFamily::INET,
@@ -143,7 +143,7 @@ fn publishing_a_port_in_use_fails() {
         assert!(refused(port(9000, Protocol::Sctp)).1.contains("the kernel has no SCTP"));
     }
     lab.network("four", "1.0.0", &lab.bridge("four", "br-four", "10.203.0.0/24"));
-    let six = Port { host_ip: Some("::".parse().unwrap()), ..port(9000, Protocol::Tcp) };
+    let six = PodPort { host_ip: Some("::".parse().unwrap()), ..port(9000, Protocol::Tcp) };
     let error = lab.attach(&two, &["four"], &[six]).unwrap_err();
     assert!(error.to_string().contains("the pod has no IPv6 address in network 'four'"), "{error}");
     // A listener on IPv6 only does not conflict with a pod without IPv6.
@@ -721,7 +721,7 @@ fn cost() {
         let (mut up, mut down, mut worked) = (Vec::new(), Vec::new(), Vec::new());
         for number in 0..60 {
             let pod = lab.pod();
-            let ports: Vec<Port> = (0..ports).map(|_| port(8000 + number, protocol)).collect();
+            let ports: Vec<PodPort> = (0..ports).map(|_| port(8000 + number, protocol)).collect();
             let (start, cpu) = (Instant::now(), cpu_time());
             let (_, held) = lab.attach(&pod, &["default"], &ports).unwrap();
             up.push(start.elapsed());

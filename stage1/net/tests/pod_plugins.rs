@@ -7,7 +7,7 @@ mod lab;
 use std::fs;
 use std::os::fd::AsFd;
 
-use gantry_contract::plan::Protocol;
+use gantry_model::net::Protocol;
 use gantry_model::{ErrorKind, Kind};
 use gantry_net::pod::{self, unused};
 use lab::{Lab, inside, port, sh, until};

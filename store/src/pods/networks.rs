@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use gantry_model::PodNetwork;
-use gantry_model::net::{Dns, PodAddress, PodPort, PodRoute, Protocol};
+use gantry_model::net::PodPort;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
@@ -41,8 +41,7 @@ impl Networks {
         if networks.is_empty() {
             return Ok(Self(None));
         }
-        let networks: Vec<Network> = networks.iter().cloned().map(Into::into).collect();
-        let text = serde_json::value::to_raw_value(&networks);
+        let text = serde_json::value::to_raw_value(networks);
         let not = |error| rusqlite::Error::ToSqlConversionFailure(Box::new(error));
         text.map(|text| Self(Some(text))).map_err(not).map_err(StoreError::sql("write a pod's networks"))
     }
@@ -68,8 +67,7 @@ impl Networks {
     /// # Errors
     /// [`StoreError`] when the text is damaged.
     pub fn read(&self) -> Result<Vec<PodNetwork>, StoreError> {
-        let networks: Vec<Network> = self.parsed()?;
-        Ok(networks.into_iter().map(Into::into).collect())
+        self.parsed()
     }
 
     /// Their names, first addresses and ports.
@@ -114,7 +112,7 @@ struct Named<'a> {
     #[serde(default)]
     addresses: Vec<Only>,
     #[serde(default)]
-    ports: Vec<Port>,
+    ports: Vec<PodPort>,
 }
 
 #[derive(Deserialize)]
@@ -128,134 +126,14 @@ impl<'a> From<Named<'a>> for Glance<'a> {
         let all = || addresses.iter().map(|it| it.address);
         let ip4 = all().find_map(|address| if let IpAddr::V4(address) = address { Some(address) } else { None });
         let ip6 = all().find_map(|address| if let IpAddr::V6(address) = address { Some(address) } else { None });
-        Self { name, ip4, ip6, ports: ports.into_iter().map(Into::into).collect() }
-    }
-}
-
-#[derive(Serialize, Deserialize)]
-struct Network {
-    name: String,
-    interface: String,
-    #[serde(default)]
-    mac: Option<String>,
-    #[serde(default)]
-    addresses: Vec<Address>,
-    #[serde(default)]
-    routes: Vec<Route>,
-    #[serde(default)]
-    dns: Names,
-    #[serde(default)]
-    ports: Vec<Port>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Address {
-    address: IpAddr,
-    prefix: u8,
-    #[serde(default)]
-    gateway: Option<IpAddr>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Route {
-    to: IpAddr,
-    prefix: u8,
-    #[serde(default)]
-    via: Option<IpAddr>,
-}
-
-#[derive(Default, Serialize, Deserialize)]
-struct Names {
-    #[serde(default)]
-    servers: Vec<IpAddr>,
-    #[serde(default)]
-    search: Vec<String>,
-    #[serde(default)]
-    options: Vec<String>,
-    #[serde(default)]
-    domain: Option<String>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Port {
-    #[serde(default)]
-    host_ip: Option<IpAddr>,
-    host_port: u16,
-    pod_port: u16,
-    count: u16,
-    protocol: Transport,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Transport {
-    Tcp,
-    Udp,
-    Sctp,
-}
-
-impl From<PodNetwork> for Network {
-    fn from(network: PodNetwork) -> Self {
-        let PodNetwork { name, interface, mac, addresses, routes, dns, ports } = network;
-        let Dns { servers, search, options, domain } = dns;
-        let address = |PodAddress { address, prefix, gateway }| Address { address, prefix, gateway };
-        let route = |PodRoute { to, prefix, via }| Route { to, prefix, via };
-        let port = |PodPort { host_ip, host_port, pod_port, count, protocol }| Port {
-            host_ip,
-            host_port,
-            pod_port,
-            count,
-            protocol: match protocol {
-                Protocol::Tcp => Transport::Tcp,
-                Protocol::Udp => Transport::Udp,
-                Protocol::Sctp => Transport::Sctp,
-            },
-        };
-        Self {
-            name,
-            interface,
-            mac,
-            addresses: addresses.into_iter().map(address).collect(),
-            routes: routes.into_iter().map(route).collect(),
-            dns: Names { servers, search, options, domain },
-            ports: ports.into_iter().map(port).collect(),
-        }
-    }
-}
-
-impl From<Port> for PodPort {
-    fn from(port: Port) -> Self {
-        let Port { host_ip, host_port, pod_port, count, protocol } = port;
-        let protocol = match protocol {
-            Transport::Tcp => Protocol::Tcp,
-            Transport::Udp => Protocol::Udp,
-            Transport::Sctp => Protocol::Sctp,
-        };
-        Self { host_ip, host_port, pod_port, count, protocol }
-    }
-}
-
-impl From<Network> for PodNetwork {
-    fn from(network: Network) -> Self {
-        let Network { name, interface, mac, addresses, routes, dns, ports } = network;
-        let Names { servers, search, options, domain } = dns;
-        let address = |Address { address, prefix, gateway }| PodAddress { address, prefix, gateway };
-        let route = |Route { to, prefix, via }| PodRoute { to, prefix, via };
-        Self {
-            name,
-            interface,
-            mac,
-            addresses: addresses.into_iter().map(address).collect(),
-            routes: routes.into_iter().map(route).collect(),
-            dns: Dns { servers, search, options, domain },
-            ports: ports.into_iter().map(Into::into).collect(),
-        }
+        Self { name, ip4, ip6, ports }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gantry_model::net::{Dns, PodAddress, PodRoute, Protocol};
     use proptest::collection::vec;
     use proptest::option;
     use proptest::prelude::*;

@@ -93,7 +93,7 @@ struct NetworkPodJson<'a> {
 
 /// The attachments of pods to a network.
 fn attachments(network: &Configured) -> Vec<(&str, PodNetwork)> {
-    let of = |member: &'_ Member| PodNetwork::from(member.attached.clone());
+    let of = |member: &'_ Member| member.attached.clone();
     network.pods.iter().map(|member| (member.pod.as_str(), of(member))).collect()
 }
 

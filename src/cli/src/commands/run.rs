@@ -49,8 +49,8 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
 
 /// Prints the published ports, of which the engine chose some.
 fn print_published_ports(running: &Running) {
-    for port in running.ready.networks.iter().flat_map(|network| &network.ports).cloned() {
-        let line = crate::render::network::port_mapping(&port.into());
+    for port in running.ready.networks.iter().flat_map(|network| &network.ports) {
+        let line = crate::render::network::port_mapping(port);
         print_stderr(&format!("gantry: published {line}\n"));
     }
 }

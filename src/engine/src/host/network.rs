@@ -15,7 +15,7 @@ use std::time::Duration;
 use gantry_contract::network::{Answer, Network, Request, What};
 use gantry_contract::{files, plan as out};
 use gantry_model::id::shown;
-use gantry_model::net::Wanted;
+use gantry_model::net::NetworkRequest;
 use gantry_model::{ErrorKind, Kind, NetMode, PodId};
 use gantry_netlink::nft;
 use gantry_store::PodState;
@@ -178,7 +178,7 @@ impl Engine {
     /// Checks that a pod can be attached to these networks, before anything of the pod is made. The built-in networks
     /// without arguments are left to the supervisor: most pods have these, and the check costs a process.
     pub(crate) fn check_choice(&self, net: &NetMode) -> Result<(), EngineError> {
-        let plain = |it: &Wanted| BUILT_IN.contains(&it.name.as_str()) && it.args.is_empty();
+        let plain = |it: &NetworkRequest| BUILT_IN.contains(&it.name.as_str()) && it.args.is_empty();
         match net {
             NetMode::None | NetMode::Host => return Ok(()),
             NetMode::Networks(wanted) if wanted.iter().all(plain) => return Ok(()),

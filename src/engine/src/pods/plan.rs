@@ -118,7 +118,7 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         trees_dir: setting.layout.trees_dir().to_string_lossy().into_owned(),
         hostname,
         net: plan_net::net(mode, ports, plan_net::host(setting.network, setting.layout))?,
-        resolv: plan_net::resolv(&spec.dns),
+        resolv: spec.dns.clone(),
         hosts: plan_net::hosts(&spec.hosts),
         cgroup_parent: setting.cgroup_parent.to_owned(),
         volumes: volumes.list,

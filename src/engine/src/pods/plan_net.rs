@@ -8,7 +8,7 @@ use gantry_fetch::config::ImageConfig;
 use gantry_fetch::ports::DeclaredPort;
 use gantry_fetch::source::digest_of;
 use gantry_model::id::{Algorithm, shown};
-use gantry_model::net::{DnsSpec, HostsSpec, NetError, PortSpec, PortTarget, Wanted, port_range};
+use gantry_model::net::{HostsSpec, NetError, PodPort, PortSpec, PortTarget, port_range};
 use gantry_model::{AppName, ErrorKind, Kind, NetMode};
 use gantry_store::Layout;
 use thiserror::Error;
@@ -115,7 +115,7 @@ pub(crate) fn table(dir: &Path) -> String {
 }
 
 /// The networks as the plan has them. Only a pod with networks of its own may have ports.
-pub(crate) fn net(mode: &NetMode, ports: Vec<out::Port>, host: network::Host) -> Result<out::Net, PortError> {
+pub(crate) fn net(mode: &NetMode, ports: Vec<PodPort>, host: network::Host) -> Result<out::Net, PortError> {
     if !ports.is_empty() {
         gantry_model::net::takes_ports(mode).map_err(PortError::NoNetwork)?;
     }
@@ -125,8 +125,7 @@ pub(crate) fn net(mode: &NetMode, ports: Vec<out::Port>, host: network::Host) ->
         NetMode::Networks(wanted) => (false, wanted),
         NetMode::All(wanted) => (true, wanted),
     };
-    let wanted = wanted.iter().map(|it| out::Wanted { name: it.name.clone(), args: it.args.clone() }).collect();
-    Ok(out::Net::Networks(out::Networks { host, wanted, all, ports }))
+    Ok(out::Net::Networks(out::Networks { host, wanted: wanted.clone(), all, ports }))
 }
 
 /// The network mode from which a plan's networks were made.
@@ -135,15 +134,14 @@ pub(crate) fn mode(net: &out::Net) -> NetMode {
         out::Net::None => NetMode::None,
         out::Net::Host => NetMode::Host,
         out::Net::Networks(networks) => {
-            let wanted = |it: &out::Wanted| Wanted { name: it.name.clone(), args: it.args.clone() };
-            let wanted = networks.wanted.iter().map(wanted).collect();
+            let wanted = networks.wanted.clone();
             if networks.all { NetMode::All(wanted) } else { NetMode::Networks(wanted) }
         }
     }
 }
 
 /// The published ports of a plan, to keep them when its networks are replaced.
-pub(crate) fn ports_of(net: &out::Net) -> Vec<out::Port> {
+pub(crate) fn ports_of(net: &out::Net) -> Vec<PodPort> {
     match net {
         out::Net::None | out::Net::Host => Vec::new(),
         out::Net::Networks(networks) => networks.ports.clone(),
@@ -152,12 +150,12 @@ pub(crate) fn ports_of(net: &out::Net) -> Vec<out::Port> {
 
 /// The ports asked for, each with its number; `images` are the apps with what their images say. Ports at free ports of the host
 /// are single ones.
-pub(crate) fn ports(asked: &[PortSpec], images: &[(&AppName, &ImageConfig)]) -> Result<Vec<out::Port>, PortError> {
-    let mut ports: Vec<out::Port> = Vec::with_capacity(asked.len());
+pub(crate) fn ports(asked: &[PortSpec], images: &[(&AppName, &ImageConfig)]) -> Result<Vec<PodPort>, PortError> {
+    let mut ports: Vec<PodPort> = Vec::with_capacity(asked.len());
     for asked in asked.iter().filter(|asked| asked.to != PortTarget::All) {
         let port = port(asked, images)?;
         if let Some(common) = ports.iter().find_map(|earlier| common(earlier, &port)) {
-            return Err(PortError::Twice { protocol: port.protocol.into(), port: common });
+            return Err(PortError::Twice { protocol: port.protocol, port: common });
         }
         if port.host_port == 0 { ports.extend(single(&port)) } else { ports.push(port) }
     }
@@ -168,7 +166,7 @@ pub(crate) fn ports(asked: &[PortSpec], images: &[(&AppName, &ImageConfig)]) -> 
             if ports.len().saturating_add(count.into()) > MAX_PICKED {
                 return Err(PortError::TooMany);
             }
-            let port = out::Port { host_ip: all.host_ip, host_port: 0, pod_port, count, protocol: protocol.into() };
+            let port = PodPort { host_ip: all.host_ip, host_port: 0, pod_port, count, protocol };
             let new: Vec<_> =
                 single(&port).filter(|port| !ports.iter().any(|earlier| leads_to(earlier, port))).collect();
             ports.extend(new);
@@ -181,9 +179,9 @@ pub(crate) fn ports(asked: &[PortSpec], images: &[(&AppName, &ImageConfig)]) -> 
 }
 
 /// The ports of a range, one by one.
-fn single(port: &out::Port) -> impl Iterator<Item = out::Port> + use<> {
+fn single(port: &PodPort) -> impl Iterator<Item = PodPort> + use<> {
     let port = port.clone();
-    (0..port.count).map(move |offset| out::Port {
+    (0..port.count).map(move |offset| PodPort {
         pod_port: port.pod_port.saturating_add(offset),
         count: 1,
         ..port.clone()
@@ -191,12 +189,12 @@ fn single(port: &out::Port) -> impl Iterator<Item = out::Port> + use<> {
 }
 
 /// Whether a port covers the same port of the pod as another, single one.
-fn leads_to(one: &out::Port, single: &out::Port) -> bool {
+fn leads_to(one: &PodPort, single: &PodPort) -> bool {
     one.protocol == single.protocol
         && single.pod_port.checked_sub(one.pod_port).is_some_and(|offset| offset < one.count)
 }
 
-fn port(asked: &PortSpec, images: &[(&AppName, &ImageConfig)]) -> Result<out::Port, PortError> {
+fn port(asked: &PortSpec, images: &[(&AppName, &ImageConfig)]) -> Result<PodPort, PortError> {
     let PortSpec { to, host_ip, host_port } = asked;
     let (pod_port, count, protocol) = match to {
         PortTarget::Numbered { port, count, protocol } => (*port, *count, *protocol),
@@ -209,7 +207,7 @@ fn port(asked: &PortSpec, images: &[(&AppName, &ImageConfig)]) -> Result<out::Po
         // Not one port, and seen to by the caller.
         PortTarget::All => return Err(PortError::TooMany),
     };
-    Ok(out::Port { host_ip: *host_ip, host_port: *host_port, pod_port, count, protocol: protocol.into() })
+    Ok(PodPort { host_ip: *host_ip, host_port: *host_port, pod_port, count, protocol })
 }
 
 /// As in rkt, a name that two apps declare is ambiguous, even where both mean the same port.
@@ -228,31 +226,21 @@ fn named(name: &str, images: &[(&AppName, &ImageConfig)]) -> Result<DeclaredPort
 }
 
 /// The first port of the host that both publish.
-fn common(one: &out::Port, other: &out::Port) -> Option<u16> {
+fn common(one: &PodPort, other: &PodPort) -> Option<u16> {
     let same_address = match (one.host_ip, other.host_ip) {
         (None, _) | (_, None) => true,
         (Some(a), Some(b)) => a == b || (a.is_ipv4() == b.is_ipv4() && (a.is_unspecified() || b.is_unspecified())),
     };
-    let last = |port: &out::Port| port.host_port.saturating_add(port.count.saturating_sub(1));
+    let last = |port: &PodPort| port.host_port.saturating_add(port.count.saturating_sub(1));
     let (first, last) = (one.host_port.max(other.host_port), last(one).min(last(other)));
     let picked = one.host_port == 0 || other.host_port == 0;
     (!picked && same_address && one.protocol == other.protocol && first <= last).then_some(first)
 }
 
-/// The contents of resolv.conf.
-pub(crate) fn resolv(dns: &DnsSpec) -> out::Resolv {
-    match dns {
-        DnsSpec::Network => out::Resolv::Network,
-        DnsSpec::Host => out::Resolv::Host,
-        DnsSpec::None => out::Resolv::None,
-        DnsSpec::Given(dns) => out::Resolv::Given(dns.clone().into()),
-    }
-}
-
 /// The contents of hosts: entries of the same address share a line.
-pub(crate) fn hosts(hosts: &HostsSpec) -> out::Hosts {
+pub(crate) fn hosts(hosts: &HostsSpec) -> HostsSpec {
     let entries = match hosts {
-        HostsSpec::Host => return out::Hosts::Host,
+        HostsSpec::Host => return HostsSpec::Host,
         HostsSpec::Entries(entries) => entries,
     };
     let mut lines: Vec<(IpAddr, Vec<String>)> = Vec::new();
@@ -262,7 +250,7 @@ pub(crate) fn hosts(hosts: &HostsSpec) -> out::Hosts {
             None => lines.push((*address, names.clone())),
         }
     }
-    out::Hosts::Entries(lines)
+    HostsSpec::Entries(lines)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Ports and networks, from what was asked for to the plan.
 
 use super::*;
-use gantry_model::net::{Dns, Protocol};
+use gantry_model::net::Protocol;
 
 fn name(text: &str) -> AppName {
     text.parse().unwrap()
@@ -20,7 +20,7 @@ fn numbered(host: (Option<&str>, u16), port: u16, count: u16, protocol: Protocol
     PortSpec { to: PortTarget::Numbered { port, count, protocol }, host_ip, host_port: host.1 }
 }
 
-fn resolved(asked: &[PortSpec], images: &[(&str, &[&str])]) -> Result<Vec<out::Port>, PortError> {
+fn resolved(asked: &[PortSpec], images: &[(&str, &[&str])]) -> Result<Vec<PodPort>, PortError> {
     let images: Vec<(AppName, ImageConfig)> = images.iter().map(|(app, ports)| (name(app), image(ports))).collect();
     ports(asked, &images.iter().map(|(app, config)| (app, config)).collect::<Vec<_>>())
 }
@@ -34,8 +34,8 @@ fn here(table: &str) -> network::Host {
 fn names_are_those_of_the_images() {
     let web: (&str, &[&str]) = ("web", &["80/tcp", "5000-5003/udp", "nonsense"]);
     let port = resolved(&[named("80-tcp", 8080), named("5000-5003-udp", 6000)], &[web]).unwrap();
-    let want = |host_port, pod_port, count, protocol| out::Port { host_ip: None, host_port, pod_port, count, protocol };
-    assert_eq!(port, [want(8080, 80, 1, out::Protocol::Tcp), want(6000, 5000, 4, out::Protocol::Udp)]);
+    let want = |host_port, pod_port, count, protocol| PodPort { host_ip: None, host_port, pod_port, count, protocol };
+    assert_eq!(port, [want(8080, 80, 1, Protocol::Tcp), want(6000, 5000, 4, Protocol::Udp)]);
     let unknown = resolved(&[named("http", 1)], &[web]).unwrap_err();
     assert!(unknown.to_string().starts_with("no port named 'http': declared are: 80-tcp, 5000-5003-udp;"), "{unknown}");
     let none = resolved(&[named("http", 1)], &[("web", &[])]).unwrap_err();
@@ -90,7 +90,7 @@ fn networks_of_a_plan_are_those_asked_for() {
         assert_eq!(mode(&planned), asked, "{text}");
         assert_eq!(mode(&planned).to_string(), text);
     }
-    let port = out::Port { host_ip: None, host_port: 1, pod_port: 2, count: 1, protocol: out::Protocol::Tcp };
+    let port = PodPort { host_ip: None, host_port: 1, pod_port: 2, count: 1, protocol: Protocol::Tcp };
     let with = |text: &str| net(&text.parse().unwrap(), vec![port.clone()], here("t"));
     assert_eq!(ports_of(&with("all").unwrap()), std::slice::from_ref(&port));
     for none in ["none", "host"] {
@@ -112,16 +112,12 @@ fn each_data_directory_has_its_own_tables() {
 
 #[test]
 fn files_of_the_apps() {
-    let dns = Dns { servers: vec!["10.0.0.1".parse().unwrap()], domain: Some("d".into()), ..Dns::default() };
-    let given = resolv(&DnsSpec::Given(dns.clone()));
-    assert!(matches!(given, out::Resolv::Given(given) if Dns::from(given.clone()) == dns));
-    assert_eq!(resolv(&DnsSpec::default()), out::Resolv::Network);
     let entry = |address: &str, names: &[&str]| {
         (address.parse().unwrap(), names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())
     };
     let said = HostsSpec::Entries(vec![entry("10.0.0.1", &["a"]), entry("fd00::1", &["b"]), entry("10.0.0.1", &["c"])]);
-    assert_eq!(hosts(&said), out::Hosts::Entries(vec![entry("10.0.0.1", &["a", "c"]), entry("fd00::1", &["b"])]));
-    assert_eq!(hosts(&HostsSpec::Host), out::Hosts::Host);
+    assert_eq!(hosts(&said), HostsSpec::Entries(vec![entry("10.0.0.1", &["a", "c"]), entry("fd00::1", &["b"])]));
+    assert_eq!(hosts(&HostsSpec::Host), HostsSpec::Host);
 }
 
 #[test]

@@ -193,9 +193,9 @@ fn networks_and_ports() {
     let out::Net::Networks(networks) = &plan.net else { panic!("{:?}", plan.net) };
     assert_eq!((networks.wanted[0].name.as_str(), networks.all, networks.ports[0].pod_port), ("default", false, 80));
     assert_eq!((networks.host.state_dir.as_str(), networks.host.resolver), ("/data/net", true));
-    assert_eq!((plan.resolv, plan.hosts), (out::Resolv::None, out::Hosts::Host));
+    assert_eq!((plan.resolv, plan.hosts), (DnsSpec::None, HostsSpec::Host));
     let none = made(|spec, _| spec.net = Some(gantry_model::NetMode::None)).unwrap();
-    assert_eq!((none.net, none.resolv), (out::Net::None, out::Resolv::Network));
+    assert_eq!((none.net, none.resolv), (out::Net::None, DnsSpec::Network));
     let unknown = made(|spec, _| spec.ports = vec![port("http")]).unwrap_err();
     assert_eq!(unknown.kind(), ErrorKind::Invalid);
     assert!(unknown.to_string().contains("no port named 'http'"), "{unknown}");

@@ -87,9 +87,9 @@ fn ready() -> up::Ready {
 
 /// One that got an address of the network `name`.
 fn ready_in(name: &str) -> up::Ready {
-    use gantry_contract::network::{Address, Attached};
-    let address = Address { address: "10.0.0.2".parse().unwrap(), prefix: 24, gateway: None };
-    let attached = Attached { name: name.into(), addresses: vec![address], ..Attached::default() };
+    use gantry_model::net::{PodAddress, PodNetwork};
+    let address = PodAddress { address: "10.0.0.2".parse().unwrap(), prefix: 24, gateway: None };
+    let attached = PodNetwork { name: name.into(), addresses: vec![address], ..PodNetwork::default() };
     up::Ready { networks: vec![attached], ..ready() }
 }
 
@@ -353,8 +353,8 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         trees_dir: String::new(),
         hostname: "host".into(),
         net: Net::Host,
-        resolv: gantry_contract::plan::Resolv::default(),
-        hosts: gantry_contract::plan::Hosts::default(),
+        resolv: gantry_model::net::DnsSpec::default(),
+        hosts: gantry_model::net::HostsSpec::default(),
         cgroup_parent: "/gantry-engine-test".into(),
         volumes: Vec::new(),
         apps: vec![app],
@@ -376,7 +376,7 @@ fn networks_that_are_none_make_no_row() {
     let (engine, _) = engine(home.path());
     let id = PodId::from_random([1; 16]);
     drop(engine.store.make_pod_dir(id).unwrap());
-    let wanted = gantry_model::net::Wanted { name: "a,a".into(), args: Vec::new() };
+    let wanted = gantry_model::net::NetworkRequest { name: "a,a".into(), args: Vec::new() };
     let plan = plan_in(&engine, id, &NetMode::Networks(vec![wanted]));
     crate::pods::pod_dir::fill(&engine.pod_dir(id), &plan).unwrap();
     write_journal(&engine, id, vec![Fact::Ready(ready()), Fact::Ended]);
@@ -401,12 +401,13 @@ fn where_nothing_is_said_the_default_is_meant() {
 
 #[test]
 fn a_start_brings_the_networks_of_the_plan_up_to_date() {
-    use gantry_contract::plan::{Net, Port, Protocol};
+    use gantry_contract::plan::Net;
+    use gantry_model::net::{PodPort, Protocol};
     let home = tempfile::tempdir().unwrap();
     let (mut engine, image) = engine(home.path());
     let (row, lock) = embryo(&engine, &image, 1);
     let id = row.id;
-    let port = Port { host_ip: None, host_port: 80, pod_port: 8080, count: 1, protocol: Protocol::Tcp };
+    let port = PodPort { host_ip: None, host_port: 80, pod_port: 8080, count: 1, protocol: Protocol::Tcp };
     let mut planned = plan_in(&engine, id, &NetMode::default());
     let Net::Networks(networks) = &mut planned.net else { panic!() };
     networks.ports = vec![port.clone()];

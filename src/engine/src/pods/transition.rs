@@ -6,7 +6,7 @@
 
 use gantry_contract::journal::{Fact, Parsed};
 use gantry_contract::up;
-use gantry_model::{AppName, AppState, BootId, Edge, ErrorKind, Phase, PodId, PodNetwork, Process, Timestamp};
+use gantry_model::{AppName, AppState, BootId, Edge, ErrorKind, Phase, PodId, Process, Timestamp};
 use gantry_store::{Change, Moved, Networks, PodRow, StoreError};
 
 use crate::logs::repair;
@@ -141,8 +141,7 @@ pub(crate) fn started_apps(ready: &up::Ready) -> Vec<(AppName, AppState)> {
 
 /// The networks to which a pod that became ready is attached.
 fn attached_networks(ready: &up::Ready) -> Result<Networks, StoreError> {
-    let networks: Vec<PodNetwork> = ready.networks.iter().cloned().map(Into::into).collect();
-    Networks::of(&networks)
+    Networks::of(&ready.networks)
 }
 
 /// Whether the database was restored by another process since it was opened.

@@ -10,9 +10,10 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use gantry_contract::network::{Address, Attached, Host, Route};
-use gantry_contract::plan::{Dns, Networks, Port};
+use gantry_contract::network::Host;
+use gantry_contract::plan::Networks;
 use gantry_model::ErrorKind;
+use gantry_model::net::{Dns, PodAddress, PodNetwork, PodPort, PodRoute};
 
 use super::error::{NetworkError, Result};
 use super::forwarding::Forwarding;
@@ -41,7 +42,7 @@ pub(super) fn attach(
     pod: &Pod<'_>,
     selection: &NetworkSelection<'_>,
     namespaces: &Namespaces<'_>,
-) -> Result<(Vec<Attached>, HeldPorts)> {
+) -> Result<(Vec<PodNetwork>, HeldPorts)> {
     let NetworkSelection { wanted, choices } = selection;
     let Namespaces { host, own, keeper } = *namespaces;
     detach_earlier_attempt(pod, wanted, host)?;
@@ -82,7 +83,8 @@ fn with_picked<'a>(
     let mut choices = selection.choices.clone();
     for choice in choices.iter_mut().filter(|choice| choice.picked) {
         let families = choice.held_families();
-        let (mut free, named): (Vec<Port>, Vec<Port>) = choice.ports.iter().cloned().partition(|it| it.host_port == 0);
+        let (mut free, named): (Vec<PodPort>, Vec<PodPort>) =
+            choice.ports.iter().cloned().partition(|it| it.host_port == 0);
         within(host, || {
             ports::hold(&named, families, sockets)?;
             ports::pick(&mut free, families, sockets)
@@ -299,7 +301,7 @@ fn verify(network: &NetworkRecord, ends: &mut Ends<'_>, result: &mut NetworkResu
 }
 
 /// The result in the types of the contract.
-fn to_attached(choice: &SelectedNetwork, network: &NetworkRecord, result: &NetworkResult) -> Attached {
+fn to_attached(choice: &SelectedNetwork, network: &NetworkRecord, result: &NetworkResult) -> PodNetwork {
     let is_in_pod = |index: usize| {
         let interface = result.interfaces.get(index);
         interface.is_none_or(|it| it.name == network.interface && !it.sandbox.is_empty())
@@ -307,17 +309,17 @@ fn to_attached(choice: &SelectedNetwork, network: &NetworkRecord, result: &Netwo
     let interface = result.interfaces.iter().enumerate().find(|(index, it)| is_in_pod(*index) && !it.mac.is_empty());
     let ips = result.ips.iter().filter(|ip| ip.interface.is_none_or(is_in_pod));
     let dns = &result.dns;
-    Attached {
+    PodNetwork {
         name: network.name.clone(),
         interface: network.interface.clone(),
         mac: interface.map(|(_, it)| it.mac.clone()),
         addresses: ips
-            .map(|ip| Address { address: ip.address.address(), prefix: ip.address.length(), gateway: ip.gateway })
+            .map(|ip| PodAddress { address: ip.address.address(), prefix: ip.address.length(), gateway: ip.gateway })
             .collect(),
         routes: result
             .routes
             .iter()
-            .map(|route| Route { to: route.dst.first(), prefix: route.dst.length(), via: route.gw })
+            .map(|route| PodRoute { to: route.dst.first(), prefix: route.dst.length(), via: route.gw })
             .collect(),
         dns: Dns {
             // A plugin may return a name instead of an address; resolv.conf cannot contain it.

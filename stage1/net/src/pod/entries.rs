@@ -44,7 +44,7 @@ enum RecordedAccess {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct RecordedPorts {
     address: IpAddr,
-    protocol: gantry_contract::plan::Protocol,
+    protocol: gantry_model::net::Protocol,
     port: u16,
     to: SocketAddr,
     count: u16,
@@ -91,7 +91,7 @@ impl RecordedEntries {
             state.interfaces.insert(name.clone(), Interface { network, addresses, access: it.access.into() });
         }
         for it in &self.ports {
-            let first = HostPort { address: it.address, protocol: it.protocol.into(), port: it.port };
+            let first = HostPort { address: it.address, protocol: it.protocol, port: it.port };
             state.forward(first, it.count, it.to, owner).map_err(|error| error.to_string())?;
         }
         for (name, it) in &self.guards {
@@ -110,7 +110,7 @@ fn port_ranges(state: &State) -> Vec<RecordedPorts> {
     for (port, Forward { to, .. }) in &state.ports {
         if let Some(last) = all.last_mut()
             && last.count < nft::RANGE_LIMIT
-            && (last.address, last.protocol.into()) == (port.address, port.protocol)
+            && (last.address, last.protocol) == (port.address, port.protocol)
             && last.to.ip() == to.ip()
             && last.port.checked_add(last.count) == Some(port.port)
             && last.to.port().checked_add(last.count) == Some(to.port())
@@ -118,7 +118,7 @@ fn port_ranges(state: &State) -> Vec<RecordedPorts> {
             last.count += 1;
             continue;
         }
-        let protocol = port.protocol.into();
+        let protocol = port.protocol;
         all.push(RecordedPorts { address: port.address, protocol, port: port.port, to: *to, count: 1 });
     }
     all

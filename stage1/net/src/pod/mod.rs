@@ -11,8 +11,9 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use gantry_contract::network::{Attached, Host, Network};
+use gantry_contract::network::{Host, Network};
 use gantry_contract::plan::Networks;
+use gantry_model::net::PodNetwork;
 
 use crate::netlink::Namespace;
 
@@ -78,7 +79,7 @@ pub fn attach(
     pod: &Pod<'_>,
     selection: &NetworkSelection<'_>,
     namespaces: &Namespaces<'_>,
-) -> Result<(Vec<Attached>, HeldPorts), NetworkError> {
+) -> Result<(Vec<PodNetwork>, HeldPorts), NetworkError> {
     attach::attach(pod, selection, namespaces)
 }
 

@@ -8,8 +8,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-use gantry_contract::plan::Protocol;
 use gantry_model::id::shown;
+use gantry_model::net::Protocol;
 
 /// State of a listening TCP socket (`TCP_LISTEN` of net/tcp_states.h).
 const LISTEN: &str = "0A";

@@ -6,8 +6,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
-use gantry_contract::plan::{Port, Protocol};
 use gantry_model::ErrorKind;
+use gantry_model::net::{PodPort, Protocol};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
@@ -33,7 +33,7 @@ impl From<PortSocket> for OwnedFd {
 }
 
 /// Holds the ports for these address families, in the network namespace of the calling thread, and adds the sockets to `held`.
-pub(super) fn hold(ports: &[Port], families: Families, held: &mut Vec<PortSocket>) -> Result<()> {
+pub(super) fn hold(ports: &[PodPort], families: Families, held: &mut Vec<PortSocket>) -> Result<()> {
     for port in ports {
         for address in held_addresses(port, families) {
             for number in port.host_port..=port.host_port.saturating_add(port.count.saturating_sub(1)) {
@@ -47,7 +47,7 @@ pub(super) fn hold(ports: &[Port], families: Families, held: &mut Vec<PortSocket
 }
 
 /// Picks a free host port for each port without one, the same number in every family, and holds it.
-pub(super) fn pick(ports: &mut [Port], families: Families, held: &mut Vec<PortSocket>) -> Result<()> {
+pub(super) fn pick(ports: &mut [PodPort], families: Families, held: &mut Vec<PortSocket>) -> Result<()> {
     for port in ports.iter_mut().filter(|port| port.host_port == 0) {
         let addresses = held_addresses(port, families);
         let mut picked = None;
@@ -65,7 +65,7 @@ pub(super) fn pick(ports: &mut [Port], families: Families, held: &mut Vec<PortSo
 }
 
 /// The kernel picks a port for the first address. `None`: the port is in use on another address.
-fn try_pick(addresses: &[IpAddr], port: &Port) -> Result<Option<(u16, Vec<PortSocket>)>> {
+fn try_pick(addresses: &[IpAddr], port: &PodPort) -> Result<Option<(u16, Vec<PortSocket>)>> {
     let (mut number, mut sockets) = (0, Vec::new());
     for address in addresses {
         let fd = match bind(*address, number, port) {
@@ -87,7 +87,7 @@ const MAX_PICKS: u32 = 64;
 
 /// Adjusts the held ports to the addresses that the pod got. `had`: the families for which they were held.
 pub(super) fn adjust(
-    ports: &[Port],
+    ports: &[PodPort],
     had: Families,
     has: Families,
     network: &str,
@@ -99,7 +99,7 @@ pub(super) fn adjust(
 }
 
 /// Fails for a port whose address family the pod has no address of.
-pub(super) fn check_families(ports: &[Port], has: Families, network: &str) -> Result<()> {
+pub(super) fn check_families(ports: &[PodPort], has: Families, network: &str) -> Result<()> {
     for port in ports {
         let missing = match port.host_ip {
             Some(address) if address.is_ipv4() && !has.v4 => Some(4),
@@ -119,7 +119,7 @@ pub(super) fn check_families(ports: &[Port], has: Families, network: &str) -> Re
 }
 
 /// The addresses on which a port is held.
-fn held_addresses(port: &Port, families: Families) -> Vec<IpAddr> {
+fn held_addresses(port: &PodPort, families: Families) -> Vec<IpAddr> {
     let every = [(families.v4, Ipv4Addr::UNSPECIFIED.into()), (families.v6, Ipv6Addr::UNSPECIFIED.into())];
     let every = every.into_iter().filter(|(wanted, _)| *wanted).map(|(_, address)| address);
     match port.host_ip {
@@ -129,7 +129,7 @@ fn held_addresses(port: &Port, families: Families) -> Vec<IpAddr> {
 }
 
 /// `None`: the host has no IPv6, so there is nothing to hold.
-fn bind(address: IpAddr, number: u16, port: &Port) -> Result<Option<OwnedFd>> {
+fn bind(address: IpAddr, number: u16, port: &PodPort) -> Result<Option<OwnedFd>> {
     let bound = match try_bind(address, number, port.protocol, false) {
         Err(Errno::AFNOSUPPORT) if address == IpAddr::V6(Ipv6Addr::UNSPECIFIED) => return Ok(None),
         // Without SO_REUSEADDR, connections in TIME-WAIT of an earlier server conflict.
@@ -163,7 +163,7 @@ fn try_bind(address: IpAddr, number: u16, protocol: Protocol, reuse: bool) -> ru
     Ok(fd)
 }
 
-fn bind_error(errno: Errno, address: IpAddr, number: u16, port: &Port) -> NetworkError {
+fn bind_error(errno: Errno, address: IpAddr, number: u16, port: &PodPort) -> NetworkError {
     let port_shown = shown(port, number);
     match errno {
         Errno::ADDRINUSE => {
@@ -183,14 +183,14 @@ fn bind_error(errno: Errno, address: IpAddr, number: u16, port: &Port) -> Networ
     }
 }
 
-fn no_free_port(port: &Port) -> NetworkError {
+fn no_free_port(port: &PodPort) -> NetworkError {
     let message =
         format!("no free port of the host was found to publish {}: name one with HOSTPORT:PODPORT", shown(port, 0));
     NetworkError::new(ErrorKind::Exhausted, message)
 }
 
 /// Address, number and protocol of a host port.
-pub(super) fn shown(port: &Port, number: u16) -> String {
+pub(super) fn shown(port: &PodPort, number: u16) -> String {
     let address = port.host_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
-    HostPort { address, protocol: port.protocol.into(), port: number }.to_string()
+    HostPort { address, protocol: port.protocol, port: number }.to_string()
 }

@@ -12,7 +12,8 @@ use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use gantry_contract::files::NETWORK;
-use gantry_contract::network::{Attached, Host};
+use gantry_contract::network::Host;
+use gantry_model::net::PodNetwork;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -58,7 +59,7 @@ pub(super) struct Record {
     entries: RecordedEntries,
     /// The result, once all networks are attached.
     #[serde(skip)]
-    pub(super) attached: Vec<Attached>,
+    pub(super) attached: Vec<PodNetwork>,
     /// A line was invalid, so the tables may contain more entries of the pod than the record.
     #[serde(skip)]
     pub(super) torn: bool,
@@ -78,7 +79,7 @@ pub(super) enum RecordState {
 #[serde(rename_all = "lowercase")]
 enum Change {
     /// All networks are attached; the entries are about to be added.
-    Got { entries: RecordedEntries, attached: Vec<Attached> },
+    Got { entries: RecordedEntries, attached: Vec<PodNetwork> },
     /// The pod is being detached.
     Down {},
 }
@@ -190,7 +191,7 @@ impl Record {
         &mut self,
         dir: BorrowedFd<'_>,
         entries: &State,
-        attached: Vec<Attached>,
+        attached: Vec<PodNetwork>,
     ) -> Result<()> {
         self.entries = RecordedEntries::from_state(entries);
         self.attached.clone_from(&attached);

@@ -34,7 +34,9 @@ fn what_is_written_is_read_and_nothing_else() {
     assert_eq!(whole(), record);
     let mut entries = State::new();
     entries.networks.insert("net".into(), crate::nft::Network::default());
-    record.append_result(dir.as_fd(), &entries, vec![Attached { name: "net".into(), ..Attached::default() }]).unwrap();
+    record
+        .append_result(dir.as_fd(), &entries, vec![PodNetwork { name: "net".into(), ..PodNetwork::default() }])
+        .unwrap();
     assert_eq!((whole(), whole().entries().unwrap()), (record.clone(), entries));
     // A line that was cut short is ignored.
     let path = temp.path().join("a").join(NETWORK);

@@ -3,10 +3,11 @@
 use std::net::IpAddr;
 
 use gantry_contract::network::Host;
-use gantry_contract::plan::{Networks, Port, Wanted};
+use gantry_contract::plan::Networks;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::net::MAX_NETWORKS;
+use gantry_model::net::{NetworkRequest, PodPort};
 use serde_json::{Map, Value, json};
 
 use super::error::{NetworkError, Result};
@@ -23,7 +24,7 @@ pub(super) struct SelectedNetwork {
     /// Why its plugins are needed; `None`: gantry creates it.
     pub(super) plugins: Option<String>,
     /// The ports that it publishes.
-    pub(super) ports: Vec<Port>,
+    pub(super) ports: Vec<PodPort>,
     /// Some of them need a free host port, which is picked first.
     pub(super) picked: bool,
 }
@@ -82,7 +83,7 @@ pub(super) fn select_networks(wanted: &Networks) -> Result<Vec<SelectedNetwork>>
 }
 
 /// Fails with all unknown names, as rkt does.
-fn check_names(catalog: &Catalog, wanted: &[Wanted]) -> Result<()> {
+fn check_names(catalog: &Catalog, wanted: &[NetworkRequest]) -> Result<()> {
     let entries = catalog.entries();
     let missing = wanted.iter().filter(|it| !entries.iter().any(|entry| entry.name.as_ref() == Some(&it.name)));
     let names: Vec<String> = missing.map(|it| gantry_model::id::shown(&it.name)).collect();
@@ -105,7 +106,7 @@ fn named(catalog: &Catalog, host: &Host, name: &str) -> Result<NetworkConfig> {
 }
 
 /// All configured networks and the default one, but not the built-in restricted one, which is useful only alone.
-fn all(catalog: Catalog, wanted: &[Wanted]) -> std::result::Result<Vec<NetworkConfig>, ConfigError> {
+fn all(catalog: Catalog, wanted: &[NetworkRequest]) -> std::result::Result<Vec<NetworkConfig>, ConfigError> {
     let mut networks = catalog.all()?;
     networks.retain(|network| {
         network.source != Source::BuiltIn
@@ -155,7 +156,7 @@ fn check_arguments(choice: &SelectedNetwork) -> Result<()> {
 }
 
 /// Assigns the ports to the first network that publishes ports and masquerades, else to the first that publishes ports.
-fn assign_ports(choices: &mut [SelectedNetwork], ports: &[Port]) -> Result<()> {
+fn assign_ports(choices: &mut [SelectedNetwork], ports: &[PodPort]) -> Result<()> {
     if ports.is_empty() {
         return Ok(());
     }
@@ -272,12 +273,12 @@ impl SelectedNetwork {
     }
 }
 
-fn mappings(port: &Port) -> impl Iterator<Item = Value> + '_ {
+fn mappings(port: &PodPort) -> impl Iterator<Item = Value> + '_ {
     (0..port.count).map(move |offset| {
         let mut mapping = json!({
             "hostPort": port.host_port.saturating_add(offset),
             "containerPort": port.pod_port.saturating_add(offset),
-            "protocol": gantry_model::net::Protocol::from(port.protocol).as_str(),
+            "protocol": port.protocol.as_str(),
         });
         if let (Some(address), Some(object)) = (port.host_ip, mapping.as_object_mut()) {
             object.insert("hostIP".into(), address.to_string().into());

@@ -20,8 +20,8 @@ fn choices(networks: &[(&str, &str)]) -> Vec<SelectedNetwork> {
     networks.iter().map(one).collect()
 }
 
-fn port() -> Port {
-    Port { host_ip: None, host_port: 8000, pod_port: 80, count: 2, protocol: gantry_contract::plan::Protocol::Udp }
+fn port() -> PodPort {
+    PodPort { host_ip: None, host_port: 8000, pod_port: 80, count: 2, protocol: gantry_model::net::Protocol::Udp }
 }
 
 const PORTMAP: &str = r#"{"type":"portmap","capabilities":{"portMappings":true}}"#;
@@ -52,7 +52,7 @@ fn ports_go_where_they_are_forwarded() {
 fn capabilities_get_what_was_asked_for() {
     let text = r#"{"type":"x","capabilities":{"portMappings":true,"ips":true,"mac":true}}"#;
     let mut choice = choices(&[("a", text)]).remove(0);
-    choice.ports = vec![Port { host_ip: Some([127, 0, 0, 1].into()), ..port() }];
+    choice.ports = vec![PodPort { host_ip: Some([127, 0, 0, 1].into()), ..port() }];
     choice.args = vec![("IP".into(), "10.0.0.1,fd00::1".into()), ("MAC".into(), "02:00:00:00:00:01".into())];
     let network = choice.record(3).unwrap();
     assert_eq!((network.interface.as_str(), network.plugins), ("eth3", false));
@@ -89,7 +89,7 @@ fn all_that_is_missing_is_named() {
     };
     let wanted = |names: &[&str], all| Networks {
         host: host.clone(),
-        wanted: names.iter().map(|name| Wanted { name: (*name).to_owned(), args: Vec::new() }).collect(),
+        wanted: names.iter().map(|name| NetworkRequest { name: (*name).to_owned(), args: Vec::new() }).collect(),
         all,
         ports: Vec::new(),
     };

@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use gantry_contract::network::{Attached, Host};
-use gantry_contract::plan::{Networks, Port, Protocol, Wanted};
+use gantry_contract::network::Host;
+use gantry_contract::plan::Networks;
+use gantry_model::net::{NetworkRequest, PodNetwork, PodPort, Protocol};
 use gantry_net::netlink::Namespace;
 use gantry_net::pod::{self, HeldPorts, NetworkError};
 use rustix::process::Pid;
@@ -168,11 +169,11 @@ impl Lab {
         TestPod { id: id.to_owned(), dir, path, holder: Some(holder), own }
     }
 
-    pub(crate) fn wanted(&self, names: &[&str], ports: &[Port]) -> Networks {
+    pub(crate) fn wanted(&self, names: &[&str], ports: &[PodPort]) -> Networks {
         let one = |name: &&str| {
             let (name, args) = name.split_once(':').unwrap_or((name, ""));
             let args = args.split(';').filter_map(|arg| arg.split_once('='));
-            Wanted {
+            NetworkRequest {
                 name: name.to_owned(),
                 args: args.map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
             }
@@ -184,8 +185,8 @@ impl Lab {
         &self,
         pod: &TestPod,
         names: &[&str],
-        ports: &[Port],
-    ) -> Result<(Vec<Attached>, HeldPorts), NetworkError> {
+        ports: &[PodPort],
+    ) -> Result<(Vec<PodNetwork>, HeldPorts), NetworkError> {
         let wanted = self.wanted(names, ports);
         let it = pod::Pod { id: &pod.id, dir: pod.dir.as_fd() };
         let attach = || {
@@ -294,6 +295,6 @@ impl Drop for TestPod {
     }
 }
 
-pub(crate) fn port(host_port: u16, protocol: Protocol) -> Port {
-    Port { host_ip: None, host_port, pod_port: 80, count: 1, protocol }
+pub(crate) fn port(host_port: u16, protocol: Protocol) -> PodPort {
+    PodPort { host_ip: None, host_port, pod_port: 80, count: 1, protocol }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gantry_contract::plan::{self, Plan};
 use gantry_fetch::config::ImageConfig;
+use gantry_model::net::{DnsSpec, HostsSpec, PodPort, Protocol};
 use gantry_model::{AppState, Generation, NetMode, Phase, PodId, Timestamp};
 use gantry_store::{AppRow, ImageFormat, ImageRow, Networks, PodRow};
 use gantry_tests::appc::{check_image_manifest, check_pod_manifest};
@@ -76,7 +77,7 @@ pub(crate) fn planned_app() -> plan::App {
 }
 
 pub(crate) fn plan_of(app: plan::App) -> Plan {
-    let port = |protocol| plan::Port {
+    let port = |protocol| PodPort {
         host_ip: Some("2001:db8::1".parse().unwrap()),
         host_port: 8080,
         pod_port: 80,
@@ -87,7 +88,7 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         &crate::NetworkOptions::default(),
         &gantry_store::Layout::new(std::path::Path::new("/d")),
     );
-    let networks = plan::Networks { host, wanted: Vec::new(), all: false, ports: vec![port(plan::Protocol::Udp)] };
+    let networks = plan::Networks { host, wanted: Vec::new(), all: false, ports: vec![port(Protocol::Udp)] };
     Plan {
         version: gantry_contract::VERSION,
         pod: String::new(),
@@ -95,8 +96,8 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         trees_dir: String::new(),
         hostname: String::new(),
         net: plan::Net::Networks(networks),
-        resolv: plan::Resolv::Network,
-        hosts: plan::Hosts::default(),
+        resolv: DnsSpec::Network,
+        hosts: HostsSpec::default(),
         cgroup_parent: "/gantry".into(),
         volumes: vec![
             plan::Volume {

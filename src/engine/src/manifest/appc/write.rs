@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use gantry_contract::plan::{self, Plan};
 use gantry_fetch::config::ImageConfig;
+use gantry_model::net::PodPort;
 use gantry_model::{ImageId, errno};
 use gantry_store::PodRow;
 use serde_json::{Value, json};
@@ -47,7 +48,7 @@ pub(crate) fn pod(row: &PodRow, plan: &Plan, configs: &Configs<'_>, secrets: Sec
         }
     });
     let (annotations, user_annotations) = annotations(&row.user_annotations);
-    let ports: &[plan::Port] = match &plan.net {
+    let ports: &[PodPort] = match &plan.net {
         plan::Net::Networks(networks) => &networks.ports,
         plan::Net::None | plan::Net::Host => &[],
     };
@@ -220,13 +221,9 @@ fn ports(config: &ImageConfig) -> Vec<Port> {
     config.exposed_ports.iter().filter_map(port).collect()
 }
 
-fn exposed(port: &plan::Port) -> ExposedPort {
-    let plan::Port { host_ip, host_port, pod_port, count, protocol } = port;
-    let protocol = match protocol {
-        plan::Protocol::Tcp => "tcp",
-        plan::Protocol::Udp => "udp",
-        plan::Protocol::Sctp => "sctp",
-    };
+fn exposed(port: &PodPort) -> ExposedPort {
+    let PodPort { host_ip, host_port, pod_port, count, protocol } = port;
+    let protocol = protocol.as_str();
     let name = format!("{pod_port}-{protocol}");
     let to = Port {
         name: name.clone(),
