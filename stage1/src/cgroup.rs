@@ -17,8 +17,8 @@ use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use gantry_contract::plan::Limits;
 use gantry_model::ErrorKind;
+use gantry_model::spec::{DEFAULT_PIDS_LIMIT, Limits};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -333,7 +333,8 @@ impl AppCgroup {
         if let Some(shares) = limits.cpu_shares {
             set("cpu", ("cpu.weight", weight(shares).to_string()), ("cpu.shares", shares.to_string()))?;
         }
-        if let Some(pids) = limits.pids.or(limits.pids_default) {
+        let pids = limits.pids.unwrap_or(DEFAULT_PIDS_LIMIT);
+        if pids > 0 {
             let limited = set("pids", ("pids.max", pids.to_string()), ("pids.max", pids.to_string()));
             // The default limit is not required: a kernel without the controller runs the pod without it.
             if limits.pids.is_some() {

@@ -8,6 +8,7 @@ use gantry_contract::plan::{self, Net, Plan};
 use gantry_contract::up::{Ready, Started};
 use gantry_model::ErrorKind;
 use gantry_model::net::{DnsSpec, HostsSpec};
+use gantry_model::spec::Limits;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::pipe::PipeFlags;
@@ -182,7 +183,7 @@ impl Launch {
         }
         detach_networks(self.thread, self.network.take(), &mut self.cgroups);
         for name in &self.app_cgroups {
-            if let Ok(cgroup) = self.cgroups.app(name, &plan::Limits::default()) {
+            if let Ok(cgroup) = self.cgroups.app(name, &Limits::default()) {
                 self.cgroups.remove(&cgroup);
             }
         }

@@ -4,6 +4,7 @@
 //! working directories are looked up by the supervisor inside the mounted root, beneath it.
 
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
+use gantry_model::spec::{Limits, Seccomp};
 use serde::{Deserialize, Serialize};
 
 /// A pod to run.
@@ -182,46 +183,6 @@ pub struct App {
     pub terminal: bool,
     /// Whether its stdin is a pipe that a client may attach to.
     pub stdin: bool,
-}
-
-/// Resource limits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Limits {
-    /// Bytes.
-    pub memory: Option<u64>,
-    /// Thousandths of a core.
-    pub cpu_milli: Option<u64>,
-    /// cgroup v1 shares.
-    pub cpu_shares: Option<u64>,
-    /// Processes and threads.
-    pub pids: Option<u64>,
-    /// Processes and threads where `pids` says nothing; passed over where the kernel cannot limit them.
-    #[serde(default)]
-    pub pids_default: Option<u64>,
-}
-
-/// What seccomp filter an app gets.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Seccomp {
-    /// The default profile for its capabilities.
-    Default,
-    /// None.
-    Unconfined,
-    /// Only these; others fail with this error number.
-    Retain {
-        /// Names of system calls.
-        names: Vec<String>,
-        /// Error number.
-        errno: u16,
-    },
-    /// The default profile, and these fail with this error number.
-    Remove {
-        /// Names of system calls.
-        names: Vec<String>,
-        /// Error number.
-        errno: u16,
-    },
 }
 
 /// Rotation of log files.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::id::shown;
@@ -159,7 +160,7 @@ pub struct MountSpec {
 }
 
 /// Resource limits of an app; `None` is no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Limits {
     /// Bytes of memory; at least 4096.
     pub memory: Option<u64>,
@@ -167,9 +168,13 @@ pub struct Limits {
     pub cpu_milli: Option<u64>,
     /// Relative weight as in cgroup v1 `cpu.shares`, 2 to 262144.
     pub cpu_shares: Option<u64>,
-    /// Number of processes and threads; 0 is no limit, `None` gantry's default of 4096.
+    /// Number of processes and threads; 0 is no limit, `None` [`DEFAULT_PIDS_LIMIT`].
     pub pids: Option<u64>,
 }
+
+/// The limit of processes and threads of an app for which none is given: a fork bomb must not take the host's process
+/// numbers. Ignored where the kernel cannot limit them. podman's default is 2048.
+pub const DEFAULT_PIDS_LIMIT: u64 = 4096;
 
 /// The capabilities of an app.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -194,7 +199,8 @@ pub enum Capabilities {
 }
 
 /// The system calls of an app.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Seccomp {
     /// The default profile.
     #[default]

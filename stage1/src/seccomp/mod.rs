@@ -13,8 +13,8 @@ mod start;
 
 use std::collections::BTreeMap;
 
-use gantry_contract::plan::Seccomp;
 use gantry_model::ErrorKind;
+use gantry_model::spec::Seccomp;
 
 use crate::failure::{Result, failure};
 use crate::sys::Insn;
@@ -100,9 +100,9 @@ fn rules(seccomp: &Seccomp, capabilities: &[String]) -> Result<Option<(BTreeMap<
     }))
 }
 
-fn numbers_of(names: &[String]) -> Result<Vec<u32>> {
+fn numbers_of<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<Vec<u32>> {
     names
-        .iter()
+        .into_iter()
         .map(|name| {
             numbers::number(name).ok_or_else(|| {
                 let shown = gantry_model::id::shown(name);
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_list_of_calls_does_not_open_address_families() {
-        let names = ["socket", "read", "execve"].map(str::to_owned).to_vec();
+        let names = std::collections::BTreeSet::from(["socket", "read", "execve"].map(str::to_owned));
         let filters = |seccomp: &Seccomp| super::filters(seccomp, &[], false).unwrap().unwrap();
         let filter = filters(&Seccomp::Retain { names: names.clone(), errno: 1 }).last.unwrap();
         let refused = |insn: &Insn| insn.k == 0x0005_0000 | libc::EAFNOSUPPORT as u32;
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_list_without_execve_is_refused() {
-        let names = vec!["read".to_owned()];
+        let names = ["read".to_owned()].into();
         assert!(filters(&Seccomp::Retain { names, errno: 1 }, &[], false).is_err());
     }
 
@@ -141,7 +141,7 @@ mod tests {
     fn a_second_filter_is_made_only_if_the_first_allows_more() {
         let default = filters(&Seccomp::Default, &[], false).unwrap().unwrap();
         assert!(default.last.is_none());
-        let names = vec!["setsid".to_owned()];
+        let names = ["setsid".to_owned()].into();
         let removed = Seccomp::Remove { names, errno: 1 };
         assert!(filters(&removed, &[], false).unwrap().unwrap().last.is_some());
         assert!(filters(&removed, &[], true).unwrap().unwrap().last.is_none(), "it could not be loaded");

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use gantry_contract::plan as out;
 use gantry_fetch::config::ImageConfig;
 use gantry_model::id::shown;
-use gantry_model::spec::{self, Seccomp, VolumeKind};
+use gantry_model::spec::{self, VolumeKind};
 use gantry_model::{AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
 use gantry_store::Layout;
 use thiserror::Error;
@@ -164,18 +164,11 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
         supplementary_gids: app.supplementary_gids.clone(),
         mounts: mounts(app, config, volumes)?,
         read_only_root: app.read_only_root,
-        limits: out::Limits {
-            memory: app.limits.memory,
-            cpu_milli: app.limits.cpu_milli,
-            cpu_shares: app.limits.cpu_shares,
-            // 0 asks for no limit, as with docker and podman.
-            pids: app.limits.pids.filter(|&pids| pids > 0),
-            pids_default: if app.limits.pids.is_none() { Some(PIDS_DEFAULT) } else { None },
-        },
+        limits: app.limits,
         capabilities: app.capabilities.names().into_iter().collect(),
         required_capabilities: app.capabilities.required().into_iter().collect(),
         ambient_capabilities: app.capabilities.ambient().into_iter().collect(),
-        seccomp: seccomp(&app.seccomp),
+        seccomp: app.seccomp.clone(),
         new_privileges: app.new_privileges,
         oom_score_adj: app.oom_score_adj,
         stop_signal: app.stop_signal.or(config.stop_signal).unwrap_or(STOP_SIGNAL),
@@ -183,9 +176,6 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
         stdin: app.stdin,
     })
 }
-
-/// A fork bomb must not take the host's process numbers; podman's default is 2048.
-const PIDS_DEFAULT: u64 = 4096;
 
 fn layers(app: &AppSpec, image: &Image<'_>) -> Result<Vec<String>, PlanError> {
     match image.chains.len() {
@@ -339,16 +329,6 @@ impl Volumes {
         let kind = out::VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 };
         self.list.push(out::Volume { name: name.clone(), kind, read_only: false });
         name
-    }
-}
-
-fn seccomp(seccomp: &Seccomp) -> out::Seccomp {
-    let list = |names: &BTreeSet<String>| names.iter().cloned().collect();
-    match seccomp {
-        Seccomp::Default => out::Seccomp::Default,
-        Seccomp::Unconfined => out::Seccomp::Unconfined,
-        Seccomp::Retain { names, errno } => out::Seccomp::Retain { names: list(names), errno: *errno },
-        Seccomp::Remove { names, errno } => out::Seccomp::Remove { names: list(names), errno: *errno },
     }
 }
 

@@ -321,7 +321,8 @@ fn marking_deletes_nothing_and_the_next_gc_does() {
 
 /// A plan with the one app `a` of an image without layers.
 fn plan(id: PodId) -> gantry_contract::plan::Plan {
-    use gantry_contract::plan::{App, Limits, LogLimits, Net, Plan, Seccomp};
+    use gantry_contract::plan::{App, LogLimits, Net, Plan};
+    use gantry_model::spec::{Limits, Seccomp};
     let app = App {
         name: "a".into(),
         attempt: 0,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use gantry_contract::plan::{self, Plan};
 use gantry_fetch::config::ImageConfig;
 use gantry_model::net::{DnsSpec, HostsSpec, PodPort, Protocol};
+use gantry_model::spec::{Limits, Seccomp};
 use gantry_model::{AppState, Generation, NetMode, Phase, PodId, Timestamp};
 use gantry_store::{AppRow, ImageFormat, ImageRow, Networks, PodRow};
 use gantry_tests::appc::{check_image_manifest, check_pod_manifest};
@@ -58,16 +59,11 @@ pub(crate) fn planned_app() -> plan::App {
             declared: false,
         }],
         read_only_root: true,
-        limits: plan::Limits {
-            memory: Some(1 << 26),
-            cpu_milli: Some(500),
-            cpu_shares: Some(512),
-            ..Default::default()
-        },
+        limits: Limits { memory: Some(1 << 26), cpu_milli: Some(500), cpu_shares: Some(512), ..Default::default() },
         capabilities: vec!["CAP_CHOWN".into()],
         required_capabilities: Vec::new(),
         ambient_capabilities: Vec::new(),
-        seccomp: plan::Seccomp::Retain { names: vec!["read".into()], errno: 38 },
+        seccomp: Seccomp::Retain { names: ["read".into()].into(), errno: 38 },
         new_privileges: false,
         oom_score_adj: Some(-5),
         stop_signal: 15,
@@ -254,10 +250,9 @@ fn what_is_written_is_read() {
     assert_eq!(format!("{}", app.image.parse::<gantry_model::ImageRef>().unwrap()), digest().to_string());
     assert_eq!((app.exec.as_deref(), &app.args[..]), (Some("/bin/app"), &["x".to_owned()][..]));
     assert_eq!((app.user.as_deref(), app.group.as_deref()), (Some("www"), Some("web")));
-    let limits =
-        gantry_model::spec::Limits { memory: Some(1 << 26), cpu_milli: Some(500), cpu_shares: Some(512), pids: None };
+    let limits = Limits { memory: Some(1 << 26), cpu_milli: Some(500), cpu_shares: Some(512), pids: None };
     assert_eq!((app.limits, app.oom_score_adj, app.new_privileges), (limits, Some(-5), false));
-    assert_eq!(app.seccomp, gantry_model::spec::Seccomp::Retain { names: ["read".to_owned()].into(), errno: 38 });
+    assert_eq!(app.seccomp, Seccomp::Retain { names: ["read".to_owned()].into(), errno: 38 });
     assert_eq!(app.mounts.len(), 1);
     assert!(app.read_only_root && app.mounts[0].read_only && app.mounts[0].target == "/v");
     assert_eq!((spec.volumes.len(), spec.ports.len(), spec.ports[0].host_port), (2, 1, 8080));
@@ -306,7 +301,7 @@ proptest! {
         let app = plan::App {
             env, user, group,
             capabilities: names.clone(),
-            seccomp: plan::Seccomp::Remove { names, errno },
+            seccomp: Seccomp::Remove { names: names.into_iter().collect(), errno },
             ..planned_app()
         };
         let keys: Vec<_> = keys.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();

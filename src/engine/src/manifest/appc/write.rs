@@ -1,12 +1,13 @@
 //! Converts a pod or an image to its appc manifest. The manifest of a pod has the effective command, environment and
 //! mounts that its supervisor was given, including those from the image.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_contract::plan::{self, Plan};
 use gantry_fetch::config::ImageConfig;
 use gantry_model::net::PodPort;
+use gantry_model::spec::{Limits, Seccomp};
 use gantry_model::{ImageId, errno};
 use gantry_store::PodRow;
 use serde_json::{Value, json};
@@ -236,19 +237,16 @@ fn exposed(port: &PodPort) -> ExposedPort {
 }
 
 fn isolators(app: &plan::App) -> Vec<Isolator> {
-    let plan::Limits { memory, cpu_milli, cpu_shares, pids: _, pids_default: _ } = app.limits;
+    let Limits { memory, cpu_milli, cpu_shares, pids: _ } = app.limits;
     let limit = |limit: String| json!({ "default": false, "request": null, "limit": limit });
     let set = |set: &[String]| json!({ "set": set });
-    let calls = |set: &[String], number: u16| json!({ "set": set, "errno": errno::name(number).unwrap_or_default() });
+    let calls =
+        |set: &BTreeSet<String>, number: u16| json!({ "set": set, "errno": errno::name(number).unwrap_or_default() });
     let filter = match &app.seccomp {
-        plan::Seccomp::Retain { names, errno } if !names.is_empty() => {
-            Some((isolator::RETAIN_CALLS, calls(names, *errno)))
-        }
-        plan::Seccomp::Remove { names, errno } if !names.is_empty() => {
-            Some((isolator::REMOVE_CALLS, calls(names, *errno)))
-        }
-        plan::Seccomp::Unconfined => Some((isolator::REMOVE_CALLS, json!({ "set": [isolator::NO_CALLS] }))),
-        plan::Seccomp::Default | plan::Seccomp::Retain { .. } | plan::Seccomp::Remove { .. } => None,
+        Seccomp::Retain { names, errno } if !names.is_empty() => Some((isolator::RETAIN_CALLS, calls(names, *errno))),
+        Seccomp::Remove { names, errno } if !names.is_empty() => Some((isolator::REMOVE_CALLS, calls(names, *errno))),
+        Seccomp::Unconfined => Some((isolator::REMOVE_CALLS, json!({ "set": [isolator::NO_CALLS] }))),
+        Seccomp::Default | Seccomp::Retain { .. } | Seccomp::Remove { .. } => None,
     };
     let all = [
         memory.map(|bytes| (isolator::MEMORY, limit(bytes.to_string()))),
