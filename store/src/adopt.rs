@@ -1,5 +1,5 @@
-//! What a restored database has to be told of the disk: layers and blobs it does not know, images whose files went
-//! since its backup was made, and pod directories that nothing can be made of.
+//! Bringing a restored database in line with the disk: layers and blobs without rows, images whose files are gone since
+//! the backup, and pod directories from which no pod can be made.
 
 use std::fs;
 use std::path::{Path, PathBuf};

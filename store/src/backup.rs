@@ -1,18 +1,18 @@
-//! Copies of the database in `backups/`: one from before each migration, and those that gantryd makes on a timer.
+//! Backups of the database in `backups/`: one before each migration, and those that gantryd makes on a timer.
 //!
 //! ```text
-//! gantry-vFORMAT-TIME.db    from before a migration; the newest three are kept
+//! gantry-vFORMAT-TIME.db    made before a migration; the newest three are kept
 //! timed-vFORMAT-TIME.db     made by gantryd; the newest three are kept
-//! NAME.tmp                  being made; left by a `kill -9`, and overwritten by the next
+//! NAME.tmp                  an unfinished backup; the next one of its kind overwrites it
 //! ```
 //!
-//! TIME is in nanoseconds since the epoch, with a fixed width, so that names sort as times do. The two kinds have
-//! their own three, so that neither pushes the other out.
+//! TIME is in nanoseconds since the epoch, with a fixed width, so that names sort by time. Each kind keeps three of its
+//! own, so that neither displaces the other.
 //!
-//! A copy is made with SQLite's backup interface in one step: one snapshot, whatever is written meanwhile. In WAL mode
-//! a reader of a snapshot holds no writer up; all it does is let the WAL grow for as long as the copying takes. (Copying
-//! in several steps would begin again whenever somebody commits in between.) Then the copy itself is checked, its
-//! rows are read as a start reads them, and it is synced and renamed: what has its name is whole, durable and good. A damaged database never pushes a good copy out.
+//! A backup is one step of SQLite's backup interface, so it is one snapshot of the database. In WAL mode this blocks no
+//! writer; the WAL grows until the copy is complete. (A copy in several steps starts over whenever another process commits.)
+//! The copy is then checked, its rows are read as when opening the store, and it is synced and renamed: a file with its final
+//! name is complete, durable and valid. A backup of a damaged database fails and replaces no older one.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

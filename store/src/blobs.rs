@@ -1,10 +1,11 @@
-//! Blobs: manifests and configurations, whole files named by their digest. (Layers exist unpacked only: `trees.rs`.)
+//! Blobs: manifests and configurations, as files named by their digest. (Layers are stored unpacked only: `trees.rs`.)
 //!
-//! A blob is written to `tmp/`, synced, renamed, and its directory synced; so what has its name is whole and durable.
-//! A `kill -9` before the rename leaves an unlocked file in `tmp/`, after it a blob nobody refers to; both are swept.
+//! A blob is written to `tmp/`, synced, renamed, and its directory synced: a file with its final name is complete and
+//! durable. A `kill -9` before the rename leaves an unlocked file in `tmp/`, after it an unreferenced blob. Both are
+//! garbage-collected.
 //!
-//! Between its rename and the row of its image nothing refers to a blob. So whoever puts one holds `locks/blobs`
-//! shared until its image is committed (or the [`Store`] is dropped), and the sweeper takes it exclusively.
+//! Between its rename and the row of its image, nothing refers to a blob. So an importer holds `locks/blobs` shared until
+//! its image is committed (or the [`Store`] is dropped), and the garbage collector takes the lock exclusively.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};

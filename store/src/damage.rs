@@ -1,17 +1,17 @@
-//! Whether the database can be used as it is, looked at before gantryd opens it.
+//! Checks the database before gantryd opens it.
 //!
-//! | found | is |
+//! | found | result |
 //! |---|---|
 //! | no database, or an empty one, and pods, layers or backups beside it | damage |
-//! | SQLite calls it damaged, or not a database | damage |
-//! | the quick check of the whole file complains | damage |
-//! | rows of pods or images that gantry never wrote | damage |
-//! | fewer events than `sequence` says were committed: the WAL, or the end of it, is lost | damage |
-//! | wrong owner, newer format, unknown feature, another program's database | refused, with what to do |
-//! | the disk does not read or write, or is full | a failure: nothing is known of the database |
+//! | SQLite reports a damaged file, or one that is no database | damage |
+//! | the quick check of the whole file fails | damage |
+//! | rows of pods or images that gantry never writes | damage |
+//! | fewer events than `sequence` records: the WAL, or the end of it, is lost | damage |
+//! | wrong owner, newer format, unknown feature, another program's database | an error that says what to do |
+//! | the disk does not read or write, or is full | an error: the state of the database is unknown |
 //!
-//! This is done at every start, after a clean end too: with 10 000 pods and 100 000 events (24 MB) the quick check takes
-//! a tenth of a second, no pod waits for it, and a disk does not wait for an unclean end to damage a page.
+//! This runs at every start, also after a clean shutdown: with 10 000 pods and 100 000 events (24 MB) the quick check takes
+//! a tenth of a second, no pod waits for it, and disks damage pages of cleanly closed files, too.
 
 use std::path::Path;
 

@@ -1,8 +1,7 @@
 //! Opening the data directory and its database; transactions.
 //!
-//! Opening an existing store costs a handful of system calls and three small statements, because every command does
-//! it. Whatever has to be made, migrated or moved to a new boot is done on a slow path under the lock on the data
-//! directory, and then looked at again.
+//! Every command opens the store, so opening an existing one costs a handful of system calls and three small statements.
+//! Creating, migrating and entering a new boot happen on a slow path, under the lock on the data directory.
 
 mod error;
 

@@ -1,5 +1,4 @@
-//! What every operation of the store can fail with. Operations that can fail in ways of their own have an enum
-//! beside them which contains this one.
+//! The error of most store operations. An operation with failures of its own has an enum that contains this one.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
-//! The history: which events a step writes (pure), and writing, reading and trimming them.
+//! The history of events: which events a step writes (pure), and writing, reading and trimming them.
 //!
-//! Numbers come from `state.next_seq`, in the transaction of the step itself. So they rise by one in the order in
-//! which steps were committed, whoever writes, and a step that was rolled back leaves no gap.
+//! Numbers come from `state.next_seq`, in the transaction of the step itself. So they increase by one in commit order,
+//! whichever process writes, and a step that is rolled back leaves no gap.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Looking whether the store is as it should be. Changes nothing; others may work meanwhile, so what looks wrong is
-//! looked at a second time before it is reported.
+//! Checks the consistency of the store. Read-only. Other processes may be writing, so a finding is verified a second time
+//! before it is reported.
 
 use std::os::unix::fs::MetadataExt as _;
 

@@ -1,8 +1,8 @@
-//! Images: which there are, how they are called, and in which order their layers lie.
+//! Images: their names, layers and metadata.
 //!
-//! An image is committed last: its layers and blobs are durable before its row is. It is removed first: the row goes,
-//! and [`Store::sweep_images`] deletes what nobody refers to any more. A pod's app refers to its image by a foreign
-//! key, so an image in use cannot be removed, whoever tries and however the two race.
+//! An image is committed last: its layers and blobs are durable before its row. It is removed first: the row is deleted, and
+//! [`Store::sweep_images`] deletes what nothing refers to any more. A pod's app refers to its image by a foreign key, so an
+//! image in use cannot be removed, however the two operations race.
 
 mod candidates;
 

@@ -1,4 +1,4 @@
-//! What the node daemon needs of the store: to be the only one, and to make what others committed survive a power cut.
+//! The keeper's lock, which makes gantryd the only keeper of a data directory, and the sync of commits to disk.
 
 use std::fs::File;
 use std::io::Read as _;

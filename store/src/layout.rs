@@ -1,4 +1,4 @@
-//! Where everything is below the data directory. Pure paths, no I/O. The drawing is in `lib.rs`.
+//! The paths below the data directory. No I/O. For an overview see `lib.rs`.
 
 use std::path::{Path, PathBuf};
 

@@ -1,46 +1,45 @@
 //! Everything that survives a reboot: pods, events, images, blobs and layers, in one data directory.
 //!
-//! May import `gantry_model` only. Must never know how an image is fetched, how a pod is run, or any wire format; and
-//! nobody else in the workspace knows SQLite. No thread outlives a call.
+//! Imports `gantry_model` only. Knows nothing of fetching images, running pods or wire formats, and is the only crate that
+//! uses SQLite. No thread outlives a call.
 //!
 //! ```text
-//! DIR/                 0700, ours, no symbolic link
+//! DIR/                 mode 0700, owned by the user of gantry, not a symbolic link
 //!   gantry.db          SQLite, WAL (with -wal and -shm beside it); the schema is in migrate.rs
-//!   backups/           copies of it, from before migrations and on a timer: backup.rs
+//!   backups/           backups, made before migrations and on a timer: backup.rs
 //!   damaged/TIME/      damaged databases that were replaced, the newest three: restore.rs
-//!   restored           what was restored last, until somebody deletes it: record.rs
-//!   read-only          there while gantryd serves a damaged database: why nothing may be written
-//!   lost-pods/UUID/    pod directories that could not be made pods again after a restore
+//!   restored           the record of the last restore, until an operator deletes it: record.rs
+//!   read-only          exists while gantryd serves a damaged database: why writes fail
+//!   lost-pods/UUID/    pod directories that could not be imported again after a restore
 //!   blobs/ALG/HEX      manifests and configurations, by digest
-//!   trees/NAME/        layers, unpacked; NAME is base32 of 128 bits of the chain id. replaced-NAME-…: damaged ones that pods use
-//!   contents/NAME      what is in a layer's directory: contents.rs
-//!   pods/UUID/         pod directories; their contents are the engine's
-//!   volumes/NAME/      named volumes: `data` is what apps see, `volume.json` says what the row says, `fresh` that no app has
-//!                      mounted it yet
-//!   tmp/               being made or deleted; unlocked means left by the dead
+//!   trees/NAME/        unpacked layers; NAME is base32 of 128 bits of the chain id. replaced-NAME-…: damaged, still mounted
+//!   contents/NAME      the list of a layer's files: contents.rs
+//!   pods/UUID/         pod directories; the engine manages their contents
+//!   volumes/NAME/      named volumes: `data` is what apps see, `volume.json` copies the row, `fresh` exists until the first
+//!                      mount
+//!   tmp/               being created or deleted; unlocked entries are stale
 //!   locks/NAME         one per layer being worked on, `blobs`, `volumes` and `gantryd.lock`
-//!   sequence           how far the numbers of events had come: high_water.rs
-//!   reserve            space to be given back when the disk is full
+//!   sequence           the high-water mark of event numbers: high_water.rs
+//!   reserve            disk space that is released when the disk is full: reserve.rs
 //! ```
 //!
-//! **Facts first.** A file or directory is durable before the row that relies on it, and a row is gone before what it
-//! relied on. So a `kill -9` leaves files without rows, never rows without files; [`Store::sweep_images`] deletes them
-//! (and the engine's `reconcile` pods without rows). Roots of the collection: the apps of pods refer to images, images
-//! to blobs and layers, layers to the layers below them. [`Store::check`] compares all of it.
+//! **Files before rows.** A file or directory is durable before the row that relies on it, and a row is deleted before its
+//! files. So a `kill -9` leaves files without rows, never rows without files; [`Store::sweep_images`] collects them (and
+//! the engine's `reconcile` collects pods without rows). Apps of pods refer to images, images to blobs and layers, layers to
+//! the layers below them. [`Store::check`] verifies these references.
 //!
-//! **Locks.** All are flock(2) or SQLite's own; the kernel ends them with their holder. In the order in which they may
-//! be taken together (a later one never waits for an earlier one):
+//! **Locks.** All are flock(2) or SQLite's own; the kernel releases them when their holder dies. In locking order:
 //!
 //! | lock | protects | waits | when the holder dies |
 //! |---|---|---|---|
-//! | `DIR` | making, migrating, restoring, entering a boot | 10 s | the next opener does it over |
-//! | `pods/UUID` | a pod: its preparer, supervisor or deleter | never | the lock is free: reconcile reads what is there |
-//! | `locks/NAME` | staging, committing or sweeping a layer; kept until its image is committed. Several: lowest layer first | the caller's deadline | its staging directory is unlocked, and swept |
-//! | `locks/blobs` | blobs without an image: shared by importers, exclusive by the sweeper | 10 s; the sweeper never | blobs without an image are swept |
-//! | `locks/volumes` | making and removing named volumes, without the deletion of their content | 10 s; listing pods never | the next one finishes what was begun |
-//! | `locks/gantryd.lock` | the one keeper of the directory; held for its life, before everything else | never | the next keeper takes over |
-//! | `tmp` | the moment between making a name there and locking it | 10 s | nothing |
-//! | `tmp/…` | one temporary | never | it is swept |
+//! | `DIR` | making, migrating, restoring, entering a boot | 10 s | the next opener starts over |
+//! | `pods/UUID` | a pod: its preparer, supervisor or deleter | never | the lock is free: reconcile reads the records |
+//! | `locks/NAME` | staging, committing or sweeping a layer; kept until its image is committed. Several: lowest layer first | the caller's deadline | its staging directory is unlocked, and collected |
+//! | `locks/blobs` | blobs without an image: shared by importers, exclusive for the collector | 10 s; the collector never | blobs without an image are collected |
+//! | `locks/volumes` | creating and removing named volumes, except the deletion of their content | 10 s; listing pods never | the next holder finishes the removal |
+//! | `locks/gantryd.lock` | the only keeper of the directory; held for its lifetime, taken first | never | the next keeper takes over |
+//! | `tmp` | the time between creating a name there and locking it | 10 s | nothing |
+//! | `tmp/…` | one temporary file or directory | never | it is collected |
 //! | the database's | every write is one `BEGIN IMMEDIATE` without other I/O in it | 10 s | SQLite rolls back |
 //!
 //! Start reading at `db.rs` ([`Store::open`]), then `pods.rs`: the compare-and-set.

@@ -1,5 +1,5 @@
-//! Advisory locks (flock(2)) with a deadline. The kernel releases them when the holder dies, however it dies. Two
-//! openings of one file exclude each other, in one process too, so that threads are covered as well.
+//! Advisory locks (flock(2)) with a deadline. The kernel releases a lock when its holder dies. Two open file descriptions
+//! of one file exclude each other also within one process, so threads are covered.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! Pod directories and the lock on them: held means somebody prepares, runs or deletes the pod; free means whoever did
-//! is dead or done. The lock is on the directory itself, so it can be handed to the supervisor as a descriptor.
+//! Pod directories and their locks. A held lock means that a process prepares, runs or deletes the pod; a free one means
+//! that the process is done or dead. The lock is on the directory itself, so its descriptor can be passed to the supervisor.
 //!
-//! A directory is made and locked in `tmp/` and renamed into place, so that nobody ever sees it unlocked; it is deleted
-//! by renaming it to `tmp/` first, so that nobody ever sees half of it.
+//! A directory is created and locked in `tmp/` and then renamed, so that it never appears unlocked. Deletion renames it to
+//! `tmp/` first, so that it never appears incomplete.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

@@ -1,8 +1,8 @@
-//! Pods: their rows, and the one way in which they change.
+//! Rows of pods, and the only way to change them.
 //!
-//! A change names the generation it saw. It is made in one `BEGIN IMMEDIATE` transaction which looks again, asks the
-//! model's `step`, and writes the phase, the apps and the events; so of several processes that want the same change
-//! exactly one makes it, and the others learn what the row is now. Losing is normal and no error.
+//! A change names the generation it is based on. One `BEGIN IMMEDIATE` transaction compares the generation, asks the
+//! model's `step`, and writes the phase, the apps and the events. Of several processes that make the same change exactly one
+//! succeeds; the others get the current row, which is not an error.
 
 pub(crate) mod condition;
 pub(crate) mod list;

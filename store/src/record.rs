@@ -1,5 +1,5 @@
-//! `DIR/restored`: what was restored last and from what. It is there for people to see (`gantry doctor` shows it) until
-//! they delete it; while it is there, the numbers of events of the next restore begin above those of this one.
+//! `DIR/restored`: the record of the last restore. `gantry doctor` shows it until an operator deletes the file. While it
+//! exists, the event numbers of the next restore start above those it records.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};

@@ -1,34 +1,34 @@
-//! Putting a data directory in order before it is opened: finding damage, and replacing a damaged database.
+//! Preparing a data directory before its database is opened: detecting damage and replacing a damaged database.
 //!
-//! Only the keeper does it ([`Home::lock_keeper`]), and under the lock on the data directory, so that nobody makes a
-//! new database in between. Commands that come meanwhile find the damaged one, or none and wait for the lock; those
-//! that had it open are refused when they write ([`StoreError::Replaced`]).
+//! Only the keeper does this ([`DataDir::lock_keeper`]), under the lock on the data directory, so that no process creates a
+//! new database meanwhile. Commands that start during a restore find the damaged database, or none and wait for the lock.
+//! Commands that had it open fail when they write ([`StoreError::Replaced`]).
 //!
-//! # The steps of a restore, and what a `kill -9` after each leaves
+//! # The steps of a restore
 //!
-//! | step | killed after it |
+//! | step | after a `kill -9` |
 //! |---|---|
-//! | 1. the newest good backup is copied to `tmp/` (only the newest commits are missing: what is left of the database itself; no backup: an empty one) | the damaged database; `tmp/` is swept |
-//! | 2. there it is migrated, gets its new numbering, and is filled by the caller from what lies on the disk | the same |
-//! | 3. it is checked and synced | the same |
-//! | 4. `restored` is written: what was done, for people | the same, and a record that the next start writes anew |
-//! | 5. `gantry.db`, then `-wal`, `-shm` and `-journal` are moved to `damaged/TIME/`, synced | no database beside pods, layers and backups: damage, found and restored by the next start, refused by commands |
-//! | 6. the new one is renamed to `gantry.db`, synced | a restored database |
-//! | 7. `sequence` is written for the new numbering, and all but the newest three of `damaged/` are deleted | more than three, until the next restore; the numbers still rise |
+//! | 1. the newest good backup is copied to `tmp/` (where only the newest commits are missing: the database itself; without a backup: an empty database) | the damaged database; `tmp/` is collected |
+//! | 2. the copy is migrated, gets a new numbering, and the caller fills it from the disk | the same |
+//! | 3. the copy is checked and synced | the same |
+//! | 4. `restored` is written: the record for the operator | the same, and a record that the next start overwrites |
+//! | 5. `gantry.db`, then `-wal`, `-shm` and `-journal` are moved to `damaged/TIME/` and synced | no database beside pods, layers and backups: commands fail, the next start restores |
+//! | 6. the copy is renamed to `gantry.db` and synced | a restored database |
+//! | 7. `sequence` gets the new numbering, and all but the newest three of `damaged/` are deleted | more than three until the next restore; event numbers still increase |
 //!
-//! After step 6 nothing fails: what cannot be tidied now is tidied by the next restore.
+//! After step 6 nothing fails: the next restore completes step 7.
 //!
-//! The database file goes first in step 5: without its WAL it might look sound, and be old. No WAL may be left before
-//! step 6: SQLite would take it for that of the new file.
+//! In step 5 the database file is moved first: without its WAL it might look intact, and be old. No WAL may remain before
+//! step 6: SQLite would apply it to the new file.
 //!
-//! # Numbers of events
+//! # Event numbers
 //!
-//! None is given twice, though nobody knows how many were given since the backup. At any time, the number of an event
-//! is below the number of microseconds since the epoch: the first numbering begins with 1, each later one with the
-//! microseconds of its moment, nobody commits a million events a second for long, and a boot, which skips at most three
-//! million, takes longer than three seconds. So a new numbering begins with the microseconds of now. Should the clock
-//! have been set back, it still begins at least [`BOOT_JUMP`](crate::db::BOOT_JUMP) above everything that the damaged
-//! database, any backup and the record of the last restore know of. What was before counts as trimmed, so that who follows is told of the gap.
+//! No number is used twice, although the numbers used since the backup are unknown. The number of an event is always less
+//! than the microseconds since the epoch: the first numbering starts at 1, each later one at the current microseconds, no
+//! host commits a million events a second for long, and a boot, which skips at most three million numbers, takes longer than
+//! three seconds. So a new numbering starts at the current microseconds. In case the clock was set back, it also starts at
+//! least [`BOOT_JUMP`](crate::db::BOOT_JUMP) above all numbers found in the damaged database, the backups and the record of
+//! the last restore. Earlier events count as trimmed, so followers see the gap.
 
 use std::cmp::Reverse;
 use std::fs::{self, File};

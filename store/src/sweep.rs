@@ -1,8 +1,8 @@
-//! Deleting what nobody refers to and nobody works on. Sweeping twice changes nothing; a sweep that is killed leaves
-//! what the next one finds.
+//! Garbage collection: deletes what nothing refers to and no process works on. Idempotent; the next run completes one that was
+//! killed.
 //!
-//! Nothing is deleted without its lock, and under the lock everything is looked at again. A lock that is held is not
-//! waited for: its holder is about to make what it covers needed.
+//! Deletion needs the lock of what is deleted, and checks again under the lock. A held lock is skipped, not awaited: its
+//! holder is about to use what it covers.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::CString;

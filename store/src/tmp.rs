@@ -1,8 +1,8 @@
-//! `tmp/`: what is being made or deleted. Everything there is locked by whoever works on it; what is not locked was
-//! left by somebody who died, and is swept.
+//! `tmp/`: files and directories that are being created or deleted. Each is locked by the process that works on it; an
+//! unlocked one was left by a dead process and is deleted.
 //!
-//! Making a name and locking it are two steps. A maker therefore holds `tmp/` itself shared in between, and a sweeper
-//! holds it exclusively while it looks which names are unlocked.
+//! Creating a name and locking it are two steps. So a creator holds `tmp/` itself shared in between, and the collector holds
+//! it exclusively while it determines which names are unlocked.
 
 use std::ffi::CString;
 use std::fs::File;

@@ -1,10 +1,10 @@
-//! Layers: one directory each, shared by all images that contain it, as overlayfs takes it.
+//! Layers: one directory each, shared by all images that contain the layer, in the form that overlayfs mounts.
 //!
-//! The life of one: lock its name, ask whether it is committed ([`Store::layer`]), else [`Trees::stage_layer`], fill
-//! the staging directory, [`Store::commit_layers`], and keep the lock until the image that refers to it is committed.
+//! To add one: lock its name, check whether it is committed ([`Store::layer`]), else [`Trees::stage_layer`], fill the staging
+//! directory, [`Store::commit_layers`], and keep the lock until the image that refers to it is committed.
 //!
-//! What a `kill -9` leaves: a staging directory without a lock; or, after the rename, a tree without a row. Neither is
-//! ever taken for a layer, and both are swept.
+//! A `kill -9` leaves an unlocked staging directory or, after the rename, a tree without a row. Neither counts as a layer, and
+//! both are garbage-collected.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, OwnedFd};

@@ -1,4 +1,4 @@
-//! Why a data directory cannot be opened, and what to do about it.
+//! Errors of opening a data directory.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Filters of images, as far as rows can answer them: ids and times. Names, labels and annotations are the caller's to
-//! compare, because what is in blobs is not in rows.
+//! The part of image filters that rows can answer: ids and times. Names, labels and annotations are compared by the caller,
+//! because labels and annotations are in blobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,8 @@
-//! Filters of pods as conditions of SQL: the one place that says which pods a filter means.
+//! Filters of pods as SQL conditions: the only place that defines what a pod filter matches.
 //!
-//! Every list is one value, a JSON array that `json_each` takes apart. So the text of a statement depends only on which
-//! fields a filter has, not on how much is in them: statements are few and cached, and neither SQLite's limit of
-//! variables nor that of the depth of expressions is ever near. Several filters are asked one after the other.
+//! Each list is bound as one value, a JSON array that `json_each` expands. So the text of a statement depends only on which
+//! fields a filter has, not on their lengths: there are few statements, they are cached, and SQLite's limits of variables
+//! and expression depth do not matter. Several filters are evaluated one after the other.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Reading pods: one, some, all.
+//! Reading one pod, some, or all.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,5 @@
-//! What a pod got of its networks, as the JSON of a column: `[{"name", "interface", "mac", "addresses", "routes", "dns",
-//! "ports"}]`. Filters look for `name` in it. It is what `gantry list -o json` shows, which copies it: the names of the fields
-//! are a promise.
+//! What a pod got of its networks, as a JSON column: `[{"name", "interface", "mac", "addresses", "routes", "dns", "ports"}]`.
+//! Filters match on `name`. `gantry list -o json` copies the text, so the field names are stable.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,4 +1,4 @@
-//! Rows of pods and apps, to and from the words of the model.
+//! Conversion of pod and app rows from and to the types of the model.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
