@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use gantry_contract::How;
+use gantry_contract::ProcessExit;
 use gantry_contract::plan;
 use rustix::process::Pid;
 
@@ -157,19 +157,19 @@ impl App {
 }
 
 /// Reaps a process that has ended; `None` if it runs.
-pub(crate) fn reap(pidfd: &OwnedFd) -> Option<How> {
+pub(crate) fn reap(pidfd: &OwnedFd) -> Option<ProcessExit> {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
     let status = match waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
         Ok(status) => status?,
         // It was reaped elsewhere. Without this the event loop would spin: the pidfd stays readable.
-        Err(rustix::io::Errno::CHILD) => return Some(How::Signal(9)),
+        Err(rustix::io::Errno::CHILD) => return Some(ProcessExit::Signal(9)),
         Err(_) => return None,
     };
     let small = |number: i32| u8::try_from(number & 0xff).unwrap_or(0);
     match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Some(How::Code(small(code))),
-        (None, Some(signal)) => Some(How::Signal(small(signal))),
-        (None, None) => Some(How::Signal(9)),
+        (Some(code), _) => Some(ProcessExit::Code(small(code))),
+        (None, Some(signal)) => Some(ProcessExit::Signal(small(signal))),
+        (None, None) => Some(ProcessExit::Signal(9)),
     }
 }
 
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn exit_codes_and_signals_are_reaped_once() {
-        for (script, end) in [("exit 7", How::Code(7)), ("kill -TERM $$", How::Signal(15))] {
+        for (script, end) in [("exit 7", ProcessExit::Code(7)), ("kill -TERM $$", ProcessExit::Signal(15))] {
             let (_child, pidfd) = spawn(script);
             wait_readable(&pidfd);
             assert_eq!(reap(&pidfd), Some(end), "{script}");
@@ -208,6 +208,6 @@ mod tests {
         let (mut child, pidfd) = spawn("exit 7");
         child.wait().unwrap();
         wait_readable(&pidfd);
-        assert_eq!(reap(&pidfd), Some(How::Signal(9)));
+        assert_eq!(reap(&pidfd), Some(ProcessExit::Signal(9)));
     }
 }

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use gantry_contract::control::{Answer, MAX_MESSAGE, Request};
+use gantry_contract::control::{MAX_MESSAGE, Reply, Request};
 use gantry_contract::files;
 use gantry_model::ErrorKind;
 use rustix::io::Errno;
@@ -91,7 +91,7 @@ pub(crate) fn receive_request(socket: &OwnedFd) -> Option<Result<(Request, Vec<O
 }
 
 /// Sends a reply, with a descriptor if there is one. It does not block: a client that does not read gets no reply.
-pub(crate) fn reply(socket: &OwnedFd, answer: &Answer, fd: Option<&OwnedFd>) {
+pub(crate) fn reply(socket: &OwnedFd, answer: &Reply, fd: Option<&OwnedFd>) {
     let Ok(bytes) = serde_json::to_vec(answer) else { return };
     let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
     let _client_has_gone = passing::send(socket, &bytes, &fds, SendFlags::DONTWAIT);

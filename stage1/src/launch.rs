@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use gantry_contract::plan::{self, Net, Plan};
-use gantry_contract::up::{Ready, Started};
+use gantry_contract::start::{Ready, Started};
 use gantry_model::ErrorKind;
 use gantry_model::net::{DnsSpec, HostsSpec};
 use gantry_model::spec::Limits;

@@ -53,7 +53,7 @@ use std::process::ExitCode;
 use gantry_contract::Failure;
 use gantry_contract::journal::Fact;
 use gantry_contract::plan::Plan;
-use gantry_contract::up::Word;
+use gantry_contract::start::StartReply;
 use gantry_model::ErrorKind;
 
 use crate::failure::{Attempt, Result, failure};
@@ -91,7 +91,7 @@ fn main() -> ExitCode {
                     (_, Err(why)) => usage(why),
                 },
                 Err(why) => {
-                    send_reply(&Word::Failed(why));
+                    send_reply(&StartReply::Failed(why));
                     ExitCode::FAILURE
                 }
             }
@@ -157,7 +157,7 @@ fn run(lock: OwnedFd, options: Options) -> ExitCode {
     let thread = match SingleThreaded::check().attempt(|| "cannot start a supervisor") {
         Ok(thread) => thread,
         Err(why) => {
-            send_reply(&Word::Failed(why));
+            send_reply(&StartReply::Failed(why));
             return ExitCode::FAILURE;
         }
     };
@@ -165,7 +165,7 @@ fn run(lock: OwnedFd, options: Options) -> ExitCode {
     let _span = tracing::info_span!("pod", pod = tracing::field::Empty).entered();
     match start(thread, &lock, options) {
         Ok((mut supervisor, ready)) => {
-            send_reply(&Word::Ready(ready));
+            send_reply(&StartReply::Ready(ready));
             supervisor.detach_stdio();
             supervisor.run();
             kernel_costs::finish_in_background(thread);
@@ -174,7 +174,7 @@ fn run(lock: OwnedFd, options: Options) -> ExitCode {
             sys::exit_now(0)
         }
         Err(why) => {
-            send_reply(&Word::Failed(why));
+            send_reply(&StartReply::Failed(why));
             kernel_costs::finish_in_background(thread);
             ExitCode::FAILURE
         }
@@ -188,7 +188,11 @@ fn set_process_name() {
     let _cannot_fail = rustix::thread::set_name(c"gantry-stage1");
 }
 
-fn start(thread: SingleThreaded, lock: &OwnedFd, options: Options) -> Result<(Supervisor, gantry_contract::up::Ready)> {
+fn start(
+    thread: SingleThreaded,
+    lock: &OwnedFd,
+    options: Options,
+) -> Result<(Supervisor, gantry_contract::start::Ready)> {
     let signals = sys::signalfd(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]).attempt(|| "cannot watch for signals")?;
     inheritance::reset(thread)?;
     let plan = read_plan()?;
@@ -218,7 +222,7 @@ fn read_plan() -> Result<Plan> {
 }
 
 /// Sends the start reply. The supervisor goes on without the engine if that was killed.
-fn send_reply(reply: &Word) {
+fn send_reply(reply: &StartReply) {
     let mut line = serde_json::to_vec(reply).unwrap_or_else(|error| internal_failure(&error.to_string()));
     line.push(b'\n');
     let mut out = std::io::stdout().lock();
@@ -226,6 +230,6 @@ fn send_reply(reply: &Word) {
 }
 
 fn internal_failure(why: &str) -> Vec<u8> {
-    let reply = Word::Failed(Failure { kind: "internal".to_owned(), message: why.to_owned(), app: None });
+    let reply = StartReply::Failed(Failure { kind: "internal".to_owned(), message: why.to_owned(), app: None });
     serde_json::to_vec(&reply).unwrap_or_default()
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use gantry_contract::Failure;
-use gantry_contract::network::{Answer, Host, Request, What};
+use gantry_contract::network::{Host, NetworkOperation, Reply, Request};
 use gantry_model::id::shown;
 use gantry_model::{ErrorKind, PodId};
 use gantry_net::pod::{self, NetworkError, Pod, unused};
@@ -34,7 +34,7 @@ pub(crate) fn run() -> ExitCode {
     for left in unused::take_shared() {
         let _left_for_gc = left.remove(LINKS_TIMEOUT);
     }
-    write_reply(&answer.unwrap_or_else(Answer::Failed))
+    write_reply(&answer.unwrap_or_else(Reply::Failed))
 }
 
 /// Makes the process independent of the caller's descriptors, which plugins must not get, and dependent on its life.
@@ -66,21 +66,21 @@ fn read_request() -> Result<Request> {
         .map_err(|error| failure(ErrorKind::Invalid, format!("the request is damaged: {error}")))
 }
 
-fn fulfil(request: &Request) -> Result<Answer> {
+fn fulfil(request: &Request) -> Result<Reply> {
     let host = &request.host;
     let done = match &request.what {
-        What::Down { pod } => {
-            return with_pod_dir(host, pod, |pod| pod::detach_on(host, pod, None)).map(|_| Answer::Done);
+        NetworkOperation::Down { pod } => {
+            return with_pod_dir(host, pod, |pod| pod::detach_on(host, pod, None)).map(|_| Reply::Done);
         }
-        What::Abandon { pod } => {
+        NetworkOperation::Abandon { pod } => {
             return with_pod_dir(host, pod, |pod| pod::abandon_on(host, pod))
-                .map(|left| Answer::Abandoned(left.unwrap_or_default()));
+                .map(|left| Reply::Abandoned(left.unwrap_or_default()));
         }
-        What::Choose(networks) => pod::select_networks(networks).map(|_| Answer::Done),
-        What::Reload => pod::reload(host).map(|()| Answer::Done),
-        What::Sweep { dry_run } => pod::collect_garbage(host, *dry_run).map(Answer::Swept),
-        What::Strays => pod::find_orphans(host).map(Answer::Findings),
-        What::Check => pod::check(host).map(Answer::Findings),
+        NetworkOperation::Choose(networks) => pod::select_networks(networks).map(|_| Reply::Done),
+        NetworkOperation::Reload => pod::reload(host).map(|()| Reply::Done),
+        NetworkOperation::Sweep { dry_run } => pod::collect_garbage(host, *dry_run).map(Reply::Swept),
+        NetworkOperation::Strays => pod::find_orphans(host).map(Reply::Findings),
+        NetworkOperation::Check => pod::check(host).map(Reply::Findings),
     };
     done.map_err(|error: NetworkError| failure::of(&error))
 }
@@ -104,10 +104,10 @@ fn with_pod_dir<T>(
     work(&Pod { id: &id, dir: dir.as_fd() }).map(Some).map_err(|error| failure::of(&error))
 }
 
-fn write_reply(answer: &Answer) -> ExitCode {
+fn write_reply(answer: &Reply) -> ExitCode {
     let line = serde_json::to_vec(answer).or_else(|error| {
         let message = format!("the reply cannot be encoded: {error}");
-        serde_json::to_vec(&Answer::Failed(Failure { kind: "internal".to_owned(), message, app: None }))
+        serde_json::to_vec(&Reply::Failed(Failure { kind: "internal".to_owned(), message, app: None }))
     });
     let mut out = std::io::stdout().lock();
     let written = line.map_err(std::io::Error::from).and_then(|mut line| {

@@ -17,8 +17,8 @@ mod sessions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use gantry_contract::How;
-use gantry_contract::control::{Answer, Request, Status};
+use gantry_contract::ProcessExit;
+use gantry_contract::control::{Reply, Request, Status};
 use gantry_contract::journal::Fact;
 use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -302,7 +302,7 @@ impl Supervisor {
         {
             app.cgroup.kill();
         }
-        if how != How::Code(0) {
+        if how != ProcessExit::Code(0) {
             self.stop("app-failed", Duration::from_millis(self.pod.plan.stop_grace_ms));
         }
     }
@@ -357,21 +357,21 @@ impl Supervisor {
             Ok(Some(pending)) => {
                 self.sessions.insert(Session::new(connection.socket, pending));
             }
-            Err(why) => control::reply(&connection.socket, &Answer::Failed(why), None),
+            Err(why) => control::reply(&connection.socket, &Reply::Failed(why), None),
         }
     }
 
     /// Fulfils a request and replies to it. An exec is returned, and replied to when its outcome is known.
     fn fulfil(&mut self, request: Request, fds: Vec<OwnedFd>, client: &OwnedFd) -> Result<Option<PendingExec>> {
         match request {
-            Request::Status => control::reply(client, &Answer::Status(self.status()), None),
+            Request::Status => control::reply(client, &Reply::Status(self.status()), None),
             Request::Stop { grace_ms } => {
                 self.stop_on_request("stop", Duration::from_millis(grace_ms));
-                control::reply(client, &Answer::Done, None);
+                control::reply(client, &Reply::Done, None);
             }
             Request::Kill { signal, app } => {
                 self.kill(signal, app.as_deref())?;
-                control::reply(client, &Answer::Done, None);
+                control::reply(client, &Reply::Done, None);
             }
             Request::Exec(request) => {
                 let app = self.find_app(&request.app)?;
@@ -386,7 +386,7 @@ impl Supervisor {
                 let pipe = fds.into_iter().next();
                 let missing = || failure(ErrorKind::Invalid, "the request for output came without a pipe");
                 self.foregrounds.add(pipe.ok_or_else(missing)?)?;
-                control::reply(client, &Answer::Done, None);
+                control::reply(client, &Reply::Done, None);
             }
             Request::Detach => {
                 let why = "a detach is possible only over the connection of a running program";
@@ -397,7 +397,7 @@ impl Supervisor {
                 if let Some(app) = self.pod.apps.get_mut(token) {
                     app.output.log.reopen();
                 }
-                control::reply(client, &Answer::Done, None);
+                control::reply(client, &Reply::Done, None);
             }
         }
         Ok(None)
@@ -427,11 +427,11 @@ impl Supervisor {
         let token = self.find_app(name)?;
         let app = self.pod.apps.get_mut(token).ok_or_else(|| no_such_app(name))?;
         match &mut app.input {
-            AppInput::Terminal(master) => control::reply(client, &Answer::Done, Some(master)),
+            AppInput::Terminal(master) => control::reply(client, &Reply::Done, Some(master)),
             AppInput::Pipe(writer) => {
                 let taken = writer.take();
                 let writer = taken.ok_or_else(|| failure(ErrorKind::Busy, "another client has the app's stdin"))?;
-                control::reply(client, &Answer::Done, Some(&writer));
+                control::reply(client, &Reply::Done, Some(&writer));
             }
             AppInput::None => {
                 let why = format!("app '{}' was started without stdin and terminal", app.plan.name);

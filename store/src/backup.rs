@@ -23,17 +23,17 @@ use rusqlite::backup::{Backup as Copying, StepResult};
 use rusqlite::{Connection, OpenFlags};
 
 use crate::damage::wrong_rows;
-use crate::db::{BUSY, connect, connect_to, make_db, unknown_feature, uri};
+use crate::db::{BUSY_TIMEOUT, connect, connect_to, make_db, unknown_feature, uri};
 use crate::lock::sync_dir;
 use crate::migrate::{self, APPLICATION_ID, STEPS};
 use crate::sweep::names;
 use crate::{Layout, Store, StoreError};
 
 /// So many copies of each kind are kept.
-const KEPT: usize = 3;
+const MAX_BACKUPS: usize = 3;
 
 /// How coarse the times of files may be: a write is stamped with the last tick of the kernel's clock before it.
-const TICK: Duration = Duration::from_millis(20);
+const CLOCK_TICK: Duration = Duration::from_millis(20);
 
 const DOING: &str = "back up the database";
 
@@ -222,7 +222,7 @@ impl Store {
     fn changed_since(&self, at: Timestamp) -> Result<bool, StoreError> {
         for path in [self.layout.db(), self.layout.wal()] {
             match fs::metadata(&path).and_then(|found| found.modified()) {
-                Ok(time) if Timestamp::from(time) >= at.before(TICK) => return Ok(true),
+                Ok(time) if Timestamp::from(time) >= at.before(CLOCK_TICK) => return Ok(true),
                 Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => return Err(StoreError::io("look at", &path)(error)),
@@ -264,7 +264,7 @@ fn copy_to(from: &Connection, path: &Path) -> Result<(), StoreError> {
         match copying.step(-1).map_err(StoreError::sql(DOING))? {
             StepResult::Done => break,
             // Only recovery of the WAL by somebody else keeps a reader out, and not for long.
-            _ if begun.elapsed() < BUSY => std::thread::sleep(Duration::from_millis(10)),
+            _ if begun.elapsed() < BUSY_TIMEOUT => std::thread::sleep(Duration::from_millis(10)),
             _ => {
                 return Err(StoreError::Busy {
                     doing: DOING,
@@ -295,7 +295,7 @@ fn remove(path: &Path) -> Result<(), StoreError> {
 /// Deletes all but the newest of a kind. The one just made stays, whatever the clock says.
 fn drop_old(layout: &Layout, made: &Backup) -> Result<(), StoreError> {
     let others = backups(layout)?.into_iter().filter(|other| other.timed == made.timed && other.path != made.path);
-    for backup in others.skip(KEPT - 1) {
+    for backup in others.skip(MAX_BACKUPS - 1) {
         fs::remove_file(&backup.path).map_err(StoreError::io("remove the old copy", &backup.path))?;
     }
     Ok(())

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use sha2::Digest as _;
 use thiserror::Error;
 
-use crate::db::BUSY;
+use crate::db::BUSY_TIMEOUT;
 use crate::lock::{lock_within, open_lock_file, sync_dir};
 use crate::tmp::{self, Scrap};
 use crate::{Store, StoreError};
@@ -118,7 +118,7 @@ impl Store {
         if lease.is_none() {
             let path = self.layout.blobs_lock();
             let file = open_lock_file(&path)?;
-            lock_within(&file, FlockOperation::NonBlockingLockShared, &path, BUSY, &mut || {})?;
+            lock_within(&file, FlockOperation::NonBlockingLockShared, &path, BUSY_TIMEOUT, &mut || {})?;
             *lease = Some(file);
         }
         Ok(())

@@ -19,7 +19,7 @@ use gantry_model::{BootId, ErrorKind, Kind as _};
 use rusqlite::Connection;
 
 use crate::backup::{QUICK_CHECK, failing};
-use crate::db::{FileId, Look, connect, look, next_number, remains};
+use crate::db::{FileId, SchemaState, check_schema, connect, next_number, remains};
 use crate::high_water::HighWater;
 use crate::migrate::STEPS;
 use crate::{Layout, OpenError, Store, StoreError};
@@ -59,14 +59,14 @@ fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError
     let mark = HighWater::load(layout)?;
     let db = connect(layout)?;
     let conn = &db.conn;
-    let looked = match look(conn, layout, boot, STEPS) {
+    let looked = match check_schema(conn, layout, boot, STEPS) {
         // Not everything that says so is another's: the marks in the header of ours may have been overwritten.
         Err(OpenError::Foreign { .. }) if is_ours(conn)? => {
             return Ok(Some(Damage::of("the header of the database is damaged")));
         }
         other => other?,
     };
-    if !matches!(looked, Look::Behind(0)) && rolled_back(conn, boot, mark.as_ref())? {
+    if !matches!(looked, SchemaState::Behind(0)) && rolled_back(conn, boot, mark.as_ref())? {
         let what = "the database was rolled back: its newest commits are missing".to_owned();
         return Ok(Some(Damage { what, rolled_back: true }));
     }
@@ -74,12 +74,12 @@ fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError
         return Ok(Some(Damage::of(format!("the database is damaged: {}", gantry_model::id::shown(&why)))));
     }
     match looked {
-        Look::Behind(0) => {
+        SchemaState::Behind(0) => {
             Ok(remains(layout)?.map(|what| Damage::of(format!("the database has no tables, and there are {what}"))))
         }
         // Rows of an older format are read by the step that migrates them.
-        Look::Behind(version) if version < STEPS.len() => Ok(None),
-        Look::Behind(_) | Look::Ready => {
+        SchemaState::Behind(version) if version < STEPS.len() => Ok(None),
+        SchemaState::Behind(_) | SchemaState::Ready => {
             Ok(wrong_rows(db.conn)?.map(|what| Damage::of(format!("the database {what}"))))
         }
     }

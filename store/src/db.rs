@@ -30,7 +30,7 @@ use crate::wal_index::{IndexLease, IndexPlace};
 use crate::{Layout, StoreError, backup, high_water, reserve, wal_index};
 
 /// How long a statement waits for other writers, and opening for the lock on the data directory.
-pub(crate) const BUSY: Duration = Duration::from_secs(10);
+pub(crate) const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Event numbers jump by at least this much at a new boot. More events than this cannot be written between two syncs,
 /// so the numbers of events that a power cut took back are never given to others.
@@ -106,7 +106,7 @@ pub(crate) enum Sync {
 }
 
 /// What a look at the database found.
-pub(crate) enum Look {
+pub(crate) enum SchemaState {
     Ready,
     /// New, old, or of another boot.
     Behind(usize),
@@ -153,7 +153,7 @@ impl Store {
         if let Some(file) = FileId::of(&layout.db())?.filter(|file| file.len > 0) {
             let mark = HighWater::load(&layout)?;
             let db = connect(&layout)?;
-            if matches!(look(&db.conn, &layout, boot, steps)?, Look::Ready) {
+            if matches!(check_schema(&db.conn, &layout, boot, steps)?, SchemaState::Ready) {
                 refuse_rolled_back(&db.conn, &layout, boot, mark.as_ref())?;
                 reserve::fill(&layout)?;
                 return Ok(Self::of_connected(db, layout, boot, Some(file)));
@@ -195,12 +195,14 @@ impl Store {
             return Err(OpenError::Absent { dir: dir.to_owned() });
         }
         let db = connect_to_read(&layout)?;
-        match look(&db.conn, &layout, &boot, STEPS)? {
+        match check_schema(&db.conn, &layout, &boot, STEPS)? {
             // Killed between making the file and its first table: nothing was ever stored.
-            Look::Behind(0) => return Err(OpenError::Absent { dir: dir.to_owned() }),
-            Look::Behind(found) if found < STEPS.len() => return Err(OpenError::Older { path: layout.db(), found }),
+            SchemaState::Behind(0) => return Err(OpenError::Absent { dir: dir.to_owned() }),
+            SchemaState::Behind(found) if found < STEPS.len() => {
+                return Err(OpenError::Older { path: layout.db(), found });
+            }
             // A new boot matters to writers only.
-            Look::Behind(_) | Look::Ready => {}
+            SchemaState::Behind(_) | SchemaState::Ready => {}
         }
         db.conn.execute_batch("PRAGMA query_only = ON").map_err(StoreError::sql("open the database"))?;
         Ok(Self::of_connected(db, layout, &boot, file))
@@ -440,7 +442,7 @@ fn connect_with(path: &Path, more: OpenFlags) -> Result<Connection, StoreError> 
     let sql = || StoreError::sql("open the database");
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let conn = Connection::open_with_flags(path, flags | more).map_err(sql())?;
-    conn.busy_timeout(BUSY).map_err(sql())?;
+    conn.busy_timeout(BUSY_TIMEOUT).map_err(sql())?;
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_FKEY, true).map_err(sql())?;
     // Without this every command would copy the WAL into the database, with two fsyncs, on its way out.
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(sql())?;
@@ -453,7 +455,12 @@ fn connect_with(path: &Path, more: OpenFlags) -> Result<Connection, StoreError> 
 
 /// Looks whether the database can be used as it is, and refuses what can never be. All of it is seen at one moment: somebody
 /// may be making it, or migrating it, right now.
-pub(crate) fn look(conn: &Connection, layout: &Layout, boot: &BootId, steps: &[&str]) -> Result<Look, OpenError> {
+pub(crate) fn check_schema(
+    conn: &Connection,
+    layout: &Layout,
+    boot: &BootId,
+    steps: &[&str],
+) -> Result<SchemaState, OpenError> {
     let sql = || StoreError::sql("open the database");
     let path = || layout.db();
     let conn = &conn.unchecked_transaction().map_err(sql())?;
@@ -461,7 +468,7 @@ pub(crate) fn look(conn: &Connection, layout: &Layout, boot: &BootId, steps: &[&
     if version == 0 {
         // Ours, cut short before its first step; or an empty database of anybody's, which harms nobody.
         let tables: u32 = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(sql())?;
-        return if tables == 0 { Ok(Look::Behind(0)) } else { Err(OpenError::Foreign { path: path() }) };
+        return if tables == 0 { Ok(SchemaState::Behind(0)) } else { Err(OpenError::Foreign { path: path() }) };
     }
     let id: i32 = conn.query_row("PRAGMA application_id", [], |row| row.get(0)).map_err(sql())?;
     if id != APPLICATION_ID {
@@ -474,7 +481,7 @@ pub(crate) fn look(conn: &Connection, layout: &Layout, boot: &BootId, steps: &[&
         return Err(OpenError::Feature { path: path(), feature });
     }
     let ready = version == steps.len() && is_of_boot(conn, boot)?;
-    Ok(if ready { Look::Ready } else { Look::Behind(version) })
+    Ok(if ready { SchemaState::Ready } else { SchemaState::Behind(version) })
 }
 
 /// Whether this boot was entered already.
@@ -503,7 +510,7 @@ fn make_ready(
     boot: &BootId,
     steps: &[&str],
 ) -> Result<(Connected, Option<FileId>), OpenError> {
-    lock_within(root, FlockOperation::NonBlockingLockExclusive, layout.root(), BUSY, &mut || {})?;
+    lock_within(root, FlockOperation::NonBlockingLockExclusive, layout.root(), BUSY_TIMEOUT, &mut || {})?;
     let done = make_ready_locked(root, layout, boot, steps);
     // The lock goes with `root`, which the caller drops; let go at once, whatever happened.
     rustix::fs::flock(root, FlockOperation::Unlock).map_err(StoreError::io("unlock", layout.root()))?;
@@ -530,7 +537,7 @@ fn make_ready_locked(
     let mark = HighWater::load(layout)?;
     let db = connect(layout)?;
     let conn = &db.conn;
-    if let Look::Behind(version) = look(conn, layout, boot, steps)? {
+    if let SchemaState::Behind(version) = check_schema(conn, layout, boot, steps)? {
         if version == 0
             && let Some(what) = remains(layout)?
         {

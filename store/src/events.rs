@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gantry_model::{AppName, AppState, Edge, Event, EventKind, HowEnded, NewEvent, PodId, Timestamp};
+use gantry_model::{AppName, AppOutcome, AppState, Edge, Event, EventKind, NewEvent, PodId, Timestamp};
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use crate::db::Sync;
 use crate::pods::{Step, row};
-use crate::{AppRow, Glance, Networks, Store, StoreError};
+use crate::{AppRow, NetworkSummary, Networks, Store, StoreError};
 
 /// How many events [`Store::trim_events`] is usually asked to keep.
 pub const EVENTS_KEPT: u64 = 100_000;
@@ -62,12 +62,12 @@ pub(crate) fn of_step(
 
 /// Networks as rkt shows them: `default:ip4=172.16.28.2,other:ip6=fd00::2`; of several addresses of a kind the first.
 fn listed(networks: &Networks) -> Result<String, StoreError> {
-    let one = |Glance { name, ip4, ip6, ports: _ }: Glance<'_>| {
+    let one = |NetworkSummary { name, ip4, ip6, ports: _ }: NetworkSummary<'_>| {
         let ip4 = ip4.map(|address| format!("ip4={address}"));
         let addresses: Vec<String> = ip4.into_iter().chain(ip6.map(|address| format!("ip6={address}"))).collect();
         format!("{name}{}{}", if addresses.is_empty() { "" } else { ":" }, addresses.join(";"))
     };
-    Ok(networks.glance()?.into_iter().map(one).collect::<Vec<_>>().join(","))
+    Ok(networks.summaries()?.into_iter().map(one).collect::<Vec<_>>().join(","))
 }
 
 fn of_edge(pod: PodId, edge: &Edge, now: Timestamp) -> Option<NewEvent> {
@@ -117,9 +117,9 @@ fn of_app(pod: PodId, app: &AppRow, to: &AppState) -> Vec<NewEvent> {
             if end_known != Some(attempt) {
                 let mut more = vec![("exit_code", end.how.exit_code().to_string()), ("oom", end.oom.to_string())];
                 match end.how {
-                    HowEnded::Exited(_) => {}
-                    HowEnded::Signaled(signal) => more.push(("signal", signal.to_string())),
-                    HowEnded::Lost => more.push(("lost", true.to_string())),
+                    AppOutcome::Exited(_) => {}
+                    AppOutcome::Signaled(signal) => more.push(("signal", signal.to_string())),
+                    AppOutcome::Lost => more.push(("lost", true.to_string())),
                 }
                 events.push(told(EventKind::AppExited, end.at, attempt, more));
             }

@@ -32,7 +32,7 @@ pub struct Finding {
 }
 
 /// Blobs are manifests and configurations; a larger one is none.
-const LARGEST_BLOB: u64 = 64 << 20;
+const MAX_BLOB: u64 = 64 << 20;
 
 const REFETCH: &str = "fetch the image again, or remove it";
 const RESTORE: &str = "restart gantryd, which restores the newest good one of its backups, and fetch what is missing";
@@ -205,7 +205,7 @@ impl Store {
                     report.error(format!("blob {digest} is missing"), REFETCH);
                 }
             } else if deep {
-                match self.blob(&digest, LARGEST_BLOB) {
+                match self.blob(&digest, MAX_BLOB) {
                     Ok(_) => {}
                     Err(BlobError::Store(error)) => return Err(error),
                     Err(error) => report.error(error.to_string(), REFETCH),

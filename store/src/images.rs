@@ -173,7 +173,7 @@ impl Kind for RemoveImageError {
 }
 
 /// `last_used` is not written more often than this.
-const TOUCH: i64 = 60_000_000_000;
+const TOUCH_INTERVAL: i64 = 60_000_000_000;
 
 const ALL: &str = "SELECT id, config, format, size, imported, last_used FROM image";
 
@@ -230,9 +230,9 @@ impl Store {
     /// [`StoreError`].
     pub fn is_whole(&self, image: &ImageRow) -> Result<bool, StoreError> {
         /// Larger ones are not taken when they are put.
-        const LARGEST: u64 = 64 << 20;
+        const MAX_BLOB: u64 = 64 << 20;
         for digest in [&image.id, &image.config] {
-            match self.blob(digest, LARGEST) {
+            match self.blob(digest, MAX_BLOB) {
                 Ok(Some(_)) => {}
                 Err(BlobError::Store(error)) => return Err(error),
                 Ok(None) | Err(_) => return Ok(false),
@@ -300,7 +300,7 @@ impl Store {
             .prepare_cached("SELECT last_used FROM image WHERE id = ?1")
             .and_then(|mut one| one.query_row([&id], |row| row.get(0)).optional())
             .map_err(StoreError::sql(DOING))?;
-        if last.is_none_or(|last| at.0.saturating_sub(last) < TOUCH) {
+        if last.is_none_or(|last| at.0.saturating_sub(last) < TOUCH_INTERVAL) {
             return Ok(());
         }
         self.write(DOING, Sync::Soon, |tx| {
@@ -337,7 +337,7 @@ impl Store {
     /// an image without some of its layers, which `fetch` repairs and another removal removes.
     fn delete_layers_of(&self, id: &ImageId) -> Result<(), RemoveImageError> {
         const DOING: &str = "make room for the removal of the image";
-        const ENOUGH: u64 = 256 << 10;
+        const MIN_FREED: u64 = 256 << 10;
         let sql = || StoreError::sql(DOING);
         let tx = Transaction::new_unchecked(&self.conn, TransactionBehavior::Immediate).map_err(sql())?;
         let pods = users(&tx, id).map_err(sql())?;
@@ -356,7 +356,7 @@ impl Store {
             let name = Layout::tree_name(&chain);
             let Some(_lock) = try_lock_tree(&self.layout, &name)? else { continue };
             freed += delete_tree(&self.layout, &name)?;
-            if freed >= ENOUGH {
+            if freed >= MIN_FREED {
                 break;
             }
         }

@@ -88,11 +88,11 @@ pub use keeper::{Keeper, KeeperLock};
 pub use layout::Layout;
 pub use pod_dir::{MakePodDirError, PodLock, PodState};
 pub use pods::{
-    AppRow, Change, FAILURE, Glance, InCgroups, InsertPodError, Moved, Networks, NewApp, NewPod, PodRow, PodWhere,
-    ResolveError, StepError,
+    AppRow, CgroupCondition, Change, FAILURE, InsertPodError, Moved, NetworkSummary, Networks, NewApp, NewPod, PodRow,
+    PodWhere, ResolveError, StepError,
 };
 pub use record::Record;
-pub use restore::{Home, HomeLock};
+pub use restore::{DataDir, DataDirLock};
 pub use sweep::Swept;
 pub use trees::{CommitLayersError, LayerLock, LayerRow, Staging, Trees};
 pub use volumes::{RemoveVolumeError, VolumeRow};

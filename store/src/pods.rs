@@ -23,8 +23,8 @@ use crate::db::Sync;
 use crate::{Store, StoreError, events};
 use list::load;
 
-pub use condition::{InCgroups, PodWhere};
-pub use networks::{Glance, Networks};
+pub use condition::{CgroupCondition, PodWhere};
+pub use networks::{NetworkSummary, Networks};
 
 /// A pod that is about to exist.
 #[derive(Debug, Clone, PartialEq, Eq)]

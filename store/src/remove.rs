@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::{Errno, Result};
 
 /// How many levels are walked with their parents open.
-const DEEPEST: usize = 64;
+const MAX_DEPTH: usize = 64;
 
 /// Deletes `name` beneath `parent`, whatever it is, and tells how many bytes of the disk that freed. What is absent
 /// already is fine.
@@ -77,7 +77,7 @@ impl Walk<'_> {
                 continue;
             }
             match unlink(dir, name, &mut self.freed) {
-                Err(Errno::ISDIR) if depth == DEEPEST => self.move_up(dir, name)?,
+                Err(Errno::ISDIR) if depth == MAX_DEPTH => self.move_up(dir, name)?,
                 Err(Errno::ISDIR) => self.descend(dir, name, depth)?,
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(errno),

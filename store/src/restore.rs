@@ -42,7 +42,8 @@ use rustix::fs::{FlockOperation, Mode};
 use crate::backup::{Backup, QUICK_CHECK, Verdict, backups, examine, examine_content, next_seq};
 use crate::damage::{self, Damage};
 use crate::db::{
-    BUSY, FileId, after_boot, connect_to, current_boot, make_db, make_dirs, make_root, open_root, resolved, set_wal,
+    BUSY_TIMEOUT, FileId, after_boot, connect_to, current_boot, make_db, make_dirs, make_root, open_root, resolved,
+    set_wal,
 };
 use crate::high_water::HighWater;
 use crate::keeper::{self, Keeper};
@@ -53,10 +54,10 @@ use crate::tmp::{self, Scrap};
 use crate::{Layout, OpenError, Store, StoreError, high_water, reserve};
 
 /// So many damaged databases are kept.
-const KEPT: usize = 3;
+const MAX_DAMAGED: usize = 3;
 
 /// A number that nothing has ever reached: what says more is damaged itself.
-const MOST_SEQ: u64 = 1 << 60;
+const MAX_SEQ: u64 = 1 << 60;
 
 const DOING: &str = "restore the database";
 
@@ -65,7 +66,7 @@ const INTEGRITY_CHECK: &str = "PRAGMA integrity_check(1)";
 
 /// A data directory before its database is opened, for the one who keeps it.
 #[derive(Debug)]
-pub struct Home {
+pub struct DataDir {
     root: File,
     layout: Layout,
     boot: BootId,
@@ -73,16 +74,16 @@ pub struct Home {
 
 /// The lock on a data directory: nobody makes, migrates or restores a database while it lives.
 #[derive(Debug)]
-pub struct HomeLock<'a>(&'a File);
+pub struct DataDirLock<'a>(&'a File);
 
-impl Drop for HomeLock<'_> {
+impl Drop for DataDirLock<'_> {
     fn drop(&mut self) {
         // Closing the directory does it as well, a little later.
         let _ = rustix::fs::flock(self.0, FlockOperation::Unlock);
     }
 }
 
-impl Home {
+impl DataDir {
     /// Opens the data directory, making it and its directories if they are absent. The database is not touched.
     ///
     /// # Errors
@@ -117,9 +118,15 @@ impl Home {
     ///
     /// # Errors
     /// [`StoreError::Locked`] when others make or migrate a database for ten seconds.
-    pub fn lock(&self) -> Result<HomeLock<'_>, StoreError> {
-        lock_within(&self.root, FlockOperation::NonBlockingLockExclusive, self.layout.root(), BUSY, &mut || {})?;
-        Ok(HomeLock(&self.root))
+    pub fn lock(&self) -> Result<DataDirLock<'_>, StoreError> {
+        lock_within(
+            &self.root,
+            FlockOperation::NonBlockingLockExclusive,
+            self.layout.root(),
+            BUSY_TIMEOUT,
+            &mut || {},
+        )?;
+        Ok(DataDirLock(&self.root))
     }
 
     /// Looks whether the database is damaged, reading all of it. The caller holds the lock.
@@ -280,7 +287,7 @@ impl Home {
             .chain(self.damaged_number())
             .chain(of_last)
             .chain(of_mark)
-            .filter(|&seq| seq < MOST_SEQ)
+            .filter(|&seq| seq < MAX_SEQ)
             .max()
             .unwrap_or(1);
         let now = u64::try_from(crate::now().0 / 1000).unwrap_or(0);
@@ -322,7 +329,7 @@ impl Home {
         let mut names = crate::sweep::names(&dir)?;
         // Times, so their order is the order of the names.
         names.sort_by(|a, b| b.cmp(a));
-        for name in names.into_iter().skip(KEPT) {
+        for name in names.into_iter().skip(MAX_DAMAGED) {
             let path = dir.join(name);
             fs::remove_dir_all(&path).map_err(StoreError::io("remove", &path))?;
         }

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::db::BUSY;
+use crate::db::BUSY_TIMEOUT;
 use crate::lock::{lock_within, open_dir, still_named, try_lock};
 use crate::sweep::names;
 use crate::{Layout, StoreError, remove};
 
 /// No more are swept at once: each is a descriptor.
-const MOST: usize = 200;
+const MAX_BATCH: usize = 200;
 
 /// A fresh name such as `layer-0f4c…`.
 pub(crate) fn fresh_name(what: &str) -> Result<String, StoreError> {
@@ -54,7 +54,7 @@ fn make(
 ) -> Result<(OwnedFd, PathBuf), StoreError> {
     let dir = layout.tmp_dir();
     let tmp = open_dir(&dir).map_err(StoreError::io("open", &dir))?;
-    lock_within(&tmp, FlockOperation::NonBlockingLockShared, &dir, BUSY, &mut || {})?;
+    lock_within(&tmp, FlockOperation::NonBlockingLockShared, &dir, BUSY_TIMEOUT, &mut || {})?;
     let path = dir.join(fresh_name(what)?);
     let made = open(&path).map_err(StoreError::io("make", &path))?;
     match try_lock(&made, FlockOperation::NonBlockingLockExclusive) {
@@ -107,8 +107,8 @@ pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Opt
             if !still_named(lock, path).map_err(StoreError::io("look at", path))? {
                 return Ok(None);
             }
-            if begun.elapsed() >= BUSY {
-                return Err(StoreError::Locked { path: path.to_owned(), seconds: BUSY.as_secs() });
+            if begun.elapsed() >= BUSY_TIMEOUT {
+                return Err(StoreError::Locked { path: path.to_owned(), seconds: BUSY_TIMEOUT.as_secs() });
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -149,7 +149,7 @@ pub(crate) fn sweep(layout: &Layout) -> Result<u64, StoreError> {
     loop {
         // The locks are kept until all is deleted, so that two sweepers do not get into each other's way.
         let claimed = claim(layout)?;
-        let all = claimed.len() < MOST;
+        let all = claimed.len() < MAX_BATCH;
         let mut failed = None;
         for (_lock, path) in &claimed {
             match delete(layout, path) {
@@ -174,7 +174,7 @@ pub(crate) fn left(layout: &Layout) -> Result<Vec<PathBuf>, StoreError> {
 fn claim(layout: &Layout) -> Result<Vec<(OwnedFd, PathBuf)>, StoreError> {
     let dir = layout.tmp_dir();
     let tmp = open_dir(&dir).map_err(StoreError::io("open", &dir))?;
-    lock_within(&tmp, FlockOperation::NonBlockingLockExclusive, &dir, BUSY, &mut || {})?;
+    lock_within(&tmp, FlockOperation::NonBlockingLockExclusive, &dir, BUSY_TIMEOUT, &mut || {})?;
     let mut claimed = Vec::new();
     for entry in std::fs::read_dir(&dir).map_err(StoreError::io("list", &dir))? {
         let path = entry.map_err(StoreError::io("list", &dir))?.path();
@@ -194,7 +194,7 @@ fn claim(layout: &Layout) -> Result<Vec<(OwnedFd, PathBuf)>, StoreError> {
         {
             claimed.push((lock, path));
         }
-        if claimed.len() == MOST {
+        if claimed.len() == MAX_BATCH {
             break;
         }
     }

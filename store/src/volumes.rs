@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::db::{BUSY, Sync};
+use crate::db::{BUSY_TIMEOUT, Sync};
 use crate::lock::{lock_within, open_lock_file, sync_dir, try_lock};
 use crate::pods::row::{Columns, map_text};
 use crate::sweep::names;
@@ -299,7 +299,7 @@ impl Store {
     pub(crate) fn lock_volumes(&self) -> Result<OwnedFd, StoreError> {
         let path = self.layout.volumes_lock();
         let lock = open_lock_file(&path)?;
-        lock_within(&lock, FlockOperation::NonBlockingLockExclusive, &path, BUSY, &mut || {})?;
+        lock_within(&lock, FlockOperation::NonBlockingLockExclusive, &path, BUSY_TIMEOUT, &mut || {})?;
         Ok(lock)
     }
 

@@ -23,7 +23,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::fs::{FallocateFlags, OFlags};
 
-use crate::db::{BUSY, FileId};
+use crate::db::{BUSY_TIMEOUT, FileId};
 use crate::{Layout, StoreError};
 
 /// Where SQLite's locks say that a process uses the index.
@@ -128,8 +128,8 @@ fn claim(file: &File, path: &Path) -> Result<(), StoreError> {
             return Ok(());
         }
         // Another process is resetting it.
-        if begun.elapsed() >= BUSY {
-            return Err(StoreError::Locked { path: path.to_owned(), seconds: BUSY.as_secs() });
+        if begun.elapsed() >= BUSY_TIMEOUT {
+            return Err(StoreError::Locked { path: path.to_owned(), seconds: BUSY_TIMEOUT.as_secs() });
         }
         std::thread::sleep(Duration::from_millis(1));
     }

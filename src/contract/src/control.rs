@@ -1,13 +1,12 @@
-//! The control socket: one request, then its answers, per Unix seqpacket message of JSON; descriptors ride along.
+//! The protocol of the control socket: JSON messages over a Unix seqpacket socket, with file descriptors attached.
 //!
-//! A connection carries one request. Every request is answered by exactly one [`Answer`], but `Exec`, which is
-//! answered by `Started` and, when the process has ended, `Ended`. Closing the connection of a running `Exec` kills
-//! its process (SIGKILL): nobody is left to take its output or its code. A client that wants it to run on sends
-//! [`Request::Detach`] over the same connection first.
+//! A connection carries one request, with exactly one [`Reply`]. The exception is `Exec`: `Started` and, when the process has
+//! ended, `Ended`. Closing the connection of a running `Exec` kills its process (SIGKILL), since its output and exit code can
+//! no longer be delivered. A client that wants the process to continue sends [`Request::Detach`] on the same connection first.
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Failure, How, up};
+use crate::{Failure, ProcessExit, start};
 
 /// The longest message either side sends or takes, in bytes. Seqpacket messages are bounded by the socket's send
 /// buffer (212 992 by default), of which the kernel uses part for itself.
@@ -74,7 +73,7 @@ pub struct Exec {
 /// What the supervisor answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Answer {
+pub enum Reply {
     /// Done (or begun, for `Stop`). For `Attach` a descriptor comes along.
     Done,
     /// To `Status`.
@@ -87,7 +86,7 @@ pub enum Answer {
     /// The program has ended.
     Ended {
         /// How.
-        how: How,
+        how: ProcessExit,
     },
     /// It could not be done.
     Failed(Failure),
@@ -101,7 +100,7 @@ pub struct Status {
     /// Whether it has been asked to stop.
     pub stopping: bool,
     /// The supervisor, PID 1 and the apps as they were started.
-    pub ready: up::Ready,
+    pub ready: start::Ready,
     /// The apps that still run, by name.
     pub running: Vec<String>,
     /// Bytes of log dropped since the start.

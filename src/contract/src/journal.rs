@@ -1,11 +1,11 @@
-//! The journal: an append-only file of one JSON line per fact, written with one `write` each.
+//! The journal: an append-only file with one JSON line per fact, each written with a single `write`.
 //!
-//! Whoever reads it after the supervisor's death takes the whole lines and ignores a torn last one (a crash of the
-//! host; a `kill -9` cannot tear a single `write`). It is what the database is brought up to.
+//! A reader takes the complete lines and ignores a torn last one (left by a crash of the host; a `kill -9` does not tear a
+//! single `write`). Reconciling updates the database from the journal.
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Failure, How, up};
+use crate::{Failure, ProcessExit, start};
 
 /// One fact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub struct Record {
 #[serde(rename_all = "kebab-case")]
 pub enum Fact {
     /// The pod runs.
-    Ready(up::Ready),
+    Ready(start::Ready),
     /// Starting it failed; nothing ran.
     Failed(Failure),
     /// Somebody asked it to stop.
@@ -36,7 +36,7 @@ pub enum Fact {
         /// Which start.
         attempt: u32,
         /// How.
-        how: How,
+        how: ProcessExit,
         /// Whether the kernel killed a process of it for want of memory.
         oom: bool,
     },

@@ -1,30 +1,29 @@
-//! The versioned ABI between the engine and the supervisor (`gantry-stage1`): a plan goes down, one word comes up,
-//! facts go into a journal, and a control socket takes requests while the pod runs.
+//! The versioned ABI between the engine and the supervisor (`gantry-stage1`): the plan, the start reply, the journal, and
+//! the control socket.
 //!
-//! Imports the model's words only; does no I/O. Both sides encode and decode with the functions here, so an old
-//! supervisor keeps working under a newer engine: fields are only added, with a default; [`VERSION`] rises when that
-//! is not enough.
+//! Imports `gantry_model` only; no I/O. A newer engine works with an old supervisor, so fields are only added, with a default.
+//! Any other change increments [`VERSION`].
 //!
-//! Start reading at [`plan`], then [`up`], [`journal`], [`control`], [`output`], [`network`].
+//! Start reading at [`plan`], then [`start`], [`journal`], [`control`], [`output`], [`network`].
 //!
 //! # The file descriptors of a supervisor
 //!
 //! | fd | what |
 //! |---|---|
 //! | 0 | the plan as JSON, until end of file |
-//! | 1 | one line of JSON: [`up::Word`] |
-//! | 2 | free text for a developer; the engine keeps it in `supervisor.log` of the pod directory |
-//! | `--lock-fd N` | the pod directory, opened and exclusively flocked by the engine; the lock is the supervisor's from now on |
+//! | 1 | one line of JSON: [`start::StartReply`] |
+//! | 2 | diagnostics; the engine stores them in `supervisor.log` of the pod directory |
+//! | `--lock-fd N` | the pod directory, opened and locked (flock(2), exclusive) by the engine; the supervisor takes over the lock |
 //! | `--output-fd N` | optional: the pipe of a foreground, which gets the apps' output from its first byte ([`output`]) |
 //!
-//! With `--terminal-size ROWSxCOLUMNS` apps' terminals have that size from the beginning.
+//! `--terminal-size ROWSxCOLUMNS` sets the initial size of the apps' terminals.
 
 pub mod control;
 pub mod journal;
 pub mod network;
 pub mod output;
 pub mod plan;
-pub mod up;
+pub mod start;
 
 use serde::{Deserialize, Serialize};
 
@@ -74,21 +73,21 @@ pub fn start_ticks(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// How a process ended.
+/// The exit of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum How {
+pub enum ProcessExit {
     /// It called exit with this code.
     Code(u8),
     /// This signal ended it.
     Signal(u8),
 }
 
-impl From<How> for gantry_model::HowEnded {
-    fn from(how: How) -> Self {
+impl From<ProcessExit> for gantry_model::AppOutcome {
+    fn from(how: ProcessExit) -> Self {
         match how {
-            How::Code(code) => Self::Exited(code),
-            How::Signal(signal) => Self::Signaled(signal),
+            ProcessExit::Code(code) => Self::Exited(code),
+            ProcessExit::Signal(signal) => Self::Signaled(signal),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Networks: how they are run on this host, what a pod got of them, and what `gantry-stage1 network` is asked.
+//! How networks are set up on this host, and the requests to `gantry-stage1 network`.
 //!
-//! A supervisor attaches its pod before its apps are made and detaches it after they have ended. What it has on the host
-//! meanwhile (leases, rules, interfaces, what plugins keep) is written down in [`crate::files::NETWORK`] of the pod
-//! directory first and removed from there last, so that it can be taken away when the supervisor is dead. For that, and for
-//! all that concerns the networks of this host and not one pod, the engine runs `gantry-stage1 network`: one
-//! [`Request`] as JSON on stdin until end of file, one line with an [`Answer`] on stdout.
+//! A supervisor attaches its pod to networks before it creates the apps and detaches it after they have ended. What the pod
+//! owns on the host (leases, rules, interfaces, state of plugins) is recorded in [`crate::files::NETWORK`] of the pod directory
+//! before it is created, and struck out after it is removed, so that it can be removed after the supervisor has died. For that,
+//! and for everything that concerns the networks of the host, the engine runs `gantry-stage1 network`: one [`Request`] as JSON
+//! on stdin until end of file, one line with a [`Reply`] on stdout.
 
 use std::net::IpAddr;
 
@@ -43,13 +43,13 @@ pub struct Request {
     /// How networks are run on this host.
     pub host: Host,
     /// What is to be done.
-    pub what: What,
+    pub what: NetworkOperation,
 }
 
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum What {
+pub enum NetworkOperation {
     /// Take away what a dead pod has: all that its [`crate::files::NETWORK`] says. The caller holds the pod's lock. Doing it
     /// again does nothing. Answered by `Done`.
     Down {
@@ -83,7 +83,7 @@ pub enum What {
 /// What `gantry-stage1 network` says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Answer {
+pub enum Reply {
     /// It is done.
     Done,
     /// What was removed that belonged to no pod, or would be; a line for people each.

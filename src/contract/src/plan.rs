@@ -1,7 +1,7 @@
-//! The plan: everything a supervisor needs to know, decided by the engine beforehand.
+//! The plan: everything the supervisor needs to run a pod, resolved by the engine.
 //!
-//! Names in it were validated by the engine, but the image behind `layers` is hostile: users, groups, programs and
-//! working directories are looked up by the supervisor inside the mounted root, beneath it.
+//! The engine has validated the names in it. The image behind `layers` is untrusted: the supervisor resolves users, groups,
+//! programs and working directories inside the mounted root, beneath it.
 
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
 use gantry_model::spec::{Limits, Seccomp};

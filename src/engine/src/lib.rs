@@ -71,7 +71,7 @@ pub use volumes::VolumeError;
 
 /// What callers need from the crates below, so that they import the engine alone.
 pub use gantry_contract::network::{Member, Network};
-pub use gantry_contract::{plan::LogLimits, up::Ready};
+pub use gantry_contract::{plan::LogLimits, start::Ready};
 pub use gantry_fetch::export::{ArchiveFormat, ExportError};
 pub use gantry_fetch::{
     Config as FetchConfig, FetchError, Fetched, Insecure, Note, Platform, Progress, PullPolicy, platform::PlatformError,
@@ -81,4 +81,4 @@ pub use gantry_store::{
     AppRow, Backup, FAILURE, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, RemoveVolumeError,
     Severity, Store, Swept, VolumeRow, now,
 };
-pub use gantry_store::{Glance, Networks};
+pub use gantry_store::{NetworkSummary, Networks};

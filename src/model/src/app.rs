@@ -1,10 +1,10 @@
-//! The small machine of an app inside its pod: Waiting, Started, Exited.
+//! The state machine of an app within its pod: Waiting, Started, Exited.
 
 use crate::Timestamp;
 
 /// How the main process of an app ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum HowEnded {
+pub enum AppOutcome {
     /// It called exit with this code (0 to 255).
     Exited(u8),
     /// A signal (its number) ended it.
@@ -17,14 +17,14 @@ pub enum HowEnded {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AppEnd {
     /// How its main process ended.
-    pub how: HowEnded,
+    pub how: AppOutcome,
     /// Whether the kernel killed a process of the app because a memory limit was reached.
     pub oom: bool,
     /// When the supervisor saw it end.
     pub at: Timestamp,
 }
 
-impl HowEnded {
+impl AppOutcome {
     /// The code a shell would show: the code itself, or 128 + n for signal n; 137 (SIGKILL) when nobody saw.
     #[must_use]
     pub fn exit_code(self) -> i32 {

@@ -1,4 +1,4 @@
-//! Names of error numbers, as used in system call filters.
+//! Names of error numbers (errno(3)), as used in system call filters.
 
 /// The generic error numbers of Linux, from 1 (errno-base.h, and the first of errno.h).
 const NAMES: [&str; 40] = [

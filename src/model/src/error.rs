@@ -1,7 +1,7 @@
-//! The small closed vocabulary of what can go wrong, for callers that must decide.
+//! The kinds of errors that callers distinguish.
 //!
-//! Every error type of the workspace answers [`Kind::kind`]. It is mapped to exit codes in one place
-//! (`src/cli/src/exit.rs`) and to gRPC codes in one place (`src/api/src/status.rs`).
+//! Every public error type of the workspace implements [`Kind`]. Kinds are mapped to exit codes in `src/cli/src/exit.rs` and
+//! to gRPC status codes in `src/api/src/status.rs`.
 
 /// What sort of failure this is, as far as a caller has to care.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,4 +1,4 @@
-//! What everybody hears: one event per step, with a number that only rises.
+//! Events: one per step of a pod, app or image, with increasing sequence numbers.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Identities. Each is parsed once into a type that cannot be wrong; a bare `String` id in a signature is a mistake.
+//! Identities. Each is validated once, when it is parsed into its type; signatures use these types instead of `String`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -40,9 +40,9 @@ impl crate::Kind for IdError {
 /// A hostile text as it may stand in a message: escaped and cut.
 #[must_use]
 pub fn shown(text: &str) -> String {
-    const MOST: usize = 80;
-    let mut out: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();
-    if text.chars().nth(MOST).is_some() {
+    const MAX_SHOWN: usize = 80;
+    let mut out: String = text.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect();
+    if text.chars().nth(MAX_SHOWN).is_some() {
         out.push('…');
     }
     out

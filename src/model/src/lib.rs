@@ -24,12 +24,12 @@ pub mod resolv_conf;
 pub mod spec;
 pub mod time;
 
-pub use app::{AppEnd, AppState, HowEnded};
+pub use app::{AppEnd, AppOutcome, AppState};
 pub use error::{ErrorKind, Kind};
 pub use event::{Event, EventKind, NewEvent};
 pub use id::{AppName, BootId, Digest, Generation, ImageId, PodId, PodPrefix, VolumeName};
 pub use image_ref::{ImageRef, RegistryRef};
 pub use net::{NetMode, PodNetwork};
-pub use phase::{Edge, Phase, PodEnd, Process, Refused, Was, step};
+pub use phase::{Edge, FormerPhase, Phase, PodEnd, Process, Refused, step};
 pub use spec::{AppSpec, PodSpec};
 pub use time::Timestamp;

@@ -1,6 +1,6 @@
-//! A pod's networks: what is asked for (`--net`, ports, DNS), and what it got.
+//! The networks of a pod: the request (`--net`, ports, DNS) and what the pod got.
 //!
-//! The grammar is rkt's: `--net=NAME[:K=V[;K=V…]][,NAME…]`, with `host`, `none` and `all` as names of their own.
+//! The grammar is rkt's: `--net=NAME[:K=V[;K=V…]][,NAME…]`, with the special names `host`, `none` and `all`.
 
 use std::fmt;
 use std::net::IpAddr;

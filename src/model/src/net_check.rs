@@ -1,5 +1,5 @@
-//! Whether what is asked for of networks can be had at all. Name servers and hosts become lines of files, ports become
-//! rules of the host: each is checked here, once.
+//! Validation of requests for networks. Name servers and hosts become lines of files, ports become rules of the host's
+//! firewall: each is checked here, once.
 
 use std::net::{IpAddr, Ipv6Addr};
 

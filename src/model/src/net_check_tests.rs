@@ -1,4 +1,4 @@
-//! What of networks is refused, and what is not.
+//! Requests for networks that are valid, and invalid ones.
 
 use super::*;
 use crate::net::{NetworkRequest, Protocol};

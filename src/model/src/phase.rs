@@ -1,4 +1,4 @@
-//! The state machine of a pod: one enum with the data each phase owns, one pure [`step`].
+//! The state machine of a pod: one enum with the data each phase owns, and one pure function, [`step`].
 //!
 //! ```text
 //! Embryo -prepare-> Preparing -prepared-> Prepared -started-> Running -ended-> Exited -marked-> Garbage
@@ -6,15 +6,15 @@
 //! Garbage -deleting-> Garbage, being deleted -swept-> (gone)
 //! ```
 //!
-//! * **Embryo**: an id and a row, nothing on disk. Left by whoever was killed in between; swept by reconcile.
-//! * **Preparing**: somebody makes the pod directory and holds its lock. The lock free means: died, aborted.
+//! * **Embryo**: an id and a row, nothing on disk. Left by a process that was killed in between; removed by reconcile.
+//! * **Preparing**: a process creates the pod directory and holds its lock. A free lock means that it died: aborted.
 //! * **Prepared**: complete on disk, durable if `prepare` said so; nothing runs.
-//! * **Running**: a supervisor holds the lock. The lock free means: ended, read the journal.
-//! * **Exited**: all is over; logs, upper directories and journal remain until garbage collection.
-//! * **Garbage**: somebody decided that it goes. All of it is still there until somebody begins to delete it: from then
-//!   on it is called `deleting`, whether that somebody lives or was killed.
+//! * **Running**: a supervisor holds the lock. A free lock means that the pod has ended: its journal has the outcome.
+//! * **Exited**: nothing runs; logs, upper directories and the journal remain until garbage collection.
+//! * **Garbage**: marked for deletion, and still complete. Once its deletion has begun it is called `deleting`, also if the
+//!   process that began it was killed.
 //!
-//! No clock and no I/O here. `store` makes a step durable as a compare-and-set on the row's generation.
+//! No clock and no I/O. `store` makes a step durable as a compare-and-set on the row's generation.
 
 use thiserror::Error;
 
@@ -44,7 +44,7 @@ pub struct PodEnd {
 
 /// What a pod was before it became garbage.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Was {
+pub enum FormerPhase {
     /// It was never complete.
     Aborted,
     /// It was prepared and never run.
@@ -98,7 +98,7 @@ pub enum Phase {
         /// When that was decided.
         marked: Timestamp,
         /// What it was.
-        was: Was,
+        was: FormerPhase,
         /// Since when it is being deleted: parts of it may be gone.
         deleting: Option<Timestamp>,
     },
@@ -173,11 +173,11 @@ pub fn step(phase: &Phase, edge: Edge) -> Result<Stepped, Refused> {
         (Phase::Preparing, Edge::Prepared(at)) => Phase::Prepared { at },
         (Phase::Embryo | Phase::Preparing, Edge::Aborted(at)) => Phase::AbortedPrepare { at },
         (Phase::Prepared { .. }, Edge::Started { at, supervisor }) => Phase::Running { since: at, supervisor },
-        (Phase::Prepared { .. }, Edge::Discarded(marked)) => garbage(marked, Was::Prepared),
+        (Phase::Prepared { .. }, Edge::Discarded(marked)) => garbage(marked, FormerPhase::Prepared),
         (Phase::Running { since, .. }, Edge::Ended { at, end }) => Phase::Exited { started: *since, at, end },
-        (Phase::AbortedPrepare { .. }, Edge::Marked(marked)) => garbage(marked, Was::Aborted),
+        (Phase::AbortedPrepare { .. }, Edge::Marked(marked)) => garbage(marked, FormerPhase::Aborted),
         (Phase::Exited { started, at, end }, Edge::Marked(marked)) => {
-            garbage(marked, Was::Exited { started: *started, at: *at, end: end.clone() })
+            garbage(marked, FormerPhase::Exited { started: *started, at: *at, end: end.clone() })
         }
         // Who goes on deleting keeps the time at which it was begun.
         (Phase::Garbage { marked, was, deleting }, Edge::Deleting(at)) => {
@@ -189,7 +189,7 @@ pub fn step(phase: &Phase, edge: Edge) -> Result<Stepped, Refused> {
     Ok(Stepped::To(to))
 }
 
-fn garbage(marked: Timestamp, was: Was) -> Phase {
+fn garbage(marked: Timestamp, was: FormerPhase) -> Phase {
     Phase::Garbage { marked, was, deleting: None }
 }
 
@@ -224,7 +224,9 @@ impl Phase {
     pub fn started_at(&self) -> Option<Timestamp> {
         match self {
             Self::Running { since, .. } => Some(*since),
-            Self::Exited { started, .. } | Self::Garbage { was: Was::Exited { started, .. }, .. } => Some(*started),
+            Self::Exited { started, .. } | Self::Garbage { was: FormerPhase::Exited { started, .. }, .. } => {
+                Some(*started)
+            }
             _ => None,
         }
     }
@@ -233,7 +235,9 @@ impl Phase {
     #[must_use]
     pub fn end(&self) -> Option<(Timestamp, &PodEnd)> {
         match self {
-            Self::Exited { at, end, .. } | Self::Garbage { was: Was::Exited { at, end, .. }, .. } => Some((*at, end)),
+            Self::Exited { at, end, .. } | Self::Garbage { was: FormerPhase::Exited { at, end, .. }, .. } => {
+                Some((*at, end))
+            }
             _ => None,
         }
     }
@@ -294,8 +298,8 @@ mod tests {
             Phase::Prepared { at: t },
             Phase::Running { since: t, supervisor: supervisor() },
             Phase::Exited { started: t, at: t, end: end() },
-            garbage(t, Was::Prepared),
-            Phase::Garbage { marked: t, was: Was::Prepared, deleting: Some(Timestamp(0)) },
+            garbage(t, FormerPhase::Prepared),
+            Phase::Garbage { marked: t, was: FormerPhase::Prepared, deleting: Some(Timestamp(0)) },
         ]
     }
 
@@ -331,10 +335,13 @@ deleting -swept-> (gone)";
 
     #[test]
     fn who_goes_on_deleting_keeps_the_time_of_the_first() {
-        let mut phase = garbage(Timestamp(1), Was::Aborted);
+        let mut phase = garbage(Timestamp(1), FormerPhase::Aborted);
         for at in [2, 3] {
             let Ok(Stepped::To(next)) = step(&phase, Edge::Deleting(Timestamp(at))) else { panic!("{phase:?}") };
-            assert_eq!(next, Phase::Garbage { marked: Timestamp(1), was: Was::Aborted, deleting: Some(Timestamp(2)) });
+            assert_eq!(
+                next,
+                Phase::Garbage { marked: Timestamp(1), was: FormerPhase::Aborted, deleting: Some(Timestamp(2)) }
+            );
             phase = next;
         }
     }

@@ -1,4 +1,4 @@
-//! Amounts as people write them: memory, cpu, durations and sizes.
+//! Parsing of quantities: memory, CPU, durations and sizes.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Questions about pods, asked of the store.
+//! Filters of pods, images and events.
 
 use crate::Timestamp;
 

@@ -1,4 +1,4 @@
-//! What a user asks for: a pod of apps. Validated here, once; everything behind may rely on it.
+//! The specification of a pod: what the user asks for. Validated here, once; all later code relies on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -439,9 +439,9 @@ fn every_capability() -> BTreeSet<String> {
     CAPABILITIES.iter().map(|&name| name.to_owned()).collect()
 }
 
-const MOST_APPS: usize = 100;
-const MOST_MOUNTS: usize = 200;
-const MOST_TEXT: usize = 128 << 10;
+const MAX_APPS: usize = 100;
+const MAX_MOUNTS: usize = 200;
+const MAX_TEXT: usize = 128 << 10;
 
 impl PodSpec {
     /// The volumes that outlive the pod.
@@ -462,7 +462,7 @@ impl PodSpec {
         if self.apps.is_empty() {
             return Err(SpecError::NoApps);
         }
-        at_most("apps", self.apps.len(), MOST_APPS)?;
+        at_most("apps", self.apps.len(), MAX_APPS)?;
         let mut names = BTreeSet::new();
         let mut volumes = BTreeSet::new();
         for volume in &self.volumes {
@@ -494,11 +494,11 @@ impl AppSpec {
             value.as_deref().map_or(Ok(()), |value| text(what, value, 4096))?;
         }
         for arg in &self.args {
-            text("an argument", arg, MOST_TEXT)?;
+            text("an argument", arg, MAX_TEXT)?;
         }
         for (name, value) in &self.environment {
             environment_name(name)?;
-            text("an environment variable", value, MOST_TEXT)?;
+            text("an environment variable", value, MAX_TEXT)?;
         }
         self.working_dir.as_deref().map_or(Ok(()), |dir| path("working directory", dir))?;
         self.limits.validate()?;
@@ -514,7 +514,7 @@ impl AppSpec {
     }
 
     fn validate_mounts(&self, volumes: &BTreeSet<&AppName>) -> Result<(), SpecError> {
-        at_most("mounts", self.mounts.len(), MOST_MOUNTS)?;
+        at_most("mounts", self.mounts.len(), MAX_MOUNTS)?;
         let mut targets = BTreeSet::new();
         for mount in &self.mounts {
             let app = self.name.clone();

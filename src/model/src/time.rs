@@ -1,4 +1,4 @@
-//! Points in time, as nanoseconds of the Unix epoch. Where time comes from is the caller's business.
+//! Points in time, in nanoseconds since the Unix epoch.
 
 /// A wall-clock time: nanoseconds since 1970-01-01T00:00:00Z (enough until the year 2262).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]

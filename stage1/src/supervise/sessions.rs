@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use gantry_contract::control::{Answer, Request};
+use gantry_contract::control::{Reply, Request};
 use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -42,7 +42,7 @@ impl Session {
         Self { client: Some(client), pidfd: None, pending: Some(pending), detached: None }
     }
 
-    fn reply(&self, answer: &Answer, fd: Option<&OwnedFd>) {
+    fn reply(&self, answer: &Reply, fd: Option<&OwnedFd>) {
         if let Some(client) = &self.client {
             control::reply(client, answer, fd);
         }
@@ -62,8 +62,8 @@ impl Session {
         let Some(client) = &self.client else { return };
         let Some(request) = control::receive_request(client) else { return };
         match request.and_then(|(request, fds)| self.detach(&request, fds)) {
-            Ok(()) => self.reply(&Answer::Done, None),
-            Err(why) => self.reply(&Answer::Failed(why), None),
+            Ok(()) => self.reply(&Reply::Done, None),
+            Err(why) => self.reply(&Reply::Failed(why), None),
         }
     }
 
@@ -102,11 +102,11 @@ impl Supervisor {
         match outcome {
             Ok(program) => {
                 let pid = program.pid.as_raw_nonzero().get().unsigned_abs();
-                session.reply(&Answer::Started { pid }, program.master.as_ref());
+                session.reply(&Reply::Started { pid }, program.master.as_ref());
                 session.pidfd = Some(program.pidfd);
             }
             Err(why) => {
-                session.reply(&Answer::Failed(why), None);
+                session.reply(&Reply::Failed(why), None);
                 self.sessions.remove(token);
             }
         }
@@ -120,7 +120,7 @@ impl Supervisor {
             {
                 self.ending.extend(session.kill());
                 let why = failure(ErrorKind::TimedOut, "the program was not executed in time");
-                session.reply(&Answer::Failed(why), None);
+                session.reply(&Reply::Failed(why), None);
             }
         }
     }
@@ -128,7 +128,7 @@ impl Supervisor {
     pub(super) fn handle_session_exit(&mut self, token: Token<Session>) {
         let Some(how) = self.sessions.get(token).and_then(|session| reap(session.pidfd.as_ref()?)) else { return };
         if let Some(session) = self.sessions.remove(token) {
-            session.reply(&Answer::Ended { how }, None);
+            session.reply(&Reply::Ended { how }, None);
         }
     }
 
@@ -172,7 +172,7 @@ impl Supervisor {
     pub(super) fn end_sessions(&mut self) {
         for session in self.sessions.values_mut() {
             if session.pending.is_some() {
-                session.reply(&Answer::Failed(failure(ErrorKind::Refused, "the pod has ended")), None);
+                session.reply(&Reply::Failed(failure(ErrorKind::Refused, "the pod has ended")), None);
             }
             let _reaped_with_pid_1 = session.kill();
         }

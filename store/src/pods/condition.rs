@@ -15,7 +15,7 @@ use super::row::GARBAGE;
 
 /// Pods by where their cgroups are; a pod has one while it runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct InCgroups {
+pub struct CgroupCondition {
     /// Any of these, while it runs.
     pub running: Vec<PodId>,
     /// And every pod that does not run.
@@ -28,7 +28,7 @@ pub struct PodWhere<'a> {
     /// The filter.
     pub filter: &'a PodFilter,
     /// What `cgroups` and `sub_cgroups` of the filter mean, where they are not empty. Each must hold.
-    pub cgroups: Vec<InCgroups>,
+    pub cgroups: Vec<CgroupCondition>,
 }
 
 /// The name under which the phase of a pod that is being deleted is asked for (`Phase::name`).
@@ -94,7 +94,7 @@ impl Condition {
         if !annotations.is_empty() {
             condition.and(ANNOTATIONS, [json!(annotations).to_string().into()]);
         }
-        for InCgroups { running, not_running } in cgroups {
+        for CgroupCondition { running, not_running } in cgroups {
             let term = if *not_running { IN_CGROUPS_OR_NOT_RUNNING } else { IN_CGROUPS };
             condition.and(term, [texts(running)]);
         }

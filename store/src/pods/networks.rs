@@ -18,9 +18,9 @@ use crate::StoreError;
 #[derive(Debug, Clone, Default)]
 pub struct Networks(Option<Box<RawValue>>);
 
-/// A network of a pod at a glance.
+/// A network of a pod at a summary.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Glance<'a> {
+pub struct NetworkSummary<'a> {
     /// The network's name.
     pub name: Cow<'a, str>,
     /// The pod's first IPv4 address in it.
@@ -73,7 +73,7 @@ impl Networks {
     ///
     /// # Errors
     /// [`StoreError`] when the text is damaged.
-    pub fn glance(&self) -> Result<Vec<Glance<'_>>, StoreError> {
+    pub fn summaries(&self) -> Result<Vec<NetworkSummary<'_>>, StoreError> {
         let networks: Vec<Named<'_>> = self.parsed()?;
         Ok(networks.into_iter().map(Into::into).collect())
     }
@@ -119,7 +119,7 @@ struct Only {
     address: IpAddr,
 }
 
-impl<'a> From<Named<'a>> for Glance<'a> {
+impl<'a> From<Named<'a>> for NetworkSummary<'a> {
     fn from(network: Named<'a>) -> Self {
         let Named { name, addresses, ports } = network;
         let all = || addresses.iter().map(|it| it.address);
@@ -175,13 +175,13 @@ mod tests {
             let written = Networks::of(&networks).unwrap();
             prop_assert_eq!(written.read().unwrap(), networks.clone());
             prop_assert_eq!(written.is_empty(), networks.is_empty());
-            let glances = written.glance().unwrap();
-            prop_assert_eq!(glances.len(), networks.len());
-            for (glance, network) in glances.iter().zip(&networks) {
+            let summaries = written.summaries().unwrap();
+            prop_assert_eq!(summaries.len(), networks.len());
+            for (summary, network) in summaries.iter().zip(&networks) {
                 let first = |v6| network.addresses.iter().map(|it| it.address).find(|it| it.is_ipv6() == v6);
-                prop_assert_eq!(glance.name.as_ref(), &network.name);
-                prop_assert_eq!((glance.ip4.map(IpAddr::V4), glance.ip6.map(IpAddr::V6)), (first(false), first(true)));
-                prop_assert_eq!(&glance.ports, &network.ports);
+                prop_assert_eq!(summary.name.as_ref(), &network.name);
+                prop_assert_eq!((summary.ip4.map(IpAddr::V4), summary.ip6.map(IpAddr::V6)), (first(false), first(true)));
+                prop_assert_eq!(&summary.ports, &network.ports);
             }
             if let Some(text) = written.text() {
                 prop_assert_eq!(&Networks::of_text(text).unwrap(), &written);
@@ -190,7 +190,7 @@ mod tests {
 
         #[test]
         fn nothing_panics(any in "\\PC{0,40}") {
-            let _ = Networks::of_text(&any).map(|it| it.read().is_ok() && it.glance().is_ok());
+            let _ = Networks::of_text(&any).map(|it| it.read().is_ok() && it.summaries().is_ok());
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use gantry_model::{
-    AppEnd, AppState, BootId, Generation, HowEnded, Phase, PodEnd, PodId, Process, Timestamp, Was, id::shown,
+    AppEnd, AppOutcome, AppState, BootId, FormerPhase, Generation, Phase, PodEnd, PodId, Process, Timestamp, id::shown,
 };
 use rusqlite::types::{FromSql, Type};
 use rusqlite::{Connection, Row, params};
@@ -166,11 +166,11 @@ fn garbage(columns: &mut Columns<'_, '_>, started: Option<Timestamp>) -> rusqlit
     let mut last = Columns { row: columns.row, next: columns.next + 4 };
     let marked = Timestamp(last.get()?);
     let was = match last.text()? {
-        "aborted" => Was::Aborted,
-        "prepared" => Was::Prepared,
+        "aborted" => FormerPhase::Aborted,
+        "prepared" => FormerPhase::Prepared,
         "exited" => {
             let (at, end) = ended(columns)?;
-            Was::Exited { started: columns.present(started)?, at, end }
+            FormerPhase::Exited { started: columns.present(started)?, at, end }
         }
         other => return Err(last.not(format!("'{}' is not what a pod was", shown(other)))),
     };
@@ -202,9 +202,9 @@ fn app_state(columns: &mut Columns<'_, '_>) -> rusqlite::Result<AppState> {
             columns.next += 1;
             let at = Timestamp(columns.get()?);
             let how = match (columns.get::<Option<u8>>()?, columns.get::<Option<u8>>()?) {
-                (Some(code), None) => HowEnded::Exited(code),
-                (None, Some(signal)) => HowEnded::Signaled(signal),
-                (None, None) => HowEnded::Lost,
+                (Some(code), None) => AppOutcome::Exited(code),
+                (None, Some(signal)) => AppOutcome::Signaled(signal),
+                (None, None) => AppOutcome::Lost,
                 (Some(_), Some(_)) => return Err(columns.not("an app has both an exit code and a signal")),
             };
             Ok(AppState::Exited { started, end: AppEnd { how, oom: columns.get()?, at }, attempt })
@@ -240,9 +240,9 @@ impl<'a> PhaseColumns<'a> {
             Phase::Garbage { marked, was, deleting } => {
                 let none = Self { marked: Some(marked.0), deleting: deleting.map(|at| at.0), ..none };
                 match was {
-                    Was::Aborted => Self { was: Some("aborted"), ..none },
-                    Was::Prepared => Self { was: Some("prepared"), ..none },
-                    Was::Exited { started, at, end } => {
+                    FormerPhase::Aborted => Self { was: Some("aborted"), ..none },
+                    FormerPhase::Prepared => Self { was: Some("prepared"), ..none },
+                    FormerPhase::Exited { started, at, end } => {
                         Self { was: Some("exited"), started: Some(started.0), ended: Some((at.0, end)), ..none }
                     }
                 }
@@ -315,9 +315,9 @@ pub(crate) fn write_app(conn: &Connection, pod: &str, app: &AppRow) -> rusqlite:
         }
     }
     let (code, signal) = match end.map(|end| end.how) {
-        Some(HowEnded::Exited(code)) => (Some(code), None),
-        Some(HowEnded::Signaled(signal)) => (None, Some(signal)),
-        Some(HowEnded::Lost) | None => (None, None),
+        Some(AppOutcome::Exited(code)) => (Some(code), None),
+        Some(AppOutcome::Signaled(signal)) => (None, Some(signal)),
+        Some(AppOutcome::Lost) | None => (None, None),
     };
     conn.prepare_cached(
         "UPDATE app SET state = ?3, attempt = ?4, started_at = ?5, pid = ?6, ended_at = ?7, exit_code = ?8,

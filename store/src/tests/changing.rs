@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 
 use gantry_model::query::PodQuery;
-use gantry_model::{AppEnd, AppName, AppState, ErrorKind, EventKind, HowEnded, Kind as _, Phase};
+use gantry_model::{AppEnd, AppName, AppOutcome, AppState, ErrorKind, EventKind, Kind as _, Phase};
 use proptest::prelude::*;
 
 use super::*;
@@ -17,7 +17,7 @@ fn started(attempt: u32) -> AppState {
     AppState::Started { at: Timestamp(20), pid: 8, attempt }
 }
 
-fn exited(how: HowEnded, attempt: u32) -> AppState {
+fn exited(how: AppOutcome, attempt: u32) -> AppState {
     AppState::Exited { started: Some(Timestamp(20)), end: AppEnd { how, oom: true, at: Timestamp(30) }, attempt }
 }
 
@@ -40,9 +40,9 @@ fn a_whole_life_and_its_events() {
     let image = image(store, "i", &["l"]);
     let pod = running(store, id, &image);
     assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
-    let apps = [(name("b"), exited(HowEnded::Exited(0), 0))];
+    let apps = [(name("b"), exited(AppOutcome::Exited(0), 0))];
     let Moved::Yes(Some(pod)) = store.update_apps(id, pod.generation, &apps).unwrap() else { panic!() };
-    let apps = vec![(name("a"), exited(HowEnded::Signaled(9), 1)), (name("b"), exited(HowEnded::Exited(0), 0))];
+    let apps = vec![(name("a"), exited(AppOutcome::Signaled(9), 1)), (name("b"), exited(AppOutcome::Exited(0), 0))];
     let pod = moved(store, id, pod.generation, Change { apps, ..edge(Edge::Ended { at: Timestamp(31), end: end() }) });
     assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
     let pod = moved(store, id, pod.generation, edge(Edge::Marked(Timestamp(40))));
@@ -304,9 +304,9 @@ fn with_a_full_disk_removing_still_works() {
 
 fn any_app() -> impl Strategy<Value = AppState> {
     let how = prop_oneof![
-        any::<u8>().prop_map(HowEnded::Exited),
-        any::<u8>().prop_map(HowEnded::Signaled),
-        Just(HowEnded::Lost)
+        any::<u8>().prop_map(AppOutcome::Exited),
+        any::<u8>().prop_map(AppOutcome::Signaled),
+        Just(AppOutcome::Lost)
     ];
     prop_oneof![
         Just(AppState::Waiting),

@@ -8,7 +8,7 @@ use rusqlite::params_from_iter;
 
 use super::*;
 use crate::pods::{condition::Condition, list};
-use crate::{InCgroups, PodWhere, StoreError};
+use crate::{CgroupCondition, PodWhere, StoreError};
 
 /// What may not be spelt as JSON spells it simply.
 const ODD: &str = "a\"b\\c\n\u{1}é😀'%_$.k[0]";
@@ -215,7 +215,7 @@ fn pods_by_any_of_several_filters() {
 fn pods_by_their_cgroups() {
     let (home, ..) = ten();
     let all = PodFilter::default();
-    let at = |running: &[u128], not_running| InCgroups {
+    let at = |running: &[u128], not_running| CgroupCondition {
         running: running.iter().map(|n| pod_id(*n)).collect(),
         not_running,
     };

@@ -4,11 +4,11 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use gantry_model::query::PodQuery;
-use gantry_model::{BootId, ErrorKind, Kind as _, Phase, Timestamp, Was};
+use gantry_model::{BootId, ErrorKind, FormerPhase, Kind as _, Phase, Timestamp};
 use rusqlite::Connection;
 
 use super::*;
-use crate::db::{self, Look};
+use crate::db::{self, SchemaState};
 use crate::migrate::{self, STEPS};
 use crate::{OpenError, StoreError};
 
@@ -61,9 +61,9 @@ fn several_open_what_one_of_them_is_making() {
         let looks = db::connect(&layout).unwrap().conn;
         std::thread::scope(|scope| {
             let making = scope.spawn(move || migrate::migrate(&maker, STEPS, |_| Ok(())).unwrap());
-            let look = || match db::look(&looks, &layout, &boot("b"), STEPS).unwrap() {
-                Look::Behind(steps) => steps,
-                Look::Ready => panic!("no boot was entered"),
+            let look = || match db::check_schema(&looks, &layout, &boot("b"), STEPS).unwrap() {
+                SchemaState::Behind(steps) => steps,
+                SchemaState::Ready => panic!("no boot was entered"),
             };
             while look() < STEPS.len() && !making.is_finished() {}
             making.join().unwrap();
@@ -174,9 +174,9 @@ fn check_fixture(store: &Store) {
     let names: Vec<_> = pods.iter().map(|pod| pod.phase.name()).collect();
     assert_eq!(names, Phase::NAMES[..pods.len()]);
     assert_eq!((pods.len(), pods[3].user_annotations["k"].as_str()), (8, "v"));
-    let Phase::Garbage { was: Was::Exited { at, .. }, .. } = &pods[6].phase else { panic!("{:?}", pods[6]) };
+    let Phase::Garbage { was: FormerPhase::Exited { at, .. }, .. } = &pods[6].phase else { panic!("{:?}", pods[6]) };
     assert_eq!(*at, Timestamp(140));
-    let Phase::Garbage { was: Was::Prepared, deleting, .. } = &pods[7].phase else { panic!("{:?}", pods[7]) };
+    let Phase::Garbage { was: FormerPhase::Prepared, deleting, .. } = &pods[7].phase else { panic!("{:?}", pods[7]) };
     assert_eq!(*deleting, Some(Timestamp(160)));
     assert_eq!((pods[5].apps[0].annotations["a"].as_str(), pods[7].apps[0].annotations.len()), ("b", 0));
     assert_eq!(store.images().unwrap()[0].layers.len(), 2);
@@ -242,8 +242,8 @@ fn a_migration_that_fails_leaves_the_old_format() {
     assert!(Store::open_as(&data, boot("new"), &steps).is_err());
     let store = Store::open(&data).unwrap();
     check_fixture(&store);
-    let looked = db::look(&store.conn, store.layout(), &boot("new"), &steps).unwrap();
-    assert!(matches!(looked, Look::Behind(1)));
+    let looked = db::check_schema(&store.conn, store.layout(), &boot("new"), &steps).unwrap();
+    assert!(matches!(looked, SchemaState::Behind(1)));
     assert!(store.conn.execute_batch("SELECT extra FROM pod").is_err());
 }
 

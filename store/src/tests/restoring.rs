@@ -33,7 +33,7 @@ fn kept() -> (tempfile::TempDir, std::path::PathBuf, u64) {
     (dir, data, next)
 }
 
-fn best(home: &crate::Home, damage: &crate::Damage) -> Option<crate::Backup> {
+fn best(home: &crate::DataDir, damage: &crate::Damage) -> Option<crate::Backup> {
     home.sources(damage).unwrap().into_iter().next()
 }
 
@@ -85,7 +85,7 @@ fn each_damage_is_seen_and_restored() {
     for (row, (hit, want)) in HITS.into_iter().enumerate() {
         let (_dir, data, next) = kept();
         hit(&data);
-        let home = crate::Home::open(&data).unwrap();
+        let home = crate::DataDir::open(&data).unwrap();
         let lock = home.lock().unwrap();
         let damage = home.damage().unwrap().unwrap_or_else(|| panic!("row {row}: nothing was found"));
         assert!(damage.what.contains(want), "row {row}: {damage:?}");
@@ -128,14 +128,14 @@ fn commands_refuse_what_is_damaged_and_make_nothing_new() {
 #[test]
 fn what_is_not_damage_is_not_restored() {
     let (_dir, data, _) = kept();
-    let home = crate::Home::open(&data).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
     assert_eq!(home.damage().unwrap(), None);
     sql(&data, "PRAGMA user_version = 99");
     assert!(matches!(home.damage(), Err(OpenError::Newer { .. })));
     sql(&data, "PRAGMA user_version = 1; PRAGMA application_id = 5; DROP TABLE app; DROP TABLE image_layer");
     assert!(matches!(home.damage(), Err(OpenError::Foreign { .. })));
     let fresh = tempfile::tempdir().unwrap();
-    let home = crate::Home::open(&fresh.path().join("data")).unwrap();
+    let home = crate::DataDir::open(&fresh.path().join("data")).unwrap();
     assert_eq!(home.damage().unwrap(), None, "nothing yet");
     fs::write(home.layout().db(), "").unwrap();
     assert_eq!(home.damage().unwrap(), None, "killed before its first table");
@@ -155,7 +155,7 @@ fn the_newest_good_backup_of_a_known_format_is_taken() {
     sql_in(&at("timed-v9-09000000000000000004.db"), "PRAGMA user_version = 99");
     fs::write(at("notes"), "").unwrap();
     overwrite(&data, 0, &garbage(100));
-    let home = crate::Home::open(&data).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
     let damage = home.damage().unwrap().unwrap();
     let source = best(&home, &damage).unwrap();
     assert_eq!(source.path, at("timed-v1-09000000000000000002.db"), "no time is beyond 2262");
@@ -173,7 +173,7 @@ fn without_a_backup_an_empty_one_takes_its_place() {
     let (_dir, data, next) = kept();
     fs::remove_dir_all(data.join("backups")).unwrap();
     overwrite(&data, 0, &garbage(100));
-    let home = crate::Home::open(&data).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
     assert!(!home.can_be_read());
     let damage = home.damage().unwrap().unwrap();
     let record = home.restore(&damage, None, Ok::<_, StoreError>).unwrap();
@@ -186,7 +186,7 @@ fn a_restore_that_fails_leaves_everything_as_it_was() {
     let (_dir, data, _) = kept();
     overwrite(&data, 0, &garbage(100));
     let before = fs::read(data.join("gantry.db")).unwrap();
-    let home = crate::Home::open(&data).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
     let damage = home.damage().unwrap().unwrap();
     let source = best(&home, &damage);
     let refuse = |_: Store| Err(StoreError::Replaced { doing: "fill" });
@@ -200,7 +200,7 @@ fn who_had_the_damaged_database_open_is_refused() {
     let (_dir, data, _) = kept();
     let old = Store::open(&data).unwrap();
     assert!(old.is_current().unwrap());
-    let home = crate::Home::open(&data).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
     let damage = crate::Damage { what: "for this test".to_owned(), rolled_back: false };
     let source = best(&home, &damage);
     home.restore(&damage, source.as_ref(), Ok::<_, StoreError>).unwrap();
@@ -220,7 +220,7 @@ fn who_had_the_damaged_database_open_is_refused() {
 fn who_had_the_damaged_database_open_sweeps_nothing() {
     let (_dir, data, _) = kept();
     let old = Store::open(&data).unwrap();
-    let home = crate::Home::open(&data).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
     let damage = crate::Damage { what: "for this test".to_owned(), rolled_back: false };
     home.restore(&damage, home.sources(&damage).unwrap().first(), Ok::<_, StoreError>).unwrap();
     let new = Store::open(&data).unwrap();
@@ -241,7 +241,7 @@ fn who_had_the_damaged_database_open_sweeps_nothing() {
 fn old_times_of_adopted_rows_hide_no_gap() {
     const SECOND: i64 = 1_000_000_000;
     let (_dir, data, _) = kept();
-    let home = crate::Home::open(&data).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
     let damage = crate::Damage { what: "for this test".to_owned(), rolled_back: false };
     let before = crate::now();
     let adopt = |store: Store| {
@@ -266,7 +266,7 @@ fn numbers_stay_above_every_one_that_is_known() {
     let (_dir, data, _) = kept();
     let given = 9_000_000_000_000_000;
     sql(&data, &format!("UPDATE state SET next_seq = {given}"));
-    let home = crate::Home::open(&data).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
     let damage = crate::Damage { what: "for this test".to_owned(), rolled_back: false };
     let source = best(&home, &damage);
     let record = home.restore(&damage, source.as_ref(), Ok::<_, StoreError>).unwrap();
@@ -277,7 +277,7 @@ fn numbers_stay_above_every_one_that_is_known() {
 fn while_it_is_served_read_only_nobody_writes() {
     let home = Home::new();
     let id = image(&home.store, "i", &[]);
-    let keeper = crate::Home::open(&home.path()).unwrap();
+    let keeper = crate::DataDir::open(&home.path()).unwrap();
     keeper.close_for_writing("a page is damaged\n").unwrap();
     let refused = Store::open(&home.path()).unwrap_err();
     assert!(matches!(&refused, OpenError::ReadOnly { why, .. } if why == "a page is damaged"), "{refused:?}");
@@ -386,7 +386,7 @@ fn rows_that_cannot_be_read_get_into_no_backup_and_out_of_none() {
         sql_in(&newer, "UPDATE state SET next_seq = next_seq + 1000");
         let verdict = backups(&layout).unwrap()[0].examine();
         assert!(matches!(verdict, Verdict::Bad { .. }), "{change}: {verdict:?}");
-        let home = crate::Home::open(&data).unwrap();
+        let home = crate::DataDir::open(&data).unwrap();
         let damage = home.damage().unwrap().unwrap();
         assert_eq!(home.sources(&damage).unwrap(), good, "{change}");
     }
@@ -421,7 +421,7 @@ fn a_wal_that_is_lost_soon_after_the_boot_is_missed() {
     for (row, hit) in lose.into_iter().enumerate() {
         let (_dir, data, last) = of_two_boots();
         hit(&data);
-        let home = crate::Home::open(&data).unwrap();
+        let home = crate::DataDir::open(&data).unwrap();
         let damage = home.damage().unwrap().unwrap_or_else(|| panic!("row {row}: nothing was found"));
         assert!(damage.what.contains("was rolled back"), "row {row}: {damage:?}");
         let record = home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
@@ -434,12 +434,12 @@ fn a_wal_that_is_lost_soon_after_the_boot_is_missed() {
 fn a_short_wal_stays_damage_until_it_is_restored() {
     let (_dir, data, _) = of_two_boots();
     fs::remove_file(data.join("gantry.db-wal")).unwrap();
-    let home = crate::Home::open(&data).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
     let damage = home.damage().unwrap().unwrap();
     let refuse = |_: Store| Err(StoreError::Replaced { doing: "fill" });
     let source = best(&home, &damage);
     assert!(home.restore(&damage, source.as_ref(), refuse).is_err());
-    let again = crate::Home::open(&data).unwrap();
+    let again = crate::DataDir::open(&data).unwrap();
     assert_eq!(again.damage().unwrap().as_ref(), Some(&damage));
     again.restore(&damage, source.as_ref(), Ok::<_, StoreError>).unwrap();
     assert_eq!(again.damage().unwrap(), None);
@@ -453,7 +453,7 @@ fn what_a_power_cut_took_back_is_no_damage() {
     image(&store, "i", &["l"]);
     drop(store);
     fs::remove_file(data.join("gantry.db-wal")).unwrap();
-    let home = crate::Home::open(&data).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
     assert_eq!(home.damage().unwrap(), None);
 }
 
@@ -461,7 +461,7 @@ fn what_a_power_cut_took_back_is_no_damage() {
 fn what_cannot_be_tidied_after_a_restore_does_not_undo_it() {
     let (_dir, data, _) = kept();
     overwrite(&data, 0, &garbage(100));
-    let home = crate::Home::open(&data).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
     // What is older than three, and is none of the directories that are put there.
     for name in ["a", "b", "c", "d"] {
         fs::create_dir_all(data.join("damaged")).unwrap();
@@ -477,7 +477,7 @@ fn what_cannot_be_tidied_after_a_restore_does_not_undo_it() {
 fn numbers_stay_above_those_of_the_restore_before() {
     let (_dir, data, _) = kept();
     overwrite(&data, 0, &garbage(100));
-    let home = crate::Home::open(&data).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
     let damage = home.damage().unwrap().unwrap();
     let before = home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
     let given = 9_000_000_000_000_000;
@@ -498,7 +498,7 @@ fn what_the_wal_still_has_is_not_given_up() {
     drop(store);
     let wal = fs::File::options().write(true).open(data.join("gantry.db-wal")).unwrap();
     wal.set_len(wal.metadata().unwrap().len() - 1).unwrap();
-    let home = crate::Home::open(&data).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
     let damage = home.damage().unwrap().unwrap();
     let sources = home.sources(&damage).unwrap();
     assert_eq!(

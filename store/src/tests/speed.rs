@@ -113,7 +113,7 @@ fn start_of_gantryd(path: &std::path::Path) {
     }
     store.conn.execute_batch("COMMIT; PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
     let bytes = std::fs::metadata(store.layout().db()).unwrap().len();
-    let home = crate::Home::open(path).unwrap();
+    let home = crate::DataDir::open(path).unwrap();
     for _ in 0..3 {
         let begun = Instant::now();
         assert_eq!(home.damage().unwrap(), None);

@@ -124,7 +124,7 @@ fn settling_for_a_list_does_not_wait_for_the_lock() {
     let lock = home.another().lock_volumes().unwrap();
     let begun = std::time::Instant::now();
     store.try_settle_volumes().unwrap();
-    assert!(begun.elapsed() < crate::db::BUSY / 2);
+    assert!(begun.elapsed() < crate::db::BUSY_TIMEOUT / 2);
     assert_eq!(store.unfinished_volumes().unwrap(), ["data"]);
     drop(lock);
     store.try_settle_volumes().unwrap();

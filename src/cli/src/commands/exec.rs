@@ -3,7 +3,7 @@
 use std::os::fd::AsFd as _;
 
 use gantry_engine::{Engine, Exec as Process, ExecRequest, Stdio};
-use gantry_model::{AppName, ErrorKind, HowEnded, PodId};
+use gantry_model::{AppName, AppOutcome, ErrorKind, PodId};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -156,6 +156,6 @@ fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>)
 }
 
 fn ended(process: Process) -> Result<u8, Failure> {
-    let how: HowEnded = process.wait()?;
+    let how: AppOutcome = process.wait()?;
     Ok(exit::of_app(how.exit_code()))
 }

@@ -11,7 +11,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use gantry_engine::{Glance, PodRow};
+use gantry_engine::{NetworkSummary, PodRow};
 use gantry_model::Phase;
 use gantry_model::net::{Dns, PodAddress, PodNetwork, PodPort, PodRoute};
 use serde::Serialize;
@@ -129,7 +129,7 @@ pub(crate) fn summary(row: &PodRow, families: Families) -> Result<String, Failur
         return Ok(row.net.to_string());
     }
     let mut text = String::new();
-    for Glance { name, ip4, ip6, ports: _ } in row.networks.glance()? {
+    for NetworkSummary { name, ip4, ip6, ports: _ } in row.networks.summaries()? {
         let ip6 = ip6.filter(|_| families == Families::Both || ip4.is_none());
         text.push_str(if text.is_empty() { "" } else { ", " });
         text.push_str(&name);
@@ -153,7 +153,7 @@ pub(crate) fn published_ports(row: &PodRow) -> Result<String, Failure> {
     if !matches!(row.phase, Phase::Running { .. }) {
         return Ok(String::new());
     }
-    let networks = row.networks.glance()?;
+    let networks = row.networks.summaries()?;
     let ports: Vec<String> = networks.iter().flat_map(|network| &network.ports).map(port_mapping).collect();
     Ok(ports.join(", "))
 }

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use gantry_engine::{AppRow, PodRow};
-use gantry_model::{AppState, HowEnded, Phase, PodEnd, PodNetwork, Timestamp, Was};
+use gantry_model::{AppOutcome, AppState, FormerPhase, Phase, PodEnd, PodNetwork, Timestamp};
 use serde::Serialize;
 
 use super::json::{DisplayJson, TimeJson};
@@ -34,10 +34,10 @@ pub(crate) fn pod_run(phase: &Phase) -> PodRun<'_> {
         Phase::Running { since, supervisor } => {
             PodRun { started: Some(*since), pid: Some(supervisor.pid), ..PodRun::default() }
         }
-        Phase::Exited { started, at, end } | Phase::Garbage { was: Was::Exited { started, at, end }, .. } => {
+        Phase::Exited { started, at, end } | Phase::Garbage { was: FormerPhase::Exited { started, at, end }, .. } => {
             PodRun { started: Some(*started), ended: Some(*at), end: Some(end), pid: None }
         }
-        Phase::Garbage { was: Was::Aborted | Was::Prepared, .. } => PodRun::default(),
+        Phase::Garbage { was: FormerPhase::Aborted | FormerPhase::Prepared, .. } => PodRun::default(),
     }
 }
 
@@ -148,8 +148,8 @@ impl<'a> AppJson<'a> {
                 ended: Some(TimeJson(end.at)),
                 exit_code: Some(end.how.exit_code()),
                 signal: match end.how {
-                    HowEnded::Signaled(signal) => Some(signal),
-                    HowEnded::Exited(_) | HowEnded::Lost => None,
+                    AppOutcome::Signaled(signal) => Some(signal),
+                    AppOutcome::Exited(_) | AppOutcome::Lost => None,
                 },
                 oom: Some(end.oom),
                 ..app
@@ -191,7 +191,7 @@ pub(crate) mod tests {
             net: gantry_model::NetMode::None,
             networks: gantry_engine::Networks::default(),
             hostname: "h".into(),
-            apps: vec![app("a", how(HowEnded::Exited(0))), app("b", how(HowEnded::Signaled(11)))],
+            apps: vec![app("a", how(AppOutcome::Exited(0))), app("b", how(AppOutcome::Signaled(11)))],
             user_annotations: BTreeMap::new(),
             user_labels: BTreeMap::new(),
         }

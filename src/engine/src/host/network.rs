@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use gantry_contract::network::{Answer, Network, Request, What};
+use gantry_contract::network::{Network, NetworkOperation, Reply, Request};
 use gantry_contract::{files, plan as out};
 use gantry_model::id::shown;
 use gantry_model::net::NetworkRequest;
@@ -85,9 +85,9 @@ impl Engine {
         if !self.has_networks() {
             return Ok(());
         }
-        let call = Call::new("restore the rules of the networks", What::Reload);
+        let call = Call::new("restore the rules of the networks", NetworkOperation::Reload);
         match self.network_role(&call)? {
-            Answer::Done => Ok(()),
+            Reply::Done => Ok(()),
             _ => Err(call.attempt.not_understood(None)),
         }
     }
@@ -101,9 +101,9 @@ impl Engine {
         if !self.has_networks() {
             return Ok(Vec::new());
         }
-        let call = Call::new("remove what dead pods left of their networks", What::Sweep { dry_run });
+        let call = Call::new("remove what dead pods left of their networks", NetworkOperation::Sweep { dry_run });
         match self.network_role(&call)? {
-            Answer::Swept(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
+            Reply::Swept(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
             _ => Err(call.attempt.not_understood(None)),
         }
     }
@@ -113,18 +113,18 @@ impl Engine {
         if !self.has_networks() {
             return Ok(Vec::new());
         }
-        let call = Call::new("check the networks", What::Check);
+        let call = Call::new("check the networks", NetworkOperation::Check);
         match self.network_role(&call)? {
-            Answer::Findings(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
+            Reply::Findings(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
             _ => Err(call.attempt.not_understood(None)),
         }
     }
 
     /// What gantry installations that no longer exist left of their networks on this host, and how to remove it.
     pub(crate) fn stray_networks(&self) -> Result<Vec<String>, EngineError> {
-        let call = Call::new("find networks that other installations left", What::Strays);
+        let call = Call::new("find networks that other installations left", NetworkOperation::Strays);
         match self.network_role(&call)? {
-            Answer::Findings(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
+            Reply::Findings(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
             _ => Err(call.attempt.not_understood(None)),
         }
     }
@@ -145,10 +145,10 @@ impl Engine {
         if !self.has_network_record(id) {
             return Ok(());
         }
-        let what = What::Down { pod: id.to_string() };
+        let what = NetworkOperation::Down { pod: id.to_string() };
         let call = Call { within, ..Call::new(format!("remove the networks of pod {id}"), what) };
         match self.network_role(&call)? {
-            Answer::Done => Ok(()),
+            Reply::Done => Ok(()),
             _ => Err(call.attempt.not_understood(None)),
         }
     }
@@ -168,9 +168,10 @@ impl Engine {
             return Ok(Vec::new());
         }
         let failed = |source| RmError::Network { id, source };
-        let call = Call::new(format!("remove the networks of pod {id}"), What::Abandon { pod: id.to_string() });
+        let call =
+            Call::new(format!("remove the networks of pod {id}"), NetworkOperation::Abandon { pod: id.to_string() });
         match self.network_role(&call).map_err(failed)? {
-            Answer::Abandoned(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
+            Reply::Abandoned(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
             _ => Err(failed(call.attempt.not_understood(None))),
         }
     }
@@ -187,9 +188,9 @@ impl Engine {
         let Ok(out::Net::Networks(networks)) = plan_net::net(net, Vec::new(), self.network_host()) else {
             return Ok(());
         };
-        let call = Call::new(format!("use --net={net}"), What::Choose(networks));
+        let call = Call::new(format!("use --net={net}"), NetworkOperation::Choose(networks));
         match self.network_role(&call)? {
-            Answer::Done => Ok(()),
+            Reply::Done => Ok(()),
             _ => Err(call.attempt.not_understood(None)),
         }
     }
@@ -217,7 +218,7 @@ impl Engine {
         plan_net::host(&self.options.network, self.store.layout())
     }
 
-    fn network_role(&self, call: &Call) -> Result<Answer, EngineError> {
+    fn network_role(&self, call: &Call) -> Result<Reply, EngineError> {
         let attempt = &call.attempt;
         let program = self.stage1().map_err(|places| attempt.missing(&places))?;
         let mut host = self.network_host();
@@ -240,7 +241,7 @@ impl Engine {
             }
             Line::Ended => Err(attempt.silent(&role.stderr())),
             Line::Whole(bytes) => match serde_json::from_slice(&bytes) {
-                Ok(Answer::Failed(failure)) => Err(attempt.failed(&failure)),
+                Ok(Reply::Failed(failure)) => Err(attempt.failed(&failure)),
                 Ok(answer) => Ok(answer),
                 Err(error) => Err(attempt.not_understood(Some(error))),
             },
@@ -251,13 +252,13 @@ impl Engine {
 /// One request to `gantry-stage1 network`.
 struct Call {
     attempt: Attempt,
-    what: What,
+    what: NetworkOperation,
     /// How long it may take, if that is shorter than what plugins may.
     within: Duration,
 }
 
 impl Call {
-    fn new(doing: impl Into<String>, what: What) -> Self {
+    fn new(doing: impl Into<String>, what: NetworkOperation) -> Self {
         Self { attempt: Attempt(doing.into()), what, within: Duration::MAX }
     }
 

@@ -44,7 +44,7 @@ fn a_pod_without_a_record_costs_no_program() {
     record(&engine, id);
     engine.network_down(id).unwrap();
     let asked: Request = serde_json::from_slice(&std::fs::read(temp.path().join("asked")).unwrap()).unwrap();
-    assert_eq!(asked.what, What::Down { pod: POD.to_owned() });
+    assert_eq!(asked.what, NetworkOperation::Down { pod: POD.to_owned() });
     assert_eq!(asked.host.pods_dir, engine.store.layout().pods_dir().to_string_lossy());
 }
 

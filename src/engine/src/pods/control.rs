@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use gantry_contract::control::{Answer, MAX_MESSAGE, Request, Status};
+use gantry_contract::control::{MAX_MESSAGE, Reply, Request, Status};
 use gantry_contract::files;
 use gantry_model::{ErrorKind, Kind, PodId};
 use rustix::fs::{Mode, OFlags};
@@ -144,7 +144,7 @@ impl Engine {
     }
 
     /// Sends one request and reads one reply; a reply that it failed is an error.
-    pub(crate) fn ask(&self, id: PodId, request: &Request) -> Result<(Answer, Option<OwnedFd>), ControlError> {
+    pub(crate) fn ask(&self, id: PodId, request: &Request) -> Result<(Reply, Option<OwnedFd>), ControlError> {
         let connection = self.connect(id)?;
         connection.send(request, &[])?;
         connection.receive(REPLY_TIMEOUT)
@@ -156,24 +156,24 @@ impl Engine {
     }
 }
 
-fn status_of(id: PodId, answer: Answer) -> Result<Status, ControlError> {
+fn status_of(id: PodId, answer: Reply) -> Result<Status, ControlError> {
     match answer {
-        Answer::Status(status) if status.version > gantry_contract::VERSION => {
+        Reply::Status(status) if status.version > gantry_contract::VERSION => {
             Err(ControlError::Version { id, theirs: status.version, ours: gantry_contract::VERSION })
         }
-        Answer::Status(status) => Ok(status),
+        Reply::Status(status) => Ok(status),
         other => Err(unexpected(id, &other)),
     }
 }
 
 /// A reply that does not belong to the request.
-pub(crate) fn unexpected(id: PodId, answer: &Answer) -> ControlError {
+pub(crate) fn unexpected(id: PodId, answer: &Reply) -> ControlError {
     let why = match answer {
-        Answer::Done => "it says 'done'",
-        Answer::Status(_) => "it tells its status",
-        Answer::Started { .. } => "it says that a program was started",
-        Answer::Ended { .. } => "it says that a program has ended",
-        Answer::Failed(_) => "it says that it failed",
+        Reply::Done => "it says 'done'",
+        Reply::Status(_) => "it tells its status",
+        Reply::Started { .. } => "it says that a program was started",
+        Reply::Ended { .. } => "it says that a program has ended",
+        Reply::Failed(_) => "it says that it failed",
     };
     ControlError::Garbled { id, why: format!("{why}, which was not asked for") }
 }
@@ -204,7 +204,7 @@ impl Connection {
     }
 
     /// The next reply, within the timeout; a reply that it failed is an error.
-    pub(crate) fn receive(&self, within: Duration) -> Result<(Answer, Option<OwnedFd>), ControlError> {
+    pub(crate) fn receive(&self, within: Duration) -> Result<(Reply, Option<OwnedFd>), ControlError> {
         self.receive_until(Deadline::after(within), within.as_secs())
     }
 
@@ -214,11 +214,11 @@ impl Connection {
     }
 
     /// The next reply, without a deadline: a program may run for ever.
-    pub(crate) fn receive_whenever(&self) -> Result<(Answer, Option<OwnedFd>), ControlError> {
+    pub(crate) fn receive_whenever(&self) -> Result<(Reply, Option<OwnedFd>), ControlError> {
         self.receive_until(Deadline::maybe(None), 0)
     }
 
-    fn receive_until(&self, deadline: Deadline, seconds: u64) -> Result<(Answer, Option<OwnedFd>), ControlError> {
+    fn receive_until(&self, deadline: Deadline, seconds: u64) -> Result<(Reply, Option<OwnedFd>), ControlError> {
         let id = self.id;
         let io = |source: io::Error| ControlError::Io { id, attempt: "hear from", source };
         if process::readable(&[self.fd.as_fd()], deadline).map_err(io)?.is_none() {
@@ -251,7 +251,7 @@ impl Connection {
             return Err(ControlError::Garbled { id, why: "it is too long".to_owned() });
         }
         match serde_json::from_slice(&bytes[..got.bytes]) {
-            Ok(Answer::Failed(failure)) => {
+            Ok(Reply::Failed(failure)) => {
                 Err(ControlError::Failed { kind: kind_of_word(&failure.kind), message: printable(&failure.message) })
             }
             Ok(answer) => Ok((answer, fds.into_iter().next())),
@@ -279,17 +279,17 @@ mod tests {
         (Connection { id: PodId::from_random([1; 16]), fd: ours }, theirs)
     }
 
-    fn answer(to: &OwnedFd, answer: &Answer) {
+    fn answer(to: &OwnedFd, answer: &Reply) {
         rustix::io::write(to, &serde_json::to_vec(answer).unwrap()).unwrap();
     }
 
     #[test]
     fn answers_and_refusals() {
         let (connection, theirs) = pair();
-        answer(&theirs, &Answer::Started { pid: 7 });
-        assert_eq!(connection.receive(REPLY_TIMEOUT).unwrap().0, Answer::Started { pid: 7 });
+        answer(&theirs, &Reply::Started { pid: 7 });
+        assert_eq!(connection.receive(REPLY_TIMEOUT).unwrap().0, Reply::Started { pid: 7 });
         let message = "no\x1b[2J such app".to_owned();
-        answer(&theirs, &Answer::Failed(Failure { kind: "not-found".into(), message, app: None }));
+        answer(&theirs, &Reply::Failed(Failure { kind: "not-found".into(), message, app: None }));
         let error = connection.receive(REPLY_TIMEOUT).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(!error.to_string().contains('\x1b'));

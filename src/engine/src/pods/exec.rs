@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use gantry_contract::control::{Answer, Exec as Asked, Request};
-use gantry_model::{AppName, ErrorKind, HowEnded, Kind, Phase, PodId, spec};
+use gantry_contract::control::{Exec as Asked, Reply, Request};
+use gantry_model::{AppName, AppOutcome, ErrorKind, Kind, Phase, PodId, spec};
 use gantry_store::PodRow;
 use thiserror::Error;
 
@@ -121,7 +121,7 @@ impl Exec {
         self.connection.send(&Request::Detach, &[master.as_fd()])?;
         match self.connection.receive(REPLY_TIMEOUT)?.0 {
             // The program has just ended.
-            Answer::Done | Answer::Ended { .. } => Ok(()),
+            Reply::Done | Reply::Ended { .. } => Ok(()),
             other => Err(unexpected(self.id, &other).into()),
         }
     }
@@ -130,9 +130,9 @@ impl Exec {
     ///
     /// # Errors
     /// [`ExecError`] when the supervisor ends first.
-    pub fn wait(self) -> Result<HowEnded, ExecError> {
+    pub fn wait(self) -> Result<AppOutcome, ExecError> {
         match self.connection.receive_whenever()?.0 {
-            Answer::Ended { how } => Ok(how.into()),
+            Reply::Ended { how } => Ok(how.into()),
             other => Err(unexpected(self.id, &other).into()),
         }
     }
@@ -166,11 +166,11 @@ impl Engine {
         // These copies are closed at once: readers must see end of file when the program ends.
         drop(stdio);
         match connection.receive(START_TIMEOUT)? {
-            (Answer::Started { .. }, None) if terminal => {
+            (Reply::Started { .. }, None) if terminal => {
                 let why = "the terminal did not come along".to_owned();
                 Err(ControlError::Garbled { id, why }.into())
             }
-            (Answer::Started { pid }, master) => Ok(Exec { pid, master, id, connection }),
+            (Reply::Started { pid }, master) => Ok(Exec { pid, master, id, connection }),
             (other, _) => Err(unexpected(id, &other).into()),
         }
     }
@@ -184,10 +184,8 @@ impl Engine {
         let row = running(self.reconcile_pod(id)?)?;
         let app = select_app(&row, app)?.to_string();
         match self.ask(id, &Request::Attach { app })? {
-            (Answer::Done, Some(fd)) => Ok(fd),
-            (Answer::Done, None) => {
-                Err(ControlError::Garbled { id, why: "no descriptor came along".to_owned() }.into())
-            }
+            (Reply::Done, Some(fd)) => Ok(fd),
+            (Reply::Done, None) => Err(ControlError::Garbled { id, why: "no descriptor came along".to_owned() }.into()),
             (other, _) => Err(unexpected(id, &other).into()),
         }
     }

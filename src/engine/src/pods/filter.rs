@@ -5,18 +5,18 @@
 
 use gantry_model::PodId;
 use gantry_model::query::PodFilter;
-use gantry_store::{InCgroups, PodWhere};
+use gantry_store::{CgroupCondition, PodWhere};
 
 /// The filter for the store. `parent` is where pods' cgroups are, below each hierarchy's root.
 pub(crate) fn resolved<'a>(filter: &'a PodFilter, parent: &str) -> PodWhere<'a> {
     let mut cgroups = Vec::new();
     if !filter.cgroups.is_empty() {
         let running = filter.cgroups.iter().filter_map(|path| pod_at(path, parent, false)).collect();
-        cgroups.push(InCgroups { running, not_running: filter.cgroups.iter().any(String::is_empty) });
+        cgroups.push(CgroupCondition { running, not_running: filter.cgroups.iter().any(String::is_empty) });
     }
     if !filter.sub_cgroups.is_empty() {
         let running = filter.sub_cgroups.iter().filter_map(|path| pod_at(path, parent, true)).collect();
-        cgroups.push(InCgroups { running, not_running: false });
+        cgroups.push(CgroupCondition { running, not_running: false });
     }
     PodWhere { filter, cgroups }
 }
@@ -84,8 +84,8 @@ mod tests {
             ..PodFilter::default()
         };
         let want = [
-            InCgroups { running: vec![ID.parse().unwrap()], not_running: true },
-            InCgroups { running: vec![], not_running: false },
+            CgroupCondition { running: vec![ID.parse().unwrap()], not_running: true },
+            CgroupCondition { running: vec![], not_running: false },
         ];
         assert_eq!(resolved(&filter, "/gantry").cgroups, want);
         assert!(resolved(&PodFilter::default(), "/gantry").cgroups.is_empty());

@@ -14,7 +14,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gantry_model::phase::Was;
+use gantry_model::phase::FormerPhase;
 use gantry_model::query::PodQuery;
 use gantry_model::{Edge, ErrorKind, Kind as _, Phase, PodId, Timestamp};
 use gantry_store::{Change, PodRow, PodState};
@@ -112,11 +112,11 @@ fn decide(phase: &Phase, now: Timestamp, options: &GcOptions) -> Vec<(GcAction, 
         Phase::Exited { at, .. } => over(*at, "it has exited"),
         Phase::Garbage { deleting: Some(_), .. } => vec![(Delete, "its deletion was begun")],
         Phase::Garbage { marked, was, deleting: None } => match was {
-            Was::Prepared => vec![(Delete, "it was given up before it ran")],
-            Was::Aborted | Was::Exited { .. } if old(*marked, options.grace) => {
+            FormerPhase::Prepared => vec![(Delete, "it was given up before it ran")],
+            FormerPhase::Aborted | FormerPhase::Exited { .. } if old(*marked, options.grace) => {
                 vec![(Delete, "its grace period is over")]
             }
-            Was::Aborted | Was::Exited { .. } => vec![],
+            FormerPhase::Aborted | FormerPhase::Exited { .. } => vec![],
         },
     };
     if options.mark_only {
@@ -127,7 +127,7 @@ fn decide(phase: &Phase, now: Timestamp, options: &GcOptions) -> Vec<(GcAction, 
 
 /// Whether a pod has run and ended, marked since or not; its deletion was not begun.
 fn has_ended(phase: &Phase) -> bool {
-    matches!(phase, Phase::Exited { .. } | Phase::Garbage { was: Was::Exited { .. }, deleting: None, .. })
+    matches!(phase, Phase::Exited { .. } | Phase::Garbage { was: FormerPhase::Exited { .. }, deleting: None, .. })
 }
 
 /// Whether the deletion of a pod was begun longer than [`ABANDON_TIMEOUT`] ago.
@@ -350,26 +350,26 @@ mod tests {
         Phase::Exited { started: Timestamp(at), at: Timestamp(at), end }
     }
 
-    fn garbage(marked: i64, was: Was) -> Phase {
+    fn garbage(marked: i64, was: FormerPhase) -> Phase {
         Phase::Garbage { marked: Timestamp(marked), was, deleting: None }
     }
 
-    fn deleting(was: Was) -> Phase {
+    fn deleting(was: FormerPhase) -> Phase {
         Phase::Garbage { marked: Timestamp(59 * MINUTE), was, deleting: Some(Timestamp(59 * MINUTE)) }
     }
 
-    fn was_exited() -> Was {
+    fn was_exited() -> FormerPhase {
         let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
-        Was::Exited { started: Timestamp(0), at: Timestamp(0), end }
+        FormerPhase::Exited { started: Timestamp(0), at: Timestamp(0), end }
     }
 
     #[test]
     fn plugins_are_given_up_after_a_day() {
-        let begun = deleting(Was::Prepared);
+        let begun = deleting(FormerPhase::Prepared);
         let day = 24 * 60 * MINUTE;
         assert!(!is_overdue(&begun, Timestamp(59 * MINUTE + day - 1)));
         assert!(is_overdue(&begun, Timestamp(59 * MINUTE + day)));
-        assert!(!is_overdue(&garbage(0, Was::Prepared), Timestamp(10 * day)), "nobody has begun to delete it");
+        assert!(!is_overdue(&garbage(0, FormerPhase::Prepared), Timestamp(10 * day)), "nobody has begun to delete it");
     }
 
     /// Phase, what a usual gc does after an hour, with `mark_only`, and with no grace at all. M marks, D deletes.
@@ -396,11 +396,11 @@ mod tests {
             (garbage(31 * MINUTE, was_exited()), ["", "", "D"]),
             (garbage(30 * MINUTE, was_exited()), ["D", "", "D"]),
             (garbage(90 * MINUTE, was_exited()), ["", "", "D"]),
-            (garbage(59 * MINUTE, Was::Aborted), ["", "", "D"]),
-            (garbage(30 * MINUTE, Was::Aborted), ["D", "", "D"]),
-            (garbage(59 * MINUTE, Was::Prepared), ["D", "", "D"]),
+            (garbage(59 * MINUTE, FormerPhase::Aborted), ["", "", "D"]),
+            (garbage(30 * MINUTE, FormerPhase::Aborted), ["D", "", "D"]),
+            (garbage(59 * MINUTE, FormerPhase::Prepared), ["D", "", "D"]),
             (deleting(was_exited()), ["D", "", "D"]),
-            (deleting(Was::Prepared), ["D", "", "D"]),
+            (deleting(FormerPhase::Prepared), ["D", "", "D"]),
         ];
         for (phase, want) in rows {
             let got = [&usual, &mark_only, &none].map(|options| {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gantry_contract::control::{Answer, Request};
+use gantry_contract::control::{Reply, Request};
 use gantry_model::{AppName, ErrorKind, Kind, Phase, PodId};
 use thiserror::Error;
 
@@ -68,7 +68,7 @@ impl Engine {
         let app = app.map(|app| select_app(&row, Some(app))).transpose().map_err(KillError::App)?;
         let request = Request::Kill { signal, app: app.map(|app| app.to_string()) };
         match self.ask(id, &request) {
-            Ok((Answer::Done, _)) => Ok(()),
+            Ok((Reply::Done, _)) => Ok(()),
             Ok((other, _)) => Err(unexpected(id, &other).into()),
             // A supervisor that no longer accepts requests is about to end.
             Err(error @ (ControlError::Connect { .. } | ControlError::Closed(_) | ControlError::Io { .. })) => {

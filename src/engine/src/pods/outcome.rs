@@ -2,7 +2,7 @@
 //! that computes an exit code.
 
 use gantry_contract::journal::{Fact, Parsed, Record};
-use gantry_model::{AppEnd, AppName, AppState, HowEnded, PodEnd, Timestamp};
+use gantry_model::{AppEnd, AppName, AppOutcome, AppState, PodEnd, Timestamp};
 
 use crate::pods::transition::ready_record;
 
@@ -39,7 +39,7 @@ pub(crate) fn unrecorded_exits(apps: &[(AppName, AppState)], journal: &Parsed) -
 /// The end of a pod whose supervisor is dead.
 pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Observation) -> Outcome {
     let ended = journal.records.iter().find(|record| record.fact == Fact::Ended).map(|record| Timestamp(record.at));
-    let lost_end = AppEnd { how: HowEnded::Lost, oom: false, at: ended.unwrap_or(seen.now) };
+    let lost_end = AppEnd { how: AppOutcome::Lost, oom: false, at: ended.unwrap_or(seen.now) };
     let mut states = Vec::with_capacity(apps.len());
     for (name, state) in apps {
         let started = started_at(name, state, journal);
@@ -51,10 +51,10 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
         };
         states.push((name.clone(), state));
     }
-    let lost = states.iter().find(|(_, state)| end_of(state).is_some_and(|end| end.how == HowEnded::Lost));
+    let lost = states.iter().find(|(_, state)| end_of(state).is_some_and(|end| end.how == AppOutcome::Lost));
     let last_exit = states.iter().filter_map(|(_, state)| end_of(state)).map(|end| end.at).max();
     let at = ended.or(if lost.is_some() { None } else { last_exit }).unwrap_or(seen.now);
-    let failed = first_failed(&states, journal).or_else(|| lost.map(|(name, _)| (name.clone(), HowEnded::Lost)));
+    let failed = first_failed(&states, journal).or_else(|| lost.map(|(name, _)| (name.clone(), AppOutcome::Lost)));
     let reason = match (lost.is_some(), ended, seen.restarted) {
         (true, None, true) => "the host was restarted".to_owned(),
         (true, None, false) => "the supervisor was killed".to_owned(),
@@ -100,7 +100,7 @@ fn end_of(state: &AppState) -> Option<AppEnd> {
 }
 
 /// The first app of the pod, in time, that failed.
-fn first_failed(states: &[(AppName, AppState)], journal: &Parsed) -> Option<(AppName, HowEnded)> {
+fn first_failed(states: &[(AppName, AppState)], journal: &Parsed) -> Option<(AppName, AppOutcome)> {
     journal.records.iter().filter_map(exit).find(|(_, _, end)| !end.how.is_success()).and_then(|(app, _, end)| {
         let known = states.iter().find(|(name, _)| name.as_str() == app)?;
         Some((known.0.clone(), end.how))
@@ -130,7 +130,7 @@ fn reason(journal: &Parsed, failed: Option<&AppName>, states: &[(AppName, AppSta
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gantry_contract::{How, up};
+    use gantry_contract::{ProcessExit, start};
 
     fn name(text: &str) -> AppName {
         text.parse().unwrap()
@@ -145,7 +145,7 @@ mod tests {
         Parsed { records, damaged: 0 }
     }
 
-    fn exited(app: &str, how: How) -> Fact {
+    fn exited(app: &str, how: ProcessExit) -> Fact {
         Fact::AppExited { app: app.into(), attempt: 0, how, oom: false }
     }
 
@@ -157,21 +157,26 @@ mod tests {
     #[test]
     fn ends() {
         const NOW: i64 = 999;
-        let code = How::Code;
+        let code = ProcessExit::Code;
         type Row<'a> = (&'a [&'a str], Vec<Fact>, bool, (i32, Option<&'a str>, &'a str, i64));
         let rows: Vec<Row<'_>> = vec![
             (&["a"], vec![exited("a", code(0)), Fact::Ended], false, (0, None, "all apps ended", 101)),
             (&["a"], vec![exited("a", code(3)), Fact::Ended], false, (3, Some("a"), "app a failed", 101)),
-            (&["a"], vec![exited("a", How::Signal(9)), Fact::Ended], false, (137, Some("a"), "app a failed", 101)),
+            (
+                &["a"],
+                vec![exited("a", ProcessExit::Signal(9)), Fact::Ended],
+                false,
+                (137, Some("a"), "app a failed", 101),
+            ),
             (
                 &["a", "b"],
-                vec![exited("b", code(7)), stopping("app-failed"), exited("a", How::Signal(15)), Fact::Ended],
+                vec![exited("b", code(7)), stopping("app-failed"), exited("a", ProcessExit::Signal(15)), Fact::Ended],
                 false,
                 (7, Some("b"), "app b failed", 103),
             ),
             (
                 &["a"],
-                vec![stopping("stop"), exited("a", How::Signal(15)), Fact::Ended],
+                vec![stopping("stop"), exited("a", ProcessExit::Signal(15)), Fact::Ended],
                 false,
                 (143, Some("a"), "stopped", 102),
             ),
@@ -200,7 +205,7 @@ mod tests {
 
     #[test]
     fn an_app_without_memory_is_the_reason() {
-        let how = How::Signal(9);
+        let how = ProcessExit::Signal(9);
         let oom = Fact::AppExited { app: "a".into(), attempt: 0, how, oom: true };
         let got = outcome(
             &running(&["a"]),
@@ -213,23 +218,23 @@ mod tests {
     #[test]
     fn an_app_that_nobody_saw_end_is_lost_and_keeps_its_start() {
         let got = outcome(&running(&["a"]), &journal(vec![]), Observation { now: Timestamp(9), restarted: false });
-        let end = AppEnd { how: HowEnded::Lost, oom: false, at: Timestamp(9) };
+        let end = AppEnd { how: AppOutcome::Lost, oom: false, at: Timestamp(9) };
         assert_eq!(got.apps, [(name("a"), AppState::Exited { started: Some(Timestamp(5)), end, attempt: 0 })]);
     }
 
     #[test]
     fn a_pod_that_ran_unnoticed_gets_its_times_from_the_journal() {
-        let ready = up::Ready {
+        let ready = start::Ready {
             supervisor: 3,
             start_ticks: 4,
             init: 5,
-            apps: vec![up::Started { app: "a".into(), attempt: 0, pid: 6, at: 50 }],
+            apps: vec![start::Started { app: "a".into(), attempt: 0, pid: 6, at: 50 }],
             networks: Vec::new(),
         };
-        let journal = journal(vec![Fact::Ready(ready.clone()), exited("a", How::Code(0)), Fact::Ended]);
+        let journal = journal(vec![Fact::Ready(ready.clone()), exited("a", ProcessExit::Code(0)), Fact::Ended]);
         let got =
             outcome(&[(name("a"), AppState::Waiting)], &journal, Observation { now: Timestamp(9), restarted: false });
-        let end = AppEnd { how: HowEnded::Exited(0), oom: false, at: Timestamp(101) };
+        let end = AppEnd { how: AppOutcome::Exited(0), oom: false, at: Timestamp(101) };
         assert_eq!(got.apps, [(name("a"), AppState::Exited { started: Some(Timestamp(50)), end, attempt: 0 })]);
         assert_eq!(
             crate::pods::transition::started_apps(&ready)[0].1,
@@ -239,7 +244,7 @@ mod tests {
 
     #[test]
     fn only_news_about_running_apps_is_told() {
-        let journal = journal(vec![exited("a", How::Code(1))]);
+        let journal = journal(vec![exited("a", ProcessExit::Code(1))]);
         let news = unrecorded_exits(&running(&["a", "b"]), &journal);
         assert_eq!(news.len(), 1);
         let states = [(name("a"), news[0].1)];

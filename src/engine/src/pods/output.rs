@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
-use gantry_contract::control::{Answer, Request};
+use gantry_contract::control::{Reply, Request};
 use gantry_contract::output::{HEADER_LEN, Header, Kind as Frame};
 use gantry_model::{ErrorKind, Kind, PodId};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -180,7 +180,7 @@ impl Engine {
         connection.send(&Request::Output, &[writer.as_fd()])?;
         drop(writer);
         match connection.receive(crate::pods::control::REPLY_TIMEOUT) {
-            Ok((Answer::Done, _)) => Ok(Some(stream)),
+            Ok((Reply::Done, _)) => Ok(Some(stream)),
             Ok((other, _)) => Err(unexpected(id, &other).into()),
             // Older supervisors answer unknown requests with this error.
             Err(ControlError::Failed { kind: ErrorKind::Invalid, .. }) => Ok(None),

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use gantry_contract::journal::{self, Fact, Record};
-use gantry_contract::{How, files, up};
+use gantry_contract::{ProcessExit, files, start};
 use gantry_model::query::PodQuery;
-use gantry_model::{AppName, AppState, BootId, Digest, Edge, NetMode, PodEnd, Timestamp, phase::Was};
+use gantry_model::{AppName, AppState, BootId, Digest, Edge, NetMode, PodEnd, Timestamp, phase::FormerPhase};
 use gantry_store::{Change, ImageFormat, NewApp, NewImage, NewPod};
 
 use super::*;
@@ -34,8 +34,8 @@ fn what_the_facts_ask_for() {
         (running, [Correction::RecordAppExits, Correction::RecordAppExits, Correction::Finalize, Correction::Finalize]),
         (Phase::AbortedPrepare { at: t }, [Correction::None; 4]),
         (Phase::Exited { started: t, at: t, end }, [Correction::None; 4]),
-        (Phase::Garbage { marked: t, was: Was::Prepared, deleting: None }, [Correction::None; 4]),
-        (Phase::Garbage { marked: t, was: Was::Prepared, deleting: Some(t) }, [Correction::None; 4]),
+        (Phase::Garbage { marked: t, was: FormerPhase::Prepared, deleting: None }, [Correction::None; 4]),
+        (Phase::Garbage { marked: t, was: FormerPhase::Prepared, deleting: Some(t) }, [Correction::None; 4]),
     ];
     for (phase, want) in rows {
         let facts = [(true, true), (true, false), (false, true), (false, false)];
@@ -79,18 +79,18 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
     (engine.store.insert_pod(&pod).unwrap(), lock)
 }
 
-fn ready() -> up::Ready {
+fn ready() -> start::Ready {
     let at = gantry_store::now().0;
-    let app = up::Started { app: "a".into(), attempt: 0, pid: 7, at };
-    up::Ready { supervisor: std::process::id(), start_ticks: 1, init: 7, apps: vec![app], networks: Vec::new() }
+    let app = start::Started { app: "a".into(), attempt: 0, pid: 7, at };
+    start::Ready { supervisor: std::process::id(), start_ticks: 1, init: 7, apps: vec![app], networks: Vec::new() }
 }
 
 /// One that got an address of the network `name`.
-fn ready_in(name: &str) -> up::Ready {
+fn ready_in(name: &str) -> start::Ready {
     use gantry_model::net::{PodAddress, PodNetwork};
     let address = PodAddress { address: "10.0.0.2".parse().unwrap(), prefix: 24, gateway: None };
     let attached = PodNetwork { name: name.into(), addresses: vec![address], ..PodNetwork::default() };
-    up::Ready { networks: vec![attached], ..ready() }
+    start::Ready { networks: vec![attached], ..ready() }
 }
 
 fn write_journal(engine: &Engine, id: PodId, facts: Vec<Fact>) {
@@ -100,7 +100,7 @@ fn write_journal(engine: &Engine, id: PodId, facts: Vec<Fact>) {
 }
 
 fn exited(code: u8) -> Fact {
-    Fact::AppExited { app: "a".into(), attempt: 0, how: How::Code(code), oom: false }
+    Fact::AppExited { app: "a".into(), attempt: 0, how: ProcessExit::Code(code), oom: false }
 }
 
 fn phase(engine: &Engine, id: PodId) -> Phase {
@@ -167,7 +167,7 @@ fn a_killed_supervisor_leaves_its_apps_lost() {
     let row = engine.reconcile_pod(row.id).unwrap();
     let (_, end) = row.phase.end().unwrap();
     assert_eq!((end.exit_code, end.reason.as_str()), (137, "the supervisor was killed"));
-    assert!(matches!(row.apps[0].state, AppState::Exited { end, .. } if end.how == gantry_model::HowEnded::Lost));
+    assert!(matches!(row.apps[0].state, AppState::Exited { end, .. } if end.how == gantry_model::AppOutcome::Lost));
 }
 
 /// The lock of a pod whose supervisor is dead may be held for long: a background engine, which has other pods to
@@ -445,7 +445,7 @@ fn what_ran_is_a_pod_though_its_row_is_lost() {
     let (engine, image) = engine(home.path());
     let id = |n: u8| PodId::from_random([n; 16]);
     let made = |n: u8| (engine.store.make_pod_dir(id(n)).unwrap(), engine.pod_dir(id(n)));
-    let ended = Fact::AppExited { app: "a".into(), attempt: 0, how: How::Code(5), oom: false };
+    let ended = Fact::AppExited { app: "a".into(), attempt: 0, how: ProcessExit::Code(5), oom: false };
     // Ended, running, never complete, and a plan that says nothing.
     let (_, dir) = made(1);
     crate::pods::pod_dir::fill(&dir, &plan(id(1))).unwrap();

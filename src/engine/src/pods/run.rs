@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
 
 use gantry_contract::files;
-use gantry_contract::up::Ready;
+use gantry_contract::start::Ready;
 use gantry_model::error::chain;
 use gantry_model::{Edge, ErrorKind, Kind, NetMode, Phase, PodId};
 use gantry_store::{Change, PodRow};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use gantry_contract::control::{Answer, Request};
+use gantry_contract::control::{Reply, Request};
 use gantry_model::{ErrorKind, Kind, Phase, PodId};
 use thiserror::Error;
 
@@ -84,7 +84,7 @@ impl Engine {
         let grace = if force { Duration::ZERO } else { grace };
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         // The cause of a failed request does not matter: the pod has ended, or its supervisor is killed below.
-        let asked = matches!(self.ask(id, &Request::Stop { grace_ms }), Ok((Answer::Done, _)));
+        let asked = matches!(self.ask(id, &Request::Stop { grace_ms }), Ok((Reply::Done, _)));
         let patience = if asked { grace.saturating_add(SLACK) } else { Duration::ZERO };
         if let Some(view) = self.wait_or_gone(&view, patience)? {
             return Ok(self.stopped(view, false, false));

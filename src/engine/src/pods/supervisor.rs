@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use gantry_contract::up::{Ready, Word};
+use gantry_contract::start::{Ready, StartReply};
 use gantry_model::PodId;
 use gantry_store::PodLock;
 
@@ -120,8 +120,8 @@ impl Engine {
             }
             Line::Ended => Err(attempt.silent(&self.supervisor_said(id))),
             Line::Whole(bytes) => match serde_json::from_slice(&bytes) {
-                Ok(Word::Ready(ready)) => Ok(ready),
-                Ok(Word::Failed(failure)) => Err(attempt.failed(&failure)),
+                Ok(StartReply::Ready(ready)) => Ok(ready),
+                Ok(StartReply::Failed(failure)) => Err(attempt.failed(&failure)),
                 Err(error) => Err(attempt.not_understood(Some(error))),
             },
         }

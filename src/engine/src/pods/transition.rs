@@ -5,7 +5,7 @@
 //! be, so that callers see the same facts.
 
 use gantry_contract::journal::{Fact, Parsed};
-use gantry_contract::up;
+use gantry_contract::start;
 use gantry_model::{AppName, AppState, BootId, Edge, ErrorKind, Phase, PodId, Process, Timestamp};
 use gantry_store::{Change, Moved, Networks, PodRow, StoreError};
 
@@ -25,7 +25,7 @@ impl Engine {
     }
 
     /// Moves a row through every phase before Running, then to Running. The last act of a start.
-    pub(crate) fn mark_running(&self, mut row: PodRow, ready: &up::Ready) -> Result<Option<PodRow>, PodError> {
+    pub(crate) fn mark_running(&self, mut row: PodRow, ready: &start::Ready) -> Result<Option<PodRow>, PodError> {
         let at = ready.apps.iter().map(|app| Timestamp(app.at)).min().unwrap_or_else(gantry_store::now);
         let boot: BootId = self.store.boot().clone();
         let supervisor = Process { pid: ready.supervisor, start_ticks: ready.start_ticks, boot };
@@ -123,7 +123,7 @@ impl Engine {
 }
 
 /// The supervisor's start reply, if the journal has one: the pod became ready.
-pub(crate) fn ready_record(journal: &Parsed) -> Option<&up::Ready> {
+pub(crate) fn ready_record(journal: &Parsed) -> Option<&start::Ready> {
     journal.records.iter().find_map(|record| match &record.fact {
         Fact::Ready(ready) => Some(ready),
         _ => None,
@@ -131,8 +131,8 @@ pub(crate) fn ready_record(journal: &Parsed) -> Option<&up::Ready> {
 }
 
 /// The states of the apps of a pod that became ready.
-pub(crate) fn started_apps(ready: &up::Ready) -> Vec<(AppName, AppState)> {
-    let state = |app: &up::Started| {
+pub(crate) fn started_apps(ready: &start::Ready) -> Vec<(AppName, AppState)> {
+    let state = |app: &start::Started| {
         let state = AppState::Started { at: Timestamp(app.at), pid: app.pid, attempt: app.attempt };
         Some((app.app.parse().ok()?, state))
     };
@@ -140,7 +140,7 @@ pub(crate) fn started_apps(ready: &up::Ready) -> Vec<(AppName, AppState)> {
 }
 
 /// The networks to which a pod that became ready is attached.
-fn attached_networks(ready: &up::Ready) -> Result<Networks, StoreError> {
+fn attached_networks(ready: &start::Ready) -> Result<Networks, StoreError> {
     Networks::of(&ready.networks)
 }
 

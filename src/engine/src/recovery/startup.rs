@@ -15,7 +15,7 @@
 
 use gantry_model::error::chain;
 use gantry_model::{ErrorKind, Kind as _, Timestamp};
-use gantry_store::{Backup, Damage, Home, Keeper, KeeperLock, Record};
+use gantry_store::{Backup, Damage, DataDir, Keeper, KeeperLock, Record};
 
 use crate::engine::check_parent;
 use crate::recovery::adopt::Adopted;
@@ -68,7 +68,7 @@ pub struct Keeping {
 /// [`OpenError`], also when another gantryd owns it.
 pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
     check_parent(&options.cgroup_parent)?;
-    let home = Home::open(&options.dir)?;
+    let home = DataDir::open(&options.dir)?;
     let lock = match home.lock_keeper().map_err(gantry_store::OpenError::from)? {
         Keeper::Ours(lock) => lock,
         Keeper::Other { pid } => return Err(OpenError::Kept { dir: options.dir, pid }),
@@ -103,7 +103,7 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
 }
 
 /// Under the lock of the directory, so that no command creates a new database meanwhile.
-fn put_in_order(home: &Home, options: &Options) -> Result<Condition, OpenError> {
+fn put_in_order(home: &DataDir, options: &Options) -> Result<Condition, OpenError> {
     let store = gantry_store::OpenError::from;
     let _lock = home.lock().map_err(store)?;
     let Some(damage) = home.damage()? else {
@@ -124,7 +124,7 @@ fn put_in_order(home: &Home, options: &Options) -> Result<Condition, OpenError> 
 }
 
 /// Replaces the database by this backup, or an empty one, and adopts what is on the disk.
-fn restore(home: &Home, options: &Options, damage: &Damage, source: Option<&Backup>) -> Result<Condition, PodError> {
+fn restore(home: &DataDir, options: &Options, damage: &Damage, source: Option<&Backup>) -> Result<Condition, PodError> {
     let mut adopted = Adopted::default();
     let record = home.restore(damage, source, |store| -> Result<_, PodError> {
         let engine = Engine::from_store(store, options.clone());
@@ -135,7 +135,7 @@ fn restore(home: &Home, options: &Options, damage: &Damage, source: Option<&Back
     Ok(Condition::Restored { record, adopted: Box::new(adopted) })
 }
 
-fn or_read_only(home: &Home, damage: &Damage, done: Result<Condition, PodError>) -> Result<Condition, OpenError> {
+fn or_read_only(home: &DataDir, damage: &Damage, done: Result<Condition, PodError>) -> Result<Condition, OpenError> {
     match done.map_err(OpenError::Recover) {
         Err(error) if home.can_be_read() => {
             serve_read_only(home, format!("{}, and it cannot be restored: {}", damage.what, chain(&error)))
@@ -144,7 +144,7 @@ fn or_read_only(home: &Home, damage: &Damage, done: Result<Condition, PodError>)
     }
 }
 
-fn serve_read_only(home: &Home, why: String) -> Result<Condition, OpenError> {
+fn serve_read_only(home: &DataDir, why: String) -> Result<Condition, OpenError> {
     home.close_for_writing(&why).map_err(gantry_store::OpenError::from)?;
     Ok(Condition::ReadOnly { why })
 }

@@ -1,7 +1,7 @@
 //! Every enum, both ways.
 
-use gantry_engine::model::phase::Was;
-use gantry_engine::model::{AppEnd, HowEnded, PodEnd, Process};
+use gantry_engine::model::phase::FormerPhase;
+use gantry_engine::model::{AppEnd, AppOutcome, PodEnd, Process};
 
 use super::*;
 
@@ -9,12 +9,12 @@ fn end() -> PodEnd {
     PodEnd { exit_code: 0, failed_app: None, reason: String::new() }
 }
 
-fn garbage(was: Was, deleting: Option<Timestamp>) -> Phase {
+fn garbage(was: FormerPhase, deleting: Option<Timestamp>) -> Phase {
     Phase::Garbage { marked: Timestamp(9), was, deleting }
 }
 
-fn exited() -> Was {
-    Was::Exited { started: Timestamp(5), at: Timestamp(6), end: end() }
+fn exited() -> FormerPhase {
+    FormerPhase::Exited { started: Timestamp(5), at: Timestamp(6), end: end() }
 }
 
 #[test]
@@ -28,8 +28,8 @@ fn phases_and_states() {
         (Phase::Prepared { at: t }, PodState::Prepared, None, None),
         (Phase::Running { since: t, supervisor }, PodState::Running, Some(t), None),
         (Phase::Exited { started: t, at: Timestamp(6), end: end() }, PodState::Exited, Some(t), None),
-        (garbage(Was::Aborted, None), PodState::Garbage, None, Some(Timestamp(9))),
-        (garbage(Was::Prepared, None), PodState::Garbage, None, Some(Timestamp(9))),
+        (garbage(FormerPhase::Aborted, None), PodState::Garbage, None, Some(Timestamp(9))),
+        (garbage(FormerPhase::Prepared, None), PodState::Garbage, None, Some(Timestamp(9))),
         (garbage(exited(), None), PodState::Garbage, Some(t), Some(Timestamp(9))),
         (garbage(exited(), Some(t)), PodState::Deleting, Some(t), Some(Timestamp(9))),
     ] {
@@ -51,9 +51,9 @@ fn apps() {
     for (state, want) in [
         (AppState::Waiting, (wire::AppState::Undefined, 0)),
         (AppState::Started { at, pid: 1, attempt: 2 }, (wire::AppState::Running, 0)),
-        (ended(HowEnded::Exited(7)), (wire::AppState::Exited, 7)),
-        (ended(HowEnded::Signaled(9)), (wire::AppState::Exited, 137)),
-        (ended(HowEnded::Lost), (wire::AppState::Exited, 137)),
+        (ended(AppOutcome::Exited(7)), (wire::AppState::Exited, 7)),
+        (ended(AppOutcome::Signaled(9)), (wire::AppState::Exited, 137)),
+        (ended(AppOutcome::Lost), (wire::AppState::Exited, 137)),
     ] {
         assert_eq!(app_state(&state), want, "{state:?}");
     }

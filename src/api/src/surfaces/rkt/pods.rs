@@ -6,7 +6,7 @@ use gantry_engine::model::id::shown;
 use gantry_engine::model::query::PodFilter;
 use gantry_engine::model::{ErrorKind, ImageId, Kind as _, NetMode, PodPrefix};
 use gantry_engine::name_and_version;
-use gantry_engine::{AppRow, Glance, Networks, Observer, PodError, PodView};
+use gantry_engine::{AppRow, NetworkSummary, Networks, Observer, PodError, PodView};
 use gantry_proto::rkt::v1alpha::{self as wire, InspectPodResponse, ListPodsResponse, Network};
 use prost::Message;
 use prost::encoding::{encoded_len_varint, key_len};
@@ -169,11 +169,11 @@ fn networks(asked: &NetMode, got: &Networks) -> Result<Vec<Network>, Status> {
         return Ok(vec![Network { name: asked.to_string(), ..Network::default() }]);
     }
     // rkt has one field of each kind: the first of several.
-    let network = |Glance { name, ip4, ip6, ports: _ }: Glance<'_>| {
+    let network = |NetworkSummary { name, ip4, ip6, ports: _ }: NetworkSummary<'_>| {
         let ipv4 = ip4.map(|address| address.to_string()).unwrap_or_default();
         Network { name: name.into_owned(), ipv4, ipv6: ip6.map(|address| address.to_string()).unwrap_or_default() }
     };
-    Ok(got.glance().map_err(|error| status::from_error(&error))?.into_iter().map(network).collect())
+    Ok(got.summaries().map_err(|error| status::from_error(&error))?.into_iter().map(network).collect())
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
-//! The one word a supervisor says up its stdout: ready, or why not.
+//! The supervisor's start reply: ready, or the failure.
 
 use serde::{Deserialize, Serialize};
 
-/// The word.
+/// The start reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Word {
+pub enum StartReply {
     /// Every app's program was executed.
     Ready(Ready),
-    /// Nothing runs; nothing is left but the pod directory.
+    /// The start failed; only the pod directory is left.
     Failed(crate::Failure),
 }
 
