@@ -7,10 +7,10 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::id::shown;
 pub use crate::net_check::{host_address, port_range, takes_ports};
+use crate::spec::SpecError;
 
 /// The name of the network a pod gets when nothing is said.
 pub const DEFAULT: &str = "default";
@@ -49,99 +49,6 @@ impl Default for NetMode {
     }
 }
 
-/// A request for networks that cannot be understood or kept.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum NetError {
-    /// A name twice.
-    #[error("found duplicate network name '{0}'")]
-    Duplicate(String),
-    /// Arguments for something that takes none.
-    #[error("arguments are not supported by the special network name '{0}'")]
-    Arguments(String),
-    /// `host` or `none` beside others.
-    #[error("'{0}' cannot be combined with other networks")]
-    Alone(String),
-    /// Not a name of a network.
-    #[error("'{0}' is not a network's name: it begins with a letter or digit and goes on with those, '_', '.' and '-'")]
-    Name(String),
-    /// Not an argument.
-    #[error("'{argument}' of network '{network}' is not an argument: must be KEY=VALUE")]
-    Argument {
-        /// As given.
-        argument: String,
-        /// For which network.
-        network: String,
-    },
-    /// More than [`MAX_REQUEST`] bytes or [`MAX_NETWORKS`] networks.
-    #[error("a request for networks may have at most {MAX_REQUEST} bytes and {MAX_NETWORKS} networks")]
-    TooLong,
-    /// Ports for a pod without networks of its own.
-    #[error("no port of the host can lead to a pod with --net={0}: --port is for pods with networks of their own")]
-    NoPorts(&'static str),
-    /// Not the name of a port.
-    #[error("'{0}' is not the name of a port: expected one such as http or 80-tcp")]
-    PortName(String),
-    /// Port 0.
-    #[error("there is no port 0: ports are 1 to 65535")]
-    PortZero,
-    /// All declared ports at one port of the host.
-    #[error("all declared ports cannot lead from port {0} of the host: each gets a free port of its own")]
-    AllOnOnePort(u16),
-    /// None, or too many ports in one range.
-    #[error("a range of {0} ports cannot be had: 1 to {MAX_PORT_RANGE} can")]
-    PortCount(u16),
-    /// A range that ends where there are no ports.
-    #[error("{count} ports from {first} on go beyond 65535")]
-    PortRange {
-        /// The first.
-        first: u16,
-        /// How many.
-        count: u16,
-    },
-    /// A port on `[::1]`.
-    #[error(
-        "a port cannot be published on [::1]: the kernel routes no answer from a pod to it; publish it on 127.0.0.1, or on \
-         every address"
-    )]
-    PortOnLoopback6,
-    /// A port on a group's address.
-    #[error("a port cannot be published on {0}: it is the address of a group")]
-    PortOnGroup(IpAddr),
-    /// Not a domain.
-    #[error("'{0}' is not a domain name")]
-    Domain(String),
-    /// Not an option of the resolver.
-    #[error("'{0}' is not an option of resolv.conf: expected one such as ndots:2")]
-    DnsOption(String),
-    /// An address without a name.
-    #[error("no name is given for {0} in /etc/hosts")]
-    NoHostName(IpAddr),
-    /// Not the name of a host.
-    #[error("'{name}' cannot be a name of {address} in /etc/hosts: it is not a host name")]
-    HostName {
-        /// The address.
-        address: IpAddr,
-        /// As given.
-        name: String,
-    },
-    /// Too many of something.
-    #[error("{count} {what} are too many: {most} is the limit")]
-    TooMany {
-        /// What.
-        what: &'static str,
-        /// How many.
-        count: usize,
-        /// The limit.
-        most: usize,
-    },
-}
-
-impl crate::Kind for NetError {
-    fn kind(&self) -> crate::ErrorKind {
-        crate::ErrorKind::Invalid
-    }
-}
-
 /// Whether this may be the name of a network (CNI specification 1.1.0, section 1): it begins with a letter or digit, and
 /// goes on with those, `_`, `.` and `-`; at most 128 bytes.
 #[must_use]
@@ -152,12 +59,12 @@ pub fn is_name(text: &str) -> bool {
 }
 
 impl FromStr for NetMode {
-    type Err = NetError;
+    type Err = SpecError;
 
     /// Reads the value of `--net`; an empty one means the default network.
-    fn from_str(text: &str) -> Result<Self, NetError> {
+    fn from_str(text: &str) -> Result<Self, SpecError> {
         if text.len() > MAX_REQUEST {
-            return Err(NetError::TooLong);
+            return Err(too_long());
         }
         match text {
             "" => return Ok(Self::default()),
@@ -168,19 +75,22 @@ impl FromStr for NetMode {
         }
         let mut wanted: Vec<NetworkRequest> = Vec::new();
         for part in text.split(',') {
-            let one = one(part)?;
+            let one = parse_request(part)?;
             if wanted.iter().any(|earlier| earlier.name == one.name) {
-                return Err(NetError::Duplicate(one.name));
+                return Err(SpecError::new(format!("found duplicate network name '{}'", one.name)));
             }
             wanted.push(one);
         }
         for (name, mode) in [("host", Self::Host), ("none", Self::None)] {
             if wanted.iter().any(|it| it.name == name) {
-                return if wanted.len() == 1 { Ok(mode) } else { Err(NetError::Alone(name.into())) };
+                if wanted.len() > 1 {
+                    return Err(SpecError::new(format!("'{name}' cannot be combined with other networks")));
+                }
+                return Ok(mode);
             }
         }
         if wanted.len() > MAX_NETWORKS {
-            return Err(NetError::TooLong);
+            return Err(too_long());
         }
         let named = wanted.len();
         wanted.retain(|it| it.name != "all");
@@ -212,21 +122,33 @@ impl fmt::Display for NetworkRequest {
     }
 }
 
-fn one(part: &str) -> Result<NetworkRequest, NetError> {
+fn too_long() -> SpecError {
+    SpecError::new(format!("a request for networks may have at most {MAX_REQUEST} bytes and {MAX_NETWORKS} networks"))
+}
+
+pub(crate) fn invalid_name(name: &str) -> SpecError {
+    SpecError::new(format!(
+        "'{}' is not the name of a network: expected a letter or digit, followed by letters, digits, '_', '.' and '-'",
+        shown(name)
+    ))
+}
+
+fn parse_request(part: &str) -> Result<NetworkRequest, SpecError> {
     // At the first colon only: an IPv6 address has more.
     let (name, args) = part.split_once(':').map_or((part, None), |(name, args)| (name, Some(args)));
     if !is_name(name) {
-        return Err(NetError::Name(shown(name)));
+        return Err(invalid_name(name));
     }
     let Some(args) = args else { return Ok(NetworkRequest { name: name.into(), args: Vec::new() }) };
     if matches!(name, "host" | "none" | "all") {
-        return Err(NetError::Arguments(name.into()));
+        return Err(SpecError::new(format!("arguments are not supported by the special network name '{name}'")));
     }
     let argument = |text: &str| {
         let whole = text.split_once('=').filter(|(key, value)| !key.is_empty() && is_plain(key) && is_plain(value));
-        whole
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .ok_or_else(|| NetError::Argument { argument: shown(text), network: name.into() })
+        whole.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or_else(|| {
+            let argument = shown(text);
+            SpecError::new(format!("'{argument}' of network '{name}' is not an argument: must be KEY=VALUE"))
+        })
     };
     let args = args.split(';').map(argument).collect::<Result<_, _>>()?;
     Ok(NetworkRequest { name: name.into(), args })

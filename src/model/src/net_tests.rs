@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-fn read(text: &str) -> Result<NetMode, NetError> {
+fn read(text: &str) -> Result<NetMode, SpecError> {
     text.parse()
 }
 
@@ -31,19 +31,23 @@ fn as_in_rkt() {
 
 #[test]
 fn what_rkt_refuses() {
-    assert_eq!(read("a,b,a:X=1"), Err(NetError::Duplicate("a".into())));
+    let refused = |text: &str, why: &str| {
+        let error = read(text).unwrap_err().to_string();
+        assert!(error.contains(why), "{text}: {error}");
+    };
+    refused("a,b,a:X=1", "duplicate network name 'a'");
     for special in ["host", "none", "all"] {
-        assert_eq!(read(&format!("{special}:IP=1")), Err(NetError::Arguments(special.into())));
+        refused(&format!("{special}:IP=1"), "arguments are not supported");
     }
-    assert_eq!(read("host,a"), Err(NetError::Alone("host".into())));
-    assert_eq!(read("all,none"), Err(NetError::Alone("none".into())));
+    refused("host,a", "'host' cannot be combined");
+    refused("all,none", "'none' cannot be combined");
     for bad in ["a,", ",", "../a", "a b", ":X=1"] {
-        assert!(matches!(read(bad), Err(NetError::Name(_))), "{bad}");
+        refused(bad, "is not the name of a network");
     }
     for bad in ["a:", "a:X", "a:=1", "a:X=1;", "a:X=\n"] {
-        assert!(matches!(read(bad), Err(NetError::Argument { .. })), "{bad}");
+        refused(bad, "is not an argument");
     }
-    assert_eq!(read(&"a".repeat(MAX_REQUEST + 1)), Err(NetError::TooLong));
+    refused(&"a".repeat(MAX_REQUEST + 1), "at most");
 }
 
 proptest! {

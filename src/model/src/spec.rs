@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::id::shown;
-use crate::net::{DnsSpec, HostsSpec, NetError, NetMode, PortSpec};
+use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
 use crate::{AppName, VolumeName};
 
 /// A pod as asked for.
@@ -223,93 +223,17 @@ pub enum Seccomp {
     },
 }
 
-/// A pod as asked for makes no sense.
+/// A request for a pod that breaks a rule. The message says what is wrong, and what to do or what is expected.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum SpecError {
-    /// No apps.
-    #[error("a pod needs at least one app: name an image")]
-    NoApps,
-    /// Two apps have one name.
-    #[error("two apps are called '{0}': give one of them another name with --name")]
-    SameAppName(AppName),
-    /// Two volumes have one name.
-    #[error("two volumes are called '{0}'")]
-    SameVolumeName(AppName),
-    /// A mount names a volume that is not there.
-    #[error("app '{app}' mounts volume '{volume}', which is not defined: add --volume {volume},kind=…")]
-    NoSuchVolume {
-        /// Which app.
-        app: AppName,
-        /// Which volume.
-        volume: AppName,
-    },
-    /// A path is not absolute, or leaves its root.
-    #[error("{what} '{}' is not an absolute path without '..' and NUL", shown(.path))]
-    Path {
-        /// What it is for.
-        what: &'static str,
-        /// As given.
-        path: String,
-    },
-    /// A mount target would cover what the runtime provides.
-    #[error("app '{app}' cannot mount over '{}': it is provided by gantry", shown(.target))]
-    Target {
-        /// Which app.
-        app: AppName,
-        /// Where.
-        target: String,
-    },
-    /// Two mounts of one app have one target.
-    #[error("app '{app}' mounts twice at '{}'", shown(.target))]
-    SameTarget {
-        /// Which app.
-        app: AppName,
-        /// Where.
-        target: String,
-    },
-    /// An environment variable cannot be one.
-    #[error("'{}' cannot be the name of an environment variable", shown(.0))]
-    EnvironmentName(String),
-    /// A text holds a NUL byte or is too long.
-    #[error("{what} is longer than {most} bytes or contains a NUL byte")]
-    Text {
-        /// What it is for.
-        what: &'static str,
-        /// How long it may be.
-        most: usize,
-    },
-    /// A hostname that is none.
-    #[error("'{}' is not a host name of at most 64 letters, digits, '-' and '.'", shown(.0))]
-    Hostname(String),
-    /// A number out of range.
-    #[error("{what} {value} is out of range: {range}")]
-    Range {
-        /// What it is.
-        what: &'static str,
-        /// As given.
-        value: i64,
-        /// What is allowed.
-        range: &'static str,
-    },
-    /// Networks, ports, name servers or hosts.
-    #[error(transparent)]
-    Network(#[from] NetError),
-    /// A capability that does not exist.
-    #[error("'{}' is not a capability: expected a name such as CAP_NET_RAW", shown(.0))]
-    Capability(String),
-    /// More than one app with a terminal or stdin.
-    #[error("--interactive needs exactly one app; this pod has {0}")]
-    Interactive(usize),
-    /// Too many of something.
-    #[error("{count} {what} are too many: {most} is the limit")]
-    TooMany {
-        /// What.
-        what: &'static str,
-        /// How many.
-        count: usize,
-        /// The limit.
-        most: usize,
-    },
+#[error("{message}")]
+pub struct SpecError {
+    message: String,
+}
+
+impl SpecError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into() }
+    }
 }
 
 impl crate::Kind for SpecError {
@@ -460,74 +384,82 @@ impl PodSpec {
     /// The first [`SpecError`] found.
     pub fn validate(&self) -> Result<(), SpecError> {
         if self.apps.is_empty() {
-            return Err(SpecError::NoApps);
+            return Err(SpecError::new("a pod needs at least one app: name an image"));
         }
-        at_most("apps", self.apps.len(), MAX_APPS)?;
+        check_count("apps", self.apps.len(), MAX_APPS)?;
         let mut names = BTreeSet::new();
         let mut volumes = BTreeSet::new();
         for volume in &self.volumes {
             if !volumes.insert(&volume.name) {
-                return Err(SpecError::SameVolumeName(volume.name.clone()));
+                return Err(SpecError::new(format!("two volumes are called '{}'", volume.name)));
             }
             if let VolumeKind::Host { source, .. } = &volume.kind {
-                path("volume source", source)?;
+                check_path("volume source", source)?;
             }
         }
         for app in &self.apps {
             if !names.insert(&app.name) {
-                return Err(SpecError::SameAppName(app.name.clone()));
+                let name = &app.name;
+                return Err(SpecError::new(format!("two apps are called '{name}': rename one of them with --name")));
             }
             app.validate(&volumes)?;
         }
         let interactive = self.apps.iter().any(|app| app.terminal || app.stdin);
         if interactive && self.apps.len() > 1 {
-            return Err(SpecError::Interactive(self.apps.len()));
+            let apps = self.apps.len();
+            return Err(SpecError::new(format!("--interactive needs exactly one app; this pod has {apps}")));
         }
         crate::net_check::check(self)?;
-        self.hostname.as_deref().map_or(Ok(()), hostname)
+        self.hostname.as_deref().map_or(Ok(()), check_hostname)
     }
 }
 
 impl AppSpec {
     fn validate(&self, volumes: &BTreeSet<&AppName>) -> Result<(), SpecError> {
         for (what, value) in [("--exec", &self.exec), ("--user", &self.user), ("--group", &self.group)] {
-            value.as_deref().map_or(Ok(()), |value| text(what, value, 4096))?;
+            value.as_deref().map_or(Ok(()), |value| check_text(what, value, 4096))?;
         }
         for arg in &self.args {
-            text("an argument", arg, MAX_TEXT)?;
+            check_text("an argument", arg, MAX_TEXT)?;
         }
         for (name, value) in &self.environment {
             environment_name(name)?;
-            text("an environment variable", value, MAX_TEXT)?;
+            check_text("an environment variable", value, MAX_TEXT)?;
         }
-        self.working_dir.as_deref().map_or(Ok(()), |dir| path("working directory", dir))?;
+        self.working_dir.as_deref().map_or(Ok(()), |dir| check_path("working directory", dir))?;
         self.limits.validate()?;
         if let Some(adj) = self.oom_score_adj.filter(|adj| !(-1000..=1000).contains(adj)) {
-            return Err(SpecError::Range { what: "--oom-score-adj", value: adj.into(), range: "-1000 to 1000" });
+            return Err(out_of_range("--oom-score-adj", adj, "-1000 to 1000"));
         }
         if let Some(signal) = self.stop_signal.filter(|signal| !(1..=64).contains(signal)) {
-            return Err(SpecError::Range { what: "stop signal", value: signal.into(), range: "1 to 64" });
+            return Err(out_of_range("stop signal", signal, "1 to 64"));
         }
         let unknown = self.capabilities.given().into_iter().find(|name| !CAPABILITIES.contains(&name.as_str()));
-        unknown.map_or(Ok(()), |name| Err(SpecError::Capability(name.clone())))?;
+        if let Some(name) = unknown {
+            let name = shown(name);
+            return Err(SpecError::new(format!("'{name}' is not a capability: expected a name such as CAP_NET_RAW")));
+        }
         self.validate_mounts(volumes)
     }
 
     fn validate_mounts(&self, volumes: &BTreeSet<&AppName>) -> Result<(), SpecError> {
-        at_most("mounts", self.mounts.len(), MAX_MOUNTS)?;
+        check_count("mounts", self.mounts.len(), MAX_MOUNTS)?;
         let mut targets = BTreeSet::new();
         for mount in &self.mounts {
-            let app = self.name.clone();
-            if !volumes.contains(&mount.volume) {
-                return Err(SpecError::NoSuchVolume { app, volume: mount.volume.clone() });
+            let (app, volume) = (&self.name, &mount.volume);
+            if !volumes.contains(volume) {
+                return Err(SpecError::new(format!(
+                    "app '{app}' mounts volume '{volume}', which is not defined: add --volume {volume},kind=…"
+                )));
             }
-            path("mount target", &mount.target)?;
+            check_path("mount target", &mount.target)?;
             let target = normal(&mount.target);
             if is_provided(&target) {
-                return Err(SpecError::Target { app, target });
+                let target = shown(&target);
+                return Err(SpecError::new(format!("app '{app}' cannot mount over '{target}': gantry provides it")));
             }
             if !targets.insert(target.clone()) {
-                return Err(SpecError::SameTarget { app, target });
+                return Err(SpecError::new(format!("app '{app}' mounts twice at '{}'", shown(&target))));
             }
         }
         Ok(())
@@ -537,9 +469,7 @@ impl AppSpec {
 impl Limits {
     fn validate(&self) -> Result<(), SpecError> {
         let range = |what, value: Option<u64>, low: u64, high: u64, range| match value {
-            Some(v) if v < low || v > high => {
-                Err(SpecError::Range { what, value: i64::try_from(v).unwrap_or(i64::MAX), range })
-            }
+            Some(v) if v < low || v > high => Err(out_of_range(what, v, range)),
             _ => Ok(()),
         };
         range("--memory", self.memory, 4096, i64::MAX.unsigned_abs(), "at least 4096 bytes")?;
@@ -571,34 +501,52 @@ pub fn normal(path: &str) -> String {
 /// Whether this can be the name of an environment variable: not empty, no `=`, no control characters.
 ///
 /// # Errors
-/// [`SpecError::EnvironmentName`].
+/// [`SpecError`].
 pub fn environment_name(name: &str) -> Result<(), SpecError> {
     if name.is_empty() || name.len() > 4096 || name.contains('=') || name.chars().any(char::is_control) {
-        return Err(SpecError::EnvironmentName(name.to_owned()));
+        let name = shown(name);
+        return Err(SpecError::new(format!("'{name}' cannot be the name of an environment variable")));
     }
     Ok(())
 }
 
-fn at_most(what: &'static str, count: usize, most: usize) -> Result<(), SpecError> {
-    if count > most { Err(SpecError::TooMany { what, count, most }) } else { Ok(()) }
+fn out_of_range(what: &str, value: impl std::fmt::Display, range: &str) -> SpecError {
+    SpecError::new(format!("{what} {value} is out of range: {range}"))
 }
 
-fn text(what: &'static str, text: &str, most: usize) -> Result<(), SpecError> {
-    if text.len() > most || text.contains('\0') { Err(SpecError::Text { what, most }) } else { Ok(()) }
+pub(crate) fn check_count(what: &str, count: usize, max: usize) -> Result<(), SpecError> {
+    if count <= max {
+        return Ok(());
+    }
+    Err(SpecError::new(format!("{count} {what} are too many: {max} is the limit")))
 }
 
-fn path(what: &'static str, path: &str) -> Result<(), SpecError> {
+fn check_text(what: &str, text: &str, max: usize) -> Result<(), SpecError> {
+    if text.len() <= max && !text.contains('\0') {
+        return Ok(());
+    }
+    Err(SpecError::new(format!("{what} is longer than {max} bytes or contains a NUL byte")))
+}
+
+fn check_path(what: &str, path: &str) -> Result<(), SpecError> {
     let ok =
         path.starts_with('/') && path.len() < 4096 && !path.contains('\0') && !path.split('/').any(|part| part == "..");
-    if ok { Ok(()) } else { Err(SpecError::Path { what, path: path.to_owned() }) }
+    if ok {
+        return Ok(());
+    }
+    Err(SpecError::new(format!("{what} '{}' is not an absolute path without '..' and NUL", shown(path))))
 }
 
-fn hostname(name: &str) -> Result<(), SpecError> {
+fn check_hostname(name: &str) -> Result<(), SpecError> {
     let ok = (1..=64).contains(&name.len())
         && name.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'.'))
         && !name.starts_with(['-', '.'])
         && !name.ends_with(['-', '.']);
-    if ok { Ok(()) } else { Err(SpecError::Hostname(name.to_owned())) }
+    if ok {
+        return Ok(());
+    }
+    let name = shown(name);
+    Err(SpecError::new(format!("'{name}' is not a host name of at most 64 letters, digits, '-' and '.'")))
 }
 
 #[cfg(test)]
@@ -627,8 +575,9 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         assert_eq!(pod(|_| {}), Ok(()));
-        assert_eq!(pod(|s| s.apps.clear()), Err(SpecError::NoApps));
-        assert!(matches!(pod(|s| s.apps.push(s.apps[0].clone())), Err(SpecError::SameAppName(_))));
+        assert!(pod(|s| s.apps.clear()).is_err());
+        let twice = pod(|s| s.apps.push(s.apps[0].clone())).unwrap_err();
+        assert!(twice.to_string().contains("two apps are called"), "{twice}");
         for target in ["/", "/proc", "//proc/", "/proc/x", "/sys/fs", "/dev", "a", "/a/../b", "/./"] {
             assert!(pod(|s| s.apps[0].mounts.push(mount(target))).is_err(), "{target}");
         }

@@ -273,7 +273,7 @@ mod tests {
         }
         for (line, want) in [
             ("12 --net=host --net=a", "--net: 'host' cannot be combined"),
-            ("12 --network ../x", "--network: '../x' is not a network's name"),
+            ("12 --network ../x", "--network: '../x' is not the name of a network"),
             ("12 --network x --net=y", "cannot be used with"),
         ] {
             let error = net(line).unwrap_err();

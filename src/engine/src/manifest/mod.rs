@@ -41,7 +41,7 @@ pub(crate) mod net;
 use gantry_contract::files;
 use gantry_contract::plan::Plan;
 use gantry_model::id::IdError;
-use gantry_model::net::NetError;
+use gantry_model::spec::SpecError;
 use gantry_model::{ErrorKind, Kind, Phase, PodId, PodSpec};
 use gantry_store::PodRow;
 use rustix::io::Errno;
@@ -81,7 +81,7 @@ pub enum ManifestError {
     Name(#[from] IdError),
     /// Its networks are invalid.
     #[error("the networks in the pod manifest cannot be used")]
-    Net(#[from] NetError),
+    Net(#[from] SpecError),
     /// The pod's preparation was aborted before it had a manifest.
     #[error("pod {0} has no manifest: its preparation was aborted")]
     None(PodId),

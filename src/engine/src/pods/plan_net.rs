@@ -8,7 +8,8 @@ use gantry_fetch::config::ImageConfig;
 use gantry_fetch::ports::DeclaredPort;
 use gantry_fetch::source::digest_of;
 use gantry_model::id::{Algorithm, shown};
-use gantry_model::net::{HostsSpec, NetError, PodPort, PortSpec, PortTarget, port_range};
+use gantry_model::net::{HostsSpec, PodPort, PortSpec, PortTarget, port_range};
+use gantry_model::spec::SpecError;
 use gantry_model::{AppName, ErrorKind, Kind, NetMode};
 use gantry_store::Layout;
 use thiserror::Error;
@@ -56,7 +57,7 @@ pub enum PortError {
         host_port: u16,
         /// Why.
         #[source]
-        source: NetError,
+        source: SpecError,
     },
     /// Two `--port` are for one port of the host.
     #[error("{} port {port} of the host is published twice", .protocol.as_str())]
@@ -73,7 +74,7 @@ pub enum PortError {
     TooMany,
     /// They are for a pod that has no networks of its own.
     #[error(transparent)]
-    NoNetwork(NetError),
+    NoNetwork(SpecError),
 }
 
 impl Kind for PortError {

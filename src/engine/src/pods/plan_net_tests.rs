@@ -45,7 +45,7 @@ fn names_are_those_of_the_images() {
     let far = resolved(&[named("5000-5003-udp", 65533)], &[web]).unwrap_err();
     assert!(matches!(far, PortError::Range { host_port: 65533, .. }), "{far:?}");
     let wide = resolved(&[named("1-65535-tcp", 1)], &[("a", &["1-65535"])]).unwrap_err();
-    assert!(matches!(wide, PortError::Range { source: NetError::PortCount(65535), .. }), "{wide:?}");
+    assert!(matches!(wide, PortError::Range { .. }), "{wide:?}");
     // A hostile image names many: only some are told.
     let many: Vec<String> = (1..9000).map(|port| port.to_string()).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();

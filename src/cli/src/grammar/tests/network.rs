@@ -129,7 +129,7 @@ fn invalid_networks() {
         ("--network=default,none a", "--network: 'none' cannot be combined"),
         ("--network= a", "--network: it must not be empty"),
         ("--network", "--network needs a value"),
-        ("--net=../x a", "--net: '../x' is not a network's name"),
+        ("--net=../x a", "--net: '../x' is not the name of a network"),
         ("--net=foo:IP a", "--net: 'IP' of network 'foo' is not an argument"),
     ]);
 }
@@ -139,7 +139,7 @@ fn invalid_ports() {
     refused(&[
         ("a -p [::1]:80:80", "-p: a port cannot be published on [::1]: the kernel routes no answer"),
         ("a --port=http:[::1]:80", "--port: a port cannot be published on [::1]"),
-        ("a -p 224.0.0.1:80:80", "-p: a port cannot be published on 224.0.0.1: it is the address of a group"),
+        ("a -p 224.0.0.1:80:80", "-p: a port cannot be published on 224.0.0.1: it is a multicast address"),
         ("a -p 0:80", "-p: '0' is not a port: 1 to 65535"),
         ("a -p 80:65536", "-p: '65536' is not a port"),
         ("a -p +80:80", "-p: '+80:80' is not NAME"),
@@ -162,8 +162,8 @@ fn invalid_ports() {
         ("a -p http/tcp", "-p: the image declares the protocol of port 'http'"),
         ("--pod-manifest=/m -P", "-P cannot be combined with --pod-manifest"),
         ("a -p", "-p needs a value"),
-        ("a --net=none -p 80:80", "no port of the host can lead to a pod with --net=none"),
-        ("-p 80:80 a --net=host", "no port of the host can lead to a pod with --net=host"),
+        ("a --net=none -p 80:80", "ports cannot be published for a pod with --net=none"),
+        ("-p 80:80 a --net=host", "ports cannot be published for a pod with --net=host"),
     ]);
 }
 
