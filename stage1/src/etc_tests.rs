@@ -34,6 +34,7 @@ fn plan(net: Net, resolv: DnsSpec) -> Plan {
         resolv,
         hosts: HostsSpec::default(),
         cgroup_parent: "/g".into(),
+        volumes_dir: String::new(),
         volumes: Vec::new(),
         apps: Vec::new(),
         log: LogLimits::default(),

@@ -193,7 +193,7 @@ fn ids(app: &App, request: &control::Exec) -> Result<Ids> {
         return Ok(app.ids.clone());
     }
     let user = request.user.as_deref().or(app.plan.user.as_deref());
-    user::resolve(&app.root, user, request.group.as_deref(), &app.plan.supplementary_gids)
+    user::resolve(&app.root, user, request.group.as_deref(), &app.plan.options.supplementary_gids)
 }
 
 /// The process that joins the app and forks the program's process there.
@@ -249,7 +249,7 @@ impl Helper<'_> {
     /// Joins the pod's PID namespace, which applies to processes forked from here on, and then the app's mount
     /// namespace. The supervisor is in the other namespaces already.
     fn enter(&self, messages: &OwnedFd) -> std::io::Result<()> {
-        if let Some(score) = self.app.plan.oom_score_adj {
+        if let Some(score) = self.app.plan.options.oom_score_adj {
             std::fs::write("/proc/self/oom_score_adj", score.to_string())?;
         }
         sys::setns(self.init.as_fd(), libc::CLONE_NEWPID)?;

@@ -16,8 +16,9 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use gantry_contract::plan::{Plan, VolumeKind};
+use gantry_contract::plan::Plan;
 use gantry_model::ErrorKind;
+use gantry_model::spec::VolumeKind;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind, mount_change,
@@ -67,11 +68,11 @@ fn clone_volumes(plan: &Plan) -> Result<BTreeMap<String, (OwnedFd, bool)>> {
     let mut trees = BTreeMap::new();
     for volume in &plan.volumes {
         let (source, recursive) = match &volume.kind {
-            VolumeKind::Host { source, recursive } => (source, *recursive),
-            VolumeKind::Named { dir, .. } => (dir, false),
-            VolumeKind::Empty { .. } => continue,
+            VolumeKind::Host { source, recursive } => (source.clone(), *recursive),
+            VolumeKind::Named { volume } => (format!("{}/{volume}", plan.volumes_dir), false),
+            VolumeKind::Anonymous | VolumeKind::Empty { .. } => continue,
         };
-        let what = || format!("cannot use '{}' as volume '{}'", gantry_model::id::shown(source), volume.name);
+        let what = || format!("cannot use '{}' as volume '{}'", gantry_model::id::shown(&source), volume.name);
         let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         if recursive {
             flags |= OpenTreeFlags::AT_RECURSIVE;
@@ -79,7 +80,7 @@ fn clone_volumes(plan: &Plan) -> Result<BTreeMap<String, (OwnedFd, bool)>> {
         let tree = open_tree(CWD, source.as_str(), flags).attempt(what)?;
         let stat = rustix::fs::fstat(&tree).attempt(what)?;
         let is_dir = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Directory;
-        trees.insert(volume.name.clone(), (tree, !is_dir));
+        trees.insert(volume.name.to_string(), (tree, !is_dir));
     }
     Ok(trees)
 }

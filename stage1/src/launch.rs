@@ -96,7 +96,7 @@ impl Launch {
         let mut cgroups = Vec::with_capacity(plan.apps.len());
         for app in &plan.apps {
             self.app_cgroups.push(app.name.clone());
-            cgroups.push(self.cgroups.app(&app.name, &app.limits).of_app(&app.name)?);
+            cgroups.push(self.cgroups.app(&app.name, &app.options.limits).of_app(&app.name)?);
         }
         self.cgroups.start_move(self.thread)?;
         // The networks come before the jail: they need the host's files, such as the plugins.
@@ -290,8 +290,12 @@ impl AppCreation<'_> {
     fn run(&self, cgroup: AppCgroup) -> Result<CreatedApp> {
         let root = root::mount_root(self.app)?;
         root::check_mount_points(&root)?;
-        let ids =
-            user::resolve(&root, self.app.user.as_deref(), self.app.group.as_deref(), &self.app.supplementary_gids)?;
+        let ids = user::resolve(
+            &root,
+            self.app.user.as_deref(),
+            self.app.group.as_deref(),
+            &self.app.options.supplementary_gids,
+        )?;
         root::make_working_dir(&root, &self.app.cwd)?;
         let mut etc = root::Etc::default();
         etc.write(self.etc, &root, &[])?;
@@ -305,8 +309,8 @@ impl AppCreation<'_> {
         self.set_oom_score(&process)?;
         let null = terminal::open_null(process.pid).attempt(|| "cannot open /dev/null of the app")?;
         let (sources, input) = stdio.supervisor_ends(self.terminal_size)?;
-        let eager = self.app.terminal || self.app.stdin;
-        let pace = Pace::new(self.app.limits.cpu_milli, Instant::now());
+        let eager = self.app.options.terminal || self.app.options.stdin;
+        let pace = Pace::new(self.app.options.limits.cpu_milli, Instant::now());
         let sources = sources.into_iter().collect();
         let output = AppOutput { app_number: self.number, log: self.open_log()?, sources, eager, flush_at: None, pace };
         Ok(CreatedApp { plan: app, root, null, etc, ids, confinement, cgroup, process, output, input })
@@ -329,8 +333,8 @@ impl AppCreation<'_> {
         }
         let ambient = confine::capability_set(&self.app.ambient_capabilities) & capabilities;
         let names: Vec<String> = confine::names(capabilities).into_iter().map(str::to_owned).collect();
-        let new_privileges = self.app.new_privileges;
-        let filters = seccomp::filters(&self.app.seccomp, &names, new_privileges)?;
+        let new_privileges = self.app.options.new_privileges;
+        let filters = seccomp::filters(&self.app.options.seccomp, &names, new_privileges)?;
         Ok(Confinement { capabilities, ambient, filters: filters.map(Rc::new), new_privileges })
     }
 
@@ -342,7 +346,7 @@ impl AppCreation<'_> {
 
     /// Sets the OOM score of the process. libcontainer would set one in the configuration for the supervisor.
     fn set_oom_score(&self, process: &launcher::CreatedApp) -> Result<()> {
-        let Some(score) = self.app.oom_score_adj else { return Ok(()) };
+        let Some(score) = self.app.options.oom_score_adj else { return Ok(()) };
         let path = format!("/proc/{}/oom_score_adj", process.pid.as_raw_nonzero());
         std::fs::write(path, score.to_string()).attempt(|| format!("cannot set oom_score_adj to {score}"))
     }
@@ -362,7 +366,7 @@ impl AppCreation<'_> {
     /// Makes the app's stdio. Its user owns the pipes, so that it can open /dev/stdout by name, as with docker and
     /// podman.
     fn stdio(&self, uid: u32) -> Result<terminal::AppStdio> {
-        if self.app.terminal {
+        if self.app.options.terminal {
             return terminal::AppStdio::terminal(&self.app.name);
         }
         let what = || "cannot make the app's pipes";
@@ -371,7 +375,7 @@ impl AppCreation<'_> {
         for end in [&out_app, &err_app] {
             terminal::give_pipe_to(end, uid).attempt(what)?;
         }
-        let (stdin_app, input) = if self.app.stdin {
+        let (stdin_app, input) = if self.app.options.stdin {
             let (stdin_app, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(what)?;
             terminal::give_pipe_to(&stdin_app, uid).attempt(what)?;
             (stdin_app, AppInput::Pipe(Some(writer)))

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use gantry_contract::plan::{App, Plan, Volume};
+use gantry_contract::plan::{App, Plan};
+use gantry_model::spec::VolumeSpec;
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
@@ -40,7 +41,7 @@ const READ_ONLY: [&str; 7] =
 pub(crate) fn config(plan: &Plan, app: &App, ids: &Ids, confinement: &Confinement, init: i32) -> Value {
     json!({
         "ociVersion": "1.0.2",
-        "root": { "path": root_path(&app.name), "readonly": app.read_only_root },
+        "root": { "path": root_path(&app.name), "readonly": app.options.read_only_root },
         "process": process(app, ids, confinement),
         "mounts": mounts(plan, app),
         "linux": {
@@ -62,7 +63,7 @@ fn process(app: &App, ids: &Ids, confinement: &Confinement) -> Value {
         bounding |= own;
     }
     let mut process = json!({
-        "terminal": app.terminal,
+        "terminal": app.options.terminal,
         "user": { "uid": ids.uid, "gid": ids.gid, "additionalGids": ids.groups, "umask": 0o022 },
         "args": app.argv,
         "env": environment(&app.env, ids),
@@ -101,7 +102,8 @@ fn mounts(plan: &Plan, app: &App) -> Vec<Value> {
         mount("/dev/mqueue", "mqueue", "mqueue", &quiet),
         mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     ];
-    let volumes: BTreeMap<&str, &Volume> = plan.volumes.iter().map(|volume| (volume.name.as_str(), volume)).collect();
+    let volumes: BTreeMap<&str, &VolumeSpec> =
+        plan.volumes.iter().map(|volume| (volume.name.as_str(), volume)).collect();
     for app_mount in &app.mounts {
         let Some(volume) = volumes.get(app_mount.volume.as_str()) else { continue };
         let read_only = volume.read_only || app_mount.read_only;

@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use gantry_contract::plan::{App, Mount, Plan, Volume, VolumeKind};
+use gantry_contract::plan::{App, Mount, Plan};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
-use gantry_model::spec::{is_device, is_provided};
+use gantry_model::spec::{VolumeKind, VolumeSpec, is_device, is_provided};
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
@@ -40,7 +40,7 @@ pub(crate) fn prepare_mounts(plan: &Plan, app: &App, root: &OwnedFd) -> Result<V
 struct MountPreparation<'a> {
     app: &'a App,
     root: &'a OwnedFd,
-    volumes: BTreeMap<&'a str, &'a Volume>,
+    volumes: BTreeMap<&'a str, &'a VolumeSpec>,
     /// Mounts with resolved targets, outer ones first.
     prepared: Vec<Mount>,
     /// Shared by the volumes that the image declares.
@@ -69,7 +69,7 @@ impl<'a> MountPreparation<'a> {
         found.attempt(|| format!("cannot inspect '{}' of the app", shown(path)))
     }
 
-    fn volume(&self, mount: &Mount) -> Result<&'a Volume> {
+    fn volume(&self, mount: &Mount) -> Result<&'a VolumeSpec> {
         let missing = || {
             let name = shown(&mount.volume);
             failure(ErrorKind::Invalid, format!("the plan mounts volume '{name}', which it does not have"))
@@ -77,7 +77,7 @@ impl<'a> MountPreparation<'a> {
         self.volumes.get(mount.volume.as_str()).copied().ok_or_else(missing)
     }
 
-    fn open_top(&self, volume: &Volume) -> Result<OwnedFd> {
+    fn open_top(&self, volume: &VolumeSpec) -> Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::open(source(volume), flags, Mode::empty())
             .attempt(|| format!("cannot open volume '{}'", volume.name))
@@ -100,12 +100,12 @@ impl<'a> MountPreparation<'a> {
         let seed = mount.seed.then(|| open_in(self.root, &target, OFlags::DIRECTORY).ok()).flatten();
         let from = seed.as_ref();
         match volume.kind {
-            VolumeKind::Empty { mode, uid, gid } => {
+            VolumeKind::Anonymous | VolumeKind::Empty { .. } => {
                 let inside =
                     |other: &&String| other.strip_prefix(target.as_str())?.strip_prefix('/').map(PathBuf::from);
                 let covered = targets.iter().filter_map(inside).collect();
                 let contents = InitialContents { volume, from, budget: &mut self.budget, covered: &covered };
-                make_empty(contents, (mode, uid, gid))?;
+                make_empty(contents)?;
             }
             VolumeKind::Named { .. } => {
                 // Complete: other pods may have no mounts inside it.
@@ -152,17 +152,19 @@ fn read_link(top: &OwnedFd, path: &str) -> std::io::Result<Option<String>> {
 }
 
 /// The path of a volume in the supervisor's tree.
-pub(crate) fn source(volume: &Volume) -> String {
+pub(crate) fn source(volume: &VolumeSpec) -> String {
     match volume.kind {
-        VolumeKind::Host { .. } => jail::volume_path(&volume.name),
-        VolumeKind::Named { .. } => format!("{}/{NAMED_DATA}", jail::volume_path(&volume.name)),
-        VolumeKind::Empty { .. } => format!("/pod/{}/{}", gantry_contract::files::VOLUMES, volume.name),
+        VolumeKind::Host { .. } => jail::volume_path(volume.name.as_str()),
+        VolumeKind::Named { .. } => format!("{}/{NAMED_DATA}", jail::volume_path(volume.name.as_str())),
+        VolumeKind::Anonymous | VolumeKind::Empty { .. } => {
+            format!("/pod/{}/{}", gantry_contract::files::VOLUMES, volume.name)
+        }
     }
 }
 
 /// The initial contents of a new volume.
 struct InitialContents<'a> {
-    volume: &'a Volume,
+    volume: &'a VolumeSpec,
     /// The image's directory; `None`: the volume stays empty.
     from: Option<&'a OwnedFd>,
     budget: &'a mut Budget,
@@ -172,7 +174,7 @@ struct InitialContents<'a> {
 
 /// Makes an empty volume unless another app of the pod has made it. It is renamed when it is complete, so that a
 /// supervisor that is killed leaves no incomplete volume to the next start.
-fn make_empty(contents: InitialContents<'_>, (mode, uid, gid): (u32, u32, u32)) -> Result<()> {
+fn make_empty(contents: InitialContents<'_>) -> Result<()> {
     let path = source(contents.volume);
     let what = || format!("cannot make volume '{}'", contents.volume.name);
     match rustix::fs::lstat(&path) {
@@ -191,8 +193,10 @@ fn make_empty(contents: InitialContents<'_>, (mode, uid, gid): (u32, u32, u32)) 
             let _left_for_next_start = remove_tree(&new);
         })?,
         None => {
-            rustix::fs::fchown(&dir, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).attempt(what)?;
-            rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode & 0o7777)).attempt(what)?;
+            if let Some((mode, uid, gid)) = contents.volume.kind.created_with() {
+                rustix::fs::fchown(&dir, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).attempt(what)?;
+                rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode & 0o7777)).attempt(what)?;
+            }
         }
     }
     rustix::fs::rename(&new, &path).attempt(|| format!("cannot rename volume {path}"))
@@ -214,10 +218,10 @@ const NAMED_POLL_INTERVAL: Duration = Duration::from_millis(20);
 fn fill_named(contents: InitialContents<'_>) -> Result<()> {
     let volume = contents.volume;
     let what = || format!("cannot fill volume '{}'", volume.name);
-    let path = |name: &str| format!("{}/{name}", jail::volume_path(&volume.name));
+    let path = |name: &str| format!("{}/{name}", jail::volume_path(volume.name.as_str()));
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let top = rustix::fs::open(path("."), flags, Mode::empty()).attempt(what)?;
-    lock_named(&top, &volume.name)?;
+    lock_named(&top, volume.name.as_str())?;
     match rustix::fs::statat(&top, NAMED_FRESH, AtFlags::SYMLINK_NOFOLLOW) {
         Err(Errno::NOENT) => return Ok(()),
         other => drop(other.attempt(what)?),

@@ -307,7 +307,7 @@ mod tests {
         let mut spec = gantry_model::PodSpec { apps: vec![app("a"), app("b")], ..gantry_model::PodSpec::default() };
         let names: Vec<AppName> = ["a", "b"].map(|name| name.parse().unwrap()).into();
         assert_eq!(manifest_apps(&gantry_engine::manifest_to_value(&spec)), (names.clone(), Vec::new()));
-        spec.apps[1].terminal = true;
+        spec.apps[1].options.terminal = true;
         let b = Interactive { app: "b".parse().unwrap(), stdin: false, terminal: true };
         assert_eq!(manifest_apps(&gantry_engine::manifest_to_value(&spec)), (names, vec![b]));
         assert_eq!(manifest_apps(&serde_json::Value::Null), (Vec::new(), Vec::new()));

@@ -4,7 +4,7 @@
 //! programs and working directories inside the mounted root, beneath it.
 
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
-use gantry_model::spec::{Limits, Seccomp};
+use gantry_model::spec::{AppOptions, VolumeSpec};
 use serde::{Deserialize, Serialize};
 
 /// A pod to run.
@@ -30,8 +30,12 @@ pub struct Plan {
     pub hosts: HostsSpec,
     /// Where the pod's cgroup goes, below each hierarchy's root: `/gantry`. The pod's is `PARENT/UUID`, an app's `PARENT/UUID/APP`.
     pub cgroup_parent: String,
-    /// Volumes by name.
-    pub volumes: Vec<Volume>,
+    /// The directory of the named volumes, absolute. A volume's directory there has what apps see in `data`, and a file
+    /// `fresh` until the first app mounts it, which fills the volume.
+    #[serde(default)]
+    pub volumes_dir: String,
+    /// Volumes by name. Directories that the supervisor creates for the pod are in [`crate::files::VOLUMES`].
+    pub volumes: Vec<VolumeSpec>,
     /// The apps, in the order in which they are started.
     pub apps: Vec<App>,
     /// Rotation of log files.
@@ -64,47 +68,6 @@ pub struct Networks {
     /// Ports of the host that lead to the pod.
     #[serde(default)]
     pub ports: Vec<PodPort>,
-}
-
-/// A volume.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Volume {
-    /// Its name.
-    pub name: String,
-    /// What it is.
-    pub kind: VolumeKind,
-    /// Read-only for every app.
-    pub read_only: bool,
-}
-
-/// What a volume is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum VolumeKind {
-    /// A file or directory of the host.
-    Host {
-        /// Absolute path.
-        source: String,
-        /// Whether mounts below it come along.
-        recursive: bool,
-    },
-    /// A volume that outlives the pod.
-    Named {
-        /// Its name.
-        volume: String,
-        /// Its directory, absolute. Apps see `data` in it. While it has a file `fresh`, no app has mounted it yet, and the
-        /// first one fills it.
-        dir: String,
-    },
-    /// A directory below [`crate::files::VOLUMES`], made by the supervisor if it is not there.
-    Empty {
-        /// Permission bits.
-        mode: u32,
-        /// Owner.
-        uid: u32,
-        /// Group.
-        gid: u32,
-    },
 }
 
 /// A volume's place in an app.
@@ -155,14 +118,8 @@ pub struct App {
     pub user: Option<String>,
     /// Group: name, number or an absolute path; `None`: the user's.
     pub group: Option<String>,
-    /// Supplementary groups on top of those the image's group file gives the user.
-    pub supplementary_gids: Vec<u32>,
     /// Volumes.
     pub mounts: Vec<Mount>,
-    /// Whether the root is read-only.
-    pub read_only_root: bool,
-    /// Limits.
-    pub limits: Limits,
     /// Capabilities by name, for the bounding, effective and permitted set. Those that the supervisor lacks are left out.
     pub capabilities: Vec<String>,
     /// Those of `capabilities` without which the app must not start.
@@ -171,18 +128,11 @@ pub struct App {
     /// Those of `capabilities` that processes of other users than root hold too.
     #[serde(default)]
     pub ambient_capabilities: Vec<String>,
-    /// System calls.
-    pub seccomp: Seccomp,
-    /// Whether execve may gain privileges.
-    pub new_privileges: bool,
-    /// `oom_score_adj`.
-    pub oom_score_adj: Option<i32>,
     /// Signal that asks the app to stop.
     pub stop_signal: u8,
-    /// Whether it gets a pseudo-terminal.
-    pub terminal: bool,
-    /// Whether its stdin is a pipe that a client may attach to.
-    pub stdin: bool,
+    /// The options that do not depend on the image.
+    #[serde(flatten)]
+    pub options: AppOptions,
 }
 
 /// Rotation of log files.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// A text is not the identity it claims to be.
@@ -144,7 +145,8 @@ impl From<PodId> for PodPrefix {
 
 /// The name of an app or a volume inside its pod: an appc AC Name (appc specification, "AC Name Type"),
 /// which is also an RFC 1123 label. It is safe as a file name and as a cgroup name.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct AppName(String);
 
 impl AppName {
@@ -174,6 +176,20 @@ impl fmt::Display for AppName {
     }
 }
 
+impl TryFrom<String> for AppName {
+    type Error = IdError;
+
+    fn try_from(text: String) -> Result<Self, IdError> {
+        text.parse()
+    }
+}
+
+impl From<AppName> for String {
+    fn from(name: AppName) -> Self {
+        name.0
+    }
+}
+
 impl FromStr for AppName {
     type Err = IdError;
 
@@ -189,7 +205,8 @@ impl FromStr for AppName {
 }
 
 /// The name of a volume that outlives pods. It is safe as a file name.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct VolumeName(String);
 
 impl VolumeName {
@@ -203,6 +220,20 @@ impl VolumeName {
 impl fmt::Display for VolumeName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for VolumeName {
+    type Error = IdError;
+
+    fn try_from(text: String) -> Result<Self, IdError> {
+        text.parse()
+    }
+}
+
+impl From<VolumeName> for String {
+    fn from(name: VolumeName) -> Self {
+        name.0
     }
 }
 

@@ -47,36 +47,44 @@ pub struct AppSpec {
     pub user: Option<String>,
     /// Group: name, number, or an absolute path in the image.
     pub group: Option<String>,
-    /// Supplementary group numbers.
-    pub supplementary_gids: Vec<u32>,
     /// Working directory, absolute in the image.
     pub working_dir: Option<String>,
     /// Environment on top of the image's.
     pub environment: Vec<(String, String)>,
     /// Volumes mounted into this app.
     pub mounts: Vec<MountSpec>,
+    /// Its capabilities.
+    pub capabilities: Capabilities,
+    /// Signal that asks it to stop, as a number; `None`: the image's `StopSignal`, or SIGTERM.
+    pub stop_signal: Option<u8>,
+    /// What the plan has as it is given here.
+    pub options: AppOptions,
+    /// Free-form annotations of the app.
+    pub user_annotations: BTreeMap<String, String>,
+    /// Free-form labels of the app.
+    pub user_labels: BTreeMap<String, String>,
+}
+
+/// Options of an app that do not depend on its image: the plan of a pod has them as the user gave them. Fields that are
+/// added need a serde default, so that plans of prepared pods can still be read.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct AppOptions {
+    /// Supplementary group numbers, on top of those that the image's group file gives the user.
+    pub supplementary_gids: Vec<u32>,
     /// Whether the root file system is read-only.
     pub read_only_root: bool,
     /// Resource limits.
     pub limits: Limits,
-    /// Which capabilities it keeps.
-    pub capabilities: Capabilities,
-    /// Which system calls it may make.
+    /// The system call filter.
     pub seccomp: Seccomp,
     /// Whether it may gain privileges by execve (set-user-ID programs, file capabilities). Default no.
     pub new_privileges: bool,
     /// `oom_score_adj`, -1000 to 1000.
     pub oom_score_adj: Option<i32>,
-    /// Signal that asks it to stop, as a number; `None`: the image's `StopSignal`, or SIGTERM.
-    pub stop_signal: Option<u8>,
     /// Whether it gets a pseudo-terminal as stdin, stdout and stderr.
     pub terminal: bool,
     /// Whether its stdin stays open for the client that starts the pod; otherwise it is empty.
     pub stdin: bool,
-    /// Free-form annotations of the app.
-    pub user_annotations: BTreeMap<String, String>,
-    /// Free-form labels of the app.
-    pub user_labels: BTreeMap<String, String>,
 }
 
 impl AppSpec {
@@ -90,19 +98,12 @@ impl AppSpec {
             args: Vec::new(),
             user: None,
             group: None,
-            supplementary_gids: Vec::new(),
             working_dir: None,
             environment: Vec::new(),
             mounts: Vec::new(),
-            read_only_root: false,
-            limits: Limits::default(),
             capabilities: Capabilities::Default,
-            seccomp: Seccomp::Default,
-            new_privileges: false,
-            oom_score_adj: None,
             stop_signal: None,
-            terminal: false,
-            stdin: false,
+            options: AppOptions::default(),
             user_annotations: BTreeMap::new(),
             user_labels: BTreeMap::new(),
         }
@@ -110,7 +111,7 @@ impl AppSpec {
 }
 
 /// A volume that apps may mount (rkt's `--volume`).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeSpec {
     /// Its name in the pod.
     pub name: AppName,
@@ -120,8 +121,9 @@ pub struct VolumeSpec {
     pub read_only: bool,
 }
 
-/// What a volume is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The kind of a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum VolumeKind {
     /// A file or directory of the host.
     Host {
@@ -146,6 +148,18 @@ pub enum VolumeKind {
         /// Group.
         gid: u32,
     },
+}
+
+impl VolumeKind {
+    /// The mode, user and group of a directory that the supervisor creates for the pod; `None` for other volumes.
+    #[must_use]
+    pub fn created_with(&self) -> Option<(u32, u32, u32)> {
+        match *self {
+            Self::Anonymous => Some((0o755, 0, 0)),
+            Self::Empty { mode, uid, gid } => Some((mode, uid, gid)),
+            Self::Host { .. } | Self::Named { .. } => None,
+        }
+    }
 }
 
 /// A volume's place in an app (rkt's `--mount`).
@@ -404,7 +418,7 @@ impl PodSpec {
             }
             app.validate(&volumes)?;
         }
-        let interactive = self.apps.iter().any(|app| app.terminal || app.stdin);
+        let interactive = self.apps.iter().any(|app| app.options.terminal || app.options.stdin);
         if interactive && self.apps.len() > 1 {
             let apps = self.apps.len();
             return Err(SpecError::new(format!("--interactive needs exactly one app; this pod has {apps}")));
@@ -427,8 +441,8 @@ impl AppSpec {
             check_text("an environment variable", value, MAX_TEXT)?;
         }
         self.working_dir.as_deref().map_or(Ok(()), |dir| check_path("working directory", dir))?;
-        self.limits.validate()?;
-        if let Some(adj) = self.oom_score_adj.filter(|adj| !(-1000..=1000).contains(adj)) {
+        self.options.limits.validate()?;
+        if let Some(adj) = self.options.oom_score_adj.filter(|adj| !(-1000..=1000).contains(adj)) {
             return Err(out_of_range("--oom-score-adj", adj, "-1000 to 1000"));
         }
         if let Some(signal) = self.stop_signal.filter(|signal| !(1..=64).contains(signal)) {
@@ -588,8 +602,8 @@ mod tests {
         assert!(pod(|s| s.apps[0].environment.push(("a=b".into(), String::new()))).is_err());
         assert!(pod(|s| s.apps[0].working_dir = Some("proc/self/fd/7".into())).is_err());
         assert!(pod(|s| s.hostname = Some("a\nb".into())).is_err());
-        assert!(pod(|s| s.apps[0].limits.memory = Some(10)).is_err());
-        assert!(pod(|s| s.apps[0].oom_score_adj = Some(2000)).is_err());
+        assert!(pod(|s| s.apps[0].options.limits.memory = Some(10)).is_err());
+        assert!(pod(|s| s.apps[0].options.oom_score_adj = Some(2000)).is_err());
         assert!(pod(|s| s.apps[0].capabilities = Capabilities::Retain(["CAP_X".to_owned()].into())).is_err());
     }
 

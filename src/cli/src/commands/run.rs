@@ -184,11 +184,11 @@ fn read_manifest(path: &Path) -> Result<PodSpec, Failure> {
 
 /// The foreground view of a pod with this specification.
 fn foreground_pod(spec: &PodSpec, options: &PodOptions) -> impl FnOnce(PodId) -> ForegroundPod + use<> {
-    let wanted = |app: &&AppSpec| app.terminal || app.stdin;
+    let wanted = |app: &&AppSpec| app.options.terminal || app.options.stdin;
     let interactive = spec.apps.iter().find(wanted).map(|app| Interactive {
         app: app.name.clone(),
-        stdin: app.stdin,
-        terminal: app.terminal,
+        stdin: app.options.stdin,
+        terminal: app.options.terminal,
     });
     let apps = spec.apps.iter().map(|app| app.name.clone()).collect();
     let (signals, detach_keys) = (signal_proxy(options), options.detach_keys.clone());

@@ -133,12 +133,12 @@ impl<'a> Draft<'a> {
         let common_caps = self.common.caps.clone().resolve()?;
         for draft in self.apps {
             let mut app = draft.onto(&self.common, &common_mounts, common_caps.as_ref(), &mut volumes)?;
-            (app.stdin, app.terminal) = (stdin, terminal);
+            (app.options.stdin, app.options.terminal) = (stdin, terminal);
             if insecure.capabilities && app.capabilities == Capabilities::Default {
                 app.capabilities = Capabilities::All;
             }
-            if insecure.seccomp && app.seccomp == Seccomp::Default {
-                app.seccomp = Seccomp::Unconfined;
+            if insecure.seccomp && app.options.seccomp == Seccomp::Default {
+                app.options.seccomp = Seccomp::Unconfined;
             }
             apps.push(app);
         }
@@ -197,21 +197,21 @@ impl AppDraft {
         }
         app.user = self.user.or_else(|| common.user.clone());
         app.group = self.group.or_else(|| common.group.clone());
-        app.supplementary_gids = self.gids.or_else(|| common.gids.clone()).unwrap_or_default();
+        app.options.supplementary_gids = self.gids.or_else(|| common.gids.clone()).unwrap_or_default();
         app.working_dir = self.working_dir.or_else(|| common.working_dir.clone());
         app.environment = merged_environment([&common.environment[..], &self.environment]);
         app.mounts = [common_mounts, &common.mounts, &self.mounts, &volumes.add_mounts(&self.binds)].concat();
-        app.read_only_root = self.read_only_root.or(common.read_only_root).unwrap_or(false);
-        app.limits = Limits {
+        app.options.read_only_root = self.read_only_root.or(common.read_only_root).unwrap_or(false);
+        app.options.limits = Limits {
             memory: self.limits.memory.or(common.limits.memory),
             cpu_milli: self.limits.cpu_milli.or(common.limits.cpu_milli),
             cpu_shares: self.limits.cpu_shares.or(common.limits.cpu_shares),
             pids: self.limits.pids.or(common.limits.pids),
         };
         app.capabilities = self.caps.resolve()?.or_else(|| common_caps.cloned()).unwrap_or_default();
-        app.seccomp = self.seccomp.or_else(|| common.seccomp.clone()).unwrap_or_default();
-        app.new_privileges = !self.no_new_privileges.or(common.no_new_privileges).unwrap_or(true);
-        app.oom_score_adj = self.oom_score_adj.or(common.oom_score_adj);
+        app.options.seccomp = self.seccomp.or_else(|| common.seccomp.clone()).unwrap_or_default();
+        app.options.new_privileges = !self.no_new_privileges.or(common.no_new_privileges).unwrap_or(true);
+        app.options.oom_score_adj = self.oom_score_adj.or(common.oom_score_adj);
         app.stop_signal = self.stop_signal.or(common.stop_signal);
         app.user_annotations = common.annotations.clone().into_iter().chain(self.annotations).collect();
         app.user_labels = common.labels.clone().into_iter().chain(self.labels).collect();

@@ -73,7 +73,7 @@ fn images_and_their_arguments() {
 fn app_flags_bind_to_the_image_before_them_or_to_all() {
     let pod = spec("--memory=1Gi -e A=all -u 7 a --memory 64Mi -e A=one -e B b --environment=B=2 -e KNOWN");
     let [a, b] = &pod.apps[..] else { panic!("two apps") };
-    assert_eq!((a.limits.memory, b.limits.memory), (Some(64 << 20), Some(1 << 30)));
+    assert_eq!((a.options.limits.memory, b.options.limits.memory), (Some(64 << 20), Some(1 << 30)));
     assert_eq!((a.user.as_deref(), b.user.as_deref()), (Some("7"), Some("7")));
     // B alone is not known to the caller, so it is nothing, as with docker.
     assert_eq!(a.environment, [("A".into(), "one".into())]);
@@ -89,7 +89,11 @@ fn values_stand_behind_a_sign_or_a_space_and_short_flags_in_clusters() {
         let request = parsed(line).unwrap();
         assert!(request.options.detach && request.options.stdin && request.options.terminal, "{line}");
         let app = &request.spec.apps[0];
-        assert_eq!((app.working_dir.as_deref(), app.stdin, app.terminal), (Some("/x"), true, true), "{line}");
+        assert_eq!(
+            (app.working_dir.as_deref(), app.options.stdin, app.options.terminal),
+            (Some("/x"), true, true),
+            "{line}"
+        );
     }
     assert!(!parsed("--detach=false a").unwrap().options.detach);
 }
@@ -164,16 +168,19 @@ fn limits_and_isolation() {
     let pod =
         spec("a -m 64m --cpus 0.5 --pids-limit=9 --cpu-shares 512 --read-only --oom-score-adj=-5 --stop-signal INT");
     let app = &pod.apps[0];
-    assert_eq!((app.limits.memory, app.limits.cpu_milli, app.limits.pids), (Some(64 << 20), Some(500), Some(9)));
-    assert_eq!((app.read_only_root, app.oom_score_adj, app.stop_signal), (true, Some(-5), Some(2)));
-    assert!(!app.new_privileges);
-    assert!(spec("a --no-new-privileges=false").apps[0].new_privileges);
-    assert_eq!(spec("a --group-add 1,2 --supplementary-gids 3").apps[0].supplementary_gids, [1, 2, 3]);
-    assert_eq!(spec("a --security-opt seccomp=unconfined").apps[0].seccomp, Seccomp::Unconfined);
-    let seccomp = spec("a --seccomp=mode=remove,errno=ENOSYS,mount,umount2").apps[0].seccomp.clone();
+    assert_eq!(
+        (app.options.limits.memory, app.options.limits.cpu_milli, app.options.limits.pids),
+        (Some(64 << 20), Some(500), Some(9))
+    );
+    assert_eq!((app.options.read_only_root, app.options.oom_score_adj, app.stop_signal), (true, Some(-5), Some(2)));
+    assert!(!app.options.new_privileges);
+    assert!(spec("a --no-new-privileges=false").apps[0].options.new_privileges);
+    assert_eq!(spec("a --group-add 1,2 --supplementary-gids 3").apps[0].options.supplementary_gids, [1, 2, 3]);
+    assert_eq!(spec("a --security-opt seccomp=unconfined").apps[0].options.seccomp, Seccomp::Unconfined);
+    let seccomp = spec("a --seccomp=mode=remove,errno=ENOSYS,mount,umount2").apps[0].options.seccomp.clone();
     let names: BTreeSet<String> = ["mount", "umount2"].map(str::to_owned).into();
     assert_eq!(seccomp, Seccomp::Remove { names, errno: 38 });
-    assert_eq!(spec("--insecure-options=seccomp a").apps[0].seccomp, Seccomp::Unconfined);
+    assert_eq!(spec("--insecure-options=seccomp a").apps[0].options.seccomp, Seccomp::Unconfined);
 }
 
 #[test]

@@ -222,7 +222,7 @@ impl From<&AppSpec> for App {
             read_only: mount.read_only,
         };
         let variable = |(name, value): &(String, String)| Variable { name: name.clone(), value: value.clone() };
-        let spec::Limits { memory, cpu_milli, cpu_shares, pids } = app.limits;
+        let spec::Limits { memory, cpu_milli, cpu_shares, pids } = app.options.limits;
         Self {
             name: app.name.to_string(),
             image: app.image.clone(),
@@ -230,11 +230,11 @@ impl From<&AppSpec> for App {
             args: app.args.clone(),
             user: app.user.clone(),
             group: app.group.clone(),
-            supplementary_gids: app.supplementary_gids.clone(),
+            supplementary_gids: app.options.supplementary_gids.clone(),
             working_dir: app.working_dir.clone(),
             environment: app.environment.iter().map(variable).collect(),
             mounts: app.mounts.iter().map(mount).collect(),
-            read_only_root: app.read_only_root,
+            read_only_root: app.options.read_only_root,
             limits: Limits { memory, cpu_milli, cpu_shares, pids },
             capabilities: match &app.capabilities {
                 spec::Capabilities::Default => Capabilities::Default,
@@ -245,12 +245,12 @@ impl From<&AppSpec> for App {
                 }
                 spec::Capabilities::All => Capabilities::All,
             },
-            seccomp: Seccomp::from(&app.seccomp),
-            new_privileges: app.new_privileges,
-            oom_score_adj: app.oom_score_adj,
+            seccomp: Seccomp::from(&app.options.seccomp),
+            new_privileges: app.options.new_privileges,
+            oom_score_adj: app.options.oom_score_adj,
             stop_signal: app.stop_signal,
-            terminal: app.terminal,
-            stdin: app.stdin,
+            terminal: app.options.terminal,
+            stdin: app.options.stdin,
             annotations: app.user_annotations.clone(),
             labels: app.user_labels.clone(),
         }
@@ -273,12 +273,9 @@ impl TryFrom<App> for AppSpec {
             args: app.args,
             user: app.user,
             group: app.group,
-            supplementary_gids: app.supplementary_gids,
             working_dir: app.working_dir,
             environment: app.environment.into_iter().map(|Variable { name, value }| (name, value)).collect(),
             mounts: app.mounts.into_iter().map(mount).collect::<Result<_, _>>()?,
-            read_only_root: app.read_only_root,
-            limits: spec::Limits { memory, cpu_milli, cpu_shares, pids },
             capabilities: match app.capabilities {
                 Capabilities::Default => spec::Capabilities::Default,
                 Capabilities::Retain(names) => spec::Capabilities::Retain(names),
@@ -286,12 +283,17 @@ impl TryFrom<App> for AppSpec {
                 Capabilities::Adjust { add, drop } => spec::Capabilities::Adjust { add, drop },
                 Capabilities::All => spec::Capabilities::All,
             },
-            seccomp: app.seccomp.into(),
-            new_privileges: app.new_privileges,
-            oom_score_adj: app.oom_score_adj,
             stop_signal: app.stop_signal,
-            terminal: app.terminal,
-            stdin: app.stdin,
+            options: spec::AppOptions {
+                supplementary_gids: app.supplementary_gids,
+                read_only_root: app.read_only_root,
+                limits: spec::Limits { memory, cpu_milli, cpu_shares, pids },
+                seccomp: app.seccomp.into(),
+                new_privileges: app.new_privileges,
+                oom_score_adj: app.oom_score_adj,
+                terminal: app.terminal,
+                stdin: app.stdin,
+            },
             user_annotations: app.annotations,
             user_labels: app.labels,
         })

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use gantry_model::net::{Dns, DnsSpec, HostsSpec, PortSpec, PortTarget, Protocol};
-use gantry_model::spec::{Capabilities, Limits, MountSpec, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::spec::{AppOptions, Capabilities, Limits, MountSpec, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, AppSpec, NetMode};
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;
@@ -69,20 +69,22 @@ fn app() -> impl Strategy<Value = AppSpec> {
         args: command.3,
         user: who.0,
         group: who.1,
-        supplementary_gids: who.2,
         working_dir: who.3,
         environment: world.0,
         mounts: world.1,
         user_annotations: world.2,
         user_labels: world.3,
-        limits: Limits { memory: limits[0], cpu_milli: limits[1], cpu_shares: limits[2], pids: limits[3] },
         capabilities: rest.0,
-        seccomp: rest.1,
-        read_only_root: rest.2[0],
-        new_privileges: rest.2[1],
-        terminal: rest.2[2],
-        stdin: rest.2[3],
-        oom_score_adj: rest.3.0,
+        options: AppOptions {
+            supplementary_gids: who.2,
+            limits: Limits { memory: limits[0], cpu_milli: limits[1], cpu_shares: limits[2], pids: limits[3] },
+            seccomp: rest.1,
+            read_only_root: rest.2[0],
+            new_privileges: rest.2[1],
+            terminal: rest.2[2],
+            stdin: rest.2[3],
+            oom_score_adj: rest.3.0,
+        },
         stop_signal: rest.3.1,
     })
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use gantry_contract::plan as out;
 use gantry_fetch::config::ImageConfig;
 use gantry_model::id::shown;
-use gantry_model::spec::{self, VolumeKind};
+use gantry_model::spec::{self, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
 use gantry_store::Layout;
 use thiserror::Error;
@@ -102,7 +102,7 @@ pub(crate) fn hostname(spec: &PodSpec, id: PodId) -> String {
 /// The plan of a valid spec; `images` has one entry per app, in order.
 pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) -> Result<out::Plan, PlanError> {
     let hostname = hostname(spec, setting.id);
-    let mut volumes = Volumes::new(spec, setting.layout);
+    let mut volumes = Volumes::new(spec);
     let mut apps = Vec::with_capacity(spec.apps.len());
     for (app, image) in spec.apps.iter().zip(images) {
         apps.push(plan_app(app, image, &hostname, &mut volumes)?);
@@ -121,26 +121,12 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         resolv: spec.dns.clone(),
         hosts: plan_net::hosts(&spec.hosts),
         cgroup_parent: setting.cgroup_parent.to_owned(),
+        volumes_dir: setting.layout.volumes_dir().to_string_lossy().into_owned(),
         volumes: volumes.list,
         apps,
         log: setting.log,
         stop_grace_ms: setting.stop_grace_ms,
     })
-}
-
-fn volume(volume: &spec::VolumeSpec, layout: &Layout) -> out::Volume {
-    let kind = match &volume.kind {
-        VolumeKind::Named { volume } => {
-            let dir = layout.volume_dir(volume).to_string_lossy().into_owned();
-            out::VolumeKind::Named { volume: volume.to_string(), dir }
-        }
-        VolumeKind::Anonymous => out::VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 },
-        VolumeKind::Host { source, recursive } => {
-            out::VolumeKind::Host { source: source.clone(), recursive: *recursive }
-        }
-        VolumeKind::Empty { mode, uid, gid } => out::VolumeKind::Empty { mode: *mode, uid: *uid, gid: *gid },
-    };
-    out::Volume { name: volume.name.to_string(), kind, read_only: volume.read_only }
 }
 
 fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volumes) -> Result<out::App, PlanError> {
@@ -161,19 +147,12 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
         cwd: working_dir(app, config)?,
         user,
         group,
-        supplementary_gids: app.supplementary_gids.clone(),
         mounts: mounts(app, config, volumes)?,
-        read_only_root: app.read_only_root,
-        limits: app.limits,
         capabilities: app.capabilities.names().into_iter().collect(),
         required_capabilities: app.capabilities.required().into_iter().collect(),
         ambient_capabilities: app.capabilities.ambient().into_iter().collect(),
-        seccomp: app.seccomp.clone(),
-        new_privileges: app.new_privileges,
-        oom_score_adj: app.oom_score_adj,
         stop_signal: app.stop_signal.or(config.stop_signal).unwrap_or(STOP_SIGNAL),
-        terminal: app.terminal,
-        stdin: app.stdin,
+        options: app.options.clone(),
     })
 }
 
@@ -201,7 +180,7 @@ fn argv(app: &AppSpec, config: &ImageConfig) -> Result<Vec<String>, PlanError> {
 
 /// In increasing precedence: gantry's, the image's, the user's. The last value of a name wins and keeps the first position.
 fn environment(app: &AppSpec, config: &ImageConfig, hostname: &str) -> Result<Vec<String>, PlanError> {
-    let term = app.terminal.then_some(("TERM", "xterm"));
+    let term = app.options.terminal.then_some(("TERM", "xterm"));
     let ours = [("PATH", PATH), ("HOSTNAME", hostname), ("container", "gantry")].into_iter().chain(term);
     let given = config.env.iter().chain(&app.environment).map(|(name, value)| (name.as_str(), value.as_str()));
     let mut merged: Vec<(&str, &str)> = Vec::new();
@@ -299,36 +278,30 @@ fn is_ignored(declared: &str) -> bool {
 
 /// The volumes of a pod while its apps are planned.
 struct Volumes {
-    list: Vec<out::Volume>,
-    names: BTreeSet<String>,
+    list: Vec<VolumeSpec>,
+    names: BTreeSet<AppName>,
     /// Those that are filled from the image.
     seeded: BTreeSet<String>,
 }
 
 impl Volumes {
-    fn new(spec: &PodSpec, layout: &Layout) -> Self {
-        let list: Vec<out::Volume> = spec.volumes.iter().map(|of| volume(of, layout)).collect();
+    fn new(spec: &PodSpec) -> Self {
+        let list = spec.volumes.clone();
         let names = list.iter().map(|volume| volume.name.clone()).collect();
-        let is_seeded =
-            |volume: &&spec::VolumeSpec| matches!(volume.kind, VolumeKind::Named { .. } | VolumeKind::Anonymous);
+        let is_seeded = |volume: &&VolumeSpec| matches!(volume.kind, VolumeKind::Named { .. } | VolumeKind::Anonymous);
         let seeded = spec.volumes.iter().filter(is_seeded).map(|volume| volume.name.to_string()).collect();
         Self { list, names, seeded }
     }
 
-    /// Adds an empty volume that an image declares; returns its name, which is unique.
+    /// Adds a volume that an image declares, with a name of its own.
     fn add_implicit(&mut self, app: &AppSpec) -> String {
         let base: String = app.name.as_str().chars().take(48).collect();
-        let mut n = self.list.len();
-        let name = loop {
-            let name = format!("{base}-image-{n}");
-            if self.names.insert(name.clone()) {
-                break name;
-            }
-            n += 1;
-        };
-        let kind = out::VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 };
-        self.list.push(out::Volume { name: name.clone(), kind, read_only: false });
-        name
+        let taken = (self.list.len()..).map(|n| format!("{base}-image-{n}"));
+        let mut free = taken.filter_map(|name| name.parse::<AppName>().ok()).filter(|name| !self.names.contains(name));
+        let Some(name) = free.next() else { return base };
+        self.names.insert(name.clone());
+        self.list.push(VolumeSpec { name: name.clone(), kind: VolumeKind::Anonymous, read_only: false });
+        name.to_string()
     }
 }
 

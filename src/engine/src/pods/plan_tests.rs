@@ -69,7 +69,7 @@ fn the_environment_goes_from_low_to_high() {
     let made = app(|spec, config| {
         config.env = vec![pair("PATH", "/x"), pair("A", "image"), pair("B", "image")];
         spec.environment = vec![pair("B", "user"), pair("B", "last"), pair("C", "a\nb")];
-        spec.terminal = true;
+        spec.options.terminal = true;
     })
     .unwrap();
     let id = PodId::from_random([7; 16]);
@@ -154,9 +154,9 @@ fn volumes_of_the_user_that_begin_with_the_image() {
     .unwrap();
     let seeds: Vec<_> = plan.apps[0].mounts.iter().map(|mount| (mount.seed, mount.declared)).collect();
     assert_eq!(seeds, [(true, false), (true, false), (false, false)]);
-    let dir = "/data/volumes/pg_data".to_owned();
-    assert_eq!(plan.volumes[0].kind, out::VolumeKind::Named { volume: "pg_data".into(), dir });
-    assert_eq!(plan.volumes[1].kind, out::VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 });
+    assert_eq!(plan.volumes_dir, "/data/volumes");
+    assert_eq!(plan.volumes[0].kind, VolumeKind::Named { volume: "pg_data".parse().unwrap() });
+    assert_eq!(plan.volumes[1].kind, VolumeKind::Anonymous);
 }
 
 #[test]

@@ -322,7 +322,6 @@ fn marking_deletes_nothing_and_the_next_gc_does() {
 /// A plan with the one app `a` of an image without layers.
 fn plan(id: PodId) -> gantry_contract::plan::Plan {
     use gantry_contract::plan::{App, LogLimits, Net, Plan};
-    use gantry_model::spec::{Limits, Seccomp};
     let app = App {
         name: "a".into(),
         attempt: 0,
@@ -333,19 +332,12 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         cwd: "/".into(),
         user: None,
         group: None,
-        supplementary_gids: Vec::new(),
         mounts: Vec::new(),
-        read_only_root: false,
-        limits: Limits::default(),
         capabilities: Vec::new(),
         required_capabilities: Vec::new(),
         ambient_capabilities: Vec::new(),
-        seccomp: Seccomp::Default,
-        new_privileges: false,
-        oom_score_adj: None,
         stop_signal: 15,
-        terminal: false,
-        stdin: false,
+        options: gantry_model::spec::AppOptions::default(),
     };
     Plan {
         version: gantry_contract::VERSION,
@@ -357,6 +349,7 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         resolv: gantry_model::net::DnsSpec::default(),
         hosts: gantry_model::net::HostsSpec::default(),
         cgroup_parent: "/gantry-engine-test".into(),
+        volumes_dir: String::new(),
         volumes: Vec::new(),
         apps: vec![app],
         log: LogLimits::default(),

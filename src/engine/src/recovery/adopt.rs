@@ -20,12 +20,13 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
-use gantry_contract::plan::{Plan, VolumeKind};
+use gantry_contract::plan::Plan;
 use gantry_contract::{files, journal};
 use gantry_fetch::manifest::{self as image_manifest, Parsed};
 use gantry_fetch::source::{MAX_DOCUMENT, digest_of};
 use gantry_model::id::Algorithm;
 use gantry_model::query::PodQuery;
+use gantry_model::spec::VolumeKind;
 use gantry_model::{
     Digest, Edge, ErrorKind, ImageId, Kind as _, NetMode, Phase, PodId, PodSpec, Timestamp, VolumeName,
 };
@@ -423,11 +424,9 @@ impl Engine {
     fn volumes_of(&self, plan: &Plan) -> Result<BTreeSet<VolumeName>, PodError> {
         let mut there = BTreeSet::new();
         for volume in &plan.volumes {
-            let VolumeKind::Named { volume, .. } = &volume.kind else { continue };
-            if let Ok(name) = volume.parse::<VolumeName>()
-                && self.store.volume(&name)?.is_some()
-            {
-                there.insert(name);
+            let VolumeKind::Named { volume } = &volume.kind else { continue };
+            if self.store.volume(volume)?.is_some() {
+                there.insert(volume.clone());
             }
         }
         Ok(there)

@@ -122,7 +122,7 @@ fn relative_paths_and_docker_options_of_volumes() {
 
 #[test]
 fn amounts_of_docker_and_of_kubernetes() {
-    let kib = |amount: &str| spec(&format!("web -m {amount}")).apps[0].limits.memory.unwrap() >> 10;
+    let kib = |amount: &str| spec(&format!("web -m {amount}")).apps[0].options.limits.memory.unwrap() >> 10;
     for amount in ["64m", "64mb", "64MB", "64mB", "64Mi", "65536k", "65536kb", "65536KB", "67108864b", "67108864"] {
         assert_eq!(kib(amount), 64 << 10, "{amount}");
     }

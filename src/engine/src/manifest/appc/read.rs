@@ -74,7 +74,8 @@ fn together(annotations: Vec<Pair>, others: BTreeMap<String, String>) -> BTreeMa
 fn app(app: RuntimeApp, volumes: &mut Vec<VolumeSpec>) -> Result<AppSpec, ManifestError> {
     let RuntimeApp { name, image, app, read_only_root, mounts, annotations } = app;
     let name: AppName = name.parse()?;
-    let mut spec = AppSpec { read_only_root, ..AppSpec::new(name, reference(image)?) };
+    let mut spec = AppSpec::new(name, reference(image)?);
+    spec.options.read_only_root = read_only_root;
     let mut points = Vec::new();
     let mut user_annotations = BTreeMap::new();
     if let Some(app) = app {
@@ -98,12 +99,12 @@ fn app(app: RuntimeApp, volumes: &mut Vec<VolumeSpec>) -> Result<AppSpec, Manife
         let mut exec = exec.into_iter();
         (spec.exec, spec.args) = (exec.next(), exec.collect());
         (spec.user, spec.group) = (Some(user), Some(group));
-        spec.supplementary_gids = supplementary_gids;
+        spec.options.supplementary_gids = supplementary_gids;
         spec.working_dir = Some(working_directory).filter(|dir| !dir.is_empty());
         spec.environment = environment.into_iter().map(|Pair { name, value }| (name, value)).collect();
         spec.user_labels = user_labels;
         // As in rkt: no-new-privileges is off by default.
-        spec.new_privileges = true;
+        spec.options.new_privileges = true;
         isolators.into_iter().try_for_each(|isolator| apply(&mut spec, isolator))?;
         (points, user_annotations) = (mount_points, others);
     }
@@ -211,15 +212,17 @@ fn apply(spec: &mut AppSpec, isolator: Isolator) -> Result<(), ManifestError> {
     match name.as_str() {
         isolator::MEMORY => {
             let limit = limit(value, |text| quantity::bytes(text).map_err(|error| error.to_string()));
-            spec.limits.memory = limit.map_err(bad)?;
+            spec.options.limits.memory = limit.map_err(bad)?;
         }
         isolator::CPU => {
             let limit = limit(value, |text| quantity::millicpu(text).map_err(|error| error.to_string()));
-            spec.limits.cpu_milli = limit.map_err(bad)?;
+            spec.options.limits.cpu_milli = limit.map_err(bad)?;
         }
-        isolator::CPU_SHARES => spec.limits.cpu_shares = Some(serde_json::from_value(value).map_err(json)?),
-        isolator::OOM_SCORE_ADJ => spec.oom_score_adj = Some(serde_json::from_value(value).map_err(json)?),
-        isolator::NO_NEW_PRIVILEGES => spec.new_privileges = !serde_json::from_value::<bool>(value).map_err(json)?,
+        isolator::CPU_SHARES => spec.options.limits.cpu_shares = Some(serde_json::from_value(value).map_err(json)?),
+        isolator::OOM_SCORE_ADJ => spec.options.oom_score_adj = Some(serde_json::from_value(value).map_err(json)?),
+        isolator::NO_NEW_PRIVILEGES => {
+            spec.options.new_privileges = !serde_json::from_value::<bool>(value).map_err(json)?
+        }
         isolator::RETAIN_CAPABILITIES | isolator::REMOVE_CAPABILITIES => {
             if spec.capabilities != spec::Capabilities::Default {
                 return Err(bad("there is one set of capabilities already".to_owned()));
@@ -232,13 +235,13 @@ fn apply(spec: &mut AppSpec, isolator: Isolator) -> Result<(), ManifestError> {
             };
         }
         isolator::RETAIN_CALLS | isolator::REMOVE_CALLS => {
-            if spec.seccomp != spec::Seccomp::Default {
+            if spec.options.seccomp != spec::Seccomp::Default {
                 return Err(bad("there is one set of system calls already".to_owned()));
             }
             let Set { set, errno } = serde_json::from_value(value).map_err(json)?;
             let errno = if errno.is_empty() { Some(1) } else { errno::number(&errno) };
             let errno = errno.ok_or_else(|| bad("its errno is not known".to_owned()))?;
-            spec.seccomp = calls(name == isolator::RETAIN_CALLS, set, errno).map_err(bad)?;
+            spec.options.seccomp = calls(name == isolator::RETAIN_CALLS, set, errno).map_err(bad)?;
         }
         _ => return Err(bad("it is not supported".to_owned())),
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gantry_contract::plan::{self, Plan};
 use gantry_fetch::config::ImageConfig;
 use gantry_model::net::{DnsSpec, HostsSpec, PodPort, Protocol};
-use gantry_model::spec::{Limits, Seccomp};
+use gantry_model::spec::{AppOptions, Limits, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppState, Generation, NetMode, Phase, PodId, Timestamp};
 use gantry_store::{AppRow, ImageFormat, ImageRow, Networks, PodRow};
 use gantry_tests::appc::{check_image_manifest, check_pod_manifest};
@@ -50,7 +50,6 @@ pub(crate) fn planned_app() -> plan::App {
         cwd: "/".into(),
         user: Some("www:web".into()),
         group: None,
-        supplementary_gids: vec![7],
         mounts: vec![plan::Mount {
             volume: "v".into(),
             target: "/v".into(),
@@ -58,17 +57,18 @@ pub(crate) fn planned_app() -> plan::App {
             seed: false,
             declared: false,
         }],
-        read_only_root: true,
-        limits: Limits { memory: Some(1 << 26), cpu_milli: Some(500), cpu_shares: Some(512), ..Default::default() },
         capabilities: vec!["CAP_CHOWN".into()],
         required_capabilities: Vec::new(),
         ambient_capabilities: Vec::new(),
-        seccomp: Seccomp::Retain { names: ["read".into()].into(), errno: 38 },
-        new_privileges: false,
-        oom_score_adj: Some(-5),
         stop_signal: 15,
-        terminal: false,
-        stdin: false,
+        options: AppOptions {
+            supplementary_gids: vec![7],
+            read_only_root: true,
+            limits: Limits { memory: Some(1 << 26), cpu_milli: Some(500), cpu_shares: Some(512), pids: None },
+            seccomp: Seccomp::Retain { names: ["read".into()].into(), errno: 38 },
+            oom_score_adj: Some(-5),
+            ..AppOptions::default()
+        },
     }
 }
 
@@ -95,15 +95,16 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         resolv: DnsSpec::Network,
         hosts: HostsSpec::default(),
         cgroup_parent: "/gantry".into(),
+        volumes_dir: "/d/volumes".into(),
         volumes: vec![
-            plan::Volume {
-                name: "v".into(),
-                kind: plan::VolumeKind::Host { source: "/srv".into(), recursive: false },
+            VolumeSpec {
+                name: "v".parse().unwrap(),
+                kind: VolumeKind::Host { source: "/srv".into(), recursive: false },
                 read_only: true,
             },
-            plan::Volume {
-                name: "a-image-1".into(),
-                kind: plan::VolumeKind::Empty { mode: 0o1755, uid: 1, gid: 2 },
+            VolumeSpec {
+                name: "a-image-1".parse().unwrap(),
+                kind: VolumeKind::Empty { mode: 0o1755, uid: 1, gid: 2 },
                 read_only: false,
             },
         ],
@@ -251,10 +252,10 @@ fn what_is_written_is_read() {
     assert_eq!((app.exec.as_deref(), &app.args[..]), (Some("/bin/app"), &["x".to_owned()][..]));
     assert_eq!((app.user.as_deref(), app.group.as_deref()), (Some("www"), Some("web")));
     let limits = Limits { memory: Some(1 << 26), cpu_milli: Some(500), cpu_shares: Some(512), pids: None };
-    assert_eq!((app.limits, app.oom_score_adj, app.new_privileges), (limits, Some(-5), false));
-    assert_eq!(app.seccomp, Seccomp::Retain { names: ["read".to_owned()].into(), errno: 38 });
+    assert_eq!((app.options.limits, app.options.oom_score_adj, app.options.new_privileges), (limits, Some(-5), false));
+    assert_eq!(app.options.seccomp, Seccomp::Retain { names: ["read".to_owned()].into(), errno: 38 });
     assert_eq!(app.mounts.len(), 1);
-    assert!(app.read_only_root && app.mounts[0].read_only && app.mounts[0].target == "/v");
+    assert!(app.options.read_only_root && app.mounts[0].read_only && app.mounts[0].target == "/v");
     assert_eq!((spec.volumes.len(), spec.ports.len(), spec.ports[0].host_port), (2, 1, 8080));
 }
 
@@ -270,7 +271,7 @@ fn what_gantry_cannot_do_is_refused_by_name() {
     };
     let read = |pod: &Value| crate::manifest::parse(&serde_json::to_vec(pod).unwrap());
     let spec = read(&pod(json!({}))).unwrap();
-    assert_eq!((spec.apps[0].image.as_str(), spec.apps[0].new_privileges), ("r.example/a:2", true));
+    assert_eq!((spec.apps[0].image.as_str(), spec.apps[0].options.new_privileges), ("r.example/a:2", true));
     let isolator = |name: &str, value: Value| json!({ "isolators": [{ "name": name, "value": value }] });
     for (change, want) in [
         (isolator("resource/network-bandwidth", json!({})), "resource/network-bandwidth"),
@@ -301,7 +302,10 @@ proptest! {
         let app = plan::App {
             env, user, group,
             capabilities: names.clone(),
-            seccomp: Seccomp::Remove { names: names.into_iter().collect(), errno },
+            options: AppOptions {
+                seccomp: Seccomp::Remove { names: names.into_iter().collect(), errno },
+                ..planned_app().options
+            },
             ..planned_app()
         };
         let keys: Vec<_> = keys.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();

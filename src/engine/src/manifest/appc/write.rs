@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gantry_contract::plan::{self, Plan};
 use gantry_fetch::config::ImageConfig;
 use gantry_model::net::PodPort;
-use gantry_model::spec::{Limits, Seccomp};
+use gantry_model::spec::{Limits, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{ImageId, errno};
 use gantry_store::PodRow;
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ pub(crate) fn pod(row: &PodRow, plan: &Plan, configs: &Configs<'_>, secrets: Sec
                 labels: labels(version, config.as_deref()),
             },
             app: planned.map(|planned| App { user_annotations: others, ..app_of(planned, config.as_deref(), secrets) }),
-            read_only_root: planned.is_some_and(|planned| planned.read_only_root),
+            read_only_root: planned.is_some_and(|planned| planned.options.read_only_root),
             mounts: mounts.iter().map(mount).collect(),
             annotations,
         }
@@ -57,7 +57,7 @@ pub(crate) fn pod(row: &PodRow, plan: &Plan, configs: &Configs<'_>, secrets: Sec
         ac_version: VERSION.to_owned(),
         ac_kind: POD.to_owned(),
         apps: apps.collect(),
-        volumes: plan.volumes.iter().map(volume).collect(),
+        volumes: plan.volumes.iter().map(|of| volume(of, &plan.volumes_dir)).collect(),
         isolators: Vec::new(),
         annotations,
         ports: ports.iter().map(exposed).collect(),
@@ -88,7 +88,7 @@ fn app_of(app: &plan::App, config: Option<&ImageConfig>, secrets: Secrets) -> Ap
         event_handlers: Vec::new(),
         user,
         group,
-        supplementary_gids: app.supplementary_gids.clone(),
+        supplementary_gids: app.options.supplementary_gids.clone(),
         working_directory: app.cwd.clone(),
         environment: environment(variables, secrets),
         mount_points: app.mounts.iter().map(mount_point).collect(),
@@ -182,10 +182,10 @@ fn mount_point(mount: &plan::Mount) -> MountPoint {
     MountPoint { name: mount.volume.clone(), path: mount.target.clone(), read_only: mount.read_only }
 }
 
-fn volume(volume: &plan::Volume) -> Volume {
-    let plan::Volume { name, kind, read_only } = volume;
+fn volume(volume: &VolumeSpec, volumes_dir: &str) -> Volume {
+    let VolumeSpec { name, kind, read_only } = volume;
     let blank = Volume {
-        name: name.clone(),
+        name: name.to_string(),
         kind: String::new(),
         source: String::new(),
         read_only: Some(*read_only),
@@ -195,17 +195,23 @@ fn volume(volume: &plan::Volume) -> Volume {
         gid: None,
     };
     match kind {
-        plan::VolumeKind::Host { source, recursive } => {
+        VolumeKind::Host { source, recursive } => {
             Volume { kind: "host".to_owned(), source: source.clone(), recursive: Some(*recursive), ..blank }
         }
         // appc knows no volumes that outlive pods; to its clients this is a directory of the host.
-        plan::VolumeKind::Named { dir, .. } => {
-            let source = format!("{dir}/data");
+        VolumeKind::Named { volume } => {
+            let source = format!("{volumes_dir}/{volume}/data");
             Volume { kind: "host".to_owned(), source, recursive: Some(false), ..blank }
         }
-        plan::VolumeKind::Empty { mode, uid, gid } => {
-            let mode = Some(format!("{mode:04o}"));
-            Volume { kind: "empty".to_owned(), mode, uid: Some(*uid), gid: Some(*gid), ..blank }
+        VolumeKind::Anonymous | VolumeKind::Empty { .. } => {
+            let created = kind.created_with();
+            Volume {
+                kind: "empty".to_owned(),
+                mode: created.map(|(mode, ..)| format!("{mode:04o}")),
+                uid: created.map(|(_, uid, _)| uid),
+                gid: created.map(|(.., gid)| gid),
+                ..blank
+            }
         }
     }
 }
@@ -237,12 +243,12 @@ fn exposed(port: &PodPort) -> ExposedPort {
 }
 
 fn isolators(app: &plan::App) -> Vec<Isolator> {
-    let Limits { memory, cpu_milli, cpu_shares, pids: _ } = app.limits;
+    let Limits { memory, cpu_milli, cpu_shares, pids: _ } = app.options.limits;
     let limit = |limit: String| json!({ "default": false, "request": null, "limit": limit });
     let set = |set: &[String]| json!({ "set": set });
     let calls =
         |set: &BTreeSet<String>, number: u16| json!({ "set": set, "errno": errno::name(number).unwrap_or_default() });
-    let filter = match &app.seccomp {
+    let filter = match &app.options.seccomp {
         Seccomp::Retain { names, errno } if !names.is_empty() => Some((isolator::RETAIN_CALLS, calls(names, *errno))),
         Seccomp::Remove { names, errno } if !names.is_empty() => Some((isolator::REMOVE_CALLS, calls(names, *errno))),
         Seccomp::Unconfined => Some((isolator::REMOVE_CALLS, json!({ "set": [isolator::NO_CALLS] }))),
@@ -252,8 +258,8 @@ fn isolators(app: &plan::App) -> Vec<Isolator> {
         memory.map(|bytes| (isolator::MEMORY, limit(bytes.to_string()))),
         cpu_milli.map(|milli| (isolator::CPU, limit(format!("{milli}m")))),
         cpu_shares.map(|shares| (isolator::CPU_SHARES, json!(shares))),
-        app.oom_score_adj.map(|score| (isolator::OOM_SCORE_ADJ, json!(score))),
-        (!app.new_privileges).then_some((isolator::NO_NEW_PRIVILEGES, Value::Bool(true))),
+        app.options.oom_score_adj.map(|score| (isolator::OOM_SCORE_ADJ, json!(score))),
+        (!app.options.new_privileges).then_some((isolator::NO_NEW_PRIVILEGES, Value::Bool(true))),
         (!app.capabilities.is_empty()).then(|| (isolator::RETAIN_CAPABILITIES, set(&app.capabilities))),
         filter,
     ];
