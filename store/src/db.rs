@@ -199,7 +199,7 @@ impl Store {
             // Killed between making the file and its first table: nothing was ever stored.
             SchemaState::Behind(0) => return Err(OpenError::Absent { dir: dir.to_owned() }),
             SchemaState::Behind(found) if found < STEPS.len() => {
-                return Err(OpenError::Older { path: layout.db(), found });
+                return Err(OpenError::older(&layout.db(), found));
             }
             // A new boot matters to writers only.
             SchemaState::Behind(_) | SchemaState::Ready => {}
@@ -310,7 +310,7 @@ fn refuse_rolled_back(
 ) -> Result<(), OpenError> {
     let next = next_number(conn).map_err(StoreError::sql("open the database"))?;
     match next.and_then(|next| mark?.lost(next, boot)) {
-        Some(_) => Err(OpenError::RolledBack { path: layout.db() }),
+        Some(_) => Err(OpenError::rolled_back(&layout.db())),
         None => Ok(()),
     }
 }
@@ -325,7 +325,7 @@ pub(crate) fn next_number(conn: &Connection) -> rusqlite::Result<Option<u64>> {
 fn refuse_lost(layout: &Layout) -> Result<(), OpenError> {
     let how = if FileId::of(&layout.db())?.is_some() { "empty" } else { "missing" };
     match remains(layout)? {
-        Some(what) => Err(OpenError::Lost { path: layout.db(), how, what }),
+        Some(what) => Err(OpenError::lost(&layout.db(), how, what)),
         None => Ok(()),
     }
 }
@@ -347,7 +347,7 @@ pub(crate) fn remains(layout: &Layout) -> Result<Option<&'static str>, StoreErro
 }
 
 pub(crate) fn current_boot() -> Result<BootId, OpenError> {
-    let text = fs::read_to_string(BOOT_ID).map_err(|source| OpenError::Boot { source })?;
+    let text = fs::read_to_string(BOOT_ID).map_err(boot_unknown)?;
     Ok(BootId(text.trim().to_owned()))
 }
 
@@ -364,33 +364,41 @@ pub(crate) fn resolved(dir: &Path) -> PathBuf {
     parent.join(named.into_iter().rev().collect::<PathBuf>())
 }
 
-/// Opens the data directory if it is one we may use.
+fn boot_unknown(source: io::Error) -> OpenError {
+    OpenError::io(format!("cannot read the boot id from {BOOT_ID}: is /proc mounted?"), source)
+}
+
+fn failed(doing: &str, dir: &Path) -> impl FnOnce(io::Error) -> OpenError {
+    let message = format!("cannot {doing} the data directory {}", dir.display());
+    move |source| OpenError::io(message, source)
+}
+
+/// Opens the data directory and checks its type, owner and mode.
 pub(crate) fn open_root(dir: &Path) -> Result<File, OpenError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = rustix::fs::open(dir, flags, Mode::empty()).map_err(|errno| match errno {
         rustix::io::Errno::NOENT => OpenError::Absent { dir: dir.to_owned() },
-        rustix::io::Errno::NOTDIR | rustix::io::Errno::LOOP => OpenError::NotADirectory { dir: dir.to_owned() },
-        errno => OpenError::Directory { doing: "open", dir: dir.to_owned(), source: errno.into() },
+        rustix::io::Errno::NOTDIR | rustix::io::Errno::LOOP => OpenError::not_a_directory(dir),
+        errno => failed("open", dir)(errno.into()),
     })?;
     let root = File::from(root);
-    let found =
-        root.metadata().map_err(|source| OpenError::Directory { doing: "look at", dir: dir.to_owned(), source })?;
+    let found = root.metadata().map_err(failed("examine", dir))?;
     let user = rustix::process::geteuid().as_raw();
     if found.uid() != user {
-        return Err(OpenError::Owner { dir: dir.to_owned(), owner: found.uid(), user });
+        return Err(OpenError::owner(dir, found.uid(), user));
     }
     if found.mode() & 0o077 != 0 {
-        return Err(OpenError::Mode { dir: dir.to_owned(), mode: found.mode() & 0o7777 });
+        return Err(OpenError::mode(dir, found.mode() & 0o7777));
     }
     Ok(root)
 }
 
 pub(crate) fn make_root(dir: &Path) -> Result<File, OpenError> {
-    let failed = |source| OpenError::Directory { doing: "make", dir: dir.to_owned(), source };
+    let failed = || failed("create", dir);
     if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        fs::create_dir_all(parent).map_err(failed)?;
+        fs::create_dir_all(parent).map_err(failed())?;
     }
-    make_dir(dir).map_err(failed)?;
+    make_dir(dir).map_err(failed())?;
     open_root(dir)
 }
 
@@ -475,10 +483,10 @@ pub(crate) fn check_schema(
         return Err(OpenError::Foreign { path: path() });
     }
     if version > steps.len() {
-        return Err(OpenError::Newer { path: path(), found: version, known: steps.len() });
+        return Err(OpenError::newer(&path(), version, steps.len()));
     }
     if let Some(feature) = unknown_feature(conn).map_err(sql())? {
-        return Err(OpenError::Feature { path: path(), feature });
+        return Err(OpenError::feature(&path(), &feature));
     }
     let ready = version == steps.len() && is_of_boot(conn, boot)?;
     Ok(if ready { SchemaState::Ready } else { SchemaState::Behind(version) })
@@ -541,7 +549,7 @@ fn make_ready_locked(
         if version == 0
             && let Some(what) = remains(layout)?
         {
-            return Err(OpenError::Lost { path: layout.db(), how: "empty", what });
+            return Err(OpenError::lost(&layout.db(), "empty", what));
         }
         if version > 0 {
             refuse_rolled_back(conn, layout, boot, mark.as_ref())?;

@@ -72,6 +72,11 @@ fn several_open_what_one_of_them_is_making() {
     }
 }
 
+/// The error of opening a directory that cannot be used.
+fn refused(dir: &std::path::Path) -> String {
+    Store::open(dir).map(drop).unwrap_err().to_string()
+}
+
 #[test]
 fn directories_others_could_write_to_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -80,20 +85,20 @@ fn directories_others_could_write_to_are_refused() {
         let open = at(&format!("{mode:o}"));
         fs::create_dir(&open).unwrap();
         fs::set_permissions(&open, fs::Permissions::from_mode(mode)).unwrap();
-        assert!(matches!(Store::open(&open), Err(OpenError::Mode { mode: found, .. }) if found == mode));
+        assert!(refused(&open).contains(&format!("has mode {mode:04o}")));
         assert_eq!(entries(&open), 0);
     }
     fs::create_dir(at("real")).unwrap();
     fs::set_permissions(at("real"), fs::Permissions::from_mode(0o700)).unwrap();
     symlink("real", at("link")).unwrap();
-    assert!(matches!(Store::open(&at("link")), Err(OpenError::NotADirectory { .. })));
+    assert!(refused(&at("link")).contains("is not a directory"));
     fs::write(at("file"), "").unwrap();
-    assert!(matches!(Store::open(&at("file")), Err(OpenError::NotADirectory { .. })));
+    assert!(refused(&at("file")).contains("is not a directory"));
     fs::create_dir(at("theirs")).unwrap();
     fs::set_permissions(at("theirs"), fs::Permissions::from_mode(0o700)).unwrap();
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(at("theirs"), Some(4711), None).unwrap();
-        assert!(matches!(Store::open(&at("theirs")), Err(OpenError::Owner { owner: 4711, .. })));
+        assert!(refused(&at("theirs")).contains("belongs to user 4711"));
     }
 }
 
@@ -109,7 +114,7 @@ fn parents_may_be_symbolic_links() {
         Store::open_read_only(&at(data)).unwrap();
     }
     symlink("gantry", at("disk/link")).unwrap();
-    assert!(matches!(Store::open(&at("lib/link")), Err(OpenError::NotADirectory { .. })));
+    assert!(refused(&at("lib/link")).contains("is not a directory"));
 }
 
 #[test]
@@ -136,11 +141,12 @@ fn what_is_not_our_database_is_refused_with_a_word_on_what_to_do() {
         home.store.conn.execute_batch(sql).unwrap();
         Store::open(&home.path()).map(drop).unwrap_err()
     };
-    assert!(matches!(change("PRAGMA user_version = 99"), OpenError::Newer { found: 99, .. }));
+    assert!(change("PRAGMA user_version = 99").to_string().contains("has format 99"));
     assert!(matches!(change("PRAGMA application_id = 1"), OpenError::Foreign { .. }));
     let sql = "INSERT INTO feature VALUES ('x\x1b[2J', 'incompatible'), ('y', 'compatible')";
     let unknown = change(sql);
-    assert!(matches!(unknown, OpenError::Feature { .. }) && !unknown.to_string().contains('\x1b'), "{unknown}");
+    let unknown = unknown.to_string();
+    assert!(unknown.contains("does not know") && !unknown.contains('\x1b'), "{unknown}");
 
     let home = Home::new();
     let path = home.path();
@@ -223,8 +229,7 @@ fn a_migration_makes_a_backup_first_and_programs_of_the_old_format_refuse_the_ne
     assert_eq!(version, 1);
     for refused in [Store::open(&data).map(drop), Store::open_read_only(&data).map(drop)] {
         let refused = refused.unwrap_err();
-        assert!(matches!(refused, OpenError::Newer { found: 2, known: 1, .. }), "{refused:?}");
-        assert!(refused.to_string().contains("format 2"), "{refused}");
+        assert!(refused.to_string().contains("has format 2 and this gantry knows formats up to 1"), "{refused}");
     }
     // Three copies are kept, the newest ones.
     for _ in 0..4 {
@@ -344,7 +349,7 @@ fn a_database_that_lost_commits_is_refused() {
     // What was synced is missed in another boot as well.
     for name in ["a", "b"] {
         let refused = open(name).map(drop).unwrap_err();
-        assert!(matches!(refused, OpenError::RolledBack { .. }), "{name}: {refused:?}");
+        assert!(refused.to_string().contains("was rolled back"), "{name}: {refused:?}");
         assert_eq!(refused.kind(), ErrorKind::Damaged);
     }
     put(&new);
@@ -354,7 +359,7 @@ fn a_database_that_lost_commits_is_refused() {
     moved(&store, pod_id(1), Generation(0), edge(Edge::Aborted(Timestamp(1))));
     drop(store);
     put(&new);
-    assert!(matches!(open("a"), Err(OpenError::RolledBack { .. })));
+    assert!(open("a").map(drop).unwrap_err().to_string().contains("was rolled back"));
     assert_eq!(open("b").unwrap().last_seq().unwrap(), crate::db::after_boot(3) - 1);
 }
 

@@ -131,7 +131,7 @@ fn what_is_not_damage_is_not_restored() {
     let home = crate::DataDir::open(&data).unwrap();
     assert_eq!(home.damage().unwrap(), None);
     sql(&data, "PRAGMA user_version = 99");
-    assert!(matches!(home.damage(), Err(OpenError::Newer { .. })));
+    assert!(home.damage().unwrap_err().to_string().contains("has format 99"));
     sql(&data, "PRAGMA user_version = 1; PRAGMA application_id = 5; DROP TABLE app; DROP TABLE image_layer");
     assert!(matches!(home.damage(), Err(OpenError::Foreign { .. })));
     let fresh = tempfile::tempdir().unwrap();
