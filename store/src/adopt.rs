@@ -29,7 +29,7 @@ impl Store {
         for algorithm in ["sha256", "sha512"] {
             for hex in names(&self.layout.blobs_dir().join(algorithm))? {
                 let text = format!("{algorithm}:{hex}");
-                // What is no digest is no blob.
+                // Names that are no digests are no blobs.
                 unknown.extend(text.parse().ok().filter(|_| !needed.contains(&text)));
             }
         }
@@ -73,7 +73,7 @@ impl Store {
         }
     }
 
-    /// Deletes the rows of layers whose directories are gone, as far as no image refers to them; tells how many.
+    /// Deletes the rows of layers whose directories are gone and that no image refers to; returns how many.
     ///
     /// # Errors
     /// [`StoreError`].

@@ -54,7 +54,7 @@ pub struct Backup {
     with_wal: bool,
 }
 
-/// What a look into a database that nobody writes to has found.
+/// The result of examining a database without writers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// It can be restored.
@@ -117,7 +117,7 @@ pub fn backups(layout: &Layout) -> Result<Vec<Backup>, StoreError> {
     Ok(all)
 }
 
-/// Looks whether a database that nobody writes to is one of ours, of a format we know, and passes this check.
+/// Checks that a database without writers is gantry's, has a known format, and passes this check.
 pub(crate) fn examine(path: &Path, check: &str) -> Verdict {
     let look = || -> rusqlite::Result<Verdict> {
         let bad = |why: String| Ok(Verdict::Bad { why });
@@ -164,7 +164,7 @@ fn unreadable(conn: Connection, version: usize) -> Option<StoreError> {
     }
 }
 
-/// The cause below an error: of a copy nobody has to be told what to do about the database.
+/// The cause below an error, without the advice on the database, which does not apply to a copy.
 fn caused(error: &StoreError) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -188,13 +188,13 @@ pub(crate) fn next_seq(path: &Path) -> Option<u64> {
     conn.query_row("SELECT next_seq FROM state", [], |row| row.get(0)).ok()
 }
 
-/// Opens a database that nobody writes to: without locks, and without a WAL being made beside it.
+/// Opens a database without writers: takes no locks and creates no WAL.
 fn open_immutable(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
     Connection::open_with_flags(uri(path, "immutable=1"), flags)
 }
 
-/// Copies the database as it was committed before a migration, which holds the write lock.
+/// Backs up the database before a migration, which holds the write lock.
 pub(crate) fn before_migration(layout: &Layout, version: usize) -> Result<(), StoreError> {
     copy(&connect(layout)?.conn, layout, "gantry", version).map(drop)
 }
@@ -207,7 +207,7 @@ impl Store {
     /// [`StoreError`]; [`StoreError::Damaged`] when the copy, and so the database, is damaged. The older copies stay.
     pub fn back_up_if_due(&self, interval: Duration) -> Result<Option<Backup>, StoreError> {
         let now = crate::now();
-        // One from the future was made before the clock was set back: nobody knows how old it is.
+        // One from the future was made before the clock was set back: its age is unknown.
         let newest = backups(&self.layout)?.into_iter().find(|backup| backup.timed && backup.at <= now);
         if let Some(newest) = newest
             && (now.since(newest.at) < interval || !self.changed_since(newest.at)?)
@@ -263,7 +263,7 @@ fn copy_to(from: &Connection, path: &Path) -> Result<(), StoreError> {
     loop {
         match copying.step(-1).map_err(StoreError::sql(DOING))? {
             StepResult::Done => break,
-            // Only recovery of the WAL by somebody else keeps a reader out, and not for long.
+            // Only WAL recovery by another process blocks a reader, and not for long.
             _ if begun.elapsed() < BUSY_TIMEOUT => std::thread::sleep(Duration::from_millis(10)),
             _ => {
                 return Err(StoreError::Busy {

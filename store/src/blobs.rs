@@ -26,15 +26,15 @@ use crate::{Store, StoreError};
 /// A blob could not be put or read.
 #[derive(Debug, Error)]
 pub enum BlobError {
-    /// What was to be put has another digest.
+    /// The new content has another digest.
     #[error("the content of blob {wanted} has the digest {found}")]
     Mismatch {
-        /// What it should be.
+        /// The expected digest.
         wanted: Digest,
-        /// What it is.
+        /// The actual digest.
         found: Digest,
     },
-    /// What is stored has another digest.
+    /// The stored content has another digest.
     #[error("{} is damaged: its digest is {found}; fetch the image again", path.display())]
     Damaged {
         /// The file.

@@ -24,7 +24,7 @@ use crate::high_water::HighWater;
 use crate::migrate::STEPS;
 use crate::{Layout, OpenError, Store, StoreError};
 
-/// What is wrong with a database.
+/// Damage of a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// For people: `the database …`.
@@ -101,7 +101,7 @@ pub(crate) fn wrong_rows(conn: Connection) -> Result<Option<&'static str>, Store
     if states != 1 {
         return Ok(Some("does not know the number of the next event"));
     }
-    // Where it lies and which boot this is matters to nobody who only reads rows.
+    // Reading rows needs neither the path nor the boot.
     let store = Store::of(conn, Layout::new(Path::new("")), &BootId(String::new()), None);
     store.last_seq()?;
     store.trimmed_seq()?;

@@ -54,7 +54,7 @@ pub struct Store {
     pub(crate) blob_lease: RefCell<Option<OwnedFd>>,
     /// The number of the next event as of this handle's last commit; see `high_water.rs`.
     raised: Cell<u64>,
-    /// What the wall clock says, where a test says it.
+    /// The time of the wall clock in tests.
     pub(crate) clock: Cell<Option<Timestamp>>,
     // After `conn`.
     _index: Option<IndexLease>,
@@ -105,7 +105,7 @@ pub(crate) enum Sync {
     Now,
 }
 
-/// What a look at the database found.
+/// The state of the database's schema.
 pub(crate) enum SchemaState {
     Ready,
     /// New, old, or of another boot.
@@ -133,7 +133,7 @@ impl Store {
         let dir = &resolved(dir);
         match Self::open_once(dir, &boot, steps) {
             Err(OpenError::Store(error)) if error.is_full() => {
-                // What opening needs (shared memory, a page of the WAL) fits into what was set aside for this.
+                // Opening needs shared memory and a page of the WAL, which fit into the reserve.
                 let layout = Layout::new(dir);
                 reserve::spend(&layout)?;
                 Self::open_once(dir, &boot, steps)
@@ -209,7 +209,7 @@ impl Store {
     }
 
     /// Whether the database that was opened is still the one of its directory: gantryd may have replaced a damaged one
-    /// by a restored one. Who reads for long has to open it again then; writing fails with [`StoreError::Replaced`].
+    /// by a restored one. Long-lived readers have to reopen it then; writing fails with [`StoreError::Replaced`].
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -223,7 +223,7 @@ impl Store {
         self.clock.set(Some(at));
     }
 
-    /// What the time is.
+    /// The current time.
     pub(crate) fn now(&self) -> Timestamp {
         self.clock.get().unwrap_or_else(now)
     }
@@ -250,7 +250,7 @@ impl Store {
         let _synced = (sync == Sync::Now).then(|| Synced::begin(&self.conn, doing)).transpose()?;
         let tx =
             Transaction::new_unchecked(&self.conn, TransactionBehavior::Immediate).map_err(StoreError::sql(doing))?;
-        // What is written into a database that was moved away would be acknowledged and lost.
+        // A commit to a database that was moved away would be acknowledged and lost.
         if !self.is_current()? {
             return Err(StoreError::Replaced { doing }.into());
         }
@@ -330,7 +330,7 @@ fn refuse_lost(layout: &Layout) -> Result<(), OpenError> {
     }
 }
 
-/// What a data directory has that a database must know of.
+/// What a data directory contains that needs rows in the database.
 pub(crate) fn remains(layout: &Layout) -> Result<Option<&'static str>, StoreError> {
     let dirs = [(layout.pods_dir(), "pods"), (layout.trees_dir(), "layers"), (layout.volumes_dir(), "volumes")];
     for (dir, what) in dirs {
@@ -354,7 +354,7 @@ pub(crate) fn current_boot() -> Result<BootId, OpenError> {
 /// The data directory by a path whose parents are no symbolic links: SQLite follows none, and whoever has moved
 /// `/var/lib` to another disk has not moved anything under our feet. The directory itself must not be one.
 pub(crate) fn resolved(dir: &Path) -> PathBuf {
-    // What is not there yet is made below the nearest parent that is.
+    // Missing directories are created below the nearest existing parent.
     let parents =
         dir.ancestors().skip(1).map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
     let known = parents.enumerate().find_map(|(above, parent)| Some((above, parent.canonicalize().ok()?)));
@@ -402,7 +402,7 @@ pub(crate) fn make_root(dir: &Path) -> Result<File, OpenError> {
     open_root(dir)
 }
 
-/// Makes a directory for us alone, unless somebody was faster.
+/// Creates a directory of mode 0700, unless it exists.
 fn make_dir(dir: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -474,7 +474,7 @@ pub(crate) fn check_schema(
     let conn = &conn.unchecked_transaction().map_err(sql())?;
     let version = migrate::version(conn).map_err(sql())?;
     if version == 0 {
-        // Ours, cut short before its first step; or an empty database of anybody's, which harms nobody.
+        // Created and not migrated yet; or an empty database of another program, which does no harm.
         let tables: u32 = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(sql())?;
         return if tables == 0 { Ok(SchemaState::Behind(0)) } else { Err(OpenError::Foreign { path: path() }) };
     }
@@ -559,7 +559,7 @@ fn make_ready_locked(
             migrate::migrate(conn, steps, |from| backup::before_migration(layout, from))?;
         }
         let next = enter_boot(conn, boot, mark.as_ref())?;
-        // What nothing was ever removed from has nothing left to finish.
+        // In a new store there are no removals to finish.
         let recovered = if version == 0 { Some(boot) } else { mark.as_ref().map(|mark| &mark.recovered) };
         high_water::enter_boot(layout, boot, recovered, next);
         copy_wal_into_file(conn);

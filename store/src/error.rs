@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use gantry_model::{ErrorKind, Kind};
 use thiserror::Error;
 
-/// The cause below an error of the database; which library it comes from is nobody's business outside this crate.
+/// The cause of a database error. It hides the library from other crates.
 pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 
 /// The database or the file system did not do what it was asked for.
@@ -50,7 +50,7 @@ pub enum StoreError {
         #[source]
         source: Cause,
     },
-    /// A restored database has taken the place of the one that was opened, or somebody has removed it.
+    /// The database that was opened has been replaced by a restored one, or removed.
     #[error("cannot {doing}: the database was replaced or removed meanwhile; try again")]
     Replaced {
         /// What was attempted.

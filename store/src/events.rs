@@ -31,7 +31,7 @@ const SKEW: i64 = 1_000_000_000;
 /// What an event has in its data when it was written much later than what it tells of: the end of a pod that nobody saw.
 const HAPPENED: &str = "happened";
 
-/// What is written within this time was noticed at once.
+/// An event written within this time was noticed at once.
 const NOTICED_AT_ONCE: Duration = Duration::from_secs(1);
 
 /// The plus makes SQLite take the index of times, where it would look through the history from its beginning.
@@ -238,7 +238,7 @@ impl Store {
         self.conn.prepare_cached(query).and_then(|mut one| one.query_row([], |row| row.get(0))).map_err(sql())
     }
 
-    /// Deletes all events but the newest `keep` (usually [`EVENTS_KEPT`]); tells how many were deleted.
+    /// Deletes all events but the newest `keep` (usually [`EVENTS_KEPT`]); returns how many were deleted.
     ///
     /// Goes on in short transactions, so that no writer waits for long. Killed in between, it has deleted less; what is
     /// gone is noted together with each deletion.
@@ -265,7 +265,7 @@ impl Store {
     }
 }
 
-/// Deletes the oldest events, at most [`TRIM_CHUNK`] and none above `upto`; tells how many.
+/// Deletes the oldest events, at most [`TRIM_CHUNK`] and none above `upto`; returns how many.
 fn trim_chunk(tx: &Transaction<'_>, upto: u64) -> rusqlite::Result<usize> {
     let last: Option<u64> = tx
         .prepare_cached("SELECT max(seq) FROM (SELECT seq FROM event WHERE seq <= ?1 ORDER BY seq LIMIT ?2)")?
@@ -275,7 +275,7 @@ fn trim_chunk(tx: &Transaction<'_>, upto: u64) -> rusqlite::Result<usize> {
     tx.execute("DELETE FROM event WHERE seq <= ?1", [last])
 }
 
-/// No event that was trimmed away is as young as this; `None` when that cannot be told.
+/// All trimmed events are older than this; `None` when it is unknown.
 ///
 /// A restore counts as trimmed what has a number below the microseconds of its moment (see the `restore` module), and
 /// what was lost with the damaged database may have happened until then. Numbers that were never begun anew are so small

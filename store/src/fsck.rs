@@ -23,7 +23,7 @@ pub enum Severity {
 /// Something that is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What was found.
+    /// The finding.
     pub what: String,
     /// How bad it is.
     pub severity: Severity,

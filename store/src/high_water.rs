@@ -83,7 +83,7 @@ impl HighWater {
     }
 }
 
-/// FNV-1a: a torn or foreign file is told from ours, nothing more.
+/// FNV-1a, to detect torn and foreign files.
 fn checksum(line: &str) -> u64 {
     line.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -97,7 +97,7 @@ pub struct ImageRow {
 /// An image that was removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Removed {
-    /// What it was.
+    /// Its row.
     pub image: ImageRow,
 }
 

@@ -15,12 +15,12 @@ use crate::{Layout, Store, StoreError, reserve};
 /// The name of the lock below `locks/`. Never swept.
 pub(crate) const KEEPER_LOCK: &str = "gantryd.lock";
 
-/// Who keeps a data directory.
+/// The keeper of a data directory.
 #[derive(Debug)]
 pub enum Keeper {
     /// The caller, from now on.
     Ours(KeeperLock),
-    /// Somebody else.
+    /// Another process.
     Other {
         /// Its process id as it wrote it down; for people only.
         pid: Option<u32>,
@@ -64,7 +64,7 @@ pub(crate) fn lock(layout: &Layout) -> Result<Keeper, StoreError> {
 }
 
 impl Store {
-    /// Takes the lock of the keeper, if nobody has it.
+    /// Takes the keeper's lock, if it is free.
     ///
     /// # Errors
     /// [`StoreError::Io`].

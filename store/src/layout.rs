@@ -29,7 +29,7 @@ impl Layout {
         self.root.join("gantry.db")
     }
 
-    /// What was committed and not yet copied into the database file. It changes with every commit.
+    /// The WAL of the database. It changes with every commit.
     #[must_use]
     pub fn wal(&self) -> PathBuf {
         self.root.join("gantry.db-wal")
@@ -65,7 +65,7 @@ impl Layout {
         self.root.join("lost-pods")
     }
 
-    /// What was restored last, for people; deleted by them.
+    /// The record of the last restore, until an operator deletes it.
     #[must_use]
     pub fn restored(&self) -> PathBuf {
         self.root.join("restored")
@@ -125,7 +125,7 @@ impl Layout {
         self.trees_dir().join(Self::tree_name(chain))
     }
 
-    /// What is in each layer's directory, one list each.
+    /// The lists of the layers' files.
     #[must_use]
     pub(crate) fn contents_dir(&self) -> PathBuf {
         self.root.join("contents")
@@ -162,7 +162,7 @@ impl Layout {
         self.blobs_dir().join(digest.algorithm().as_str()).join(digest.hex())
     }
 
-    /// What is being made or deleted.
+    /// Files and directories being created or deleted.
     #[must_use]
     pub fn tmp_dir(&self) -> PathBuf {
         self.root.join("tmp")
@@ -174,13 +174,13 @@ impl Layout {
         self.root.join("locks")
     }
 
-    /// The lock of those who make and remove named volumes.
+    /// The lock for creating and removing named volumes.
     #[must_use]
     pub(crate) fn volumes_lock(&self) -> PathBuf {
         self.locks_dir().join(VOLUMES_LOCK)
     }
 
-    /// The lock that protects blobs nobody refers to yet.
+    /// The lock that protects unreferenced blobs.
     #[must_use]
     pub(crate) fn blobs_lock(&self) -> PathBuf {
         self.locks_dir().join("blobs")

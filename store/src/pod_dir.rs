@@ -35,12 +35,12 @@ impl AsFd for PodLock {
     }
 }
 
-/// What the lock of a pod directory says.
+/// The state of a pod directory's lock.
 #[derive(Debug)]
 pub enum PodState {
-    /// Nobody had it; the caller has it now.
+    /// It was free; the caller holds it now.
     Free(PodLock),
-    /// Somebody has it.
+    /// Another process holds it.
     Held,
     /// There is no directory.
     Absent,
@@ -72,7 +72,7 @@ fn deleted(id: PodId) -> String {
 }
 
 impl Store {
-    /// Makes the directory of a pod, mode 0700, and locks it. Its name is not durable yet: who prepares syncs.
+    /// Makes the directory of a pod, mode 0700, and locks it. Its name is not durable yet: the caller syncs.
     ///
     /// # Errors
     /// [`MakePodDirError`].
@@ -103,7 +103,7 @@ impl Store {
         if !try_lock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))? {
             return Ok(PodState::Held);
         }
-        // Somebody may have deleted it between the two calls above.
+        // It may have been deleted between the two calls above.
         let named = still_named(&fd, &path).map_err(StoreError::io("look at", &path))?;
         Ok(if named { PodState::Free(PodLock { fd }) } else { PodState::Absent })
     }

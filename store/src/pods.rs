@@ -67,7 +67,7 @@ pub struct PodRow {
     pub id: PodId,
     /// How often the row has changed.
     pub generation: Generation,
-    /// Where it stands.
+    /// Its state.
     pub phase: Phase,
     /// When it was asked for.
     pub created: Timestamp,
@@ -99,18 +99,18 @@ pub struct AppRow {
     pub image_name: String,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
-    /// Where it stands.
+    /// Its state.
     pub state: AppState,
 }
 
-/// What is to become of a pod.
+/// A change of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// The step.
     pub edge: Edge,
-    /// What its apps become with it.
+    /// The new states of its apps.
     pub apps: Vec<(AppName, AppState)>,
-    /// What it got of its networks; written down with [`Edge::Started`], passed over otherwise.
+    /// Its networks; recorded with [`Edge::Started`], ignored otherwise.
     pub networks: Networks,
     /// Why it could not be started; written down with [`Edge::Aborted`], in its event and as the annotation
     /// [`FAILURE`], passed over otherwise.
@@ -119,7 +119,7 @@ pub struct Change {
     pub durable: bool,
 }
 
-/// The annotation of a pod that tells why it could not be started.
+/// The annotation of a pod with the reason why its start failed.
 pub const FAILURE: &str = "gantry/failure";
 
 impl Change {
@@ -145,18 +145,18 @@ impl<'a> Step<'a> {
         self.failure.filter(|_| matches!(self.edge, Some(Edge::Aborted(_))))
     }
 
-    /// What the pod got of its networks, when it is started in some.
+    /// The pod's networks, when it is started.
     pub(crate) fn got(&self) -> Option<&'a Networks> {
         self.networks.filter(|got| matches!(self.edge, Some(Edge::Started { .. })) && !got.is_empty())
     }
 }
 
-/// What became of a compare-and-set.
+/// The result of a compare-and-set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Moved {
     /// Done; the row now. `None`: the pod was swept, and its row is gone.
     Yes(Option<PodRow>),
-    /// Somebody else was faster; the row now, `None` when it is gone.
+    /// Another process was faster; the current row, `None` when it is gone.
     Lost(Option<PodRow>),
 }
 
@@ -233,13 +233,13 @@ pub enum ResolveError {
     /// No pod's id begins so.
     #[error("there is no pod {prefix}: 'gantry list' shows those there are")]
     NotFound {
-        /// What was asked for.
+        /// The prefix.
         prefix: PodPrefix,
     },
     /// Several do.
     #[error("{prefix} is the beginning of {matches} pods, among them {}: give more digits", listed(some))]
     Ambiguous {
-        /// What was asked for.
+        /// The prefix.
         prefix: PodPrefix,
         /// How many pods' ids begin so.
         matches: u64,
@@ -278,7 +278,7 @@ impl Store {
         .ok_or(InsertPodError::Exists(pod.id))
     }
 
-    /// Moves a pod along an edge if nobody has changed it since `seen`.
+    /// Moves a pod along an edge if its generation is still `seen`.
     ///
     /// # Errors
     /// [`StepError`].
@@ -289,7 +289,7 @@ impl Store {
         self.change(id, seen, sync, Step { edge: Some(edge), apps, networks: Some(networks), failure })
     }
 
-    /// Changes the states of apps of a running pod if nobody has changed it since `seen`.
+    /// Changes the states of apps of a running pod if its generation is still `seen`.
     ///
     /// # Errors
     /// [`StepError`].

@@ -16,7 +16,7 @@ use crate::{Layout, StoreError};
 pub struct Record {
     /// When.
     pub at: Timestamp,
-    /// What was damaged.
+    /// The damage.
     pub damage: String,
     /// From which backup, and when that was made; `None`: from the directories of the pods alone.
     pub backup: Option<(PathBuf, Timestamp)>,

@@ -64,7 +64,7 @@ const DOING: &str = "restore the database";
 /// Whether each index has what its table has as well.
 const INTEGRITY_CHECK: &str = "PRAGMA integrity_check(1)";
 
-/// A data directory before its database is opened, for the one who keeps it.
+/// A data directory before its database is opened, for its keeper.
 #[derive(Debug)]
 pub struct DataDir {
     root: File,
@@ -72,7 +72,7 @@ pub struct DataDir {
     boot: BootId,
 }
 
-/// The lock on a data directory: nobody makes, migrates or restores a database while it lives.
+/// The lock on a data directory. While it is held, no other process creates, migrates or restores the database.
 #[derive(Debug)]
 pub struct DataDirLock<'a>(&'a File);
 
@@ -132,7 +132,7 @@ impl DataDir {
     /// Looks whether the database is damaged, reading all of it. The caller holds the lock.
     ///
     /// # Errors
-    /// [`OpenError`] when it cannot be looked at, or is none of ours.
+    /// [`OpenError`] when the database cannot be examined or is not gantry's.
     pub fn damage(&self) -> Result<Option<Damage>, OpenError> {
         damage::find(&self.layout, &self.boot)
     }
@@ -247,7 +247,7 @@ impl DataDir {
         sync_dir(self.layout.root())?;
         drop(scrap);
         drop(lock);
-        // Whoever is told of a failure takes the database for one that was not restored.
+        // An error would mean that the database was not restored.
         let _left_for_the_next =
             [high_water::replace(&self.layout, &self.boot, first), self.drop_old(), reserve::fill(&self.layout)];
         Ok(record)
@@ -280,7 +280,7 @@ impl DataDir {
     /// See the module.
     fn first_number(&self) -> Result<u64, StoreError> {
         let of_backups = backups(&self.layout)?.into_iter().filter_map(|backup| next_seq(&backup.path));
-        // Only of the numbering, so what cannot be read of it keeps nobody from a restore.
+        // Only for the numbering, so a failure does not prevent the restore.
         let of_last = Record::load(&self.layout).ok().flatten().map(|record| record.first_event);
         let of_mark = HighWater::load(&self.layout).ok().flatten().map(|mark| mark.next);
         let known = of_backups
@@ -294,7 +294,7 @@ impl DataDir {
         Ok(now.max(after_boot(known)))
     }
 
-    /// What the damaged database says, with its WAL if that can be had.
+    /// The number in the damaged database, with its WAL if that can be read.
     fn damaged_number(&self) -> Option<u64> {
         let path = self.layout.db();
         FileId::of(&path).ok()?.filter(|file| file.len > 0)?;

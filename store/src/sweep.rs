@@ -21,7 +21,7 @@ use crate::pods::row::Columns;
 use crate::trees::{is_locked, layer_of_replaced, try_lock_tree};
 use crate::{Layout, PodState, Store, StoreError, contents, remove, reserve, tmp};
 
-/// What a sweep has deleted.
+/// What a garbage collection has deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Swept {
     /// Bytes of the disk that were freed.
@@ -58,7 +58,7 @@ impl Store {
         Ok(swept)
     }
 
-    /// Deletes what is left in `tmp/` of processes that died; tells the bytes freed.
+    /// Deletes what dead processes left in `tmp/`; returns the bytes freed.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -267,7 +267,7 @@ impl Store {
             .map_err(StoreError::sql("list the layers"))
     }
 
-    /// Lock files of layers that are gone. Whoever waits for one sees that its name is gone, and makes a new one.
+    /// Deletes lock files of layers that are gone. A process that waits for one notices that its name is gone and retries.
     fn sweep_locks(&self) -> Result<(), StoreError> {
         let (dir, known) = (self.layout.locks_dir(), self.tree_names()?);
         let stays = |name: &str| name == "blobs" || name == VOLUMES_LOCK || name == KEEPER_LOCK || known.contains(name);
@@ -280,7 +280,7 @@ impl Store {
     }
 }
 
-/// The names in a directory of ours.
+/// The names in a directory of the store.
 pub(crate) fn names(dir: &Path) -> Result<Vec<String>, StoreError> {
     let entries = std::fs::read_dir(dir).map_err(StoreError::io("list", dir))?;
     let name = |entry: std::io::Result<std::fs::DirEntry>| {

@@ -64,7 +64,7 @@ fn make(
     }
 }
 
-/// Deletes a name in `tmp/`, whatever it is; tells the bytes freed.
+/// Deletes a name in `tmp/` of any type; returns the bytes freed.
 pub(crate) fn delete(layout: &Layout, path: &Path) -> Result<u64, StoreError> {
     let dir = layout.tmp_dir();
     let tmp = open_dir(&dir).map_err(StoreError::io("open", &dir))?;
@@ -165,7 +165,7 @@ pub(crate) fn sweep(layout: &Layout) -> Result<u64, StoreError> {
     }
 }
 
-/// What is unlocked in `tmp/`.
+/// The unlocked entries of `tmp/`.
 pub(crate) fn left(layout: &Layout) -> Result<Vec<PathBuf>, StoreError> {
     Ok(claim(layout)?.into_iter().map(|(_, path)| path).collect())
 }
@@ -178,7 +178,7 @@ fn claim(layout: &Layout) -> Result<Vec<(OwnedFd, PathBuf)>, StoreError> {
     let mut claimed = Vec::new();
     for entry in std::fs::read_dir(&dir).map_err(StoreError::io("list", &dir))? {
         let path = entry.map_err(StoreError::io("list", &dir))?.path();
-        // O_NONBLOCK: a FIFO somebody put here does not stop us.
+        // O_NONBLOCK: opening a FIFO does not block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let lock = match rustix::fs::open(&path, flags, Mode::empty()) {
             Ok(lock) => lock,
@@ -222,7 +222,7 @@ impl Scrap {
 impl Drop for Scrap {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
-            // What cannot be removed now is unlocked from now on, and the next sweep reports why.
+            // What cannot be removed is unlocked now, and the next collection reports why.
             let _ = delete(&self.layout, path);
         }
     }

@@ -44,9 +44,9 @@ pub enum CommitLayersError {
     /// The directory was staged for another layer.
     #[error("layer {row} cannot be committed from what was staged for {staged}")]
     Mismatch {
-        /// What it was staged for.
+        /// The layer that was staged.
         staged: Digest,
-        /// What it should become.
+        /// The layer to be committed.
         row: Digest,
     },
     /// The layer below is not committed, and not among these.
@@ -123,14 +123,14 @@ impl Staging {
     }
 }
 
-/// What of the layers needs no database: locks and staging directories. For threads, which share no [`Store`].
+/// Locks and staging directories of layers, which need no database. For threads, which cannot share a [`Store`].
 #[derive(Debug, Clone)]
 pub struct Trees {
     layout: Layout,
 }
 
 impl Trees {
-    /// Locks a layer, waiting until the deadline; `waiting` is called once when somebody else has it.
+    /// Locks a layer, waiting until the deadline; `waiting` is called once when another process holds it.
     ///
     /// # Errors
     /// [`StoreError::Locked`] when the deadline has passed; [`StoreError::Io`].
@@ -163,7 +163,7 @@ impl Trees {
     }
 }
 
-/// The right to sweep the tree of this name, if nobody else has it.
+/// The right to collect the tree of this name, unless another process holds it.
 pub(crate) fn try_lock_tree(layout: &Layout, name: &str) -> Result<Option<OwnedFd>, StoreError> {
     let path = layout.locks_dir().join(name);
     let file = open_lock_file(&path)?;
@@ -172,7 +172,7 @@ pub(crate) fn try_lock_tree(layout: &Layout, name: &str) -> Result<Option<OwnedF
     Ok(ours.then_some(file))
 }
 
-/// Whether somebody works on the tree of this name; makes no file.
+/// Whether a process holds the lock of this tree. Creates no file.
 pub(crate) fn is_locked(layout: &Layout, name: &str) -> Result<bool, StoreError> {
     let path = layout.locks_dir().join(name);
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -39,7 +39,7 @@ pub struct VolumeRow {
     pub pods: BTreeSet<PodId>,
 }
 
-/// What the row says, in the volume's directory too: for when the row is lost.
+/// A copy of the row in the volume's directory, in case the row is lost.
 #[derive(Serialize, Deserialize)]
 struct Description {
     created: i64,
@@ -394,7 +394,7 @@ impl Store {
     }
 }
 
-/// What a row says of a volume.
+/// The state of a volume's row.
 enum State {
     Kept,
     Deleting,

@@ -12,11 +12,11 @@ use crate::{Failure, ProcessExit, start};
 /// buffer (212 992 by default), of which the kernel uses part for itself.
 pub const MAX_MESSAGE: usize = 128 << 10;
 
-/// What a client asks.
+/// A client's request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
-    /// What runs?
+    /// Report the status.
     Status,
     /// End the pod: the stop signal to every app, SIGKILL after the grace. Answered at once.
     Stop {
@@ -44,7 +44,7 @@ pub enum Request {
     /// Over the connection of a running `Exec` with a terminal: let its program run on when the connection is closed.
     /// The terminal's master comes with the request; the supervisor keeps it open and discards what the program writes.
     Detach,
-    /// Open the log file of an app anew, after somebody renamed it (CRI `ReopenContainerLog`).
+    /// Reopen the log file of an app, after it was renamed (CRI `ReopenContainerLog`).
     ReopenLog {
         /// Which app.
         app: String,
@@ -70,7 +70,7 @@ pub struct Exec {
     pub terminal: Option<(u16, u16)>,
 }
 
-/// What the supervisor answers.
+/// A reply of the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
@@ -92,7 +92,7 @@ pub enum Reply {
     Failed(Failure),
 }
 
-/// What runs.
+/// The status of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// [`crate::VERSION`] of the supervisor.

@@ -12,11 +12,11 @@ use crate::{Failure, ProcessExit, start};
 pub struct Record {
     /// When, in nanoseconds since the epoch.
     pub at: i64,
-    /// What.
+    /// The fact.
     pub fact: Fact,
 }
 
-/// What happened.
+/// A fact of the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fact {
@@ -24,7 +24,7 @@ pub enum Fact {
     Ready(start::Ready),
     /// Starting it failed; nothing ran.
     Failed(Failure),
-    /// Somebody asked it to stop.
+    /// It was asked to stop.
     Stopping {
         /// Why: `stop`, `kill`, `app-failed`, `supervisor-signal`.
         reason: String,
@@ -80,7 +80,7 @@ pub fn parse(bytes: &[u8]) -> Parsed {
     parsed
 }
 
-/// What [`parse`] found.
+/// The result of [`parse`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Parsed {
     /// The facts, in order.

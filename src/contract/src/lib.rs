@@ -32,7 +32,7 @@ pub const VERSION: u32 = 1;
 
 /// The names of files in a pod directory. They are part of the ABI.
 pub mod files {
-    /// The plan as it was handed to the supervisor (written by the engine at prepare).
+    /// The plan (written by the engine at prepare).
     pub const PLAN: &str = "plan.json";
     /// The journal.
     pub const JOURNAL: &str = "journal";
@@ -48,7 +48,7 @@ pub mod files {
     /// What the pod has, or may have, of its networks on the host: written before the first of it is made, removed after
     /// the last of it is gone (see [`crate::network`]).
     pub const NETWORK: &str = "network.json";
-    /// The lock of those who run network plugins for the pod (flock), and of the plugins.
+    /// The lock (flock) of processes that run network plugins for the pod.
     pub const PLUGINS: &str = "plugins.lock";
     /// Directory of empty volumes: `volumes/NAME`.
     pub const VOLUMES: &str = "volumes";
@@ -59,7 +59,7 @@ pub mod files {
 pub struct Failure {
     /// A word of `ErrorKind::as_str`.
     pub kind: String,
-    /// What was attempted on what, and why it failed: the whole chain in one line.
+    /// The error message with its causes, in one line.
     pub message: String,
     /// The app it concerns.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -37,16 +37,16 @@ pub struct Host {
     pub resolver: bool,
 }
 
-/// What `gantry-stage1 network` is asked.
+/// A request to `gantry-stage1 network`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// How networks are run on this host.
     pub host: Host,
-    /// What is to be done.
+    /// The operation.
     pub what: NetworkOperation,
 }
 
-/// What is to be done.
+/// An operation on networks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NetworkOperation {
@@ -68,29 +68,28 @@ pub enum NetworkOperation {
     /// Make the tables hold what the pods that are up need, and nothing else, whatever is there. Answered by `Done`.
     Reload,
     /// Remove what belongs to no pod: leases, what is remembered of plugins (with CNI GC), interfaces, tables. With
-    /// `dry_run` it is only told. Answered by `Swept`.
+    /// `dry_run` it only reports. Answered by `Swept`.
     Sweep {
         /// Change nothing.
         dry_run: bool,
     },
-    /// What gantries that are gone have left in the host's network namespace: for `doctor`. Answered by `Findings`.
+    /// Report what deleted installations left in the host's network namespace, for `doctor`. Answered by `Findings`.
     Strays,
-    /// What is there of ours that no pod accounts for, and what is missing that pods need: for `doctor`. Answered by
-    /// `Findings`.
+    /// Report state that no pod accounts for, and missing state that pods need, for `doctor`. Answered by `Findings`.
     Check,
 }
 
-/// What `gantry-stage1 network` says.
+/// The reply of `gantry-stage1 network`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
     /// It is done.
     Done,
-    /// What was removed that belonged to no pod, or would be; a line for people each.
+    /// What was removed, or would be, one line each.
     Swept(Vec<String>),
-    /// It is done, but for what plugins did not delete; a line for people each.
+    /// Done, except for what plugins failed to delete, one line each.
     Abandoned(Vec<String>),
-    /// What is wrong, a line for people each.
+    /// Findings, one line each.
     Findings(Vec<String>),
     /// It could not be done.
     Failed(Failure),
@@ -99,7 +98,7 @@ pub enum Reply {
 /// A network that is configured here.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Network {
-    /// Its name; of a file that is not understood, as far as it can be told.
+    /// Its name; of an invalid file, if it can be determined.
     pub name: Option<String>,
     /// Where it is configured: `built in` or a path.
     pub source: String,
@@ -119,7 +118,7 @@ pub struct Network {
     pub shadowed_by: Option<String>,
     /// Why it cannot be used.
     pub problem: Option<String>,
-    /// What is odd and harmless in its configuration.
+    /// Notes on harmless oddities of its configuration.
     pub notes: Vec<String>,
     /// Pods that have an interface in it.
     pub pods: Vec<Member>,
@@ -133,6 +132,6 @@ pub struct Network {
 pub struct Member {
     /// The pod's UUID.
     pub pod: String,
-    /// What it got.
+    /// Its attachment.
     pub attached: PodNetwork,
 }

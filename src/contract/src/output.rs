@@ -10,7 +10,7 @@ pub const HEADER_LEN: usize = 8;
 /// The longest payload of a frame.
 pub const MAX_PAYLOAD: usize = 64 << 10;
 
-/// What a frame carries.
+/// The content of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Bytes of an app's standard output or of its terminal.
@@ -24,7 +24,7 @@ pub enum Kind {
 /// The head of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What follows.
+    /// The kind of its payload.
     pub kind: Kind,
     /// The app: its place in the plan.
     pub app: u16,

@@ -87,7 +87,7 @@ pub struct Mount {
     pub declared: bool,
 }
 
-/// How much of an image there is, as it was counted when its layers were unpacked.
+/// The size of an image, as counted when its layers were unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageSize {
     /// Bytes of its files.

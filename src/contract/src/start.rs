@@ -23,7 +23,7 @@ pub struct Ready {
     pub init: u32,
     /// The apps.
     pub apps: Vec<Started>,
-    /// What the pod got of its networks, in order.
+    /// The pod's networks, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<gantry_model::PodNetwork>,
 }

@@ -9,7 +9,7 @@ pub enum AppOutcome {
     Exited(u8),
     /// A signal (its number) ended it.
     Signaled(u8),
-    /// Nobody saw: the supervisor died first, or the host did.
+    /// Unknown: the supervisor or the host died first.
     Lost,
 }
 
@@ -25,7 +25,7 @@ pub struct AppEnd {
 }
 
 impl AppOutcome {
-    /// The code a shell would show: the code itself, or 128 + n for signal n; 137 (SIGKILL) when nobody saw.
+    /// The code a shell would show: the code itself, or 128 + n for signal n; 137 (SIGKILL) when it is unknown.
     #[must_use]
     pub fn exit_code(self) -> i32 {
         match self {
@@ -42,7 +42,7 @@ impl AppOutcome {
     }
 }
 
-/// Where an app stands. `attempt` counts its starts from 0.
+/// The state of an app. `attempt` counts its starts from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AppState {
     /// Not started yet (its pod is being prepared, is prepared, or is starting).

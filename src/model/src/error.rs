@@ -3,7 +3,7 @@
 //! Every public error type of the workspace implements [`Kind`]. Kinds are mapped to exit codes in `src/cli/src/exit.rs` and
 //! to gRPC status codes in `src/api/src/status.rs`.
 
-/// What sort of failure this is, as far as a caller has to care.
+/// The kind of a failure, as far as callers distinguish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The pod, app, image or file named does not exist.
@@ -14,13 +14,13 @@ pub enum ErrorKind {
     Invalid,
     /// The thing is in a state in which this cannot be done.
     Refused,
-    /// Somebody else is at it; trying again later may help.
+    /// Another process holds it; retrying later may help.
     Busy,
     /// A peer (registry, disk, kernel feature) did not deliver; trying again later may help.
     Unavailable,
     /// The caller may not do this (not root, file permissions, a registry's 401 or 403).
     Denied,
-    /// No space, no memory, no descriptors, or a limit of ours was reached.
+    /// No space, memory or descriptors are left, or a limit was reached.
     Exhausted,
     /// Data on disk or from a peer is damaged (a digest or a check does not match).
     Damaged,
@@ -34,7 +34,7 @@ pub enum ErrorKind {
     Internal,
 }
 
-/// What an error and its causes say, the error first. A transparent wrapper shows as what it wraps: once is enough.
+/// The messages of an error and its causes, without repetitions: a transparent wrapper has the message of its cause.
 #[must_use]
 pub fn messages(error: &dyn std::error::Error) -> Vec<String> {
     let mut said = vec![error.to_string()];
@@ -80,7 +80,7 @@ impl ErrorKind {
         }
     }
 
-    /// What an I/O error means to a caller.
+    /// The kind of an I/O error.
     #[must_use]
     pub fn of_io(error: &std::io::Error) -> Self {
         use std::io::ErrorKind as Io;

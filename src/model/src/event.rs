@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::Timestamp;
 
-/// What happened. The nine types of rkt's `EventType` (v1alpha/api.proto).
+/// The kind of an event: the nine types of rkt's `EventType` (v1alpha/api.proto).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EventKind {
     /// A pod became Prepared.
@@ -64,10 +64,10 @@ impl EventKind {
     }
 }
 
-/// An event that is about to be written, in the same transaction as the step it tells of.
+/// An event to be written, in the transaction of the step that it reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewEvent {
-    /// What happened.
+    /// Its kind.
     pub kind: EventKind,
     /// When.
     pub at: Timestamp,
@@ -79,13 +79,13 @@ pub struct NewEvent {
     pub data: BTreeMap<String, String>,
 }
 
-/// An event as it was written.
+/// A recorded event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// Its number: rises by one within a boot, jumps ahead at each boot, is never given twice.
     pub seq: u64,
     /// The boot in which it was written.
     pub boot: String,
-    /// What it says.
+    /// Its content.
     pub event: NewEvent,
 }

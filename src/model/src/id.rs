@@ -38,7 +38,7 @@ impl crate::Kind for IdError {
     }
 }
 
-/// A hostile text as it may stand in a message: escaped and cut.
+/// Escapes and truncates untrusted text for a message.
 #[must_use]
 pub fn shown(text: &str) -> String {
     const MAX_SHOWN: usize = 80;
@@ -107,7 +107,7 @@ fn hex_value(c: u8) -> Option<u8> {
     }
 }
 
-/// What a person types for a pod: a whole id or its beginning (at least one digit), lower-cased.
+/// A pod id or a prefix of one (at least one digit), lower-cased.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PodPrefix(String);
 

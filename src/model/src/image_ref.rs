@@ -1,4 +1,4 @@
-//! What a person types for an image, parsed once.
+//! Image references as users type them, parsed once.
 //!
 //! | written | means |
 //! |---|---|
@@ -22,7 +22,7 @@ use crate::id::shown;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("'{}' is not an image: {why}", shown(.text))]
 pub struct RefError {
-    /// What was given.
+    /// The input.
     pub text: String,
     /// Why not, and what would be.
     pub why: &'static str,
@@ -58,7 +58,7 @@ pub enum ImageRef {
 /// An image in a registry (OCI distribution specification, "Pulling manifests").
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RegistryRef {
-    /// Host, with a port where one is given. `docker.io` stands for Docker Hub.
+    /// Host, with a port where one is given. `docker.io` is Docker Hub.
     pub host: String,
     /// Repository, such as `library/alpine`.
     pub repository: String,

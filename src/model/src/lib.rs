@@ -1,4 +1,4 @@
-//! What a pod *is*: identities, specification, phases, apps, events, queries and error kinds.
+//! The domain model: identities, specification, phases, apps, events, queries and error kinds.
 //!
 //! Imports no other crate of the workspace and does no I/O: time and randomness come in as arguments.
 //!
@@ -6,8 +6,7 @@
 //! `-o json`. So the names of serialized fields and variants never change; fields are added, with a default. Only the
 //! pod manifest (`src/engine`) and the wire protocols (`src/api`) have types of their own.
 //!
-//! Start reading at [`phase`]: the state machine is the heart. Then [`spec`] (what a user asks for) and
-//! [`event`] (what everybody hears).
+//! Start reading at [`phase`], the state machine of a pod. Then [`spec`] (the user's request) and [`event`].
 
 pub mod app;
 pub mod errno;

@@ -12,7 +12,7 @@ use crate::id::shown;
 pub use crate::net_check::{host_address, port_range, takes_ports};
 use crate::spec::SpecError;
 
-/// The name of the network a pod gets when nothing is said.
+/// The name of the default network.
 pub const DEFAULT: &str = "default";
 /// The most bytes of a request for networks.
 pub const MAX_REQUEST: usize = 16 * 1024;
@@ -49,8 +49,8 @@ impl Default for NetMode {
     }
 }
 
-/// Whether this may be the name of a network (CNI specification 1.1.0, section 1): it begins with a letter or digit, and
-/// goes on with those, `_`, `.` and `-`; at most 128 bytes.
+/// Whether this is a valid network name (CNI specification 1.1.0, section 1): a letter or digit, followed by letters,
+/// digits, `_`, `.` and `-`; at most 128 bytes.
 #[must_use]
 pub fn is_name(text: &str) -> bool {
     text.len() <= 128
@@ -99,7 +99,7 @@ impl FromStr for NetMode {
 }
 
 impl fmt::Display for NetMode {
-    /// What [`NetMode::from_str`] reads.
+    /// The format that [`NetMode::from_str`] reads.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (all, wanted) = match self {
             Self::None => return f.write_str("none"),
@@ -154,7 +154,7 @@ fn parse_request(part: &str) -> Result<NetworkRequest, SpecError> {
     Ok(NetworkRequest { name: name.into(), args })
 }
 
-/// Whether this may stand in `CNI_ARGS`.
+/// Whether this is allowed in `CNI_ARGS`.
 fn is_plain(text: &str) -> bool {
     !text.chars().any(|c| c.is_control() || c == ';')
 }
@@ -251,11 +251,11 @@ pub const MAX_PORT_RANGE: u16 = 1024;
 /// The most `--port` of a pod.
 pub const MAX_PORTS: usize = 256;
 
-/// What `/etc/resolv.conf` of the apps says (`--dns*`).
+/// The source of the apps' `/etc/resolv.conf` (`--dns*`).
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DnsSpec {
-    /// What the networks say, else the host's; the image's own where the pod has no network.
+    /// The networks' DNS configuration, else the host's; the image's own file where the pod has no network.
     #[default]
     Network,
     /// The host's file as it is (`--dns=host`).
@@ -280,7 +280,7 @@ pub struct Dns {
     pub domain: Option<String>,
 }
 
-/// What is added to `/etc/hosts` of the apps (`--hosts-entry`).
+/// Entries of the apps' `/etc/hosts` (`--hosts-entry`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostsSpec {
@@ -313,7 +313,7 @@ pub struct PodNetwork {
     /// Routes through it.
     #[serde(default)]
     pub routes: Vec<PodRoute>,
-    /// What the network says of DNS.
+    /// The network's DNS configuration.
     #[serde(default)]
     pub dns: Dns,
     /// Ports of the host that lead to the pod through this network.

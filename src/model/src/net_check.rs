@@ -150,7 +150,7 @@ fn lines(entries: &[(IpAddr, Vec<String>)]) -> Result<(), SpecError> {
     Ok(())
 }
 
-/// Whether this may stand as a name in resolv.conf(5) and hosts(5): labels of letters, digits, `-` and `_`, a dot at the
+/// Whether this is a valid name in resolv.conf(5) and hosts(5): labels of letters, digits, `-` and `_`, a dot at the
 /// end or not.
 fn is_domain(text: &str) -> bool {
     let name = text.strip_suffix('.').unwrap_or(text);

@@ -38,11 +38,11 @@ pub struct PodEnd {
     pub exit_code: i32,
     /// The first app that failed.
     pub failed_app: Option<AppName>,
-    /// What happened, in a few words for people (`all apps ended`, `the supervisor was killed` …).
+    /// The reason, for display (`all apps ended`, `the supervisor was killed` …).
     pub reason: String,
 }
 
-/// What a pod was before it became garbage.
+/// The phase of a pod before it became garbage.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum FormerPhase {
     /// It was never complete.
@@ -60,7 +60,7 @@ pub enum FormerPhase {
     },
 }
 
-/// Where a pod stands, with what belongs to that phase and no other.
+/// The phase of a pod, with the data that belongs to this phase alone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// A row, nothing on disk.
@@ -97,27 +97,27 @@ pub enum Phase {
     Garbage {
         /// When that was decided.
         marked: Timestamp,
-        /// What it was.
+        /// Its phase before.
         was: FormerPhase,
         /// Since when it is being deleted: parts of it may be gone.
         deleting: Option<Timestamp>,
     },
 }
 
-/// What moves a pod from one phase to the next.
+/// An edge of the state machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Edge {
-    /// Somebody begins to make the pod directory.
+    /// The creation of the pod directory begins.
     Prepare,
     /// The pod directory is complete.
     Prepared(Timestamp),
     /// The preparer failed or was found dead.
     Aborted(Timestamp),
-    /// The supervisor said ready.
+    /// The supervisor has reported ready.
     Started {
         /// When.
         at: Timestamp,
-        /// Who.
+        /// Its process.
         supervisor: Process,
     },
     /// The supervisor is gone.
@@ -131,13 +131,13 @@ pub enum Edge {
     Marked(Timestamp),
     /// A prepared pod is given up without having run.
     Discarded(Timestamp),
-    /// Somebody begins to delete it, or goes on where somebody else was killed.
+    /// Its deletion begins, or continues after the process that began it was killed.
     Deleting(Timestamp),
     /// All of it is deleted; the row goes with this edge.
     Swept,
 }
 
-/// What became of a pod by one edge.
+/// The result of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stepped {
     /// It is now in this phase.
@@ -179,7 +179,7 @@ pub fn step(phase: &Phase, edge: Edge) -> Result<Stepped, Refused> {
         (Phase::Exited { started, at, end }, Edge::Marked(marked)) => {
             garbage(marked, FormerPhase::Exited { started: *started, at: *at, end: end.clone() })
         }
-        // Who goes on deleting keeps the time at which it was begun.
+        // A deletion that is continued keeps its time.
         (Phase::Garbage { marked, was, deleting }, Edge::Deleting(at)) => {
             Phase::Garbage { marked: *marked, was: was.clone(), deleting: Some(deleting.unwrap_or(at)) }
         }

@@ -8,9 +8,9 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("'{}' is not {what}: expected {expected}", crate::id::shown(.text))]
 pub struct QuantityError {
-    /// What was given.
+    /// The input.
     pub text: String,
-    /// What it should have been.
+    /// What is expected.
     pub what: &'static str,
     /// How it is written.
     pub expected: &'static str,

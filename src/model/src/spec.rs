@@ -16,13 +16,13 @@ pub struct PodSpec {
     pub apps: Vec<AppSpec>,
     /// The volumes that apps may mount, by name.
     pub volumes: Vec<VolumeSpec>,
-    /// The networks; `None`: nothing is said, and the engine's default is taken.
+    /// The networks; `None`: the engine's default.
     pub net: Option<NetMode>,
     /// Ports of the host that lead to the pod.
     pub ports: Vec<PortSpec>,
-    /// What `/etc/resolv.conf` says.
+    /// The contents of `/etc/resolv.conf`.
     pub dns: DnsSpec,
-    /// What `/etc/hosts` says.
+    /// The contents of `/etc/hosts`.
     pub hosts: HostsSpec,
     /// Hostname in the pod; `None`: `gantry-<uuid>`.
     pub hostname: Option<String>,
@@ -57,7 +57,7 @@ pub struct AppSpec {
     pub capabilities: Capabilities,
     /// Signal that asks it to stop, as a number; `None`: the image's `StopSignal`, or SIGTERM.
     pub stop_signal: Option<u8>,
-    /// What the plan has as it is given here.
+    /// Options that the plan takes over unchanged.
     pub options: AppOptions,
     /// Free-form annotations of the app.
     pub user_annotations: BTreeMap<String, String>,
@@ -115,7 +115,7 @@ impl AppSpec {
 pub struct VolumeSpec {
     /// Its name in the pod.
     pub name: AppName,
-    /// What it is.
+    /// Its kind.
     pub kind: VolumeKind,
     /// Read-only for every app.
     pub read_only: bool,

@@ -96,7 +96,8 @@ fn digits(place: &mut [u8], mut value: i64) {
 }
 
 impl From<std::time::SystemTime> for Timestamp {
-    /// A time that a clock or a file tells. What is before 1970 is 1970, what is too late is the latest time there is.
+    /// Conversion from a clock or a file's time. Times outside the range are clamped: before 1970 to 1970, too late ones to the
+    /// maximum.
     fn from(time: std::time::SystemTime) -> Self {
         let since = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Self(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))

@@ -27,7 +27,7 @@ pub struct CgroupCondition {
 pub struct PodWhere<'a> {
     /// The filter.
     pub filter: &'a PodFilter,
-    /// What `cgroups` and `sub_cgroups` of the filter mean, where they are not empty. Each must hold.
+    /// The pods of `cgroups` and `sub_cgroups` of the filter, where they are not empty. Each must hold.
     pub cgroups: Vec<CgroupCondition>,
 }
 
@@ -127,7 +127,7 @@ impl Condition {
         self.and(IDS, [texts(ids)]);
     }
 
-    /// What is being deleted is garbage with a time in a column of its own.
+    /// A pod being deleted is garbage with a time in a column of its own.
     fn phases(&mut self, names: &[&'static str]) {
         let (garbage, deleting) = (names.contains(&GARBAGE), names.contains(&DELETING));
         let stored: BTreeSet<&str> = names.iter().map(|&name| if name == DELETING { GARBAGE } else { name }).collect();

@@ -11,8 +11,8 @@ use serde_json::value::RawValue;
 
 use crate::StoreError;
 
-/// What a pod got of its networks, in order. Kept as it is written and read when it is asked for: lists are of ten thousand
-/// pods, and most who make one look at little of this, or hand it on.
+/// What a pod got of its networks, in order. The JSON text is parsed on demand: lists have ten thousand pods, and most of
+/// their readers need little of it, or copy it.
 ///
 /// As JSON (`Serialize`) it is an array of networks, an empty one where there are none.
 #[derive(Debug, Clone, Default)]

@@ -21,7 +21,7 @@ pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.
 pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.annotations, app.state, app.attempt, \
     app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom";
 
-/// What the column `phase` says of garbage, being deleted or not.
+/// The value of the column `phase` for garbage, being deleted or not.
 pub(crate) const GARBAGE: &str = "garbage";
 
 /// The columns of a row, read from left to right.
@@ -251,7 +251,7 @@ impl<'a> PhaseColumns<'a> {
     }
 }
 
-/// The word in the column `phase`: what is being deleted is garbage there, as it was in format 1.
+/// The value of the column `phase`; a pod being deleted is garbage.
 fn stored_name(phase: &Phase) -> &'static str {
     match phase {
         Phase::Garbage { .. } => GARBAGE,
