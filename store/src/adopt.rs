@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::db::Sync;
 use crate::lock::{still_named, sync_dir};
-use crate::sweep::names;
+use crate::sweep::list_names;
 use crate::{ImageRow, LayerRow, Layout, PodLock, Store, StoreError, tmp, trees};
 
 /// In a directory of `lost-pods/`: when it was moved there, in nanoseconds since the epoch.
@@ -27,7 +27,7 @@ impl Store {
         let needed = self.needed_blobs()?;
         let mut unknown = Vec::new();
         for algorithm in ["sha256", "sha512"] {
-            for hex in names(&self.layout.blobs_dir().join(algorithm))? {
+            for hex in list_names(&self.layout.blobs_dir().join(algorithm))? {
                 let text = format!("{algorithm}:{hex}");
                 // Names that are no digests are no blobs.
                 unknown.extend(text.parse().ok().filter(|_| !needed.contains(&text)));
@@ -69,7 +69,7 @@ impl Store {
         match rustix::fs::lstat(&path) {
             Ok(_) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
-            Err(errno) => Err(StoreError::io("look at", &path)(errno)),
+            Err(errno) => Err(StoreError::io("examine", &path)(errno)),
         }
     }
 
@@ -101,13 +101,13 @@ impl Store {
     /// [`StoreError::Io`]; [`StoreError::Locked`] when the lock is not that of this directory.
     pub fn move_to_lost(&self, lock: PodLock, id: PodId) -> Result<PathBuf, StoreError> {
         let (from, above) = (self.layout.pod_dir(&id), self.layout.lost_pods_dir());
-        if !still_named(&lock, &from).map_err(StoreError::io("look at", &from))? {
+        if !still_named(&lock, &from).map_err(StoreError::io("examine", &from))? {
             return Err(StoreError::Locked { path: from, seconds: 0 });
         }
         match rustix::fs::mkdir(&above, Mode::RWXU) {
             Ok(()) => sync_dir(self.layout.root())?,
             Err(Errno::EXIST) => {}
-            Err(errno) => return Err(StoreError::io("make", &above)(errno)),
+            Err(errno) => return Err(StoreError::io("create", &above)(errno)),
         }
         // Where the disk is full, the directory's ctime has to do.
         let _left_to_ctime = fs::write(from.join(LOST_AT), crate::now().0.to_string());
@@ -118,7 +118,7 @@ impl Store {
             to = above.join(tmp::fresh_name(&id.to_string())?);
             moved = rustix::fs::renameat_with(cwd, &from, cwd, &to, RenameFlags::NOREPLACE);
         }
-        moved.map_err(StoreError::io("move away", &from))?;
+        moved.map_err(StoreError::io("move", &from))?;
         // Its new name before the loss of its old one.
         sync_dir(&above)?;
         sync_dir(&self.layout.pods_dir())?;
@@ -174,7 +174,7 @@ pub fn lost_pods(layout: &Layout) -> Result<Vec<PathBuf>, StoreError> {
     if !dir.exists() {
         return Ok(Vec::new());
     }
-    let mut all: Vec<PathBuf> = names(&dir)?.into_iter().map(|name| dir.join(name)).collect();
+    let mut all: Vec<PathBuf> = list_names(&dir)?.into_iter().map(|name| dir.join(name)).collect();
     all.sort();
     Ok(all)
 }

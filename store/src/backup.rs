@@ -22,11 +22,11 @@ use gantry_model::{ErrorKind, Kind as _, Timestamp};
 use rusqlite::backup::{Backup as Copying, StepResult};
 use rusqlite::{Connection, OpenFlags};
 
-use crate::damage::wrong_rows;
+use crate::damage::find_wrong_rows;
 use crate::db::{BUSY_TIMEOUT, connect, connect_to, make_db, unknown_feature, uri};
 use crate::lock::sync_dir;
 use crate::migrate::{self, APPLICATION_ID, STEPS};
-use crate::sweep::names;
+use crate::sweep::list_names;
 use crate::{Layout, Store, StoreError};
 
 /// So many copies of each kind are kept.
@@ -70,7 +70,7 @@ pub enum Verdict {
 }
 
 impl Backup {
-    fn of(path: PathBuf) -> Option<Self> {
+    fn parse(path: PathBuf) -> Option<Self> {
         let name = path.file_name()?.to_str()?;
         let timed = name.starts_with("timed-v");
         let rest = name.strip_prefix("timed-v").or_else(|| name.strip_prefix("gantry-v"))?;
@@ -108,11 +108,11 @@ impl Backup {
 /// [`StoreError::Io`].
 pub fn backups(layout: &Layout) -> Result<Vec<Backup>, StoreError> {
     let dir = layout.backups_dir();
-    let names = match names(&dir) {
+    let names = match list_names(&dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
         other => other?,
     };
-    let mut all: Vec<Backup> = names.iter().filter_map(|name| Backup::of(dir.join(name))).collect();
+    let mut all: Vec<Backup> = names.iter().filter_map(|name| Backup::parse(dir.join(name))).collect();
     all.sort_by(|a, b| (b.at, &b.path).cmp(&(a.at, &a.path)));
     Ok(all)
 }
@@ -157,7 +157,7 @@ fn unreadable(conn: Connection, version: usize) -> Option<StoreError> {
     if version != STEPS.len() {
         return None;
     }
-    match wrong_rows(conn) {
+    match find_wrong_rows(conn) {
         Ok(None) => None,
         Ok(Some(what)) => Some(StoreError::Damaged { doing: DOING, source: format!("it {what}").into() }),
         Err(error) => Some(error),
@@ -225,7 +225,7 @@ impl Store {
                 Ok(time) if Timestamp::from(time) >= at.before(CLOCK_TICK) => return Ok(true),
                 Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => return Err(StoreError::io("look at", &path)(error)),
+                Err(error) => return Err(StoreError::io("examine", &path)(error)),
             }
         }
         Ok(false)

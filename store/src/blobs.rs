@@ -108,7 +108,7 @@ impl Store {
         match rustix::fs::lstat(&path) {
             Ok(_) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
-            Err(errno) => Err(StoreError::io("look at", &path)(errno)),
+            Err(errno) => Err(StoreError::io("examine", &path)(errno)),
         }
     }
 
@@ -136,7 +136,7 @@ fn read_capped(path: &Path, digest: &Digest, most: u64) -> Result<Option<Vec<u8>
         Err(Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(StoreError::io("open", path)(errno).into()),
     };
-    let size = file.metadata().map_err(StoreError::io("look at", path))?.len();
+    let size = file.metadata().map_err(StoreError::io("examine", path))?.len();
     if size > most {
         return Err(BlobError::TooLarge { digest: digest.clone(), size, most });
     }

@@ -58,7 +58,7 @@ pub(crate) fn write(layout: &Layout, name: &str, tree: BorrowedFd<'_>, sums: &Su
     let dir = layout.contents_dir();
     match rustix::fs::mkdir(&dir, Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-        Err(errno) => return Err(StoreError::io("make", &dir)(errno)),
+        Err(errno) => return Err(StoreError::io("create", &dir)(errno)),
     }
     let path = fresh(layout, name);
     let records = read(tree, &Source::Written(sums)).map_err(StoreError::io("list a layer for", &path))?;
@@ -97,7 +97,7 @@ pub(crate) fn forget(layout: &Layout, name: &str) -> Result<(), StoreError> {
 
 /// Deletes lists and damage marks that belong to no layer.
 pub(crate) fn sweep(layout: &Layout, known: impl Fn(&str) -> bool) -> Result<(), StoreError> {
-    let names = match crate::sweep::names(&layout.contents_dir()) {
+    let names = match crate::sweep::list_names(&layout.contents_dir()) {
         Err(error) if error.is_absent() => return Ok(()),
         other => other?,
     };

@@ -19,7 +19,7 @@ use gantry_model::{BootId, ErrorKind, Kind as _};
 use rusqlite::Connection;
 
 use crate::backup::{QUICK_CHECK, failing};
-use crate::db::{FileId, SchemaState, check_schema, connect, next_number, remains};
+use crate::db::{FileId, SchemaState, check_schema, connect, find_remains, next_number};
 use crate::high_water::HighWater;
 use crate::migrate::STEPS;
 use crate::{Layout, OpenError, Store, StoreError};
@@ -34,27 +34,29 @@ pub struct Damage {
 }
 
 impl Damage {
-    fn of(what: impl Into<String>) -> Self {
+    fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), rolled_back: false }
     }
 }
 
 /// Looks at the database of a directory; `None`: it is sound, or there is nothing yet.
-pub(crate) fn find(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError> {
-    match find_once(layout, boot) {
+pub(crate) fn find_damage(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError> {
+    match find_damage_once(layout, boot) {
         Err(OpenError::Store(error)) if error.kind() == ErrorKind::Damaged => {
             let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-            Ok(Some(Damage::of(format!("the database cannot be read: {cause}"))))
+            Ok(Some(Damage::new(format!("the database cannot be read: {cause}"))))
         }
         other => other,
     }
 }
 
-fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError> {
-    let file = FileId::of(&layout.db())?;
+fn find_damage_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError> {
+    let file = FileId::of_path(&layout.db())?;
     if file.is_none_or(|file| file.len == 0) {
         let how = if file.is_some() { "empty" } else { "missing" };
-        return Ok(remains(layout)?.map(|what| Damage::of(format!("the database is {how}, and there are {what}"))));
+        return Ok(
+            find_remains(layout)?.map(|what| Damage::new(format!("the database is {how}, and there are {what}")))
+        );
     }
     let mark = HighWater::load(layout)?;
     let db = connect(layout)?;
@@ -62,7 +64,7 @@ fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError
     let looked = match check_schema(conn, layout, boot, STEPS) {
         // Not everything that says so is another's: the marks in the header of ours may have been overwritten.
         Err(OpenError::Foreign { .. }) if is_ours(conn)? => {
-            return Ok(Some(Damage::of("the header of the database is damaged")));
+            return Ok(Some(Damage::new("the header of the database is damaged")));
         }
         other => other?,
     };
@@ -71,16 +73,17 @@ fn find_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError
         return Ok(Some(Damage { what, rolled_back: true }));
     }
     if let Some(why) = failing(conn, QUICK_CHECK).map_err(StoreError::sql("check the database"))? {
-        return Ok(Some(Damage::of(format!("the database is damaged: {}", gantry_model::id::shown(&why)))));
+        return Ok(Some(Damage::new(format!("the database is damaged: {}", gantry_model::id::shown(&why)))));
     }
     match looked {
         SchemaState::Behind(0) => {
-            Ok(remains(layout)?.map(|what| Damage::of(format!("the database has no tables, and there are {what}"))))
+            Ok(find_remains(layout)?
+                .map(|what| Damage::new(format!("the database has no tables, and there are {what}"))))
         }
         // Rows of an older format are read by the step that migrates them.
         SchemaState::Behind(version) if version < STEPS.len() => Ok(None),
         SchemaState::Behind(_) | SchemaState::Ready => {
-            Ok(wrong_rows(db.conn)?.map(|what| Damage::of(format!("the database {what}"))))
+            Ok(find_wrong_rows(db.conn)?.map(|what| Damage::new(format!("the database {what}"))))
         }
     }
 }
@@ -94,7 +97,7 @@ fn rolled_back(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Re
 /// Reads every row that a start reads, of a database of the last format: the check of the whole file looks at its
 /// structure, and a byte that has changed within a row is none of its business. Rows that cannot be read are
 /// [`StoreError::Damaged`].
-pub(crate) fn wrong_rows(conn: Connection) -> Result<Option<&'static str>, StoreError> {
+pub(crate) fn find_wrong_rows(conn: Connection) -> Result<Option<&'static str>, StoreError> {
     let states: u32 = conn
         .query_row("SELECT count(*) FROM state", [], |row| row.get(0))
         .map_err(StoreError::sql("check the database"))?;
@@ -102,7 +105,7 @@ pub(crate) fn wrong_rows(conn: Connection) -> Result<Option<&'static str>, Store
         return Ok(Some("does not know the number of the next event"));
     }
     // Reading rows needs neither the path nor the boot.
-    let store = Store::of(conn, Layout::new(Path::new("")), &BootId(String::new()), None);
+    let store = Store::from_connection(conn, Layout::new(Path::new("")), &BootId(String::new()), None);
     store.last_seq()?;
     store.trimmed_seq()?;
     store.read_pods()?;

@@ -78,20 +78,20 @@ pub(crate) struct FileId {
 
 impl FileId {
     /// An open file.
-    pub(crate) fn of_file(file: &File) -> io::Result<Self> {
+    pub(crate) fn of_open(file: &File) -> io::Result<Self> {
         file.metadata().map(|found| Self { dev: found.dev(), ino: found.ino(), len: found.len() })
     }
 
     /// The file of this name; `None` when there is none.
-    pub(crate) fn of(path: &Path) -> Result<Option<Self>, StoreError> {
+    pub(crate) fn of_path(path: &Path) -> Result<Option<Self>, StoreError> {
         match fs::symlink_metadata(path) {
             Ok(found) => Ok(Some(Self { dev: found.dev(), ino: found.ino(), len: found.len() })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(StoreError::io("look at", path)(error)),
+            Err(error) => Err(StoreError::io("examine", path)(error)),
         }
     }
 
-    pub(crate) fn is(self, other: Self) -> bool {
+    pub(crate) fn is_same(self, other: Self) -> bool {
         (self.dev, self.ino) == (other.dev, other.ino)
     }
 }
@@ -150,24 +150,24 @@ impl Store {
         };
         refuse_read_only(&layout)?;
         // An empty database is not opened: SQLite would take its WAL for that of another file and delete it.
-        if let Some(file) = FileId::of(&layout.db())?.filter(|file| file.len > 0) {
+        if let Some(file) = FileId::of_path(&layout.db())?.filter(|file| file.len > 0) {
             let mark = HighWater::load(&layout)?;
             let db = connect(&layout)?;
             if matches!(check_schema(&db.conn, &layout, boot, steps)?, SchemaState::Ready) {
                 refuse_rolled_back(&db.conn, &layout, boot, mark.as_ref())?;
                 reserve::fill(&layout)?;
-                return Ok(Self::of_connected(db, layout, boot, Some(file)));
+                return Ok(Self::from_connected(db, layout, boot, Some(file)));
             }
         }
         let (db, file) = make_ready(&root, &layout, boot, steps)?;
-        Ok(Self::of_connected(db, layout, boot, file))
+        Ok(Self::from_connected(db, layout, boot, file))
     }
 
-    fn of_connected(db: Connected, layout: Layout, boot: &BootId, file: Option<FileId>) -> Self {
-        Self { _index: Some(db.index), ..Self::of(db.conn, layout, boot, file) }
+    fn from_connected(db: Connected, layout: Layout, boot: &BootId, file: Option<FileId>) -> Self {
+        Self { _index: Some(db.index), ..Self::from_connection(db.conn, layout, boot, file) }
     }
 
-    pub(crate) fn of(conn: Connection, layout: Layout, boot: &BootId, file: Option<FileId>) -> Self {
+    pub(crate) fn from_connection(conn: Connection, layout: Layout, boot: &BootId, file: Option<FileId>) -> Self {
         Self {
             conn,
             layout,
@@ -189,7 +189,7 @@ impl Store {
         let boot = current_boot()?;
         let layout = Layout::new(dir);
         open_root(dir)?;
-        let file = FileId::of(&layout.db())?;
+        let file = FileId::of_path(&layout.db())?;
         if file.is_none_or(|file| file.len == 0) {
             refuse_lost(&layout)?;
             return Err(OpenError::Absent { dir: dir.to_owned() });
@@ -205,7 +205,7 @@ impl Store {
             SchemaState::Behind(_) | SchemaState::Ready => {}
         }
         db.conn.execute_batch("PRAGMA query_only = ON").map_err(StoreError::sql("open the database"))?;
-        Ok(Self::of_connected(db, layout, &boot, file))
+        Ok(Self::from_connected(db, layout, &boot, file))
     }
 
     /// Whether the database that was opened is still the one of its directory: gantryd may have replaced a damaged one
@@ -215,7 +215,7 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn is_current(&self) -> Result<bool, StoreError> {
         let Some(ours) = self.file else { return Ok(true) };
-        Ok(FileId::of(&self.layout.db())?.is_some_and(|named| named.is(ours)))
+        Ok(FileId::of_path(&self.layout.db())?.is_some_and(|named| named.is_same(ours)))
     }
 
     /// Stops the clock that events are told by, for tests.
@@ -323,15 +323,15 @@ pub(crate) fn next_number(conn: &Connection) -> rusqlite::Result<Option<u64>> {
 /// Refuses a database without content whose directory has some: a new one in its place would know nothing of it, and
 /// all of it would be swept.
 fn refuse_lost(layout: &Layout) -> Result<(), OpenError> {
-    let how = if FileId::of(&layout.db())?.is_some() { "empty" } else { "missing" };
-    match remains(layout)? {
+    let how = if FileId::of_path(&layout.db())?.is_some() { "empty" } else { "missing" };
+    match find_remains(layout)? {
         Some(what) => Err(OpenError::lost(&layout.db(), how, what)),
         None => Ok(()),
     }
 }
 
 /// What a data directory contains that needs rows in the database.
-pub(crate) fn remains(layout: &Layout) -> Result<Option<&'static str>, StoreError> {
+pub(crate) fn find_remains(layout: &Layout) -> Result<Option<&'static str>, StoreError> {
     let dirs = [(layout.pods_dir(), "pods"), (layout.trees_dir(), "layers"), (layout.volumes_dir(), "volumes")];
     for (dir, what) in dirs {
         let entry = match fs::read_dir(&dir) {
@@ -533,7 +533,7 @@ fn make_ready_locked(
 ) -> Result<(Connected, Option<FileId>), OpenError> {
     // Again: gantryd may have found the database damaged, or restored it, while we waited.
     refuse_read_only(layout)?;
-    if FileId::of(&layout.db())?.is_none_or(|file| file.len == 0) {
+    if FileId::of_path(&layout.db())?.is_none_or(|file| file.len == 0) {
         refuse_lost(layout)?;
     }
     make_dirs(layout)?;
@@ -541,13 +541,13 @@ fn make_ready_locked(
     let keeper = layout.locks_dir().join(KEEPER_LOCK);
     drop(open_lock_file(&keeper)?);
     make_file(root, layout)?;
-    let file = FileId::of(&layout.db())?;
+    let file = FileId::of_path(&layout.db())?;
     let mark = HighWater::load(layout)?;
     let db = connect(layout)?;
     let conn = &db.conn;
     if let SchemaState::Behind(version) = check_schema(conn, layout, boot, steps)? {
         if version == 0
-            && let Some(what) = remains(layout)?
+            && let Some(what) = find_remains(layout)?
         {
             return Err(OpenError::lost(&layout.db(), "empty", what));
         }
@@ -580,9 +580,9 @@ pub(crate) fn make_dirs(layout: &Layout) -> Result<(), StoreError> {
         blobs.join("sha256"),
         blobs.join("sha512"),
     ];
-    make_dir(&blobs).map_err(StoreError::io("make", &blobs))?;
+    make_dir(&blobs).map_err(StoreError::io("create", &blobs))?;
     for dir in dirs {
-        make_dir(&dir).map_err(StoreError::io("make", &dir))?;
+        make_dir(&dir).map_err(StoreError::io("create", &dir))?;
     }
     Ok(())
 }
@@ -602,7 +602,7 @@ fn make_file(root: &File, layout: &Layout) -> Result<(), StoreError> {
 /// Makes an empty database file.
 pub(crate) fn make_db(path: &Path) -> Result<(), StoreError> {
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    made.map(drop).map_err(StoreError::io("make", path))
+    made.map(drop).map_err(StoreError::io("create", path))
 }
 
 pub(crate) fn set_wal(conn: &Connection) -> Result<(), StoreError> {

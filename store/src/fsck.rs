@@ -8,7 +8,7 @@ use gantry_model::query::PodQuery;
 use gantry_model::{Digest, ErrorKind, Kind, Phase, PodId};
 
 use crate::pods::row::Columns;
-use crate::sweep::names;
+use crate::sweep::list_names;
 use crate::{BlobError, Layout, Store, StoreError};
 
 /// How bad a finding is.
@@ -148,7 +148,7 @@ impl Store {
                     report.error(format!("{} is missing", path.display()), "make it again with mode 0700");
                     continue;
                 }
-                Err(error) => return Err(StoreError::io("look at", path)(error)),
+                Err(error) => return Err(StoreError::io("examine", path)(error)),
             };
             if found.is_dir() != is_dir || found.is_symlink() {
                 report.error(format!("{} is of the wrong type", path.display()), RESTORE);
@@ -181,7 +181,7 @@ impl Store {
             }
         }
         let known = self.tree_names()?;
-        for name in names(&self.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
+        for name in list_names(&self.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
             // Held: it is being committed or swept right now.
             if crate::trees::layer_of_replaced(&name).is_none()
                 && !crate::trees::is_locked(&self.layout, &name)?
@@ -226,7 +226,7 @@ impl Store {
                 }
             }
         }
-        for name in names(&self.layout.pods_dir())? {
+        for name in list_names(&self.layout.pods_dir())? {
             match name.parse::<PodId>() {
                 // Rows come before directories, so a directory without a row is no pod that is being made.
                 Ok(id) => {

@@ -84,7 +84,7 @@ impl Store {
         match rustix::fs::renameat_with(cwd, &temporary, cwd, &path, RenameFlags::NOREPLACE) {
             Ok(()) => scrap.keep(),
             Err(Errno::EXIST) => return Err(MakePodDirError::Exists(id)),
-            Err(errno) => return Err(StoreError::io("make", &path)(errno).into()),
+            Err(errno) => return Err(StoreError::io("create", &path)(errno).into()),
         }
         Ok(PodLock { fd })
     }
@@ -104,7 +104,7 @@ impl Store {
             return Ok(PodState::Held);
         }
         // It may have been deleted between the two calls above.
-        let named = still_named(&fd, &path).map_err(StoreError::io("look at", &path))?;
+        let named = still_named(&fd, &path).map_err(StoreError::io("examine", &path))?;
         Ok(if named { PodState::Free(PodLock { fd }) } else { PodState::Absent })
     }
 
@@ -115,11 +115,11 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn delete_pod_dir(&self, lock: PodLock, id: PodId) -> Result<(), StoreError> {
         let path = self.layout.pod_dir(&id);
-        if !still_named(&lock, &path).map_err(StoreError::io("look at", &path))? {
+        if !still_named(&lock, &path).map_err(StoreError::io("examine", &path))? {
             // A lock on something else would delete what others hold.
             return match rustix::fs::lstat(&path) {
                 Err(Errno::NOENT) => Ok(()),
-                Err(errno) => Err(StoreError::io("look at", &path)(errno)),
+                Err(errno) => Err(StoreError::io("examine", &path)(errno)),
                 Ok(_) => Err(StoreError::Locked { path, seconds: 0 }),
             };
         }
@@ -129,9 +129,9 @@ impl Store {
             // A full disk has no room for another name: what the pod has goes first.
             Err(Errno::NOSPC) => {
                 remove::remove_content(lock.as_fd()).map_err(StoreError::io("empty", &path))?;
-                rustix::fs::rename(&path, &aside).map_err(StoreError::io("move away", &path))?;
+                rustix::fs::rename(&path, &aside).map_err(StoreError::io("move", &path))?;
             }
-            Err(errno) => return Err(StoreError::io("move away", &path)(errno)),
+            Err(errno) => return Err(StoreError::io("move", &path)(errno)),
         }
         sync_dir(&self.layout.pods_dir())?;
         tmp::delete(&self.layout, &aside)?;

@@ -27,14 +27,14 @@ pub(crate) fn fill(layout: &Layout) -> Result<(), StoreError> {
         return Ok(());
     }
     let room =
-        rustix::fs::statvfs(layout.root()).map_err(StoreError::io("look at the file system of", layout.root()))?;
+        rustix::fs::statvfs(layout.root()).map_err(StoreError::io("examine the file system of", layout.root()))?;
     if room.f_bavail.saturating_mul(room.f_frsize) < 2 * BYTES {
         return Ok(());
     }
     let file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
         Ok(file) => file,
         Err(error) if matches!(error.kind(), AlreadyExists | StorageFull | ReadOnlyFilesystem) => return Ok(()),
-        Err(error) => return Err(StoreError::io("make", &path)(error)),
+        Err(error) => return Err(StoreError::io("create", &path)(error)),
     };
     if rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, BYTES).is_err() { spend(layout) } else { Ok(()) }
 }

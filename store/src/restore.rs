@@ -134,7 +134,7 @@ impl DataDir {
     /// # Errors
     /// [`OpenError`] when the database cannot be examined or is not gantry's.
     pub fn damage(&self) -> Result<Option<Damage>, OpenError> {
-        damage::find(&self.layout, &self.boot)
+        damage::find_damage(&self.layout, &self.boot)
     }
 
     /// From what a damaged database would be restored, the best first; none: there is no good backup. Rows of an older
@@ -230,7 +230,7 @@ impl DataDir {
         let path = dir.join("gantry.db");
         let first = self.first_number()?;
         let conn = self.build(&path, source, first)?;
-        let store = fill(Store::of(conn, self.layout.clone(), &self.boot, None))?;
+        let store = fill(Store::from_connection(conn, self.layout.clone(), &self.boot, None))?;
         finish(store.conn, &path)?;
         let at = crate::now();
         let aside = self.layout.damaged_dir().join(at.rfc3339().as_str());
@@ -297,7 +297,7 @@ impl DataDir {
     /// The number in the damaged database, with its WAL if that can be read.
     fn damaged_number(&self) -> Option<u64> {
         let path = self.layout.db();
-        FileId::of(&path).ok()?.filter(|file| file.len > 0)?;
+        FileId::of_path(&path).ok()?.filter(|file| file.len > 0)?;
         let whole = connect_to(&path).ok()?.query_row("SELECT next_seq FROM state", [], |row| row.get(0)).ok();
         whole.or_else(|| next_seq(&path))
     }
@@ -307,7 +307,7 @@ impl DataDir {
         for dir in [above.as_path(), aside] {
             match rustix::fs::mkdir(dir, Mode::RWXU) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-                Err(errno) => return Err(StoreError::io("make", dir)(errno)),
+                Err(errno) => return Err(StoreError::io("create", dir)(errno)),
             }
         }
         let db = self.layout.db();
@@ -315,7 +315,7 @@ impl DataDir {
             let from = db.with_file_name(name);
             match rustix::fs::rename(&from, aside.join(name)) {
                 Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-                Err(errno) => return Err(StoreError::io("move away", &from)(errno)),
+                Err(errno) => return Err(StoreError::io("move", &from)(errno)),
             }
             // One after the other on the disk as well: see the module on their order.
             sync_dir(self.layout.root())?;
@@ -326,7 +326,7 @@ impl DataDir {
 
     fn drop_old(&self) -> Result<(), StoreError> {
         let dir = self.layout.damaged_dir();
-        let mut names = crate::sweep::names(&dir)?;
+        let mut names = crate::sweep::list_names(&dir)?;
         // Times, so their order is the order of the names.
         names.sort_by(|a, b| b.cmp(a));
         for name in names.into_iter().skip(MAX_DAMAGED) {

@@ -95,7 +95,7 @@ impl Store {
             return Ok(());
         }
         let known = self.tree_names()?;
-        for name in names(&self.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
+        for name in list_names(&self.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
             if let Some(layer) = layer_of_replaced(&name)
                 && self.is_of_a_pod(layer)?
             {
@@ -239,7 +239,7 @@ impl Store {
         for algorithm in ["sha256", "sha512"] {
             let dir = self.layout.blobs_dir().join(algorithm);
             let mut changed = false;
-            for hex in names(&dir)?.into_iter().filter(|hex| !needed.contains(&format!("{algorithm}:{hex}"))) {
+            for hex in list_names(&dir)?.into_iter().filter(|hex| !needed.contains(&format!("{algorithm}:{hex}"))) {
                 swept.bytes += delete(&dir, &hex)?;
                 swept.blobs += 1;
                 changed = true;
@@ -271,7 +271,7 @@ impl Store {
     fn sweep_locks(&self) -> Result<(), StoreError> {
         let (dir, known) = (self.layout.locks_dir(), self.tree_names()?);
         let stays = |name: &str| name == "blobs" || name == VOLUMES_LOCK || name == KEEPER_LOCK || known.contains(name);
-        for name in names(&dir)?.into_iter().filter(|name| !stays(name)) {
+        for name in list_names(&dir)?.into_iter().filter(|name| !stays(name)) {
             if let Some(_lock) = try_lock_tree(&self.layout, &name)? {
                 delete(&dir, &name)?;
             }
@@ -281,7 +281,7 @@ impl Store {
 }
 
 /// The names in a directory of the store.
-pub(crate) fn names(dir: &Path) -> Result<Vec<String>, StoreError> {
+pub(crate) fn list_names(dir: &Path) -> Result<Vec<String>, StoreError> {
     let entries = std::fs::read_dir(dir).map_err(StoreError::io("list", dir))?;
     let name = |entry: std::io::Result<std::fs::DirEntry>| {
         // What is not UTF-8 is not ours; `check` reports what it does not know.
@@ -297,7 +297,7 @@ pub(crate) fn delete_tree(layout: &Layout, name: &str) -> Result<u64, StoreError
     match rustix::fs::rename(&path, &aside) {
         Ok(()) => {}
         Err(Errno::NOENT) => return Ok(0),
-        Err(errno) => return Err(StoreError::io("move away", &path)(errno)),
+        Err(errno) => return Err(StoreError::io("move", &path)(errno)),
     }
     sync_dir(&trees)?;
     contents::forget(layout, name)?;

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::db::BUSY_TIMEOUT;
 use crate::lock::{lock_within, open_dir, still_named, try_lock};
-use crate::sweep::names;
+use crate::sweep::list_names;
 use crate::{Layout, StoreError, remove};
 
 /// No more are swept at once: each is a descriptor.
@@ -56,7 +56,7 @@ fn make(
     let tmp = open_dir(&dir).map_err(StoreError::io("open", &dir))?;
     lock_within(&tmp, FlockOperation::NonBlockingLockShared, &dir, BUSY_TIMEOUT, &mut || {})?;
     let path = dir.join(fresh_name(what)?);
-    let made = open(&path).map_err(StoreError::io("make", &path))?;
+    let made = open(&path).map_err(StoreError::io("create", &path))?;
     match try_lock(&made, FlockOperation::NonBlockingLockExclusive) {
         Ok(true) => Ok((made, path)),
         Ok(false) => Err(StoreError::Locked { path, seconds: 0 }),
@@ -104,7 +104,7 @@ pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Opt
     if let Some(lock) = &lock {
         let begun = Instant::now();
         while !try_lock(lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", path))? {
-            if !still_named(lock, path).map_err(StoreError::io("look at", path))? {
+            if !still_named(lock, path).map_err(StoreError::io("examine", path))? {
                 return Ok(None);
             }
             if begun.elapsed() >= BUSY_TIMEOUT {
@@ -112,7 +112,7 @@ pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Opt
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        if !still_named(lock, path).map_err(StoreError::io("look at", path))? {
+        if !still_named(lock, path).map_err(StoreError::io("examine", path))? {
             return Ok(None);
         }
     }
@@ -120,14 +120,14 @@ pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Opt
     match rustix::fs::rename(path, &aside) {
         Ok(()) => Ok(Some(Aside { layout: layout.clone(), path: aside, freed: 0, _lock: lock })),
         Err(Errno::NOENT) => Ok(None),
-        Err(errno) => Err(StoreError::io("move away", path)(errno)),
+        Err(errno) => Err(StoreError::io("move", path)(errno)),
     }
 }
 
 /// Deletes what has a name in `tmp/` that begins so. `false`: another process is at one of them.
 pub(crate) fn delete_begun(layout: &Layout, prefix: &str) -> Result<bool, StoreError> {
     let dir = layout.tmp_dir();
-    for name in names(&dir)?.into_iter().filter(|name| name.starts_with(prefix)) {
+    for name in list_names(&dir)?.into_iter().filter(|name| name.starts_with(prefix)) {
         let path = dir.join(name);
         let lock = match open_dir(&path) {
             Ok(lock) => lock,
@@ -188,7 +188,7 @@ fn claim(layout: &Layout) -> Result<Vec<(OwnedFd, PathBuf)>, StoreError> {
             Err(Errno::LOOP | Errno::NXIO) => open_dir(&dir).map_err(StoreError::io("open", &dir))?,
             Err(errno) => return Err(StoreError::io("open", &path)(errno)),
         };
-        let stands_in = still_named(&lock, &dir).map_err(StoreError::io("look at", &dir))?;
+        let stands_in = still_named(&lock, &dir).map_err(StoreError::io("examine", &dir))?;
         if stands_in
             || try_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))?
         {

@@ -145,7 +145,7 @@ impl Trees {
             let file = open_lock_file(&path)?;
             lock_within(&file, FlockOperation::NonBlockingLockExclusive, &path, deadline, waiting)?;
             // A sweeper removes the files of layers that are gone, and may just have done so.
-            if still_named(&file, &path).map_err(StoreError::io("look at", &path))? {
+            if still_named(&file, &path).map_err(StoreError::io("examine", &path))? {
                 return Ok(LayerLock { chain: chain.clone(), _file: file });
             }
         }
@@ -168,7 +168,7 @@ pub(crate) fn try_lock_tree(layout: &Layout, name: &str) -> Result<Option<OwnedF
     let path = layout.locks_dir().join(name);
     let file = open_lock_file(&path)?;
     let ours = try_lock(&file, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))?
-        && still_named(&file, &path).map_err(StoreError::io("look at", &path))?;
+        && still_named(&file, &path).map_err(StoreError::io("examine", &path))?;
     Ok(ours.then_some(file))
 }
 
@@ -228,7 +228,7 @@ impl Store {
         match rustix::fs::lstat(&path) {
             Ok(_) => Ok(row),
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(StoreError::io("look at", &path)(errno)),
+            Err(errno) => Err(StoreError::io("examine", &path)(errno)),
         }
     }
 

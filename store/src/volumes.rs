@@ -22,7 +22,7 @@ use thiserror::Error;
 use crate::db::{BUSY_TIMEOUT, Sync};
 use crate::lock::{lock_within, open_lock_file, sync_dir, try_lock};
 use crate::pods::row::{Columns, map_text};
-use crate::sweep::names;
+use crate::sweep::list_names;
 use crate::tmp::{self, Aside, Scrap};
 use crate::{Store, StoreError};
 
@@ -242,7 +242,7 @@ impl Store {
         match rustix::fs::lstat(&path) {
             Ok(_) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
-            Err(errno) => Err(StoreError::io("look at", &path)(errno)),
+            Err(errno) => Err(StoreError::io("examine", &path)(errno)),
         }
     }
 
@@ -291,7 +291,7 @@ impl Store {
         let mut unfinished: Vec<String> =
             known.iter().filter(|(_, deleting)| **deleting).map(|(name, _)| name.clone()).collect();
         if dir.is_dir() {
-            unfinished.extend(names(&dir)?.into_iter().filter(|name| !known.contains_key(name)));
+            unfinished.extend(list_names(&dir)?.into_iter().filter(|name| !known.contains_key(name)));
         }
         Ok(unfinished)
     }
@@ -330,12 +330,12 @@ impl Store {
         match rustix::fs::mkdir(&above, Mode::RWXU) {
             Ok(()) => sync_dir(self.layout.root())?,
             Err(Errno::EXIST) => {}
-            Err(errno) => return Err(StoreError::io("make", &above)(errno)),
+            Err(errno) => return Err(StoreError::io("create", &above)(errno)),
         }
         let (_lock, temporary) = tmp::make_dir(&self.layout, "volume", Mode::RWXU)?;
         let scrap = Scrap::new(&self.layout, temporary.clone());
         let data = temporary.join("data");
-        rustix::fs::mkdir(&data, Mode::RWXU).map_err(StoreError::io("make", &data))?;
+        rustix::fs::mkdir(&data, Mode::RWXU).map_err(StoreError::io("create", &data))?;
         rustix::fs::chmod(&data, Mode::from_raw_mode(0o755)).map_err(StoreError::io("change the mode of", &data))?;
         let text = serde_json::to_vec(description).map_err(std::io::Error::from);
         let path = temporary.join("volume.json");
@@ -348,7 +348,7 @@ impl Store {
         match rustix::fs::renameat_with(cwd, &temporary, cwd, &path, RenameFlags::NOREPLACE) {
             Ok(()) => scrap.keep(),
             Err(Errno::EXIST) => return Ok(false),
-            Err(errno) => return Err(StoreError::io("make", &path)(errno)),
+            Err(errno) => return Err(StoreError::io("create", &path)(errno)),
         }
         sync_dir(&above)?;
         Ok(true)

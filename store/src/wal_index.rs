@@ -53,7 +53,7 @@ impl Drop for IndexLease {
     fn drop(&mut self) {
         let Some(id) = self.0 else { return };
         let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-        for index in opened.iter_mut().filter(|index| index.id.is(id)) {
+        for index in opened.iter_mut().filter(|index| index.id.is_same(id)) {
             index.leases -= 1;
         }
         opened.retain(|index| index.leases > 0);
@@ -90,7 +90,7 @@ pub(crate) fn prepare_to_read(layout: &Layout) -> Result<(IndexLease, IndexPlace
 fn open_and_claim(layout: &Layout) -> Result<(IndexLease, Result<(), StoreError>), StoreError> {
     let path = layout.wal_index();
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = FileId::of(&path)?.and_then(|id| opened.iter_mut().find(|index| index.id.is(id)));
+    let known = FileId::of_path(&path)?.and_then(|id| opened.iter_mut().find(|index| index.id.is_same(id)));
     if let Some(index) = known {
         index.leases += 1;
         return Ok((IndexLease(Some(index.id)), claim(&index.file, &path)));
@@ -101,7 +101,7 @@ fn open_and_claim(layout: &Layout) -> Result<(IndexLease, Result<(), StoreError>
         Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => return Ok((IndexLease(None), Ok(()))),
         Err(error) => return Err(StoreError::io("open", &path)(error)),
     };
-    let id = FileId::of_file(&file).map_err(StoreError::io("look at", &path))?;
+    let id = FileId::of_open(&file).map_err(StoreError::io("examine", &path))?;
     let claimed = claim(&file, &path);
     opened.push(Opened { id, file, leases: 1 });
     Ok((IndexLease(Some(id)), claimed))

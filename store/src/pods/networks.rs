@@ -36,7 +36,7 @@ impl Networks {
     ///
     /// # Errors
     /// [`StoreError`] when they cannot be written as JSON.
-    pub fn of(networks: &[PodNetwork]) -> Result<Self, StoreError> {
+    pub fn from_list(networks: &[PodNetwork]) -> Result<Self, StoreError> {
         if networks.is_empty() {
             return Ok(Self(None));
         }
@@ -46,7 +46,7 @@ impl Networks {
     }
 
     /// The text of a column; that it is JSON is all that is made sure of.
-    pub(super) fn of_text(text: &str) -> serde_json::Result<Self> {
+    pub(super) fn from_text(text: &str) -> serde_json::Result<Self> {
         Ok(Self(Some(serde_json::from_str::<&RawValue>(text)?.to_owned())))
     }
 
@@ -172,7 +172,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read(networks in vec(network(), 0..4)) {
-            let written = Networks::of(&networks).unwrap();
+            let written = Networks::from_list(&networks).unwrap();
             prop_assert_eq!(written.read().unwrap(), networks.clone());
             prop_assert_eq!(written.is_empty(), networks.is_empty());
             let summaries = written.summaries().unwrap();
@@ -184,13 +184,13 @@ mod tests {
                 prop_assert_eq!(&summary.ports, &network.ports);
             }
             if let Some(text) = written.text() {
-                prop_assert_eq!(&Networks::of_text(text).unwrap(), &written);
+                prop_assert_eq!(&Networks::from_text(text).unwrap(), &written);
             }
         }
 
         #[test]
         fn nothing_panics(any in "\\PC{0,40}") {
-            let _ = Networks::of_text(&any).map(|it| it.read().is_ok() && it.summaries().is_ok());
+            let _ = Networks::from_text(&any).map(|it| it.read().is_ok() && it.summaries().is_ok());
         }
     }
 }

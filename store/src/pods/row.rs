@@ -53,7 +53,7 @@ impl<'a, 'b> Columns<'a, 'b> {
         T: FromStr<Err: std::error::Error + Send + Sync + 'static>,
     {
         let text = self.text()?;
-        text.parse().map_err(|error| self.not(error))
+        text.parse().map_err(|error| self.invalid(error))
     }
 
     /// The same for a column that may be NULL.
@@ -63,21 +63,21 @@ impl<'a, 'b> Columns<'a, 'b> {
     {
         match self.get::<Option<String>>()? {
             None => Ok(None),
-            Some(text) => text.parse().map(Some).map_err(|error| self.not(error)),
+            Some(text) => text.parse().map(Some).map_err(|error| self.invalid(error)),
         }
     }
 
     /// The next column as one of some known words.
     pub(crate) fn named<T>(&mut self, known: impl FnOnce(&str) -> Option<T>) -> rusqlite::Result<T> {
         let text = self.text()?;
-        known(text).ok_or_else(|| self.not(format!("'{}' is not a word gantry writes here", shown(text))))
+        known(text).ok_or_else(|| self.invalid(format!("'{}' is not a word gantry writes here", shown(text))))
     }
 
     /// The next column as a JSON object of strings.
     pub(crate) fn map(&mut self) -> rusqlite::Result<BTreeMap<String, String>> {
         match self.text()? {
             "{}" => Ok(BTreeMap::new()),
-            text => serde_json::from_str(text).map_err(|error| self.not(error)),
+            text => serde_json::from_str(text).map_err(|error| self.invalid(error)),
         }
     }
 
@@ -86,7 +86,7 @@ impl<'a, 'b> Columns<'a, 'b> {
         self.next += 1;
         match self.row.get_ref(self.next - 1)?.as_str_or_null()? {
             None => Ok(Networks::default()),
-            Some(text) => Networks::of_text(text).map_err(|error| self.not(error)),
+            Some(text) => Networks::from_text(text).map_err(|error| self.invalid(error)),
         }
     }
 
@@ -96,13 +96,13 @@ impl<'a, 'b> Columns<'a, 'b> {
     }
 
     /// The column just read is not what it should be.
-    fn not(&self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> rusqlite::Error {
+    fn invalid(&self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> rusqlite::Error {
         rusqlite::Error::FromSqlConversionFailure(self.next - 1, Type::Text, why.into())
     }
 
     /// A value that the CHECK constraints promise beside the one just read.
     fn present<T>(&self, value: Option<T>) -> rusqlite::Result<T> {
-        value.ok_or_else(|| self.not("a column that belongs to this state is NULL"))
+        value.ok_or_else(|| self.invalid("a column that belongs to this state is NULL"))
     }
 }
 
@@ -151,7 +151,7 @@ fn phase(columns: &mut Columns<'_, '_>, prepared: Option<Timestamp>) -> rusqlite
             Phase::Exited { started: columns.present(started)?, at, end }
         }
         GARBAGE => garbage(columns, started)?,
-        other => return Err(columns.not(format!("'{}' is not a phase", shown(other)))),
+        other => return Err(columns.invalid(format!("'{}' is not a phase", shown(other)))),
     })
 }
 
@@ -172,7 +172,7 @@ fn garbage(columns: &mut Columns<'_, '_>, started: Option<Timestamp>) -> rusqlit
             let (at, end) = ended(columns)?;
             FormerPhase::Exited { started: columns.present(started)?, at, end }
         }
-        other => return Err(last.not(format!("'{}' is not what a pod was", shown(other)))),
+        other => return Err(last.invalid(format!("'{}' is not what a pod was", shown(other)))),
     };
     Ok(Phase::Garbage { marked, was, deleting: last.time()? })
 }
@@ -205,11 +205,11 @@ fn app_state(columns: &mut Columns<'_, '_>) -> rusqlite::Result<AppState> {
                 (Some(code), None) => AppOutcome::Exited(code),
                 (None, Some(signal)) => AppOutcome::Signaled(signal),
                 (None, None) => AppOutcome::Lost,
-                (Some(_), Some(_)) => return Err(columns.not("an app has both an exit code and a signal")),
+                (Some(_), Some(_)) => return Err(columns.invalid("an app has both an exit code and a signal")),
             };
             Ok(AppState::Exited { started, end: AppEnd { how, oom: columns.get()?, at }, attempt })
         }
-        other => Err(columns.not(format!("'{}' is not a state of an app", shown(other)))),
+        other => Err(columns.invalid(format!("'{}' is not a state of an app", shown(other)))),
     }
 }
 
@@ -227,7 +227,7 @@ struct PhaseColumns<'a> {
 }
 
 impl<'a> PhaseColumns<'a> {
-    fn of(phase: &'a Phase) -> Self {
+    fn from_phase(phase: &'a Phase) -> Self {
         let none = Self::default();
         match phase {
             Phase::Embryo | Phase::Preparing => none,
@@ -261,7 +261,7 @@ fn stored_name(phase: &Phase) -> &'static str {
 
 /// Writes the phase and the generation of a pod. When it was prepared is kept through all later phases.
 pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<()> {
-    let columns = PhaseColumns::of(&pod.phase);
+    let columns = PhaseColumns::from_phase(&pod.phase);
     let (ended, end) = columns.ended.unzip();
     conn.prepare_cached(
         "UPDATE pod SET generation = ?2, phase = ?3, prepared_at = coalesce(?4, prepared_at), aborted_at = ?5,

@@ -362,7 +362,7 @@ fn what_a_pod_got_stays_to_its_end() {
     let new = NewPod { net: "default,b".parse().unwrap(), ..new_pod(id, &image, &["a"]) };
     let pod = store.insert_pod(&new).unwrap();
     let second = PodNetwork { name: "b".into(), interface: "eth1".into(), ..PodNetwork::default() };
-    let got = Networks::of(&[whole_network(), second]).unwrap();
+    let got = Networks::from_list(&[whole_network(), second]).unwrap();
     let change = |step: Edge| Change { networks: got.clone(), ..edge(step) };
     // Before it is started it has none, whatever is said.
     let pod = moved(store, id, pod.generation, change(Edge::Prepare));

@@ -22,7 +22,7 @@ fn pod(store: &Store, new: NewPod, edges: &[Edge], names: &[&str]) {
     let row = store.insert_pod(&new).unwrap();
     let networks: Vec<PodNetwork> =
         names.iter().map(|&name| PodNetwork { name: name.into(), ..whole_network() }).collect();
-    let networks = Networks::of(&networks).unwrap();
+    let networks = Networks::from_list(&networks).unwrap();
     let change = |step: &Edge| Change { networks: networks.clone(), ..edge(step.clone()) };
     edges.iter().fold(row, |row, step| moved(store, row.id, row.generation, change(step)));
 }

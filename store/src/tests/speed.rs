@@ -74,7 +74,7 @@ fn speed() {
 /// The same list when each of them was on the default network, and a filter by it.
 fn with_networks(home: &Home) {
     let networks = PodNetwork { ports: vec![], dns: Default::default(), ..whole_network() };
-    let networks = Networks::of(&[networks]).unwrap();
+    let networks = Networks::from_list(&[networks]).unwrap();
     let tx = home.store.conn.unchecked_transaction().unwrap();
     for n in 300..10_000 {
         crate::pods::row::write_networks(&tx, pod_id(n), &networks).unwrap();

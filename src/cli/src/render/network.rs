@@ -230,7 +230,7 @@ pub(crate) mod tests {
     }
 
     fn row(networks: Vec<PodNetwork>) -> PodRow {
-        let networks = gantry_engine::Networks::of(&networks).unwrap();
+        let networks = gantry_engine::Networks::from_list(&networks).unwrap();
         PodRow { networks, net: "default,only6,nothing".parse().unwrap(), ..ended() }
     }
 

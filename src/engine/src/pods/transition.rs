@@ -141,7 +141,7 @@ pub(crate) fn started_apps(ready: &start::Ready) -> Vec<(AppName, AppState)> {
 
 /// The networks to which a pod that became ready is attached.
 fn attached_networks(ready: &start::Ready) -> Result<Networks, StoreError> {
-    Networks::of(&ready.networks)
+    Networks::from_list(&ready.networks)
 }
 
 /// Whether the database was restored by another process since it was opened.

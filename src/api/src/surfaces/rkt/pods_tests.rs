@@ -62,7 +62,7 @@ fn a_network_has_one_address_of_each_family() {
         // What was started by a gantry that did not write them down.
         ("default", vec![], vec![]),
     ] {
-        let got = Networks::of(&got).unwrap();
+        let got = Networks::from_list(&got).unwrap();
         assert_eq!(networks(&asked.parse().unwrap(), &got).unwrap(), want, "{asked}");
     }
 }
