@@ -94,7 +94,7 @@ impl Store {
         }
     }
 
-    /// Moves the directory of what cannot be a pod to `lost-pods/`, durably, and tells where it is now. It stays there
+    /// Moves a directory from which no pod can be made to `lost-pods/`, durably, and returns its path there. It stays there
     /// until [`Self::delete_lost_pods`].
     ///
     /// # Errors
@@ -128,8 +128,8 @@ impl Store {
 }
 
 impl Store {
-    /// Deletes the directories in `lost-pods/` that were moved there longer ago than this; tells which. With `dry_run` it
-    /// only tells.
+    /// Deletes the directories in `lost-pods/` that were moved there longer ago than this, and returns their paths. With
+    /// `dry_run` it only returns them.
     ///
     /// # Errors
     /// [`StoreError::Io`].

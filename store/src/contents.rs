@@ -174,7 +174,7 @@ fn difference(want: &Records, found: &Records) -> Option<String> {
 
 fn same(want: &str, found: &str) -> bool {
     match want.strip_suffix("- ") {
-        // What the sum should be is not known: it is the last of the fields, each of which ends with a blank.
+        // The expected sum is unknown: it is the last of the fields, each of which ends with a blank.
         Some(known) => found.strip_prefix(known).is_some_and(|sum| sum.trim_end().chars().all(|c| c != ' ')),
         None => want == found,
     }

@@ -62,7 +62,7 @@ fn find_damage_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, Op
     let db = connect(layout)?;
     let conn = &db.conn;
     let looked = match check_schema(conn, layout, boot, STEPS) {
-        // Not everything that says so is another's: the marks in the header of ours may have been overwritten.
+        // The marks in the header of gantry's own database may have been overwritten.
         Err(OpenError::Foreign { .. }) if is_ours(conn)? => {
             return Ok(Some(Damage::new("the header of the database is damaged")));
         }

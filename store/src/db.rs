@@ -351,8 +351,8 @@ pub(crate) fn current_boot() -> Result<BootId, OpenError> {
     Ok(BootId(text.trim().to_owned()))
 }
 
-/// The data directory by a path whose parents are no symbolic links: SQLite follows none, and whoever has moved
-/// `/var/lib` to another disk has not moved anything under our feet. The directory itself must not be one.
+/// The path of the data directory without symbolic links among its parents (`/var/lib` may be on another disk), because
+/// SQLite follows none. The directory itself must not be a symbolic link.
 pub(crate) fn resolved(dir: &Path) -> PathBuf {
     // Missing directories are created below the nearest existing parent.
     let parents =
@@ -461,8 +461,8 @@ fn connect_with(path: &Path, more: OpenFlags) -> Result<Connection, StoreError> 
     Ok(conn)
 }
 
-/// Looks whether the database can be used as it is, and refuses what can never be. All of it is seen at one moment: somebody
-/// may be making it, or migrating it, right now.
+/// Checks whether the database can be used as it is; an error means that it never can. The check is one transaction, because
+/// another process may be creating or migrating the database.
 pub(crate) fn check_schema(
     conn: &Connection,
     layout: &Layout,
@@ -617,7 +617,7 @@ pub(crate) fn set_wal(conn: &Connection) -> Result<(), StoreError> {
 }
 
 /// Notes the boot and moves the event sequence ahead. Synced, because a jump that a power cut took back would give
-/// the same numbers again. A new database goes on where the one before it ended. Tells the next number.
+/// the same numbers again. A new database continues the numbering of the one before it. Returns the next number.
 fn enter_boot(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Result<u64, StoreError> {
     let sql = || StoreError::sql("note the new boot");
     let _synced = Synced::begin(conn, "note the new boot")?;

@@ -17,7 +17,7 @@ pub enum StoreError {
     Full {
         /// What was attempted.
         doing: &'static str,
-        /// What the database said.
+        /// The error of the database.
         #[source]
         source: Cause,
     },
@@ -26,7 +26,7 @@ pub enum StoreError {
     Busy {
         /// What was attempted.
         doing: &'static str,
-        /// What the database said.
+        /// The error of the database.
         #[source]
         source: Cause,
     },
@@ -35,7 +35,7 @@ pub enum StoreError {
     ReadOnly {
         /// What was attempted.
         doing: &'static str,
-        /// What the database said.
+        /// The error of the database.
         #[source]
         source: Cause,
     },
@@ -46,7 +46,7 @@ pub enum StoreError {
     Damaged {
         /// What was attempted.
         doing: &'static str,
-        /// What the database said.
+        /// The error of the database.
         #[source]
         source: Cause,
     },
@@ -61,7 +61,7 @@ pub enum StoreError {
     Database {
         /// What was attempted.
         doing: &'static str,
-        /// What the database said.
+        /// The error of the database.
         #[source]
         source: Cause,
     },
@@ -72,7 +72,7 @@ pub enum StoreError {
         doing: &'static str,
         /// On what.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },

@@ -28,7 +28,8 @@ const PUNCTUAL: &str =
 /// nanoseconds.
 const SKEW: i64 = 1_000_000_000;
 
-/// What an event has in its data when it was written much later than what it tells of: the end of a pod that nobody saw.
+/// The key of an event's data with the time of what it reports, when it was written much later: the end of a pod that was
+/// noticed late.
 const HAPPENED: &str = "happened";
 
 /// An event written within this time was noticed at once.
@@ -129,8 +130,8 @@ fn of_app(pod: PodId, app: &AppRow, to: &AppState) -> Vec<NewEvent> {
 }
 
 /// Writes events with the next numbers. The time of an event is that of its writing and never before that of the one
-/// before it, whatever happens to the clock: who asks for events since the time of the last one it has seen misses none.
-/// Where what it tells of happened earlier, it says when ([`HAPPENED`]).
+/// before it, whatever happens to the clock: a client that asks for events since the time of the last one it has seen
+/// misses none. [`HAPPENED`] has the time of what it reports, if that is earlier.
 pub(crate) fn append(store: &Store, tx: &Transaction<'_>, events: &[NewEvent]) -> rusqlite::Result<()> {
     if events.is_empty() {
         return Ok(());
@@ -190,7 +191,7 @@ impl Store {
     }
 
     /// The number behind which every kept event of `since` or later lies; a number that was trimmed away, when events
-    /// of that time may be gone, so that [`Self::events_page`] tells of the gap.
+    /// of that time may be gone, so that [`Self::events_page`] reports the gap.
     ///
     /// Times rise with numbers ([`append`]), but those that an older gantry wrote do not: the end of a pod, noticed hours
     /// later, had the time at which it happened. So the first number is looked for, and not the first time. For the same reason the oldest kept event
@@ -224,8 +225,8 @@ impl Store {
         self.state("SELECT next_seq - 1 FROM state")
     }
 
-    /// The highest number that was trimmed away; 0 when none was. Who asks for events after a smaller number
-    /// misses some.
+    /// The highest number that was trimmed away; 0 when none was. Events after a smaller number
+    /// are incomplete.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -302,7 +303,7 @@ fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Event> {
     })
 }
 
-/// What the row of an app becomes by a list of changes: each change with the row it is for.
+/// Pairs each change of an app with the app's row.
 pub(crate) fn matched<'a>(
     rows: &'a [AppRow],
     changes: &[(AppName, AppState)],

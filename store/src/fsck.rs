@@ -65,7 +65,7 @@ impl Store {
                     report.error(format!("a part of the store cannot be read: {error}: {cause}"), RESTORE);
                 }
                 Err(error) => {
-                    // What is missing altogether is told by `check_permissions`, for the other parts as well.
+                    // `check_permissions` reports missing files, for the other parts, too.
                     if error.kind() != ErrorKind::NotFound {
                         let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
                         report.error(format!("a part of the store cannot be looked at: {error}: {cause}"), LOOK_AGAIN);
@@ -251,7 +251,7 @@ impl Store {
         }
         let mut unfinished = self.unfinished_volumes()?;
         if !unfinished.is_empty() {
-            // The second look, when whoever makes or removes one this moment has done so.
+            // The second check: a creation or removal that was in progress has finished.
             let _lock = self.lock_volumes()?;
             unfinished = self.unfinished_volumes()?;
         }

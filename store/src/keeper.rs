@@ -48,12 +48,12 @@ pub(crate) fn lock(layout: &Layout) -> Result<Keeper, StoreError> {
     let file = File::from(fd);
     if !ours {
         let mut text = String::new();
-        // What cannot be read is only not told; a number has far fewer digits.
+        // The pid is for display only, and has far fewer digits.
         let read = (&file).take(32).read_to_string(&mut text);
         return Ok(Keeper::Other { pid: read.ok().and_then(|_| text.trim().parse().ok()) });
     }
-    // In place and always as long: on a full disk the block that is there can be written, and none can be had. The
-    // number is for people alone, so what is too full for it keeps nobody from keeping.
+    // Written in place with a fixed length: on a full disk an allocated block can be written, but none can be allocated. The
+    // pid is for display only, so a full disk is no error.
     match file.write_all_at(format!("{:<10}\n", std::process::id()).as_bytes(), 0) {
         Err(error) if ErrorKind::of_io(&error) != ErrorKind::Exhausted => {
             return Err(StoreError::io("write", &path)(error));

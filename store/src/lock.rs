@@ -10,8 +10,8 @@ use rustix::io::Errno;
 
 use crate::StoreError;
 
-/// Takes a lock, asking again and again until the deadline (flock knows none); `waiting` is called once when somebody
-/// else has it. `how` is one of the non-blocking operations.
+/// Takes a lock, polling until the deadline, because flock(2) has no timeout. `waiting` is called once when another process
+/// holds it. `how` is one of the non-blocking operations.
 pub(crate) fn lock_within(
     file: impl AsFd,
     how: FlockOperation,

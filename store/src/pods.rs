@@ -75,8 +75,7 @@ pub struct PodRow {
     pub prepared: Option<Timestamp>,
     /// The networks it asked for.
     pub net: NetMode,
-    /// What it got of them when it was started, in order; it stays when the pod has ended. Empty before, and where the
-    /// pod is in no network of its own.
+    /// Its networks since its start, in order, also after its end. Empty before, and for a pod without networks of its own.
     pub networks: Networks,
     /// Its host name.
     pub hostname: String,

@@ -27,8 +27,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// The record of a data directory; `None`: nothing was restored, or somebody has seen it and deleted it. What
-    /// cannot be understood in it is left out.
+    /// The record of a data directory; `None`: nothing was restored, or the record was deleted. Fields that cannot be parsed
+    /// are empty.
     ///
     /// # Errors
     /// [`StoreError::Io`].

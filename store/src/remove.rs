@@ -13,8 +13,7 @@ use rustix::io::{Errno, Result};
 /// How many levels are walked with their parents open.
 const MAX_DEPTH: usize = 64;
 
-/// Deletes `name` beneath `parent`, whatever it is, and tells how many bytes of the disk that freed. What is absent
-/// already is fine.
+/// Deletes `name` of any type beneath `parent` and returns the bytes freed on disk. A missing name is no error.
 pub(crate) fn remove(parent: BorrowedFd<'_>, name: &CStr) -> Result<u64> {
     let mut freed = 0;
     match unlink(parent, name, &mut freed) {

@@ -150,8 +150,8 @@ impl DataDir {
         let own = damage.rolled_back.then(|| [self.with_wal(), self.without_wal()]);
         let mut all: Vec<_> =
             own.into_iter().flatten().flatten().chain(backups(&self.layout)?.into_iter().filter_map(good)).collect();
-        // What knows of more events is the newer one: the file may not have been written to for long, and clocks are
-        // set back. Of equal ones the file itself, with its WAL before without, then the newest.
+        // The one with more events is the newer one: the file may not have been written to for long, and clocks are set back.
+        // Of equal ones the file itself, with its WAL before without, then the newest.
         all.sort_by_key(|(_, next_seq)| Reverse(*next_seq));
         Ok(all.into_iter().map(|(backup, _)| backup).collect())
     }
@@ -216,7 +216,7 @@ impl DataDir {
     /// what lies on the disk. The caller holds the lock. See the module for the order.
     ///
     /// # Errors
-    /// [`StoreError`], or what `fill` says; the damaged database is where it was then, or the next start goes on.
+    /// [`StoreError`], or the error of `fill`. Then the damaged database is still in place, or the next start continues.
     pub fn restore<E: From<StoreError>>(
         &self,
         damage: &Damage,

@@ -37,8 +37,9 @@ const UNUSED: &str = "NOT EXISTS (SELECT 1 FROM image_layer WHERE image_layer.ch
     AND NOT EXISTS (SELECT 1 FROM layer AS child WHERE child.parent = layer.chain)";
 
 impl Store {
-    /// Deletes layers and blobs that no image refers to and nobody works on, and temporaries of the dead. Data goes
-    /// before rows where the disk is full. While a pod runs that has no row, only temporaries go. Ends this store's own claim on blobs it has put and not committed.
+    /// Deletes unreferenced layers and blobs that no process works on, and stale temporaries. On a full disk, data is deleted
+    /// before rows. While a pod without a row runs, only temporaries are deleted. Ends this store's claim on blobs that it
+    /// has put and not committed.
     ///
     /// # Errors
     /// [`StoreError`]; what was deleted until then stays deleted.
@@ -66,7 +67,7 @@ impl Store {
         tmp::sweep(&self.layout)
     }
 
-    /// Frees what can be freed without writing new pages. What cannot be swept now is told by the next sweep.
+    /// Frees what can be freed without writing new pages. The next collection reports what could not be deleted.
     pub(crate) fn make_room(&self) -> Result<(), StoreError> {
         reserve::spend(&self.layout)?;
         let _left_for_the_next = (self.sweep_temporaries(), self.sweep_orphans(&mut Swept::default()));
@@ -121,8 +122,8 @@ impl Store {
         Ok(chains.iter().any(|chain| Layout::tree_name(chain) == tree))
     }
 
-    /// Whether somebody holds the directory of a pod that has no row. It may be a pod whose row was lost, and then no row
-    /// says which layers are the lower directories of its roots: none may go before it has ended or is on record again.
+    /// Whether a process holds the directory of a pod that has no row. It may be a pod whose row was lost. Then the layers of
+    /// its roots are unknown, so none may be deleted before it has ended or has a row again.
     fn somebody_unknown_runs(&self) -> Result<bool, StoreError> {
         let dirs = self.pod_dirs()?;
         let known: HashSet<String> = self
@@ -284,7 +285,7 @@ impl Store {
 pub(crate) fn list_names(dir: &Path) -> Result<Vec<String>, StoreError> {
     let entries = std::fs::read_dir(dir).map_err(StoreError::io("list", dir))?;
     let name = |entry: std::io::Result<std::fs::DirEntry>| {
-        // What is not UTF-8 is not ours; `check` reports what it does not know.
+        // gantry creates no names that are not UTF-8; `check` reports unknown ones.
         entry.map(|entry| entry.file_name().into_string().ok()).transpose()
     };
     entries.filter_map(name).collect::<std::io::Result<_>>().map_err(StoreError::io("list", dir))

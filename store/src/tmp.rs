@@ -142,8 +142,8 @@ pub(crate) fn delete_begun(layout: &Layout, prefix: &str) -> Result<bool, StoreE
     Ok(true)
 }
 
-/// Deletes everything in `tmp/` that nobody works on; tells the bytes freed. What cannot be deleted does not keep the
-/// rest: its error is returned at the end.
+/// Deletes everything in `tmp/` that is not locked; returns the bytes freed. It continues after an error and returns it at
+/// the end.
 pub(crate) fn sweep(layout: &Layout) -> Result<u64, StoreError> {
     let mut freed = 0;
     loop {
@@ -184,7 +184,7 @@ fn claim(layout: &Layout) -> Result<Vec<(OwnedFd, PathBuf)>, StoreError> {
             Ok(lock) => lock,
             // Renamed into place or deleted by its owner meanwhile.
             Err(Errno::NOENT) => continue,
-            // A link or a socket, which nobody of ours makes and nobody can lock: `tmp/` itself stands for it.
+            // A link or a socket, which gantry does not create and which cannot be locked: use the lock of `tmp/` itself.
             Err(Errno::LOOP | Errno::NXIO) => open_dir(&dir).map_err(StoreError::io("open", &dir))?,
             Err(errno) => return Err(StoreError::io("open", &path)(errno)),
         };

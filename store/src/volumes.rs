@@ -354,7 +354,7 @@ impl Store {
         Ok(true)
     }
 
-    /// What the directory of a volume says of it; where it says nothing, it was made when it was last changed.
+    /// The description in a volume's directory; without one, the volume was created when the directory was last changed.
     fn describe(&self, name: &VolumeName) -> Description {
         let dir = self.layout.volume_dir(name);
         let said = std::fs::read(dir.join("volume.json")).ok().and_then(|text| serde_json::from_slice(&text).ok());

@@ -45,8 +45,8 @@ pub mod files {
     pub const LOGS: &str = "logs";
     /// Directory of the apps' writable layers: `apps/APP/upper`, `apps/APP/work`.
     pub const APPS: &str = "apps";
-    /// What the pod has, or may have, of its networks on the host: written before the first of it is made, removed after
-    /// the last of it is gone (see [`crate::network`]).
+    /// The record of the pod's network state on the host: written before any of it is created, removed after all of it is
+    /// removed (see [`crate::network`]).
     pub const NETWORK: &str = "network.json";
     /// The lock (flock) of processes that run network plugins for the pod.
     pub const PLUGINS: &str = "plugins.lock";

@@ -8,7 +8,7 @@
 //!
 //! * **Embryo**: an id and a row, nothing on disk. Left by a process that was killed in between; removed by reconcile.
 //! * **Preparing**: a process creates the pod directory and holds its lock. A free lock means that it died: aborted.
-//! * **Prepared**: complete on disk, durable if `prepare` said so; nothing runs.
+//! * **Prepared**: complete on disk, durable if `prepare` reported success; nothing runs.
 //! * **Running**: a supervisor holds the lock. A free lock means that the pod has ended: its journal has the outcome.
 //! * **Exited**: nothing runs; logs, upper directories and the journal remain until garbage collection.
 //! * **Garbage**: marked for deletion, and still complete. Once its deletion has begun it is called `deleting`, also if the

@@ -41,8 +41,8 @@ const APPS: &str = "pod.id IN (SELECT a.pod FROM app AS a WHERE a.name IN (SELEC
     GROUP BY a.pod HAVING count(DISTINCT a.name) = ?)";
 const IMAGES: &str = "pod.id IN (SELECT a.pod FROM app AS a WHERE a.image IN (SELECT value FROM json_each(?))
     GROUP BY a.pod HAVING count(DISTINCT a.image) = ?)";
-/// No wanted network is missing from those the pod is in. These are told by the innermost select alone: `host` once the
-/// pod was started, and what it got then; none for a pod without network.
+/// No wanted network is missing from the pod's. Only the innermost select defines these: `host` once the pod was started,
+/// and the networks that it got; none for a pod without networks.
 const NETWORKS: &str = "NOT EXISTS (SELECT 1 FROM json_each(?) AS wanted WHERE wanted.value NOT IN
     (SELECT 'host' WHERE pod.net = 'host' AND pod.started_at IS NOT NULL
         UNION ALL SELECT got.value ->> 'name' FROM json_each(pod.networks) AS got))";
