@@ -161,7 +161,7 @@ fn lost_at(path: &Path) -> Result<Timestamp, StoreError> {
     {
         return Ok(Timestamp(at));
     }
-    let found = rustix::fs::lstat(path).map_err(StoreError::io("look at", path))?;
+    let found = rustix::fs::lstat(path).map_err(StoreError::io("examine", path))?;
     Ok(Timestamp(found.st_ctime.saturating_mul(1_000_000_000)))
 }
 

@@ -27,7 +27,7 @@ use crate::db::{BUSY_TIMEOUT, connect, connect_to, make_db, unknown_feature, uri
 use crate::lock::sync_dir;
 use crate::migrate::{self, APPLICATION_ID, STEPS};
 use crate::sweep::list_names;
-use crate::{Layout, Store, StoreError};
+use crate::{DatabaseFailure, Layout, Store, StoreError};
 
 /// So many copies of each kind are kept.
 const MAX_BACKUPS: usize = 3;
@@ -159,7 +159,7 @@ fn unreadable(conn: Connection, version: usize) -> Option<StoreError> {
     }
     match find_wrong_rows(conn) {
         Ok(None) => None,
-        Ok(Some(what)) => Some(StoreError::Damaged { doing: DOING, source: format!("it {what}").into() }),
+        Ok(Some(what)) => Some(StoreError::damaged(DOING, format!("it {what}"))),
         Err(error) => Some(error),
     }
 }
@@ -204,7 +204,7 @@ impl Store {
     /// database has changed since. `None`: it was not due.
     ///
     /// # Errors
-    /// [`StoreError`]; [`StoreError::Damaged`] when the copy, and so the database, is damaged. The older copies stay.
+    /// [`StoreError`]; [`DatabaseFailure::Damaged`] when the copy, and so the database, is damaged. The older copies stay.
     pub fn back_up_if_due(&self, interval: Duration) -> Result<Option<Backup>, StoreError> {
         let now = crate::now();
         // One from the future was made before the clock was set back: its age is unknown.
@@ -266,8 +266,9 @@ fn copy_to(from: &Connection, path: &Path) -> Result<(), StoreError> {
             // Only WAL recovery by another process blocks a reader, and not for long.
             _ if begun.elapsed() < BUSY_TIMEOUT => std::thread::sleep(Duration::from_millis(10)),
             _ => {
-                return Err(StoreError::Busy {
+                return Err(StoreError::Database {
                     doing: DOING,
+                    failure: DatabaseFailure::Busy,
                     source: "others kept the database locked".to_owned().into(),
                 });
             }
@@ -277,7 +278,7 @@ fn copy_to(from: &Connection, path: &Path) -> Result<(), StoreError> {
     to.close().map_err(|(_, error)| error).map_err(StoreError::sql(DOING))?;
     let copied = open_immutable(path).map_err(StoreError::sql(DOING))?;
     if let Some(why) = failing(&copied, QUICK_CHECK).map_err(StoreError::sql(DOING))? {
-        return Err(StoreError::Damaged { doing: DOING, source: why.into() });
+        return Err(StoreError::damaged(DOING, why));
     }
     let version = migrate::version(&copied).map_err(StoreError::sql(DOING))?;
     unreadable(copied, version).map_or(Ok(()), Err)

@@ -96,7 +96,7 @@ fn rolled_back(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Re
 
 /// Reads every row that a start reads, of a database of the last format: the check of the whole file looks at its
 /// structure, and a byte that has changed within a row is none of its business. Rows that cannot be read are
-/// [`StoreError::Damaged`].
+/// [`DatabaseFailure::Damaged`](crate::DatabaseFailure::Damaged).
 pub(crate) fn find_wrong_rows(conn: Connection) -> Result<Option<&'static str>, StoreError> {
     let states: u32 = conn
         .query_row("SELECT count(*) FROM state", [], |row| row.get(0))

@@ -180,7 +180,8 @@ impl Store {
         }
     }
 
-    /// Opens an existing data directory for reading. Every writing operation fails with [`StoreError::ReadOnly`].
+    /// Opens an existing data directory for reading. Every writing operation fails with
+    /// [`DatabaseFailure::ReadOnly`](crate::DatabaseFailure::ReadOnly).
     ///
     /// # Errors
     /// [`OpenError`]; [`OpenError::Absent`] when there is no store yet.
@@ -611,7 +612,11 @@ pub(crate) fn set_wal(conn: &Connection) -> Result<(), StoreError> {
         .map_err(StoreError::sql("make the database"))?;
     if mode != "wal" {
         let source = format!("journal mode is '{mode}' and must be 'wal'").into();
-        return Err(StoreError::Database { doing: "set the journal mode", source });
+        return Err(StoreError::Database {
+            doing: "set the journal mode",
+            failure: crate::DatabaseFailure::Other,
+            source,
+        });
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The error of most store operations. An operation with failures of its own has an enum that contains this one.
 
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use gantry_model::{ErrorKind, Kind};
 use thiserror::Error;
@@ -12,40 +12,13 @@ pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 /// The database or the file system did not do what it was asked for.
 #[derive(Debug, Error)]
 pub enum StoreError {
-    /// No space left for the database.
-    #[error("cannot {doing}: the disk is full; free space (gantry gc, gantry image gc) and try again")]
-    Full {
+    /// The database.
+    #[error("cannot {doing}: {failure}")]
+    Database {
         /// What was attempted.
         doing: &'static str,
-        /// The error of the database.
-        #[source]
-        source: Cause,
-    },
-    /// Others wrote for longer than the busy timeout.
-    #[error("cannot {doing}: the database was busy for too long; try again")]
-    Busy {
-        /// What was attempted.
-        doing: &'static str,
-        /// The error of the database.
-        #[source]
-        source: Cause,
-    },
-    /// A write through a read-only handle, or to a read-only file system.
-    #[error("cannot {doing}: the database is read-only; is its file system mounted read-only?")]
-    ReadOnly {
-        /// What was attempted.
-        doing: &'static str,
-        /// The error of the database.
-        #[source]
-        source: Cause,
-    },
-    /// The database contains what gantry never wrote.
-    #[error(
-        "cannot {doing}: the database is damaged; start gantryd again, which restores the newest of its backups, or run 'gantry doctor'"
-    )]
-    Damaged {
-        /// What was attempted.
-        doing: &'static str,
+        /// The kind of the failure.
+        failure: DatabaseFailure,
         /// The error of the database.
         #[source]
         source: Cause,
@@ -55,15 +28,6 @@ pub enum StoreError {
     Replaced {
         /// What was attempted.
         doing: &'static str,
-    },
-    /// Any other failure of the database.
-    #[error("cannot {doing}: the database failed")]
-    Database {
-        /// What was attempted.
-        doing: &'static str,
-        /// The error of the database.
-        #[source]
-        source: Cause,
     },
     /// A file or directory of the store.
     #[error("cannot {doing} {}", path.display())]
@@ -86,6 +50,35 @@ pub enum StoreError {
     },
 }
 
+/// The kind of a failure of the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DatabaseFailure {
+    /// No space is left.
+    Full,
+    /// Other processes wrote for longer than the busy timeout.
+    Busy,
+    /// A write through a read-only handle, or to a read-only file system.
+    ReadOnly,
+    /// The database contains what gantry never writes.
+    Damaged,
+    /// Any other failure.
+    Other,
+}
+
+impl fmt::Display for DatabaseFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full => "the disk is full; free space (gantry gc, gantry image gc) and try again",
+            Self::Busy => "the database was busy for too long; try again",
+            Self::ReadOnly => "the database is read-only; is its file system mounted read-only?",
+            Self::Damaged => {
+                "the database is damaged; start gantryd again, which restores the newest of its backups, or run 'gantry doctor'"
+            }
+            Self::Other => "the database failed",
+        })
+    }
+}
+
 impl StoreError {
     /// Makes a closure for `map_err` on a result of the database.
     pub(crate) fn sql(doing: &'static str) -> impl FnOnce(rusqlite::Error) -> Self {
@@ -98,6 +91,11 @@ impl StoreError {
         move |error| Self::Io { doing, path, source: error.into() }
     }
 
+    /// Content that gantry never writes.
+    pub(crate) fn damaged(doing: &'static str, what: impl Into<Cause>) -> Self {
+        Self::Database { doing, failure: DatabaseFailure::Damaged, source: what.into() }
+    }
+
     fn of_sql(doing: &'static str, error: rusqlite::Error) -> Self {
         use rusqlite::ErrorCode;
         let unreadable = matches!(
@@ -107,20 +105,19 @@ impl StoreError {
                 | rusqlite::Error::InvalidColumnType(..)
                 | rusqlite::Error::Utf8Error(..)
         );
-        // The shared memory beside the WAL is a file as well; SQLite has no plainer word for having no room for it.
+        // SQLite has no own code for a full disk when it allocates the WAL index.
         let no_room = matches!(&error, rusqlite::Error::SqliteFailure(code, _)
             if code.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE);
-        let code = error.sqlite_error_code();
-        let source = Box::new(error);
-        match code {
-            _ if unreadable => Self::Damaged { doing, source },
-            _ if no_room => Self::Full { doing, source },
-            Some(ErrorCode::DiskFull) => Self::Full { doing, source },
-            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Busy { doing, source },
-            Some(ErrorCode::ReadOnly) => Self::ReadOnly { doing, source },
-            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Damaged { doing, source },
-            _ => Self::Database { doing, source },
-        }
+        let failure = match error.sqlite_error_code() {
+            _ if unreadable => DatabaseFailure::Damaged,
+            _ if no_room => DatabaseFailure::Full,
+            Some(ErrorCode::DiskFull) => DatabaseFailure::Full,
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => DatabaseFailure::Busy,
+            Some(ErrorCode::ReadOnly) => DatabaseFailure::ReadOnly,
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => DatabaseFailure::Damaged,
+            _ => DatabaseFailure::Other,
+        };
+        Self::Database { doing, failure, source: Box::new(error) }
     }
 
     /// Whether a file or directory is not there.
@@ -139,11 +136,14 @@ impl StoreError {
 impl Kind for StoreError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Full { .. } => ErrorKind::Exhausted,
-            Self::Busy { .. } | Self::Locked { .. } | Self::Replaced { .. } => ErrorKind::Busy,
-            Self::ReadOnly { .. } => ErrorKind::Denied,
-            Self::Damaged { .. } => ErrorKind::Damaged,
-            Self::Database { .. } => ErrorKind::Internal,
+            Self::Database { failure, .. } => match failure {
+                DatabaseFailure::Full => ErrorKind::Exhausted,
+                DatabaseFailure::Busy => ErrorKind::Busy,
+                DatabaseFailure::ReadOnly => ErrorKind::Denied,
+                DatabaseFailure::Damaged => ErrorKind::Damaged,
+                DatabaseFailure::Other => ErrorKind::Internal,
+            },
+            Self::Locked { .. } | Self::Replaced { .. } => ErrorKind::Busy,
             Self::Io { source, .. } => ErrorKind::of_io(source),
         }
     }

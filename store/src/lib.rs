@@ -80,7 +80,7 @@ pub use blobs::BlobError;
 pub use contents::Sums;
 pub use damage::Damage;
 pub use db::{OpenError, Store, now};
-pub use error::{Cause, StoreError};
+pub use error::{Cause, DatabaseFailure, StoreError};
 pub use events::EVENTS_KEPT;
 pub use fsck::{Finding, Severity};
 pub use images::{CommitImageError, ImageFormat, ImageRow, LayerRef, NewImage, RemoveImageError, Removed};

@@ -345,7 +345,7 @@ fn finish(conn: Connection, path: &Path) -> Result<(), StoreError> {
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(sql())?;
     conn.close().map_err(|(_, error)| error).map_err(sql())?;
     if let Verdict::Bad { why } = examine(path, QUICK_CHECK) {
-        return Err(StoreError::Damaged { doing: DOING, source: why.into() });
+        return Err(StoreError::damaged(DOING, why));
     }
     File::open(path).and_then(|file| file.sync_all()).map_err(StoreError::io("sync", path))?;
     let dir = path.parent().map(PathBuf::from).unwrap_or_default();

@@ -193,11 +193,12 @@ impl Engine {
     /// # Errors
     /// [`OpenError`].
     pub fn open_to_read(options: Options) -> Result<Self, OpenError> {
-        use gantry_store::{OpenError as Opening, StoreError};
+        use gantry_store::{DatabaseFailure, OpenError as Opening, StoreError};
         match Self::open(options.clone()) {
-            Err(OpenError::Store(Opening::ReadOnly { .. } | Opening::Store(StoreError::ReadOnly { .. }))) => {
-                Self::open_read_only(options)
-            }
+            Err(OpenError::Store(
+                Opening::ReadOnly { .. }
+                | Opening::Store(StoreError::Database { failure: DatabaseFailure::ReadOnly, .. }),
+            )) => Self::open_read_only(options),
             // Where reading fails too, the first failure is the one to report.
             Err(error) if error.kind() == ErrorKind::Exhausted => Self::open_read_only(options).map_err(|_| error),
             other => other,

@@ -287,7 +287,13 @@ fn with_a_full_disk_removing_still_works() {
         let pod = NewPod { hostname: "h".repeat(3000), apps: vec![], ..new_pod(pod_id(n), &image, &[]) };
         store.insert_pod(&pod).err()
     });
-    assert!(matches!(error, Some(InsertPodError::Store(StoreError::Full { .. }))), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            Some(InsertPodError::Store(StoreError::Database { failure: crate::DatabaseFailure::Full, .. }))
+        ),
+        "{error:?}"
+    );
     let lock = store.make_pod_dir(pod_id(1)).unwrap();
     store.delete_pod_dir(lock, pod_id(1)).unwrap();
     let out = [Edge::Aborted(Timestamp(1)), Edge::Marked(Timestamp(2)), Edge::Deleting(Timestamp(3))];

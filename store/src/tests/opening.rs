@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use super::*;
 use crate::db::{self, SchemaState};
 use crate::migrate::{self, STEPS};
-use crate::{OpenError, StoreError};
+use crate::{DatabaseFailure, OpenError, StoreError};
 
 const V1: &str = include_str!("../../fixtures/v1.sql");
 
@@ -129,7 +129,7 @@ fn reading_makes_nothing_and_writes_nothing() {
     let reader = Store::open_read_only(&home.path()).unwrap();
     assert!(reader.image(&id).unwrap().is_some());
     let refused = reader.untag("docker.io/library/i:1").unwrap_err();
-    assert!(matches!(refused, StoreError::ReadOnly { .. }), "{refused:?}");
+    assert!(matches!(refused, StoreError::Database { failure: DatabaseFailure::ReadOnly, .. }), "{refused:?}");
     assert!(reader.insert_pod(&new_pod(pod_id(1), &id, &["a"])).is_err());
     assert_eq!(home.store.pods(&PodQuery::default()).unwrap(), []);
 }

@@ -203,7 +203,7 @@ fn shown(at: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gantry_store::StoreError;
+    use gantry_store::{DatabaseFailure, StoreError};
 
     #[test]
     fn a_disk_that_fails_says_nothing_of_the_database() {
@@ -211,15 +211,15 @@ mod tests {
         let of = |error: StoreError| OpenError::Store(gantry_store::OpenError::Store(error));
         let doing = "check the database";
         for (error, want) in [
-            (of(StoreError::Database { doing, source: cause() }), true),
-            (of(StoreError::Full { doing, source: cause() }), true),
-            (of(StoreError::Damaged { doing, source: cause() }), false),
-            (of(StoreError::ReadOnly { doing, source: cause() }), false),
+            (of(StoreError::Database { doing, failure: DatabaseFailure::Other, source: cause() }), true),
+            (of(StoreError::Database { doing, failure: DatabaseFailure::Full, source: cause() }), true),
+            (of(StoreError::Database { doing, failure: DatabaseFailure::Damaged, source: cause() }), false),
+            (of(StoreError::Database { doing, failure: DatabaseFailure::ReadOnly, source: cause() }), false),
             (OpenError::CgroupParent("x".to_owned()), false),
         ] {
             assert_eq!(is_failure(&error), want, "{error}");
         }
-        let failed = chain(&of(StoreError::Database { doing, source: cause() }));
+        let failed = chain(&of(StoreError::Database { doing, failure: DatabaseFailure::Other, source: cause() }));
         assert_eq!(failed, "cannot check the database: the database failed: disk I/O error");
     }
 
