@@ -94,8 +94,8 @@ impl Store {
         }
     }
 
-    /// Moves a directory from which no pod can be made to `lost-pods/`, durably, and returns its path there. It stays there
-    /// until [`Self::delete_lost_pods`].
+    /// Moves a directory from which no pod can be made to `lost-pods/`, durably, and returns its path there. It stays
+    /// there until [`Self::delete_lost_pods`].
     ///
     /// # Errors
     /// [`StoreError::Io`]; [`StoreError::Locked`] when the lock is not that of this directory.
@@ -128,8 +128,8 @@ impl Store {
 }
 
 impl Store {
-    /// Deletes the directories in `lost-pods/` that were moved there longer ago than this, and returns their paths. With
-    /// `dry_run` it only returns them.
+    /// Deletes the directories in `lost-pods/` that were moved there longer ago than this, and returns their paths.
+    /// With `dry_run` it only returns them.
     ///
     /// # Errors
     /// [`StoreError::Io`].

@@ -10,9 +10,10 @@
 //! own, so that neither displaces the other.
 //!
 //! A backup is one step of SQLite's backup interface, so it is one snapshot of the database. In WAL mode this blocks no
-//! writer; the WAL grows until the copy is complete. (A copy in several steps starts over whenever another process commits.)
-//! The copy is then checked, its rows are read as when opening the store, and it is synced and renamed: a file with its final
-//! name is complete, durable and valid. A backup of a damaged database fails and replaces no older one.
+//! writer; the WAL grows until the copy is complete. (A copy in several steps starts over whenever another process
+//! commits.) The copy is then checked, its rows are read as when opening the store, and it is synced and renamed: a
+//! file with its final name is complete, durable and valid. A backup of a damaged database fails and replaces no older
+//! one.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -204,7 +205,8 @@ impl Store {
     /// database has changed since. `None`: it was not due.
     ///
     /// # Errors
-    /// [`StoreError`]; [`DatabaseFailure::Damaged`] when the copy, and so the database, is damaged. The older copies stay.
+    /// [`StoreError`]; [`DatabaseFailure::Damaged`] when the copy, and so the database, is damaged. The older copies
+    /// stay.
     pub fn back_up_if_due(&self, interval: Duration) -> Result<Option<Backup>, StoreError> {
         let now = crate::now();
         // One from the future was made before the clock was set back: its age is unknown.

@@ -4,8 +4,8 @@
 //! durable. A `kill -9` before the rename leaves an unlocked file in `tmp/`, after it an unreferenced blob. Both are
 //! garbage-collected.
 //!
-//! Between its rename and the row of its image, nothing refers to a blob. So an importer holds `locks/blobs` shared until
-//! its image is committed (or the [`Store`] is dropped), and the garbage collector takes the lock exclusively.
+//! Between its rename and the row of its image, nothing refers to a blob. So an importer holds `locks/blobs` shared
+//! until its image is committed (or the [`Store`] is dropped), and the garbage collector takes the lock exclusively.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};

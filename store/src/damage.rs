@@ -10,8 +10,8 @@
 //! | wrong owner, newer format, unknown feature, another program's database | an error that says what to do |
 //! | the disk does not read or write, or is full | an error: the state of the database is unknown |
 //!
-//! This runs at every start, also after a clean shutdown: with 10 000 pods and 100 000 events (24 MB) the quick check takes
-//! a tenth of a second, no pod waits for it, and disks damage pages of cleanly closed files, too.
+//! This runs at every start, also after a clean shutdown: with 10 000 pods and 100 000 events (24 MB) the quick check
+//! takes a tenth of a second, no pod waits for it, and disks damage pages of cleanly closed files, too.
 
 use std::path::Path;
 

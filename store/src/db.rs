@@ -1,7 +1,7 @@
 //! Opening the data directory and its database; transactions.
 //!
-//! Every command opens the store, so opening an existing one costs a handful of system calls and three small statements.
-//! Creating, migrating and entering a new boot happen on a slow path, under the lock on the data directory.
+//! Every command opens the store, so opening an existing one costs a handful of system calls and three small
+//! statements. Creating, migrating and entering a new boot happen on a slow path, under the lock on the data directory.
 
 mod error;
 
@@ -462,8 +462,8 @@ fn connect_with(path: &Path, more: OpenFlags) -> Result<Connection, StoreError> 
     Ok(conn)
 }
 
-/// Checks whether the database can be used as it is; an error means that it never can. The check is one transaction, because
-/// another process may be creating or migrating the database.
+/// Checks whether the database can be used as it is; an error means that it never can. The check is one transaction,
+/// because another process may be creating or migrating the database.
 pub(crate) fn check_schema(
     conn: &Connection,
     layout: &Layout,
@@ -661,8 +661,8 @@ fn copy_wal_into_file(conn: &Connection) {
         })
         .map(|(busy, pages, copied)| busy == 0 && pages == copied)
     };
-    // A reader of an older snapshot or another checkpoint may keep it from copying everything. A later checkpoint copies
-    // the rest: opening the store does not wait for it for long.
+    // A reader of an older snapshot or another checkpoint may keep it from copying everything. A later checkpoint
+    // copies the rest: opening the store does not wait for it for long.
     while let Ok(false) = copied()
         && begun.elapsed() < Duration::from_secs(1)
     {

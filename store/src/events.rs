@@ -28,8 +28,8 @@ const PUNCTUAL: &str =
 /// nanoseconds.
 const SKEW: i64 = 1_000_000_000;
 
-/// The key of an event's data with the time of what it reports, when it was written much later: the end of a pod that was
-/// noticed late.
+/// The key of an event's data with the time of what it reports, when it was written much later: the end of a pod that
+/// was noticed late.
 const HAPPENED: &str = "happened";
 
 /// An event written within this time was noticed at once.
@@ -193,12 +193,12 @@ impl Store {
     /// The number behind which every kept event of `since` or later lies; a number that was trimmed away, when events
     /// of that time may be gone, so that [`Self::events_page`] reports the gap.
     ///
-    /// Times rise with numbers ([`append`]), but those that an older gantry wrote do not: the end of a pod, noticed hours
-    /// later, had the time at which it happened. So the first number is looked for, and not the first time. For the same reason the oldest kept event
-    /// does not say how young a trimmed one may be. What does is the oldest one of a kind that is written when it
-    /// happens ([`PUNCTUAL`]): what has a smaller number was written before. Without such a one, anything may be gone.
-    /// After a restore even those have old times, where rows were made from what lay on the disk; then the numbers say
-    /// when all before them was lost ([`trimmed_until`]).
+    /// Times rise with numbers ([`append`]), but those that an older gantry wrote do not: the end of a pod, noticed
+    /// hours later, had the time at which it happened. So the first number is looked for, and not the first time. For
+    /// the same reason the oldest kept event does not say how young a trimmed one may be. What does is the oldest one
+    /// of a kind that is written when it happens ([`PUNCTUAL`]): what has a smaller number was written before. Without
+    /// such a one, anything may be gone. After a restore even those have old times, where rows were made from what lay
+    /// on the disk; then the numbers say when all before them was lost ([`trimmed_until`]).
     ///
     /// # Errors
     /// [`StoreError`].
@@ -279,8 +279,8 @@ fn trim_chunk(tx: &Transaction<'_>, upto: u64) -> rusqlite::Result<usize> {
 /// All trimmed events are older than this; `None` when it is unknown.
 ///
 /// A restore counts as trimmed what has a number below the microseconds of its moment (see the `restore` module), and
-/// what was lost with the damaged database may have happened until then. Numbers that were never begun anew are so small
-/// that the moment is in 1970.
+/// what was lost with the damaged database may have happened until then. Numbers that were never begun anew are so
+/// small that the moment is in 1970.
 fn trimmed_until(tx: &Transaction<'_>) -> rusqlite::Result<Option<Timestamp>> {
     let (restored, until): (i64, Option<i64>) = tx
         .prepare_cached(&format!(

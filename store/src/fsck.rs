@@ -1,5 +1,5 @@
-//! Checks the consistency of the store. Read-only. Other processes may be writing, so a finding is verified a second time
-//! before it is reported.
+//! Checks the consistency of the store. Read-only. Other processes may be writing, so a finding is verified a second
+//! time before it is reported.
 
 use std::os::unix::fs::MetadataExt as _;
 
@@ -40,8 +40,8 @@ const LOOK_AGAIN: &str = "run 'gantry doctor' again when the cause is gone";
 const SWEEP: &str = "run 'gantry gc' and 'gantry image gc'";
 
 impl Store {
-    /// Checks the database, and that rows and files agree; with `deep`, every page of the database, every blob and every
-    /// file of the layers.
+    /// Checks the database, and that rows and files agree; with `deep`, every page of the database, every blob and
+    /// every file of the layers.
     ///
     /// # Errors
     /// None so far: what is damaged or cannot be looked at is a finding.

@@ -89,8 +89,8 @@ fn checksum(line: &str) -> u64 {
 }
 
 impl Store {
-    /// Notes that numbers below `next` were given; with [`Sync::Now`], that all of them survive a power cut. A mark that
-    /// cannot be written (the disk is full, and it was never made) only says less.
+    /// Notes that numbers below `next` were given; with [`Sync::Now`], that all of them survive a power cut. A mark
+    /// that cannot be written (the disk is full, and it was never made) only says less.
     pub(crate) fn raise_high_water(&self, next: u64, sync: Sync) {
         if self.file.is_none() {
             return;

@@ -1,8 +1,8 @@
 //! Images: their names, layers and metadata.
 //!
-//! An image is committed last: its layers and blobs are durable before its row. It is removed first: the row is deleted, and
-//! [`Store::sweep_images`] deletes what nothing refers to any more. A pod's app refers to its image by a foreign key, so an
-//! image in use cannot be removed, however the two operations race.
+//! An image is committed last: its layers and blobs are durable before its row. It is removed first: the row is
+//! deleted, and [`Store::sweep_images`] deletes what nothing refers to any more. A pod's app refers to its image by a
+//! foreign key, so an image in use cannot be removed, however the two operations race.
 
 mod candidates;
 
@@ -223,8 +223,8 @@ impl Store {
         self.one_image(&format!("{ALL} WHERE id = ?1"), &id.to_string())
     }
 
-    /// Whether all parts of an image are here and none is known to be damaged: its documents are verified, its layers as
-    /// far as the last deep check has seen them.
+    /// Whether all parts of an image are here and none is known to be damaged: its documents are verified, its layers
+    /// as far as the last deep check has seen them.
     ///
     /// # Errors
     /// [`StoreError`].

@@ -52,8 +52,8 @@ pub(crate) fn lock(layout: &Layout) -> Result<Keeper, StoreError> {
         let read = (&file).take(32).read_to_string(&mut text);
         return Ok(Keeper::Other { pid: read.ok().and_then(|_| text.trim().parse().ok()) });
     }
-    // Written in place with a fixed length: on a full disk an allocated block can be written, but none can be allocated. The
-    // pid is for display only, so a full disk is no error.
+    // Written in place with a fixed length: on a full disk an allocated block can be written, but none can be
+    // allocated. The pid is for display only, so a full disk is no error.
     match file.write_all_at(format!("{:<10}\n", std::process::id()).as_bytes(), 0) {
         Err(error) if ErrorKind::of_io(&error) != ErrorKind::Exhausted => {
             return Err(StoreError::io("write", &path)(error));

@@ -1,7 +1,7 @@
 //! Everything that survives a reboot: pods, events, images, blobs and layers, in one data directory.
 //!
-//! Imports `gantry_model` only. Knows nothing of fetching images, running pods or wire formats, and is the only crate that
-//! uses SQLite. No thread outlives a call.
+//! Imports `gantry_model` only. Knows nothing of fetching images, running pods or wire formats, and is the only crate
+//! that uses SQLite. No thread outlives a call.
 //!
 //! ```text
 //! DIR/                 mode 0700, owned by the user of gantry, not a symbolic link
@@ -12,35 +12,38 @@
 //!   read-only          exists while gantryd serves a damaged database: why writes fail
 //!   lost-pods/UUID/    pod directories that could not be imported again after a restore
 //!   blobs/ALG/HEX      manifests and configurations, by digest
-//!   trees/NAME/        unpacked layers; NAME is base32 of 128 bits of the chain id. replaced-NAME-…: damaged, still mounted
+//!   trees/NAME/        unpacked layers; NAME is base32 of 128 bits of the chain id. replaced-NAME-…: damaged, in use
 //!   contents/NAME      the list of a layer's files: contents.rs
 //!   pods/UUID/         pod directories; the engine manages their contents
-//!   volumes/NAME/      named volumes: `data` is what apps see, `volume.json` copies the row, `fresh` exists until the first
-//!                      mount
+//!   volumes/NAME/      named volumes: `data` is what apps see, `volume.json` copies the row, `fresh` exists until the
+//!                      first mount
 //!   tmp/               being created or deleted; unlocked entries are stale
 //!   locks/NAME         one per layer being worked on, `blobs`, `volumes` and `gantryd.lock`
 //!   sequence           the high-water mark of event numbers: high_water.rs
 //!   reserve            disk space that is released when the disk is full: reserve.rs
 //! ```
 //!
-//! **Files before rows.** A file or directory is durable before the row that relies on it, and a row is deleted before its
-//! files. So a `kill -9` leaves files without rows, never rows without files; [`Store::sweep_images`] collects them (and
-//! the engine's `reconcile` collects pods without rows). Apps of pods refer to images, images to blobs and layers, layers to
-//! the layers below them. [`Store::check`] verifies these references.
+//! **Files before rows.** A file or directory is durable before the row that relies on it, and a row is deleted before
+//! its files. So a `kill -9` leaves files without rows, never rows without files; [`Store::sweep_images`] collects them
+//! (and the engine's `reconcile` collects pods without rows). Apps of pods refer to images, images to blobs and layers,
+//! layers to the layers below them. [`Store::check`] verifies these references.
 //!
 //! **Locks.** All are flock(2) or SQLite's own; the kernel releases them when their holder dies. In locking order:
 //!
-//! | lock | protects | waits | when the holder dies |
-//! |---|---|---|---|
-//! | `DIR` | making, migrating, restoring, entering a boot | 10 s | the next opener starts over |
-//! | `pods/UUID` | a pod: its preparer, supervisor or deleter | never | the lock is free: reconcile reads the records |
-//! | `locks/NAME` | staging, committing or sweeping a layer; kept until its image is committed. Several: lowest layer first | the caller's deadline | its staging directory is unlocked, and collected |
-//! | `locks/blobs` | blobs without an image: shared by importers, exclusive for the collector | 10 s; the collector never | blobs without an image are collected |
-//! | `locks/volumes` | creating and removing named volumes, except the deletion of their content | 10 s; listing pods never | the next holder finishes the removal |
-//! | `locks/gantryd.lock` | the only keeper of the directory; held for its lifetime, taken first | never | the next keeper takes over |
-//! | `tmp` | the time between creating a name there and locking it | 10 s | nothing |
-//! | `tmp/…` | one temporary file or directory | never | it is collected |
-//! | the database's | every write is one `BEGIN IMMEDIATE` without other I/O in it | 10 s | SQLite rolls back |
+//! * `locks/gantryd.lock`: the only keeper of the directory. Taken first and held for its lifetime; never waited for.
+//!   When the keeper dies, the next one takes over.
+//! * `DIR`: creating, migrating, restoring, entering a boot. Waited for 10 s. The next opener starts over.
+//! * `pods/UUID`: a pod, for the process that prepares, runs or deletes it. Never waited for. A free lock means that
+//!   the process is gone: reconcile reads the records.
+//! * `locks/NAME`: staging, committing or collecting a layer; held until its image is committed. Of several, the lowest
+//!   layer first. Waited for until the caller's deadline. A staging directory without its lock is collected.
+//! * `locks/blobs`: blobs without an image, shared by importers, exclusive for the collector, which never waits. Waited
+//!   for 10 s. Blobs without an image are collected.
+//! * `locks/volumes`: creating and removing named volumes, except the deletion of their content. Waited for 10 s;
+//!   listing pods never waits. The next holder finishes the removal.
+//! * `tmp`: the time between creating a name there and locking it. Waited for 10 s.
+//! * `tmp/…`: one temporary file or directory. Never waited for. An unlocked one is collected.
+//! * The database's: every write is one `BEGIN IMMEDIATE` without other I/O in it. Waited for 10 s. SQLite rolls back.
 //!
 //! Start reading at `db.rs` ([`Store::open`]), then `pods.rs`: the compare-and-set.
 

@@ -1,5 +1,5 @@
-//! Advisory locks (flock(2)) with a deadline. The kernel releases a lock when its holder dies. Two open file descriptions
-//! of one file exclude each other also within one process, so threads are covered.
+//! Advisory locks (flock(2)) with a deadline. The kernel releases a lock when its holder dies. Two open file
+//! descriptions of one file exclude each other also within one process, so threads are covered.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -10,8 +10,8 @@ use rustix::io::Errno;
 
 use crate::StoreError;
 
-/// Takes a lock, polling until the deadline, because flock(2) has no timeout. `waiting` is called once when another process
-/// holds it. `how` is one of the non-blocking operations.
+/// Takes a lock, polling until the deadline, because flock(2) has no timeout. `waiting` is called once when another
+/// process holds it. `how` is one of the non-blocking operations.
 pub(crate) fn lock_within(
     file: impl AsFd,
     how: FlockOperation,

@@ -180,8 +180,8 @@ pub(crate) fn version(conn: &Connection) -> rusqlite::Result<usize> {
     conn.query_row("PRAGMA user_version", [], |row| row.get::<_, u32>(0)).map(|version| version as usize)
 }
 
-/// Migrates a database to the last of `steps`. Before the first one, `back_up` is called with the current format, unless the
-/// database is empty. The caller holds the lock on the data directory, and has refused newer formats.
+/// Migrates a database to the last of `steps`. Before the first one, `back_up` is called with the current format,
+/// unless the database is empty. The caller holds the lock on the data directory, and has refused newer formats.
 pub(crate) fn migrate(
     conn: &Connection,
     steps: &[&str],

@@ -1,8 +1,9 @@
-//! Pod directories and their locks. A held lock means that a process prepares, runs or deletes the pod; a free one means
-//! that the process is done or dead. The lock is on the directory itself, so its descriptor can be passed to the supervisor.
+//! Pod directories and their locks. A held lock means that a process prepares, runs or deletes the pod; a free one
+//! means that the process is done or dead. The lock is on the directory itself, so its descriptor can be passed to the
+//! supervisor.
 //!
-//! A directory is created and locked in `tmp/` and then renamed, so that it never appears unlocked. Deletion renames it to
-//! `tmp/` first, so that it never appears incomplete.
+//! A directory is created and locked in `tmp/` and then renamed, so that it never appears unlocked. Deletion renames it
+//! to `tmp/` first, so that it never appears incomplete.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -139,8 +140,8 @@ impl Store {
         Ok(())
     }
 
-    /// Goes on with a deletion that failed or was killed after the directory had lost its name. `false`: another process
-    /// does.
+    /// Goes on with a deletion that failed or was killed after the directory had lost its name. `false`: another
+    /// process does.
     ///
     /// # Errors
     /// [`StoreError::Io`].

@@ -1,8 +1,8 @@
 //! Rows of pods, and the only way to change them.
 //!
 //! A change names the generation it is based on. One `BEGIN IMMEDIATE` transaction compares the generation, asks the
-//! model's `step`, and writes the phase, the apps and the events. Of several processes that make the same change exactly one
-//! succeeds; the others get the current row, which is not an error.
+//! model's `step`, and writes the phase, the apps and the events. Of several processes that make the same change
+//! exactly one succeeds; the others get the current row, which is not an error.
 
 pub(crate) mod condition;
 pub(crate) mod list;
@@ -75,7 +75,8 @@ pub struct PodRow {
     pub prepared: Option<Timestamp>,
     /// The networks it asked for.
     pub net: NetMode,
-    /// Its networks since its start, in order, also after its end. Empty before, and for a pod without networks of its own.
+    /// Its networks since its start, in order, also after its end. Empty before, and for a pod without networks of its
+    /// own.
     pub networks: Networks,
     /// Its host name.
     pub hostname: String,
@@ -296,7 +297,8 @@ impl Store {
         self.change(id, seen, Sync::Soon, Step { edge: None, apps, networks: None, failure: None })
     }
 
-    /// Changes the network of a prepared pod: what `run-prepared --net` asks for. `None`: it is not prepared any more, or gone.
+    /// Changes the network of a prepared pod: what `run-prepared --net` asks for. `None`: it is not prepared any more,
+    /// or gone.
     ///
     /// # Errors
     /// [`StoreError`].

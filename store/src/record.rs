@@ -1,5 +1,5 @@
-//! `DIR/restored`: the record of the last restore. `gantry doctor` shows it until an operator deletes the file. While it
-//! exists, the event numbers of the next restore start above those it records.
+//! `DIR/restored`: the record of the last restore. `gantry doctor` shows it until an operator deletes the file. While
+//! it exists, the event numbers of the next restore start above those it records.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -27,8 +27,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// The record of a data directory; `None`: nothing was restored, or the record was deleted. Fields that cannot be parsed
-    /// are empty.
+    /// The record of a data directory; `None`: nothing was restored, or the record was deleted. Fields that cannot be
+    /// parsed are empty.
     ///
     /// # Errors
     /// [`StoreError::Io`].

@@ -1,8 +1,8 @@
 //! Deletes a directory with contents made by an app: any depth, any number of names, symbolic links anywhere.
 //!
-//! Every directory is opened beneath its parent and never across a mount (openat2(2), `RESOLVE_NO_XDEV`), so nothing outside
-//! the tree is reached, not even through a forgotten mount. At most [`MAX_DEPTH`] descriptors are open: deeper directories
-//! are first moved up to the top of the tree.
+//! Every directory is opened beneath its parent and never across a mount (openat2(2), `RESOLVE_NO_XDEV`), so nothing
+//! outside the tree is reached, not even through a forgotten mount. At most [`MAX_DEPTH`] descriptors are open: deeper
+//! directories are first moved up to the top of the tree.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,8 +1,9 @@
-//! A megabyte of disk space, released when the disk is full: opening a database and recording a removal need a few pages,
-//! without which a full disk could not be emptied.
+//! A megabyte of disk space, released when the disk is full: opening a database and recording a removal need a few
+//! pages, without which a full disk could not be emptied.
 //!
-//! `DIR/reserve` is created when there is room (by each opener, and after each removal) and deleted when there is none. It has
-//! no content, so neither a crash nor its absence matters: without it, a removal deletes data before it is recorded.
+//! `DIR/reserve` is created when there is room (by each opener, and after each removal) and deleted when there is none.
+//! It has no content, so neither a crash nor its absence matters: without it, a removal deletes data before it is
+//! recorded.
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind::{AlreadyExists, NotFound, ReadOnlyFilesystem, StorageFull};

@@ -1,34 +1,37 @@
 //! Preparing a data directory before its database is opened: detecting damage and replacing a damaged database.
 //!
-//! Only the keeper does this ([`DataDir::lock_keeper`]), under the lock on the data directory, so that no process creates a
-//! new database meanwhile. Commands that start during a restore find the damaged database, or none and wait for the lock.
-//! Commands that had it open fail when they write ([`StoreError::Replaced`]).
+//! Only the keeper does this ([`DataDir::lock_keeper`]), under the lock on the data directory, so that no process
+//! creates a new database meanwhile. Commands that start during a restore find the damaged database, or none and wait
+//! for the lock. Commands that had it open fail when they write ([`StoreError::Replaced`]).
 //!
 //! # The steps of a restore
 //!
-//! | step | after a `kill -9` |
-//! |---|---|
-//! | 1. the newest good backup is copied to `tmp/` (where only the newest commits are missing: the database itself; without a backup: an empty database) | the damaged database; `tmp/` is collected |
-//! | 2. the copy is migrated, gets a new numbering, and the caller fills it from the disk | the same |
-//! | 3. the copy is checked and synced | the same |
-//! | 4. `restored` is written: the record for the operator | the same, and a record that the next start overwrites |
-//! | 5. `gantry.db`, then `-wal`, `-shm` and `-journal` are moved to `damaged/TIME/` and synced | no database beside pods, layers and backups: commands fail, the next start restores |
-//! | 6. the copy is renamed to `gantry.db` and synced | a restored database |
-//! | 7. `sequence` gets the new numbering, and all but the newest three of `damaged/` are deleted | more than three until the next restore; event numbers still increase |
+//! 1. The newest good backup is copied to `tmp/`: where only the newest commits are missing, the database itself;
+//!    without a backup, an empty database.
+//! 2. The copy is migrated, gets a new numbering, and the caller fills it from the disk.
+//! 3. The copy is checked and synced.
+//! 4. `restored` is written: the record for the operator.
+//! 5. `gantry.db`, then `-wal`, `-shm` and `-journal` are moved to `damaged/TIME/` and synced.
+//! 6. The copy is renamed to `gantry.db` and synced.
+//! 7. `sequence` gets the new numbering, and all but the newest three of `damaged/` are deleted.
+//!
+//! A `kill -9` before step 5 leaves the damaged database; `tmp/` is collected, and the next start overwrites
+//! `restored`. Within step 5 it leaves no database beside pods, layers and backups: commands fail, and the next start
+//! restores. After step 6 it leaves a restored database.
 //!
 //! After step 6 nothing fails: the next restore completes step 7.
 //!
-//! In step 5 the database file is moved first: without its WAL it might look intact, and be old. No WAL may remain before
-//! step 6: SQLite would apply it to the new file.
+//! In step 5 the database file is moved first: without its WAL it might look intact, and be old. No WAL may remain
+//! before step 6: SQLite would apply it to the new file.
 //!
 //! # Event numbers
 //!
-//! No number is used twice, although the numbers used since the backup are unknown. The number of an event is always less
-//! than the microseconds since the epoch: the first numbering starts at 1, each later one at the current microseconds, no
-//! host commits a million events a second for long, and a boot, which skips at most three million numbers, takes longer than
-//! three seconds. So a new numbering starts at the current microseconds. In case the clock was set back, it also starts at
-//! least [`BOOT_JUMP`](crate::db::BOOT_JUMP) above all numbers found in the damaged database, the backups and the record of
-//! the last restore. Earlier events count as trimmed, so followers see the gap.
+//! No number is used twice, although the numbers used since the backup are unknown. The number of an event is always
+//! less than the microseconds since the epoch: the first numbering starts at 1, each later one at the current
+//! microseconds, no host commits a million events a second for long, and a boot, which skips at most three million
+//! numbers, takes longer than three seconds. So a new numbering starts at the current microseconds. In case the clock
+//! was set back, it also starts at least [`BOOT_JUMP`](crate::db::BOOT_JUMP) above all numbers found in the damaged
+//! database, the backups and the record of the last restore. Earlier events count as trimmed, so followers see the gap.
 
 use std::cmp::Reverse;
 use std::fs::{self, File};
@@ -150,8 +153,8 @@ impl DataDir {
         let own = damage.rolled_back.then(|| [self.with_wal(), self.without_wal()]);
         let mut all: Vec<_> =
             own.into_iter().flatten().flatten().chain(backups(&self.layout)?.into_iter().filter_map(good)).collect();
-        // The one with more events is the newer one: the file may not have been written to for long, and clocks are set back.
-        // Of equal ones the file itself, with its WAL before without, then the newest.
+        // The one with more events is the newer one: the file may not have been written to for long, and clocks are set
+        // back. Of equal ones the file itself, with its WAL before without, then the newest.
         all.sort_by_key(|(_, next_seq)| Reverse(*next_seq));
         Ok(all.into_iter().map(|(backup, _)| backup).collect())
     }
@@ -216,7 +219,8 @@ impl DataDir {
     /// what lies on the disk. The caller holds the lock. See the module for the order.
     ///
     /// # Errors
-    /// [`StoreError`], or the error of `fill`. Then the damaged database is still in place, or the next start continues.
+    /// [`StoreError`], or the error of `fill`. Then the damaged database is still in place, or the next start
+    /// continues.
     pub fn restore<E: From<StoreError>>(
         &self,
         damage: &Damage,

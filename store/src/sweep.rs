@@ -1,8 +1,8 @@
-//! Garbage collection: deletes what nothing refers to and no process works on. Idempotent; the next run completes one that was
-//! killed.
+//! Garbage collection: deletes what nothing refers to and no process works on. Idempotent; the next run completes one
+//! that was killed.
 //!
-//! Deletion needs the lock of what is deleted, and checks again under the lock. A held lock is skipped, not awaited: its
-//! holder is about to use what it covers.
+//! Deletion needs the lock of what is deleted, and checks again under the lock. A held lock is skipped, not awaited:
+//! its holder is about to use what it covers.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::CString;
@@ -37,9 +37,9 @@ const UNUSED: &str = "NOT EXISTS (SELECT 1 FROM image_layer WHERE image_layer.ch
     AND NOT EXISTS (SELECT 1 FROM layer AS child WHERE child.parent = layer.chain)";
 
 impl Store {
-    /// Deletes unreferenced layers and blobs that no process works on, and stale temporaries. On a full disk, data is deleted
-    /// before rows. While a pod without a row runs, only temporaries are deleted. Ends this store's claim on blobs that it
-    /// has put and not committed.
+    /// Deletes unreferenced layers and blobs that no process works on, and stale temporaries. On a full disk, data is
+    /// deleted before rows. While a pod without a row runs, only temporaries are deleted. Ends this store's claim on
+    /// blobs that it has put and not committed.
     ///
     /// # Errors
     /// [`StoreError`]; what was deleted until then stays deleted.
@@ -122,8 +122,8 @@ impl Store {
         Ok(chains.iter().any(|chain| Layout::tree_name(chain) == tree))
     }
 
-    /// Whether a process holds the directory of a pod that has no row. It may be a pod whose row was lost. Then the layers of
-    /// its roots are unknown, so none may be deleted before it has ended or has a row again.
+    /// Whether a process holds the directory of a pod that has no row. It may be a pod whose row was lost. Then the
+    /// layers of its roots are unknown, so none may be deleted before it has ended or has a row again.
     fn somebody_unknown_runs(&self) -> Result<bool, StoreError> {
         let dirs = self.pod_dirs()?;
         let known: HashSet<String> = self
@@ -268,7 +268,8 @@ impl Store {
             .map_err(StoreError::sql("list the layers"))
     }
 
-    /// Deletes lock files of layers that are gone. A process that waits for one notices that its name is gone and retries.
+    /// Deletes lock files of layers that are gone. A process that waits for one notices that its name is gone and
+    /// retries.
     fn sweep_locks(&self) -> Result<(), StoreError> {
         let (dir, known) = (self.layout.locks_dir(), self.tree_names()?);
         let stays = |name: &str| name == "blobs" || name == VOLUMES_LOCK || name == KEEPER_LOCK || known.contains(name);

@@ -1,8 +1,8 @@
 //! `tmp/`: files and directories that are being created or deleted. Each is locked by the process that works on it; an
 //! unlocked one was left by a dead process and is deleted.
 //!
-//! Creating a name and locking it are two steps. So a creator holds `tmp/` itself shared in between, and the collector holds
-//! it exclusively while it determines which names are unlocked.
+//! Creating a name and locking it are two steps. So a creator holds `tmp/` itself shared in between, and the collector
+//! holds it exclusively while it determines which names are unlocked.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -92,8 +92,8 @@ impl Aside {
     }
 }
 
-/// Locks a directory and then moves it to `tmp/`, under a fresh name that begins with `what`. `None`: it does not exist,
-/// or another process has just moved it. The caller syncs the directory that it was in.
+/// Locks a directory and then moves it to `tmp/`, under a fresh name that begins with `what`. `None`: it does not
+/// exist, or another process has just moved it. The caller syncs the directory that it was in.
 pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Option<Aside>, StoreError> {
     let lock = match open_dir(path) {
         Ok(lock) => Some(lock),
@@ -142,8 +142,8 @@ pub(crate) fn delete_begun(layout: &Layout, prefix: &str) -> Result<bool, StoreE
     Ok(true)
 }
 
-/// Deletes everything in `tmp/` that is not locked; returns the bytes freed. It continues after an error and returns it at
-/// the end.
+/// Deletes everything in `tmp/` that is not locked; returns the bytes freed. It continues after an error and returns it
+/// at the end.
 pub(crate) fn sweep(layout: &Layout) -> Result<u64, StoreError> {
     let mut freed = 0;
     loop {
@@ -184,7 +184,8 @@ fn claim(layout: &Layout) -> Result<Vec<(OwnedFd, PathBuf)>, StoreError> {
             Ok(lock) => lock,
             // Renamed into place or deleted by its owner meanwhile.
             Err(Errno::NOENT) => continue,
-            // A link or a socket, which gantry does not create and which cannot be locked: use the lock of `tmp/` itself.
+            // A link or a socket, which gantry does not create and which cannot be locked: use the lock of `tmp/`
+            // itself.
             Err(Errno::LOOP | Errno::NXIO) => open_dir(&dir).map_err(StoreError::io("open", &dir))?,
             Err(errno) => return Err(StoreError::io("open", &path)(errno)),
         };

@@ -1,10 +1,10 @@
 //! Layers: one directory each, shared by all images that contain the layer, in the form that overlayfs mounts.
 //!
-//! To add one: lock its name, check whether it is committed ([`Store::layer`]), else [`Trees::stage_layer`], fill the staging
-//! directory, [`Store::commit_layers`], and keep the lock until the image that refers to it is committed.
+//! To add one: lock its name, check whether it is committed ([`Store::layer`]), else [`Trees::stage_layer`], fill the
+//! staging directory, [`Store::commit_layers`], and keep the lock until the image that refers to it is committed.
 //!
-//! A `kill -9` leaves an unlocked staging directory or, after the rename, a tree without a row. Neither counts as a layer, and
-//! both are garbage-collected.
+//! A `kill -9` leaves an unlocked staging directory or, after the rename, a tree without a row. Neither counts as a
+//! layer, and both are garbage-collected.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -240,8 +240,8 @@ impl Store {
         Ok(self.layer(chain)?.filter(|_| !self.is_damaged(chain)))
     }
 
-    /// Commits layers, durably: all of the file system is synced, the directories are renamed into place, then the
-    /// rows are written. The caller holds their locks. One that is committed already is left as it is, unless it is damaged.
+    /// Commits layers, durably: all of the file system is synced, the directories are renamed into place, then the rows
+    /// are written. The caller holds their locks. One that is committed already is left as it is, unless it is damaged.
     ///
     /// # Errors
     /// [`CommitLayersError`]; then no row was written, and what was renamed is swept or replaced later.
@@ -282,8 +282,8 @@ impl Store {
         Ok(())
     }
 
-    /// Renames a staged directory to its place. What is there without a row was left by a `kill -9`, and goes. What has one
-    /// is damaged; it stays under another name as long as pods may have it mounted ([`Self::sweep_images`]).
+    /// Renames a staged directory to its place. What is there without a row was left by a `kill -9`, and goes. What has
+    /// one is damaged; it stays under another name as long as pods may have it mounted ([`Self::sweep_images`]).
     fn place(&self, staging: Staging) -> Result<(), StoreError> {
         let path = self.layout.tree_dir(&staging.chain);
         let replaced = self.layer(&staging.chain)?.is_some();

@@ -1,11 +1,11 @@
 //! Named volumes: directories that outlive the pods that mount them.
 //!
 //! On creation, a volume's directory is complete and durable before its row is written. On removal, the row is durably
-//! marked as being removed before the directory is moved to `tmp/`; its content is deleted after the row, without the lock.
-//! So a `kill -9` or a power cut leaves either a directory without a row, for which [`Store::settle_volumes`] writes one
-//! (data is never lost because a row is missing), or a marked row, whose removal is finished. Creating and removing volumes
-//! takes a lock. Referring to a volume ([`Store::insert_pod`]) needs no lock: a marked row cannot be referred to, and a row
-//! that is referred to cannot be removed.
+//! marked as being removed before the directory is moved to `tmp/`; its content is deleted after the row, without the
+//! lock. So a `kill -9` or a power cut leaves either a directory without a row, for which [`Store::settle_volumes`]
+//! writes one (data is never lost because a row is missing), or a marked row, whose removal is finished. Creating and
+//! removing volumes takes a lock. Referring to a volume ([`Store::insert_pod`]) needs no lock: a marked row cannot be
+//! referred to, and a row that is referred to cannot be removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -217,8 +217,8 @@ impl Store {
         Ok(())
     }
 
-    /// [`Self::settle_volumes`] for a database that was restored from a backup. Where a row says that a removal has begun
-    /// and the directory exists, the directory is kept: the backup may be of the middle of that removal, and the
+    /// [`Self::settle_volumes`] for a database that was restored from a backup. Where a row says that a removal has
+    /// begun and the directory exists, the directory is kept: the backup may be of the middle of that removal, and the
     /// directory that of a volume made since under the same name.
     ///
     /// # Errors
@@ -354,7 +354,8 @@ impl Store {
         Ok(true)
     }
 
-    /// The description in a volume's directory; without one, the volume was created when the directory was last changed.
+    /// The description in a volume's directory; without one, the volume was created when the directory was last
+    /// changed.
     fn describe(&self, name: &VolumeName) -> Description {
         let dir = self.layout.volume_dir(name);
         let said = std::fs::read(dir.join("volume.json")).ok().and_then(|text| serde_json::from_slice(&text).ok());
@@ -365,8 +366,8 @@ impl Store {
         })
     }
 
-    /// Moves the directory of a volume whose removal has begun to `tmp/`, durably, and deletes its row. The caller holds
-    /// the lock, and deletes the directory when it has released it.
+    /// Moves the directory of a volume whose removal has begun to `tmp/`, durably, and deletes its row. The caller
+    /// holds the lock, and deletes the directory when it has released it.
     fn finish_removal(&self, name: &VolumeName) -> Result<Option<Aside>, StoreError> {
         let mut aside = tmp::move_aside(&self.layout, &self.layout.volume_dir(name), "deleted-volume")?;
         if aside.is_some() {

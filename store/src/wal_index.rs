@@ -45,7 +45,8 @@ struct Opened {
     leases: usize,
 }
 
-/// Keeps the index as it is while a connection is open; to be dropped after the connection. `None`: there is none to keep.
+/// Keeps the index as it is while a connection is open; to be dropped after the connection. `None`: there is none to
+/// keep.
 #[derive(Debug)]
 pub(crate) struct IndexLease(Option<FileId>);
 

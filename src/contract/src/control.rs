@@ -1,8 +1,9 @@
 //! The protocol of the control socket: JSON messages over a Unix seqpacket socket, with file descriptors attached.
 //!
-//! A connection carries one request, with exactly one [`Reply`]. The exception is `Exec`: `Started` and, when the process has
-//! ended, `Ended`. Closing the connection of a running `Exec` kills its process (SIGKILL), since its output and exit code can
-//! no longer be delivered. A client that wants the process to continue sends [`Request::Detach`] on the same connection first.
+//! A connection carries one request, with exactly one [`Reply`]. The exception is `Exec`: `Started` and, when the
+//! process has ended, `Ended`. Closing the connection of a running `Exec` kills its process (SIGKILL), since its output
+//! and exit code can no longer be delivered. A client that wants the process to continue sends [`Request::Detach`] on
+//! the same connection first.
 
 use serde::{Deserialize, Serialize};
 

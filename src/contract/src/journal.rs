@@ -1,7 +1,7 @@
 //! The journal: an append-only file with one JSON line per fact, each written with a single `write`.
 //!
-//! A reader takes the complete lines and ignores a torn last one (left by a crash of the host; a `kill -9` does not tear a
-//! single `write`). Reconciling updates the database from the journal.
+//! A reader takes the complete lines and ignores a torn last one (left by a crash of the host; a `kill -9` does not
+//! tear a single `write`). Reconciling updates the database from the journal.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,8 +1,8 @@
-//! The versioned ABI between the engine and the supervisor (`gantry-stage1`): the plan, the start reply, the journal, and
-//! the control socket.
+//! The versioned ABI between the engine and the supervisor (`gantry-stage1`): the plan, the start reply, the journal,
+//! and the control socket.
 //!
-//! Imports `gantry_model` only; no I/O. A newer engine works with an old supervisor, so fields are only added, with a default.
-//! Any other change increments [`VERSION`].
+//! Imports `gantry_model` only; no I/O. A newer engine works with an old supervisor, so fields are only added, with a
+//! default. Any other change increments [`VERSION`].
 //!
 //! Start reading at [`plan`], then [`start`], [`journal`], [`control`], [`output`], [`network`].
 //!
@@ -13,8 +13,8 @@
 //! | 0 | the plan as JSON, until end of file |
 //! | 1 | one line of JSON: [`start::StartReply`] |
 //! | 2 | diagnostics; the engine stores them in `supervisor.log` of the pod directory |
-//! | `--lock-fd N` | the pod directory, opened and locked (flock(2), exclusive) by the engine; the supervisor takes over the lock |
-//! | `--output-fd N` | optional: the pipe of a foreground, which gets the apps' output from its first byte ([`output`]) |
+//! | `--lock-fd N` | the pod directory, opened and locked by the engine; the supervisor takes over the lock |
+//! | `--output-fd N` | optional: the pipe of a foreground, for the apps' output from its first byte ([`output`]) |
 //!
 //! `--terminal-size ROWSxCOLUMNS` sets the initial size of the apps' terminals.
 
@@ -45,8 +45,8 @@ pub mod files {
     pub const LOGS: &str = "logs";
     /// Directory of the apps' writable layers: `apps/APP/upper`, `apps/APP/work`.
     pub const APPS: &str = "apps";
-    /// The record of the pod's network state on the host: written before any of it is created, removed after all of it is
-    /// removed (see [`crate::network`]).
+    /// The record of the pod's network state on the host: written before any of it is created, removed after all of it
+    /// is removed (see [`crate::network`]).
     pub const NETWORK: &str = "network.json";
     /// The lock (flock) of processes that run network plugins for the pod.
     pub const PLUGINS: &str = "plugins.lock";

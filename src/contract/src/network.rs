@@ -1,10 +1,10 @@
 //! How networks are set up on this host, and the requests to `gantry-stage1 network`.
 //!
-//! A supervisor attaches its pod to networks before it creates the apps and detaches it after they have ended. What the pod
-//! owns on the host (leases, rules, interfaces, state of plugins) is recorded in [`crate::files::NETWORK`] of the pod directory
-//! before it is created, and struck out after it is removed, so that it can be removed after the supervisor has died. For that,
-//! and for everything that concerns the networks of the host, the engine runs `gantry-stage1 network`: one [`Request`] as JSON
-//! on stdin until end of file, one line with a [`Reply`] on stdout.
+//! A supervisor attaches its pod to networks before it creates the apps and detaches it after they have ended. What the
+//! pod owns on the host (leases, rules, interfaces, state of plugins) is recorded in [`crate::files::NETWORK`] of the
+//! pod directory before it is created, and struck out after it is removed, so that it can be removed after the
+//! supervisor has died. For that, and for everything that concerns the networks of the host, the engine runs
+//! `gantry-stage1 network`: one [`Request`] as JSON on stdin until end of file, one line with a [`Reply`] on stdout.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,8 @@ use crate::plan::Networks;
 /// How networks are run on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
-    /// The directory of this gantry's leases and of what plugins answered, absolute: `DIR/net`. It is made when it is not there.
+    /// The directory of this gantry's leases and of what plugins answered, absolute: `DIR/net`. It is made when it is
+    /// not there.
     pub state_dir: String,
     /// The directory of the pod directories, absolute.
     pub pods_dir: String,
@@ -50,20 +51,20 @@ pub struct Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NetworkOperation {
-    /// Take away what a dead pod has: all that its [`crate::files::NETWORK`] says. The caller holds the pod's lock. Doing it
-    /// again does nothing. Answered by `Done`.
+    /// Take away what a dead pod has: all that its [`crate::files::NETWORK`] says. The caller holds the pod's lock.
+    /// Doing it again does nothing. Answered by `Done`.
     Down {
         /// The pod's UUID.
         pod: String,
     },
-    /// As `Down`, but what plugins fail to delete is given up: it is forgotten here, whatever they may still have of the pod.
-    /// Answered by `Abandoned`.
+    /// As `Down`, but what plugins fail to delete is given up: it is forgotten here, whatever they may still have of
+    /// the pod. Answered by `Abandoned`.
     Abandon {
         /// The pod's UUID.
         pod: String,
     },
-    /// Check that a pod can be attached to these networks as they are configured now, without making anything. Answered by
-    /// `Done`.
+    /// Check that a pod can be attached to these networks as they are configured now, without making anything. Answered
+    /// by `Done`.
     Choose(Networks),
     /// Make the tables hold what the pods that are up need, and nothing else, whatever is there. Answered by `Done`.
     Reload,

@@ -1,7 +1,7 @@
 //! The plan: everything the supervisor needs to run a pod, resolved by the engine.
 //!
-//! The engine has validated the names in it. The image behind `layers` is untrusted: the supervisor resolves users, groups,
-//! programs and working directories inside the mounted root, beneath it.
+//! The engine has validated the names in it. The image behind `layers` is untrusted: the supervisor resolves users,
+//! groups, programs and working directories inside the mounted root, beneath it.
 
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
 use gantry_model::spec::{AppOptions, VolumeSpec};
@@ -28,7 +28,8 @@ pub struct Plan {
     /// `/etc/hosts`.
     #[serde(default)]
     pub hosts: HostsSpec,
-    /// Where the pod's cgroup goes, below each hierarchy's root: `/gantry`. The pod's is `PARENT/UUID`, an app's `PARENT/UUID/APP`.
+    /// Where the pod's cgroup goes, below each hierarchy's root: `/gantry`. The pod's is `PARENT/UUID`, an app's
+    /// `PARENT/UUID/APP`.
     pub cgroup_parent: String,
     /// The directory of the named volumes, absolute. A volume's directory there has what apps see in `data`, and a file
     /// `fresh` until the first app mounts it, which fills the volume.
@@ -82,7 +83,8 @@ pub struct Mount {
     /// Whether an empty volume gets the image's directory at the target when it is first made: content, owner and mode.
     #[serde(default)]
     pub seed: bool,
-    /// Whether it is the image that declares it: it gives way to other mounts, and to what the supervisor mounts itself.
+    /// Whether it is the image that declares it: it gives way to other mounts, and to what the supervisor mounts
+    /// itself.
     #[serde(default)]
     pub declared: bool,
 }
@@ -120,7 +122,8 @@ pub struct App {
     pub group: Option<String>,
     /// Volumes.
     pub mounts: Vec<Mount>,
-    /// Capabilities by name, for the bounding, effective and permitted set. Those that the supervisor lacks are left out.
+    /// Capabilities by name, for the bounding, effective and permitted set. Those that the supervisor lacks are left
+    /// out.
     pub capabilities: Vec<String>,
     /// Those of `capabilities` without which the app must not start.
     #[serde(default)]

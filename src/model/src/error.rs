@@ -1,7 +1,7 @@
 //! The kinds of errors that callers distinguish.
 //!
-//! Every public error type of the workspace implements [`Kind`]. Kinds are mapped to exit codes in `src/cli/src/exit.rs` and
-//! to gRPC status codes in `src/api/src/status.rs`.
+//! Every public error type of the workspace implements [`Kind`]. Kinds are mapped to exit codes in
+//! `src/cli/src/exit.rs` and to gRPC status codes in `src/api/src/status.rs`.
 
 /// The kind of a failure, as far as callers distinguish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -310,8 +310,8 @@ impl Digest {
         &self.hex
     }
 
-    /// The same digits in the form of appc's hashes, `sha512-…`, which knows no other algorithm. It names the image just as
-    /// well, and each form can be made from the other. rkt's own ids have 64 digits, too: half of a SHA-512.
+    /// The same digits in the form of appc's hashes, `sha512-…`, which knows no other algorithm. It names the image
+    /// just as well, and each form can be made from the other. rkt's own ids have 64 digits, too: half of a SHA-512.
     #[must_use]
     pub fn to_appc(&self) -> String {
         format!("sha512-{}", self.hex)
@@ -357,7 +357,8 @@ impl FromStr for Digest {
     }
 }
 
-/// An image's identity: the digest of its platform manifest (or of the manifest gantry writes for an archive that has none).
+/// An image's identity: the digest of its platform manifest (or of the manifest gantry writes for an archive that has
+/// none).
 pub type ImageId = Digest;
 
 /// How often a pod's row has changed; a compare-and-set names the one it saw.

@@ -2,13 +2,13 @@
 //!
 //! | written | means |
 //! |---|---|
-//! | `docker://alpine:3.20`, `oci://registry.example/app@sha256:…` | a registry; without a host, `docker://` means docker.io |
-//! | `registry.example:5000/app:1`, `localhost/app` | a registry: the first element has a dot, a colon, or is `localhost` |
+//! | `docker://alpine:3.20`, `oci://registry.example/app@sha256:…` | a registry; `docker://` defaults to docker.io |
+//! | `registry.example:5000/app:1`, `localhost/app` | a registry: the first element has a dot or colon or is `localhost` |
 //! | `alpine`, `library/alpine:3` | a short name: found in the store, or completed by the configured default registry |
 //! | `oci:DIR[:TAG]`, a directory with an `oci-layout` file | an OCI image layout |
 //! | `oci-archive:FILE[:TAG]`, `docker-archive:FILE[:TAG]`, an existing file | an archive |
 //! | `-` | an archive on standard input |
-//! | `sha256:…`, or at least 8 digits of it, with or without `sha256:`; `sha512-…` as appc has it | an image id in the store |
+//! | `sha256:…`, 8 or more of its digits with or without `sha256:`; appc's `sha512-…` | an image id in the store |
 
 use std::fmt;
 use std::path::PathBuf;

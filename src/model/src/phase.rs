@@ -11,8 +11,8 @@
 //! * **Prepared**: complete on disk, durable if `prepare` reported success; nothing runs.
 //! * **Running**: a supervisor holds the lock. A free lock means that the pod has ended: its journal has the outcome.
 //! * **Exited**: nothing runs; logs, upper directories and the journal remain until garbage collection.
-//! * **Garbage**: marked for deletion, and still complete. Once its deletion has begun it is called `deleting`, also if the
-//!   process that began it was killed.
+//! * **Garbage**: marked for deletion, and still complete. Once its deletion has begun it is called `deleting`, also if
+//!   the process that began it was killed.
 //!
 //! No clock and no I/O. `store` makes a step durable as a compare-and-set on the row's generation.
 

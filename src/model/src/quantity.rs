@@ -22,7 +22,8 @@ impl crate::Kind for QuantityError {
     }
 }
 
-/// Bytes: a whole number with an optional suffix (`k M G T` powers of 1000, `Ki Mi Gi Ti` powers of 1024), as Kubernetes writes quantities.
+/// Bytes: a whole number with an optional suffix (`k M G T` powers of 1000, `Ki Mi Gi Ti` powers of 1024), as
+/// Kubernetes writes quantities.
 ///
 /// # Errors
 /// [`QuantityError`] when the text is anything else, or does not fit 64 bits.

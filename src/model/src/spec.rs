@@ -200,8 +200,8 @@ pub enum Capabilities {
     Retain(BTreeSet<String>),
     /// The default set without these.
     Remove(BTreeSet<String>),
-    /// The default set, changed as docker and podman do (`--cap-add`, `--cap-drop`). [`ALL_CAPABILITIES`] names every one.
-    /// Another user than root holds those that are added.
+    /// The default set, changed as docker and podman do (`--cap-add`, `--cap-drop`). [`ALL_CAPABILITIES`] names every
+    /// one. Another user than root holds those that are added.
     Adjust {
         /// Added; wins over `drop`.
         add: BTreeSet<String>,
@@ -492,7 +492,8 @@ impl Limits {
     }
 }
 
-/// Whether a mount at this normal path would cover what every app gets: the root, `/dev`, and all of `/proc` and `/sys`.
+/// Whether a mount at this normal path would cover what every app gets: the root, `/dev`, and all of `/proc` and
+/// `/sys`.
 #[must_use]
 pub fn is_provided(target: &str) -> bool {
     let below = |dir: &str| target.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));

@@ -96,8 +96,8 @@ fn digits(place: &mut [u8], mut value: i64) {
 }
 
 impl From<std::time::SystemTime> for Timestamp {
-    /// Conversion from a clock or a file's time. Times outside the range are clamped: before 1970 to 1970, too late ones to the
-    /// maximum.
+    /// Conversion from a clock or a file's time. Times outside the range are clamped: before 1970 to 1970, too late
+    /// ones to the maximum.
     fn from(time: std::time::SystemTime) -> Self {
         let since = time.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Self(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))

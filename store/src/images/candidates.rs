@@ -1,5 +1,5 @@
-//! The part of image filters that rows can answer: ids and times. Names, labels and annotations are compared by the caller,
-//! because labels and annotations are in blobs.
+//! The part of image filters that rows can answer: ids and times. Names, labels and annotations are compared by the
+//! caller, because labels and annotations are in blobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,8 @@
 //! Filters of pods as SQL conditions: the only place that defines what a pod filter matches.
 //!
-//! Each list is bound as one value, a JSON array that `json_each` expands. So the text of a statement depends only on which
-//! fields a filter has, not on their lengths: there are few statements, they are cached, and SQLite's limits of variables
-//! and expression depth do not matter. Several filters are evaluated one after the other.
+//! Each list is bound as one value, a JSON array that `json_each` expands. So the text of a statement depends only on
+//! which fields a filter has, not on their lengths: there are few statements, they are cached, and SQLite's limits of
+//! variables and expression depth do not matter. Several filters are evaluated one after the other.
 
 use std::collections::BTreeSet;
 
@@ -41,8 +41,8 @@ const APPS: &str = "pod.id IN (SELECT a.pod FROM app AS a WHERE a.name IN (SELEC
     GROUP BY a.pod HAVING count(DISTINCT a.name) = ?)";
 const IMAGES: &str = "pod.id IN (SELECT a.pod FROM app AS a WHERE a.image IN (SELECT value FROM json_each(?))
     GROUP BY a.pod HAVING count(DISTINCT a.image) = ?)";
-/// No wanted network is missing from the pod's. Only the innermost select defines these: `host` once the pod was started,
-/// and the networks that it got; none for a pod without networks.
+/// No wanted network is missing from the pod's. Only the innermost select defines these: `host` once the pod was
+/// started, and the networks that it got; none for a pod without networks.
 const NETWORKS: &str = "NOT EXISTS (SELECT 1 FROM json_each(?) AS wanted WHERE wanted.value NOT IN
     (SELECT 'host' WHERE pod.net = 'host' AND pod.started_at IS NOT NULL
         UNION ALL SELECT got.value ->> 'name' FROM json_each(pod.networks) AS got))";

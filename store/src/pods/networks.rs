@@ -1,5 +1,5 @@
-//! What a pod got of its networks, as a JSON column: `[{"name", "interface", "mac", "addresses", "routes", "dns", "ports"}]`.
-//! Filters match on `name`. `gantry list -o json` copies the text, so the field names are stable.
+//! What a pod got of its networks, as a JSON column: `[{"name", "interface", "mac", "addresses", "routes", "dns",
+//! "ports"}]`. Filters match on `name`. `gantry list -o json` copies the text, so the field names are stable.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,8 +11,8 @@ use serde_json::value::RawValue;
 
 use crate::StoreError;
 
-/// What a pod got of its networks, in order. The JSON text is parsed on demand: lists have ten thousand pods, and most of
-/// their readers need little of it, or copy it.
+/// What a pod got of its networks, in order. The JSON text is parsed on demand: lists have ten thousand pods, and most
+/// of their readers need little of it, or copy it.
 ///
 /// As JSON (`Serialize`) it is an array of networks, an empty one where there are none.
 #[derive(Debug, Clone, Default)]
