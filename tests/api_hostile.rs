@@ -310,7 +310,8 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 fn call_and_reset(stream: u32) -> Vec<u8> {
     let text = |index: u8, text: &str| [&[index, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     let headers = [
-        // `:method: POST` and `:scheme: http` have numbers of their own; the others are names with a number, and a text.
+        // `:method: POST` and `:scheme: http` have numbers of their own; the others are names with a number, and a
+        // text.
         vec![0x83, 0x86],
         text(0x04, "/v1alpha.PublicAPI/ListenEvents"),
         text(0x01, "localhost"),
@@ -412,8 +413,8 @@ fn calls_that_time_out_together_leave_the_connection_alone() {
     served.end();
 }
 
-/// More calls at once than a connection may have open, before its client has seen the settings: those beyond are refused
-/// and the others answered, and the connection lives.
+/// More calls at once than a connection may have open, before its client has seen the settings: those beyond are
+/// refused and the others answered, and the connection lives.
 #[test]
 fn more_calls_at_once_than_streams() {
     const CALLS: usize = 1500;

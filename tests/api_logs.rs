@@ -1,5 +1,5 @@
-//! GetLogs: bounds alone and together, all apps merged, pods that have ended and pods that have not, and what an app may
-//! write that is no text.
+//! GetLogs: bounds alone and together, all apps merged, pods that have ended and pods that have not, and what an app
+//! may write that is no text.
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
 use std::path::PathBuf;

@@ -221,7 +221,8 @@ fn lists_are_filtered_sorted_and_formatted() {
     });
 }
 
-/// Events are logged on request only, by flag or variable, in both formats; also by `run`, whose flags clap does not parse.
+/// Events are logged on request only, by flag or variable, in both formats; also by `run`, whose flags clap does not
+/// parse.
 #[test]
 fn events_are_logged_on_request() {
     let g = Gantry::new();

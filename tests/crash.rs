@@ -158,8 +158,8 @@ fn next_boot(g: &Gantry, args: &[&str]) -> Out {
     g.spawn_command(&mut command).wait()
 }
 
-/// What is not synced may be lost, and in the worst order: all directories are as after the removals, the database is as
-/// of a sync before them.
+/// What is not synced may be lost, and in the worst order: all directories are as after the removals, the database is
+/// as of a sync before them.
 #[test]
 fn a_power_cut_leaves_no_row_without_its_directory() {
     let g = Gantry::new();

@@ -281,7 +281,8 @@ fn log_lines_have_levels_formats_and_priorities() {
     assert_eq!((&exited[0]["level"], &exited[0]["span"]["pod"]), (&"INFO".into(), &pod.as_str().into()));
     assert!(lines.iter().any(|line| line["level"] == "DEBUG" && line["span"]["pod"] == *pod), "{out}");
 
-    // A file in the journal's place. The variable alone decides nothing: programs whose output goes elsewhere inherit it.
+    // A file in the journal's place. The variable alone decides nothing: programs whose output goes elsewhere inherit
+    // it.
     let journal = g.scratch().join("journal");
     let file = std::fs::File::create(&journal).unwrap();
     let found = file.metadata().unwrap();

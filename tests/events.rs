@@ -248,8 +248,8 @@ fn events_of_other_processes_come_soon() {
             }
         }
         delays.sort();
-        // From the moment the event has as its time: the commit and its sync are among it. How long that takes on a machine
-        // at rest is measured by the benchmark; on one that is busy it says nothing.
+        // From the moment the event has as its time: the commit and its sync are among it. How long that takes on a
+        // machine at rest is measured by the benchmark; on one that is busy it says nothing.
         let at = |percent: usize| delays[(delays.len() * percent).div_ceil(100) - 1];
         println!("{} events, gantryd {kept}: p50 {:?}, p99 {:?}", delays.len(), at(50), at(99));
         drop(follower);

@@ -23,7 +23,8 @@ fn lines(end: &str) -> Vec<u8> {
     all
 }
 
-/// Waits until the pod's only app has written as much as it can: it waits in write(2), and has not got any further in ten looks.
+/// Waits until the pod's only app has written as much as it can: it waits in write(2), and has not got any further in
+/// ten looks.
 #[track_caller]
 fn wait_blocked(g: &Gantry) {
     let pod = wait_for("the pod to run", || {

@@ -177,8 +177,8 @@ fn a_process_on_its_way_to_execve_cannot_be_used() {
     t.is_unchanged("exec");
 }
 
-/// While the processes of a pod end, there is a moment in which none executes the file any more and apps still run. The attacker
-/// waits for that moment with a descriptor it got before.
+/// While the processes of a pod end, there is a moment in which none executes the file any more and apps still run. The
+/// attacker waits for that moment with a descriptor it got before.
 #[test]
 fn a_killed_supervisor_leaves_no_moment_to_overwrite_its_program() {
     let t = Target::new();

@@ -1,6 +1,6 @@
-//! Hostile images, fetched and run through the command line. Test names carry a class (a: layers, b: documents, c: paths
-//! that the runtime touches) and numbers within it. Each image is either refused or confined; afterwards nothing outside
-//! the data directory has changed, no temporary file is left, and `gantry doctor` finds nothing.
+//! Hostile images, fetched and run through the command line. Test names carry a class (a: layers, b: documents, c:
+//! paths that the runtime touches) and numbers within it. Each image is either refused or confined; afterwards nothing
+//! outside the data directory has changed, no temporary file is left, and `gantry doctor` finds nothing.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
@@ -201,8 +201,8 @@ fn a04_a_directory_swapped_for_a_link_while_it_is_written() {
         assert!(swaps.join().unwrap() > 0, "the race was never run: {out}");
         out
     });
-    // Both outcomes are right: openat(2) fails with ELOOP if it meets the link, and the unpacker notices nothing if every
-    // swap falls between two of its system calls.
+    // Both outcomes are right: openat(2) fails with ELOOP if it meets the link, and the unpacker notices nothing if
+    // every swap falls between two of its system calls.
     assert!(matches!(out.code, 0 | FAILED), "{out}");
     if out.code == 0 {
         t.g.run(&["image", "rm", out.text()]).succeeded();

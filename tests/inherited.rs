@@ -215,15 +215,15 @@ fn session_and_terminal() {
     wait_for("the shell to end", || terminal.has_ended().then_some(()));
 }
 
-/// The supervisor joins the process group of its parent to leave its own, which it cannot if the engine was killed by then.
-/// A plan that is damaged shows how far it got.
+/// The supervisor joins the process group of its parent to leave its own, which it cannot if the engine was killed by
+/// then. A plan that is damaged shows how far it got.
 #[test]
 fn the_session_is_left_also_when_the_engine_is_dead() {
     let g = Gantry::new();
     let lock = g.scratch();
-    // With job control (set -m) the job leads a process group, as a supervisor does that the engine starts. It becomes the
-    // supervisor when the shell, its parent, has exited. The next parent is in another session, so that its process group
-    // cannot be joined.
+    // With job control (set -m) the job leads a process group, as a supervisor does that the engine starts. It becomes
+    // the supervisor when the shell, its parent, has exited. The next parent is in another session, so that its process
+    // group cannot be joined.
     let script =
         format!("(read line; exec {} run --lock-fd 9 9<{}) <&0 & exit 0", g.own_supervisor().display(), lock.display());
     let mut command = Command::new("setsid");

@@ -221,7 +221,8 @@ fn limits_hold() {
     let _ = g.app(&["--cpu=1m"], &["true"]).ok();
 }
 
-/// A log costs the supervisor more than the app that writes it: an app with a cpu limit may not have more work done for it.
+/// A log costs the supervisor more than the app that writes it: an app with a cpu limit may not have more work done for
+/// it.
 #[test]
 fn the_supervisor_works_within_the_limit_of_the_app() {
     let g = Gantry::new();

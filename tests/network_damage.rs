@@ -1,5 +1,5 @@
-//! Recovery of networks: flushed rules, killed supervisors and commands, exhausted pools, a reboot, spoofing pods. Needed
-//! resources are restored, orphans are removed.
+//! Recovery of networks: flushed rules, killed supervisors and commands, exhausted pools, a reboot, spoofing pods.
+//! Needed resources are restored, orphans are removed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -151,7 +151,8 @@ fn unfinished_pods(g: &Gantry, running: &BTreeSet<String>) -> Vec<String> {
     names.filter(|name| !running.contains(name)).take(1).collect()
 }
 
-/// The supervisor of a pod, even before its start reply: the first process of that name that has the pod's directory open.
+/// The supervisor of a pod, even before its start reply: the first process of that name that has the pod's directory
+/// open.
 fn supervisor_of(g: &Gantry, pod: &str) -> Option<u32> {
     let dir = g.dir().join("pods").join(pod);
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -422,8 +423,9 @@ fn a_bridge_of_another_gantry_is_not_used() {
     drop(other);
 }
 
-/// Sends forbidden packets from a pod's interface: ARP and neighbour advertisements that claim the gateway's addresses, router
-/// advertisements, and packets with spoofed source addresses. Arguments: own MAC, addresses of the gateway and the victim.
+/// Sends forbidden packets from a pod's interface: ARP and neighbour advertisements that claim the gateway's addresses,
+/// router advertisements, and packets with spoofed source addresses. Arguments: own MAC, addresses of the gateway and
+/// the victim.
 const ATTACK: &str = r#"
 import socket, struct, sys
 mac, gateway4, gateway6, victim4 = sys.argv[1:5]
@@ -461,8 +463,8 @@ for _ in range(5):
         raw.send(frame)
 "#;
 
-/// Counts the forbidden packets that an interface receives, until a packet with the end marker arrives. Arguments: interface,
-/// end marker, MAC and address of the attacker, IPv6 address of the gateway.
+/// Counts the forbidden packets that an interface receives, until a packet with the end marker arrives. Arguments:
+/// interface, end marker, MAC and address of the attacker, IPv6 address of the gateway.
 const WATCH: &str = r#"
 import socket, sys
 interface, last, mac, own4, gateway6 = sys.argv[1:6]

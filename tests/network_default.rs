@@ -1,4 +1,5 @@
-//! The built-in networks, without any configuration, and the selection of networks by `--net`: reachability and isolation.
+//! The built-in networks, without any configuration, and the selection of networks by `--net`: reachability and
+//! isolation.
 
 use std::collections::BTreeSet;
 
@@ -354,7 +355,8 @@ fn the_networks_are_listed() {
     let _ = g.run(&["network", "inspect", "nowhere"]).exits(1).complains(&["nowhere"]);
 }
 
-/// Multicast group reports (IGMP, MLD) are for routers. Flooded to every pod, they would make each start slower than the last.
+/// Multicast group reports (IGMP, MLD) are for routers. Flooded to every pod, they would make each start slower than
+/// the last.
 #[test]
 fn group_reports_are_not_flooded_to_pods() {
     let (_space, g) = lab();

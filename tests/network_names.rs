@@ -1,5 +1,5 @@
-//! Names: `/etc/resolv.conf`, `/etc/hosts` and the host name as in rkt, hostile files of images in their place, and the names
-//! of pods.
+//! Names: `/etc/resolv.conf`, `/etc/hosts` and the host name as in rkt, hostile files of images in their place, and the
+//! names of pods.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

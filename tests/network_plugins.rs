@@ -1,5 +1,5 @@
-//! Configured networks: with Debian's plugins, with the same files and no plugins, and with a plugin that fails, hangs or
-//! returns wrong results.
+//! Configured networks: with Debian's plugins, with the same files and no plugins, and with a plugin that fails, hangs
+//! or returns wrong results.
 
 use std::path::{Path, PathBuf};
 

@@ -151,8 +151,8 @@ impl Store {
     }
 }
 
-/// When a directory was moved to `lost-pods/`: by its stamp, which outlives a copy of the data directory and a change of
-/// the directory's mode or owner; its ctime does not.
+/// When a directory was moved to `lost-pods/`: by its stamp, which outlives a copy of the data directory and a change
+/// of the directory's mode or owner; its ctime does not.
 fn lost_at(path: &Path) -> Result<Timestamp, StoreError> {
     let stamp = path.join(LOST_AT);
     let is_stamp = |found: fs::Metadata| found.is_file() && found.len() <= MAX_LOST_AT;

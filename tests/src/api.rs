@@ -1,8 +1,8 @@
 //! A gantryd that serves its API, and a client of it whose calls block.
 //!
-//! [`Gantry::serve`] starts one on a unix socket of its own; [`Served::api`] connects. Calls come in two forms: the plain
-//! ones fail the test when the call fails, those that begin with `try_` give its status. A stream is taken message by
-//! message ([`Incoming`]), so that a test decides when its client reads.
+//! [`Gantry::serve`] starts one on a unix socket of its own; [`Served::api`] connects. Calls come in two forms: the
+//! plain ones fail the test when the call fails, those that begin with `try_` give its status. A stream is taken
+//! message by message ([`Incoming`]), so that a test decides when its client reads.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -180,8 +180,8 @@ fn uri(address: &str) -> String {
     }
 }
 
-/// Connections to a socket file by another user, as many of so many as are made. The kernel notes the credentials of the
-/// thread that connects.
+/// Connections to a socket file by another user, as many of so many as are made. The kernel notes the credentials of
+/// the thread that connects.
 ///
 /// # Panics
 /// When this process may not become that user.

@@ -1,8 +1,8 @@
 //! Finding or building what is tested, once per test process.
 //!
-//! `GANTRY_BIN_DIR` names a directory with `gantry`, `gantryd`, `gantry-stage1` and `gantry-fixture-app`, for instance an
-//! installation. Without it the set in `<target>/gantry-dev` is brought up to date, which is the one that `./dev test`
-//! builds: with the same commands, so that nothing is compiled for the second time with other features.
+//! `GANTRY_BIN_DIR` names a directory with `gantry`, `gantryd`, `gantry-stage1` and `gantry-fixture-app`, for instance
+//! an installation. Without it the set in `<target>/gantry-dev` is brought up to date, which is the one that `./dev
+//! test` builds: with the same commands, so that nothing is compiled for the second time with other features.
 
 use std::fs;
 use std::path::{Path, PathBuf};

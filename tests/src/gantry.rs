@@ -55,8 +55,8 @@ impl Gantry {
         made
     }
 
-    /// A gantry on the host of this space, with the networks that are built in and those that [`Self::conflist`] writes. It has
-    /// to go before the space does.
+    /// A gantry on the host of this space, with the networks that are built in and those that [`Self::conflist`]
+    /// writes. It has to go before the space does.
     ///
     /// # Panics
     /// As [`Self::new`].
@@ -446,7 +446,8 @@ impl Gantry {
         number(&app(&self.status(pod), name)["pid"], "pid")
     }
 
-    /// Waits until each pod is told as what can be removed or ended: one that a supervisor still starts becomes that by itself.
+    /// Waits until each pod is told as what can be removed or ended: one that a supervisor still starts becomes that by
+    /// itself.
     ///
     /// # Panics
     /// When it takes too long.

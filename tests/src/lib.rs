@@ -2,9 +2,9 @@
 //!
 //! May import the fixtures, the messages of the API, and nothing else of gantry: a test that shares code with what it
 //! tests proves less. Start reading at [`Gantry`]; every test makes one, with a data directory of its own, and when it
-//! goes out of scope all its pods are removed and [`Gantry::check_invariants`] looks for anything left behind (DESIGN.md
-//! section 8). All tests may run at the same time. They need root; they use no network but loopback, unless they ask for a
-//! [`Space`]: hosts of their own that are network namespaces.
+//! goes out of scope all its pods are removed and [`Gantry::check_invariants`] looks for anything left behind
+//! (DESIGN.md section 8). All tests may run at the same time. They need root; they use no network but loopback, unless
+//! they ask for a [`Space`]: hosts of their own that are network namespaces.
 //!
 //! Waiting is always for a fact, with a deadline ([`wait_for`]); a test that sleeps instead is refused by
 //! `tidy.rs`.

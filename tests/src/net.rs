@@ -1,8 +1,8 @@
 //! Networks of a test's own: namespaces that stand for hosts, and the cables between them.
 //!
-//! A [`Space`] is a host on which a gantry runs ([`Gantry::in_space`](crate::Gantry::in_space)) and the world outside that
-//! host. Nothing of it is seen in the namespace of the machine, and all of it goes with the test's process, however that
-//! ends: a namespace is held by a child whose standard input is a pipe from here.
+//! A [`Space`] is a host on which a gantry runs ([`Gantry::in_space`](crate::Gantry::in_space)) and the world outside
+//! that host. Nothing of it is seen in the namespace of the machine, and all of it goes with the test's process,
+//! however that ends: a namespace is held by a child whose standard input is a pipe from here.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -294,8 +294,9 @@ impl Space {
         &self.outside
     }
 
-    /// What pods that are over have left on the host: interfaces beyond those that were there before and bridges of others, elements
-    /// of maps, and whatever in the rules names one of these pods. `state_dir`: what bridges of this gantry say of themselves.
+    /// What pods that are over have left on the host: interfaces beyond those that were there before and bridges of
+    /// others, elements of maps, and whatever in the rules names one of these pods. `state_dir`: what bridges of this
+    /// gantry say of themselves.
     pub(crate) fn leftovers(&self, before: &BTreeSet<String>, over: &BTreeSet<String>, state_dir: &str) -> Vec<String> {
         let links = self.host.json("ip", &["-j", "-d", "link"]);
         let strange = |link: &&Value| link["linkinfo"]["info_kind"] != "bridge" || link["ifalias"] == state_dir;
@@ -306,7 +307,8 @@ impl Space {
         for object in rules["nftables"].as_array().into_iter().flatten() {
             let text = object.to_string();
             let named = over.iter().any(|pod| text.contains(pod.as_str()) || text.contains(&host_end(pod)));
-            // What leads to a pod is an element of a map; the elements of a network are in sets, and stay with its bridge.
+            // What leads to a pod is an element of a map; the elements of a network are in sets, and stay with its
+            // bridge.
             if named || object["map"].get("elem").is_some() {
                 found.push(format!("nftables: {text}"));
             }
@@ -321,8 +323,8 @@ fn host_end(pod: &str) -> String {
     format!("gt{hex}")
 }
 
-/// Puts the plugin that fails, hangs and lies as its configuration says (`"behave": {"ADD": "hang"}`, `"log": PATH`) into a
-/// directory, as `cni-liar`.
+/// Puts the plugin that fails, hangs and lies as its configuration says (`"behave": {"ADD": "hang"}`, `"log": PATH`)
+/// into a directory, as `cni-liar`.
 ///
 /// # Panics
 /// When it cannot be built or copied.

@@ -17,8 +17,8 @@ use crate::wait::{DEADLINE, wait_for, within};
 /// How often the reader looks whether it is to stop.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// The command runs below a shell that leads the session, so that the terminal outlives it: nothing of its output is lost with
-/// the session, and how it left the terminal can be told. The last line says how it ended.
+/// The command runs below a shell that leads the session, so that the terminal outlives it: nothing of its output is
+/// lost with the session, and how it left the terminal can be told. The last line says how it ended.
 const SHELL: &str = r#"trap : INT QUIT
 before=$(stty -g)
 "$@"

@@ -6,7 +6,8 @@ use std::process::Command;
 use crate::output::Out;
 use crate::running::Running;
 
-/// The Python that `./dev setup tests` made: `GANTRY_TEST_PYTHON`, or `python/bin/python` below cargo's target directory.
+/// The Python that `./dev setup tests` made: `GANTRY_TEST_PYTHON`, or `python/bin/python` below cargo's target
+/// directory.
 ///
 /// # Panics
 /// When there is none.

@@ -210,7 +210,8 @@ const KEY_NAME: &std::ffi::CStr = c"gantry-fixture";
 /// Adds a key to a new session keyring.
 pub(crate) fn add_session_key() -> io::Result<()> {
     let payload = b"secret";
-    // SAFETY: KEYCTL_JOIN_SESSION_KEYRING takes a name or null; the strings are NUL-terminated, the payload has the length given.
+    // SAFETY: KEYCTL_JOIN_SESSION_KEYRING takes a name or null; the strings are NUL-terminated, the payload has the
+    // length given.
     unsafe {
         descriptor(libc::syscall(libc::SYS_keyctl, 1, std::ptr::null::<u8>()))?;
         descriptor(libc::syscall(

@@ -154,8 +154,8 @@ impl Timeouts {
         Self { lock: Duration::from_secs(3), cgroups: Duration::from_secs(2), network: Duration::from_secs(10) }
     }
 
-    /// Of a loop over many pods. Probing takes less than a millisecond; what takes longer may take for ever, and the loop
-    /// comes back to it.
+    /// Of a loop over many pods. Probing takes less than a millisecond; what takes longer may take for ever, and the
+    /// loop comes back to it.
     const fn background() -> Self {
         Self { lock: Duration::from_millis(5), cgroups: Duration::from_millis(100), network: Duration::from_secs(2) }
     }
@@ -187,8 +187,8 @@ impl Engine {
         }
     }
 
-    /// Opens the data directory as [`Self::open`] does; read-only where nothing can be written, because gantryd serves a
-    /// damaged database, or the disk is full or read-only.
+    /// Opens the data directory as [`Self::open`] does; read-only where nothing can be written, because gantryd serves
+    /// a damaged database, or the disk is full or read-only.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -215,15 +215,15 @@ impl Engine {
         Ok(Self { writes: Cell::new(false), ..Self::from_store(store, options) })
     }
 
-    /// The same engine for a loop over many pods, which comes back to each: it waits for no pod for long, and a row that
-    /// cannot be written is an error.
+    /// The same engine for a loop over many pods, which comes back to each: it waits for no pod for long, and a row
+    /// that cannot be written is an error.
     #[must_use]
     pub fn into_background(self) -> Self {
         Self { timeouts: Timeouts::background(), tolerant: false, ..self }
     }
 
-    /// Why the last change to a pod's row could not be written, so that it was only shown. The next command that can write
-    /// records it.
+    /// Why the last change to a pod's row could not be written, so that it was only shown. The next command that can
+    /// write records it.
     #[must_use]
     pub fn unwritten(&self) -> Option<String> {
         self.unwritten.borrow().clone()

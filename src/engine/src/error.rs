@@ -52,7 +52,8 @@ impl std::error::Error for Cause {
     }
 }
 
-/// An operation failed for a reason on which no caller decides: what was attempted on what, why, and the kind of failure.
+/// An operation failed for a reason on which no caller decides: what was attempted on what, why, and the kind of
+/// failure.
 #[derive(Debug)]
 pub struct EngineError {
     kind: ErrorKind,

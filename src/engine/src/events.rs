@@ -1,7 +1,7 @@
 //! Events: pages of the store's history, and waiting for more.
 //!
-//! A reader has only a cursor: it reads events with higher numbers, and waits when there are none. So a slow reader costs
-//! nothing and loses nothing, and events deleted before it read them show as a numbered gap.
+//! A reader has only a cursor: it reads events with higher numbers, and waits when there are none. So a slow reader
+//! costs nothing and loses nothing, and events deleted before it read them show as a numbered gap.
 //!
 //! ```text
 //! commits = watch             before the first read, or a commit in between would be missed
@@ -48,9 +48,9 @@ pub struct EventPage {
 
 /// Waits for commits to the database by any process.
 ///
-/// Writes to the WAL wake it (inotify on the data directory, since the file is replaced now and then). SQLite writes the
-/// WAL a moment before the commit becomes visible: it publishes the commit in shared memory, for which inotify has no
-/// event, and syncs before that where it must. So a wake-up is followed by some polls.
+/// Writes to the WAL wake it (inotify on the data directory, since the file is replaced now and then). SQLite writes
+/// the WAL a moment before the commit becomes visible: it publishes the commit in shared memory, for which inotify has
+/// no event, and syncs before that where it must. So a wake-up is followed by some polls.
 #[derive(Debug)]
 pub struct Commits {
     /// `None` where inotify is not available.

@@ -4,8 +4,8 @@
 //! `gantry_netlink` to watch nftables. Knows nothing of the command line or of any API; must never know tokio, SQL or
 //! libcontainer. It starts one program only, `gantry-stage1` (`host::stage1`).
 //!
-//! Start reading at `pods::prepare` and `pods::run`, then `pods::reconcile`: every call first reconciles the rows it reads
-//! with the facts (locks, journals), so that every command reports the truth whatever was killed before.
+//! Start reading at `pods::prepare` and `pods::run`, then `pods::reconcile`: every call first reconciles the rows it
+//! reads with the facts (locks, journals), so that every command reports the truth whatever was killed before.
 //!
 //! | module | what it holds |
 //! |---|---|

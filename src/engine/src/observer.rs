@@ -31,8 +31,8 @@ impl Observer {
         Engine::open_read_only(options).map(|engine| Self { engine, images: ImageCache::default() })
     }
 
-    /// Whether the database that was opened is still the one in its directory; if not, open it again. One that cannot be
-    /// checked counts as replaced.
+    /// Whether the database that was opened is still the one in its directory; if not, open it again. One that cannot
+    /// be checked counts as replaced.
     #[must_use]
     pub fn is_current(&self) -> bool {
         self.engine.store.is_current().unwrap_or(false)
@@ -59,8 +59,8 @@ impl Observer {
         row.map(|row| self.engine.view(row)).ok_or_else(|| PodError::NotFound(prefix.clone()))
     }
 
-    /// The manifest of a pod in appc's format (JSON); `None` when the files that it is made from are missing: the pod can be
-    /// shown nevertheless.
+    /// The manifest of a pod in appc's format (JSON); `None` when the files that it is made from are missing: the pod
+    /// can be shown nevertheless.
     ///
     /// # Errors
     /// [`PodError`] when the files cannot be opened (no descriptors left, for example).

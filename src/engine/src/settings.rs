@@ -1,5 +1,5 @@
-//! Settings: flags take precedence over the environment, which takes precedence over one optional configuration file. All
-//! programs share the file.
+//! Settings: flags take precedence over the environment, which takes precedence over one optional configuration file.
+//! All programs share the file.
 //!
 //! ```toml
 //! # /etc/gantry/config.toml

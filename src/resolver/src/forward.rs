@@ -1,7 +1,7 @@
 //! Forwarding to the servers of the host: one after the other, over UDP and, if the reply is truncated, over TCP.
 //!
-//! Each query uses its own connected socket, with a source port that the kernel picks at random and a random ID. A reply
-//! counts only from that server, with that ID and that question (RFC 5452). It is passed on unchanged.
+//! Each query uses its own connected socket, with a source port that the kernel picks at random and a random ID. A
+//! reply counts only from that server, with that ID and that question (RFC 5452). It is passed on unchanged.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -67,7 +67,8 @@ pub(crate) fn classify_reply(asked: &[u8], question: usize, came: &[u8]) -> Repl
     }
 }
 
-/// Returns the reply for the client: of the first server that has one, else SERVFAIL. `None` only if that cannot be encoded.
+/// Returns the reply for the client: of the first server that has one, else SERVFAIL. `None` only if that cannot be
+/// encoded.
 pub(crate) async fn forward_query(
     servers: &[SocketAddr],
     unresponsive: &Mutex<UnresponsiveServers>,

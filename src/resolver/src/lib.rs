@@ -1,17 +1,17 @@
-//! The DNS resolver of gantryd: on the gateway address of each network it resolves the names of the pods on that network,
-//! and forwards all other queries to the name servers of the host.
+//! The DNS resolver of gantryd: on the gateway address of each network it resolves the names of the pods on that
+//! network, and forwards all other queries to the name servers of the host.
 //!
-//! May import `gantry_model` and `gantry_engine`. It is read-only: rows through a [`gantry_engine::Observer`] and the host's
-//! resolv.conf. Nothing depends on it: while it is not running, pods fall back to the servers of the host, which their
-//! resolv.conf lists next.
+//! May import `gantry_model` and `gantry_engine`. It is read-only: rows through a [`gantry_engine::Observer`] and the
+//! host's resolv.conf. Nothing depends on it: while it is not running, pods fall back to the servers of the host, which
+//! their resolv.conf lists next.
 //!
 //! ```text
 //! rows (a thread)      rows of running pods, resolv.conf -> ResolverState: zones by gateway, servers of the host
 //! server (a thread)    a UDP and a TCP socket for each gateway; query -> message -> reply or forward
 //! ```
 //!
-//! Start reading at [`names`] (which names a client sees), then `message` (handling of one query), `server` and `forward`.
-//! Queries of pods are hostile input: `limits` bounds their number.
+//! Start reading at [`names`] (which names a client sees), then `message` (handling of one query), `server` and
+//! `forward`. Queries of pods are hostile input: `limits` bounds their number.
 //!
 //! Replies of servers are not cached: the servers have caches, and another one could be poisoned.
 #![forbid(unsafe_code)]

@@ -1,8 +1,8 @@
 //! Limits on what pods ask of the resolver: a query rate per pod, and one budget of operations in flight for all pods.
 //! Queries and connections beyond a limit are dropped; clients retry, as after packet loss.
 //!
-//! The budget is shared by dynamic thresholds (Choudhury and Hahne, 1998): a pod may hold as many permits as are free. So
-//! n pods that flood hold an nth each, and as much stays free for the next one, however many they are.
+//! The budget is shared by dynamic thresholds (Choudhury and Hahne, 1998): a pod may hold as many permits as are free.
+//! So n pods that flood hold an nth each, and as much stays free for the next one, however many they are.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -76,7 +76,8 @@ impl Limits {
         admitted.unwrap_or(false)
     }
 
-    /// Acquires a permit for a forwarded query or a connection; `None` if the pod or all pods together are at the limit.
+    /// Acquires a permit for a forwarded query or a connection; `None` if the pod or all pods together are at the
+    /// limit.
     pub(crate) fn try_acquire(&self, pod: IpAddr, now: Instant) -> Option<Permit> {
         let acquire = |load: &mut PodLoad| {
             if load.permits() >= MAX_IN_FLIGHT_PER_POD.min(self.in_flight.available_permits()) {

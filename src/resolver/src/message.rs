@@ -1,7 +1,7 @@
 //! Handling of one query: a pure function of its bytes and the known names (RFC 1035, RFC 6891, RFC 9619).
 //!
-//! Replies about pods are authoritative with a short [`TTL`]. Negative replies have no SOA record, so they are not cached
-//! (RFC 2308 section 5).
+//! Replies about pods are authoritative with a short [`TTL`]. Negative replies have no SOA record, so they are not
+//! cached (RFC 2308 section 5).
 
 use std::net::IpAddr;
 
@@ -66,7 +66,8 @@ pub(crate) struct PodQuery<'a> {
     pub(crate) transport: Transport,
     /// The zone of the client's network.
     pub(crate) zone: &'a Zone,
-    /// Whether it may be forwarded. Queries from this host may not: one could be our own, looping through a local server.
+    /// Whether it may be forwarded. Queries from this host may not: one could be our own, looping through a local
+    /// server.
     pub(crate) forward: bool,
     /// A counter that rotates the addresses of a reply.
     pub(crate) turn: usize,

@@ -183,7 +183,8 @@ fn what_is_no_query() {
     }
     let format = ResponseCode::FormErr;
     for (packet, code) in [
-        // No question, two, 65535; an answer, an authority, many additional records; a question that is cut; a pointer to itself.
+        // No question, two, 65535; an answer, an authority, many additional records; a question that is cut; a pointer
+        // to itself.
         (with(5, 0), format),
         (with(5, 2), format),
         (with(4, 0xff), format),

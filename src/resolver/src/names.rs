@@ -5,8 +5,8 @@
 //! | `HOSTNAME`, `APP`, `UUID`, `gantry-UUID`, alone or below [`DOMAIN`] | the addresses of the pods of that name on the client's network |
 //! | PTR for the address of a pod of that network | the pod's host name below [`DOMAIN`] |
 //!
-//! Names are case-insensitive (RFC 4343). A name is one label: a pod called `example.com` does not shadow the domain. Names
-//! of pods on other networks do not exist for a client.
+//! Names are case-insensitive (RFC 4343). A name is one label: a pod called `example.com` does not shadow the domain.
+//! Names of pods on other networks do not exist for a client.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -70,8 +70,8 @@ impl Pod {
     }
 }
 
-/// Whether a text may be a label (RFC 1123 section 2.1; underscores are in use nevertheless). `localhost` always names the
-/// client itself (RFC 6761 section 6.3).
+/// Whether a text may be a label (RFC 1123 section 2.1; underscores are in use nevertheless). `localhost` always names
+/// the client itself (RFC 6761 section 6.3).
 fn is_label(text: &str) -> bool {
     let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
     let ends = text.starts_with('-') || text.ends_with('-');
@@ -185,7 +185,8 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// The zone of a client; `None`, and so no reply, if the client is in none of the networks or its network is ambiguous.
+    /// The zone of a client; `None`, and so no reply, if the client is in none of the networks or its network is
+    /// ambiguous.
     pub(crate) fn zone_for(&self, asker: IpAddr) -> Option<&Zone> {
         let mut covering = self.zones.iter().filter(|zone| zone.covers(asker));
         match (covering.next(), covering.next()) {
@@ -219,8 +220,8 @@ pub(crate) fn gateways(pods: &[Pod]) -> Gateways {
     gateways.into_iter().map(|(gateway, names)| (gateway, place(names))).collect()
 }
 
-/// Whether the resolver may listen on an address. A CNI plugin may report any address as the gateway: addresses that the
-/// whole host uses are excluded, and link-local ones, which are ambiguous without their interface.
+/// Whether the resolver may listen on an address. A CNI plugin may report any address as the gateway: addresses that
+/// the whole host uses are excluded, and link-local ones, which are ambiguous without their interface.
 fn is_usable_gateway(address: IpAddr) -> bool {
     let special = address.is_loopback() || address.is_unspecified() || address.is_multicast();
     !special

@@ -1,7 +1,7 @@
 //! The sockets: one UDP and one TCP socket for each gateway address, opened and closed as gateways come and go.
 //!
-//! An address that does not exist yet or is in use by another server is retried every second while the others are served.
-//! Only clients in the networks of an address get a reply, so the resolver cannot be used to reflect traffic.
+//! An address that does not exist yet or is in use by another server is retried every second while the others are
+//! served. Only clients in the networks of an address get a reply, so the resolver cannot be used to reflect traffic.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

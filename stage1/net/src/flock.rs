@@ -23,15 +23,15 @@ impl<F: AsFd> Drop for Flock<F> {
 }
 
 impl<F: AsFd> Flock<F> {
-    /// Lets programs that are executed from now on inherit the lock: it is held until it is dropped, or, if this process is
-    /// killed, until they end.
+    /// Lets programs that are executed from now on inherit the lock: it is held until it is dropped, or, if this
+    /// process is killed, until they end.
     pub(crate) fn inherit(&self) -> io::Result<()> {
         Ok(rustix::io::fcntl_setfd(&self.0, FdFlags::empty())?)
     }
 }
 
-/// Takes a shared or exclusive lock; `None` after the timeout `wait`. `meanwhile` is called before each back-off, with the
-/// elapsed time.
+/// Takes a shared or exclusive lock; `None` after the timeout `wait`. `meanwhile` is called before each back-off, with
+/// the elapsed time.
 pub(crate) fn lock<F: AsFd>(
     file: F,
     shared: bool,

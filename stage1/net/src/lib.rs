@@ -1,6 +1,8 @@
-//! Pod networks: what a supervisor needs to give its pod interfaces, addresses, routes and ports, and to take them away.
+//! Pod networks: what a supervisor needs to give its pod interfaces, addresses, routes and ports, and to take them
+//! away.
 //!
-//! May import the model and the contract. Synchronous, no tokio, no threads, no database; nothing here runs `ip`, `nft` or `iptables`.
+//! May import the model and the contract. Synchronous, no tokio, no threads, no database; nothing here runs `ip`, `nft`
+//! or `iptables`.
 //!
 //! * [`address`], [`netlink`], [`nft`]: the crate below, `gantry-netlink`.
 //! * [`config`]: network configurations, as CNI writes them.

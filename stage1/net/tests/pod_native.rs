@@ -421,8 +421,8 @@ fn a_removed_table_is_restored() {
     lab.assert_no_garbage();
 }
 
-/// An administrator's bridge has other ports than pods: the rules that protect the host's 127.0.0.1 from them must exist while
-/// `route_localnet` is enabled.
+/// An administrator's bridge has other ports than pods: the rules that protect the host's 127.0.0.1 from them must
+/// exist while `route_localnet` is enabled.
 #[test]
 fn route_localnet_is_enabled_only_while_the_table_has_the_interface() {
     if !inside("route_localnet_is_enabled_only_while_the_table_has_the_interface") {
@@ -455,7 +455,8 @@ fn route_localnet_is_enabled_only_while_the_table_has_the_interface() {
     assert_eq!(switch("br-lan"), "0");
 }
 
-/// A host that accepts router advertisements loses its default route when it begins to forward IPv6, unless `accept_ra` is 2.
+/// A host that accepts router advertisements loses its default route when it begins to forward IPv6, unless `accept_ra`
+/// is 2.
 #[test]
 fn a_reload_keeps_accepting_router_advertisements() {
     if !inside("a_reload_keeps_accepting_router_advertisements") {
@@ -706,7 +707,8 @@ fn cpu_time() -> Duration {
     Duration::new(now.tv_sec.try_into().unwrap(), now.tv_nsec.try_into().unwrap())
 }
 
-/// The cost, besides `PODS` other pods; a measurement: `cargo test -p gantry-net --test pod_native cost -- --ignored --nocapture`.
+/// The cost, besides `PODS` other pods; a measurement: `cargo test -p gantry-net --test pod_native cost -- --ignored
+/// --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn cost() {

@@ -24,8 +24,8 @@ const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(300), Duration::from_se
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 
 impl Engine {
-    /// Checks everything; with `deep`, also every blob, every file of the layers, every page of the database and the end of
-    /// every log.
+    /// Checks everything; with `deep`, also every blob, every file of the layers, every page of the database and the
+    /// end of every log.
     ///
     /// # Errors
     /// [`PodError`] when a check cannot be made. Problems are findings, not errors.

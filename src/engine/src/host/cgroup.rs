@@ -1,7 +1,7 @@
 //! Kills the processes in a dead pod's cgroups and removes the cgroups, in every hierarchy: v1, v2, or both (hybrid).
 //!
-//! A supervisor removes its apps' cgroups when they end; it cannot remove its own, and a killed supervisor removes none. So
-//! finalizing a pod does it. Killed half-way, the next reconcile, `rm` or `gc` of the pod repeats it.
+//! A supervisor removes its apps' cgroups when they end; it cannot remove its own, and a killed supervisor removes
+//! none. So finalizing a pod does it. Killed half-way, the next reconcile, `rm` or `gc` of the pod repeats it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ use gantry_model::{ErrorKind, PodId};
 use crate::host::process::{self, Deadline};
 use crate::{Engine, EngineError};
 
-/// The most cgroups below a pod's that are removed. Apps cannot create any, since their cgroup file systems are read-only.
+/// The most cgroups below a pod's that are removed. Apps cannot create any, since their cgroup file systems are
+/// read-only.
 const MAX_DIRECTORIES: usize = 100_000;
 
 /// A mounted cgroup hierarchy.
@@ -78,8 +79,8 @@ impl Engine {
         hierarchy.root.join(self.options.cgroup_parent.trim_start_matches('/'))
     }
 
-    /// Kills the processes in a dead pod's cgroups and removes them, and the parent when it is empty. The caller holds the
-    /// pod's lock, so that no new process enters them.
+    /// Kills the processes in a dead pod's cgroups and removes them, and the parent when it is empty. The caller holds
+    /// the pod's lock, so that no new process enters them.
     ///
     /// # Errors
     /// [`EngineError`] of the first that could not be removed; the others are removed nevertheless.
@@ -175,8 +176,8 @@ fn remove_dirs(dirs: &[PathBuf]) -> Result<bool, EngineError> {
     Ok(all)
 }
 
-/// Sends SIGKILL to every process in the cgroups: by `cgroup.kill` (v2, Linux 5.14), else by pid, through a pidfd that is
-/// opened before the membership is checked again, so that no other process is hit.
+/// Sends SIGKILL to every process in the cgroups: by `cgroup.kill` (v2, Linux 5.14), else by pid, through a pidfd that
+/// is opened before the membership is checked again, so that no other process is hit.
 fn kill_all(top: &Path, dirs: &[PathBuf], unified: bool) -> Result<(), EngineError> {
     if unified && std::fs::write(top.join("cgroup.kill"), "1").is_ok() {
         return Ok(());

@@ -25,8 +25,8 @@ impl Inotify {
         inotify::add_watch(&self.0, dir, flags).map(drop)
     }
 
-    /// Reads all pending events; `each` gets the name of the file, or `None` when events were lost. Returns whether more
-    /// events can come: not when a watched directory was removed or unmounted.
+    /// Reads all pending events; `each` gets the name of the file, or `None` when events were lost. Returns whether
+    /// more events can come: not when a watched directory was removed or unmounted.
     pub(crate) fn drain(&self, mut each: impl FnMut(Option<&OsStr>)) -> bool {
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
         let mut events = inotify::Reader::new(&self.0, &mut buffer);

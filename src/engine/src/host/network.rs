@@ -1,9 +1,9 @@
 //! The networks of this host.
 //!
-//! Listing them reads configurations and records, in this process. Everything that needs netlink, nftables or plugins is
-//! done by `gantry-stage1 network` ([`gantry_contract::network`]): removing what a dead supervisor left, by the record in
-//! the pod directory; restoring the nftables tables; collecting what no record accounts for; checks. A supervisor attaches
-//! and detaches its own pod.
+//! Listing them reads configurations and records, in this process. Everything that needs netlink, nftables or plugins
+//! is done by `gantry-stage1 network` ([`gantry_contract::network`]): removing what a dead supervisor left, by the
+//! record in the pod directory; restoring the nftables tables; collecting what no record accounts for; checks. A
+//! supervisor attaches and detaches its own pod.
 //!
 //! Each request is idempotent: killed half-way, the next caller repeats it. The record goes last.
 
@@ -92,8 +92,8 @@ impl Engine {
         }
     }
 
-    /// Collects garbage of networks: leases, rules, interfaces and plugin state that belong to no pod. Returns a line for
-    /// each; with `dry_run` nothing is removed. Does nothing where no pod ever had a network.
+    /// Collects garbage of networks: leases, rules, interfaces and plugin state that belong to no pod. Returns a line
+    /// for each; with `dry_run` nothing is removed. Does nothing where no pod ever had a network.
     ///
     /// # Errors
     /// [`EngineError`]; what could be removed was.
@@ -153,8 +153,8 @@ impl Engine {
         }
     }
 
-    /// Removes what a dead pod has of its networks, and abandons what plugins fail to delete: returns a line for each. For a
-    /// pod whose removal failed and that is to be removed nevertheless.
+    /// Removes what a dead pod has of its networks, and abandons what plugins fail to delete: returns a line for each.
+    /// For a pod whose removal failed and that is to be removed nevertheless.
     ///
     /// # Errors
     /// [`RmError`]: another process owns the pod, or gantry's own part of its networks cannot be removed.
@@ -276,8 +276,8 @@ struct NetworkRole {
 }
 
 impl NetworkRole {
-    /// The process dies with the calling thread (`PR_SET_PDEATHSIG`): it works under a lock of that thread, which therefore
-    /// waits for it.
+    /// The process dies with the calling thread (`PR_SET_PDEATHSIG`): it works under a lock of that thread, which
+    /// therefore waits for it.
     fn spawn(program: &std::path::Path, request: &[u8]) -> Result<Self, (&'static str, io::Error)> {
         let keep = |source: io::Error| ("make a file in memory", source);
         let mut input = memory(c"request").map_err(keep)?;

@@ -42,7 +42,8 @@ impl Deadline {
     }
 }
 
-/// Waits until one of the descriptors is readable or at end of file. Returns which one, or `None` when the deadline passed.
+/// Waits until one of the descriptors is readable or at end of file. Returns which one, or `None` when the deadline
+/// passed.
 pub(crate) fn readable(fds: &[BorrowedFd<'_>], deadline: Deadline) -> io::Result<Option<usize>> {
     let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     loop {
@@ -64,8 +65,8 @@ pub(crate) fn readable(fds: &[BorrowedFd<'_>], deadline: Deadline) -> io::Result
 
 /// A pidfd of this very process, or `None` when it is gone (its pid may be reused).
 ///
-/// The order makes it safe: the pidfd is opened first, then the start time is read. If the pid was reused in between, the
-/// start time is that of the other process and does not match.
+/// The order makes it safe: the pidfd is opened first, then the start time is read. If the pid was reused in between,
+/// the start time is that of the other process and does not match.
 pub(crate) fn open(process: &Process, boot: &BootId) -> Option<OwnedFd> {
     if process.boot != *boot {
         return None;

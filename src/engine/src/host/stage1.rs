@@ -100,10 +100,10 @@ impl Attempt {
     }
 }
 
-/// Between clearing close-on-exec on a lock and setting it again, a program started by another thread would inherit
-/// the lock and keep a dead pod looking alive. This crate starts every program under this mutex ([`spawn_exclusively`]); a
-/// caller that starts others in the same process must not do so from other threads.
-/// The guarded section cannot panic half-way: the flag is set again whatever spawn returns.
+/// Between clearing close-on-exec on a lock and setting it again, a program started by another thread would inherit the
+/// lock and keep a dead pod looking alive. This crate starts every program under this mutex ([`spawn_exclusively`]); a
+/// caller that starts others in the same process must not do so from other threads. The guarded section cannot panic
+/// half-way: the flag is set again whatever spawn returns.
 static SPAWNING: Mutex<()> = Mutex::new(());
 
 /// Runs `spawn` while no lock of this process can be inherited.

@@ -30,8 +30,8 @@ impl Kind for ImageSaveError {
 }
 
 impl Engine {
-    /// Writes images into one archive. An image given by a name has that name in the archive; one given by its id has all of
-    /// its names.
+    /// Writes images into one archive. An image given by a name has that name in the archive; one given by its id has
+    /// all of its names.
     ///
     /// # Errors
     /// [`ImageSaveError`]; the output is incomplete then.

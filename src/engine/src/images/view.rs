@@ -1,7 +1,7 @@
 //! The manifest and the configuration of an image, decoded once.
 //!
-//! An image's id is the digest of its manifest, and the manifest has the digest of its configuration. So what was decoded
-//! for an id stays true, and is cached within bounds.
+//! An image's id is the digest of its manifest, and the manifest has the digest of its configuration. So what was
+//! decoded for an id stays true, and is cached within bounds.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -175,7 +175,8 @@ struct CacheEntries {
 }
 
 impl ImageCache {
-    /// The decoded documents of an image. An incomplete image is not cached: it may have been fetched again the next time.
+    /// The decoded documents of an image. An incomplete image is not cached: it may have been fetched again the next
+    /// time.
     pub(crate) fn documents(&self, store: &Store, row: &ImageRow) -> Arc<ImageDocuments> {
         if let Some(documents) = self.0.borrow().documents.get(&row.id) {
             return documents.clone();
@@ -198,8 +199,8 @@ impl ImageCache {
 }
 
 impl CacheEntries {
-    /// Evicts arbitrary entries: a list of more images than fit reads all of them in turn, and the least recently used one
-    /// would be needed next.
+    /// Evicts arbitrary entries: a list of more images than fit reads all of them in turn, and the least recently used
+    /// one would be needed next.
     fn insert(&mut self, id: &ImageId, documents: Arc<ImageDocuments>) {
         while self.documents.len() >= MAX_CACHED_IMAGES || self.bytes + documents.size() > MAX_CACHE {
             let Some(other) = self.documents.keys().next().cloned() else { break };

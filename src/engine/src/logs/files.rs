@@ -1,8 +1,9 @@
 //! The files of one app's log, their order, and positions in them, found by bisection.
 //!
-//! Files are `ATTEMPT.log`, and older parts `ATTEMPT.log.1` (newest) to `.N`. A rotated file keeps its inode, by which a
-//! reader finds its successor. A freed inode may be reused at once; but a file only gets older, and an open file keeps its
-//! inode. The directory is opened beneath the pod's; symbolic links are not followed, and only regular files are read.
+//! Files are `ATTEMPT.log`, and older parts `ATTEMPT.log.1` (newest) to `.N`. A rotated file keeps its inode, by which
+//! a reader finds its successor. A freed inode may be reused at once; but a file only gets older, and an open file
+//! keeps its inode. The directory is opened beneath the pod's; symbolic links are not followed, and only regular files
+//! are read.
 
 use std::fs::File;
 use std::io;
@@ -141,9 +142,9 @@ impl LogDir {
     /// From the first line that is not older than `since` up to the first one that is not older than `until`, or to the
     /// end as it is now. `None` when there are no files.
     ///
-    /// Lines are taken to be in the order of time. Where a clock was set back, the log crosses a bound at several places;
-    /// one of them is found. A file that has more than a mebibyte of lines without a time in one place may be searched in
-    /// part only.
+    /// Lines are taken to be in the order of time. Where a clock was set back, the log crosses a bound at several
+    /// places; one of them is found. A file that has more than a mebibyte of lines without a time in one place may be
+    /// searched in part only.
     pub(crate) fn span(&mut self, since: Option<Timestamp>, until: Option<Timestamp>) -> io::Result<Option<Span>> {
         let parts = self.parts()?;
         let Some(oldest) = self.first_open(&parts)? else { return Ok(None) };
@@ -201,8 +202,8 @@ impl LogDir {
         Ok(found)
     }
 
-    /// Where the last `lines` whole lines of a span begin (its start when there are no more), and how many those are; of
-    /// one stream alone, if one is named.
+    /// Where the last `lines` whole lines of a span begin (its start when there are no more), and how many those are;
+    /// of one stream alone, if one is named.
     pub(crate) fn tail(&self, span: &Span, lines: usize, stderr: Option<bool>) -> io::Result<(usize, LogPosition)> {
         let (start, end) = (&span.start, &span.end);
         let mut counter = Tail { wanted: lines, seen: 0, stderr, newest: true, parser: Parser::default() };
@@ -357,8 +358,8 @@ struct Timed {
     next: u64,
 }
 
-/// The first whole line with a time that starts at or after `offset` (where a line starts) and before `to`; or where the
-/// search ended, at the start of a line too.
+/// The first whole line with a time that starts at or after `offset` (where a line starts) and before `to`; or where
+/// the search ended, at the start of a line too.
 fn first_timed(file: &File, mut offset: u64, to: u64, size: u64) -> io::Result<(u64, Option<Timed>)> {
     let to = to.min(offset.saturating_add(MAX_UNTIMED));
     while offset < to {
@@ -407,8 +408,8 @@ pub(crate) fn ends_in_a_whole_line(dir: &Path) -> io::Result<bool> {
     Ok(line::parse(last).is_some_and(|line| !line.piece))
 }
 
-/// Counts whole lines backwards over several files. A line counts where its last piece is; one that has none yet, at the
-/// very end.
+/// Counts whole lines backwards over several files. A line counts where its last piece is; one that has none yet, at
+/// the very end.
 struct Tail {
     wanted: usize,
     seen: usize,

@@ -22,8 +22,8 @@ pub(crate) struct LogLine<'a> {
     pub(crate) text: &'a [u8],
 }
 
-/// Parses many lines. Those in the very form of the supervisor take the short way, on which the second of the line before
-/// is remembered: most lines have the same.
+/// Parses many lines. Those in the very form of the supervisor take the short way, on which the second of the line
+/// before is remembered: most lines have the same.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     second: Option<([u8; SECOND], i64)>,

@@ -28,8 +28,8 @@ pub(crate) fn block_for(logs: usize) -> usize {
 }
 
 impl Merge {
-    /// Shows the sink every line that is there (the number of its log; the line, if it is wanted; its size in the file),
-    /// until it says that this is enough. Whether it did.
+    /// Shows the sink every line that is there (the number of its log; the line, if it is wanted; its size in the
+    /// file), until it says that this is enough. Whether it did.
     ///
     /// # Errors
     /// A log could not be read.

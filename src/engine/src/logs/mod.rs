@@ -1,7 +1,7 @@
 //! `logs`: the output of a pod's apps, merged by time, and following while the pod runs.
 //!
-//! [`crate::logs::reader`] reads. This module waits, for callers that do nothing else meanwhile: until inotify reports a
-//! change in a log directory, or the supervisor ends.
+//! [`crate::logs::reader`] reads. This module waits, for callers that do nothing else meanwhile: until inotify reports
+//! a change in a log directory, or the supervisor ends.
 
 pub(crate) mod files;
 pub(crate) mod line;
@@ -44,8 +44,8 @@ pub struct LogQuery {
     pub since: Option<Timestamp>,
     /// Before this time.
     pub until: Option<Timestamp>,
-    /// At most this many lines of each app, the last ones within the bounds. A line in several pieces counts once, at its
-    /// last piece. Where pieces are interleaved with lines of the app's other stream, the first may be missing.
+    /// At most this many lines of each app, the last ones within the bounds. A line in several pieces counts once, at
+    /// its last piece. Where pieces are interleaved with lines of the app's other stream, the first may be missing.
     pub tail: Option<usize>,
     /// At most this many lines of all apps together, the last ones.
     pub tail_total: Option<usize>,
@@ -171,9 +171,9 @@ impl Engine {
 
 /// Waits for more.
 ///
-/// Closing an inotify watch waits for an SRCU grace period of some 10 ms, at the very end of a `run`. So the log of an app
-/// that ends soon is polled a few times instead, and the watch is closed when the last app ends, while the supervisor
-/// detaches the pod's networks.
+/// Closing an inotify watch waits for an SRCU grace period of some 10 ms, at the very end of a `run`. So the log of an
+/// app that ends soon is polled a few times instead, and the watch is closed when the last app ends, while the
+/// supervisor detaches the pod's networks.
 struct Waiting {
     watch: Option<Watch>,
     backoff: Duration,

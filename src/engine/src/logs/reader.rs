@@ -1,18 +1,19 @@
 //! Reads logs piece by piece, for callers that do something else in between. All logs are read through it.
 //!
-//! A reader owns its files and does not refer to the engine, so it can move between threads. It takes no lock and changes
-//! nothing.
+//! A reader owns its files and does not refer to the engine, so it can move between threads. It takes no lock and
+//! changes nothing.
 //!
 //! # Order
 //!
-//! Lines of several apps are merged by their timestamps, both those present when the reader is opened and later ones: the
-//! supervisor writes in the order of time, so a line is given out only after every log that was exhausted was read again.
+//! Lines of several apps are merged by their timestamps, both those present when the reader is opened and later ones:
+//! the supervisor writes in the order of time, so a line is given out only after every log that was exhausted was read
+//! again.
 //!
 //! # Bounds
 //!
-//! Bounds are found by bisection, then every line is checked: no line outside of them is given out. Where the clock was set
-//! back, a log crosses a bound several times; lines within the bounds may then be missing before the position found for
-//! `since`, and after that for `until`. Without bounds the clock has no effect.
+//! Bounds are found by bisection, then every line is checked: no line outside of them is given out. Where the clock was
+//! set back, a log crosses a bound several times; lines within the bounds may then be missing before the position found
+//! for `since`, and after that for `until`. Without bounds the clock has no effect.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -354,8 +355,8 @@ impl Observer {
         reader.pull(|| self.engine.store.pod(id).map_err(PodError::store), most, sink)
     }
 
-    /// A descriptor that becomes readable when the pod's supervisor ends. `None` when none runs or none is waited for (ask
-    /// again after [`Pulled::Waiting`]), or when there are no descriptors left: then pull again after a while.
+    /// A descriptor that becomes readable when the pod's supervisor ends. `None` when none runs or none is waited for
+    /// (ask again after [`Pulled::Waiting`]), or when there are no descriptors left: then pull again after a while.
     #[must_use]
     pub fn supervisor_of(&self, reader: &LogReader) -> Option<OwnedFd> {
         reader.supervisor()?.try_clone_to_owned().ok()

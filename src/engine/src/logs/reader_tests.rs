@@ -82,7 +82,8 @@ fn name(app: usize) -> AppName {
     format!("app{app}").parse().unwrap()
 }
 
-/// The records whose lines are among the last `most`, in the order given. A line is where its last piece is, or at the end.
+/// The records whose lines are among the last `most`, in the order given. A line is where its last piece is, or at the
+/// end.
 fn last(records: Vec<Seen>, most: Option<usize>) -> Vec<Seen> {
     let Some(most) = most else { return records };
     // For each record the place of its line.

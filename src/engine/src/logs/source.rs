@@ -1,8 +1,8 @@
-//! Reads the log of one app as one stream: all attempts, all rotated files, oldest first, following while the supervisor
-//! writes and rotates. Starts at any position without reading what is before it.
+//! Reads the log of one app as one stream: all attempts, all rotated files, oldest first, following while the
+//! supervisor writes and rotates. Starts at any position without reading what is before it.
 //!
-//! Lines are found in a block that is read in one piece, and given out borrowed from it. Memory is bounded by a block and
-//! one line; a log that is waited for holds none.
+//! Lines are found in a block that is read in one piece, and given out borrowed from it. Memory is bounded by a block
+//! and one line; a log that is waited for holds none.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,8 +18,8 @@ use crate::logs::reader::LineRef;
 /// The largest and the first block that is read at once.
 pub(crate) const BLOCK: usize = 256 << 10;
 pub(crate) const FIRST_BLOCK: usize = 16 << 10;
-/// How many newer files are held open ahead of the reader, so that it loses nothing to a supervisor that rotates faster for
-/// a while. They may keep as many deleted files on the disk.
+/// How many newer files are held open ahead of the reader, so that it loses nothing to a supervisor that rotates faster
+/// for a while. They may keep as many deleted files on the disk.
 const AHEAD: usize = 16;
 /// Newer files are looked for whenever so much was read.
 const LOOK_EVERY: usize = 1 << 20;

@@ -215,8 +215,8 @@ fn bounded(dir: &Path, meanwhile: impl FnOnce()) -> Vec<String> {
     got
 }
 
-/// What is rotated away between the look at the directory and the opening takes nothing newer with it, neither where the
-/// new file has got the inode of the deleted one nor where it has not.
+/// What is rotated away between the look at the directory and the opening takes nothing newer with it, neither where
+/// the new file has got the inode of the deleted one nor where it has not.
 #[test]
 fn a_file_that_goes_while_newer_ones_are_opened_is_the_only_one_missed() {
     for (reused, ends) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -1,5 +1,5 @@
-//! The JSON of the pod manifest, and its conversion to and from the model. Both directions name every field, so that a new
-//! one breaks the build. [`crate::manifest`] describes the fields.
+//! The JSON of the pod manifest, and its conversion to and from the model. Both directions name every field, so that a
+//! new one breaks the build. [`crate::manifest`] describes the fields.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! The pod manifest: the specification of a pod as JSON (`cat-manifest`, `run --pod-manifest FILE`). The latter also takes
-//! appc's ([`crate::manifest::appc`]), which has an `acKind`.
+//! The pod manifest: the specification of a pod as JSON (`cat-manifest`, `run --pod-manifest FILE`). The latter also
+//! takes appc's ([`crate::manifest::appc`]), which has an `acKind`.
 //!
 //! ```json
 //! { "version": 1,
@@ -31,8 +31,8 @@
 //!   "annotations": {}, "labels": {} }
 //! ```
 //!
-//! All fields but `name` and `image` are optional. Unknown fields are an error, so that a misspelt limit is not ignored. At
-//! most 1 MiB.
+//! All fields but `name` and `image` are optional. Unknown fields are an error, so that a misspelt limit is not
+//! ignored. At most 1 MiB.
 
 pub(crate) mod appc;
 pub(crate) mod json;
@@ -194,8 +194,8 @@ impl Engine {
         }
     }
 
-    /// Everything about a pod beyond its status: `manifest`, `plan`, `journal`, `supervisor` (its status, while it runs),
-    /// `dir`, `cgroup`, `supervisor_log`. What is not available is null.
+    /// Everything about a pod beyond its status: `manifest`, `plan`, `journal`, `supervisor` (its status, while it
+    /// runs), `dir`, `cgroup`, `supervisor_log`. What is not available is null.
     ///
     /// # Errors
     /// [`ManifestError`] when there is no such pod.

@@ -25,8 +25,8 @@ use crate::pods::rm::RmError;
 use crate::recovery::adopt::Images;
 use crate::{Engine, EngineError, PodError};
 
-/// How long a network plugin may fail to delete its resources, from the beginning of the pod's deletion. After that `gc`
-/// deletes the pod without it: an uninstalled plugin does not come back.
+/// How long a network plugin may fail to delete its resources, from the beginning of the pod's deletion. After that
+/// `gc` deletes the pod without it: an uninstalled plugin does not come back.
 const ABANDON_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// Options of `gc`.
@@ -306,9 +306,9 @@ impl Engine {
         Ok(true)
     }
 
-    /// Collects what a killed command left before it wrote a row. Cheap when there is nothing: it lists the directory of
-    /// temporaries, and compares the link count of the pods' directory (two, and one for each subdirectory, where the file
-    /// system counts them) with the number of rows. The rest is left for `gc`.
+    /// Collects what a killed command left before it wrote a row. Cheap when there is nothing: it lists the directory
+    /// of temporaries, and compares the link count of the pods' directory (two, and one for each subdirectory, where
+    /// the file system counts them) with the number of rows. The rest is left for `gc`.
     pub(crate) fn sweep_orphans_if_any(&self, rows: &[PodRow]) {
         let temporaries = std::fs::read_dir(self.store.layout().tmp_dir());
         if self.writes.get() && temporaries.is_ok_and(|mut entries| entries.next().is_some()) {
@@ -325,8 +325,8 @@ impl Engine {
         }
     }
 
-    /// Whether this directory has neither a row nor an owner. It was locked before it got its name, so a free lock means
-    /// that its maker is dead; the row is read under the lock, since a living maker has written it by then.
+    /// Whether this directory has neither a row nor an owner. It was locked before it got its name, so a free lock
+    /// means that its maker is dead; the row is read under the lock, since a living maker has written it by then.
     fn is_orphan(&self, id: PodId) -> Result<bool, PodError> {
         let PodState::Free(_lock) = self.store.try_lock_pod(id).map_err(PodError::store)? else { return Ok(false) };
         // A replaced database has no rows of later pods.

@@ -126,8 +126,8 @@ impl OutputStream {
         }
     }
 
-    /// Waits for more output, for `timeout` at most. Returns whether [`Self::next_chunk`] has something to return: output,
-    /// the end of the stream, or an error.
+    /// Waits for more output, for `timeout` at most. Returns whether [`Self::next_chunk`] has something to return:
+    /// output, the end of the stream, or an error.
     ///
     /// # Errors
     /// [`OutputError::Io`].

@@ -1,7 +1,7 @@
 //! Makes the plan for a supervisor from the user's specification and the images' configurations. Pure.
 //!
-//! An image may set: program and arguments, environment, user, working directory, stop signal, and volumes. Its labels have
-//! no effect, and its ports are names for `--port`.
+//! An image may set: program and arguments, environment, user, working directory, stop signal, and volumes. Its labels
+//! have no effect, and its ports are names for `--port`.
 
 use std::collections::BTreeSet;
 
@@ -178,7 +178,8 @@ fn argv(app: &AppSpec, config: &ImageConfig) -> Result<Vec<String>, PlanError> {
     }
 }
 
-/// In increasing precedence: gantry's, the image's, the user's. The last value of a name wins and keeps the first position.
+/// In increasing precedence: gantry's, the image's, the user's. The last value of a name wins and keeps the first
+/// position.
 fn environment(app: &AppSpec, config: &ImageConfig, hostname: &str) -> Result<Vec<String>, PlanError> {
     let term = app.options.terminal.then_some(("TERM", "xterm"));
     let ours = [("PATH", PATH), ("HOSTNAME", hostname), ("container", "gantry")].into_iter().chain(term);

@@ -149,8 +149,8 @@ pub(crate) fn ports_of(net: &out::Net) -> Vec<PodPort> {
     }
 }
 
-/// The ports asked for, each with its number; `images` are the apps with what their images say. Ports at free ports of the host
-/// are single ones.
+/// The ports asked for, each with its number; `images` are the apps with what their images say. Ports at free ports of
+/// the host are single ones.
 pub(crate) fn ports(asked: &[PortSpec], images: &[(&AppName, &ImageConfig)]) -> Result<Vec<PodPort>, PortError> {
     let mut ports: Vec<PodPort> = Vec::with_capacity(asked.len());
     for asked in asked.iter().filter(|asked| asked.to != PortTarget::All) {

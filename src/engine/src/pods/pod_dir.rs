@@ -1,7 +1,7 @@
 //! The files of a pod directory: what the engine writes into a new one, and how it reads what the supervisor wrote.
 //!
-//! The directory has mode 0700 and belongs to root; apps see only what is below `apps/` and `volumes/`, which nothing here
-//! follows.
+//! The directory has mode 0700 and belongs to root; apps see only what is below `apps/` and `volumes/`, which nothing
+//! here follows.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -148,8 +148,8 @@ pub(crate) fn is_to_be_removed(dir: &Path) -> bool {
     rustix::fs::access(dir.join(REMOVE_WHEN_ENDED), rustix::fs::Access::EXISTS).is_ok()
 }
 
-/// Reads a regular file of at most this many bytes. Symbolic links are not followed; anything but a regular file (a FIFO, a
-/// device) fails with [`io::ErrorKind::InvalidData`].
+/// Reads a regular file of at most this many bytes. Symbolic links are not followed; anything but a regular file (a
+/// FIFO, a device) fails with [`io::ErrorKind::InvalidData`].
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let (file, size) = open_sized(path)?;
     let mut bytes = Vec::with_capacity(usize::try_from(size.min(most)).unwrap_or(0) + 1);

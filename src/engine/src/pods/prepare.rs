@@ -38,8 +38,8 @@ pub struct Prepare<'a> {
 }
 
 impl<'a> Prepare<'a> {
-    /// Validates the specification, before anything is touched. `policy` says when images are fetched, `progress` receives
-    /// what fetching reports.
+    /// Validates the specification, before anything is touched. `policy` says when images are fetched, `progress`
+    /// receives what fetching reports.
     ///
     /// # Errors
     /// [`SpecError`].

@@ -3,9 +3,9 @@
 //! # Locks
 //!
 //! A held lock on a pod directory means that the pod has a living owner: its preparer, its supervisor, or the process
-//! that deletes it. The kernel releases the lock when the holder dies. Probing takes it for a moment, so a second prober
-//! may find the lock of a dead pod held. Where the row names a supervisor that is dead, this module therefore waits for the
-//! lock.
+//! that deletes it. The kernel releases the lock when the holder dies. Probing takes it for a moment, so a second
+//! prober may find the lock of a dead pod held. Where the row names a supervisor that is dead, this module therefore
+//! waits for the lock.
 //!
 //! # What was killed when, and the outcome
 //!

@@ -1,15 +1,15 @@
 //! `rm`, and the removal of pods for all others: row to Garbage, then to deleting; cgroups; networks; directory; row.
 //!
-//! A `kill -9` leaves the pod unchanged, or as garbage, or (before anything of it is removed) as deleting; the next `gc` or
-//! `rm` continues. So does a failure: the row says "deleting" until the last byte is gone, also when the directory has lost
-//! its name already.
+//! A `kill -9` leaves the pod unchanged, or as garbage, or (before anything of it is removed) as deleting; the next
+//! `gc` or `rm` continues. So does a failure: the row says "deleting" until the last byte is gone, also when the
+//! directory has lost its name already.
 //!
 //! # Power cuts
 //!
-//! `rm` syncs the step to deleting before it removes the directory, then the removal of the directory's name. In `gc`, and
-//! where nothing has to survive (`run --rm`), only the second sync is made. A power cut can then preserve the removal of
-//! the directory and undo the steps of the row. The first command after the boot removes the rows of pods whose directories
-//! are gone ([`Engine::finish_cut_removals`]).
+//! `rm` syncs the step to deleting before it removes the directory, then the removal of the directory's name. In `gc`,
+//! and where nothing has to survive (`run --rm`), only the second sync is made. A power cut can then preserve the
+//! removal of the directory and undo the steps of the row. The first command after the boot removes the rows of pods
+//! whose directories are gone ([`Engine::finish_cut_removals`]).
 
 use std::time::Duration;
 
@@ -111,8 +111,8 @@ impl Engine {
         self.dispose_or_wait(id)
     }
 
-    /// Removes a pod. Where another process is removing it already (the `run --rm` that saw it end, a `gc`), waits until it
-    /// is gone.
+    /// Removes a pod. Where another process is removing it already (the `run --rm` that saw it end, a `gc`), waits
+    /// until it is gone.
     fn dispose_or_wait(&self, id: PodId) -> Result<(), RmError> {
         let deadline = Deadline::after(REMOVAL_TIMEOUT);
         loop {
@@ -177,8 +177,8 @@ impl Engine {
         Ok(self.store.refill_reserve().map_err(PodError::store)?)
     }
 
-    /// Deletes the directory; without a lock, the rest of an earlier deletion. A deletion in progress is waited for, as in
-    /// [`Self::lock_in_time`] before the directory has lost its name.
+    /// Deletes the directory; without a lock, the rest of an earlier deletion. A deletion in progress is waited for, as
+    /// in [`Self::lock_in_time`] before the directory has lost its name.
     fn delete_dir(&self, lock: Option<PodLock>, id: PodId) -> Result<(), RmError> {
         if let Some(lock) = lock {
             return Ok(self.store.delete_pod_dir(lock, id).map_err(PodError::store)?);
@@ -193,8 +193,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Moves a row to Garbage that is being deleted; the caller holds the lock, or there is no directory to lock. `None`:
-    /// the row is gone. With `durable` the step is synced.
+    /// Moves a row to Garbage that is being deleted; the caller holds the lock, or there is no directory to lock.
+    /// `None`: the row is gone. With `durable` the step is synced.
     fn to_deleting(&self, mut row: PodRow, journal: &Parsed, durable: bool) -> Result<Option<PodRow>, RmError> {
         loop {
             let now = gantry_store::now();

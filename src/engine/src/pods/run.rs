@@ -1,8 +1,9 @@
 //! Starting a pod: [`Embryo::start`] for a new one (`run`), [`Engine::start`] for a prepared one (`run-prepared`).
 //!
-//! `run` spawns the supervisor as soon as the row protects the images, and writes the rest while the supervisor works. The
-//! row stays Embryo or Preparing until the pod is ready, so that a `kill -9` of `run` leaves either a dead preparation or a
-//! running pod (see the table in [`crate::pods::reconcile`]). It syncs nothing: a reboot ends the pod anyway.
+//! `run` spawns the supervisor as soon as the row protects the images, and writes the rest while the supervisor works.
+//! The row stays Embryo or Preparing until the pod is ready, so that a `kill -9` of `run` leaves either a dead
+//! preparation or a running pod (see the table in [`crate::pods::reconcile`]). It syncs nothing: a reboot ends the pod
+//! anyway.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
@@ -124,8 +125,8 @@ impl Embryo<'_> {
     /// Starts the pod.
     ///
     /// # Errors
-    /// [`StartError`]. A pod whose supervisor could not start it stays as an aborted preparation, with the reason, unless
-    /// it is to be removed when it has ended. After any other failure nothing is left of it.
+    /// [`StartError`]. A pod whose supervisor could not start it stays as an aborted preparation, with the reason,
+    /// unless it is to be removed when it has ended. After any other failure nothing is left of it.
     pub fn start(self, options: RunOptions) -> Result<Running, StartError> {
         let Self { engine, parts, undo } = self;
         let id = parts.row.id;
@@ -176,8 +177,8 @@ impl Engine {
         }
     }
 
-    /// Updates the networks in a prepared pod's plan to `net` and to the present configuration. The plan is written first:
-    /// killed in between, the next start finds the row behind the plan and updates it.
+    /// Updates the networks in a prepared pod's plan to `net` and to the present configuration. The plan is written
+    /// first: killed in between, the next start finds the row behind the plan and updates it.
     pub(crate) fn resolve_plan(&self, row: PodRow, net: Option<NetMode>) -> Result<PodRow, StartError> {
         let mut written = self.plan(row.id)?;
         let net = net.unwrap_or_else(|| plan_net::mode(&written.net));
@@ -243,8 +244,8 @@ impl Engine {
         }
     }
 
-    /// After a failed start of a prepared pod: removes the cgroups and networks, the socket and the journal. Needs the lock,
-    /// for the next start may have begun; that start does the same first.
+    /// After a failed start of a prepared pod: removes the cgroups and networks, the socket and the journal. Needs the
+    /// lock, for the next start may have begun; that start does the same first.
     fn clean_up_failed_start(&self, id: PodId) {
         if let Ok(Some(_lock)) = self.lock_pod(id) {
             self.remove_leftovers(id);

@@ -1,7 +1,7 @@
 //! Starting a supervisor and reading its start reply.
 //!
-//! The supervisor gets the plan as stdin, a pipe for its start reply as stdout, a log file of the pod as stderr, and the
-//! locked pod directory, which it owns from then on.
+//! The supervisor gets the plan as stdin, a pipe for its start reply as stdout, a log file of the pod as stderr, and
+//! the locked pod directory, which it owns from then on.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -45,8 +45,8 @@ fn attempt(id: PodId) -> Attempt {
 }
 
 impl Engine {
-    /// Starts the supervisor of a pod whose plan is written. It owns the lock from now on: the pod is alive as long as the
-    /// lock is held. If this process is killed right after, the pod runs and `reconcile` finds it.
+    /// Starts the supervisor of a pod whose plan is written. It owns the lock from now on: the pod is alive as long as
+    /// the lock is held. If this process is killed right after, the pod runs and `reconcile` finds it.
     pub(crate) fn spawn(&self, id: PodId, dir: &Path, lock: PodLock, show: Show) -> Result<Spawned, StartError> {
         let attempt = attempt(id);
         let program = self.stage1().map_err(|places| attempt.missing(&places))?;

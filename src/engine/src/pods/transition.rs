@@ -14,8 +14,8 @@ use crate::pods::outcome::{self, Observation};
 use crate::{Engine, PodError};
 
 impl Engine {
-    /// Moves a row along one edge. Returns the row as it is afterwards, also when another process moved it first; `None`
-    /// when it is gone.
+    /// Moves a row along one edge. Returns the row as it is afterwards, also when another process moved it first;
+    /// `None` when it is gone.
     pub(crate) fn step(&self, row: &PodRow, change: Change) -> Result<Option<PodRow>, PodError> {
         if !self.writes.get() {
             return Ok(Some(row_after(row, change)));
@@ -69,9 +69,9 @@ impl Engine {
         self.step(row, Change { failure, ..Change::along(Edge::Aborted(gantry_store::now())) })
     }
 
-    /// Records the end of a running pod whose supervisor is dead: removes its cgroups and networks, repairs its logs, then
-    /// moves the row to Exited. The caller holds the pod's lock, or the pod has no directory to lock. Killed in between, the
-    /// next caller does all of it again.
+    /// Records the end of a running pod whose supervisor is dead: removes its cgroups and networks, repairs its logs,
+    /// then moves the row to Exited. The caller holds the pod's lock, or the pod has no directory to lock. Killed in
+    /// between, the next caller does all of it again.
     pub(crate) fn finalize(&self, row: &PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
         let restarted = match &row.phase {
             Phase::Running { supervisor, .. } => supervisor.boot != *self.store.boot(),
@@ -107,8 +107,8 @@ impl Engine {
         }
     }
 
-    /// Removes what a supervisor that died during its start left on the host: first the processes, which may be plugins,
-    /// then the networks they made.
+    /// Removes what a supervisor that died during its start left on the host: first the processes, which may be
+    /// plugins, then the networks they made.
     pub(crate) fn remove_leftovers(&self, id: PodId) {
         self.remove_cgroups_or_leave(id);
         self.network_down_or_leave(id);

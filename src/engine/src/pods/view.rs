@@ -62,8 +62,8 @@ impl Engine {
         })
     }
 
-    /// Finds a pod by its id, a prefix of it, the name of one of its apps, or its host name. Of several with the same name,
-    /// the running one is found if only one runs.
+    /// Finds a pod by its id, a prefix of it, the name of one of its apps, or its host name. Of several with the same
+    /// name, the running one is found if only one runs.
     ///
     /// A name takes precedence over a prefix that is shorter than the ids in lists: `db` is a name first.
     ///

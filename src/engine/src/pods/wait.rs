@@ -1,5 +1,5 @@
-//! Waiting for a pod to end, or to run. The end of a supervisor wakes the waiter (pidfd); a pod that was not started yet
-//! is polled.
+//! Waiting for a pod to end, or to run. The end of a supervisor wakes the waiter (pidfd); a pod that was not started
+//! yet is polled.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;

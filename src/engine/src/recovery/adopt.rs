@@ -14,8 +14,8 @@
 //! | a pod directory, unlocked, of which no pod can be made | moved to `lost-pods/` |
 //! | the same, locked | left alone: it runs. `doctor` reports it |
 //!
-//! The plan of a pod decides: it names the layers, and layers without an image would be collected. The manifest adds user
-//! annotations and labels. An existing row is right, and `reconcile` corrects it as usual.
+//! The plan of a pod decides: it names the layers, and layers without an image would be collected. The manifest adds
+//! user annotations and labels. An existing row is right, and `reconcile` corrects it as usual.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
@@ -249,9 +249,9 @@ impl Engine {
         }
     }
 
-    /// Adopts pods that a database in use does not have; images too where there are such pods, or where the database was just
-    /// `restored`: commands that had the damaged one open may have made some until it was replaced. Failures do not keep
-    /// gantryd from starting: they are reported for each pod, and the next start tries again.
+    /// Adopts pods that a database in use does not have; images too where there are such pods, or where the database
+    /// was just `restored`: commands that had the damaged one open may have made some until it was replaced. Failures
+    /// do not keep gantryd from starting: they are reported for each pod, and the next start tries again.
     pub(crate) fn adopt_late(&self, restored: bool) -> Adopted {
         // A directory that cannot be listed is reported by whatever needs it next.
         let ids = self.lost_rows().unwrap_or_default();

@@ -61,8 +61,8 @@ impl Catalog {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::NotFound`], which names the files whose network's name could not be read; or the error of the file
-    /// that defines the network.
+    /// [`ConfigError::NotFound`], which names the files whose network's name could not be read; or the error of the
+    /// file that defines the network.
     pub fn get(self, name: &str) -> Result<NetworkConfig, ConfigError> {
         let broken = self.broken();
         match self.entries.into_iter().find(|entry| entry.name.as_deref() == Some(name)) {

@@ -29,8 +29,8 @@ pub enum ConfigError {
     Malformed {
         /// The file, or `built in`.
         origin: String,
-        /// The path of the invalid key, such as `plugins[0].ipam.ranges[0][0].subnet`, and the problem; or line and column, if the
-        /// text is not JSON.
+        /// The path of the invalid key, such as `plugins[0].ipam.ranges[0][0].subnet`, and the problem; or line and
+        /// column, if the text is not JSON.
         problem: String,
     },
     /// No network has this name.

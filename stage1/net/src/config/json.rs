@@ -1,4 +1,5 @@
-//! Typed values from JSON: errors and unknown keys carry the path of the key, such as `plugins[1].ipam.ranges[0][0].subnet`.
+//! Typed values from JSON: errors and unknown keys carry the path of the key, such as
+//! `plugins[1].ipam.ranges[0][0].subnet`.
 //!
 //! The plugins are Go programs: `null` is as good as an absent key (encoding/json), and most of them treat an empty
 //! text the same way. So both are removed before the rest is read.

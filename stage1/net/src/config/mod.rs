@@ -1,11 +1,11 @@
 //! Network configurations in the format of CNI.
 //!
 //! * [`Catalog`]: the networks in the configuration directories and the built-in ones.
-//! * [`NetworkConfig`]: one network: its plugins in order, each as written ([`PluginConfig::raw`]) and, for the standard
-//!   plugins, as typed values ([`PluginSettings`], [`Ipam`]) with the documented defaults.
+//! * [`NetworkConfig`]: one network: its plugins in order, each as written ([`PluginConfig::raw`]) and, for the
+//!   standard plugins, as typed values ([`PluginSettings`], [`Ipam`]) with the documented defaults.
 //!
-//! A known key with a value of the wrong type or range is an error that names the key's path. An unknown key is kept, since
-//! a plugin may know it, and reported in [`NetworkConfig::notes`].
+//! A known key with a value of the wrong type or range is an error that names the key's path. An unknown key is kept,
+//! since a plugin may know it, and reported in [`NetworkConfig::notes`].
 //!
 //! Follows the CNI specification 1.1.0, section 1 (network configuration format), for versions 0.3.1 to 1.1.0, and the
 //! documentation of containernetworking/plugins 1.5.

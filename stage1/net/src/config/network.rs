@@ -109,8 +109,9 @@ impl NetworkConfig {
         parse_value(&value, text, source.clone()).map_err(|invalid| malformed(invalid.to_string()))
     }
 
-    /// The network's name in a text that may be invalid otherwise. In a text that is not JSON it is the string after the
-    /// first `"name":`, so that a syntax error in an administrator's `default` does not bring back the built-in one.
+    /// The network's name in a text that may be invalid otherwise. In a text that is not JSON it is the string after
+    /// the first `"name":`, so that a syntax error in an administrator's `default` does not bring back the built-in
+    /// one.
     pub(crate) fn find_name(text: &str) -> Option<String> {
         let name = match serde_json::from_str::<Value>(text) {
             Ok(value) => value.get("name")?.as_str()?.to_owned(),

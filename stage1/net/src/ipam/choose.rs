@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use crate::address::{from_bits, to_bits};
 use crate::config::Range;
 
-/// The addresses of a set, each once: after `last` to the end of its range, the other ranges, and up to `last` itself. Without
-/// `last`, or if the set does not contain it, from the beginning.
+/// The addresses of a set, each once: after `last` to the end of its range, the other ranges, and up to `last` itself.
+/// Without `last`, or if the set does not contain it, from the beginning.
 pub(super) fn in_turn(set: &[Range], last: Option<IpAddr>) -> impl Iterator<Item = (usize, IpAddr)> + '_ {
     let at = last.and_then(|last| set.iter().position(|range| range.contains(last)).zip(Some(last)));
     let (first, after) = match at {

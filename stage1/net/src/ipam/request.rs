@@ -7,9 +7,9 @@ use serde_json::Value;
 use super::MAX_ADDRESSES;
 use super::error::IpamError;
 
-/// The requested addresses: from `IP=` arguments (`CNI_ARGS`; repeated, or several separated by commas) and from the `ips`
-/// capability (a list of strings). A prefix length is ignored, as in host-local: the network determines it. In order, each
-/// once.
+/// The requested addresses: from `IP=` arguments (`CNI_ARGS`; repeated, or several separated by commas) and from the
+/// `ips` capability (a list of strings). A prefix length is ignored, as in host-local: the network determines it. In
+/// order, each once.
 ///
 /// # Errors
 ///

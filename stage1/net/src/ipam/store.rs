@@ -41,7 +41,8 @@ pub struct Lease {
 }
 
 impl Store {
-    /// Opens the store of a network below the data directory, creating it if necessary. `wait` is the timeout of the lock.
+    /// Opens the store of a network below the data directory, creating it if necessary. `wait` is the timeout of the
+    /// lock.
     ///
     /// # Errors
     ///
@@ -53,13 +54,13 @@ impl Store {
         Ok(Self { dir: StoreDir::open(data, network, wait)?, wait })
     }
 
-    /// Allocates one address of each set to the owner: the requested address in the set, if there is one, else the next in
-    /// turn. All or none. Never a network address, broadcast address or gateway.
+    /// Allocates one address of each set to the owner: the requested address in the set, if there is one, else the next
+    /// in turn. All or none. Never a network address, broadcast address or gateway.
     ///
     /// # Errors
     ///
-    /// A set is exhausted, a requested address is leased ([`IpamError::Taken`]) or cannot be allocated, or the owner already
-    /// has addresses, which must be released first.
+    /// A set is exhausted, a requested address is leased ([`IpamError::Taken`]) or cannot be allocated, or the owner
+    /// already has addresses, which must be released first.
     pub fn allocate(
         &self,
         owner: &Owner,
@@ -104,8 +105,9 @@ impl Store {
         self.free(owner)
     }
 
-    /// Releases all addresses without a live owner, including those that a crash or a power loss has left. `live` is called
-    /// while the lock is held, so the addresses of an owner that is live before their allocation are safe. Idempotent.
+    /// Releases all addresses without a live owner, including those that a crash or a power loss has left. `live` is
+    /// called while the lock is held, so the addresses of an owner that is live before their allocation are safe.
+    /// Idempotent.
     ///
     /// # Errors
     ///

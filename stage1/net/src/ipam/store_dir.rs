@@ -119,7 +119,8 @@ impl StoreDir {
         Ok(Some(bytes.unwrap_or_default()))
     }
 
-    /// Writes a small file in one call. If the writer is killed before it truncates the file, the end of the old text stays.
+    /// Writes a small file in one call. If the writer is killed before it truncates the file, the end of the old text
+    /// stays.
     pub(super) fn write_small(&self, name: &str, text: &str) -> Result<(), IpamError> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let what = |e: Errno| self.failed(&format!("write '{name}'"), e);

@@ -385,7 +385,8 @@ fn median(store: &Store, pool: &[RangeSet]) -> (Duration, Duration) {
     (gives[100], frees[100])
 }
 
-/// Times are printed (`--nocapture`) and not judged: a machine may be busy. What is judged is how many addresses are looked at.
+/// Times are printed (`--nocapture`) and not judged: a machine may be busy. What is judged is how many addresses are
+/// looked at.
 #[test]
 fn allocation_does_not_slow_down_with_many_leases() {
     let temp = tempfile::tempdir().unwrap();

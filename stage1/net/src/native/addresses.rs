@@ -53,8 +53,8 @@ impl Assignment {
         self.ips.iter().filter_map(|ip| ip.gateway).find(|gateway| gateway.is_ipv4() == v4)
     }
 
-    /// Whether neighbours may still have an IPv6 address of the pod in their caches, because it was requested or the subnet is
-    /// small.
+    /// Whether neighbours may still have an IPv6 address of the pod in their caches, because it was requested or the
+    /// subnet is small.
     pub(super) fn may_be_cached6(&self) -> bool {
         let in_small_subnet = |ip: &StaticAddress| !ip.address.is_ipv4() && ip.address.length() > MAX_PREFIX6;
         !self.in_turn || self.ips.iter().any(in_small_subnet)
@@ -157,8 +157,8 @@ fn has_ipv6() -> bool {
     rustix::fs::access("/proc/sys/net/ipv6", rustix::fs::Access::EXISTS).is_ok()
 }
 
-/// Removes IPv6 from a built-in network on a kernel without IPv6. With IPv6 in an administrator's configuration, the pod fails
-/// to start.
+/// Removes IPv6 from a built-in network on a kernel without IPv6. With IPv6 in an administrator's configuration, the
+/// pod fails to start.
 fn remove_ipv6(local: &mut HostLocal) {
     local.ranges.retain(|ranges| ranges.iter().all(|range| range.subnet.is_ipv4()));
     local.routes.retain(|route| route.dst.is_ipv4());
@@ -178,8 +178,8 @@ fn requested_ips(chain: &PluginChain<'_>, attachment: &Attachment) -> Value {
     Value::Array(all)
 }
 
-/// As in the static plugin, `ips` replaces the configured addresses, `IP=` adds to them, and `GATEWAY=` sets the gateways of
-/// their networks.
+/// As in the static plugin, `ips` replaces the configured addresses, `IP=` adds to them, and `GATEWAY=` sets the
+/// gateways of their networks.
 fn static_addresses(
     chain: &PluginChain<'_>,
     fixed: &Static,

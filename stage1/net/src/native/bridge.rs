@@ -1,13 +1,13 @@
 //! `bridge`: the pods' interfaces are ports of a bridge on the host, whose own interface is their gateway.
 //!
-//! Several supervisors may create the same bridge at once, and garbage collection may delete a bridge without ports just
-//! before a pod becomes its first. So the present state is read and what is missing is created; it does not matter whether
-//! another process was faster. If the bridge disappears before the pod is attached, everything starts over.
+//! Several supervisors may create the same bridge at once, and garbage collection may delete a bridge without ports
+//! just before a pod becomes its first. So the present state is read and what is missing is created; it does not matter
+//! whether another process was faster. If the bridge disappears before the pod is attached, everything starts over.
 //!
-//! gantry marks a bridge that it created with its alias, and gives it a derived hardware address. (The alias needs a second
-//! request: a bridge whose creator was killed in between is recognized by its address.) The bridge is set up last, so a
-//! bridge that is up is complete. A bridge without an alias belongs to the administrator or to another program: gantry uses
-//! it, and changes only what the configuration requests.
+//! gantry marks a bridge that it created with its alias, and gives it a derived hardware address. (The alias needs a
+//! second request: a bridge whose creator was killed in between is recognized by its address.) The bridge is set up
+//! last, so a bridge that is up is complete. A bridge without an alias belongs to the administrator or to another
+//! program: gantry uses it, and changes only what the configuration requests.
 
 use std::cell::Cell;
 
@@ -99,8 +99,8 @@ impl InterfaceKind for Bridge {
     }
 }
 
-/// The derived hardware address of a bridge. Without one, a bridge takes the lowest address of its ports, which changes as
-/// pods come and go.
+/// The derived hardware address of a bridge. Without one, a bridge takes the lowest address of its ports, which changes
+/// as pods come and go.
 fn bridge_mac(owner: &str, name: &str) -> Mac {
     Mac::from_id(&format!("{owner} {name}"))
 }
@@ -114,8 +114,8 @@ pub(crate) fn is_owned_by(link: &Link, owner: &str) -> bool {
     marked && link.kind.as_deref() == Some("bridge")
 }
 
-/// Whether a bridge's owner is gone: its state directory does not exist, and the bridge has no port. A missing directory
-/// alone proves nothing: that of a gantry in a container may not be visible here.
+/// Whether a bridge's owner is gone: its state directory does not exist, and the bridge has no port. A missing
+/// directory alone proves nothing: that of a gantry in a container may not be visible here.
 pub(crate) fn is_abandoned(host: &mut Socket, bridge: &Link, owner: &str) -> Result<bool, crate::netlink::Error> {
     let gone = std::fs::symlink_metadata(owner).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
     Ok(gone && host.ports(bridge.index)?.is_empty())

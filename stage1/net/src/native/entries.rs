@@ -18,8 +18,8 @@ pub(super) struct RoutedNetwork<'a> {
 }
 
 impl RoutedNetwork<'_> {
-    /// The entries of the network and of the host's interface to its pods. `own`: it leads to this pod only. There are none
-    /// for a network without subnets.
+    /// The entries of the network and of the host's interface to its pods. `own`: it leads to this pod only. There are
+    /// none for a network without subnets.
     pub(super) fn entries(&self, interface: &str, assignment: &Assignment, own: bool) -> Entries {
         let mut entries = Entries::new();
         if assignment.prefixes.is_empty() {
@@ -34,8 +34,8 @@ impl RoutedNetwork<'_> {
         entries
     }
 
-    /// The destinations that pods may reach. Networks are isolated unless one is configured as `open`. The restricted network is
-    /// recognized by its name, unless its configuration masquerades or has a default route.
+    /// The destinations that pods may reach. Networks are isolated unless one is configured as `open`. The restricted
+    /// network is recognized by its name, unless its configuration masquerades or has a default route.
     fn access(&self, assignment: &Assignment) -> Access {
         let out = self.masquerade || assignment.routes.iter().any(|route| is_default(&route.dst.network()));
         if self.network.name == DEFAULT_RESTRICTED && !out {
@@ -52,7 +52,8 @@ fn is_default(to: &Prefix) -> bool {
     *to == Prefix::ALL_V4 || *to == Prefix::ALL_V6
 }
 
-/// Adds the anti-spoofing entry of the host end: the addresses from which the pod may send. A pod without addresses has none.
+/// Adds the anti-spoofing entry of the host end: the addresses from which the pod may send. A pod without addresses has
+/// none.
 pub(super) fn add_anti_spoofing(entries: &mut Entries, host_end: &str, mac: Option<Mac>, assignment: &Assignment) {
     let addresses = assignment.addresses();
     if let (Some(mac), false) = (mac, addresses.is_empty()) {

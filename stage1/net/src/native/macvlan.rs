@@ -1,5 +1,5 @@
-//! `macvlan`, `ipvlan`: pods on the network of a parent interface. Their packets do not pass through the host's stack, so
-//! the firewall has no entries for them, and the kernel deletes the interfaces with the pod's namespace.
+//! `macvlan`, `ipvlan`: pods on the network of a parent interface. Their packets do not pass through the host's stack,
+//! so the firewall has no entries for them, and the kernel deletes the interfaces with the pod's namespace.
 
 use std::os::fd::AsFd;
 

@@ -1,23 +1,24 @@
 //! The standard CNI plugins without their programs: bridge, ptp, macvlan, ipvlan and loopback with host-local or static
 //! addresses, portmap, firewall, bandwidth and tuning, through netlink, configured with the plugins' own keys.
 //!
-//! An ADD to the default network, whose bridge exists: allocate the leases (some files), read two sysctls of the host, read
-//! the bridge and its addresses, create the veth pair with both ends in place and named, set the host end up, write five
-//! sysctls of the pod's interface, and set its addresses, state and routes in one request. That takes about a millisecond,
-//! half of it for the veth pair (`tests::cost`). It waits for no RCU grace period itself, but for others who hold the RTNL
-//! lock while they wait for one, such as a process that deletes an interface.
+//! An ADD to the default network, whose bridge exists: allocate the leases (some files), read two sysctls of the host,
+//! read the bridge and its addresses, create the veth pair with both ends in place and named, set the host end up,
+//! write five sysctls of the pod's interface, and set its addresses, state and routes in one request. That takes about
+//! a millisecond, half of it for the veth pair (`tests::cost`). It waits for no RCU grace period itself, but for others
+//! who hold the RTNL lock while they wait for one, such as a process that deletes an interface.
 //!
-//! A `kill -9` may leave: leases, which belong to their owner and which [`del`] releases; a bridge, which the next pod uses,
-//! or completes if it is not up yet; and a veth pair, which the kernel deletes with the pod's namespace. Sysctls are not
-//! reset: another pod may need them.
+//! A `kill -9` may leave: leases, which belong to their owner and which [`del`] releases; a bridge, which the next pod
+//! uses, or completes if it is not up yet; and a veth pair, which the kernel deletes with the pod's namespace. Sysctls
+//! are not reset: another pod may need them.
 //!
 //! Intended differences from the plugins: leases are part of gantry's state (`dataDir` of host-local and tuning has no
-//! effect); ports, masquerading and the isolation of networks use nftables ([`crate::nft`]) whatever backend is configured,
-//! and the caller adds the rules; on a bridge, a pod can send from its own addresses only, even without `macspoofchk`;
-//! networks are isolated from each other unless `firewall` sets `open`; pods and gantry's bridges ignore router
-//! advertisements.
+//! effect); ports, masquerading and the isolation of networks use nftables ([`crate::nft`]) whatever backend is
+//! configured, and the caller adds the rules; on a bridge, a pod can send from its own addresses only, even without
+//! `macspoofchk`; networks are isolated from each other unless `firewall` sets `open`; pods and gantry's bridges ignore
+//! router advertisements.
 //!
-//! A kind of interface implements [`kind::InterfaceKind`] in a file of its own and is listed in [`kind::interface_kind`].
+//! A kind of interface implements [`kind::InterfaceKind`] in a file of its own and is listed in
+//! [`kind::interface_kind`].
 
 use std::os::fd::BorrowedFd;
 
@@ -53,8 +54,8 @@ pub use veth::host_interface;
 use chain::PluginChain;
 use kind::AddRequest;
 
-/// The two network namespaces of an attachment and the leases. The calling thread may be in any namespace: it enters both
-/// for their sysctls and returns; `/proc` must be mounted and writable.
+/// The two network namespaces of an attachment and the leases. The calling thread may be in any namespace: it enters
+/// both for their sysctls and returns; `/proc` must be mounted and writable.
 pub struct Ends<'a> {
     /// A socket in the host's network namespace.
     pub host: Socket,

@@ -72,8 +72,8 @@ impl PodInterface {
     }
 }
 
-/// The derived hardware address of an interface: from its first IPv4 address, as in CNI's bridge plugin, or else from pod and
-/// interface name.
+/// The derived hardware address of an interface: from its first IPv4 address, as in CNI's bridge plugin, or else from
+/// pod and interface name.
 pub(super) fn derived_mac(assignment: &Assignment, attachment: &Attachment) -> Mac {
     match assignment.first(true) {
         Some(IpAddr::V4(address)) => Mac::from_ipv4(address),
@@ -116,8 +116,8 @@ fn configured_mac(chain: &PluginChain<'_>) -> Option<[u8; 6]> {
     chain.tuning.and_then(|(_, tuning)| tuning.mac).or(properties(&chain.main.settings).mac)
 }
 
-/// The sysctls of tuning as paths below `/proc/sys/net`: `net.ipv4.conf.IFNAME.rp_filter` or `net/ipv4/conf/eth0.1/rp_filter`,
-/// where the interface's name replaces `IFNAME`.
+/// The sysctls of tuning as paths below `/proc/sys/net`: `net.ipv4.conf.IFNAME.rp_filter` or
+/// `net/ipv4/conf/eth0.1/rp_filter`, where the interface's name replaces `IFNAME`.
 fn sysctl_paths(tuning: &Tuning, interface: &str) -> Vec<(String, String)> {
     let path = |name: &str| {
         let separator = if name.contains('/') { '/' } else { '.' };

@@ -12,8 +12,8 @@ use super::error::NativeError;
 use crate::nft::{HostPort, PORTS_LIMIT, Protocol, State};
 use crate::plugin::Attachment;
 
-/// Adds the published ports to the entries, with the pod as their owner. A port without a host address is published on all
-/// host addresses of the families in which the pod has an address.
+/// Adds the published ports to the entries, with the pod as their owner. A port without a host address is published on
+/// all host addresses of the families in which the pod has an address.
 pub(super) fn add(
     entries: &mut State,
     chain: &PluginChain<'_>,

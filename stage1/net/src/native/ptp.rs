@@ -1,7 +1,7 @@
 //! `ptp`: each pod has a veth pair of its own, whose host end is the gateway.
 //!
-//! The gateway's address is on every such host end, alone (/32, /128), and a host route leads each pod's address to its veth
-//! pair. In the pod, all traffic goes to the gateway, even for its own subnet: the other pods are behind the host.
+//! The gateway's address is on every such host end, alone (/32, /128), and a host route leads each pod's address to its
+//! veth pair. In the pod, all traffic goes to the gateway, even for its own subnet: the other pods are behind the host.
 
 use super::addresses::{Assignment, assign};
 use super::entries::RoutedNetwork;

@@ -1,5 +1,5 @@
-//! Sysctls that networks need. They are read first and written only if they differ: a write of `ip_forward` makes the kernel
-//! go through all interfaces of the host.
+//! Sysctls that networks need. They are read first and written only if they differ: a write of `ip_forward` makes the
+//! kernel go through all interfaces of the host.
 
 use gantry_model::{ErrorKind, Kind};
 
@@ -22,8 +22,8 @@ pub(crate) fn ensure_if_present(sysctl: Sysctl<'_>, value: &str) -> Result<()> {
 }
 
 /// Keeps interfaces with an IPv6 default route accepting router advertisements, in the network namespace of the calling
-/// thread and the socket: with `accept_ra` 1, a host that forwards IPv6 ignores advertisements and loses the default route
-/// minutes later.
+/// thread and the socket: with `accept_ra` 1, a host that forwards IPv6 ignores advertisements and loses the default
+/// route minutes later.
 pub(crate) fn keep_accepting_advertisements(host: &mut Socket) -> Result<()> {
     let main = RouteFilter { v4: Some(false), device: None, table: Some(TABLE_MAIN) };
     let defaults = host.routes(&main)?.into_iter().filter(|route| route.to == Prefix::ALL_V6);

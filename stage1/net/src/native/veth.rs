@@ -1,11 +1,12 @@
 //! A veth pair with one end on the host and the other in the pod.
 //!
-//! The name of the host end is unique to this interface of this pod, and its alias contains both in full, so that its pod
-//! can be determined. The rate limit is set before the host end comes up: to change the queue of an interface that is up, the
-//! kernel waits for an RCU grace period. The host end comes up last, together with its alias and bridge port settings.
+//! The name of the host end is unique to this interface of this pod, and its alias contains both in full, so that its
+//! pod can be determined. The rate limit is set before the host end comes up: to change the queue of an interface that
+//! is up, the kernel waits for an RCU grace period. The host end comes up last, together with its alias and bridge port
+//! settings.
 //!
-//! Nothing is read back: each rtnetlink request waits for the RTNL lock of all network namespaces, which others hold for tens
-//! of milliseconds. So gantry chooses names, hardware addresses and MTU itself.
+//! Nothing is read back: each rtnetlink request waits for the RTNL lock of all network namespaces, which others hold
+//! for tens of milliseconds. So gantry chooses names, hardware addresses and MTU itself.
 
 use std::os::fd::AsFd;
 
@@ -22,8 +23,8 @@ use crate::plugin::{Attachment, Interface};
 /// The kernel's default MTU of a veth pair (`ETH_DATA_LEN`). It is set explicitly, which saves reading it.
 const DEFAULT_MTU: u32 = 1500;
 
-/// The name of the host end: `gt`, the first twelve digits of the pod's UUID, and the number of the interface (`eth0`: 0) as a
-/// digit to base 36. For other container ids and interface names it is `gth` and a digest of both.
+/// The name of the host end: `gt`, the first twelve digits of the pod's UUID, and the number of the interface (`eth0`:
+/// 0) as a digit to base 36. For other container ids and interface names it is `gth` and a digest of both.
 #[must_use]
 pub fn host_interface(container_id: &str, interface: &str) -> String {
     let digits: String = container_id.chars().filter(|c| *c != '-').take(12).collect();

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! The keys are those of libcni's cache (`kind`, `containerId`, `ifName`, `networkName`, `cniArgs`, `capabilityArgs`,
-//! `config`, `result`), but `config` is text instead of base64, and the file names are unambiguous. An entry is written before
-//! ADD, without `result`: from then on, there is something to delete. Nothing is synced: a power loss ends the pod too. DEL,
-//! with the configuration in the pod's record, or GC cleans up after stale, damaged or missing entries.
+//! `config`, `result`), but `config` is text instead of base64, and the file names are unambiguous. An entry is written
+//! before ADD, without `result`: from then on, there is something to delete. Nothing is synced: a power loss ends the
+//! pod too. DEL, with the configuration in the pod's record, or GC cleans up after stale, damaged or missing entries.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -179,7 +179,8 @@ impl Cache {
         Ok(Some(entry))
     }
 
-    /// The names of all entries: network, container and interface. An entry may be damaged, or removed before it is read.
+    /// The names of all entries: network, container and interface. An entry may be damaged, or removed before it is
+    /// read.
     ///
     /// # Errors
     ///

@@ -32,8 +32,8 @@ impl Runtime {
         &self.cache
     }
 
-    /// ADD: attaches an interface. Caches the attachment before the first plugin runs, and the result at the end. If a plugin
-    /// fails, it and the earlier ones are undone in reverse order.
+    /// ADD: attaches an interface. Caches the attachment before the first plugin runs, and the result at the end. If a
+    /// plugin fails, it and the earlier ones are undone in reverse order.
     ///
     /// # Errors
     ///
@@ -101,8 +101,8 @@ impl Runtime {
         }
     }
 
-    /// DEL: detaches an interface, with the result of its ADD. Continues after failures. Idempotent, even without an ADD; the
-    /// namespace may have ended (`netns` is `None`).
+    /// DEL: detaches an interface, with the result of its ADD. Continues after failures. Idempotent, even without an
+    /// ADD; the namespace may have ended (`netns` is `None`).
     ///
     /// # Errors
     ///
@@ -119,8 +119,8 @@ impl Runtime {
         self.forget(network, attachment)
     }
 
-    /// DEL of a cached attachment, with the configuration from its ADD. `netns`: its namespace, if it certainly still exists.
-    /// The path from ADD is not used: process ids are reused, so it may lead to another namespace.
+    /// DEL of a cached attachment, with the configuration from its ADD. `netns`: its namespace, if it certainly still
+    /// exists. The path from ADD is not used: process ids are reused, so it may lead to another namespace.
     ///
     /// # Errors
     ///
@@ -173,8 +173,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// GC: deletes cached attachments that are not among the `valid` ones (container and interface), then runs GC of the plugins
-    /// with the valid ones (since 1.1.0, unless the network disables it).
+    /// GC: deletes cached attachments that are not among the `valid` ones (container and interface), then runs GC of
+    /// the plugins with the valid ones (since 1.1.0, unless the network disables it).
     ///
     /// # Errors
     ///
@@ -220,8 +220,8 @@ impl Runtime {
     ///
     /// # Errors
     ///
-    /// The error of the first plugin that is not ready, with code 50 (not available) or 51 (and existing attachments have
-    /// limited connectivity).
+    /// The error of the first plugin that is not ready, with code 50 (not available) or 51 (and existing attachments
+    /// have limited connectivity).
     pub fn status(&self, network: &NetworkConfig) -> Result<(), PluginError> {
         if network.cni_version < CniVersion::V1_1_0 {
             return Ok(());

@@ -8,10 +8,11 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use super::error::PluginError;
 use crate::config::{files, is_name};
 
-/// Finds the program of this type in the first directory that contains it. A symbolic link must not lead out of the directory.
+/// Finds the program of this type in the first directory that contains it. A symbolic link must not lead out of the
+/// directory.
 ///
-/// The path is executed, not the file that was checked, because a program may depend on the name it is called by. Only root can
-/// write to these directories.
+/// The path is executed, not the file that was checked, because a program may depend on the name it is called by. Only
+/// root can write to these directories.
 pub(super) fn find(dirs: &[PathBuf], kind: &str) -> Result<PathBuf, PluginError> {
     let mut problem = String::new();
     if is_name(kind) {

@@ -25,7 +25,8 @@ pub struct Attachment {
     pub netns: Option<String>,
     /// The interface's name in it.
     pub interface: String,
-    /// `CNI_ARGS`, in order. `IgnoreUnknown=1` is added if it is missing, because no plugin knows the arguments of all others.
+    /// `CNI_ARGS`, in order. `IgnoreUnknown=1` is added if it is missing, because no plugin knows the arguments of all
+    /// others.
     pub args: Vec<(String, String)>,
     /// Values of capabilities (`portMappings`, `ips`, `mac`, …); a plugin gets those that it declares.
     pub capability_args: Map<String, Value>,
@@ -160,9 +161,9 @@ fn path_variable() -> OsString {
 }
 
 impl PluginHost {
-    /// Runs a command, which exists since the version `since`, in the network's version. A plugin that does not support this
-    /// version fails before it does anything. Then it is run in the greatest version that it supports below the network's.
-    /// `None` if that version has no such command, so there is nothing to do.
+    /// Runs a command, which exists since the version `since`, in the network's version. A plugin that does not support
+    /// this version fails before it does anything. Then it is run in the greatest version that it supports below the
+    /// network's. `None` if that version has no such command, so there is nothing to do.
     pub(super) fn call(&self, call: Call<'_>, since: CniVersion) -> Result<Option<Value>, PluginError> {
         match self.call_in(call, call.network.cni_version) {
             // An old plugin may reject a new command with any code.

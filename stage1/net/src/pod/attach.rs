@@ -74,7 +74,8 @@ pub(super) fn attach(
     }
 }
 
-/// Picks a free host port for each published port without one. All ports of these networks are held, explicit ones first.
+/// Picks a free host port for each published port without one. All ports of these networks are held, explicit ones
+/// first.
 fn with_picked<'a>(
     selection: &NetworkSelection<'a>,
     host: &Namespace,

@@ -44,8 +44,8 @@ pub(super) fn check(host: &Host) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// Orphans of gantries that are gone, in this network namespace: bridges whose owner's directory does not exist, and the
-/// tables with their names, each with the commands that remove them.
+/// Orphans of gantries that are gone, in this network namespace: bridges whose owner's directory does not exist, and
+/// the tables with their names, each with the commands that remove them.
 pub(super) fn orphans(host: &Host) -> Result<Vec<String>> {
     let mut socket = Socket::open().map_err(NetworkError::attempt("open a socket on the host"))?;
     let list = NetworkError::attempt("list the interfaces");
@@ -98,8 +98,8 @@ pub(super) fn unneeded_entries(host: &Host, records: &Records) -> Result<Vec<Str
     Ok(lines)
 }
 
-/// The present and the needed entries at the same time. If they differ, a pod may have come or gone meanwhile, so both are read
-/// until they are equal or stable.
+/// The present and the needed entries at the same time. If they differ, a pod may have come or gone meanwhile, so both
+/// are read until they are equal or stable.
 fn present_and_needed(host: &Host, records: &Records) -> Result<(Option<nft::TableReport>, State)> {
     let now = boot()?;
     let mut before = None;

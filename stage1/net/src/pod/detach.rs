@@ -1,5 +1,5 @@
-//! Detaches a pod from its networks. Every step is idempotent. If a step fails, the others are done nevertheless, and the
-//! record stays.
+//! Detaches a pod from its networks. Every step is idempotent. If a step fails, the others are done nevertheless, and
+//! the record stays.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -36,8 +36,8 @@ pub(super) fn detach_recorded(
 
 /// Detaches the pod of a valid record; in the host's network namespace, where the thread is.
 pub(super) fn detach_valid(dir: BorrowedFd<'_>, record: &mut Record, own: Option<&Namespace>) -> Result<()> {
-    // If this fails, a concurrent reload may restore the entries until the next reload. That is no reason to stop or to keep
-    // the record.
+    // If this fails, a concurrent reload may restore the entries until the next reload. That is no reason to stop or to
+    // keep the record.
     let marked = record.append_down(dir);
     let mut errors = Vec::new();
     let now = record.boot == boot()?;
@@ -124,8 +124,8 @@ fn run_plugins_del(
     runtime.del_list(&network.config()?, &network.attachment(&record.pod, netns)).map_err(failed)
 }
 
-/// Detaches a pod without a usable record, by its id: its firewall entries, its leases in every network, its host ends, and its
-/// cached plugin results.
+/// Detaches a pod without a usable record, by its id: its firewall entries, its leases in every network, its host ends,
+/// and its cached plugin results.
 fn detach_by_id(pod: &Pod<'_>, host: &Host) -> Result<()> {
     let mut errors = Vec::new();
     errors.extend(remove_entries_by_id(pod.id, host).err());

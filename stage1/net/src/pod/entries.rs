@@ -1,5 +1,5 @@
-//! The firewall entries of a pod in its record. Consecutive ports are one item, so that a range of a thousand ports is as
-//! cheap to read as one.
+//! The firewall entries of a pod in its record. Consecutive ports are one item, so that a range of a thousand ports is
+//! as cheap to read as one.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -144,8 +144,8 @@ impl From<RecordedAccess> for Access {
     }
 }
 
-/// The entries that a pod does not share with others, which are removed with it. Networks and shared interfaces stay until no
-/// pod uses them.
+/// The entries that a pod does not share with others, which are removed with it. Networks and shared interfaces stay
+/// until no pod uses them.
 pub(super) fn unshared(state: &State) -> State {
     State {
         networks: BTreeMap::new(),

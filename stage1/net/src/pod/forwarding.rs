@@ -100,8 +100,8 @@ impl<'a> Forwarding<'a> {
         Self { host, state, boot }
     }
 
-    /// Saves the host's settings for the IP versions that need forwarding and do not have it yet. Several first pods may start at
-    /// once: only one saves them, because another could read them after forwarding was enabled.
+    /// Saves the host's settings for the IP versions that need forwarding and do not have it yet. Several first pods
+    /// may start at once: only one saves them, because another could read them after forwarding was enabled.
     pub(super) fn save(&self, needed: Families) -> Result<()> {
         for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
             if self.must_be_saved(version)? {
@@ -150,8 +150,8 @@ impl<'a> Forwarding<'a> {
         Ok(())
     }
 
-    /// Restores the saved settings, unless another gantry has pods here: then a later call restores them. The caller holds the
-    /// exclusive lock of the links, and no pod needs forwarding.
+    /// Restores the saved settings, unless another gantry has pods here: then a later call restores them. The caller
+    /// holds the exclusive lock of the links, and no pod needs forwarding.
     pub(super) fn restore(&self) -> Result<()> {
         for version in Version::ALL {
             let Some(saved) = self.read_saved(version)? else {
@@ -222,10 +222,10 @@ impl<'a> Forwarding<'a> {
 
 /// Writes the setting until the interfaces follow it.
 ///
-/// Where two programs write `ip_forward` at once, the kernel can lose the effect: `devinet_sysctl_forward` stores the value,
-/// restores the old one if it does not get the RTNL lock, and a write that sees the value of another changes no interface.
-/// The lock keeps gantry's writes apart; podman, docker and others write without it. `conf/default` follows each effective
-/// write.
+/// Where two programs write `ip_forward` at once, the kernel can lose the effect: `devinet_sysctl_forward` stores the
+/// value, restores the old one if it does not get the RTNL lock, and a write that sees the value of another changes no
+/// interface. The lock keeps gantry's writes apart; podman, docker and others write without it. `conf/default` follows
+/// each effective write.
 fn enable(version: Version) -> crate::netlink::Result<()> {
     let default = format!("{}/default/forwarding", version.conf());
     for attempt in 0..MAX_ENABLE_ATTEMPTS {

@@ -1,8 +1,8 @@
 //! Collects garbage: resources that belong to no pod.
 //!
-//! A pod's record is created before its resources and removed after them. So a resource whose pod has no record, looked up
-//! after the resource was seen, is orphaned, however many pods come and go meanwhile. Bridges and the garbage of plugins
-//! belong to all pods: they are collected while no pod is being attached.
+//! A pod's record is created before its resources and removed after them. So a resource whose pod has no record, looked
+//! up after the resource was seen, is orphaned, however many pods come and go meanwhile. Bridges and the garbage of
+//! plugins belong to all pods: they are collected while no pod is being attached.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
@@ -156,8 +156,8 @@ impl Collection<'_> {
         Ok(())
     }
 
-    /// The valid attachments of a network: those in records, and cached ones of a pod whose record is damaged: it may be
-    /// running.
+    /// The valid attachments of a network: those in records, and cached ones of a pod whose record is damaged: it may
+    /// be running.
     fn valid(&self, runtime: &Runtime, network: &str) -> Result<Vec<(String, String)>> {
         let mut valid = BTreeSet::new();
         for record in self.records.valid()? {
@@ -172,8 +172,8 @@ impl Collection<'_> {
         Ok(valid.into_iter().collect())
     }
 
-    /// The networks among these whose plugins support GC, as configured now, or else as cached. Only networks whose plugins
-    /// ran for gantry: others may belong to another runtime, whose attachments are unknown.
+    /// The networks among these whose plugins support GC, as configured now, or else as cached. Only networks whose
+    /// plugins ran for gantry: others may belong to another runtime, whose attachments are unknown.
     fn collectable(&self, runtime: &Runtime, known: &BTreeSet<String>) -> Result<BTreeMap<String, NetworkConfig>> {
         let mut networks = BTreeMap::new();
         for entry in select::catalog(self.host)?.entries().iter().filter(|entry| entry.shadowed_by.is_none()) {
@@ -233,8 +233,8 @@ fn is_own_bridge(link: &Link, host: &Host) -> bool {
     native::is_bridge_owned_by(link, &host.state_dir)
 }
 
-/// Host ends on gantry's bridges whose pods have no record. The kernel deletes those of a pod that has just ended itself, with
-/// a short delay.
+/// Host ends on gantry's bridges whose pods have no record. The kernel deletes those of a pod that has just ended
+/// itself, with a short delay.
 pub(super) fn stale_ends(host: &Host, records: &Records, socket: &mut Socket) -> Result<Vec<Link>> {
     let deadline = Instant::now() + NAMESPACE_CLEANUP_TIMEOUT;
     loop {

@@ -1,13 +1,13 @@
 //! The networks of a pod: attach, record, detach; and the networks of this host.
 //!
-//! * [`attach`] and [`detach`]: one pod. Its resources are listed in its record, `network.json` in its directory, from before
-//!   the first is created until after the last is removed.
+//! * [`attach`] and [`detach`]: one pod. Its resources are listed in its record, `network.json` in its directory, from
+//!   before the first is created until after the last is removed.
 //! * [`reload`], [`collect_garbage`], [`check`]: the records of all pods compared with reality.
 //! * [`unused`]: removes shared resources after the last pod of a network.
 //! * [`list_networks`]: the configurations, and the pods that are attached.
 //!
-//! The record is authoritative: a lease, a cached result or an interface of gantry's whose pod has no record, looked up after
-//! the resource was seen, is orphaned.
+//! The record is authoritative: a lease, a cached result or an interface of gantry's whose pod has no record, looked up
+//! after the resource was seen, is orphaned.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -68,8 +68,9 @@ pub fn select_networks(wanted: &Networks) -> Result<NetworkSelection<'_>, Networ
     Ok(NetworkSelection { wanted, choices: select::select_networks(wanted)? })
 }
 
-/// Attaches a pod to its networks, in its own namespace, where the calling thread is. Sets the loopback interface up. First
-/// detaches what an earlier attempt of the same pod has left. If one network fails, the others are detached again.
+/// Attaches a pod to its networks, in its own namespace, where the calling thread is. Sets the loopback interface up.
+/// First detaches what an earlier attempt of the same pod has left. If one network fails, the others are detached
+/// again.
 ///
 /// The published ports are held until the returned [`HeldPorts`] is dropped.
 ///
@@ -112,8 +113,8 @@ impl From<Vec<OwnedFd>> for HeldPorts {
     }
 }
 
-/// Detaches a pod as its record says, in the host's namespaces, where the calling thread is. Idempotent. `own`: the pod's
-/// network namespace, if it certainly exists.
+/// Detaches a pod as its record says, in the host's namespaces, where the calling thread is. Idempotent. `own`: the
+/// pod's network namespace, if it certainly exists.
 ///
 /// # Errors
 /// [`NetworkError`]; the record lists the rest. For a damaged record, see [`detach_on`].
@@ -135,8 +136,8 @@ pub fn detach_on(host: &Host, pod: &Pod<'_>, own: Option<&Namespace>) -> Result<
     }
 }
 
-/// As [`detach_on`], even if plugins fail: returns a line for each attachment that they failed to delete. gantry's own resources
-/// of the pod are removed.
+/// As [`detach_on`], even if plugins fail: returns a line for each attachment that they failed to delete. gantry's own
+/// resources of the pod are removed.
 ///
 /// # Errors
 /// [`NetworkError`]: gantry's own resources cannot be removed; the record stays.
@@ -144,8 +145,8 @@ pub fn abandon_on(host: &Host, pod: &Pod<'_>) -> Result<Vec<String>, NetworkErro
     detach::abandon(host, pod)
 }
 
-/// Makes the firewall table equal to the records of the pods that are up, and enables the sysctls that their networks need;
-/// in the host's network namespace, where the calling thread is.
+/// Makes the firewall table equal to the records of the pods that are up, and enables the sysctls that their networks
+/// need; in the host's network namespace, where the calling thread is.
 ///
 /// # Errors
 /// [`NetworkError`].

@@ -1,12 +1,12 @@
 //! The lock of a pod's plugins: only one process at a time runs them, or processes that it has started.
 //!
-//! A plugin does not end with the process that started it: after a `kill -9` during ADD it continues, but must not do so while
-//! DEL removes what it creates. So it inherits the descriptor of a lock, which stays locked as long as the plugin or a child of
-//! it runs. It is given some time to end, and then killed.
+//! A plugin does not end with the process that started it: after a `kill -9` during ADD it continues, but must not do
+//! so while DEL removes what it creates. So it inherits the descriptor of a lock, which stays locked as long as the
+//! plugin or a child of it runs. It is given some time to end, and then killed.
 //!
-//! A daemon that a plugin starts on purpose inherits the descriptor as well, but no lock: a supervisor whose plugins have ended
-//! unlocks the file for all processes that have the descriptor. (If the supervisor was killed, such a daemon cannot be told from
-//! a plugin.)
+//! A daemon that a plugin starts on purpose inherits the descriptor as well, but no lock: a supervisor whose plugins
+//! have ended unlocks the file for all processes that have the descriptor. (If the supervisor was killed, such a daemon
+//! cannot be told from a plugin.)
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -20,8 +20,8 @@ use super::error::{NetworkError, Result};
 use super::lock_holders::find_lock_holders;
 use crate::flock::{self, Flock};
 
-/// How long plugins may run after their supervisor was killed; most end within that. gantryd detaches a dead pod within two
-/// seconds.
+/// How long plugins may run after their supervisor was killed; most end within that. gantryd detaches a dead pod within
+/// two seconds.
 const ORPHAN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long killed plugins may take to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,5 +1,5 @@
-//! Published ports are held by sockets of the pod's supervisor, so that no other process can use them, and a port that is
-//! already in use is not taken over.
+//! Published ports are held by sockets of the pod's supervisor, so that no other process can use them, and a port that
+//! is already in use is not taken over.
 //!
 //! The sockets are bound but do not listen: the kernel refuses connections that the tables do not redirect (`[::1]`).
 
@@ -32,7 +32,8 @@ impl From<PortSocket> for OwnedFd {
     }
 }
 
-/// Holds the ports for these address families, in the network namespace of the calling thread, and adds the sockets to `held`.
+/// Holds the ports for these address families, in the network namespace of the calling thread, and adds the sockets to
+/// `held`.
 pub(super) fn hold(ports: &[PodPort], families: Families, held: &mut Vec<PortSocket>) -> Result<()> {
     for port in ports {
         for address in held_addresses(port, families) {

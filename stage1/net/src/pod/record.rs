@@ -1,12 +1,14 @@
-//! The record of a pod's networks (`network.json` in its directory): written before the first resource is created, removed
-//! after the last is deleted.
+//! The record of a pod's networks (`network.json` in its directory): written before the first resource is created,
+//! removed after the last is deleted.
 //!
-//! The first line of JSON lists what is going to be created; it is written atomically (`rename(2)`). Then follows a line for
-//! each change: the result, and that the pod is being detached. Lines are appended, because renaming over a file makes ext4
-//! write it to the disk, which takes milliseconds. A line that was cut short by a kill is ignored: its change had not begun.
+//! The first line of JSON lists what is going to be created; it is written atomically (`rename(2)`). Then follows a
+//! line for each change: the result, and that the pod is being detached. Lines are appended, because renaming over a
+//! file makes ext4 write it to the disk, which takes milliseconds. A line that was cut short by a kill is ignored: its
+//! change had not begun.
 //!
-//! Nothing is synced: a reboot ends the pod and its resources in the kernel. After a reboot, the record lists what plugins may
-//! keep on disk. If a power loss has damaged it, garbage collection ([`super::collect_garbage`]) works without it.
+//! Nothing is synced: a reboot ends the pod and its resources in the kernel. After a reboot, the record lists what
+//! plugins may keep on disk. If a power loss has damaged it, garbage collection ([`super::collect_garbage`]) works
+//! without it.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -175,8 +177,8 @@ impl Record {
         self.entries.to_state(&self.pod).map_err(|problem| NetworkError::damaged(&self.pod, &problem))
     }
 
-    /// Writes the record into the pod's directory, replacing an earlier one. A kill may leave a temporary file, which the next
-    /// writer replaces.
+    /// Writes the record into the pod's directory, replacing an earlier one. A kill may leave a temporary file, which
+    /// the next writer replaces.
     pub(super) fn write(&self, dir: BorrowedFd<'_>) -> Result<()> {
         let text = self.to_line(self)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;

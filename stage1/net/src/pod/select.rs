@@ -211,8 +211,8 @@ impl SelectedNetwork {
         })
     }
 
-    /// The arguments (`CNI_ARGS`) and `args.cni`. Plugins know a single `IP` argument only. Several addresses are passed in
-    /// `args.cni.ips` (CNI conventions), which host-local reads.
+    /// The arguments (`CNI_ARGS`) and `args.cni`. Plugins know a single `IP` argument only. Several addresses are
+    /// passed in `args.cni.ips` (CNI conventions), which host-local reads.
     fn arguments(&self) -> Result<(Arguments, Map<String, Value>)> {
         let asked = self.requested_addresses()?;
         let mut cni_args = Map::new();
@@ -248,8 +248,8 @@ impl SelectedNetwork {
         Ok(values)
     }
 
-    /// The families in which its ports are held before the pod's addresses are known. If the configuration does not determine
-    /// them, a free port is picked for both.
+    /// The families in which its ports are held before the pod's addresses are known. If the configuration does not
+    /// determine them, a free port is picked for both.
     pub(super) fn held_families(&self) -> Families {
         match self.families() {
             unknown if unknown == Families::default() && self.picked => Families { v4: true, v6: true },

@@ -199,7 +199,8 @@ impl StateDir {
         let locked = locked.map_err(NetworkError::io(format!("lock {}", path())))?;
         let locked = locked.ok_or_else(|| NetworkError::Locked { path: path(), seconds: wait.as_secs() })?;
         if lock == Lock::Plugins {
-            // A plugin that outlives this process keeps the lock: the list of valid attachments holds until its GC is done.
+            // A plugin that outlives this process keeps the lock: the list of valid attachments holds until its GC is
+            // done.
             locked.inherit().map_err(NetworkError::io(format!("lock {}", path())))?;
         }
         Ok(locked)

@@ -1,12 +1,13 @@
 //! Keeps the nftables table equal to the records of the pods that are up.
 //!
-//! A pod appends its entries to its record before it adds them to the table, and marks the record before it removes them. A
-//! reload reads the generation of nftables, then the records, and replaces the table only if the generation is unchanged: so
-//! it loses no pod's entries. It then reads the records again: if they are unchanged, it has restored no removed entries.
+//! A pod appends its entries to its record before it adds them to the table, and marks the record before it removes
+//! them. A reload reads the generation of nftables, then the records, and replaces the table only if the generation is
+//! unchanged: so it loses no pod's entries. It then reads the records again: if they are unchanged, it has restored no
+//! removed entries.
 //!
-//! `route_localnet` lets packets from the host's 127.0.0.1 leave through an interface, and packets to 127.0.0.0/8 enter through
-//! it. The table drops the latter. So the sysctl is enabled once the interface is in the table, and disabled before the
-//! interface leaves the table: an administrator's bridge may have other ports than pods.
+//! `route_localnet` lets packets from the host's 127.0.0.1 leave through an interface, and packets to 127.0.0.0/8 enter
+//! through it. The table drops the latter. So the sysctl is enabled once the interface is in the table, and disabled
+//! before the interface leaves the table: an administrator's bridge may have other ports than pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -199,7 +200,8 @@ pub(super) fn remove_shared(host: &Host, unused: &State) -> Result<()> {
     with(host, |table| table.remove(unused)).map_err(NetworkError::attempt("remove a network from the table"))
 }
 
-/// The switches that our networks need and that others turn off (docker, sysctl --system). RecordedEntries only if they are not so.
+/// The switches that our networks need and that others turn off (docker, sysctl --system). RecordedEntries only if they
+/// are not so.
 fn enable_sysctls(host: &Host, boot: &str, state: &State) -> Result<()> {
     forward_for(host, boot, state, |forwarding, families| forwarding.enable(families))?;
     enable_route_localnet(state)

@@ -5,8 +5,8 @@
 //! that starts meanwhile either has its record found, or waits for the lock and creates the bridge again.
 //!
 //! Deleting a bridge takes the kernel about 40 ms (two RCU grace periods), and a starting pod has to wait for it. So
-//! the supervisor leaves it to a process that outlives it briefly ([`take_shared`], [`LINGER`]): the end of a pod takes no
-//! longer, and pods that run one right after another reuse the bridge.
+//! the supervisor leaves it to a process that outlives it briefly ([`take_shared`], [`LINGER`]): the end of a pod takes
+//! no longer, and pods that run one right after another reuse the bridge.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -44,10 +44,12 @@ pub struct SharedResources {
 
 static SHARED: Mutex<Vec<SharedResources>> = Mutex::new(Vec::new());
 
-/// Remembers the shared resources of a pod whose record was removed; in the host's network namespace, where the thread is.
+/// Remembers the shared resources of a pod whose record was removed; in the host's network namespace, where the thread
+/// is.
 ///
-/// While plugins attach a pod, they hold the lock of the links, and the process of the last pod of another network gives up
-/// waiting for it after [`LOCK_TIMEOUT`]. So the end of a pod with plugins only checks all networks of this boot.
+/// While plugins attach a pod, they hold the lock of the links, and the process of the last pod of another network
+/// gives up waiting for it after [`LOCK_TIMEOUT`]. So the end of a pod with plugins only checks all networks of this
+/// boot.
 pub(super) fn remember(record: &Record) -> Result<()> {
     let native = record.networks.iter().filter(|network| !network.plugins);
     let mut networks: BTreeSet<String> = native.map(|network| network.name.clone()).collect();
@@ -99,8 +101,8 @@ impl SharedResources {
         }
     }
 
-    /// Removes the resources that no pod needs; in a mount namespace with the host's files. Removes nothing if the lock of the
-    /// links is held by others for longer than `timeout`.
+    /// Removes the resources that no pod needs; in a mount namespace with the host's files. Removes nothing if the lock
+    /// of the links is held by others for longer than `timeout`.
     ///
     /// # Errors
     /// [`NetworkError`]; the next pod that ends, or garbage collection, removes the rest.
@@ -162,8 +164,9 @@ pub(super) fn delete_bridge(bridge: &Link, socket: &mut Socket) -> Result<()> {
     Ok(())
 }
 
-/// This gantry's bridges that are in no pod's entries and whose only ports belong to pods that are gone: the kernel deletes
-/// those ports with a delay. The caller holds the exclusive lock of the links, or calls this again once it does.
+/// This gantry's bridges that are in no pod's entries and whose only ports belong to pods that are gone: the kernel
+/// deletes those ports with a delay. The caller holds the exclusive lock of the links, or calls this again once it
+/// does.
 pub(super) fn idle_bridges(host: &Host, records: &Records, socket: &mut Socket) -> Result<Vec<Link>> {
     let links = socket.links().map_err(NetworkError::attempt("list the interfaces"))?;
     let state = tables::needed(&records.valid()?, &boot()?)?;

@@ -1,7 +1,7 @@
 //! A host for tests of pods: a network namespace of its own with directories of its own, and pods in it.
 //!
-//! A test runs again in a process of its own inside `unshare -n`: that is the host. A pod is a child that holds a network
-//! namespace, into which the test's thread goes to attach it, as a supervisor does.
+//! A test runs again in a process of its own inside `unshare -n`: that is the host. A pod is a child that holds a
+//! network namespace, into which the test's thread goes to attach it, as a supervisor does.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 

@@ -1,5 +1,5 @@
-//! The cost of a pod on the default network. Times are printed (`--nocapture`) and not asserted: the machine may be busy, and
-//! the RTNL lock is shared by all network namespaces. So the CPU time is printed too.
+//! The cost of a pod on the default network. Times are printed (`--nocapture`) and not asserted: the machine may be
+//! busy, and the RTNL lock is shared by all network namespaces. So the CPU time is printed too.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
