@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 /// How long another client's GetInfo may take, whatever else happens.
 const SOON: Duration = Duration::from_secs(1);
 /// How much the server may grow, in KiB.
-const MOST_GROWTH: u64 = 96 * 1024;
+const MAX_GROWTH_KIB: u64 = 96 * 1024;
 
 fn pods() -> PodFilter {
     PodFilter::default()
@@ -49,7 +49,7 @@ fn beside<T>(served: &Served, what: &str, deed: impl FnOnce() -> T) -> T {
     let grown = served.rss_kib().saturating_sub(before);
     println!("{what}: {calls} calls beside it, the slowest {slowest:?}; {grown} KiB more");
     assert!(slowest < SOON, "{what}: a GetInfo beside it took {slowest:?}");
-    assert!(grown < MOST_GROWTH, "{what}: {grown} KiB more");
+    assert!(grown < MAX_GROWTH_KIB, "{what}: {grown} KiB more");
     result
 }
 

@@ -10,7 +10,7 @@ use gantry_tests::api::Api;
 use gantry_tests::{Gantry, nanos, now_ns, pod_id};
 
 /// No message of a stream reaches this.
-const MOST_MESSAGE: usize = 4 << 20;
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
 fn of(pod: &str) -> GetLogsRequest {
     GetLogsRequest { pod_id: pod.to_owned(), ..GetLogsRequest::default() }
@@ -267,7 +267,7 @@ fn what_an_app_may_write() {
         api.wait_state(&pod, PodState::Exited);
         let mut logs = api.logs(of(&pod));
         let all = logs.rest();
-        assert!(logs.largest < MOST_MESSAGE, "{} bytes in one message", logs.largest);
+        assert!(logs.largest < MAX_MESSAGE_BYTES, "{} bytes in one message", logs.largest);
         all
     };
     let binary = logs(&["binary"]);

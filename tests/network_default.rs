@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use gantry_proto::rkt::v1alpha::{PodFilter, PodState};
 use gantry_tests::net::{HOST4, HOST6, OUTSIDE4, OUTSIDE6};
-use gantry_tests::{Gantry, Place, Space, wait_for};
+use gantry_tests::{Gantry, NetworkNamespace, Space, wait_for};
 use serde_json::{Value, json};
 
 const FAILED: i32 = 125;
@@ -35,7 +35,7 @@ fn names(attached: &[Value]) -> Vec<&str> {
 }
 
 /// Adds routes to the pods of the built-in networks on the outside host.
-fn add_routes_to_pods(outside: &Place) {
+fn add_routes_to_pods(outside: &NetworkNamespace) {
     outside.batch(&format!(
         "route add 10.121.0.0/16 via {HOST4}\nroute add 10.122.0.0/16 via {HOST4}\n\
          route add fd67:616e:7472:7900::/63 via {HOST6}\n"
@@ -399,7 +399,7 @@ const SWITCHES: &str = "cd /proc/sys/net; cat ipv4/ip_forward ipv6/conf/all/forw
 #[test]
 fn forwarding_is_confined_to_pods_and_ends_with_them() {
     let (space, g) = lab();
-    let (host, outside, inner) = (space.host(), space.outside(), Place::new());
+    let (host, outside, inner) = (space.host(), space.outside(), NetworkNamespace::new());
     let (inner4, inner6) = ("198.51.100.2", "2001:db8:1::2");
     host.cable(
         "down0",

@@ -36,7 +36,7 @@ const MAX_BLOB: u64 = 64 << 20;
 
 const REFETCH: &str = "fetch the image again, or remove it";
 const RESTORE: &str = "restart gantryd, which restores the newest good one of its backups, and fetch what is missing";
-const LOOK_AGAIN: &str = "run 'gantry doctor' again when the cause is gone";
+const REPEAT_HINT: &str = "run 'gantry doctor' again when the cause is gone";
 const SWEEP: &str = "run 'gantry gc' and 'gantry image gc'";
 
 impl Store {
@@ -68,7 +68,7 @@ impl Store {
                     // `check_permissions` reports missing files, for the other parts, too.
                     if error.kind() != ErrorKind::NotFound {
                         let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                        report.error(format!("a part of the store cannot be looked at: {error}: {cause}"), LOOK_AGAIN);
+                        report.error(format!("a part of the store cannot be looked at: {error}: {cause}"), REPEAT_HINT);
                     }
                 }
                 Ok(()) => {}

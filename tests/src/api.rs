@@ -33,7 +33,7 @@ use crate::running::Running;
 use crate::wait::{DEADLINE, wait_for};
 
 /// The most bytes of a list. A stream's message is held to the 4 MiB that every gRPC client has by default.
-const MOST_LIST: usize = 256 << 20;
+const MAX_LIST_BYTES: usize = 256 << 20;
 
 /// A gantryd that serves. Killed when it goes out of scope before [`Served::end`].
 #[derive(Debug)]
@@ -332,7 +332,7 @@ impl Api {
     /// The call's status.
     #[track_caller]
     pub fn try_list_pods(&self, filters: Vec<PodFilter>, detail: bool) -> Result<Vec<Pod>, Status> {
-        let mut client = self.raw().max_decoding_message_size(MOST_LIST);
+        let mut client = self.raw().max_decoding_message_size(MAX_LIST_BYTES);
         self.unary(client.list_pods(ListPodsRequest { filters, detail })).map(|answer| answer.pods)
     }
 
@@ -393,7 +393,7 @@ impl Api {
     /// The call's status.
     #[track_caller]
     pub fn try_list_images(&self, filters: Vec<ImageFilter>, detail: bool) -> Result<Vec<Image>, Status> {
-        let mut client = self.raw().max_decoding_message_size(MOST_LIST);
+        let mut client = self.raw().max_decoding_message_size(MAX_LIST_BYTES);
         self.unary(client.list_images(ListImagesRequest { filters, detail })).map(|answer| answer.images)
     }
 

@@ -56,7 +56,7 @@ pub enum Access {
 
 /// A request as it came.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct RecordedRequest {
     /// `GET`, `POST` …
     pub method: String,
     /// The path without the query.
@@ -90,7 +90,7 @@ struct State {
     access: Option<Access>,
     /// The token that is good now.
     token: u32,
-    seen: Vec<Seen>,
+    seen: Vec<RecordedRequest>,
     stop: bool,
 }
 
@@ -171,7 +171,7 @@ impl FaultyRegistry {
 
     /// The requests so far, in the order in which they came.
     #[must_use]
-    pub fn seen(&self) -> Vec<Seen> {
+    pub fn seen(&self) -> Vec<RecordedRequest> {
         self.shared.lock().seen.clone()
     }
 
@@ -228,7 +228,7 @@ fn serve(mut stream: TcpStream, shared: &Shared, address: SocketAddr) -> std::io
     }
 }
 
-fn read_request(stream: &mut TcpStream) -> std::io::Result<Option<Seen>> {
+fn read_request(stream: &mut TcpStream) -> std::io::Result<Option<RecordedRequest>> {
     let mut head = Vec::new();
     let mut byte = [0];
     while !head.ends_with(b"\r\n\r\n") {
@@ -249,11 +249,11 @@ fn read_request(stream: &mut TcpStream) -> std::io::Result<Option<Seen>> {
     let mut body = String::new();
     stream.take(length.min(64 << 10)).read_to_string(&mut body)?;
     let (method, path, query) = (method.to_owned(), path.to_owned(), query.to_owned());
-    Ok(Some(Seen { method, path, query, headers, body }))
+    Ok(Some(RecordedRequest { method, path, query, headers, body }))
 }
 
 /// The right answer: content, or the head of a refusal.
-fn answer(state: &State, seen: &Seen, address: SocketAddr) -> Result<(String, Vec<u8>), String> {
+fn answer(state: &State, seen: &RecordedRequest, address: SocketAddr) -> Result<(String, Vec<u8>), String> {
     let sent = seen.headers.get("authorization");
     let refuse = |demand: &str| {
         Err(format!("HTTP/1.1 401 Unauthorized\r\n{demand}Content-Length: 0\r\nConnection: close\r\n\r\n"))
@@ -292,7 +292,7 @@ fn answer(state: &State, seen: &Seen, address: SocketAddr) -> Result<(String, Ve
 fn faulty(
     stream: &mut TcpStream,
     shared: &Shared,
-    seen: &Seen,
+    seen: &RecordedRequest,
     media_type: &str,
     content: &[u8],
     fault: &Fault,

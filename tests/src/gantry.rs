@@ -10,13 +10,13 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::binaries::binaries;
-use crate::net::{Place, Space};
+use crate::net::{NetworkNamespace, Space};
 use crate::output::Out;
 use crate::running::Running;
 use crate::wait::{DEADLINE, wait_for, within};
 
 /// How long one command may take while a failed test is tidied up.
-const PATIENCE: Duration = Duration::from_secs(10);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A gantry of one's own: a fresh `--dir`, swept and checked at the end.
 #[derive(Debug)]
@@ -375,9 +375,9 @@ impl Gantry {
     /// The network namespace of a running pod.
     #[track_caller]
     #[must_use]
-    pub fn place(&self, pod: &str) -> Place {
+    pub fn place(&self, pod: &str) -> NetworkNamespace {
         let status = self.status(pod);
-        Place::of(number(&status["apps"][0]["pid"], "pid of the first app"))
+        NetworkNamespace::of(number(&status["apps"][0]["pid"], "pid of the first app"))
     }
 
     /// What the pod got, as `status -o json` shows it: one for each network.
@@ -483,7 +483,7 @@ impl Gantry {
         pods.extend(names.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_uuid(name)));
         for pod in pods {
             let Ok(mut child) = self.command(&["rm", "--force", &pod]).stderr(Stdio::null()).spawn() else { continue };
-            if within(PATIENCE, || child.try_wait().ok().flatten()).is_none() {
+            if within(EXIT_TIMEOUT, || child.try_wait().ok().flatten()).is_none() {
                 // Both fail only when it has ended after all.
                 let _ = child.kill();
                 let _ = child.wait();

@@ -31,7 +31,7 @@ const IMPATIENT: &str = "1";
 
 /// A network namespace, and programs in it.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct NetworkNamespace {
     /// A process that is in it.
     pid: u32,
     /// Whoever holds it, when it is the test's own.
@@ -51,14 +51,14 @@ impl Drop for Holder {
     }
 }
 
-impl Default for Place {
+impl Default for NetworkNamespace {
     #[track_caller]
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Place {
+impl NetworkNamespace {
     /// An empty namespace, with loopback up.
     ///
     /// # Panics
@@ -257,8 +257,8 @@ impl Place {
 /// A host and the world outside it.
 #[derive(Debug, Clone)]
 pub struct Space {
-    host: Place,
-    outside: Place,
+    host: NetworkNamespace,
+    outside: NetworkNamespace,
 }
 
 impl Default for Space {
@@ -274,7 +274,7 @@ impl Space {
     #[must_use]
     #[track_caller]
     pub fn new() -> Self {
-        let (host, outside) = (Place::new(), Place::new());
+        let (host, outside) = (NetworkNamespace::new(), NetworkNamespace::new());
         let (here4, here6) = (format!("{HOST4}/24"), format!("{HOST6}/64"));
         let (there4, there6) = (format!("{OUTSIDE4}/24"), format!("{OUTSIDE6}/64"));
         host.cable("up0", &[&here4, &here6], &outside, ("up0", &[&there4, &there6]));
@@ -284,13 +284,13 @@ impl Space {
 
     /// Where gantry runs.
     #[must_use]
-    pub fn host(&self) -> &Place {
+    pub fn host(&self) -> &NetworkNamespace {
         &self.host
     }
 
     /// The other end of the host's cable.
     #[must_use]
-    pub fn outside(&self) -> &Place {
+    pub fn outside(&self) -> &NetworkNamespace {
         &self.outside
     }
 

@@ -41,7 +41,7 @@ pub struct Terminal {
 
 /// How a command on a terminal ended.
 #[derive(Debug)]
-pub struct Left {
+pub struct TerminalOutput {
     /// Its exit code as a shell shows it.
     pub code: i32,
     /// Everything that it wrote and that was typed and echoed.
@@ -211,7 +211,7 @@ impl Terminal {
 
     /// Waits for the command's end.
     #[track_caller]
-    pub fn wait(mut self) -> Left {
+    pub fn wait(mut self) -> TerminalOutput {
         let text = self.wait_for("\n[exit ");
         let text = if text.trim_end().ends_with(']') { text } else { self.wait_for("]\r\n") };
         let last = text.rfind("\n[exit ").unwrap_or(0);
@@ -226,7 +226,9 @@ impl Terminal {
             bytes.pop();
         }
         match code {
-            Some(code) => Left { code, output: String::from_utf8_lossy(&bytes).into_owned(), bytes, is_restored },
+            Some(code) => {
+                TerminalOutput { code, output: String::from_utf8_lossy(&bytes).into_owned(), bytes, is_restored }
+            }
             None => panic!("no exit code in {text:?}"),
         }
     }

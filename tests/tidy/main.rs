@@ -1,6 +1,7 @@
 //! The house rules (ARCHITECTURE.md, CONTRIBUTING.md), each with its reason. They read files and manifests and run only
 //! cargo and git.
 
+mod names;
 mod source;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -87,16 +87,16 @@ fn overwrite(path: &str) -> Outcome {
 }
 
 /// What the kernel says of a process that an app should not find.
-struct Seen {
+struct ProcessStatus {
     seccomp: bool,
     effective: u64,
 }
 
-fn look_at(pid: i32) -> Option<Seen> {
+fn look_at(pid: i32) -> Option<ProcessStatus> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let effective = u64::from_str_radix(field("CapEff:")?, 16).ok()?;
-    Some(Seen { seccomp: field("Seccomp:")? != "0", effective })
+    Some(ProcessStatus { seccomp: field("Seccomp:")? != "0", effective })
 }
 
 pub(crate) fn catch(args: &[String]) -> Outcome {
@@ -119,7 +119,7 @@ pub(crate) fn catch(args: &[String]) -> Outcome {
     stay()
 }
 
-fn report(pid: i32, own: &Seen) -> io::Result<()> {
+fn report(pid: i32, own: &ProcessStatus) -> io::Result<()> {
     let Some(seen) = look_at(pid) else { return Ok(()) };
     let mut text = String::new();
     if own.seccomp && !seen.seccomp {

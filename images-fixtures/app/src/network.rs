@@ -13,7 +13,7 @@ use crate::output::put;
 use crate::{Failure, OK, Outcome, number};
 
 /// No peer may hold this program for longer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn bind(args: &[String]) -> Result<TcpListener, Failure> {
     let listener = TcpListener::bind(("0.0.0.0", number::<u16>(args, 0)?))?;
@@ -37,8 +37,8 @@ pub(crate) fn serve_http(args: &[String]) -> Outcome {
 
 /// Answers one request; the code to exit with, when it asked for that.
 fn answer(mut stream: TcpStream) -> std::io::Result<Option<u8>> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let mut reader = BufReader::new((&stream).take(16_384));
     let mut request = String::new();
     reader.read_line(&mut request)?;
@@ -57,7 +57,7 @@ fn answer(mut stream: TcpStream) -> std::io::Result<Option<u8>> {
 pub(crate) fn http_get(args: &[String]) -> Outcome {
     let host = args.first().ok_or(Failure::Usage)?;
     let port = number::<u16>(args, 1)?;
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let mut stream = loop {
         match TcpStream::connect((host.as_str(), port)) {
             Ok(stream) => break stream,
@@ -66,7 +66,7 @@ pub(crate) fn http_get(args: &[String]) -> Outcome {
             Err(error) => return Err(error.into()),
         }
     };
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let path = args.get(2).map_or("/", String::as_str);
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
@@ -76,7 +76,7 @@ pub(crate) fn http_get(args: &[String]) -> Outcome {
 
 pub(crate) fn listen(args: &[String]) -> Outcome {
     let (mut stream, _) = bind(args)?.accept()?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut line = String::new();
     BufReader::new((&stream).take(16_384)).read_line(&mut line)?;
     put(format!("received {line}").as_bytes())?;
@@ -87,7 +87,7 @@ pub(crate) fn listen(args: &[String]) -> Outcome {
 pub(crate) fn connect(args: &[String]) -> Outcome {
     let host = args.first().ok_or(Failure::Usage)?;
     let mut stream = TcpStream::connect((host.as_str(), number::<u16>(args, 1)?))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(format!("{}\n", args.get(2).map_or("hello", String::as_str)).as_bytes())?;
     let mut answer = Vec::new();
     stream.take(1 << 20).read_to_end(&mut answer)?;
@@ -132,8 +132,8 @@ fn echo_lines(listener: &TcpListener) -> Outcome {
 }
 
 fn echo_line(mut stream: &TcpStream, peer: SocketAddr) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let mut line = Vec::new();
     BufReader::new(stream.take(2048)).read_until(b'\n', &mut line)?;
     stream.write_all(&echo(peer, stream.local_addr()?, &line))
@@ -181,7 +181,7 @@ pub(crate) fn ask(args: &[String]) -> Outcome {
     let [protocol, host, ..] = args else { return Err(Failure::Usage) };
     let port = number::<u16>(args, 2)?;
     let line = format!("{}\n", args.get(3).map_or("hello", String::as_str));
-    let patience = if args.len() > 4 { Duration::from_secs(number(args, 4)?) } else { PATIENCE };
+    let patience = if args.len() > 4 { Duration::from_secs(number(args, 4)?) } else { TIMEOUT };
     let from = if args.len() > 5 { number(args, 5)? } else { 0 };
     let to = (host.as_str(), port).to_socket_addrs()?.next();
     let to = to.ok_or_else(|| Failure::Failed(format!("{host} has no address")))?;

@@ -163,6 +163,7 @@ impl Failure {
             let _ = write!(text, "\n  kind: {}", kind.as_str());
         }
         if let Some(hint) = hint {
+            // Writing to a String cannot fail.
             let _ = write!(text, "\ngantry: {hint}");
         }
         Some(text)

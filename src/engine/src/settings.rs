@@ -47,7 +47,7 @@ const DEFAULT_CONFIG: &str = "/etc/gantry/config.toml";
 /// The largest configuration file, in bytes.
 const MAX_CONFIG: u64 = 1 << 20;
 /// The shortest interval of garbage collection, which reads all rows.
-const LEAST_INTERVAL: Duration = Duration::from_millis(100);
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Each directory is read at every start.
 const MAX_DIRS: usize = 32;
 /// The allowed timeouts of a plugin.
@@ -234,16 +234,16 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
             *place = quantity::duration(&text).map_err(|error| format!("{key}: {error}"))?;
         }
     }
-    if keeper.interval < LEAST_INTERVAL {
-        return Err(format!("gc-interval: must be at least {LEAST_INTERVAL:?}"));
+    if keeper.interval < MIN_INTERVAL {
+        return Err(format!("gc-interval: must be at least {MIN_INTERVAL:?}"));
     }
     let kept = &mut settings.options.events_kept;
     *kept = file.events_kept.unwrap_or(*kept);
     if !EVENTS_KEPT.contains(kept) {
         return Err(format!("events-kept: must be {} to {}", EVENTS_KEPT.start(), EVENTS_KEPT.end()));
     }
-    if !keeper.backup.is_zero() && keeper.backup < LEAST_INTERVAL {
-        return Err(format!("backup-interval: must be 0 (never) or at least {LEAST_INTERVAL:?}"));
+    if !keeper.backup.is_zero() && keeper.backup < MIN_INTERVAL {
+        return Err(format!("backup-interval: must be 0 (never) or at least {MIN_INTERVAL:?}"));
     }
     apply_log(file.log, &mut settings.options.log)
 }

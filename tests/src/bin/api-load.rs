@@ -28,7 +28,7 @@ use tonic_prost::ProstCodec;
 /// Streams of one connection; the server allows a few more.
 const STREAMS: usize = 200;
 /// How long the events of a measurement may take.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// `ListenEventsResponse` and `GetLogsResponse` alike: their only field, each element as it lies in the message.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
@@ -127,7 +127,7 @@ async fn listen(address: &str, listeners: usize, events: u64) -> Result<Value> {
     println!("ready");
     let mut late = Vec::new();
     for task in tasks {
-        late.extend(tokio::time::timeout(PATIENCE, task).await.context("events are missing for minutes")???);
+        late.extend(tokio::time::timeout(TIMEOUT, task).await.context("events are missing for minutes")???);
     }
     late.sort_unstable();
     let at = |of: f64| late.get(((late.len().saturating_sub(1)) as f64 * of).round() as usize).copied();

@@ -82,6 +82,7 @@ fn format_one(ports: &[&PodPort], wanted: PodPortArg) -> String {
     let mut text = String::new();
     for port in ports.iter().filter(|port| port.protocol == wanted.protocol) {
         if let Some(offset) = wanted.port.checked_sub(port.pod_port).filter(|offset| *offset < port.count) {
+            // Writing to a String cannot fail.
             let _ = writeln!(text, "{}", host_address(port, offset));
         }
     }

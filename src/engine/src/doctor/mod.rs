@@ -18,7 +18,7 @@ use crate::host::stage1;
 use crate::{Engine, PodError};
 
 /// How long a seeming problem of networks may last before it is one.
-const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(2)];
+const RECHECK_INTERVALS: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(2)];
 
 /// Controllers without which a limit cannot be set.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
@@ -99,7 +99,7 @@ impl Engine {
         let mut checked = self.check_networks();
         // A pod that starts or ends between two checks seems to lack something or to have something left.
         // A real problem persists.
-        for pause in LOOK_AGAIN {
+        for pause in RECHECK_INTERVALS {
             let Ok(lines) = &mut checked else { break };
             if lines.is_empty() {
                 break;

@@ -20,7 +20,7 @@ struct Record {
 
 /// What is expected of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seen {
+struct ExpectedLine {
     app: usize,
     at: Option<i64>,
     stderr: bool,
@@ -43,7 +43,7 @@ fn record() -> impl Strategy<Value = Record> {
 }
 
 /// Writes an app's files, each torn at its end if that is asked for; what is in them.
-fn write(dir: &Path, app: usize, records: &[Record], torn: bool) -> Vec<Seen> {
+fn write(dir: &Path, app: usize, records: &[Record], torn: bool) -> Vec<ExpectedLine> {
     let dir = dir.join(files::LOGS).join(name(app).as_str());
     std::fs::create_dir_all(&dir).unwrap();
     let (mut now, mut timed, mut seen) = (0, false, Vec::new());
@@ -66,7 +66,7 @@ fn write(dir: &Path, app: usize, records: &[Record], torn: bool) -> Vec<Seen> {
         writeln!(file, "{text}").unwrap();
         let piece = record.step.is_some() && record.tag == "P";
         let stderr = record.step.is_some() && record.stderr;
-        seen.push(Seen { app, at: timed.then_some(now), stderr, piece, text });
+        seen.push(ExpectedLine { app, at: timed.then_some(now), stderr, piece, text });
     }
     for (attempt, parts) in attempts.iter().enumerate() {
         for (age, text) in parts.iter().rev().enumerate() {
@@ -84,7 +84,7 @@ fn name(app: usize) -> AppName {
 
 /// The records whose lines are among the last `most`, in the order given. A line is where its last piece is, or at the
 /// end.
-fn last(records: Vec<Seen>, most: Option<usize>) -> Vec<Seen> {
+fn last(records: Vec<ExpectedLine>, most: Option<usize>) -> Vec<ExpectedLine> {
     let Some(most) = most else { return records };
     // For each record the place of its line.
     let line = |i: usize| {
@@ -99,14 +99,15 @@ fn last(records: Vec<Seen>, most: Option<usize>) -> Vec<Seen> {
     records.into_iter().zip(lines).filter(|(_, line)| kept.contains(line)).map(|(record, _)| record).collect()
 }
 
-fn naive(apps: &[Vec<Seen>], query: &LogQuery) -> Vec<Seen> {
-    let fits = |record: &Seen| {
+fn naive(apps: &[Vec<ExpectedLine>], query: &LogQuery) -> Vec<ExpectedLine> {
+    let fits = |record: &ExpectedLine| {
         query.stderr.is_none_or(|stderr| record.stderr == stderr)
             && query.since.is_none_or(|since| record.at >= Some(since.0))
             && query.until.is_none_or(|until| record.at < Some(until.0))
     };
-    let within = |app: &Vec<Seen>| last(app.iter().filter(|record| fits(record)).cloned().collect(), query.tail);
-    let mut merged: Vec<Seen> = apps.iter().flat_map(within).collect();
+    let within =
+        |app: &Vec<ExpectedLine>| last(app.iter().filter(|record| fits(record)).cloned().collect(), query.tail);
+    let mut merged: Vec<ExpectedLine> = apps.iter().flat_map(within).collect();
     merged.sort_by_key(|record| (record.at, record.app));
     last(merged, query.tail_total)
 }
@@ -121,13 +122,13 @@ fn reader(dir: &Path, apps: usize, query: &LogQuery) -> LogReader {
 }
 
 /// All that a reader gives, and after how many pulls.
-fn all(reader: &mut LogReader, most: usize) -> (Vec<Seen>, usize) {
+fn all(reader: &mut LogReader, most: usize) -> (Vec<ExpectedLine>, usize) {
     let mut seen = Vec::new();
     for pulls in 1.. {
         let pulled = reader.pull(|| Ok(None), most, &mut |line| {
             let app = line.app.as_str().strip_prefix("app").unwrap().parse().unwrap();
             let text = String::from_utf8(line.text.to_vec()).unwrap();
-            seen.push(Seen { app, at: Some(line.at.0), stderr: line.stderr, piece: line.piece, text });
+            seen.push(ExpectedLine { app, at: Some(line.at.0), stderr: line.stderr, piece: line.piece, text });
         });
         match pulled.unwrap() {
             Pulled::More => {}
@@ -139,8 +140,8 @@ fn all(reader: &mut LogReader, most: usize) -> (Vec<Seen>, usize) {
 }
 
 /// As it is shown: what has no time is at the beginning of time.
-fn shown(records: Vec<Seen>) -> Vec<Seen> {
-    records.into_iter().map(|record| Seen { at: Some(record.at.unwrap_or(0)), ..record }).collect()
+fn shown(records: Vec<ExpectedLine>) -> Vec<ExpectedLine> {
+    records.into_iter().map(|record| ExpectedLine { at: Some(record.at.unwrap_or(0)), ..record }).collect()
 }
 
 proptest! {
@@ -154,7 +155,7 @@ proptest! {
         most in 1usize..5000,
     ) {
         let dir = tempfile::tempdir().unwrap();
-        let written: Vec<Vec<Seen>> =
+        let written: Vec<Vec<ExpectedLine>> =
             apps.iter().enumerate().map(|(app, (records, torn))| write(dir.path(), app, records, *torn)).collect();
         let time = |second: i64| Timestamp(second * 1_000_000_000);
         let query = LogQuery {

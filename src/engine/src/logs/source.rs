@@ -22,7 +22,7 @@ pub(crate) const FIRST_BLOCK: usize = 16 << 10;
 /// for a while. They may keep as many deleted files on the disk.
 const AHEAD: usize = 16;
 /// Newer files are looked for whenever so much was read.
-const LOOK_EVERY: usize = 1 << 20;
+const SIZE_CHECK_INTERVAL: usize = 1 << 20;
 
 /// The log of one app.
 #[derive(Debug)]
@@ -197,7 +197,7 @@ impl AppLog {
         self.buffer.took(read);
         open.offset += read as u64;
         self.unlooked += read;
-        if self.unlooked >= LOOK_EVERY {
+        if self.unlooked >= SIZE_CHECK_INTERVAL {
             self.look_ahead()?;
         }
         Ok(read > 0)

@@ -82,7 +82,7 @@ fn plant(dir: &Path) {
 
 #[test]
 fn every_format_round_trips() {
-    let source = Place::new();
+    let source = UnpackDir::new();
     plant(&source.path());
     let want = facts(&source.path());
     for arguments in [
@@ -95,7 +95,7 @@ fn every_format_round_trips() {
         &["--format=pax", "--xattrs", "--sparse", "--sparse-version=1.0"],
     ] {
         let tar = pack(&source.path(), arguments);
-        let place = Place::new();
+        let place = UnpackDir::new();
         let unpacked = unpack(&gzip(&tar), &place).unwrap_or_else(|e| panic!("{arguments:?}: {e}"));
         assert_eq!(unpacked.diff_id.to_string(), sha256(&tar), "{arguments:?}");
         assert!(unpacked.deferred.is_empty(), "{arguments:?}");
@@ -132,7 +132,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
     #[test]
     fn generated_trees_round_trip(tree in trees(), pax: bool) {
-        let source = Place::new();
+        let source = UnpackDir::new();
         for (name, made) in &tree {
             let path = source.path().join(name);
             // A name below a file cannot be made, and is left out.
@@ -153,7 +153,7 @@ proptest! {
         }
         let want = facts(&source.path());
         let tar = pack(&source.path(), &[if pax { "--format=pax" } else { "--format=gnu" }]);
-        let place = Place::new();
+        let place = UnpackDir::new();
         unpack(&tar, &place).unwrap();
         prop_assert_eq!(facts(&place.path()), want);
     }
@@ -177,7 +177,7 @@ proptest! {
                 tar[start..start + 512].copy_from_slice(&super::build::summed(block));
             }
         }
-        let place = Place::new();
+        let place = UnpackDir::new();
         let _ = unpack(&tar, &place).and_then(|mut u| finish(u.deferred, &place.dir, &[], &mut u.sums));
         place.assert_confined("damaged");
     }

@@ -113,7 +113,7 @@ fn bad_streams() -> Vec<Refused> {
 #[test]
 fn what_must_be_refused() {
     for (case, tar) in [bad_names(), bad_headers(), bad_streams()].concat() {
-        let place = Place::new();
+        let place = UnpackDir::new();
         let result = unpack(&tar, &place);
         let result = result.and_then(|mut u| finish(u.deferred, &place.dir, &[], &mut u.sums));
         assert!(result.is_err(), "{case}: {:?}", place.listing());
@@ -234,7 +234,7 @@ fn kinds_and_doubles() -> Vec<Taken> {
 #[test]
 fn what_becomes_of_the_rest() {
     for (case, tar, want) in [links_and_whiteouts(), kinds_and_doubles()].concat() {
-        let place = Place::new();
+        let place = UnpackDir::new();
         let mut unpacked = unpack(&tar, &place).unwrap_or_else(|e| panic!("{case}: {e}"));
         finish(unpacked.deferred, &place.dir, &[], &mut unpacked.sums).unwrap_or_else(|e| panic!("{case}: {e}"));
         assert_eq!(place.listing(), want, "{case}");
@@ -250,13 +250,13 @@ fn an_archive_inside_a_file_stays_inside() {
     let size = inner.len().to_string();
     let pax = Tar::default().pax(&[("size", size.as_bytes())]);
     let tar = pax.head(&Head { size: 0, ..Head::new(b'0', "inner.tar") }, &inner).file("after", b"1").end();
-    let place = Place::new();
+    let place = UnpackDir::new();
     unpack(&tar, &place).unwrap();
     assert_eq!(std::fs::read(place.path().join("inner.tar")).unwrap(), inner);
     assert_eq!(place.listing().len(), 2, "{:?}", place.listing());
     // The size does not leak to the extension headers of the next entry, and ends with its entry.
     let tar = Tar::default().pax(&[("size", b"3")]).extension(b'L', b"long\0").file("a", b"abc").file("b", b"1").end();
-    let place = Place::new();
+    let place = UnpackDir::new();
     unpack(&tar, &place).unwrap();
     assert_eq!(place.listing(), ["b 1", "long abc"]);
 }
@@ -284,7 +284,7 @@ fn limits() {
             false,
         ),
     ] {
-        let place = Place::new();
+        let place = UnpackDir::new();
         let result = unpack_with(&tar, &place, &caps);
         let refused = matches!(result, Err(UnpackError::TooMuch { .. }));
         assert_eq!((result.is_ok(), refused), (ok, !ok), "{case}: {result:?}");
@@ -296,7 +296,7 @@ fn a_bomb_is_stopped_by_its_ratio() {
     let mut tar = Tar::default().head(&Head { size: 80 << 20, ..Head::new(b'0', "z") }, b"").0;
     tar.resize((80 << 20) + 512 + 1024, 0);
     let bomb = zstd::encode_all(&tar[..], 1).unwrap();
-    let place = Place::new();
+    let place = UnpackDir::new();
     let result = unpack_with(&bomb, &place, &Caps::default());
     assert!(matches!(result, Err(UnpackError::TooMuch { what: "a ratio of compression", .. })), "{result:?}");
 }
@@ -306,12 +306,12 @@ fn cut_off_at_every_block() {
     let tar = Tar::default().dir("d").pax(&[("path", b"d/long")]).file("d/x", &[1; 1500]).link(b'2', "l", "d").end();
     for blocks in 0..tar.len() / 512 {
         for extra in [0, 1, 511] {
-            let place = Place::new();
+            let place = UnpackDir::new();
             let result = unpack(&tar[..blocks * 512 + extra], &place);
             assert!(matches!(result, Err(UnpackError::Truncated { .. })), "{blocks} + {extra}: {result:?}");
         }
     }
-    unpack(&tar, &Place::new()).unwrap();
+    unpack(&tar, &UnpackDir::new()).unwrap();
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn metadata_is_kept_or_clamped() {
         .head(&Head { mode: 0o620, uid: 3, ..Head::new(b'6', "d/fifo") }, b"")
         .head(&Head { mode: 0o1777, mtime: 9, ..Head::new(b'5', "./") }, b"")
         .end();
-    let place = Place::new();
+    let place = UnpackDir::new();
     unpack(&tar, &place).unwrap();
     let stat = |path: &str| place.path().join(path).symlink_metadata().unwrap();
     let short = |path: &str| (stat(path).mode() & 0o7777, stat(path).uid(), stat(path).gid());
@@ -353,8 +353,8 @@ fn metadata_is_kept_or_clamped() {
 /// Somebody swaps a directory of the layer for a link to the outside while files are written into it.
 #[test]
 fn a_race_for_a_parent_does_not_lead_out() {
-    let place = Place::new();
-    let outside = Place::new();
+    let place = UnpackDir::new();
+    let outside = UnpackDir::new();
     let tar = (0..3000).fold(Tar::default(), |t, i| t.file(format!("d{}/e/f{i}", i % 300), b"x")).end();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -388,7 +388,7 @@ fn old_gnu_sparse_headers_may_go_on_in_further_blocks() {
     more[..24].copy_from_slice(span(4).as_bytes());
     let data: Vec<u8> = (1..=5u8).flat_map(|i| [i; 512]).collect();
     let tar = Tar([&summed(block)[..], &more, &data].concat()).file("after", b"1").end();
-    let place = Place::new();
+    let place = UnpackDir::new();
     unpack(&tar, &place).unwrap();
     let got = std::fs::read(place.path().join("sparse")).unwrap();
     let mut want = vec![0u8; 100_000];

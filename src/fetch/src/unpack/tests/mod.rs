@@ -17,12 +17,12 @@ use super::{Compression, UnpackError, Unpacked, finish, layer};
 use crate::caps::Caps;
 
 /// A layer's directory inside a directory of its own, so that what escapes is seen.
-struct Place {
+struct UnpackDir {
     outer: TempDir,
     dir: OwnedFd,
 }
 
-impl Place {
+impl UnpackDir {
     fn new() -> Self {
         let outer = tempfile::Builder::new().prefix("gantry-unpack-").tempdir().unwrap();
         std::fs::create_dir(outer.path().join("layer")).unwrap();
@@ -84,11 +84,11 @@ fn opaque(path: &Path) -> bool {
     rustix::fs::lgetxattr(path, "trusted.overlay.opaque", &mut value[..]).is_ok_and(|n| value[..n] == *b"y")
 }
 
-fn unpack(tar: &[u8], place: &Place) -> Result<Unpacked, UnpackError> {
+fn unpack(tar: &[u8], place: &UnpackDir) -> Result<Unpacked, UnpackError> {
     unpack_with(tar, place, &Caps::default())
 }
 
-fn unpack_with(tar: &[u8], place: &Place, caps: &Caps) -> Result<Unpacked, UnpackError> {
+fn unpack_with(tar: &[u8], place: &UnpackDir, caps: &Caps) -> Result<Unpacked, UnpackError> {
     let mut stream = tar;
     layer(&mut stream, Compression::Auto, &place.dir, caps)
 }
@@ -122,7 +122,7 @@ fn compressed_or_not_the_tree_and_the_digest_are_the_same() {
         ("zstd", zstd::encode_all(&tar[..], 3).unwrap()),
         ("zstd behind a skippable frame", skippable),
     ] {
-        let place = Place::new();
+        let place = UnpackDir::new();
         let unpacked = unpack(&bytes, &place).unwrap();
         assert_eq!(unpacked.diff_id.to_string(), sha256(&tar), "{case}");
         assert_eq!((unpacked.size, unpacked.entries), (5_000_001, 3), "{case}");
@@ -145,7 +145,7 @@ fn a_source_that_fails_is_told_apart_from_damage() {
         }
     }
     for bytes in [0, 3, 5000] {
-        let place = Place::new();
+        let place = UnpackDir::new();
         let error = layer(&mut Broken(bytes), Compression::Plain, &place.dir, &Caps::default()).unwrap_err();
         let reset = matches!(&error, UnpackError::Read(e) if e.kind() == std::io::ErrorKind::ConnectionReset);
         assert!(reset, "{bytes}: {error:?}");

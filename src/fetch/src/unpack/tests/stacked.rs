@@ -6,10 +6,10 @@ use super::build::{Head, Tar};
 use super::*;
 
 /// Unpacks and finishes layers, bottom first.
-fn stack(tars: &[Vec<u8>]) -> Result<Vec<Place>, UnpackError> {
-    let mut places: Vec<Place> = Vec::new();
+fn stack(tars: &[Vec<u8>]) -> Result<Vec<UnpackDir>, UnpackError> {
+    let mut places: Vec<UnpackDir> = Vec::new();
     for tar in tars {
-        let place = Place::new();
+        let place = UnpackDir::new();
         let mut unpacked = unpack(tar, &place)?;
         let parents: Vec<OwnedFd> = places.iter().rev().map(|p| p.dir.try_clone().unwrap()).collect();
         finish(unpacked.deferred, &place.dir, &parents, &mut unpacked.sums)?;
@@ -45,9 +45,9 @@ fn hard_links_to_lower_layers_become_copies() {
 
 #[test]
 fn a_copy_does_not_get_the_checksum_of_a_replaced_file() {
-    let below = Place::new();
+    let below = UnpackDir::new();
     unpack(&Tar::default().file("x", b"lower").end(), &below).unwrap();
-    let place = Place::new();
+    let place = UnpackDir::new();
     let mut unpacked = unpack(&Tar::default().link(b'1', "copy", "x").end(), &place).unwrap();
     // The file that is removed here stands for a replaced one. Some file systems reuse its inode number, others take
     // one of the next.

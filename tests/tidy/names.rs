@@ -1,0 +1,93 @@
+//! Rules for names and comments: what a reader new to the tree has to understand out of context.
+
+use crate::source::{code, files, has_word, none, split};
+
+/// Type names that say nothing of their own.
+const BANNED_TYPES: &[&str] = &[
+    "Who", "What", "Why", "How", "Which", "Was", "Where", "When", "Found", "Asked", "Wanted", "Place", "Document",
+    "Known", "Answer", "Left", "Earlier", "Making", "Filling", "Word", "Seen", "Due",
+];
+
+/// How names of constants must not begin, and what to write instead.
+const BANNED_CONSTANTS: &[(&str, &str)] = &[
+    ("MOST", "MAX_…"),
+    ("LEAST", "MIN_…"),
+    ("LONGEST", "MAX_…_LENGTH"),
+    ("LOOK", "…_INTERVAL"),
+    ("BREATH", "…_INTERVAL"),
+    ("REST", "…_INTERVAL"),
+    ("PAUSE", "…_INTERVAL or …_BACKOFF"),
+    ("DEAF", "…_BACKOFF"),
+    ("PATIENCE", "…_TIMEOUT"),
+];
+
+/// Columns of a comment, at most; rustfmt wraps code, not comments.
+const MAX_COMMENT_WIDTH: usize = 120;
+
+#[test]
+fn types_have_names_of_their_own() {
+    let mut found = Vec::new();
+    for (path, text) in files(".rs") {
+        for (i, line) in code(&text).lines().enumerate() {
+            let declares = ["struct", "enum", "trait", "type"].iter().any(|keyword| has_word(line, keyword));
+            let banned = BANNED_TYPES.iter().find(|name| declares && declared(line) == Some(**name));
+            found.extend(banned.map(|name| format!("{path}:{}: {name}", i + 1)));
+        }
+    }
+    none(&found, "a type is a noun that grep finds and that makes sense out of context");
+}
+
+/// The name that a line declares as a type.
+fn declared(line: &str) -> Option<&str> {
+    let mut words = line.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty());
+    words.by_ref().find(|word| matches!(*word, "struct" | "enum" | "trait" | "type"))?;
+    words.next()
+}
+
+#[test]
+fn constants_say_what_they_limit() {
+    let mut found = Vec::new();
+    for (path, text) in files(".rs") {
+        for (i, line) in code(&text).lines().enumerate().filter(|(_, line)| has_word(line, "const")) {
+            let name = line.split("const ").nth(1).and_then(|rest| rest.split(':').next()).unwrap_or_default().trim();
+            let begins = |prefix: &str| name == prefix || name.starts_with(&format!("{prefix}_"));
+            let banned = BANNED_CONSTANTS.iter().find(|(prefix, _)| begins(prefix));
+            found.extend(banned.map(|(_, instead)| format!("{path}:{}: {name}, better {instead}", i + 1)));
+        }
+    }
+    none(&found, "MAX_, MIN_, _TIMEOUT, _INTERVAL, _BACKOFF: names that other systems use, too");
+}
+
+#[test]
+fn comments_fit_the_width_of_code() {
+    let mut found = Vec::new();
+    for (path, text) in files(".rs") {
+        // Drawings and tables cannot be wrapped.
+        let mut drawing = false;
+        for (i, line) in text.lines().enumerate() {
+            let Some(comment) = line.trim_start().strip_prefix("//") else { continue };
+            let comment = comment.trim_start_matches(['/', '!']).trim_start();
+            drawing ^= comment.starts_with("```");
+            let columns = line.chars().count();
+            if columns > MAX_COMMENT_WIDTH && !drawing && !comment.starts_with('|') {
+                found.push(format!("{path}:{}: {columns} columns", i + 1));
+            }
+        }
+    }
+    none(&found, &format!("comments have at most {MAX_COMMENT_WIDTH} columns, as code does"));
+}
+
+#[test]
+fn discarded_results_have_a_reason() {
+    let mut found = Vec::new();
+    for (path, text) in files(".rs") {
+        let (production, _) = split(&path, &code(&text));
+        let lines: Vec<&str> = text.lines().collect();
+        let comment = |i: usize| lines.get(i).is_some_and(|line| line.trim_start().starts_with("//"));
+        let bare = production
+            .iter()
+            .filter(|(i, line)| line.trim_start().starts_with("let _ =") && !comment(i.saturating_sub(2)));
+        found.extend(bare.map(|(i, _)| format!("{path}:{i}")));
+    }
+    none(&found, "a discarded result is named after the reason (`let _left_for_gc =`), or has it in the comment above");
+}
