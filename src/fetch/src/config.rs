@@ -115,7 +115,7 @@ struct RootFsJson {
 /// [`ConfigError`]: not such a document, a value no image can have, or too many layers.
 pub fn parse(bytes: &[u8]) -> Result<ImageConfig, ConfigError> {
     let document: ImageConfigJson =
-        serde_json::from_slice(bytes).map_err(|error| ConfigError::Json(shown(&error.to_string())))?;
+        serde_json::from_slice(bytes).map_err(|error| ConfigError::Json(crate::manifest::json_problem(&error)))?;
     let rootfs = document.rootfs;
     if rootfs.kind != "layers" {
         return Err(ConfigError::Value(format!("rootfs type '{}' is not 'layers'", shown(&rootfs.kind))));

@@ -56,6 +56,12 @@ pub struct Manifest {
     pub format: ImageFormat,
 }
 
+/// Why a document could not be read (escaped): it is no JSON at all, or JSON of another shape.
+pub(crate) fn json_problem(error: &serde_json::Error) -> String {
+    let text = shown(&error.to_string());
+    if error.is_syntax() || error.is_eof() { format!("not valid JSON: {text}") } else { text }
+}
+
 /// A document is no manifest or index that gantry takes.
 #[derive(Debug, Error)]
 pub enum ManifestError {
@@ -151,7 +157,7 @@ pub fn parse(came: &str, bytes: &[u8]) -> Result<Parsed, ManifestError> {
 
 /// The error text is escaped: oci-spec quotes the values it rejects.
 fn read_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ManifestError> {
-    serde_json::from_slice(bytes).map_err(|error| ManifestError::Json(shown(&error.to_string())))
+    serde_json::from_slice(bytes).map_err(|error| ManifestError::Json(json_problem(&error)))
 }
 
 fn check_descriptor(descriptor: &OciDescriptor) -> Result<Descriptor, ManifestError> {
