@@ -416,7 +416,7 @@ fn the_daemon_trims_and_who_missed_something_is_told() {
     assert!(since[1]["trimmed"].is_null());
     let exits = events(&g, &["--since=1h", "--filter=type=pod-exited"]);
     assert_eq!(exits[0]["trimmed"], 117, "told with the first that is shown");
-    let _ = g.run(&["events", "--since=1h"]).ok().complains(&["events up to number 117 are missing here"]);
+    let _ = g.run(&["events", "--since=1h"]).ok().complains(&["events up to number 117 are missing"]);
     let none = g.run(&["events", "--since=1h", "--filter=app=none", "-o", "json"]).ok();
     assert!(none.stdout.is_empty() && none.stderr.contains("117"), "{none}");
     let last = text(&before[before.len() - 1], "time");

@@ -6,8 +6,8 @@
 //! removed entries.
 //!
 //! `route_localnet` lets packets from the host's 127.0.0.1 leave through an interface, and packets to 127.0.0.0/8 enter
-//! through it. The table drops the latter. So the sysctl is enabled once the interface is in the table, and disabled
-//! before the interface leaves the table: an administrator's bridge may have other ports than pods.
+//! through it. The table and a tc filter drop the latter. So the sysctl is enabled once the interface is in the table,
+//! and disabled before the interface leaves the table: an administrator's bridge may have other ports than pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,9 +24,8 @@ use super::record::{Record, RecordState, Records, boot};
 use super::select::Families;
 use super::state::{Lock, StateDir};
 use crate::native;
-use crate::native::sysctl::ensure;
-use crate::netlink::Namespace;
 use crate::netlink::sysctl::Sysctl;
+use crate::netlink::{Namespace, Socket};
 use crate::nft::{self, State, Table, conntrack};
 
 /// The prefix of the names of all gantries' tables.
@@ -195,8 +194,7 @@ pub(super) fn remove_shared(host: &Host, unused: &State) -> Result<()> {
     if unused.is_empty() {
         return Ok(());
     }
-    let sysctls = unused.interfaces.keys().map(|name| Sysctl::RouteLocalnet(name));
-    sysctls.into_iter().try_for_each(|sysctl| ignore_missing(ensure(sysctl, "0")))?;
+    unused.interfaces.keys().try_for_each(|name| ignore_missing(close_loopback(name)))?;
     with(host, |table| table.remove(unused)).map_err(NetworkError::attempt("remove a network from the table"))
 }
 
@@ -227,14 +225,43 @@ pub(super) fn enable_route_localnet(entries: &State) -> Result<()> {
     let contains_pod = |prefix: &nft::Prefix| to.iter().any(|to| prefix.contains(*to));
     let with_ports = |name: &String| entries.networks.get(name).is_some_and(|it| it.prefixes.iter().any(contains_pod));
     let interfaces = entries.interfaces.iter().filter(|(_, it)| with_ports(&it.network));
-    interfaces.map(|(name, _)| name).try_for_each(|name| ignore_missing(ensure(Sysctl::RouteLocalnet(name), "1")))
+    interfaces.map(|(name, _)| name).try_for_each(|name| ignore_missing(open_loopback(name)))
 }
 
 /// Disables `route_localnet` on interfaces that are in the table but that no pod needs.
 fn disable_route_localnet(host: &Host, needed: &State) -> Result<()> {
     let present = with(host, Table::interfaces).map_err(NetworkError::attempt("read the interfaces in the table"))?;
     let unneeded = present.iter().filter(|name| !needed.interfaces.contains_key(*name));
-    unneeded.map(|name| Sysctl::RouteLocalnet(name)).try_for_each(|sysctl| ignore_missing(ensure(sysctl, "0")))
+    unneeded.into_iter().try_for_each(|name| ignore_missing(close_loopback(name)))
+}
+
+/// Sets `route_localnet` of an interface. First adds a tc filter that drops packets from and to 127.0.0.0/8 on the wire:
+/// the table drops them too, but another program may flush it (CVE-2020-8558). Without the kernel modules, only the table
+/// does.
+fn open_loopback(interface: &str) -> crate::netlink::Result<()> {
+    let sysctl = Sysctl::RouteLocalnet(interface);
+    if sysctl.get()? == "1" {
+        return Ok(());
+    }
+    let mut socket = Socket::open()?;
+    if let Some(index) = socket.index(interface)? {
+        let _has_modules = socket.drop_loopback(index)?;
+    }
+    sysctl.set("1")
+}
+
+/// Resets `route_localnet` of an interface, then removes the filter: an administrator's bridge stays.
+fn close_loopback(interface: &str) -> crate::netlink::Result<()> {
+    let sysctl = Sysctl::RouteLocalnet(interface);
+    if sysctl.get()? == "0" {
+        return Ok(());
+    }
+    sysctl.set("0")?;
+    let mut socket = Socket::open()?;
+    match socket.index(interface)? {
+        Some(index) => socket.allow_loopback(index),
+        None => Ok(()),
+    }
 }
 
 /// A sysctl is missing if its interface is gone.

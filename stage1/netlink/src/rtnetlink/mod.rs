@@ -14,6 +14,7 @@
 
 pub mod address;
 pub mod link;
+mod loopback_filter;
 pub mod neighbour;
 pub mod route;
 mod setup;
