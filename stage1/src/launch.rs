@@ -98,9 +98,9 @@ impl Launch {
             self.app_cgroups.push(app.name.clone());
             cgroups.push(self.cgroups.app(&app.name, &app.options.limits).of_app(&app.name)?);
         }
-        self.cgroups.start_move(self.thread)?;
         // The networks come before the jail: they need the host's files, such as the plugins.
-        self.network = network::enter(self.thread, plan, lock)?;
+        let (thread, groups) = (self.thread, &mut self.cgroups);
+        self.network = network::enter(thread, plan, lock, || groups.start_move(thread))?;
         self.cgroups.join_v1_groups()?;
         let host = read_host_files(plan, self.network.is_some());
         let etc = self.initial_etc(plan, &host)?;
