@@ -97,7 +97,7 @@ pub(crate) fn cable<'a>(name: &'a str, bridge: u32, pod: BorrowedFd<'a>, inside:
 impl Drop for Net {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        let _ = self.child.wait();
+        let _reaped = self.child.wait();
     }
 }
 

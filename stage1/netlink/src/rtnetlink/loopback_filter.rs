@@ -1,8 +1,8 @@
 //! Drops packets from and to 127.0.0.0/8 at the ingress of an interface (tc-u32(8), qdisc `clsact`).
 //!
-//! `route_localnet` lets such packets in. The nftables table drops them as well, but `nft flush ruleset` removes its rules; a
-//! tc filter stays until the interface is deleted. It sees packets before conntrack: a reply to a connection from the host's
-//! own 127.0.0.1 has the masqueraded destination here, and passes.
+//! `route_localnet` lets such packets in. The nftables table drops them as well, but `nft flush ruleset` removes its
+//! rules; a tc filter stays until the interface is deleted. It sees packets before conntrack: a reply to a connection
+//! from the host's own 127.0.0.1 has the masqueraded destination here, and passes.
 
 use rustix::io::Errno;
 
@@ -68,8 +68,8 @@ fn selector(offset: u8) -> [u8; U32_SEL] {
 }
 
 impl Socket {
-    /// Drops packets from and to 127.0.0.0/8 that the interface receives. Idempotent. `false`: the kernel lacks the modules
-    /// (`sch_ingress`, `cls_u32`, `act_gact`).
+    /// Drops packets from and to 127.0.0.0/8 that the interface receives. Idempotent. `false`: the kernel lacks the
+    /// modules (`sch_ingress`, `cls_u32`, `act_gact`).
     ///
     /// # Errors
     /// The kernel's error.
