@@ -219,10 +219,15 @@ fn attach(
     };
     if has_plugins {
         let process = AttachProcess::start(thread, attach)?;
-        if let Some(join) = join_cgroups.take() {
-            join()?;
+        let pending = PodNetwork::Pending(PendingNetwork { process, namespaces });
+        if let Some(join) = join_cgroups.take()
+            && let Err(why) = join()
+        {
+            // The record lists what is left if this fails; the engine detaches the pod again.
+            let _left_for_engine = pending.detach();
+            return Err(why);
         }
-        return Ok(PodNetwork::Pending(PendingNetwork { process, namespaces }));
+        return Ok(pending);
     }
     let (attached, held) = attach()?;
     Ok(PodNetwork::Attached(AttachedNetwork { attached, _held: held, namespaces }))

@@ -235,7 +235,7 @@ impl AttachOperation<'_> {
         if tables::have_other_prefixes(host, entries)? {
             tables::reload(host)?;
         }
-        tables::enable_route_localnet(entries)?;
+        tables::enable_route_localnet(entries, false)?;
         tables::forget_flows(entries, nft::conntrack::StaleFlows::Redirected)
     }
 

@@ -132,13 +132,15 @@ impl<'a> Forwarding<'a> {
     /// Enables forwarding where it is off. The firewall rules must be installed already.
     ///
     /// The sysctl is read under the lock: during a write, `ip_forward` has the new value before any interface forwards.
+    /// Without saved settings, the last pod has restored them since the caller read the records, and forwarding stays
+    /// disabled.
     pub(super) fn enable(&self, needed: Families) -> Result<()> {
         if needed == Families::default() {
             return Ok(());
         }
         let _locked = self.state.lock(Lock::Forwarding, false, LOCK_TIMEOUT)?;
         for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
-            if self.is_enabled(version)? == Some(false) {
+            if self.must_be_enabled(version)? {
                 if version == Version::V6 {
                     let mut socket = Socket::open().map_err(NetworkError::attempt("open a socket on the host"))?;
                     keep_accepting_advertisements(&mut socket)
@@ -150,9 +152,14 @@ impl<'a> Forwarding<'a> {
         Ok(())
     }
 
+    fn must_be_enabled(&self, version: Version) -> Result<bool> {
+        Ok(self.is_enabled(version)? == Some(false) && self.read_saved(version)?.is_some())
+    }
+
     /// Restores the saved settings, unless another gantry has pods here: then a later call restores them. The caller
     /// holds the exclusive lock of the links, and no pod needs forwarding.
     pub(super) fn restore(&self) -> Result<()> {
+        let _locked = self.state.lock(Lock::Forwarding, false, LOCK_TIMEOUT)?;
         for version in Version::ALL {
             let Some(saved) = self.read_saved(version)? else {
                 // Saved in another boot, or damaged: there is nothing to restore.
@@ -234,10 +241,13 @@ fn enable(version: Version) -> crate::netlink::Result<()> {
         }
         version.sysctl().set("1")?;
         if Sysctl::Other(&default).get()? != "0" {
-            break;
+            return Ok(());
         }
     }
-    Ok(())
+    Err(crate::netlink::Error::System {
+        what: format!("enable {} while other programs change it", version.sysctl()),
+        errno: rustix::io::Errno::BUSY,
+    })
 }
 
 /// How often to enable forwarding while other programs write the setting.
@@ -319,7 +329,9 @@ mod tests {
                         let forwarding = Forwarding::new(&host, &state, "boot");
                         enter(&|| {
                             begin.wait();
-                            forwarding.enable(Families { v4: true, v6: true }).unwrap();
+                            let both = Families { v4: true, v6: true };
+                            forwarding.save(both).unwrap();
+                            forwarding.enable(both).unwrap();
                             // Each pod starts its apps now.
                             for version in Version::ALL {
                                 let forwards = Sysctl::Other(&format!("{}/lo/forwarding", version.conf())).get();

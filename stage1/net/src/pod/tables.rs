@@ -202,7 +202,7 @@ pub(super) fn remove_shared(host: &Host, unused: &State) -> Result<()> {
 /// are not so.
 fn enable_sysctls(host: &Host, boot: &str, state: &State) -> Result<()> {
     forward_for(host, boot, state, |forwarding, families| forwarding.enable(families))?;
-    enable_route_localnet(state)
+    enable_route_localnet(state, true)
 }
 
 fn forward_for(
@@ -220,12 +220,12 @@ fn forward_for(
 }
 
 /// Enables `route_localnet` on the interfaces of these entries with published IPv4 ports. The entries are in the table.
-pub(super) fn enable_route_localnet(entries: &State) -> Result<()> {
+pub(super) fn enable_route_localnet(entries: &State, check_filters: bool) -> Result<()> {
     let to: BTreeSet<IpAddr> = entries.ports.values().map(|it| it.to.ip()).filter(IpAddr::is_ipv4).collect();
     let contains_pod = |prefix: &nft::Prefix| to.iter().any(|to| prefix.contains(*to));
     let with_ports = |name: &String| entries.networks.get(name).is_some_and(|it| it.prefixes.iter().any(contains_pod));
     let interfaces = entries.interfaces.iter().filter(|(_, it)| with_ports(&it.network));
-    interfaces.map(|(name, _)| name).try_for_each(|name| ignore_missing(open_loopback(name)))
+    interfaces.map(|(name, _)| name).try_for_each(|name| ignore_missing(open_loopback(name, check_filters)))
 }
 
 /// Disables `route_localnet` on interfaces that are in the table but that no pod needs.
@@ -235,19 +235,20 @@ fn disable_route_localnet(host: &Host, needed: &State) -> Result<()> {
     unneeded.into_iter().try_for_each(|name| ignore_missing(close_loopback(name)))
 }
 
-/// Sets `route_localnet` of an interface. First adds a tc filter that drops packets from and to 127.0.0.0/8 on the
-/// wire: the table drops them too, but another program may flush it (CVE-2020-8558). Without the kernel modules, only
-/// the table does.
-fn open_loopback(interface: &str) -> crate::netlink::Result<()> {
+/// Sets `route_localnet` of an interface. First adds a tc filter that drops packets from and to 127.0.0.0/8 on the wire:
+/// the table drops them too, but another program may flush it (CVE-2020-8558). Without the kernel modules, only the
+/// table does. A reload passes `check_filter`: it adds the filter to interfaces that lost it or never had it.
+fn open_loopback(interface: &str, check_filter: bool) -> crate::netlink::Result<()> {
     let sysctl = Sysctl::RouteLocalnet(interface);
-    if sysctl.get()? == "1" {
+    let is_open = sysctl.get()? == "1";
+    if is_open && !check_filter {
         return Ok(());
     }
     let mut socket = Socket::open()?;
     if let Some(index) = socket.index(interface)? {
         let _has_modules = socket.drop_loopback(index)?;
     }
-    sysctl.set("1")
+    if is_open { Ok(()) } else { sysctl.set("1") }
 }
 
 /// Resets `route_localnet` of an interface, then removes the filter: an administrator's bridge stays.

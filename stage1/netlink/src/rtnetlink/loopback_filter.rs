@@ -11,7 +11,6 @@ use crate::error::{Error, Result};
 use crate::message::{Batch, F_CREATE, F_EXCL};
 
 const RTM_NEWQDISC: u16 = 36;
-const RTM_DELQDISC: u16 = 37;
 const RTM_NEWTFILTER: u16 = 44;
 const RTM_DELTFILTER: u16 = 45;
 
@@ -80,7 +79,6 @@ impl Socket {
         });
         let what = format_args!("add the ingress qdisc of interface {index}");
         let added = self.channel().execute(qdisc, what);
-        let is_new = added.is_ok();
         if !ignore_existing(added)? {
             return Ok(false);
         }
@@ -100,20 +98,12 @@ impl Socket {
                 });
             });
             let what = format_args!("drop packets of 127.0.0.0/8 on interface {index}");
+            // The qdisc stays without filters: removing it would wait for a grace period, and race with other pods.
             if !ignore_existing(self.channel().execute(filter, what))? {
-                if is_new {
-                    self.delete_ingress(index)?;
-                }
                 return Ok(false);
             }
         }
         Ok(true)
-    }
-
-    fn delete_ingress(&mut self, index: u32) -> Result<()> {
-        let mut batch = Batch::new();
-        batch.push(RTM_DELQDISC, 0, &head(index, INGRESS_HANDLE, TC_H_CLSACT, 0), |_| {});
-        self.channel().execute(batch, format_args!("delete the ingress qdisc of interface {index}"))
     }
 
     /// Removes the filters of [`Socket::drop_loopback`], if there are any. The qdisc stays: it may have other filters.
@@ -124,7 +114,7 @@ impl Socket {
         let mut batch = Batch::new();
         batch.push(RTM_DELTFILTER, 0, &head(index, 0, INGRESS_FILTERS, filter_info()), |_| {});
         match self.channel().execute(batch, format_args!("remove the ingress filters of interface {index}")) {
-            Err(Error::Kernel { errno: Errno::NOENT | Errno::INVAL | Errno::NODEV, .. }) => Ok(()),
+            Err(Error::Kernel { errno: Errno::NOENT | Errno::INVAL | Errno::NODEV | Errno::OPNOTSUPP, .. }) => Ok(()),
             other => other,
         }
     }

@@ -54,7 +54,13 @@ fn pod(host: &mut Net, bridge: u32, network: u8, number: u8) -> Net {
 fn tcp(from: &Net, to: &Net, address: IpAddr) {
     let listener = to.namespace.enter(|| Ok(TcpListener::bind((address, 0)).unwrap())).unwrap();
     let at = listener.local_addr().unwrap();
-    let mut client = from.namespace.enter(|| Ok(TcpStream::connect_timeout(&at, LIMIT))).unwrap().unwrap();
+    // Neighbour resolution gives up after three probes, which a loaded machine may lose.
+    let mut client = None;
+    until("a connection", || {
+        client = from.namespace.enter(|| Ok(TcpStream::connect_timeout(&at, LIMIT).ok())).unwrap();
+        client.is_some()
+    });
+    let mut client = client.unwrap();
     let (mut server, _) = listener.accept().unwrap();
     server.set_read_timeout(Some(LIMIT)).unwrap();
     client.write_all(b"to the pod").unwrap();
