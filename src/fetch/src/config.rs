@@ -98,8 +98,24 @@ struct ImageConfigJson {
     #[serde(default)]
     architecture: String,
     variant: Option<String>,
+    #[serde(default, deserialize_with = "run_configuration")]
     config: Option<oci_spec::image::Config>,
     rootfs: RootFsJson,
+}
+
+/// The keys of `Volumes` and `ExposedPorts` are what counts. The specification has empty objects as their values, and
+/// oci-spec insists on them; Docker takes anything, and some tools write null.
+fn run_configuration<'de, D: serde::Deserializer<'de>>(json: D) -> Result<Option<oci_spec::image::Config>, D::Error> {
+    let Some(mut config) = Option::<serde_json::Map<String, serde_json::Value>>::deserialize(json)? else {
+        return Ok(None);
+    };
+    for member in ["Volumes", "ExposedPorts"] {
+        let keys = config.get_mut(member).and_then(serde_json::Value::as_object_mut);
+        for value in keys.into_iter().flat_map(|keys| keys.values_mut()) {
+            *value = serde_json::Value::Object(serde_json::Map::new());
+        }
+    }
+    serde_json::from_value(config.into()).map(Some).map_err(serde::de::Error::custom)
 }
 
 #[derive(Deserialize)]

@@ -7,6 +7,7 @@ use gantry_store::ImageFormat;
 use oci_spec::image::{Descriptor as OciDescriptor, ImageIndex, ImageManifest, SCHEMA_VERSION};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::Value;
 use thiserror::Error;
 
 use crate::config::MAX_LAYERS;
@@ -144,14 +145,45 @@ pub fn parse(came: &str, bytes: &[u8]) -> Result<Parsed, ManifestError> {
     let media_type = if said.is_empty() { came } else { said };
     match (shape.manifests, shape.config, shape.layers) {
         (Some(_), Some(_), _) | (Some(_), _, Some(_)) => Err(ManifestError::Ambiguous),
-        (Some(_), None, None) if !is_manifest(media_type) => check_index(&read_json(bytes)?).map(Parsed::Index),
+        (Some(_), None, None) if !is_manifest(media_type) => check_index(&read_tolerantly(bytes)?).map(Parsed::Index),
         (None, Some(_), Some(_)) if !is_index(media_type) => {
-            check_manifest(&read_json(bytes)?, media_type == DOCKER_MANIFEST).map(Parsed::Manifest)
+            check_manifest(&read_tolerantly(bytes)?, media_type == DOCKER_MANIFEST).map(Parsed::Manifest)
         }
         (None, None, None) | (None, Some(_), None) | (None, None, Some(_)) => {
             Err(ManifestError::NotAnImage("it has neither manifests nor a configuration with layers".to_owned()))
         }
         _ => Err(ManifestError::MediaType { said: media(media_type), came: "the parts of the other kind".to_owned() }),
+    }
+}
+
+/// Reads a document with oci-spec's types, which are stricter than the tools that write and read images: members that
+/// gantry does not use are left out, and missing ones that it can do without are empty.
+fn read_tolerantly<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ManifestError> {
+    let mut document: Value = read_json(bytes)?;
+    for member in ["annotations", "subject", "artifactType"] {
+        document.as_object_mut().and_then(|document| document.remove(member));
+    }
+    let lists = ["manifests", "layers"];
+    if let Some(config) = document.get_mut("config") {
+        complete_descriptor(config);
+    }
+    for list in lists {
+        document.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten().for_each(complete_descriptor);
+    }
+    serde_json::from_value(document).map_err(|error| ManifestError::Json(json_problem(&error)))
+}
+
+fn complete_descriptor(descriptor: &mut Value) {
+    let Some(descriptor) = descriptor.as_object_mut() else { return };
+    for unused in ["urls", "data", "artifactType"] {
+        descriptor.remove(unused);
+    }
+    descriptor.entry("mediaType").or_insert_with(|| Value::String(String::new()));
+    if let Some(platform) = descriptor.get_mut("platform").and_then(Value::as_object_mut) {
+        platform.remove("features");
+        for member in ["os", "architecture"] {
+            platform.entry(member).or_insert_with(|| Value::String(String::new()));
+        }
     }
 }
 

@@ -116,7 +116,7 @@ impl<'a> Registry<'a> {
     /// tunnel proves nothing about the registry, so the plain requests must then take the same proxy.
     fn may_fall_back(&self, error: &RegistryError, plain: &HttpUrl) -> Result<bool, RegistryError> {
         match error {
-            RegistryError::ProxyRefused { .. } | RegistryError::Stalled { .. } => {
+            RegistryError::ProxyRefused { .. } | RegistryError::Stalled { .. } | RegistryError::Tls { .. } => {
                 self.http.keeps_proxy(&self.secure, plain)
             }
             _ => Ok(true),
