@@ -32,7 +32,7 @@ impl Filter {
     /// Events of this level and above, whatever the module.
     #[must_use]
     pub fn level(level: LevelFilter) -> Self {
-        Self(Targets::new().with_default(level))
+        Self(base().with_default(level))
     }
 
     /// The flag's filter, else that of [`FILTER_VARIABLE`]; `None` if neither is given.
@@ -53,11 +53,17 @@ impl Filter {
     }
 }
 
+/// h2 warns of frames that a client can send without end, so only its errors are logged unless a directive names it.
+fn base() -> Targets {
+    Targets::new().with_target("h2", LevelFilter::ERROR)
+}
+
 impl FromStr for Filter {
     type Err = FilterError;
 
     fn from_str(text: &str) -> Result<Self, FilterError> {
-        let mut targets = Targets::new();
+        // Errors of modules that no directive names are logged, too: the last one says why a program failed.
+        let mut targets = base().with_default(LevelFilter::ERROR);
         for directive in text.split(',').map(str::trim) {
             targets = match directive.split_once('=') {
                 None => targets.with_default(parse_level(directive)?),
