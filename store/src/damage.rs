@@ -22,6 +22,7 @@ use crate::backup::{QUICK_CHECK, failing};
 use crate::db::{FileId, SchemaState, check_schema, connect, find_remains, next_number};
 use crate::high_water::HighWater;
 use crate::migrate::STEPS;
+use crate::reserve;
 use crate::{Layout, OpenError, Store, StoreError};
 
 /// Damage of a database.
@@ -59,7 +60,15 @@ fn find_damage_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, Op
         );
     }
     let mark = HighWater::load(layout)?;
-    let db = connect(layout)?;
+    let db = match connect(layout) {
+        // The WAL index needs space. The caller may serve the database read-only for as long as it runs, so the reserve
+        // goes first.
+        Err(error) if error.is_full() => {
+            reserve::spend(layout)?;
+            connect(layout)?
+        }
+        other => other?,
+    };
     let conn = &db.conn;
     let looked = match check_schema(conn, layout, boot, STEPS) {
         // The marks in the header of gantry's own database may have been overwritten.

@@ -366,7 +366,9 @@ pub(crate) fn resolved(dir: &Path) -> PathBuf {
 }
 
 fn boot_unknown(source: io::Error) -> OpenError {
-    OpenError::io(format!("cannot read the boot id from {BOOT_ID}: is /proc mounted?"), source)
+    let message = format!("cannot read the boot id from {BOOT_ID}: is /proc mounted?");
+    // Whatever the error is: no object is missing.
+    OpenError::Unusable { message, kind: gantry_model::ErrorKind::Unavailable, source: Some(source) }
 }
 
 fn failed(doing: &str, dir: &Path) -> impl FnOnce(io::Error) -> OpenError {

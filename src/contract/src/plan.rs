@@ -33,7 +33,6 @@ pub struct Plan {
     pub cgroup_parent: String,
     /// The directory of the named volumes, absolute. A volume's directory there has what apps see in `data`, and a file
     /// `fresh` until the first app mounts it, which fills the volume.
-    #[serde(default)]
     pub volumes_dir: String,
     /// Volumes by name. Directories that the supervisor creates for the pod are in [`crate::files::VOLUMES`].
     pub volumes: Vec<VolumeSpec>,

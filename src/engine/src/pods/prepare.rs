@@ -208,9 +208,13 @@ impl Engine {
     /// [`PrepareError`]; nothing is left of the pod then.
     pub fn create(&self, mut request: Prepare<'_>) -> Result<Embryo<'_>, PrepareError> {
         need_root("prepare a pod")?;
-        let net = self.resolve_net(&mut request.spec);
+        let net = self.resolve_net(&mut request.spec).clone();
+        // The specification was validated before the default network was filled in.
+        if !request.spec.ports.is_empty() {
+            gantry_model::net::takes_ports(&net).map_err(plan_net::PortError::NoNetwork).map_err(PlanError::from)?;
+        }
         if request.starts_now {
-            self.check_choice(net)?;
+            self.check_choice(&net)?;
         }
         let root = self.store.layout().root();
         if root.to_str().is_none() {
@@ -224,9 +228,9 @@ impl Engine {
         }
         let id = PodId::from_random(random()?);
         let plan = self.plan_of(&spec, &images, &configs, id)?;
-        let undo = UndoGuard { engine: self, id, armed: true };
         // The directory first: from the row's first moment on, its free lock means that the preparer is dead.
         let lock = self.store.make_pod_dir(id).map_err(PodError::store)?;
+        let undo = UndoGuard { engine: self, id, armed: true };
         let row = match self.insert_with_volumes(&new_pod(&spec, &plan, id, &images)) {
             Ok(row) => row,
             Err(error) => {

@@ -230,6 +230,8 @@ impl Engine {
     /// free and the journal does not say ready.
     fn abort_start(&self, id: PodId, error: &EngineError) {
         let Ok(Some(_lock)) = self.lock_pod(id) else { return };
+        // Even if the row cannot be read: without a row, only gc would remove them.
+        self.remove_leftovers(id);
         let _superseded_by_the_row = pod_dir::forget_start(&self.pod_dir(id));
         let Ok(row) = self.row_under_lock(id) else { return };
         let mut reason = chain(error);
