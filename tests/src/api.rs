@@ -1,8 +1,8 @@
-//! A gantryd that serves its API, and a client of it whose calls block.
+//! Starts a gantryd that serves its API, and a blocking client for it.
 //!
-//! [`Gantry::serve`] starts one on a unix socket of its own; [`Served::api`] connects. Calls come in two forms: the
-//! plain ones fail the test when the call fails, those that begin with `try_` give its status. A stream is taken
-//! message by message ([`Incoming`]), so that a test decides when its client reads.
+//! [`Gantry::serve`] starts one on a unix socket of its own; [`Served::api`] connects. Each call has two forms: the
+//! plain one fails the test when the call fails, the one prefixed `try_` returns the status. Streams are read message
+//! by message ([`Incoming`]), so a test decides when its client reads.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -32,10 +32,10 @@ use crate::output::Out;
 use crate::running::Running;
 use crate::wait::{DEADLINE, wait_for};
 
-/// The most bytes of a list. A stream's message is held to the 4 MiB that every gRPC client has by default.
+/// The size limit of a list reply, in bytes. Messages of a stream keep gRPC's default limit of 4 MiB.
 const MAX_LIST_BYTES: usize = 256 << 20;
 
-/// A gantryd that serves. Killed when it goes out of scope before [`Served::end`].
+/// A running gantryd that serves its API. Dropping it before [`Served::end`] kills the process.
 #[derive(Debug)]
 pub struct Served {
     daemon: Running,
@@ -43,8 +43,8 @@ pub struct Served {
 }
 
 impl Gantry {
-    /// Starts gantryd with its API on a unix socket of this gantry, and waits until it serves. It marks no garbage
-    /// after its first round, so that a pod which has ended stays Exited, unless `args` have a configuration.
+    /// Starts gantryd with its API on a unix socket of this gantry, and waits until it serves. Unless `args` name a
+    /// configuration, gantryd marks no garbage after its first round, so an ended pod stays Exited.
     #[track_caller]
     #[must_use]
     pub fn serve(&self, args: &[&str]) -> Served {
@@ -56,14 +56,15 @@ impl Gantry {
         self.serve_on(&[&["--listen", &address, "--config", &config], args].concat())
     }
 
-    /// The same, listening where `args` say; the client connects to the first address it tells.
+    /// Like [`Self::serve`], but listens where `args` say; the client connects to the first address that gantryd
+    /// prints.
     #[track_caller]
     #[must_use]
     pub fn serve_on(&self, args: &[&str]) -> Served {
         Served::of(self.spawn_command(&mut self.daemon(args)))
     }
 
-    /// The command line of a gantryd that is not told where to listen.
+    /// The command line of a gantryd without listen options.
     #[track_caller]
     #[must_use]
     pub fn untold_daemon(&self, args: &[&str]) -> Command {
@@ -86,7 +87,7 @@ impl Gantry {
     }
 }
 
-/// Gives one command the environment and the working directory of another.
+/// Copies the environment and the working directory of one command to another.
 pub fn copy_setting(from: &Command, to: &mut Command) {
     for (name, value) in from.get_envs() {
         match value {
@@ -100,7 +101,7 @@ pub fn copy_setting(from: &Command, to: &mut Command) {
 }
 
 impl Served {
-    /// A gantryd that was started, once it serves.
+    /// Wraps a started gantryd and waits until it serves.
     #[track_caller]
     #[must_use]
     pub fn of(mut daemon: Running) -> Self {
@@ -110,14 +111,14 @@ impl Served {
         served
     }
 
-    /// Where it says that it serves, in its order: `unix:/path`, `tcp:HOST:PORT`.
+    /// The addresses that gantryd printed, in its order: `unix:/path`, `tcp:HOST:PORT`.
     #[must_use]
     pub fn addresses(&self) -> Vec<String> {
         let said = self.daemon.stderr();
         said.lines().filter_map(|line| line.split_once("info: serving on ")).map(|(_, to)| to.to_owned()).collect()
     }
 
-    /// The first of them.
+    /// The first address.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
@@ -135,7 +136,7 @@ impl Served {
         &mut self.daemon
     }
 
-    /// Its resident memory in KiB.
+    /// The resident memory of the process in KiB.
     #[must_use]
     #[track_caller]
     pub fn rss_kib(&self) -> u64 {
@@ -146,7 +147,7 @@ impl Served {
         found.unwrap_or_else(|| panic!("{path} says nothing of memory: {status}"))
     }
 
-    /// Asks it to end, which it must do within five seconds, with exit code 0 and without an error.
+    /// Terminates gantryd, which must exit within five seconds with code 0 and without an error.
     #[track_caller]
     pub fn end(self) -> Out {
         let begin = Instant::now();
@@ -157,7 +158,7 @@ impl Served {
         out
     }
 
-    /// Kills it: it can tidy up nothing.
+    /// Kills gantryd, without any clean-up.
     #[track_caller]
     pub fn kill(self) {
         self.daemon.signal(crate::Signal::KILL);
@@ -172,7 +173,7 @@ pub struct Api {
     channel: Channel,
 }
 
-/// Where an address leads, for [`Endpoint`].
+/// The URI of an address, for [`Endpoint`].
 fn uri(address: &str) -> String {
     match address.strip_prefix("tcp:") {
         Some(rest) => format!("http://{rest}"),
@@ -180,8 +181,8 @@ fn uri(address: &str) -> String {
     }
 }
 
-/// Connections to a socket file by another user, as many of so many as are made. The kernel notes the credentials of
-/// the thread that connects.
+/// Makes `count` connections to a socket file as another user. The kernel records the credentials of the thread that
+/// connects.
 ///
 /// # Panics
 /// When this process may not become that user.
@@ -198,7 +199,7 @@ pub fn connect_unix_as(path: &std::path::Path, uid: u32, gid: u32, count: usize)
     std::thread::scope(|scope| scope.spawn(connect).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Gives a connection that is there already to whoever asks for one first.
+/// Hands an existing connection to the first caller.
 struct Once(Option<UnixStream>);
 
 impl Service<Uri> for Once {
@@ -224,7 +225,7 @@ impl Api {
     /// Connects to `unix:/path` or `tcp:HOST:PORT`.
     ///
     /// # Panics
-    /// When nobody answers.
+    /// When the connection fails.
     #[track_caller]
     #[must_use]
     pub fn connect(address: &str) -> Self {
@@ -234,7 +235,7 @@ impl Api {
         }
     }
 
-    /// A client that takes at most 64 KiB before it reads: what the server then wants to send, it must keep.
+    /// A client with a receive window of 64 KiB: until it reads, the server must buffer everything beyond that.
     #[track_caller]
     #[must_use]
     pub fn narrow(address: &str) -> Self {
@@ -247,12 +248,12 @@ impl Api {
     /// Connects, with a receive window of this many bytes.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When the connection fails.
     ///
     /// # Panics
-    /// When the address is none.
+    /// When the address is invalid.
     pub fn try_connect(address: &str, window: Option<u32>) -> Result<Self, tonic::transport::Error> {
-        // One thread besides the test's: it answers pings while the test does something else.
+        // One thread besides the test's: it answers pings while the test is busy.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = Arc::new(runtime.unwrap_or_else(|error| panic!("cannot start a runtime: {error}")));
         let endpoint = Endpoint::from_shared(uri(address)).unwrap_or_else(|error| panic!("{address}: {error}"));
@@ -261,10 +262,10 @@ impl Api {
         Ok(Self { runtime, channel })
     }
 
-    /// Connects to `unix:/path` as this user and group, which have no other groups and no rights.
+    /// Connects to `unix:/path` as this user and group, without supplementary groups and capabilities.
     ///
     /// # Panics
-    /// When nobody answers.
+    /// When the connection fails.
     #[track_caller]
     #[must_use]
     pub fn connect_as(address: &str, uid: u32, gid: u32) -> Self {
@@ -279,16 +280,16 @@ impl Api {
         Self { runtime, channel }
     }
 
-    /// The generated client, for what has no method here; run its calls with [`Self::block_on`].
+    /// The generated client, for calls without a method here; run them with [`Self::block_on`].
     #[must_use]
     pub fn raw(&self) -> PublicApiClient<Channel> {
         PublicApiClient::new(self.channel.clone()).max_encoding_message_size(usize::MAX)
     }
 
-    /// Drives a future to its end, no longer than [`DEADLINE`].
+    /// Drives a future to completion, within [`DEADLINE`].
     ///
     /// # Panics
-    /// When the time is over.
+    /// When the deadline passes.
     #[track_caller]
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         match self.runtime.block_on(async { tokio::time::timeout(DEADLINE, future).await }) {
@@ -297,7 +298,7 @@ impl Api {
         }
     }
 
-    /// Starts a future on this client's own thread.
+    /// Spawns a future on this client's own thread.
     pub fn spawn<F>(&self, future: F) -> tokio::task::JoinHandle<F::Output>
     where
         F: Future + Send + 'static,
@@ -350,7 +351,7 @@ impl Api {
         self.list_pods(Vec::new(), false)
     }
 
-    /// The ids of the pods for which one filter holds.
+    /// The ids of the pods that match one filter.
     #[track_caller]
     #[must_use]
     pub fn pod_ids(&self, filter: PodFilter) -> Vec<String> {
@@ -374,13 +375,13 @@ impl Api {
         self.try_inspect_pod(id).unwrap_or_else(|status| panic!("InspectPod {id}: {status}"))
     }
 
-    /// Waits until the pod is in this state, as the server tells it, and returns it.
+    /// Waits until the server reports the pod in this state, and returns the pod.
     #[track_caller]
     pub fn wait_state(&self, id: &str, state: PodState) -> Pod {
         self.wait_pod(id, &format!("be {state:?}"), |pod| pod.state() == state)
     }
 
-    /// Waits until this holds for the pod, as the server tells it, and returns it.
+    /// Waits until the pod that the server reports satisfies a predicate, and returns the pod.
     #[track_caller]
     pub fn wait_pod(&self, id: &str, what: &str, holds: impl Fn(&Pod) -> bool) -> Pod {
         let one = || PodFilter { ids: vec![id.to_owned()], ..PodFilter::default() };
@@ -404,7 +405,7 @@ impl Api {
         self.try_list_images(filters, detail).unwrap_or_else(|status| panic!("ListImages: {status}"))
     }
 
-    /// The ids of the images for which one filter holds.
+    /// The ids of the images that match one filter.
     #[track_caller]
     #[must_use]
     pub fn image_ids(&self, filter: ImageFilter) -> Vec<String> {
@@ -428,7 +429,7 @@ impl Api {
         self.try_inspect_image(id).unwrap_or_else(|status| panic!("InspectImage {id}: {status}"))
     }
 
-    /// ListenEvents; returns when the server has begun to answer.
+    /// ListenEvents; returns as soon as the server sent the response headers.
     ///
     /// # Errors
     /// The call's status.
@@ -438,14 +439,14 @@ impl Api {
         Ok(Incoming::new(self.clone(), stream))
     }
 
-    /// ListenEvents; returns when the server has begun to answer.
+    /// ListenEvents; returns as soon as the server sent the response headers.
     #[track_caller]
     #[must_use]
     pub fn listen(&self, filter: EventFilter) -> Incoming<ListenEventsResponse> {
         self.try_listen(Some(filter)).unwrap_or_else(|status| panic!("ListenEvents: {status}"))
     }
 
-    /// GetLogs; returns when the server has begun to answer.
+    /// GetLogs; returns as soon as the server sent the response headers.
     ///
     /// # Errors
     /// The call's status.
@@ -455,7 +456,7 @@ impl Api {
         Ok(Incoming::new(self.clone(), stream))
     }
 
-    /// GetLogs; returns when the server has begun to answer.
+    /// GetLogs; returns as soon as the server sent the response headers.
     #[track_caller]
     #[must_use]
     pub fn logs(&self, request: GetLogsRequest) -> Incoming<GetLogsResponse> {
@@ -463,10 +464,10 @@ impl Api {
         self.try_logs(request).unwrap_or_else(|status| panic!("GetLogs of {shown}: {status}"))
     }
 
-    /// What grpc.health.v1 says of a service: 1 serving, 2 not serving.
+    /// The grpc.health.v1 status of a service: 1 serving, 2 not serving.
     ///
     /// # Errors
-    /// The call's status; NOT_FOUND for a service that is not known.
+    /// The call's status; NOT_FOUND for an unknown service.
     #[track_caller]
     pub fn health(&self, service: &str) -> Result<i32, Status> {
         let mut client = HealthClient::new(self.channel.clone());
@@ -475,11 +476,11 @@ impl Api {
     }
 }
 
-/// A streamed message that holds several of what the caller wants.
+/// A streamed message that holds several items.
 pub trait Batch: Message + Default {
-    /// What.
+    /// The type of the items.
     type Item;
-    /// All of them.
+    /// The items of this message.
     fn items(self) -> Vec<Self::Item>;
 }
 
@@ -499,15 +500,15 @@ impl Batch for GetLogsResponse {
     }
 }
 
-/// A stream that the server sends. Dropping it ends the call.
+/// A server stream. Dropping it cancels the call.
 #[derive(Debug)]
 pub struct Incoming<T: Batch> {
     api: Api,
     stream: Streaming<T>,
     ready: VecDeque<T::Item>,
-    /// How many messages have come.
+    /// The number of messages received.
     pub messages: usize,
-    /// The size of the largest, in bytes.
+    /// The size of the largest message, in bytes.
     pub largest: usize,
 }
 
@@ -516,10 +517,10 @@ impl<T: Batch> Incoming<T> {
         Self { api, stream, ready: VecDeque::new(), messages: 0, largest: 0 }
     }
 
-    /// The next one, within this time; `Ok(None)` when the stream has ended, `Err(None)` when the time is over.
+    /// The next item, within this time; `Ok(None)` at the end of the stream, `Err(None)` on timeout.
     ///
     /// # Errors
-    /// How the stream was broken off, if it was.
+    /// The status that ended the stream.
     pub fn next_within(&mut self, time: Duration) -> Result<Option<T::Item>, Option<Status>> {
         let end = Instant::now() + time;
         while self.ready.is_empty() {
@@ -540,10 +541,10 @@ impl<T: Batch> Incoming<T> {
         Ok(self.ready.pop_front())
     }
 
-    /// The next one, or how the stream ended.
+    /// The next item, or the end of the stream.
     ///
     /// # Errors
-    /// How the stream was broken off.
+    /// The status that ended the stream.
     #[track_caller]
     pub fn try_next(&mut self) -> Result<Option<T::Item>, Status> {
         match self.next_within(DEADLINE) {
@@ -553,7 +554,7 @@ impl<T: Batch> Incoming<T> {
         }
     }
 
-    /// The next one, which must come.
+    /// The next item; fails the test if the stream ends.
     #[track_caller]
     pub fn take_one(&mut self) -> T::Item {
         match self.try_next() {
@@ -563,7 +564,7 @@ impl<T: Batch> Incoming<T> {
         }
     }
 
-    /// Everything until the stream ends, which it must do well.
+    /// All items until the stream ends without an error.
     #[track_caller]
     pub fn rest(&mut self) -> Vec<T::Item> {
         let mut all = Vec::new();
@@ -576,7 +577,7 @@ impl<T: Batch> Incoming<T> {
         }
     }
 
-    /// Everything up to and with the first for which this holds.
+    /// All items up to and including the first that satisfies the predicate.
     #[track_caller]
     pub fn until(&mut self, mut last: impl FnMut(&T::Item) -> bool) -> Vec<T::Item> {
         let mut all = Vec::new();
@@ -600,7 +601,7 @@ pub fn data<'a>(event: &'a Event, key: &str) -> Option<&'a str> {
 /// An event's number.
 ///
 /// # Panics
-/// When it has none.
+/// When the event has none.
 #[must_use]
 #[track_caller]
 pub fn sequence(event: &Event) -> u64 {

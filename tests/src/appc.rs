@@ -1,15 +1,15 @@
-//! Validates manifests by the rules of appc's schema (0.8.11), as its Go types apply them on unmarshalling, in the same
-//! order and with nearly the same messages. Go ignores unknown fields; here they are errors, because gantry must not
-//! write any.
+//! Validates manifests by the rules of appc's schema (0.8.11), as its Go types apply them on unmarshalling, in the
+//! same order and with nearly the same messages. Go ignores unknown fields; here they are errors, because gantry must
+//! not write any.
 
 use serde_json::{Map, Value};
 
 type Checked = Result<(), String>;
 
-/// Whether appc's `schema.PodManifest` takes this document.
+/// Checks a document against appc's `schema.PodManifest`.
 ///
 /// # Errors
-/// Why it does not.
+/// The first violation.
 pub fn check_pod_manifest(document: &Value) -> Checked {
     let fields = [
         "acVersion",
@@ -37,10 +37,10 @@ pub fn check_pod_manifest(document: &Value) -> Checked {
     check_map(pod, "userLabels")
 }
 
-/// Whether appc's `schema.ImageManifest` takes this document.
+/// Checks a document against appc's `schema.ImageManifest`.
 ///
 /// # Errors
-/// Why it does not.
+/// The first violation.
 pub fn check_image_manifest(document: &Value) -> Checked {
     let fields = ["acKind", "acVersion", "name", "labels", "app", "annotations", "dependencies", "pathWhitelist"];
     let image = object("image manifest", document, &fields)?;
@@ -161,7 +161,7 @@ fn check_exposed_port(port: &Value) -> Checked {
 fn check_port(port: &Value) -> Checked {
     let port = object("port", port, &["name", "protocol", "port", "count", "socketActivated"])?;
     check_name(text(port, "name")?)?;
-    // appc takes any text; its specification knows these, and rkt passes them on to CNI's portmap.
+    // appc accepts any text; its specification lists these values, and rkt passes them on to CNI's portmap.
     let protocol = text(port, "protocol")?;
     if !["tcp", "udp", "sctp"].contains(&protocol) {
         return Err(format!("protocol {protocol}"));
@@ -174,7 +174,7 @@ fn check_port(port: &Value) -> Checked {
     Ok(())
 }
 
-/// A list that goes through an app is checked for names the schema does not know, too: their values are nil there.
+/// appc also checks the isolators of an app for names unknown to the schema: their values are nil there.
 fn check_isolators(isolators: &[Value]) -> Checked {
     let mut filters = 0;
     for isolator in isolators {
@@ -275,12 +275,12 @@ fn check_labels(labels: &[Value]) -> Checked {
     }
 }
 
-/// ACName: lower-case letters, digits and `-`, which is neither first nor last.
+/// ACName: lower-case letters, digits and `-`; `-` is neither first nor last.
 fn check_name(name: &str) -> Checked {
     characters("ACName", name, "-")
 }
 
-/// ACIdentifier: the same with `-._~/`.
+/// ACIdentifier: like ACName, with `-._~/`.
 fn check_identifier(name: &str) -> Checked {
     characters("ACIdentifier", name, "-._~/")
 }

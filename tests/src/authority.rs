@@ -24,11 +24,11 @@ pub struct Issued {
 /// When a certificate is valid, as openssl writes times.
 #[derive(Debug, Clone, Copy)]
 pub enum Validity {
-    /// For the lifetime of any test.
+    /// Valid for the lifetime of any test.
     Now,
-    /// It ended in 2021.
+    /// Expired in 2021.
     Over,
-    /// It begins in 2090.
+    /// Not valid before 2090.
     NotYet,
 }
 
@@ -77,7 +77,7 @@ impl Authority {
         authority
     }
 
-    /// Its own certificate.
+    /// The authority's own certificate.
     #[must_use]
     pub fn certificate(&self) -> PathBuf {
         self.home.path().join("ca.crt")
@@ -135,7 +135,7 @@ impl Authority {
         Issued { certificate: self.home.path().join(certificate), key: self.home.path().join(key) }
     }
 
-    /// Trusts this authority for `host` below `dir`, as podman's and docker's `certs.d` have it.
+    /// Trusts this authority for `host` below `dir`, in the layout of podman's and docker's `certs.d`.
     ///
     /// # Panics
     /// When a file cannot be written.
@@ -179,7 +179,7 @@ impl Authority {
 }
 
 impl Issued {
-    /// Lays it down as the client certificate of a directory of `certs.d`.
+    /// Installs this certificate as the client certificate in a directory of `certs.d`.
     ///
     /// # Panics
     /// When a file cannot be written.

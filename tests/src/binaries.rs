@@ -1,8 +1,8 @@
-//! Finding or building what is tested, once per test process.
+//! Finds or builds the programs under test, once per test process.
 //!
 //! `GANTRY_BIN_DIR` names a directory with `gantry`, `gantryd`, `gantry-stage1` and `gantry-fixture-app`, for instance
-//! an installation. Without it the set in `<target>/gantry-dev` is brought up to date, which is the one that `./dev
-//! test` builds: with the same commands, so that nothing is compiled for the second time with other features.
+//! an installation. Without it, the set in `<target>/gantry-dev` is brought up to date. `./dev test` builds the same
+//! set with the same commands, so nothing is compiled a second time with other features.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result};
 
-/// Where the programs are.
+/// The paths of the programs.
 #[derive(Debug)]
 pub(crate) struct Binaries {
     /// The command line.
@@ -60,7 +60,7 @@ fn find() -> Result<Binaries> {
 pub(crate) fn liar() -> &'static Path {
     static LIAR: OnceLock<PathBuf> = OnceLock::new();
     LIAR.get_or_init(|| {
-        // A built set has it; what is installed has not.
+        // A built set contains the plugin, an installation does not.
         let named = std::env::var_os("GANTRY_BIN_DIR").map(|dir| PathBuf::from(dir).join("cni-liar"));
         match named
             .filter(|path| path.exists())

@@ -1,4 +1,4 @@
-//! Debian's `docker-registry` on loopback, filled by `skopeo`: a registry nobody of us wrote.
+//! Debian's `docker-registry` on loopback, filled by `skopeo`: a registry implementation independent of gantry.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -13,18 +13,18 @@ use crate::authority::Issued;
 use crate::running::Running;
 use crate::wait::wait_for;
 
-/// A user who may have everything, when the registry asks for one.
+/// The user with full access, when the registry requires a login.
 pub const USER: &str = "user";
-/// Their password.
+/// The password of [`USER`].
 pub const PASSWORD: &str = "secret";
 
-/// `USER:PASSWORD` as htpasswd(1) writes it; bcrypt, the only scheme the registry takes.
+/// `USER:PASSWORD` as htpasswd(1) writes it; bcrypt, the only scheme that the registry supports.
 const HTPASSWD: &str = "user:$2b$04$abcdefghijklmnopqrstuu2r9OfJnfCsdneAXAGHnS4UpFFP8WIrW\n";
 
-/// How often another port is tried: somebody may take the free one before the registry does.
+/// The number of ports to try: another process may bind the free port before the registry does.
 const TRIES: usize = 5;
 
-/// The registry; its process is killed and its storage deleted when it goes out of scope.
+/// A running registry. Dropping it kills the process and deletes the storage.
 #[derive(Debug)]
 pub struct DebianRegistry {
     home: TempDir,
@@ -36,41 +36,41 @@ pub struct DebianRegistry {
 /// How a registry is protected.
 #[derive(Debug, Default)]
 pub struct RegistryOptions {
-    /// Only [`USER`] with [`PASSWORD`] may use it.
+    /// Requires [`USER`] and [`PASSWORD`].
     pub protected: bool,
-    /// It speaks TLS, with this certificate.
+    /// Serves TLS with this certificate.
     pub tls: Option<Issued>,
-    /// It asks for client certificates signed by the authority of this certificate.
+    /// Requires client certificates signed by the authority of this certificate.
     pub client_authority: Option<PathBuf>,
-    /// The authority of its own certificate, and a client certificate: for those who push into it.
+    /// The `certs.d` directory for pushes: the authority of the registry's certificate, and a client certificate.
     pub push_dir: Option<PathBuf>,
 }
 
 impl DebianRegistry {
-    /// Starts an empty one on a free port of 127.0.0.1.
+    /// Starts an empty registry on a free port of 127.0.0.1.
     ///
     /// # Panics
-    /// When it is not installed or does not start.
+    /// When the registry is not installed or does not start.
     #[must_use]
     #[track_caller]
     pub fn start() -> Self {
         Self::start_with(RegistryOptions::default())
     }
 
-    /// Starts an empty one that [`USER`] alone may use.
+    /// Starts an empty registry that requires [`USER`].
     ///
     /// # Panics
-    /// When it is not installed or does not start.
+    /// When the registry is not installed or does not start.
     #[must_use]
     #[track_caller]
     pub fn protected() -> Self {
         Self::start_with(RegistryOptions { protected: true, ..RegistryOptions::default() })
     }
 
-    /// Starts an empty one that is protected in this way.
+    /// Starts an empty registry with this protection.
     ///
     /// # Panics
-    /// When it is not installed or does not start.
+    /// When the registry is not installed or does not start.
     #[must_use]
     #[track_caller]
     pub fn start_with(options: RegistryOptions) -> Self {
@@ -85,7 +85,7 @@ impl DebianRegistry {
         panic!("docker-registry does not start; it says:\n{}", registry.log());
     }
 
-    /// Starts the process; false when it ended at once.
+    /// Starts the process; false if it exited at once.
     #[track_caller]
     fn serve(&mut self) -> bool {
         let started = self.configure().and_then(|(config, log)| {
@@ -141,7 +141,7 @@ impl DebianRegistry {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Copies an image into it, byte for byte. `from` is what skopeo takes, such as `oci:DIR:TAG`.
+    /// Copies an image into the registry, byte for byte. `from` is a skopeo reference such as `oci:DIR:TAG`.
     ///
     /// # Panics
     /// When skopeo is not installed or fails.
@@ -150,7 +150,7 @@ impl DebianRegistry {
         self.copy(&["--preserve-digests", "--all"], from, name);
     }
 
-    /// Copies an image into it as Docker's schema 2.
+    /// Copies an image into the registry as Docker's schema 2.
     ///
     /// # Panics
     /// When skopeo is not installed or fails.
@@ -177,7 +177,7 @@ impl DebianRegistry {
         Running::start(&mut command, false).wait().succeeded();
     }
 
-    /// What it has written to its log.
+    /// The registry's log so far.
     #[must_use]
     #[track_caller]
     fn log(&self) -> String {
@@ -187,15 +187,16 @@ impl DebianRegistry {
         }
     }
 
-    /// How often somebody was given the whole or a part of this path, such as `/v2/app/blobs/sha256:…`, before now.
+    /// The number of GET requests for this path (such as `/v2/app/blobs/sha256:…`), whole or ranges, that the registry
+    /// served before this call.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// When the registry does not reply.
     #[must_use]
     #[track_caller]
     pub fn gets(&self, path: &str) -> usize {
-        // It writes the log after the answer, one request after the other of a client: once it has written of a
-        // request made now, it has written of those before.
+        // The registry logs a request after the reply, in order per client: once a request made now is in the log, all
+        // earlier ones are.
         let marker = format!("/v2/marker-{}", self.log().len());
         if let Err(error) = self.ask(&marker) {
             panic!("{} does not answer: {error}", self.host());
@@ -212,10 +213,10 @@ impl DebianRegistry {
         stream.read_to_end(&mut Vec::new()).map(drop)
     }
 
-    /// Ends its process, as a crash does.
+    /// Kills the process, like a crash.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // Both fail only when it has ended by itself.
+            // Both fail only if the process has exited already.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -1,7 +1,8 @@
-//! A registry on loopback that misbehaves on demand: it serves what it is given, unless a fault is laid on a path.
+//! A registry on loopback that misbehaves on demand: it serves the given content, except on paths with an injected
+//! fault.
 //!
-//! One request per connection, one thread per connection, all joined when it goes out of scope. It speaks plain
-//! http only; a TLS greeting is answered by hanging up, as a plain server does.
+//! It serves one request per connection, with one thread per connection; dropping the registry joins all threads. It
+//! speaks plain http only, and closes the connection on a TLS ClientHello, as a plain http server does.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Write as _;
@@ -18,50 +19,50 @@ pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 /// `application/vnd.oci.image.index.v1+json`
 pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
-/// How a request is answered wrongly.
+/// A fault in a reply.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// Not at all wrongly; to put a right answer between faults.
+    /// A correct reply, to place between faults.
     None,
-    /// This status with these headers and no content.
+    /// Replies with this status and these headers, without content.
     Status(u16, Vec<(String, String)>),
     /// A redirect.
     Redirect(String),
-    /// The whole length is promised, and the connection closed after so many bytes.
+    /// Promises the full length and closes the connection after this many bytes.
     Cut(usize),
-    /// The same, with a TCP reset.
+    /// Like `Cut`, with a TCP reset.
     Reset(usize),
-    /// The same, and then nothing, until the registry is dropped.
+    /// Like `Cut`, but keeps the connection open and silent until the registry is dropped.
     Stall(usize),
-    /// Other content, with its own length.
+    /// Serves other content, with its own length.
     Replace(Vec<u8>),
-    /// Another `Content-Length` than the content has.
+    /// Sends a wrong `Content-Length`.
     Length(u64),
-    /// No `Content-Length`, so many bytes of the content, then these.
+    /// Omits `Content-Length`, and sends this many bytes of the content followed by these bytes.
     NoLength(usize, Vec<u8>),
-    /// The whole, whatever range is asked for.
+    /// Ignores the requested range and sends all content.
     IgnoreRange,
-    /// A range that begins one byte early.
+    /// Sends a range that begins one byte early.
     WrongRange,
 }
 
-/// Who may have anything.
+/// Anonymous access.
 #[derive(Debug, Clone)]
 pub enum Access {
-    /// Whoever sends this `Authorization` header.
+    /// Requires this `Authorization` header.
     Basic(String),
-    /// Whoever sends a token; the token server wants this `Authorization` header, if any.
+    /// Requires a token; the token server requires this `Authorization` header, if any.
     Token(Option<String>),
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug, Clone)]
 pub struct RecordedRequest {
     /// `GET`, `POST` …
     pub method: String,
     /// The path without the query.
     pub path: String,
-    /// What follows the question mark.
+    /// The query, without the question mark.
     pub query: String,
     /// The headers, names in lower case.
     pub headers: HashMap<String, String>,
@@ -88,7 +89,7 @@ struct State {
     faults: HashMap<String, VecDeque<Fault>>,
     always: HashMap<String, Fault>,
     access: Option<Access>,
-    /// The token that is good now.
+    /// The number of the valid token.
     token: u32,
     seen: Vec<RecordedRequest>,
     stop: bool,
@@ -101,10 +102,10 @@ impl Shared {
 }
 
 impl FaultyRegistry {
-    /// Starts one on a free port of 127.0.0.1.
+    /// Starts a registry on a free port of 127.0.0.1.
     ///
     /// # Errors
-    /// Whatever the system says about sockets and threads.
+    /// When a socket or thread cannot be created.
     pub fn start() -> std::io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
@@ -149,33 +150,33 @@ impl FaultyRegistry {
         self.put_manifest(repository, tag, MANIFEST, &image.manifest)
     }
 
-    /// Lays faults on the next requests for a path, one each.
+    /// Injects faults into the next requests for a path, one each.
     pub fn fault(&self, path: &str, faults: impl IntoIterator<Item = Fault>) {
         self.shared.lock().faults.entry(path.to_owned()).or_default().extend(faults);
     }
 
-    /// Lays a fault on every request for a path that has no other.
+    /// Injects a fault into every request for a path that has no other fault.
     pub fn always(&self, path: &str, fault: Fault) {
         self.shared.lock().always.insert(path.to_owned(), fault);
     }
 
-    /// Demands authentication from now on.
+    /// Requires authentication from now on.
     pub fn protect(&self, access: Access) {
         self.shared.lock().access = Some(access);
     }
 
-    /// Makes the tokens given out so far stale.
+    /// Expires all tokens issued so far.
     pub fn expire_tokens(&self) {
         self.shared.lock().token += 1;
     }
 
-    /// The requests so far, in the order in which they came.
+    /// The requests so far, in order of arrival.
     #[must_use]
     pub fn seen(&self) -> Vec<RecordedRequest> {
         self.shared.lock().seen.clone()
     }
 
-    /// How many requests for a path came so far.
+    /// The number of requests for a path so far.
     #[must_use]
     pub fn count(&self, path: &str) -> usize {
         self.shared.lock().seen.iter().filter(|seen| seen.path == path).count()
@@ -186,10 +187,10 @@ impl Drop for FaultyRegistry {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
         self.shared.stopped.notify_all();
-        // Wakes the listener; it sees the flag.
+        // Wakes the listener, which then checks the flag.
         drop(TcpStream::connect(self.address));
         if let Some(listener) = self.listener.take() {
-            // A panic in it has been printed already.
+            // A panic of the thread has been printed already.
             drop(listener.join());
         }
     }
@@ -203,7 +204,7 @@ fn listen(listener: &TcpListener, shared: &Arc<Shared>, address: SocketAddr) {
         }
         let Ok(stream) = stream else { continue };
         let shared = Arc::clone(shared);
-        // A client that goes away in the middle is part of the game.
+        // Clients may disconnect at any point.
         connections.push(std::thread::spawn(move || drop(serve(stream, &shared, address))));
     }
     for connection in connections {
@@ -252,7 +253,7 @@ fn read_request(stream: &mut TcpStream) -> std::io::Result<Option<RecordedReques
     Ok(Some(RecordedRequest { method, path, query, headers, body }))
 }
 
-/// The right answer: content, or the head of a refusal.
+/// The correct reply: content, or the head of a refusal.
 fn answer(state: &State, seen: &RecordedRequest, address: SocketAddr) -> Result<(String, Vec<u8>), String> {
     let sent = seen.headers.get("authorization");
     let refuse = |demand: &str| {
@@ -281,7 +282,7 @@ fn answer(state: &State, seen: &RecordedRequest, address: SocketAddr) -> Result<
     }
     match state.content.get(&seen.path) {
         Some((media_type, content)) => Ok((media_type.clone(), content.clone())),
-        // A redirect or another answer may be laid on a path without content.
+        // A path without content may have a redirect or another injected reply.
         None if state.always.contains_key(&seen.path) || state.faults.contains_key(&seen.path) => {
             Ok((String::new(), Vec::new()))
         }
@@ -379,20 +380,20 @@ pub struct Image {
 }
 
 impl Image {
-    /// An image of these layers, with one file each.
+    /// An image with these layers, one file each.
     #[must_use]
     pub fn of(files: &[(&str, &[u8])]) -> Self {
         Self::with_layers(files.iter().map(|(name, content)| tar(name, content)).collect())
     }
 
-    /// An image of these tar archives.
+    /// An image with these tar archives as layers.
     #[must_use]
     pub fn with_layers(layers: Vec<Vec<u8>>) -> Self {
         let diff_ids: Vec<String> = layers.iter().map(|layer| digest(layer)).collect();
         Self::with_diff_ids(layers, &diff_ids)
     }
 
-    /// An image whose configuration says these things about its layers.
+    /// An image whose configuration declares these diff IDs.
     #[must_use]
     pub fn with_diff_ids(layers: Vec<Vec<u8>>, diff_ids: &[String]) -> Self {
         let config = serde_json::json!({

@@ -1,4 +1,4 @@
-//! One gantry with a data directory of its own.
+//! A gantry with a data directory of its own.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
@@ -15,10 +15,10 @@ use crate::output::Out;
 use crate::running::Running;
 use crate::wait::{DEADLINE, wait_for, within};
 
-/// How long one command may take while a failed test is tidied up.
+/// The timeout of one command during clean-up after a failed test.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A gantry of one's own: a fresh `--dir`, swept and checked at the end.
+/// A gantry with a fresh `--dir`. Dropping it removes its pods and checks the invariants.
 #[derive(Debug)]
 pub struct Gantry {
     home: TempDir,
@@ -27,11 +27,11 @@ pub struct Gantry {
     space: Option<InSpace>,
 }
 
-/// Where a gantry runs that may touch networks.
+/// The network space in which a gantry with networks runs.
 #[derive(Debug)]
 struct InSpace {
     space: Space,
-    /// The interfaces that were there before it.
+    /// The interfaces that existed before the gantry.
     before: BTreeSet<String>,
 }
 
@@ -39,7 +39,7 @@ impl Gantry {
     /// A gantry with an empty data directory.
     ///
     /// # Panics
-    /// Without root, or without a place for temporary files.
+    /// Without root, or without a directory for temporary files.
     #[must_use]
     #[track_caller]
     #[expect(clippy::new_without_default, reason = "it makes directories; a default should not")]
@@ -50,13 +50,13 @@ impl Gantry {
             Err(error) => panic!("cannot make a temporary directory: {error}"),
         };
         let made = Self { home, fixture: OnceCell::new(), pods: RefCell::default(), space: None };
-        // Nothing is to be set up in the machine's own network namespace.
+        // Tests never set up networks in the machine's own network namespace.
         made.write_config("[network]\ndefault = \"none\"\n");
         made
     }
 
-    /// A gantry on the host of this space, with the networks that are built in and those that [`Self::conflist`]
-    /// writes. It has to go before the space does.
+    /// A gantry on the host of this space, with the built-in networks and the ones that [`Self::conflist`] writes.
+    /// Drop it before the space.
     ///
     /// # Panics
     /// As [`Self::new`].
@@ -69,7 +69,7 @@ impl Gantry {
         made
     }
 
-    /// Configures the networks of a gantry in a space anew: with these lines of the section `[network]`.
+    /// Replaces the network configuration of a gantry in a space, with these lines in the section `[network]`.
     #[track_caller]
     pub fn networks(&self, lines: &str) {
         let home = self.home.path().display();
@@ -102,7 +102,7 @@ impl Gantry {
         }
     }
 
-    /// Adds lines to its configuration, such as a section that has none yet.
+    /// Appends lines to the configuration, such as a new section.
     ///
     /// # Panics
     /// When the file cannot be written.
@@ -116,13 +116,13 @@ impl Gantry {
         self.home.path().join("config.toml")
     }
 
-    /// Its data directory.
+    /// The data directory.
     #[must_use]
     pub fn dir(&self) -> PathBuf {
         self.home.path().join("data")
     }
 
-    /// A directory for the test's own files; it goes with this gantry.
+    /// A directory for the test's own files, deleted with this gantry.
     #[must_use]
     #[track_caller]
     pub fn scratch(&self) -> PathBuf {
@@ -133,7 +133,7 @@ impl Gantry {
         path
     }
 
-    /// The command line `gantry --dir DIR ARGS`, to be changed before it is started.
+    /// The command `gantry --dir DIR ARGS`, not started yet.
     #[must_use]
     pub fn command(&self, args: &[&str]) -> Command {
         self.program(&binaries().gantry, args)
@@ -145,7 +145,8 @@ impl Gantry {
         &binaries().app_program
     }
 
-    /// A copy of the supervisor's program in the scratch directory, for `GANTRY_STAGE1`: a test may let apps attack it.
+    /// A copy of the supervisor's program in the scratch directory, for `GANTRY_STAGE1`: a test may let apps attack
+    /// the copy.
     #[must_use]
     #[track_caller]
     pub fn own_supervisor(&self) -> PathBuf {
@@ -156,9 +157,9 @@ impl Gantry {
         path
     }
 
-    /// The node daemon `gantryd --dir DIR ARGS`, to be changed before it is started. It has to be ended before the
-    /// invariants are checked: it is a process that knows of the directory. Unless the arguments say where it listens,
-    /// it does on [`Self::api_socket`] alone, so that tests never meet.
+    /// The node daemon `gantryd --dir DIR ARGS`, not started yet. It must end before the invariants are checked,
+    /// because it keeps the directory open. Unless the arguments name listen addresses, it listens on
+    /// [`Self::api_socket`] alone, so tests never collide.
     #[must_use]
     #[track_caller]
     pub fn daemon(&self, args: &[&str]) -> Command {
@@ -170,7 +171,7 @@ impl Gantry {
         command
     }
 
-    /// A node daemon that has begun to keep the directory.
+    /// Starts a node daemon and waits until it manages the directory.
     #[track_caller]
     #[must_use]
     pub fn keeper(&self, args: &[&str]) -> Running {
@@ -179,7 +180,7 @@ impl Gantry {
         daemon
     }
 
-    /// The socket on which its node daemon listens.
+    /// The socket on which the node daemon listens.
     #[must_use]
     #[track_caller]
     pub fn api_socket(&self) -> PathBuf {
@@ -192,7 +193,7 @@ impl Gantry {
             None => Command::new(program),
         };
         command.arg("--dir").arg(self.dir()).args(args);
-        // Nothing of the machine's own configuration may change what the tests see.
+        // The machine's own configuration must not affect the tests.
         command.env("NO_COLOR", "1").env("HOME", self.home.path()).env("TMPDIR", self.home.path());
         command.env("GANTRY_CONFIG", self.config());
         command
@@ -236,7 +237,8 @@ impl Gantry {
     #[track_caller]
     #[must_use]
     pub fn spawn(&self, args: &[&str]) -> Running {
-        // Whoever runs the tests in the background has SIGINT or SIGHUP ignored, and an ignored signal stays ignored.
+        // A shell that runs the tests in the background ignores SIGINT and SIGHUP, and children inherit ignored
+        // signals.
         let plain = self.command(args);
         let mut command = Command::new("env");
         command.arg("--default-signal=HUP,INT,QUIT,TERM").arg(plain.get_program()).args(plain.get_args());
@@ -248,14 +250,14 @@ impl Gantry {
         Running::start(&mut command, false)
     }
 
-    /// Starts a command that was changed, and leaves it running.
+    /// Starts a prepared command and leaves it running.
     #[track_caller]
     #[must_use]
     pub fn spawn_command(&self, command: &mut Command) -> Running {
         Running::start(command, false)
     }
 
-    /// Starts a command that was changed, with this as standard input.
+    /// Starts a prepared command with this standard input.
     #[track_caller]
     #[must_use]
     pub fn spawn_with(&self, command: &mut Command, stdin: Stdio) -> Running {
@@ -269,7 +271,7 @@ impl Gantry {
         Running::start(&mut self.command(args), true)
     }
 
-    /// Starts a command that was changed, with a pipe as standard input.
+    /// Starts a prepared command with a pipe as standard input.
     #[track_caller]
     #[must_use]
     pub fn spawn_command_with_stdin(&self, command: &mut Command) -> Running {
@@ -300,7 +302,7 @@ impl Gantry {
             .clone()
     }
 
-    /// The fixture app's bytes, for images of one's own.
+    /// The fixture app's bytes, for custom images.
     #[must_use]
     pub fn app_bytes(&self) -> &'static [u8] {
         &binaries().app
@@ -336,7 +338,7 @@ impl Gantry {
         pod_id(&self.run(&run_line("--detach", &image, flags, verb)).ok())
     }
 
-    /// The pod as `status -o json` shows it.
+    /// The pod's `status -o json`.
     #[track_caller]
     pub fn status(&self, pod: &str) -> Value {
         self.json(&["status", pod])
@@ -357,7 +359,7 @@ impl Gantry {
         pod_id(&self.run(&[&["run", "--detach", image.as_str()], flags, &["--"], verb].concat()).ok())
     }
 
-    /// Starts a pod with networks that answers each line on this port (`serve-echo`), and waits until it does.
+    /// Starts a pod with networks that runs `serve-echo` on this port, and waits until the server replies.
     #[track_caller]
     pub fn server(&self, flags: &[&str], port: &str) -> String {
         let pod = self.networked(flags, &["serve-echo", port]);
@@ -380,7 +382,7 @@ impl Gantry {
         NetworkNamespace::of(number(&status["apps"][0]["pid"], "pid of the first app"))
     }
 
-    /// What the pod got, as `status -o json` shows it: one for each network.
+    /// The pod's network attachments in `status -o json`, one for each network.
     #[track_caller]
     #[must_use]
     pub fn attached(&self, pod: &str) -> Vec<Value> {
@@ -424,7 +426,7 @@ impl Gantry {
         })
     }
 
-    /// All pods, as `list -o json` shows them.
+    /// All pods of `list -o json`.
     #[track_caller]
     pub fn list(&self) -> Vec<Value> {
         let list = self.json(&["list"]);
@@ -434,23 +436,23 @@ impl Gantry {
         }
     }
 
-    /// The supervisor's process id, of a running pod.
+    /// The supervisor's process id of a running pod.
     #[track_caller]
     pub fn supervisor(&self, pod: &str) -> u32 {
         number(&self.status(pod)["pid"], "pid")
     }
 
-    /// The host's process id of a running app.
+    /// The process id of a running app in the host's PID namespace.
     #[track_caller]
     pub fn app_pid(&self, pod: &str, name: &str) -> u32 {
         number(&app(&self.status(pod), name)["pid"], "pid")
     }
 
-    /// Waits until each pod is told as what can be removed or ended: one that a supervisor still starts becomes that by
-    /// itself.
+    /// Waits until every pod is in a state in which it can be killed or removed: a pod that a supervisor is starting
+    /// gets there by itself.
     ///
     /// # Panics
-    /// When it takes too long.
+    /// When the deadline passes.
     #[track_caller]
     pub fn wait_settled(&self) {
         for pod in self.list() {
@@ -476,7 +478,7 @@ impl Gantry {
         }
     }
 
-    /// After a failure: removes what can be removed, without judging and without waiting for long.
+    /// Cleans up after a failure: removes pods without checks and with short timeouts.
     fn give_up(&self) {
         let names = std::fs::read_dir(self.dir().join("pods")).into_iter().flatten().flatten();
         let mut pods = self.known_pods();
@@ -484,19 +486,19 @@ impl Gantry {
         for pod in pods {
             let Ok(mut child) = self.command(&["rm", "--force", &pod]).stderr(Stdio::null()).spawn() else { continue };
             if within(EXIT_TIMEOUT, || child.try_wait().ok().flatten()).is_none() {
-                // Both fail only when it has ended after all.
+                // Both fail only if the process has exited already.
                 let _ = child.kill();
                 let _ = child.wait();
             }
         }
     }
 
-    /// Pods that were ever seen here, so that what they left can be found after their rows are gone.
+    /// All pods ever seen by this gantry, to find their leftovers after their rows are deleted.
     pub(crate) fn known_pods(&self) -> BTreeSet<String> {
         self.pods.borrow().clone()
     }
 
-    /// What pods that are over have left in the networks of the space.
+    /// The leftovers of finished pods in the networks of the space.
     pub(crate) fn network_leftovers(&self, over: &BTreeSet<String>) -> Vec<String> {
         let state_dir = self.dir().join("net").display().to_string();
         self.space.as_ref().map(|it| it.space.leftovers(&it.before, over, &state_dir)).unwrap_or_default()
@@ -506,7 +508,7 @@ impl Gantry {
         self.home.path()
     }
 
-    /// Remembers every pod id in some output.
+    /// Records every pod id in some output.
     pub(crate) fn remember(&self, text: &str) {
         let words = text.split(|c: char| !c.is_ascii_hexdigit() && c != '-').filter(|word| is_uuid(word));
         self.pods.borrow_mut().extend(words.map(str::to_owned));

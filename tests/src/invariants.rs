@@ -1,4 +1,4 @@
-//! What must hold after anything (DESIGN.md section 8), as far as it shows from outside.
+//! The invariants of DESIGN.md section 8, as far as they are visible from outside.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,15 +10,15 @@ use std::time::Duration;
 use crate::gantry::Gantry;
 use crate::wait::within;
 
-/// How long the kernel and a dying supervisor get to be gone.
+/// The time within which the kernel and exiting supervisors must release everything.
 const SETTLE: Duration = Duration::from_secs(10);
 
 impl Gantry {
-    /// Looks for everything that should not be there: processes, mounts, cgroups and temporary files of this
-    /// gantry beyond what its running pods need; wrong permissions; anything `doctor` finds.
+    /// Fails on leftovers: processes, mounts, cgroups and temporary files of this gantry beyond the needs of its
+    /// running pods; wrong permissions; any finding of `doctor`.
     ///
     /// # Panics
-    /// With the whole list of what was found.
+    /// With the whole list of findings.
     #[track_caller]
     pub fn check_invariants(&self) {
         let doctor = self.run(&["doctor", "--deep"]);
@@ -34,14 +34,14 @@ impl Gantry {
             }
         }
         let mut found = Vec::new();
-        // Exiting takes a moment in the kernel, after whoever waited has been told.
+        // The kernel tears a process down asynchronously: its parent may be notified earlier.
         within(SETTLE, || {
             found = self.leftovers(&running, &supervisors);
             found.is_empty().then_some(())
         });
         found.extend(self.wrong_permissions());
         found.extend(self.torn_logs(&running));
-        // That a line was cut off is a warning only: nothing has to be done about it.
+        // A truncated line is only a warning and needs no action.
         if doctor.code != 0 || doctor.stdout.contains("does not end in a whole line") {
             found.push(format!("the doctor found something: {doctor}"));
         }
@@ -65,7 +65,7 @@ impl Gantry {
         found
     }
 
-    /// Records of networks of pods that do not run.
+    /// Network records of pods that do not run.
     fn records(&self, running: &BTreeSet<String>) -> Vec<String> {
         let pods = entries(&self.dir().join("pods")).into_iter();
         let over = pods.filter(|pod| !running.iter().any(|id| pod.ends_with(id)));
@@ -73,7 +73,7 @@ impl Gantry {
         records.map(|path| left("record of networks", &path)).collect()
     }
 
-    /// Logs of pods that do not run and do not end in a whole line.
+    /// Logs of pods that do not run and whose last line is incomplete.
     fn torn_logs(&self, running: &BTreeSet<String>) -> Vec<String> {
         let pods = entries(&self.dir().join("pods")).into_iter();
         let over = pods.filter(|pod| !running.iter().any(|id| pod.ends_with(id)));
@@ -93,7 +93,7 @@ impl Gantry {
     fn wrong_permissions(&self) -> Vec<String> {
         let mut found = Vec::new();
         let mut check = |path: &Path| {
-            // What went away in between has no permissions to be wrong.
+            // The file was deleted in between.
             let Ok(meta) = fs::symlink_metadata(path) else { return };
             let mode = meta.permissions().mode() & 0o777;
             let fits = if meta.file_type().is_socket() { mode == 0o600 || mode == 0o660 } else { mode & 0o077 == 0 };
@@ -115,7 +115,7 @@ fn left(what: &str, path: &Path) -> String {
     format!("{what}: {}", path.display())
 }
 
-/// Whether this is what says that an address is taken: a file in a directory `addresses` of a network.
+/// Whether the path is an address lease: a file in a network's directory `addresses`.
 fn is_lease(path: &Path) -> bool {
     path.parent().is_some_and(|dir| dir.ends_with("addresses") || dir.ends_with("owners"))
 }
@@ -128,7 +128,7 @@ fn files_below(dir: &Path) -> Vec<PathBuf> {
             match fs::symlink_metadata(&path) {
                 Ok(meta) if meta.is_dir() => rest.push(path),
                 Ok(_) => found.push(path),
-                // It went away in between.
+                // The directory was deleted in between.
                 Err(_) => {}
             }
         }
@@ -141,7 +141,7 @@ fn is_socket(path: &Path) -> bool {
 }
 
 fn entries(dir: &Path) -> Vec<PathBuf> {
-    // A directory that is not there has nothing in it.
+    // A missing directory counts as empty.
     fs::read_dir(dir).map(|all| all.filter_map(|entry| Some(entry.ok()?.path())).collect()).unwrap_or_default()
 }
 
@@ -159,7 +159,7 @@ fn mentions(file: &str, path: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Processes that know of the directory and belong neither to a running pod nor to the test itself.
+/// Processes that refer to the directory and belong neither to a running pod nor to the test itself.
 fn foreign_processes(home: &Path, supervisors: &BTreeSet<u32>) -> Vec<String> {
     let parents = parents();
     let of_running_pod = |pid: u32| ancestors(pid, &parents).iter().any(|ancestor| supervisors.contains(ancestor));
@@ -170,7 +170,7 @@ fn foreign_processes(home: &Path, supervisors: &BTreeSet<u32>) -> Vec<String> {
         .collect()
 }
 
-/// Every process of the host and its parent.
+/// The parent of every process of the host.
 fn parents() -> BTreeMap<u32, u32> {
     let pids = entries(Path::new("/proc")).into_iter().filter_map(|path| path.file_name()?.to_str()?.parse().ok());
     pids.filter_map(|pid: u32| {
@@ -181,7 +181,7 @@ fn parents() -> BTreeMap<u32, u32> {
     .collect()
 }
 
-/// The process itself and all above it.
+/// The process itself and all its ancestors.
 fn ancestors(pid: u32, parents: &BTreeMap<u32, u32>) -> Vec<u32> {
     let mut line = vec![pid];
     while let Some(&parent) = line.last().and_then(|pid| parents.get(pid)) {
@@ -197,12 +197,12 @@ fn name(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
 }
 
-/// By what a process is tied to the directory, if it is.
+/// How a process refers to the directory, if it does.
 fn how_it_knows(pid: u32, home: &Path) -> Option<String> {
     let file = |name: &str| fs::read(format!("/proc/{pid}/{name}")).is_ok_and(|bytes| contains(&bytes, home));
     let link = |path: &Path| fs::read_link(path).is_ok_and(|target| contains(target.as_os_str().as_bytes(), home));
     let base = PathBuf::from(format!("/proc/{pid}"));
-    // The test's own threads and children carry TMPDIR only when the harness gave it to them.
+    // The test's own threads and children have TMPDIR in their environment only if the harness set it.
     let files = ["cmdline", "environ", "mountinfo"].into_iter().find(|name| file(name));
     let links = || ["cwd", "root", "exe"].into_iter().find(|name| link(&base.join(name)));
     let fds = || entries(&base.join("fd")).iter().any(|path| link(path)).then_some("fd");
@@ -211,7 +211,7 @@ fn how_it_knows(pid: u32, home: &Path) -> Option<String> {
 
 /// Cgroup directories named after one of these pods, in any hierarchy.
 fn cgroups_of(pods: &BTreeSet<String>) -> Vec<PathBuf> {
-    /// Deeper than gantry puts them, below whatever the test itself runs in.
+    /// Deeper than gantry's cgroups, below any cgroup in which the test itself runs.
     const DEPTH: usize = 8;
     let mut found = Vec::new();
     let mut rest = vec![(PathBuf::from("/sys/fs/cgroup"), 0)];

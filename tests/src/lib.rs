@@ -1,13 +1,12 @@
-//! The outside view: a harness that drives the programs as a user would type the commands, on real containers.
+//! The outside tests' harness: it runs the programs on real containers with the commands that a user would type.
 //!
-//! May import the fixtures, the messages of the API, and nothing else of gantry: a test that shares code with what it
-//! tests proves less. Start reading at [`Gantry`]; every test makes one, with a data directory of its own, and when it
-//! goes out of scope all its pods are removed and [`Gantry::check_invariants`] looks for anything left behind
-//! (DESIGN.md section 8). All tests may run at the same time. They need root; they use no network but loopback, unless
-//! they ask for a [`Space`]: hosts of their own that are network namespaces.
+//! It may import the fixtures, the messages of the API, and nothing else of gantry: a test that shares code with its
+//! subject proves less. Start reading at [`Gantry`]. Every test makes one, with a data directory of its own; dropping
+//! it removes all its pods, and [`Gantry::check_invariants`] looks for leftovers (DESIGN.md section 8). All tests may
+//! run at the same time. They need root. They use only the loopback network, or a [`Space`]: hosts that are network
+//! namespaces.
 //!
-//! Waiting is always for a fact, with a deadline ([`wait_for`]); a test that sleeps instead is refused by
-//! `tidy.rs`.
+//! Tests wait for facts, with a deadline ([`wait_for`]); `tidy` refuses a test that sleeps.
 
 pub mod api;
 pub mod appc;

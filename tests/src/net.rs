@@ -1,8 +1,8 @@
-//! Networks of a test's own: namespaces that stand for hosts, and the cables between them.
+//! Test networks: namespaces that act as hosts, and the veth pairs between them.
 //!
-//! A [`Space`] is a host on which a gantry runs ([`Gantry::in_space`](crate::Gantry::in_space)) and the world outside
-//! that host. Nothing of it is seen in the namespace of the machine, and all of it goes with the test's process,
-//! however that ends: a namespace is held by a child whose standard input is a pipe from here.
+//! A [`Space`] is a host that runs a gantry ([`Gantry::in_space`](crate::Gantry::in_space)), and the world outside
+//! that host. The machine's own network namespace sees nothing of it. It never outlives the test's process: a child
+//! holds each namespace, and its standard input is a pipe from the test.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -17,24 +17,24 @@ use crate::output::Out;
 use crate::running::Running;
 use crate::wait::{DEADLINE, wait_for};
 
-/// The address of the host of a [`Space`] on the cable to the outside.
+/// The address of a [`Space`]'s host on the link to the outside.
 pub const HOST4: &str = "192.0.2.1";
-/// The same of IPv6.
+/// The IPv6 address of the host.
 pub const HOST6: &str = "2001:db8::1";
 /// The address of the outside.
 pub const OUTSIDE4: &str = "192.0.2.2";
-/// The same of IPv6.
+/// The IPv6 address of the outside.
 pub const OUTSIDE6: &str = "2001:db8::2";
 
-/// How long a probe that should not get through tries, in seconds.
+/// How long a probe that must fail keeps trying, in seconds.
 const IMPATIENT: &str = "1";
 
-/// A network namespace, and programs in it.
+/// A network namespace, and the means to run programs in it.
 #[derive(Debug, Clone)]
 pub struct NetworkNamespace {
-    /// A process that is in it.
+    /// A process in the namespace.
     pid: u32,
-    /// Whoever holds it, when it is the test's own.
+    /// The child that holds the namespace, if the test created it.
     _holder: Option<Rc<Holder>>,
 }
 
@@ -44,9 +44,9 @@ struct Holder(Child);
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // It reads until its standard input ends.
+        // The child reads until its standard input ends.
         drop(self.0.stdin.take());
-        // Fails only when it was waited for, and nobody else does.
+        // Fails only if the child was waited for, and only this does so.
         let _ = self.0.wait();
     }
 }
@@ -62,7 +62,7 @@ impl NetworkNamespace {
     /// An empty namespace, with loopback up.
     ///
     /// # Panics
-    /// When it cannot be made.
+    /// When the namespace cannot be created.
     #[must_use]
     #[track_caller]
     pub fn new() -> Self {
@@ -82,19 +82,19 @@ impl NetworkNamespace {
         Self { pid: holder.0.id(), _holder: Some(Rc::new(holder)) }
     }
 
-    /// The namespace of a process, for as long as that runs.
+    /// The namespace of a process; valid while the process runs.
     #[must_use]
     pub fn of(pid: u32) -> Self {
         Self { pid, _holder: None }
     }
 
-    /// A process in it.
+    /// A process in the namespace.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// A command in it, to be changed before it is started. It becomes the program: it keeps its process id.
+    /// A command in the namespace, not started yet. nsenter executes the program directly, so it keeps the process id.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
@@ -102,19 +102,19 @@ impl NetworkNamespace {
         command
     }
 
-    /// Runs a command in it to its end.
+    /// Runs a command in the namespace to its end.
     #[track_caller]
     pub fn run(&self, program: &str, args: &[&str]) -> Out {
         Running::start(self.command(program).args(args), false).wait_within(DEADLINE)
     }
 
-    /// Runs a shell script in it that must succeed, and gives what it prints.
+    /// Runs a shell script in the namespace that must succeed, and returns its output.
     #[track_caller]
     pub fn sh(&self, script: &str) -> String {
         self.run("sh", &["-ec", script]).ok().stdout
     }
 
-    /// What a command in it that must succeed prints, as JSON.
+    /// Runs a command in the namespace that must succeed, and returns its output as JSON.
     #[track_caller]
     pub fn json(&self, program: &str, args: &[&str]) -> Value {
         let out = self.run(program, args).ok();
@@ -136,7 +136,7 @@ impl NetworkNamespace {
         found
     }
 
-    /// The names of its interfaces.
+    /// The names of the interfaces.
     #[track_caller]
     #[must_use]
     pub fn links(&self) -> BTreeSet<String> {
@@ -153,7 +153,7 @@ impl NetworkNamespace {
         link[0]["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "UP"))
     }
 
-    /// Where the default route of a family (`-4`, `-6`) leads.
+    /// The next hop or interface of a family's default route (`-4`, `-6`).
     #[track_caller]
     #[must_use]
     pub fn gateway(&self, family: &str) -> Option<String> {
@@ -161,14 +161,15 @@ impl NetworkNamespace {
         routes[0]["gateway"].as_str().map(str::to_owned)
     }
 
-    /// Starts a server in it that answers each line, on TCP and UDP, with who sent it; it is listening already.
+    /// Starts an echo server in the namespace, on TCP and UDP, that replies to each line with the sender's address;
+    /// returns once it listens.
     #[track_caller]
     #[must_use]
     pub fn serve(&self, port: u16) -> Running {
         self.serve_at(port, "::")
     }
 
-    /// The same on one address.
+    /// Like [`Self::serve`], on one address.
     #[track_caller]
     #[must_use]
     pub fn serve_at(&self, port: u16, address: &str) -> Running {
@@ -178,14 +179,14 @@ impl NetworkNamespace {
         server
     }
 
-    /// Sends a line to such a server from here, and gives what it answers: `from ADDRESS to ADDRESS LINE`.
+    /// Sends a line from this namespace to an echo server, and returns the reply: `from ADDRESS to ADDRESS LINE`.
     #[track_caller]
     #[must_use]
     pub fn ask(&self, protocol: &str, host: &str, port: u16) -> String {
         self.try_ask(protocol, host, port, "10").ok().text().to_owned()
     }
 
-    /// The same from a port of one's own choosing.
+    /// Like [`Self::ask`], from a given source port.
     #[track_caller]
     #[must_use]
     pub fn ask_from(&self, protocol: &str, host: &str, port: u16, from: u16) -> String {
@@ -194,14 +195,14 @@ impl NetworkNamespace {
         self.run(&app, &["ask", protocol, host, &port, "hello", "10", &from]).ok().text().to_owned()
     }
 
-    /// Demands that nobody answers such a line.
+    /// Sends a line to an echo server and fails on any reply.
     #[track_caller]
     pub fn ask_in_vain(&self, protocol: &str, host: &str, port: u16) {
         let out = self.try_ask(protocol, host, port, IMPATIENT);
         assert_ne!(out.code, 0, "{protocol} {host} {port} answers: {out}");
     }
 
-    /// Waits until such a line is answered so that `fits`.
+    /// Repeats a line until the echo server's reply satisfies `fits`.
     #[track_caller]
     pub fn ask_until(&self, protocol: &str, host: &str, port: u16, fits: impl Fn(&str) -> bool) -> String {
         wait_for(&format!("{protocol} {host} {port} to answer so"), || {
@@ -216,14 +217,14 @@ impl NetworkNamespace {
         self.run(&app, &["ask", protocol, host, &port.to_string(), "hello", seconds])
     }
 
-    /// The rules and elements of nftables in it.
+    /// The nftables rules and elements of the namespace.
     #[track_caller]
     #[must_use]
     pub fn rules(&self) -> String {
         self.sh("nft list ruleset")
     }
 
-    /// Lays a cable from here (`name`) to another place (`far`), both ends up and with these addresses.
+    /// Creates a veth pair between this namespace (`name`) and another (`far`), with both ends up and these addresses.
     #[track_caller]
     pub fn cable(&self, name: &str, addresses: &[&str], other: &Self, far: (&str, &[&str])) {
         self.batch(&format!("link add {name} type veth peer name {} netns {}\n", far.0, other.pid));
@@ -237,13 +238,13 @@ impl NetworkNamespace {
         }
     }
 
-    /// Gives lines to `ip -batch`.
+    /// Feeds lines to `ip -batch`.
     #[track_caller]
     pub fn batch(&self, lines: &str) {
         let mut command = self.command("ip");
         let child = command.args(["-batch", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let written = child.and_then(|mut child| {
-            // It reads to the end of its input, which comes when the pipe is dropped.
+            // ip reads to the end of its input, which comes when the pipe is dropped.
             child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(lines.as_bytes()))?;
             child.wait_with_output()
         });
@@ -269,8 +270,8 @@ impl Default for Space {
 }
 
 impl Space {
-    /// A host with one interface, `up0` ([`HOST4`], [`HOST6`]), through which its default routes lead to the outside
-    /// ([`OUTSIDE4`], [`OUTSIDE6`]). The outside knows the way to the host alone.
+    /// A host with one interface, `up0` ([`HOST4`], [`HOST6`]), whose default routes lead to the outside
+    /// ([`OUTSIDE4`], [`OUTSIDE6`]). The outside has a route to the host alone.
     #[must_use]
     #[track_caller]
     pub fn new() -> Self {
@@ -282,21 +283,20 @@ impl Space {
         Self { host, outside }
     }
 
-    /// Where gantry runs.
+    /// The namespace that runs gantry.
     #[must_use]
     pub fn host(&self) -> &NetworkNamespace {
         &self.host
     }
 
-    /// The other end of the host's cable.
+    /// The other end of the host's link.
     #[must_use]
     pub fn outside(&self) -> &NetworkNamespace {
         &self.outside
     }
 
-    /// What pods that are over have left on the host: interfaces beyond those that were there before and bridges of
-    /// others, elements of maps, and whatever in the rules names one of these pods. `state_dir`: what bridges of this
-    /// gantry say of themselves.
+    /// The leftovers of finished pods on the host: interfaces beyond `before` and other gantries' bridges, map
+    /// elements, and rules that name one of these pods. `state_dir` identifies the bridges of this gantry.
     pub(crate) fn leftovers(&self, before: &BTreeSet<String>, over: &BTreeSet<String>, state_dir: &str) -> Vec<String> {
         let links = self.host.json("ip", &["-j", "-d", "link"]);
         let strange = |link: &&Value| link["linkinfo"]["info_kind"] != "bridge" || link["ifalias"] == state_dir;
@@ -307,8 +307,7 @@ impl Space {
         for object in rules["nftables"].as_array().into_iter().flatten() {
             let text = object.to_string();
             let named = over.iter().any(|pod| text.contains(pod.as_str()) || text.contains(&host_end(pod)));
-            // What leads to a pod is an element of a map; the elements of a network are in sets, and stay with its
-            // bridge.
+            // A pod's rules are elements of maps; a network's elements are in sets, and live as long as its bridge.
             if named || object["map"].get("elem").is_some() {
                 found.push(format!("nftables: {text}"));
             }
@@ -317,14 +316,14 @@ impl Space {
     }
 }
 
-/// How the names of the host's ends of a pod's cables begin.
+/// The prefix of the names of a pod's host ends.
 fn host_end(pod: &str) -> String {
     let hex: String = pod.chars().filter(|&c| c != '-').take(12).collect();
     format!("gt{hex}")
 }
 
-/// Puts the plugin that fails, hangs and lies as its configuration says (`"behave": {"ADD": "hang"}`, `"log": PATH`)
-/// into a directory, as `cni-liar`.
+/// Installs the plugin that fails, hangs and lies as its configuration says (`"behave": {"ADD": "hang"}`, `"log":
+/// PATH`) in a directory, as `cni-liar`.
 ///
 /// # Panics
 /// When it cannot be built or copied.

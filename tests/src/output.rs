@@ -1,4 +1,4 @@
-//! What a command said and how it ended.
+//! The output and exit status of a command.
 
 use std::fmt;
 use std::os::unix::process::ExitStatusExt as _;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// A command that has ended.
+/// A finished command.
 #[derive(Debug)]
 pub struct Out {
     /// Exit code as a shell shows it: 128 + n for signal n.
@@ -18,7 +18,7 @@ pub struct Out {
     pub stderr: String,
     /// Standard output, byte for byte.
     pub bytes: Vec<u8>,
-    /// From start to end.
+    /// The run time.
     pub duration: Duration,
     /// The command line, for messages.
     pub command: String,
@@ -37,7 +37,7 @@ impl Out {
         }
     }
 
-    /// Demands exit code 0.
+    /// Fails the test unless the exit code is 0.
     #[track_caller]
     #[must_use = "look at what it said, or call `succeeded`"]
     pub fn ok(self) -> Self {
@@ -45,28 +45,28 @@ impl Out {
         self
     }
 
-    /// Demands exit code 0, and nothing else.
+    /// Fails the test unless the exit code is 0; returns nothing.
     #[track_caller]
     pub fn succeeded(&self) {
         assert_eq!(self.code, 0, "expected success of {self}");
     }
 
-    /// Demands this exit code.
+    /// Fails the test unless the exit code is this one.
     #[track_caller]
     pub fn exits(self, code: i32) -> Self {
         assert_eq!(self.code, code, "expected exit code {code} of {self}");
         self
     }
 
-    /// Demands that standard output contains a text.
+    /// Fails the test unless standard output contains a text.
     #[track_caller]
     pub fn says(self, text: &str) -> Self {
         assert!(self.stdout.contains(text), "expected '{text}' in the output of {self}");
         self
     }
 
-    /// Demands that standard error contains all these texts, and that it is fit for people: one `error` and no
-    /// panic, no raw control characters.
+    /// Fails the test unless standard error contains all these texts and is readable: one `error`, no panic, no raw
+    /// control characters.
     #[track_caller]
     pub fn complains(self, texts: &[&str]) -> Self {
         for text in texts {
@@ -102,10 +102,10 @@ impl fmt::Display for Out {
     }
 }
 
-/// Lines of standard output as JSON values, one each.
+/// Standard output as JSON values, one per line.
 ///
 /// # Panics
-/// When one is not JSON.
+/// When a line is not JSON.
 #[track_caller]
 #[must_use]
 pub fn json_lines(text: &str) -> Vec<Value> {

@@ -1,11 +1,11 @@
-//! A small HTTP proxy on loopback. It connects every request to one address, so that a registry on loopback can be
-//! reached under names that do not exist.
+//! A small HTTP proxy on loopback. It connects every request to one address, so that a registry on loopback is
+//! reachable under names that do not resolve.
 
 use std::io::{BufRead as _, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The proxy. Its threads end with the connections they carry.
+/// The proxy. Its threads end with their connections.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
@@ -15,9 +15,9 @@ pub struct Proxy {
 /// Options of the proxy.
 #[derive(Debug, Clone, Default)]
 pub struct ProxyRules {
-    /// CONNECT to other ports than 443 is refused, as squid does by default.
+    /// Refuse CONNECT to ports other than 443, as squid does by default.
     pub connect_to_443_only: bool,
-    /// The `Proxy-Authorization` it demands.
+    /// The required `Proxy-Authorization` header.
     pub authorization: Option<String>,
 }
 
@@ -107,12 +107,12 @@ fn answer(mut client: &TcpStream, status: &str) -> std::io::Result<()> {
     write!(client, "HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 }
 
-/// Copies both ways until either side ends.
+/// Copies both ways until either side closes.
 fn pass(mut from: impl Read + Send, client: TcpStream, upstream: TcpStream) -> std::io::Result<()> {
     let (mut back, mut to) = (upstream.try_clone()?, upstream);
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            // Either side may end first, and the other one is ended with it.
+            // Either side may close first; the other is then closed too.
             let _ = std::io::copy(&mut from, &mut to);
             let _ = to.shutdown(Shutdown::Both);
         });

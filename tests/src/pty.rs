@@ -14,11 +14,12 @@ use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
 use crate::wait::{DEADLINE, wait_for, within};
 
-/// How often the reader looks whether it is to stop.
+/// The interval at which the reader checks its stop flag.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// The command runs below a shell that leads the session, so that the terminal outlives it: nothing of its output is
-/// lost with the session, and how it left the terminal can be told. The last line says how it ended.
+/// The command runs below a shell that leads the session. The terminal therefore outlives the command: none of its
+/// output is lost with the session, and the test can check the terminal's final settings. The last line reports the
+/// command's exit status.
 const SHELL: &str = r#"trap : INT QUIT
 before=$(stty -g)
 "$@"
@@ -28,7 +29,7 @@ stty sane
 printf '\n[exit %s, terminal %s]\n' "$code" "$kept"
 read -r _"#;
 
-/// A command in a session of its own, whose controlling terminal is a pty that the test holds the other end of.
+/// A command in a session of its own, whose controlling terminal is a pty; the test holds the master.
 #[derive(Debug)]
 pub struct Terminal {
     /// The shell.
@@ -42,21 +43,21 @@ pub struct Terminal {
 /// How a command on a terminal ended.
 #[derive(Debug)]
 pub struct TerminalOutput {
-    /// Its exit code as a shell shows it.
+    /// The exit code as a shell shows it.
     pub code: i32,
-    /// Everything that it wrote and that was typed and echoed.
+    /// All output, with the echo of typed input.
     pub bytes: Vec<u8>,
-    /// The same as text.
+    /// The output as text.
     pub output: String,
-    /// Whether the terminal's settings are those from before.
+    /// Whether the command restored the terminal's settings.
     pub is_restored: bool,
 }
 
 impl Terminal {
-    /// Starts a command on a terminal of 24 rows and 80 columns, which is read at once.
+    /// Starts a command on a terminal of 24 rows and 80 columns, and reads its output from the start.
     ///
     /// # Panics
-    /// When there is no pty to be had, or no `setsid` of util-linux.
+    /// Without a free pty, or without util-linux's `setsid`.
     #[must_use]
     #[track_caller]
     pub fn start(command: &Command) -> Self {
@@ -65,7 +66,7 @@ impl Terminal {
         made
     }
 
-    /// The same, but what it writes is not read until [`Self::read`].
+    /// Like [`Self::start`], but reads no output until [`Self::read`].
     ///
     /// # Panics
     /// As [`Self::start`].
@@ -76,7 +77,7 @@ impl Terminal {
             Ok(ends) => ends,
             Err(error) => panic!("cannot make a terminal: {error}"),
         };
-        // What runs the tests may ignore signals, and an ignored signal stays ignored.
+        // The parent may ignore signals, and children inherit ignored signals.
         let mut wrapped = Command::new("setsid");
         wrapped.args(["--ctty", "env", "--default-signal", "sh", "-c", SHELL, "sh"]);
         wrapped.arg(command.get_program()).args(command.get_args());
@@ -103,7 +104,7 @@ impl Terminal {
         }
     }
 
-    /// Begins to read what the command writes.
+    /// Starts reading the command's output.
     #[track_caller]
     pub fn read(&mut self) {
         assert!(self.reader.is_none(), "it is read already");
@@ -134,7 +135,7 @@ impl Terminal {
         let children = format!("/proc/{shell}/task/{shell}/children");
         wait_for("the command to be started", || {
             let pids = std::fs::read_to_string(&children).ok()?;
-            // The shell's own helpers come and go before and after it.
+            // The shell's own helper processes run before and after the command.
             pids.split_whitespace().filter_map(|pid| pid.parse().ok()).find(|pid| {
                 let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
                 !["sh", "stty"].contains(&name.trim())
@@ -148,7 +149,7 @@ impl Terminal {
         String::from_utf8_lossy(&self.bytes()).into_owned()
     }
 
-    /// The same, byte for byte.
+    /// The output so far, byte for byte.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         self.output.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -175,11 +176,11 @@ impl Terminal {
         }
     }
 
-    /// Waits until the command takes every key as it is typed: what is typed before is edited and echoed as a line.
+    /// Waits until the command has put the terminal into raw mode: earlier input is edited and echoed as a line.
     #[track_caller]
     pub fn wait_raw(&self) {
         wait_for("the terminal to be raw", || {
-            // A pty's master tells of the terminal itself.
+            // tcgetattr on a pty's master returns the settings of the terminal itself.
             let mode = tcgetattr(self.master()).ok()?;
             (!mode.local_modes.contains(LocalModes::ICANON)).then_some(())
         });
@@ -194,7 +195,7 @@ impl Terminal {
         }
     }
 
-    /// Closes the user's end: the terminal hangs up.
+    /// Closes the master: the terminal hangs up.
     pub fn hang_up(&mut self) {
         self.stop_reading();
         self.master = None;
@@ -243,7 +244,7 @@ impl Terminal {
     fn stop_reading(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         if let Some(reader) = self.reader.take() {
-            // It does not panic.
+            // The thread does not panic.
             let _ = reader.join();
         }
     }
@@ -252,7 +253,7 @@ impl Terminal {
 impl Drop for Terminal {
     fn drop(&mut self) {
         self.hang_up();
-        // Both fail only when it has ended by itself.
+        // Both fail only if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,5 @@
-//! Python for what the tests must not do with code of ours: a gRPC client from our .proto, and writing into a database.
+//! Python programs, for tests that must not use gantry's own code: a gRPC client generated from the .proto files, and
+//! direct writes into the database.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,11 +7,11 @@ use std::process::Command;
 use crate::output::Out;
 use crate::running::Running;
 
-/// The Python that `./dev setup tests` made: `GANTRY_TEST_PYTHON`, or `python/bin/python` below cargo's target
+/// The Python environment of `./dev setup tests`: `GANTRY_TEST_PYTHON`, or `python/bin/python` below cargo's target
 /// directory.
 ///
 /// # Panics
-/// When there is none.
+/// When it does not exist.
 #[must_use]
 #[track_caller]
 pub fn python() -> PathBuf {
@@ -21,12 +22,12 @@ pub fn python() -> PathBuf {
     python
 }
 
-/// A command line that runs a program of `tests/python`.
+/// A command that runs a program of `tests/python`.
 #[must_use]
 #[track_caller]
 pub fn script(name: &str, args: &[&str]) -> Command {
     let mut command = Command::new(python());
-    // No `__pycache__` in the source tree.
+    // Keep `__pycache__` out of the source tree.
     command.arg("-B").arg(repository().join("tests/python").join(name)).args(args);
     command
 }

@@ -1,4 +1,4 @@
-//! A command that runs while the test goes on.
+//! A command that runs in the background of a test.
 
 use std::io::{Read, Write as _};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::output::Out;
 use crate::wait::{DEADLINE, wait_for, within};
 
-/// A command in the background. Killed when it goes out of scope before its end.
+/// A command in the background. Dropping it before its end kills it.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -23,7 +23,7 @@ pub struct Running {
     ended: bool,
 }
 
-/// What came out of a pipe so far, and the thread that reads it.
+/// The output of a pipe so far, and the thread that reads it.
 #[derive(Debug)]
 struct Stream {
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -36,7 +36,7 @@ impl Stream {
         let into = Arc::clone(&bytes);
         let reader = std::thread::spawn(move || {
             let mut buffer = [0; 65_536];
-            // A pipe whose writers are gone reads as the end; there is no other way for it to fail.
+            // A pipe without writers reads as end of file; reading has no other failure.
             while let Ok(n @ 1..) = from.read(&mut buffer) {
                 into.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&buffer[..n]);
             }
@@ -50,7 +50,7 @@ impl Stream {
 }
 
 impl Running {
-    /// Starts a command. `stdin` says whether it gets a pipe; otherwise it is empty.
+    /// Starts a command. `stdin` selects a pipe as standard input; otherwise it is empty.
     #[track_caller]
     pub(crate) fn start(command: &mut Command, stdin: bool) -> Self {
         Self::start_with(command, if stdin { Stdio::piped() } else { Stdio::null() })
@@ -73,13 +73,13 @@ impl Running {
         Self { child, stdin, stdout, stderr, begin, command: text, ended: false }
     }
 
-    /// Its process id.
+    /// The process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it has written to standard output so far.
+    /// The standard output so far.
     #[must_use]
     pub fn stdout(&self) -> String {
         String::from_utf8_lossy(&self.stdout.so_far()).into_owned()
@@ -99,7 +99,7 @@ impl Running {
         }
     }
 
-    /// What it has written to standard error so far.
+    /// The standard error so far.
     #[must_use]
     pub fn stderr(&self) -> String {
         String::from_utf8_lossy(&self.stderr.so_far()).into_owned()
@@ -119,7 +119,7 @@ impl Running {
         }
     }
 
-    /// Writes to its standard input.
+    /// Writes to the standard input.
     #[track_caller]
     pub fn write(&mut self, text: &str) {
         let Some(stdin) = &mut self.stdin else { panic!("{} was started without stdin", self.command) };
@@ -128,16 +128,16 @@ impl Running {
         }
     }
 
-    /// Ends its standard input.
+    /// Closes the standard input.
     pub fn close_stdin(&mut self) {
         self.stdin = None;
     }
 
-    /// Sends it a signal. SIGSTOP takes effect before this returns.
+    /// Sends a signal. SIGSTOP has taken effect when this returns.
     #[track_caller]
     pub fn signal(&self, signal: Signal) {
         assert!(!self.ended, "{} has ended", self.command);
-        // The child has not been waited for, so the number is still its own.
+        // The child has not been waited for, so its process id cannot be reused.
         if let Err(error) = kill_process(Pid::from_child(&self.child), signal) {
             panic!("cannot signal {}: {error}", self.command);
         }
@@ -146,33 +146,33 @@ impl Running {
         }
     }
 
-    /// Has it end by SIGTERM, with code 0.
+    /// Terminates the command with SIGTERM; it must exit with code 0.
     #[track_caller]
     pub fn terminate(self) -> Out {
         self.signal(Signal::TERM);
         self.wait().ok()
     }
 
-    /// Whether it has ended by now.
+    /// Whether the command has exited.
     pub fn has_ended(&mut self) -> bool {
         self.ended = self.ended || matches!(self.child.try_wait(), Ok(Some(_)));
         self.ended
     }
 
-    /// Waits for its end.
+    /// Waits for the command's end.
     #[track_caller]
     pub fn wait(self) -> Out {
         self.wait_within(DEADLINE)
     }
 
-    /// Waits for its end, no longer than this; then it is killed and the test fails.
+    /// Waits for the command's end; on timeout, kills it and fails the test.
     #[track_caller]
     pub fn wait_within(mut self, time: Duration) -> Out {
         let status: Option<ExitStatus> = within(time, || self.child.try_wait().ok().flatten());
         let Some(status) = status else { panic!("still running after {time:?}: {}", self.picture()) };
         self.ended = true;
         let duration = self.begin.elapsed();
-        // Whoever still holds its pipes was left behind by it.
+        // The pipes are open only if the command left a process behind.
         wait_for(&format!("everybody to close the output of {}", self.command), || {
             (self.stdout.reader.is_finished() && self.stderr.reader.is_finished()).then_some(())
         });
@@ -189,14 +189,14 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.ended {
-            // Both fail only when it has ended by itself.
+            // Both fail only if the process has exited already.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
     }
 }
 
-/// Whether no thread of the process runs: each one stops by itself (`state` of proc_pid_stat(5)).
+/// Whether all threads of the process are stopped: each one stops by itself (`state` of proc_pid_stat(5)).
 fn is_stopped(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let mut stats = threads.map(|thread| std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default());

@@ -1,5 +1,5 @@
-//! A data directory on a file system that is soon full: a small tmpfs or ext4 in a mount namespace of its own, so that
-//! the machine's mount table never shows it.
+//! A data directory on a file system that fills up soon: a small tmpfs or ext4 in a mount namespace of its own,
+//! invisible in the machine's mount table.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use crate::output::Out;
 use crate::running::Running;
 use crate::wait::{DEADLINE, wait_for};
 
-/// The disk. Its namespace is held by a process that ends, and with it the disk, when this goes out of scope.
+/// The disk. A process holds its namespace; dropping this ends the process, and the disk with it.
 #[derive(Debug)]
 pub struct SmallDisk<'g> {
     gantry: &'g Gantry,
@@ -21,20 +21,20 @@ pub struct SmallDisk<'g> {
 }
 
 impl<'g> SmallDisk<'g> {
-    /// Mounts one of this size (`mount -o size=`).
+    /// Mounts a tmpfs of this size (`mount -o size=`).
     ///
     /// # Panics
-    /// When it cannot be mounted.
+    /// When the mount fails.
     #[must_use]
     #[track_caller]
     pub fn new(gantry: &'g Gantry, size: &str) -> Self {
         Self::mounted(gantry, r#"mount -t tmpfs -o size="$1",mode=0700 small "$2""#, size)
     }
 
-    /// Makes an ext4 of this size with blocks of this many bytes and mounts it.
+    /// Creates and mounts an ext4 of this size and block size in bytes.
     ///
     /// # Panics
-    /// When it cannot be made or mounted.
+    /// When it cannot be created or mounted.
     #[must_use]
     #[track_caller]
     pub fn ext4(gantry: &'g Gantry, size: &str, block: u32) -> Self {
@@ -53,13 +53,13 @@ impl<'g> SmallDisk<'g> {
         let script = format!("{make} && echo mounted && exec cat");
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation=private", "sh", "-c", &script, "sh", size]).arg(&mount);
-        // Ends when its input does, so also when the test is killed.
+        // Ends at the end of its input, so also when the test is killed.
         let mut holder = Running::start(&mut command, true);
         holder.wait_for_output("mounted");
         Self { gantry, holder, mount }
     }
 
-    /// Its data directory as seen from outside.
+    /// The data directory as seen from outside.
     #[must_use]
     pub fn data(&self) -> PathBuf {
         let inside = self.mount.strip_prefix("/").unwrap_or(&self.mount);
@@ -72,7 +72,7 @@ impl<'g> SmallDisk<'g> {
         self.run_within(DEADLINE, args)
     }
 
-    /// The same with another deadline.
+    /// Like [`Self::run`], with another deadline.
     #[track_caller]
     pub fn run_within(&self, time: Duration, args: &[&str]) -> Out {
         let out = self.spawn(args).wait_within(time);
@@ -87,7 +87,7 @@ impl<'g> SmallDisk<'g> {
         Running::start(&mut self.inside(&self.gantry.command(&[]), args), false)
     }
 
-    /// Starts a node daemon that keeps its data directory on this disk.
+    /// Starts a node daemon with its data directory on this disk.
     #[must_use]
     #[track_caller]
     pub fn daemon(&self, args: &[&str]) -> Running {
@@ -95,7 +95,7 @@ impl<'g> SmallDisk<'g> {
         Running::start(&mut self.inside(&self.gantry.daemon(&[]), &args), false)
     }
 
-    /// The program of this command with the disk in its mount table, and the data directory on it.
+    /// The program of this command in the disk's mount namespace, with the data directory on the disk.
     fn inside(&self, model: &Command, args: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--mount=/proc/{}/ns/mnt", self.holder.pid())).arg("--").arg(model.get_program());
@@ -109,10 +109,10 @@ impl<'g> SmallDisk<'g> {
         command
     }
 
-    /// Mounts it read-only, or writable again, as soon as no file on it is being written.
+    /// Remounts the disk read-only or writable, as soon as no file on it is being written.
     ///
     /// # Panics
-    /// When that fails.
+    /// When the remount fails.
     #[track_caller]
     pub fn remount(&self, how: &str) {
         wait_for("the disk to be mounted otherwise", || {
@@ -123,10 +123,10 @@ impl<'g> SmallDisk<'g> {
         });
     }
 
-    /// Writes a file until the disk takes no more, not a byte.
+    /// Writes a file until the disk is full to the last byte.
     ///
     /// # Panics
-    /// When something else than space is missing.
+    /// On any error but a full disk.
     #[track_caller]
     pub fn fill(&self) {
         let path = self.data().join("../filler");
@@ -148,7 +148,7 @@ impl<'g> SmallDisk<'g> {
         }
     }
 
-    /// Takes away what [`SmallDisk::fill`] wrote.
+    /// Deletes the file that [`SmallDisk::fill`] wrote.
     ///
     /// # Panics
     /// When that fails.

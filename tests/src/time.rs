@@ -1,4 +1,4 @@
-//! Times, as commands print them and as APIs have them.
+//! Time stamps as commands print them and as APIs represent them.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,10 +9,10 @@ pub fn now_ns() -> i64 {
     i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// The nanoseconds since 1970 of a time in UTC such as `2026-11-20T15:59:12.696205869Z`.
+/// The nanoseconds since 1970 of a UTC time stamp such as `2026-11-20T15:59:12.696205869Z`.
 ///
 /// # Panics
-/// When it is none.
+/// When the time stamp is invalid.
 #[must_use]
 #[track_caller]
 pub fn nanos(text: &str) -> i64 {

@@ -1,15 +1,15 @@
-//! The one place of the tests where time passes.
+//! Waiting with a deadline: the only place in the tests that sleeps.
 
 use std::time::{Duration, Instant};
 
-/// How long anything may take before a test calls it hung. Generous: many tests share two cores.
+/// The time after which a test counts an operation as hung. Generous: many tests share two cores.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Waits until `fact` gives something, looking every few milliseconds. Level-triggered: it asks what is, and can
-/// miss nothing.
+/// Polls `fact` every few milliseconds until it returns a value. Level-triggered: it checks the present state, so it
+/// misses nothing.
 ///
 /// # Panics
-/// When [`DEADLINE`] passes first; `what` says what was waited for.
+/// When [`DEADLINE`] passes first; `what` names the awaited fact.
 #[track_caller]
 pub fn wait_for<T>(what: &str, fact: impl FnMut() -> Option<T>) -> T {
     match within(DEADLINE, fact) {
@@ -18,7 +18,7 @@ pub fn wait_for<T>(what: &str, fact: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The same with another deadline and no panic.
+/// Like [`wait_for`], with another deadline and no panic.
 pub(crate) fn within<T>(time: Duration, mut fact: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + time;
     let mut pause = Duration::from_millis(1);

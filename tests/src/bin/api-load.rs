@@ -27,10 +27,10 @@ use tonic_prost::ProstCodec;
 
 /// Streams of one connection; the server allows a few more.
 const STREAMS: usize = 200;
-/// How long the events of a measurement may take.
+/// The timeout of a measurement of events.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// `ListenEventsResponse` and `GetLogsResponse` alike: their only field, each element as it lies in the message.
+/// `ListenEventsResponse` and `GetLogsResponse` alike: their only field, each element as encoded in the message.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 struct Elements {
     #[prost(bytes = "bytes", repeated, tag = "1")]
@@ -58,7 +58,7 @@ async fn connect(address: &str) -> Result<Channel> {
     Endpoint::from_shared(uri)?.connect().await.with_context(|| format!("cannot connect to {address}"))
 }
 
-/// Nanoseconds of each call, by name; the first two of each are not counted.
+/// The duration of each call in nanoseconds, by name; the first two of each are not counted.
 async fn calls(address: &str, rounds: usize, pod: &str) -> Result<Value> {
     const WARM: usize = 2;
     let mut client = PublicApiClient::new(connect(address).await?).max_decoding_message_size(usize::MAX);
@@ -91,7 +91,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A stream of a method, its messages undecoded.
+/// A stream of a method, with undecoded messages.
 async fn stream<T>(channel: &Channel, method: &'static str, request: T) -> Result<Streaming<Elements>>
 where
     T: prost::Message + Default + 'static,
@@ -103,7 +103,7 @@ where
     Ok(client.server_streaming(Request::new(request), path, codec).await?.into_inner())
 }
 
-/// What all listeners have counted.
+/// The totals of all listeners.
 #[derive(Default)]
 struct Counts {
     received: AtomicU64,
@@ -111,7 +111,7 @@ struct Counts {
     twice: AtomicU64,
 }
 
-/// Listens with many at once; how late the events came, in nanoseconds, and what did not come or came twice.
+/// Runs many listeners at once; reports the events' latency in nanoseconds, and missing and duplicate events.
 async fn listen(address: &str, listeners: usize, events: u64) -> Result<Value> {
     let counts = Arc::new(Counts::default());
     let mut channel = connect(address).await?;
@@ -139,7 +139,7 @@ async fn listen(address: &str, listeners: usize, events: u64) -> Result<Value> {
     }))
 }
 
-/// One listener: from the first event to the one with a number that much higher.
+/// One listener: from the first event until its number has grown by `events`.
 async fn hear(mut stream: Streaming<Elements>, events: u64, counts: Arc<Counts>) -> Result<Vec<u32>> {
     let mut late = Vec::with_capacity(usize::try_from(events)?);
     let (mut last, mut end) = (None, u64::MAX);
@@ -161,14 +161,14 @@ async fn hear(mut stream: Streaming<Elements>, events: u64, counts: Arc<Counts>)
             }
             last = Some(number);
             counts.received.fetch_add(1, Ordering::Relaxed);
-            // Four seconds late is as bad as later.
+            // Latencies above four seconds count as four seconds.
             late.push(u32::try_from(now.saturating_sub(sent)).unwrap_or(u32::MAX));
         }
     }
     Ok(late)
 }
 
-/// The value of a key in an encoded event: what follows the key is the tag of `value`, its length, its text.
+/// The value of a key in an encoded event: the key is followed by the tag of `value`, its length and its text.
 fn fact<T: std::str::FromStr>(event: &[u8], key: &[u8]) -> Result<T> {
     let named = || {
         let at = event.windows(key.len()).position(|window| window == key)? + key.len();
