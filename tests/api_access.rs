@@ -13,7 +13,7 @@ use gantry_tests::api::{Api, Served, connect_unix_as, copy_setting};
 use gantry_tests::{DEADLINE, Gantry, pod_id};
 use serde_json::Value;
 
-/// A user without rights, and a group that only these tests have.
+/// A user and a group without rights; only these tests use them.
 const NOBODY: u32 = 65_534;
 const GROUP: u32 = 54_321;
 const SECRET: &str = "hunter2";
@@ -32,7 +32,7 @@ fn pod_with_a_secret(g: &Gantry) -> String {
     pod_id(&g.run(&["prepare", "--quiet", "--net=none", &variable, &g.fixture(), "--name=it", "--", "true"]).ok())
 }
 
-/// The value of the password in a manifest; the name must be there.
+/// The password in a manifest; fails if the variable is missing.
 fn password(manifest: &[u8]) -> String {
     let manifest: Value = serde_json::from_slice(manifest).unwrap();
     gantry_tests::appc::check_pod_manifest(&manifest).unwrap();
@@ -54,7 +54,7 @@ fn values_of_variables_are_not_shown_over_tcp() {
         for listed in api.list_pods(Vec::new(), true) {
             assert_eq!(password(&listed.manifest), want, "{address}");
         }
-        // Nor are those of images.
+        // The same holds for the values in image manifests.
         let image = api.inspect_image(&g.fixture());
         let manifest: Value = serde_json::from_slice(&image.manifest).unwrap();
         let variables = manifest["app"]["environment"].as_array().cloned().unwrap_or_default();
@@ -162,7 +162,7 @@ fn connections_over_tcp_leave_places_for_others() {
             stream
         })
         .collect();
-    // The listener holds a place for the next one, which it takes when that comes.
+    // The listener accepts one connection beyond the limit, and serves it when that client sends its preface.
     for (number, stream) in open.iter_mut().take(SHARE).enumerate() {
         stream.read_exact(&mut [0; 9]).unwrap_or_else(|error| panic!("connection {number}: {error}"));
     }
@@ -189,7 +189,7 @@ fn a_user_has_a_share_and_root_is_never_refused() {
     let open = Open::new();
     let served = g.serve_on(&["--listen", &open.address()]);
     std::fs::set_permissions(open.socket(), Permissions::from_mode(0o666)).unwrap();
-    // Whether the server answered a connection; otherwise it closed it.
+    // Whether the server replied on a connection; otherwise it closed the connection.
     let is_answered = |stream: &mut UnixStream| {
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         stream.write_all(GREETING).and_then(|()| stream.read_exact(&mut [0; 9])).is_ok()

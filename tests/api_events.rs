@@ -1,5 +1,5 @@
-//! ListenEvents: the past, then the future, in order, none twice, none lost, whoever caused them and however slowly a
-//! client reads.
+//! ListenEvents sends past, then future events: in order, without duplicates or gaps, for every cause of an event and
+//! for slow clients.
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use gantry_tests::api::{Api, data, sequence};
 use gantry_tests::python::{run_script, spawn_script};
 use gantry_tests::{DEADLINE, Gantry, Signal, now_ns, pod_id, wait_for};
 
-/// Everything that is kept and all that comes.
+/// All stored and all future events.
 fn since_ever() -> EventFilter {
     EventFilter { since_time: 1, ..EventFilter::default() }
 }
@@ -19,7 +19,7 @@ fn now_seconds() -> i64 {
     now_ns().div_euclid(1_000_000_000)
 }
 
-/// Numbers rise by one: none is missing, none comes twice.
+/// Sequence numbers rise by one: none is missing, none comes twice.
 #[track_caller]
 fn gapless(events: &[Event]) {
     for pair in events.windows(2) {
@@ -31,10 +31,10 @@ fn kinds(events: &[Event]) -> Vec<EventType> {
     events.iter().map(Event::r#type).collect()
 }
 
-/// All that is kept now.
+/// All stored events.
 #[track_caller]
 fn history(api: &Api) -> Vec<Event> {
-    // An end that has passed: the stream ends by itself.
+    // A filter that ends in the past: the stream ends by itself.
     api.listen(EventFilter { since_time: 1, until_time: now_seconds() + 1, ..EventFilter::default() }).rest()
 }
 
@@ -47,12 +47,12 @@ fn none_lost_and_none_twice_while_eight_commands_make_pods() {
     let served = g.serve(&[]);
     let api = served.api();
     let mut listeners = vec![api.listen(since_ever())];
-    // How many events of the whole history each has taken already.
+    // The number of events of the whole history that each listener has received already.
     let mut earliest = vec![0];
     for _ in 0..PODS {
         let run = ["run", "--net=none", "--quiet", "--rm", &image, "--name=it", "--", "true"];
         let mut makers: Vec<_> = (0..COMMANDS).map(|_| g.spawn(&run)).collect();
-        // Some come in the middle of it, with a connection of their own.
+        // Some listeners connect in the middle, with connections of their own.
         while makers.iter_mut().any(|maker| !maker.has_ended()) {
             let mut late = served.api().listen(since_ever());
             late.take_one();
@@ -89,7 +89,7 @@ fn none_lost_and_none_twice_while_eight_commands_make_pods() {
     served.end();
 }
 
-/// Makes all nine happen by commands; the pod that was run and the one whose preparation was killed.
+/// Causes all nine types of events by commands; returns the pod that ran and the pod whose preparation was killed.
 fn all_nine(g: &Gantry, api: &Api) -> (String, String, String) {
     let image = g.fixture();
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--name=it", "--", "exit", "7"]).ok());
@@ -98,12 +98,12 @@ fn all_nine(g: &Gantry, api: &Api) -> (String, String, String) {
     let path = g.scratch().join("id");
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     let path = path.display().to_string();
-    // It waits for a reader of the id, and is killed there.
+    // The command blocks on writing the id to the fifo, and is killed there.
     let preparing = g.spawn(&["prepare", "--net=none", "--uuid-file-save", &path, &image, "--", "true"]);
     let aborted = wait_for("the pod that is being prepared", || api.pods().pop()).id;
     preparing.signal(Signal::KILL);
     let _ = preparing.wait();
-    // On a slow machine it may have been collected as garbage before it is looked at.
+    // On a slow machine, the pod may have been collected as garbage before this looks.
     let under_way = [PodState::Embryo as i32, PodState::Preparing as i32];
     wait_for("its preparation to be aborted", || {
         let pod = api.pods().into_iter().find(|pod| pod.id == aborted);
@@ -174,7 +174,7 @@ fn all_nine_types_with_their_facts() {
     served.end();
 }
 
-/// Each field of the filter, over the same history.
+/// Checks each field of the filter against the same history.
 #[track_caller]
 fn filters(api: &Api, all: &[Event], image: &str, pod: &str, aborted: &str) {
     let until = || EventFilter { since_time: 1, until_time: now_seconds() + 1, ..EventFilter::default() };
@@ -203,7 +203,7 @@ fn filters(api: &Api, all: &[Event], image: &str, pod: &str, aborted: &str) {
         assert_eq!(found.len(), want, "{what}: {filter:?}");
         assert!(found.iter().all(|event| all.contains(event)), "{what}");
     }
-    // A history that ends before it begins to be kept, and one that begins after its last.
+    // Filters that end before the first event or begin after the last.
     let last = all.last().unwrap().time;
     for (since, until, want) in [
         (1, all[0].time, 0),
@@ -232,14 +232,14 @@ fn it_ends_by_itself_when_it_was_asked_to() {
         "it ended {} ns late",
         over - until * 1_000_000_000
     );
-    // One that begins later hears nothing of what comes before. Its end is far enough away for a slow machine.
+    // A listener with a later start time receives no earlier event. The end is far enough away for a slow machine.
     let since = now_seconds() + 2;
     let mut later = api.listen(EventFilter { since_time: since, until_time: since + 60, ..EventFilter::default() });
     let early = g.import("early", &gantry_fixtures::Image::builder().label("n", "1").build().unwrap());
     wait_for("the second", || (now_seconds() >= since).then_some(()));
     let late = g.import("late", &gantry_fixtures::Image::builder().label("n", "2").build().unwrap());
     let heard = later.until(|event| event.id == late);
-    // On a slow machine the second may have come before the first image did.
+    // On a slow machine, that second may have come before the first image did.
     assert!(heard.iter().all(|event| event.time >= since && [&early, &late].contains(&&event.id)), "{heard:?}");
     let first = history(&api).into_iter().find(|event| event.id == early).unwrap();
     assert_eq!(heard.len(), 1 + usize::from(first.time >= since), "{heard:?}");
@@ -255,7 +255,7 @@ fn an_event_of_a_command_is_heard_while_it_runs() {
     let served = g.serve(&[]);
     let api = served.api();
     let mut listener = api.listen(EventFilter { types: vec![EventType::PodPrepared.into()], ..EventFilter::default() });
-    // How soon is measured by the benchmark (`bench/run api`); here every event comes, and only those.
+    // The benchmark (`bench/run api`) measures the latency; here, every matching event arrives and no other.
     for _ in 0..EVENTS {
         let made = g.spawn(&["prepare", "--net=none", "--quiet", &image, "--", "true"]);
         let event = listener.take_one();
@@ -267,7 +267,7 @@ fn an_event_of_a_command_is_heard_while_it_runs() {
     served.end();
 }
 
-/// Writes so many events of so many bytes straight into the database.
+/// Writes this many events of this many bytes straight into the database.
 #[track_caller]
 fn write_events(g: &Gantry, count: usize, size: usize) {
     let dir = g.dir().display().to_string();
@@ -282,7 +282,7 @@ fn a_listener_that_does_not_read_costs_little_and_loses_nothing() {
     let served = g.serve(&[]);
     let quick = served.api();
     let mut reads = quick.listen(EventFilter::default());
-    // Each has a connection of its own, and takes 64 KiB before its client reads.
+    // Each listener has a connection of its own, with a receive window of 64 KiB until its client reads.
     let stuck: Vec<Api> = (0..LISTENERS).map(|_| Api::narrow(served.address())).collect();
     let mut stuck: Vec<_> = stuck.iter().map(|api| api.listen(EventFilter::default())).collect();
     let before = served.rss_kib();
@@ -315,7 +315,7 @@ fn what_was_trimmed_is_told() {
     let api = served.api();
     let narrow = Api::narrow(served.address());
     let mut stuck = narrow.listen(EventFilter::default());
-    // More than any buffer on the way: what the listener has not been sent is trimmed before it reads on.
+    // More than all buffers on the way hold: unsent events are trimmed before the client reads again.
     write_events(&g, 8000, 4096);
     let kept = |api: &Api| history(api).len();
     wait_for("the history to be trimmed", || (kept(&api) <= KEPT).then_some(()));
@@ -333,13 +333,13 @@ fn what_was_trimmed_is_told() {
     for (told, after) in gaps {
         assert_eq!(told + 1, after, "the highest number that is gone");
     }
-    // Who asks for what is gone is told with the first event.
+    // A listener that requests trimmed events is notified with the first event.
     let asked = history(&api);
     let told: u64 = data(&asked[0], "trimmed").expect("told").parse().unwrap();
     assert_eq!(told + 1, sequence(&asked[0]));
     assert!(asked[1..].iter().all(|event| data(event, "trimmed").is_none()));
     gapless(&asked);
-    // Who asks for less has lost nothing.
+    // A listener that requests only later events is not.
     let mut fresh = api.listen(EventFilter::default());
     write_events(&g, 1, 0);
     assert_eq!(data(&fresh.take_one(), "trimmed"), None);
@@ -368,7 +368,7 @@ fn the_end_of_gantryd_is_told_and_numbers_go_on() {
         assert_eq!(status.message(), "gantryd is ending: ask again");
     }
     drop((listener, logs, api));
-    // What happens while nobody serves is not lost.
+    // Events that occur while gantryd is down are not lost.
     g.run(&["kill", &pod]).succeeded();
     g.wait_state(&pod, "exited");
     let served = g.serve(&[]);
@@ -391,7 +391,7 @@ fn the_answer_begins_before_the_first_event() {
         let begin = Instant::now();
         let mut listener = api.listen(EventFilter::default());
         assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
-        // From the moment it has begun to answer, nothing is missed.
+        // After the response headers, no event is missed.
         let dir = g.dir().display().to_string();
         let writer = spawn_script("database.py", &[&dir, "events", "1"]);
         assert!(matches!(listener.next_within(DEADLINE), Ok(Some(_))));

@@ -23,7 +23,7 @@ fn states(states: &[PodState]) -> Vec<i32> {
     states.iter().map(|&state| state.into()).collect()
 }
 
-/// Three pods: `a` runs two apps in the host's network, `b` has exited, `c` was never run.
+/// Three pods: `a` runs two apps in the host's network, `b` has exited, `c` was prepared only.
 struct Three {
     a: String,
     b: String,
@@ -33,7 +33,7 @@ struct Three {
 }
 
 impl Three {
-    /// The letters of these pods, in the order of the alphabet.
+    /// The letters of these pods, in alphabetical order.
     fn letters(&self, ids: &[String]) -> String {
         assert!(ids.is_sorted(), "by id: {ids:?}");
         let all = [(&self.a, 'a'), (&self.b, 'b'), (&self.c, 'c')];
@@ -88,7 +88,7 @@ fn one_table_per_field() {
     networks_and_annotations(&api, &it);
     cgroups(&api, &it, &cgroup);
     together(&api, &it, &cgroup);
-    // What is shown of a pod that is picked out is all there is to show.
+    // The list shows all details of a selected pod.
     let picked = api.list_pods(vec![PodFilter { app_names: texts(&["web", "job"]), ..any() }], true);
     assert_eq!(picked, [api.inspect_pod(&it.a)]);
     assert_eq!(app(&g.status(&it.a), "job")["image_id"], it.other);
@@ -205,7 +205,7 @@ fn cgroups(api: &Api, it: &Three, cgroup: &str) {
     );
 }
 
-/// And inside a filter, or between filters.
+/// Conditions of one filter are combined with "and", filters with "or".
 #[track_caller]
 fn together(api: &Api, it: &Three, cgroup: &str) {
     let running = || PodFilter { states: states(&[PodState::Running]), ..any() };

@@ -1,5 +1,5 @@
-//! Clients that ask for what makes no sense, for too much, or that never stop: each gets a clear status, memory stays
-//! bounded, and every other client is served as if they were not there.
+//! Clients that send invalid or excessive requests, or never stop: each receives a clear status, memory stays bounded,
+//! and other clients are served as usual.
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,9 +12,9 @@ use gantry_tests::api::{Api, Served};
 use gantry_tests::{Gantry, pod_id};
 use tonic::{Code, Status};
 
-/// How long another client's GetInfo may take, whatever else happens.
+/// The time limit of another client's GetInfo under any load.
 const SOON: Duration = Duration::from_secs(1);
-/// How much the server may grow, in KiB.
+/// The limit of the server's growth, in KiB.
 const MAX_GROWTH_KIB: u64 = 96 * 1024;
 
 fn pods() -> PodFilter {
@@ -25,8 +25,8 @@ fn images() -> ImageFilter {
     ImageFilter::default()
 }
 
-/// Does something hostile while another client asks for GetInfo again and again: it must always be answered soon, and
-/// the server must not have grown beyond bounds afterwards.
+/// Does something hostile while another client repeats GetInfo: every call must return soon, and the server's memory
+/// must stay within bounds.
 #[track_caller]
 fn beside<T>(served: &Served, what: &str, deed: impl FnOnce() -> T) -> T {
     let before = served.rss_kib();
@@ -53,7 +53,7 @@ fn beside<T>(served: &Served, what: &str, deed: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A status that is fit for people.
+/// A readable status.
 #[track_caller]
 fn fit(what: &str, status: &Status, code: Code, text: &str) {
     assert_eq!(status.code(), code, "{what}: {status}");
@@ -69,7 +69,7 @@ fn ids_that_are_none() {
     let image = g.fixture();
     let served = g.serve(&[]);
     let api = served.api();
-    // Until two begin with the same digit: after seventeen at the latest.
+    // Until two ids begin with the same digit: after seventeen at the latest.
     let mut made: Vec<String> = Vec::new();
     let digit = loop {
         let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
@@ -189,12 +189,12 @@ fn requests_that_make_no_sense() {
     ] {
         fit(what, &status, Code::InvalidArgument, text);
     }
-    // Times beyond what a clock can show are far away, not wrong.
+    // Times beyond the range of a clock are far away, not invalid.
     let far = EventFilter { since_time: 1, until_time: i64::MAX, ..EventFilter::default() };
     let mut listener = api.listen(far);
     assert_eq!(listener.take_one().id, image);
     assert!(api.try_logs(GetLogsRequest { pod_id: pod.clone(), since_time: i64::MAX, ..any() }).is_ok());
-    // What is just allowed.
+    // Values just below the limits.
     let full = PodFilter { ids: vec![pod.clone(); 9000], app_names: vec!["app".to_owned(); 900], ..pods() };
     assert_eq!(beside(&served, "9 900 values", || api.try_list_pods(vec![full], true)).unwrap().len(), 1);
     assert_eq!(beside(&served, "256 filters", || api.try_list_pods(vec![pods(); 256], true)).unwrap().len(), 1);
@@ -211,7 +211,7 @@ fn a_request_of_many_megabytes() {
         ListPodsRequest { filters: vec![PodFilter { ids: vec!["a".repeat(1000); 32_000], ..pods() }], detail: true };
     let status = beside(&served, "a request of 32 MB", || api.block_on(api.raw().list_pods(huge))).unwrap_err();
     assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::InvalidArgument), "{status}");
-    // The connection is good for more.
+    // The connection stays usable.
     assert_eq!(api.info().api_version, "1.0.0-alpha");
     drop(api);
     served.end();
@@ -235,12 +235,12 @@ fn ten_thousand_streams_over_one_connection() {
                 })
             })
             .collect();
-        // What has begun is held to the end; the others wait for a place, which the connection has not.
+        // Streams that have begun are kept open; the others wait for a slot, and this connection has none left.
         let held: Vec<_> = begun.into_iter().filter_map(|one| api.block_on(one).ok()?.ok()?.ok()).collect();
         println!("{} of {STREAMS} had begun within 3 s", held.len());
         assert!((1..=1000).contains(&held.len()), "{} streams on one connection", held.len());
     });
-    // And 10 000 short calls, all at once: each is answered, or told that there are too many.
+    // And 10 000 short calls at once: each one succeeds or is refused because there are too many.
     let (mut done, mut refused) = (0, 0);
     beside(&served, "10 000 calls at once", || {
         let calls: Vec<_> = (0..STREAMS)
@@ -273,7 +273,7 @@ fn more_listeners_than_there_are_places() {
     let g = Gantry::new();
     let unix = format!("unix:{}", g.api_socket().display());
     let served = g.serve_on(&["--listen", &unix, "--listen", "127.0.0.1:0"]);
-    // Over TCP, whose clients have a share: root, on the socket file, is never refused.
+    // Over TCP, whose clients have a limited share: root on the socket file is never refused.
     let tcp = served.addresses().into_iter().find(|address| address.starts_with("tcp:")).unwrap();
     let clients: Vec<Api> = (0..CONNECTIONS).map(|_| Api::connect(&tcp)).collect();
     beside(&served, "5 000 listeners", || {
@@ -291,7 +291,7 @@ fn more_listeners_than_there_are_places() {
         }
         println!("{} listen, {refused} were refused", listening.len());
         assert!(listening.len() >= 1000 && refused > 0);
-        // A place is free again when somebody has gone.
+        // A slot is free again after a client has disconnected.
         let api = clients.first().unwrap();
         drop(listening);
         gantry_tests::wait_for("a free place", || api.try_listen(None).ok());
@@ -300,18 +300,18 @@ fn more_listeners_than_there_are_places() {
     served.end();
 }
 
-/// A frame of HTTP/2.
+/// An HTTP/2 frame.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A call that is reset as soon as it is made, in one piece: headers, an empty message, RST_STREAM (CANCEL).
+/// A call that is reset at once, in one piece: headers, an empty message, RST_STREAM (CANCEL).
 fn call_and_reset(stream: u32) -> Vec<u8> {
     let text = |index: u8, text: &str| [&[index, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     let headers = [
-        // `:method: POST` and `:scheme: http` have numbers of their own; the others are names with a number, and a
-        // text.
+        // `:method: POST` and `:scheme: http` are entries of HPACK's static table; the others are indexed names with a
+        // literal value.
         vec![0x83, 0x86],
         text(0x04, "/v1alpha.PublicAPI/ListenEvents"),
         text(0x01, "localhost"),
@@ -325,7 +325,7 @@ fn call_and_reset(stream: u32) -> Vec<u8> {
     [headers, data, reset].concat()
 }
 
-/// The error code of the GOAWAY frame in what a server said.
+/// The error code of the GOAWAY frame in the bytes that a server sent.
 fn goodbye(mut heard: &[u8]) -> Option<u32> {
     while let Some((head, rest)) = heard.split_first_chunk::<9>() {
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
@@ -356,17 +356,17 @@ fn streams_that_are_reset_in_a_loop() {
                     let mut reader = stream.try_clone().unwrap();
                     let heard = scope.spawn(move || {
                         let mut heard = Vec::new();
-                        // Whether it is closed well or not, that is all that was said.
+                        // However the connection is closed, nothing else was sent.
                         let _ = reader.read_to_end(&mut heard);
                         heard
                     });
-                    // The server may close before all is written: it has had enough.
+                    // The server may close the connection before all is written.
                     let written =
                         (0..RESETS).take_while(|i| stream.write_all(&call_and_reset(2 * i + 1)).is_ok()).count();
                     let _ = stream.shutdown(std::net::Shutdown::Both);
                     let heard = heard.join().unwrap();
                     println!("{written} of {RESETS} were taken; the last words {:?}", goodbye(&heard));
-                    // ENHANCE_YOUR_CALM, where it was still there to be read.
+                    // ENHANCE_YOUR_CALM, if the frame could still be read.
                     assert!(goodbye(&heard).is_none_or(|code| code == 11), "{heard:?}");
                     assert!(written < RESETS as usize, "it was cut off");
                 });
@@ -383,8 +383,8 @@ fn streams_that_are_reset_in_a_loop() {
     served.end();
 }
 
-/// While the process stands still, calls on one connection time out, and their clients reset them. A stream on the same
-/// connection has nothing to do with that.
+/// While the process is stopped, calls on one connection time out, and their clients reset them. A stream on the same
+/// connection is not affected.
 #[test]
 fn calls_that_time_out_together_leave_the_connection_alone() {
     let g = Gantry::new();
@@ -413,8 +413,8 @@ fn calls_that_time_out_together_leave_the_connection_alone() {
     served.end();
 }
 
-/// More calls at once than a connection may have open, before its client has seen the settings: those beyond are
-/// refused and the others answered, and the connection lives.
+/// A client starts more calls at once than a connection may have open, before it has seen the settings: the calls
+/// beyond the limit are refused, the others succeed, and the connection stays open.
 #[test]
 fn more_calls_at_once_than_streams() {
     const CALLS: usize = 1500;
@@ -453,7 +453,7 @@ fn bytes_that_are_no_grpc() {
             .enumerate()
         {
             let mut stream = connect();
-            // It may be closed before all of it is written.
+            // The server may close the connection before all is written.
             let _ = stream.write_all(noise);
             if i % 2 == 0 {
                 open.push(stream);
@@ -462,7 +462,7 @@ fn bytes_that_are_no_grpc() {
         let mut stream = connect();
         let _ = stream.write_all(&[0xff; 1 << 16]);
         stream.set_read_timeout(Some(gantry_tests::DEADLINE)).unwrap();
-        // Closed, not waited for.
+        // The server closes the connection and does not wait for more.
         let _ = stream.read_to_end(&mut Vec::new());
         drop(open);
     });

@@ -1,4 +1,4 @@
-//! ListImages and InspectImage: as the command line tells them, and the filters, one table per field.
+//! ListImages and InspectImage: the same facts as the command line, and the filters, one table per field.
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
 use gantry_fixtures::{Image as Made, Layer, Style};
@@ -24,7 +24,7 @@ fn get<'a>(pairs: &'a [KeyValue], key: &str) -> Option<&'a str> {
     pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value.as_str())
 }
 
-/// An image that differs from others by its words.
+/// An image with its own label and annotation.
 fn image(style: Style, label: (&str, &str), note: Option<(&'static str, &'static str)>) -> Made {
     let layer = Layer::new().file("hello", format!("{label:?}\n"), 0o644);
     let built = Made::builder().layer(layer).style(style).label(label.0, label.1).label("all", "1");
@@ -36,7 +36,7 @@ fn image(style: Style, label: (&str, &str), note: Option<(&'static str, &'static
     built.build().unwrap()
 }
 
-/// Holds one image against what `image list` and `image cat-manifest --appc` say.
+/// Compares one image with the output of `image list` and `image cat-manifest --appc`.
 #[track_caller]
 fn same(g: &Gantry, image: &Image, listed: &[Value]) {
     let row =
@@ -85,7 +85,7 @@ fn images_are_told_as_the_command_line_tells_them() {
     assert!(docker.annotations.is_empty());
     assert_eq!(get(&standard.labels, "org.opencontainers.image.title"), Some("gantry-fixture"));
 
-    // By each form of its id, whole or shortened.
+    // Each form of the id finds the image, whole or shortened.
     let hex = oci.id.trim_start_matches("sha256:");
     for id in [hex, &hex[..20], &oci.id[..30], &format!("sha512-{hex}"), &format!("sha512-{}", &hex[..20])] {
         assert_eq!(api.inspect_image(id), oci, "{id}");
@@ -104,7 +104,8 @@ fn images_are_told_as_the_command_line_tells_them() {
     damaged(&g, &oci);
 }
 
-/// An image whose manifest is lost is listed with what the row knows, by a server that has not read it before.
+/// An image whose manifest is lost is listed with the facts of its row, by a server that has not read the manifest
+/// before.
 #[track_caller]
 fn damaged(g: &Gantry, whole: &Image) {
     let id = &whole.id;
@@ -132,7 +133,7 @@ fn one_table_per_field() {
     let api = served.api();
     let one = image(Style::Oci, ("kind", "one"), Some(("note", "x")));
     let two = image(Style::Oci, ("kind", "two"), Some(("note", "y")));
-    // The first two are imported in seconds of their own; the third has no name.
+    // The first two are imported in different seconds; the third has no name.
     let fetch = |layout: &str, name: &str| {
         registry.push(layout, name);
         let reference = format!("{}/{name}", registry.host());
@@ -159,7 +160,7 @@ fn one_table_per_field() {
     served.end();
 }
 
-/// Two images by names of a registry on `host`, and the seconds in which they were imported.
+/// Two images with names of a registry on `host`, and the seconds in which they were imported.
 struct Two {
     host: String,
     first: String,
@@ -168,7 +169,7 @@ struct Two {
 }
 
 impl Two {
-    /// What is asked, the filter, and the numbers of the images for which it holds.
+    /// A description, the filter, and the numbers of the matching images.
     #[track_caller]
     fn hold(&self, api: &Api, rows: Vec<(&str, ImageFilter, &str)>) {
         for (what, filter, want) in rows {
@@ -219,7 +220,7 @@ fn names(host: &str) -> Vec<(&'static str, ImageFilter, &'static str)> {
     ]
 }
 
-/// Filters by the rest, and by several fields at once.
+/// Filters by the other fields, and by several fields at once.
 fn facts(it: &Two) -> Vec<(&'static str, ImageFilter, &'static str)> {
     let ids = |list: &[&str]| ImageFilter { ids: texts(list), ..any() };
     let after = |time: i64| ImageFilter { imported_after: time, ..any() };
@@ -263,7 +264,7 @@ fn facts(it: &Two) -> Vec<(&'static str, ImageFilter, &'static str)> {
     ]
 }
 
-/// Two names of one image, and labels of its configuration that are called as the image's own.
+/// Two names of one image, and labels of its configuration with the same names as the image's own.
 #[test]
 fn each_name_is_found_by_its_tag_and_no_label_hides_it() {
     let g = Gantry::new();
@@ -282,7 +283,7 @@ fn each_name_is_found_by_its_tag_and_no_label_hides_it() {
     let shown = api.inspect_image(&id);
     let own: Vec<_> = ["name", "version", "os", "arch", "kind"].iter().map(|key| get(&shown.labels, key)).collect();
     assert_eq!(own, [None, Some("1"), Some("linux"), Some("amd64"), Some("k")], "{shown:?}");
-    // As kubelet asks for an image: the name as a keyword, the tag as the label `version`.
+    // The kubelet's query for an image: the name as a keyword, the tag as the label `version`.
     let found = |name: &str, version: &str| {
         let name = format!("{}/{name}", registry.host());
         !api.image_ids(ImageFilter { keywords: vec![name], ..labels(&[("version", version)]) }).is_empty()
@@ -297,7 +298,7 @@ fn each_name_is_found_by_its_tag_and_no_label_hides_it() {
     ] {
         assert_eq!(found(name, version), want, "{name}:{version}");
     }
-    // Events have the image by the same name.
+    // Events use the same name of the image.
     let named = |name: String| {
         let filter =
             EventFilter { names: vec![name], since_time: 1, until_time: now_seconds(), ..EventFilter::default() };
@@ -316,7 +317,7 @@ fn now_seconds() -> i64 {
     gantry_tests::now_ns() / 1_000_000_000
 }
 
-/// Tags move every day. What a pod was made from does not.
+/// Tags move. A pod keeps the image from which it was made.
 #[test]
 fn an_app_keeps_the_name_of_its_image_when_the_tag_moves() {
     let g = Gantry::new();

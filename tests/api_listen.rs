@@ -1,4 +1,4 @@
-//! Where gantryd listens, what it tells of itself there, and that a client which shares nothing with us understands it.
+//! gantryd's listen addresses, its messages about them, and a client that shares no code with gantry.
 
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 const SERVICE: &str = "v1alpha.PublicAPI";
 const SERVING: i32 = 1;
 
-/// Runs the Python client; its lines of JSON.
+/// Runs the Python client; returns its lines of JSON.
 #[track_caller]
 fn client(address: &str, call: &str, extra: &str) -> Vec<Value> {
     json_lines(&run_script("client.py", &[address, call, extra]).ok().stdout)
@@ -110,7 +110,7 @@ fn health_is_told_by_service() {
     served.end();
 }
 
-/// The socket's mode, if there is one.
+/// The socket's mode, if the socket exists.
 fn mode(path: &Path) -> Option<u32> {
     let found = std::fs::symlink_metadata(path).ok()?;
     assert!(found.file_type().is_socket(), "{}", path.display());
@@ -140,7 +140,7 @@ fn many_addresses_at_once() {
     }
     let with = |text: &str| addresses.iter().filter(|it| it.starts_with(text)).count();
     assert!(with("tcp:127.0.0.1:") >= 2 && with("tcp:[::1]:") >= 1 && with("unix:/") == 2, "{addresses:?}");
-    // Another client than ours, over IPv6 and over the socket.
+    // An independent client, over IPv6 and over the socket.
     for address in addresses.iter().filter(|it| it.contains("[::1]") || it.starts_with("unix:")) {
         assert_eq!(client(address, "get-info", "")[0]["info"]["api_version"], "1.0.0-alpha", "{address}");
     }
@@ -158,7 +158,7 @@ fn the_configuration_may_say_where() {
     assert_eq!(addresses.len(), 2, "the configuration says where: {addresses:?}");
     assert_eq!(served.api().info().api_version, "1.0.0-alpha");
     served.end();
-    // The command line wins over it.
+    // The command line overrides the configuration.
     let other = format!("unix:{}", g.scratch().join("other.sock").display());
     let served = g.serve_on(&["--config", &config, "--listen", &other]);
     assert_eq!(served.addresses(), [other]);
@@ -178,18 +178,18 @@ fn refused(g: &Gantry, args: &[&str], texts: &[&str]) -> Out {
 fn a_stale_socket_is_replaced_and_nothing_else_is() {
     let g = Gantry::new();
     let path = g.api_socket();
-    // Bound and left: nobody answers there.
+    // A stale socket file: bound, then closed.
     drop(UnixListener::bind(&path).unwrap());
     let served = g.serve(&[]);
     assert_eq!(served.api().info().api_version, "1.0.0-alpha");
 
-    // A living one is somebody's, also for a gantryd of another directory.
+    // A live socket is in use, also for a gantryd of another directory.
     let other = Gantry::new();
     let address = format!("unix:{}", path.display());
     let _ = refused(&other, &["--listen", &address], &["error:", &path.display().to_string()]);
     assert_eq!(served.api().info().api_version, "1.0.0-alpha", "it was not taken away");
 
-    // Whoever has put another one in its place keeps that.
+    // A socket that replaced gantryd's own is kept.
     std::fs::remove_file(&path).unwrap();
     let mine = UnixListener::bind(&path).unwrap();
     served.end();
@@ -202,7 +202,7 @@ fn a_stale_socket_is_replaced_and_nothing_else_is() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file");
     std::fs::remove_file(&path).unwrap();
 
-    // A kill leaves the socket; the next one takes its place.
+    // A killed gantryd leaves its socket; the next one replaces it.
     let served = g.serve(&[]);
     served.kill();
     assert!(path.exists());
@@ -235,7 +235,7 @@ fn addresses_that_are_none() {
         assert_eq!(out.stderr.lines().filter(|line| line.contains("error:")).count(), 1, "{row}: {out}");
     }
     let _ = refused(&g, &["--listen", "none", "--listen", "127.0.0.1:0"], &["error:"]);
-    // No API at all: pods are kept all the same.
+    // Without any API, pods are still managed.
     let mut keeper = g.spawn_command(&mut g.daemon(&["--listen", "none"]));
     let said = keeper.wait_for_complaint("info: keeping");
     assert!(!said.contains("serving on"), "{said}");
@@ -262,7 +262,7 @@ fn sockets_may_come_from_a_service_manager() {
     for address in &addresses {
         assert_eq!(Api::connect(address).info().api_version, "1.0.0-alpha", "{address}");
     }
-    // Pods that are started meanwhile have nothing of them.
+    // Pods started meanwhile inherit none of the sockets.
     let image = g.fixture();
     let seen = g.app(&[], &["env"]).ok();
     assert!(!seen.stdout.contains("LISTEN_"), "{seen}");
@@ -309,7 +309,7 @@ fn ready_means_that_it_listens() {
     let mut command = g.daemon(&[]);
     let daemon = g.spawn_command(command.env("NOTIFY_SOCKET", &path));
     assert!(told().lines().any(|line| line == "READY=1"));
-    // No waiting: it was promised.
+    // No waiting: READY=1 promises that the API is up.
     assert_eq!(Api::connect(&address).info().api_version, "1.0.0-alpha");
     Served::of(daemon).end();
     assert!(told().lines().any(|line| line == "STOPPING=1"));

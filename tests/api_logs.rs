@@ -1,5 +1,4 @@
-//! GetLogs: bounds alone and together, all apps merged, pods that have ended and pods that have not, and what an app
-//! may write that is no text.
+//! GetLogs: bounds alone and combined, all apps merged, running and exited pods, and output that is not text.
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
 use std::path::PathBuf;
@@ -9,7 +8,7 @@ use gantry_proto::rkt::v1alpha::{GetLogsRequest, PodState};
 use gantry_tests::api::Api;
 use gantry_tests::{Gantry, nanos, now_ns, pod_id};
 
-/// No message of a stream reaches this.
+/// The size limit of a stream's message.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
 fn of(pod: &str) -> GetLogsRequest {
@@ -20,7 +19,7 @@ fn follow(pod: &str) -> GetLogsRequest {
     GetLogsRequest { follow: true, ..of(pod) }
 }
 
-/// The time and the text of an element; rkt's clients cut it at `MESSAGE=`.
+/// The time and the text of an element; rkt's clients split it at `MESSAGE=`.
 #[track_caller]
 fn cut(element: &str) -> (i64, &str) {
     let Some((at, text)) = element.split_once(" +0000 UTC MESSAGE=") else { panic!("no time in '{element:.80}'") };
@@ -28,7 +27,7 @@ fn cut(element: &str) -> (i64, &str) {
     (nanos(at), text)
 }
 
-/// The texts of all elements, whose times must not fall.
+/// The texts of all elements, whose times must not decrease.
 #[track_caller]
 fn texts(elements: &[String]) -> Vec<&str> {
     let cut: Vec<_> = elements.iter().map(|element| cut(element)).collect();
@@ -36,7 +35,7 @@ fn texts(elements: &[String]) -> Vec<&str> {
     cut.into_iter().map(|(_, text)| text).collect()
 }
 
-/// Demands the same on both sides; says where they part, not all of it.
+/// Asserts equality; prints the first difference instead of all lines.
 #[track_caller]
 fn alike<T: PartialEq<U> + std::fmt::Debug, U: std::fmt::Debug>(what: &str, got: &[T], want: &[U]) {
     let parts = got.iter().zip(want).position(|(got, want)| got != want);
@@ -64,15 +63,15 @@ fn whole_logs_of_a_pod_that_has_ended() {
     let all = api.logs(of(&pod)).rest();
     alike("all lines", &texts(&all), &numbered(1000));
     assert!(all.iter().all(|element| (begin..=now_ns()).contains(&cut(element).0)), "true times");
-    // The same by the name of its app, and by the beginning of its id where that is enough.
+    // The same with the app's name, and with a unique prefix of the id.
     alike("by name", &api.logs(GetLogsRequest { app_name: "it".into(), ..of(&pod) }).rest(), &all);
     alike("by the beginning", &api.logs(of(&pod[..13].to_uppercase())).rest(), &all);
-    // Following what has ended ends.
+    // Following an exited pod ends.
     alike("followed", &api.logs(follow(&pod)).rest(), &all);
-    // A pod that never ran has written nothing.
+    // A pod that never ran has no output.
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "--name=it", "--", "true"]).ok());
     assert_eq!(api.logs(of(&prepared)).rest(), Vec::<String>::new());
-    // Marked as garbage, its logs are still there.
+    // The logs of a pod marked as garbage remain.
     g.run(&["gc", "--mark-only"]).succeeded();
     api.wait_state(&pod, PodState::Garbage);
     alike("garbage", &api.logs(of(&pod)).rest(), &all);
@@ -89,8 +88,8 @@ fn whole_logs_of_a_pod_that_has_ended() {
     served.end();
 }
 
-/// Replaces an ended pod's log of an app by lines at times of our own: second 0 to 9, `each` lines in each second.
-/// Returns what was written as (nanoseconds, text).
+/// Replaces an exited pod's log of an app by lines with chosen times: seconds 0 to 9, `each` lines per second. Returns
+/// the lines as (nanoseconds, text).
 fn rewrite(g: &Gantry, pod: &str, app: &str, base: i64, each: i64, shift: i64) -> Vec<(i64, String)> {
     let path: PathBuf = g.dir().join("pods").join(pod).join("logs").join(app).join("0.log");
     let mut file = String::new();
@@ -105,7 +104,7 @@ fn rewrite(g: &Gantry, pod: &str, app: &str, base: i64, each: i64, shift: i64) -
     all
 }
 
-/// RFC 3339 of a time in the year 2001, January.
+/// The RFC 3339 form of a time in January 2001.
 fn stamp(at: i64) -> String {
     let since = at - nanos("2001-01-01T00:00:00.0Z");
     let (second, nano) = (since.div_euclid(1_000_000_000), since.rem_euclid(1_000_000_000));
@@ -181,7 +180,7 @@ fn followed_across_rotation_to_the_end_of_the_pod() {
     const LINES: usize = 4000;
     let g = Gantry::new();
     let image = g.fixture();
-    // Far more files than the follower can fall behind.
+    // Far more files than the follower may lag behind.
     let config = g.write("config.toml", "[log]\nmax-size = \"64Ki\"\nmax-files = 100\n");
     let served = g.serve(&[]);
     let api = served.api();
@@ -202,7 +201,7 @@ fn followed_across_rotation_to_the_end_of_the_pod() {
         ])
         .ok(),
     );
-    // Asked for before it was started: it waits.
+    // A stream requested before the pod was started waits.
     let mut early = api.logs(follow(&pod));
     g.run(&["--config", &config, "run-prepared", "--detach", &pod]).succeeded();
     let first = early.take_one();
@@ -247,7 +246,7 @@ fn following_ends_with_the_pod_or_at_its_time() {
     assert!(matches!(whole.next_within(Duration::from_millis(200)), Err(None)), "the pod runs on");
     g.run(&["kill", &pod]).succeeded();
     assert!(whole.rest().is_empty() && one.rest().is_empty());
-    // A pod that is removed under a follower, and one that was never started.
+    // A pod that is removed during following, and one that was never started.
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
     let mut waits = api.logs(follow(&prepared));
     g.run(&["rm", &prepared]).succeeded();
@@ -319,7 +318,7 @@ fn a_slow_reader_does_not_hold_the_app_back() {
     println!("40 MB written beside a reader that does not read: {:?}", begin.elapsed());
     let grown = served.rss_kib().saturating_sub(before);
     assert!(grown < 32 * 1024, "{grown} KiB more for one reader that does not read");
-    // It gets what is left of it, and its end.
+    // The stream sends the remaining lines and ends.
     let rest = logs.rest();
     assert!(!rest.is_empty() && rest.iter().all(|line| cut(line).1.len() == 79));
     drop((logs, narrow, api));
@@ -349,7 +348,7 @@ fn files_that_are_no_logs_harm_nobody() {
         for follow in [false, true] {
             let begin = Instant::now();
             let mut logs = api.logs(GetLogsRequest { follow, ..of(&pod) });
-            // An error or nothing is both an answer.
+            // Both an error and an empty stream are valid.
             let mut heard = Vec::new();
             while let Ok(Some(line)) = logs.try_next() {
                 heard.push(line);

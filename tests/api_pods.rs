@@ -1,5 +1,5 @@
-//! ListPods and InspectPod: what rkt's own tests asked of them (rkt_api_service_test.go), stricter, and what they never
-//! asked: states that are rarely seen, damage, apps that end before their pod.
+//! ListPods and InspectPod: the checks of rkt's own tests (rkt_api_service_test.go), stricter, and new ones:
+//! short-lived states, damage, apps that exit before their pod.
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
 use std::fs::File;
@@ -45,7 +45,7 @@ fn state(status: &Value) -> PodState {
     }
 }
 
-/// Holds a pod of the API against `status` of the command line: everything that both tell.
+/// Compares a pod of the API with the output of `status`: every field that both contain.
 #[track_caller]
 fn same(pod: &Pod, status: &Value) {
     let time = |key: &str| status[key].as_str().map_or(0, nanos);
@@ -73,7 +73,7 @@ fn same(pod: &Pod, status: &Value) {
     assert!(pod.cgroup.ends_with(&suffix) && pod.cgroup.is_empty() == suffix.is_empty(), "{}", pod.cgroup);
 }
 
-/// Ends well: everything that serves has ended before the gantry is checked.
+/// Shuts down in order: every serving process has ended before the gantry is checked.
 fn end(api: Api, served: Served) {
     drop(api);
     served.end();
@@ -82,7 +82,7 @@ fn end(api: Api, served: Served) {
 #[test]
 fn info_tells_who_serves_what() {
     let g = Gantry::new();
-    // Named by a detour; told by its own name.
+    // The directory is given by a detour; GetInfo returns its canonical path.
     let config = g.write("config.toml", "");
     let told = g.daemon(&["--config", &config]);
     let mut command = Command::new(told.get_program());
@@ -157,7 +157,7 @@ fn pods_are_told_as_the_command_line_tells_them() {
     assert_eq!(find(&prepared).state(), PodState::Prepared);
     assert_eq!((find(&good).state(), find(&bad).state()), (PodState::Garbage, PodState::Garbage));
 
-    // An id may be shortened and in capitals, as far as it is one pod's alone.
+    // An id may be shortened and in capitals, as long as it is unique.
     let shortest = (1..=36).find(|&n| pods.iter().filter(|pod| pod.id.starts_with(&good[..n])).count() == 1).unwrap();
     for id in [&good[..shortest], &good.to_uppercase(), &good[..35]] {
         assert_eq!(api.inspect_pod(id).id, good, "{id}");
@@ -177,7 +177,7 @@ fn cgroups_of_running_pods() {
     for pod in &pods {
         same(pod, &g.status(&pod.id));
         assert_eq!(pod.gc_marked_at, 0);
-        // The path is true: the app's own cgroup is below it in some hierarchy.
+        // The path is correct: the app's own cgroup is below it in some hierarchy.
         let app = std::fs::read_to_string(format!("/proc/{}/cgroup", g.app_pid(&pod.id, "it"))).unwrap();
         let below = format!("{}/it", pod.cgroup);
         assert!(app.lines().any(|line| line.ends_with(&below)), "{below} is not in {app}");
@@ -193,7 +193,7 @@ fn cgroups_of_running_pods() {
     assert_eq!(below(cgroup(1)), from_ref(&two));
     assert_eq!(below(format!("{}/it", cgroup(1))), from_ref(&two));
     assert_eq!(below(format!("{}/it/deeper", cgroup(1))), from_ref(&two));
-    // What rkt took for the same: a path that only begins like the pod's.
+    // rkt matched these too: a path that only shares a prefix with the pod's.
     assert!(below(format!("{}0/it", cgroup(1))).is_empty());
     assert!(below("/".into()).is_empty() && exact(vec!["/".into()]).is_empty());
     assert_eq!(api.inspect_pod(&one).cgroup, cgroup(0));
@@ -254,7 +254,7 @@ fn an_app_has_a_state_of_its_own() {
             g.run(&["logs", "--app", name, &pod]).ok().stdout.contains("obeying").then_some(())
         });
         g.run(&["kill", "-s", "SIGTERM", "--app", name, &pod]).succeeded();
-        // The pod goes on: the first app did not fail, and after the second one the last has its grace.
+        // The pod keeps running: the first app did not fail, and after the second one the last has its grace period.
         let shown = api.wait_pod(&pod, &format!("tell the end of {name}"), |pod| {
             pod.apps.iter().any(|app| app.name == name && app.state() == AppState::Exited)
         });
@@ -306,7 +306,7 @@ fn a_damaged_pod_is_listed() {
         assert_eq!(manifest.is_empty(), *kind != "whole", "{kind}: {manifest:?}");
     }
     assert!(begin.elapsed() < Duration::from_secs(10), "nothing waits for a FIFO: {:?}", begin.elapsed());
-    // The whole directory gone: a row alone is told too.
+    // The whole directory is gone: the row alone is listed too.
     std::fs::remove_dir_all(g.dir().join("pods").join(&pods[0])).unwrap();
     assert_eq!(api.pods().len(), kinds.len());
     assert_eq!(api.inspect_pod(&pods[0]).apps.len(), 1);
@@ -317,7 +317,7 @@ fn a_damaged_pod_is_listed() {
     end(api, served);
 }
 
-/// Whether a call is answered at once, whatever some pod waits for.
+/// Asserts that a call returns at once, whatever some pod waits for.
 #[track_caller]
 fn at_once<T>(what: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
@@ -326,7 +326,7 @@ fn at_once<T>(what: impl FnOnce() -> T) -> T {
     answer
 }
 
-/// The processes that a process has started.
+/// The child processes of a process.
 fn children(pid: u32) -> Vec<rustix::process::Pid> {
     let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     list.split_whitespace().map(|pid| rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap()).collect()
@@ -343,7 +343,7 @@ fn pods_on_their_way_are_seen_and_nobody_waits_for_them() {
     let image = g.fixture();
     let served = g.serve(&[]);
     let api = served.api();
-    // Prepared by a command that cannot say the id to anybody: it stands between the row and the files.
+    // Prepared by a command that blocks on writing the id, after it inserted the row and before it wrote the files.
     let path = fifo(&g.scratch().join("id"));
     let preparing = g.spawn(&["prepare", "--net=none", "--uuid-file-save", &path, &image, "--", "true"]);
     let embryo = wait_for("the embryo", || at_once(|| api.pods()).pop());
@@ -352,10 +352,10 @@ fn pods_on_their_way_are_seen_and_nobody_waits_for_them() {
     assert!(embryo.created_at > 0 && embryo.apps.len() == 1, "{embryo:?}");
     preparing.signal(Signal::KILL);
     let _ = preparing.wait();
-    // Nobody is at it any more: the keeper notices, without any command.
+    // The preparing process is gone: gantryd notices without any command.
     assert_eq!(api.wait_state(&embryo.id, PodState::AbortedPrepare).pid, -1);
 
-    // Started by a supervisor that never says a word.
+    // Started by a supervisor that never replies.
     let slow = g.write("slow-stage1", "#!/bin/sh\nexec sleep 600\n");
     std::fs::set_permissions(&slow, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let start = |args: &[&str]| g.spawn_command(g.command(args).env("GANTRY_STAGE1", &slow));
@@ -377,7 +377,7 @@ fn pods_on_their_way_are_seen_and_nobody_waits_for_them() {
     for (command, pod) in [(running, &on_way.id), (starting, &prepared)] {
         let supervisors = children(command.pid());
         command.signal(Signal::KILL);
-        // It lives on without who started it, and holds the lock on the pod.
+        // The supervisor outlives the process that started it, and holds the lock on the pod.
         supervisors.into_iter().for_each(|pid| rustix::process::kill_process(pid, Signal::KILL).unwrap());
         let _ = command.wait();
         let state = api.wait_pod(pod, "be nobody's", |pod| pod.state() != PodState::Preparing).state();
@@ -393,7 +393,7 @@ fn a_pod_that_is_being_deleted_is_seen() {
     let served = g.serve(&[]);
     let api = served.api();
     let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
-    // A file that even root cannot delete keeps the deletion from ending.
+    // An undeletable file, even for root, keeps the deletion from completing.
     let path = g.dir().join("pods").join(&pod).join("stays");
     let file = File::create(&path).unwrap();
     let flags = ioctl_getflags(&file).unwrap();
@@ -407,7 +407,7 @@ fn a_pod_that_is_being_deleted_is_seen() {
     assert_eq!(seen.iter().map(state).collect::<Vec<_>>(), [(pod.clone(), PodState::Deleting)]);
     let found = found.unwrap();
     assert!(found.gc_marked_at > 0 && found.pid == -1, "{found:?}");
-    // Whoever comes next finishes it.
+    // The next command completes it.
     let listed = g.json(&["list", "--state", "deleting"]);
     assert_eq!(listed.as_array().map(Vec::len), Some(1), "{listed}");
     g.run(&["rm", &pod]).succeeded();
@@ -415,7 +415,7 @@ fn a_pod_that_is_being_deleted_is_seen() {
     end(api, served);
 }
 
-/// rkt's own test of its API: a pod that cannot be started because its network is not there is listed all the same.
+/// rkt's own test of its API: a pod that cannot start because its network is missing is listed all the same.
 #[test]
 fn a_pod_that_could_not_be_started_is_listed_with_the_reason() {
     let g = Gantry::new();
@@ -442,7 +442,7 @@ fn a_pod_that_could_not_be_started_is_listed_with_the_reason() {
     );
     let status = g.run(&["status", &pod]).ok().stdout;
     assert!(status.contains("state=aborted-prepare") && status.contains("/no/such/program"), "{status}");
-    // Nothing of it holds anything, and it goes as others do.
+    // The pod holds no resources, and is removed like any other.
     g.run(&["gc"]).succeeded();
     assert_eq!(api.inspect_pod(&pod), shown, "until its grace period is over");
     g.run(&["rm", &pod]).succeeded();

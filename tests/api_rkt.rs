@@ -22,7 +22,7 @@ fn get<'a>(pairs: &'a [KeyValue], key: &str) -> Option<&'a str> {
     pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value.as_str())
 }
 
-/// The manifest of a pod as kubelet unmarshals it.
+/// The manifest of a pod as the kubelet unmarshals it.
 fn manifest_of(pod: &Pod) -> Value {
     let manifest = serde_json::from_slice(&pod.manifest).unwrap();
     check_pod_manifest(&manifest).unwrap_or_else(|why| panic!("{why}: {manifest:#}"));
@@ -40,7 +40,7 @@ fn image_of(api: &Api, name: &str, tag: &str) -> (String, Value) {
     (image.id, manifest)
 }
 
-/// A pod manifest as kubelet made it from a pod of Kubernetes.
+/// A pod manifest as the kubelet generated it from a Kubernetes pod.
 fn kubelet_manifest(uid: &str, image: &str, image_manifest: &Value, exec: &[&str]) -> Value {
     let hash = image.replace("sha256:", "sha512-");
     let app = json!({
@@ -91,7 +91,7 @@ fn kubelet_prepares_runs_lists_and_reads_logs() {
     let pod = pod_id(&g.run(&["prepare", "--quiet", "--pod-manifest", &file]).ok());
     g.run(&["run-prepared", "--net=none", &pod]).succeeded();
 
-    // GetPods: by annotation; the manifest, then what it says of each app.
+    // GetPods: by annotation; the manifest, then its contents about each app.
     let managed = || PodFilter { annotations: vec![pair(MANAGED, "true")], ..PodFilter::default() };
     let mine = || PodFilter { annotations: vec![pair(UID, "uid-1")], ..managed() };
     let other = PodFilter { annotations: vec![pair(UID, "uid-2")], ..managed() };
@@ -119,19 +119,19 @@ fn kubelet_prepares_runs_lists_and_reads_logs() {
     let of_app = app.image.as_ref().unwrap();
     assert_eq!((&of_app.id, &of_app.name, of_app.version.as_str()), (&image, &name, "v1"));
 
-    // GetPodStatus: dead pods have their times, states and exit codes.
+    // GetPodStatus: dead pods have times, states and exit codes.
     let ended = api.wait_state(&pod, PodState::Exited);
     assert!(ended.created_at > 0 && ended.started_at >= ended.created_at, "{ended:?}");
     assert_eq!((ended.apps[0].state(), ended.apps[0].exit_code), (AppState::Exited, 0));
     assert_eq!(api.list_pods(vec![PodFilter { states: vec![PodState::Exited.into()], ..mine() }], true).len(), 1);
 
-    // The id from the manifest is as good as any.
+    // The id from the manifest works as well.
     let hash = runtime["image"]["id"].as_str().unwrap();
     assert_eq!(api.inspect_image(hash).id, image);
     let of_image = PodFilter { image_ids: vec![hash.to_owned()], ..PodFilter::default() };
     assert_eq!(api.pod_ids(of_image), std::slice::from_ref(&pod));
 
-    // GetContainerLogs: cut at MESSAGE=, then a time in the layout 2006-01-02 15:04:05 -0700 MST.
+    // GetContainerLogs: split at MESSAGE=, then a time in the layout 2006-01-02 15:04:05 -0700 MST.
     let request = GetLogsRequest { pod_id: pod.clone(), app_name: "it".to_owned(), ..GetLogsRequest::default() };
     let lines = api.logs(request).rest();
     assert_eq!(lines.len(), 3, "{lines:?}");

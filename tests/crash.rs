@@ -1,4 +1,4 @@
-//! `kill -9` at awkward moments: every later command tells the truth, and nothing is left.
+//! `kill -9` at awkward moments: later commands report the true state, and nothing is leaked.
 
 use std::fs;
 use std::process::Command;
@@ -7,7 +7,7 @@ use gantry_tests::{Gantry, Out, Signal, pod_id, wait_for};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use rustix::process::{Pid, kill_process};
 
-/// Kills a process of ours by its number, which `status` has just told.
+/// Kills a supervisor by the process id that `status` has just printed.
 fn kill(pid: u32) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     kill_process(pid.unwrap_or_else(|| panic!("no such process id")), Signal::KILL)
@@ -67,14 +67,14 @@ fn run_dies_at_any_moment() {
     let g = Gantry::new();
     let image = g.fixture();
     let whole = g.app(&[], &["true"]).duration;
-    // Twenty moments over the time that a whole run takes.
+    // Twenty moments over the duration of a whole run.
     for step in 0..20u32 {
         let run = g.spawn(&["run", "--net=none", &image, "--", "obey", "SIGTERM"]);
         let begin = std::time::Instant::now();
         wait_for("the moment", || (begin.elapsed() >= whole * step / 20).then_some(()));
         run.signal(Signal::KILL);
         let _ = run.wait();
-        // Whatever there is must be told as what it is, and be removable.
+        // Every remaining pod must be in a valid state and removable.
         g.wait_settled();
         g.check_invariants();
         g.remove_all();
@@ -113,7 +113,7 @@ fn fetch_dies_at_any_moment() {
 fn rm_dies_at_any_moment_and_is_finished_by_the_next_command() {
     let g = Gantry::new();
     let exited = || {
-        // Enough to delete that it takes some time.
+        // Enough files for the deletion to take some time.
         g.app(&[], &["write", "/tmp/x", "x"]).succeeded();
         let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
         let dir = g.dir().join("pods").join(&pod).join("volumes");
@@ -141,7 +141,7 @@ fn rm_dies_at_any_moment_and_is_finished_by_the_next_command() {
     assert!(seen.len() > 1, "killed at one moment only: {seen:?}");
 }
 
-/// Runs gantry in what it takes for another boot of the host.
+/// Runs gantry in a simulated next boot of the host.
 fn next_boot(g: &Gantry, args: &[&str]) -> Out {
     let boot = g.write("boot-id", "7d5f6c1e-0000-4000-8000-00000000b007\n");
     let model = g.command(args);
@@ -158,8 +158,8 @@ fn next_boot(g: &Gantry, args: &[&str]) -> Out {
     g.spawn_command(&mut command).wait()
 }
 
-/// What is not synced may be lost, and in the worst order: all directories are as after the removals, the database is
-/// as of a sync before them.
+/// Unsynced data may be lost, in the worst order: all directories are as after the removals, the database is as of an
+/// earlier sync.
 #[test]
 fn a_power_cut_leaves_no_row_without_its_directory() {
     let g = Gantry::new();
@@ -209,7 +209,7 @@ fn a_prepared_pod_that_lost_its_directory_is_collected() {
     g.check_invariants();
 }
 
-/// A deletion that failed half-way: everyone sees that it is being deleted until the last byte is gone.
+/// A deletion failed half-way: the pod is shown as being deleted until its last file is gone.
 #[test]
 fn a_deletion_that_failed_looks_the_same_to_whoever_comes_first() {
     let gc: &[&str] = &["gc", "--grace-period=0s"];
@@ -246,7 +246,7 @@ fn two_hands_on_one_pod() {
         }
         let removers: Vec<_> = (0..3).map(|_| g.spawn(&["rm", &pod])).collect();
         let codes: Vec<i32> = removers.into_iter().map(|rm| rm.wait().code).collect();
-        // Whoever comes later waits for the first, or finds no pod any more.
+        // A later command waits for the first, or finds no pod any more.
         assert!(codes.contains(&0) && codes.iter().all(|code| matches!(code, 0 | 1)), "{codes:?}");
         assert!(g.list().is_empty());
     }

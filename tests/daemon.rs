@@ -1,4 +1,4 @@
-//! gantryd: rows are true without any command, garbage goes by itself, and pods do not depend on it.
+//! gantryd keeps rows current without any command and collects garbage, and pods do not depend on it.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use gantry_tests::{Gantry, Out, Running, Signal, pod_id, wait_for};
 
-/// Ends it by this signal, which must take less than a second, of which half is for the slow machine.
+/// Ends gantryd with this signal. It must take less than a second; the test allows half a second more for slow
+/// machines.
 #[track_caller]
 fn end(daemon: Running, signal: Signal) -> Out {
     let begin = std::time::Instant::now();
@@ -19,7 +20,8 @@ fn end(daemon: Running, signal: Signal) -> Out {
     out
 }
 
-/// Whether the database's WAL has this text: what is stored, seen without asking any command, which would settle.
+/// Whether the database's WAL contains this text: the stored data, read without a command, which would reconcile
+/// first.
 fn stored(g: &Gantry, text: &str) -> bool {
     let wal = std::fs::read(g.dir().join("gantry.db-wal")).unwrap_or_default();
     wal.windows(text.len()).any(|window| window == text.as_bytes())
@@ -81,7 +83,7 @@ fn an_app_that_ends_before_its_pod_is_noted() {
     end(keeper, Signal::TERM);
 }
 
-/// Where no inotify instance is left (here: in a user namespace that may have none), it looks once a second.
+/// Without a free inotify instance (here: in a user namespace that allows none), gantryd polls once a second.
 #[test]
 fn it_keeps_also_where_nothing_can_be_watched() {
     let g = Gantry::new();
@@ -106,7 +108,7 @@ fn it_keeps_also_where_nothing_can_be_watched() {
     let pod = pod_id(&g.run(&[&short[..], &long[..]].concat()).ok());
     keeper.wait_for_complaint(&format!("pod {pod} runs"));
     g.wait_log(&pod, "obeying");
-    // Only its journal tells of it: `kill` writes nothing to the database.
+    // Only the journal records it: `kill` writes nothing to the database.
     g.run(&["kill", "-s", "SIGTERM", "--app=short", &pod]).succeeded();
     keeper.wait_for_complaint(&format!("app short of pod {pod} ended"));
     g.run(&["kill", &pod]).succeeded();
@@ -126,7 +128,7 @@ fn it_dies_and_the_next_one_takes_over() {
     let pid = g.supervisor(&ends);
     keeper.signal(Signal::KILL);
     let _ = keeper.wait().exits(137);
-    // Nobody keeps it now, and the row says that it runs.
+    // No gantryd runs now, and the row says that the pod runs.
     g.run(&["kill", "-s", "SIGTERM", &ends]).succeeded();
     let gone = PathBuf::from(format!("/proc/{pid}"));
     wait_for("the supervisor to be gone", || (!gone.exists()).then_some(()));
@@ -153,12 +155,12 @@ fn expired_and_ended_pods_go() {
     assert!(!g.dir().join("pods").join(&prepared).exists() && !g.dir().join("pods").join(&exited).exists());
     end(keeper, Signal::TERM);
     assert!(g.list().is_empty());
-    // The same file is good for the command line.
+    // The command line accepts the same file.
     g.run(&["--config", &config, "list"]).succeeded();
 }
 
-/// Clients that poll find a pod in the state in which it ended until its grace period is over, however often garbage is
-/// collected meanwhile.
+/// Polling clients find a pod in its final state until its grace period is over, however often garbage is collected
+/// meanwhile.
 #[test]
 fn an_exited_pod_stays_exited_until_its_grace_period_is_over() {
     let g = Gantry::new();
@@ -168,7 +170,7 @@ fn an_exited_pod_stays_exited_until_its_grace_period_is_over() {
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
     let config = g.write("config.toml", "gc-interval = '100ms'\ngc-grace = '1h'\nexpire-prepared = '100ms'\n");
     let mut keeper = g.keeper(&["--config", &config]);
-    // A pass that removes this one has been through the other.
+    // A pass that removed this pod has examined the other one.
     keeper.wait_for_complaint(&format!("removed pod {prepared}"));
     assert_eq!(g.status(&exited)["phase"], "exited");
     end(keeper, Signal::TERM);
@@ -201,7 +203,7 @@ fn only_one_keeps_a_directory() {
     let dir = g.dir().display().to_string();
     let pid = format!("process {}", keeper.pid());
     let _ = g.spawn_command(&mut g.daemon(&[])).wait().exits(1).complains(&["another gantryd", &pid, &dir]);
-    // Sweeping takes no lock away.
+    // Garbage collection does not break the lock.
     g.run(&["image", "gc"]).succeeded();
     let _ = g.spawn_command(&mut g.daemon(&[])).wait().exits(1).complains(&["another gantryd"]);
     end(keeper, Signal::INT);
@@ -281,8 +283,7 @@ fn log_lines_have_levels_formats_and_priorities() {
     assert_eq!((&exited[0]["level"], &exited[0]["span"]["pod"]), (&"INFO".into(), &pod.as_str().into()));
     assert!(lines.iter().any(|line| line["level"] == "DEBUG" && line["span"]["pod"] == *pod), "{out}");
 
-    // A file in the journal's place. The variable alone decides nothing: programs whose output goes elsewhere inherit
-    // it.
+    // A file in place of the journal. The variable alone decides nothing: programs with redirected output inherit it.
     let journal = g.scratch().join("journal");
     let file = std::fs::File::create(&journal).unwrap();
     let found = file.metadata().unwrap();

@@ -1,4 +1,5 @@
-//! A damaged database: gantryd always starts, pods run on and are on record again, and everybody is told.
+//! A damaged database: gantryd always starts, pods keep running and get their rows back, and every command reports the
+//! damage.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
@@ -12,16 +13,16 @@ use gantry_tests::{Gantry, Running, Signal, pod_id};
 const SERVING: i32 = 1;
 const NOT_SERVING: i32 = 2;
 
-/// SQLite's usual page, in bytes.
+/// SQLite's default page size, in bytes.
 const PAGE: usize = 4096;
 
-/// A gantryd that has begun to keep the directory of `g`.
+/// Starts a gantryd and waits until it manages the directory of `g`.
 #[track_caller]
 fn daemon(g: &Gantry, config: &str) -> Running {
     g.spawn_command(&mut g.daemon(&["--config", &g.write("config.toml", config)]))
 }
 
-/// Starts one and kills it when this is so, or when it has finished; whether it was killed before.
+/// Starts a gantryd and kills it when the condition holds; returns false if it finished first.
 #[track_caller]
 fn kill_at(g: &Gantry, fact: &dyn Fn() -> bool) -> bool {
     let keeper = daemon(g, HOURLY);
@@ -30,7 +31,7 @@ fn kill_at(g: &Gantry, fact: &dyn Fn() -> bool) -> bool {
     !keeper.wait().exits(137).stderr.contains("keeping")
 }
 
-/// Whether there is something in a directory of the data directory.
+/// Whether a directory of the data directory has entries.
 fn is_filled(g: &Gantry, dir: &str) -> bool {
     fs::read_dir(g.dir().join(dir)).is_ok_and(|mut entries| entries.next().is_some())
 }
@@ -39,11 +40,12 @@ fn db(g: &Gantry, suffix: &str) -> PathBuf {
     g.dir().join(format!("gantry.db{suffix}"))
 }
 
-/// Copies the WAL into the database and removes it, so that what a test overwrites is what is read.
+/// Copies the WAL into the database and removes it, so that SQLite reads the bytes that a test overwrites.
 fn checkpoint(g: &Gantry) -> io::Result<fs::File> {
     let wal = fs::read(db(g, "-wal")).unwrap_or_default();
     let file = fs::File::options().write(true).open(db(g, ""))?;
-    // A header of 32 bytes, then frames: a header of 24 bytes and a page. See SQLite's file format, section 4.
+    // The WAL: a header of 32 bytes, then frames with a header of 24 bytes and a page. See SQLite's file format,
+    // section 4.
     let mut waiting: Vec<(u64, &[u8])> = Vec::new();
     for frame in wal.get(32..).unwrap_or_default().chunks_exact(24 + PAGE) {
         if frame[8..16] != wal[16..24] {
@@ -77,22 +79,22 @@ fn truncate(g: &Gantry, keep: u64) -> io::Result<()> {
     file.set_len(pages * keep / 100 * PAGE as u64)
 }
 
-/// Makes the free list a wrong one: every row can still be read.
+/// Corrupts the free list: every row remains readable.
 fn hurt_a_little(g: &Gantry) -> io::Result<()> {
     checkpoint(g)?.write_all_at(&[0, 0, 0, 9], 36)
 }
 
-/// Pods from before and after the backup, in every state that a pod can wait in.
+/// Pods from before and after the backup, in every state in which a pod can remain.
 struct World {
     g: Gantry,
-    /// Run since before the backup, and since after it.
+    /// Running since before and since after the backup.
     running: [String; 3],
     prepared: String,
     /// Exited before and after the backup; the latter has written a line.
     exited: [String; 2],
     /// Removed after the backup.
     removed: String,
-    /// Imported after the backup; the last of the running pods has it.
+    /// Imported after the backup, and used by the last of the running pods.
     image: String,
 }
 
@@ -128,7 +130,7 @@ impl World {
         Self { g, running: [old, new, later], prepared, exited: [exited, last], removed, image }
     }
 
-    /// All pods are what they were, and can be used as before.
+    /// Checks that all pods have their earlier states and are usable.
     #[track_caller]
     fn is_whole(&self, since_backup: bool) {
         let g = &self.g;
@@ -148,7 +150,7 @@ impl World {
             assert!(images.contains(&self.image), "{images}");
             assert_eq!(g.status(&self.running[2])["apps"][0]["image"], self.image.as_str());
         }
-        // And they do what pods do.
+        // The usual commands work on them.
         g.run(&["stop", &self.running[1]]).succeeded();
         assert_eq!(g.wait_state(&self.running[1], "exited")["exit_code"], 7);
         let _ = g.run(&["run-prepared", &self.prepared]).exits(9);
@@ -156,7 +158,7 @@ impl World {
         assert_eq!(g.app(&[], &["print", "new"]).ok().stdout, "new\n");
     }
 
-    /// The doctor tells of the restore until its record is deleted.
+    /// The doctor reports the restore until its record is deleted.
     #[track_caller]
     fn is_told(&self, want: &str) {
         let said = self.g.run(&["doctor"]).ok().stdout;
@@ -172,7 +174,7 @@ impl World {
 const HOURLY: &str = "backup-interval = '1h'\ngc-interval = '1h'\n";
 const NEVER: &str = "backup-interval = '0'\ngc-interval = '1h'\n";
 
-/// The database is damaged, gantryd starts, and everything is there again.
+/// Damages the database and starts gantryd, which must restore everything.
 fn comes_back(hit: impl Fn(&Gantry) -> io::Result<()>) {
     let world = World::new(HOURLY, "backed up the database");
     let g = &world.g;
@@ -203,7 +205,7 @@ fn comes_back(hit: impl Fn(&Gantry) -> io::Result<()>) {
     assert!(!fresh.is_empty() && fresh.iter().all(|number| !given.contains(number)), "{given:?} {fresh:?}");
     world.is_told("the damaged one is in");
     keeper.terminate();
-    // Nothing is left to be restored.
+    // Nothing remains to be restored.
     let mut keeper = daemon(g, HOURLY);
     let said = keeper.wait_for_complaint("info: keeping");
     assert!(!said.contains("error"), "{said}");
@@ -240,7 +242,7 @@ fn its_wal_is_overwritten() {
     comes_back(|g| fs::write(db(g, "-wal"), vec![7; 40_000]));
 }
 
-/// SQLite takes each of these for a database without a WAL, and the database for whole.
+/// SQLite reads each of these as a database without a WAL, and reports the database as intact.
 #[test]
 fn its_wal_is_lost_and_commands_come_first() {
     comes_back(|g| fs::write(db(g, "-wal"), ""));
@@ -252,13 +254,13 @@ fn its_wal_is_lost_and_commands_come_first() {
     comes_back(header);
 }
 
-/// As whoever copies `gantry.db` alone has it.
+/// As after copying `gantry.db` alone.
 #[test]
 fn only_the_database_file_itself_is_left() {
     comes_back(|g| ["-wal", "-shm"].iter().try_for_each(|suffix| fs::remove_file(db(g, suffix))));
 }
 
-/// As a disk that was not written to leaves it.
+/// As after a write that the disk lost.
 fn halve_the_wal(g: &Gantry) -> io::Result<()> {
     let wal = fs::File::options().write(true).open(db(g, "-wal"))?;
     wal.set_len(wal.metadata()?.len() / 2)
@@ -313,7 +315,7 @@ fn without_a_backup_what_can_be_read_is_served_read_only() {
     assert_eq!(api.health("gantryd").ok(), Some(NOT_SERVING));
     drop(api);
     keeper.terminate();
-    // Once more the same, and then as the doctor says.
+    // The same once more, then the doctor's remedy.
     let mut keeper = daemon(g, NEVER);
     keeper.wait_for_complaint("only serving");
     keeper.terminate();
@@ -363,7 +365,7 @@ fn what_cannot_be_a_pod_again_is_kept_aside() {
     }
     let log = g.dir().join("lost-pods").join(&exited).join("logs");
     assert!(log.is_dir(), "what it wrote stays");
-    // Its plan says enough of it.
+    // The plan of the running pod suffices.
     assert_eq!(g.status(&running)["phase"], "running");
     assert_eq!(g.list().len(), 1);
     let doctor = g.run(&["doctor"]).ok().stdout;
@@ -388,7 +390,7 @@ fn what_runs_without_an_image_keeps_its_layers_and_is_taken_over_later() {
     g.run(&["image", "gc", "--grace-period=0s"]).succeeded();
     g.run(&["gc"]).succeeded();
     assert!(before > 0 && trees() == before, "its roots stand on them");
-    // Its image is here again: nothing is damaged now, and the pod is found all the same.
+    // The pod's image is available again: nothing is damaged now, and the pod is found all the same.
     fs::remove_dir(&blobs).unwrap();
     fs::rename(&away, &blobs).unwrap();
     let mut keeper = daemon(&g, NEVER);
@@ -404,7 +406,8 @@ fn what_runs_without_an_image_keeps_its_layers_and_is_taken_over_later() {
 fn a_restore_that_was_killed_is_finished() {
     let world = World::new(HOURLY, "backed up the database");
     let g = &world.g;
-    // The damaged one was moved away, its WAL was not yet; the new one lies where nobody looks.
+    // A restore was killed after it moved the damaged database away, but not its WAL; the new database is still in
+    // `tmp`.
     let aside = g.dir().join("damaged/2026-01-01T00:00:00.000000000Z");
     fs::create_dir_all(&aside).unwrap();
     fs::rename(db(g, ""), aside.join("gantry.db")).unwrap();
@@ -433,7 +436,7 @@ fn kill_nine_anywhere_in_a_restore() {
         &|| !db(g, "").exists(),
     ];
     for fact in facts {
-        // Where it was too fast to be caught, it has finished; then the next one has to begin again.
+        // A restore too fast to be killed has finished; then the next one starts from the beginning.
         kill_at(g, fact);
         fs::write(db(g, ""), [7; 50_000]).unwrap();
         for record in ["restored", "restored.new"] {

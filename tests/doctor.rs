@@ -4,7 +4,7 @@ use std::fs;
 
 use gantry_tests::{Gantry, Running, Signal, Space, pod_id};
 
-/// Asks again and again until these have ended: whatever happens meanwhile is no finding.
+/// Repeats `doctor --deep` until these commands have ended: work in progress is no finding.
 #[track_caller]
 fn is_well_until_the_end(g: &Gantry, mut busy: Vec<Running>) {
     let mut asked = 0;
@@ -33,7 +33,7 @@ fn what_starts_and_ends_meanwhile_is_no_finding() {
     }
 }
 
-/// One after the other they would take longer than any command here may: each is given ten seconds.
+/// One after the other, the timeouts would exceed the deadline of a command: each is ten seconds.
 #[test]
 fn hung_supervisors_are_asked_side_by_side() {
     let g = Gantry::new();

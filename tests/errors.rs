@@ -47,7 +47,7 @@ fn users_are_resolved_strictly() {
         let image = g.import(&format!("passwd-{i}"), &image.unwrap());
         let name = passwd.split(':').next().unwrap();
         let out = g.run(&["run", "--net=none", &image, "--user", name, "--", "ids"]);
-        // The first line with a name counts, as in glibc; an id out of range is an error.
+        // The first line with a name applies, as in glibc; an id out of range is an error.
         assert!(out.code == FAILED || out.stdout.contains("Uid: 1 1 1 1"), "{passwd:?}: {out}");
     }
 }

@@ -1,4 +1,4 @@
-//! What happened is told once, in order, whoever did it and whoever listens.
+//! Each event is reported once, in order, for every cause and every listener.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
@@ -20,18 +20,18 @@ const ALL: [&str; 9] = [
     "image-removed",
 ];
 
-/// The value, where a test cannot go on without it.
+/// The value, or a failed test.
 #[track_caller]
 fn must<T, E: std::fmt::Display>(what: &str, outcome: Result<T, E>) -> T {
     outcome.unwrap_or_else(|error| panic!("cannot {what}: {error}"))
 }
 
-/// The documents among some output.
+/// The JSON values in some output.
 fn documents(text: &str) -> Vec<Value> {
     text.lines().map(|line| must(&format!("read {line}"), serde_json::from_str(line))).collect()
 }
 
-/// What `gantry events FLAGS -o json` says.
+/// The output of `gantry events FLAGS -o json`.
 #[track_caller]
 fn events(g: &Gantry, flags: &[&str]) -> Vec<Value> {
     documents(&g.run(&[&["events", "-o", "json"], flags].concat()).ok().stdout)
@@ -46,9 +46,10 @@ fn types(events: &[Value]) -> Vec<&str> {
     events.iter().map(|event| text(event, "type")).collect()
 }
 
-/// Starts preparing a pod and is killed while its row says so; returns once it is over.
+/// Starts preparing a pod and kills the command while the pod's row is in the state preparing; returns once it has
+/// exited.
 fn killed_prepare(g: &Gantry, image: &str) {
-    // Nobody reads from it, so the preparer waits for ever where it gives the pod's id away.
+    // The pipe has no reader, so the command blocks on writing the pod's id.
     let fifo = g.scratch().join("fifo");
     let made = rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0);
     must("make a fifo", made);
@@ -65,7 +66,7 @@ fn killed_prepare(g: &Gantry, image: &str) {
     must("remove the fifo", std::fs::remove_file(fifo));
 }
 
-/// All that can happen, by commands only.
+/// Causes every type of event, by commands only.
 fn everything(g: &Gantry) {
     let image = g.fixture();
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "--name=one", "--", "true"]).ok());
@@ -87,8 +88,8 @@ fn everything(g: &Gantry) {
     g.run(&["image", "rm", &image]).succeeded();
 }
 
-/// The events of each subject in their order, subjects in the order of their first event. Between pods the order is
-/// that of the commands; of one pod's apps either may be first.
+/// The events of each subject in order, subjects in the order of their first event. Between pods, the order is that of
+/// the commands; of one pod's apps, either may come first.
 fn lives(events: &[Value]) -> Vec<Vec<String>> {
     let mut lives: Vec<(&str, Vec<String>)> = Vec::new();
     for event in events {
@@ -104,7 +105,7 @@ fn lives(events: &[Value]) -> Vec<Vec<String>> {
     lives.into_iter().map(|(_, life)| life).collect()
 }
 
-/// Numbers rise by one, and no fact is told twice.
+/// Sequence numbers rise by one, and no event is reported twice.
 #[track_caller]
 fn check(events: &[Value]) {
     let mut facts = std::collections::BTreeSet::new();
@@ -132,7 +133,7 @@ fn all_nine_are_told_once_with_and_without_the_daemon() {
             assert!(types(&events).contains(&kind), "no {kind} with gantryd {kept}: {:?}", types(&events));
         }
         let mut lives = lives(&events);
-        // Two apps end together; the pod's end is told after both.
+        // Two apps exit together; the pod's exit is reported after both.
         lives.iter_mut().for_each(|life| {
             if let Some(apps) = life.iter().position(|told| told.starts_with("app-exited")) {
                 let over = life.iter().position(|told| told.starts_with("pod-exited")).expect("no end of the pod");
@@ -178,13 +179,13 @@ fn a_follower_notices_what_no_command_did() {
     g.run(&["kill", "-s", "SIGTERM", &pod]).succeeded();
     let said = follow.wait_for_output("pod-exited");
     check(&documents(&said));
-    // Quietly, as any program that is interrupted.
+    // Silently, like any interrupted program.
     follow.signal(Signal::INT);
     let out = follow.wait().exits(130);
     assert_eq!(out.stderr, "");
 }
 
-/// A follower whose lines come with the time at which they came.
+/// A follower that records the arrival time of each line.
 struct Follower {
     child: Child,
     lines: Receiver<(Duration, Value)>,
@@ -215,7 +216,7 @@ impl Follower {
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        // Both fail only when it has ended by itself.
+        // Both fail only if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -248,8 +249,8 @@ fn events_of_other_processes_come_soon() {
             }
         }
         delays.sort();
-        // From the moment the event has as its time: the commit and its sync are among it. How long that takes on a
-        // machine at rest is measured by the benchmark; on one that is busy it says nothing.
+        // Measured from the event's time stamp, so it includes the commit and its sync. The benchmark measures the
+        // latency on an idle machine; on a busy one, it means nothing.
         let at = |percent: usize| delays[(delays.len() * percent).div_ceil(100) - 1];
         println!("{} events, gantryd {kept}: p50 {:?}, p99 {:?}", delays.len(), at(50), at(99));
         drop(follower);
@@ -294,7 +295,7 @@ fn ranges_and_forms() {
     assert_eq!(types(&all), kinds);
     assert_eq!((&all[4]["data"]["exit_code"], &all[4]["name"]), (&Value::from(3), &Value::from("it")));
     let pod = text(&all[1], "id");
-    // Half-open: from a time on, before a time.
+    // Half-open intervals: from a time on, before a time.
     let (second, last) = (text(&all[1], "time"), text(&all[5], "time"));
     let ids = |flags: &[&str]| events(&g, flags).iter().filter_map(|event| event["seq"].as_u64()).collect::<Vec<_>>();
     let all_but = |flags: &[&str]| all.len() - events(&g, flags).len();
@@ -302,7 +303,7 @@ fn ranges_and_forms() {
     assert!(all_but(&["--until", last]) >= 1);
     assert!(ids(&["--since=1h", "--until=30m"]).is_empty());
     assert_eq!(ids(&["--until", second]), [1]);
-    // A follower whose time is over has shown the same.
+    // A follower with an end time shows the same.
     assert_eq!(events(&g, &["-f", "--until", second]), events(&g, &["--until", second]));
     for (filter, want) in [
         (&["--filter=type=pod-exited"][..], &["pod-exited"][..]),
@@ -337,7 +338,7 @@ fn ranges_and_forms() {
 fn a_follower_ends_at_its_time_and_with_its_reader() {
     let g = Gantry::new();
     g.fixture();
-    // Far enough that all have begun to follow by then.
+    // Far enough away that all followers have started by then.
     let end = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_secs(3);
     let until = format!("@{}.{:09}", end.as_secs(), end.subsec_nanos());
     let follow = |flags: &[&str]| g.spawn(&[&["events", "-f", "-o", "json", "--until", &until], flags].concat());
@@ -356,13 +357,14 @@ fn a_follower_ends_at_its_time_and_with_its_reader() {
     assert_eq!(said, "");
 }
 
-/// A pod that no command has settled shortly before the time has come.
+/// A pod ends shortly before the end time, and no command has reconciled it.
 #[test]
 fn a_follower_settles_once_more_at_its_time() {
     let g = Gantry::new();
     let image = g.fixture();
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    // Before its first look at what no commit tells. A slow machine may need more than one try to end a pod by then.
+    // Before the follower's first check for changes without a commit. On a slow machine, ending a pod in time may take
+    // several tries.
     for attempt in 1.. {
         let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "obey", "SIGTERM", "0"]).ok());
         g.wait_log(&pod, "obeying");
@@ -374,7 +376,7 @@ fn a_follower_settles_once_more_at_its_time() {
         g.run(&["kill", "-s", "SIGTERM", &pod]).succeeded();
         let lives = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
         wait_for("the end of the pod", || (!lives()).then_some(()));
-        // The last look is a tenth of a second before the end.
+        // The last check is a tenth of a second before the end.
         let in_time = now() + Duration::from_millis(150) < until;
         let told = follower.wait().ok();
         if in_time {
@@ -407,10 +409,10 @@ fn the_daemon_trims_and_who_missed_something_is_told() {
     let config = g.write("config.toml", "gc-interval = '100ms'\nevents-kept = 1000\n");
     let mut keeper = g.keeper(&["--config", &config]);
     keeper.wait_for_complaint("deleted the 117 oldest events: events-kept is 1000");
-    // By default: what is kept, and no word of what is not.
+    // By default: all stored events, without a notice about trimmed ones.
     let kept = events(&g, &[]);
     assert_eq!(kept, before[117..]);
-    // Of an hour ago something is missing, of now nothing.
+    // Since an hour ago, some are trimmed; since now, none.
     let since = events(&g, &["--since=1h"]);
     assert_eq!((since.len(), &since[0]["trimmed"]), (1000, &Value::from(117)));
     assert!(since[1]["trimmed"].is_null());
@@ -422,7 +424,7 @@ fn the_daemon_trims_and_who_missed_something_is_told() {
     let last = text(&before[before.len() - 1], "time");
     let late = g.run(&["events", "--since", last]).ok();
     assert_eq!(late.stderr, "");
-    // Who has read them all by then has missed nothing.
+    // A follower that has read them all in time has missed nothing.
     for event in &before {
         assert_eq!(follower.next().1, *event);
     }
@@ -430,7 +432,7 @@ fn the_daemon_trims_and_who_missed_something_is_told() {
     keeper.terminate();
 }
 
-/// More than are kept by default, and fewer than the configuration asks for.
+/// More events than the default limit, and fewer than the configured one.
 #[test]
 fn gc_keeps_as_many_as_the_configuration_says() {
     const MADE: usize = 120_000;

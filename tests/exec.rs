@@ -168,7 +168,7 @@ fn many_at_once_and_the_end_of_the_pod() {
     g.check_invariants();
 }
 
-/// Through /proc/self/fd a program could change the mode of the host's /dev/null for everybody.
+/// Through /proc/self/fd, a program could change the mode of the host's /dev/null.
 #[test]
 fn the_null_device_is_the_apps_own() {
     use std::os::linux::fs::MetadataExt as _;
@@ -196,8 +196,8 @@ fn the_null_device_is_the_apps_own() {
     let _ = held.wait();
 }
 
-/// An app can stop every process it sees, also one that is on its way to become a program; a frozen cgroup does the
-/// same. Nobody waits for such a one.
+/// An app can stop every process it sees, also a process that is about to execute a program; a frozen cgroup has the
+/// same effect. No command waits for such a process.
 #[test]
 fn an_exec_that_does_not_get_on_holds_up_nobody() {
     let g = Gantry::new();

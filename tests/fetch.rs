@@ -108,7 +108,7 @@ fn an_archive_takes_no_name_of_another_image_unless_it_is_allowed_to() {
             assert!(out.stderr.contains("docker.io/library/alpine:3 was moved from image"), "{from}: {out}");
         }
     }
-    // The name that was made from the file's name follows the file.
+    // A name derived from the file's name follows the file.
     let layout = g.layout("again", &good);
     g.run(&["fetch", &layout]).succeeded();
     std::fs::remove_dir_all(g.scratch().join("again")).unwrap();
@@ -271,7 +271,7 @@ fn a_damaged_image_is_repaired() {
     g.run(&["fetch", &reference]).succeeded();
     g.run(&["doctor", "--deep"]).succeeded();
     assert!(run(&["cat", "/data"]).ok().stdout.contains("as it was unpacked"));
-    // The running pod keeps what it has mounted.
+    // The running pod keeps its mounted files.
     assert!(g.run(&["exec", &running, "--", "/bin/app", "cat", "/data"]).ok().stdout.contains("uNpacked"));
     let replaced = || fs::read_dir(&trees).unwrap().filter(|entry| is_replaced(entry.as_ref().unwrap())).count();
     g.run(&["image", "gc"]).succeeded();

@@ -7,11 +7,11 @@ use std::process::{Child, Stdio};
 
 use gantry_tests::{Gantry, Running, Signal, SmallDisk, Terminal, pod_id, wait_for};
 
-/// The lines that the slow readers' app writes, and how long each is with its newline: 100 MB.
+/// The number of lines that the slow readers' app writes, and their length with the newline: 100 MB.
 const LINES: usize = 1_000_000;
 const LINE: usize = 100;
 
-/// What `lines` of the fixture app writes, with these line ends.
+/// The output of the fixture app's verb `lines`, with these line ends.
 fn lines(end: &str) -> Vec<u8> {
     let mut all = Vec::with_capacity(LINES * (LINE + 1));
     for i in 0..LINES {
@@ -23,8 +23,8 @@ fn lines(end: &str) -> Vec<u8> {
     all
 }
 
-/// Waits until the pod's only app has written as much as it can: it waits in write(2), and has not got any further in
-/// ten looks.
+/// Waits until the pod's only app has filled its pipes: it blocks in write(2), and makes no progress during ten
+/// checks.
 #[track_caller]
 fn wait_blocked(g: &Gantry) {
     let pod = wait_for("the pod to run", || {
@@ -124,7 +124,7 @@ fn a_prepared_pod_is_held_back_too() {
 fn the_rest_is_passed_on_after_the_app_has_ended() {
     let g = Gantry::new();
     let image = g.fixture();
-    // More than the pipe to the command takes, and less than all pipes on the way.
+    // More than the command's output pipe holds, and less than all pipes on the way.
     let line = ["run", "--net=none", "--quiet", &image, "--", "flood", "400000"].map(str::to_owned);
     let mut child = unread(&g, &line);
     let pod = wait_for("the app to end", || {
@@ -154,12 +154,12 @@ fn a_reader_that_does_not_read_cannot_keep_a_pod() {
     let (mut got, mut said) = (Vec::new(), String::new());
     child.stdout.take().unwrap().read_to_end(&mut got).unwrap();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    // By the stop signal or by SIGKILL right after it.
+    // The stop signal ended the app, or SIGKILL right after it.
     assert!([Some(137), Some(143)].contains(&child.wait().unwrap().code()));
     assert!(got.len() < 300_000_000 && said.contains(&format!("output of pod {pod} was lost")), "{said}");
 }
 
-/// A foreground that is killed does not block the app.
+/// A killed foreground command does not block the app.
 #[test]
 fn a_killed_foreground_costs_the_app_nothing() {
     let g = Gantry::new();
@@ -173,7 +173,7 @@ fn a_killed_foreground_costs_the_app_nothing() {
     assert_eq!(g.wait_state(&pod, "exited")["exit_code"], 0);
 }
 
-/// The log is written beside the foreground, and its rotation is nothing to the foreground.
+/// The log is written besides the foreground output; its rotation does not affect the foreground.
 #[test]
 fn the_log_has_it_too() {
     let g = Gantry::new();
@@ -189,7 +189,8 @@ fn bytes_without_a_newline_come_at_once() {
     let image = g.fixture();
     let line = ["run", "--net=none", "--quiet", &image, "--", "seq", "no-newline", "50%", "--", "obey", "TERM", "3"];
     let mut run = g.spawn(&line);
-    // `obey` begins behind it on the same line: alone it shows only if it came alone, so the log is asked as well.
+    // `obey` prints on the same line: the foreground shows it alone only if it arrived alone, so the log is checked as
+    // well.
     run.wait_for_output("50%");
     run.wait_for_output("obeying");
     run.signal(Signal::TERM);
@@ -229,7 +230,7 @@ fn lines_of_several_apps_say_whose_they_are() {
     assert!(out.stdout.ends_with("[b] x"), "{:?}", &out.stdout[out.stdout.len() - 100..]);
 }
 
-/// A prompt has no newline. With several apps it is printed nevertheless, and another app's line does not run into it.
+/// A prompt has no newline. With several apps it is printed nevertheless, and another app's output begins a new line.
 #[test]
 fn an_unfinished_line_of_several_apps_is_shown() {
     let g = Gantry::new();
@@ -248,7 +249,7 @@ fn an_unfinished_line_of_several_apps_is_shown() {
     }
 }
 
-/// Both outputs to one place: what was written with a pause in between stays in order.
+/// Both outputs go to one file: writes with a pause in between stay in order.
 #[test]
 fn outputs_keep_their_order() {
     let g = Gantry::new();
@@ -260,7 +261,7 @@ fn outputs_keep_their_order() {
     assert_eq!(Terminal::start(&command).wait().output, "1\r\n2\r\n3\r\n");
 }
 
-/// The disk fills while the app runs: its log is dropped, what it prints is not.
+/// The disk fills up while the app runs: its log is dropped, the foreground output is not.
 #[test]
 fn a_full_disk_takes_nothing_from_the_foreground() {
     let g = Gantry::new();

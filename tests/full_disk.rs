@@ -1,4 +1,5 @@
-//! A full disk: what must fail says so, what frees space still works, and nothing half-done stays.
+//! A full disk: operations that need space fail clearly, operations that free space work, and no partial result
+//! remains.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
 
@@ -17,11 +18,11 @@ fn big(bytes: usize) -> Image {
     Image::builder().layer(layer).entrypoint(&["/a"]).build().unwrap()
 }
 
-/// Demands a failure that says what is missing.
+/// Asserts a failure that names the full disk.
 #[track_caller]
 fn assert_full(out: &Out) {
     assert_eq!(out.code, FAILED, "{out}");
-    // As the kernel words it, and as the database does.
+    // In the words of the kernel and of the database.
     assert!(["No space left", "disk is full"].iter().any(|text| out.stderr.contains(text)), "{out}");
 }
 
@@ -42,7 +43,7 @@ fn an_image_that_does_not_fit_is_refused_whole() {
         assert_eq!(disk.run(&["image", "list", "-o", "json"]).ok().json(), json!([]));
         assert_clean(&disk);
     }
-    // What it had taken is free again.
+    // The failed fetch has released its space.
     disk.run(&["fetch", &g.layout("fits", &big(3 << 20))]).succeeded();
     assert_clean(&disk);
 }
@@ -114,7 +115,7 @@ fn disk_with_fixture<'g>(g: &'g Gantry, disk: SmallDisk<'g>) -> (SmallDisk<'g>, 
     (disk, id)
 }
 
-/// Fills the disk to the last byte, and takes the reserve as well: what a pod that logs does with space that was freed.
+/// Fills the disk to the last byte, and uses up the reserve too, as a logging pod does with freed space.
 #[track_caller]
 fn fill_for_good(disk: &SmallDisk<'_>) {
     let reserve = disk.data().join("reserve");
@@ -124,7 +125,7 @@ fn fill_for_good(disk: &SmallDisk<'_>) {
     disk.fill();
 }
 
-/// The index beside the WAL of a database that no process has open may be of any length.
+/// The shm file of a database that no process has open may be of any length.
 #[test]
 fn lists_need_no_space_for_the_index_of_the_wal() {
     let g = Gantry::new();
@@ -192,7 +193,7 @@ fn a_pod_is_seen_and_stopped_where_nothing_can_be_written() {
         assert_eq!(phase(&ends), "exited");
         assert!(disk.run(&["status", &ends]).ok().stdout.contains("exit-code=0"));
         assert_eq!(disk.run(&["logs", &ends]).ok().stdout, "words\n");
-        // Whether its end could be written down depends on what the WAL has blocks for.
+        // Whether the pod's end is recorded depends on the blocks already allocated to the WAL.
         let doctor = disk.run(&["doctor"]);
         assert!(doctor.code == 0 || doctor.stdout.contains("cannot be written"), "{doctor}");
     };
@@ -200,7 +201,7 @@ fn a_pod_is_seen_and_stopped_where_nothing_can_be_written() {
     disk.run(&["stop", &stays]).succeeded();
     disk.drain();
     disk.run(&["doctor"]).succeeded();
-    // The same where the file system has become read-only.
+    // The same on a file system that was remounted read-only.
     let again = run(&["sleep", "0.2"]);
     let (id, dir) = (again.clone(), disk.data());
     let ended = move || std::fs::read_to_string(dir.join("pods").join(&id).join("journal")).unwrap().contains("ended");
@@ -230,13 +231,14 @@ fn gantryd_starts_on_a_full_disk_and_collects() {
     assert_clean(&disk);
 }
 
-/// SQLite's shared memory has holes where blocks are smaller than a page; touching one on a full disk is SIGBUS.
+/// SQLite's shared memory file is sparse where blocks are smaller than a page; touching a hole on a full disk raises
+/// SIGBUS.
 #[test]
 fn small_blocks_of_a_full_disk_end_no_command() {
     let g = Gantry::new();
     let (disk, image) = disk_with_fixture(&g, SmallDisk::ext4(&g, "24m", 1024));
     let pod = pod_id(&disk.run(&["run", "--net=none", "-d", &image, "--", "sleep", "forever"]).ok());
-    // With some kilobytes left as well: less than a page, and less than all that is mapped.
+    // With some kilobytes left as well: less than a page, and less than the whole mapping.
     for left in [0, 1, 3, 5, 9, 17, 29] {
         let room = disk.data().join("../room");
         std::fs::write(&room, vec![1; left << 10]).unwrap();

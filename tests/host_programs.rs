@@ -8,7 +8,7 @@ use gantry_fixtures::{Image, Layer};
 use gantry_tests::{Gantry, Out, Running, Signal, pod_id, wait_for};
 use rustix::process::{Pid, kill_process};
 
-/// Everything that an app with root's rights could change about a file.
+/// All properties of a file that an app with root's rights could change.
 #[derive(Debug, PartialEq, Eq)]
 struct FileState {
     is_original: bool,
@@ -52,7 +52,7 @@ fn must<T, E: std::fmt::Display>(what: &str, result: Result<T, E>) -> T {
     }
 }
 
-/// A gantry whose supervisor's program is a copy that apps may attack, and an image with programs that become it.
+/// A gantry whose supervisor's program is a copy that apps may attack, and an image with links that execute it.
 struct Target {
     g: Gantry,
     program: PathBuf,
@@ -61,7 +61,7 @@ struct Target {
     image: String,
 }
 
-/// Lets the attacker open the programs of processes other than its own.
+/// Permits the attacker to open the programs of other processes.
 const TRACE: &str = "--cap-add=CAP_SYS_PTRACE";
 
 impl Target {
@@ -90,13 +90,13 @@ impl Target {
         self.start(args, false).wait()
     }
 
-    /// A pod in the background of one app.
+    /// A pod in the background with one app.
     fn pod(&self, flags: &[&str], verb: &[&str]) -> String {
         let line = [&["run", "--detach", "--net=none"], flags, &[self.image.as_str(), "--"], verb].concat();
         pod_id(&self.run(&line).ok())
     }
 
-    /// A pod whose app becomes gantry-stage1 and reads its standard input, which stays open.
+    /// A pod whose app executes gantry-stage1 and reads its standard input, which stays open.
     fn becomes_the_program(&self) -> String {
         let line = ["run", "--detach", "-i", "--net=none", &self.image, "--exec=/bin/link", "--", "network"];
         pod_id(&self.run(&line).ok())
@@ -108,7 +108,7 @@ impl Target {
         assert_eq!(state, self.before, "an app changed gantry-stage1 on the host: {after}");
     }
 
-    /// The attacker's log, once it has tried everything; nothing worked.
+    /// The attacker's log after all its attempts; all must have failed.
     #[track_caller]
     fn all_failed(&self, pod: &str, how: &str) {
         let log = self.g.wait_log(pod, "tried everything");
@@ -122,7 +122,7 @@ impl Target {
     }
 
     fn end(&self, pod: &str) {
-        // It may have ended by itself.
+        // The process may have exited by itself.
         let _ = self.g.run(&["kill", pod]);
         let _ = self.g.wait_state(pod, "exited");
         self.is_unchanged("after the end of its pod");
@@ -140,7 +140,7 @@ fn the_program_of_pid_1_cannot_be_changed() {
     t.is_unchanged(&format!("gantry-stage1 network: {plugin}"));
 }
 
-/// With the capabilities that every app has: the app itself becomes gantry-stage1, and waits for its standard input.
+/// With the default capabilities: the app itself executes gantry-stage1, and waits for its standard input.
 #[test]
 fn an_app_that_becomes_the_program_cannot_change_it() {
     let t = Target::new();
@@ -152,7 +152,7 @@ fn an_app_that_becomes_the_program_cannot_change_it() {
     t.end(&pod);
 }
 
-/// A program executed in the app that exits at once, so the attacker has to catch it.
+/// A program executed in the app exits at once, so the attacker has to catch it.
 #[test]
 fn a_program_that_becomes_gantry_stage1_cannot_be_used() {
     let t = Target::new();
@@ -165,7 +165,7 @@ fn a_program_that_becomes_gantry_stage1_cannot_be_used() {
     t.end(&pod);
 }
 
-/// Forks of the supervisor on their way to a program, which an app with CAP_SYS_PTRACE may look into.
+/// Forks of the supervisor that have not executed their program yet; an app with CAP_SYS_PTRACE may inspect them.
 #[test]
 fn a_process_on_its_way_to_execve_cannot_be_used() {
     let t = Target::new();
@@ -177,8 +177,8 @@ fn a_process_on_its_way_to_execve_cannot_be_used() {
     t.is_unchanged("exec");
 }
 
-/// While the processes of a pod end, there is a moment in which none executes the file any more and apps still run. The
-/// attacker waits for that moment with a descriptor it got before.
+/// While the processes of a pod exit, there is a moment in which none executes the file any more and apps still run.
+/// The attacker waits for that moment with a descriptor that it opened before.
 #[test]
 fn a_killed_supervisor_leaves_no_moment_to_overwrite_its_program() {
     let t = Target::new();
@@ -204,7 +204,7 @@ fn a_killed_supervisor_leaves_no_moment_to_overwrite_its_program() {
     }
 }
 
-/// Whether a process has ended; it may wait to be reaped.
+/// Whether a process has exited; it may be a zombie.
 fn is_dead(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().find_map(|line| line.strip_prefix("State:")).is_none_or(|state| state.trim().starts_with(['Z', 'X']))

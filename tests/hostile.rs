@@ -74,7 +74,7 @@ impl Target {
         self.assert_nothing(what);
     }
 
-    /// Asserts that there is no image, nothing left over and nothing touched.
+    /// Asserts that there is no image, no leftover and no change outside.
     #[track_caller]
     fn assert_nothing(&self, what: &str) {
         assert_eq!(self.g.json(&["image", "list"]), json!([]), "{what}");
@@ -95,7 +95,7 @@ impl Target {
         self.assert_nothing(what);
     }
 
-    /// A path that leads to a file outside by `..`.
+    /// A path that leads to an outside file by `..`.
     fn dots(&self, name: &str) -> String {
         format!("{}{}", "../".repeat(40), self.absolute(name).trim_start_matches('/'))
     }

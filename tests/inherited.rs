@@ -4,7 +4,7 @@ use std::process::Command;
 
 use gantry_tests::{Gantry, Out, Running, pod_id, wait_for};
 
-/// `gantry ARGS` started by way of another program, such as `setpriv --groups=6`.
+/// `gantry ARGS` started through another program, such as `setpriv --groups=6`.
 #[track_caller]
 fn start_by(g: &Gantry, wrapper: &[&str], args: &[&str]) -> Running {
     let plain = g.command(args);
@@ -53,7 +53,7 @@ fn parent_of(pid: u32) -> u32 {
     status_field(pid, "PPid:").parse().unwrap_or(0)
 }
 
-/// PID 1 of a pod, on the host.
+/// The pod's PID 1, in the host's PID namespace.
 #[track_caller]
 fn init_of(supervisor: u32) -> u32 {
     let children = std::fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
@@ -167,7 +167,7 @@ fn session_keyring() {
     let _ = exec.exits(3).says("session key: ENOKEY");
 }
 
-/// A shell on a terminal that starts a pod in the background and one in the foreground: neither stays in its session.
+/// A shell on a terminal starts a pod in the background and one in the foreground: neither stays in its session.
 #[test]
 fn session_and_terminal() {
     let g = Gantry::new();
@@ -215,15 +215,15 @@ fn session_and_terminal() {
     wait_for("the shell to end", || terminal.has_ended().then_some(()));
 }
 
-/// The supervisor joins the process group of its parent to leave its own, which it cannot if the engine was killed by
-/// then. A plan that is damaged shows how far it got.
+/// The supervisor joins the process group of its parent to leave its own, which fails if the engine was killed by
+/// then. A damaged plan shows how far the supervisor got.
 #[test]
 fn the_session_is_left_also_when_the_engine_is_dead() {
     let g = Gantry::new();
     let lock = g.scratch();
-    // With job control (set -m) the job leads a process group, as a supervisor does that the engine starts. It becomes
-    // the supervisor when the shell, its parent, has exited. The next parent is in another session, so that its process
-    // group cannot be joined.
+    // With job control (set -m), the job leads a process group, like a supervisor started by the engine. The job
+    // executes the supervisor when the shell, its parent, has exited. Its new parent is in another session, so the
+    // process group of that parent cannot be joined.
     let script =
         format!("(read line; exec {} run --lock-fd 9 9<{}) <&0 & exit 0", g.own_supervisor().display(), lock.display());
     let mut command = Command::new("setsid");
@@ -245,7 +245,7 @@ fn start_by_terminal(g: &Gantry, line: &str) -> Running {
     g.spawn_command(&mut command)
 }
 
-/// What `ps` shows of PID 1, in the pod and outside of it.
+/// The PID 1 entry in `ps`, inside and outside the pod.
 #[test]
 fn pid_1_shows_nothing_of_the_host() {
     let g = Gantry::new();

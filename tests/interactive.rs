@@ -64,7 +64,7 @@ fn a_terminal_without_input() {
     let terminal = run(&g, &["-t"], &["seq", "tty", "--", "print", "ready", "--", "obey", "INT", "5"]);
     terminal.wait_for("tty 0=true 1=true 2=true\r\nsize 24x80\r\nready\r\n");
     terminal.wait_for("obeying");
-    // It is not the app's terminal that this is typed on: it asks the command to end, which stops the app.
+    // The input goes to the command's terminal, not the app's: it interrupts the command, which stops the app.
     terminal.type_in(CTRL_C);
     let left = terminal.wait();
     assert!(!left.output.contains("\r\r\n"), "{left:?}");
@@ -78,7 +78,7 @@ fn resizing_is_no_signal_to_an_app_without_a_terminal() {
     let terminal = run(&g, &[], &["ignore", "USR1", "USR2", "WINCH", "40"]);
     terminal.wait_for("ignoring");
     terminal.resize(50, 132);
-    // Signals are passed on in order of their numbers; SIGWINCH would be passed on before the second one is taken.
+    // Pending signals are delivered in the order of their numbers; SIGWINCH would precede the second signal.
     for (signal, name) in [(Signal::USR1, "SIGUSR1"), (Signal::USR2, "SIGUSR2")] {
         terminal.signal(signal);
         terminal.wait_for(&format!("got {name}"));
@@ -142,7 +142,7 @@ fn other_keys_to_detach_or_none() {
     let terminal = run(&g, &["-it", "--detach-keys=ctrl-x,q"], &["seq", "print", "ready", "--", "echo-stdin"]);
     terminal.wait_for("ready\r\n");
     terminal.type_in("\x18a\r");
-    // As the terminal echoes control characters.
+    // The terminal's echo of control characters.
     terminal.wait_for("^Xa\r\n");
     terminal.type_in("\x18q");
     assert!(terminal.wait().output.contains("detached from pod"));
@@ -202,7 +202,7 @@ fn detaching_from_a_program() {
     assert_eq!(left.code, 0, "{left:?}");
     assert!(left.is_restored && left.output.contains("detached from the program in pod"), "{left:?}");
     assert_eq!(before.lines().count(), pids().lines().count(), "the program has ended:\n{before}\n{}", pids());
-    // PID 1, the app, and the program, whose number is the highest but for those of the listings.
+    // PID 1, the app, and the program, which has the highest number except for the listings themselves.
     let program: u32 = before.lines().rev().nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     let supervisor = g.supervisor(&pod);
     let host_pid = std::fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).unwrap();

@@ -1,4 +1,4 @@
-//! What an app sees and may do.
+//! An app's view of the system, and its limits.
 
 use gantry_fixtures::{Image, Layer};
 use std::time::{Duration, Instant};
@@ -98,9 +98,9 @@ fn masked_and_read_only_paths() {
     assert_eq!(g.app(&[], &["stat", "/dev/null"]).ok().text(), "char 0666 0 0 0 1:3 1 /dev/null");
     let _ = g.app(&[], &["mknod-try", "/dev/full2"]).exits(3).says("mknod: EPERM");
     let _ = g.app(&["--cap-add=MKNOD"], &["mknod-try", "/dev/full2"]).ok();
-    // Outside of /dev a device node cannot be opened, whether the app made it or the image brought it.
+    // Outside of /dev, device nodes cannot be opened, whether created by the app or part of the image.
     let _ = g.app(&["--cap-add=MKNOD"], &["mknod-try", "/tmp/full"]).exits(3).says("open: EACCES");
-    // The host's console is no app's, whatever node it has.
+    // No app can open the host's console, whatever node it has.
     let _ = g.app(&["--cap-add=MKNOD"], &["mknod-try", "/dev/console2", "5", "1"]).exits(3).says("open: EPERM");
     assert_eq!(g.app(&[], &["ls", "/sys/dev/block"]).ok().stdout, "");
     if std::path::Path::new("/proc/dynamic_debug/control").exists() {
@@ -221,8 +221,8 @@ fn limits_hold() {
     let _ = g.app(&["--cpu=1m"], &["true"]).ok();
 }
 
-/// A log costs the supervisor more than the app that writes it: an app with a cpu limit may not have more work done for
-/// it.
+/// Writing a log costs the supervisor more than the app that prints: an app with a cpu limit must not evade it this
+/// way.
 #[test]
 fn the_supervisor_works_within_the_limit_of_the_app() {
     let g = Gantry::new();
@@ -277,7 +277,7 @@ fn orphans_are_reaped_and_end_with_the_app() {
     g.check_invariants();
 }
 
-/// Puts one strange thing into a root.
+/// Adds one unusual thing to a root file system.
 type Change = fn(Layer) -> Layer;
 
 #[test]
@@ -318,8 +318,8 @@ fn pods_of_other_images_keep_their_layers_apart() {
     assert_eq!(g.status(&both)["apps"].as_array().map(Vec::len), Some(2));
 }
 
-/// CAP_SYS_PTRACE looks into every process of the pod. PID 1 must have nothing to see: from the supervisor's root the
-/// host's /proc, and from there the host, would be a path away.
+/// CAP_SYS_PTRACE permits inspection of every process of the pod. PID 1 must expose nothing: the host's /proc, visible
+/// from the supervisor's root, would lead to the host.
 #[test]
 fn the_right_to_trace_leads_nowhere() {
     let g = Gantry::new();

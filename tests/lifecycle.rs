@@ -1,4 +1,4 @@
-//! The life of pods: prepare, run, look, stop, remove, collect.
+//! The life cycle of pods: prepare, run, inspect, stop, remove, collect.
 
 use gantry_tests::{Gantry, Signal, app, pod_id, wait_for};
 use serde_json::json;
@@ -377,7 +377,7 @@ fn version_and_doctor() {
     let _ = g.run(&["doctor"]).ok();
 }
 
-/// A pod that is removed when it ends, without the command that ran it: by whatever command comes next.
+/// A pod with `--rm` outlives the command that ran it: the next command removes it.
 #[test]
 fn a_detached_pod_is_removed_when_it_has_ended() {
     let g = Gantry::new();
@@ -401,7 +401,7 @@ fn a_detached_pod_is_removed_when_it_has_ended() {
     assert!(g.list().is_empty());
 }
 
-/// The command that runs it is killed: the pod runs on, and is removed all the same.
+/// The command that runs it is killed: the pod keeps running, and is removed at its end.
 #[test]
 fn a_pod_to_be_removed_outlives_its_command() {
     let g = Gantry::new();
@@ -430,7 +430,7 @@ fn gantryd_removes_a_detached_pod() {
     assert!(g.list().is_empty());
 }
 
-/// Asked for at the very moment in which the pod ends.
+/// The command arrives at the very moment in which the pod ends.
 #[test]
 fn a_signal_to_a_pod_that_ends_is_refused_clearly() {
     let g = Gantry::new();

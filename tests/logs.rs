@@ -1,4 +1,4 @@
-//! The output of apps, and its logs.
+//! The output of apps, and their logs.
 
 use std::path::PathBuf;
 
@@ -239,7 +239,7 @@ fn following_begins_before_the_pod_and_ends_when_it_is_removed() {
     let (started, removed) = (prepare(), prepare());
     let following = g.spawn(&["logs", "--follow", &started]);
     let waiting = g.spawn(&["logs", "--follow", &removed]);
-    // They have opened the database before they wait for a pod.
+    // The commands have opened the database before they wait for a pod.
     let has_database = |pid: u32| {
         let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
         let mut names = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
@@ -250,7 +250,7 @@ fn following_begins_before_the_pod_and_ends_when_it_is_removed() {
     g.run(&["run-prepared", &started]).succeeded();
     g.run(&["rm", &removed]).succeeded();
     assert_eq!(following.wait().ok().stdout, "hello\n");
-    // It ends whether it had found the pod by then or not.
+    // The command exits, whether it had found the pod or not.
     let _ = waiting.wait();
     let pod = g.detached(&[], &["seq", "print", "here", "--", "obey", "SIGTERM"]);
     let mut follow = g.spawn(&["logs", "--follow", &pod]);

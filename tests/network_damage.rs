@@ -1,5 +1,5 @@
 //! Recovery of networks: flushed rules, killed supervisors and commands, exhausted pools, a reboot, spoofing pods.
-//! Needed resources are restored, orphans are removed.
+//! Required resources are restored, orphans are removed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ fn lab() -> (Space, Gantry) {
     (space, g)
 }
 
-/// Kills a process, which may have ended meanwhile: pods are killed at random times, even at their end.
+/// Kills a process, which may have exited meanwhile: pods are killed at random times, even at their end.
 fn kill(pid: u32) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     match kill_process(pid.unwrap_or_else(|| panic!("no such process id")), Signal::KILL) {
@@ -115,7 +115,7 @@ fn supervisors_killed_at_random_times_leave_nothing() {
         let mut pods = BTreeSet::new();
         while !starting.is_empty() {
             let one = usize::try_from(dice.below(starting.len() as u64)).unwrap_or(0);
-            // Every third supervisor is killed while its pod is being made: as soon as its record is there.
+            // Every third supervisor is killed while its pod starts: as soon as its record exists.
             if dice.below(3) == 0 {
                 for pod in unfinished_pods(&g, &pods) {
                     if let Some(pid) = supervisor_of(&g, &pod) {
@@ -128,14 +128,14 @@ fn supervisors_killed_at_random_times_leave_nothing() {
                 pods.insert(pod_id(&out));
             }
         }
-        // The others while they run, all at once.
+        // The others are killed while they run, all at once.
         for pod in &pods {
             if let Some(pid) = supervisor_of(&g, pod) {
                 kill(pid);
             }
         }
         wait_for("all to be over", || g.list().iter().all(|pod| pod["phase"] != "running").then_some(()));
-        // What a supervisor had that died before its pod ran, and what took too long: gc takes that away.
+        // gc removes the resources of a supervisor that died before its pod ran, and of a start that timed out.
         let _ = g.run(&["gc"]).ok();
         g.check_invariants();
     }
@@ -143,7 +143,7 @@ fn supervisors_killed_at_random_times_leave_nothing() {
     assert_eq!(g.list().len(), 0);
 }
 
-/// Pods with a record of networks that are not among the running ones.
+/// Pods with a network record that are not running.
 fn unfinished_pods(g: &Gantry, running: &BTreeSet<String>) -> Vec<String> {
     let pods = fs::read_dir(g.dir().join("pods")).into_iter().flatten().flatten();
     let made = pods.filter(|entry| entry.path().join("network.json").exists());
@@ -265,7 +265,7 @@ fn a_damaged_record_does_not_block_other_pods() {
         let torn = fs::write(&record, damage);
         assert!(torn.is_ok(), "{torn:?}");
         g.wait_state(&pod, "exited");
-        // The first says that it cannot be read, and frees what the pod had all the same.
+        // The first gc reports that the record is unreadable, and releases the pod's resources all the same.
         let _ = g.run(&["gc"]);
         let _ = g.run(&["gc"]).ok();
         assert!(!record.exists(), "{damage:?} stays");
@@ -277,7 +277,7 @@ fn a_damaged_record_does_not_block_other_pods() {
 fn orphans_are_collected() {
     let (space, g) = lab();
     let live = g.networked(&[], &["sleep", "forever"]);
-    // A bridge port whose alias names a pod that is gone.
+    // A bridge port whose alias names a removed pod.
     let stray = "gt0123456789ab0";
     let alias = "01234567-89ab-4cde-8f01-23456789abcd/eth0";
     space.host().batch(&format!(
@@ -291,7 +291,7 @@ fn orphans_are_collected() {
     assert!(g.place(&live).is_up("eth0"));
 }
 
-/// Waits until the host's network namespace has no resources of gantry.
+/// Waits until the host's network namespace contains no resources of gantry.
 fn wait_untouched(space: &Space) {
     let own = BTreeSet::from(["lo".to_owned(), "up0".to_owned()]);
     wait_for("the last pod's bridge to go", || (space.host().links() == own).then_some(()));
@@ -337,7 +337,7 @@ fn concurrent_starts_and_ends_keep_the_bridge() {
     let run = |pods: usize| (0..pods).map(|_| g.spawn(&["run", "--rm", &image, "--", "true"])).collect::<Vec<_>>();
     for round in 0..ROUNDS {
         let passing = run(4);
-        // Each begins while others end: its bridge and its rules must be there, or made anew.
+        // Each pod starts while others end: its bridge and its rules must exist, or be created again.
         let pod = g.server(&["-p", "8080:7000"], "7000");
         for other in passing {
             other.wait().succeeded();
@@ -356,7 +356,7 @@ fn concurrent_starts_and_ends_keep_the_bridge() {
 #[test]
 fn a_bridge_whose_owner_is_gone_is_taken_over() {
     let space = Space::new();
-    // Left by a supervisor and its helper that were killed at their very end, and by earlier versions.
+    // Left by a supervisor and its helper that were killed at the very end, and by earlier versions.
     space.host().batch(
         "link add gantry0 type bridge\nlink set gantry0 address 02:00:00:00:00:77 alias /no/such/gantry/net up\n\
          addr add 10.121.0.1/16 dev gantry0\n",

@@ -78,7 +78,7 @@ fn pods_reach_each_other_the_host_and_the_outside() {
             let masked = place.ask(protocol, outside, 7002);
             assert!(masked.starts_with(&format!("from {host} ")), "the outside sees the host, not {masked}");
         }
-        // A datagram would be answered from the gateway's address.
+        // A UDP reply would come from the gateway's address.
         assert!(place.ask("tcp", host, 7001).starts_with(&from_own), "pod to host");
     }
 }
@@ -116,7 +116,7 @@ fn a_restricted_pod_reaches_only_the_host_and_its_network() {
     place.ask_in_vain("tcp", OUTSIDE4, 7002);
     place.ask_in_vain("tcp", &g.ip4(&other), 7000);
     g.place(&other).ask_in_vain("tcp", &g.ip4(&server), 7000);
-    // Not even after it adds a route.
+    // Not even after the pod adds a route.
     place.batch("route add default via 10.122.0.1\nroute add ::/0 via fd67:616e:7472:7901::1\n");
     place.ask_in_vain("tcp", OUTSIDE4, 7002);
     place.ask_in_vain("udp", OUTSIDE6, 7002);
@@ -294,7 +294,7 @@ fn attached_networks_are_shown() {
     let inspected = inspected.as_array().map_or(&inspected, |all| &all[0]);
     assert_eq!(inspected["networks"][0]["addresses"][0]["address"], ip4, "{inspected}");
     assert_eq!(g.list()[0]["networks"][0]["addresses"][1]["address"], ip6);
-    // They are still shown after the pod has ended.
+    // The networks are still shown after the pod has ended.
     g.run(&["stop", &pod]).succeeded();
     g.wait_state(&pod, "exited");
     assert_eq!(g.ip4(&pod), ip4);

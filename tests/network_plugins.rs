@@ -13,7 +13,7 @@ const FAILED: i32 = 125;
 /// Networks created by gantry without any plugin, and by Debian's plugins.
 const WAYS: [&str; 2] = ["use-plugins = false\nplugin-dirs = []", "use-plugins = true"];
 
-/// Runs a test both ways, each on a host of its own.
+/// Runs a test in both ways, each on a host of its own.
 fn each_way(test: impl Fn(&Space, &Gantry)) {
     for way in WAYS {
         let space = Space::new();
@@ -27,7 +27,7 @@ fn each_way(test: impl Fn(&Space, &Gantry)) {
     }
 }
 
-/// The directory of leases of Debian's host-local.
+/// The lease directory of Debian's host-local.
 fn data_dir(g: &Gantry) -> PathBuf {
     g.scratch().join("leases")
 }
@@ -208,11 +208,11 @@ impl Liar {
 
     /// Configures the behaviour of the plugin.
     fn behave(&self, version: &str, behave: &Value) {
-        // What was called earlier is of another try; nothing was called before the first.
+        // Earlier calls belong to another try; before the first, there are none.
         let _ = std::fs::remove_file(&self.log);
         let plugin = json!({ "type": "cni-liar", "behave": behave, "log": self.log,
             "capabilities": { "portMappings": true, "ips": true } });
-        // Somebody has to make the interface.
+        // Some plugin must create the interface.
         let ipam = json!({ "type": "host-local", "dataDir": data_dir(&self.g), "subnet": "10.55.0.0/24" });
         let bridge = json!({ "type": "bridge", "bridge": "liar0", "isGateway": true, "ipam": ipam });
         let list = json!({ "cniVersion": version, "name": "liar", "plugins": [bridge, plugin] });
@@ -253,7 +253,7 @@ fn a_network_that_fails_undoes_the_earlier_ones() {
     }
     liar.behave("1.0.0", &json!({ "ADD": "fail" }));
     let _ = liar.g.run(&["run", "--net=liar", &image, "--", "true"]).exits(FAILED).complains(&["told to fail"]);
-    // Its address and port are free again.
+    // The address and the port are free again.
     let pod = liar.g.networked(&["--net=default:IP=10.121.9.9", "-p", "8080:80"], &["sleep", "forever"]);
     assert_eq!(liar.g.ip4(&pod), "10.121.9.9");
 }
@@ -287,7 +287,7 @@ fn a_failed_del_is_retried() {
         liar.behave("1.0.0", &json!({ "DEL": how }));
         let pod = liar.g.networked(&["--net=default,liar"], &["sleep", "forever"]);
         liar.g.run(&["stop", &pod]).succeeded();
-        // The pod is over all the same.
+        // The pod ends all the same.
         liar.g.wait_state(&pod, "exited");
         let record = liar.g.dir().join("pods").join(&pod).join("network.json");
         assert!(record.exists(), "{how}: what is left is not written down");
@@ -309,7 +309,7 @@ fn pid(number: &Value) -> Pid {
     pid.unwrap_or_else(|| panic!("{number} is no process id"))
 }
 
-/// Its oldest ancestor that is a supervisor or a helper of one.
+/// The topmost ancestor that is a supervisor or its helper.
 fn supervisor_above(process: Pid) -> Pid {
     let parent = |of: Pid| {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", of.as_raw_nonzero())).ok()?;
@@ -336,7 +336,7 @@ fn an_orphaned_plugin_is_ended_before_del() {
         let call = wait_for(&format!("{during} to hang"), called);
         liar.reform();
         assert!(kill_process(supervisor_above(pid(&call["pid"])), Signal::KILL).is_ok());
-        // The run takes away what it can.
+        // The run releases as much as it can.
         let _ = run.wait();
         wait_for("the rest to be taken away", || {
             let _ = liar.g.run(&["gc", "--grace-period=0s"]);
@@ -449,7 +449,7 @@ fn rm_force_gives_up_on_plugins_that_fail() {
         assert_eq!(removed.text(), pod);
         let _ = removed.complains(&["warning", "a network plugin may have left something behind", "liar"]);
         assert_eq!(g.list().len(), 0, "{how}");
-        // Nothing is left to be tried again, and what gantry gave the pod is free.
+        // Nothing remains to be retried, and gantry's own resources of the pod are released.
         let _ = g.run(&["gc"]).ok();
         let _ = g.run(&["doctor"]).ok();
         liar.behave("1.0.0", &json!({}));

@@ -23,7 +23,7 @@ fn a_published_port_is_reachable_from_everywhere() {
         for (address, from) in [(HOST4, OUTSIDE4), (HOST6, OUTSIDE6)] {
             let seen = outside.ask(protocol, address, 8080);
             assert!(seen.starts_with(&format!("from {from} ")), "the pod sees who asks: {seen}");
-            // From the host itself, from another pod, and from the pod that is asked.
+            // From the host itself, from another pod, and from the pod itself.
             for place in [host, &other_place, &itself] {
                 let _ = place.ask(protocol, address, 8080);
             }
@@ -32,7 +32,7 @@ fn a_published_port_is_reachable_from_everywhere() {
         let _ = host.ask(protocol, "127.8.8.8", 8080);
         let _ = other_place.ask(protocol, "10.121.0.1", 8080);
         let _ = itself.ask(protocol, "fd67:616e:7472:7900::1", 8080);
-        // Nobody else's port, and no other one.
+        // No other port of the host leads to the pod.
         outside.ask_in_vain(protocol, HOST4, 8081);
         outside.ask_in_vain(protocol, HOST4, 7000);
     }
@@ -164,7 +164,7 @@ fn a_record_with_a_port_that_is_refused_now_is_removed() {
     let changed = text.replacen(r#""ports":[{"address""#, &format!("{port}{{\"address\""), 1);
     assert_ne!(text, changed, "the record has no ports in the form that is known here");
     std::fs::write(&record, changed).unwrap_or_else(|error| panic!("{error}"));
-    // It is in nobody's way.
+    // The recorded port does not conflict with others.
     space.host().sh("nft flush ruleset");
     g.run(&["network", "reload"]).succeeded();
     assert!(space.outside().ask("tcp", HOST4, 8081).contains(&g.ip4(&other)));
@@ -230,13 +230,13 @@ fn ports_need_a_network_that_forwards_them() {
     let plain = serde_json::json!([{ "type": "bridge", "bridge": "plain0", "isGateway": true, "ipam": ipam }]);
     g.conflist("plain", &plain);
     let _ = g.run(&["run", "--net=plain", "-p", "8080:80", &image, "--", "true"]).exits(FAILED).complains(&["port"]);
-    // Beside one that does, it is that one's, wherever it stands.
+    // With a network that forwards ports, that network publishes the port, whatever its position.
     let pod = g.server(&["--net=plain,default", "-p", "8080:7000"], "7000");
     let _ = space.host().ask("tcp", "127.0.0.1", 8080);
     let attached = g.attached(&pod);
     let ports = |at: usize| attached[at]["ports"].as_array().map_or(0, Vec::len);
     assert_eq!((ports(0), ports(1)), (0, 1), "{attached:?}");
-    // A restricted network forwards, too, though nothing else leads in.
+    // A restricted network forwards too, although nothing else is let in.
     let restricted = g.server(&["--net=default-restricted", "-p", "8081:7000"], "7000");
     assert!(space.host().ask("tcp", HOST4, 8081).contains(&g.ip4(&restricted)));
 }
@@ -250,7 +250,7 @@ fn a_flow_of_datagrams_follows_the_port_to_the_next_pod() {
     g.wait_state(&first, "exited");
     let second = g.server(&["-p", "8053:7000/udp"], "7000");
     assert!(space.outside().ask_from("udp", HOST4, 8053, 40053).contains(&g.ip4(&second)));
-    // One to the host itself, before there is a pod.
+    // A flow to the host itself, before the pod exists.
     let host = space.host().serve_at(8054, HOST4);
     assert!(space.outside().ask_from("udp", HOST4, 8054, 40054).contains(&format!(" to {HOST4} ")));
     drop(host);
@@ -258,7 +258,7 @@ fn a_flow_of_datagrams_follows_the_port_to_the_next_pod() {
     assert!(space.outside().ask_from("udp", HOST4, 8054, 40054).contains(&g.ip4(&third)));
 }
 
-/// The port of the host that leads to a port of a pod, as `gantry port` tells it.
+/// The host's port that is published for a port of a pod, according to `gantry port`.
 fn published(g: &Gantry, pod: &str, port: &str) -> u16 {
     let out = g.run(&["port", pod, port]).ok();
     let number = out.text().rsplit_once(':').and_then(|(_, number)| number.parse().ok());
@@ -288,7 +288,7 @@ fn a_free_port_is_picked_told_and_held() {
     assert!(space.host().ask("udp", "127.0.0.1", udp).contains(&g.ip4(&first)));
     let _ = g.run(&["list"]).ok().says(&format!("{tcp}->7000/tcp"));
     assert_eq!(g.attached(&first)[0]["ports"][0]["host_port"], tcp);
-    // Nobody else gets it: neither a program, nor a pod that names it, nor one that has another picked.
+    // The port is exclusive: no program, no pod that names it, and no pod with an automatically assigned port gets it.
     let bind = format!("import socket; socket.create_server(('0.0.0.0', {tcp}))");
     assert_ne!(space.host().run("python3", &["-c", &bind]).code, 0);
     let asked = format!("{tcp}:7000");
@@ -310,7 +310,7 @@ fn all_declared_ports_are_published() {
     assert!(space.outside().ask("tcp", HOST4, port).contains(&g.ip4(&pod)));
     let other = g.server(&["--publish-all", "-p", "8080:8080"], "8080");
     assert_eq!(g.run(&["port", &other]).ok().stdout, "8080/tcp -> 0.0.0.0:8080\n", "it is published already");
-    // A prepared pod has its port picked when it starts.
+    // A prepared pod's port is assigned when the pod starts.
     let image = g.fixture();
     let prepared =
         gantry_tests::pod_id(&g.run(&["prepare", "-p", "8080-tcp", &image, "--", "serve-echo", "8080"]).ok());

@@ -10,19 +10,19 @@ use gantry_tests::{Gantry, Out};
 const DEFAULT_SET: u64 = 0x8004_05fb;
 const NET_RAW: u64 = 1 << 13;
 
-/// A set of capabilities in the output of the verb `caps`, such as `CapEff`.
+/// A capability set in the output of the verb `caps`, such as `CapEff`.
 #[track_caller]
 fn set(out: &Out, name: &str) -> u64 {
     parse_set(&out.stdout, name)
 }
 
-/// The capabilities that this process could give an app.
+/// The capabilities that this process could grant to an app.
 fn held() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     parse_set(&status, "CapPrm") & parse_set(&status, "CapBnd")
 }
 
-/// A set of capabilities in the form of `/proc/PID/status`.
+/// A capability set in the form of `/proc/PID/status`.
 #[track_caller]
 fn parse_set(status: &str, name: &str) -> u64 {
     let line = status.lines().find(|line| line.starts_with(name)).unwrap_or_default();
@@ -62,7 +62,7 @@ fn added_capabilities_reach_users_other_than_root() {
     }
     let root = g.run(&["exec", "--user=root", &pod, "--", "/bin/app", "caps"]).ok();
     assert_eq!((set(&root, "CapEff"), set(&root, "CapAmb")), ((DEFAULT_SET & held()) | NET_RAW, 0), "{root}");
-    // What the set is for: AF_PACKET, which the filter lets through with it.
+    // The capability's purpose: AF_PACKET, which the filter permits with it.
     let _ = g.app(&["--user=app", "--cap-add=NET_RAW"], &["socket-try", "17"]).ok().says("allowed");
     let _ = g.app(&["--user=app", "--caps-retain=NET_RAW"], &["caps"]).ok().says("CapEff: 0000000000000000");
 }
@@ -142,7 +142,7 @@ fn sockets_of_other_address_families_are_refused() {
     let _ = g.app(&flags, &["socket-try", "17"]).ok().says("socket: allowed");
 }
 
-/// A socket of the host answers for the host's network namespace, whoever holds it.
+/// A socket of the host gives access to the host's network namespace, whichever process holds it.
 #[test]
 fn a_socket_of_the_caller_is_relayed_and_not_handed_on() {
     let g = Gantry::new();

@@ -21,7 +21,7 @@ fn oci(g: &Gantry, name: &str, image: &Image) -> String {
     format!("{}:latest", g.layout(name, image))
 }
 
-/// An incompressible image that is larger than any socket buffer.
+/// An incompressible image larger than any socket buffer.
 fn bulky(seed: u64, bytes: usize) -> Image {
     let mut state = seed.max(1);
     let mut noise = Vec::with_capacity(bytes);

@@ -5,7 +5,7 @@ use gantry_tests::{Gantry, pod_id, wait_for};
 
 const TRACE: &str = "--cap-add=CAP_SYS_PTRACE";
 const NEW_PRIVILEGES: &str = "--no-new-privileges=false";
-/// Calls with which a process is started, and which the app does without.
+/// System calls that start a process, and that the app itself does not need.
 const WITHOUT: &str = "--seccomp=mode=remove,setsid,sendto,clone,capset,seccomp";
 
 /// Asserts that the attacker found no process that it could use.
@@ -69,7 +69,7 @@ fn a_short_list_of_calls_is_kept() {
     let _ = g.app(&["--seccomp=mode=retain,read,write"], &["true"]).exits(125).complains(&["execve"]);
 }
 
-/// What the kernel lets root write about a process has no effect on the one that keeps the pod.
+/// root's writes to files of a process in /proc have no effect on the process that manages the pod.
 #[test]
 fn root_of_an_app_cannot_tune_pid_1() {
     let g = Gantry::new();

@@ -10,7 +10,7 @@ use std::process::Command;
 use gantry_fixtures::{Device, Header, Image, ImageBuilder, Layer};
 use gantry_tests::{Gantry, Out, pod_id};
 
-/// An image with the fixture app and what `add` puts beside it.
+/// An image with the fixture app and the files that `add` adds.
 fn image(g: &Gantry, add: impl FnOnce(Layer) -> Layer) -> ImageBuilder {
     let mut layer = Layer::new();
     for dir in ["bin", "dev", "etc", "proc", "sys"] {
@@ -70,7 +70,7 @@ fn declared_volumes_keep_what_the_image_has_there() {
     assert!(!full.join("deep/file").exists(), "what another volume covers was copied");
 }
 
-/// A layer of some kilobytes must not fill the disk when a volume is made of it.
+/// A layer of some kilobytes must not fill the disk when a volume is filled from it.
 #[test]
 fn a_volume_takes_no_more_than_the_image() {
     let g = Gantry::new();
@@ -156,7 +156,7 @@ fn links_do_not_lead_mounts_over_what_gantry_mounts() {
     names.sort();
     assert_eq!(names, ["ptmx", "sub", "to-proc"], "the host's directory was changed");
     assert_eq!(fs::read_dir(host.join("sub")).unwrap().count(), 0);
-    // Links that stay inside are what images have for good reason.
+    // Links that stay inside the root are legitimate and common.
     let made = image(&g, |layer| layer.dir("run", 0o755).dir("var", 0o755).symlink("var/run", "../run"));
     let inside = g.import("inside", &made.volume("/run/x").volume("/var/run/x").build().unwrap());
     let flags = [&volume, "--mount=volume=v,target=/var/run/x/deep"];
@@ -226,7 +226,7 @@ fn exec_does_not_need_the_null_device_of_the_app() {
     assert!(Path::new("/dev/null").exists());
 }
 
-/// An image with a directory `/data` of user 1700 and some files, and how the verb `stat` begins to show it.
+/// An image with a directory `/data` of user 1700 and some files, and the first words of the verb `stat` for it.
 fn seeded(g: &Gantry, name: &str) -> String {
     let made = image(g, |layer| {
         let layer = layer.owner(1700, 60).dir("data", 0o750).owner(1700, 60).file("data/file", name, 0o640);
@@ -243,12 +243,12 @@ fn named_volumes_begin_with_the_image_and_outlive_pods() {
     let out = with(&one, &["seq", "stat", "/data", "--", "cat", "/data/again"]).ok();
     assert!(out.stdout.starts_with("dir 0750 1700 60 ") && out.stdout.ends_with("/data\none"), "{out}");
     with(&one, &["write", "/data/mine", "kept"]).succeeded();
-    // Another image, another place, read-only: what is in the volume counts.
+    // Another image, another mount point, read-only: the volume's contents are kept.
     let flags = ["--rm", "--user=1700:60", "-v", "pg_data:/elsewhere:ro"];
     let out = run(&g, &flags, &two, &["cat", "/elsewhere/file", "/elsewhere/mine"]).ok();
     assert_eq!(out.stdout, "onekept\n");
     let _ = run(&g, &flags, &two, &["write", "/elsewhere/x", "x"]).exits(1).complains(&["Read-only"]);
-    // Emptied, it stays empty.
+    // An emptied volume stays empty.
     with(&one, &["seq", "rm", "/data/file", "--", "rm", "/data/again", "--", "rm", "/data/mine"]).succeeded();
     assert_eq!(with(&two, &["ls", "/data"]).ok().stdout, "");
     let data = g.dir().join("volumes/pg_data");
@@ -299,7 +299,7 @@ fn named_volumes_are_listed_and_removed() {
     assert_eq!(of("idle")["pods"], serde_json::json!([]));
     let table = g.run(&["volume", "ls"]).ok().stdout;
     assert!(table.starts_with("VOLUME") && table.contains(&prepared[..8]), "{table}");
-    // In every phase of its pods.
+    // In every state of its pods.
     for pod in [&running, &prepared] {
         let _ = g.run(&["volume", "rm", "data"]).exits(125).complains(&["volume 'data' is used by", pod]);
         g.run(&["kill", pod]);
@@ -341,7 +341,7 @@ fn anonymous_volumes_go_with_their_pod() {
     assert_eq!(g.json(&["volume", "list"]), serde_json::json!([]));
 }
 
-/// A supervisor that is killed while it fills a volume leaves it to be filled by the next; nothing of its try is seen.
+/// A supervisor is killed while it fills a volume: the next one fills it, and nothing of the first try is visible.
 #[test]
 fn a_volume_that_was_half_filled_is_filled_again() {
     let g = Gantry::new();
