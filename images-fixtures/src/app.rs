@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-/// The target whose programs need nothing from the image they run in.
+/// The target of static programs, which need nothing from the image in which they run.
 pub const MUSL: &str = "x86_64-unknown-linux-musl";
 
 /// Builds the fixture app with cargo (fast if nothing changed) and returns its path.
@@ -17,11 +17,11 @@ pub fn build() -> Result<PathBuf> {
     cargo_build(&["-p", "gantry-fixture-app", "--target", MUSL, "--release"], "gantry-fixture-app")
 }
 
-/// Updates `<target>/gantry-dev` as `./dev test` does, and returns its path. Reports on standard error that it builds,
-/// which may take minutes. Safe to call from several processes at a time.
+/// Updates `<target>/gantry-dev` as `./dev test` does, and returns its path. Prints a notice on standard error before
+/// a build, which may take minutes. Safe to call from several processes at a time.
 ///
 /// # Errors
-/// When cargo fails, or a program cannot be put in its place.
+/// When cargo fails, or a program cannot be installed.
 pub fn build_set() -> Result<PathBuf> {
     // An error means that standard error is closed; the build continues without the message.
     let _ = writeln!(std::io::stderr(), "building the programs to test (GANTRY_BIN_DIR names built ones)");
@@ -49,11 +49,11 @@ fn put(program: &Path, place: &Path) -> Result<()> {
         .with_context(|| format!("cannot copy {} to {}", program.display(), place.display()))
 }
 
-/// Runs `cargo build` with these arguments in this workspace and returns the program called `name`. Cargo's own
-/// lock makes it safe to call from several processes at a time.
+/// Runs `cargo build` with these arguments in this workspace and returns the program called `name`. Cargo's own lock
+/// makes it safe to call from several processes at a time.
 ///
 /// # Errors
-/// When cargo fails, or makes no such program.
+/// When cargo fails, or builds no such program.
 pub fn cargo_build(arguments: &[&str], name: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -1,5 +1,5 @@
 //! A large image for benchmarks: many files of very different sizes that compress like real ones (about 2.5 to 1 with
-//! gzip). The same parameters give the same bytes. Written as a stream with constant memory.
+//! gzip). The same parameters give the same bytes. The image is written as a stream, with constant memory.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -16,9 +16,9 @@ use crate::tar::{BLOCK, Header};
 /// Parameters of the image.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
-    /// Bytes of file data in all layers together.
+    /// Bytes of file data in all layers.
     pub bytes: u64,
-    /// Files in all layers together.
+    /// Files in all layers.
     pub files: u32,
     /// Layers.
     pub layers: u32,
@@ -31,9 +31,9 @@ pub struct Size {
 pub struct Made {
     /// Digest of the manifest.
     pub id: String,
-    /// Bytes of all compressed layers.
+    /// Bytes of all layers, compressed.
     pub compressed: u64,
-    /// Bytes of all layers, not compressed.
+    /// Bytes of all layers, uncompressed.
     pub uncompressed: u64,
 }
 
@@ -205,7 +205,7 @@ fn write_documents(dir: &Path, layers: &[WrittenLayer], app: bool) -> io::Result
     Ok(id)
 }
 
-/// Text and noise to cut files from. Far larger than gzip's window, so that a cut is as good as new data.
+/// Text and noise to cut files from. Far larger than gzip's window, so a cut compresses like new data.
 struct Pools {
     text: Vec<u8>,
     noise: Vec<u8>,

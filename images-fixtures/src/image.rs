@@ -70,7 +70,7 @@ impl Image {
             .collect()
     }
 
-    /// The descriptor of the manifest, as an index holds it.
+    /// The descriptor of the manifest, as part of an index.
     #[must_use]
     pub fn descriptor(&self) -> Value {
         json!({
@@ -148,14 +148,14 @@ impl ImageBuilder {
         self
     }
 
-    /// Operating system and architecture, as Go names them.
+    /// Operating system and architecture, in Go's terms.
     #[must_use]
     pub fn platform(mut self, os: &str, architecture: &str) -> Self {
         self.platform = Some((os.to_owned(), architecture.to_owned()));
         self
     }
 
-    /// Whose media types.
+    /// The specification of the media types.
     #[must_use]
     pub fn style(mut self, style: Style) -> Self {
         self.style = style;

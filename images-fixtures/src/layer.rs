@@ -13,7 +13,7 @@ pub enum Compression {
     Gzip,
     /// zstd, level 3.
     Zstd,
-    /// As it is.
+    /// Uncompressed.
     Plain,
 }
 
@@ -49,7 +49,7 @@ pub struct PackedLayer {
     pub blob: Vec<u8>,
     /// Digest of the uncompressed archive.
     pub diff_id: String,
-    /// How it is packed.
+    /// The compression.
     pub compression: Compression,
 }
 
@@ -63,7 +63,7 @@ impl Layer {
         Self::default()
     }
 
-    /// Packs it in this way.
+    /// Sets the compression.
     #[must_use]
     pub fn compression(mut self, compression: Compression) -> Self {
         self.compression = compression;
@@ -187,7 +187,7 @@ impl Layer {
         self
     }
 
-    /// The archive, not compressed.
+    /// The uncompressed archive.
     #[must_use]
     pub fn tar(&self) -> Vec<u8> {
         let mut tar = self.tar.clone();
@@ -197,7 +197,7 @@ impl Layer {
         tar
     }
 
-    /// Packs it.
+    /// Packs the layer.
     ///
     /// # Errors
     /// A compressor fails, which does not happen in memory.
@@ -213,7 +213,7 @@ impl Layer {
         Ok(PackedLayer { blob, diff_id, compression: self.compression })
     }
 
-    /// Appends an entry with the owner, time and attributes set for it, and the pax records it needs.
+    /// Appends an entry with its owner, time and attributes, and the pax records that it needs.
     fn entry(mut self, header: Header, data: &[u8]) -> Self {
         let mut records: Vec<Vec<u8>> = std::mem::take(&mut self.xattrs)
             .into_iter()
@@ -247,7 +247,7 @@ fn header(kind: u8, path: &[u8], link: &[u8], mode: u32) -> Header {
     Header { link: link.to_vec(), mode: mode.into(), ..Header::new(kind, path) }
 }
 
-/// gzip without a name and a time, so that it is the same every time.
+/// gzip without a name and a time, for reproducible bytes.
 pub(crate) fn gzip(bytes: &[u8], level: u32) -> std::io::Result<Vec<u8>> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::new(level));
     encoder.write_all(bytes)?;

@@ -1,7 +1,7 @@
 //! The images of the tests, the documentation and the benchmarks, built offline around the fixture app.
 //!
-//! Imports nothing of gantry, so that an error in gantry cannot cancel out in the tests. Must not use the network. The
-//! same calls give the same bytes, so digests are reproducible.
+//! The crate imports nothing of gantry, so that an error in gantry cannot cancel out in the tests. It must not use the
+//! network. The same calls give the same bytes, so digests are reproducible.
 //!
 //! Start reading at [`Image::builder`]; [`Layer`] builds layers, valid ones by its named methods and hostile ones with
 //! [`Layer::raw_header`] and [`Layer::raw`]; [`standard_image`] is the image of most tests, [`big`] the one for
@@ -28,7 +28,7 @@ pub fn digest(bytes: &[u8]) -> String {
     digest_text(&sha2::Sha256::digest(bytes))
 }
 
-/// A finished SHA-256 as OCI writes it.
+/// A finished SHA-256 in OCI's notation.
 pub(crate) fn digest_text(hash: &[u8]) -> String {
     use std::fmt::Write as _;
     hash.iter().fold(String::from("sha256:"), |mut text, byte| {

@@ -1,4 +1,4 @@
-//! `gantry-fixtures`: writes the standard image, or a big one for measuring.
+//! `gantry-fixtures`: writes the standard image, or a big one for measurements.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

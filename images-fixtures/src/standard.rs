@@ -30,7 +30,7 @@ extra:x:2000:app
 nogroup:x:65534:
 ";
 
-/// The verbs that also have a name of their own below /bin.
+/// The verbs that also have links of their own below /bin.
 const LINKS: [&str; 8] = ["true", "false", "cat", "ls", "env", "sleep", "stat", "ids"];
 
 /// The standard image around the fixture app: two layers; `/bin/app` and links to it; users `app` (1000, in groups

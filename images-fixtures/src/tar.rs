@@ -6,9 +6,9 @@ pub(crate) const BLOCK: usize = 512;
 /// A raw header of a tar archive, unchecked, so that it can be invalid.
 #[derive(Debug, Clone)]
 pub struct Header {
-    /// Name field, up to 100 bytes; cut when longer.
+    /// Name field, up to 100 bytes; truncated beyond.
     pub name: Vec<u8>,
-    /// Permission bits, as they are written (8 bytes, octal).
+    /// Permission bits, as written (8 bytes, octal).
     pub mode: u64,
     /// Owner.
     pub uid: u64,
@@ -21,7 +21,7 @@ pub struct Header {
     /// The type: `b'0'` file, `b'1'` hard link, `b'2'` symbolic link, `b'3'` character, `b'4'` block device, `b'5'`
     /// directory, `b'6'` FIFO, `b'x'` pax records for the next entry, `b'g'` for all, `b'L'`/`b'K'` GNU long name/link.
     pub kind: u8,
-    /// Link target field, up to 100 bytes; cut when longer.
+    /// Link target field, up to 100 bytes; truncated beyond.
     pub link: Vec<u8>,
     /// Magic and version, 8 bytes.
     pub magic: [u8; 8],
@@ -36,7 +36,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// A header of this type and name, everything else zero, magic `ustar`.
+    /// A header of this type and name, all other fields zero, magic `ustar`.
     #[must_use]
     pub fn new(kind: u8, name: impl AsRef<[u8]>) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl Header {
         }
     }
 
-    /// The 512 bytes.
+    /// The header as 512 bytes.
     #[must_use]
     pub fn to_block(&self) -> [u8; BLOCK] {
         let mut block = [0u8; BLOCK];
@@ -86,7 +86,7 @@ impl Header {
     }
 }
 
-/// A number field: octal digits and a NUL, or GNU's base-256 when it does not fit.
+/// A number field: octal digits and a NUL, or GNU's base-256 for larger numbers.
 fn octal(value: u64, width: usize) -> Vec<u8> {
     let digits = format!("{value:0width$o}", width = width - 1);
     if digits.len() < width {
@@ -100,7 +100,7 @@ fn octal(value: u64, width: usize) -> Vec<u8> {
     field
 }
 
-/// One pax record: `LENGTH KEY=VALUE\n`, where the length counts itself.
+/// One pax record: `LENGTH KEY=VALUE\n`; the length includes itself.
 pub(crate) fn pax_record(key: &str, value: &[u8]) -> Vec<u8> {
     let rest = key.len() + value.len() + 3;
     let mut length = rest + 1;
@@ -110,7 +110,7 @@ pub(crate) fn pax_record(key: &str, value: &[u8]) -> Vec<u8> {
     [format!("{length} {key}=").as_bytes(), value, b"\n"].concat()
 }
 
-/// Appends data, filled up with zeros to a whole block.
+/// Appends data, padded with zeros to a whole block.
 pub(crate) fn pad_into(out: &mut Vec<u8>, data: &[u8]) {
     out.extend_from_slice(data);
     out.resize(out.len().next_multiple_of(BLOCK), 0);

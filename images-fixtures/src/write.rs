@@ -1,4 +1,4 @@
-//! Images to disk: OCI layout directory, OCI archive, docker-save archive.
+//! Writes images to disk: OCI layout directory, OCI archive, docker-save archive.
 
 use std::fs;
 use std::io;
@@ -25,7 +25,7 @@ pub fn write_layout(dir: &Path, images: &[(&Image, &str)]) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the same as [`write_layout`] into a tar file.
+/// Writes a [`write_layout`] layout into a tar file.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -67,7 +67,7 @@ fn layout_files(images: &[(&Image, &str)]) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Writes a tar file as `docker save` does: `manifest.json`, the configuration, one plain tar per layer.
+/// Writes a tar file like `docker save`: `manifest.json`, the configuration, one plain tar per layer.
 ///
 /// # Errors
 /// When the file cannot be written, or a gzip layer is not gzip.

@@ -1,4 +1,4 @@
-//! The images are the same every time, and what Debian's tar reads from them is what was put in.
+//! The images are reproducible, and Debian's tar reads back exactly the entries that were added.
 
 #![allow(clippy::unwrap_used, reason = "a failure is the failure of the test")]
 

@@ -1,5 +1,5 @@
-//! The house rules (ARCHITECTURE.md, CONTRIBUTING.md), each with its reason. They read files and manifests and run only
-//! cargo and git.
+//! The house rules (ARCHITECTURE.md, CONTRIBUTING.md), each with its reason. They read files and manifests and run
+//! only cargo and git.
 
 mod names;
 mod source;
@@ -11,14 +11,14 @@ use toml::{Table, Value};
 
 use crate::source::{code, files, has_word, manifest, none, root, split};
 
-/// Which crate of ours may import which (without `gantry-`). Those that are not there yet are listed too.
+/// The permitted imports between gantry's crates (without `gantry-`). Planned crates are listed too.
 const EDGES: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("logging", &[]),
     ("contract", &["model"]),
     ("store", &["model"]),
     ("fetch", &["model", "store"]),
-    // net and netlink: to list networks and to watch nftables; whatever changes them is gantry-stage1's.
+    // net and netlink: to list networks and to watch nftables; only gantry-stage1 changes them.
     ("engine", &["model", "store", "fetch", "contract", "net", "netlink"]),
     ("proto", &[]),
     ("api", &["model", "engine", "proto"]),
@@ -33,7 +33,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("tests", &["proto", "fixtures"]),
 ];
 
-/// What must not be anywhere below a crate, and why.
+/// Crates banned from a crate's whole dependency tree, and why.
 const TREE_BANS: &[(&str, &[&str], &str)] = &[
     ("model", &["rusqlite", "tokio", "rustix", "libc"], "the model is pure: no I/O"),
     (
@@ -45,7 +45,7 @@ const TREE_BANS: &[(&str, &[&str], &str)] = &[
     ("stage1", &["rusqlite", "tokio"], "there is one supervisor per pod: small, one thread, never in the database"),
 ];
 
-/// Who alone may name a crate in its own manifest, and why.
+/// The only crates that may name a dependency in their own manifest, and why.
 const DIRECT_BANS: &[(&str, &[&str], &str)] = &[
     ("rusqlite", &["store"], "SQL lives in one crate, so that its rules can be kept in one place"),
     ("libcontainer", &["stage1"], "it forks and changes the process it is called in"),
@@ -63,10 +63,10 @@ const DIRECT_BANS: &[(&str, &[&str], &str)] = &[
 /// The files that may hold `unsafe`.
 const UNSAFE: &[&str] = &["stage1/src/sys.rs", "images-fixtures/app/src/sys.rs"];
 
-/// The files that may let time pass in tests: waiting is for facts, with a deadline.
+/// The files that may sleep in tests: tests wait for facts, with a deadline.
 const SLEEP: &[&str] = &["tests/src/wait.rs"];
 
-/// Production lines of a file, at most.
+/// The limit of production lines per file.
 const MAX_LINES: usize = 700;
 
 /// Each member of the workspace: its name without `gantry-`, and its manifest.

@@ -1,14 +1,14 @@
-//! Rules for names and comments: what a reader new to the tree has to understand out of context.
+//! Rules for names and comments: a reader new to the tree must understand them out of context.
 
 use crate::source::{code, files, has_word, none, split};
 
-/// Type names that say nothing of their own.
+/// Type names without a meaning of their own.
 const BANNED_TYPES: &[&str] = &[
     "Who", "What", "Why", "How", "Which", "Was", "Where", "When", "Found", "Asked", "Wanted", "Place", "Document",
     "Known", "Answer", "Left", "Earlier", "Making", "Filling", "Word", "Seen", "Due",
 ];
 
-/// How names of constants must not begin, and what to write instead.
+/// Banned prefixes of constants, and their replacements.
 const BANNED_CONSTANTS: &[(&str, &str)] = &[
     ("MOST", "MAX_…"),
     ("LEAST", "MIN_…"),
@@ -21,7 +21,7 @@ const BANNED_CONSTANTS: &[(&str, &str)] = &[
     ("PATIENCE", "…_TIMEOUT"),
 ];
 
-/// Columns of a comment, at most; rustfmt wraps code, not comments.
+/// The maximum width of a comment, in columns; rustfmt wraps code, not comments.
 const MAX_COMMENT_WIDTH: usize = 120;
 
 #[test]
@@ -37,7 +37,7 @@ fn types_have_names_of_their_own() {
     none(&found, "a type is a noun that grep finds and that makes sense out of context");
 }
 
-/// The name that a line declares as a type.
+/// The name of the type that a line declares.
 fn declared(line: &str) -> Option<&str> {
     let mut words = line.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty());
     words.by_ref().find(|word| matches!(*word, "struct" | "enum" | "trait" | "type"))?;

@@ -1,4 +1,4 @@
-//! Reading the sources of the workspace: files, their code without comments and texts, production and test lines.
+//! Reads the sources of the workspace: files, their code without comments and literals, production and test lines.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,7 +21,7 @@ pub(crate) fn manifest(path: &Path) -> Table {
     read(path).parse().unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All files below the workspace with this ending, as (path from the root, text); not what is built or hidden.
+/// All files of the workspace with this ending, as (path from the root, text), without build output and hidden files.
 pub(crate) fn files(ending: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut rest = vec![root()];
@@ -29,7 +29,7 @@ pub(crate) fn files(ending: &str) -> Vec<(String, String)> {
         let entries = fs::read_dir(&dir).unwrap_or_else(|error| panic!("cannot list {}: {error}", dir.display()));
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            // Cargo marks only the directory it has made itself; what is built is in this one by default.
+            // Cargo marks only directories that it created itself; this one is the default for build output.
             let built = path.join("CACHEDIR.TAG").exists() || path == root().join("target");
             let skipped = name.starts_with('.') || built || path.is_symlink();
             if path.is_dir() && !skipped {
@@ -50,7 +50,7 @@ pub(crate) fn files(ending: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Fails with all that was found, and the reason of the rule.
+/// Fails with all findings and the reason of the rule.
 #[track_caller]
 pub(crate) fn none(found: &[String], reason: &str) {
     let list = found.iter().fold(String::new(), |mut text, line| {
@@ -61,7 +61,8 @@ pub(crate) fn none(found: &[String], reason: &str) {
     assert!(found.is_empty(), "{reason}:{list}");
 }
 
-/// The code of a file: comments and the insides of texts and characters are blanked, lines stay where they are.
+/// The code of a file: comments and the contents of string and character literals are blanked, lines keep their
+/// numbers.
 pub(crate) fn code(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
@@ -79,7 +80,7 @@ pub(crate) fn code(text: &str) -> String {
     out
 }
 
-/// Where the comment, text or character that begins at `i` ends; `i` when none does.
+/// The end of the comment, string or character literal that begins at `i`; `i` if none does.
 fn skipped(chars: &[char], i: usize) -> usize {
     let at = |n: usize| chars.get(i + n).copied().unwrap_or('\0');
     let find = |from: usize, what: &[char]| {
@@ -118,7 +119,7 @@ fn end_of_text(chars: &[char], mut i: usize, quote: char) -> usize {
 /// Lines with their numbers.
 pub(crate) type Lines = Vec<(usize, String)>;
 
-/// Splits a file into production and test lines: a module behind `#[cfg(test)]` is test, and so are files of tests.
+/// Splits a file into production and test lines: modules behind `#[cfg(test)]` and files of tests are test lines.
 pub(crate) fn split(path: &str, code: &str) -> (Lines, Lines) {
     let name = path.rsplit('/').next().unwrap_or(path);
     let all_tests = path.split('/').any(|part| part == "tests") || name == "tests.rs" || name.ends_with("_tests.rs");
@@ -138,7 +139,7 @@ pub(crate) fn split(path: &str, code: &str) -> (Lines, Lines) {
     (production, tests)
 }
 
-/// Whether a word stands in a line, not as a part of another.
+/// Whether a line contains a word as a whole, not as a part of another.
 pub(crate) fn has_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         let before = line[..at].chars().next_back().is_some_and(is_word);

@@ -10,17 +10,18 @@ use crate::output::put;
 use crate::tries::verdict;
 use crate::{Failure, OK, Outcome, sys};
 
-/// What is written over a program.
+/// The contents written over a program.
 const SCRIPT: &[u8] = b"#!/bin/sh\nexit 66\n";
 
-/// The program of a process, where it may be opened and is not this one.
+/// The program of a process, if it can be opened and differs from this one.
 fn foreign_program(pid: &str, own: (u64, u64)) -> Option<File> {
     let program = File::open(format!("/proc/{pid}/exe")).ok()?;
     let meta = program.metadata().ok()?;
     ((meta.dev(), meta.ino()) != own).then_some(program)
 }
 
-/// The program of this process, or of the first other one whose program is not ours; `any` looks until there is one.
+/// The program of the process, or of the first other process whose program is foreign; `any` searches until one is
+/// found.
 fn steal(pid: &str) -> Result<File, Failure> {
     let own = std::fs::metadata("/proc/self/exe")?;
     let own = (own.dev(), own.ino());
@@ -60,14 +61,14 @@ pub(crate) fn change_program(args: &[String]) -> Outcome {
     stay()
 }
 
-/// Until it is killed with its pod.
+/// Sleeps until killed with its pod.
 fn stay() -> ! {
     loop {
         std::thread::park();
     }
 }
 
-/// Tries until the file can be written: when nothing executes it any more.
+/// Retries until the file can be written: when no process executes it any more.
 fn overwrite(path: &str) -> Outcome {
     loop {
         match OpenOptions::new().write(true).open(path) {
@@ -78,7 +79,7 @@ fn overwrite(path: &str) -> Outcome {
             }
             Err(error) if error.raw_os_error() == Some(libc::ETXTBSY) => {}
             Err(error) => {
-                // On what is read-only no trial will ever work.
+                // On a read-only file system, no retry can succeed.
                 verdict("overwrite", Err(error))?;
                 stay()
             }
@@ -86,7 +87,7 @@ fn overwrite(path: &str) -> Outcome {
     }
 }
 
-/// What the kernel says of a process that an app should not find.
+/// The kernel's facts about a process that an app should not find.
 struct ProcessStatus {
     seccomp: bool,
     effective: u64,
@@ -100,18 +101,18 @@ fn look_at(pid: i32) -> Option<ProcessStatus> {
 }
 
 pub(crate) fn catch(args: &[String]) -> Outcome {
-    /// How far ahead of the last one processes are looked for: some end before they are caught.
+    /// How far beyond the last process id to search: some processes exit before they are caught.
     const AHEAD: i32 = 256;
     let own_pid = i32::try_from(std::process::id()).unwrap_or(0);
     let own = look_at(own_pid).ok_or_else(|| Failure::Failed("cannot read /proc/self/status".to_owned()))?;
     let rounds: u32 = crate::number(args, 0)?;
     put(b"catching\n")?;
-    // Beginning behind PID 1, so that processes that were there before count too.
+    // Starts after PID 1, so that existing processes count too.
     let (mut next, mut caught) = (2, 0);
     while caught < rounds {
         let Some(pid) = (next..next + AHEAD).find(|&pid| pid != own_pid && sys::seize(pid).is_ok()) else { continue };
         report(pid, &own)?;
-        // It may have ended by itself.
+        // The process may have exited by itself.
         let _ = sys::let_go(pid);
         (next, caught) = (pid + 1, caught + 1);
     }

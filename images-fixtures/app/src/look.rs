@@ -88,7 +88,7 @@ pub(crate) fn sysctl(args: &[String]) -> Outcome {
 }
 
 pub(crate) fn rlimits(_: &[String]) -> Outcome {
-    // The numbers of asm-generic/resource.h, the same on every architecture this is built for.
+    // The numbers of asm-generic/resource.h, identical on every supported architecture.
     const NAMES: [&str; 16] = [
         "cpu",
         "fsize",
@@ -134,7 +134,7 @@ pub(crate) fn pids(_: &[String]) -> Outcome {
     let mut rows = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        // A process that ended in between is not there to be shown.
+        // The process exited in between; skip it.
         let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
         let (Some(open), Some(close)) = (stat.find('('), stat.rfind(')')) else { continue };
         let mut rest = stat[close + 1..].split_whitespace();
@@ -151,7 +151,7 @@ pub(crate) fn fds(_: &[String]) -> Outcome {
         let entry = entry?;
         let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         let target = fs::read_link(entry.path())?;
-        // The descriptor that reads this very directory is not one that was inherited.
+        // Skip the descriptor of this very directory: it was not inherited.
         let own = target.to_str().is_some_and(|text| text.starts_with("/proc/") && text.ends_with("/fd"));
         if !own {
             rows.push((fd, format!("{fd} {}\n", target.display())));

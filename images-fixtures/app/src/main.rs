@@ -22,20 +22,20 @@ mod tries;
 
 use std::io::Write as _;
 
-/// Exit code: done.
+/// Exit code: success.
 const OK: u8 = 0;
-/// Exit code: it did not work.
+/// Exit code: failure.
 const FAILED: u8 = 1;
-/// Exit code: called wrongly.
+/// Exit code: invalid arguments.
 const USAGE: u8 = 2;
-/// Exit code of the `…-try` verbs and of those that hit a limit: the kernel refused.
+/// Exit code of the `…-try` verbs and of verbs that reach a limit: the kernel refused.
 const REFUSED: u8 = 3;
 
-/// Why a verb did not end with a code of its own.
+/// Why a verb ended without an exit code of its own.
 enum Failure {
-    /// The arguments are not what the verb takes.
+    /// The arguments do not fit the verb.
     Usage,
-    /// It was tried and failed.
+    /// The operation failed.
     Failed(String),
 }
 
@@ -45,7 +45,7 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// The exit code of a verb, or why it has none.
+/// The exit code of a verb, or its failure.
 type Outcome = Result<u8, Failure>;
 
 /// One verb.
@@ -61,7 +61,7 @@ const fn verb(name: &'static str, usage: &'static str, about: &'static str, run:
     Verb { name, usage, about, run }
 }
 
-/// Everything this program can do.
+/// All verbs of this program.
 const VERBS: &[Verb] = &[
     verb("help", "", "print this list", help),
     verb("seq", "VERB ARGS [-- VERB ARGS]…", "one verb after the other, until one exits with a code other than 0", seq),
@@ -170,7 +170,7 @@ fn run(args: &[String]) -> u8 {
     let name = called.rsplit('/').next().unwrap_or(called);
     let words = if find(name).is_some() { args } else { args.get(1..).unwrap_or(&[]) };
     let code = one(words);
-    // Everything flushes as it goes; this catches a verb that forgot.
+    // Every write is flushed at once; this catches a verb that forgot.
     match std::io::stdout().flush() {
         Ok(()) => code,
         Err(error) => complain(name, &error.to_string(), FAILED),
@@ -198,7 +198,7 @@ fn find(name: &str) -> Option<&'static Verb> {
 }
 
 fn complain(verb: &str, why: &str, code: u8) -> u8 {
-    // When stderr is gone too, the exit code is all that is left to say it with.
+    // If stderr is closed too, only the exit code can report the failure.
     let _ = writeln!(std::io::stderr(), "gantry-fixture-app: {verb}: {why}");
     code
 }
@@ -228,7 +228,7 @@ fn seq(words: &[String]) -> Outcome {
     Ok(OK)
 }
 
-/// A number out of the arguments.
+/// A numeric argument.
 fn number<T: std::str::FromStr>(args: &[String], index: usize) -> Result<T, Failure> {
     args.get(index).and_then(|text| text.parse().ok()).ok_or(Failure::Usage)
 }

@@ -1,5 +1,5 @@
-//! Verbs on the network. One connection at a time; enough to see who reaches whom. `serve-echo` and `ask` speak both
-//! families, the others IPv4.
+//! Network verbs. They handle one connection at a time, enough to test which pod reaches which. `serve-echo` and `ask`
+//! support both families, the others IPv4.
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _, UdpSocket};
@@ -12,12 +12,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 use crate::output::put;
 use crate::{Failure, OK, Outcome, number};
 
-/// No peer may hold this program for longer.
+/// The limit for which one peer may block this program.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn bind(args: &[String]) -> Result<TcpListener, Failure> {
     let listener = TcpListener::bind(("0.0.0.0", number::<u16>(args, 0)?))?;
-    // Port 0 asks the kernel for one, and this is how the caller learns it.
+    // With port 0 the kernel chooses a port; this line reports it to the caller.
     put(format!("listening on {}\n", listener.local_addr()?.port()).as_bytes())?;
     Ok(listener)
 }
@@ -29,13 +29,13 @@ pub(crate) fn serve_http(args: &[String]) -> Outcome {
         match answer(stream) {
             Ok(None) => {}
             Ok(Some(code)) => return Ok(code),
-            // One bad client is not the end of a server.
+            // A failing client does not end the server.
             Err(error) => drop(put(format!("client: {error}\n").as_bytes())?),
         }
     }
 }
 
-/// Answers one request; the code to exit with, when it asked for that.
+/// Serves one request; returns the exit code if the request asked for one.
 fn answer(mut stream: TcpStream) -> std::io::Result<Option<u8>> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
@@ -61,7 +61,7 @@ pub(crate) fn http_get(args: &[String]) -> Outcome {
     let mut stream = loop {
         match TcpStream::connect((host.as_str(), port)) {
             Ok(stream) => break stream,
-            // The server may not have got that far.
+            // The server may not be listening yet.
             Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
             Err(error) => return Err(error.into()),
         }
@@ -112,9 +112,9 @@ pub(crate) fn serve_echo(args: &[String]) -> Outcome {
     std::thread::spawn(move || {
         loop {
             let mut line = [0; 2048];
-            // An error here is an ICMP message about an earlier answer.
+            // An error here is an ICMP message about an earlier reply.
             let Ok((length, peer)) = udp.recv_from(&mut line) else { continue };
-            // Whoever has gone away meanwhile gets no answer.
+            // A client that has gone meanwhile gets no reply.
             let _ = udp.send_to(&echo(peer, near(peer).unwrap_or(at), &line[..length]), peer);
         }
     });
@@ -124,7 +124,7 @@ pub(crate) fn serve_echo(args: &[String]) -> Outcome {
 fn echo_lines(listener: &TcpListener) -> Outcome {
     loop {
         let (stream, peer) = listener.accept()?;
-        // One bad client is not the end of a server.
+        // A failing client does not end the server.
         if let Err(error) = echo_line(&stream, peer) {
             put(format!("client: {error}\n").as_bytes())?;
         }
@@ -139,13 +139,13 @@ fn echo_line(mut stream: &TcpStream, peer: SocketAddr) -> std::io::Result<()> {
     stream.write_all(&echo(peer, stream.local_addr()?, &line))
 }
 
-/// A socket of SCTP, used as one of TCP is (one-to-one style, RFC 6458 section 4).
+/// An SCTP socket, used like a TCP socket (one-to-one style, RFC 6458 section 4).
 fn sctp_socket(to: SocketAddr) -> rustix::io::Result<OwnedFd> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::SCTP))
 }
 
-/// `None`: this kernel has no SCTP.
+/// An SCTP listener; `None` if the kernel has no SCTP.
 fn sctp_listener(at: SocketAddr) -> std::io::Result<Option<TcpListener>> {
     let socket = match sctp_socket(at) {
         Err(Errno::PROTONOSUPPORT) => return Ok(None),
@@ -163,7 +163,7 @@ fn sctp_connect(to: SocketAddr, patience: Duration) -> std::io::Result<TcpStream
     Ok(socket.into())
 }
 
-/// The address from which datagrams to this peer are sent.
+/// The local address from which datagrams to this peer are sent.
 fn near(peer: SocketAddr) -> std::io::Result<SocketAddr> {
     let any = if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let socket = UdpSocket::bind((any, 0))?;
@@ -171,7 +171,7 @@ fn near(peer: SocketAddr) -> std::io::Result<SocketAddr> {
     socket.local_addr()
 }
 
-/// The answer to a line. The address it was sent to is the one it had when it arrived here.
+/// The reply to a line. The destination address is the one with which the line arrived here.
 fn echo(peer: SocketAddr, at: SocketAddr, line: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(line);
     format!("from {} to {} {}\n", peer.ip().to_canonical(), at.ip().to_canonical(), text.trim_end()).into_bytes()
@@ -201,7 +201,7 @@ fn ask_stream(mut stream: TcpStream, line: &str, patience: Duration) -> Outcome 
     put(&answer)
 }
 
-/// Asks again now and then: a datagram may be lost.
+/// Repeats the request: a datagram may be lost.
 fn ask_udp(to: SocketAddr, line: &str, patience: Duration, from: u16) -> Outcome {
     const AGAIN: Duration = Duration::from_millis(300);
     let any = if to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };

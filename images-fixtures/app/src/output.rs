@@ -1,4 +1,4 @@
-//! Verbs that write. Everything goes out with write(2) at once; nothing waits in a buffer.
+//! Verbs that print. Each write is a write(2) at once; nothing is buffered.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::{Failure, OK, Outcome, number};
 
-/// Writes to stdout, past the standard library's line buffer.
+/// Writes to stdout, bypassing the standard library's line buffer.
 pub(crate) fn put(bytes: &[u8]) -> Outcome {
     unbuffered(false)?.write_all(bytes)?;
     Ok(OK)
@@ -23,7 +23,7 @@ fn unbuffered(stderr: bool) -> Result<File, Failure> {
     Ok(File::from(fd?))
 }
 
-/// Takes `--stderr` out of the arguments; whether it was there.
+/// Removes `--stderr` from the arguments; returns whether it was present.
 fn take_stderr(args: &[String]) -> (Vec<String>, bool) {
     let rest: Vec<String> = args.iter().filter(|arg| *arg != "--stderr").cloned().collect();
     let stderr = rest.len() != args.len();
@@ -49,7 +49,7 @@ pub(crate) fn lines(args: &[String]) -> Outcome {
         line.push('\n');
         out.write_all(line.as_bytes())?;
         if rate > 0.0 {
-            // Counted from the beginning, so that the rate does not drift.
+            // Computed from the start time, so that the rate does not drift.
             let due = begin + Duration::from_secs_f64((i + 1) as f64 / rate);
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
         }

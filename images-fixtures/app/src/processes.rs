@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use crate::output::put;
 use crate::{Failure, OK, Outcome, REFUSED, number, sys};
 
-/// How long the members of a fork bomb and of `threads` live at most, should nobody end them.
+/// The maximum lifetime of the processes of a fork bomb and of `threads`, if nothing kills them earlier.
 const BOMB_LIFE: Duration = Duration::from_secs(60);
 
-/// The most processes or threads `fork-bomb` and `threads` make, whatever they are told.
+/// The limit of processes or threads that `fork-bomb` and `threads` create, whatever the arguments.
 const BOMB_MOST: u32 = 20_000;
 
 pub(crate) fn exit(args: &[String]) -> Outcome {
@@ -57,7 +57,7 @@ pub(crate) fn alloc(args: &[String]) -> Outcome {
     let hold = args.get(1).is_some_and(|word| word == "hold");
     let mut blocks = Vec::new();
     for _ in 0..mebibytes {
-        // Written, not only reserved: the kernel counts pages that were touched.
+        // Written, not only reserved: the kernel counts touched pages.
         blocks.push(black_box(vec![0xa5u8; 1 << 20]));
     }
     put(format!("allocated {} MiB\n", blocks.len()).as_bytes())?;
@@ -86,7 +86,7 @@ pub(crate) fn orphans(args: &[String]) -> Outcome {
     let time = args.get(1).map_or(Ok(None), |text| seconds(text))?;
     for _ in 0..count {
         if let Some(between) = sys::fork()? {
-            // Reaped here, so that the grandchild is an orphan for certain when this verb ends.
+            // Reap the child here, so that the grandchild is certainly an orphan when this verb ends.
             while sys::wait()?.is_some_and(|pid| pid != between) {}
             continue;
         }
@@ -102,7 +102,7 @@ pub(crate) fn orphans(args: &[String]) -> Outcome {
     put(format!("orphaned {count}\n").as_bytes())
 }
 
-/// Says how many of how many there were, and why no more.
+/// Prints how many of the requested were created, and why no more.
 fn tally(what: &str, made: u32, asked: u32, refused: Option<&std::io::Error>) -> Outcome {
     match refused {
         None => put(format!("{what} {made} of {asked}\n").as_bytes()),
@@ -146,7 +146,7 @@ pub(crate) fn threads(args: &[String]) -> Outcome {
     for _ in 0..asked {
         let wait = std::sync::Arc::clone(&wait);
         let builder = std::thread::Builder::new().stack_size(64 << 10);
-        // Each thread waits until the sender is gone; the one that holds the lock first lets the next one in.
+        // Each thread waits until the sender is dropped; the holder of the lock then lets the next one in.
         match builder.spawn(move || drop(wait.lock().map(|wait| wait.recv_timeout(BOMB_LIFE)))) {
             Ok(handle) => handles.push(handle),
             Err(error) => {

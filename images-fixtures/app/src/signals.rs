@@ -45,7 +45,7 @@ pub(crate) fn raise(args: &[String]) -> Outcome {
     }
     let pid = i32::try_from(std::process::id()).map_err(|error| Failure::Failed(error.to_string()))?;
     sys::kill(pid, signal)?;
-    // Only PID 1 of a namespace gets here, or a signal whose default is to do nothing.
+    // Reached only by PID 1 of a namespace, or for a signal whose default action is to ignore it.
     Err(Failure::Failed(format!("still alive after {}", name(signal))))
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn tty(args: &[String]) -> Outcome {
         [word] if word == "watch" => true,
         _ => return Err(Failure::Usage),
     };
-    // Blocked before the first look, so that no change in between is missed.
+    // Blocked before the first size is read, so that no change in between is missed.
     let set = sys::block(&[libc::SIGWINCH])?;
     let terminals: Vec<String> = (0..3).map(|fd| format!("{fd}={}", sys::is_terminal(fd))).collect();
     put(format!("tty {}\n", terminals.join(" ")).as_bytes())?;

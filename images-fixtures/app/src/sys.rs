@@ -1,14 +1,14 @@
-//! The system calls that the standard library does not offer, and the only `unsafe` of this package.
+//! The system calls missing from the standard library, and the only `unsafe` of this package.
 //!
-//! `main` is here too, without the Rust runtime in front of it: the runtime would ignore SIGPIPE and open
-//! /dev/null over closed descriptors, and the verbs `sigmask` and `fds` exist to show what was inherited.
+//! `main` is here too, without the Rust runtime in front of it: the runtime would ignore SIGPIPE and open /dev/null
+//! over closed descriptors, and the verbs `sigmask` and `fds` exist to show the inherited state.
 
 #![expect(unsafe_code, reason = "the one file of this package that talks to libc")]
 
 use std::ffi::{CString, c_int, c_long};
 use std::io;
 
-/// The entry point C expects. Gathers the arguments and runs.
+/// The entry point for C. Collects the arguments and calls `run`.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 extern "C" fn main(count: c_int, values: *const *const std::ffi::c_char) -> c_int {
@@ -29,12 +29,12 @@ fn checked(result: c_int) -> io::Result<c_int> {
 
 /// Forks. `None` in the child.
 pub(crate) fn fork() -> io::Result<Option<i32>> {
-    // SAFETY: this program has one thread wherever it forks, so the child may do whatever the parent may.
+    // SAFETY: this program has one thread whenever it forks, so the child may do everything the parent may.
     let pid = checked(unsafe { libc::fork() })?;
     Ok((pid != 0).then_some(pid))
 }
 
-/// Waits for any child; `None` when there is none.
+/// Waits for any child; `None` without children.
 pub(crate) fn wait() -> io::Result<Option<i32>> {
     loop {
         // SAFETY: a null status pointer is allowed (wait(2)).
@@ -73,9 +73,9 @@ pub(crate) fn default_action(signal: i32) -> io::Result<()> {
     }
 }
 
-/// Blocks signals, so that [`next_signal`] gets them.
+/// Blocks signals, so that [`next_signal`] receives them.
 pub(crate) fn block(signals: &[i32]) -> io::Result<libc::sigset_t> {
-    // SAFETY: the set is initialised by sigemptyset before it is read; the old mask is not asked for.
+    // SAFETY: the set is initialised by sigemptyset before it is read; the old mask is not requested.
     unsafe {
         let mut set = std::mem::zeroed::<libc::sigset_t>();
         checked(libc::sigemptyset(&raw mut set))?;
@@ -114,7 +114,7 @@ pub(crate) fn window_size(fd: i32) -> io::Result<(u16, u16)> {
     }
 }
 
-/// Soft and hard limit; -1 is none.
+/// Soft and hard limit; -1 means unlimited.
 pub(crate) fn limit(resource: u32) -> io::Result<(i64, i64)> {
     let shown = |value: libc::rlim_t| if value == libc::RLIM_INFINITY { -1 } else { value.cast_signed() };
     // SAFETY: getrlimit writes one rlimit, which is plain data. The type of `resource` differs between libcs.
@@ -125,7 +125,7 @@ pub(crate) fn limit(resource: u32) -> io::Result<(i64, i64)> {
     }
 }
 
-/// Clears the parent-death signal and returns what it was.
+/// Clears the parent-death signal and returns the previous one.
 pub(crate) fn clear_parent_death_signal() -> io::Result<i32> {
     let mut was: c_int = 0;
     // SAFETY: PR_GET_PDEATHSIG writes one int; PR_SET_PDEATHSIG takes a number.
@@ -157,7 +157,7 @@ pub(crate) fn mount_tmpfs(path: &str) -> io::Result<()> {
 
 /// Makes a user namespace.
 pub(crate) fn unshare_user() -> io::Result<()> {
-    // SAFETY: the process has one thread and shares nothing that this takes away.
+    // SAFETY: the process has one thread and shares nothing that this call unshares.
     checked(unsafe { libc::unshare(libc::CLONE_NEWUSER) }).map(drop)
 }
 
@@ -165,7 +165,7 @@ fn descriptor(result: c_long) -> io::Result<()> {
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    // Whatever was made goes with the process, which ends right after.
+    // The process ends right after, and releases everything that the call created.
     Ok(())
 }
 
@@ -176,10 +176,10 @@ pub(crate) fn set_xattr(path: &str, name: &str) -> io::Result<()> {
     checked(unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), c"1".as_ptr().cast(), 1, 0) }).map(drop)
 }
 
-/// Attaches to a process and stops it; it stays so until [`let_go`].
+/// Attaches to a process and stops it until [`let_go`].
 pub(crate) fn seize(pid: i32) -> io::Result<()> {
     let none = std::ptr::null_mut::<libc::c_void>();
-    // SAFETY: these requests take no memory of this process; null options are none.
+    // SAFETY: these requests access no memory of this process; null options mean none.
     unsafe {
         ptrace_checked(libc::ptrace(libc::PTRACE_SEIZE, pid, none, none))?;
         ptrace_checked(libc::ptrace(libc::PTRACE_INTERRUPT, pid, none, none))?;
@@ -187,7 +187,7 @@ pub(crate) fn seize(pid: i32) -> io::Result<()> {
     }
 }
 
-/// Lets a process go that was stopped by [`seize`].
+/// Detaches from a process stopped by [`seize`].
 pub(crate) fn let_go(pid: i32) -> io::Result<()> {
     let none = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: as in `seize`.
@@ -243,19 +243,19 @@ pub(crate) fn bpf_map() -> io::Result<()> {
     // map_type array, key 4 bytes, value 4 bytes, 1 entry; the rest of the union is zero.
     let mut attributes = [0u32; 32];
     attributes[..4].copy_from_slice(&[2, 4, 4, 1]);
-    // SAFETY: the kernel reads the 128 bytes it is told of (bpf(2)).
+    // SAFETY: the kernel reads 128 bytes, the given size (bpf(2)).
     descriptor(unsafe { libc::syscall(libc::SYS_bpf, 0, attributes.as_ptr(), size_of_val(&attributes)) })
 }
 
 /// `userfaultfd`.
 pub(crate) fn userfaultfd() -> io::Result<()> {
-    // SAFETY: it takes flags only (userfaultfd(2)).
+    // SAFETY: the call takes flags only (userfaultfd(2)).
     descriptor(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) })
 }
 
 /// `socket`.
 pub(crate) fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<()> {
-    // SAFETY: it takes numbers only.
+    // SAFETY: the call takes numbers only.
     descriptor(unsafe { libc::socket(family, kind, protocol) }.into())
 }
 
@@ -266,7 +266,7 @@ pub(crate) fn socket_pair(family: i32) -> io::Result<()> {
     descriptor(unsafe { libc::socketpair(family, libc::SOCK_STREAM, 0, pair.as_mut_ptr()) }.into())
 }
 
-/// `ioctl(SIOCGIFCONF)` without room for an answer: which interfaces there are.
+/// `ioctl(SIOCGIFCONF)` with an empty buffer: the size of the list of interfaces.
 pub(crate) fn list_interfaces(fd: i32) -> io::Result<()> {
     // struct ifconf: a length, padding, and a pointer, null here: the kernel writes the length only.
     let mut request = [0u64; 2];

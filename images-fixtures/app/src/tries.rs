@@ -1,4 +1,4 @@
-//! Verbs that try what a container should not be able to do, and say what the kernel answered.
+//! Verbs that attempt operations forbidden in a container, and print the kernel's result.
 //!
 //! They print `WHAT: allowed` and exit with 0, or `WHAT: ERRNO` and exit with 3.
 
