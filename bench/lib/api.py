@@ -1,8 +1,8 @@
-"""api: what gantryd's API costs its callers: lists of 10 to 10 000 pods, events to 1 to 1 000 listeners, a log of 1 GB.
+"""api: the cost of gantryd's API calls: lists of 10 to 10 000 pods, events to 1 to 1 000 listeners, a log of 1 GB.
 
-The client is `api-load`, a program of the tests on the same machine; it speaks to a gantryd of its own data directory
-over a unix socket. Pods are copied rows, as for `list`, each with a directory and a manifest of its own. Events are
-written straight into the database, 1 000 transactions a second: how many listen must not matter to who writes.
+The client is `api-load`, a program of the tests on the same machine; it talks over a unix socket to a gantryd with a
+data directory of its own. Pods are copied rows, as for `list`, each with a directory and a manifest of its own. Events
+are written straight into the database, 1 000 transactions a second: listeners must not slow down writers.
 """
 
 import json
@@ -23,7 +23,7 @@ from .world import APP
 
 TITLE = "gantryd's API"
 
-# What -> which figure, and what it must be: of milliseconds at most, of MB/s at least.
+# Measurement -> the figure and its target: an upper bound in milliseconds, a lower bound in MB/s.
 TARGETS = {
     "ListPods by state, 5 of 10000 pods": ("p50", 5),
     "ListPods with detail, 10000 pods": ("p50", 250),
@@ -41,7 +41,7 @@ APP_NAME = "it"
 
 
 class Daemon:
-    """A gantryd of a data directory that serves on a unix socket."""
+    """A gantryd of a data directory, with its API on a unix socket."""
 
     def __init__(self, world, gantry):
         self.world, self.gantry = world, gantry
@@ -54,7 +54,7 @@ class Daemon:
         os.makedirs(run_dir, exist_ok=True)
         config = os.path.join(run_dir, "config.toml")
         with open(config, "w", encoding="utf-8") as file:
-            # No collection in the middle of a measurement, and nothing trimmed that is still to be sent.
+            # No garbage collection during a measurement, and no unsent event trimmed.
             file.write("gc-interval = '24h'\nevents-kept = 1000000\n")
         with open(self.log, "w", encoding="utf-8") as log:
             self.process = subprocess.Popen(
@@ -73,7 +73,7 @@ class Daemon:
             return "API service running" in log.read()
 
     def rest(self):
-        """Waits until it has done what a start brings with it: a second without work."""
+        """Waits until gantryd has finished its start-up work: a second without any."""
         def idle():
             before = self.cpu()
             time.sleep(1.0)
@@ -81,13 +81,13 @@ class Daemon:
         wait_for(idle, "gantryd to come to rest", 120.0)
 
     def cpu(self):
-        """Clock ticks it has used."""
+        """The processor time used, in clock ticks."""
         with open(f"/proc/{self.process.pid}/stat", encoding="utf-8") as file:
             fields = file.read().rsplit(")", 1)[1].split()
         return int(fields[11]) + int(fields[12])
 
     def rss_mib(self):
-        """Its resident memory."""
+        """The resident memory."""
         with open(f"/proc/{self.process.pid}/status", encoding="utf-8") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("VmRSS:")) / 1024
 
@@ -111,7 +111,7 @@ def load(world):
 
 
 def ask(world, *args):
-    """What the client measured."""
+    """The client's measurements."""
     done = subprocess.run([load(world), *map(str, args)], stdout=subprocess.PIPE, text=True, timeout=900, check=False)
     if done.returncode != 0:
         raise Failed(f"api-load {' '.join(map(str, args))}: code {done.returncode}")
@@ -126,7 +126,7 @@ def millis(samples):
 
 
 def store(world, count):
-    """A gantry of `count` pods, of which some are prepared and all others have ended; the id of one of these."""
+    """A gantry with `count` pods, some prepared and all others exited, and the id of an exited one."""
     made = Gantry(world.runner, world.options.programs, os.path.join(world.work, f"api-{count}"))
     world.runner.run(made.fetch(world.reference))
     image = f"docker://{world.reference}"
@@ -137,7 +137,7 @@ def store(world, count):
     (pod,) = {pod["id"] for pod in made.pods()} - prepared
     multiply(database(made.directory), pod, count - PREPARED)
     with closing(sqlite3.connect(database(made.directory))) as db, db:
-        # What the first collection would do, one after the other.
+        # Otherwise the first garbage collection would do this, pod by pod.
         db.execute("UPDATE pod SET phase = 'garbage', was = 'exited', marked_at = ?, generation = generation + 1"
                    " WHERE phase = 'exited'", (time.time_ns(),))
         ids = [row[0] for row in db.execute("SELECT id FROM pod")]
@@ -202,7 +202,7 @@ def events(world, rows):
 
 
 def write_log(path, size):
-    """A log of lines of about 100 bytes, evenly over the last hours; the second of its last line."""
+    """Writes a log of lines of about 100 bytes, evenly over the last hours; returns the second of its last line."""
     text = b"x" * 47
     end = int(time.time())
     begin = end - LOG_HOURS * 3600
@@ -248,7 +248,7 @@ def logs(world, rows):
 
 
 def run(world):
-    """Rows: what -> figures."""
+    """Rows: measurement -> figures."""
     if not world.wants("gantry"):
         raise Failed("api: only gantry takes part")
     load(world)
@@ -260,7 +260,7 @@ def run(world):
 
 
 def table_rows(rows):
-    """For people."""
+    """The figures as readable text."""
     yield ["", "p50", "p99", "n", "lost", "twice", "gantryd's memory", "target"]
     for name, row in rows.items():
         unit, target = row["unit"], ""
@@ -270,7 +270,7 @@ def table_rows(rows):
             met = met and not row.get("lost") and not row.get("twice")
             target = f"{figure} {limit} {unit}: {'met' if met else 'MISSED'}"
         memory = f"{row['rss_mib']:.0f} MiB" if "rss_mib" in row else ""
-        # Of fewer than a hundred figures the 99th percentile is the worst one.
+        # With fewer than a hundred figures, the 99th percentile is the worst one.
         p99 = f"{row['p99']:.2f} {unit}" + (" (worst)" if row["n"] < 100 else "")
         yield [name, f"{row['p50']:.2f} {unit}", p99, str(row["n"]), str(row.get("lost", "")),
                str(row.get("twice", "")), memory, target]

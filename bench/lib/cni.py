@@ -1,7 +1,7 @@
-"""Runs the plugins of a network by hand, as the CNI specification says (1.0.0, section 3): ADD in order, then DEL in reverse.
+"""Runs the plugins of a network directly, as in CNI 1.0.0, section 3: ADD in order, then DEL in reverse order.
 
-What is measured is only what the plugins take: each from its start to its end, all added up. Prints nanoseconds.
-Arguments: the configuration list and the directory of the plugins. Runs in the network namespace that is the host.
+Prints the total run time of the plugins in nanoseconds, each from its start to its end, and nothing else.
+Arguments: the configuration list and the directory of the plugins. Runs in the host's network namespace.
 """
 
 import json
@@ -12,7 +12,7 @@ import time
 
 
 def plugin(directory, environment, config):
-    """Runs one plugin; what it says and how long it took. Spawned as cheaply as it can be: what Python adds is not the plugin's."""
+    """Runs one plugin; returns its output and its run time. posix_spawn keeps Python's own share small."""
     files = []
     for name, text in (("config", json.dumps(config).encode()), ("answer", b""), ("complaint", b"")):
         files.append(os.memfd_create(name))
@@ -35,7 +35,7 @@ def main():
     path, directory = sys.argv[1:3]
     with open(path, encoding="utf-8") as file:
         network = json.load(file)
-    # The namespace of a container: it goes with its standard input.
+    # The namespace of a container: it ends with its holder's standard input.
     with subprocess.Popen(["unshare", "--net", "--", "sh", "-c", "echo there; exec cat"], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()

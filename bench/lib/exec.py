@@ -1,4 +1,4 @@
-"""exec: from starting the tool to its end, for one process that does nothing in an app that runs already."""
+"""exec: from the tool's start to its end, for one trivial process in a running app."""
 
 from contextlib import ExitStack
 

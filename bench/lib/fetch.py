@@ -1,8 +1,8 @@
 """fetch: a large image from a registry on loopback into the store, unpacked and ready to be mounted.
 
-The same before every measurement: the image is not in the store; everything is synced, the page cache is dropped, and
-the registry's blobs are read back into it (the wire is not to be a disk). Two times are taken: until the command ends,
-and until what it wrote is on disk as well (`sync -f` on its store), since not everyone syncs by itself.
+Every measurement starts from the same state: the image is not in the store, everything is synced, the page cache is
+dropped, and the registry's blobs are read back into it (the transfer must not measure a disk). Two times are taken: until
+the command ends, and until its writes are on disk as well (`sync -f` on its store), since not every tool syncs by itself.
 """
 
 import os
@@ -15,7 +15,7 @@ from .measure import alternate, summary
 
 TITLE = "fetch and unpack of a large image from a registry on loopback"
 
-# Of the better of the two.
+# The target is a fraction of the better peer's figure.
 TARGET, PEERS = 0.7, ("podman pull", "ctr images pull")
 
 
@@ -31,7 +31,7 @@ def cold(paths):
 
 
 class Fetches:
-    """The contenders; each removes the image, makes the cache as it must be, and fetches."""
+    """The contenders; each removes the image, prepares the page cache, and fetches."""
 
     def __init__(self, world):
         self.world, self.synced = world, {}
@@ -67,12 +67,12 @@ class Fetches:
         ctr, runner = self.world.containerd, self.world.peer_runner
         took = self.timed("ctr images pull", number, ctr.pull(self.reference), self.world.registry.blobs(),
                           self.world.work, runner)
-        # --sync: content and snapshots are collected before it returns.
+        # --sync: containerd collects content and snapshots before the command returns.
         runner.run(ctr.command("images", "remove", "--sync", self.reference), deadline=300)
         return took
 
     def script(self, name, number, script):
-        """A floor: a shell script over the layers, in a fresh directory."""
+        """A lower bound: a shell script over the layers, in a fresh directory."""
         os.makedirs(self.scratch)
         argv = ["bash", "-c", "set -euo pipefail; cd \"$1\"; shift\n" + script, "bash", self.scratch, *self.layers]
         took = self.timed(name, number, argv, self.layers, self.world.work)
@@ -113,7 +113,7 @@ def run(world):
 
 
 def describe(layout):
-    """What the image is, for the report."""
+    """The description of the image, for the report."""
     layers = oci.layers(layout)
     size = sum(os.stat(layer).st_size for layer in layers)
     lines = 0

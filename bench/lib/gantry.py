@@ -1,4 +1,4 @@
-"""Our side: the built programs, with a data directory of their own."""
+"""gantry's side: the built programs, with a data directory of their own."""
 
 import json
 import os
@@ -24,7 +24,7 @@ class Gantry:
         return self.command("run", "--net=none", "--quiet", *flags)
 
     def pods(self):
-        """All pods as `list -o json` shows them."""
+        """All pods of `list -o json`."""
         return json.loads(self.runner.text(self.command("list", "-o", "json")) or "[]")
 
     def stop(self):

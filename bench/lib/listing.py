@@ -1,7 +1,7 @@
-"""list: the whole command, for 10 to 10 000 pods that have ended.
+"""list: the whole command, for 10 to 10 000 exited pods.
 
-Making 10 000 pods by running them would take longer than all else here. One pod is run; its rows are copied under new
-ids straight into the database, in whatever tables name the pod.
+Running 10 000 pods would take longer than all other benchmarks. One pod is run; its rows are copied under new ids
+straight into the database, in every table that names the pod.
 """
 
 import glob
@@ -22,7 +22,7 @@ TARGETS_MS = {"gantry list, 10000 pods, table": 60, "gantry list, 10000 pods, js
 def database(directory):
     """The one SQLite file of a data directory."""
     found = []
-    # Only the top: layers hold links to anywhere.
+    # Only the top level: layers contain arbitrary links.
     for path in glob.glob(os.path.join(directory, "*")):
         if os.path.isfile(path) and not path.endswith(("-wal", "-shm")):
             with open(path, "rb") as file:
@@ -40,7 +40,7 @@ def rows_of(db, pod):
     for (table,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"):
         columns = [row[1] for row in db.execute(f'PRAGMA table_info("{table}")')]
         if "seq" in columns:
-            # A log with its own gapless number; not what `list` reads.
+            # A log with its own gapless numbers; `list` does not read it.
             continue
         rows = db.execute(f'SELECT * FROM "{table}"').fetchall()
         for at in range(len(columns)):

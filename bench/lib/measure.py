@@ -1,4 +1,4 @@
-"""Running commands, alone or in alternating rounds, and what comes out as figures."""
+"""Runs commands, alone or in alternating rounds, and summarizes the figures."""
 
 import json
 import os
@@ -13,7 +13,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Failed(Exception):
-    """A command of a benchmark did not do what it must; the figures would mean nothing."""
+    """A command of a benchmark failed; the figures would mean nothing."""
 
 
 def program(name):
@@ -41,7 +41,7 @@ class Runner:
     def __init__(self, prefix=(), root=None):
         command = [*prefix, sys.executable, os.path.join(HERE, "runner.py"), *([root.path] if root else [])]
         self.root = root
-        # Replies not read yet: an interrupt can come between a request and its reply.
+        # Unread replies: an interrupt can come between a request and its reply.
         self.unread = 0
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -63,7 +63,7 @@ class Runner:
         return path
 
     def run(self, argv, deadline=120.0, keep=False, expect=0):
-        """Runs `argv` to its end; its answer, or Failed when it did not exit with `expect` (None: any code)."""
+        """Runs `argv` to its end; returns the reply. Raises Failed unless it exits with `expect` (None: any code)."""
         argv = [self.program(argv[0]), *argv[1:]] if not argv[0].startswith("/") else list(argv)
         request = {"argv": argv, "deadline": deadline, "keep": keep}
         print(json.dumps(request), file=self.process.stdin, flush=True)
@@ -79,15 +79,15 @@ class Runner:
         return answer
 
     def text(self, argv, deadline=120.0):
-        """What `argv` prints, without the white space around it."""
+        """The output of `argv`, without surrounding white space."""
         return self.run(argv, deadline, keep=True)["stdout"].strip()
 
 
 def alternate(contenders, rounds, warm=2, note=None):
-    """Times every contender once per round, in a new random order each round, so that whatever drifts hits all alike.
+    """Times every contender once per round, in a new random order each round, so that drift affects all equally.
 
-    `contenders`: name -> function of the round's number that gives nanoseconds, or None for a run that does not count.
-    Gives name -> list of nanoseconds. The first `warm` rounds are not counted.
+    `contenders`: name -> function of the round's number that returns nanoseconds, or None for a run that does not count.
+    Returns name -> list of nanoseconds. The first `warm` rounds are not counted.
     """
     order, samples = list(contenders), {name: [] for name in contenders}
     shuffle = random.Random(20)

@@ -1,5 +1,5 @@
-"""memory: proportional set size of all helper processes per idle one-app pod. The apps themselves do not count, daemons
-that exist once are given apart."""
+"""memory: proportional set size of all helper processes per idle one-app pod. The apps themselves do not count; daemons
+that exist once are reported separately."""
 
 import os
 import time
@@ -19,7 +19,7 @@ def processes():
         try:
             found[int(pid)] = os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
         except OSError:
-            # Gone meanwhile, or a thread of the kernel.
+            # The process has exited, or is a kernel thread.
             continue
     return found
 
@@ -34,8 +34,8 @@ def pss(pid):
 
 
 def is_supervisor(pid):
-    """Whether a process is a supervisor of gantry or the PID 1 of one of its pods. By name: both execute gantry-stage1 from a
-    detached mount, so the program has no path."""
+    """Whether a process is a supervisor of gantry or the PID 1 of one of its pods. Checks the name: both execute
+    gantry-stage1 from a detached mount, so the program has no path."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             return file.read().strip() in ("gantry-stage1", "gantry-init")
@@ -44,7 +44,7 @@ def is_supervisor(pid):
 
 
 class Pods:
-    """A way to start an idle pod, to tell its helpers, and to remove all pods."""
+    """A way to start an idle pod, to identify its helpers, and to remove all pods."""
 
     def __init__(self, start, helper, remove):
         self.start, self.helper, self.remove, self.made = start, helper, remove, []
@@ -92,7 +92,7 @@ def measure(world, name, pods, before):
     try:
         for count in world.options.pods:
             pods.upto(count)
-            # Idle means: what the start needed has been given back.
+            # Idle means that the resources of the start have been released.
             time.sleep(1.0)
             helpers = [pid for pid, path in processes().items() if pid not in before and pods.helper(pid, path)]
             if len(helpers) < count:

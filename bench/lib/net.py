@@ -1,7 +1,7 @@
-"""net: what a network costs a pod, from starting the tool to its end, for one app that does nothing; and whether that
-depends on how many pods there are.
+"""net: the cost of a pod's network, from the tool's start to its end, for one trivial app; and whether that cost
+depends on the number of pods.
 
-All of it happens in network and mount namespaces of their own, the same for every contender: nothing is set up in the
+The benchmark runs in network and mount namespaces of its own, the same for every contender, and changes nothing in the
 machine's. podman keeps its namespaces in a /run/netns that is private there, too.
 """
 
@@ -28,12 +28,12 @@ PODMAN, PODMAN_NONE = "podman run, its bridge", "podman run, no network"
 
 MOST_MS, OF_PODMAN, EXTRA_MS, GROWTH = 10.0, 0.1, 2.0, 1.25
 
-# Before a pod is started beside others: as long as the kernel may take apart what the one before it had, in seconds. Right
-# after that a start is cheaper by the grace period of RCU that its move between cgroups waits for otherwise, if it comes in
-# time; so that what is compared would be when it comes.
+# The pause before each start beside other pods, in seconds: the kernel may need that long to tear down the previous
+# pod. A start right after it can be cheaper by the RCU grace period for which its move between cgroups otherwise
+# waits; without the pause, the comparison would depend on that timing.
 REST = 0.15
 
-# As gantry's default network, of other names and addresses.
+# Like gantry's default network, with other names and addresses.
 LIST = {
     "cniVersion": "1.0.0", "name": "bench", "plugins": [
         {"type": "bridge", "bridge": "bench0", "isGateway": True, "ipMasq": True, "hairpinMode": True,
@@ -43,7 +43,7 @@ LIST = {
         {"type": "firewall", "ingressPolicy": "same-bridge"}],
 }
 
-# A host with loopback, a cable that leads nowhere, and a default route.
+# A host with loopback, a veth pair without a peer host, and a default route.
 HOST = """
 mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns
 ip link set lo up
@@ -56,7 +56,7 @@ exec "$@"
 
 
 class Host:
-    """A host of our own, with gantry and podman on it. `stack` closes what is made."""
+    """A private host with gantry and podman. `stack` cleans up."""
 
     def __init__(self, world, stack, name):
         self.world = world
@@ -68,7 +68,7 @@ class Host:
         self.image = f"oci:{world.layout}"
 
     def list_for(self, bridge, name):
-        """A configuration list on a bridge of its own; its path."""
+        """Writes a configuration list with a bridge of its own; returns its path."""
         network = json.loads(json.dumps(LIST).replace("bench0", bridge).replace('"bench"', f'"{name}"'))
         network["plugins"][0]["ipam"]["dataDir"] = os.path.join(self.work, "leases")
         path = os.path.join(self.work, "net.d", f"{name}.conflist")
@@ -77,7 +77,7 @@ class Host:
         return path
 
     def gantry(self):
-        """gantry with the fixture image; its id; and the flag for each way to run networks."""
+        """gantry with the fixture image, the image's id, and the flag for each way to run networks."""
         directory = os.path.join(self.work, "gantry")
         gantry = Gantry(self.runner, self.world.options.programs, directory)
         ways = {}
@@ -91,7 +91,7 @@ class Host:
         return gantry, said.split()[-1], ways
 
     def podman(self):
-        """podman with the fixture image; its id."""
+        """podman with the fixture image, and the image's id."""
         # In the namespaces of this host, and from there in the peers' root.
         at = f"/proc/{self.runner.process.pid}/ns"
         prefix = [program("nsenter"), f"--net={at}/net", f"--mount={at}/mnt"]
@@ -102,8 +102,8 @@ class Host:
 
 
 def without_plugins(stack, run, kept):
-    """Runs it, and keeps what is left of its time without that of the plugins it ran: how long those take varies by more than
-    all that a runtime adds, so they are measured where they run."""
+    """Wraps `run` to also record its time without its plugins': the plugins' own time varies by more than the runtime's
+    whole share, so it is measured within the run."""
     trace = Trace(stack)
     plugins = {os.path.join(PLUGINS, plugin["type"]) for plugin in LIST["plugins"]}
 
@@ -118,7 +118,7 @@ def without_plugins(stack, run, kept):
 
 
 def contenders(world, host, kept):
-    """name -> function that runs it once. `kept` gets (round, nanoseconds) of the run by plugins without those."""
+    """name -> function that runs it once. `kept` receives (round, time without plugins in ns) of the run by plugins."""
     made = {}
     if world.wants("gantry"):
         gantry, image, ways = host.gantry()
@@ -147,7 +147,7 @@ def contenders(world, host, kept):
 
 
 def beside(world, rounds):
-    """Set-up and tear-down of one pod beside others that idle: name -> summary."""
+    """Set-up and tear-down of one pod beside idle ones: name -> summary."""
     rows = {}
     with ExitStack() as stack:
         host = Host(world, stack, "net-beside")
@@ -183,7 +183,7 @@ def beside(world, rounds):
 
 
 def flushed(world, rounds):
-    """How long a pod is without its rules after `nft flush ruleset` beside gantryd; documented are two seconds at most."""
+    """How long a pod lacks its rules after `nft flush ruleset` while gantryd runs; the documented limit is 2 s."""
     samples = []
     with ExitStack() as stack:
         host = Host(world, stack, "net-flushed")
@@ -191,7 +191,7 @@ def flushed(world, rounds):
         start = gantry.command(ways["built-in"], "run", "--net=default", "--detach", "--quiet", image, "--exec", APP, "--",
                                "sleep", "forever")
         host.runner.run(start)
-        # One process does it all, in the host's namespace: what is measured is not the start of programs.
+        # One process does everything in the host's namespace, so that program starts are not measured.
         daemon = [os.path.join(gantry.programs, "gantryd"), "--dir", gantry.directory, "--listen", "none"]
         watch = [sys.executable, "-c", FLUSH, str(rounds), *daemon]
         for line in host.runner.text(watch, deadline=60.0 + 5.0 * rounds).splitlines():
@@ -199,7 +199,7 @@ def flushed(world, rounds):
     return {FLUSHED: summary(samples)}
 
 
-# Starts gantryd, waits until it has put the rules in place once, then flushes and waits for the rules; nanoseconds, a line each.
+# Starts gantryd, waits until it has restored the rules once, then flushes and waits for the rules; prints nanoseconds.
 FLUSH = """
 import subprocess, sys, time
 rounds, daemon = int(sys.argv[1]), sys.argv[2:]
@@ -242,7 +242,7 @@ def run(world):
 
 
 def table_rows(rows):
-    """The table, with what the figures say of the targets."""
+    """The table, with the verdicts on the targets."""
     median = {name: row["median_ms"] for name, row in rows.items()}
     verdicts = {}
 

@@ -1,4 +1,4 @@
-"""The bundle that crun and runc run: the root, namespaces, capabilities, mounts and filter that gantry gives an app."""
+"""The bundle for crun and runc: the same root, namespaces, capabilities, mounts and filter as a gantry app's."""
 
 import json
 import os
@@ -21,7 +21,7 @@ READ_ONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tri
 def seccomp(path, machine="amd64", caps=CAPS):
     """The profile of containers-common as the `linux.seccomp` section of an OCI configuration.
 
-    That file has conditions (capabilities, architectures) which a runtime does not know; they are decided here.
+    The profile has conditions (capabilities, architectures) unknown to runtimes; they are evaluated here.
     """
     with open(path, encoding="utf-8") as file:
         profile = json.load(file)
@@ -115,7 +115,7 @@ def layers(layout):
 
 
 def unpack(layout, root):
-    """Unpacks the image of a layout (gzip or plain layers, no whiteouts: our own image) into a new directory."""
+    """Unpacks the image of a layout (gzip or plain layers, no whiteouts: the fixture image) into a new directory."""
     os.makedirs(root)
     for layer in layers(layout):
         done = subprocess.run(

@@ -1,7 +1,8 @@
 """The root directory of Debian unstable in which the peers are installed (`./dev setup peers`), and running them in it.
 
-Peers run in a mount namespace of their own whose root is that directory, with the host's /proc, /sys and /dev and the work
-directory of the benchmark at their usual paths, and an empty /run. Entering it happens once per measuring process, not once per command.
+Peers run in a mount namespace of their own whose root is that directory, with the host's /proc, /sys and /dev and the
+work directory of the benchmark at their usual paths, and an empty /run. Each measuring process enters it once, not once
+per command.
 """
 
 import os
@@ -9,11 +10,11 @@ import shutil
 
 from .measure import Failed, Runner, program
 
-# Where Debian's programs are.
+# Debian's directories of programs.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SECCOMP = "usr/share/containers/seccomp.json"
 
-# Contender -> the command that prints its version, and what must be installed for it.
+# Contender -> the command that prints its version; its program must be installed.
 VERSIONS = {
     "crun": ("crun", "--version"),
     "runc": ("runc", "--version"),
@@ -24,7 +25,7 @@ VERSIONS = {
     "netavark": ("/usr/lib/podman/netavark", "--version"),
 }
 
-# $1: the root; $2: the work directory; then the command, which changes the root by itself.
+# $1: the root; $2: the work directory; then the command, which changes its root itself.
 ENTER = """
 root=$1 work=$2; shift 2
 # Runtimes change the propagation of /, which must be a mount point for that.
@@ -64,7 +65,7 @@ class PeerRoot:
         return Runner(prefix=prefix, root=self)
 
     def versions(self):
-        """Name -> version line, of what is installed."""
+        """Name -> version line of the installed programs."""
         found = {}
         with self.runner() as runner:
             for name, command in VERSIONS.items():

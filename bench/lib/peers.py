@@ -1,4 +1,4 @@
-"""The peers of the comparison, each with its own directories below the benchmark's and the flags it needs to run here."""
+"""The peers of the comparison, each with directories of its own below the benchmark's and the flags for this host."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from .peer_root import PATH
 
 
 class Daemon:
-    """A background program: started, waited for, ended; its output is kept in a file for when it fails."""
+    """A background program; a file keeps its output for error messages."""
 
     def __init__(self, argv, log, env=None):
         self.log = log
@@ -18,13 +18,13 @@ class Daemon:
                 argv, stdin=null, stdout=out, stderr=out, env=env, start_new_session=True)
 
     def alive(self):
-        """Raises when the program has ended by itself."""
+        """Raises if the program has exited by itself."""
         if self.process.poll() is not None:
             with open(self.log, encoding="utf-8", errors="replace") as file:
                 raise Failed(f"{self.process.args[0]} ended with {self.process.returncode}\n{file.read()[-2000:]}")
 
     def stop(self):
-        """Ends the program, at once when it does not listen."""
+        """Terminates the program, or kills it if it does not react."""
         self.process.terminate()
         try:
             self.process.wait(timeout=20)
@@ -34,7 +34,7 @@ class Daemon:
 
 
 class Registry:
-    """Debian's docker-registry on loopback, on a port of its own choosing, over plain HTTP."""
+    """Debian's docker-registry on loopback, on a free port, over plain HTTP."""
 
     def __init__(self, work):
         self.data = os.path.join(work, "registry-data")
@@ -52,7 +52,7 @@ class Registry:
             raise
 
     def find_port(self):
-        """Port 0 means any; which one it became shows in the process's sockets."""
+        """Port 0 means any; the process's sockets show the actual one."""
         self.daemon.alive()
         pid = self.daemon.process.pid
         inodes = set()
@@ -72,7 +72,7 @@ class Registry:
         return False
 
     def push(self, runner, layout, name):
-        """Uploads the image of an OCI layout, as it is; gives its reference without a scheme."""
+        """Uploads the image of an OCI layout unchanged; returns its reference without a scheme."""
         reference = f"127.0.0.1:{self.port}/{name}"
         runner.run(["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", f"oci:{layout}",
                     f"docker://{reference}"], deadline=600)
@@ -89,10 +89,10 @@ class Registry:
 
 
 class Podman:
-    """podman with its own storage, in a measuring process of the peers' root. runc and cgroupfs: crun does not run on hybrid
-    cgroups, and no systemd is needed.
+    """podman with its own storage, in a measuring process of the peers' root. It uses runc and cgroupfs: crun does not
+    run on hybrid cgroups, and cgroupfs needs no systemd.
 
-    The limits are lowered to ours: its default is above what a root without CAP_SYS_RESOURCE may set.
+    The limits are lowered to the benchmark's own: root without CAP_SYS_RESOURCE may not set podman's defaults.
     """
 
     def __init__(self, runner, work):
@@ -143,7 +143,7 @@ class Containerd:
             raise
 
     def ready(self):
-        """Whether it answers."""
+        """Whether containerd replies."""
         self.daemon.alive()
         return self.runner.run(self.command("version"), expect=None)["code"] == 0
 

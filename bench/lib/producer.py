@@ -1,4 +1,4 @@
-"""Writes events into a gantry's database at a steady rate, one transaction each, as many commands at once would.
+"""Writes events into a gantry's database at a steady rate, one transaction each, like many concurrent commands.
 
   producer.py DATABASE COUNT RATE     each event has `sent_ns`, the time at which it was written
 """

@@ -1,8 +1,8 @@
-"""Rows as a table for people (Markdown, so that it can be pasted into the README)."""
+"""Rows as a readable table (Markdown, to be pasted into the README)."""
 
 
 def ratio(ours, value):
-    """How many times the other's figure gantry's is."""
+    """gantry's figure divided by the other's."""
     return f"{ours / value:.2f}" if ours else "-"
 
 
@@ -57,7 +57,7 @@ def table(name, benchmark, result):
     rows = result["rows"]
     ours = next((row for row in rows if row.startswith("gantry")), None)
     if name == "list":
-        # Its rows are all gantry's, of different sizes: a ratio would say nothing.
+        # All rows are gantry's, with different sizes: a ratio would mean nothing.
         ours = None
     if name == "memory":
         lines = list(memory_rows(benchmark, rows))
@@ -67,7 +67,7 @@ def table(name, benchmark, result):
         lines = list(benchmark.table_rows(rows))
     else:
         lines = list(time_rows(benchmark, rows, ours))
-    # A bar inside a cell would end it.
+    # A bar would end the cell.
     lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
     text = [f"\n### {name}: {result['title']}" + (f" ({result['image']})" if "image" in result else ""), ""]

@@ -1,20 +1,20 @@
 """A small process that starts commands and measures them, one at a time.
 
-All tools are started from such a process, so that they all pay the same for being started. It runs in the host's mount
-namespace, or in one whose root is the directory given as its argument (see peer_root.py); entering namespaces or a root in front
-of each command would charge that command for it.
+All tools are started from such a process, so that starting costs the same for each. It runs in the host's mount
+namespace, or in one whose root is the directory given as its argument (see peer_root.py); entering namespaces or a root
+for each command would add to the time of that command.
 
-Protocol: one JSON request per line on standard input, one JSON answer per line on standard output.
-Request: {"argv": [...], "deadline": seconds, "keep": bool (standard output comes back as well)}.
-Answer: {"ns": start to exit, "code": exit code or -signal, "cpu": user and system seconds of it and its waited-for
-children, "stderr": its last 2000 bytes, "stdout": text or null}.
+Protocol: one JSON request per line on standard input, one JSON reply per line on standard output.
+Request: {"argv": [...], "deadline": seconds, "keep": bool (return standard output as well)}.
+Reply: {"ns": start to exit, "code": exit code or -signal, "cpu": user and system seconds of the command and its
+waited-for children, "stderr": its last 2000 bytes, "stdout": text or null}.
 """
 
 import ctypes
 import gc
 import json
 import os
-# os.wait4 imports it on first use, which fails in another root.
+# os.wait4 imports this module on first use, which fails in another root.
 import resource  # noqa: F401
 import signal
 import sys
@@ -72,8 +72,8 @@ def measure(argv, deadline, keep):
 
 
 def enter(root):
-    """Makes a mount point the root of this process's mount namespace. Not chroot: a runtime's `exec` joins the mount namespace
-    of a container, and there finds the root of the namespace, which pivot_root(2) inside a chroot does not change."""
+    """Makes a mount point the root of this process's mount namespace. Not by chroot: a runtime's `exec` joins the mount
+    namespace of a container and gets its root, which pivot_root(2) inside a chroot does not change."""
     libc = ctypes.CDLL(None, use_errno=True)
     os.chdir(root)
     if libc.syscall(SYS_PIVOT_ROOT, b".", b".") != 0 or libc.umount2(b".", MNT_DETACH) != 0:
@@ -82,7 +82,7 @@ def enter(root):
 
 
 def main():
-    # The bench itself handles the terminal's interrupt, and closes our input.
+    # The benchmark itself handles the terminal's interrupt, and closes the standard input of this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, overdue)
     gc.disable()

@@ -1,4 +1,4 @@
-"""start: from starting the tool to its end, for one app that does nothing. Warm, no network, default filter."""
+"""start: from the tool's start to its end, for one trivial app. Warm, no network, default filter."""
 
 from .measure import alternate, summary
 from .world import APP
@@ -17,8 +17,8 @@ def low_level(world, tool, runner):
 
 
 class Youki:
-    """youki, whose foreground `run` of a program that exits at once hangs every now and then (0.7.0): such a run ends at a
-    deadline and does not count."""
+    """youki, whose foreground `run` of a program that exits at once hangs now and then (0.7.0): such a run is ended at
+    a deadline and does not count."""
 
     DEADLINE = 2.0
 
@@ -57,7 +57,7 @@ def contenders(world):
         made["ctr run"] = lambda i: world.peer_runner.run([*base, image, f"bench-{i}", APP, "true"])["ns"]
         null = world.containerd.run_args("--rm", "--null-io")
         made["ctr run --null-io"] = lambda i: world.peer_runner.run([*null, image, f"bench-null-{i}", APP, "true"])["ns"]
-    # What is left when there is no container at all.
+    # The cost without any container.
     made["the program alone"] = lambda _: world.runner.run([world.root + APP, "true"])["ns"]
     return made
 

@@ -1,4 +1,4 @@
-"""What programs take that others run: from the start of their process to its exit, as the kernel's tracing says (tracefs)."""
+"""The run time of child programs, from process start to exit, measured by the kernel's tracing (tracefs)."""
 
 import os
 import re
@@ -12,7 +12,7 @@ TRACING = "/sys/kernel/tracing"
 
 
 class Trace:
-    """An instance of the kernel's tracing, of our own. `stack` removes it."""
+    """A private instance of the kernel's tracing. `stack` removes it."""
 
     def __init__(self, stack):
         if not os.path.exists(f"{TRACING}/instances"):
@@ -26,12 +26,12 @@ class Trace:
             self.set(f"events/sched/sched_process_{event}/enable", "1")
 
     def set(self, name, value):
-        """Writes one of its files."""
+        """Writes one file of the instance."""
         with open(os.path.join(self.path, name), "w", encoding="ascii") as file:
             file.write(value)
 
     def took(self, work, programs):
-        """Does `work`; its answer, and how many of these programs (paths) ran meanwhile and the nanoseconds they took in all."""
+        """Does `work`; returns its result, the number of runs of these programs (paths), and their total time in ns."""
         self.set("trace", "")
         answer = work()
         started, begun, count, total = {}, {}, 0, 0.0

@@ -1,4 +1,4 @@
-"""What every benchmark finds ready: runners, images, peers; made when first asked for, taken down in reverse order."""
+"""The shared resources of the benchmarks: runners, images, peers; created on first use, removed in reverse order."""
 
 import os
 import subprocess
@@ -11,18 +11,18 @@ from .measure import Failed, Runner
 from .peers import Containerd, Podman, Registry
 
 APP = "/bin/app"
-# Contenders that come from the peers' root.
+# Contenders of the peers' root.
 PEERS = ("crun", "runc", "youki", "podman", "containerd")
 
 
 class World:
-    """The work directory of one bench run and all that lives in it. `stack` closes what is made, last first."""
+    """The work directory of one bench run and its contents. `stack` cleans up, last first."""
 
     def __init__(self, options, work, stack):
         self.options, self.work, self.stack = options, work, stack
 
     def note(self, text):
-        """Progress for the person who waits."""
+        """Prints progress for the user."""
         print(f"bench: {text}", file=sys.stderr, flush=True)
 
     def wants(self, contender):
@@ -38,7 +38,7 @@ class World:
 
     @cached_property
     def installed(self):
-        """The peers that can take part. Says once which ones are left out."""
+        """The peers that can take part. Prints once which ones are left out."""
         names = [name for name in PEERS if name not in self.options.without]
         found = [name for name in names if self.peers and self.peers.has(name)]
         left_out = [name for name in names if name not in found]
@@ -58,9 +58,9 @@ class World:
 
     @cached_property
     def bare_runner(self):
-        """Starts peers in their root where the unified hierarchy of a hybrid cgroup setup is not mounted.
+        """Starts peers in their root, without the unified hierarchy of a hybrid cgroup setup.
 
-        crun and youki refuse to run, or fail, where a controller is in that hierarchy.
+        crun and youki refuse to run, or fail, if that hierarchy has a controller.
         """
         return self.stack.enter_context(self.peers.runner(hide_unified=True))
 
@@ -132,7 +132,7 @@ class World:
         return self.gantry_of(self.options.baseline, "gantry-baseline")
 
     def builds(self):
-        """Suffix of the contender's name -> each build of gantry that takes part."""
+        """Suffix of the contender's name -> the build of gantry, for each build that takes part."""
         if not self.wants("gantry"):
             return {}
         return {"": self.gantry} | ({", baseline": self.baseline} if self.options.baseline else {})

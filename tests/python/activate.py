@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Starts a program as systemd does that has sockets for it: from descriptor 3 on, with LISTEN_PID and LISTEN_FDS.
+"""Starts a program with sockets, like systemd: from descriptor 3 on, with LISTEN_PID and LISTEN_FDS.
 
   activate.py KIND[,KIND…] PROGRAM [ARGUMENT …]
 
@@ -13,7 +13,7 @@ import tempfile
 
 
 def opened(kind):
-    """Something of this kind that is ready to be handed on."""
+    """An open file or socket of this kind, ready to be passed on."""
     if kind == "file":
         return tempfile.TemporaryFile()
     if kind == "connected":
@@ -35,7 +35,7 @@ def opened(kind):
 
 def main():
     kinds = sys.argv[1].split(",")
-    # Moved out of the way first: one of them may have the number that another is to get.
+    # Duplicated to high numbers first: one of them may have the number that another one needs.
     made = [opened(kind) for kind in kinds]
     high = [os.dup2(one.fileno(), 100 + number, inheritable=False) for number, one in enumerate(made)]
     for one in made:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A client of gantryd in Python's gRPC: it shares our api.proto with the server and nothing else.
+"""A client of gantryd in Python's gRPC: it shares api.proto with the server and nothing else.
 
   client.py ADDRESS CALL [REQUEST]   CALL: get-info list-pods inspect-pod list-images inspect-image get-logs listen-events
   client.py ADDRESS health [SERVICE]
-  client.py ADDRESS reflect FILE     write what the server tells of itself as a FileDescriptorSet
+  client.py ADDRESS reflect FILE     write the server's reflection data as a FileDescriptorSet
 
 ADDRESS is unix:/path or tcp:HOST:PORT; REQUEST is the request as JSON with the names of api.proto ({} where it is left
-out). Each message of the answer is a line of JSON: 64-bit numbers are texts, bytes are base64, what is empty is left
+out). Each message of the reply is a line of JSON: 64-bit numbers are strings, bytes are base64, empty fields are left
 out. Exit code 3: the call failed, and the line is {"code": "NOT_FOUND", "details": "..."}.
 """
 import json
@@ -32,7 +32,7 @@ CALLS = {
 
 
 def compiled():
-    """The modules (messages, stubs) that protoc makes of our text."""
+    """The modules (messages, stubs) that protoc generates from api.proto."""
     with tempfile.TemporaryDirectory() as into:
         if protoc.main(["protoc", f"-I{PROTO}", f"--python_out={into}", f"--grpc_python_out={into}", FILE]) != 0:
             sys.exit(f"protoc does not take {FILE}")
@@ -50,7 +50,7 @@ def say(message):
 
 
 def call(channel, name, request):
-    """One of the seven."""
+    """One of the seven calls."""
     messages, stubs = compiled()
     method = CALLS[name]
     request = json_format.Parse(request, getattr(messages, method + "Request")())
@@ -63,13 +63,13 @@ def call(channel, name, request):
 
 
 def health(channel, service):
-    """Whether the server says that it serves."""
+    """Prints the server's health status."""
     request = health_pb2.HealthCheckRequest(service=service)
     say(health_pb2_grpc.HealthStub(channel).Check(request, timeout=DEADLINE))
 
 
 def reflect(channel, path):
-    """Prints the services, and writes the files that define them and all that these import."""
+    """Prints the services, and writes the files that define them, with all imports."""
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
 
     def ask(**what):
@@ -106,11 +106,11 @@ def main():
     address, what = sys.argv[1].removeprefix("tcp:"), sys.argv[2]
     extra = sys.argv[3] if len(sys.argv) == 4 else ""
     try:
-        # Lists are one message, however long; what streams is held to the limit that every gRPC has by default.
+        # A list is one message of any length; messages of streams keep gRPC's default limit.
         options = [("grpc.max_receive_message_length", -1)] if what in ("list-pods", "list-images") else []
         if address.startswith("unix:"):
-            # gRPC's C core makes an :authority of the socket's path, which HTTP/2 does not allow and the server's
-            # HTTP/2 refuses (grpc/grpc#38142, hyperium/h2#487). Every client of C core needs this option there.
+            # gRPC's C core sends the socket's path as :authority, which HTTP/2 does not allow and the server's HTTP/2
+            # library refuses (grpc/grpc#38142, hyperium/h2#487). Every C core client needs this option.
             options.append(("grpc.default_authority", "localhost"))
         with grpc.insecure_channel(address, options=options) as channel:
             if what == "health":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes into a gantry's database what no command writes when one wants it. Standard library only.
+"""Writes rows into a gantry's database that no command writes on demand. Standard library only.
 
   database.py DIR sql STATEMENT…            all in one transaction
   database.py DIR events COUNT [SIZE]       COUNT events, one transaction each, with SIZE bytes of data
@@ -20,7 +20,7 @@ def sql(db, statements):
 
 
 def events(db, count, size):
-    """As the store writes them: the number comes from the state, in the transaction of the event."""
+    """Writes events like the store: the number comes from the state, in the transaction of the event."""
     filler = "x" * size
     for _ in range(count):
         db.execute("BEGIN IMMEDIATE")
