@@ -162,7 +162,7 @@ fn connections_over_tcp_leave_places_for_others() {
             stream
         })
         .collect();
-    // The listener accepts one connection beyond the limit, and serves it when that client sends its preface.
+    // The listener acquires a slot before it accepts: the first `SHARE` connections are served, the others wait.
     for (number, stream) in open.iter_mut().take(SHARE).enumerate() {
         stream.read_exact(&mut [0; 9]).unwrap_or_else(|error| panic!("connection {number}: {error}"));
     }
