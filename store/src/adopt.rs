@@ -1,4 +1,4 @@
-//! Bringing a restored database in line with the disk: layers and blobs without rows, images whose files are gone since
+//! Brings a restored database in line with the disk: layers and blobs without rows, images whose files are gone since
 //! the backup, and pod directories from which no pod can be made.
 
 use std::fs;
@@ -19,7 +19,7 @@ const LOST_AT: &str = "lost-at";
 const MAX_LOST_AT: u64 = 32;
 
 impl Store {
-    /// Manifests and configurations that lie here and belong to no image that the database knows.
+    /// Manifests and configurations in the store that belong to no image in the database.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -51,7 +51,7 @@ impl Store {
         })
     }
 
-    /// Whether the layers, the manifest and the configuration of an image are here. Their contents are not looked at.
+    /// Whether the layers, the manifest and the configuration of an image exist. Does not read their contents.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -109,7 +109,7 @@ impl Store {
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(StoreError::io("create", &above)(errno)),
         }
-        // Where the disk is full, the directory's ctime has to do.
+        // On a full disk, the directory's ctime has to do.
         let _left_to_ctime = fs::write(from.join(LOST_AT), crate::now().0.to_string());
         let mut to = above.join(id.to_string());
         let cwd = rustix::fs::CWD;

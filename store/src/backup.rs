@@ -33,18 +33,18 @@ use crate::{DatabaseFailure, Layout, Store, StoreError};
 /// So many copies of each kind are kept.
 const MAX_BACKUPS: usize = 3;
 
-/// How coarse the times of files may be: a write is stamped with the last tick of the kernel's clock before it.
+/// How coarse the times of files may be: the kernel stamps a write with the last tick of its clock before it.
 const CLOCK_TICK: Duration = Duration::from_millis(20);
 
 const DOING: &str = "back up the database";
 
-/// Everything but whether each index has what its table has.
+/// All but the comparison of each index with its table.
 pub(crate) const QUICK_CHECK: &str = "PRAGMA quick_check(1)";
 
 /// A copy of the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backup {
-    /// Where it is.
+    /// The path.
     pub path: PathBuf,
     /// When its making began: it has all that was committed before.
     pub at: Timestamp,
@@ -65,7 +65,7 @@ pub enum Verdict {
     },
     /// It cannot.
     Bad {
-        /// Why, for people.
+        /// The reason, for people.
         why: String,
     },
 }
@@ -79,7 +79,7 @@ impl Backup {
         Some(Self { at: Timestamp(at.parse().ok()?), format: format.parse().ok()?, timed, path, with_wal: false })
     }
 
-    /// A database file that is its own backup, with what SQLite takes of its WAL or without.
+    /// A database file that is its own backup, with the commits that SQLite takes from its WAL or without.
     pub(crate) fn own(path: PathBuf, at: Timestamp, with_wal: bool) -> Self {
         Self { path, at, format: STEPS.len(), timed: false, with_wal }
     }
@@ -96,14 +96,14 @@ impl Backup {
         std::io::copy(&mut read, &mut write).map(drop).map_err(StoreError::io("write", path))
     }
 
-    /// Looks whether it can be restored, reading all of it.
+    /// Checks whether it can be restored, reading all of it.
     #[must_use]
     pub fn examine(&self) -> Verdict {
         examine(&self.path, QUICK_CHECK)
     }
 }
 
-/// All copies, newest first; none where there is no directory for them.
+/// All copies, newest first; none if their directory does not exist.
 ///
 /// # Errors
 /// [`StoreError::Io`].
@@ -139,7 +139,7 @@ pub(crate) fn examine(path: &Path, check: &str) -> Verdict {
     look().unwrap_or_else(|error| Verdict::Bad { why: error.to_string() })
 }
 
-/// [`examine`] of one that is known to be ours and of a format we know.
+/// [`examine`] for one that is known to be gantry's and of a known format.
 pub(crate) fn examine_content(conn: Connection, check: &str) -> Verdict {
     let look = move || -> rusqlite::Result<Verdict> {
         if let Some(why) = failing(&conn, check)? {
@@ -153,7 +153,7 @@ pub(crate) fn examine_content(conn: Connection, check: &str) -> Verdict {
     look().unwrap_or_else(|error| Verdict::Bad { why: error.to_string() })
 }
 
-/// Why a row cannot be read that is needed. Those of an older format are read after they were migrated.
+/// Why a required row cannot be read. Rows of an older format are read after their migration.
 fn unreadable(conn: Connection, version: usize) -> Option<StoreError> {
     if version != STEPS.len() {
         return None;
@@ -170,7 +170,7 @@ fn caused(error: &StoreError) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The first thing that a check of the whole database complains of.
+/// The first fault that a check of the whole database reports.
 pub(crate) fn failing(conn: &Connection, check: &str) -> rusqlite::Result<Option<String>> {
     let mut statement = conn.prepare(check)?;
     let mut rows = statement.query([])?;
@@ -183,7 +183,7 @@ pub(crate) fn failing(conn: &Connection, check: &str) -> rusqlite::Result<Option
     Ok(None)
 }
 
-/// The number the next event would have had, whatever else is wrong with the database.
+/// The number that the next event would have had, whatever else is wrong with the database.
 pub(crate) fn next_seq(path: &Path) -> Option<u64> {
     let conn = open_immutable(path).ok()?;
     conn.query_row("SELECT next_seq FROM state", [], |row| row.get(0)).ok()
@@ -220,7 +220,7 @@ impl Store {
         copy(&self.conn, &self.layout, "timed", version).map(Some)
     }
 
-    /// Whether anything was committed since, by the times of the files. A checkpoint looks like a change as well.
+    /// Whether anything was committed since, by the times of the files. A checkpoint looks like a change, too.
     fn changed_since(&self, at: Timestamp) -> Result<bool, StoreError> {
         for path in [self.layout.db(), self.layout.wal()] {
             match fs::metadata(&path).and_then(|found| found.modified()) {
@@ -246,7 +246,7 @@ fn copy(from: &Connection, layout: &Layout, kind: &str, version: usize) -> Resul
         sync_dir(&dir)?;
         Ok(path)
     });
-    // The first failure is the one to tell of; what cannot be removed now is removed by the next copy.
+    // Report the first failure; the next copy removes what cannot be removed now.
     let path = made.inspect_err(|_| drop(remove(&temporary)))?;
     let made = Backup { path, at, format: version, timed: kind == "timed", with_wal: false };
     drop_old(layout, &made)?;
@@ -295,7 +295,7 @@ fn remove(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Deletes all but the newest of a kind. The one just made stays, whatever the clock says.
+/// Deletes all but the newest of a kind. Keeps the one just made, whatever the clock says.
 fn drop_old(layout: &Layout, made: &Backup) -> Result<(), StoreError> {
     let others = backups(layout)?.into_iter().filter(|other| other.timed == made.timed && other.path != made.path);
     for backup in others.skip(MAX_BACKUPS - 1) {

@@ -39,7 +39,7 @@ pub enum BlobError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// The digest of what it contains.
+        /// The digest of its content.
         found: Digest,
     },
     /// Larger than the reader takes.
@@ -68,7 +68,7 @@ impl Kind for BlobError {
 }
 
 impl Store {
-    /// Puts a blob, durably. One that is there already is verified, and replaced when it is damaged.
+    /// Puts a blob, durably. Verifies an existing one, and replaces it when it is damaged.
     ///
     /// # Errors
     /// [`BlobError`].
@@ -91,7 +91,7 @@ impl Store {
         Ok(sync_dir(path.parent().unwrap_or(self.layout.root()))?)
     }
 
-    /// The whole of a blob, verified; `None` when it is not there.
+    /// The whole of a blob, verified; `None` when it does not exist.
     ///
     /// # Errors
     /// [`BlobError`]; [`BlobError::TooLarge`] when it has more than `most` bytes.
@@ -102,7 +102,7 @@ impl Store {
         if found == *digest { Ok(Some(bytes)) } else { Err(BlobError::Damaged { path, found }) }
     }
 
-    /// Whether there is a file of this name.
+    /// Whether a file of this name exists.
     pub(crate) fn has_blob(&self, digest: &Digest) -> Result<bool, StoreError> {
         let path = self.layout.blob(digest);
         match rustix::fs::lstat(&path) {

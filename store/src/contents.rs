@@ -52,8 +52,8 @@ fn damaged(layout: &Layout, name: &str) -> PathBuf {
     path(layout, &format!("{name}{DAMAGED}"))
 }
 
-/// Writes down what is in the directory of a layer that is about to be committed; the caller syncs it with the layer,
-/// and puts it in its place with [`publish`].
+/// Lists the directory of a layer that is about to be committed; the caller syncs the list with the layer, and moves it
+/// to its final name with [`publish`].
 pub(crate) fn write(layout: &Layout, name: &str, tree: BorrowedFd<'_>, sums: &Sums) -> Result<(), StoreError> {
     let dir = layout.contents_dir();
     match rustix::fs::mkdir(&dir, Mode::RWXU) {
@@ -114,8 +114,8 @@ impl Store {
         damaged(&self.layout, &Layout::tree_name(chain)).exists()
     }
 
-    /// Compares the directory of a layer with what was unpacked, reading all of it. `Some`: what is wrong, and it is
-    /// noted that the layer is damaged.
+    /// Compares the directory of a layer with its list, reading all of it. `Some`: the difference; the layer is then
+    /// marked as damaged.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -130,17 +130,17 @@ impl Store {
         let tree = self.layout.tree_dir(chain);
         let dir = match open_dir(&tree) {
             Ok(dir) => dir,
-            // Told elsewhere, or swept meanwhile.
+            // Reported elsewhere, or collected in the meantime.
             Err(rustix::io::Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(StoreError::io("open", &tree)(errno)),
         };
         let wrong = match read(dir.as_fd(), &Source::Disk) {
             Ok(found) => difference(&want, &found),
-            // Swept meanwhile.
+            // Collected in the meantime.
             Err(error) if error.kind() == ErrorKind::NotFound && !tree.exists() => None,
             Err(error) => Some(format!("it cannot be read: {error}")),
         };
-        // A layer that was unpacked anew at this moment has another list.
+        // A layer that is being unpacked again has another list.
         if wrong.is_none() || fs::read(&list).map_or(true, |bytes| parse(&bytes) != want) {
             return Ok(None);
         }
@@ -248,7 +248,7 @@ fn sum_of(file: OwnedFd) -> io::Result<u32> {
     }
 }
 
-/// Opens what lies below a directory, through no link.
+/// Opens a file below a directory, without following links.
 fn open_beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let path = if path.is_empty() { b".".as_slice() } else { path };
     let flags = flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -282,7 +282,7 @@ mod tests {
         type Hit = fn(&std::path::Path);
         let hits: [(Hit, Option<&str>); 8] = [
             (|_| {}, None),
-            // Of what was not summed, only the length is known.
+            // A file without a checksum has only a length to compare.
             (|tree| fs::write(tree.join("unknown"), "not Summed").unwrap(), None),
             (|tree| fs::write(tree.join("unknown"), "longer than before").unwrap(), Some("'unknown'")),
             (|tree| fs::write(tree.join("a/file"), "texT").unwrap(), Some("'a/file' is not")),

@@ -30,7 +30,7 @@ use crate::{Layout, OpenError, Store, StoreError};
 pub struct Damage {
     /// For people: `the database …`.
     pub what: String,
-    /// Whether only the newest commits are missing: what is left may be the best source of a restore.
+    /// Whether only the newest commits are missing: the rest may be the best source of a restore.
     pub(crate) rolled_back: bool,
 }
 
@@ -40,7 +40,7 @@ impl Damage {
     }
 }
 
-/// Looks at the database of a directory; `None`: it is sound, or there is nothing yet.
+/// Checks the database of a directory; `None`: it is sound, or does not exist yet.
 pub(crate) fn find_damage(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, OpenError> {
     match find_damage_once(layout, boot) {
         Err(OpenError::Store(error)) if error.kind() == ErrorKind::Damaged => {
@@ -97,14 +97,14 @@ fn find_damage_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, Op
     }
 }
 
-/// Whether commits are missing whose WAL is not there any more.
+/// Whether commits are missing whose WAL no longer exists.
 fn rolled_back(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Result<bool, StoreError> {
     let next = next_number(conn).map_err(StoreError::sql("check the database"))?;
     Ok(next.and_then(|next| mark?.lost(next, boot)).is_some())
 }
 
-/// Reads every row that a start reads, of a database of the last format: the check of the whole file looks at its
-/// structure, and a byte that has changed within a row is none of its business. Rows that cannot be read are
+/// Reads every row that a start reads, of a database of the latest format: the check of the whole file verifies its
+/// structure and does not notice a changed byte within a row. Rows that cannot be read are
 /// [`DatabaseFailure::Damaged`](crate::DatabaseFailure::Damaged).
 pub(crate) fn find_wrong_rows(conn: Connection) -> Result<Option<&'static str>, StoreError> {
     let states: u32 = conn
@@ -122,7 +122,7 @@ pub(crate) fn find_wrong_rows(conn: Connection) -> Result<Option<&'static str>, 
     Ok(None)
 }
 
-/// Whether it has the tables that make ours.
+/// Whether it has gantry's tables.
 fn is_ours(conn: &Connection) -> Result<bool, StoreError> {
     conn.query_row(
         "SELECT count(*) = 4 FROM sqlite_schema WHERE type = 'table' AND name IN ('pod', 'app', 'state', 'image_layer')",

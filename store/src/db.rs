@@ -48,7 +48,7 @@ pub struct Store {
     pub(crate) conn: Connection,
     pub(crate) layout: Layout,
     pub(crate) boot: BootId,
-    /// Which file was opened; `None` while a database is built that has no name yet (`restore.rs`).
+    /// The file that was opened; `None` while a database is built that has no name yet (`restore.rs`).
     pub(crate) file: Option<FileId>,
     /// Held from the first `put_blob` to the next `commit_image`; see `blobs.rs`.
     pub(crate) blob_lease: RefCell<Option<OwnedFd>>,
@@ -67,7 +67,7 @@ pub(crate) struct Connected {
     index: IndexLease,
 }
 
-/// Which file a path names.
+/// The file that a path names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileId {
     dev: u64,
@@ -219,7 +219,7 @@ impl Store {
         Ok(FileId::of_path(&self.layout.db())?.is_some_and(|named| named.is_same(ours)))
     }
 
-    /// Stops the clock that events are told by, for tests.
+    /// Stops the clock that gives events their times, for tests.
     pub fn stop_clock(&self, at: Timestamp) {
         self.clock.set(Some(at));
     }
@@ -229,7 +229,7 @@ impl Store {
         self.clock.get().unwrap_or_else(now)
     }
 
-    /// Where everything is.
+    /// The paths.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
@@ -321,8 +321,8 @@ pub(crate) fn next_number(conn: &Connection) -> rusqlite::Result<Option<u64>> {
     conn.prepare_cached("SELECT next_seq FROM state")?.query_row([], |row| row.get(0)).optional()
 }
 
-/// Refuses a database without content whose directory has some: a new one in its place would know nothing of it, and
-/// all of it would be swept.
+/// Refuses a database without content whose directory has some: a new database in its place would not know the content,
+/// and garbage collection would delete all of it.
 fn refuse_lost(layout: &Layout) -> Result<(), OpenError> {
     let how = if FileId::of_path(&layout.db())?.is_some() { "empty" } else { "missing" };
     match find_remains(layout)? {
@@ -331,7 +331,7 @@ fn refuse_lost(layout: &Layout) -> Result<(), OpenError> {
     }
 }
 
-/// What a data directory contains that needs rows in the database.
+/// The contents of a data directory that need rows in the database.
 pub(crate) fn find_remains(layout: &Layout) -> Result<Option<&'static str>, StoreError> {
     let dirs = [(layout.pods_dir(), "pods"), (layout.trees_dir(), "layers"), (layout.volumes_dir(), "volumes")];
     for (dir, what) in dirs {
@@ -359,7 +359,7 @@ pub(crate) fn resolved(dir: &Path) -> PathBuf {
     let parents =
         dir.ancestors().skip(1).map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
     let known = parents.enumerate().find_map(|(above, parent)| Some((above, parent.canonicalize().ok()?)));
-    // Where none is, opening it says what is wrong.
+    // If it does not exist, opening it reports the cause.
     let Some((above, parent)) = known else { return dir.to_owned() };
     let named: Vec<_> = dir.components().rev().take(above + 1).collect();
     parent.join(named.into_iter().rev().collect::<PathBuf>())
@@ -523,7 +523,7 @@ fn make_ready(
 ) -> Result<(Connected, Option<FileId>), OpenError> {
     lock_within(root, FlockOperation::NonBlockingLockExclusive, layout.root(), BUSY_TIMEOUT, &mut || {})?;
     let done = make_ready_locked(root, layout, boot, steps);
-    // The lock goes with `root`, which the caller drops; let go at once, whatever happened.
+    // The caller drops `root` with the lock; release it at once, whatever happened.
     rustix::fs::flock(root, FlockOperation::Unlock).map_err(StoreError::io("unlock", layout.root()))?;
     done
 }
@@ -558,7 +558,7 @@ fn make_ready_locked(
             refuse_rolled_back(conn, layout, boot, mark.as_ref())?;
         }
         if version < steps.len() {
-            // Writers of another version may not come in between: WAL mode is set before the first step.
+            // Writers of another version may not interleave: WAL mode is set before the first step.
             migrate::migrate(conn, steps, |from| backup::before_migration(layout, from))?;
         }
         let next = enter_boot(conn, boot, mark.as_ref())?;
@@ -672,7 +672,8 @@ fn copy_wal_into_file(conn: &Connection) {
     }
 }
 
-/// The first number of a new boot: a multiple of [`BOOT_JUMP`] that is at least that much above what was given.
+/// The first number of a new boot: a multiple of [`BOOT_JUMP`] that is at least that much above the numbers given so
+/// far.
 pub(crate) fn after_boot(next: u64) -> u64 {
     (next / BOOT_JUMP + 2) * BOOT_JUMP
 }

@@ -9,13 +9,13 @@ use thiserror::Error;
 /// The cause of a database error. It hides the library from other crates.
 pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 
-/// The database or the file system did not do what it was asked for.
+/// The database or the file system failed to do what was requested.
 #[derive(Debug, Error)]
 pub enum StoreError {
     /// The database.
     #[error("cannot {doing}: {failure}")]
     Database {
-        /// What was attempted.
+        /// The attempted operation.
         doing: &'static str,
         /// The kind of the failure.
         failure: DatabaseFailure,
@@ -26,13 +26,13 @@ pub enum StoreError {
     /// The database that was opened has been replaced by a restored one, or removed.
     #[error("cannot {doing}: the database was replaced or removed meanwhile; try again")]
     Replaced {
-        /// What was attempted.
+        /// The attempted operation.
         doing: &'static str,
     },
     /// A file or directory of the store.
     #[error("cannot {doing} {}", path.display())]
     Io {
-        /// What was attempted.
+        /// The attempted operation.
         doing: &'static str,
         /// On what.
         path: PathBuf,
@@ -120,7 +120,7 @@ impl StoreError {
         Self::Database { doing, failure, source: Box::new(error) }
     }
 
-    /// Whether a file or directory is not there.
+    /// Whether a file or directory does not exist.
     #[must_use]
     pub fn is_absent(&self) -> bool {
         self.kind() == ErrorKind::NotFound

@@ -13,14 +13,14 @@ use crate::db::Sync;
 use crate::pods::{Step, row};
 use crate::{AppRow, NetworkSummary, Networks, Store, StoreError};
 
-/// How many events [`Store::trim_events`] is usually asked to keep.
+/// How many events [`Store::trim_events`] usually keeps.
 pub const EVENTS_KEPT: u64 = 100_000;
 
 /// So many events are deleted in one transaction.
 const TRIM_CHUNK: usize = 5_000;
 
-/// The kinds of events whose time is that of their writing, for SQL. (A pod that ran before its row said so is Prepared
-/// late; only a `run` that was killed at that very moment makes one.)
+/// The kinds of events whose time is that of their writing, for SQL. (Prepared is written late only for a pod that ran
+/// before its row said so, which takes a `run` killed at that very moment.)
 const PUNCTUAL: &str =
     "'pod-prepared', 'pod-prepare-aborted', 'pod-garbage-collected', 'image-imported', 'image-removed'";
 
@@ -28,18 +28,18 @@ const PUNCTUAL: &str =
 /// nanoseconds.
 const SKEW: i64 = 1_000_000_000;
 
-/// The key of an event's data with the time of what it reports, when it was written much later: the end of a pod that
-/// was noticed late.
+/// The key of an event's data with the time of what it reports, if it was written much later: the end of a pod that was
+/// noticed late.
 const HAPPENED: &str = "happened";
 
 /// An event written within this time was noticed at once.
 const NOTICED_AT_ONCE: Duration = Duration::from_secs(1);
 
-/// The plus makes SQLite take the index of times, where it would look through the history from its beginning.
+/// The plus makes SQLite use the index of times; it would scan the history from its beginning otherwise.
 pub(crate) const FIRST_SINCE: &str = "SELECT min(+seq) FROM event WHERE at >= ?1";
 
 /// The events of one step of a pod: of its apps first when it ends, after it otherwise. An app's start and its end are
-/// told once per attempt; who looks late and finds both at once tells both.
+/// reported once per attempt; a late writer that finds both at once reports both.
 pub(crate) fn of_step(
     pod: PodId,
     asked: &Step<'_>,
@@ -130,8 +130,8 @@ fn of_app(pod: PodId, app: &AppRow, to: &AppState) -> Vec<NewEvent> {
 }
 
 /// Writes events with the next numbers. The time of an event is that of its writing and never before that of the one
-/// before it, whatever happens to the clock: a client that asks for events since the time of the last one it has seen
-/// misses none. [`HAPPENED`] has the time of what it reports, if that is earlier.
+/// before it, whatever happens to the clock: a client that requests events since the time of the last one it has seen
+/// misses none. [`HAPPENED`] has the time of the reported change, if that is earlier.
 pub(crate) fn append(store: &Store, tx: &Transaction<'_>, events: &[NewEvent]) -> rusqlite::Result<()> {
     if events.is_empty() {
         return Ok(());
@@ -178,8 +178,8 @@ impl Store {
         rows.collect::<rusqlite::Result<_>>().map_err(sql())
     }
 
-    /// The same, and the highest number that was trimmed away when it is above `seq`: events are missing before these.
-    /// Both of one snapshot, so that no trimming comes in between.
+    /// The same, and the highest trimmed number if it is above `seq`: events are missing before these. Both come from
+    /// one snapshot, so that no trimming comes in between.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -190,15 +190,15 @@ impl Store {
         })
     }
 
-    /// The number behind which every kept event of `since` or later lies; a number that was trimmed away, when events
-    /// of that time may be gone, so that [`Self::events_page`] reports the gap.
+    /// The number after which every kept event of `since` or later lies; a trimmed number if events of that time may be
+    /// gone, so that [`Self::events_page`] reports the gap.
     ///
-    /// Times rise with numbers ([`append`]), but those that an older gantry wrote do not: the end of a pod, noticed
-    /// hours later, had the time at which it happened. So the first number is looked for, and not the first time. For
-    /// the same reason the oldest kept event does not say how young a trimmed one may be. What does is the oldest one
-    /// of a kind that is written when it happens ([`PUNCTUAL`]): what has a smaller number was written before. Without
-    /// such a one, anything may be gone. After a restore even those have old times, where rows were made from what lay
-    /// on the disk; then the numbers say when all before them was lost ([`trimmed_until`]).
+    /// Times rise with numbers ([`append`]), but not those that an older gantry wrote: the end of a pod, noticed hours
+    /// later, had the time at which it happened. So the search is for the first number, and not for the first time. For
+    /// the same reason the oldest kept event does not tell how young a trimmed one may be. The oldest one of a kind
+    /// that is written when it happens ([`PUNCTUAL`]) does: events with smaller numbers were written before. Without
+    /// such an event, any may be gone. After a restore even these have old times, if rows were made from directories;
+    /// then the numbers tell when all before them was lost ([`trimmed_until`]).
     ///
     /// # Errors
     /// [`StoreError`].
@@ -217,7 +217,7 @@ impl Store {
         })
     }
 
-    /// The highest number that was given; 0 when none was.
+    /// The highest number given so far; 0 if there is none.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -241,8 +241,8 @@ impl Store {
 
     /// Deletes all events but the newest `keep` (usually [`EVENTS_KEPT`]); returns how many were deleted.
     ///
-    /// Goes on in short transactions, so that no writer waits for long. Killed in between, it has deleted less; what is
-    /// gone is noted together with each deletion.
+    /// Works in short transactions, so that no writer waits for long. Killed in between, it has deleted less; each
+    /// deletion records what it has deleted.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -253,7 +253,7 @@ impl Store {
             .prepare_cached("SELECT seq FROM event ORDER BY seq DESC LIMIT 1 OFFSET ?1")
             .and_then(|mut one| one.query_row([keep.min(i64::MAX.unsigned_abs())], |row| row.get(0)).optional())
             .map_err(StoreError::sql(DOING))?;
-        // More events may have come since: then some more than asked for are kept until the next time.
+        // More events may have come since: then the next trimming deletes the surplus.
         let Some(upto) = newest_to_go else { return Ok(0) };
         let mut deleted = 0;
         loop {
@@ -278,9 +278,9 @@ fn trim_chunk(tx: &Transaction<'_>, upto: u64) -> rusqlite::Result<usize> {
 
 /// All trimmed events are older than this; `None` when it is unknown.
 ///
-/// A restore counts as trimmed what has a number below the microseconds of its moment (see the `restore` module), and
-/// what was lost with the damaged database may have happened until then. Numbers that were never begun anew are so
-/// small that the moment is in 1970.
+/// A restore counts as trimmed all numbers below the microseconds of its moment (see the `restore` module), and events
+/// lost with the damaged database may have happened until then. Numbers that never began anew are so small that the
+/// moment is in 1970.
 fn trimmed_until(tx: &Transaction<'_>) -> rusqlite::Result<Option<Timestamp>> {
     let (restored, until): (i64, Option<i64>) = tx
         .prepare_cached(&format!(

@@ -11,7 +11,7 @@ use crate::pods::row::Columns;
 use crate::sweep::list_names;
 use crate::{BlobError, Layout, Store, StoreError};
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Severity {
     /// Left over: costs space, harms nothing.
@@ -25,9 +25,9 @@ pub enum Severity {
 pub struct Finding {
     /// The finding.
     pub what: String,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// What to do about it.
+    /// The remedy.
     pub hint: String,
 }
 
@@ -44,7 +44,7 @@ impl Store {
     /// every file of the layers.
     ///
     /// # Errors
-    /// None so far: what is damaged or cannot be looked at is a finding.
+    /// None so far: damage, also of parts that cannot be examined, is a finding.
     pub fn check(&self, deep: bool) -> Result<Vec<Finding>, StoreError> {
         type Part = fn(&Store, bool, &mut Report) -> Result<(), StoreError>;
         let parts: [Part; 8] = [
@@ -100,7 +100,7 @@ impl Store {
         Ok(())
     }
 
-    /// Numbers rise by one within a boot and lie between what was trimmed and what comes next.
+    /// Numbers rise by one within a boot and lie between the last trimmed number and the next one.
     fn check_sequence(&self, _deep: bool, report: &mut Report) -> Result<(), StoreError> {
         let sql = || StoreError::sql("check the events");
         let mut gaps = self
@@ -171,7 +171,7 @@ impl Store {
             .and_then(|mut all| all.query_map([], |row| Columns::new(row).parsed())?.collect())
             .map_err(sql())?;
         for chain in &chains {
-            // The second look: the row may have gone with the tree.
+            // Second check: the row may have been deleted with the tree.
             if !self.layout.tree_dir(chain).is_dir() && self.tree_names()?.contains(&Layout::tree_name(chain)) {
                 report.error(format!("the directory of layer {chain} is missing"), REFETCH);
             } else if deep && let Some(why) = self.check_layer(chain)? {
@@ -228,7 +228,7 @@ impl Store {
         }
         for name in list_names(&self.layout.pods_dir())? {
             match name.parse::<PodId>() {
-                // Rows come before directories, so a directory without a row is no pod that is being made.
+                // Rows come before directories, so a directory without a row is not a pod in creation.
                 Ok(id) => {
                     if self.pod(id)?.is_none() && self.layout.pod_dir(&id).exists() {
                         report.warning(format!("the directory of pod {id} has no row"));
@@ -243,7 +243,7 @@ impl Store {
 
     fn check_volumes(&self, _deep: bool, report: &mut Report) -> Result<(), StoreError> {
         for volume in self.volumes()? {
-            // The second look: it may have been removed meanwhile.
+            // Second check: it may have been removed in the meantime.
             if !self.layout.volume_data(&volume.name).is_dir() && self.volume(&volume.name)?.is_some() {
                 let what = format!("the directory of volume '{}' is missing", volume.name);
                 report.error(what, "put it back from a backup, or remove the volume with 'gantry volume rm'");

@@ -38,7 +38,7 @@ pub(crate) struct HighWater {
 }
 
 impl HighWater {
-    /// The mark of a data directory. `None`: there is none, or what is there was not written by gantry.
+    /// The mark of a data directory. `None`: it does not exist, or was not written by gantry.
     pub(crate) fn load(layout: &Layout) -> Result<Option<Self>, StoreError> {
         let path = layout.sequence();
         let mut text = String::new();
@@ -76,7 +76,7 @@ impl HighWater {
         Ok(file)
     }
 
-    /// How many events a database has lost whose next one has this number, in this boot.
+    /// How many events a database has lost whose next event has this number, in this boot.
     pub(crate) fn lost(&self, next: u64, boot: &BootId) -> Option<u64> {
         let least = if self.boot == *boot { self.next } else { self.synced };
         least.checked_sub(next).filter(|&lost| lost > 0)
@@ -89,8 +89,8 @@ fn checksum(line: &str) -> u64 {
 }
 
 impl Store {
-    /// Notes that numbers below `next` were given; with [`Sync::Now`], that all of them survive a power cut. A mark
-    /// that cannot be written (the disk is full, and it was never made) only says less.
+    /// Records that numbers below `next` were given; with [`Sync::Now`], that all of them survive a power cut. A mark
+    /// that cannot be written (the disk is full, and the file does not exist) only detects less.
     pub(crate) fn raise_high_water(&self, next: u64, sync: Sync) {
         if self.file.is_none() {
             return;
@@ -108,8 +108,8 @@ impl Store {
         }
     }
 
-    /// Whether removals that an earlier boot cut short may be left to finish: a power cut can take back the row's last
-    /// step and keep that the directory is gone.
+    /// Whether removals that an earlier boot cut short may be unfinished: a power cut can undo the row's last step and
+    /// preserve the removal of the directory.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -129,8 +129,8 @@ impl Store {
     }
 }
 
-/// Writes the mark of a boot that was just entered with this next number, which is synced; once per boot the mark is as
-/// well. As always, one that cannot be written only says less.
+/// Writes the mark of a boot that was just entered with this next number, which is synced; once per boot the mark is
+/// synced, too. As always, a failure to write it only detects less.
 pub(crate) fn enter_boot(layout: &Layout, boot: &BootId, recovered: Option<&BootId>, next: u64) {
     let recovered = recovered.cloned().unwrap_or(BootId(String::new()));
     let mark = HighWater { boot: boot.clone(), recovered, next, synced: next };

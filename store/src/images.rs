@@ -63,7 +63,7 @@ pub struct NewImage {
     pub id: ImageId,
     /// The digest of its configuration.
     pub config: Digest,
-    /// How it came.
+    /// The format in which it came.
     pub format: ImageFormat,
     /// Its layers, bottom first.
     pub layers: Vec<LayerRef>,
@@ -80,7 +80,7 @@ pub struct ImageRow {
     pub id: ImageId,
     /// The digest of its configuration.
     pub config: Digest,
-    /// How it came.
+    /// The format in which it came.
     pub format: ImageFormat,
     /// Its layers, bottom first.
     pub layers: Vec<LayerRef>,
@@ -112,7 +112,7 @@ pub enum CommitImageError {
         /// Which layer.
         chain: Digest,
     },
-    /// The manifest or the configuration is not there.
+    /// The manifest or the configuration does not exist.
     #[error("image {image} cannot be committed without its blob {blob}: fetch it again")]
     NoSuchBlob {
         /// Which image.
@@ -223,13 +223,13 @@ impl Store {
         self.one_image(&format!("{ALL} WHERE id = ?1"), &id.to_string())
     }
 
-    /// Whether all parts of an image are here and none is known to be damaged: its documents are verified, its layers
-    /// as far as the last deep check has seen them.
+    /// Whether all parts of an image exist and none is known to be damaged: verifies its documents; its layers were
+    /// verified by the last deep check.
     ///
     /// # Errors
     /// [`StoreError`].
     pub fn is_whole(&self, image: &ImageRow) -> Result<bool, StoreError> {
-        /// Larger ones are not taken when they are put.
+        /// Larger ones are refused when they are put.
         const MAX_BLOB: u64 = 64 << 20;
         for digest in [&image.id, &image.config] {
             match self.blob(digest, MAX_BLOB) {
@@ -312,7 +312,8 @@ impl Store {
     }
 
     /// Removes an image that no pod uses, durably. Its layers stay until [`Self::sweep_images`]. When the disk is so
-    /// full that not even the removal can be written, what nobody works on is swept first, then layers of the image go.
+    /// full that not even the removal can be written, unlocked garbage is collected first, then layers of the image are
+    /// deleted.
     ///
     /// # Errors
     /// [`RemoveImageError`].
@@ -333,8 +334,8 @@ impl Store {
     }
 
     /// Deletes directories of layers that only this image has, topmost first, until the removal of its row has room.
-    /// Under the write lock, so that no pod takes the image meanwhile; nothing is written under it. A `kill -9` leaves
-    /// an image without some of its layers, which `fetch` repairs and another removal removes.
+    /// Holds the write lock, so that no pod uses the image in the meantime, and writes nothing under it. A `kill -9`
+    /// leaves an image without some of its layers, which `fetch` repairs and another removal removes.
     fn delete_layers_of(&self, id: &ImageId) -> Result<(), RemoveImageError> {
         const DOING: &str = "make room for the removal of the image";
         const MIN_FREED: u64 = 256 << 10;
@@ -379,7 +380,7 @@ impl Store {
         })
     }
 
-    /// Takes a name away from whatever image has it. `false`: none has it. On a full disk as [`Self::remove_image`].
+    /// Removes a name from the image that has it. `false`: no image has it. On a full disk as [`Self::remove_image`].
     ///
     /// # Errors
     /// [`StoreError`].
@@ -423,7 +424,8 @@ fn insert(tx: &Transaction<'_>, image: &NewImage, at: Timestamp) -> Result<(), C
         insert.execute(params![id, image.config.to_string(), image.format.as_str(), image.size, at.0])
     })
     .map_err(sql())?;
-    // From a select: a layer that was swept since it was looked at is named, not just refused by its foreign key.
+    // From a select: the error names a layer that was collected since it was checked, which the foreign key alone would
+    // not.
     let mut insert = tx
         .prepare_cached(
             "INSERT INTO image_layer (image, position, chain, blob) SELECT ?1, ?2, chain, ?4 FROM layer WHERE chain = ?3",

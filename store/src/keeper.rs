@@ -33,11 +33,11 @@ pub struct KeeperLock {
     _file: OwnedFd,
 }
 
-/// [`Store::lock_keeper`], before there is a store.
+/// [`Store::lock_keeper`], before the store is opened.
 pub(crate) fn lock(layout: &Layout) -> Result<Keeper, StoreError> {
     let path = layout.locks_dir().join(KEEPER_LOCK);
     let fd = match open_lock_file(&path) {
-        // It is made with the data directory; where it was lost, the reserve has a name to give as well.
+        // It is created with the data directory; if it was lost, the reserve gives space for its name as well.
         Err(error) if error.is_full() => {
             reserve::spend(layout)?;
             open_lock_file(&path)?
@@ -74,13 +74,13 @@ impl Store {
 
     /// Makes all that any process has committed so far survive a power cut.
     ///
-    /// Syncs the WAL and copies nothing: its frames carry checksums, so synced frames are what recovery reads. A
-    /// checkpoint would do more, and make the next command that writes pay for a sync of the WAL's new header.
+    /// Syncs the WAL and copies nothing: its frames carry checksums, and recovery reads synced frames. A checkpoint
+    /// would do more, and make the next command that writes pay for a sync of the WAL's new header.
     ///
     /// # Errors
     /// [`StoreError`].
     pub fn make_durable(&self) -> Result<(), StoreError> {
-        // Before the sync: what is committed during it may not be in it.
+        // Before the sync, which may miss commits made during it.
         let next = self.last_seq()?.saturating_add(1);
         let path = self.layout.wal();
         // Closing this drops the process's POSIX locks on the file (fcntl(2)); SQLite takes none on the WAL.

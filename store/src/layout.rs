@@ -41,7 +41,7 @@ impl Layout {
         self.root.join("gantry.db-shm")
     }
 
-    /// How far the numbers of events had come.
+    /// The high-water mark of event numbers.
     #[must_use]
     pub(crate) fn sequence(&self) -> PathBuf {
         self.root.join("sequence")
@@ -59,7 +59,7 @@ impl Layout {
         self.root.join("damaged")
     }
 
-    /// Pod directories that could not be made pods again after the database was lost.
+    /// Pod directories that could not become pods again after the database was lost.
     #[must_use]
     pub fn lost_pods_dir(&self) -> PathBuf {
         self.root.join("lost-pods")
@@ -71,7 +71,7 @@ impl Layout {
         self.root.join("restored")
     }
 
-    /// Why nothing may be written now; there while gantryd serves a damaged database.
+    /// Why writing is refused; exists while gantryd serves a damaged database.
     #[must_use]
     pub fn read_only(&self) -> PathBuf {
         self.root.join("read-only")
@@ -95,13 +95,13 @@ impl Layout {
         self.volumes_dir().join(name.as_str())
     }
 
-    /// The directory that apps see of a named volume. That above it keeps its mode from others.
+    /// The directory of a named volume that apps see. Its parent's mode keeps it from other users.
     #[must_use]
     pub fn volume_data(&self, name: &VolumeName) -> PathBuf {
         self.volume_dir(name).join("data")
     }
 
-    /// Leases of addresses and what plugins answered; made and read by stage1 alone.
+    /// Leases of addresses and results of plugins; made and read by stage1 alone.
     #[must_use]
     pub fn net_dir(&self) -> PathBuf {
         self.root.join("net")
@@ -192,7 +192,7 @@ pub(crate) const VOLUMES_LOCK: &str = "volumes";
 
 const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
-/// Base32 of bytes that are given as pairs of lower-case hexadecimal digits.
+/// Base32 of bytes given as pairs of lower-case hexadecimal digits.
 fn base32(hex: &[u8]) -> String {
     let mut out = String::with_capacity(hex.len() * 4 / 5 + 1);
     let (mut bits, mut held) = (0u32, 0u32);

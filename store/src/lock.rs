@@ -58,8 +58,8 @@ pub(crate) fn open_dir(path: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, flags, Mode::empty())
 }
 
-/// Whether what was opened is still what the path names: a lock on a file that was removed or renamed in between
-/// protects nothing.
+/// Whether the opened file is still the one that the path names: a lock on a file that was removed or renamed in
+/// between protects nothing.
 pub(crate) fn still_named(file: impl AsFd, path: &Path) -> rustix::io::Result<bool> {
     let ours = rustix::fs::fstat(file)?;
     match rustix::fs::lstat(path) {

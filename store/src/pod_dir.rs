@@ -67,7 +67,7 @@ impl Kind for MakePodDirError {
     }
 }
 
-/// How names in `tmp/` begin of what is left of this pod's directory.
+/// The prefix of names in `tmp/` that hold the rest of this pod's directory.
 fn deleted(id: PodId) -> String {
     format!("deleted-pod-{id}")
 }
@@ -110,7 +110,7 @@ impl Store {
     }
 
     /// Deletes the directory of a pod, durably, whatever its apps have put there. Needs no space. When it fails after
-    /// the rename, the rest is in `tmp/`; [`Self::delete_rest_of_pod_dir`] and the next sweep go on.
+    /// the rename, the rest is in `tmp/`; [`Self::delete_rest_of_pod_dir`] and the next garbage collection continue.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -127,7 +127,7 @@ impl Store {
         let aside = self.layout.tmp_dir().join(tmp::fresh_name(&deleted(id))?);
         match rustix::fs::rename(&path, &aside) {
             Ok(()) => {}
-            // A full disk has no room for another name: what the pod has goes first.
+            // A full disk has no room for another name: delete the pod's content first.
             Err(Errno::NOSPC) => {
                 remove::remove_content(lock.as_fd()).map_err(StoreError::io("empty", &path))?;
                 rustix::fs::rename(&path, &aside).map_err(StoreError::io("move", &path))?;

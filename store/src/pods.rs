@@ -31,9 +31,9 @@ pub use networks::{NetworkSummary, Networks};
 pub struct NewPod {
     /// Its identity.
     pub id: PodId,
-    /// When it was asked for.
+    /// The time of the request.
     pub created: Timestamp,
-    /// The networks it asks for.
+    /// The requested networks.
     pub net: NetMode,
     /// Its host name.
     pub hostname: String,
@@ -54,7 +54,7 @@ pub struct NewApp {
     pub name: AppName,
     /// Its image, which must be in the store.
     pub image: ImageId,
-    /// The name by which the image was asked for.
+    /// The name by which the image was requested.
     pub image_name: String,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
@@ -69,11 +69,11 @@ pub struct PodRow {
     pub generation: Generation,
     /// Its state.
     pub phase: Phase,
-    /// When it was asked for.
+    /// The time of the request.
     pub created: Timestamp,
     /// When it was complete on disk, if it ever was.
     pub prepared: Option<Timestamp>,
-    /// The networks it asked for.
+    /// The requested networks.
     pub net: NetMode,
     /// Its networks since its start, in order, also after its end. Empty before, and for a pod without networks of its
     /// own.
@@ -95,7 +95,7 @@ pub struct AppRow {
     pub name: AppName,
     /// Its image.
     pub image: ImageId,
-    /// The name by which the image was asked for.
+    /// The name by which the image was requested.
     pub image_name: String,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
@@ -112,8 +112,8 @@ pub struct Change {
     pub apps: Vec<(AppName, AppState)>,
     /// Its networks; recorded with [`Edge::Started`], ignored otherwise.
     pub networks: Networks,
-    /// Why it could not be started; written down with [`Edge::Aborted`], in its event and as the annotation
-    /// [`FAILURE`], passed over otherwise.
+    /// Why it could not be started; recorded with [`Edge::Aborted`], in its event and as the annotation [`FAILURE`],
+    /// and ignored otherwise.
     pub failure: Option<String>,
     /// Whether it must survive a power cut before this is acknowledged.
     pub durable: bool,
@@ -123,14 +123,14 @@ pub struct Change {
 pub const FAILURE: &str = "gantry/failure";
 
 impl Change {
-    /// This step, and nothing beside it.
+    /// This step alone.
     #[must_use]
     pub fn along(edge: Edge) -> Self {
         Self { edge, apps: Vec::new(), networks: Networks::default(), failure: None, durable: false }
     }
 }
 
-/// A change as it is asked for: without an edge, of the apps alone.
+/// A requested change: without an edge, of the apps alone.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Step<'a> {
     pub(crate) edge: Option<&'a Edge>,
@@ -140,7 +140,7 @@ pub(crate) struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    /// Why it could not be started, when it is given up for that.
+    /// Why it could not be started, if it is given up for that.
     pub(crate) fn failure(&self) -> Option<&'a str> {
         self.failure.filter(|_| matches!(self.edge, Some(Edge::Aborted(_))))
     }
@@ -154,7 +154,7 @@ impl<'a> Step<'a> {
 /// The result of a compare-and-set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Moved {
-    /// Done; the row now. `None`: the pod was swept, and its row is gone.
+    /// Done; the present row. `None`: the pod was collected, and its row is gone.
     Yes(Option<PodRow>),
     /// Another process was faster; the current row, `None` when it is gone.
     Lost(Option<PodRow>),
@@ -163,7 +163,7 @@ pub enum Moved {
 /// A pod could not be inserted.
 #[derive(Debug, Error)]
 pub enum InsertPodError {
-    /// An image was removed in between, or never was there.
+    /// An image was removed in between, or never existed.
     #[error("image {image} of app '{app}' is not in the store: fetch it again")]
     NoSuchImage {
         /// Which app.
@@ -171,10 +171,10 @@ pub enum InsertPodError {
         /// Which image.
         image: ImageId,
     },
-    /// A volume was removed in between, or never was there.
+    /// A volume was removed in between, or never existed.
     #[error("there is no volume '{0}'")]
     NoSuchVolume(VolumeName),
-    /// The id is taken.
+    /// The id is already in use.
     #[error("there is a pod {0} already")]
     Exists(PodId),
     /// The database.
@@ -241,7 +241,7 @@ pub enum ResolveError {
     Ambiguous {
         /// The prefix.
         prefix: PodPrefix,
-        /// How many pods' ids begin so.
+        /// How many pods have ids with this prefix.
         matches: u64,
         /// Some of them.
         some: Vec<PodId>,
@@ -297,8 +297,8 @@ impl Store {
         self.change(id, seen, Sync::Soon, Step { edge: None, apps, networks: None, failure: None })
     }
 
-    /// Changes the network of a prepared pod: what `run-prepared --net` asks for. `None`: it is not prepared any more,
-    /// or gone.
+    /// Changes the network of a prepared pod, as `run-prepared --net` requests. `None`: it is no longer prepared, or
+    /// gone.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -314,7 +314,7 @@ impl Store {
         })
     }
 
-    /// A pod on its way out must get there on a full disk too: what was set aside is given back for it.
+    /// A pod that ends must reach its end on a full disk, too: the space set aside is released for it.
     fn change(&self, id: PodId, seen: Generation, sync: Sync, asked: Step<'_>) -> Result<Moved, StepError> {
         let begins = matches!(asked.edge, Some(Edge::Prepare | Edge::Prepared(_) | Edge::Started { .. }));
         match self.change_once(id, seen, sync, asked) {
@@ -362,7 +362,7 @@ impl Store {
     /// # Errors
     /// [`ResolveError`].
     pub fn resolve(&self, prefix: &PodPrefix) -> Result<PodId, ResolveError> {
-        /// Enough to recognise the one that was meant.
+        /// Enough to recognise the intended one.
         const SHOWN: usize = 5;
         const DOING: &str = "find the pod";
         let found = |conn: &Connection| -> rusqlite::Result<(Vec<PodId>, u64)> {

@@ -11,16 +11,16 @@ use gantry_model::Timestamp;
 use crate::lock::sync_dir;
 use crate::{Layout, StoreError};
 
-/// That a database was restored.
+/// The record of a restored database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     /// When.
     pub at: Timestamp,
     /// The damage.
     pub damage: String,
-    /// From which backup, and when that was made; `None`: from the directories of the pods alone.
+    /// The backup, and its time; `None`: the database was filled from the directories of the pods alone.
     pub backup: Option<(PathBuf, Timestamp)>,
-    /// Where the damaged database is now.
+    /// The present path of the damaged database.
     pub aside: PathBuf,
     /// The first number of the events since.
     pub first_event: u64,

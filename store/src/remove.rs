@@ -30,7 +30,7 @@ pub(crate) fn remove(parent: BorrowedFd<'_>, name: &CStr) -> Result<u64> {
     loop {
         walk.empty(top.as_fd(), 0)?;
         match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
-            // Something was moved up, or names came in behind the reader: once more.
+            // Directories were moved up, or names came in behind the reader: repeat.
             Err(Errno::NOTEMPTY | Errno::EXIST) => {}
             Err(Errno::NOENT) | Ok(()) => return Ok(walk.freed),
             Err(errno) => return Err(errno),
@@ -47,7 +47,7 @@ pub(crate) fn remove_content(dir: BorrowedFd<'_>) -> Result<u64> {
         let is_name = |entry: &Result<rustix::fs::DirEntry>| {
             entry.as_ref().map_or(true, |entry| !matches!(entry.file_name().to_bytes(), b"." | b".."))
         };
-        // Something was moved up: once more.
+        // Directories were moved up: repeat.
         match entries.find(is_name).transpose()? {
             Some(_) => {}
             None => return Ok(walk.freed),
@@ -151,7 +151,7 @@ mod tests {
         fs::write(dir.path().join("outside/kept"), "x").unwrap();
         let tree = dir.path().join("tree");
         fs::create_dir_all(tree.join("a/b")).unwrap();
-        // Names the deleter would like to use itself.
+        // Names that the deleter uses itself.
         fs::write(tree.join("deep-0"), vec![1; 8192]).unwrap();
         symlink("../outside", tree.join("link")).unwrap();
         symlink("/", tree.join("a/root")).unwrap();

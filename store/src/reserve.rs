@@ -20,8 +20,8 @@ fn path(layout: &Layout) -> PathBuf {
     layout.root().join("reserve")
 }
 
-/// Sets the space aside if it is not yet. Without room for twice as much, or on a file system that cannot allocate, or
-/// may not be written to, there is none.
+/// Sets the space aside unless it already is. Does nothing without room for twice as much, or on a file system that
+/// cannot allocate or is read-only.
 pub(crate) fn fill(layout: &Layout) -> Result<(), StoreError> {
     let path = path(layout);
     if path.exists() {

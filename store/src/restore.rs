@@ -59,12 +59,12 @@ use crate::{Layout, OpenError, Store, StoreError, high_water, reserve};
 /// So many damaged databases are kept.
 const MAX_DAMAGED: usize = 3;
 
-/// A number that nothing has ever reached: what says more is damaged itself.
+/// A number that no numbering ever reaches: a record with a greater one is damaged itself.
 const MAX_SEQ: u64 = 1 << 60;
 
 const DOING: &str = "restore the database";
 
-/// Whether each index has what its table has as well.
+/// Whether each index matches its table as well.
 const INTEGRITY_CHECK: &str = "PRAGMA integrity_check(1)";
 
 /// A data directory before its database is opened, for its keeper.
@@ -103,7 +103,7 @@ impl DataDir {
         Ok(Self { root, layout, boot })
     }
 
-    /// Where everything is.
+    /// The paths.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
@@ -132,7 +132,7 @@ impl DataDir {
         Ok(DataDirLock(&self.root))
     }
 
-    /// Looks whether the database is damaged, reading all of it. The caller holds the lock.
+    /// Checks whether the database is damaged, reading all of it. The caller holds the lock.
     ///
     /// # Errors
     /// [`OpenError`] when the database cannot be examined or is not gantry's.
@@ -140,8 +140,8 @@ impl DataDir {
         damage::find_damage(&self.layout, &self.boot)
     }
 
-    /// From what a damaged database would be restored, the best first; none: there is no good backup. Rows of an older
-    /// format are not looked at before they are migrated: where those of the best cannot be read, the next is for it.
+    /// The sources for a restore of a damaged database, the best first; none: there is no good backup. Rows of an older
+    /// format are not read before their migration: where those of the best source cannot be read, the next one is used.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -153,7 +153,7 @@ impl DataDir {
         let own = damage.rolled_back.then(|| [self.with_wal(), self.without_wal()]);
         let mut all: Vec<_> =
             own.into_iter().flatten().flatten().chain(backups(&self.layout)?.into_iter().filter_map(good)).collect();
-        // The one with more events is the newer one: the file may not have been written to for long, and clocks are set
+        // The source with more events is the newer one: a file may have had no writes for long, and clocks are set
         // back. Of equal ones the file itself, with its WAL before without, then the newest.
         all.sort_by_key(|(_, next_seq)| Reverse(*next_seq));
         Ok(all.into_iter().map(|(backup, _)| backup).collect())
@@ -193,7 +193,7 @@ impl DataDir {
         read().is_ok()
     }
 
-    /// From now on nothing can be written: opening for writing fails with [`OpenError::ReadOnly`] and this reason. The
+    /// From now on writing is refused: opening for writing fails with [`OpenError::ReadOnly`] and this reason. The
     /// caller holds the lock.
     ///
     /// # Errors
@@ -216,7 +216,7 @@ impl DataDir {
     }
 
     /// Replaces the database by a copy of `source` (without one: by an empty one), which `fill` first completes from
-    /// what lies on the disk. The caller holds the lock. See the module for the order.
+    /// the directories on the disk. The caller holds the lock. The module documents the order.
     ///
     /// # Errors
     /// [`StoreError`], or the error of `fill`. Then the damaged database is still in place, or the next start
@@ -321,7 +321,7 @@ impl DataDir {
                 Ok(()) | Err(rustix::io::Errno::NOENT) => {}
                 Err(errno) => return Err(StoreError::io("move", &from)(errno)),
             }
-            // One after the other on the disk as well: see the module on their order.
+            // One after the other on the disk as well: the module documents their order.
             sync_dir(self.layout.root())?;
         }
         sync_dir(aside)?;

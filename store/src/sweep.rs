@@ -21,7 +21,7 @@ use crate::pods::row::Columns;
 use crate::trees::{is_locked, layer_of_replaced, try_lock_tree};
 use crate::{Layout, PodState, Store, StoreError, contents, remove, reserve, tmp};
 
-/// What a garbage collection has deleted.
+/// The amounts that a garbage collection has deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Swept {
     /// Bytes of the disk that were freed.
@@ -42,7 +42,7 @@ impl Store {
     /// blobs that it has put and not committed.
     ///
     /// # Errors
-    /// [`StoreError`]; what was deleted until then stays deleted.
+    /// [`StoreError`]; earlier deletions stay.
     pub fn sweep_images(&self) -> Result<Swept, StoreError> {
         self.end_blob_lease();
         let mut swept = Swept { bytes: self.sweep_temporaries()?, ..Swept::default() };
@@ -84,8 +84,8 @@ impl Store {
         reserve::fill(&self.layout)
     }
 
-    /// Whether this database knows what is needed. One that is being restored does not yet, and one that was replaced
-    /// not any more. Asked under each lock: it may be replaced in the middle of a sweep.
+    /// Whether this database knows all references. A database that is being restored does not yet, and a replaced one
+    /// no longer does. Checked under each lock: it may be replaced in the middle of a garbage collection.
     fn knows(&self) -> Result<bool, StoreError> {
         Ok(self.file.is_some() && self.is_current()?)
     }
@@ -153,7 +153,7 @@ impl Store {
     /// Whether a layer with this directory has a row.
     fn has_row_of_tree(&self, name: &str) -> Result<bool, StoreError> {
         let Some(hex) = Layout::hex_of_tree(name) else { return Ok(false) };
-        // The character after the last digit that there is.
+        // The character after the last digit.
         let mut one = self
             .conn
             .prepare_cached(
@@ -187,8 +187,8 @@ impl Store {
             .map_err(StoreError::sql("list the layers"))
     }
 
-    /// The row first, so that a kill in between leaves a tree without a row; except on a full disk, where the tree has
-    /// to make room for the row's removal. A row without a tree counts as absent ([`Store::layer`]).
+    /// The row first, so that a kill in between leaves a tree without a row; except on a full disk, where deleting the
+    /// tree makes room for the row's removal. A row without a tree counts as absent ([`Store::layer`]).
     fn sweep_layer(&self, chain: &Digest, swept: &mut Swept) -> Result<(), StoreError> {
         let name = Layout::tree_name(chain);
         let Some(_lock) = try_lock_tree(&self.layout, &name)? else { return Ok(()) };

@@ -80,12 +80,12 @@ pub(crate) struct Aside {
     layout: Layout,
     path: PathBuf,
     freed: u64,
-    /// `None` for what is no directory: unlinking it is one step.
+    /// `None` for all but directories: unlinking is one step.
     _lock: Option<OwnedFd>,
 }
 
 impl Aside {
-    /// Deletes it; returns the bytes that all calls have freed. A failure leaves the rest to the next sweep.
+    /// Deletes it; returns the bytes that all calls have freed. The next garbage collection retries after a failure.
     pub(crate) fn delete(&mut self) -> Result<u64, StoreError> {
         self.freed += delete(&self.layout, &self.path)?;
         Ok(self.freed)
@@ -182,7 +182,7 @@ fn claim(layout: &Layout) -> Result<Vec<(OwnedFd, PathBuf)>, StoreError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let lock = match rustix::fs::open(&path, flags, Mode::empty()) {
             Ok(lock) => lock,
-            // Renamed into place or deleted by its owner meanwhile.
+            // Renamed into place or deleted by its owner in the meantime.
             Err(Errno::NOENT) => continue,
             // A link or a socket, which gantry does not create and which cannot be locked: use the lock of `tmp/`
             // itself.
@@ -202,7 +202,7 @@ fn claim(layout: &Layout) -> Result<Vec<(OwnedFd, PathBuf)>, StoreError> {
     Ok(claimed)
 }
 
-/// Removes a file or directory in `tmp/` on drop; for what was made there and did not find its place.
+/// Removes a file or directory in `tmp/` on drop, unless it was moved to its final name.
 #[derive(Debug)]
 pub(crate) struct Scrap {
     layout: Layout,
@@ -214,7 +214,7 @@ impl Scrap {
         Self { layout: layout.clone(), path: Some(path) }
     }
 
-    /// It found its place: there is nothing to remove any more.
+    /// Moved to its final name: there is nothing left to remove.
     pub(crate) fn keep(mut self) {
         self.path = None;
     }
@@ -223,7 +223,7 @@ impl Scrap {
 impl Drop for Scrap {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
-            // What cannot be removed is unlocked now, and the next collection reports why.
+            // A file that cannot be removed is unlocked now, and the next collection reports why.
             let _ = delete(&self.layout, path);
         }
     }

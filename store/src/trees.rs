@@ -110,13 +110,13 @@ impl Staging {
         &self.dir
     }
 
-    /// Where it is until it is committed.
+    /// Its path until it is committed.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Which layer it is staged for.
+    /// The layer it is staged for.
     #[must_use]
     pub fn chain(&self) -> &Digest {
         &self.chain
@@ -144,7 +144,7 @@ impl Trees {
         loop {
             let file = open_lock_file(&path)?;
             lock_within(&file, FlockOperation::NonBlockingLockExclusive, &path, deadline, waiting)?;
-            // A sweeper removes the files of layers that are gone, and may just have done so.
+            // The collector removes the files of layers that are gone, and may just have done so.
             if still_named(&file, &path).map_err(StoreError::io("examine", &path))? {
                 return Ok(LayerLock { chain: chain.clone(), _file: file });
             }
@@ -232,7 +232,7 @@ impl Store {
         }
     }
 
-    /// The same, unless it was found damaged: what a fetch can use.
+    /// The same, unless it was found damaged: a layer that a fetch can use.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -244,7 +244,7 @@ impl Store {
     /// are written. The caller holds their locks. One that is committed already is left as it is, unless it is damaged.
     ///
     /// # Errors
-    /// [`CommitLayersError`]; then no row was written, and what was renamed is swept or replaced later.
+    /// [`CommitLayersError`]; then no row was written, and renamed directories are collected or replaced later.
     pub fn commit_layers(&self, layers: Vec<(Staging, LayerRow)>) -> Result<(), CommitLayersError> {
         const DOING: &str = "commit the layers";
         let among: BTreeSet<Digest> = layers.iter().map(|(_, row)| row.chain.clone()).collect();
@@ -282,8 +282,9 @@ impl Store {
         Ok(())
     }
 
-    /// Renames a staged directory to its place. What is there without a row was left by a `kill -9`, and goes. What has
-    /// one is damaged; it stays under another name as long as pods may have it mounted ([`Self::sweep_images`]).
+    /// Renames a staged directory to its final name. An existing directory without a row was left by a `kill -9`, and
+    /// is deleted. One with a row is damaged; it stays under another name as long as pods may have it mounted
+    /// ([`Self::sweep_images`]).
     fn place(&self, staging: Staging) -> Result<(), StoreError> {
         let path = self.layout.tree_dir(&staging.chain);
         let replaced = self.layer(&staging.chain)?.is_some();
@@ -303,7 +304,7 @@ impl Store {
     }
 }
 
-/// How the names of replaced directories of this layer begin.
+/// The prefix of names of replaced directories of this layer.
 fn replaced_name(tree: &str) -> String {
     format!("{REPLACED}{tree}")
 }
@@ -316,7 +317,7 @@ pub(crate) fn layer_of_replaced(name: &str) -> Option<&str> {
 const REPLACED: &str = "replaced-";
 
 fn insert(tx: &Transaction<'_>, rows: &[LayerRow]) -> rusqlite::Result<()> {
-    // A row whose directory was lost is there already, and is now true again.
+    // The row of a lost directory exists already, and is now true again.
     let mut insert = tx.prepare_cached(
         "INSERT INTO layer (chain, diff_id, parent, size, entries) VALUES (?1, ?2, ?3, ?4, ?5)
             ON CONFLICT (chain) DO UPDATE SET diff_id = excluded.diff_id, parent = excluded.parent,
@@ -329,7 +330,7 @@ fn insert(tx: &Transaction<'_>, rows: &[LayerRow]) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// For a layer that was found on the disk: what the database knows of it is better.
+/// For a layer that was found on the disk: an existing row has better data.
 pub(crate) fn insert_unless_known(tx: &Transaction<'_>, row: &LayerRow) -> rusqlite::Result<()> {
     let known = tx.prepare_cached("SELECT 1 FROM layer WHERE chain = ?1")?.exists([row.chain.to_string()])?;
     if known { Ok(()) } else { insert(tx, std::slice::from_ref(row)) }

@@ -31,11 +31,11 @@ use crate::{Store, StoreError};
 pub struct VolumeRow {
     /// Its name.
     pub name: VolumeName,
-    /// When it was made.
+    /// The time of its creation.
     pub created: Timestamp,
     /// Labels of the user.
     pub labels: BTreeMap<String, String>,
-    /// The pods that mount it, in whatever phase they are.
+    /// The pods that mount it, in any phase.
     pub pods: BTreeSet<PodId>,
 }
 
@@ -98,7 +98,7 @@ impl Store {
         };
         let description = Description { created: crate::now().0, labels: labels.clone() };
         let is_new = self.make_volume_dir(name, &description)?;
-        // A directory that was there is kept, and described, as it is.
+        // An existing directory is kept and described as it is.
         let description = if is_new { description } else { self.describe(name) };
         self.insert_volume(name, &description)?;
         drop(lock);
@@ -189,7 +189,7 @@ impl Store {
         }
     }
 
-    /// Finishes removals that were begun, and writes rows for directories that have none. Twice changes nothing.
+    /// Finishes interrupted removals, and writes rows for directories that have none. Idempotent.
     ///
     /// # Errors
     /// [`StoreError`].

@@ -26,13 +26,13 @@ use rustix::fs::{FallocateFlags, OFlags};
 use crate::db::{BUSY_TIMEOUT, FileId};
 use crate::{Layout, StoreError};
 
-/// Where SQLite's locks say that a process uses the index.
+/// Where SQLite's locks show that a process uses the index.
 const IN_USE_BYTE: libc::off_t = 128;
 
 /// Two regions of 32 KiB: the frames of a WAL of 32 MiB, where a checkpoint is due at one.
 const LENGTH: u64 = 64 << 10;
 
-/// Both copies of the header, and what is known of checkpoints and readers.
+/// Both copies of the header, and the state of checkpoints and readers.
 const HEADER: [u8; 136] = [0; 136];
 
 /// The indexes that this process has open.
@@ -45,7 +45,7 @@ struct Opened {
     leases: usize,
 }
 
-/// Keeps the index as it is while a connection is open; to be dropped after the connection. `None`: there is none to
+/// Keeps the index unchanged while a connection is open; to be dropped after the connection. `None`: there is none to
 /// keep.
 #[derive(Debug)]
 pub(crate) struct IndexLease(Option<FileId>);

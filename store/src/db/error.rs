@@ -34,7 +34,7 @@ pub enum OpenError {
     /// Anything else that keeps the directory or its database from being used.
     #[error("{message}")]
     Unusable {
-        /// What is wrong, and what to do.
+        /// The problem, and how to solve it.
         message: String,
         /// The kind of the failure.
         kind: ErrorKind,
@@ -109,7 +109,7 @@ impl OpenError {
         Self::unusable(ErrorKind::Refused, message)
     }
 
-    /// The database is `missing` or `empty`, and what it had rows of (`pods`, `layers`, `volumes` or `backups`) exists.
+    /// The database is `missing` or `empty`, and its counterparts (`pods`, `layers`, `volumes` or `backups`) exist.
     pub(super) fn lost(path: &Path, how: &str, what: &str) -> Self {
         let message = format!(
             "{} is {how}, but there are {what} beside it: start gantryd, which restores the newest of its backups, or run \

@@ -54,7 +54,7 @@ fn candidates(conn: &Connection, filters: &[ImageFilter]) -> rusqlite::Result<Ve
     Ok(images.into_iter().map(with_places).collect())
 }
 
-/// The terms that must hold, and the values in them. None: the rows have nothing to say.
+/// The terms that must hold, and the values in them. None: the rows cannot answer.
 fn condition(filter: &ImageFilter) -> (Vec<&'static str>, Vec<Value>) {
     const NANOSECONDS: i128 = 1_000_000_000;
     let (mut terms, mut values): (Vec<&'static str>, Vec<Value>) = (Vec::new(), Vec::new());
@@ -66,7 +66,7 @@ fn condition(filter: &ImageFilter) -> (Vec<&'static str>, Vec<Value>) {
         terms.push("id IN (SELECT value FROM json_each(?))");
         values.push(json!(ids).to_string().into());
     }
-    // A time beyond all that a row can have is either no bound at all or never reached.
+    // A time beyond the range of rows is either no bound at all or never reached.
     if let Some(second) = filter.imported_after {
         let from = (i128::from(second) + 1) * NANOSECONDS;
         match i64::try_from(from) {

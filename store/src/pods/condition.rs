@@ -22,7 +22,7 @@ pub struct CgroupCondition {
     pub not_running: bool,
 }
 
-/// A filter, with what its cgroups mean, which the caller knows: their texts are not looked at here.
+/// A filter, with the pods of its cgroups, which the caller has resolved: their texts are not compared here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodWhere<'a> {
     /// The filter.
@@ -31,7 +31,7 @@ pub struct PodWhere<'a> {
     pub cgroups: Vec<CgroupCondition>,
 }
 
-/// The name under which the phase of a pod that is being deleted is asked for (`Phase::name`).
+/// The name that selects the phase of a pod that is being deleted (`Phase::name`).
 const DELETING: &str = "deleting";
 
 const IDS: &str = "pod.id IN (SELECT value FROM json_each(?))";
@@ -154,7 +154,7 @@ impl Condition {
         self.all_of(IMAGES, ids);
     }
 
-    /// A term that counts how many of the wanted are there, each once.
+    /// A term that counts how many of the wanted values exist, each once.
     fn all_of<T: ToString>(&mut self, term: &'static str, wanted: impl IntoIterator<Item = T>) {
         let wanted: BTreeSet<String> = wanted.into_iter().map(|one| one.to_string()).collect();
         if !wanted.is_empty() {

@@ -19,7 +19,7 @@ impl Store {
         self.read("read the pod", |tx| load(tx, id).map_err(StoreError::sql("read the pod")))
     }
 
-    /// The pods that were asked for, by the time of their creation, then by id.
+    /// The requested pods, by the time of their creation, then by id.
     ///
     /// # Errors
     /// [`StoreError`].

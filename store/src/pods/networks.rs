@@ -1,4 +1,4 @@
-//! What a pod got of its networks, as a JSON column: `[{"name", "interface", "mac", "addresses", "routes", "dns",
+//! The network attachments of a pod, as a JSON column: `[{"name", "interface", "mac", "addresses", "routes", "dns",
 //! "ports"}]`. Filters match on `name`. `gantry list -o json` copies the text, so the field names are stable.
 
 use std::borrow::Cow;
@@ -11,8 +11,8 @@ use serde_json::value::RawValue;
 
 use crate::StoreError;
 
-/// What a pod got of its networks, in order. The JSON text is parsed on demand: lists have ten thousand pods, and most
-/// of their readers need little of it, or copy it.
+/// The network attachments of a pod, in order. The JSON text is parsed on demand: lists have ten thousand pods, and
+/// most of their readers need little of it, or copy it.
 ///
 /// As JSON (`Serialize`) it is an array of networks, an empty one where there are none.
 #[derive(Debug, Clone, Default)]
@@ -45,7 +45,7 @@ impl Networks {
         text.map(|text| Self(Some(text))).map_err(not).map_err(StoreError::sql("write a pod's networks"))
     }
 
-    /// The text of a column; that it is JSON is all that is made sure of.
+    /// The text of a column; checked only to be JSON.
     pub(super) fn from_text(text: &str) -> serde_json::Result<Self> {
         Ok(Self(Some(serde_json::from_str::<&RawValue>(text)?.to_owned())))
     }
@@ -61,7 +61,7 @@ impl Networks {
         self.0.is_none()
     }
 
-    /// All that is known of them.
+    /// All attachments, with all fields.
     ///
     /// # Errors
     /// [`StoreError`] when the text is damaged.

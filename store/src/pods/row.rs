@@ -67,7 +67,7 @@ impl<'a, 'b> Columns<'a, 'b> {
         }
     }
 
-    /// The next column as one of some known words.
+    /// The next column as one of a fixed set of words.
     pub(crate) fn named<T>(&mut self, known: impl FnOnce(&str) -> Option<T>) -> rusqlite::Result<T> {
         let text = self.text()?;
         known(text).ok_or_else(|| self.invalid(format!("'{}' is not a word gantry writes here", shown(text))))
@@ -81,7 +81,7 @@ impl<'a, 'b> Columns<'a, 'b> {
         }
     }
 
-    /// The next column as what a pod got of its networks; nothing where it is NULL, which it is of most pods.
+    /// The next column as a pod's network attachments; empty where it is NULL, as for most pods.
     fn networks(&mut self) -> rusqlite::Result<Networks> {
         self.next += 1;
         match self.row.get_ref(self.next - 1)?.as_str_or_null()? {

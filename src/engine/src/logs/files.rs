@@ -19,11 +19,11 @@ use rustix::io::Errno;
 use crate::logs::line::{self, Parser};
 
 const BLOCK: usize = 64 << 10;
-/// Supervisors write no longer lines. A longer one is given out in pieces.
+/// Supervisors write no longer lines. A reader returns a longer line in pieces.
 pub(crate) const MAX_LINE: usize = 1 << 20;
 /// Enough of a line's beginning to tell its tag: time, stream, tag.
 const HEAD: usize = 64;
-/// How many bytes without a valid line are skipped in search of a timestamp.
+/// How many bytes without a valid line the search for a timestamp skips.
 const MAX_UNTIMED: u64 = 1 << 20;
 /// The granularity of mtime: a directory that changed more recently may have changed again with the same mtime.
 const MTIME_SLACK_NS: i64 = 1_000_000_000;
@@ -47,7 +47,8 @@ impl LogFile {
         }
     }
 
-    /// Whether that is this file under a later name. A younger one has only got the inode of this one, which is gone.
+    /// Whether that file is this one under a later name. A younger file can only have reused the inode of this one,
+    /// which was deleted.
     fn may_become(&self, other: &Self) -> bool {
         (other.inode, other.attempt) == (self.inode, self.attempt) && other.age > self.age
     }
@@ -86,33 +87,33 @@ pub(crate) struct LogDir {
     base: PathBuf,
     below: PathBuf,
     fd: Option<OwnedFd>,
-    /// When it was last changed, as it was before the last look; `None` where that tells nothing.
+    /// The time of the last change, as of the last listing; `None` where it proves nothing.
     seen: Option<(i64, i64)>,
 }
 
 impl LogDir {
-    /// The directory `below` `base`, which need not be there yet.
+    /// The directory `below` `base`, which may not exist yet.
     pub(crate) fn new(base: impl Into<PathBuf>, below: impl Into<PathBuf>) -> Self {
         Self { base: base.into(), below: below.into(), fd: None, seen: None }
     }
 
-    /// The same directory, not looked at yet.
+    /// The same directory, before its first listing.
     pub(crate) fn again(&self) -> Self {
         Self::new(&self.base, &self.below)
     }
 
-    /// Where it is.
+    /// The directory's path.
     pub(crate) fn path(&self) -> PathBuf {
         self.base.join(&self.below)
     }
 
-    /// Whether files may have come, gone or got other names since the last look at [`Self::parts`].
+    /// Whether files may have been added, deleted or renamed since the last call of [`Self::parts`].
     pub(crate) fn changed(&self) -> io::Result<bool> {
         let (Some(fd), Some(seen)) = (&self.fd, self.seen) else { return Ok(true) };
         Ok(changed_at(fd)? != seen)
     }
 
-    /// All files of the log, oldest first, as they were at one moment.
+    /// All files of the log, oldest first: a snapshot of one moment.
     pub(crate) fn parts(&mut self) -> io::Result<Vec<LogFile>> {
         if self.fd.is_none() {
             self.fd = open_dir(&self.base, &self.below)?;
@@ -124,7 +125,7 @@ impl LogDir {
         list_files(fd)
     }
 
-    /// Opens this very file, under whatever name it has by now. `None` when it is gone.
+    /// Opens this very file, under whatever name it has by now. `None` when it was deleted.
     pub(crate) fn open(&self, part: &LogFile) -> io::Result<Option<LogPosition>> {
         let mut part = part.clone();
         for _ in 0..MAX_ATTEMPTS {
@@ -132,7 +133,7 @@ impl LogDir {
             if let Some(place) = open_file(fd, &part.name())?.filter(|place| place.inode == part.inode) {
                 return Ok(Some(place));
             }
-            // Rotated since we looked.
+            // Rotated since the listing.
             let Some(renamed) = list_files(fd)?.into_iter().find(|other| part.may_become(other)) else { break };
             part = renamed;
         }
@@ -140,11 +141,11 @@ impl LogDir {
     }
 
     /// From the first line that is not older than `since` up to the first one that is not older than `until`, or to the
-    /// end as it is now. `None` when there are no files.
+    /// present end. `None` when there are no files.
     ///
-    /// Lines are taken to be in the order of time. Where a clock was set back, the log crosses a bound at several
-    /// places; one of them is found. A file that has more than a mebibyte of lines without a time in one place may be
-    /// searched in part only.
+    /// The search assumes that lines are in the order of time. Where a clock was set back, the log crosses a bound at
+    /// several places; the search finds one of them. It may cover only a part of a file that has more than a mebibyte
+    /// of lines without a time in one place.
     pub(crate) fn span(&mut self, since: Option<Timestamp>, until: Option<Timestamp>) -> io::Result<Option<Span>> {
         let parts = self.parts()?;
         let Some(oldest) = self.first_open(&parts)? else { return Ok(None) };
@@ -178,9 +179,9 @@ impl LogDir {
         Ok(None)
     }
 
-    /// Where lines begin to be not older than `bound`. Lines without a time count as those before them.
+    /// The start of the first line that is not older than `bound`. A line without a time counts as the line before it.
     fn crossing(&self, parts: &[LogFile], bound: Timestamp) -> io::Result<Option<Crossing>> {
-        // The newest file's last place that was looked at; then the oldest one known to be young enough.
+        // The last place examined in the newest file; then the oldest one known to be young enough.
         let mut found = None;
         for part in parts.iter().rev() {
             let Some(place) = self.open(part)? else { continue };
@@ -202,8 +203,8 @@ impl LogDir {
         Ok(found)
     }
 
-    /// Where the last `lines` whole lines of a span begin (its start when there are no more), and how many those are;
-    /// of one stream alone, if one is named.
+    /// The start of the last `lines` whole lines of a span (the span's start if there are fewer), and their number; of
+    /// one stream alone, if `stream` names one.
     pub(crate) fn tail(&self, span: &Span, lines: usize, stderr: Option<bool>) -> io::Result<(usize, LogPosition)> {
         let (start, end) = (&span.start, &span.end);
         let mut counter = Tail { wanted: lines, seen: 0, stderr, newest: true, parser: Parser::default() };
@@ -221,7 +222,7 @@ impl LogDir {
         Ok((counter.seen, start.clone()))
     }
 
-    /// The time of the line that lies before the span, unless the first line of it has one.
+    /// The time of the line before the span, unless the span's first line has a time.
     pub(crate) fn time_before(&self, span: &Span) -> io::Result<Option<Timestamp>> {
         let start = &span.start;
         if first_timed(&start.file, start.offset, start.offset + 1, start.size()?)?.1.is_some() {
@@ -240,11 +241,11 @@ impl LogDir {
     }
 }
 
-/// Where a log crosses a time.
+/// The place where a log crosses a time.
 enum Crossing {
     /// Before this line, which is not older.
     At(LogPosition),
-    /// Nowhere: what is known to be older ends here.
+    /// Nowhere: the older part ends here.
     Behind(LogPosition),
 }
 
@@ -265,7 +266,7 @@ fn changed_at(fd: &OwnedFd) -> io::Result<(i64, i64)> {
     Ok((stat.st_mtime, i64::try_from(stat.st_mtime_nsec).unwrap_or(0)))
 }
 
-/// Looks until two looks agree.
+/// Lists the directory until two listings agree.
 fn list_files(fd: &OwnedFd) -> io::Result<Vec<LogFile>> {
     let mut before = list_once(fd)?;
     for _ in 0..MAX_ATTEMPTS {
@@ -303,9 +304,9 @@ fn name(name: &str) -> Option<(u32, u32)> {
     (part.name() == name).then_some((part.attempt, age))
 }
 
-/// `None` when it is not there, or no regular file.
+/// `None` when it does not exist or is not a regular file.
 fn open_file(dir: &OwnedFd, name: &str) -> io::Result<Option<LogPosition>> {
-    // NONBLOCK: if somebody put a FIFO there, opening it must not hang.
+    // NONBLOCK: opening a FIFO that was put there must not hang.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
         Ok(file) => File::from(file),
@@ -330,7 +331,7 @@ fn line_at(file: &File, offset: u64, size: u64) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Where the line after the one that covers `offset` starts; `None` when the last one has no newline yet.
+/// The start of the line after the one that covers `offset`; `None` when the last line has no newline yet.
 fn next_line(file: &File, mut offset: u64, size: u64) -> io::Result<Option<u64>> {
     let mut first = [0; 4096];
     let mut more = Vec::new();
@@ -354,7 +355,7 @@ fn next_line(file: &File, mut offset: u64, size: u64) -> io::Result<Option<u64>>
 /// A whole line that has a time.
 struct Timed {
     at: Timestamp,
-    /// Where the next line starts.
+    /// The start of the next line.
     next: u64,
 }
 
@@ -373,13 +374,13 @@ fn first_timed(file: &File, mut offset: u64, to: u64, size: u64) -> io::Result<(
     Ok((offset, None))
 }
 
-/// Where the last line that is known to be older than `bound` ends, in a file whose lines are in the order of time.
+/// The end of the last line known to be older than `bound`, in a file whose lines are in the order of time.
 fn bisect(file: &File, size: u64, bound: Timestamp) -> io::Result<u64> {
     // Every line before `low` is older; `low` is the start of a line. No older line starts at or after `high`.
     let (mut low, mut high) = (0, size);
     while low < high {
         let middle = low + (high - low) / 2;
-        // The byte before decides whether a line starts right in the middle.
+        // The byte before tells whether a line starts right in the middle.
         let start = if middle == low { Some(low) } else { next_line(file, middle - 1, high)? };
         let timed = match start {
             Some(start) => first_timed(file, start, high, size)?.1,
@@ -415,13 +416,13 @@ struct Tail {
     seen: usize,
     /// Lines of the other stream do not count.
     stderr: Option<bool>,
-    /// Nothing that counts was looked at yet.
+    /// No matching line was examined yet.
     newest: bool,
     parser: Parser,
 }
 
 impl Tail {
-    /// Counts in a file from `end` down to `least`. Where the wanted lines begin, if it is in this file.
+    /// Counts in a file from `end` down to `least`. Returns the start of the wanted lines, if it is in this file.
     fn scan(&mut self, file: &File, least: u64, end: u64) -> io::Result<Option<u64>> {
         backwards(file, least, end, |head, next| {
             let line = self.parser.parse(head);
@@ -434,7 +435,7 @@ impl Tail {
                 self.seen += 1;
             }
             self.newest = false;
-            // It begins behind the line that is one too many.
+            // It begins after the line that is one too many.
             (self.seen > self.wanted).then_some(next)
         })
     }
@@ -449,8 +450,8 @@ fn last_time(file: &File, end: u64) -> io::Result<Option<Timestamp>> {
     Ok(found?.flatten())
 }
 
-/// Shows the lines between `least` and `end`, the last one first, until the visitor finds something: the beginning of a
-/// line, and where the next one starts. What follows the last newline is no line yet.
+/// Passes the lines between `least` and `end`, the last one first, to the visitor until it returns something: the start
+/// of a line, and the start of the next one. The text after the last newline is not a line yet.
 fn backwards<T>(
     file: &File,
     least: u64,
@@ -458,7 +459,7 @@ fn backwards<T>(
     mut visit: impl FnMut(&[u8], u64) -> Option<T>,
 ) -> io::Result<Option<T>> {
     let (mut low, mut block) = (end, Vec::new());
-    // Where the line ends whose start is looked for.
+    // The end of the line whose start the loop searches for.
     let mut next: Option<u64> = None;
     let mut line = |block: &[u8], low: u64, start: u64, next: Option<u64>| -> io::Result<Option<T>> {
         let Some(next) = next.filter(|next| *next > start) else { return Ok(None) };

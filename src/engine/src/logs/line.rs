@@ -6,9 +6,9 @@ use gantry_model::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::Offset;
 
-/// How long a head of the supervisor's is: time, stream, tag, and the blanks behind them.
+/// The length of a head that the supervisor writes: time, stream, tag, and the blanks after them.
 const HEAD: usize = 40;
-/// The part of a time that says the second.
+/// The part of a time down to the second.
 const SECOND: usize = 19;
 
 /// A parsed line, borrowed.
@@ -22,8 +22,8 @@ pub(crate) struct LogLine<'a> {
     pub(crate) text: &'a [u8],
 }
 
-/// Parses many lines. Those in the very form of the supervisor take the short way, on which the second of the line
-/// before is remembered: most lines have the same.
+/// Parses many lines. Lines in the exact format of the supervisor take the fast path, which caches the second of the
+/// previous line: most lines have the same.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     second: Option<([u8; SECOND], i64)>,

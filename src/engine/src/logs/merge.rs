@@ -28,8 +28,8 @@ pub(crate) fn block_for(logs: usize) -> usize {
 }
 
 impl Merge {
-    /// Shows the sink every line that is there (the number of its log; the line, if it is wanted; its size in the
-    /// file), until it says that this is enough. Whether it did.
+    /// Passes every available line to the sink (the number of its log; the line, if it is wanted; its size in the
+    /// file), until the sink has enough. Returns whether it has.
     ///
     /// # Errors
     /// A log could not be read.
@@ -61,7 +61,7 @@ impl Merge {
         }
     }
 
-    /// Has every log show its next line, unless there is none.
+    /// Makes every log parse its next line, if it has one.
     fn show(&mut self) -> Result<(), LogsError> {
         let id = self.id;
         loop {
@@ -72,7 +72,7 @@ impl Merge {
             if !read {
                 return Ok(());
             }
-            // What was read may be younger than what a log has by now that had nothing before.
+            // A line already read may be younger than a new line of a log that had none before.
             self.logs.iter_mut().filter(|log| log.shown().is_none()).for_each(AppLog::wake);
         }
     }

@@ -1,7 +1,7 @@
 //! `logs`: the output of a pod's apps, merged by time, and following while the pod runs.
 //!
-//! [`crate::logs::reader`] reads. This module waits, for callers that do nothing else meanwhile: until inotify reports
-//! a change in a log directory, or the supervisor ends.
+//! [`crate::logs::reader`] reads. This module blocks: until inotify reports a change in a log directory, or the
+//! supervisor ends.
 
 pub(crate) mod files;
 pub(crate) mod line;
@@ -30,7 +30,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const MIN_BACKOFF: Duration = Duration::from_millis(1);
 const MAX_BACKOFF: Duration = Duration::from_millis(32);
 
-/// How much is read before the sink's errors are checked, in bytes.
+/// How many bytes to read before checking for errors of the sink.
 const MAX_READ: usize = 1 << 20;
 
 /// The lines to read.
@@ -68,7 +68,7 @@ pub trait LogSink {
     /// The sink failed; it receives no more.
     fn line(&mut self, line: LineRef<'_>) -> io::Result<()>;
 
-    /// All lines so far were given: a sink that buffers must write now.
+    /// The sink has received all lines so far: a sink that buffers must write now.
     ///
     /// # Errors
     /// The sink failed; it receives no more.
@@ -213,7 +213,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// `None` when no process may write any more.
+    /// `None` when no process may write any longer.
     fn new(writers: Vec<OwnedFd>, dirs: &[PathBuf]) -> Option<Self> {
         let mut watch = Self { inotify: None, complete: false, writers };
         if !watch.has_writers() {
@@ -237,9 +237,9 @@ impl Watch {
         !self.writers.is_empty()
     }
 
-    /// Drains the events: the reader finds what changed.
+    /// Drains the events: the reader finds the changes itself.
     fn forget(&self) {
-        // Where no more events can come, waiting shows it.
+        // Where no more events can come, waiting reports it.
         let _more_events_may_come = self.inotify.as_ref().map(|inotify| inotify.drain(|_| {}));
     }
 }

@@ -6,14 +6,14 @@
 //! # Order
 //!
 //! Lines of several apps are merged by their timestamps, both those present when the reader is opened and later ones:
-//! the supervisor writes in the order of time, so a line is given out only after every log that was exhausted was read
+//! the supervisor writes in the order of time, so the reader returns a line only after it has read every exhausted log
 //! again.
 //!
 //! # Bounds
 //!
-//! Bounds are found by bisection, then every line is checked: no line outside of them is given out. Where the clock was
-//! set back, a log crosses a bound several times; lines within the bounds may then be missing before the position found
-//! for `since`, and after that for `until`. Without bounds the clock has no effect.
+//! The reader finds bounds by bisection, then checks every line, so it never returns a line outside of them. Where the
+//! clock was set back, a log crosses a bound several times; lines within the bounds may then be missing before the
+//! position found for `since`, and after that for `until`. Without bounds the clock has no effect.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -45,14 +45,14 @@ pub struct LogReader {
     stage: Stage,
 }
 
-/// What more may come.
+/// The lines that may follow.
 #[derive(Debug)]
 enum Stage {
     /// The pod was not started yet.
     Waiting,
     /// Its supervisor (this one) may write.
     Running(OwnedFd),
-    /// Nothing more that matches is written.
+    /// No further line will match.
     Over,
 }
 
@@ -66,16 +66,16 @@ pub enum Pulled {
     Drained,
     /// The pod was not started yet. Wait for its start (an event), or [`LogReader::wait_at_most`].
     Waiting,
-    /// Everything was given out, and no more will come.
+    /// All lines were returned, and no more will follow.
     End,
 }
 
 /// A line, or a piece of one, borrowed.
 #[derive(Debug, Clone, Copy)]
 pub struct LineRef<'a> {
-    /// Which app.
+    /// The app.
     pub app: &'a AppName,
-    /// When the supervisor read it; the time of the line before where the file says none.
+    /// When the supervisor read it; the time of the line before if the file has none.
     pub at: Timestamp,
     /// Whether it came from stderr.
     pub stderr: bool,
@@ -88,16 +88,16 @@ pub struct LineRef<'a> {
 }
 
 impl LogReader {
-    /// The directories in which something changes when there is more. They may not be there before the pod was started.
+    /// The directories that change when there are more lines. They may not exist before the pod is started.
     #[must_use]
     pub fn dirs(&self) -> Vec<PathBuf> {
         self.merge.logs.iter().map(|log| log.dir().path()).collect()
     }
 
-    /// How long to wait for more at most; `None`: for as long as it takes.
+    /// The maximum time to wait for more; `None`: unlimited.
     #[must_use]
     pub fn wait_at_most(&self) -> Option<Duration> {
-        // A little more, so that it has passed when it is looked at.
+        // A little longer, so that the time has passed at the next check.
         let left = |until: Timestamp| until.since(gantry_store::now()) + WRITTEN + Duration::from_millis(1);
         self.until.map(left)
     }
@@ -121,7 +121,7 @@ impl LogReader {
             until: query.until.filter(|_| query.follow),
             stage: if query.follow { stage_of(row, boot) } else { Stage::Over },
         };
-        // First whether it is over, then what it wrote: nothing is written after.
+        // Check for the end first, then read: nothing is written after the end.
         reader.advance(|| Ok(Some(row.clone())))?;
         let mut opening = Opening { query, id, over: matches!(reader.stage, Stage::Over), logs: Vec::new() };
         for app in &apps {
@@ -131,8 +131,8 @@ impl LogReader {
         Ok(reader)
     }
 
-    /// Finds out what may still come. `row` says how the pod stands (`None`: it is gone) and is asked only where that
-    /// matters.
+    /// Determines which lines may still follow. `row` returns the pod's row (`None`: it was deleted) and is called only
+    /// where it matters.
     fn advance(&mut self, row: impl FnOnce() -> Result<Option<PodRow>, PodError>) -> Result<(), PodError> {
         if matches!(self.stage, Stage::Waiting) {
             self.stage = row()?.map_or(Stage::Over, |row| stage_of(&row, &self.boot));
@@ -177,7 +177,7 @@ impl LogReader {
     }
 }
 
-/// What the apps of a pod in this row may still write.
+/// The lines that the apps of a pod in this row may still write.
 fn stage_of(row: &PodRow, boot: &BootId) -> Stage {
     match &row.phase {
         Phase::Running { supervisor, .. } => process::open(supervisor, boot).map_or(Stage::Over, Stage::Running),
@@ -199,18 +199,18 @@ fn chosen(row: &PodRow, asked: &[AppName]) -> Result<Vec<AppName>, LogsError> {
 struct Opening<'a> {
     query: &'a LogQuery,
     id: PodId,
-    /// Whether only what is there now is read.
+    /// Whether to read only what the log contains now.
     over: bool,
     logs: Vec<Source>,
 }
 
-/// The log of one app, and what of it is asked for.
+/// The log of one app, and the requested part of it.
 struct Source {
     app: AppName,
     dir: LogDir,
     /// `None`: there are no files.
     span: Option<Span>,
-    /// How many whole lines that is, if they were counted.
+    /// The number of whole lines, if they were counted.
     lines: usize,
 }
 
@@ -218,7 +218,7 @@ impl Source {
     fn find(app: &AppName, pod: &Path, query: &LogQuery, over: bool) -> io::Result<Self> {
         let mut dir = LogDir::new(pod, Path::new(files::LOGS).join(app.as_str()));
         let most = query.max_lines();
-        // Where lines are still to come, `until` is no place in the file yet, but one to count from.
+        // While lines may still follow, `until` is no position in the file yet, but one to count from.
         let span = dir.span(query.since, query.until.filter(|_| over || most.is_some()))?;
         let mut source = Self { app: app.clone(), dir, span, lines: 0 };
         if let Some(most) = most {
@@ -227,7 +227,7 @@ impl Source {
         Ok(source)
     }
 
-    /// Leaves only so many lines, the last ones.
+    /// Keeps only the last `lines` lines.
     fn tail(&mut self, most: usize, stderr: Option<bool>) -> io::Result<()> {
         if let Some(span) = &mut self.span {
             (self.lines, span.start) = self.dir.tail(span, most, stderr)?;
@@ -273,7 +273,7 @@ impl Opening<'_> {
         self.logs.iter().map(open).collect()
     }
 
-    /// How many lines of each app are among the `surplus` oldest of all. They are read for that, and not kept.
+    /// How many lines of each app are among the `surplus` oldest of all. Reads them for that and does not keep them.
     fn older(&self, surplus: usize) -> Result<Vec<usize>, LogsError> {
         // Counted as they lie in the files: the bounds are in the spans already.
         let logs = self.open(true)?;
@@ -287,7 +287,7 @@ impl Opening<'_> {
             }
             left > 0
         })?;
-        // Those without a last piece are the newest of all.
+        // Pieces without a last piece are the newest of all.
         for (older, log) in older.iter_mut().zip(&self.logs) {
             if left > 0 && log.lines > *older {
                 *older += 1;
@@ -299,15 +299,15 @@ impl Opening<'_> {
 }
 
 impl Engine {
-    /// A reader of the logs of a pod, standing where the query says.
+    /// A reader of a pod's logs, at the position that the query names.
     ///
     /// # Errors
-    /// [`LogsError`], also when there is no such pod or app.
+    /// [`LogsError`], also when the pod or the app does not exist.
     pub fn open_logs(&self, id: PodId, query: &LogQuery) -> Result<LogReader, LogsError> {
         LogReader::open(&self.reconcile_pod(id)?, &self.pod_dir(id), self.store.boot(), query)
     }
 
-    /// Gives lines to the sink until it has had about `most` bytes of the log, or there are no more.
+    /// Passes lines to the sink until it has received about `most` bytes of the log, or there are no more.
     ///
     /// # Errors
     /// [`LogsError`].
@@ -327,10 +327,10 @@ impl Engine {
 }
 
 impl Observer {
-    /// A reader of the logs of a pod, standing where the query says.
+    /// A reader of a pod's logs, at the position that the query names.
     ///
     /// # Errors
-    /// [`LogsError`], also when there is no such pod or app.
+    /// [`LogsError`], also when the pod or the app does not exist.
     pub fn open_logs(&self, id: PodId, query: &LogQuery) -> Result<LogReader, LogsError> {
         let engine = &self.engine;
         let row = engine.store.pod(id).map_err(PodError::store)?;
@@ -338,10 +338,10 @@ impl Observer {
         LogReader::open(&row, &engine.pod_dir(id), engine.store.boot(), query)
     }
 
-    /// Gives lines to the sink until it has had about `most` bytes of the log, or there are no more.
+    /// Passes lines to the sink until it has received about `most` bytes of the log, or there are no more.
     ///
-    /// What counts is what lines take in the file: about 40 bytes more than their text. At least one line is given
-    /// where there is one; it has at most a mebibyte.
+    /// `most` counts the size of lines in the file: about 40 bytes more than their text. The sink receives at least one
+    /// line if there is one; a line has at most a mebibyte.
     ///
     /// # Errors
     /// [`LogsError`].
@@ -355,8 +355,9 @@ impl Observer {
         reader.pull(|| self.engine.store.pod(id).map_err(PodError::store), most, sink)
     }
 
-    /// A descriptor that becomes readable when the pod's supervisor ends. `None` when none runs or none is waited for
-    /// (ask again after [`Pulled::Waiting`]), or when there are no descriptors left: then pull again after a while.
+    /// A descriptor that becomes readable when the pod's supervisor ends. `None` when no supervisor runs or the reader
+    /// waits for none (ask again after [`Pulled::Waiting`]), or when the process is out of descriptors: then pull again
+    /// after a while.
     #[must_use]
     pub fn supervisor_of(&self, reader: &LogReader) -> Option<OwnedFd> {
         reader.supervisor()?.try_clone_to_owned().ok()

@@ -40,11 +40,11 @@ fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// The newest file of a log, and the one before it for a stream that has nothing in the newest.
+/// The newest file of a log, and the one before it for a stream without a record in the newest.
 fn repair_log(path: &Path) -> io::Result<()> {
     let mut older = path.as_os_str().to_owned();
     older.push(".1");
-    // Standard output, standard error: whether the end of the stream was seen.
+    // Standard output, standard error: whether the end of the stream was found.
     let mut seen = [false, false];
     for path in [path, Path::new(&older)] {
         match open(path) {
@@ -91,7 +91,7 @@ fn repair_file(file: &File, seen: &mut [bool; 2]) -> io::Result<()> {
     Ok(())
 }
 
-/// Where the tag of a record is: behind the second blank.
+/// The position of a record's tag: after the second blank.
 fn tag_of(line: &[u8]) -> Option<usize> {
     memchr::memchr_iter(b' ', line).nth(1).map(|at| at + 1)
 }

@@ -1,8 +1,8 @@
 //! Reads the log of one app as one stream: all attempts, all rotated files, oldest first, following while the
 //! supervisor writes and rotates. Starts at any position without reading what is before it.
 //!
-//! Lines are found in a block that is read in one piece, and given out borrowed from it. Memory is bounded by a block
-//! and one line; a log that is waited for holds none.
+//! The source reads a block at a time and returns lines borrowed from it. Memory is bounded by a block and one line; a
+//! log without pending data holds none.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,10 +18,10 @@ use crate::logs::reader::LineRef;
 /// The largest and the first block that is read at once.
 pub(crate) const BLOCK: usize = 256 << 10;
 pub(crate) const FIRST_BLOCK: usize = 16 << 10;
-/// How many newer files are held open ahead of the reader, so that it loses nothing to a supervisor that rotates faster
-/// for a while. They may keep as many deleted files on the disk.
+/// How many newer files the source holds open ahead, so that it loses nothing when a supervisor rotates faster for a
+/// while. They may keep as many deleted files on the disk.
 const AHEAD: usize = 16;
-/// Newer files are looked for whenever so much was read.
+/// The source looks for newer files each time it has read this many bytes.
 const SIZE_CHECK_INTERVAL: usize = 1 << 20;
 
 /// The log of one app.
@@ -36,22 +36,22 @@ pub(crate) struct AppLog {
     ends: bool,
     /// The files after the open one, opened before they can be deleted.
     ahead: VecDeque<LogPosition>,
-    /// Whether all newer files that there were at the last look are in `ahead`.
+    /// Whether `ahead` has all newer files of the last listing.
     complete: bool,
-    /// Bytes read since newer files were looked for.
+    /// Bytes read since the last search for newer files.
     unlooked: usize,
-    /// All that was there has been given out.
+    /// All available lines were returned.
     dry: bool,
     buffer: Buffer,
     parser: Parser,
     /// The time of the last line that had one, for lines that have none.
     at: Option<Timestamp>,
-    /// The line of which only the beginning was given out, because it is too long.
+    /// The line of which only the beginning was returned, because it is too long.
     cut: Option<Line>,
     next: Option<Line>,
 }
 
-/// What was read and not given out: `bytes[taken..filled]`.
+/// The bytes that were read and not returned yet: `bytes[taken..filled]`.
 #[derive(Debug, Default)]
 struct Buffer {
     bytes: Vec<u8>,
@@ -96,37 +96,37 @@ impl AppLog {
         }
     }
 
-    /// The same, with a time for lines that come before the first that has one.
+    /// The same, with a time for lines before the first that has one.
     pub(crate) fn after(self, at: Option<Timestamp>) -> Self {
         Self { at, ..self }
     }
 
-    /// The same, ending there. Without a place there is nothing to read.
+    /// The same, ending at this position. Without a position there is nothing to read.
     pub(crate) fn ending(self, stop: Option<LogPosition>) -> Self {
         Self { ends: true, dry: stop.is_none(), stop, ..self }
     }
 
-    /// Where it is.
+    /// The directory's path.
     pub(crate) fn dir(&self) -> &LogDir {
         &self.dir
     }
 
-    /// A log that goes on may have more by now.
+    /// A log that is still written may have more by now.
     pub(crate) fn wake(&mut self) {
         self.dry &= self.ends;
     }
 
-    /// Whether all that was there has been given out.
+    /// Whether all available lines were returned.
     pub(crate) fn is_dry(&self) -> bool {
         self.dry
     }
 
-    /// Whether a line is shown, and its time, if it or one before it has one.
+    /// Whether a line is current, and its time, if it or one before it has one.
     pub(crate) fn shown(&self) -> Option<Option<Timestamp>> {
         self.next.as_ref().map(|line| line.at)
     }
 
-    /// The line that is shown, and how many bytes of the file it covers.
+    /// The current line, and how many bytes of the file it covers.
     pub(crate) fn line(&self) -> Option<(LineRef<'_>, usize)> {
         let line = self.next.as_ref()?;
         let at = line.at.unwrap_or_default();
@@ -135,13 +135,13 @@ impl AppLog {
         Some((LineRef { app: &self.app, at, stderr, piece, partial, text }, line.size))
     }
 
-    /// Goes on to the next line, which is shown if it was read already.
+    /// Moves to the next line, which becomes current if it is in the buffer.
     pub(crate) fn pass(&mut self) {
         self.next = None;
         self.scan();
     }
 
-    /// Reads until a line is shown; whether one is. If none is, all that was there has been given out.
+    /// Reads until a line is current; returns whether one is. If none is, all available lines were returned.
     pub(crate) fn poll(&mut self) -> io::Result<bool> {
         while !self.dry && self.next.is_none() && !self.scan() {
             if !(self.fill()? || self.go_on()?) {
@@ -203,13 +203,13 @@ impl AppLog {
         Ok(read > 0)
     }
 
-    /// Moves to the next file; returns whether there is one, or more in this one.
+    /// Moves to the next file; returns whether there is one, or more data in this one.
     fn go_on(&mut self) -> io::Result<bool> {
         self.look_ahead()?;
         if self.ahead.is_empty() {
             return Ok(false);
         }
-        // Nothing is written to a file once it has a successor; but it may have been between our two looks.
+        // Nothing is written to a file once it has a successor; but it may have been written between the two checks.
         if self.fill()? {
             return Ok(true);
         }
@@ -220,8 +220,8 @@ impl AppLog {
         Ok(true)
     }
 
-    /// All that was there has been given out. An unfinished line is read again when it has an end: a full disk may
-    /// have it cut off until then. Nobody knows how long that takes, so the memory is given back.
+    /// All available lines were returned. An unfinished line is read again when it is complete: a full disk may cut it
+    /// off until then. That can take any time, so the memory is released.
     fn rest(&mut self) {
         self.dry = true;
         if let Some(open) = &mut self.open {
@@ -246,16 +246,16 @@ impl AppLog {
         self.open_newer(&parts)
     }
 
-    /// The same of these files, which a look has found. By now some of them may be gone.
+    /// The same of these files, which a listing found. Some of them may be deleted by now.
     fn open_newer(&mut self, parts: &[LogFile]) -> io::Result<()> {
         self.complete = false;
         let newest = self.ahead.back().or(self.open.as_ref()).map(|open| open.inode);
-        // One that is not there any more was older than all that are.
+        // A file that no longer exists was older than all existing ones.
         let known = newest.and_then(|inode| parts.iter().position(|part| part.inode == inode));
         let newer = parts.get(known.map_or(0, |at| at + 1)..).unwrap_or_default();
         let last = self.stop.as_ref().map(|stop| LogPosition { offset: 0, ..stop.clone() });
         if let Some(last) = last.as_ref().filter(|last| newer.iter().all(|part| part.inode != last.inode)) {
-            // It was deleted, and so was all between; what is there now came later.
+            // It was deleted, and so were all in between; the existing files came later.
             self.ahead.push_back(last.clone());
             return Ok(());
         }
@@ -267,7 +267,7 @@ impl AppLog {
                 self.ahead.push_back(last.clone());
                 break;
             }
-            // What was deleted meanwhile leaves those that are newer.
+            // Files deleted in the meantime are older than the remaining ones.
             self.ahead.extend(self.dir.open(part)?);
         }
         self.complete = true;
@@ -276,7 +276,7 @@ impl AppLog {
 }
 
 impl Buffer {
-    /// Where to read to. What is held (less than a line) moves to the front.
+    /// The free space to read into. Buffered bytes (less than a line) move to the front.
     fn room(&mut self) -> &mut [u8] {
         self.bytes.copy_within(self.taken..self.filled, 0);
         self.filled -= self.taken;
